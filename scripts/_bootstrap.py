@@ -1,0 +1,310 @@
+"""The .venv behind scripts/run.py and scripts/test.py: made on first use, renewed when its inputs change.
+
+Standard library only. Of what lies in .venv, only an environment that was made here is ever deleted: one that the user
+made is installed into, and one that does not work is named in a message.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+WINDOWS = os.name == "nt"
+CHECKS = (
+    ("ruff check", ("ruff", "check")),
+    ("ruff format", ("ruff", "format", "--check")),
+    ("mypy", ("mypy",)),
+    ("pytest", ("pytest",)),  # last, so that its closing line is the last thing printed
+)
+
+
+class SetupError(Exception):
+    """The environment cannot be made or used; the text says why."""
+
+
+class Venv:
+    """The virtual environment of one checkout."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.folder = root / ".venv"
+        self.python = self.folder / ("Scripts/python.exe" if WINDOWS else "bin/python")
+        self.stamp = self.folder / "fasttrain-stamp.json"  # what was installed; there only after success
+        self.unfinished = self.folder / "fasttrain-unfinished"  # there from creation until the first success
+        self.lock = self.folder / "fasttrain.lock"
+
+    def wanted(self, extras: Iterable[str]) -> dict[str, object]:
+        """What the stamp must say. The root is part of it: a copied checkout must not run the original's code."""
+        inputs = hashlib.sha256()
+        for name in ("pyproject.toml", "constraints.txt"):
+            inputs.update((self.root / name).read_bytes())
+        version = ".".join(map(str, sys.version_info[:2]))
+        return {"inputs": inputs.hexdigest(), "python": version, "root": str(self.root), "extras": sorted(extras)}
+
+    def recorded(self) -> dict[str, object]:
+        """What the stamp says; empty if there is none or it is damaged."""
+        try:
+            stamp = json.loads(self.stamp.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return stamp if isinstance(stamp, dict) else {}
+
+    def is_ready(self, extras: Iterable[str]) -> bool:
+        """Whether nothing has to be done. Costs no process start unless the launching Python is of another version."""
+        wanted, recorded = self.wanted(extras), self.recorded()
+        if not recorded or self.unfinished.exists() or not self.python.exists():
+            return False
+        if any(wanted[key] != recorded.get(key) for key in ("inputs", "root")):
+            return False
+        if not set(wanted["extras"]) <= set(recorded.get("extras", ())):  # type: ignore[call-overload]
+            return False
+        # Another Python than the one that made it may launch it; but one upgraded in place leaves it empty-handed.
+        return wanted["python"] == recorded["python"] or self.version() == recorded["python"]
+
+    def version(self) -> str | None:
+        """The "3.11" of the environment's own Python, None if it does not start."""
+        ask = [str(self.python), "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+        try:
+            return subprocess.run(ask, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
+        except (OSError, subprocess.SubprocessError):
+            return None
+
+    def prepare(self, extras: Iterable[str] = ()) -> None:
+        """Make the environment ready for `extras`; returns at once if it is.
+
+        Raises:
+            SetupError: creating or installing failed, or .venv is something that must not be touched.
+        """
+        if self.is_ready(extras):
+            return
+        self.folder.mkdir(exist_ok=True)
+        with locked(self.lock):
+            if self.is_ready(extras):  # the process that was waited for has done it
+                return
+            if self._must_be_created():
+                self._create()
+            self._install({*extras, *self.recorded().get("extras", ())})  # type: ignore[misc]
+
+    def _must_be_created(self) -> bool:
+        content = {path.name for path in self.folder.iterdir()} - {self.lock.name}
+        if not content or self.unfinished.exists():
+            return True
+        ours = bool(self.recorded())
+        if "pyvenv.cfg" not in content and not ours:
+            raise SetupError(f"{self.folder} is in the way: it is not a virtual environment; move or delete it")
+        version = self.version()
+        usable = version is not None and tuple(map(int, version.split("."))) >= (3, 10)
+        if not usable and not ours:
+            what = f"has Python {version}, 3.10 or newer is needed" if version else "does not start"
+            raise SetupError(f"the virtual environment {self.folder} {what}; move or delete it")
+        return not usable or (ours and version != self.recorded()["python"])
+
+    def _create(self) -> None:
+        for path in self.folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path != self.lock:
+                path.unlink()
+        self.unfinished.touch()
+        # The base Python, because the one running now may lie in the folder that was just emptied.
+        python = getattr(sys, "_base_executable", None) or sys.executable
+        watch("making .venv", [python, "-m", "venv", str(self.folder)], self.root)
+
+    def _install(self, extras: set[str]) -> None:
+        target = f".[{','.join(sorted(extras))}]" if extras else "."
+        pip = [str(self.python), "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
+        title = "installing fasttrain and what it needs into .venv (once)"
+        watch(title, [*pip, "-c", "constraints.txt", "-e", target], self.root)
+        stamp = {**self.wanted(extras), "python": self.version()}
+        partial = self.stamp.with_suffix(".partial")
+        partial.write_text(json.dumps(stamp), encoding="utf-8")
+        os.replace(partial, self.stamp)
+        self.unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an operating-system lock on `path`; it ends with the process, so that none can be left behind."""
+    with path.open("a+b") as file:
+        if not _try_lock(file.fileno()):
+            say("another first use is at work on .venv; waiting for it")
+            while not _try_lock(file.fileno()):
+                time.sleep(0.2)
+        try:
+            yield
+        finally:
+            _unlock(file.fileno())
+
+
+if WINDOWS:
+    import msvcrt
+
+    def _try_lock(descriptor: int) -> bool:
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        with suppress(OSError):
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+            return True
+        return False
+
+    def _unlock(descriptor: int) -> None:
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        with suppress(OSError):
+            msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
+
+else:
+    import fcntl
+
+    def _try_lock(descriptor: int) -> bool:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as error:  # a file system without locks: better unprotected than not at all
+            say(f"no lock on .venv ({error}); do not start twice until this is done")
+        return True
+
+    def _unlock(descriptor: int) -> None:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def watch(title: str, command: list[str], cwd: Path) -> None:
+    """Run `command` with one line of progress; its own output appears, in full, only if it fails.
+
+    Raises:
+        SetupError: it failed.
+    """
+    began = time.monotonic()
+    output: list[str] = []
+    environment = {key: value for key, value in os.environ.items() if key != "__PYVENV_LAUNCHER__"}  # macOS
+    process = subprocess.Popen(
+        command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, encoding="utf-8", errors="replace",
+    )  # fmt: skip
+    reader = threading.Thread(target=_collect, args=(process, output), daemon=True)
+    reader.start()
+    terminal = sys.stderr.isatty()
+    if not terminal:
+        say(f"{title} ...")
+    try:
+        while process.poll() is None:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=0.5 if terminal else 30)
+                break
+            line = f"{title}: {time.monotonic() - began:.0f} s{_activity(output)}"
+            say(line, end="" if terminal else "\n", over=terminal)
+    except KeyboardInterrupt:  # the child got it too
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=10)
+        process.kill()
+        raise
+    reader.join(timeout=5)
+    took = f"{time.monotonic() - began:.0f} s"
+    if process.returncode != 0:
+        say(f"{title}: failed after {took}", over=terminal)
+        sys.stderr.write("".join(output))
+        raise SetupError(f"{title} failed with exit code {process.returncode}; the output is above")
+    say(f"{title}: done in {took}", over=terminal)
+
+
+def _collect(process: subprocess.Popen[str], output: list[str]) -> None:
+    if process.stdout is not None:
+        with process.stdout as lines:
+            for line in lines:
+                output.append(line)  # noqa: PERF402 - one by one, for others read it meanwhile
+
+
+def _activity(output: list[str]) -> str:
+    """What pip last said it is doing, as " (downloading torch-2.13.0...)"; an address is cut to the file's name."""
+    for line in reversed(output):
+        words = line.split()
+        if line.startswith("Installing collected packages"):
+            return " (unpacking)"
+        if len(words) > 1 and words[0] in ("Collecting", "Downloading", "Processing", "Building"):
+            return f" ({words[0].lower()} {words[1].rsplit('/', maxsplit=1)[-1][:50]})"
+    return ""
+
+
+def say(text: str, end: str = "\n", over: bool = False) -> None:
+    """Write to stderr, so that stdout holds only what fasttrain prints."""
+    sys.stderr.write(("\r\033[K" if over else "") + f"fasttrain: {text}{end}")
+    sys.stderr.flush()
+
+
+def call(command: list[str], cwd: Path | None = None) -> int:
+    """Run `command` on this terminal; return its exit code as a shell would (128 + signal).
+
+    On Ctrl-C the child gets the signal itself and decides what to do; it is waited for in any case.
+    """
+    process = subprocess.Popen(command, cwd=cwd)
+    while True:
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:
+            continue
+        return 128 - code if code < 0 else code
+
+
+def run_fasttrain(arguments: list[str], root: Path = ROOT) -> int:
+    """`python -m fasttrain` with the arguments, in the caller's working directory."""
+    venv = Venv(root)
+    code = _ready(venv, ())
+    if code:
+        return code
+    command = [str(venv.python), "-m", "fasttrain", *arguments]
+    if WINDOWS:  # exec there returns to the shell at once
+        return call(command)
+    try:
+        os.execv(command[0], command)
+    except OSError as error:
+        say(f"cannot start {command[0]}: {error}; delete {venv.folder} and try again")
+        return 2
+
+
+def run_checks(arguments: list[str], root: Path = ROOT) -> int:
+    """pytest with the arguments, or all checks; returns the first exit code that is not 0."""
+    venv = Venv(root)
+    code = _ready(venv, ("dev",))
+    if code:
+        return code
+    if arguments:
+        return call([str(venv.python), "-m", "pytest", *arguments], cwd=root)
+    failed: dict[str, int] = {}
+    for name, command in CHECKS:
+        print(f"== {name}", flush=True)
+        began = time.monotonic()
+        code = call([str(venv.python), "-m", *command], cwd=root)
+        if code:
+            failed[name] = code
+        if name != "pytest":  # which prints its own
+            print(
+                f"   {f'failed with exit code {code}' if code else 'ok'}, {time.monotonic() - began:.1f} s", flush=True
+            )
+    if failed:
+        say(f"failed: {', '.join(f'{name} (exit code {code})' for name, code in failed.items())}")
+    return next(iter(failed.values()), 0)
+
+
+def _ready(venv: Venv, extras: Iterable[str]) -> int:
+    try:
+        venv.prepare(extras)
+    except SetupError as error:
+        say(str(error))
+        return 2
+    except OSError as error:
+        say(f"cannot set up {venv.folder}: {error}")
+        return 2
+    except KeyboardInterrupt:
+        say("stopped; the next use begins again", over=sys.stderr.isatty())
+        return 130
+    return 0

@@ -1,0 +1,18 @@
+#!/usr/bin/env python3
+"""All checks of this repository: python3 scripts/test.py; or some tests: python3 scripts/test.py [pytest arguments]
+
+Uses the .venv of scripts/run.py with the development tools added. Without arguments: ruff, mypy and the whole test
+suite; every step runs even if one before it failed, and the exit code is not 0 if any did.
+"""
+
+import sys
+
+# An older Python must be able to parse this file to reach the message.
+if sys.version_info < (3, 10):  # noqa: UP036
+    sys.stderr.write("fasttrain needs Python 3.10 or newer, this is " + sys.version.split()[0] + "\n")
+    sys.exit(2)
+
+import _bootstrap
+
+if __name__ == "__main__":
+    sys.exit(_bootstrap.run_checks(sys.argv[1:]))

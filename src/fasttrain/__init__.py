@@ -1,0 +1,25 @@
+"""fasttrain: Stable-Baselines3 training several times faster, with the learning unchanged and the time accounted for.
+
+Public names are imported on first use, so that `import fasttrain` (and every worker process) stays free of torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "MaskablePPO": "fasttrain.algos.ppo",
+    "PPO": "fasttrain.algos.ppo",
+    "NativeVecEnv": "fasttrain.vec.native",
+}
+
+__all__ = ["PPO", "MaskablePPO", "NativeVecEnv", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'fasttrain' has no attribute {name!r}")
+    return getattr(import_module(_PUBLIC[name]), name)

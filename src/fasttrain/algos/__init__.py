@@ -1,0 +1,1 @@
+"""Fast MaskablePPO and PPO over pure losses; their checkpoints stay stock SB3 ones."""

@@ -1,0 +1,328 @@
+"""The PPO update and the acting step of an MLP policy as compiled kernels: forward, masked softmax, clipped loss,
+backward, gradient clipping and Adam without a Python call per layer.
+
+Same algorithm as `update.py` over `losses.py`, other order of summation (class `rounding`): gradients agree with
+autograd to 1e-5 relative (tests/algos/test_fused.py).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numba import prange
+
+from fasttrain.algos.dense import clip_and_adam, dot
+from fasttrain.algos.nets import (
+    BLOCK,
+    POLICY,
+    VALUE,
+    Layout,
+    Rows,
+    backward_block,
+    forward_block,
+    head_of_net,
+    masked_softmax,
+    transpose_hidden,
+)
+from fasttrain.batch import Float32Array, Float64Array, Int64Array
+from fasttrain.jit import njit_parallel, njit_relaxed
+
+NUM_STATISTICS = 6
+POLICY_LOSS, VALUE_LOSS, ENTROPY, CLIPPED, APPROX_KL, LOSS = range(NUM_STATISTICS)
+
+
+class LossSettings(NamedTuple):
+    """Coefficients of one update, as SB3 names them. `clip_range_vf` < 0: values are not clipped."""
+
+    clip_range: float
+    clip_range_vf: float
+    ent_coef: float
+    vf_coef: float
+    normalize_advantage: bool
+    target_kl: float  # < 0: none
+
+
+class AdamSettings(NamedTuple):
+    """The optimizer's group and the gradient norm's bound."""
+
+    learning_rate: float
+    beta1: float
+    beta2: float
+    eps: float
+    max_grad_norm: float
+
+
+class Scratch(NamedTuple):
+    """Working memory for `parts` parts of a minibatch, which threads may work on at once."""
+
+    activations: Float32Array  # (parts, 2, D, BLOCK, W)
+    deltas: Float32Array  # (parts, 2, BLOCK, W)
+    probs: Float32Array  # (parts, 2, A) probabilities and log-probabilities of the legal actions
+    gradients: Float32Array  # (parts, P)
+    transposed: Float32Array  # (P,) hidden weights as (inputs, outputs)
+    statistics: Float64Array  # (parts, NUM_STATISTICS)
+
+
+@njit_relaxed
+def surrogate(advantage: float, log_ratio: float, clip_range: float) -> tuple[float, float, bool]:
+    """Clipped policy loss of one row (Schulman et al. 2017, eq. 7), its slope in the log-probability, whether clipped.
+
+    torch.min passes the gradient to the smaller of the two terms; inside the range they are the same term.
+    """
+    ratio = np.exp(log_ratio)
+    clipped = min(max(ratio, 1.0 - clip_range), 1.0 + clip_range)
+    outside = abs(ratio - 1.0) > clip_range
+    flows = not outside or advantage * ratio < advantage * clipped
+    slope = -advantage * ratio if flows else 0.0
+    return -min(advantage * ratio, advantage * clipped), slope, outside
+
+
+@njit_relaxed
+def policy_block(
+    order: Int64Array,  # at most BLOCK rows
+    share: float,  # 1 ÷ rows of the minibatch
+    mean: float,  # of the advantages, 0 if they are not normalised
+    scale: float,  # 1 ÷ (their standard deviation + 1e-8)
+    flat: Float32Array,
+    layout: Layout,
+    rows: Rows,
+    loss: LossSettings,
+    hidden: Float32Array,  # (BLOCK, W) last activations
+    probs: Float32Array,
+    deltas: Float32Array,  # (BLOCK, W) out: their gradient
+    gradient: Float32Array,
+    statistics: Float64Array,
+) -> None:
+    """Policy loss and entropy bonus of some rows, and their gradients through the policy head."""
+    w, bias = head_of_net(POLICY, layout.num_actions, flat, layout)
+    out_w, out_bias = head_of_net(POLICY, layout.num_actions, gradient, layout)
+    legal_actions, starts, k = rows.legal, rows.legal_starts, w.shape[1]
+    entropy_share = np.float32(share * loss.ent_coef)
+    for r in range(len(order)):
+        row, h, d = order[r], hidden[r], deltas[r]
+        legal = legal_actions[starts[row] : starts[row + 1]]
+        entropy = masked_softmax(h, w, bias, legal, probs)
+        chosen = 0
+        while chosen < len(legal) - 1 and legal[chosen] != rows.actions[row]:
+            chosen += 1
+        log_ratio = probs[1, chosen] - rows.old_log_probs[row]
+        advantage = (rows.advantages[row] - mean) * scale
+        row_loss, slope, outside = surrogate(advantage, log_ratio, loss.clip_range)
+        statistics[POLICY_LOSS] += row_loss
+        statistics[ENTROPY] += entropy
+        statistics[CLIPPED] += outside
+        statistics[APPROX_KL] += (np.exp(log_ratio) - 1.0) - log_ratio
+        slope = np.float32(slope * share)
+        d[:k] = 0.0
+        for m in range(len(legal)):
+            bonus = entropy_share * probs[0, m] * (probs[1, m] + entropy)
+            g = slope * ((m == chosen) - probs[0, m]) + bonus
+            out_bias[legal[m]] += g
+            action_w, action_out = w[legal[m]], out_w[legal[m]]
+            for c in range(k):
+                d[c] += g * action_w[c]
+            for c in range(k):
+                action_out[c] += g * h[c]
+
+
+@njit_relaxed
+def value_block(
+    order: Int64Array,
+    share: float,
+    flat: Float32Array,
+    layout: Layout,
+    rows: Rows,
+    loss: LossSettings,
+    hidden: Float32Array,
+    deltas: Float32Array,
+    gradient: Float32Array,
+    statistics: Float64Array,
+) -> None:
+    """Squared value error of some rows and its gradients through the value head."""
+    w, bias = head_of_net(VALUE, 1, flat, layout)
+    out_w, out_bias = head_of_net(VALUE, 1, gradient, layout)
+    k, weights, out = w.shape[1], w[0], out_w[0]
+    for r in range(len(order)):
+        row, h, d = order[r], hidden[r], deltas[r]
+        value, flows = dot(weights, h, k) + bias[0], True
+        if loss.clip_range_vf >= 0.0:
+            change = value - rows.old_values[row]
+            flows = abs(change) <= loss.clip_range_vf
+            value = rows.old_values[row] + min(max(change, -loss.clip_range_vf), loss.clip_range_vf)
+        error = value - rows.returns[row]
+        statistics[VALUE_LOSS] += error * error
+        g = np.float32(2.0 * share * loss.vf_coef * error if flows else 0.0)
+        out_bias[0] += g
+        for c in range(k):
+            d[c] = g * weights[c]
+        for c in range(k):
+            out[c] += g * h[c]
+
+
+@njit_relaxed
+def gradient_of_part(
+    order: Int64Array,  # rows of one part
+    batch: int,  # rows of the whole minibatch
+    mean: float,  # of the advantages, 0 if they are not normalised
+    scale: float,  # 1 ÷ (their standard deviation + 1e-8)
+    flat: Float32Array,
+    layout: Layout,
+    rows: Rows,
+    loss: LossSettings,
+    scratch: Scratch,
+    part: int,
+) -> None:
+    """Gradients and statistics of `order` into the sums of this part."""
+    gradient, statistics = scratch.gradients[part], scratch.statistics[part]
+    deltas, probs = scratch.deltas[part], scratch.probs[part]
+    gradient[:] = 0.0
+    statistics[:] = 0.0
+    share = 1.0 / batch
+    for begin in range(0, len(order), BLOCK):
+        block = order[begin : begin + BLOCK]
+        for net in (POLICY, VALUE):
+            activations = scratch.activations[part, net]
+            forward_block(net, flat, layout, rows, block, activations)
+            last = activations[layout.depth[net] - 1]
+            if net == POLICY:
+                policy_block(block, share, mean, scale, flat, layout, rows, loss, last, probs, deltas[0], gradient,
+                             statistics)  # fmt: skip
+            else:
+                value_block(block, share, flat, layout, rows, loss, last, deltas[0], gradient, statistics)
+            deltas[0, len(block) :] = 0.0
+            backward_block(net, flat, layout, rows, block, activations, deltas, scratch.transposed, gradient)
+
+
+@njit_relaxed
+def moments(order: Int64Array, advantages: Float32Array) -> tuple[float, float]:
+    """Mean and 1 ÷ (standard deviation + 1e-8) over a minibatch, as torch's; a single row is left as it is."""
+    count, total = len(order), 0.0
+    if count < 2:
+        return 0.0, 1.0
+    for row in order:
+        total += advantages[row]
+    mean, square = total / count, 0.0
+    for row in order:
+        square += (advantages[row] - mean) ** 2
+    return mean, 1.0 / (math.sqrt(square / (count - 1)) + 1e-8)
+
+
+@njit_parallel
+def parts_on_threads(
+    order: Int64Array, mean: float, scale: float, flat: Float32Array, layout: Layout, rows: Rows, loss: LossSettings,
+    scratch: Scratch,
+) -> None:  # fmt: skip
+    """Every part of a minibatch on a thread of its own."""
+    parts, count = len(scratch.gradients), len(order)
+    for part in prange(parts):
+        some = order[count * part // parts : count * (part + 1) // parts]
+        gradient_of_part(some, count, mean, scale, flat, layout, rows, loss, scratch, part)
+
+
+@njit_relaxed
+def minibatch_gradient(
+    order: Int64Array,
+    flat: Float32Array,
+    layout: Layout,
+    rows: Rows,
+    loss: LossSettings,
+    scratch: Scratch,
+    on_threads: bool,
+) -> None:
+    """Loss gradient of the rows `order` into `scratch.gradients[0]`, sums of statistics into `scratch.statistics[0]`.
+
+    The rows are cut into as many parts as `scratch` has room for, and the parts are summed in order: the result does
+    not depend on whether they run on threads or one after the other.
+    """
+    parts, count = len(scratch.gradients), len(order)
+    mean, scale = 0.0, 1.0
+    if loss.normalize_advantage:
+        mean, scale = moments(order, rows.advantages)
+    transpose_hidden(flat, layout, scratch.transposed)
+    if on_threads:
+        parts_on_threads(order, mean, scale, flat, layout, rows, loss, scratch)
+    else:
+        for part in range(parts):
+            some = order[count * part // parts : count * (part + 1) // parts]
+            gradient_of_part(some, count, mean, scale, flat, layout, rows, loss, scratch, part)
+    total, sums = scratch.gradients[0], scratch.statistics[0]
+    for part in range(1, parts):
+        for c in range(len(total)):
+            total[c] += scratch.gradients[part, c]
+        for c in range(len(sums)):
+            sums[c] += scratch.statistics[part, c]
+
+
+@njit_relaxed
+def train_epoch(
+    order: Int64Array,  # (M,) rows in the order they are drawn
+    batch_size: int,
+    flat: Float32Array,
+    exp_avg: Float32Array,
+    exp_avg_sq: Float32Array,
+    first_step: int,  # of Adam, from 1
+    layout: Layout,
+    rows: Rows,
+    loss: LossSettings,
+    adam: AdamSettings,
+    scratch: Scratch,
+    statistics: Float64Array,  # (minibatches, NUM_STATISTICS) out: means
+    on_threads: bool,
+) -> int:
+    """One epoch of minibatch steps; returns how many were taken: fewer than all where `target_kl` was exceeded."""
+    done = 0
+    for begin in range(0, len(order), batch_size):
+        batch = order[begin : begin + batch_size]
+        minibatch_gradient(batch, flat, layout, rows, loss, scratch, on_threads)
+        means = statistics[done]
+        means[:] = scratch.statistics[0] / len(batch)
+        means[LOSS] = means[POLICY_LOSS] - loss.ent_coef * means[ENTROPY] + loss.vf_coef * means[VALUE_LOSS]
+        if loss.target_kl >= 0.0 and means[APPROX_KL] > 1.5 * loss.target_kl:
+            return done
+        clip_and_adam(flat, scratch.gradients[0], exp_avg, exp_avg_sq, first_step + done, adam.learning_rate,
+                      adam.beta1, adam.beta2, adam.eps, adam.max_grad_norm)  # fmt: skip
+        done += 1
+    return done
+
+
+@njit_relaxed
+def act_rows(
+    count: int,  # N
+    uniforms: Float32Array,  # (N,) in [0, 1)
+    flat: Float32Array,
+    layout: Layout,
+    rows: Rows,  # observations and legal actions of the N envs; the rest unused
+    scratch: Scratch,
+    actions: Int64Array,  # (N,) out
+    values: Float32Array,  # (N,) out
+    log_probs: Float32Array,  # (N,) out
+) -> None:
+    """Draw a legal action for each row from its softmax (inverse of the cumulative distribution), with its value.
+
+    On one thread: a step's rows take a quarter of a millisecond, less than a second thread waits for a core when other
+    processes want it too (30× slower was seen).
+    """
+    probs = scratch.probs[0]
+    w, bias = head_of_net(POLICY, layout.num_actions, flat, layout)
+    value_w, value_bias = head_of_net(VALUE, 1, flat, layout)
+    order = np.arange(count)
+    for begin in range(0, count, BLOCK):
+        block = order[begin : begin + BLOCK]
+        for net in (POLICY, VALUE):
+            activations = scratch.activations[0, net]
+            forward_block(net, flat, layout, rows, block, activations)
+            last = activations[layout.depth[net] - 1]
+            for r in range(len(block)):
+                row = block[r]
+                if net == VALUE:
+                    values[row] = dot(value_w[0], last[r], value_w.shape[1]) + value_bias[0]
+                    continue
+                legal = rows.legal[rows.legal_starts[row] : rows.legal_starts[row + 1]]
+                masked_softmax(last[r], w, bias, legal, probs)
+                chosen, cumulative = 0, probs[0, 0]
+                while chosen < len(legal) - 1 and uniforms[row] >= cumulative:
+                    chosen += 1
+                    cumulative += probs[0, chosen]
+                actions[row], log_probs[row] = legal[chosen], probs[1, chosen]

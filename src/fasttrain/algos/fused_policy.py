@@ -1,0 +1,343 @@
+"""FusedPolicy: between a stock SB3 policy with its optimizer and the kernels of `fused.py`.
+
+Parameters and Adam's moments are copied into flat vectors before an update and back after it, so that the policy and
+the optimizer stay stock ones at every moment somebody can look. A copy is 45,000 floats in 50 µs.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from sb3_contrib.common.maskable.distributions import MaskableCategoricalDistribution
+from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
+from stable_baselines3.common.distributions import CategoricalDistribution
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.torch_layers import FlattenExtractor
+from torch import Tensor, nn
+
+from fasttrain.algos.dense import RELU, TANH
+from fasttrain.algos.fused import (
+    NUM_STATISTICS,
+    AdamSettings,
+    LossSettings,
+    Scratch,
+    act_rows,
+    train_epoch,
+)
+from fasttrain.algos.heads import is_unchanged
+from fasttrain.algos.nets import BLOCK, Layout, Rows, compress
+from fasttrain.batch import BoolArray, Float64Array
+from fasttrain.buffers.rollout import RolloutStorage, TensorObservations
+from fasttrain.errors import EnvError
+from fasttrain.jit import use_threads
+
+ROWS_PER_THREAD = 128  # below that many rows a second thread costs more than it brings (about 10 µs to wake)
+_POLICIES = (ActorCriticPolicy, MaskableActorCriticPolicy)
+_KINDS: dict[type[nn.Module], int] = {nn.Tanh: TANH, nn.ReLU: RELU}
+
+
+def why_not_fused(policy: Any, observation_space: spaces.Space[Any]) -> str:
+    """Empty if the kernels can stand in for `policy` and its optimizer, else what they cannot do."""
+    if any(parameter.device.type != "cpu" or parameter.dtype != torch.float32 for parameter in policy.parameters()):
+        return "not float32 on the CPU"
+    if not is_unchanged(policy) or type(policy.action_dist) not in (
+        CategoricalDistribution,
+        MaskableCategoricalDistribution,
+    ):
+        return "not a plain policy with one discrete action"
+    stock_features = {base.extract_features for base in _POLICIES}
+    if type(policy).extract_features not in stock_features or "extract_features" in vars(policy):
+        return "the policy extracts features in a way of its own"
+    if type(policy.features_extractor) is not FlattenExtractor or not isinstance(observation_space, spaces.Box):
+        return "not a flat Box observation"
+    if observation_space.dtype != np.float32:
+        return "observations are not float32"
+    nets = (policy.mlp_extractor.policy_net, policy.mlp_extractor.value_net)
+    kinds = {type(module) for net in nets for module in net[1::2]}
+    linears = [policy.action_net, policy.value_net, *(module for net in nets for module in net[0::2])]
+    plain = all(type(module) is nn.Linear and module.bias is not None for module in linears)
+    if any(len(net) == 0 or len(net) % 2 for net in nets) or len(kinds) != 1 or not kinds <= set(_KINDS) or not plain:
+        return "not an MLP of tanh or relu layers"
+    return _why_not_optimizer(policy.optimizer, list(policy.parameters()))
+
+
+def _why_not_optimizer(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> str:
+    if type(optimizer) is not torch.optim.Adam or len(optimizer.param_groups) != 1:
+        return "not a plain Adam"
+    (group,) = optimizer.param_groups
+    special = ("amsgrad", "maximize", "capturable", "differentiable", "decoupled_weight_decay")
+    if group["weight_decay"] != 0 or any(group.get(name) for name in special):
+        return "Adam with options the kernel lacks"
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return "somebody watches the optimizer's steps"
+    frozen = any(not parameter.requires_grad or parameter._backward_hooks for parameter in parameters)
+    same = {id(parameter) for parameter in group["params"]} == {id(parameter) for parameter in parameters}
+    return "" if same and not frozen else "some parameters are frozen or hooked"
+
+
+class ThreadChoice:
+    """Threads or no threads, by what the last epochs took.
+
+    Two threads halve an update on an idle machine; where another process wants the second core they make it several
+    times slower, because every minibatch waits for the thread that has no core. The choice changes no number
+    (`minibatch_gradient`), so timing it does not make a run depend on time.
+    """
+
+    TRY_OTHER_EVERY = 20  # epochs
+
+    def __init__(self) -> None:
+        self._seconds: dict[bool, float] = {}  # per optimizer step, smoothed
+        self._epochs = 0
+
+    def next(self) -> bool:
+        """Whether the next epoch shall use threads."""
+        self._epochs += 1
+        if len(self._seconds) < 2:
+            return True not in self._seconds
+        faster = min(self._seconds, key=lambda mode: self._seconds[mode])
+        return not faster if self._epochs % self.TRY_OTHER_EVERY == 0 else faster
+
+    def took(self, on_threads: bool, seconds: float) -> None:
+        """Note what an epoch took per step."""
+        before = self._seconds.get(on_threads, seconds)
+        self._seconds[on_threads] = 0.5 * before + 0.5 * seconds
+
+
+class FusedPolicy:
+    """The kernels' view of one policy.
+
+    Args:
+        policy: an SB3 policy for which `why_not_fused` is empty.
+        max_threads: at most that many threads per minibatch.
+    """
+
+    def __init__(self, policy: Any, max_threads: int = 1) -> None:
+        self.policy = policy
+        self.max_threads = max_threads
+        extractor = policy.mlp_extractor
+        linears = [[*net[0::2]] for net in (extractor.policy_net, extractor.value_net)]
+        self.heads = (policy.action_net, policy.value_net)
+        self.layout, self._places = _layout(linears, self.heads, _KINDS[type(extractor.policy_net[1])])
+        self.size = sum(place[0].numel() for place in self._places)
+        self.parameters = torch.zeros(self.size)
+        self._exp_avg, self._exp_avg_sq = torch.zeros(self.size), torch.zeros(self.size)
+        self._scratch: dict[int, Scratch] = {}  # by number of parts
+        self._choice = ThreadChoice()
+        self._acted_on: list[Rows] = []
+        self._filling: tuple[RolloutStorage | None, int] = (None, 0)
+
+    def serves(self, policy: Any) -> bool:
+        """Whether `policy` still has the parameters the kernels were made for: a head may have been replaced."""
+        mine = {id(parameter) for parameter, _, _ in self._places}
+        return policy is self.policy and mine == {id(parameter) for parameter in policy.parameters()}
+
+    def begin_rollout(self, storage: RolloutStorage) -> None:
+        """Read the parameters; what is acted on from now on is what `storage` is being filled with."""
+        self.pack()
+        self._acted_on = []
+        self._filling = (storage, storage.generation)
+
+    def pack(self) -> None:
+        """Read the policy's parameters."""
+        for parameter, view in self._views(self.parameters):
+            view.copy_(parameter.detach())
+
+    def act(self, observations: TensorObservations, action_masks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Actions (N,), values (N, 1), log-probabilities (N,) with the parameters last packed.
+
+        One uniform number per env is drawn from torch's global stream.
+        """
+        if isinstance(observations, dict):
+            raise TypeError("Dict observations have no kernels; why_not_fused says so")
+        count = len(observations)
+        masks = None if action_masks is None else action_masks.numpy()
+        rows = _rows_of(observations.reshape(count, -1).numpy(), masks, self.layout.num_actions)
+        actions, values = np.empty(count, np.int64), np.empty(count, np.float32)
+        log_probs = np.empty(count, np.float32)
+        uniforms = torch.rand(count).numpy()
+        if self._filling[0] is not None:
+            self._acted_on.append(rows)
+        flat, scratch = self.parameters.numpy(), self._memory(1)
+        act_rows(count, uniforms, flat, self.layout, rows, scratch, actions, values, log_probs)
+        if not np.isfinite(values.sum() + log_probs.sum()):
+            raise EnvError(_what_is_not_finite(observations.reshape(count, -1).numpy()))
+        return torch.from_numpy(actions), torch.from_numpy(values).view(-1, 1), torch.from_numpy(log_probs)
+
+    def train(
+        self, storage: RolloutStorage, n_epochs: int, batch_size: int, loss: LossSettings, max_grad_norm: float
+    ) -> tuple[list[Float64Array], int, int]:
+        """Train on a filled storage.
+
+        Returns:
+            statistics of every epoch, (minibatches seen, NUM_STATISTICS); optimizer steps taken; epochs begun.
+        """
+        optimizer = self.policy.optimizer
+        (group,) = optimizer.param_groups
+        step = self._read(optimizer)
+        beta1, beta2 = group["betas"]
+        adam = AdamSettings(float(group["lr"]), float(beta1), float(beta2), float(group["eps"]), float(max_grad_norm))
+        rows = self._rows_of_rollout(storage)
+        total = storage.num_steps * storage.num_envs
+        minibatches = -(-total // batch_size)
+        scratch = self._memory(batch_size)
+        torch_threads = torch.get_num_threads()
+        use_threads(len(scratch.gradients))
+        flat, exp_avg, exp_avg_sq = (t.numpy() for t in (self.parameters, self._exp_avg, self._exp_avg_sq))
+        seen: list[Float64Array] = []
+        taken = 0
+        for _ in range(n_epochs):
+            statistics = np.zeros((minibatches, NUM_STATISTICS))
+            order, first = storage.draw_order(), step + taken + 1
+            on_threads = len(scratch.gradients) > 1 and self._choice.next()
+            begun = time.perf_counter()
+            done = train_epoch(order, batch_size, flat, exp_avg, exp_avg_sq, first, self.layout, rows, loss, adam,
+                               scratch, statistics, on_threads)  # fmt: skip
+            self._choice.took(on_threads, (time.perf_counter() - begun) / max(1, done))
+            taken += done
+            seen.append(statistics[: min(done + 1, minibatches)])
+            if done < minibatches:
+                break
+        if not np.isfinite(flat.sum()):
+            raise EnvError(
+                "the update gave parameters that are not finite (a reward, advantage or coefficient too large?); the "
+                "policy keeps the parameters it had before this update"
+            )
+        torch.set_num_threads(torch_threads)  # numba's OpenMP layer sets the number for torch's too
+        self._write(optimizer, step + taken)
+        return seen, taken, len(seen)
+
+    def _rows_of_rollout(self, storage: RolloutStorage) -> Rows:
+        """The storage's transitions: put together from what was acted on (0.05 µs a row) or read anew (0.4 µs)."""
+        same = self._filling == (storage, storage.generation) and len(self._acted_on) == storage.num_steps
+        if not same:
+            return _rows_of_storage(storage, self.layout.num_actions)
+        steps = self._acted_on
+        joined = [np.concatenate([getattr(step, name) for step in steps]) for name in ("values", "columns", "legal")]
+        starts, legal_starts = (
+            np.concatenate([[0], np.cumsum(np.concatenate([np.diff(getattr(step, name)) for step in steps]))])
+            for name in ("starts", "legal_starts")
+        )
+        return Rows(joined[0], joined[1], starts, joined[2], legal_starts, *_scalars_of(storage))
+
+    def _views(self, flat: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Every parameter with its place in `flat`, in the parameter's shape."""
+        return [(parameter, _place(flat, parameter, at, transposed)) for parameter, at, transposed in self._places]
+
+    def _read(self, optimizer: torch.optim.Optimizer) -> int:
+        """Parameters and Adam's state into the flat vectors; the number of steps Adam has taken."""
+        self.pack()
+        step = 0
+        pairs = zip(self._views(self._exp_avg), self._views(self._exp_avg_sq), strict=True)
+        for (parameter, average), (_, square) in pairs:
+            state = optimizer.state[parameter]
+            if state:
+                step = int(state["step"])
+                average.copy_(state["exp_avg"])
+                square.copy_(state["exp_avg_sq"])
+            else:
+                average.zero_()
+                square.zero_()
+        return step
+
+    def _write(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """Back into the policy and the optimizer, whose state then looks as if torch had made these steps."""
+        views = (self._views(flat) for flat in (self.parameters, self._exp_avg, self._exp_avg_sq))
+        with torch.no_grad():
+            for (parameter, value), (_, average), (_, square) in zip(*views, strict=True):
+                parameter.copy_(value)
+                state = optimizer.state[parameter]
+                if not state:
+                    state["step"] = torch.tensor(0.0)
+                    state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+                state["step"].fill_(step)
+                state["exp_avg"].copy_(average)
+                state["exp_avg_sq"].copy_(square)
+
+    def _memory(self, count: int) -> Scratch:
+        """Working memory for as many parts as pay for `count` rows."""
+        parts = max(1, min(self.max_threads, count // ROWS_PER_THREAD))
+        if parts not in self._scratch:
+            depth, width = int(self.layout.depth.max()), int(self.layout.sizes[:, 1:].max())
+            self._scratch[parts] = Scratch(
+                activations=np.zeros((parts, 2, depth, BLOCK, width), np.float32),
+                deltas=np.zeros((parts, 2, BLOCK, width), np.float32),
+                probs=np.zeros((parts, 2, self.layout.num_actions), np.float32),
+                gradients=np.zeros((parts, self.size), np.float32),
+                transposed=np.zeros(self.size, np.float32),
+                statistics=np.zeros((parts, NUM_STATISTICS)),
+            )
+        return self._scratch[parts]
+
+
+def _what_is_not_finite(observations: NDArray[Any]) -> str:
+    bad = np.flatnonzero(~np.isfinite(observations).all(axis=1))
+    if len(bad):
+        return f"the observation of env {', '.join(map(str, bad[:5]))} is not finite; check what the env returns"
+    return "the policy's output is not finite although its inputs are: its weights are lost; lower algo.learning_rate"
+
+
+Place = tuple[Tensor, int, bool]  # parameter, offset, whether it is stored transposed
+
+
+def _place(flat: Tensor, parameter: Tensor, at: int, transposed: bool) -> Tensor:
+    part = flat[at : at + parameter.numel()]
+    return part.view(*reversed(parameter.shape)).t() if transposed else part.view(parameter.shape)
+
+
+def _layout(linears: list[list[Any]], heads: tuple[Any, Any], kind: int) -> tuple[Layout, list[Place]]:
+    """Offsets of all layers; the first layer of each net is stored as (inputs, outputs)."""
+    depth = np.array([len(net) for net in linears], np.int64)
+    shape = (2, int(depth.max()) + 1)
+    sizes, weights, biases = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    places: list[Place] = []
+    at = 0
+    for row, (net, head) in enumerate(zip(linears, heads, strict=True)):
+        for index, linear in enumerate([*net, head]):
+            sizes[row, index] = linear.in_features
+            weights[row, index], biases[row, index] = at, at + linear.weight.numel()
+            places += [(linear.weight, at, index == 0), (linear.bias, int(biases[row, index]), False)]
+            at += linear.weight.numel() + linear.bias.numel()
+    return Layout(depth, sizes, weights, biases, int(heads[0].out_features), kind), places
+
+
+def _rows_of(observations: NDArray[Any], masks: BoolArray | None, num_actions: int, storage: Any = None) -> Rows:
+    if masks is None:
+        masks = np.ones((1, num_actions), np.bool_).repeat(len(observations), 0)
+    none = np.zeros(0, np.float32)
+    scalars = (np.zeros(0, np.int64), none, none, none, none) if storage is None else storage
+    return Rows(*compress(np.ascontiguousarray(observations, np.float32), masks), *scalars)
+
+
+def _rows_of_storage(storage: RolloutStorage, num_actions: int) -> Rows:
+    """All T × N transitions, in the order they are stored in."""
+    total = storage.num_steps * storage.num_envs
+    masks = storage.action_masks
+    observations = np.asarray(storage.observations).reshape(total, -1)
+    masks = None if masks is None else masks.reshape(total, -1)
+    return _rows_of(observations, masks, num_actions, _scalars_of(storage))
+
+
+def _scalars_of(storage: RolloutStorage) -> tuple[Any, ...]:
+    """`Rows.actions` and what follows."""
+    arrays = (storage.actions, storage.values, storage.log_probs, storage.advantages, storage.returns)
+    return tuple(array.reshape(-1) for array in arrays)
+
+
+def compile_fused() -> None:
+    """Compile the kernels now (about a minute once per machine), on a net of no consequence."""
+    box = spaces.Box(-1.0, 1.0, (3,), np.float32)
+    with torch.random.fork_rng(devices=[]):
+        policy = ActorCriticPolicy(box, spaces.Discrete(2), lambda _: 1e-3, net_arch=[4, 4])
+        fused = FusedPolicy(policy)
+        fused.pack()
+        storage = RolloutStorage(2, 1, box, spaces.Discrete(2), device=torch.device("cpu"), gamma=1.0, gae_lambda=1.0)
+        storage.full = True  # zeros are as good as any
+        fused.act(torch.zeros(1, 3), None)
+        state = np.random.get_state()
+        fused.train(storage, 1, 2, LossSettings(0.2, -1.0, 0.0, 0.5, True, -1.0), 0.5)
+        np.random.set_state(state)

@@ -1,0 +1,213 @@
+"""How a policy chooses and rates actions: the stock policy's own modules, without distribution objects around them.
+
+`head_of` decides per policy. Discrete, MultiDiscrete and masked MultiBinary actions of an unchanged SB3 policy get the
+short way; everything else (Box, gSDE, plain MultiBinary, policies that override anything of the action path) goes
+through the policy's own `forward` and `evaluate_actions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from sb3_contrib.common.maskable.distributions import (
+    MaskableBernoulliDistribution,
+    MaskableCategoricalDistribution,
+    MaskableMultiCategoricalDistribution,
+)
+from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
+from stable_baselines3.common.distributions import CategoricalDistribution, MultiCategoricalDistribution
+from stable_baselines3.common.policies import ActorCriticPolicy
+from torch import Tensor, nn
+
+from fasttrain.algos import losses
+from fasttrain.batch import BoolArray, Int64Array
+from fasttrain.buffers.rollout import TensorObservations
+from fasttrain.errors import EnvError
+from fasttrain.jit import njit
+
+# A policy that overrides one of these acts in a way of its own, and its own methods are called.
+_ACTION_PATH = ("forward", "evaluate_actions", "_get_action_dist_from_latent", "__call__")
+_SINGLE = (CategoricalDistribution, MaskableCategoricalDistribution)
+_MULTI = (MultiCategoricalDistribution, MaskableMultiCategoricalDistribution, MaskableBernoulliDistribution)
+
+
+class ActingHead(Protocol):
+    """Draws actions."""
+
+    def act(self, observations: TensorObservations, action_masks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Actions (N, ...), values (N, 1) and log-probabilities (N,) for observations (N, ...), masks (N, A) bool."""
+
+
+class Head(ActingHead, Protocol):
+    """Draws actions, and rates actions drawn earlier."""
+
+    def evaluate(
+        self,
+        observations: TensorObservations,  # (B, ...)
+        actions: Tensor,  # (B,) or (B, K)
+        action_masks: Tensor | None,  # (B, A) bool
+        entropy_gradient: bool,  # off: the loss does not use the entropy, which is then only a statistic
+    ) -> tuple[Tensor, Tensor, Tensor | None]:  # values (B,), log_probs (B,), entropy (B,) or None
+        """Rate actions under the policy as it is now, ready for backward."""
+
+
+class CategoricalHead:
+    """One categorical action per row (`dims` None), or K of them."""
+
+    def __init__(self, policy: Any, dims: Sequence[int] | None) -> None:
+        self.policy = policy
+        self.dims = dims
+        self.maskable = isinstance(policy, MaskableActorCriticPolicy)
+
+    def act(self, observations: TensorObservations, action_masks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        latent_pi, latent_vf = self._latents(observations)
+        values = self.policy.value_net(latent_vf)
+        logits = self.policy.action_net(latent_pi)
+        action_masks = self._masks(logits, action_masks)
+        if self.dims is None:
+            actions, log_probs = losses.sample(logits, action_masks)
+        else:
+            actions, log_probs = losses.multi_sample(logits, self.dims, action_masks)
+        return actions, values, log_probs
+
+    def evaluate(
+        self, observations: TensorObservations, actions: Tensor, action_masks: Tensor | None, entropy_gradient: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        latent_pi, latent_vf = self._latents(observations)
+        logits = self.policy.action_net(latent_pi)
+        action_masks = self._masks(logits, action_masks)
+        if self.dims is None:
+            log_probs, entropy = losses.log_prob_and_entropy(logits, actions, action_masks, entropy_gradient)
+        else:
+            log_probs, entropy = losses.multi_log_prob_and_entropy(
+                logits, actions, self.dims, action_masks, entropy_gradient
+            )
+        return self.policy.value_net(latent_vf).flatten(), log_probs, entropy
+
+    def _masks(self, logits: Tensor, action_masks: Tensor | None) -> Tensor | None:
+        """Without masks sb3-contrib normalises logits twice all the same, which is what an all-legal mask does here."""
+        if action_masks is None and self.maskable:
+            return torch.ones_like(logits, dtype=torch.bool)
+        return action_masks
+
+    def _latents(self, observations: TensorObservations) -> tuple[Tensor, Tensor]:
+        policy = self.policy
+        features = policy.extract_features(observations)
+        if policy.share_features_extractor:
+            latent_pi, latent_vf = policy.mlp_extractor(features)
+            return latent_pi, latent_vf
+        pi_features, vf_features = features
+        return policy.mlp_extractor.forward_actor(pi_features), policy.mlp_extractor.forward_critic(vf_features)
+
+
+class StockHead:
+    """The policy's own methods, called as SB3 calls them."""
+
+    def __init__(self, policy: Any, action_space: spaces.Space[Any], maskable: bool) -> None:
+        self.policy = policy
+        self.maskable = maskable
+        # SB3's plain rollout buffer hands out every action but Discrete as float32; sb3-contrib's keeps the dtype.
+        self.float_actions = not maskable and not isinstance(action_space, spaces.Discrete)
+
+    def act(self, observations: TensorObservations, action_masks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        if self.maskable:
+            masks = None if action_masks is None else action_masks.cpu().numpy()
+            actions, values, log_probs = self.policy(observations, action_masks=masks)
+        else:
+            actions, values, log_probs = self.policy(observations)
+        return actions, values, log_probs
+
+    def evaluate(
+        self, observations: TensorObservations, actions: Tensor, action_masks: Tensor | None, entropy_gradient: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        if self.float_actions:
+            actions = actions.float()
+        if self.maskable:
+            values, log_probs, entropy = self.policy.evaluate_actions(observations, actions, action_masks=action_masks)
+        else:
+            values, log_probs, entropy = self.policy.evaluate_actions(observations, actions)
+        return values.flatten(), log_probs, entropy
+
+
+def head_of(policy: nn.Module, action_space: spaces.Space[Any]) -> Head:
+    """The shortest way through `policy` that gives the numbers of its own methods."""
+    maskable = isinstance(policy, MaskableActorCriticPolicy)
+    if is_unchanged(policy):
+        kind: Any = type(policy.action_dist)
+        if kind in _SINGLE:
+            return CategoricalHead(policy, None)
+        if kind in _MULTI:
+            return CategoricalHead(policy, action_dims(action_space))
+    return StockHead(policy, action_space, maskable)
+
+
+def is_unchanged(policy: nn.Module) -> bool:
+    """Whether the action path of `policy` is SB3's own: no override in its class, its instance or by hooks."""
+    base = MaskableActorCriticPolicy if isinstance(policy, MaskableActorCriticPolicy) else ActorCriticPolicy
+    if not isinstance(policy, base):
+        return False
+    same_class = all(getattr(type(policy), name) is getattr(base, name) for name in _ACTION_PATH)
+    hooked = policy._forward_hooks or policy._forward_pre_hooks or policy._backward_hooks
+    return same_class and not hooked and not any(name in vars(policy) for name in _ACTION_PATH)
+
+
+def action_dims(action_space: spaces.Space[Any]) -> list[int]:
+    """Sizes of the categorical sub-actions of a maskable action space; their sum is the width of its mask."""
+    if isinstance(action_space, spaces.Discrete):
+        return [int(action_space.n)]
+    if isinstance(action_space, spaces.MultiDiscrete):
+        return [int(size) for size in action_space.nvec]
+    if isinstance(action_space, spaces.MultiBinary):
+        return [2] * int(np.prod(action_space.n))
+    raise TypeError(f"{type(action_space).__name__} actions have no masks")
+
+
+@njit
+def first_stuck_env(action_masks: BoolArray, dims: Int64Array) -> int:  # (N, A), (K,) → env index, -1 if none
+    """The first env in which some sub-action has no legal choice. It looks up to the first legal one: 1 µs."""
+    for env in range(len(action_masks)):
+        start = 0
+        for size in dims:
+            found = False
+            for action in range(start, start + size):
+                if action_masks[env, action]:
+                    found = True
+                    break
+            if not found:
+                return env
+            start += size
+    return -1
+
+
+def compile_mask_check() -> None:
+    """Compile `first_stuck_env` now, not inside the first rollout."""
+    first_stuck_env(np.ones((1, 1), np.bool_), np.ones(1, np.int64))
+
+
+class MaskCheck:
+    """Refuses masks under which an env cannot move; SB3 would draw one of its illegal actions without a word."""
+
+    def __init__(self, action_space: spaces.Space[Any]) -> None:
+        self.dims = np.array(action_dims(action_space), np.int64)
+
+    def __call__(self, action_masks: BoolArray, step: int) -> None:
+        """Raise `EnvError` if the masks (N, A) have the wrong width or leave an env without a legal action."""
+        width = int(self.dims.sum())
+        if action_masks.shape[1] != width:
+            raise EnvError(
+                f"action_masks() returned {action_masks.shape[1]} entries per env at step {step}, but the action space "
+                f"needs {width}: one per choice, the choices of all sub-actions one after the other"
+            )
+        if first_stuck_env(action_masks, self.dims) < 0:
+            return
+        stuck = [
+            env for env in range(len(action_masks)) if first_stuck_env(action_masks[env : env + 1], self.dims) == 0
+        ]
+        raise EnvError(
+            f"no legal action in env {', '.join(map(str, stuck))} at step {step}: action_masks() is False for every "
+            "choice of a (sub-)action. End the episode in such a state, or offer a pass action"
+        )

@@ -1,0 +1,282 @@
+"""RolloutStorage: the (T, N) transitions of one PPO rollout, preallocated on the model's device.
+
+It replaces SB3's rollout buffers without changing a number: advantages come from the same float32 operations in the
+same order, minibatches hold the same rows in the same order (tests/buffers/test_rollout.py compares bit by bit).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from stable_baselines3.common.preprocessing import get_action_dim, get_obs_shape
+from torch import Tensor
+
+from fasttrain.batch import BoolArray, Float32Array, Int64Array, Observations
+from fasttrain.jit import njit
+
+TensorObservations = Tensor | dict[str, Tensor]
+
+_TORCH_DTYPES = {np.dtype(np.uint16): torch.int32, np.dtype(np.uint32): torch.int64, np.dtype(np.uint64): torch.int64}
+
+
+class RolloutBatch(NamedTuple):
+    """One minibatch; every tensor lies on the storage's device."""
+
+    observations: TensorObservations  # (B, ...)
+    actions: Tensor  # (B,) for Discrete, else (B, K)
+    old_values: Tensor  # (B,)
+    old_log_probs: Tensor  # (B,)
+    advantages: Tensor  # (B,)
+    returns: Tensor  # (B,)
+    action_masks: Tensor | None  # (B, A) bool
+
+
+@njit
+def gae_kernel(
+    rewards: Float32Array,  # (T, N)
+    values: Float32Array,  # (T, N)
+    episode_starts: Float32Array,  # (T, N) 1.0 where an episode begins at that step
+    last_values: Float32Array,  # (N,) values of the observations after the last step
+    last_dones: BoolArray,  # (N,)
+    gamma: np.float32,
+    gamma_lambda: np.float32,  # the float64 product, rounded once, as numpy rounds SB3's `gamma * gae_lambda`
+    advantages: Float32Array,  # (T, N) out
+    returns: Float32Array,  # (T, N) out
+) -> None:
+    """Generalised advantage estimation and TD(lambda) returns, float32 step by step in SB3's order of operations."""
+    num_steps, num_envs = rewards.shape
+    one = np.float32(1.0)
+    carry = np.zeros(num_envs, np.float32)
+    for step in range(num_steps - 1, -1, -1):
+        for env in range(num_envs):
+            if step == num_steps - 1:
+                next_value = last_values[env]
+                non_terminal = one - np.float32(last_dones[env])
+            else:
+                next_value = values[step + 1, env]
+                non_terminal = one - episode_starts[step + 1, env]
+            delta = rewards[step, env] + gamma * next_value * non_terminal - values[step, env]
+            carry[env] = delta + gamma_lambda * non_terminal * carry[env]
+            advantages[step, env] = carry[env]
+            returns[step, env] = carry[env] + values[step, env]
+
+
+def compile_gae() -> None:
+    """Compile `gae_kernel` now (0.3 s once per machine), not inside the first rollout."""
+    rows, gamma = np.zeros((1, 1), np.float32), np.float32(1.0)
+    gae_kernel(rows, rows, rows, rows[0], np.zeros(1, np.bool_), gamma, gamma, rows.copy(), rows.copy())
+
+
+def _torch_dtype(dtype: Any) -> torch.dtype:
+    """The torch dtype that holds `dtype`; torch lacks arithmetic on the wide unsigned integers."""
+    numpy_dtype = np.dtype(dtype)
+    return _TORCH_DTYPES.get(numpy_dtype) or torch.from_numpy(np.empty(0, numpy_dtype)).dtype
+
+
+def _shape(space: spaces.Space[Any]) -> tuple[int, ...]:
+    """Shape of one stored observation, as SB3's buffers have it: (1,) for a Discrete space."""
+    shape = get_obs_shape(space)
+    if isinstance(shape, dict):
+        raise TypeError("a Dict space inside a Dict space cannot be stored: flatten it")
+    return shape
+
+
+def _host(tensor: Tensor) -> NDArray[Any]:
+    """As numpy: an alias of a CPU tensor, a copy of any other."""
+    array: NDArray[Any] = tensor.cpu().numpy()
+    return array
+
+
+class RolloutStorage:
+    """T steps of N envs.
+
+    Args:
+        num_steps: T.
+        num_envs: N.
+        observation_space: decides shape and dtype; a Dict space is stored as one tensor per key.
+        action_space: integers are stored as int64, the index type of torch; a Box as float32.
+        device: where the tensors lie. On the CPU the numpy views (`values`, `returns`, …) alias them.
+        gamma: discount factor.
+        gae_lambda: GAE's trade-off between bias and variance.
+        mask_width: A, or None for an algorithm without masks.
+    """
+
+    def __init__(
+        self,
+        num_steps: int,
+        num_envs: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        *,
+        device: torch.device,
+        gamma: float,
+        gae_lambda: float,
+        mask_width: int | None = None,
+    ) -> None:
+        self.num_steps, self.num_envs, self.device = num_steps, num_envs, device
+        self.gamma, self.gae_lambda = gamma, gae_lambda
+        self.pos, self.full = 0, False
+        self.generation = 0  # which filling this is; grows with every reset
+        self._discrete = isinstance(action_space, spaces.Discrete)
+        rows = (num_steps, num_envs)
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        # A plain space is kept under the key "", so that there is one way for both.
+        self._keyed = isinstance(observation_space, spaces.Dict)
+        parts = observation_space.spaces if isinstance(observation_space, spaces.Dict) else {"": observation_space}
+        self._observations = {
+            key: zeros(*rows, *_shape(space), dtype=_torch_dtype(space.dtype)) for key, space in parts.items()
+        }
+        action_dtype = torch.float32 if isinstance(action_space, spaces.Box) else torch.int64
+        self._actions = zeros(*rows, get_action_dim(action_space), dtype=action_dtype)
+        self._action_masks = None if mask_width is None else zeros(*rows, mask_width, dtype=torch.bool)
+        self._values, self._log_probs = zeros(*rows), zeros(*rows)
+        self._advantages, self._returns = zeros(*rows), zeros(*rows)
+        self.rewards: Float32Array = np.zeros(rows, np.float32)  # read by the GAE kernel only, hence on the host
+        self.episode_starts: Float32Array = np.zeros(rows, np.float32)
+        # Row of the stored (T, N) layout for each place in SB3's env-major flattening.
+        self._env_major = np.arange(num_steps * num_envs).reshape(rows).T.reshape(-1)
+
+    @property
+    def settings(self) -> tuple[int, int, float, float]:
+        """What the storage was made for: T, N, gamma, lambda."""
+        return self.num_steps, self.num_envs, self.gamma, self.gae_lambda
+
+    @property
+    def values(self) -> Float32Array:
+        """Values (T, N) of the visited states."""
+        return _host(self._values)
+
+    @property
+    def returns(self) -> Float32Array:
+        """TD(lambda) returns (T, N)."""
+        return _host(self._returns)
+
+    @property
+    def advantages(self) -> Float32Array:
+        """Advantages (T, N), not normalised."""
+        return _host(self._advantages)
+
+    @property
+    def log_probs(self) -> Float32Array:
+        """Log-probabilities (T, N) of the actions when they were taken."""
+        return _host(self._log_probs)
+
+    @property
+    def actions(self) -> NDArray[Any]:
+        """Actions (T, N, K), before any clipping."""
+        return _host(self._actions)
+
+    @property
+    def action_masks(self) -> BoolArray | None:
+        """Masks (T, N, A)."""
+        return None if self._action_masks is None else _host(self._action_masks)
+
+    @property
+    def observations(self) -> Observations:
+        """Observations (T, N, ...) that the actions were taken on."""
+        stored = {key: _host(tensor) for key, tensor in self._observations.items()}
+        return stored if self._keyed else stored[""]
+
+    def reset(self) -> None:
+        """Start filling from the first step again; nothing is cleared, every row is overwritten."""
+        self.pos, self.full = 0, False
+        self.generation += 1
+
+    def add(
+        self,
+        observations: TensorObservations,  # (N, ...) the actions were taken on
+        actions: Tensor,  # (N,) or (N, K)
+        rewards: Float32Array,  # (N,)
+        episode_starts: BoolArray,  # (N,)
+        values: Tensor,  # (N, 1) or (N,)
+        log_probs: Tensor,  # (N,)
+        action_masks: Tensor | None = None,  # (N, A) bool; None: everything is legal
+    ) -> None:
+        """Store one vector step."""
+        if self.full:
+            raise RuntimeError(f"the rollout storage holds {self.num_steps} steps already: call reset() first")
+        step = self.pos
+        given = observations if isinstance(observations, dict) else {"": observations}
+        for key, stored in self._observations.items():
+            _fill(stored[step], given[key])
+        _fill(self._actions[step], actions)
+        _fill(self._values[step], values)
+        _fill(self._log_probs[step], log_probs)
+        self.rewards[step] = rewards
+        self.episode_starts[step] = episode_starts
+        if self._action_masks is not None:
+            if action_masks is None:
+                self._action_masks[step] = True
+            else:
+                _fill(self._action_masks[step], action_masks)
+        self.pos += 1
+        self.full = self.pos == self.num_steps
+
+    def compute_returns_and_advantages(self, last_values: Tensor, last_dones: BoolArray) -> None:
+        """Fill `advantages` and `returns` once all steps are stored; last_values (N, 1) or (N,), last_dones (N,)."""
+        if not self.full:
+            raise RuntimeError(f"only {self.pos} of {self.num_steps} steps are stored")
+        advantages, returns = np.empty_like(self.rewards), np.empty_like(self.rewards)
+        gae_kernel(
+            self.rewards,
+            self.values,
+            self.episode_starts,
+            _host(last_values.detach()).reshape(-1),
+            last_dones,
+            np.float32(self.gamma),
+            np.float32(self.gamma * self.gae_lambda),
+            advantages,
+            returns,
+        )
+        self._advantages.copy_(torch.from_numpy(advantages))
+        self._returns.copy_(torch.from_numpy(returns))
+
+    def draw_order(self) -> Int64Array:
+        """All T × N rows of the stored layout, shuffled as SB3 would: one permutation from numpy's global stream."""
+        if not self.full:
+            raise RuntimeError(f"only {self.pos} of {self.num_steps} steps are stored")
+        order: Int64Array = self._env_major[np.random.permutation(len(self._env_major))]
+        return order
+
+    def minibatches(self, batch_size: int | None = None) -> Iterator[RolloutBatch]:
+        """One epoch over all T × N rows in the order SB3 draws it from numpy's global random state.
+
+        The scalars of a row are gathered for the whole epoch and handed out as views (4 gathers an epoch, not 4 a
+        minibatch). Observations and masks are gathered per minibatch: 2,048 of 16,384 rows of 250 floats take 53 µs
+        that way, 134 µs as their share of a whole-epoch gather, whose 16 MB leave the cache before they are read; at
+        64 rows it is 3.4 µs against 3.9 µs.
+        """
+        total = self.num_steps * self.num_envs
+        size = total if batch_size is None else batch_size
+        order = torch.from_numpy(self.draw_order()).to(self.device)
+        scalars = (self._values, self._log_probs, self._advantages, self._returns)
+        parts = [torch.split(tensor.view(total).index_select(0, order), size) for tensor in scalars]
+        actions = self._actions.view(total, -1)
+        actions = actions.view(total) if self._discrete else actions
+        masks = None if self._action_masks is None else self._action_masks.view(total, -1)
+        for rows, values, log_probs, advantages, returns in zip(torch.split(order, size), *parts, strict=True):
+            yield RolloutBatch(
+                observations=self._gather_observations(rows),
+                actions=actions.index_select(0, rows),
+                old_values=values,
+                old_log_probs=log_probs,
+                advantages=advantages,
+                returns=returns,
+                action_masks=None if masks is None else masks.index_select(0, rows),
+            )
+
+    def _gather_observations(self, rows: Tensor) -> TensorObservations:
+        gathered = {key: stored.flatten(0, 1).index_select(0, rows) for key, stored in self._observations.items()}
+        return gathered if self._keyed else gathered[""]
+
+
+def _fill(row: Tensor, values: Tensor) -> None:
+    row.copy_(values.reshape(row.shape))

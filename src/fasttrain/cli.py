@@ -1,0 +1,256 @@
+"""The door: argv → command word + Hydra → typed config → a command; errors → one message and an exit code."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fasttrain import __version__
+from fasttrain.errors import ConfigError, FastTrainError
+
+if TYPE_CHECKING:
+    from fasttrain.studies.sweep import Sweep
+
+COMMANDS = ("train", "eval")
+HELP = """fasttrain {version}: Stable-Baselines3 training several times faster, and where the time went.
+
+usage: fasttrain [train|eval] [key=value …] [-m]
+
+  fasttrain +profile=speed                                   Skull King with MaskablePPO, the main job
+  fasttrain +profile=speed env.kwargs.opponents=hard         against stronger opponents
+  fasttrain +profile=speed env.id=CartPole-v1 algo=ppo       any registered Gymnasium environment
+  fasttrain +profile=balance env.id=CartPole-v1 algo=dqn num_envs=16 updates_per_step=8
+  fasttrain +profile=speed env.entry_point=my_game.envs:MyGame env.kwargs.size=5
+  fasttrain -m +profile=speed num_envs=64,128,256 algo.n_epochs=2,4      a sweep, each cell in a fresh process
+  fasttrain eval run=outputs/2026-01-31/12-00-00_skullking_maskable_ppo_1 eval.episodes=5000
+  NUM_ENVS=16 fasttrain +profile=speed                       a flag from the environment
+
+profiles   baseline (stock SB3)  exact (same numbers, faster)  balance  speed  debug
+algo=      maskable_ppo  ppo  dqn          env=  skullking, or env.id=… / env.entry_point=module:Class
+
+flags (variable in the environment: the name in capitals; command line > environment > profile > default)
+{flags}
+
+more       --cfg job      print the configuration without running     --info searchpath   where it comes from
+           --version      --config-dir DIR   your own profiles        FASTTRAIN_TRACEBACK=1   tracebacks for errors
+exit code  0 done  1 crash  2 bad input  3 gate failed  4 stopped by a signal with everything saved"""
+
+
+def conf_dir() -> Path:
+    """The folder of YAML files: inside the wheel, or at the top of the checkout (an editable install).
+
+    Raises:
+        ConfigError: neither exists; the installation is broken.
+    """
+    here = Path(__file__).resolve().parent
+    for candidate in (here / "conf", here.parents[1] / "conf"):
+        if (candidate / "config.yaml").is_file():
+            return candidate
+    raise ConfigError(f"no conf/config.yaml beside {here}: reinstall fasttrain")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code. Never raises for bad input."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(arguments)
+    except FastTrainError as error:
+        return _report(error, error.exit_code)
+    except MemoryError as error:
+        wanted = f": {error}" if str(error) else ""
+        text = f"not enough memory{wanted}; take fewer envs or a smaller rollout or buffer"
+        return _report(error, ConfigError.exit_code, text)
+    except KeyboardInterrupt:
+        print("fasttrain: stopped before anything could be saved", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `fasttrain --help | head`
+        sys.stderr.close()
+        return 0
+
+
+def _report(error: Exception, code: int, text: str = "") -> int:
+    if os.environ.get("FASTTRAIN_TRACEBACK"):
+        traceback.print_exception(error)
+    print(f"fasttrain: error: {text or error}", file=sys.stderr)
+    return code
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if "--version" in arguments:
+        print(f"fasttrain {__version__}")
+        return 0
+    if {"-h", "--help"} & set(arguments):
+        from fasttrain.plan import FLAGS
+
+        flags = "\n".join(f"  {flag.name:<22} {flag.flag_class:<10} {flag.text}" for flag in FLAGS)
+        print(HELP.format(version=__version__, flags=flags))
+        return 0
+    command = "train"
+    if arguments and re.fullmatch(r"[a-z_]+", arguments[0]):
+        command = arguments.pop(0)
+        if command not in COMMANDS:
+            from fasttrain.typed import did_you_mean
+
+            hint = did_you_mean(command, COMMANDS)
+            raise ConfigError(f"unknown command '{command}'{hint}; the commands are {', '.join(COMMANDS)}")
+    return _run_hydra(command, arguments)
+
+
+def _run_hydra(command: str, arguments: list[str]) -> int:
+    """Compose the configuration with Hydra and run `command` on it, once or once per sweep cell."""
+    import hydra
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from fasttrain.overrides import normalise
+
+    OmegaConf.register_new_resolver("pid", os.getpid, replace=True)
+    normalised = normalise(arguments, os.environ)
+    sweep = _sweep(command, arguments)
+    outcome: list[int] = []
+    failed: list[Exception] = []
+    running: list[str] = []  # what is inside `task` now; a crash leaves it there
+
+    @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
+    def task(composed: Any) -> None:
+        running.append(command)
+        try:
+            outcome.append(sweep.run_cell(HydraConfig.get()) if sweep else _run_command(command, composed))
+        except (FastTrainError, MemoryError) as error:  # kept from Hydra, which would print lines of its own
+            failed.append(error)
+        except (HydraException, OmegaConfBaseException) as error:
+            failed.append(_clear_error(error, normalised))
+            failed[0].__cause__ = error
+        running.clear()
+
+    previous_argv, previous_full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv = ["fasttrain", *normalised]
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions reach us; the messages below replace Hydra's
+    try:
+        task()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise _clear_error(error, normalised) from error
+    except OSError as error:
+        if running or isinstance(error, BrokenPipeError):
+            raise
+        raise ConfigError(f"cannot write the output folder: {error}") from error
+    except KeyboardInterrupt:
+        if sweep is None or not sweep.cells:
+            raise
+    finally:
+        sys.argv = previous_argv
+        if previous_full is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = previous_full
+    if failed:
+        raise failed[0]
+    if sweep is not None:
+        return sweep.finish()
+    return outcome[0] if outcome else 0
+
+
+def _sweep(command: str, arguments: Sequence[str]) -> Sweep | None:
+    """The sweep these arguments ask for, if they do."""
+    if not {"-m", "--multirun"} & set(arguments):
+        return None
+    from fasttrain.runs.console import make_console
+    from fasttrain.studies.sweep import Sweep
+
+    return Sweep(command, arguments, make_console())
+
+
+def _run_command(command: str, composed: Any) -> int:
+    """One composed configuration → one command → its exit code."""
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
+
+    from fasttrain.config import from_mapping
+    from fasttrain.overrides import sources
+
+    job = HydraConfig.get()
+    plain: dict[str, Any] = OmegaConf.to_container(composed, resolve=True)  # type: ignore[assignment]
+    profiles = {name: _profile_keys(name, job) for name in _chosen_profiles(job)}
+    config = from_mapping(plain)
+    if command == "train" and config.run is not None:
+        raise ConfigError(f"run={config.run} means nothing for train; to evaluate that run: fasttrain eval run=…")
+    overrides = list(job.overrides.task)
+    origin = sources(overrides, os.environ, profiles)
+    run = _command(command)
+    return run(config, origin, Path(job.runtime.output_dir), overrides)
+
+
+def _command(name: str) -> Callable[[Any, Mapping[str, str], Path, Sequence[str]], int]:
+    """Import only what the command needs: torch costs over a second."""
+    if name == "eval":
+        from fasttrain.runs.evaluate import main as run
+    else:
+        from fasttrain.runs.train import main as run
+    return run
+
+
+def _chosen_profiles(job: Any) -> list[str]:
+    chosen = job.runtime.choices.get("profile")
+    if chosen is None:
+        return []
+    return list(chosen) if not isinstance(chosen, str) else [chosen]
+
+
+def _profile_keys(name: str, job: Any) -> list[str]:
+    """Dotted keys that `profile/NAME.yaml` sets, read from wherever Hydra found it."""
+    from omegaconf import OmegaConf
+
+    for source in job.runtime.config_sources:
+        path = Path(source.path) / "profile" / f"{name}.yaml"
+        if source.schema == "file" and path.is_file():
+            return list(_flatten(OmegaConf.to_container(OmegaConf.load(path), resolve=False)))
+    return []
+
+
+def _flatten(node: Any, prefix: str = "") -> list[str]:
+    if not isinstance(node, Mapping):
+        return [prefix]
+    return [key for name, child in node.items() for key in _flatten(child, f"{prefix}.{name}" if prefix else str(name))]
+
+
+def _clear_error(error: Exception, overrides: Sequence[str]) -> ConfigError:
+    """Hydra's or OmegaConf's error as one sentence with the way out."""
+    from hydra.errors import OverrideParseException
+
+    from fasttrain.typed import did_you_mean
+
+    text = str(error)
+    if isinstance(error, OverrideParseException):
+        return ConfigError(f"cannot read '{error.override}': write key=value, and quote what has spaces")
+    if key := re.search(r"Could not override '([^']+)'", text):
+        return ConfigError(_unknown_key(key[1], overrides))
+    if several := re.search(r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)'(?: requires|$)", text, re.M):
+        return ConfigError(f"{several[1]}: several values need a sweep: add -m")
+    if option := re.search(r"Could not find '([^']+)/([^'/]*)'", text):
+        group, name = option[1], option[2]
+        choices = re.findall(r"^\t(\S+)$", text, flags=re.MULTILINE)
+        if not name:
+            return ConfigError(f"{group}= is empty; choose from {', '.join(choices)}")
+        hint = did_you_mean(name, choices)
+        return ConfigError(f"{group}={name}: no such {group}, choose from {', '.join(choices)}{hint}")
+    return ConfigError(text.strip().split("\n")[0])
+
+
+def _unknown_key(key: str, overrides: Sequence[str]) -> str:
+    """What to say of a key that the composed configuration lacks: misspelt, or another algorithm's."""
+    from fasttrain.config import all_keys, foreign_key
+    from fasttrain.overrides import key_of
+    from fasttrain.typed import did_you_mean
+
+    typed = [name for text in overrides if key_of(text) == "algo" for name in text.partition("=")[2].split(",")]
+    for algo in (*typed, "maskable_ppo", "dqn"):  # the one chosen; maskable_ppo is the default
+        if why := foreign_key(key, algo):
+            return why
+    return f"unknown key '{key}'{did_you_mean(key, all_keys())}"

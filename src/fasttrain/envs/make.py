@@ -1,0 +1,225 @@
+"""From a name to an env: a registered Gymnasium id, `module:Id-v0`, or a class or function as `module:Name`."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import gymnasium
+
+from fasttrain.envs.lean_info import LeanInfo
+from fasttrain.envs.masks import LOOKED_FOR, MASKABLE_SPACES, ActionMasks, find_mask_convention
+from fasttrain.envs.user_code import blame, import_user_module
+from fasttrain.errors import EnvSpecError
+from fasttrain.typed import did_you_mean
+
+Env = gymnasium.Env[Any, Any]
+
+_MAKE_OPTIONS = ("max_episode_steps", "disable_env_checker")  # of `gymnasium.make` itself, not of the env
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvSpec:
+    """What to build. Plain values only, so that it travels to worker processes."""
+
+    id: str | None = None  # "CartPole-v1", "fasttrain/SkullKing-v0", "my_game.envs:MyGame-v0"
+    entry_point: str | None = None  # "my_game.envs:MyGame"
+    kwargs: Mapping[str, Any] = field(default_factory=dict)  # for the constructor
+    info_keys: tuple[str, ...] = ()  # kept on every step where `lean_info` drops the rest
+    lean_info: bool = False
+    needs_masks: bool = False  # the algorithm cannot do without
+    use_masks: bool = True  # False leaves observation and info as the env made them, masks or not
+    max_episode_steps: int | None = None  # adds a truncation
+
+    def __post_init__(self) -> None:
+        if (self.id is None) == (self.entry_point is None):
+            raise EnvSpecError(
+                f"name the env by one of env.id (got {self.id!r}) and env.entry_point (got {self.entry_point!r}), "
+                "e.g. env.id=CartPole-v1 or env.entry_point=my_game.envs:MyGame"
+            )
+
+    @property
+    def option(self) -> str:
+        """The option as the user typed it, for messages."""
+        return f"env.id={self.id}" if self.id is not None else f"env.entry_point={self.entry_point}"
+
+
+class EnvFactory:
+    """Builds the env wherever it is called: it pickles as plain values and takes the working directory along."""
+
+    def __init__(self, spec: EnvSpec) -> None:
+        self.spec = spec
+        self.folder = os.getcwd()
+
+    def __call__(self) -> Env:
+        return make_env(self.spec, self.folder)
+
+    def __repr__(self) -> str:
+        return f"EnvFactory({self.spec.option})"
+
+
+def make_env(spec: EnvSpec, folder: str | None = None) -> Env:
+    """Build the env: the user's, then `TimeLimit`, `ActionMasks` where it offers masks, `LeanInfo` if asked for.
+
+    `folder` (the working directory by default) is where modules are looked for besides the installed packages.
+
+    Raises:
+        EnvSpecError: it cannot be built, or offers no masks although `needs_masks`; says why and what to change.
+    """
+    folder = folder if folder is not None else os.getcwd()
+    env = _from_id(spec, folder) if spec.id is not None else _from_entry_point(spec, folder)
+    try:
+        _check_spaces(env, spec)
+        env = _with_masks(env, spec)
+    except BaseException:
+        with contextlib.suppress(Exception):  # the first error is the one to see
+            env.close()
+        raise
+    return LeanInfo(env, spec.info_keys) if spec.lean_info else env
+
+
+def _from_id(spec: EnvSpec, folder: str) -> Env:
+    module_name, _, name = (spec.id or "").rpartition(":")
+    before = set(gymnasium.registry)
+    module = import_user_module(module_name, folder, spec.option) if module_name else None
+    registered = gymnasium.registry.get(name)
+    creator = _creator_of(registered, folder, spec)
+    if registered is not None and creator is not None:
+        if isinstance(creator, type) and not issubclass(creator, gymnasium.Env):
+            raise EnvSpecError(_not_an_env(spec, creator))
+        env_kwargs = {key: value for key, value in spec.kwargs.items() if key not in _MAKE_OPTIONS}
+        _check_kwargs(creator, {**registered.kwargs, **env_kwargs}, spec)
+    kwargs = copy.deepcopy(dict(spec.kwargs))
+    if spec.max_episode_steps is not None:
+        kwargs["max_episode_steps"] = spec.max_episode_steps
+    kwargs.setdefault("disable_env_checker", True)  # it warns on every process; the checkup reports once and more
+    try:
+        return gymnasium.make(name, **kwargs)
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise EnvSpecError(f"{spec.option} needs a package that is not installed: {error}") from error
+    except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
+        raise EnvSpecError(_unknown_id(spec, name, module, before, error)) from error
+    except Exception as error:
+        raise EnvSpecError(f"{spec.option} could not be built: {blame(error)}") from error
+
+
+def _from_entry_point(spec: EnvSpec, folder: str) -> Env:
+    module_name, _, path = (spec.entry_point or "").partition(":")
+    if not module_name or not path:
+        raise EnvSpecError(f"{spec.option}: expected module:Name, e.g. env.entry_point=my_game.envs:MyGame")
+    creator: Any = import_user_module(module_name, folder, spec.option)
+    for name in path.split("."):
+        if not hasattr(creator, name):
+            raise EnvSpecError(_missing_name(spec, module_name, creator, name))
+        creator = getattr(creator, name)
+    if not callable(creator):
+        raise EnvSpecError(f"{spec.option}: expected a class or function that builds the env, got {creator!r}")
+    _check_kwargs(creator, spec.kwargs, spec)
+    try:
+        env = creator(**copy.deepcopy(dict(spec.kwargs)))  # a copy: envs of one process must not share a list
+    except Exception as error:
+        raise EnvSpecError(f"{spec.option} could not be built: {blame(error)}") from error
+    if not isinstance(env, gymnasium.Env):
+        raise EnvSpecError(_not_an_env(spec, type(env)))
+    return env if spec.max_episode_steps is None else gymnasium.wrappers.TimeLimit(env, spec.max_episode_steps)
+
+
+def _with_masks(env: Env, spec: EnvSpec) -> Env:
+    if not spec.use_masks and not spec.needs_masks:
+        return env
+    if not isinstance(env.action_space, MASKABLE_SPACES) and not spec.needs_masks:
+        return env
+    convention = find_mask_convention(env)
+    if convention is not None:
+        return ActionMasks(env, convention)
+    if spec.needs_masks:
+        raise EnvSpecError(
+            f"{spec.option} offers no action masks (looked for {LOOKED_FOR}); use algo=ppo, or add one of the three: "
+            "a method action_masks() returning one bool per action is the simplest"
+        )
+    return env
+
+
+def _creator_of(registered: Any, folder: str, spec: EnvSpec) -> Callable[..., Any] | None:
+    """What the registry would call, if that can be found out without an error; `gymnasium.make` reports the others."""
+    entry_point = getattr(registered, "entry_point", None)
+    if isinstance(entry_point, str):
+        module_name, _, attribute = entry_point.partition(":")
+        entry_point = getattr(import_user_module(module_name, folder, spec.option), attribute, None)
+    return entry_point if callable(entry_point) else None
+
+
+def _check_kwargs(creator: Callable[..., Any], kwargs: Mapping[str, Any], spec: EnvSpec) -> None:
+    try:
+        parameters = inspect.signature(creator).parameters.values()
+    except (TypeError, ValueError):  # some compiled constructors have none to show
+        return
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    accepted = [p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in named]
+    tail = f"; {_name_of(creator)} accepts: {', '.join(accepted) or 'no arguments'}"
+    names = [p.name for p in named]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    for key in kwargs:
+        if key not in names and not takes_any:
+            raise EnvSpecError(f"{spec.option}: unknown env.kwargs.{key}{did_you_mean(key, names)}{tail}")
+    missing = [p.name for p in named if p.default is p.empty and p.name not in kwargs]
+    if missing:
+        raise EnvSpecError(f"{spec.option}: missing {', '.join(f'env.kwargs.{name}' for name in missing)}{tail}")
+
+
+def _check_spaces(env: Env, spec: EnvSpec) -> None:
+    for name in ("observation_space", "action_space"):
+        space = getattr(env, name, None)
+        if not isinstance(space, gymnasium.spaces.Space):
+            found = "nothing" if space is None else f"{type(space).__module__}.{type(space).__qualname__}"
+            raise EnvSpecError(f"{spec.option}: {name} must be a gymnasium.spaces.Space, found {found}")
+
+
+def _unknown_id(spec: EnvSpec, name: str, module: ModuleType | None, before: set[str], error: Exception) -> str:
+    message = f"{spec.option} is not registered with Gymnasium"
+    hint = did_you_mean(name, gymnasium.registry)
+    if module is not None and hasattr(module, name):
+        return f"{message}; module {module.__name__!r} has {name!r} itself: use env.entry_point={spec.id}"
+    added = sorted(set(gymnasium.registry) - before)
+    if added:
+        return f"{message}; importing {module.__name__ if module else ''!r} registered: {', '.join(added)}"
+    if isinstance(error, gymnasium.error.VersionNotFound | gymnasium.error.DeprecatedEnv):
+        return f"{message}: {error}"
+    if module is not None:
+        return f"{message}; importing {module.__name__!r} registered nothing new{hint}"
+    return message + (hint or f"; if a package registers it, name that too: env.id=package:{name}")
+
+
+def _missing_name(spec: EnvSpec, module_name: str, owner: Any, name: str) -> str:
+    if f"{module_name}:{name}" == spec.entry_point and name in gymnasium.registry:
+        return f"{spec.option}: {name!r} is a registered id, not a class: use env.id={module_name}:{name}"
+    public = [known for known in vars(owner) if not known.startswith("_")]
+    envs = [known for known in public if _is_env_class(getattr(owner, known))]
+    hint = did_you_mean(name, public) or (f"; envs there: {', '.join(envs)}" if envs else "")
+    return f"{spec.option}: module {module_name!r} has no {name!r}{hint}"
+
+
+def _not_an_env(spec: EnvSpec, found: type) -> str:
+    message = f"{spec.option} is not a gymnasium.Env but {found.__module__}.{found.__qualname__}"
+    roots = {base.__module__.partition(".")[0] for base in found.__mro__}
+    if "gym" in roots or (hasattr(found, "step") and hasattr(found, "reset")):
+        return (
+            f"{message}. If it follows the old gym interface (step returns 4 values, reset only the observation): "
+            "derive from gymnasium.Env, return (observation, reward, terminated, truncated, info) from step and "
+            "(observation, info) from reset(seed=, options=), or wrap it in shimmy.GymV21CompatibilityV0"
+        )
+    return f"{message}; the name must lead to a gymnasium.Env class or a function that returns one"
+
+
+def _is_env_class(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, gymnasium.Env) and value is not gymnasium.Env
+
+
+def _name_of(creator: Callable[..., Any]) -> str:
+    return getattr(creator, "__qualname__", repr(creator))

@@ -1,0 +1,47 @@
+"""What a native game offers to `fasttrain.vec.NativeVecEnv`: N games stepped in place by compiled kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from fasttrain.batch import Slots
+
+
+class NativeGame(Protocol):
+    """N independent games of one kind, stepped together, writing straight into the slots.
+
+    Any further public method (`set_opponents(mix, indices=None)` say) is reachable through `VecEnv.env_method`.
+    """
+
+    num_envs: int
+    observation_space: spaces.Box
+    action_space: spaces.Discrete
+    final_observations: NDArray[np.float32]  # (N, O): row i valid where env i ended in the last step
+    opponents_ns: int  # nanoseconds spent in opponents' turns since construction (part of the env step)
+
+    def bind(self, slots: Slots) -> None:
+        """Take the arrays to read actions from and to write everything else to."""
+
+    def reset(self, indices: NDArray[np.int64], seeds: Sequence[int | None]) -> None:
+        """Start a new game in each listed env and write its first observation and mask.
+
+        An env whose seed is None goes on with its own random stream, or begins one from entropy if it has none.
+        """
+
+    def step(self) -> None:
+        """Apply `slots.actions`, let opponents move until each learner must decide again, write all slots.
+
+        Envs that end keep their last observation in `final_observations` and are reset in the same step (autoreset),
+        going on with their own random stream.
+
+        Raises:
+            EnvError: an action is illegal; names the env, the action and the legal ones.
+        """
+
+    def episode_info(self, index: int) -> dict[str, Any]:
+        """The end-of-episode info of env `index`, valid in the step in which it ended."""

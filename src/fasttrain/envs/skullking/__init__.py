@@ -1,0 +1,1 @@
+"""Skull King with numba kernels: rules, bots, the native batch and the Gymnasium environment."""

@@ -1,0 +1,271 @@
+"""SkullKingGame: N games of Skull King stepped in place by compiled kernels (a `NativeGame`)."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from fasttrain.batch import Float32Array, Int64Array, Slots
+from fasttrain.envs.skullking import kernels
+from fasttrain.envs.skullking.observation import observation_width
+from fasttrain.envs.skullking.opponents import OpponentMix, cumulative_mix, level_of
+from fasttrain.envs.skullking.rules import MAX_PLAYERS, MIN_PLAYERS, NUM_ACTIONS, NUM_NUMBERED
+from fasttrain.envs.skullking.state import ENDED, GAME, NUM_WEIGHTS, UNSTARTED
+from fasttrain.errors import ConfigError, EnvError, EnvSpecError
+
+_SCRATCH_SHAPE = (2, 12)  # distribution of tricks, chance per held card: up to 10 cards and one more
+
+
+class GameView(NamedTuple):
+    """Everything about one game, hidden cards included: for tests, tools and rendering, never for an agent."""
+
+    phase: int  # state.BIDDING, PLAYING or ENDED
+    round_number: int
+    dealer: int
+    leader: int
+    hands: list[list[int]]  # card ids per seat, ascending
+    bids: list[int]  # while bidding those of the round before
+    tricks: list[int]
+    totals: list[int]
+    bonuses: list[int]  # at stake this round, Loot apart
+    alliances: list[tuple[int, int]]  # (seat that played Loot, seat that won the trick)
+    trick: list[int]  # codes on the table in the order played
+    plays: list[int]  # codes played since the last bids, kept after a round until the next bids
+    levels: list[int]  # bot level per seat, entry 0 unused
+
+
+class SkullKingGame:
+    """N independent games; seat 0 of each learns, bots of the chosen levels sit at the others.
+
+    Reward: round score times `reward_round_scale` at each round's end, plus `reward_win` for the best total (shared or
+    not) or minus it otherwise at the game's end. Shaping terms, all 0 by default:
+
+    - `shaping_bid_made`: added at a round's end if the learner made its bid exactly;
+    - `shaping_bid_error`: subtracted at a round's end for each trick above or below the bid;
+    - `shaping_trick_won`: added for each trick the learner wins;
+    - `shaping_trick_toward_bid`: added for each trick won up to the bid, subtracted for each won beyond it.
+
+    Args:
+        num_envs: N.
+        num_players: seats per game, 2 to 8.
+        opponents: a bot's name, a list of one name per other seat, or a mapping of name to weight.
+
+    Raises:
+        ConfigError: a value out of range or an unknown opponent.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        num_players: int = 4,
+        opponents: OpponentMix = "medium",
+        *,
+        reward_round_scale: float = 0.01,
+        reward_win: float = 1.0,
+        shaping_bid_made: float = 0.0,
+        shaping_bid_error: float = 0.0,
+        shaping_trick_won: float = 0.0,
+        shaping_trick_toward_bid: float = 0.0,
+    ) -> None:
+        if num_envs < 1:
+            raise ConfigError(f"num_envs={num_envs}: at least one game is needed")
+        if not MIN_PLAYERS <= num_players <= MAX_PLAYERS:
+            raise ConfigError(f"num_players={num_players}: Skull King takes {MIN_PLAYERS} to {MAX_PLAYERS} players")
+        self.num_envs = num_envs
+        self.num_players = num_players
+        width = observation_width(num_players)
+        self.observation_space = spaces.Box(-1.0, 1.0, (width,), np.float32)
+        self.action_space = spaces.Discrete(NUM_ACTIONS)
+        self.final_observations: Float32Array = np.zeros((num_envs, width), np.float32)
+        self.opponents_ns = 0
+        self._games = np.zeros(num_envs, GAME)
+        self._games["num_players"] = num_players
+        self._seeded = np.zeros(num_envs, np.bool_)
+        self._mix = np.empty((num_envs, num_players - 1, 4))
+        self._scratch = np.zeros(_SCRATCH_SHAPE)
+        self._slots: Slots | None = None
+        self._observations = np.zeros((0, width), np.float32)
+        self._masks = np.zeros((0, NUM_ACTIONS), np.bool_)
+        # The order is that of the W_ indices in state.py.
+        self._weights = np.array(
+            [
+                reward_round_scale,
+                reward_win,
+                shaping_bid_made,
+                shaping_bid_error,
+                shaping_trick_won,
+                shaping_trick_toward_bid,
+            ],
+            np.float64,
+        )
+        if self._weights.shape != (NUM_WEIGHTS,) or not np.isfinite(self._weights).all():
+            raise ConfigError(f"reward and shaping keys must be finite numbers, got {self._weights.tolist()}")
+        self.set_opponents(opponents)
+
+    def bind(self, slots: Slots) -> None:
+        """Take the arrays to read actions from and to write everything else to.
+
+        Raises:
+            EnvSpecError: an array of the wrong shape or dtype.
+        """
+        n, width = self.final_observations.shape
+        wanted: dict[str, tuple[tuple[int, ...], Any]] = {
+            "observations": ((n, width), np.float32),
+            "action_masks": ((n, NUM_ACTIONS), np.bool_),
+            "rewards": ((n,), np.float32),
+            "terminations": ((n,), np.bool_),
+            "truncations": ((n,), np.bool_),
+        }
+        for name, (shape, dtype) in wanted.items():
+            array = getattr(slots, name)
+            if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype != dtype:
+                raise EnvSpecError(f"Skull King needs slots.{name} as an array {shape} of {np.dtype(dtype)}")
+        if slots.actions.shape != (n,) or not np.issubdtype(slots.actions.dtype, np.integer):
+            raise EnvSpecError(f"Skull King needs slots.actions as an array {(n,)} of integers")
+        if not isinstance(slots.observations, np.ndarray) or slots.action_masks is None:
+            raise EnvSpecError("Skull King needs plain observations and action masks")
+        self._slots = slots
+        self._observations = slots.observations
+        self._masks = slots.action_masks
+
+    def reset(self, indices: NDArray[np.int64], seeds: Sequence[int | None]) -> None:
+        """Start a new game in each listed env and write its first observation and mask.
+
+        A game depends on its seed alone, neither on its index nor on the number of envs. An env whose seed is None
+        goes on with its own random stream, or begins one from entropy if it has none.
+        """
+        self._bound()
+        chosen: list[int] = []
+        values: list[int] = []
+        for index, seed in zip(np.asarray(indices).tolist(), seeds, strict=True):
+            if seed is None and self._seeded[index]:
+                continue
+            chosen.append(index)
+            values.append((secrets.randbits(64) if seed is None else int(seed)) & 0xFFFF_FFFF_FFFF_FFFF)
+        kernels.seed_games(self._games, np.array(chosen, np.int64), np.array(values, np.uint64))
+        self._seeded[chosen] = True
+        kernels.restart_games(self._games, np.asarray(indices, np.int64), self._observations, self._masks)
+
+    def step(self) -> None:
+        """Apply `slots.actions`, let the opponents play until each learner must decide again, write all slots.
+
+        Games that end keep their last observation in `final_observations` and begin anew in the same step. In a new
+        game the learner bids first, so no opponent moves before its first decision. `slots.finished` is left alone.
+
+        Raises:
+            EnvError: an action is illegal; names the env, the action and the legal ones. No action was applied.
+        """
+        slots = self._bound()
+        games = self._games
+        illegal = kernels.apply_actions(games, slots.actions)
+        if illegal >= 0:
+            raise self._illegal(int(illegal), int(slots.actions[illegal]))
+        start_ns = time.perf_counter_ns()
+        kernels.advance(games, self._mix, self._weights, self._scratch)
+        self.opponents_ns += time.perf_counter_ns() - start_ns
+        kernels.write_step(
+            games,
+            self._observations,
+            self._masks,
+            slots.rewards,
+            slots.terminations,
+            slots.truncations,
+            self.final_observations,
+        )
+
+    def episode_info(self, index: int) -> dict[str, Any]:
+        """The end-of-episode info of env `index`, valid in the step in which it ended.
+
+        `winner` is a seat (the learner's, 0, whenever it shares the best total), `is_win` is True also for a shared
+        win, `score_diff` is to the best other seat, `end_reason` is "won", "shared" or "lost", `turn` counts the
+        learner's decisions.
+        """
+        game = self._games[index]
+        totals = game["result_totals"][: self.num_players].tolist()
+        others = max(totals[1:])
+        end_reason = "won" if totals[0] > others else "shared" if totals[0] == others else "lost"
+        return {
+            "winner": totals.index(max(totals)),
+            "is_win": end_reason != "lost",
+            "score": totals[0],
+            "score_diff": totals[0] - others,
+            "bids_made": int(game["result_bids_made"]),
+            "end_reason": end_reason,
+            "turn": int(game["result_turn"]),
+        }
+
+    def set_opponents(self, mix: OpponentMix, indices: Sequence[int] | Int64Array | None = None) -> None:
+        """Change the opponents of all or the listed envs, from each env's next game on.
+
+        A game in which the learner has not decided anything yet counts as a next game: who sits at the table is drawn
+        with the learner's first decision.
+
+        Raises:
+            ConfigError: see `opponents.cumulative_mix`.
+        """
+        cumulative = cumulative_mix(mix, self.num_players)
+        self._mix[slice(None) if indices is None else np.asarray(indices, np.int64)] = cumulative
+
+    def bot_actions(self, level: str) -> Int64Array:
+        """The (N,) int64 actions that a bot of this level would take in the learner's place.
+
+        The levels `random` and `easy` draw from the games' own streams, so asking them changes what follows.
+
+        Raises:
+            ConfigError: unknown level.
+        """
+        self._bound()
+        if (self._games["phase"] == UNSTARTED).any():
+            raise EnvError("Skull King: reset() every env before asking for bot_actions()")
+        actions = np.empty(self.num_envs, np.int64)
+        kernels.choose_as_bot(self._games, level_of(level), actions, self._scratch)
+        return actions
+
+    def peek(self, index: int) -> GameView:
+        """A copy of everything about game `index`, hidden cards included."""
+        game = self._games[index]
+        seats = self.num_players
+        allied = int(game["num_allied"])
+        return GameView(
+            phase=int(game["phase"]),
+            round_number=int(game["round"]),
+            dealer=int(game["dealer"]),
+            leader=int(game["leader"]),
+            hands=[
+                _cards(int(numbers), int(specials))
+                for numbers, specials in zip(game["hand_numbers"][:seats], game["hand_specials"][:seats], strict=True)
+            ],
+            bids=game["bids"][:seats].tolist(),
+            tricks=game["tricks"][:seats].tolist(),
+            totals=game["totals"][:seats].tolist(),
+            bonuses=game["bonus"][:seats].tolist(),
+            alliances=list(
+                zip(game["ally_player"][:allied].tolist(), game["ally_winner"][:allied].tolist(), strict=True)
+            ),
+            trick=game["codes"][: int(game["played"])].tolist(),
+            plays=game["plays"][: int(game["num_plays"])].tolist(),
+            levels=game["levels"][:seats].tolist(),
+        )
+
+    def _bound(self) -> Slots:
+        if self._slots is None:
+            raise EnvError("Skull King: bind(slots) must come before reset() and step()")
+        return self._slots
+
+    def _illegal(self, index: int, action: int) -> EnvError:
+        phase = int(self._games["phase"][index])
+        if phase in (UNSTARTED, ENDED):
+            return EnvError(f"Skull King env {index} has no game to play action {action} in: reset() it first")
+        legal = np.flatnonzero(self._masks[index]).tolist()
+        return EnvError(f"Skull King env {index}: action {action} is illegal now, legal actions are {legal}")
+
+
+def _cards(numbers: int, specials: int) -> list[int]:
+    bits = numbers | specials << NUM_NUMBERED
+    return [card for card in range(bits.bit_length()) if bits >> card & 1]

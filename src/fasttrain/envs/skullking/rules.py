@@ -1,0 +1,324 @@
+"""The rules of Skull King (74-card edition): cards, tricks, legality, scoring. One source for the batch and for people.
+
+Cards are ids 0..73: `suit * 14 + rank - 1` for the numbered ones (yellow, green, purple, black), then five Escapes,
+five Pirates, the Tigress, the Skull King, two Mermaids, the Kraken, the White Whale and two Loot. Inside the kernels a
+played card is a *code*: its id, except that a Tigress declared as Pirate is code 74 (so `action = 11 + code`).
+A set of cards is a pair of bit sets: `numbers` (bit = id, 56 bits) and `specials` (bit = id - 56, 18 bits).
+
+The public functions validate their input and call the very kernels that step the batch. Where the rules page leaves
+room, this module decides:
+
+- "Without the Kraken" means: take the Kraken out and evaluate the remaining cards in the order played.
+- With Kraken and White Whale in one trick the earlier counts as an Escape, also for who leads next.
+- A Loot alliance stands under an acting White Whale: that trick has a winner. Only a destroyed trick allies nobody.
+- In a trick of nothing but Escapes and Loot, a Loot that does not win allies its player with the winner.
+- 14s in a trick won under the White Whale count.
+- A trick may be evaluated before it is full; of a Kraken lying alone the next leader is its own player.
+- With 8 players rounds 9 and 10 deal 8 cards; bids still run from 0 to the round number, which is `r` in the scoring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasttrain.jit import njit
+
+NUM_CARDS = 74
+NUM_NUMBERED = 56
+NUM_ROUNDS = 10
+MIN_PLAYERS = 2
+MAX_PLAYERS = 8
+RANKS = 14
+BLACK = 3  # the trump suit; 0 yellow, 1 green, 2 purple
+
+ESCAPES = range(56, 61)
+PIRATES = range(61, 66)
+TIGRESS = 66
+SKULL_KING = 67
+MERMAIDS = range(68, 70)
+KRAKEN = 70
+WHITE_WHALE = 71
+LOOTS = range(72, 74)
+TIGRESS_PIRATE = 74  # code of a Tigress declared as Pirate
+NUM_CODES = 75
+
+NUM_BIDS = NUM_ROUNDS + 1
+FIRST_PLAY_ACTION = NUM_BIDS  # action = FIRST_PLAY_ACTION + code
+NUM_ACTIONS = NUM_BIDS + NUM_CODES
+
+LEAD_OPEN = -1  # no card has decided the lead suit yet
+LEAD_NONE = 4  # led by a character or a beast: this trick has no lead suit
+
+SUIT_BITS = (1 << RANKS) - 1
+ALL_NUMBERS = (1 << NUM_NUMBERED) - 1
+ALL_SPECIALS = (1 << (NUM_CARDS - NUM_NUMBERED)) - 1
+TIGRESS_BIT = 1 << (TIGRESS - NUM_NUMBERED)
+
+# What a played code is, as an index into KIND_NAMES.
+NUMBER, ESCAPE, PIRATE, KING, MERMAID, BEAST_KRAKEN, BEAST_WHALE, LOOT = range(8)
+KIND_NAMES = ("number", "escape", "pirate", "skull_king", "mermaid", "kraken", "white_whale", "loot")
+
+
+def _kinds() -> NDArray[np.int64]:
+    kinds = np.zeros(NUM_CODES, np.int64)
+    for ids, kind in ((ESCAPES, ESCAPE), (PIRATES, PIRATE), (MERMAIDS, MERMAID), (LOOTS, LOOT)):
+        kinds[ids.start : ids.stop] = kind
+    kinds[[TIGRESS, SKULL_KING, KRAKEN, WHITE_WHALE, TIGRESS_PIRATE]] = ESCAPE, KING, BEAST_KRAKEN, BEAST_WHALE, PIRATE
+    kinds.flags.writeable = False
+    return kinds
+
+
+KIND = _kinds()  # (75,) int64: kind of every code
+
+
+@njit
+def cards_dealt(round_number: int, num_players: int) -> int:
+    """Cards that each player holds in a round."""
+    return 8 if num_players == MAX_PLAYERS and round_number > 8 else round_number
+
+
+@njit
+def lead_after(lead: int, code: int, position: int) -> int:
+    """The lead suit after `code` was played as card number `position` of the trick."""
+    if lead != LEAD_OPEN:
+        return lead
+    if code < NUM_NUMBERED:
+        return code // RANKS
+    kind = KIND[code]
+    if position == 0 and kind != ESCAPE and kind != LOOT:
+        return LEAD_NONE
+    return LEAD_OPEN
+
+
+@njit
+def legal_numbers(numbers: int, lead: int) -> int:
+    """The numbered cards of a hand that may be played; every special card always may."""
+    if 0 <= lead < LEAD_NONE:
+        following = numbers & (SUIT_BITS << (RANKS * lead))
+        if following != 0:
+            return following
+    return numbers
+
+
+@njit
+def scan_trick(codes: Any, count: int) -> Any:
+    """Where in the first `count` cards each thing that decides a trick lies.
+
+    Returns positions, -1 where absent: (kraken, whale, first king, first pirate, first mermaid, best number),
+    the best number's power (rank 0..13 in the lead suit, 14..27 in black, -1 without), the position of the highest
+    rank whatever its suit, that rank (0..13), and the suit of the first numbered card (-1 without).
+    """
+    kraken = whale = king = pirate = mermaid = best = power = top = top_rank = suit_led = -1
+    for position in range(count):
+        code = codes[position]
+        kind = KIND[code]
+        if kind == NUMBER:
+            suit = code // RANKS
+            rank = code - RANKS * suit
+            if suit_led < 0:
+                suit_led = suit
+            if rank > top_rank:
+                top, top_rank = position, rank
+            strength = rank + RANKS if suit == BLACK else rank
+            if suit in (BLACK, suit_led) and strength > power:
+                best, power = position, strength
+        elif kind == PIRATE:
+            pirate = position if pirate < 0 else pirate
+        elif kind == MERMAID:
+            mermaid = position if mermaid < 0 else mermaid
+        elif kind == KING:
+            king = position
+        elif kind == BEAST_KRAKEN:
+            kraken = position
+        elif kind == BEAST_WHALE:
+            whale = position
+    return kraken, whale, king, pirate, mermaid, best, power, top, top_rank, suit_led
+
+
+@njit
+def trick_result(codes: Any, count: int) -> Any:
+    """(position of the winner or -1 if destroyed, position of the next leader) of the first `count` codes."""
+    kraken, whale, king, pirate, mermaid, best, _, top, _, _ = scan_trick(codes, count)
+    if whale > kraken:
+        return (top, top) if top >= 0 else (-1, whale)
+    winner = best
+    if king >= 0:
+        winner = mermaid if mermaid >= 0 else king
+    elif pirate >= 0:
+        winner = pirate
+    elif mermaid >= 0:
+        winner = mermaid
+    elif best < 0:  # only Escapes and Loot, beside a Kraken that may have been led
+        winner = 1 if kraken == 0 and count > 1 else 0
+    return (winner, winner) if kraken < 0 else (-1, winner)
+
+
+@njit
+def bonus_of_trick(codes: Any, count: int, winner: int) -> int:
+    """Points the winner of a trick adds if its bid is made: 14s and captured characters, Loot apart.
+
+    Under an acting White Whale a numbered card wins, so no capture can arise here.
+    """
+    if winner < 0:
+        return 0
+    bonus = pirates = mermaids = kings = 0
+    for position in range(count):
+        code = codes[position]
+        kind = KIND[code]
+        if kind == NUMBER:
+            if code % RANKS == RANKS - 1:
+                bonus += 20 if code // RANKS == BLACK else 10
+        else:
+            pirates += kind == PIRATE
+            mermaids += kind == MERMAID
+            kings += kind == KING
+    winning_kind = KIND[codes[winner]]
+    if winning_kind == KING:
+        bonus += 30 * pirates
+    elif winning_kind == MERMAID:
+        bonus += 40 * kings
+    elif winning_kind == PIRATE:
+        bonus += 20 * mermaids
+    return bonus
+
+
+@njit
+def score_of_bid(bid: int, tricks: int, round_number: int) -> int:
+    """A seat's points for its bid alone, without bonuses."""
+    if bid == 0:
+        return 10 * round_number if tricks == 0 else -10 * round_number
+    return 20 * bid if tricks == bid else -10 * abs(tricks - bid)
+
+
+def deal_size(round_number: int, num_players: int) -> int:
+    """Cards each player is dealt in round `round_number` (1..10) with 2..8 players.
+
+    Raises:
+        ValueError: a number out of range.
+    """
+    _check_round(round_number)
+    if not MIN_PLAYERS <= num_players <= MAX_PLAYERS:
+        raise ValueError(f"num_players={num_players}: Skull King takes {MIN_PLAYERS} to {MAX_PLAYERS} players")
+    return int(cards_dealt(round_number, num_players))
+
+
+def trick_winner(cards: Sequence[int] | NDArray[Any], tigress_as_pirate: bool = False) -> tuple[int | None, int]:
+    """Who wins a trick: (index of the winner or None if the trick is destroyed, index of the next leader).
+
+    `cards` are ids 0..73 in the order played (1 to 8 of them); `tigress_as_pirate` tells how a Tigress among them
+    was declared.
+
+    Raises:
+        ValueError: no card, too many cards, an id out of range or twice.
+    """
+    codes = _codes(cards, tigress_as_pirate)
+    winner, leader = trick_result(codes, len(codes))
+    return (None if winner < 0 else int(winner)), int(leader)
+
+
+def trick_bonus(cards: Sequence[int] | NDArray[Any], tigress_as_pirate: bool = False) -> int:
+    """Bonus points of a trick for its winner, due only if the winner makes its bid; Loot apart.
+
+    Raises:
+        ValueError: as `trick_winner`.
+    """
+    codes = _codes(cards, tigress_as_pirate)
+    winner, _ = trick_result(codes, len(codes))
+    return int(bonus_of_trick(codes, len(codes), winner))
+
+
+def loot_allies(cards: Sequence[int] | NDArray[Any], tigress_as_pirate: bool = False) -> list[int]:
+    """Indices in the trick of those who played Loot and are thereby allied with its winner.
+
+    Raises:
+        ValueError: as `trick_winner`.
+    """
+    winner, _ = trick_winner(cards, tigress_as_pirate)
+    if winner is None:
+        return []
+    return [index for index, card in enumerate(cards) if card in LOOTS and index != winner]
+
+
+def legal_cards(
+    hand: Sequence[int] | NDArray[Any], trick: Sequence[int] | NDArray[Any], tigress_as_pirate: bool = False
+) -> list[int]:
+    """The ids of `hand` that may be played onto `trick` (ids in the order played, may be empty), ascending.
+
+    Raises:
+        ValueError: empty hand, an id out of range or twice (also once in hand and once in the trick).
+    """
+    if len(hand) == 0:
+        raise ValueError("the hand is empty: nobody can play from it")
+    _check_ids([*hand, *trick])
+    lead = LEAD_OPEN
+    numbers = 0
+    if len(trick) > 0:
+        for position, code in enumerate(_codes(trick, tigress_as_pirate)):
+            lead = lead_after(lead, int(code), position)
+    for card in hand:
+        if card < NUM_NUMBERED:
+            numbers |= 1 << int(card)
+    allowed = legal_numbers(numbers, lead)
+    return sorted(int(card) for card in hand if card >= NUM_NUMBERED or allowed >> int(card) & 1)
+
+
+def score_round(
+    bids: Sequence[int],
+    tricks: Sequence[int],
+    round_number: int,
+    bonuses: Sequence[int] | None = None,
+    alliances: Sequence[tuple[int, int]] = (),
+) -> list[int]:
+    """Points of every seat for one round.
+
+    `bonuses` are the points from `trick_bonus` summed per seat; `alliances` are pairs (seat that played Loot, seat
+    that won the trick).
+
+    Raises:
+        ValueError: lengths differ, a bid or a number of tricks out of range, an alliance of a seat with itself.
+    """
+    _check_round(round_number)
+    extra = [0] * len(bids) if bonuses is None else list(bonuses)
+    if not len(bids) == len(tricks) == len(extra):
+        raise ValueError(f"one entry per seat needed: {len(bids)} bids, {len(tricks)} tricks, {len(extra)} bonuses")
+    for name, values in (("bid", bids), ("tricks", tricks)):
+        for seat, value in enumerate(values):
+            if not 0 <= value <= round_number:
+                raise ValueError(f"{name} of seat {seat} is {value}, not in 0..{round_number}")
+    made = [bid == won for bid, won in zip(bids, tricks, strict=True)]
+    scores = [int(score_of_bid(bid, won, round_number)) for bid, won in zip(bids, tricks, strict=True)]
+    scores = [score + (points if ok else 0) for score, points, ok in zip(scores, extra, made, strict=True)]
+    for player, winner in alliances:
+        if player == winner or not (0 <= player < len(bids) and 0 <= winner < len(bids)):
+            raise ValueError(f"alliance {(player, winner)} needs two different seats in 0..{len(bids) - 1}")
+        if made[player] and made[winner]:
+            scores[player] += 20
+            scores[winner] += 20
+    return scores
+
+
+def _check_round(round_number: int) -> None:
+    if not 1 <= round_number <= NUM_ROUNDS:
+        raise ValueError(f"round_number={round_number}: a game has rounds 1 to {NUM_ROUNDS}")
+
+
+def _check_ids(cards: Sequence[int]) -> None:
+    for card in cards:
+        if not 0 <= card < NUM_CARDS or card != int(card):
+            raise ValueError(f"card {card} is not an id in 0..{NUM_CARDS - 1}")
+    if len({int(card) for card in cards}) != len(cards):
+        raise ValueError(f"a card occurs twice in {list(cards)}: there is one of each id")
+
+
+def _codes(cards: Sequence[int] | NDArray[Any], tigress_as_pirate: bool) -> NDArray[np.int32]:
+    if not 1 <= len(cards) <= MAX_PLAYERS:
+        raise ValueError(f"a trick has 1 to {MAX_PLAYERS} cards, not {len(cards)}")
+    _check_ids(list(cards))
+    codes = np.array(cards, np.int32)
+    if tigress_as_pirate:
+        codes[codes == TIGRESS] = TIGRESS_PIRATE
+    return codes

@@ -1,0 +1,101 @@
+"""Calling code that users wrote: find their modules, say where their errors come from, leave random state alone."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import random
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+import gymnasium
+import numpy as np
+
+import fasttrain
+from fasttrain.errors import EnvSpecError
+from fasttrain.typed import did_you_mean
+
+_OUR_FOLDERS = tuple(os.path.join(os.path.dirname(str(module.__file__)), "") for module in (gymnasium, fasttrain))
+_LIBRARY_FOLDERS = tuple(
+    os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+
+
+@contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Undo what the block draws from the global streams of `random` and NumPy: looking must not change a run."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+
+
+def blame(error: BaseException) -> str:
+    """Return "ValueError: text (my_game.py:12, in step)": the type, the text and the user's line that raised."""
+    while error.__cause__ is not None and _raised_by_us(error):  # Gymnasium wraps errors of constructors
+        error = error.__cause__
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if isinstance(error, SyntaxError):
+        return text  # carries file and line already
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
+    users = [frame for frame in frames if not frame.filename.startswith(_LIBRARY_FOLDERS)]
+    if not (users or frames):
+        return text
+    frame = (users or frames)[-1]
+    return f"{text} ({_short_path(frame.filename)}:{frame.lineno}, in {frame.name})"
+
+
+def import_user_module(name: str, folder: str, option: str) -> ModuleType:
+    """Import `name` from an installed package or from `folder`, which goes first on `sys.path` as for `python -m`.
+
+    Raises:
+        EnvSpecError: the module is not there, or its own code fails on import; `option` is named as the one to change.
+    """
+    if folder not in sys.path and not (folder == os.getcwd() and "" in sys.path):
+        sys.path.insert(0, folder)
+    importlib.invalidate_caches()  # the file may be younger than the import system's view of its folder
+    try:
+        return importlib.import_module(name)
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise EnvSpecError(f"{option} needs a package that is not installed: {error}") from error
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise EnvSpecError(_not_found(name, error.name, folder, option)) from error
+        raise EnvSpecError(f"{option}: importing module {name!r} failed: {blame(error)}") from error
+    except (Exception, SystemExit) as error:  # SystemExit: a script that parses its arguments at import
+        raise EnvSpecError(f"{option}: importing module {name!r} failed: {blame(error)}") from error
+
+
+def _not_found(name: str, missing: str, folder: str, option: str) -> str:
+    top = missing.split(".", maxsplit=1)[0]
+    message = f"{option}: no module named {missing!r}, neither in {folder} nor among the installed packages"
+    source = Path(folder, "src", top)
+    if source.is_dir() or source.with_suffix(".py").is_file():
+        return f"{message}; there is one under src/: install it with `pip install -e .` or set PYTHONPATH=src."
+    if missing != name:
+        return message
+    files = Path(folder).glob("*.py") if os.path.isdir(folder) else ()
+    return message + did_you_mean(top, sorted({file.stem for file in files}))
+
+
+def _raised_by_us(error: BaseException) -> bool:
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and _is_ours(frames[-1].filename)
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith((*_OUR_FOLDERS, "<frozen"))
+
+
+def _short_path(filename: str) -> str:
+    try:
+        return str(Path(filename).relative_to(Path.cwd()))
+    except ValueError:
+        return filename

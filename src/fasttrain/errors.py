@@ -1,0 +1,40 @@
+"""One tree of errors. Every message says what happened, where (env 3, worker 1, step 812; which key) and what to do.
+
+The command line prints the message alone and exits with `exit_code`; `FASTTRAIN_TRACEBACK=1` shows the traceback too.
+"""
+
+from __future__ import annotations
+
+
+class FastTrainError(Exception):
+    """Root of all errors that fasttrain raises on purpose."""
+
+    exit_code = 1
+
+
+class ConfigError(FastTrainError):
+    """The user asked for something that cannot be: unknown key, wrong type, values that contradict each other."""
+
+    exit_code = 2
+
+
+class EnvError(FastTrainError):
+    """An environment broke its contract while running: no legal action, wrong shape, an exception in `step`."""
+
+
+class EnvSpecError(EnvError):
+    """An environment cannot be built or does not fit the algorithm; found before training starts."""
+
+    exit_code = 2
+
+
+class GateError(FastTrainError):
+    """A quality gate failed: the candidate learns worse than the baseline."""
+
+    exit_code = 3
+
+
+class StoppedError(FastTrainError):
+    """A signal stopped the run; everything finished by then is saved."""
+
+    exit_code = 4

@@ -1,0 +1,98 @@
+"""From what was typed to Hydra overrides, and back to where each value came from. Plain strings in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from fasttrain.plan import FLAGS
+
+OPTIONS_WITH_VALUE = frozenset(
+    (
+        "--config-dir",
+        "-cd",
+        "--config-path",
+        "-cp",
+        "--config-name",
+        "-cn",
+        "--cfg",
+        "-c",
+        "--package",
+        "-p",
+        "--info",
+        "-i",
+    )
+)
+
+
+def key_of(override: str) -> str:
+    """The dotted key of `num_envs=4`, `+profile=speed`, `~env.kwargs.size`; empty for an option such as `-m`."""
+    if override.startswith("-"):
+        return ""
+    return override.split("=", 1)[0].lstrip("+~")
+
+
+def normalise(arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """Arguments for Hydra.
+
+    `profile=speed` becomes `+profile=speed`; naming an env by `env.id` or `env.entry_point` alone selects the plain
+    `env=gym` group first; `env.kwargs.x=1` needs no plus; environment variables named like a speed flag in capitals
+    come before what was typed, so that the command line wins over them and they win over the profile.
+    """
+    options, overrides = split_options(arguments)
+    typed = {key_of(override) for override in overrides}
+    result = list(options)
+    if typed & {"env.id", "env.entry_point"} and "env" not in typed:
+        result.append("env=gym")
+    result += from_environment(environment, typed)
+    return result + [_as_hydra_wants_it(override) for override in overrides]
+
+
+def _as_hydra_wants_it(override: str) -> str:
+    """A profile is appended to the defaults list; an argument for the env's constructor may be new to the YAML."""
+    if override.startswith("profile="):
+        return "+" + override
+    if key_of(override).startswith("env.kwargs.") and not override.startswith("~"):
+        return "++" + override.lstrip("+")
+    return override
+
+
+def split_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Options with their values, and overrides. argparse wants the overrides in one piece; people mix them."""
+    options: list[str] = []
+    overrides: list[str] = []
+    takes_value = False
+    for argument in arguments:
+        if takes_value or argument.startswith("-"):
+            options.append(argument)
+            takes_value = not takes_value and argument in OPTIONS_WITH_VALUE
+        else:
+            overrides.append(argument)
+    return options, overrides
+
+
+def from_environment(environment: Mapping[str, str], typed: Iterable[str] = ()) -> list[str]:
+    """Overrides from environment variables, those left out that were also typed."""
+    skip = set(typed)
+    return [
+        f"{flag.name}={environment[flag.name.upper()]}"
+        for flag in FLAGS
+        if environment.get(flag.name.upper(), "") != "" and flag.name not in skip
+    ]
+
+
+def sources(
+    overrides: Iterable[str], environment: Mapping[str, str], profiles: Mapping[str, Iterable[str]]
+) -> dict[str, str]:
+    """Where each key's value came from: `command line`, `environment`, `profile NAME`; absent = default.
+
+    Args:
+        overrides: the task overrides Hydra saw.
+        profiles: keys (dotted) that each chosen profile sets, in order of composition.
+    """
+    injected = set(from_environment(environment))
+    result: dict[str, str] = {}
+    for name, keys in profiles.items():
+        result.update(dict.fromkeys(keys, f"profile {name}"))
+    for override in overrides:
+        result[key_of(override)] = "environment" if override in injected else "command line"
+    return result

@@ -1,0 +1,1 @@
+"""Where the time went: phase clock, utilisation, the [PERF] report."""

@@ -1,0 +1,144 @@
+"""[PERF]: phases in milliseconds per 1,000 env steps, as one machine-readable line, table rows and JSON. Pure.
+
+The phases come from one `PhaseClock`, so they are disjoint and sum to the wall time; `enemy_turn_ms` lies inside
+`env_step_ms`. "Alone" is the steps/s the run would reach if that phase were all it did: the distance to the limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fasttrain.perf.clock import PHASES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PerfWindow:
+    """Counters over one stretch of training."""
+
+    env_steps: int
+    updates: int  # gradient updates
+    phases_ns: Mapping[str, int]  # main thread, disjoint
+    enemy_turn_ns: int  # inside env_step
+    cpu_share: float | None  # CPU time of the process and its children ÷ (wall × cores), 0..1
+    gpu_share: float | None  # 0..1, None without a GPU or without its library
+    memory_bytes: int  # resident, children included
+
+    @property
+    def wall_ns(self) -> int:
+        return sum(self.phases_ns.values())
+
+    @property
+    def steps_per_s(self) -> float:
+        return self.env_steps * 1e9 / self.wall_ns if self.wall_ns else 0.0
+
+    @property
+    def update_ratio(self) -> float:
+        """Gradient updates per environment step (transition)."""
+        return self.updates / self.env_steps if self.env_steps else 0.0
+
+    def ms(self, phase: str) -> float:
+        """Milliseconds of `phase` per 1,000 env steps."""
+        return _per_thousand_ms(self.phases_ns.get(phase, 0), self.env_steps)
+
+    def shown_phases(self) -> list[str]:
+        """Phases that took any time, in the order of `PHASES`; `other` always."""
+        return [phase for phase in PHASES if self.phases_ns.get(phase, 0) > 0 or phase == "other"]
+
+
+def _per_thousand_ms(nanoseconds: int, env_steps: int) -> float:
+    return nanoseconds / 1e3 / env_steps if env_steps else 0.0
+
+
+def perf_line(window: PerfWindow) -> str:
+    """`[PERF] steps/s 61234 action_ms 3.10 env_step_ms 2.20 (enemy_turn_ms 1.80) … update_ratio 0.004 cpu 97% …`."""
+    parts = [f"[PERF] steps/s {window.steps_per_s:.0f}"]
+    for phase in window.shown_phases():
+        parts.append(f"{phase}_ms {window.ms(phase):.3f}")
+        if phase == "env_step" and window.enemy_turn_ns:
+            parts.append(f"(enemy_turn_ms {_per_thousand_ms(window.enemy_turn_ns, window.env_steps):.3f})")
+    parts.append(f"update_ratio {window.update_ratio:.5f}")
+    parts.append(f"cpu {_percent(window.cpu_share)}")
+    parts.append(f"gpu {_percent(window.gpu_share)}")
+    parts.append(f"mem {window.memory_bytes / 2**20:.0f}MB")
+    return " ".join(parts)
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f}%"
+
+
+def perf_rows(window: PerfWindow) -> list[tuple[str, str, str, str]]:
+    """Rows of the table: phase, ms per 1,000 steps, share of the wall time, steps/s if it were alone."""
+    rows = []
+    for phase in window.shown_phases():
+        rows.append(_row(f"{phase}_ms", window.phases_ns.get(phase, 0), window))
+        if phase == "env_step" and window.enemy_turn_ns:
+            rows.append(_row("  of it enemy_turn_ms", window.enemy_turn_ns, window))
+    rows.append(_row("total", window.wall_ns, window))
+    return rows
+
+
+def _row(name: str, nanoseconds: int, window: PerfWindow) -> tuple[str, str, str, str]:
+    share = nanoseconds / window.wall_ns if window.wall_ns else 0.0
+    alone = f"{window.env_steps * 1e9 / nanoseconds:,.0f}" if nanoseconds else "-"
+    return name, f"{_per_thousand_ms(nanoseconds, window.env_steps):.3f}", f"{100 * share:.1f} %", alone
+
+
+def perf_dict(window: PerfWindow) -> dict[str, Any]:
+    """What `perf.json` and `summary.json` hold."""
+    phases = {f"{phase}_ms": round(window.ms(phase), 6) for phase in PHASES}
+    return {
+        "unit": "milliseconds per 1000 env steps on the main thread",
+        "steps_per_s": round(window.steps_per_s, 3),
+        "env_steps": window.env_steps,
+        "updates": window.updates,
+        "update_ratio": window.update_ratio,
+        "wall_s": window.wall_ns / 1e9,
+        **phases,
+        "enemy_turn_ms": round(_per_thousand_ms(window.enemy_turn_ns, window.env_steps), 6),
+        "covered_share": _covered(window),
+    }
+
+
+def _covered(window: PerfWindow) -> float:
+    """Share of the wall time that a named phase accounts for: 1 − other."""
+    if not window.wall_ns:
+        return 1.0
+    return round(1.0 - window.phases_ns.get("other", 0) / window.wall_ns, 6)
+
+
+def limits_dict(window: PerfWindow) -> dict[str, float | None]:
+    """Steps/s this run would reach if only that part of the work remained; None where it took no time."""
+    phases = window.phases_ns
+    groups = {
+        "env_only_steps_per_s": phases.get("env_step", 0),
+        "policy_only_steps_per_s": phases.get("action", 0),
+        "update_only_steps_per_s": sum(
+            phases.get(name, 0) for name in ("replay_sample", "train_fwd", "train_bwd", "train", "optim")
+        ),
+    }
+    return {name: round(window.env_steps * 1e9 / ns, 1) if ns else None for name, ns in groups.items()}
+
+
+def advice(window: PerfWindow) -> str:
+    """The one change most worth trying, from where the time went."""
+    phases = window.phases_ns
+    update = sum(phases.get(name, 0) for name in ("train_fwd", "train_bwd", "train", "optim"))
+    shares = {
+        "env": phases.get("env_step", 0),
+        "act": phases.get("action", 0),
+        "update": update,
+        "log": phases.get("log", 0) + phases.get("eval", 0) + phases.get("checkpoint", 0),
+    }
+    wall = max(1, window.wall_ns)
+    name, nanoseconds = max(shares.items(), key=lambda item: item[1])
+    texts = {
+        "env": "the environment is the wall: a native batch, worker processes (vec_env=subproc) or a cheaper step",
+        "act": "choosing actions is the wall: more envs per step (num_envs) amortise each forward pass",
+        "update": "the update is the wall: fewer or larger updates (PPO: algo.n_epochs, batch_size; DQN: "
+        "updates_per_step), each checked for quality",
+        "log": "logging and evaluation are the wall: raise log_every or eval_every",
+    }
+    return f"{100 * nanoseconds / wall:.0f} % of the time: {texts[name]}"

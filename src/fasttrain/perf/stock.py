@@ -1,0 +1,103 @@
+"""Phases of a stock SB3 algorithm, seen from outside: nothing of SB3 is changed, so its numbers are not either.
+
+A wrapper around the env, hooks on the policy network and on the optimizer, and the callback's own events move one
+`PhaseClock`. Forward and backward of an update cannot be told apart from outside: they are reported together as
+`train`, and `optim` is the optimizer's step (clipping lies in `train`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
+
+from fasttrain.perf.clock import PhaseClock
+
+
+class TimedVecEnv(VecEnvWrapper):
+    """Spends every call into the env in phase `env_step`; afterwards the caller is choosing or storing."""
+
+    def __init__(self, venv: VecEnv, clock: PhaseClock) -> None:
+        super().__init__(venv)
+        self.clock = clock
+
+    def reset(self) -> VecEnvObs:
+        with self.clock.phase("env_step"):
+            return self.venv.reset()
+
+    def step_async(self, actions: np.ndarray[Any, Any]) -> None:
+        self.clock.enter("env_step")
+        self.venv.step_async(actions)
+
+    def step_wait(self) -> VecEnvStepReturn:
+        result = self.venv.step_wait()
+        self.clock.enter("buffer")
+        return result
+
+    def env_method(
+        self,
+        method_name: str,
+        *method_args: Any,
+        indices: int | Iterable[int] | None = None,
+        **method_kwargs: Any,
+    ) -> list[Any]:
+        self.clock.enter("env_step")
+        result = self.venv.env_method(method_name, *method_args, indices=indices, **method_kwargs)
+        self.clock.enter("action")  # stock code asks for masks right before it acts
+        return result
+
+
+class StockPhases(BaseCallback):
+    """Marks the phases of a stock algorithm that no env call marks."""
+
+    def __init__(self, clock: PhaseClock) -> None:
+        super().__init__()
+        self.clock = clock
+        self._hooks: list[Any] = []
+        self._collecting = False
+
+    def _init_callback(self) -> None:
+        policy: Any = self.model.policy
+        acting = getattr(policy, "q_net", policy)  # DQN acts through its Q-network, PPO through the policy itself
+        self._hooks = [
+            acting.register_forward_pre_hook(self._on_forward),
+            policy.optimizer.register_step_pre_hook(self._on_optimizer_step),
+            policy.optimizer.register_step_post_hook(self._after_optimizer_step),
+        ]
+
+    def _on_forward(self, *_: Any) -> None:
+        if self._collecting:
+            self.clock.enter("action")
+
+    def _on_optimizer_step(self, *_: Any) -> None:
+        self.clock.enter("optim")
+
+    def _after_optimizer_step(self, *_: Any) -> None:
+        self.clock.enter("train")
+
+    def _on_rollout_start(self) -> None:
+        self._collecting = True
+        self.clock.enter("action")
+
+    def _on_step(self) -> bool:
+        self.clock.enter("buffer")
+        return True
+
+    def _on_rollout_end(self) -> None:
+        self._collecting = False
+        self.clock.enter("train")
+
+    def _on_training_end(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self.clock.enter("other")
+
+
+def is_stock(model: BaseAlgorithm) -> bool:
+    """Whether `model` is one of SB3's own classes, which know nothing of a phase clock."""
+    return type(model).__module__.split(".")[0] in ("stable_baselines3", "sb3_contrib")

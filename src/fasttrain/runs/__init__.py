@@ -1,0 +1,1 @@
+"""One run: train, evaluate, callbacks, files. Read `train.py` first."""

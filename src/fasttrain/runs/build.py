@@ -1,0 +1,296 @@
+"""From the effective configuration to envs and an algorithm. The only place that chooses classes."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import platform
+import signal
+import warnings
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from sb3_contrib import MaskablePPO as StockMaskablePPO
+from stable_baselines3 import DQN
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.preprocessing import is_image_space
+from stable_baselines3.common.utils import LinearSchedule
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
+from stable_baselines3.ppo import PPO as StockPPO  # noqa: N811 - a class named like a constant
+
+from fasttrain.algos.fused_policy import compile_fused, why_not_fused
+from fasttrain.algos.heads import compile_mask_check
+from fasttrain.algos.ppo import PPO, MaskablePPO
+from fasttrain.buffers.rollout import compile_gae
+from fasttrain.config import Config, DQNConfig, PPOConfig, parse_schedule
+from fasttrain.envs.make import EnvFactory, EnvSpec, make_env
+from fasttrain.envs.probe import probe
+from fasttrain.errors import ConfigError, EnvSpecError
+from fasttrain.perf.clock import PhaseClock
+from fasttrain.perf.stock import TimedVecEnv
+from fasttrain.perf.utilization import usable_cores
+from fasttrain.plan import EnvFacts, Machine, Plan
+
+
+class MonitoredEnv:
+    """Builds one env of the run, as a plain SB3 script would: picklable, called in the process that steps it."""
+
+    def __init__(self, spec: EnvSpec) -> None:
+        self.factory = EnvFactory(spec)
+
+    def __call__(self) -> Monitor[Any, Any]:
+        if multiprocessing.parent_process() is not None:
+            # Ctrl-C reaches every process of the terminal: the trainer decides, a worker ends when its pipe closes.
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
+        return Monitor(self.factory())
+
+
+def this_machine() -> Machine:
+    """What the plan needs to know."""
+    return Machine(usable_cores(), platform.system() == "Windows", torch.cuda.is_available())
+
+
+def env_spec(config: Config) -> EnvSpec:
+    """The env a run asks for."""
+    return EnvSpec(
+        id=config.env.id,
+        entry_point=config.env.entry_point,
+        kwargs=config.env.kwargs,
+        info_keys=config.env.info_keys,
+        lean_info=config.lean_info,
+        needs_masks=config.algo.name == "maskable_ppo",
+        use_masks=config.algo.name == "maskable_ppo",
+    )
+
+
+def env_facts(config: Config) -> EnvFacts:
+    """Build the env once, so that a wrong one fails here with one clear message; time it where the plan must choose.
+
+    Raises:
+        EnvSpecError: the env cannot be built or does not fit the algorithm.
+        ConfigError: a native batch was asked for with an algorithm that ignores masks.
+    """
+    masked = config.algo.name == "maskable_ppo"
+    native = config.env.native_game is not None and masked
+    if config.vec_env == "native" and not native:
+        raise ConfigError(
+            f"vec_env=native with algo={config.algo.name}: the native game refuses illegal actions and this algorithm "
+            "ignores masks; take algo=maskable_ppo, or vec_env=dummy"
+        )
+    spec = env_spec(config)
+    _check_spaces(config)
+    if config.vec_env != "auto" or native or not config.use_subproc_envs or config.force_dummy_vec_env:
+        return EnvFacts(native, None)
+    return EnvFacts(native, probe(MonitoredEnv(spec)).step_s)
+
+
+ACTION_SPACES: dict[str, tuple[type[spaces.Space[Any]], ...]] = {
+    "dqn": (spaces.Discrete,),
+    "maskable_ppo": (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
+    "ppo": (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box),
+}
+
+
+def _check_spaces(config: Config) -> None:
+    """Build the env once and see whether its spaces suit the algorithm and the policy."""
+    name = config.algo.name
+    wanted = " or ".join(kind.__name__ for kind in ACTION_SPACES[name])
+    env = make_env(dataclasses.replace(env_spec(config), needs_masks=False))
+    action, observation, what = env.action_space, env.observation_space, env_spec(config).option
+    env.close()
+    if not isinstance(action, ACTION_SPACES[name]):
+        raise EnvSpecError(f"{what} has {action} actions, algo={name} needs {wanted}; take another algo")
+    if isinstance(action, spaces.Discrete) and action.start != 0:
+        raise EnvSpecError(
+            f"{what} counts its actions from {action.start}; SB3 sends 0 to n - 1: shift them in the env"
+        )
+    policy = _policy(config.algo.policy, observation)
+    if (policy == "MultiInputPolicy") != isinstance(observation, spaces.Dict):
+        raise ConfigError(f"algo.policy={policy} does not suit {what}, which observes {observation}; take auto")
+    if policy == "CnnPolicy" and not is_image_space(observation):
+        raise ConfigError(
+            f"algo.policy=CnnPolicy needs images (uint8, 0 to 255), {what} observes {observation}; take auto"
+        )
+    make_env(env_spec(config)).close()  # with masks, where the algorithm needs them
+
+
+def build_vec_env(config: Config, num_envs: int, seed: int) -> VecEnv:
+    """`num_envs` copies as the (effective) `vec_env` says; env i is seeded with `seed + i`."""
+    env: VecEnv
+    if config.vec_env == "native":
+        from fasttrain.vec.native import NativeVecEnv
+
+        env = NativeVecEnv(_native_game(config, num_envs))
+    else:
+        factories = [MonitoredEnv(env_spec(config)) for _ in range(num_envs)]
+        env = SubprocVecEnv(factories) if config.vec_env == "subproc" else DummyVecEnv(factories)  # type: ignore[arg-type]
+    env.seed(seed)
+    return env
+
+
+def _native_game(config: Config, num_envs: int) -> Any:
+    module, _, name = str(config.env.native_game).partition(":")
+    try:
+        game: Any = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"env.native_game={config.env.native_game}: {error}") from error
+    try:
+        return game(num_envs, **config.env.kwargs)
+    except TypeError as error:
+        raise ConfigError(f"env.kwargs={config.env.kwargs}: {error}") from error
+
+
+def compile_kernels(config: Config) -> None:
+    """Compile (or load from the disk cache) what training will call, so that no phase of [PERF] pays for it."""
+    if config.engine == "fast" and isinstance(config.algo, PPOConfig):
+        compile_gae()
+        if config.fused_update == "on":
+            compile_fused()
+        compile_mask_check()
+    if config.vec_env == "native":
+        tiny = build_vec_env(config, 1, seed=0)
+        tiny.reset()
+        tiny.step(np.array([int(tiny.env_method("action_masks")[0].argmax())]))
+        tiny.close()
+
+
+def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgorithm:
+    """The algorithm of the (effective) configuration: stock classes under `engine=stock`, ours under `fast`.
+
+    Either way `clock` will know the phases: a stock class is watched from outside, ours moves it itself.
+    """
+    algo = config.algo
+    policy = _policy(algo.policy, env.observation_space)
+    shared: dict[str, Any] = {
+        "learning_rate": _schedule(algo.learning_rate, "algo.learning_rate"),
+        "gamma": algo.gamma,
+        "max_grad_norm": algo.max_grad_norm,
+        "batch_size": config.batch_size,
+        "policy_kwargs": _policy_kwargs(algo),
+        "seed": config.seed,
+        "device": pick_device(config.device, policy),
+        "verbose": 0,
+    }
+    if isinstance(algo, DQNConfig):
+        return DQN(policy, TimedVecEnv(env, clock), **shared, **_dqn_kwargs(config, algo))
+    shared.update(_ppo_kwargs(config, algo))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "You have specified a mini-batch size", UserWarning)  # the plan says it
+        if config.engine == "stock":
+            stock: Any = StockPPO if algo.name == "ppo" else StockMaskablePPO
+            return stock(policy, TimedVecEnv(env, clock), **shared)  # type: ignore[no-any-return]
+        fast: Any = PPO if algo.name == "ppo" else MaskablePPO
+        model = fast(policy, env, **shared)
+    model._fast.clock = clock
+    if config.fused_update == "on":
+        model.use_kernels(usable_cores())
+    return model  # type: ignore[no-any-return]
+
+
+def _ppo_kwargs(config: Config, algo: PPOConfig) -> dict[str, Any]:
+    clip_range_vf = algo.clip_range_vf
+    return {
+        "n_steps": algo.rollout_size // config.num_envs,
+        "n_epochs": algo.n_epochs,
+        "gae_lambda": algo.gae_lambda,
+        "clip_range": _schedule(algo.clip_range, "algo.clip_range"),
+        "clip_range_vf": None if clip_range_vf is None else _schedule(clip_range_vf, "algo.clip_range_vf"),
+        "normalize_advantage": algo.normalize_advantage,
+        "ent_coef": algo.ent_coef,
+        "vf_coef": algo.vf_coef,
+        "target_kl": algo.target_kl,
+    }
+
+
+def _dqn_kwargs(config: Config, algo: DQNConfig) -> dict[str, Any]:
+    return {
+        "buffer_size": algo.buffer_size,
+        "learning_starts": config.warmup_steps,
+        "train_freq": 1,
+        "gradient_steps": config.updates_per_step,
+        "tau": algo.tau,
+        "target_update_interval": algo.target_update_interval,
+        "exploration_fraction": algo.exploration_fraction,
+        "exploration_initial_eps": algo.exploration_initial_eps,
+        "exploration_final_eps": algo.exploration_final_eps,
+    }
+
+
+def _policy(name: str, space: spaces.Space[Any]) -> str:
+    """SB3's alias for `auto`: by the kind of observations."""
+    if name != "auto":
+        return name
+    if isinstance(space, spaces.Dict):
+        return "MultiInputPolicy"
+    return "CnnPolicy" if is_image_space(space) else "MlpPolicy"
+
+
+def _policy_kwargs(algo: PPOConfig | DQNConfig) -> dict[str, Any]:
+    kwargs: dict[str, Any] = {}
+    if algo.net_arch is not None:
+        arch = algo.net_arch
+        kwargs["net_arch"] = {k: list(v) for k, v in arch.items()} if isinstance(arch, dict) else list(arch)
+    if algo.activation_fn is not None:
+        kwargs["activation_fn"] = {
+            "tanh": torch.nn.Tanh,
+            "relu": torch.nn.ReLU,
+            "elu": torch.nn.ELU,
+            "gelu": torch.nn.GELU,
+            "silu": torch.nn.SiLU,
+            "leaky_relu": torch.nn.LeakyReLU,
+        }[algo.activation_fn]
+    return kwargs
+
+
+def _schedule(value: float | str, key: str) -> Any:
+    """A number, or SB3's own linear schedule from that number to 0 (a stock class, so that the zip stays stock)."""
+    kind, number = parse_schedule(value, key)
+    return number if kind == "constant" else LinearSchedule(number, 0.0, 1.0)
+
+
+def settle_fused_update(plan: Plan, model: BaseAlgorithm) -> Plan:
+    """The plan with what the compiled kernels can really do for this policy.
+
+    Raises:
+        ConfigError: `fused_update=on` was asked for by name and they cannot do anything.
+    """
+    if plan.config.fused_update != "on" or not isinstance(model, (PPO, MaskablePPO)):
+        return plan
+    requested = {row.flag: row.requested for row in plan.rows}
+    threads = requested["torch_threads"]
+    if isinstance(threads, int):
+        model.use_kernels(min(threads, usable_cores()))
+    reason = why_not_fused(model.policy, model.observation_space)
+    if not reason:
+        return plan
+    if requested["fused_update"] == "on":
+        raise ConfigError(f"fused_update=on: no compiled kernels for this policy ({reason}); take fused_update=auto")
+    model._fast.fused = False
+    return plan.replacing("fused_update", "off", reason)
+
+
+def pick_device(requested: str, policy: str) -> str:
+    """`auto`: a small MLP is faster on the CPU (SB3 warns of the GPU there), images belong on the GPU.
+
+    Raises:
+        ConfigError: a CUDA device was asked for and there is none.
+    """
+    if requested == "auto":
+        return "cuda" if policy == "CnnPolicy" and torch.cuda.is_available() else "cpu"
+    if requested == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError("device=mps: this machine (or this torch build) has no MPS; take device=cpu")
+    if requested.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"device={requested}: this machine (or this torch build) has no CUDA; take device=cpu")
+    return requested
+
+
+def set_threads(threads: int | str) -> int:
+    """Set torch's intra-op threads; `default` leaves them alone. Returns what is in force."""
+    if isinstance(threads, int):
+        torch.set_num_threads(threads)
+    return torch.get_num_threads()

@@ -1,0 +1,167 @@
+"""One SB3 callback that joins a run's parts to `learn()`: counters, episodes, live view, [PERF], evaluation, stop."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+
+from fasttrain.config import Config
+from fasttrain.perf.meter import PerfMeter
+from fasttrain.runs.episodes import EpisodeLog
+from fasttrain.runs.live import LiveView
+from fasttrain.runs.progress import Progress
+
+
+class StopFlag:
+    """Set by SIGINT or SIGTERM; the run then ends after the current vector step and saves. A second signal kills."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    @contextmanager
+    def listening(self) -> Iterator[StopFlag]:
+        """Handle both signals inside the block; only the main thread may, elsewhere nothing is changed."""
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        previous = [(number, signal.signal(number, self._on_signal)) for number in (signal.SIGINT, signal.SIGTERM)]
+        try:
+            yield self
+        finally:
+            for number, handler in previous:
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self.requested = True
+
+
+class Interval:
+    """Says when a counter has passed the next multiple of `every` (0 = never)."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self._next = every
+
+    def due(self, count: int) -> bool:
+        if not self.every or count < self._next:
+            return False
+        self._next = (count // self.every + 1) * self.every
+        return True
+
+
+@dataclass(slots=True)
+class Parts:
+    """What the callback serves."""
+
+    progress: Progress
+    episodes: EpisodeLog
+    live: LiveView
+    meter: PerfMeter
+    stop: StopFlag
+    evaluate: Callable[[], None]  # called every `eval_every` env steps
+    checkpoint: Callable[[], None]  # called every `checkpoint_every` env steps
+    say: Callable[[str], None]
+
+
+class RunCallback(BaseCallback):
+    """Its own time is phase `log`, evaluation and checkpoints have theirs."""
+
+    def __init__(self, config: Config, parts: Parts) -> None:
+        super().__init__()
+        self.parts = parts
+        self.enemy_turn_ms = 0.0  # of Python envs that report info["perf"]["enemy_turn_ms"]
+        self._log = Interval(config.log_every)
+        self._evaluate = Interval(config.eval_every)
+        self._checkpoint = Interval(config.checkpoint_every)
+        self._to_console = config.train_log_to_console
+        self._enabled = config.train_log_enabled
+        self._logged_updates = 0
+
+    def _on_training_start(self) -> None:
+        # Ours count their own updates: a hook on the optimizer would keep the fused kernels away.
+        self._fast: Any = getattr(self.model, "_fast", None)
+        optimizer: Any = self.model.policy.optimizer
+        self._hooks = [] if self._fast else [optimizer.register_step_post_hook(self._count_update)]
+        self.parts.progress.started = time.perf_counter()
+        self.parts.meter.start()
+
+    def _count_update(self, *_: Any) -> None:
+        self.parts.progress.updates += 1
+
+    def _on_rollout_start(self) -> None:
+        if self._fast is not None:
+            self.parts.progress.updates = self._fast.gradient_updates
+        if self._log.due(self.parts.progress.updates):
+            with self.parts.meter.clock.phase("log"):
+                self._write_logs()
+
+    def _write_logs(self) -> None:
+        progress = self.parts.progress
+        self._logged_updates = progress.updates
+        line = self.parts.meter.line(progress.env_steps, progress.updates)
+        if self._to_console:
+            self.parts.say(line)
+        if self._enabled:
+            _dump_logs(self.model)
+
+    def _on_step(self) -> bool:
+        parts = self.parts
+        with parts.meter.clock.phase("log"):
+            parts.progress.env_steps = self.num_timesteps
+            self._collect_episodes()
+            parts.live.tick()
+        if self._evaluate.due(self.num_timesteps):
+            with parts.meter.clock.phase("eval"):
+                parts.evaluate()
+        if self._checkpoint.due(self.num_timesteps):
+            with parts.meter.clock.phase("checkpoint"):
+                parts.checkpoint()
+        return not parts.stop.requested
+
+    def _collect_episodes(self) -> None:
+        infos: list[dict[str, Any]] = self.locals["infos"]
+        if "perf" in infos[0]:
+            self.enemy_turn_ms += sum(info["perf"].get("enemy_turn_ms", 0.0) for info in infos)
+        progress = self.parts.progress
+        for index in np.flatnonzero(self.locals["dones"]):
+            info = infos[index]
+            episode = info.get("episode")
+            if episode is None:
+                continue
+            progress.add_episode(float(episode["r"]), info)
+            wall_s = round(time.perf_counter() - progress.started, 3)
+            fixed = (progress.episodes, self.num_timesteps, int(index), episode["r"], episode["l"], wall_s)
+            self.parts.episodes.add(fixed, info)
+
+    def _on_training_end(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        if self._fast is not None:
+            self.parts.progress.updates = self._fast.gradient_updates
+        with self.parts.meter.clock.phase("log"):
+            if self.parts.progress.updates > self._logged_updates:  # the last stretch is rarely a whole interval
+                self._write_logs()
+            self.parts.episodes.flush()
+
+
+def _dump_logs(model: BaseAlgorithm) -> None:
+    """SB3's own table and progress.csv row. Its two families of algorithms differ in the argument."""
+    if isinstance(model, OnPolicyAlgorithm):
+        model.dump_logs(iteration=0)
+    elif isinstance(model, OffPolicyAlgorithm):
+        model.dump_logs()

@@ -1,0 +1,92 @@
+"""Tables for people: the plan, [PERF], quality. One console per run, so that the live view and lines do not tear."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fasttrain.perf.report import PerfWindow, advice, perf_rows
+from fasttrain.plan import Plan
+
+
+def make_console() -> Console:
+    """Standard output; where it is no terminal, wide enough that tables do not wrap."""
+    return Console() if sys.stdout.isatty() else Console(width=140, no_color=True)
+
+
+def show_plan(console: Console, plan: Plan) -> None:
+    """Flags that differ from a plain SB3 script or from what was requested."""
+    console.print("Plan: what differs from a plain SB3 script", style="bold")
+    table = Table(box=None, pad_edge=False)
+    for name in ("flag", "requested", "effective", "class", "source", "why"):
+        table.add_column(name, overflow="fold")
+    for row in plan.notable():
+        requested, effective = _cell(row.requested), _cell(row.effective)
+        style = "bold" if requested != effective else ""
+        table.add_row(row.flag, requested, effective, row.flag_class, row.source, row.reason, style=style)
+    console.print(table)
+    console.print(f"  ({len(plan.rows)} flags in all: plan.json)", style="dim", highlight=False)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def show_perf(console: Console, window: PerfWindow) -> None:
+    """Where the time of training went."""
+    console.print(
+        f"\n[PERF] {window.steps_per_s:,.0f} steps/s over {window.env_steps:,} env steps "
+        f"in {window.wall_ns / 1e9:.1f} s, {window.updates:,} updates ({window.update_ratio:.5f} per step)",
+        style="bold",
+        markup=False,
+        highlight=False,
+    )
+    table = Table(box=None, pad_edge=False)
+    table.add_column("phase")
+    for name in ("ms per 1,000 steps", "share", "steps/s if alone"):
+        table.add_column(name, justify="right")
+    for row in perf_rows(window):
+        table.add_row(*row)
+    console.print(table)
+    if window.phases_ns.get("train"):
+        console.print(
+            "  train_ms: forward and backward together, in compiled kernels the optimizer too",
+            style="dim",
+            highlight=False,
+        )
+    console.print(f"  {advice(window)}", highlight=False, soft_wrap=True)
+
+
+def show_quality(console: Console, quality: Mapping[str, dict[str, Any]]) -> None:
+    """Evaluation results, one row per way of acting."""
+    console.print("\nQuality (own seeds, 95 % intervals)", style="bold")
+    table = Table(box=None, pad_edge=False)
+    columns = ("acting", "episodes", "mean reward", "win rate", "score difference", "length", "ends")
+    for name in columns:
+        table.add_column(name)
+    for acting, result in quality.items():
+        ci95 = result["ci95"]
+        ends = ", ".join(f"{name} {100 * share:.0f} %" for name, share in result["end_reason"].items())
+        table.add_row(
+            acting,
+            f"{result['episodes']:,}",
+            _with_interval(result["mean_reward"], ci95["mean_reward"], 1, "{:.3g}"),
+            _with_interval(result["win_rate"], ci95["win_rate"], 100, "{:.1f} %"),
+            _with_interval(result["score_diff"], ci95["score_diff"], 1, "{:.1f}"),
+            f"{result['mean_length']:.1f}",
+            ends,
+        )
+    console.print(table)
+
+
+def _with_interval(value: float | None, interval: list[float] | None, scale: float, form: str) -> str:
+    if value is None or interval is None:
+        return "-"
+    low, high = (form.format(scale * bound).removesuffix(" %") for bound in interval)
+    return f"{form.format(scale * value)} [{low}, {high}]"

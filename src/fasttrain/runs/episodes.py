@@ -1,0 +1,59 @@
+"""episodes.csv: one row per finished training episode, written in batches."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+FIXED = ("episode", "env_steps", "env", "return", "length", "wall_s")
+FLUSH_EVERY = 2000  # rows; about one write a second at 2,000 episodes/s, a few hundred kB of memory
+
+
+class EpisodeLog:
+    """Collects rows and appends them to `path`. Columns are fixed by the first batch's infos; later keys are left out.
+
+    Values that are no scalars are left out too: the file is for spreadsheets and plots.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._rows: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        self._keys: list[str] | None = None
+
+    def add(self, fixed: tuple[Any, ...], info: dict[str, Any]) -> None:
+        """`fixed` in the order of `FIXED`; `info` of the episode's last step."""
+        self._rows.append((fixed, info))
+        if len(self._rows) >= FLUSH_EVERY:
+            self.flush()
+
+    def flush(self) -> None:
+        """Append what was collected."""
+        first = self._keys is None
+        if first:
+            self._keys = sorted(
+                {key for _, info in self._rows for key, value in info.items() if _is_scalar(key, value)}
+            )
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        if first:
+            writer.writerow([*FIXED, *self._keys])  # type: ignore[misc]
+        for fixed, info in self._rows:
+            writer.writerow([*fixed, *(_cell(info.get(key)) for key in self._keys or ())])
+        with self.path.open("a", encoding="utf-8", newline="") as file:
+            file.write(text.getvalue())
+        self._rows.clear()
+
+
+def _is_scalar(key: str, value: Any) -> bool:
+    reserved = key in ("episode", "TimeLimit.truncated", "terminal_observation", "action_mask", "perf")
+    return not reserved and (isinstance(value, (bool, int, float, str)) or getattr(value, "shape", None) == ())
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, float):
+        return round(value, 6)
+    return value

@@ -1,0 +1,204 @@
+"""Quality of a policy: vectorised, masked, on envs and seeds of its own, never touching the training's random state."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import stats
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.vec_env import VecEnv
+
+from fasttrain.config import Config, from_mapping
+from fasttrain.errors import ConfigError
+from fasttrain.runs.console import make_console, show_quality
+from fasttrain.runs.files import write_json
+from fasttrain.runs.progress import win_of
+
+MAX_EPISODE_STEPS = 27_000  # the usual bound of an Atari episode; a greedy policy may walk in circles for ever
+Quality = dict[str, dict[str, Any]]  # way of acting ("greedy", "sampled") → what `summarise` returns
+
+
+@contextmanager
+def own_random_state(seed: int) -> Iterator[None]:
+    """Python's, NumPy's and torch's global streams seeded with `seed` inside, as they were before after it."""
+    python, numpy_state = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy_state)
+
+
+def evaluate(
+    model: BaseAlgorithm,
+    env: VecEnv,
+    episodes: int,
+    deterministic: bool,
+    seed: int,
+    keep_on: Callable[[int], bool] = lambda _: True,
+) -> dict[str, Any]:
+    """Play `episodes` episodes and summarise them.
+
+    Every env plays the same number of episodes (to one), because counting whichever ends first would favour short
+    ones. An episode that does not end within `MAX_EPISODE_STEPS` counts as it stands, with end reason `not ended`, and
+    its env plays no further. `keep_on` is told the episodes played so far after every step; False ends the evaluation
+    with what there is. Returns `episodes, mean_reward, win_rate, score_diff, end_reason, mean_length, ci95`; what the
+    env does not report is None. `win_rate` lies in 0..1, its interval is Wilson's; the others' are Student's.
+    """
+    predict: Any = model.predict
+    masked = "action_masks" in inspect.signature(predict).parameters
+    quota = np.array([(episodes + i) // env.num_envs for i in range(env.num_envs)])
+    returns = np.zeros(env.num_envs)
+    lengths = np.zeros(env.num_envs, dtype=np.int64)
+    finished: list[tuple[float, int, dict[str, Any]]] = []
+    with own_random_state(seed):
+        env.seed(seed)
+        observations: Any = env.reset()
+        while quota.any() and keep_on(len(finished)):
+            extra = {"action_masks": np.stack(env.env_method("action_masks"))} if masked else {}
+            actions, _ = predict(observations, deterministic=deterministic, **extra)
+            observations, rewards, dones, infos = env.step(actions)
+            returns += rewards
+            lengths += 1
+            for index in np.flatnonzero(dones):
+                if quota[index]:
+                    quota[index] -= 1
+                    finished.append((returns[index], lengths[index], infos[index]))
+                returns[index] = lengths[index] = 0
+            for index in np.flatnonzero((lengths >= MAX_EPISODE_STEPS) & (quota > 0)):
+                quota[index] = 0
+                finished.append((returns[index], lengths[index], {**infos[index], "end_reason": "not ended"}))
+    return summarise(finished)
+
+
+def summarise(finished: Sequence[tuple[float, int, Mapping[str, Any]]]) -> dict[str, Any]:
+    """Means and 95 % intervals over episodes given as (return, length, last info)."""
+    if not finished:
+        none = dict.fromkeys(("mean_reward", "win_rate", "score_diff"))
+        return {"episodes": 0, **none, "end_reason": {}, "mean_length": 0.0, "ci95": dict(none)}
+    rewards = np.array([reward for reward, _, _ in finished], dtype=np.float64)
+    wins = [won for _, _, info in finished if (won := win_of(dict(info))) is not None]
+    scores = np.array([info["score_diff"] for _, _, info in finished if "score_diff" in info], dtype=np.float64)
+    reasons = Counter(str(info.get("end_reason", _plain_end(info))) for _, _, info in finished)
+    return {
+        "episodes": len(finished),
+        "mean_reward": float(rewards.mean()),
+        "win_rate": float(np.mean(wins)) if wins else None,
+        "score_diff": float(scores.mean()) if len(scores) else None,
+        "end_reason": {name: count / len(finished) for name, count in reasons.most_common()},
+        "mean_length": float(np.mean([length for _, length, _ in finished])),
+        "ci95": {
+            "mean_reward": mean_interval(rewards),
+            "win_rate": wilson_interval(sum(wins), len(wins)) if wins else None,
+            "score_diff": mean_interval(scores) if len(scores) else None,
+        },
+    }
+
+
+def _plain_end(info: Mapping[str, Any]) -> str:
+    return "truncated" if info.get("TimeLimit.truncated") else "terminated"
+
+
+def mean_interval(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[float]:
+    """Student's 95 % interval of the mean; a single value or no spread gives a point."""
+    mean = float(values.mean())
+    if len(values) < 2:
+        return [mean, mean]
+    half = float(stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
+    return [mean - half, mean + half]
+
+
+def wilson_interval(successes: int, trials: int) -> list[float]:
+    """Wilson's 95 % score interval of a proportion (E. B. Wilson, 1927)."""
+    interval = stats.binomtest(successes, trials).proportion_ci(0.95, method="wilson")
+    return [float(interval.low), float(interval.high)]
+
+
+def evaluate_both(
+    model: BaseAlgorithm, config: Config, say: Callable[[str], None], stop: Callable[[], bool] = lambda: False
+) -> Quality:
+    """Greedy play and, for a policy that samples, sampled play; on fresh envs that are closed again.
+
+    Says how far it is every ten seconds; `stop` ends it early.
+    """
+    from fasttrain.runs.build import build_vec_env
+
+    own = config if config.vec_env == "native" else dataclasses.replace(config, vec_env="dummy")
+    env = build_vec_env(own, config.eval.num_envs, config.eval.seed)
+    said = time.perf_counter()
+
+    def keep_on(played: int) -> bool:
+        nonlocal said
+        if time.perf_counter() - said > 10:
+            said = time.perf_counter()
+            say(f"evaluating: {played:,} of {config.eval.episodes:,} episodes")
+        return not stop()
+
+    try:
+        quality = {"greedy": evaluate(model, env, config.eval.episodes, True, config.eval.seed, keep_on)}
+        if config.algo.name != "dqn":
+            quality["sampled"] = evaluate(model, env, config.eval.episodes, False, config.eval.seed, keep_on)
+    finally:
+        env.close()
+    return quality
+
+
+def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
+    """`fasttrain eval run=FOLDER`: evaluate a finished run's model on the env it was trained on.
+
+    Raises:
+        ConfigError: no run named, or its folder lacks the plan or the model.
+    """
+    if config.run is None:
+        raise ConfigError("eval needs run=FOLDER, a finished run's folder (outputs/DATE/TIME_…)")
+    trained, model = load_run(Path(config.run))
+    typed = {key for key, source in sources.items() if source == "command line"}
+    wanted = dataclasses.replace(
+        trained.eval,
+        **{
+            field.name: getattr(config.eval, field.name)
+            for field in dataclasses.fields(trained.eval)
+            if f"eval.{field.name}" in typed
+        },
+    )
+    ignored = sorted(key for key in typed if key != "run" and not key.startswith("eval."))
+    if ignored:
+        raise ConfigError(f"eval takes run=… and eval.… only: {', '.join(ignored)} would do nothing")
+    console = make_console()
+    quality = evaluate_both(model, dataclasses.replace(trained, eval=wanted), console.print)
+    show_quality(console, quality)
+    write_json(folder / "eval.json", {"run": config.run, "quality": quality})
+    console.print(f"written to {folder / 'eval.json'}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def load_run(folder: Path) -> tuple[Config, BaseAlgorithm]:
+    """The effective configuration and the model of a finished run.
+
+    Raises:
+        ConfigError: the folder is not a finished run's.
+    """
+    for name in ("plan.json", "model.zip"):
+        if not (folder / name).is_file():
+            raise ConfigError(f"run={folder}: no {name} there; name the folder of a finished run")
+    from sb3_contrib import MaskablePPO
+    from stable_baselines3 import DQN, PPO
+
+    config = from_mapping(json.loads((folder / "plan.json").read_text(encoding="utf-8"))["config"])
+    classes: dict[str, type[BaseAlgorithm]] = {"maskable_ppo": MaskablePPO, "ppo": PPO, "dqn": DQN}
+    return config, classes[config.algo.name].load(folder / "model.zip", device="cpu")

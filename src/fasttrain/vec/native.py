@@ -1,0 +1,145 @@
+"""NativeVecEnv: a `NativeGame` (N games in one process, stepped by compiled kernels) as an SB3 vector env."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, TypeGuard
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs
+
+from fasttrain.batch import FinishedEpisode, Int64Array, Slots
+from fasttrain.envs.protocol import NativeGame
+from fasttrain.errors import EnvError
+from fasttrain.vec.base import SlotVecEnv, copy_observations, empty_observations
+
+
+class NativeVecEnv(SlotVecEnv):
+    """N games of one `NativeGame`; the kernels write straight into `slots`.
+
+    Args:
+        game: the games. Its further public methods and attributes are reachable by `env_method` and `get_attr`.
+        seed: as `VecEnv.seed(seed)`: the next reset starts env i with seed + i.
+    """
+
+    def __init__(self, game: NativeGame, seed: int | None = None) -> None:
+        self.game = game
+        num_envs = game.num_envs
+        self.slots = Slots(
+            observations=empty_observations(game.observation_space, num_envs),
+            actions=np.zeros(num_envs, game.action_space.dtype),
+            rewards=np.zeros(num_envs, np.float32),
+            terminations=np.zeros(num_envs, np.bool_),
+            truncations=np.zeros(num_envs, np.bool_),
+            action_masks=np.ones((num_envs, int(game.action_space.n)), np.bool_),
+        )
+        self._returns = np.zeros(num_envs, np.float64)  # float64 as SB3's Monitor, which sums Python floats
+        self._lengths: Int64Array = np.zeros(num_envs, np.int64)
+        self.num_envs = num_envs  # get_attr("render_mode") in SB3's constructor needs it
+        super().__init__(num_envs, game.observation_space, game.action_space)
+        game.bind(self.slots)
+        if seed is not None:
+            self.seed(seed)
+
+    def reset(self) -> VecEnvObs:
+        slots = self.slots
+        self._pending_actions = None
+        self.game.reset(np.arange(self.num_envs, dtype=np.int64), self._seeds)
+        self._reset_seeds()
+        slots.rewards[:] = 0.0
+        slots.terminations[:] = False
+        slots.truncations[:] = False
+        slots.finished = []
+        self._returns[:] = 0.0
+        self._lengths[:] = 0
+        return copy_observations(slots.observations)
+
+    def step_slots(self, actions: NDArray[Any]) -> None:
+        slots = self.slots
+        slots.actions[...] = actions
+        self.game.step()
+        self._returns += slots.rewards
+        self._lengths += 1
+        ended = np.flatnonzero(slots.terminations | slots.truncations)
+        slots.finished = [self._finish(index) for index in ended.tolist()] if ended.size else []
+
+    def _finish(self, index: int) -> FinishedEpisode:
+        slots = self.slots
+        episode = FinishedEpisode(
+            env_index=index,
+            episode_return=float(self._returns[index]),
+            length=int(self._lengths[index]),
+            final_observation=self.game.final_observations[index].copy(),
+            truncated=bool(slots.truncations[index] and not slots.terminations[index]),
+            info=self.game.episode_info(index),
+        )
+        self._returns[index] = 0.0
+        self._lengths[index] = 0
+        return episode
+
+    def set_options(self, options: list[dict[str, Any]] | dict[str, Any] | None = None) -> None:
+        if options:
+            raise EnvError("a native game takes no reset options: use env_method or set_attr to change its settings")
+        super().set_options(options)
+
+    def call_envs(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], indices: VecEnvIndices) -> list[Any]:
+        """Call a method of the game once.
+
+        A method with an `indices` parameter gets the list of env indices (None for all) and may answer with a list of
+        one entry per env listed; any other answer is repeated. A method without it acts on all envs, so that asking
+        for some of them is an error.
+        """
+        method = getattr(self.game, name)
+        chosen = self.env_indices(indices)
+        if "indices" not in inspect.signature(method).parameters:
+            self._only_all(chosen, f"the method {name!r} of {type(self.game).__name__}")
+            return [method(*args, **kwargs)] * len(chosen)
+        result = method(*args, indices=None if indices is None else chosen, **kwargs)
+        return result if isinstance(result, list) and len(result) == len(chosen) else [result] * len(chosen)
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        """The game's attribute per env: rows of an (N, ...) array, any other value repeated."""
+        default = [None] if attr_name == "render_mode" else []  # SB3's constructor asks every env for its render mode
+        value = getattr(self.game, attr_name, *default)
+        chosen = self.env_indices(indices)
+        if self._is_per_env(value):
+            return list(value[chosen])
+        return [value] * len(chosen)
+
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        """Set the game's attribute: rows of an (N, ...) array in place, any other attribute for all envs at once."""
+        chosen = self.env_indices(indices)
+        current = getattr(self.game, attr_name, None)
+        if self._is_per_env(current):
+            current[chosen] = value
+            return
+        self._only_all(chosen, f"the attribute {attr_name!r} of {type(self.game).__name__}")
+        setattr(self.game, attr_name, value)
+
+    def env_is_wrapped(
+        self, wrapper_class: type[gym.Wrapper[Any, Any, Any, Any]], indices: VecEnvIndices = None
+    ) -> list[bool]:
+        return [False] * len(self.env_indices(indices))
+
+    def get_images(self) -> Sequence[NDArray[Any] | None]:
+        """One frame per env by the game's `render(index)`; SB3's `render()` tiles them."""
+        if not hasattr(self.game, "render"):
+            return [None] * self.num_envs
+        return [self.game.render(index) for index in range(self.num_envs)]
+
+    def close(self) -> None:
+        if hasattr(self.game, "close"):
+            self.game.close()
+
+    def _is_per_env(self, value: Any) -> TypeGuard[NDArray[Any]]:
+        return isinstance(value, np.ndarray) and value.ndim > 0 and len(value) == self.num_envs
+
+    def _only_all(self, chosen: list[int], what: str) -> None:
+        if len(set(chosen)) != self.num_envs:
+            raise EnvError(
+                f"{what} is shared by all {self.num_envs} envs and cannot be changed for envs {chosen} alone: "
+                "give it an `indices` parameter in the game, or call it for all envs"
+            )

@@ -1,0 +1,97 @@
+"""State of the fast algorithms: gradient clipping, Adam's flags, storage that fits."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from stable_baselines3.common.buffers import RolloutBuffer
+from torch import nn
+
+from fasttrain.algos.fast import clip_gradients, faster_adam, storage_of
+from fasttrain.algos.ppo import PPO
+from toys import single_thread, toy_gym_vec
+
+one_thread = pytest.fixture(autouse=True)(single_thread)
+
+
+def small_model(**kwargs) -> PPO:
+    return PPO("MlpPolicy", toy_gym_vec(2), n_steps=8, batch_size=8, n_epochs=1, device="cpu", **kwargs)
+
+
+def parameters(seed: int) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(seed)
+    return [nn.Parameter(torch.randn(*shape, generator=generator)) for shape in ((64, 30), (64,), (5, 64), (5,))]
+
+
+def set_gradients(tensors: list[nn.Parameter], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for tensor in tensors:
+        tensor.grad = torch.randn(tensor.shape, generator=generator)
+
+
+@pytest.mark.parametrize("max_norm", [0.5, 1e6])
+def test_clipping_is_that_of_torch(max_norm: float):
+    ours, theirs = parameters(0), parameters(0)
+    for tensors in (ours, theirs):
+        set_gradients(tensors, 1)
+    clip_gradients([tensor.grad for tensor in ours], max_norm)
+    torch.nn.utils.clip_grad_norm_(theirs, max_norm)
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.equal(a.grad, b.grad)
+
+
+@pytest.mark.parametrize(("fused", "tolerance"), [(False, 0.0), (True, 1e-6)])
+def test_adam_takes_the_same_hundred_steps(fused: bool, tolerance: float):
+    ours, theirs = parameters(0), parameters(0)
+    fast, stock = (torch.optim.Adam(tensors, lr=3e-4, eps=1e-5) for tensors in (ours, theirs))
+    for step in range(100):
+        set_gradients(ours, step)
+        set_gradients(theirs, step)
+        with faster_adam(fast, fused):
+            fast.step()
+        stock.step()
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=tolerance)
+    stock.load_state_dict(copy.deepcopy(fast.state_dict()))
+    assert fast.state_dict()["param_groups"] == stock.state_dict()["param_groups"]
+
+
+def test_adam_flags_are_put_back():
+    optimizer = torch.optim.Adam(parameters(0))
+    before = optimizer.state_dict()["param_groups"]
+    with faster_adam(optimizer, True):
+        assert optimizer.param_groups[0]["fused"]
+    assert optimizer.state_dict()["param_groups"] == before
+    with pytest.raises(ZeroDivisionError), faster_adam(optimizer, False):
+        raise ZeroDivisionError
+    assert optimizer.state_dict()["param_groups"] == before
+
+
+def test_flags_of_the_users_own_and_other_optimizers_stay():
+    own = torch.optim.Adam(parameters(0), foreach=True)
+    with faster_adam(own, True):
+        assert not own.param_groups[0]["fused"]
+    other = torch.optim.RMSprop(parameters(0))
+    with faster_adam(other, True):
+        assert "fused" not in other.param_groups[0]
+
+
+def test_storage_is_kept_while_it_fits():
+    model = small_model()
+    storage = model.rollout_buffer
+    assert storage_of(model, 8, 2) is storage
+    assert storage_of(model, 4, 2) is not storage
+    assert model.rollout_buffer.num_steps == 4
+    model.gamma = 0.5
+    assert storage_of(model, 4, 2).gamma == 0.5
+    assert model.rollout_buffer_class is RolloutBuffer, "the zip must name SB3's class"
+
+
+def test_slots_are_kept_per_env():
+    model = small_model()
+    env = model.get_env()
+    source = model._fast.source_of(env)
+    assert model._fast.source_of(env) is source
+    assert model._fast.source_of(toy_gym_vec(2)) is not source

@@ -1,0 +1,195 @@
+"""The fused kernels against autograd over `losses.py`: gradients, whole updates, acting."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
+from scipy import stats
+
+from fasttrain.algos.fused import LossSettings, minibatch_gradient
+from fasttrain.algos.fused_policy import ROWS_PER_THREAD, FusedPolicy, _rows_of_storage
+from fasttrain.algos.heads import head_of
+from fasttrain.algos.update import Statistics, minibatch_loss
+from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
+
+LOSS = LossSettings(
+    clip_range=0.2, clip_range_vf=-1.0, ent_coef=0.01, vf_coef=0.5, normalize_advantage=True, target_kl=-1.0
+)
+
+
+def make_policy(inputs: int, actions: int, arch: Any, activation: type[torch.nn.Module], seed: int) -> Any:
+    torch.manual_seed(seed)
+    box = spaces.Box(-10.0, 10.0, (inputs,), np.float32)
+    policy = MaskableActorCriticPolicy(
+        box, spaces.Discrete(actions), lambda _: 1e-3, net_arch=arch, activation_fn=activation
+    )
+    for parameter in policy.parameters():  # biases and heads of SB3's initialisation are too small to test anything
+        torch.nn.init.normal_(parameter, std=0.4)
+    return policy
+
+
+def make_storage(policy: Any, steps: int, envs: int, seed: int, sparse: float = 0.5) -> RolloutStorage:
+    """A filled storage whose old log-probabilities are near the policy's own, so that some ratios are clipped."""
+    rng = np.random.default_rng(seed)
+    space, actions = policy.observation_space, int(policy.action_space.n)
+    storage = RolloutStorage(
+        steps,
+        envs,
+        space,
+        policy.action_space,
+        device=torch.device("cpu"),
+        gamma=0.9,
+        gae_lambda=0.8,
+        mask_width=actions,
+    )
+    head = head_of(policy, policy.action_space)
+    for _ in range(steps):
+        observations = rng.standard_normal((envs, *space.shape)).astype(np.float32)
+        observations[rng.random(observations.shape) < sparse] = 0.0
+        masks = rng.random((envs, actions)) < 0.5
+        masks[np.arange(envs), rng.integers(actions, size=envs)] = True
+        with torch.no_grad():
+            chosen, values, log_probs = head.act(torch.from_numpy(observations), torch.from_numpy(masks))
+        noise = torch.from_numpy(rng.normal(0, 0.3, envs).astype(np.float32))
+        rewards = rng.standard_normal(envs).astype(np.float32)
+        storage.add(
+            torch.from_numpy(observations), chosen, rewards, rng.random(envs) < 0.1, values + noise[:, None],
+            log_probs + noise, torch.from_numpy(masks),
+        )  # fmt: skip
+    storage.compute_returns_and_advantages(torch.zeros(envs), np.zeros(envs, np.bool_))
+    return storage
+
+
+class Model:
+    """What `minibatch_loss` reads of an algorithm."""
+
+    def __init__(self, loss: LossSettings) -> None:
+        self.ent_coef, self.vf_coef, self.normalize_advantage = loss.ent_coef, loss.vf_coef, loss.normalize_advantage
+
+
+def autograd(policy: Any, storage: RolloutStorage, order: np.ndarray, loss: LossSettings) -> tuple[Any, Statistics]:
+    """Gradient of every parameter in float64, from the same rows."""
+    double = copy.deepcopy(policy).double()
+    rows = torch.from_numpy(order)
+    total = storage.num_steps * storage.num_envs
+
+    def pick(array: Any) -> Any:
+        tensor = torch.from_numpy(np.ascontiguousarray(array)).reshape(total, *array.shape[2:])[rows]
+        return tensor.double() if tensor.is_floating_point() else tensor
+
+    batch = RolloutBatch(
+        pick(storage.observations), pick(storage.actions).flatten(), pick(storage.values), pick(storage.log_probs),
+        pick(storage.advantages), pick(storage.returns), pick(storage.action_masks),
+    )  # fmt: skip
+    found = Statistics()
+    clip_range_vf = None if loss.clip_range_vf < 0 else loss.clip_range_vf
+    head = head_of(double, double.action_space)
+    double.extract_features = lambda observations, *_: observations.double()  # SB3's casts to float32
+    minibatch_loss(Model(loss), head, batch, loss.clip_range, clip_range_vf, found).backward()
+    return [parameter.grad for parameter in double.parameters()], found
+
+
+def fused_gradients(
+    policy: Any, storage: RolloutStorage, order: np.ndarray, loss: LossSettings, threads: int, on_threads: bool = False
+) -> tuple[list[np.ndarray], np.ndarray]:
+    kernels = FusedPolicy(policy, threads)
+    kernels.pack()
+    scratch = kernels._memory(threads * ROWS_PER_THREAD)
+    rows = _rows_of_storage(storage, int(policy.action_space.n))
+    minibatch_gradient(order, kernels.parameters.numpy(), kernels.layout, rows, loss, scratch, on_threads)
+    flat = torch.from_numpy(scratch.gradients[0])
+    views = {id(parameter): view for parameter, view in kernels._views(flat)}
+    return [views[id(parameter)].numpy() for parameter in policy.parameters()], scratch.statistics[0] / len(order)
+
+
+@given(
+    inputs=st.integers(1, 20),
+    actions=st.integers(1, 9),
+    pi=st.lists(st.integers(1, 21), min_size=1, max_size=3),
+    vf=st.lists(st.integers(1, 21), min_size=1, max_size=3),
+    activation=st.sampled_from([torch.nn.Tanh, torch.nn.ReLU]),
+    batch=st.integers(2, 90),
+    threads=st.integers(1, 3),
+    clip_range_vf=st.sampled_from([-1.0, 0.1]),
+    normalize=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+@settings(max_examples=60, deadline=None)
+def test_gradients_equal_autograds(
+    inputs: int, actions: int, pi: list[int], vf: list[int], activation: type[torch.nn.Module], batch: int,
+    threads: int, clip_range_vf: float, normalize: bool, seed: int,
+):  # fmt: skip
+    policy = make_policy(inputs, actions, {"pi": pi, "vf": vf}, activation, seed)
+    storage = make_storage(policy, 10, 9, seed)
+    order = np.random.default_rng(seed).permutation(90)[:batch]
+    loss = LOSS._replace(clip_range_vf=clip_range_vf, normalize_advantage=normalize)
+    expected, found = autograd(policy, storage, order, loss)
+    ours, means = fused_gradients(policy, storage, order, loss, threads, on_threads=seed % 2 == 0)
+    norm = np.sqrt(sum(float((gradient**2).sum()) for gradient in expected))
+    for gradient, reference in zip(ours, expected, strict=True):
+        error = np.abs(gradient - reference.numpy()).max()
+        assert error <= 1e-5 * norm, f"{error / norm:.1e} of the gradient's norm"
+    figures = [found.policy_losses, found.value_losses, found.entropy_losses, found.clip_fractions, found.approx_kls]
+    reference = np.array([float(values[0]) for values in figures]) * [1, 1, -1, 1, 1]
+    np.testing.assert_allclose(means[:5], reference, rtol=1e-4, atol=1e-5)
+
+
+def test_a_wrong_gradient_would_be_seen():
+    policy = make_policy(6, 4, [8], torch.nn.Tanh, 0)
+    storage = make_storage(policy, 10, 9, 0)
+    order = np.arange(90)
+    expected, _ = autograd(policy, storage, order, LOSS)
+    ours, _ = fused_gradients(policy, storage, order, LOSS._replace(ent_coef=0.02), 1)
+    norm = np.sqrt(sum(float((gradient**2).sum()) for gradient in expected))
+    worst = max(np.abs(g - e.numpy()).max() for g, e in zip(ours, expected, strict=True))
+    assert worst > 1e-4 * norm
+
+
+def test_acting_draws_legal_actions_with_the_policys_probabilities():
+    policy = make_policy(5, 6, [8, 8], torch.nn.Tanh, 3)
+    kernels = FusedPolicy(policy)
+    kernels.pack()
+    observation = np.random.default_rng(0).standard_normal(5).astype(np.float32)
+    mask = np.array([True, False, True, True, False, True])
+    count = 40_000
+    observations, masks = np.tile(observation, (count, 1)), np.tile(mask, (count, 1))
+    torch.manual_seed(0)
+    actions, values, log_probs = kernels.act(torch.from_numpy(observations), torch.from_numpy(masks))
+    with torch.no_grad():
+        expected_values, expected_log_probs, _ = policy.evaluate_actions(
+            torch.from_numpy(observations), actions, action_masks=torch.from_numpy(masks)
+        )
+        probs = policy.get_distribution(torch.from_numpy(observations[:1]), mask).distribution.probs[0].double().numpy()
+    torch.testing.assert_close(values, expected_values, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(log_probs, expected_log_probs, rtol=1e-5, atol=1e-5)
+    drawn = np.bincount(actions.numpy(), minlength=6)
+    assert drawn[~mask].sum() == 0
+    expected = probs[mask] / probs[mask].sum() * count
+    assert stats.chisquare(drawn[mask], expected).pvalue > 1e-3
+
+
+def test_acting_follows_the_weights_and_torchs_seed():
+    policy = make_policy(5, 6, [8], torch.nn.Tanh, 3)
+    kernels = FusedPolicy(policy)
+    observations = np.random.default_rng(0).standard_normal((50, 5)).astype(np.float32)
+
+    def drawn(seed: int) -> tuple[list[int], list[float]]:
+        kernels.pack()
+        torch.manual_seed(seed)
+        actions, values, _ = kernels.act(torch.from_numpy(observations), None)
+        return actions.tolist(), values.flatten().tolist()
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1)[0] != drawn(2)[0]
+    before = drawn(1)[1]
+    with torch.no_grad():
+        policy.value_net.bias += 1.0
+    assert drawn(1)[1] == pytest.approx([value + 1.0 for value in before], abs=1e-5)

@@ -1,0 +1,139 @@
+"""The update: what is logged, when it stops, and that nothing is read from the device in between."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from stable_baselines3.common.callbacks import BaseCallback
+
+from fasttrain.algos import update as update_module
+from fasttrain.algos.heads import head_of
+from fasttrain.algos.ppo import PPO, MaskablePPO
+from fasttrain.algos.update import Statistics, minibatch_loss
+from toys import single_thread, toy_gym_vec
+
+one_thread = pytest.fixture(autouse=True)(single_thread)
+KEYS = {
+    "learning_rate", "entropy_loss", "policy_gradient_loss", "value_loss", "approx_kl", "clip_fraction", "loss",
+    "explained_variance", "n_updates", "clip_range", "clip_range_vf",
+}  # fmt: skip
+
+
+def collected(model_class: type = MaskablePPO, **kwargs):
+    """A model whose storage is filled and which has not been trained."""
+    settings = {"n_steps": 16, "batch_size": 20, "n_epochs": 2, "device": "cpu", "seed": 0} | kwargs
+    model = model_class("MlpPolicy", toy_gym_vec(), **settings)
+    train = model_class.train
+    model.train = lambda: None
+    model.learn(80)
+    model.train = lambda: train(model)
+    return model
+
+
+@pytest.mark.parametrize("model_class", [PPO, MaskablePPO])
+def test_ratio_is_one_before_the_first_step(model_class):
+    model = collected(model_class)
+    statistics = Statistics()
+    batch = next(model.rollout_buffer.minibatches(20))
+    minibatch_loss(model, head_of(model.policy, model.action_space), batch, 0.2, None, statistics)
+    assert abs(statistics.approx_kls[0].item()) < 1e-6
+    assert statistics.clip_fractions[0].item() == 0
+    # With a ratio of one the policy loss is minus the mean of the normalised advantages, which is zero.
+    assert abs(statistics.policy_losses[0].item()) < 1e-6
+
+
+def test_keys_of_the_log_are_those_of_sb3():
+    model = collected(clip_range_vf=0.2)
+    model.train()
+    keys = {key.removeprefix("train/") for key in model.logger.name_to_value if key.startswith("train/")}
+    assert keys == KEYS
+    assert model.logger.name_to_value["train/n_updates"] == 2
+
+
+def test_target_kl_stops_before_the_step_that_would_exceed_it():
+    model = collected(target_kl=1e-12, learning_rate=0.1)
+    seen = count_steps(model)
+    model.train()
+    assert len(seen) == 1, "the first minibatch has no divergence yet, the second stops the update"
+    assert model._n_updates == 1
+
+
+def test_no_divergence_no_stop():
+    model = collected(target_kl=1e9)
+    seen = count_steps(model)
+    model.train()
+    assert len(seen) == 8
+    assert model._n_updates == 2
+
+
+def count_steps(model) -> list[None]:
+    seen: list[None] = []
+    model.policy.optimizer.register_step_post_hook(lambda *_: seen.append(None))
+    return seen
+
+
+def test_nothing_is_read_inside_the_minibatch_loop(monkeypatch: pytest.MonkeyPatch):
+    model = collected(policy_kwargs={"activation_fn": torch.nn.ELU})  # which the compiled kernels do not serve
+    model._fast.fused = True  # torch's fused Adam; SB3's own loop reads its step counter
+    monkeypatch.setattr(update_module, "_log", lambda *_: None)
+    read = []
+    for name in ("item", "cpu", "tolist", "__bool__", "__float__"):
+        original = getattr(torch.Tensor, name)
+
+        def spy(self, *args, _name=name, _original=original, **kwargs):
+            read.append(_name)
+            return _original(self, *args, **kwargs)
+
+        monkeypatch.setattr(torch.Tensor, name, spy)
+    model.train()
+    assert read == []
+
+
+def test_a_single_row_left_over_is_trained_on():
+    model = collected(batch_size=79)  # 80 rows: the last minibatch has one, whose advantage has no deviation
+    model.train()
+    assert all(torch.isfinite(parameter).all() for parameter in model.policy.parameters())
+
+
+def test_frozen_parameters_stay():
+    model = collected()
+    frozen = model.policy.value_net.weight.requires_grad_(False)
+    before = copy.deepcopy(frozen)
+    model.train()
+    assert torch.equal(frozen, before)
+
+
+def test_phases_of_the_clock():
+    model = collected()
+    model._fast.fused = False
+    model._fast.clock.reset()
+    model.train()
+    spent = model._fast.clock.snapshot()
+    for phase in ("buffer", "train_fwd", "train_bwd", "optim", "log"):
+        assert spent[phase] > 0, phase
+    assert spent["env_step"] == 0
+
+
+def test_explained_variance_is_computed_in_the_order_of_sb3():
+    model = collected()
+    model.train()
+    storage = model.rollout_buffer
+    values, returns = storage.values.T.reshape(-1), storage.returns.T.reshape(-1)
+    expected = 1 - np.var(returns - values) / np.var(returns)
+    assert model.logger.name_to_value["train/explained_variance"] == pytest.approx(float(expected))
+
+
+def test_callbacks_see_the_last_values_at_rollout_end():
+    class Look(BaseCallback):
+        def _on_step(self) -> bool:
+            return True
+
+        def _on_rollout_end(self) -> None:
+            self.seen = self.locals["values"]
+
+    look = Look()
+    MaskablePPO("MlpPolicy", toy_gym_vec(), n_steps=4, batch_size=20, n_epochs=1, device="cpu").learn(20, look)
+    assert look.seen.shape == (5, 1)

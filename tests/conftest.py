@@ -1,0 +1,74 @@
+"""What several test files share."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from fasttrain.cli import conf_dir, main
+from fasttrain.config import Config, from_mapping
+from fasttrain.overrides import normalise
+from fasttrain.plan import FLAGS
+
+
+@pytest.fixture(autouse=True)
+def _no_flags_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flag exported in the tester's shell must not decide a test."""
+    for flag in FLAGS:
+        monkeypatch.delenv(flag.name.upper(), raising=False)
+
+
+def composed(*arguments: str, config_dir: Path | None = None) -> dict[str, Any]:
+    """The plain mapping that the command line `arguments` composes to."""
+    OmegaConf.register_new_resolver("pid", lambda: 0, replace=True)
+    with initialize_config_dir(str(config_dir or conf_dir()), version_base="1.3"):
+        return OmegaConf.to_container(compose("config", overrides=normalise(arguments, {})), resolve=True)
+
+
+def configured(*arguments: str) -> Config:
+    """The typed configuration of the command line `arguments`."""
+    return from_mapping(composed(*arguments))
+
+
+class Finished(NamedTuple):
+    """What a command left behind."""
+
+    exit_code: int
+    out: str
+    err: str
+    folder: Path
+
+    def json(self, name: str) -> Any:
+        return json.loads((self.folder / name).read_text(encoding="utf-8"))
+
+
+RunCommand = Callable[..., Finished]
+
+
+@pytest.fixture
+def fasttrain(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> RunCommand:
+    """Runs the command line in this process, in an empty working directory; `folder` is where the run wrote."""
+    monkeypatch.chdir(tmp_path)
+    numbers = itertools.count()
+
+    def run(*arguments: str) -> Finished:
+        folder = tmp_path / f"run{next(numbers)}"
+        where = [f"hydra.run.dir={folder}", f"hydra.sweep.dir={folder}"]
+        threads = torch.get_num_threads()
+        try:
+            exit_code = main([*arguments, *where])
+        finally:
+            torch.set_num_threads(threads)
+            torch.use_deterministic_algorithms(False)
+        out, err = capfd.readouterr()
+        return Finished(exit_code, out, err, folder)
+
+    return run

@@ -1,0 +1,316 @@
+"""Building envs from names: what works, and what a wrong name or a broken env is told."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import gymnasium
+import numpy as np
+import pytest
+
+from fasttrain.envs.lean_info import LeanInfo
+from fasttrain.envs.make import EnvFactory, EnvSpec, make_env
+from fasttrain.envs.masks import ActionMasks
+from fasttrain.errors import EnvSpecError
+
+WriteModule = Callable[[str, str], None]
+
+GAME = """
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Deck:
+    pass
+
+
+class Game(gymnasium.Env):
+    observation_space = spaces.Box(-1, 1, (2,))
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, cards=5, rules=None):
+        if cards < 1:
+            raise ValueError("cards must be positive")
+        self.cards, self.rules = cards, rules
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(2, np.float32), 1.0, False, False, {"bulky": [1] * 100}
+"""
+
+
+@pytest.fixture
+def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WriteModule]:
+    """Write modules into a fresh working directory; registry, sys.path and sys.modules are put back."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != ""])
+    modules, registry = set(sys.modules), set(gymnasium.registry)
+
+    def write(name: str, source: str) -> None:
+        (tmp_path / f"{name}.py").write_text(source, encoding="utf-8")
+
+    yield write
+    for name in set(sys.modules) - modules:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+    for name in set(gymnasium.registry) - registry:
+        del gymnasium.registry[name]
+
+
+def message_of(**spec: Any) -> str:
+    with pytest.raises(EnvSpecError) as caught:
+        make_env(EnvSpec(**spec))
+    return str(caught.value)
+
+
+def taxi() -> str:
+    """The newest Taxi, which older Gymnasiums know under another version."""
+    return max(name for name in gymnasium.registry if name.startswith("Taxi-v"))
+
+
+def test_registered_id_is_built_without_the_passive_checker() -> None:
+    env = make_env(EnvSpec(id="CartPole-v1", kwargs={"sutton_barto_reward": True}))
+    assert "PassiveEnvChecker" not in str(env)
+    assert env.unwrapped._sutton_barto_reward is True  # type: ignore[attr-defined]
+
+
+def test_id_with_module_imports_it_from_the_working_directory(write_module: WriteModule) -> None:
+    registers = "import gymnasium\ngymnasium.register('MakeA-v0', entry_point=Game, max_episode_steps=9)\n"
+    write_module("game_make_a", GAME + registers)
+    env = make_env(EnvSpec(id="game_make_a:MakeA-v0", kwargs={"cards": 7}))
+    assert env.unwrapped.cards == 7  # type: ignore[attr-defined]
+
+
+def test_entry_point_from_a_package_and_from_a_function(write_module: WriteModule, tmp_path: Path) -> None:
+    (tmp_path / "pkg_make_b").mkdir()
+    build = "\n\ndef build(**kwargs):\n    return Game(**kwargs)\n"
+    (tmp_path / "pkg_make_b" / "envs.py").write_text(GAME + build, encoding="utf-8")
+    for name in ("Game", "build"):
+        env = make_env(EnvSpec(entry_point=f"pkg_make_b.envs:{name}", kwargs={"cards": 3}))
+        assert env.unwrapped.cards == 3  # type: ignore[attr-defined]
+
+
+def test_kwargs_are_not_shared_between_envs(write_module: WriteModule) -> None:
+    write_module("game_make_c", GAME)
+    spec = EnvSpec(entry_point="game_make_c:Game", kwargs={"rules": ["trump"]})
+    first, second = make_env(spec), make_env(spec)
+    first.unwrapped.rules.append("joker")  # type: ignore[attr-defined]
+    assert second.unwrapped.rules == ["trump"]  # type: ignore[attr-defined]
+    assert spec.kwargs == {"rules": ["trump"]}
+
+
+@pytest.mark.parametrize("by_id", [True, False])
+def test_max_episode_steps_truncates(write_module: WriteModule, by_id: bool) -> None:
+    write_module("game_make_d", GAME + "gymnasium.register('MakeD-v0', entry_point=Game)\n")
+    name = {"id": "game_make_d:MakeD-v0"} if by_id else {"entry_point": "game_make_d:Game"}
+    env = make_env(EnvSpec(**name, max_episode_steps=2))  # type: ignore[arg-type]
+    env.reset(seed=1)
+    assert [env.step(0)[3] for _ in range(2)] == [False, True]
+
+
+def test_masks_are_found_and_lean_info_lies_outside(write_module: WriteModule) -> None:
+    env = make_env(EnvSpec(id=taxi(), lean_info=True, needs_masks=True))
+    assert isinstance(env, LeanInfo)
+    assert isinstance(env.env, ActionMasks)
+    _, info = env.reset(seed=3)
+    assert info == {}
+    assert env.get_wrapper_attr("action_masks")().dtype == np.bool_
+
+
+def test_use_masks_false_leaves_the_env_alone() -> None:
+    env = make_env(EnvSpec(id=taxi(), use_masks=False))
+    assert not env.has_wrapper_attr("action_masks")
+    assert "action_mask" in env.reset(seed=3)[1]
+
+
+def test_looking_for_masks_keeps_the_global_random_streams(write_module: WriteModule) -> None:
+    write_module("game_make_e", GAME.replace("super().reset(seed=seed)", "np.random.random()"))
+    np.random.seed(5)
+    expected = np.random.random(2)
+    np.random.seed(5)
+    make_env(EnvSpec(entry_point="game_make_e:Game"))
+    assert np.array_equal(np.random.random(2), expected)
+
+
+# --- what a wrong name is told
+
+
+def test_neither_or_both_names() -> None:
+    for spec in ({}, {"id": "CartPole-v1", "entry_point": "a:B"}):
+        with pytest.raises(EnvSpecError, match=r"one of env\.id .* and env\.entry_point"):
+            EnvSpec(**spec)
+
+
+def test_unknown_id_suggests_the_nearest() -> None:
+    message = message_of(id="CartPol-v1")
+    assert "env.id=CartPol-v1 is not registered" in message
+    assert "'CartPole-v1'" in message
+
+
+def test_unknown_version_names_the_known_ones() -> None:
+    assert "`v1`" in message_of(id="CartPole-v9")
+
+
+def test_unknown_namespace_says_how_to_name_the_package() -> None:
+    assert "env.id=package:Zzz/Qqqqq-v5" in message_of(id="Zzz/Qqqqq-v5")
+
+
+@pytest.mark.skipif(find_spec("mujoco") is not None, reason="the dependency is there")
+def test_missing_dependency_says_how_to_install_it() -> None:
+    message = message_of(id="Ant-v5")
+    assert "needs a package that is not installed" in message
+    assert "gymnasium[mujoco]" in message
+
+
+def test_module_of_an_id_that_does_not_register_it(write_module: WriteModule) -> None:
+    write_module("game_make_f", GAME + "gymnasium.register('MakeF-v0', entry_point=Game)\n")
+    assert "'game_make_f' registered: MakeF-v0" in message_of(id="game_make_f:MakF-v0")
+    assert "use env.entry_point=game_make_f:Game" in message_of(id="game_make_f:Game")
+
+
+def test_module_not_there_names_folder_and_near_file(write_module: WriteModule, tmp_path: Path) -> None:
+    write_module("game_make_g", GAME)
+    message = message_of(entry_point="gamee_make_g:Game")
+    assert "no module named 'gamee_make_g'" in message
+    assert str(tmp_path) in message
+    assert "'game_make_g'" in message
+
+
+def test_module_under_src_says_how_to_make_it_importable(write_module: WriteModule, tmp_path: Path) -> None:
+    (tmp_path / "src" / "game_make_h").mkdir(parents=True)
+    assert "pip install -e ." in message_of(entry_point="game_make_h.envs:Game")
+
+
+@pytest.mark.parametrize(
+    ("source", "parts"),
+    [
+        ("import no_such_engine\n", ["ModuleNotFoundError", "no_such_engine", "game_make_i.py:1"]),
+        ("x = 1\nraise RuntimeError('no licence')\n", ["RuntimeError: no licence", "game_make_i.py:2"]),
+        ("def broken(:\n", ["SyntaxError", "game_make_i.py, line 1"]),
+        ("import sys\nsys.exit(3)\n", ["SystemExit: 3", "game_make_i.py:2"]),
+    ],
+)
+def test_module_that_fails_on_import(write_module: WriteModule, source: str, parts: list[str]) -> None:
+    write_module("game_make_i", source)
+    message = message_of(entry_point="game_make_i:Game")
+    assert "importing module 'game_make_i' failed" in message
+    assert all(part in message for part in parts), message
+
+
+def test_entry_point_without_colon() -> None:
+    assert "expected module:Name" in message_of(entry_point="my_game")
+
+
+def test_missing_attribute_suggests_names_of_the_module(write_module: WriteModule) -> None:
+    write_module("game_make_j", GAME + "gymnasium.register('MakeJ-v0', entry_point=Game)\n")
+    assert "has no 'Gamee'; did you mean 'Game'?" in message_of(entry_point="game_make_j:Gamee")
+    assert "envs there: Game" in message_of(entry_point="game_make_j:Wxyz")
+    assert "use env.id=game_make_j:MakeJ-v0" in message_of(entry_point="game_make_j:MakeJ-v0")
+
+
+def test_things_that_are_no_env(write_module: WriteModule) -> None:
+    old = "class Old:\n    def reset(self): return 0\n    def step(self, action): return 0, 0.0, False, {}\n"
+    write_module("game_make_k", GAME + "LIMIT = 3\n\n" + old + "gymnasium.register('MakeK-v0', entry_point=Old)\n")
+    assert "got 3" in message_of(entry_point="game_make_k:LIMIT")
+    assert "not a gymnasium.Env but game_make_k.Deck;" in message_of(entry_point="game_make_k:Deck")
+    for name in ({"entry_point": "game_make_k:Old"}, {"id": "game_make_k:MakeK-v0"}):
+        message = message_of(**name)
+        assert "not a gymnasium.Env but game_make_k.Old" in message
+        assert "step returns 4 values" in message
+
+
+@pytest.mark.parametrize("by_id", [True, False])
+def test_wrong_kwargs_name_the_accepted_ones(write_module: WriteModule, by_id: bool) -> None:
+    write_module("game_make_l", GAME + "gymnasium.register('MakeL-v0', entry_point=Game)\n")
+    name = {"id": "game_make_l:MakeL-v0"} if by_id else {"entry_point": "game_make_l:Game"}
+    message = message_of(**name, kwargs={"card": 1})
+    assert "unknown env.kwargs.card; did you mean 'cards'?" in message
+    assert "Game accepts: cards=5, rules=None" in message
+
+
+def test_missing_kwargs(write_module: WriteModule) -> None:
+    write_module("game_make_m", GAME.replace("cards=5", "cards"))
+    assert "missing env.kwargs.cards; Game accepts: cards" in message_of(entry_point="game_make_m:Game")
+
+
+@pytest.mark.parametrize("by_id", [True, False])
+@pytest.mark.parametrize(("cards", "error"), [(0, "ValueError: cards must be positive"), ("x", "TypeError: '<' not")])
+def test_constructor_that_raises_is_located(write_module: WriteModule, by_id: bool, cards: Any, error: str) -> None:
+    write_module("game_make_n", GAME + "gymnasium.register('MakeN-v0', entry_point=Game)\n")
+    name = {"id": "game_make_n:MakeN-v0"} if by_id else {"entry_point": "game_make_n:Game"}
+    message = message_of(**name, kwargs={"cards": cards})
+    assert f"could not be built: {error}" in message
+    line = GAME[: GAME.index("if cards < 1" if cards == "x" else "raise ValueError")].count("\n") + 1
+    assert f"(game_make_n.py:{line}, in __init__)" in message
+
+
+def test_own_chained_error_is_reported_itself(write_module: WriteModule) -> None:
+    raises = "    try:\n        {}[1]\n    except KeyError as error:\n        raise OSError('a') from error\n"
+    write_module("game_make_o", "def build():\n" + raises)
+    assert "OSError: a (game_make_o.py:5, in build)" in message_of(entry_point="game_make_o:build")
+
+
+def test_missing_space(write_module: WriteModule) -> None:
+    write_module("game_make_p", GAME.replace("action_space = spaces.Discrete(3)", "action_space = 3"))
+    message = message_of(entry_point="game_make_p:Game")
+    assert "action_space must be a gymnasium.spaces.Space, found builtins.int" in message
+
+
+def test_no_masks_names_the_three_ways() -> None:
+    message = message_of(id="CartPole-v1", needs_masks=True)
+    assert "env.id=CartPole-v1 offers no action masks" in message
+    assert "method action_masks()" in message
+    assert "info['action_mask']" in message
+    assert "key 'action_mask' in a Dict observation" in message
+    assert "algo=ppo" in message
+
+
+def test_env_that_fails_its_checks_is_closed(write_module: WriteModule) -> None:
+    closes = "\n    def close(self):\n        Game.closed = True\n        raise OSError('second error')\n"
+    write_module("game_make_q", GAME + closes)
+    assert "offers no action masks" in message_of(entry_point="game_make_q:Game", needs_masks=True)
+    assert sys.modules["game_make_q"].Game.closed is True  # type: ignore[attr-defined]
+
+
+# --- the factory in other processes
+
+
+def reset_elsewhere(factory: EnvFactory) -> tuple[int, str]:
+    env = factory()
+    env.reset(seed=1)
+    return env.unwrapped.cards, type(env).__name__  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("method", [m for m in ("spawn", "forkserver") if m in multiprocessing.get_all_start_methods()])
+def test_factory_of_a_file_in_the_working_directory_works_in_another_process(
+    write_module: WriteModule, method: str
+) -> None:
+    write_module("game_make_r", GAME)
+    factory = EnvFactory(EnvSpec(entry_point="game_make_r:Game", kwargs={"cards": 4}, lean_info=True))
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context(method)) as pool:
+        assert pool.submit(reset_elsewhere, factory).result(timeout=120) == (4, "LeanInfo")
+    assert "game_make_r" not in sys.modules  # the parent had no need to import it
+
+
+def test_factory_pickles_both_ways_and_remembers_its_folder(
+    write_module: WriteModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_module("game_make_s", GAME)
+    factory = EnvFactory(EnvSpec(entry_point="game_make_s:Game"))
+    monkeypatch.chdir(tmp_path.parent)
+    for copied in (pickle.loads(pickle.dumps(factory)), cloudpickle.loads(cloudpickle.dumps(factory))):
+        assert copied.spec == factory.spec
+        assert copied().unwrapped.cards == 5
+    assert repr(factory) == "EnvFactory(env.entry_point=game_make_s:Game)"

@@ -1,0 +1,228 @@
+"""Each mask convention becomes the same flat boolean `action_masks()`; what is wrong is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fasttrain.envs.masks import ActionMasks, find_mask_convention, flat_mask, mask_width, random_legal_action
+from fasttrain.errors import EnvError, EnvSpecError
+
+
+class Toy(gymnasium.Env[Any, Any]):
+    """Shows `masks[t]` at time t in the way asked for."""
+
+    def __init__(self, way: str, masks: list[Any], action_space: spaces.Space[Any] | None = None, extra: bool = False):
+        self.way, self.masks, self.time, self.resets = way, masks, 0, 0
+        self.action_space = action_space if action_space is not None else spaces.Discrete(3)
+        self.observation_space = spaces.Box(0, 9, (1,))
+        if way == "observation":
+            keys = {"observation": spaces.Box(0, 9, (1,)), "action_mask": spaces.MultiBinary(3)}
+            self.observation_space = spaces.Dict({**keys, **({"hand": spaces.Discrete(9)} if extra else {})})
+        if way == "method":
+            self.action_masks = lambda: self.masks[self.time]
+
+    def _see(self) -> tuple[Any, dict[str, Any]]:
+        mask = self.masks[self.time]
+        value: Any = np.full(1, self.time, np.float32)
+        if self.way == "observation":
+            value = {"observation": value, "action_mask": mask, "hand": 4}
+            value = {key: value[key] for key in self.observation_space.spaces}  # type: ignore[attr-defined]
+        return value, {"action_mask": mask} if self.way == "info" and mask is not None else {}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.time = 0
+        self.resets += 1
+        return self._see()
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.time += 1
+        observation, info = self._see()
+        return observation, 0.0, False, False, info
+
+
+MASKS = [[1, 0, 1], [0, 1, 1]]
+WAYS = ("method", "info", "observation")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", [np.bool_, np.int8, np.int64, np.float32, list])
+def test_every_convention_and_type_gives_the_mask_of_the_present_state(way: Any, dtype: Any) -> None:
+    shown = MASKS if dtype is list else [np.array(mask, dtype=dtype) for mask in MASKS]
+    inner = Toy(way, list(shown))
+    wrapped_twice = gymnasium.wrappers.TimeLimit(gymnasium.wrappers.OrderEnforcing(inner), 10)
+    assert find_mask_convention(wrapped_twice) == way
+    env = ActionMasks(wrapped_twice, way)
+    env.reset(seed=1)
+    first = env.action_masks()
+    env.step(0)
+    second = env.action_masks()
+    assert first.dtype == second.dtype == np.bool_
+    assert first.tolist() == [True, False, True]
+    assert second.tolist() == [False, True, True]
+
+
+def test_only_the_info_convention_costs_a_reset() -> None:
+    for way, resets in (("method", 0), ("observation", 0), ("info", 1), ("none", 1)):
+        env = Toy(way, list(MASKS))
+        find_mask_convention(env)
+        assert env.resets == resets
+
+
+def test_no_convention() -> None:
+    assert find_mask_convention(Toy("none", list(MASKS))) is None
+
+
+@pytest.mark.parametrize(("answer", "text"), [(0.0, r"must return \(observation, info\)"), (None, "returned None")])
+def test_old_reset_is_named(answer: Any, text: str) -> None:
+    env = Toy("none", list(MASKS))
+    env.reset = lambda **_: answer  # type: ignore[method-assign]
+    with pytest.raises(EnvSpecError, match=text):
+        find_mask_convention(env)
+
+
+def test_reset_that_raises_is_located() -> None:
+    with pytest.raises(EnvSpecError, match=r"first reset\(\) failed: IndexError.*test_masks\.py:\d+, in _see"):
+        find_mask_convention(Toy("none", []))
+
+
+def test_the_answer_is_a_copy() -> None:
+    shown = np.array([True, False, True])
+    env = ActionMasks(Toy("method", [shown]), "method")
+    env.action_masks()[:] = False
+    assert shown.tolist() == [True, False, True]
+
+
+def test_observation_loses_the_mask_and_one_left_key_is_unwrapped() -> None:
+    env = ActionMasks(Toy("observation", list(MASKS)), "observation")
+    assert env.observation_space == spaces.Box(0, 9, (1,))
+    observation, _ = env.reset()
+    assert observation in env.observation_space
+    assert env.step(0)[0].tolist() == [1.0]
+
+
+def test_observation_with_more_keys_stays_a_dict() -> None:
+    env = ActionMasks(Toy("observation", list(MASKS), extra=True), "observation")
+    assert set(env.observation_space.spaces) == {"observation", "hand"}  # type: ignore[attr-defined]
+    assert set(env.reset()[0]) == {"observation", "hand"}
+
+
+def test_observation_of_nothing_but_the_mask() -> None:
+    inner = Toy("observation", list(MASKS))
+    inner.observation_space = spaces.Dict({"action_mask": spaces.MultiBinary(3)})
+    with pytest.raises(EnvSpecError, match="nothing else"):
+        ActionMasks(inner, "observation")
+
+
+HEADS = spaces.MultiDiscrete([2, 3])
+FLAT = [True, False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        ([1, 0], [0, 1, 1]),
+        [np.array([1, 0]), np.array([0, 1, 1])],
+        {"unit": [True, False], "order": [False, True, True]},
+        np.array([1, 0, 0, 1, 1], np.float32),
+        [1, 0, 0, 1, 1],
+    ],
+    ids=["tuple", "list", "dict", "flat_array", "flat_list"],
+)
+def test_masks_per_head_are_flattened_in_order(mask: Any) -> None:
+    env = ActionMasks(Toy("method", [mask], HEADS), "method")
+    assert env.action_masks().tolist() == FLAT
+
+
+def test_equal_heads_may_come_as_a_matrix() -> None:
+    assert flat_mask(np.eye(2), 4).tolist() == [True, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("mask", "text"),
+    [
+        ([1, 0], r"expected 3 entries, got 2 \(action space Discrete\(3\)\)"),
+        (([1, 0], [1, 1]), r"expected 3 entries, got 4 \(2 \+ 2 per head\)"),
+        ({}, "expected 3 entries, got 0"),
+        (np.array([0.0, -np.inf, 0.0]), "booleans or 0 and 1"),
+        ([0, 2, 1], "booleans or 0 and 1"),
+        (["a", "b", "c"], "booleans or 0 and 1"),
+        ([[1, [1, 2], 0]], "not an array"),
+        (None, r"no action mask in action_masks\(\)"),
+    ],
+)
+def test_wrong_masks_are_refused_with_the_reason(mask: Any, text: str) -> None:
+    env = ActionMasks(Toy("method", [mask]), "method")
+    with pytest.raises(EnvError, match=text) as caught:
+        env.action_masks()
+    assert "Toy" in str(caught.value)
+
+
+def test_info_that_lacks_its_mask_later() -> None:
+    env = ActionMasks(Toy("info", [MASKS[0], None]), "info")
+    env.reset()
+    env.step(0)
+    with pytest.raises(EnvError, match=r"no action mask in info\['action_mask'\]"):
+        env.action_masks()
+
+
+@pytest.mark.parametrize(
+    ("space", "width"),
+    [
+        (spaces.Discrete(4, start=2), 4),
+        (spaces.MultiDiscrete([2, 3, 4]), 9),
+        (spaces.MultiDiscrete([[2, 3], [4, 5]]), 14),
+        (spaces.MultiBinary(3), 6),
+        (spaces.MultiBinary([2, 2]), 8),
+    ],
+)
+def test_width_and_random_actions_of_each_space(space: spaces.Space[Any], width: int) -> None:
+    assert mask_width(space) == width
+    action = random_legal_action(space, np.ones(width, np.bool_), np.random.default_rng(0))
+    assert space.contains(action)
+
+
+def test_width_of_a_space_without_masks() -> None:
+    with pytest.raises(EnvSpecError, match="Discrete, MultiDiscrete or MultiBinary"):
+        mask_width(spaces.Box(0, 1, (2,)))
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=12).filter(any), st.integers(0, 2**32 - 1))
+def test_random_action_is_legal(legal: list[bool], seed: int) -> None:
+    action = random_legal_action(spaces.Discrete(len(legal)), np.array(legal), np.random.default_rng(seed))
+    assert legal[action]
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_random_action_is_legal_in_every_head(seed: int) -> None:
+    action = random_legal_action(HEADS, np.array(FLAT), np.random.default_rng(seed))
+    assert action[0] == 0
+    assert action[1] in (1, 2)
+    bits = random_legal_action(spaces.MultiBinary(2), np.array([1, 0, 0, 1], np.bool_), np.random.default_rng(seed))
+    assert bits.tolist() == [0, 1]
+
+
+def test_every_legal_action_is_drawn() -> None:
+    rng = np.random.default_rng(0)
+    drawn = {int(random_legal_action(spaces.Discrete(5), np.array(FLAT), rng)) for _ in range(200)}
+    assert drawn == {0, 3, 4}
+
+
+def test_no_legal_action_is_an_error() -> None:
+    with pytest.raises(EnvError, match="none of 3 actions"):
+        random_legal_action(spaces.Discrete(3), np.zeros(3, np.bool_), np.random.default_rng(0))
+
+
+def test_taxi() -> None:
+    name = max(name for name in gymnasium.registry if name.startswith("Taxi-v"))
+    inner = gymnasium.make(name, disable_env_checker=True)
+    assert find_mask_convention(inner) == "info"
+    env = ActionMasks(inner, "info")
+    _, info = env.reset(seed=4)
+    assert env.action_masks().tolist() == info["action_mask"].astype(bool).tolist()

@@ -1,0 +1,116 @@
+"""The probe plays legally, measures, closes the env and leaves global random streams alone. No test asserts a time."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from fasttrain.envs.probe import probe
+from fasttrain.errors import EnvSpecError
+
+
+class Watched(gymnasium.Env[Any, Any]):
+    """Allows one action per state, ends after `length` steps, draws from the global streams, notes what happens."""
+
+    observation_space = spaces.Box(0, 1, (1,))
+    action_space = spaces.Discrete(4)
+
+    def __init__(self, length: int = 3, masked: bool = True) -> None:
+        self.length, self.count, self.closed, self.illegal, self.seeds = length, 0, False, 0, list[int | None]()
+        if masked:
+            self.action_masks = lambda: np.arange(4) == self.count % 4
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.seeds.append(seed)
+        self.count = 0
+        random.random()
+        np.random.random()
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        self.illegal += int(action != self.count % 4)
+        self.count += 1
+        return np.zeros(1, np.float32), 0.0, self.count >= self.length, False, {}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_structure_legality_and_closing() -> None:
+    env = Watched()
+    result = probe(lambda: env, max_seconds=60, max_steps=20)
+    assert result.steps == 20
+    assert result.resets >= 20 // 3
+    assert result.episode_steps == 3.0
+    assert result.has_masks
+    assert min(result.step_s, result.reset_s, result.mask_s) > 0
+    assert env.illegal == 0
+    assert env.closed
+    assert env.seeds[0] is not None
+    assert set(env.seeds[1:]) == {None}
+
+
+def test_limits_still_allow_one_step_and_one_reset() -> None:
+    result = probe(Watched, max_seconds=0.0)
+    assert (result.steps, result.resets) == (1, 1)
+    assert result.episode_steps is None
+
+
+def test_one_step_episodes() -> None:
+    result = probe(lambda: Watched(length=1), max_seconds=60, max_steps=5)
+    assert (result.steps, result.episode_steps) == (5, 1.0)
+
+
+def test_env_without_masks() -> None:
+    result = probe(lambda: gymnasium.make("Pendulum-v1"), max_steps=10)
+    assert not result.has_masks
+    assert result.mask_s == 0.0
+
+
+def test_global_random_state_is_left_untouched() -> None:
+    random.seed(1)
+    np.random.seed(1)
+    python_state, numpy_state = random.getstate(), np.random.get_state()[1]
+    probe(Watched, max_steps=10)
+    assert random.getstate() == python_state
+    assert np.array_equal(np.random.get_state()[1], numpy_state)
+
+
+def test_same_actions_every_time() -> None:
+    def actions() -> list[int]:
+        env = Watched(masked=False)
+        seen: list[int] = []
+        inner = env.step
+        env.step = lambda action: (seen.append(int(action)), inner(action))[1]  # type: ignore[method-assign]
+        probe(lambda: env, max_seconds=60, max_steps=15)
+        return seen
+
+    assert actions() == actions()
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (lambda: 1 / 0, r"failed at step 0 of an episode.*ZeroDivisionError.*test_probe\.py"),
+        (lambda: (0, 0.0, False, {}), "returned 4 values"),
+    ],
+)
+def test_broken_step_is_named_and_the_env_closed(answer: Any, text: str) -> None:
+    env = Watched()
+    env.step = lambda _action: answer()  # type: ignore[method-assign]
+    with pytest.raises(EnvSpecError, match=text):
+        probe(lambda: env)
+    assert env.closed
+
+
+def test_no_legal_action_is_named() -> None:
+    env = Watched()
+    env.action_masks = lambda: np.zeros(4, np.bool_)
+    with pytest.raises(EnvSpecError, match=r"Watched.*none of 4 actions"):
+        probe(lambda: env)
+    assert env.closed

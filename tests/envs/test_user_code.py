@@ -1,0 +1,65 @@
+"""What is said about errors of users' code, and that looking at it changes nothing (imports: test_make.py)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import gymnasium
+import numpy as np
+import pytest
+
+from fasttrain.envs.user_code import blame, kept_random_state
+
+
+def raises_with_text() -> None:
+    raise ValueError("bad deck")
+
+
+def raises_without_text() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [(raises_with_text, "ValueError: bad deck (tests"), (raises_without_text, "KeyboardInterrupt (")],
+)
+def test_blame_names_type_text_file_and_function(
+    function: Callable[[], None], text: str, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
+) -> None:
+    monkeypatch.chdir(pytestconfig.rootpath)
+    with pytest.raises((ValueError, KeyboardInterrupt)) as caught:
+        function()
+    assert blame(caught.value).startswith(text)
+    assert f"test_user_code.py:{function.__code__.co_firstlineno + 1}, in {function.__name__})" in blame(caught.value)
+
+
+def test_blame_of_a_librarys_error_points_at_the_users_call() -> None:
+    def calls_gymnasium() -> None:
+        gymnasium.spaces.Discrete(-1)
+
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - whichever Gymnasium raises
+        calls_gymnasium()
+    assert ", in calls_gymnasium)" in blame(caught.value)
+
+
+def test_blame_without_a_traceback() -> None:
+    assert blame(ValueError("never raised")) == "ValueError: never raised"
+
+
+def test_random_state_is_put_back_even_after_an_error() -> None:
+    random.seed(3)
+    np.random.seed(3)
+    expected = random.random(), np.random.random()
+    random.seed(3)
+    np.random.seed(3)
+
+    def draws_and_fails() -> None:
+        with kept_random_state():
+            random.random()
+            np.random.random(5)
+            raises_with_text()
+
+    with pytest.raises(ValueError, match="bad deck"):
+        draws_and_fails()
+    assert (random.random(), np.random.random()) == expected

@@ -1,0 +1,124 @@
+"""Environments that break while a run is going: one cause, an exit code, and what was there is kept."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from conftest import RunCommand
+
+ENV = """
+import gymnasium as gym, numpy as np
+class Bad(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
+    def __init__(self, fault="none", at=205, start=0):
+        self.fault, self.at, self.total = fault, at, 0
+        self.action_space = gym.spaces.Discrete(3, start=start)
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(3, np.float32), {}
+    def step(self, action):
+        self.t += 1
+        self.total += 1
+        now = self.total == self.at
+        if now and self.fault == "raise":
+            raise RuntimeError("the board fell")
+        observation = np.full(3, np.nan if now and self.fault == "nan_observation" else 0.1 * self.t % 1, np.float32)
+        reward = float("nan") if now and self.fault == "nan_reward" else 1.0
+        over = self.t >= 10 and self.fault != "endless"
+        return observation, reward, over, False, {}
+    def action_masks(self):
+        return np.full(3, not (self.fault == "stuck" and self.total >= self.at))
+"""
+SMALL = (
+    "+profile=speed", "env.entry_point=bad:Bad", "num_envs=4", "total_timesteps=4000", "algo.rollout_size=400",
+    "batch_size=100", "eval.episodes=4", "eval.num_envs=2",
+)  # fmt: skip
+
+
+@pytest.fixture
+def bad(tmp_path: Path) -> Path:
+    (tmp_path / "bad.py").write_text(ENV)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("nan_observation", "the observation of env 0, 1, 2, 3 is not finite"),
+        ("nan_reward", "parameters that are not finite"),
+        ("stuck", "no legal action"),
+    ],
+)
+def test_bad_data_is_named_and_the_episodes_are_kept(fasttrain: RunCommand, bad: Path, fault: str, message: str):
+    done = fasttrain(*SMALL, "vec_env=dummy", f"env.kwargs.fault={fault}")
+    assert done.exit_code == 1
+    assert message in done.err
+    assert done.err.count("\n") == 1
+    summary = done.json("summary.json")
+    assert summary["status"] == "crashed"
+    assert message in summary["error"]
+    assert len((done.folder / "episodes.csv").read_text().splitlines()) > 10
+    assert not (done.folder / "model.zip").exists()
+
+
+def test_an_env_that_raises_in_a_worker_process(fasttrain: RunCommand, bad: Path):
+    done = fasttrain(*SMALL, "vec_env=subproc", "num_envs=2", "env.kwargs.fault=raise")
+    assert done.exit_code == 1
+    assert "the board fell" in done.err
+    # Two processes write to one terminal: which comes last is chance.
+    assert "fasttrain: error: a worker process died; what it said stands above" in done.err.splitlines()
+
+
+def test_an_evaluation_that_never_ends_is_cut(fasttrain: RunCommand, bad: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("fasttrain.runs.evaluate.MAX_EPISODE_STEPS", 50)
+    done = fasttrain(*SMALL, "vec_env=dummy", "env.kwargs.fault=endless")
+    assert done.exit_code == 0, done.err
+    quality = done.json("summary.json")["quality"]
+    assert quality["end_reason"] == {"not ended": 1.0}
+    assert quality["mean_length"] == 50.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["env.kwargs.start=1"], "counts its actions from 1"),
+        (["env.id=Pendulum-v1"], "needs Discrete or MultiDiscrete or MultiBinary"),
+        (["env.id=Pendulum-v1", "algo=dqn"], "needs Discrete"),
+        (["env.id=CartPole-v1", "algo=ppo", "algo.policy=CnnPolicy"], "needs images"),
+        (["env.id=CartPole-v1", "algo=ppo", "algo.policy=MultiInputPolicy"], "does not suit"),
+    ],
+)
+def test_spaces_that_do_not_suit(fasttrain: RunCommand, bad: Path, arguments: list[str], message: str):
+    chosen = [] if any(a.startswith("env.id") for a in arguments) else ["env.entry_point=bad:Bad"]
+    done = fasttrain("+profile=speed", *chosen, *arguments)
+    assert done.exit_code == 2, done.err
+    assert message in done.err
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals to a process group are POSIX")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_whole_group_is_a_clean_stop_with_workers_too(bad: Path, number: signal.Signals):
+    folder = bad / "run"
+    command = [sys.executable, "-m", "fasttrain", *SMALL, "vec_env=subproc", "num_envs=2", "total_timesteps=100000000",
+               f"hydra.run.dir={folder}"]  # fmt: skip
+    process = subprocess.Popen(
+        command, cwd=bad, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    deadline = time.monotonic() + 90
+    while not (folder / "plan.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(2.0)  # it learns by now
+    os.killpg(process.pid, number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 4, output.decode()
+    assert (folder / "model.zip").is_file()
+    assert "Traceback" not in output.decode()

@@ -1,0 +1,76 @@
+"""Wrong input gets one message on stderr, exit code 2, no traceback, and leaves no half-made model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conftest import RunCommand
+
+PLAIN = ("env.id=CartPole-v1", "algo=ppo")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["num_env=4"], "unknown key 'num_env'; did you mean 'num_envs'"),
+        (["algo.gama=0.9"], "unknown key 'algo.gama'; did you mean 'algo.gamma'"),
+        (["num_envs=many"], "num_envs=many: expected a whole number"),
+        (["num_envs=0"], "num_envs=0: must be at least 1"),
+        (["batch_size=99999"], "batch_size=99999 is larger than algo.rollout_size=16384"),
+        (["+profile=fast"], "profile=fast: no such profile, choose from balance, baseline, debug, exact, speed"),
+        (["profile=sped"], "did you mean 'speed'"),
+        (["algo=sac"], "algo=sac: no such algo, choose from dqn, maskable_ppo, ppo"),
+        (["env.id=CartPol-v1", "algo=ppo"], "CartPole-v1"),
+        (["env.entry_point=no_such_module:Env", "algo=ppo"], "no_such_module"),
+        (["env.entry_point=gymnasium:NoSuchClass", "algo=ppo"], "NoSuchClass"),
+        (["env.id=CartPole-v1"], "offers no action masks"),
+        (["updates_per_step=4"], "updates_per_step=4 means nothing for algo=maskable_ppo"),
+        (["use_amp=on"], "use_amp=on: this version cannot do that yet"),
+        (["vec_env=shared"], "no shared-memory workers"),
+        (["vec_env=native", "algo=ppo"], "ignores masks"),
+        (["env.kwargs.opponents=mediun"], "medium"),
+        (["env.kwargs.oponents=easy"], "oponents"),
+        (["tran"], "unknown command 'tran'; did you mean 'train'"),
+        (["eval"], "eval needs run=FOLDER"),
+        (["eval", "run=nowhere"], "no plan.json there"),
+        (["num_envs=[1"], "num_envs=[1"),
+        ([*PLAIN, "device=cuda:7"], "CUDA"),
+    ],
+)
+def test_one_message_and_exit_code_2(fasttrain: RunCommand, arguments: list[str], message: str):
+    if arguments[-1].startswith("device=cuda"):
+        torch = pytest.importorskip("torch")
+        if torch.cuda.is_available():
+            pytest.skip("this machine has a GPU")
+    done = fasttrain(*arguments)
+    assert done.exit_code == 2, done.err
+    assert message in done.err
+    assert done.err.startswith("fasttrain: error: ")
+    assert done.err.count("\n") == 1, "one message, one line"
+    assert "Traceback" not in done.err + done.out
+    assert not (done.folder / "model.zip").exists()
+
+
+def test_environment_variable_is_checked_too(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("NUM_ENVS", "x")
+    done = fasttrain(*PLAIN)
+    assert done.exit_code == 2
+    assert "num_envs=x: expected a whole number" in done.err
+
+
+def test_an_env_that_raises_while_being_built(fasttrain: RunCommand, tmp_path: Path):
+    (tmp_path / "broken.py").write_text(
+        "import gymnasium as gym\n"
+        "class Broken(gym.Env):\n    def __init__(self):\n        raise RuntimeError('no map')\n"
+    )
+    done = fasttrain("env.entry_point=broken:Broken", "algo=ppo")
+    assert done.exit_code == 2
+    assert "no map" in done.err
+    assert "broken.py" in done.err
+
+
+def test_traceback_on_request(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FASTTRAIN_TRACEBACK", "1")
+    assert "Traceback" in fasttrain("num_envs=0").err

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from fasttrain.runs.callbacks import Interval, StopFlag
+
+
+def test_interval_is_due_once_per_multiple():
+    interval = Interval(100)
+    assert [count for count in range(0, 450, 30) if interval.due(count)] == [120, 210, 300, 420]
+
+
+def test_interval_of_zero_is_never_due():
+    assert not any(Interval(0).due(count) for count in range(1000))
+
+
+def test_an_interval_that_was_jumped_over_is_due_once():
+    interval = Interval(10)
+    assert interval.due(95)
+    assert not interval.due(99)
+    assert interval.due(100)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_asks_to_stop_and_the_handler_goes_back(number: signal.Signals):
+    before = signal.getsignal(number)
+    stop = StopFlag()
+    with stop.listening():
+        os.kill(os.getpid(), number)
+        assert stop.requested
+    assert signal.getsignal(number) is before
+
+
+def test_off_the_main_thread_nothing_is_changed():
+    before = signal.getsignal(signal.SIGINT)
+    seen: list[bool] = []
+
+    def run() -> None:
+        with StopFlag().listening():
+            seen.append(signal.getsignal(signal.SIGINT) is before)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [True]

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from conftest import configured
+from fasttrain.perf.report import PerfWindow
+from fasttrain.plan import EnvFacts, Machine, make_plan
+from fasttrain.runs.console import make_console, show_perf, show_plan, show_quality
+
+
+@pytest.fixture
+def console() -> Console:
+    return Console(file=io.StringIO(), width=140)
+
+
+def text_of(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_plan_shows_requested_effective_and_why(console: Console):
+    show_plan(console, make_plan(configured("+profile=speed"), {}, EnvFacts(True, None), Machine(2, False, False)))
+    text = text_of(console)
+    assert "the game has a batched native form" in text
+    assert "requested" in text
+    assert "trade-off" in text
+    assert "use_amp" not in text
+
+
+def test_perf_shows_phases_and_says_where_they_cannot_be_told_apart(console: Console):
+    window = PerfWindow(
+        env_steps=1000, updates=2, phases_ns={"train": 10**9, "other": 10**6}, enemy_turn_ns=0, cpu_share=None,
+        gpu_share=None, memory_bytes=0,
+    )  # fmt: skip
+    show_perf(console, window)
+    text = text_of(console)
+    assert "[PERF] 999 steps/s over 1,000 env steps in 1.0 s, 2 updates" in text
+    assert "train_ms: forward and backward together" in text
+    assert "the update is the wall" in text
+
+
+def test_quality_with_and_without_wins(console: Console):
+    ci95 = {"mean_reward": [1.0, 3.0], "win_rate": [0.2, 0.4], "score_diff": None}
+    result = {"episodes": 1000, "mean_reward": 2.0, "win_rate": 0.3, "score_diff": None, "mean_length": 65.0,
+              "end_reason": {"won": 0.3, "lost": 0.7}, "ci95": ci95}  # fmt: skip
+    show_quality(console, {"greedy": result})
+    text = text_of(console)
+    assert "30.0 % [20.0, 40.0]" in text
+    assert "2 [1, 3]" in text
+    assert "won 30 %, lost 70 %" in text
+
+
+def test_without_a_terminal_tables_are_wide_and_plain():
+    console = make_console()
+    assert console.is_terminal or (console.width == 140 and console.no_color)

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from fasttrain.perf.clock import PhaseClock
+from fasttrain.runs.live import LiveView
+from fasttrain.runs.progress import Progress
+
+
+@pytest.fixture
+def progress(monkeypatch: pytest.MonkeyPatch) -> Progress:
+    monkeypatch.setattr("fasttrain.runs.progress.time.perf_counter", lambda: 100.0)
+    made = Progress(total_timesteps=4000, clock=PhaseClock(), started=90.0)
+    made.env_steps, made.updates = 1000, 5
+    return made
+
+
+def test_plain_lines_where_there_is_no_terminal(progress: Progress):
+    output = io.StringIO()
+    with LiveView(progress, Console(file=output, width=200), "ppo on X", panel=False) as view:
+        view.tick()
+        assert output.getvalue() == "", "a line every ten seconds, not every step"
+    assert output.getvalue() == progress.line() + "\n"
+
+
+def test_panel_shows_progress_and_phases(progress: Progress):
+    output = io.StringIO()
+    console = Console(file=output, width=140)
+    progress.add_episode(1.5, {"is_win": True})
+    console.print(LiveView(progress, console, "ppo on X", panel=True).render())
+    text = output.getvalue()
+    for part in ("ppo on X", "1,000/4,000", "ETA 0:30", "100 steps/s", "win 100.0 %", "env ", "update "):
+        assert part in text

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pytest
+
+from fasttrain.perf.clock import PhaseClock
+from fasttrain.runs.progress import Progress, clock_text, win_of
+
+
+@pytest.fixture
+def progress(monkeypatch: pytest.MonkeyPatch) -> Progress:
+    now = [100.0]
+    monkeypatch.setattr("fasttrain.runs.progress.time.perf_counter", lambda: now[0])
+    made = Progress(total_timesteps=4000, clock=PhaseClock(), started=90.0)
+    made.env_steps, made.updates = 1000, 5
+    return made
+
+
+def test_rates_and_eta(progress: Progress):
+    assert progress.steps_per_s == 100.0
+    assert progress.eta_s == 30.0
+    progress.env_steps = 5000
+    assert progress.eta_s == 0.0
+
+
+def test_episodes_and_wins(progress: Progress):
+    assert progress.mean_return is None
+    assert progress.win_rate is None
+    progress.add_episode(1.0, {})
+    assert progress.win_rate is None, "an env that does not say has no win rate"
+    progress.add_episode(3.0, {"is_win": True})
+    progress.add_episode(2.0, {"is_success": False})
+    assert progress.mean_return == 2.0
+    assert progress.win_rate == 0.5
+    assert progress.episodes == 3
+
+
+def test_line_says_it_all(progress: Progress):
+    progress.add_episode(1.5, {"is_win": True})
+    line = progress.line()
+    assert line.startswith("1,000/4,000 steps 25 % · 100 steps/s · ETA 0:30 · reward 1.5 · win 100.0 % · env ")
+
+
+def test_shares_sum_to_one(progress: Progress):
+    assert sum(progress.shares().values()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(7, "0:07"), (754, "12:34"), (3723, "1:02:03"), (59.6, "1:00")])
+def test_clock_text(seconds: float, text: str):
+    assert clock_text(seconds) == text
+
+
+def test_win_of():
+    assert win_of({}) is None
+    assert win_of({"is_win": 0}) is False

@@ -1,0 +1,356 @@
+"""The laws of CONTRIBUTING.md as tests. Each rule is a function from parsed sources to problems.
+
+Each rule is first shown to bite, on a planted violation; a rule that finds nothing proves nothing. Sizes serve reading:
+a function's docstring does not count, because a long contract must not be shortened for a number.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SRC = ROOT / "src"
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+
+# Room (first name below `fasttrain`) → layer. `""` is the package itself, which imports nothing of ours by statement.
+LAYERS = {
+    "": 0, "batch": 0, "config": 0, "errors": 0, "jit": 0, "overrides": 0, "plan": 0, "typed": 0,
+    "envs": 1, "vec": 1, "buffers": 1, "perf": 1,
+    "algos": 2,
+    "runs": 3,
+    "studies": 4,
+    "cli": 5, "__main__": 5,
+}  # fmt: skip
+SIDEWAYS = {("vec", "fasttrain.envs.protocol")}  # within layer 1, where rooms otherwise do not know each other
+FORBIDDEN_ROOMS = {("algos", "envs")}  # an algorithm sees vector environments, never the games
+TORCH = ("torch", "stable_baselines3", "sb3_contrib")
+# Third-party packages of layer 0, which everything loads.
+LAYER_0_PACKAGES = {"numpy": None, "numba": "jit"}  # None: any module; else only that one
+
+# Source module → why it has no test file of its own name.
+WITHOUT_OWN_TEST = {
+    "batch": "types; used by every test of vec and buffers",
+    "envs": "registers the games; each game's test makes its ids",
+    "__main__": "one call; tests/test_cli.py starts it as a process",
+}
+
+Sources = dict[str, str]  # dotted module name → source text
+
+
+def read_sources() -> Sources:
+    sources = {}
+    for path in sorted((SRC / "fasttrain").rglob("*.py")):
+        parts = path.relative_to(SRC).with_suffix("").parts
+        sources[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text(encoding="utf-8")
+    return sources
+
+
+def room_of(module: str) -> str:
+    return [*module.split("."), ""][1]
+
+
+def imports_of(module: str, source: str, modules: Sources) -> Iterator[tuple[int, str]]:
+    """Line and full name of everything imported by a statement, inside functions and type-checking blocks too."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                yield node.lineno, f"{'.' * node.level}{node.module or ''}"
+                continue
+            base = node.module or ""
+            for alias in node.names:
+                whole = f"{base}.{alias.name}"
+                yield node.lineno, whole if whole in modules else base
+
+
+# --- the rules
+
+
+def imports_point_down(sources: Sources) -> Iterator[str]:
+    for module, source in sources.items():
+        room = room_of(module)
+        if room not in LAYERS:
+            yield f"{module}: room {room!r} has no layer in LAYERS"
+            continue
+        for line, name in imports_of(module, source, sources):
+            if name.startswith("."):
+                yield f"{module}:{line}: relative import {name!r}; write it from fasttrain on"
+            if name.split(".")[0] != "fasttrain":
+                continue
+            other = room_of(name)
+            allowed = (
+                room == other
+                or LAYERS.get(other, 9) < LAYERS[room]
+                or LAYERS.get(other) == LAYERS[room] != 1
+                or (room, name) in SIDEWAYS
+            )
+            if not allowed or (room, other) in FORBIDDEN_ROOMS:
+                yield f"{module}:{line}: imports {name} (layer {LAYERS[room]} → {LAYERS.get(other)})"
+
+
+def no_cycles(sources: Sources) -> Iterator[str]:
+    graph = {
+        module: {name for _, name in imports_of(module, source, sources) if name in sources and name != module}
+        for module, source in sources.items()
+    }
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> Iterator[str]:
+        if module in path:
+            yield "cycle: " + " → ".join((*path[path.index(module) :], module))
+        elif module not in done:
+            for other in sorted(graph[module]):
+                yield from visit(other, (*path, module))
+            done.add(module)
+
+    for module in graph:
+        yield from visit(module, ())
+
+
+def layer_0_is_light(sources: Sources) -> Iterator[str]:
+    for module, source in sources.items():
+        if LAYERS.get(room_of(module)) != 0:
+            continue
+        for line, name in imports_of(module, source, sources):
+            package = name.split(".")[0]
+            if package == "fasttrain" or package in sys.stdlib_module_names:
+                continue
+            if package not in LAYER_0_PACKAGES or LAYER_0_PACKAGES[package] not in (None, room_of(module)):
+                yield f"{module}:{line}: layer 0 imports {name}"
+
+
+def no_torch_in_workers(sources: Sources) -> Iterator[str]:
+    """No file of envs and vec imports torch; envs and the workers' side of vec (worker*.py) not even through others."""
+    for module, source in sources.items():
+        room = room_of(module)
+        if room in ("envs", "vec"):
+            for line, name in imports_of(module, source, sources):
+                if name.split(".")[0] == "torch":
+                    yield f"{module}:{line}: imports torch"
+        if room == "envs" or module.startswith("fasttrain.vec.worker"):
+            yield from (f"{module}: loads {name}" for name in sorted(_loads(module, sources, set())))
+
+
+def _loads(module: str, sources: Sources, seen: set[str]) -> set[str]:
+    found: set[str] = set()
+    seen.add(module)
+    for line, name in imports_of(module, sources[module], sources):
+        if name.split(".")[0] in TORCH:
+            found.add(f"{name} ({module}:{line})")
+        elif name in sources and name not in seen:
+            found |= _loads(name, sources, seen)
+    return found
+
+
+def files_are_short(sources: Sources) -> Iterator[str]:
+    for module, source in sources.items():
+        lines = len(source.splitlines())
+        if lines > MAX_FILE_LINES:
+            yield f"{module}: {lines} lines, {MAX_FILE_LINES} allowed"
+
+
+def functions_are_short(sources: Sources) -> Iterator[str]:
+    for module, node in _nodes(sources):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if ast.get_docstring(node) is not None:
+                docstring = node.body[0]
+                lines -= (docstring.end_lineno or docstring.lineno) - docstring.lineno + 1
+            if lines > MAX_FUNCTION_LINES:
+                yield f"{module}:{node.lineno}: {node.name} has {lines} lines, {MAX_FUNCTION_LINES} allowed"
+
+
+def no_mutable_module_state(sources: Sources) -> Iterator[str]:
+    """No module-level container under a variable's name, none under a constant's name changed, no `global`."""
+    for module, source in sources.items():
+        tree = ast.parse(source)
+        containers = set()
+        for statement in tree.body:
+            for name in _assigned_containers(statement):
+                if re.fullmatch(r"_{0,2}[A-Z][A-Z0-9_]*|__\w+__", name):
+                    containers.add(name)
+                else:
+                    yield f"{module}:{statement.lineno}: module-level container {name!r}; keep state in objects"
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Global):
+                yield f"{module}:{node.lineno}: global {', '.join(node.names)}"
+            changed = _changed_name(node)
+            if changed in containers:
+                yield f"{module}:{getattr(node, 'lineno', 0)}: changes the constant {changed}"
+
+
+def _assigned_containers(statement: ast.stmt) -> list[str]:
+    if not isinstance(statement, ast.Assign | ast.AnnAssign) or statement.value is None:
+        return []
+    value = statement.value
+    literal = ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.SetComp
+    makers = ("list", "dict", "set", "deque", "defaultdict", "Counter", "OrderedDict")
+    called = isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in makers
+    if not isinstance(value, literal) and not called:
+        return []
+    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def _changed_name(node: ast.AST) -> str | None:
+    """The name X of `X[…] = …`, `del X[…]`, `X.append(…)` and the like."""
+    changing = {
+        "append",
+        "add",
+        "update",
+        "pop",
+        "popitem",
+        "clear",
+        "extend",
+        "insert",
+        "remove",
+        "discard",
+        "setdefault",
+    }
+    target: ast.expr | None = None
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
+        target = node.value
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in changing:
+        target = node.func.value
+    return target.id if isinstance(target, ast.Name) else None
+
+
+def errors_are_honest(sources: Sources) -> Iterator[str]:
+    """No bare except, no assert (it vanishes under -O), no NotImplementedError (a stub)."""
+    for module, node in _nodes(sources):
+        if isinstance(node, ast.ExceptHandler) and node.type is None:
+            yield f"{module}:{node.lineno}: bare except"
+        elif isinstance(node, ast.Assert):
+            yield f"{module}:{node.lineno}: assert; raise an error that says what to do"
+        elif isinstance(node, ast.Name) and node.id == "NotImplementedError":
+            yield f"{module}:{node.lineno}: NotImplementedError"
+
+
+def mirrored_by_tests(sources: Sources) -> Iterator[str]:
+    """A module with logic has tests/<room>/test_<module>.py; one in a sub-package may share test_<sub-package>*.py."""
+    tests = {path.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests").rglob("test_*.py")}
+    for module, source in sources.items():
+        below = module.split(".")[1:]
+        if not below or ".".join(below) in WITHOUT_OWN_TEST or not _has_logic(source):
+            continue
+        folder, name = "/".join(below[:-1]), below[-1]
+        wanted = f"{folder}/test_{name}.py".lstrip("/")
+        shared = f"{below[0]}/test_{below[1]}" if len(below) > 2 else None
+        if wanted not in tests and not (shared and any(test.startswith(shared) for test in tests)):
+            yield f"{module}: no tests/{wanted}" + (f" nor tests/{shared}*.py" if shared else "")
+
+
+def _has_logic(source: str) -> bool:
+    """Whether any function does more than carry a docstring or `...`."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            body = [
+                part for part in node.body if not (isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant))
+            ]
+            if body:
+                return True
+    return False
+
+
+def _nodes(sources: Sources) -> Iterator[tuple[str, ast.AST]]:
+    for module, source in sources.items():
+        yield from ((module, node) for node in ast.walk(ast.parse(source)))
+
+
+# --- the rules applied, and each shown to bite
+
+Rule = Callable[[Sources], Iterator[str]]
+RULES: list[Rule] = [
+    imports_point_down, no_cycles, layer_0_is_light, no_torch_in_workers, files_are_short, functions_are_short,
+    no_mutable_module_state, errors_are_honest, mirrored_by_tests,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_rule_holds(rule: Rule) -> None:
+    assert list(rule(read_sources())) == []
+
+
+LONG = "def f():\n" + "    x = 1\n" * 60
+DOCUMENTED = 'def f():\n    """One.\n' + "\n    More.\n" * 40 + '    """\n' + "    x = 1\n" * 59
+
+
+@pytest.mark.parametrize(
+    ("rule", "sources", "problem"),
+    [
+        (imports_point_down, {"fasttrain.envs.a": "from fasttrain.runs.b import c"}, "imports fasttrain.runs.b"),
+        (imports_point_down, {"fasttrain.buffers.a": "def f():\n  import fasttrain.vec.b"}, ":2: imports fasttrain."),
+        (imports_point_down, {"fasttrain.vec.a": "from fasttrain.envs.make import x"}, "imports fasttrain.envs.make"),
+        (imports_point_down, {"fasttrain.algos.a": "import fasttrain.envs.make"}, "(layer 2 → 1)"),
+        (imports_point_down, {"fasttrain.plan": "from fasttrain.cli import main"}, "(layer 0 → 5)"),
+        (imports_point_down, {"fasttrain.envs.a": "from . import b"}, "relative import"),
+        (imports_point_down, {"fasttrain.cellar.a": ""}, "has no layer"),
+        (no_cycles, {"fasttrain.a": "import fasttrain.b", "fasttrain.b": "from fasttrain import a"}, "→ fasttrain.b →"),
+        (layer_0_is_light, {"fasttrain.config": "import omegaconf"}, "imports omegaconf"),
+        (layer_0_is_light, {"fasttrain.batch": "import numba"}, "imports numba"),
+        (no_torch_in_workers, {"fasttrain.vec.native": "from torch import nn"}, "imports torch"),
+        (no_torch_in_workers, {"fasttrain.envs.a": "import stable_baselines3.common"}, "loads stable_baselines3"),
+        (
+            no_torch_in_workers,
+            {"fasttrain.vec.worker": "import fasttrain.vec.base", "fasttrain.vec.base": "import stable_baselines3"},
+            "fasttrain.vec.worker: loads stable_baselines3 (fasttrain.vec.base:1)",
+        ),
+        (files_are_short, {"fasttrain.a": "x = 1\n" * 401}, "401 lines"),
+        (functions_are_short, {"fasttrain.a": LONG}, "f has 61 lines"),
+        (no_mutable_module_state, {"fasttrain.a": "cache = {}"}, "module-level container 'cache'"),
+        (no_mutable_module_state, {"fasttrain.a": "seen: set[int] = set()"}, "module-level container 'seen'"),
+        (no_mutable_module_state, {"fasttrain.a": "_K = {}\ndef f():\n    _K[1] = 2"}, ":3: changes the constant _K"),
+        (no_mutable_module_state, {"fasttrain.a": "K = []\ndef f():\n    K.append(2)"}, ":3: changes the constant K"),
+        (no_mutable_module_state, {"fasttrain.a": "def f():\n    global n\n    n = 1"}, "global n"),
+        (errors_are_honest, {"fasttrain.a": "try:\n    pass\nexcept:\n    pass"}, "bare except"),
+        (errors_are_honest, {"fasttrain.a": "assert 1"}, "assert"),
+        (errors_are_honest, {"fasttrain.a": "def f():\n    raise NotImplementedError"}, "NotImplementedError"),
+        (mirrored_by_tests, {"fasttrain.vec.nowhere": "def f():\n    return 1"}, "no tests/vec/test_nowhere.py"),
+        (mirrored_by_tests, {"fasttrain.vec.no.where": "def f():\n    return 1"}, "nor tests/vec/test_no*.py"),
+    ],
+)  # fmt: skip
+def test_rule_bites(rule: Rule, sources: Sources, problem: str) -> None:
+    assert problem in "\n".join(rule(sources))
+
+
+@pytest.mark.parametrize(
+    ("rule", "sources"),
+    [
+        (imports_point_down, {"fasttrain.vec.a": "import fasttrain.envs.protocol", "fasttrain.envs.protocol": ""}),
+        (imports_point_down, {"fasttrain.algos.a": "import fasttrain.perf.clock\nimport fasttrain.buffers.rollout"}),
+        (no_cycles, {"fasttrain.a": "import fasttrain.b", "fasttrain.b": "", "fasttrain.c": "import fasttrain.b"}),
+        (layer_0_is_light, {"fasttrain.jit": "import numba", "fasttrain.batch": "import numpy.typing\nimport json"}),
+        (functions_are_short, {"fasttrain.a": DOCUMENTED}),
+        (no_mutable_module_state, {"fasttrain.a": "NAMES = ['a']\n__all__ = ['b']\ndef f(x):\n    x[1] = NAMES[0]"}),
+        (mirrored_by_tests, {"fasttrain.vec.a": "class P:\n    def f(self) -> int:\n        '''Only says.'''"}),
+    ],
+)  # fmt: skip
+def test_rule_lets_pass(rule: Rule, sources: Sources) -> None:
+    assert list(rule(sources)) == []
+
+
+def test_exceptions_from_mirroring_exist() -> None:
+    known = {module.partition(".")[2] for module in read_sources()}
+    assert set(WITHOUT_OWN_TEST) <= known
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["fasttrain", "fasttrain.envs", "fasttrain.envs.make", "fasttrain.envs.probe", "fasttrain.envs.skullking.env"],
+)
+def test_no_torch_in_a_process_that_loads(module: str) -> None:
+    if module.startswith("fasttrain.envs.skullking") and find_spec("fasttrain.envs.skullking") is None:
+        pytest.skip("the game is not part of this build")
+    loads = f"import sys, {module}; print([name for name in {TORCH!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", loads], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "[]", done.stderr

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from fasttrain.overrides import from_environment, key_of, normalise, sources, split_options
+
+
+def test_key_of():
+    assert [key_of(t) for t in ("a.b=1", "+profile=x", "~env.kwargs.k", "-m", "++c=2")] == [
+        "a.b",
+        "profile",
+        "env.kwargs.k",
+        "",
+        "c",
+    ]
+
+
+def test_profile_is_accepted_with_and_without_plus():
+    assert normalise(["profile=speed"], {}) == ["+profile=speed"]
+    assert normalise(["+profile=speed"], {}) == ["+profile=speed"]
+
+
+def test_naming_an_env_selects_the_plain_group():
+    assert normalise(["env.id=A-v0"], {}) == ["env=gym", "env.id=A-v0"]
+    assert normalise(["env.entry_point=a:B"], {}) == ["env=gym", "env.entry_point=a:B"]
+    assert normalise(["env=skullking", "env.id=A-v0"], {}) == ["env=skullking", "env.id=A-v0"]
+
+
+def test_constructor_arguments_need_no_plus():
+    assert normalise(["env.kwargs.size=5", "+env.kwargs.k=1"], {}) == ["++env.kwargs.size=5", "++env.kwargs.k=1"]
+    assert normalise(["~env.kwargs.size"], {}) == ["~env.kwargs.size"]
+
+
+def test_environment_stands_before_the_command_line_and_yields_to_it():
+    assert normalise(["seed=1"], {"NUM_ENVS": "16"}) == ["num_envs=16", "seed=1"]
+    assert normalise(["num_envs=4"], {"NUM_ENVS": "16"}) == ["num_envs=4"]
+    assert from_environment({"NUM_ENVS": "", "HOME": "x", "LEAN_INFO": "1"}) == ["lean_info=1"]
+
+
+def test_options_come_first_with_their_values():
+    assert split_options(["a=1", "-m", "--config-dir", "d", "b=2"]) == (["-m", "--config-dir", "d"], ["a=1", "b=2"])
+    assert normalise(["a=1", "-m"], {}) == ["-m", "a=1"]
+
+
+def test_sources_by_precedence():
+    found = sources(
+        ["+profile=speed", "num_envs=16", "seed=3"],
+        {"NUM_ENVS": "16"},
+        {"speed": ["num_envs", "engine"], "mine": ["engine"]},
+    )
+    assert found == {
+        "num_envs": "environment",
+        "engine": "profile mine",
+        "profile": "command line",
+        "seed": "command line",
+    }
+
+
+def test_same_key_typed_with_another_value_is_the_command_line():
+    assert sources(["num_envs=4"], {"NUM_ENVS": "16"}, {})["num_envs"] == "command line"

@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from conftest import configured
+from fasttrain.config import Config
+from fasttrain.errors import ConfigError
+from fasttrain.plan import FLAGS, NO_ENGINE_YET, NOT_APPLICABLE, EnvFacts, Machine, Plan, Row, make_plan
+
+MACHINE = Machine(cores=2, windows=False, cuda=False)
+NATIVE, PLAIN = EnvFacts(native=True, step_s=None), EnvFacts(native=False, step_s=20e-6)
+
+
+def plan_of(config: Config, env: EnvFacts = PLAIN, machine: Machine = MACHINE, **sources: str) -> Plan:
+    return make_plan(config, sources, env, machine)
+
+
+def row_of(plan: Plan, flag: str) -> Row:
+    return next(row for row in plan.rows if row.flag == flag)
+
+
+def test_every_flag_has_a_row_and_a_field():
+    plan = plan_of(configured())
+    assert [row.flag for row in plan.rows] == [flag.name for flag in FLAGS] + [
+        "algo.rollout_size",
+        "algo.learning_rate",
+        "algo.n_epochs",
+    ]
+    assert {flag.name for flag in FLAGS} <= {field.name for field in dataclasses.fields(Config)}
+
+
+def test_plan_is_json_ready():
+    text = json.dumps(plan_of(configured("+profile=speed"), NATIVE).to_dict())
+    assert json.loads(text)["flags"][1] == {
+        "flag": "vec_env",
+        "requested": "auto",
+        "effective": "native",
+        "source": "default",
+        "class": "exact",
+        "reason": "the game has a batched native form",
+    }
+
+
+def test_native_game_brings_its_own_number_of_envs():
+    plan = plan_of(configured("+profile=speed"), NATIVE)
+    assert plan.config.vec_env == "native"
+    assert plan.config.num_envs == 256
+    assert plan.config.algo.rollout_size == 16384
+
+
+@pytest.mark.parametrize("source", ["command line", "environment"])
+def test_a_typed_number_of_envs_wins_over_the_games_own(source: str):
+    plan = plan_of(configured("+profile=speed", "num_envs=32"), NATIVE, num_envs=source)
+    assert plan.config.num_envs == 32
+
+
+def test_rollout_size_is_kept_to_whole_steps():
+    plan = plan_of(configured("+profile=speed", "env.id=CartPole-v1", "algo=ppo"))
+    assert plan.config.num_envs == 12
+    assert plan.config.algo.rollout_size == 12 * 1365
+    assert "12 envs × 1365 steps" in row_of(plan, "algo.rollout_size").reason
+
+
+def test_short_last_minibatch_is_said():
+    plan = plan_of(configured("batch_size=1000"))
+    assert "last minibatch of an epoch has 384 of 1000 rows" in row_of(plan, "algo.rollout_size").reason
+
+
+def test_batch_size_null_is_the_algorithms_own():
+    row = row_of(plan_of(configured("+profile=speed"), NATIVE), "batch_size")
+    assert row.requested is None
+    assert row.effective == configured("+profile=speed").own.batch_size
+
+
+@pytest.mark.parametrize(
+    ("step_s", "cores", "expected"),
+    [(20e-6, 2, "dummy"), (5e-3, 2, "subproc"), (5e-3, 1, "dummy"), (300e-6, 8, "subproc")],
+)
+def test_auto_vec_env_by_step_time_and_cores(step_s: float, cores: int, expected: str):
+    config = configured("vec_env=auto", "env.id=CartPole-v1", "algo=ppo")
+    plan = plan_of(config, EnvFacts(False, step_s), Machine(cores, False, False))
+    assert plan.config.vec_env == expected
+
+
+def test_windows_gets_the_dummy_env_unless_typed():
+    config = configured("+profile=baseline", "env.id=CartPole-v1", "algo=ppo")
+    windows = Machine(2, True, False)
+    assert plan_of(config, machine=windows).config.vec_env == "dummy"
+    assert plan_of(config, machine=windows, vec_env="command line").config.vec_env == "subproc"
+
+
+def test_force_dummy_and_no_subproc():
+    assert plan_of(configured("force_dummy_vec_env=true")).config.vec_env == "dummy"
+    assert plan_of(configured("use_subproc_envs=false")).config.vec_env == "dummy"
+    with pytest.raises(ConfigError, match="vec_env=subproc contradicts use_subproc_envs=false"):
+        plan_of(configured("use_subproc_envs=false"), vec_env="command line", use_subproc_envs="command line")
+
+
+@pytest.mark.parametrize("flag", sorted(NO_ENGINE_YET))
+def test_what_has_no_engine_is_refused_when_switched_on(flag: str):
+    off = NO_ENGINE_YET[flag]
+    on = {"off": "on", False: "true", 1: "2", "bfloat16": "float16", "default": "max-autotune"}[off]
+    algo = "dqn" if flag in ("prefetch", "local_random_actions") else "ppo"
+    config = configured(f"{flag}={on}", f"algo={algo}", "env.id=CartPole-v1")
+    with pytest.raises(ConfigError, match=f"{flag}=.*this version cannot do that yet.*take {flag}="):
+        plan_of(config)
+
+
+def test_what_has_no_engine_includes_dtype_and_compile_mode():
+    assert {"amp_dtype": "bfloat16", "compile_mode": "default"}.items() <= NO_ENGINE_YET.items()
+
+
+@pytest.mark.parametrize("sources", [{}, {"engine": "command line"}])
+def test_dqn_runs_the_stock_classes_and_says_so(sources: dict[str, str]):
+    config = configured("+profile=speed", "engine=fast", "algo=dqn", "env.id=CartPole-v1")
+    plan = plan_of(config, **sources)
+    row = row_of(plan, "engine")
+    assert (row.requested, row.effective, row.reason) == ("fast", "stock", "no DQN engine in this version")
+    assert plan.config.engine == "stock"
+    assert plan.config.fused_update == "off"
+    assert (row in plan.notable()) == bool(sources)
+    ppo = plan_of(configured("engine=fast", "algo=ppo", "env.id=CartPole-v1"))
+    assert (ppo.config.engine, row_of(ppo, "engine").reason) == ("fast", "")
+
+
+def test_progress_csv_needs_the_training_log():
+    config = configured("train_log_enabled=false", "train_log_to_file=true", "train_log_to_console=true")
+    plan = plan_of(config, train_log_enabled="command line")
+    row = row_of(plan, "train_log_to_file")
+    assert (row.requested, row.effective, row.reason) == (True, False, "train_log_enabled=false")
+    assert plan.config.train_log_to_file is False
+    assert plan.config.train_log_to_console is True, "[PERF] lines need no training log"
+    with pytest.raises(ConfigError, match="train_log_to_file=true contradicts train_log_enabled=false.*enabled=true"):
+        plan_of(config, train_log_to_file="command line")
+    assert plan_of(configured("train_log_to_file=true")).config.train_log_to_file is True
+
+
+@pytest.mark.parametrize("lean", ["true", "false"])
+def test_a_native_game_is_lean_anyway(lean: str):
+    config = configured("vec_env=auto", f"lean_info={lean}")
+    row = row_of(plan_of(config, NATIVE), "lean_info")
+    assert (row.requested, row.reason) == (row.effective, "a native game sends info only when an episode ends")
+    assert row_of(plan_of(config, PLAIN), "lean_info").reason == ""
+
+
+def test_auto_without_engine_is_off_and_says_so():
+    row = row_of(plan_of(configured("use_amp=auto")), "use_amp")
+    assert (row.effective, row.reason) == ("off", "not in this version")
+
+
+def test_shared_workers_are_refused():
+    with pytest.raises(ConfigError, match="vec_env=shared: this version has no"):
+        plan_of(configured("vec_env=shared"))
+
+
+def test_flag_of_another_algorithm():
+    config = configured("updates_per_step=4", "algo=ppo", "env.id=CartPole-v1")
+    assert row_of(plan_of(config), "updates_per_step").effective == NOT_APPLICABLE
+    with pytest.raises(ConfigError, match="updates_per_step=4 means nothing for algo=ppo: only for dqn"):
+        plan_of(config, updates_per_step="command line")
+
+
+def test_workers():
+    config = configured("env.id=CartPole-v1", "algo=ppo", "num_workers=4")
+    with pytest.raises(ConfigError, match="one worker per env"):
+        plan_of(config)
+    assert row_of(plan_of(configured("env.id=CartPole-v1", "algo=ppo")), "num_workers").effective == 8
+    dummy = configured("vec_env=dummy", "env.id=CartPole-v1", "algo=ppo", "num_workers=4")
+    with pytest.raises(ConfigError, match="num_workers=4 means nothing with vec_env=dummy"):
+        plan_of(dummy, num_workers="command line")
+
+
+def test_effective_values_contradict():
+    config = configured("+profile=speed", "algo.rollout_size=2048", "num_envs=2048", "batch_size=2048")
+    assert plan_of(config, NATIVE, num_envs="command line").config.algo.rollout_size == 2048
+    config = configured("+profile=speed", "algo.rollout_size=1024", "num_envs=700", "batch_size=1024")
+    with pytest.raises(ConfigError, match="batch_size=1024 is larger than the rollout of 700"):
+        plan_of(config, NATIVE, num_envs="command line")
+    config = configured("algo.rollout_size=100", "num_envs=101", "batch_size=50")
+    with pytest.raises(ConfigError, match="num_envs=101 is more than algo.rollout_size=100"):
+        plan_of(config)
+
+
+def test_profile_exact_switches_on_exact_flags_and_nothing_else():
+    baseline = plan_of(configured("+profile=baseline"), NATIVE).config
+    exact = plan_of(configured("+profile=exact"), NATIVE).config
+    changed = {
+        flag.name: flag.flag_class for flag in FLAGS if getattr(exact, flag.name) != getattr(baseline, flag.name)
+    }
+    assert {"engine", "vec_env", "lean_info"} <= set(changed)
+    assert set(changed.values()) == {"exact"}
+
+
+def test_notable_rows_are_those_that_differ_from_stock():
+    names = {row.flag for row in plan_of(configured("+profile=speed"), NATIVE).notable()}
+    assert {"engine", "vec_env", "num_envs", "lean_info"} <= names
+    assert "use_amp" not in names
+    assert "updates_per_step" not in names
+
+
+def test_torch_threads():
+    small = plan_of(configured("torch_threads=auto"), NATIVE, Machine(16, False, False)).config.torch_threads
+    wide = plan_of(configured("torch_threads=auto", "algo.net_arch=[512]", "vec_env=dummy"), PLAIN).config.torch_threads
+    assert small == 1
+    assert wide == 2
+    many = plan_of(
+        configured("torch_threads=auto", "algo.net_arch=[512]", "vec_env=dummy"), PLAIN, MACHINE._replace(cores=999)
+    )
+    assert many.config.torch_threads == 256, "what eval reads back must be within the bounds"
+    assert plan_of(configured("torch_threads=auto", "vec_env=subproc")).config.torch_threads == 1

@@ -1,0 +1,75 @@
+"""The README is run: its example env trains, its flag table is the code's, its commands parse."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from conftest import RunCommand, configured
+from fasttrain.plan import FLAGS, NO_ENGINE_YET
+
+README = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, flags=re.DOTALL)
+
+
+def test_the_example_env_trains_with_masks(fasttrain: RunCommand, tmp_path: Path):
+    (example,) = [text for language, text in BLOCKS if language == "python" and "class Collect" in text]
+    (tmp_path / "collect.py").write_text(example)
+    (command,) = re.findall(r"^fasttrain (.*collect:Collect.*)$", README, flags=re.MULTILINE)
+    done = fasttrain(*command.split(), "total_timesteps=16000", "algo.rollout_size=3000", "batch_size=300")
+    assert done.exit_code == 0, done.err
+    quality = done.json("summary.json")["quality"]
+    assert quality["mean_length"] == 4.0, "an illegal pick would end no episode after four steps"
+    assert quality["win_rate"] is not None
+    assert quality["mean_reward"] > 2.083 + 0.2, "random play takes the heaviest 1 + 1/2 + 1/3 + 1/4 times"
+
+
+def test_the_drop_in_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (example,) = [text for language, text in BLOCKS if language == "python" and "drop" not in text and "learn(" in text]
+    exec(example.replace("100_000", "16_384"), {})
+    assert (tmp_path / "skull_king.zip").is_file()
+
+
+def test_no_placeholder_is_left():
+    assert not re.search(r"@[A-Z]+@", README)
+    assert "[PERF] " in README
+
+
+def flag_table() -> str:
+    """What the README's table must say."""
+    profiles = {name: configured(f"+profile={name}") for name in ("baseline", "balance", "speed")}
+    lines = ["| flag | baseline | balance | speed | class | what it is |", "|---|---|---|---|---|---|"]
+    for flag in FLAGS:
+        if flag.name in NO_ENGINE_YET:
+            continue
+        values = [str(getattr(config, flag.name)).lower() for config in profiles.values()]
+        values = ["null" if value == "none" else value for value in values]
+        lines.append(f"| `{flag.name}` | {' | '.join(values)} | {flag.flag_class} | {flag.text} |")
+    return "\n".join(lines)
+
+
+def test_the_flag_table_is_the_codes():
+    assert flag_table() in README
+
+
+def test_every_flag_without_an_engine_is_named():
+    sentence = re.search(r"Flags that this version has no engine for \((.*?)\)", README, flags=re.DOTALL)
+    assert sentence is not None
+    assert set(re.findall(r"`(\w+)", sentence[1])) == {*NO_ENGINE_YET, "vec_env", "compile_mode", "amp_dtype"}
+
+
+def test_every_command_composes():
+    shell = "\n".join(text for language, text in BLOCKS if not language)
+    commands = re.findall(r"^fasttrain (?!-m)(.*)$", shell, flags=re.MULTILINE)
+    assert len(commands) >= 4
+    for command in commands:
+        configured(*command.split())
+
+
+def test_the_five_files_exist():
+    files = re.findall(r"^\d\. `(src/[\w/]+\.py)`", README, flags=re.MULTILINE)
+    assert len(files) == 5
+    assert all((Path(__file__).resolve().parent.parent / name).is_file() for name in files)

@@ -1,0 +1,162 @@
+"""Small games for tests of vec, algos and parity: a native game, and seeded stock envs that give the same run twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from fasttrain.batch import Slots
+from fasttrain.errors import EnvError
+
+
+class ToyGame:
+    """Counts steps. Env i ends after 3 + i steps: by the rules if i is even, cut if i is odd, both at once if i is 4.
+
+    Observation: (seed, steps in this episode, last action). Reward: action / 10. The action equal to the number of
+    steps so far is illegal.
+    """
+
+    NUM_ACTIONS = 8
+
+    def __init__(self, num_envs: int = 5) -> None:
+        self.num_envs = num_envs
+        self.observation_space = spaces.Box(-1.0, 1e6, (3,), np.float32)
+        self.action_space = spaces.Discrete(self.NUM_ACTIONS)
+        self.final_observations = np.zeros((num_envs, 3), np.float32)
+        self.opponents_ns = 0
+        self.steps = np.zeros(num_envs, np.int64)
+        self.seeds = np.zeros(num_envs, np.int64)
+        self.level = 0
+        self.handicaps = np.zeros(num_envs)
+        self.closed = False
+
+    def bind(self, slots: Slots) -> None:
+        self.slots = slots
+
+    def reset(self, indices: NDArray[np.int64], seeds: Sequence[int | None]) -> None:
+        for index, seed in zip(indices, seeds, strict=True):
+            if seed is not None:
+                self.seeds[index] = seed
+            self._begin(index)
+
+    def _begin(self, index: int) -> None:
+        self.steps[index] = 0
+        self.slots.observations[index] = (self.seeds[index], 0, -1)
+        self._write_mask(index)
+
+    def _write_mask(self, index: int) -> None:
+        self.slots.action_masks[index] = np.arange(self.NUM_ACTIONS) != self.steps[index]
+
+    def step(self) -> None:
+        slots = self.slots
+        for index in range(self.num_envs):
+            action = int(slots.actions[index])
+            if not slots.action_masks[index, action]:
+                raise EnvError(f"env {index}: action {action} is illegal")
+            self.steps[index] += 1
+            slots.rewards[index] = action / 10
+            over = self.steps[index] == 3 + index
+            slots.terminations[index] = over and index % 2 == 0
+            slots.truncations[index] = over and (index % 2 == 1 or index == 4)
+            slots.observations[index] = (self.seeds[index], self.steps[index], action)
+            self._write_mask(index)
+            if over:
+                self.final_observations[index] = slots.observations[index]
+                self._begin(index)
+
+    def episode_info(self, index: int) -> dict[str, Any]:
+        return {"is_success": index % 2 == 0, "score": 10 * index}
+
+    def set_level(self, level: int, indices: list[int] | None = None) -> list[str] | None:
+        self.level = level
+        return None if indices is None else [f"env {index}" for index in indices]
+
+    def total_steps(self) -> int:
+        return int(self.steps.sum())
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class ToyGymEnv(gym.Env[NDArray[np.float32], int]):
+    """Env `index` of the ToyGame as a Gymnasium env."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.observation_space = spaces.Box(-1.0, 1e6, (3,), np.float32)
+        self.action_space = spaces.Discrete(ToyGame.NUM_ACTIONS)
+        self.seed_value, self.steps = 0, 0
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        return np.arange(ToyGame.NUM_ACTIONS) != self.steps
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
+        if seed is not None:
+            self.seed_value = seed
+        self.steps = 0
+        return np.array([self.seed_value, 0, -1], np.float32), {}
+
+    def step(self, action: int):
+        self.steps += 1
+        over = self.steps == 3 + self.index
+        observation = np.array([self.seed_value, self.steps, action], np.float32)
+        info = {"is_success": self.index % 2 == 0, "score": 10 * self.index} if over else {}
+        terminated, truncated = over and self.index % 2 == 0, over and (self.index % 2 == 1 or self.index == 4)
+        return observation, float(np.float32(action / 10)), terminated, truncated, info
+
+
+def toy_gym_vec(num_envs: int = 5, monitor: bool = True) -> DummyVecEnv:
+    """The ToyGame's envs in SB3's DummyVecEnv."""
+
+    def make(index: int) -> Callable[[], gym.Env]:
+        return lambda: Monitor(ToyGymEnv(index)) if monitor else ToyGymEnv(index)
+
+    return DummyVecEnv([make(index) for index in range(num_envs)])
+
+
+def seeded_vec(make: Callable[[], gym.Env], num_envs: int = 4) -> DummyVecEnv:
+    """`make()` N times under Monitor; action spaces seeded, because SB3's identity envs draw their states from them."""
+
+    def one(index: int) -> gym.Env:
+        env = make()
+        env.action_space.seed(index)
+        return Monitor(env)
+
+    return DummyVecEnv([lambda index=index: one(index) for index in range(num_envs)])
+
+
+class RandomEnv(gym.Env[Any, Any]):
+    """Random observations; the reward is 1 for action 1. Ends after 10 steps, by the rules or by a limit."""
+
+    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, cut: bool = False) -> None:
+        self.observation_space, self.action_space, self.cut = observation_space, action_space, cut
+
+    def _draw(self) -> Any:
+        return self.observation_space.sample()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
+        super().reset(seed=seed)
+        self.observation_space.seed(int(self.np_random.integers(1 << 30)))
+        self.steps = 0
+        return self._draw(), {}
+
+    def step(self, action: Any):
+        self.steps += 1
+        over = self.steps >= 10
+        return self._draw(), float(np.all(action == 1)), over and not self.cut, over and self.cut, {}
+
+
+def single_thread() -> Iterator[None]:
+    """Body of a fixture: torch on one thread. Two threads on a busy 2-core machine spin: 270 s of tests, not 11 s."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,117 @@
+"""NativeVecEnv over a toy game."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from stable_baselines3.common.monitor import Monitor
+
+from fasttrain.errors import EnvError
+from fasttrain.vec.native import NativeVecEnv
+from toys import ToyGame
+
+
+@pytest.fixture
+def env() -> NativeVecEnv:
+    env = NativeVecEnv(ToyGame(), seed=7)
+    env.reset()
+    return env
+
+
+def run(env: NativeVecEnv, steps: int) -> list:
+    finished = []
+    for _ in range(steps):
+        env.step_slots(np.full(5, 7))
+        finished += env.slots.finished
+    return finished
+
+
+def test_env_i_is_seeded_with_seed_plus_i(env: NativeVecEnv):
+    assert env.slots.observations[:, 0].tolist() == [7, 8, 9, 10, 11]
+    env.seed(100)
+    assert env.reset()[:, 0].tolist() == [100, 101, 102, 103, 104]
+    assert env.reset()[:, 0].tolist() == [100, 101, 102, 103, 104], "a seed is used once; the games go on after it"
+
+
+def test_finished_episodes(env: NativeVecEnv):
+    finished = run(env, 7)
+    first = {episode.env_index: episode for episode in reversed(finished)}
+    assert sorted(first) == [0, 1, 2, 3, 4]
+    for index, episode in first.items():
+        assert episode.length == 3 + index
+        assert episode.episode_return == pytest.approx(0.7 * (3 + index))
+        assert episode.final_observation.tolist() == [7 + index, 3 + index, 7]
+        assert episode.info["score"] == 10 * index
+    assert [first[index].truncated for index in range(5)] == [False, True, False, True, False]
+
+
+def test_a_new_episode_starts_from_zero(env: NativeVecEnv):
+    lengths = [episode.length for episode in run(env, 9) if episode.env_index == 0]
+    assert lengths == [3, 3, 3]
+    run(env, 1)
+    env.reset()
+    assert [episode.length for episode in run(env, 3)] == [3], "reset drops the unfinished records"
+
+
+def test_return_is_summed_in_float64(env: NativeVecEnv):
+    env._returns[0] = 2.0**24  # float32 would lose the 0.7 that is added
+    assert run(env, 3)[0].episode_return == pytest.approx(2.0**24 + 2.1, abs=1e-4)
+
+
+def test_final_observation_survives_the_next_steps(env: NativeVecEnv):
+    episode = run(env, 3)[0]
+    run(env, 5)
+    assert episode.final_observation.tolist() == [7, 3, 7]
+
+
+def test_methods_reach_the_game(env: NativeVecEnv):
+    assert env.env_method("set_level", 3) == [None] * 5
+    assert env.game.level == 3
+    assert env.env_method("set_level", 4, indices=[1, 2]) == ["env 1", "env 2"]
+    run(env, 2)
+    assert env.env_method("total_steps") == [10] * 5
+
+
+def test_a_method_without_indices_acts_on_all_or_not_at_all(env: NativeVecEnv):
+    with pytest.raises(EnvError, match="'total_steps'.*indices"):
+        env.env_method("total_steps", indices=[0])
+    with pytest.raises(AttributeError):
+        env.env_method("no_such_method")
+
+
+def test_attributes(env: NativeVecEnv):
+    assert env.get_attr("level") == [0] * 5
+    assert env.get_attr("steps", indices=[1, 2]) == [0, 0]
+    env.set_attr("handicaps", 2.5, indices=[3])
+    assert env.game.handicaps.tolist() == [0, 0, 0, 2.5, 0]
+    env.set_attr("level", 9)
+    assert env.game.level == 9
+    with pytest.raises(EnvError, match="'level'"):
+        env.set_attr("level", 1, indices=0)
+    with pytest.raises(AttributeError):
+        env.get_attr("no_such_attribute")
+    assert env.has_attr("level")
+    assert not env.has_attr("no_such_attribute")
+
+
+def test_wrapped_closed_and_options(env: NativeVecEnv):
+    assert env.env_is_wrapped(Monitor) == [False] * 5
+    assert list(env.get_images()) == [None] * 5
+    with pytest.raises(EnvError, match="options"):
+        env.set_options({"level": 1})
+    env.set_options(None)
+    env.close()
+    assert env.game.closed
+
+
+def test_frames_come_from_the_game(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ToyGame, "render_mode", "rgb_array", raising=False)
+    monkeypatch.setattr(ToyGame, "render", lambda self, i: np.full((2, 3, 3), i, np.uint8), raising=False)
+    env = NativeVecEnv(ToyGame(2))
+    assert env.render().shape[2] == 3
+    assert [frame[0, 0, 0] for frame in env.get_images()] == [0, 1]
+
+
+def test_an_illegal_action_is_named(env: NativeVecEnv):
+    with pytest.raises(EnvError, match="env 0: action 0"):
+        env.step(np.zeros(5, np.int64))
