@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +63,6 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     except Exception as error:
         run.note_crash(error)
         if isinstance(error, WORKER_ERRORS) and run.config.vec_env == "subproc":
-            wait([process.sentinel for process in getattr(run.env, "processes", ())], timeout=5)  # it is still writing
             raise EnvError("a worker process died; what it said stands above") from error
         raise
     finally:
