@@ -59,7 +59,8 @@ def empty_observations(space: spaces.Space[Any], num_envs: int) -> Observations:
 def episode_info(episode: FinishedEpisode, elapsed_s: float) -> dict[str, Any]:
     """The info SB3 expects in the step in which an episode ended; an `episode` record of the env's own is kept."""
     info = dict(episode.info)
-    info.setdefault("episode", {"r": round(episode.episode_return, 6), "l": episode.length, "t": elapsed_s})
+    if not episode.lost:
+        info.setdefault("episode", {"r": round(episode.episode_return, 6), "l": episode.length, "t": elapsed_s})
     info["terminal_observation"] = episode.final_observation
     info["TimeLimit.truncated"] = episode.truncated
     return info

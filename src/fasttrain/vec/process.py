@@ -1,0 +1,156 @@
+"""One worker process as the trainer sees it: start, post, wait with a deadline, end. Knows nothing of SB3."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import time
+from contextlib import suppress
+from multiprocessing.context import BaseContext
+from multiprocessing.synchronize import Semaphore
+from typing import Any
+
+from fasttrain.batch import Int64Array
+from fasttrain.vec.worker import CALL, CLOSE, FAILED, NO_MAIL, RESULT, STEP, Ready, Settings, pack
+from fasttrain.vec.worker_channel import Channel, DeadlineError, acquire
+from fasttrain.vec.worker_envs import Failure
+from fasttrain.vec.worker_memory import COMMAND, MAIL, REPLY, REQUEST, Layout, SharedBlock
+from fasttrain.vec.worker_start import one_thread_environment, start
+
+LOOK_EVERY_S = 0.1  # whether a worker that is waited for still lives
+
+
+class WorkerLostError(Exception):
+    """A worker died, hangs, or reported a failure that it cannot mend. `failure` says where, if that is known."""
+
+    def __init__(self, reason: str, failure: Failure | None = None) -> None:
+        super().__init__(reason)
+        self.failure = failure
+
+
+class WorkerProcess:
+    """Envs `first` to `stop` of the vector env. One request at a time: `post` or `call`, then `wait`."""
+
+    def __init__(self, context: BaseContext, notify: Semaphore, settings: Settings, num_envs: int) -> None:
+        self.settings = settings
+        self.first, self.stop = settings.first, settings.first + num_envs
+        self.pending = False
+        ours, theirs = context.Pipe(duplex=True)
+        go, done = context.Semaphore(0), context.Semaphore(0)
+        self.channel = Channel(ours, go, done)  # type: ignore[arg-type]
+        self.process = context.Process(  # type: ignore[attr-defined]
+            target=start, args=(Channel(theirs, go, done), notify, settings), daemon=True,
+            name=f"fasttrain-worker-{settings.worker}",
+        )  # fmt: skip
+        with one_thread_environment():
+            self.process.start()
+        theirs.close()
+
+    def ready(self, timeout_s: float) -> Ready:
+        """The spaces of its envs, once they are built.
+
+        Raises:
+            WorkerLostError: they could not be, or not in time.
+        """
+        answer = self._receive(timeout_s, "building its envs")
+        if isinstance(answer, Failure):
+            raise WorkerLostError(answer.text, answer)
+        return answer  # type: ignore[no-any-return]
+
+    def attach(self, layout: Layout, block: SharedBlock, control: Int64Array, timeout_s: float) -> None:
+        """Give it the memory. `control` is the worker's row of control words."""
+        control[:] = 0
+        self.control = control
+        try:
+            self.channel.send(pack(layout), timeout_s)
+            block.send(self.channel.connection)
+        except (OSError, DeadlineError) as error:
+            raise WorkerLostError(self._state("mapping its memory")) from error
+        self._receive(timeout_s, "mapping its memory")
+
+    def post(self, command: int = STEP) -> None:
+        """Start a step (or close). Costs one semaphore."""
+        self.control[REQUEST] += 1
+        self.control[COMMAND] = command
+        self.pending = True
+        self.channel.go.release()
+
+    def call(self, name: str, arguments: tuple[Any, ...], timeout_s: float) -> None:
+        """Start a call of the worker's `_call_NAME`; `result` has the answer."""
+        payload = pack((name, arguments))
+        self.post(CALL)
+        try:
+            self.channel.send(payload, timeout_s)
+        except (OSError, DeadlineError) as error:
+            raise WorkerLostError(self._state(f"called for {name}")) from error
+
+    def replied(self) -> bool:
+        """Whether the reply to the last request stands; does not wait."""
+        return bool(self.control[REPLY] == self.control[REQUEST])
+
+    def wait(self, deadline: float, spin_s: float = 0.0) -> Any:
+        """The mail of a step (None if none came), or the result of a call; `deadline` by `time.monotonic`.
+
+        Raises:
+            WorkerLostError: it died, missed the deadline, or reported a failure.
+        """
+        done = self.channel.done
+        if not acquire(done, spin_s, LOOK_EVERY_S):
+            while not done.acquire(True, LOOK_EVERY_S):
+                if not self.process.is_alive() and not done.acquire(False):
+                    raise WorkerLostError(self._state())
+                if time.monotonic() > deadline:
+                    raise WorkerLostError("it did not answer in time")
+        self.pending = False
+        if not self.replied():
+            raise WorkerLostError("it answered out of turn")
+        kind = self.control[MAIL]
+        if kind == NO_MAIL:
+            return None
+        answer = self._receive(max(1.0, deadline - time.monotonic()), "answering")
+        if kind == FAILED or (kind == RESULT and isinstance(answer, Failure)):
+            raise WorkerLostError(answer.text, answer)
+        return answer
+
+    def ask_to_end(self) -> None:
+        """Let it close its envs, if it listens."""
+        with suppress(OSError, ValueError):
+            if hasattr(self, "control") and not self.pending and self.process.is_alive():
+                self.post(CLOSE)
+
+    def end(self, timeout_s: float) -> None:
+        """Wait for its end; kill it when that does not come. One that is busy with a request is killed at once."""
+        with suppress(ValueError):
+            if hasattr(self, "control") and self.pending and self.control[COMMAND] == CLOSE:
+                self.process.join(timeout_s)
+        self.kill()
+
+    def kill(self) -> None:
+        """End it at once."""
+        with suppress(ValueError, AttributeError):  # closed already
+            if self.process.is_alive():
+                self.process.kill()
+            self.process.join(5.0)
+            self.process.close()
+        self.channel.connection.close()
+
+    def _receive(self, timeout_s: float, doing: str) -> Any:
+        try:
+            return pickle.loads(self.channel.receive(timeout_s))
+        except DeadlineError:
+            raise WorkerLostError(f"it did not answer in {timeout_s:.0f} s, {doing}") from None
+        except (EOFError, OSError) as error:
+            self.process.join(1.0)
+            raise WorkerLostError(self._state(doing)) from error
+
+    def _state(self, doing: str = "stepping") -> str:
+        """"it was killed by SIGKILL, stepping"."""
+        self.process.join(0.1)
+        code = self.process.exitcode
+        if code is None:
+            return f"its pipe broke, {doing}"
+        if code >= 0:
+            return f"it ended with exit code {code}, {doing}"
+        with suppress(ValueError):
+            return f"it was killed by {signal.Signals(-code).name}, {doing}"
+        return f"it was killed by signal {-code}, {doing}"

@@ -1,0 +1,327 @@
+"""SharedMemoryVecEnv: envs in worker processes, several per worker, stepping into shared memory.
+
+A drop-in for SB3's `SubprocVecEnv` that also offers the slots. A step costs two semaphores per worker; masks come with
+it; a worker that dies, hangs or raises is named, and replaced if asked for.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+import warnings
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
+
+from fasttrain.batch import FinishedEpisode, Int64Array, Slots
+from fasttrain.errors import EnvError, EnvSpecError
+from fasttrain.vec.base import SlotVecEnv, copy_observations, episode_info
+from fasttrain.vec.crew import Crew, CrewOptions, EnvFn, OnEnvError, WorkerTraceback
+from fasttrain.vec.worker import CallError
+from fasttrain.vec.worker_envs import Record
+from fasttrain.vec.worker_memory import BOOL, BUSY_NS, INT, OPPONENTS_NS, STEP_NS
+
+
+class SharedMemoryVecEnv(SlotVecEnv):
+    """Envs in worker processes that share memory with the trainer.
+
+    Args:
+        env_fns: one function per env; pickled by cloudpickle, called in a worker. All envs need the same spaces.
+        num_workers: processes; None for one per usable core, at most one per env. Envs are split evenly.
+        start_method: of the processes; None for forkserver, or spawn where there is none. `fork` only if asked for.
+        info_keys: info entries that are kept at every step. Infos arrive whole when an episode ends and are otherwise
+            empty but for these; None keeps everything, as SB3's classes do.
+        on_env_error: "raise" ends with one `EnvError` when an env raises, breaks its contract or its worker dies;
+            "restart" rebuilds the env or the worker: the unfinished episodes end as truncated and `lost`.
+        step_timeout_s: a worker that takes longer for one request is taken for hung.
+        start_timeout_s: the same for building the envs.
+        use_masks: read action masks, of any of the three conventions, together with each step.
+        check_finite: NaN and infinity in observations and rewards are errors.
+        max_restarts: more restarts than this within `restart_window_s` end with an error in any case.
+
+    Raises:
+        EnvSpecError: an env cannot be built, or the envs' spaces differ or do not suit.
+
+    Envs of one worker share Python's and NumPy's global random streams, which a seeded reset seeds per worker.
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[EnvFn],
+        num_workers: int | None = None,
+        start_method: str | None = None,
+        info_keys: Sequence[str] | None = (),
+        on_env_error: OnEnvError = "raise",
+        step_timeout_s: float = 300.0,
+        *,
+        start_timeout_s: float = 300.0,
+        use_masks: bool = True,
+        check_finite: bool = True,
+        max_restarts: int = 10,
+        restart_window_s: float = 600.0,
+    ) -> None:
+        if not env_fns:
+            raise EnvSpecError("SharedMemoryVecEnv needs at least one env function")
+        if on_env_error not in ("raise", "restart"):
+            raise EnvSpecError(f"on_env_error={on_env_error!r}: expected 'raise' or 'restart'")
+        self.num_envs = num_envs = len(env_fns)
+        self._info_keys = None if info_keys is None else tuple(dict.fromkeys(info_keys))
+        self._returns = np.zeros(num_envs, np.float64)  # of the running episodes
+        self._lengths: Int64Array = np.zeros(num_envs, np.int64)
+        self._records: list[Record] = []  # news of the last step
+        self._warned: set[str] = set()
+        self._closed = False
+        self.lost_steps = 0  # env steps of episodes that failures cut
+        self.wait_ns = self.slowest_ns = 0  # the trainer waiting; the slowest worker of each step, summed
+        options = CrewOptions(
+            num_workers=num_workers,
+            start_method=start_method,
+            info_keys=self._info_keys,
+            on_env_error=on_env_error,
+            step_timeout_s=step_timeout_s,
+            start_timeout_s=start_timeout_s,
+            use_masks=use_masks,
+            check_finite=check_finite,
+            max_restarts=max_restarts,
+            restart_window_s=restart_window_s,
+        )
+        self.crew = Crew(env_fns, options)
+        arrays = self.crew.arrays
+        self.slots = Slots(
+            observations=arrays.observations[0],
+            actions=arrays.actions,
+            rewards=arrays.rewards,
+            terminations=arrays.terminations,
+            truncations=arrays.truncations,
+            action_masks=arrays.action_masks,
+        )
+        try:
+            super().__init__(num_envs, self.crew.layout.observation_space, self.crew.layout.action_space)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def num_workers(self) -> int:
+        return self.crew.num_workers
+
+    @property
+    def restarts(self) -> int:
+        """Envs and workers replaced after a failure."""
+        return self.crew.restarts
+
+    # --- stepping
+
+    def reset(self) -> VecEnvObs:
+        self._check_open()
+        infos = self.crew.reset(self._seeds, self._options)
+        self.reset_infos = [self._unpack(info, index) for index, info in enumerate(infos)]
+        self._reset_seeds()
+        self._reset_options()
+        self._returns[:] = 0.0
+        self._lengths[:] = 0
+        self._records = []
+        self.slots.finished = []
+        self.slots.observations = self.crew.arrays.observations[self.crew.buffer]
+        return copy_observations(self.slots.observations)
+
+    def step_slots(self, actions: NDArray[Any]) -> None:
+        self.step_async(actions)
+        self._finish_step()
+
+    def step_async(self, actions: NDArray[Any]) -> None:
+        self._check_open()
+        if self._stepping:
+            raise RuntimeError("step_async() while a step is pending: call step_wait() first")
+        self.slots.actions[...] = actions
+        self.crew.post_step()
+
+    def step_wait(self) -> VecEnvStepReturn:
+        self._check_open()
+        if not self._stepping:
+            raise RuntimeError("step_wait() without step_async(): call step(actions), or step_async(actions) first")
+        self._finish_step()
+        slots = self.slots
+        dones = slots.terminations | slots.truncations
+        return copy_observations(slots.observations), slots.rewards.copy(), dones, self.infos()
+
+    @property
+    def _stepping(self) -> bool:
+        return self.crew.workers[0].pending
+
+    def _finish_step(self) -> None:
+        crew, slots = self.crew, self.slots
+        began = time.perf_counter_ns()
+        self._records = crew.wait_step()
+        self.wait_ns += time.perf_counter_ns() - began
+        self.slowest_ns += int(crew.control[:, STEP_NS].max())
+        slots.observations = crew.arrays.observations[crew.buffer]
+        self._returns += slots.rewards
+        self._lengths += 1
+        ended = np.flatnonzero(slots.terminations | slots.truncations)
+        slots.finished = [self._finish(index) for index in ended.tolist()] if ended.size else []
+
+    def _finish(self, index: int) -> FinishedEpisode:
+        slots, final = self.slots, self.crew.arrays.final_observations
+        info: dict[str, Any] = {}
+        for record in self._records:
+            if record.env_index == index:
+                info = self._unpack(record.info, index)
+                if record.reset_info:
+                    self.reset_infos[index] = self._unpack(record.reset_info, index)
+                self._warn_unsent(record)
+        lost = bool(self.crew.arrays.lost[index])
+        if lost:
+            self.lost_steps += int(self._lengths[index])
+            info = {"lost": "the env or its worker failed and was replaced"}
+        episode = FinishedEpisode(
+            env_index=index,
+            episode_return=float(self._returns[index]),
+            length=int(self._lengths[index]),
+            final_observation=copy_observations(
+                {key: part[index] for key, part in final.items()} if isinstance(final, dict) else final[index]
+            ),
+            truncated=bool(slots.truncations[index] and not slots.terminations[index]),
+            info=info,
+            lost=lost,
+        )
+        self._returns[index] = 0.0
+        self._lengths[index] = 0
+        return episode
+
+    def infos(self) -> list[dict[str, Any]]:
+        """One info per env, as SB3 callbacks expect them."""
+        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        slots, arrays = self.slots, self.crew.arrays
+        dones = slots.terminations | slots.truncations
+        for record in self._records:
+            if record.info and not dones[record.env_index]:
+                infos[record.env_index] = self._unpack(record.info, record.env_index)
+                self._warn_unsent(record)
+        for index, column in zip(*np.nonzero(arrays.info_kinds), strict=True):
+            if not dones[index]:
+                infos[index][self._info_keys[column]] = _number(  # type: ignore[index]
+                    arrays.info_values[index, column], arrays.info_kinds[index, column]
+                )
+        if self._info_keys is None:  # whole infos have SB3's key at every step
+            for info in infos:
+                info["TimeLimit.truncated"] = False
+        elapsed_s = round(time.time() - self._started_at, 6)
+        for episode in slots.finished:
+            infos[episode.env_index] = episode_info(episode, elapsed_s)
+        return infos
+
+    def _unpack(self, packed: bytes, index: int) -> dict[str, Any]:
+        """An info from a worker; empty, with one warning, if its class cannot be loaded here."""
+        try:
+            return pickle.loads(packed) if packed else {}
+        except Exception as error:
+            self._warn(f"the info of env {index} cannot be read in the trainer ({error}); it is left out")
+            return {}
+
+    def _warn_unsent(self, record: Record) -> None:
+        if record.unsent:
+            names = ", ".join(record.unsent)
+            self._warn(f"info entries of env {record.env_index} cannot be pickled and are left out: {names}")
+
+    def _warn(self, text: str) -> None:
+        kind = text.split(" cannot ")[0].rstrip("0123456789")
+        if kind not in self._warned:
+            self._warned.add(kind)
+            warnings.warn(text, UserWarning, stacklevel=4)
+
+    # --- calls
+
+    def call_envs(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], indices: VecEnvIndices) -> list[Any]:
+        return self._call("method", (name, args, kwargs), indices)
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        return self._call("get", (attr_name,), indices)
+
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        """Set the attribute where it is, a wrapper or the env itself; each worker reads it back.
+
+        Raises:
+            EnvError: an env does not have the value afterwards.
+        """
+        self._call("set", (attr_name, value), indices)
+
+    def env_is_wrapped(
+        self, wrapper_class: type[gym.Wrapper[Any, Any, Any, Any]], indices: VecEnvIndices = None
+    ) -> list[bool]:
+        return self._call("wrapped", (wrapper_class.__module__, wrapper_class.__qualname__), indices)
+
+    def get_images(self) -> Sequence[NDArray[Any] | None]:
+        if self.render_mode != "rgb_array":
+            warnings.warn(f"the render mode is {self.render_mode}: images need render_mode='rgb_array'", stacklevel=2)
+            return [None] * self.num_envs
+        return self._call("render", (), None)
+
+    @property
+    def envs(self) -> NoReturn:
+        raise AttributeError(
+            "SharedMemoryVecEnv has no .envs: they live in worker processes. Use env_method(name, …), get_attr(name) "
+            "and set_attr(name, value), each with indices=[…] if need be"
+        )
+
+    def _call(self, name: str, arguments: tuple[Any, ...], indices: VecEnvIndices) -> list[Any]:
+        """One message per worker that has any of the envs; answers in the order of `indices`."""
+        self._check_open()
+        if self._stepping:
+            raise RuntimeError(f"a call to the envs ({name}) while a step is pending: call step_wait() first")
+        chosen = self.env_indices(indices)
+        asked: dict[int, tuple[Any, ...]] = {}
+        places: list[list[int]] = []
+        for number, worker in enumerate(self.crew.workers):
+            mine = [place for place, env in enumerate(chosen) if worker.first <= env < worker.stop]
+            if mine:
+                asked[number] = (*arguments, [chosen[place] - worker.first for place in mine])
+                places.append(mine)
+        answers: list[Any] = [None] * len(chosen)
+        for mine, part in zip(places, self.crew.call(name, asked), strict=True):
+            if isinstance(part, CallError):
+                raise _call_error(part, chosen[mine[0]])
+            for place, value in zip(mine, part or [None] * len(mine), strict=True):
+                answers[place] = value
+        return answers
+
+    # --- the rest
+
+    def times_ns(self) -> dict[str, int]:
+        """Where the steps' time went, in ns since construction: work of all envs, of the slowest worker, opponents'."""
+        control = self.crew.control
+        return {
+            "envs": int(control[:, BUSY_NS].sum()),
+            "slowest": self.slowest_ns,
+            "waiting": self.wait_ns,
+            "opponents": int(control[:, OPPONENTS_NS].sum()),
+        }
+
+    def close(self) -> None:
+        """End the workers; takes a few seconds at most, whatever state they are in. The slots stay readable."""
+        self._closed = True
+        self.crew.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EnvError("this SharedMemoryVecEnv is closed: build a new one")
+
+
+def _number(value: Any, kind: int) -> Any:
+    if kind == BOOL:
+        return bool(value)
+    return int(value) if kind == INT else float(value)
+
+
+def _call_error(error: CallError, env_index: int) -> Exception:
+    kind = AttributeError if error.missing else EnvError
+    raised = kind(f"a call to env {env_index} or a later one of its worker failed: {error.text}")
+    raised.__cause__ = WorkerTraceback(f"\n{error.traceback}")
+    return raised
+
+
+

@@ -1,0 +1,208 @@
+"""What a worker process of `SharedMemoryVecEnv` does: build its envs, step them into shared memory, answer calls.
+
+Free of torch and SB3, as long as the user's envs are.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import cloudpickle
+import gymnasium
+import numpy as np
+
+from fasttrain.envs.user_code import blame
+from fasttrain.errors import EnvSpecError
+from fasttrain.vec.worker_channel import Channel, acquire
+from fasttrain.vec.worker_envs import EnvRows, Failure, MaskReader, NeedsRestartError, failure_of
+from fasttrain.vec.worker_memory import BUFFER, BUSY_NS, COMMAND, MAIL, NOTIFY, OPPONENTS_NS, REPLY, REQUEST, STEP_NS
+from fasttrain.vec.worker_memory import Layout, receive_block, rows_of
+
+Env = gymnasium.Env[Any, Any]
+
+STEP, CALL, CLOSE = range(3)  # commands
+NO_MAIL, RECORDS, RESULT, FAILED = range(4)  # what follows on the pipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What one worker must know. Plain values: it travels by pickle."""
+
+    worker: int
+    first: int  # index of its first env
+    factories: bytes  # cloudpickle of the list of its env functions
+    info_keys: tuple[str, ...] | None  # kept at every step; None: the whole info
+    use_masks: bool
+    check_finite: bool
+    restart_envs: bool  # rebuild an env that fails, instead of reporting it
+    spin_s: float  # how long to look for a request before sleeping; 0 where cores are scarce
+
+
+class Ready(NamedTuple):
+    """What a worker says once its envs are built."""
+
+    observation_space: gymnasium.Space[Any]
+    action_space: gymnasium.Space[Any]
+    mask_width: int
+
+
+class CallError(NamedTuple):
+    """A call that raised. The env goes on."""
+
+    text: str  # with the user's line
+    missing: bool  # AttributeError: SB3's `has_attr` asks that way
+    traceback: str
+
+
+class Worker:
+    """Serves one channel."""
+
+    def __init__(self, channel: Channel, notify: Any, settings: Settings) -> None:
+        self.channel = channel
+        self.notify = notify  # one semaphore of all workers, for a trainer that waits for whoever is first
+        self.settings = settings
+
+    def serve(self) -> None:
+        """Until CLOSE, or until the trainer is gone."""
+        try:
+            factories, envs, masks = self._build()
+        except Exception as error:
+            self._send(_startup_failure(error, self.settings))
+            return
+        try:
+            env = envs[0]
+            self._send(Ready(env.observation_space, env.action_space, masks.width))
+            layout: Layout = pickle.loads(self.channel.receive())
+            arrays, control = layout.views(receive_block(self.channel.connection))
+            settings = self.settings
+            self.control = control[settings.worker]
+            mine = rows_of(arrays, settings.first, settings.first + len(envs))
+            self.rows = EnvRows(settings, factories, envs, masks, mine)
+            self._send(None)
+            self._loop()
+        except (EOFError, OSError):  # the trainer is gone
+            pass
+        finally:
+            for env in envs:
+                env.close()
+
+    def _build(self) -> tuple[list[Callable[[], Env]], list[Env], MaskReader]:
+        factories = cloudpickle.loads(self.settings.factories)
+        envs = [factory() for factory in factories]
+        return factories, envs, MaskReader(envs[0], self.settings.use_masks)
+
+    def _loop(self) -> None:
+        control, channel = self.control, self.channel
+        while True:
+            acquire(channel.go, self.settings.spin_s)
+            command = control[COMMAND]
+            if command == CLOSE:
+                return
+            kind, mail = self._step() if command == STEP else (RESULT, self._call())
+            control[MAIL] = kind
+            control[REPLY] = control[REQUEST]
+            channel.done.release()
+            if control[NOTIFY]:
+                self.notify.release()
+            if kind:
+                channel.send(mail)
+
+    def _step(self) -> tuple[int, bytes]:
+        began = time.perf_counter_ns()
+        control, rows = self.control, self.rows
+        try:
+            records = rows.step(int(control[BUFFER]))
+            kind, mail = (RECORDS, pack(records)) if records else (NO_MAIL, b"")
+        except NeedsRestartError as error:
+            kind, mail = FAILED, pack(error.failure)
+        spent = time.perf_counter_ns() - began
+        control[STEP_NS] = spent
+        control[BUSY_NS] += spent
+        control[OPPONENTS_NS] = rows.opponents_ns
+        return kind, mail
+
+    def _call(self) -> bytes:
+        name, arguments = pickle.loads(self.channel.receive())
+        try:
+            return pack(getattr(self, f"_call_{name}")(*arguments))
+        except NeedsRestartError as error:
+            return pack(error.failure)
+        except Exception as error:
+            return pack(_call_error(error))
+
+    def _call_reset(self, seeds: Sequence[int | None], options: Sequence[dict[str, Any]], buffer: int) -> Any:
+        if seeds[0] is not None:  # envs that draw from the global streams are seeded too, each worker differently
+            random.seed(seeds[0])
+            np.random.seed(seeds[0] % 2**32)
+        return self.rows.reset(seeds, options, buffer)
+
+    def _call_method(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], rows: Sequence[int]) -> Any:
+        return [env.get_wrapper_attr(name)(*args, **kwargs) for env in self._envs(rows)]
+
+    def _call_get(self, name: str, rows: Sequence[int]) -> Any:
+        return [env.get_wrapper_attr(name) for env in self._envs(rows)]
+
+    def _call_set(self, name: str, value: Any, rows: Sequence[int]) -> Any:
+        """Set where the attribute is (a wrapper or the env itself), and read it back."""
+        for env in self._envs(rows):
+            env.set_wrapper_attr(name, value)
+            if not _same(env.get_wrapper_attr(name), value):
+                raise ValueError(f"{env}: {name} was set to {value!r} and reads {env.get_wrapper_attr(name)!r}")
+
+    def _call_wrapped(self, module: str, name: str, rows: Sequence[int]) -> Any:
+        return [_is_wrapped(env, (module, name)) for env in self._envs(rows)]
+
+    def _call_render(self, rows: Sequence[int]) -> Any:
+        return [env.render() for env in self._envs(rows)]
+
+    def _envs(self, rows: Sequence[int]) -> list[Env]:
+        return [self.rows.envs[row] for row in rows]
+
+    def _send(self, value: Any) -> None:
+        self.channel.send(pack(value))
+
+
+def pack(value: Any) -> bytes:
+    """Pickle `value`.
+
+    Raises:
+        TypeError: it cannot be pickled; says what it is.
+    """
+    try:
+        return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        raise TypeError(f"{type(value).__name__} cannot be sent to another process: {error}") from error
+
+
+def _startup_failure(error: Exception, settings: Settings) -> Failure:
+    failure = failure_of(error, env_index=settings.first)
+    # An EnvSpecError of ours is a whole message already.
+    return failure._replace(spec=True, text=str(error) if isinstance(error, EnvSpecError) else blame(error))
+
+
+def _call_error(error: Exception) -> CallError:
+    failure = failure_of(error, env_index=0)
+    return CallError(failure.text, isinstance(error, AttributeError), failure.traceback)
+
+
+def _same(found: Any, value: Any) -> bool:
+    if found is value:
+        return True
+    try:
+        return bool(np.all(np.asarray(found == value)))
+    except Exception:
+        return True  # values that cannot be compared: that it can be read has to do
+
+
+def _is_wrapped(env: Any, wanted: tuple[str, str]) -> bool:
+    """By name: unpickling SB3's wrapper classes here would load torch into the worker."""
+    while isinstance(env, gymnasium.Wrapper):
+        if any((kind.__module__, kind.__qualname__) == wanted for kind in type(env).__mro__):
+            return True
+        env = env.env
+    return False

@@ -1,0 +1,333 @@
+"""The envs of one worker and the rows they write: one step of each, episode ends, masks, infos, and what went wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import traceback
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from fasttrain.batch import Observations
+from fasttrain.envs.masks import KEY, MASKABLE_SPACES, find_mask_convention, flat_mask, mask_width
+from fasttrain.envs.user_code import blame
+from fasttrain.errors import EnvError
+from fasttrain.vec.worker_memory import ABSENT, BOOL, FLOAT, INT, Arrays
+
+if TYPE_CHECKING:
+    from fasttrain.vec.worker import Settings
+
+Env = gymnasium.Env[Any, Any]
+SEED_STRIDE = 1_000_003  # between the seeds of an env and of its successors after a failure
+
+
+class Failure(NamedTuple):
+    """What went wrong in one env, in words that survive the process."""
+
+    env_index: int
+    text: str  # "RuntimeError: the board fell (bad.py:17, in step)"
+    traceback: str
+    seed: int | None = None  # of its last seeded reset
+    action: str = ""
+    step: int = 0  # steps of this env, over all episodes
+    spec: bool = False  # it could not even be built: the user's input is wrong
+
+
+class NeedsRestartError(Exception):
+    """This worker cannot go on by itself."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.text)
+        self.failure = failure
+
+
+class BadDataError(EnvError):
+    """An env returned something that must not reach a buffer."""
+
+
+class Record(NamedTuple):
+    """News of one env that no array carries."""
+
+    env_index: int
+    info: bytes = b""  # pickled: the last step's; between ends only what was asked for and is no number
+    reset_info: bytes = b""  # pickled: of the episode that began
+    failure: Failure | None = None  # the env was rebuilt because of it
+    unsent: tuple[str, ...] = ()  # info keys whose values cannot be pickled
+
+
+def failure_of(error: BaseException, env_index: int) -> Failure:
+    """`error` in words."""
+    ours = isinstance(error, EnvError)
+    return Failure(env_index, str(error) if ours else blame(error), "".join(traceback.format_exception(error)))
+
+
+class MaskReader:
+    """Reads the mask of any of the three conventions; observations and infos stay as the env made them."""
+
+    def __init__(self, env: Env, use_masks: bool) -> None:
+        space = env.action_space
+        self.convention = find_mask_convention(env) if use_masks and isinstance(space, MASKABLE_SPACES) else None
+        self.width = mask_width(space) if self.convention else 0
+        heads = space.nvec.ravel() if isinstance(space, spaces.MultiDiscrete) else ()
+        pairs = np.full(self.width // 2, 2) if isinstance(space, spaces.MultiBinary) else heads
+        self._starts = np.cumsum([0, *pairs[:-1]]) if len(pairs) else np.zeros(1, np.int64)
+
+    def read(self, env: Env, observation: Any, info: dict[str, Any]) -> Any:
+        """The flat mask of the present state. `EnvError` if there is none or it does not fit."""
+        if self.convention == "method":
+            mask = env.get_wrapper_attr("action_masks")()
+        else:
+            mask = (info if self.convention == "info" else observation).get(KEY)
+            if mask is None:
+                raise BadDataError(f"no action mask in {self.convention}[{KEY!r}]; every reset and step must give one")
+        if type(mask) is np.ndarray and mask.dtype == np.bool_ and mask.shape == (self.width,):
+            return mask
+        return flat_mask(mask, self.width)
+
+    def empty_rows(self, masks: Any) -> Any:
+        """Rows of `masks` (N, A) without a legal action, in any head."""
+        if len(self._starts) == 1:
+            return np.flatnonzero(~masks.any(axis=1))
+        return np.flatnonzero(~np.logical_or.reduceat(masks, self._starts, axis=1).all(axis=1))
+
+
+class EnvRows:
+    """The envs and their rows in the shared arrays."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        factories: Sequence[Callable[[], Env]],
+        envs: list[Env],
+        masks: MaskReader,
+        arrays: Arrays,
+    ) -> None:
+        self.settings, self.factories, self.envs, self.masks, self.arrays = settings, factories, envs, masks, arrays
+        self.opponents_ns = 0
+        count = len(envs)
+        self._seeds: list[int | None] = [None] * count
+        self._rebuilt = [0] * count
+        self._steps = [0] * count
+        self._records: list[Record] = []
+        self._copies_actions = arrays.actions.ndim > 1
+        final: Any = arrays.final_observations
+        self._shapes: Any = (
+            {key: part.shape[1:] for key, part in final.items()} if isinstance(final, dict) else final.shape[1:]
+        )
+
+    def reset(self, seeds: Sequence[int | None], options: Sequence[dict[str, Any]], buffer: int) -> list[bytes]:
+        """Reset every env as SB3's DummyVecEnv does; returns the reset infos, pickled."""
+        arrays = self.arrays
+        arrays.rewards[:] = 0.0
+        arrays.terminations[:] = arrays.truncations[:] = arrays.lost[:] = False
+        arrays.info_kinds[:] = ABSENT
+        self._into = arrays.observations[buffer]
+        infos = []
+        for row, env in enumerate(self.envs):
+            self._seeds[row] = seeds[row]
+            try:
+                extra = {"options": options[row]} if options[row] else {}
+                observation, info = env.reset(seed=seeds[row], **extra)
+                self._begin(row, observation, info)
+            except Exception as error:
+                raise NeedsRestartError(self._failure(row, None, error)) from error
+            infos.append(_packed(info)[0])
+        for row, why in self._bad_rows():
+            raise NeedsRestartError(self._failure(row, None, BadDataError(why)))
+        return infos
+
+    def step(self, buffer: int) -> list[Record]:
+        """Apply the actions in the arrays; write every row. Returns the news of this step.
+
+        Raises:
+            NeedsRestartError: an env failed, and failed envs are not to be rebuilt here or cannot be.
+        """
+        arrays, actions = self.arrays, self.arrays.actions
+        self._into, self._before = arrays.observations[buffer], arrays.observations[1 - buffer]
+        self._records = []
+        arrays.lost[:] = False
+        if arrays.info_kinds.size:
+            arrays.info_kinds[:] = ABSENT
+        for row, env in enumerate(self.envs):
+            action = actions[row].copy() if self._copies_actions else actions[row]
+            try:
+                self._take(row, env, env.step(action))
+            except Exception as error:
+                self._fail(row, action, error)
+        for row, why in self._bad_rows():
+            self._fail(row, actions[row], BadDataError(why))
+        for row, _ in self._bad_rows() if self._records else ():  # a rebuilt env that is no better
+            raise NeedsRestartError(self._failure(row, actions[row], BadDataError("bad data right after a rebuild")))
+        return self._records
+
+    def _take(self, row: int, env: Env, answer: Any) -> None:
+        if len(answer) != 5:
+            raise BadDataError(f"step() returned {len(answer)} values, expected 5 (env.api=gym adapts the old interface)")
+        observation, reward, terminated, truncated, info = answer
+        arrays = self.arrays
+        arrays.rewards[row] = reward
+        arrays.terminations[row] = terminated
+        arrays.truncations[row] = truncated
+        self._steps[row] += 1
+        if "perf" in info:
+            self.opponents_ns += int(1e6 * info["perf"].get("enemy_turn_ms", 0.0))
+        if terminated or truncated:
+            self._end(row, env, observation, info)
+            return
+        self._write(row, self._into, observation)
+        if self.masks.width:
+            arrays.action_masks[row] = self.masks.read(env, observation, info)  # type: ignore[index]
+        keys = self.settings.info_keys
+        if keys is None:
+            if info:
+                self._note(row, info)
+        elif keys:
+            self._keep(row, info, keys)
+
+    def _end(self, row: int, env: Env, observation: Any, info: dict[str, Any]) -> None:
+        """Same-step autoreset, as SB3: the last observation is kept apart, the next episode's first takes its place."""
+        self._write(row, self.arrays.final_observations, observation)
+        if self.settings.check_finite and not _finite_row(self.arrays.final_observations, row):
+            raise BadDataError("the last observation of the episode is not finite")
+        last, unsent = _packed(info)  # before the reset, which may change the lists in it
+        observation, reset_info = env.reset()
+        self._begin(row, observation, reset_info)
+        keys = self.settings.info_keys
+        first, _ = _packed(reset_info if keys is None else {key: reset_info[key] for key in keys if key in reset_info})
+        if last or first:
+            self._records.append(Record(self.settings.first + row, last, first, None, unsent))
+
+    def _begin(self, row: int, observation: Any, info: dict[str, Any]) -> None:
+        self._write(row, self._into, observation)
+        if self.masks.width:
+            self.arrays.action_masks[row] = self.masks.read(self.envs[row], observation, info)  # type: ignore[index]
+
+    def _write(self, row: int, into: Any, observation: Any) -> None:
+        """Assign one observation. NumPy would stretch a wrong shape silently, (1,) into (3,) say."""
+        if isinstance(into, dict):
+            for key, part in into.items():
+                _assign(part, row, observation[key], self._shapes[key], f" {key!r}")
+        else:
+            _assign(into, row, observation, self._shapes, "")
+
+    def _keep(self, row: int, info: dict[str, Any], keys: tuple[str, ...]) -> None:
+        """Numbers travel in the arrays, anything else as a record."""
+        rest = {}
+        for column, key in enumerate(keys):
+            if key in info:
+                value = info[key]
+                kind = _kind_of(value)
+                if kind:
+                    self.arrays.info_values[row, column] = value
+                    self.arrays.info_kinds[row, column] = kind
+                else:
+                    rest[key] = value
+        if rest:
+            self._note(row, rest)
+
+    def _note(self, row: int, info: dict[str, Any]) -> None:
+        packed, unsent = _packed(info)
+        self._records.append(Record(self.settings.first + row, packed, unsent=unsent))
+
+    def _bad_rows(self) -> list[tuple[int, str]]:
+        """Rows with data that must not travel on, and why."""
+        bad = {}
+        if self.settings.check_finite:
+            parts = self._into.items() if isinstance(self._into, dict) else [("", self._into)]
+            for key, part in parts:
+                if part.dtype.kind == "f" and not np.isfinite(part).all():
+                    finite = np.isfinite(part).reshape(len(part), -1).all(axis=1)
+                    name = f"the observation{f' {key!r}' if key else ''} is not finite (NaN or infinite)"
+                    bad |= dict.fromkeys(np.flatnonzero(~finite).tolist(), name)
+            if not np.isfinite(self.arrays.rewards).all():
+                rows = np.flatnonzero(~np.isfinite(self.arrays.rewards)).tolist()
+                bad |= dict.fromkeys(rows, "the reward is not finite (NaN or infinite)")
+        if self.arrays.action_masks is not None:
+            rows = self.masks.empty_rows(self.arrays.action_masks).tolist()
+            bad |= dict.fromkeys(rows, "the action mask leaves no legal action")
+        return sorted(bad.items())
+
+    def _fail(self, row: int, action: Any, error: Exception) -> None:
+        failure = self._failure(row, action, error)
+        if not self.settings.restart_envs:
+            raise NeedsRestartError(failure) from error
+        try:
+            self._rebuild(row, failure)
+        except Exception as again:
+            raise NeedsRestartError(self._failure(row, action, again)) from again
+
+    def _rebuild(self, row: int, failure: Failure) -> None:
+        """A fresh env in the place of a broken one. Its unfinished episode ends as truncated, at the state before."""
+        arrays = self.arrays
+        self._records = [record for record in self._records if record.env_index != failure.env_index]
+        arrays.rewards[row], arrays.terminations[row], arrays.truncations[row] = 0.0, False, True
+        arrays.lost[row] = True
+        arrays.info_kinds[row] = ABSENT
+        copy_row(arrays.final_observations, self._before, row)
+        with contextlib.suppress(Exception):
+            self.envs[row].close()
+        self.envs[row] = env = self.factories[row]()
+        self._rebuilt[row] += 1
+        seed = self._seeds[row]
+        fresh = None if seed is None else (seed + self._rebuilt[row] * SEED_STRIDE) % 2**31
+        observation, info = env.reset(seed=fresh)
+        self._begin(row, observation, info)
+        self._records.append(Record(failure.env_index, failure=failure))
+
+    def _failure(self, row: int, action: Any, error: Exception) -> Failure:
+        failure = failure_of(error, self.settings.first + row)
+        shown = "" if action is None else str(action)
+        return failure._replace(seed=self._seeds[row], action=shown, step=self._steps[row])
+
+
+def copy_row(into: Observations, source: Observations, row: int) -> None:
+    """into[row] = source[row], for one array or one per key."""
+    if isinstance(into, dict):
+        for key, part in into.items():
+            part[row] = source[key][row]  # type: ignore[call-overload]
+    else:
+        into[row] = source[row]  # type: ignore[index]
+
+
+def _assign(into: Any, row: int, value: Any, shape: tuple[int, ...], name: str) -> None:
+    found = value.shape if type(value) is np.ndarray else np.shape(value)
+    if found != shape:
+        raise BadDataError(f"the observation{name} has shape {found}, its space says {shape}")
+    into[row] = value
+
+
+def _finite_row(observations: Any, row: int) -> bool:
+    parts = observations.values() if isinstance(observations, dict) else [observations]
+    return all(bool(np.isfinite(part[row]).all()) for part in parts if part.dtype.kind == "f")
+
+
+def _kind_of(value: Any) -> int:
+    """How a number travels; ABSENT for what is no plain number."""
+    if isinstance(value, (bool, np.bool_)):
+        return BOOL
+    if isinstance(value, float):  # np.float64 too; other NumPy numbers would come back as another type
+        return FLOAT if type(value) is float else ABSENT
+    return INT if type(value) is int and abs(value) < 2**53 else ABSENT
+
+
+def _packed(info: dict[str, Any]) -> tuple[bytes, tuple[str, ...]]:
+    """`info` pickled without what cannot be, and the names of that; nothing for an empty one."""
+    if not info:
+        return b"", ()
+    try:
+        return pickle.dumps(info, protocol=pickle.HIGHEST_PROTOCOL), ()
+    except Exception:
+        good = {key: value for key, value in info.items() if _can_be_pickled(value)}
+        return pickle.dumps(good), tuple(str(key) for key in info if key not in good)
+
+
+def _can_be_pickled(value: Any) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:
+        return False
+    return True
