@@ -14,9 +14,10 @@ _PUBLIC = {
     "MaskablePPO": "fasttrain.algos.ppo",
     "PPO": "fasttrain.algos.ppo",
     "NativeVecEnv": "fasttrain.vec.native",
+    "SharedMemoryVecEnv": "fasttrain.vec.shared",
 }
 
-__all__ = ["PPO", "MaskablePPO", "NativeVecEnv", "__version__"]
+__all__ = ["PPO", "MaskablePPO", "NativeVecEnv", "SharedMemoryVecEnv", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

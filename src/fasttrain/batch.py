@@ -29,6 +29,7 @@ class FinishedEpisode(NamedTuple):
     final_observation: Any  # observation before the autoreset; a dict for Dict spaces
     truncated: bool  # True only if the episode was cut and did not also terminate
     info: dict[str, Any]  # the last step's info of that env
+    lost: bool = False  # cut by a fault of env or worker, not by a rule: no data about the game
 
 
 @dataclass(slots=True)

@@ -24,6 +24,8 @@ from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.vec.adapter import slots_of
 from fasttrain.vec.base import SlotSource
+from fasttrain.vec.groups import WorkerGroups
+from fasttrain.vec.shared import SharedMemoryVecEnv
 
 _STOCK_BUFFERS = (RolloutBuffer, DictRolloutBuffer, MaskableRolloutBuffer, MaskableDictRolloutBuffer)
 
@@ -43,6 +45,8 @@ class FastState:
     max_threads: int = 1  # of the kernels
     gradient_updates: int = 0  # optimizer steps so far
     kernels: FusedPolicy | None = None
+    pipeline: int = 1  # groups of workers that step in turn while the policy acts for the others
+    first_ready: bool = False  # every worker a group, served as it is ready
     env: VecEnv | None = None
     source: SlotSource | None = None  # `env` seen as slots
 
@@ -60,6 +64,13 @@ class FastState:
         if self.source is None or self.env is not env:
             self.env, self.source = env, slots_of(env)
         return self.source
+
+    def groups_of(self, source: SlotSource) -> WorkerGroups | None:
+        """The workers in groups; None where all step together."""
+        if not isinstance(source, SharedMemoryVecEnv):
+            return None
+        wanted = min(source.num_workers if self.first_ready else self.pipeline, source.num_workers)
+        return WorkerGroups(source, wanted) if wanted > 1 else None
 
 
 def has_stock_buffer(model: OnPolicyAlgorithm) -> bool:

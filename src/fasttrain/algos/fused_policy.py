@@ -136,11 +136,11 @@ class FusedPolicy:
         mine = {id(parameter) for parameter, _, _ in self._places}
         return policy is self.policy and mine == {id(parameter) for parameter in policy.parameters()}
 
-    def begin_rollout(self, storage: RolloutStorage) -> None:
-        """Read the parameters; what is acted on from now on is what `storage` is being filled with."""
+    def begin_rollout(self, storage: RolloutStorage | None) -> None:
+        """Read the parameters; what is acted on from now on is what `storage`, if given, is being filled with."""
         self.pack()
         self._acted_on = []
-        self._filling = (storage, storage.generation)
+        self._filling = (None, 0) if storage is None else (storage, storage.generation)
 
     def pack(self) -> None:
         """Read the policy's parameters."""

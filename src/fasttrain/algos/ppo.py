@@ -12,7 +12,6 @@ import numpy as np
 import sb3_contrib
 import stable_baselines3
 import torch
-from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
@@ -21,9 +20,11 @@ from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.algos.fast import FastState, has_stock_buffer, storage_of
+from fasttrain.algos.grouped import GroupedRollout
 from fasttrain.algos.heads import ActingHead, MaskCheck, head_of
+from fasttrain.algos.rollouts import bootstrap_truncated, clip_actions
 from fasttrain.algos.update import update
-from fasttrain.batch import BoolArray, FinishedEpisode, Float32Array
+from fasttrain.batch import BoolArray
 from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.errors import EnvSpecError
 from fasttrain.vec.adapter import SlotAdapter
@@ -120,30 +121,57 @@ def collect(
     check_masks = MaskCheck(model.action_space) if use_masking else None
     policy.set_training_mode(False)
     rollout_buffer.reset()
-    head = _acting_head(model, rollout_buffer)
+    groups = None if model.use_sde else fast.groups_of(source)
+    head = _acting_head(model, None if groups else rollout_buffer)
     if model.use_sde:
         policy.reset_noise(env.num_envs)
     with clock.phase("log"):
         callback.on_rollout_start()
+    if groups is not None:
+        rollout = GroupedRollout(model, groups, rollout_buffer, head, check_masks, clock, fast.first_ready)
+        going_on = rollout.collect(callback)
+    else:
+        going_on = _collect_in_lockstep(model, source, rollout_buffer, head, check_masks, callback)
+    if not going_on:
+        return False
+    clock.enter("buffer")
+    with torch.no_grad():
+        values = policy.predict_values(obs_as_tensor(model._last_obs, model.device))
+    rollout_buffer.compute_returns_and_advantages(values, model._last_episode_starts)
+    clock.enter("log")
+    callback.update_locals({**locals(), "self": model})
+    callback.on_rollout_end()
+    return True
 
-    for n_steps in range(n_rollout_steps):
+
+def _collect_in_lockstep(
+    model: OnPolicyAlgorithm,
+    source: SlotSource,
+    rollout_buffer: RolloutStorage,
+    head: ActingHead,
+    check_masks: MaskCheck | None,
+    callback: BaseCallback,
+) -> bool:
+    """T times: act for all envs, step all envs, store. False: the callback asked to stop."""
+    clock, policy = model._fast.clock, model.policy  # type: ignore[attr-defined]
+    for n_steps in range(rollout_buffer.num_steps):
         clock.enter("env_step")  # reading the masks is the env's work
         action_masks = None if check_masks is None else _read_masks(source, check_masks, model.num_timesteps)
         clock.enter("action")
         if model.use_sde and model.sde_sample_freq > 0 and n_steps % model.sde_sample_freq == 0:
-            policy.reset_noise(env.num_envs)
+            policy.reset_noise(source.num_envs)
         with torch.no_grad():
-            obs_tensor = obs_as_tensor(model._last_obs, model.device)
+            obs_tensor = obs_as_tensor(model._last_obs, model.device)  # type: ignore[arg-type]
             mask_tensor = None if action_masks is None else torch.from_numpy(action_masks).to(model.device)
             action_tensor, values, log_probs = head.act(obs_tensor, mask_tensor)
         actions = action_tensor.cpu().numpy()
-        clipped_actions = _clip(model, actions)
+        clipped_actions = clip_actions(model, actions)
         clock.enter("env_step")
         source.step_slots(clipped_actions)
-        model.num_timesteps += env.num_envs
+        model.num_timesteps += source.num_envs
         clock.enter("buffer")
         slots = source.slots
-        new_obs = copy_observations(slots.observations) if source.reuses_arrays else slots.observations
+        new_obs: Any = copy_observations(slots.observations) if source.reuses_arrays else slots.observations
         rewards = np.array(slots.rewards, np.float32)
         dones = slots.terminations | slots.truncations
         infos = source.infos()
@@ -153,23 +181,18 @@ def collect(
             return False
         clock.enter("buffer")
         _note_episodes(model, source, infos, dones)
-        _bootstrap_truncated(model, slots.finished, rewards)
-        rollout_buffer.add(
-            obs_tensor, action_tensor, rewards, model._last_episode_starts, values, log_probs, mask_tensor
-        )
+        bootstrap_truncated(model, slots.finished, rewards, values)
+        starts: Any = model._last_episode_starts
+        rollout_buffer.add(obs_tensor, action_tensor, rewards, starts, values, log_probs, mask_tensor)
         model._last_obs, model._last_episode_starts = new_obs, dones
-
-    with torch.no_grad():
-        values = policy.predict_values(obs_as_tensor(new_obs, model.device))
-    rollout_buffer.compute_returns_and_advantages(values, dones)
-    clock.enter("log")
-    callback.update_locals({**locals(), "self": model})
-    callback.on_rollout_end()
     return True
 
 
-def _acting_head(model: OnPolicyAlgorithm, storage: RolloutStorage) -> ActingHead:
-    """The compiled kernels with the weights as they are now, or the policy's own modules."""
+def _acting_head(model: OnPolicyAlgorithm, storage: RolloutStorage | None) -> ActingHead:
+    """The compiled kernels with the weights as they are now, or the policy's own modules.
+
+    `storage` is what they may take for the rows they acted on, step by step; None if they act in another order.
+    """
     fast: FastState = model._fast  # type: ignore[attr-defined]
     kernels = fast.kernels_of(model.policy, model.observation_space)
     if kernels is None:
@@ -199,18 +222,6 @@ def _read_masks(source: SlotSource, check: MaskCheck, step: int) -> BoolArray:
     return np.array(masks)
 
 
-def _clip(model: OnPolicyAlgorithm, actions: NDArray[Any]) -> NDArray[Any]:
-    """What the envs get: Box actions within bounds, all others as drawn."""
-    space = model.action_space
-    if not isinstance(space, spaces.Box):
-        return actions
-    if model.policy.squash_output:
-        actions = model.policy.unscale_action(actions)
-        return actions
-    clipped: NDArray[Any] = np.clip(actions, space.low, space.high)
-    return clipped
-
-
 def _note_episodes(model: OnPolicyAlgorithm, source: SlotSource, infos: list[dict[str, Any]], dones: BoolArray) -> None:
     """SB3's running statistics of episodes. Slot envs put nothing in the infos of envs that did not end."""
     if isinstance(source, SlotAdapter):
@@ -218,21 +229,3 @@ def _note_episodes(model: OnPolicyAlgorithm, source: SlotSource, infos: list[dic
     elif source.slots.finished:
         ended = [episode.env_index for episode in source.slots.finished]
         model._update_info_buffer([infos[index] for index in ended], dones[ended])
-
-
-def _bootstrap_truncated(model: OnPolicyAlgorithm, finished: list[FinishedEpisode], rewards: Float32Array) -> None:
-    """Add gamma × value of the last observation to the last reward of every episode that was cut, in one forward.
-
-    SB3 does the same env by env, a forward each; the batched product rounds differently by up to one unit in the last
-    place.
-    """
-    cut = [episode for episode in finished if episode.truncated and episode.final_observation is not None]
-    if not cut:
-        return
-    last: Any = [episode.final_observation for episode in cut]
-    stacked = (
-        {key: np.stack([row[key] for row in last]) for key in last[0]} if isinstance(last[0], dict) else np.stack(last)
-    )
-    with torch.no_grad():
-        values = model.policy.predict_values(model.policy.obs_to_tensor(stacked)[0])
-    rewards[[episode.env_index for episode in cut]] += np.float32(model.gamma) * values.cpu().numpy().reshape(-1)

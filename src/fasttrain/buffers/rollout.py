@@ -203,22 +203,38 @@ class RolloutStorage:
         """Store one vector step."""
         if self.full:
             raise RuntimeError(f"the rollout storage holds {self.num_steps} steps already: call reset() first")
-        step = self.pos
-        given = observations if isinstance(observations, dict) else {"": observations}
-        for key, stored in self._observations.items():
-            _fill(stored[step], given[key])
-        _fill(self._actions[step], actions)
-        _fill(self._values[step], values)
-        _fill(self._log_probs[step], log_probs)
-        self.rewards[step] = rewards
-        self.episode_starts[step] = episode_starts
-        if self._action_masks is not None:
-            if action_masks is None:
-                self._action_masks[step] = True
-            else:
-                _fill(self._action_masks[step], action_masks)
+        self.put(self.pos, slice(None), observations, actions, values, log_probs, action_masks)
+        self.rewards[self.pos] = rewards
+        self.episode_starts[self.pos] = episode_starts
         self.pos += 1
         self.full = self.pos == self.num_steps
+
+    def put(
+        self,
+        step: int,
+        envs: slice,
+        observations: TensorObservations,  # (n, ...) of those envs
+        actions: Tensor,  # (n,) or (n, K)
+        values: Tensor,  # (n, 1) or (n,)
+        log_probs: Tensor,  # (n,)
+        action_masks: Tensor | None = None,  # (n, A) bool; None: everything is legal
+    ) -> None:
+        """Store what some envs acted on and how; `rewards` and `episode_starts` are the caller's to fill."""
+        given = observations if isinstance(observations, dict) else {"": observations}
+        for key, stored in self._observations.items():
+            _fill(stored[step, envs], given[key])
+        _fill(self._actions[step, envs], actions)
+        _fill(self._values[step, envs], values)
+        _fill(self._log_probs[step, envs], log_probs)
+        if self._action_masks is not None:
+            if action_masks is None:
+                self._action_masks[step, envs] = True
+            else:
+                _fill(self._action_masks[step, envs], action_masks)
+
+    def complete(self) -> None:
+        """Every step of every env was `put`."""
+        self.pos, self.full = self.num_steps, True
 
     def compute_returns_and_advantages(self, last_values: Tensor, last_dones: BoolArray) -> None:
         """Fill `advantages` and `returns` once all steps are stored; last_values (N, 1) or (N,), last_dones (N,)."""

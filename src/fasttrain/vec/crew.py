@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from multiprocessing.util import Finalize
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ from fasttrain.machine import usable_cores
 from fasttrain.vec.process import WorkerLostError, WorkerProcess
 from fasttrain.vec.worker import Ready, Settings
 from fasttrain.vec.worker_envs import SEED_STRIDE, Failure, Record
-from fasttrain.vec.worker_memory import ABSENT, BUFFER, Layout, SharedBlock, check_spaces
+from fasttrain.vec.worker_memory import ABSENT, BUFFER, NOTIFY, Layout, SharedBlock, check_spaces
 
 EnvFn = Callable[[], gym.Env[Any, Any]]
 OnEnvError = Literal["raise", "restart"]
@@ -63,8 +64,10 @@ class Crew:
         self._restart_times: deque[float] = deque()
         self._generations = [0] * self.num_workers
         self.seeds: list[int | None] = [None] * self.num_envs  # of the last seeded reset
+        self.under_way: set[int] = set()  # workers whose step was posted and not yet collected
+        self._early: dict[int, list[Record]] = {}  # what some of those brought already, because a call came between
         self._untold: dict[int, Any] = {}  # worker → last observations of episodes that a replacement cut silently
-        self.buffer = 0  # which of the two observation arrays the last step wrote
+        self.buffers = [0] * self.num_workers  # which of the two observation arrays each worker's last step wrote
         self.context = multiprocessing.get_context(options.start_method or default_start_method())
         self.notify = self.context.Semaphore(0)  # any worker → a trainer that waits for whoever is first
         self.workers: list[WorkerProcess] = []
@@ -78,7 +81,7 @@ class Crew:
 
     def _start(self, env_fns: Sequence[EnvFn]) -> None:
         bounds = np.linspace(0, self.num_envs, self.num_workers + 1).round().astype(int).tolist()
-        for index, (first, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+        for index, (first, stop) in enumerate(pairwise(bounds)):
             settings = Settings(
                 worker=index,
                 first=first,
@@ -130,10 +133,30 @@ class Crew:
 
     def post_step(self) -> None:
         """Let every worker step with the actions in the arrays, into the other observation array."""
-        self.buffer = 1 - self.buffer
-        self.control[:, BUFFER] = self.buffer
+        self.align()
+        buffer = 1 - self.buffers[0]
+        self.buffers = [buffer] * self.num_workers
+        self.control[:, BUFFER] = buffer
+        self.under_way.update(range(self.num_workers))
         for worker in self.workers:
             worker.post()
+
+    def post_worker(self, index: int, notify: bool) -> None:
+        """Let one worker step; with `notify` it also says so to whoever waits for the first of several."""
+        self.buffers[index] = 1 - self.buffers[index]
+        self.control[index, BUFFER] = self.buffers[index]
+        self.control[index, NOTIFY] = notify
+        self.under_way.add(index)
+        self.workers[index].post()
+
+    def align(self) -> None:
+        """Workers that stepped more often than others may have written the other array: bring all into one."""
+        arrays, buffer = self.arrays.observations, self.buffers[0]
+        for index, worker in enumerate(self.workers):
+            if self.buffers[index] != buffer:
+                rows = slice(worker.first, worker.stop)
+                _put_rows(arrays[buffer], rows, _copy_of_rows(arrays[1 - buffer], rows))
+                self.buffers[index] = buffer
 
     def wait_step(self) -> list[Record]:
         """Until every worker has stepped; the news of its envs.
@@ -149,13 +172,17 @@ class Crew:
 
     def wait_worker(self, worker: WorkerProcess, deadline: float) -> list[Record]:
         """The same for one of them."""
+        index = worker.settings.worker
+        self.under_way.discard(index)
+        if index in self._early:
+            return self._early.pop(index)
         try:
             news: list[Record] = worker.wait(deadline, self.spin_s) or []
         except WorkerLostError as error:
             self.replace(worker, error)
             return []
-        if worker.settings.worker in self._untold:
-            self._cut(slice(worker.first, worker.stop), self._untold.pop(worker.settings.worker))
+        if index in self._untold:
+            self._cut(slice(worker.first, worker.stop), self._untold.pop(index))
             news = []
         for record in news:
             if record.failure is not None:
@@ -164,15 +191,14 @@ class Crew:
 
     def reset(self, seeds: Sequence[int | None], options: Sequence[dict[str, Any]]) -> list[bytes]:
         """Reset every env; the reset infos, pickled. Waits for a step that is under way and drops it."""
-        for worker in self.workers:
-            if worker.pending:
-                self.wait_worker(worker, time.monotonic() + self.options.step_timeout_s)
+        self.settle()
+        self.under_way.clear()
+        self._early.clear()
         if any(seed is not None for seed in seeds):
             self.seeds = list(seeds)
-        self.buffer = 0
-        asked = {
-            index: (seeds[w.first : w.stop], options[w.first : w.stop], 0) for index, w in enumerate(self.workers)
-        }
+        self.buffers = [0] * self.num_workers
+        self.control[:, NOTIFY] = False
+        asked = {index: (seeds[w.first : w.stop], options[w.first : w.stop], 0) for index, w in enumerate(self.workers)}
         infos = [info for part in self.call("reset", asked) for info in part]
         self._untold.clear()
         return infos
@@ -182,27 +208,36 @@ class Crew:
     def call(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> list[Any]:
         """Call `name` in the workers listed, all at once; their answers in order. A replaced worker is asked again.
 
+        Steps that are under way are waited for first; who waits for them later finds them done.
+
         Raises:
             EnvError: a worker failed, as for steps.
         """
+        self.settle()
         deadline = time.monotonic() + self.options.step_timeout_s
         broken: dict[int, WorkerLostError] = {}
         answers: dict[int, Any] = {}
         for index, args in arguments.items():
             try:
                 self.workers[index].call(name, args, self.options.step_timeout_s)
-            except WorkerLostError as error:
+            except WorkerLostError as error:  # noqa: PERF203 - a broken worker must not keep the others
                 broken[index] = error
         for index in arguments:
             try:
                 if index not in broken:
                     answers[index] = self.workers[index].wait(deadline, self.spin_s)
-            except WorkerLostError as error:
+            except WorkerLostError as error:  # noqa: PERF203
                 broken[index] = error
-        for index, error in broken.items():
-            self.replace(self.workers[index], error, stepping=False)
+        for index, lost in broken.items():
+            self.replace(self.workers[index], lost, stepping=False)
             answers[index] = self._again(index, name, arguments[index])
         return [answers[index] for index in arguments]
+
+    def settle(self) -> None:
+        """Wait for the steps under way and keep what they brought."""
+        for index in sorted(self.under_way - set(self._early)):
+            self._early[index] = self.wait_worker(self.workers[index], time.monotonic() + self.options.step_timeout_s)
+            self.under_way.add(index)
 
     def _again(self, index: int, name: str, args: tuple[Any, ...]) -> Any:
         worker = self.workers[index]
@@ -214,7 +249,7 @@ class Crew:
 
     # --- failures
 
-    def replace(self, lost: WorkerProcess, error: WorkerLostError, stepping: bool = True) -> None:
+    def replace(self, lost: WorkerProcess, why: WorkerLostError, stepping: bool = True) -> None:
         """A fresh worker in the place of `lost`: its episodes end as truncated and lost, at the state before.
 
         Between steps (`stepping=False`) nobody could be told of that: the step that follows then says so.
@@ -224,26 +259,25 @@ class Crew:
         """
         index, rows = lost.settings.worker, slice(lost.first, lost.stop)
         if not stepping:
-            self._untold[index] = _copy_of_rows(self.arrays.observations[self.buffer], rows)
+            self._untold[index] = _copy_of_rows(self.arrays.observations[self.buffers[index]], rows)
         while True:
             if self.options.on_env_error == "raise":
                 lost.pending = False
-                raise self._env_error(lost, error) from _cause(error.failure, error)
-            self._count_restart(lost, error)
+                raise self._env_error(lost, why) from _cause(why.failure, why)
+            self._count_restart(lost, why)
             lost.kill()
-            fresh = self._process(lost.settings, lost.stop - lost.first)
-            self.workers[index] = lost = fresh
             self._generations[index] += 1
+            self.workers[index] = lost = self._process(lost.settings, lost.stop - lost.first)
             try:
-                fresh.ready(self.options.start_timeout_s)
-                self._attach(fresh)
-                fresh.call("reset", self._fresh_reset(fresh), self.options.step_timeout_s)
-                fresh.wait(time.monotonic() + self.options.step_timeout_s)
+                lost.ready(self.options.start_timeout_s)
+                self._attach(lost)
+                lost.call("reset", self._fresh_reset(lost), self.options.step_timeout_s)
+                lost.wait(time.monotonic() + self.options.step_timeout_s)
                 break
             except WorkerLostError as again:
-                error = again
+                why = again
         if stepping:
-            self._cut(rows, _copy_of_rows(self.arrays.observations[1 - self.buffer], rows))
+            self._cut(rows, _copy_of_rows(self.arrays.observations[1 - self.buffers[index]], rows))
 
     def _cut(self, rows: slice, last_observations: Any) -> None:
         """End the episodes of `rows` as lost."""
@@ -252,19 +286,13 @@ class Crew:
         arrays.terminations[rows] = False
         arrays.truncations[rows] = arrays.lost[rows] = True
         arrays.info_kinds[rows] = ABSENT
-        final = arrays.final_observations
-        for key in final if isinstance(final, dict) else ():
-            final[key][rows] = last_observations[key]
-        if not isinstance(final, dict):
-            final[rows] = last_observations
+        _put_rows(arrays.final_observations, rows, last_observations)
 
     def _fresh_reset(self, worker: WorkerProcess) -> tuple[Any, ...]:
         """Other seeds than the episodes that were lost had: the fault might be in them."""
         stride = self._generations[worker.settings.worker] * SEED_STRIDE * 31
-        seeds = [
-            None if seed is None else (seed + stride) % 2**31 for seed in self.seeds[worker.first : worker.stop]
-        ]
-        return seeds, [{}] * len(seeds), self.buffer
+        seeds = [None if seed is None else (seed + stride) % 2**31 for seed in self.seeds[worker.first : worker.stop]]
+        return seeds, [{}] * len(seeds), self.buffers[worker.settings.worker]
 
     def _count_restart(self, worker: WorkerProcess, error: WorkerLostError) -> None:
         self.restarts += 1
@@ -282,7 +310,9 @@ class Crew:
     def _env_error(self, worker: WorkerProcess, error: WorkerLostError) -> EnvError:
         failure, index = error.failure, worker.settings.worker
         if failure is None:
-            envs = f"env {worker.first}" if worker.stop - worker.first == 1 else f"envs {worker.first}-{worker.stop - 1}"
+            envs = (
+                f"env {worker.first}" if worker.stop - worker.first == 1 else f"envs {worker.first}-{worker.stop - 1}"
+            )
             return EnvError(f"worker {index} ({envs}) failed: {error}; env.on_env_error=restart goes on without it")
         seed = "" if failure.seed is None else f", seed {failure.seed}"
         action = f", last action {failure.action}" if failure.action else ""
@@ -326,3 +356,11 @@ def _copy_of_rows(observations: Any, rows: slice) -> Any:
     if isinstance(observations, dict):
         return {key: part[rows].copy() for key, part in observations.items()}
     return observations[rows].copy()
+
+
+def _put_rows(into: Any, rows: slice, values: Any) -> None:
+    if isinstance(into, dict):
+        for key, part in into.items():
+            part[rows] = values[key]
+    else:
+        into[rows] = values

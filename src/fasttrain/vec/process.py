@@ -6,7 +6,6 @@ import pickle
 import signal
 import time
 from contextlib import suppress
-from multiprocessing.context import BaseContext
 from multiprocessing.synchronize import Semaphore
 from typing import Any
 
@@ -14,7 +13,7 @@ from fasttrain.batch import Int64Array
 from fasttrain.vec.worker import CALL, CLOSE, FAILED, NO_MAIL, RESULT, STEP, Ready, Settings, pack
 from fasttrain.vec.worker_channel import Channel, DeadlineError, acquire
 from fasttrain.vec.worker_envs import Failure
-from fasttrain.vec.worker_memory import COMMAND, MAIL, REPLY, REQUEST, Layout, SharedBlock
+from fasttrain.vec.worker_memory import COMMAND, MAIL, REPLY, REQUEST, STEP_NS, Layout, SharedBlock
 from fasttrain.vec.worker_start import one_thread_environment, start
 
 LOOK_EVERY_S = 0.1  # whether a worker that is waited for still lives
@@ -31,14 +30,14 @@ class WorkerLostError(Exception):
 class WorkerProcess:
     """Envs `first` to `stop` of the vector env. One request at a time: `post` or `call`, then `wait`."""
 
-    def __init__(self, context: BaseContext, notify: Semaphore, settings: Settings, num_envs: int) -> None:
+    def __init__(self, context: Any, notify: Semaphore, settings: Settings, num_envs: int) -> None:
         self.settings = settings
         self.first, self.stop = settings.first, settings.first + num_envs
         self.pending = False
         ours, theirs = context.Pipe(duplex=True)
         go, done = context.Semaphore(0), context.Semaphore(0)
-        self.channel = Channel(ours, go, done)  # type: ignore[arg-type]
-        self.process = context.Process(  # type: ignore[attr-defined]
+        self.channel = Channel(ours, go, done)
+        self.process = context.Process(
             target=start, args=(Channel(theirs, go, done), notify, settings), daemon=True,
             name=f"fasttrain-worker-{settings.worker}",
         )  # fmt: skip
@@ -59,7 +58,7 @@ class WorkerProcess:
 
     def attach(self, layout: Layout, block: SharedBlock, control: Int64Array, timeout_s: float) -> None:
         """Give it the memory. `control` is the worker's row of control words."""
-        control[:] = 0
+        control[:STEP_NS] = 0  # what a worker before this one spent stays counted
         self.control = control
         try:
             self.channel.send(pack(layout), timeout_s)
@@ -144,7 +143,7 @@ class WorkerProcess:
             raise WorkerLostError(self._state(doing)) from error
 
     def _state(self, doing: str = "stepping") -> str:
-        """"it was killed by SIGKILL, stepping"."""
+        """ "it was killed by SIGKILL, stepping"."""
         self.process.join(0.1)
         code = self.process.exitcode
         if code is None:

@@ -126,7 +126,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
         self._lengths[:] = 0
         self._records = []
         self.slots.finished = []
-        self.slots.observations = self.crew.arrays.observations[self.crew.buffer]
+        self.slots.observations = self.crew.arrays.observations[self.crew.buffers[0]]
         return copy_observations(self.slots.observations)
 
     def step_slots(self, actions: NDArray[Any]) -> None:
@@ -151,24 +151,29 @@ class SharedMemoryVecEnv(SlotVecEnv):
 
     @property
     def _stepping(self) -> bool:
-        return self.crew.workers[0].pending
+        return bool(self.crew.under_way)
 
     def _finish_step(self) -> None:
-        crew, slots = self.crew, self.slots
+        crew = self.crew
         began = time.perf_counter_ns()
         self._records = crew.wait_step()
         self.wait_ns += time.perf_counter_ns() - began
         self.slowest_ns += int(crew.control[:, STEP_NS].max())
-        slots.observations = crew.arrays.observations[crew.buffer]
-        self._returns += slots.rewards
-        self._lengths += 1
-        ended = np.flatnonzero(slots.terminations | slots.truncations)
-        slots.finished = [self._finish(index) for index in ended.tolist()] if ended.size else []
+        self.slots.observations = crew.arrays.observations[crew.buffers[0]]
+        self.slots.finished = self.close_episodes(slice(0, self.num_envs), self._records)
 
-    def _finish(self, index: int) -> FinishedEpisode:
+    def close_episodes(self, rows: slice, records: list[Record]) -> list[FinishedEpisode]:
+        """Add the last step of the envs in `rows` to their running episodes; those that ended."""
+        slots = self.slots
+        self._returns[rows] += slots.rewards[rows]
+        self._lengths[rows] += 1
+        ended = rows.start + np.flatnonzero(slots.terminations[rows] | slots.truncations[rows])
+        return [self._finish(index, records) for index in ended.tolist()] if ended.size else []
+
+    def _finish(self, index: int, records: list[Record]) -> FinishedEpisode:
         slots, final = self.slots, self.crew.arrays.final_observations
         info: dict[str, Any] = {}
-        for record in self._records:
+        for record in records:
             if record.env_index == index:
                 info = self._unpack(record.info, index)
                 if record.reset_info:
@@ -196,24 +201,31 @@ class SharedMemoryVecEnv(SlotVecEnv):
     def infos(self) -> list[dict[str, Any]]:
         """One info per env, as SB3 callbacks expect them."""
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
-        slots, arrays = self.slots, self.crew.arrays
-        dones = slots.terminations | slots.truncations
-        for record in self._records:
-            if record.info and not dones[record.env_index]:
-                infos[record.env_index] = self._unpack(record.info, record.env_index)
-                self._warn_unsent(record)
-        for index, column in zip(*np.nonzero(arrays.info_kinds), strict=True):
-            if not dones[index]:
-                infos[index][self._info_keys[column]] = _number(  # type: ignore[index]
-                    arrays.info_values[index, column], arrays.info_kinds[index, column]
-                )
-        if self._info_keys is None:  # whole infos have SB3's key at every step
-            for info in infos:
-                info["TimeLimit.truncated"] = False
-        elapsed_s = round(time.time() - self._started_at, 6)
-        for episode in slots.finished:
-            infos[episode.env_index] = episode_info(episode, elapsed_s)
+        self.fill_infos(infos, slice(0, self.num_envs), self._records, self.slots.finished)
         return infos
+
+    def fill_infos(
+        self, infos: list[dict[str, Any]], rows: slice, records: list[Record], finished: list[FinishedEpisode]
+    ) -> None:
+        """The infos of the last step of the envs in `rows` into the list of all."""
+        ended = {episode.env_index for episode in finished}
+        for record in records:
+            if record.info and record.env_index not in ended:
+                infos[record.env_index].update(self._unpack(record.info, record.env_index))
+                self._warn_unsent(record)
+        if self._info_keys:
+            kinds = self.crew.arrays.info_kinds[rows]
+            for row, column in zip(*np.nonzero(kinds), strict=True):
+                index = rows.start + int(row)
+                if index not in ended:
+                    value = self.crew.arrays.info_values[index, column]
+                    infos[index][self._info_keys[column]] = _number(value, kinds[row, column])
+        if self._info_keys is None:  # whole infos have SB3's key at every step
+            for index in range(rows.start, rows.stop):
+                infos[index]["TimeLimit.truncated"] = False
+        elapsed_s = round(time.time() - self._started_at, 6)
+        for episode in finished:
+            infos[episode.env_index] = episode_info(episode, elapsed_s)
 
     def _unpack(self, packed: bytes, index: int) -> dict[str, Any]:
         """An info from a worker; empty, with one warning, if its class cannot be loaded here."""
@@ -271,8 +283,6 @@ class SharedMemoryVecEnv(SlotVecEnv):
     def _call(self, name: str, arguments: tuple[Any, ...], indices: VecEnvIndices) -> list[Any]:
         """One message per worker that has any of the envs; answers in the order of `indices`."""
         self._check_open()
-        if self._stepping:
-            raise RuntimeError(f"a call to the envs ({name}) while a step is pending: call step_wait() first")
         chosen = self.env_indices(indices)
         asked: dict[int, tuple[Any, ...]] = {}
         places: list[list[int]] = []
@@ -322,6 +332,3 @@ def _call_error(error: CallError, env_index: int) -> Exception:
     raised = kind(f"a call to env {env_index} or a later one of its worker failed: {error.text}")
     raised.__cause__ = WorkerTraceback(f"\n{error.traceback}")
     return raised
-
-
-

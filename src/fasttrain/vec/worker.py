@@ -20,8 +20,20 @@ from fasttrain.envs.user_code import blame
 from fasttrain.errors import EnvSpecError
 from fasttrain.vec.worker_channel import Channel, acquire
 from fasttrain.vec.worker_envs import EnvRows, Failure, MaskReader, NeedsRestartError, failure_of
-from fasttrain.vec.worker_memory import BUFFER, BUSY_NS, COMMAND, MAIL, NOTIFY, OPPONENTS_NS, REPLY, REQUEST, STEP_NS
-from fasttrain.vec.worker_memory import Layout, receive_block, rows_of
+from fasttrain.vec.worker_memory import (
+    BUFFER,
+    BUSY_NS,
+    COMMAND,
+    MAIL,
+    NOTIFY,
+    OPPONENTS_NS,
+    REPLY,
+    REQUEST,
+    STEP_NS,
+    Layout,
+    receive_block,
+    rows_of,
+)
 
 Env = gymnasium.Env[Any, Any]
 
@@ -123,7 +135,8 @@ class Worker:
         spent = time.perf_counter_ns() - began
         control[STEP_NS] = spent
         control[BUSY_NS] += spent
-        control[OPPONENTS_NS] = rows.opponents_ns
+        control[OPPONENTS_NS] += rows.opponents_ns
+        rows.opponents_ns = 0
         return kind, mail
 
     def _call(self) -> bytes:

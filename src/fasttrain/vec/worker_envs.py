@@ -166,7 +166,9 @@ class EnvRows:
 
     def _take(self, row: int, env: Env, answer: Any) -> None:
         if len(answer) != 5:
-            raise BadDataError(f"step() returned {len(answer)} values, expected 5 (env.api=gym adapts the old interface)")
+            raise BadDataError(
+                f"step() returned {len(answer)} values, expected 5 (env.api=gym adapts the old interface)"
+            )
         observation, reward, terminated, truncated, info = answer
         arrays = self.arrays
         arrays.rewards[row] = reward
@@ -235,7 +237,7 @@ class EnvRows:
 
     def _bad_rows(self) -> list[tuple[int, str]]:
         """Rows with data that must not travel on, and why."""
-        bad = {}
+        bad: dict[int, str] = {}
         if self.settings.check_finite:
             parts = self._into.items() if isinstance(self._into, dict) else [("", self._into)]
             for key, part in parts:
@@ -288,7 +290,7 @@ def copy_row(into: Observations, source: Observations, row: int) -> None:
     """into[row] = source[row], for one array or one per key."""
     if isinstance(into, dict):
         for key, part in into.items():
-            part[row] = source[key][row]  # type: ignore[call-overload]
+            part[row] = source[key][row]
     else:
         into[row] = source[row]  # type: ignore[index]
 

@@ -170,7 +170,7 @@ class SharedBlock:
             connection.send((self._handle, self.size_bytes))
         else:
             connection.send((None, self.size_bytes))
-            reduction.send_handle(connection, self._handle, None)  # type: ignore[arg-type]
+            reduction.send_handle(connection, self._handle, None)
 
     def close(self) -> None:
         """Give the handle back. The memory lives as long as arrays look at it."""

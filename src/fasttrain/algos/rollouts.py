@@ -1,0 +1,58 @@
+"""What collecting a rollout needs besides the policy: actions within bounds, and values for episodes that were cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+
+from fasttrain.batch import FinishedEpisode, Float32Array
+
+
+def clip_actions(model: OnPolicyAlgorithm, actions: NDArray[Any]) -> NDArray[Any]:
+    """What the envs get: Box actions within bounds, all others as drawn."""
+    space = model.action_space
+    if not isinstance(space, spaces.Box):
+        return actions
+    if model.policy.squash_output:
+        actions = model.policy.unscale_action(actions)
+        return actions
+    clipped: NDArray[Any] = np.clip(actions, space.low, space.high)
+    return clipped
+
+
+def bootstrap_truncated(
+    model: OnPolicyAlgorithm, finished: list[FinishedEpisode], rewards: Float32Array, values: Any
+) -> None:
+    """Add gamma × value of the last observation to the last reward of every episode that was cut, in one forward.
+
+    SB3 does the same env by env, a forward each; the batched product rounds differently by up to one unit in the last
+    place.
+
+    An episode that a fault cut (`lost`) says nothing about its last action: the reward is set to what was expected,
+    `values` (N,) or (N, 1), so that the advantage is zero.
+
+    Args:
+        rewards: (N,) of this step, changed in place.
+    """
+    for episode in finished:
+        if episode.lost:
+            rewards[episode.env_index] = float(values[episode.env_index])
+    cut = [
+        episode
+        for episode in finished
+        if episode.truncated and not episode.lost and episode.final_observation is not None
+    ]
+    if not cut:
+        return
+    last: Any = [episode.final_observation for episode in cut]
+    stacked = (
+        {key: np.stack([row[key] for row in last]) for key in last[0]} if isinstance(last[0], dict) else np.stack(last)
+    )
+    with torch.no_grad():
+        values = model.policy.predict_values(model.policy.obs_to_tensor(stacked)[0])
+    rewards[[episode.env_index for episode in cut]] += np.float32(model.gamma) * values.cpu().numpy().reshape(-1)

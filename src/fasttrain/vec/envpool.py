@@ -1,0 +1,239 @@
+"""EnvPoolVecEnv: EnvPool's C++ envs (Atari, classic control, Box2D, MuJoCo, …) behind the slots.
+
+EnvPool resets an ended env in the step after, ignoring that step's action; SB3 wants the reset in the same step. So the
+ended envs, and only they, are reset before the step returns: what the step brought is their final observation.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs
+
+from fasttrain.batch import FinishedEpisode, Int64Array, Slots
+from fasttrain.errors import EnvError, EnvSpecError
+from fasttrain.machine import usable_cores
+from fasttrain.typed import did_you_mean
+from fasttrain.vec.base import SlotVecEnv, copy_observations
+
+# Options of EnvPool that are set here, and what a user takes for them.
+_OURS = {
+    "num_envs": "num_envs",
+    "batch_size": "num_envs",
+    "seed": "seed",
+    "env_seed": "seed",
+    "max_episode_steps": "env.max_episode_steps",
+    "gym_reset_return_info": "nothing",
+}
+_MAX_INT32 = 2**31 - 1
+
+
+class EnvPoolVecEnv(SlotVecEnv):
+    """N envs of one EnvPool task, stepped by its own threads.
+
+    The pool is made by the first `reset`, and anew by a reset that follows `seed()`: EnvPool takes seeds only when it
+    is made. A limit of steps is counted here, so that an env which ends by its rules in the very step of the limit is
+    told from one that was cut; EnvPool calls both truncated.
+
+    Args:
+        env_id: one of `envpool.list_all_envs()`.
+        num_envs: N.
+        max_episode_steps: cut episodes there instead of at the task's own limit.
+        options: of `envpool.make`, `{"frame_skip": 2}` say; `num_threads` is fitted to the usable cores if left out.
+
+    Raises:
+        EnvSpecError: EnvPool is not installed, knows no such task or option, or the task's spaces are not supported.
+    """
+
+    def __init__(
+        self,
+        env_id: str,
+        num_envs: int,
+        max_episode_steps: int | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._what = f"env.id={env_id} of EnvPool"
+        self._envpool = _package()
+        self._env_id = env_id
+        self._pool_options = {"num_threads": min(num_envs, usable_cores()), **(options or {})}
+        spec = self._spec()
+        self._limit = max_episode_steps or getattr(spec.config, "max_episode_steps", None)
+        if self._limit is not None:
+            # One step of room, so that EnvPool itself never cuts. With `episodic_life` it counts the steps of the game
+            # across lives, as Gymnasium does, and must cut by itself.
+            room = 0 if self._pool_options.get("episodic_life") else 1
+            self._pool_options["max_episode_steps"] = min(self._limit + room, _MAX_INT32)
+            self._limit = self._limit if room else None
+        observation_space, action_space = self._spaces(spec)
+        shape = (num_envs, *(observation_space.shape or ()))
+        self._observations: NDArray[Any] = np.zeros(shape, observation_space.dtype)
+        self.slots = Slots(
+            observations=self._observations,
+            actions=np.zeros((num_envs, *(action_space.shape or ())), action_space.dtype),
+            rewards=np.zeros(num_envs, np.float32),
+            terminations=np.zeros(num_envs, np.bool_),
+            truncations=np.zeros(num_envs, np.bool_),
+        )
+        self._pool: Any = None
+        self._returns = np.zeros(num_envs, np.float64)  # float64 as SB3's Monitor, which sums Python floats
+        self._lengths: Int64Array = np.zeros(num_envs, np.int64)
+        self.num_envs = num_envs  # get_attr("render_mode") in SB3's constructor needs it
+        super().__init__(num_envs, observation_space, action_space)
+
+    def _spec(self) -> Any:
+        known = self._envpool.list_all_envs()
+        if self._env_id not in known:
+            raise EnvSpecError(
+                f"{self._what}: no such task{did_you_mean(self._env_id, known) or '; envpool.list_all_envs() has all'}"
+            )
+        for name, instead in _OURS.items():
+            if name in self._pool_options:
+                raise EnvSpecError(f"{self._what}: env.kwargs.{name} is set by fasttrain; take {instead} instead")
+        try:
+            return self._envpool.make_spec(self._env_id, **self._pool_options)
+        except Exception as error:
+            accepted = sorted(set(self._envpool.make_spec(self._env_id).config._fields) - set(_OURS))
+            unknown = [name for name in self._pool_options if name not in accepted]
+            if unknown:
+                hint = did_you_mean(unknown[0], accepted)
+                why = f"unknown env.kwargs.{unknown[0]}{hint}; EnvPool accepts: {', '.join(accepted)}"
+            else:
+                said = str(error).partition("\n")[0]
+                why = f"EnvPool refuses env.kwargs={self._pool_options}: {type(error).__name__}: {said}"
+            raise EnvSpecError(f"{self._what}: {why}") from error
+
+    def _spaces(self, spec: Any) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+        observation, action = _without_warnings(lambda: (spec.gymnasium_observation_space, spec.gymnasium_action_space))
+        players = getattr(spec.config, "max_num_players", 1)
+        supported = (spaces.Box, spaces.Discrete)
+        if not (isinstance(observation, supported) and isinstance(action, supported) and players == 1):
+            raise EnvSpecError(
+                f"{self._what} has observations {observation}, actions {action}, players {players}: only Box and "
+                "Discrete spaces and one player are supported"
+            )
+        return _open_bounds(observation), action
+
+    def reset(self) -> VecEnvObs:
+        slots = self.slots
+        self._pending_actions = None
+        if self._pool is None or any(seed is not None for seed in self._seeds):
+            self._pool = self._make_pool()
+        self._reset_seeds()
+        self._observations[...] = self._pool.reset()[0]
+        slots.rewards[:] = 0.0
+        slots.terminations[:] = False
+        slots.truncations[:] = False
+        slots.finished = []
+        self._returns[:] = 0.0
+        self._lengths[:] = 0
+        return copy_observations(self._observations)
+
+    def _make_pool(self) -> Any:
+        entropy = np.random.SeedSequence().generate_state(self.num_envs)
+        chosen = [drawn if seed is None else seed for seed, drawn in zip(self._seeds, entropy.tolist(), strict=True)]
+        seeds = [seed % (_MAX_INT32 + 1) for seed in chosen]
+        try:
+            pool = self._envpool.make_gymnasium(self._env_id, num_envs=self.num_envs, seed=seeds, **self._pool_options)
+        except Exception as error:
+            raise EnvSpecError(f"{self._what} could not be built: {type(error).__name__}: {error}") from error
+        _without_warnings(lambda: pool.observation_space)  # kept by the pool, which looks at it in every step
+        return pool
+
+    def step_slots(self, actions: NDArray[Any]) -> None:
+        if self._pool is None:
+            raise RuntimeError("step before the first reset(): call reset() first")
+        slots = self.slots
+        slots.actions[...] = actions
+        observations, rewards, terminations, truncations, info = self._pool.step(slots.actions)
+        slots.rewards[:] = rewards
+        slots.terminations[:] = terminations
+        slots.truncations[:] = truncations
+        self._returns += rewards
+        self._lengths += 1
+        if self._limit is not None:
+            slots.truncations |= self._lengths >= self._limit
+        ended = np.flatnonzero(slots.terminations | slots.truncations)
+        slots.finished = [self._finish(index, observations, info) for index in ended.tolist()] if ended.size else []
+        self._observations[...] = observations
+        if ended.size:
+            first, info = self._pool.reset(ended.astype(np.int32))
+            self._observations[info["env_id"]] = first
+
+    def _finish(self, index: int, observations: NDArray[Any], info: Mapping[str, Any]) -> FinishedEpisode:
+        slots = self.slots
+        episode = FinishedEpisode(
+            env_index=index,
+            episode_return=float(self._returns[index]),
+            length=int(self._lengths[index]),
+            final_observation=observations[index].copy(),
+            truncated=bool(slots.truncations[index] and not slots.terminations[index]),
+            info={name: _plain(values[index]) for name, values in info.items() if name not in ("env_id", "players")},
+        )
+        self._returns[index] = 0.0
+        self._lengths[index] = 0
+        return episode
+
+    def set_options(self, options: list[dict[str, Any]] | dict[str, Any] | None = None) -> None:
+        if options:
+            raise EnvError("EnvPool takes no reset options: give its options as env.kwargs")
+        super().set_options(options)
+
+    def call_envs(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], indices: VecEnvIndices) -> list[Any]:
+        raise EnvError(f"{self._what}: its envs are C++ and have no method {name!r}; take env.backend=gymnasium")
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        if attr_name == "render_mode":  # SB3's constructor asks every env
+            return [None] * len(self.env_indices(indices))
+        raise AttributeError(f"{self._what}: its envs are C++ and have no attribute {attr_name!r}")
+
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        raise EnvError(f"{self._what}: its envs are C++, {attr_name!r} cannot be set; give options as env.kwargs")
+
+    def env_is_wrapped(
+        self, wrapper_class: type[gym.Wrapper[Any, Any, Any, Any]], indices: VecEnvIndices = None
+    ) -> list[bool]:
+        return [False] * len(self.env_indices(indices))
+
+    def get_images(self) -> Sequence[NDArray[Any] | None]:
+        return [None] * self.num_envs
+
+    def close(self) -> None:
+        self._pool = None  # its threads end with it
+
+
+def _package() -> Any:
+    try:
+        return import_module("envpool")
+    except ImportError as error:
+        raise EnvSpecError(
+            f"env.backend=envpool needs the package EnvPool ({error}), which is there for Python 3.11 and newer: "
+            'pip install "fasttrain[envpool]"'
+        ) from error
+
+
+def _without_warnings(read: Callable[[], Any]) -> Any:
+    """`read()` of an EnvPool space: its bounds are float64 whatever the space's type is, and Gymnasium warns."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*precision lowered by casting", UserWarning)
+        return read()
+
+
+def _open_bounds(space: spaces.Space[Any]) -> spaces.Space[Any]:
+    """EnvPool writes "any number" as C++'s smallest positive to largest number; Gymnasium as -inf to inf."""
+    if not isinstance(space, spaces.Box) or space.dtype is None or space.dtype.kind != "f":
+        return space
+    limits = np.finfo(space.dtype)
+    low = np.where(space.low == limits.tiny, -np.inf, space.low).astype(space.dtype)
+    high = np.where(space.high == limits.max, np.inf, space.high).astype(space.dtype)
+    return spaces.Box(low, high, dtype=space.dtype)
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if np.ndim(value) == 0 else np.array(value)

@@ -1,0 +1,100 @@
+"""WorkerGroups: the workers of a SharedMemoryVecEnv in groups that step on their own.
+
+While one group's envs step, the policy can act for another (pipelined collecting); or whichever group is ready first
+is served first, so that nobody waits for the slowest (first-ready collecting).
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from fasttrain.batch import FinishedEpisode, Observations
+from fasttrain.vec.process import LOOK_EVERY_S
+from fasttrain.vec.shared import SharedMemoryVecEnv
+from fasttrain.vec.worker_envs import Record
+from fasttrain.vec.worker_memory import STEP_NS
+
+
+class GroupStep(NamedTuple):
+    """What a group's step brought. Rewards, ends and masks are in the env's slots, rows `rows`."""
+
+    rows: slice
+    finished: list[FinishedEpisode]
+    records: list[Record]
+
+
+class WorkerGroups:
+    """`num_groups` groups of whole workers, in order. While a group steps, the env itself must not be used.
+
+    `env.wait_ns` counts the time in `wait` and `first_ready`; `env.slowest_ns` the slowest worker of each group's step.
+    """
+
+    def __init__(self, env: SharedMemoryVecEnv, num_groups: int) -> None:
+        workers = env.crew.workers
+        bounds = [round(index * len(workers) / num_groups) for index in range(num_groups + 1)]
+        self.env = env
+        self._workers = [range(begin, end) for begin, end in pairwise(bounds)]
+        self.rows = [slice(workers[part[0]].first, workers[part[-1]].stop) for part in self._workers]
+        env.crew.align()
+
+    def send(self, group: int, actions: Any) -> None:
+        """Let a group's envs step, with actions (n, ...)."""
+        self.env.slots.actions[self.rows[group]] = actions
+        for index in self._workers[group]:
+            self.env.crew.post_worker(index, notify=True)
+
+    def wait(self, group: int) -> GroupStep:
+        """Until that group has stepped.
+
+        Raises:
+            EnvError: an env or a worker failed.
+        """
+        env, crew = self.env, self.env.crew
+        began = time.perf_counter_ns()
+        deadline = time.monotonic() + crew.options.step_timeout_s
+        records: list[Record] = []
+        for index in self._workers[group]:
+            records += crew.wait_worker(crew.workers[index], deadline)
+        env.wait_ns += time.perf_counter_ns() - began
+        env.slowest_ns += int(crew.control[list(self._workers[group]), STEP_NS].max())
+        rows = self.rows[group]
+        return GroupStep(rows, env.close_episodes(rows, records), records)
+
+    def first_ready(self, groups: list[int]) -> list[int]:
+        """Those of `groups`, all under way, that have stepped; waits for the first. Who is gone counts as ready."""
+        crew = self.env.crew
+        began = time.perf_counter_ns()
+        deadline = time.monotonic() + crew.options.step_timeout_s
+        while True:
+            ready = [group for group in groups if all(crew.workers[index].replied() for index in self._workers[group])]
+            if ready or time.monotonic() > deadline:
+                break
+            # A token says that somebody may be ready; the control words say who.
+            if not crew.notify.acquire(True, LOOK_EVERY_S):
+                ready = [group for group in groups if self._has_dead(group)]
+                if ready:
+                    break
+        self.env.wait_ns += time.perf_counter_ns() - began
+        return ready or groups[:1]  # after the deadline: `wait` says who hangs
+
+    def observations(self, group: int) -> Observations:
+        """The group's latest observations (n, ...), a view that its next but one step overwrites."""
+        crew, rows = self.env.crew, self.rows[group]
+        arrays = crew.arrays.observations[crew.buffers[self._workers[group][0]]]
+        return {key: part[rows] for key, part in arrays.items()} if isinstance(arrays, dict) else arrays[rows]
+
+    def finish(self, under_way: list[int]) -> None:
+        """Wait for groups that still step and make the env usable as a whole again."""
+        for group in under_way:
+            self.wait(group)
+        crew = self.env.crew
+        crew.align()
+        while crew.notify.acquire(False):
+            pass
+        self.env.slots.observations = crew.arrays.observations[crew.buffers[0]]
+
+    def _has_dead(self, group: int) -> bool:
+        crew = self.env.crew
+        return not all(crew.workers[index].process.is_alive() for index in self._workers[group])
