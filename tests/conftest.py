@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from fasttrain.cli import conf_dir, main
 from fasttrain.config import Config, from_mapping
 from fasttrain.overrides import normalise
-from fasttrain.plan import FLAGS
+from fasttrain.flags import FLAGS
 
 
 @pytest.fixture(autouse=True)

@@ -23,18 +23,20 @@ MAX_FUNCTION_LINES = 60
 
 # Room (first name below `fasttrain`) → layer. `""` is the package itself, which imports nothing of ours by statement.
 LAYERS = {
-    "": 0, "batch": 0, "config": 0, "errors": 0, "jit": 0, "overrides": 0, "plan": 0, "typed": 0,
+    "": 0, "batch": 0, "config": 0, "errors": 0, "flags": 0, "jit": 0, "machine": 0, "overrides": 0, "plan": 0,
+    "stepping": 0, "typed": 0,
     "envs": 1, "vec": 1, "buffers": 1, "perf": 1,
     "algos": 2,
     "runs": 3,
     "studies": 4,
     "cli": 5, "__main__": 5,
 }  # fmt: skip
-SIDEWAYS = {("vec", "fasttrain.envs.protocol")}  # within layer 1, where rooms otherwise do not know each other
+# Within layer 1, where rooms otherwise do not know each other: what an env is, and what went wrong in one.
+SIDEWAYS = {("vec", f"fasttrain.envs.{name}") for name in ("protocol", "masks", "user_code")}
 FORBIDDEN_ROOMS = {("algos", "envs")}  # an algorithm sees vector environments, never the games
 TORCH = ("torch", "stable_baselines3", "sb3_contrib")
 # Third-party packages of layer 0, which everything loads.
-LAYER_0_PACKAGES = {"numpy": None, "numba": "jit"}  # None: any module; else only that one
+LAYER_0_PACKAGES = {"numpy": None, "numba": "jit", "psutil": "machine"}  # None: any module; else only that one
 
 # Source module → why it has no test file of its own name.
 WITHOUT_OWN_TEST = {

@@ -11,7 +11,7 @@ import fasttrain
 from conftest import RunCommand
 from fasttrain import cli
 from fasttrain.cli import conf_dir, main
-from fasttrain.plan import FLAGS
+from fasttrain.flags import FLAGS
 
 
 def test_version(capsys: pytest.CaptureFixture[str]):

@@ -8,7 +8,8 @@ import pytest
 from conftest import configured
 from fasttrain.config import Config
 from fasttrain.errors import ConfigError
-from fasttrain.plan import FLAGS, NO_ENGINE_YET, NOT_APPLICABLE, EnvFacts, Machine, Plan, Row, make_plan
+from fasttrain.flags import FLAGS, NO_ENGINE_YET, NOT_APPLICABLE, EnvFacts, Machine
+from fasttrain.plan import Plan, Row, make_plan
 
 MACHINE = Machine(cores=2, windows=False, cuda=False)
 NATIVE, PLAIN = EnvFacts(native=True, step_s=None), EnvFacts(native=False, step_s=20e-6)
@@ -149,11 +150,6 @@ def test_a_native_game_is_lean_anyway(lean: str):
 def test_auto_without_engine_is_off_and_says_so():
     row = row_of(plan_of(configured("use_amp=auto")), "use_amp")
     assert (row.effective, row.reason) == ("off", "not in this version")
-
-
-def test_shared_workers_are_refused():
-    with pytest.raises(ConfigError, match="vec_env=shared: this version has no"):
-        plan_of(configured("vec_env=shared"))
 
 
 def test_flag_of_another_algorithm():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conftest import RunCommand, configured
-from fasttrain.plan import FLAGS, NO_ENGINE_YET
+from fasttrain.flags import FLAGS, NO_ENGINE_YET
 
 README = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, flags=re.DOTALL)

@@ -85,7 +85,7 @@ def _dispatch(arguments: list[str]) -> int:
         print(f"fasttrain {__version__}")
         return 0
     if {"-h", "--help"} & set(arguments):
-        from fasttrain.plan import FLAGS
+        from fasttrain.flags import FLAGS
 
         flags = "\n".join(f"  {flag.name:<22} {flag.flag_class:<10} {flag.text}" for flag in FLAGS)
         print(HELP.format(version=__version__, flags=flags))

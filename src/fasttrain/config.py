@@ -26,7 +26,16 @@ class EnvConfig:
     id: str | None = None  # a registered Gymnasium id, or module:Id-v0
     entry_point: str | None = None  # module:Class, from a package or the working directory
     kwargs: dict[str, Any]
+    backend: Literal["gymnasium", "envpool"] = "gymnasium"  # envpool: all envs in C++, kwargs are its options
+    api: Literal["gymnasium", "gym"] = "gymnasium"  # gym: the old interface, adapted
+    max_episode_steps: int | None = None  # truncates there, counted in the env's own steps
+    wrappers: tuple[str, ...] = ()  # module:Class of the user's Gymnasium wrappers, the first innermost
+    frame_stack: int = 1  # observations seen at once: SB3's VecFrameStack
+    normalize: tuple[Literal["obs", "reward"], ...] = ()  # by running statistics: SB3's VecNormalize
     info_keys: tuple[str, ...] = ()  # info entries kept at every step under lean_info
+    on_env_error: Literal["raise", "restart"] = "raise"  # vec_env=shared: what a failing env or worker does to the run
+    step_timeout_s: float = 300.0  # vec_env=shared: a worker that takes longer is taken for hung
+    max_restarts: int = 10  # vec_env=shared: more within ten minutes end the run
     native_game: str | None = None  # module:Class of the batched game, for vec_env=native
     native_num_envs: dict[str, int] | None = None  # the game's own num_envs, by tier
     total_timesteps: int  # the env's own horizon; the top-level key of the same name decides
@@ -107,6 +116,8 @@ class Config:
     force_dummy_vec_env: bool
     num_envs: int
     num_workers: int | Literal["auto"]
+    pipeline: int | Literal["auto"]
+    async_envs: bool
     updates_per_step: int
     batch_size: int | None
     warmup_steps: int
@@ -148,6 +159,7 @@ class Config:
 AT_LEAST: dict[str, float] = {
     "num_envs": 1,
     "num_workers": 1,
+    "pipeline": 1,
     "updates_per_step": 1,
     "batch_size": 2,
     "warmup_steps": 0,
@@ -158,6 +170,10 @@ AT_LEAST: dict[str, float] = {
     "eval_every": 0,
     "checkpoint_every": 0,
     "total_timesteps": 1,
+    "env.max_episode_steps": 1,
+    "env.frame_stack": 1,
+    "env.step_timeout_s": 0.1,
+    "env.max_restarts": 0,
     "seed": 0,
     "eval.episodes": 2,
     "eval.num_envs": 1,
@@ -315,7 +331,7 @@ def _check_vec_env(config: Config) -> None:
             f"force_dummy_vec_env=true contradicts vec_env={config.vec_env}: leave one of them out, "
             "or take vec_env=dummy"
         )
-    if config.vec_env == "native" and config.env.native_game is None:
+    if config.vec_env == "native" and config.env.native_game is None and config.env.backend != "envpool":
         raise ConfigError(
             f"vec_env=native with env.id={config.env.id or config.env.entry_point}: this environment has no native "
             "batch; take vec_env=auto, dummy or subproc"

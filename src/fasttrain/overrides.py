@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from fasttrain.plan import FLAGS
+from fasttrain.flags import FLAGS
 
 OPTIONS_WITH_VALUE = frozenset(
     (

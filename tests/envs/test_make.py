@@ -120,6 +120,77 @@ def test_max_episode_steps_truncates(write_module: WriteModule, by_id: bool) -> 
     assert [env.step(0)[3] for _ in range(2)] == [False, True]
 
 
+WRAPPERS = """
+import gymnasium
+
+
+class Noisy(gymnasium.Wrapper):
+    def step(self, action):
+        observation, reward, *rest = self.env.step(action)
+        return observation + 1, reward * 2, *rest
+
+
+class Needy(gymnasium.Wrapper):
+    def __init__(self, env, scale):
+        super().__init__(env)
+
+
+def broken(env):
+    return {}[env.unwrapped.cards]
+
+
+def nothing(env):
+    return None
+
+
+class Box:
+    Inner = Noisy
+
+
+LIMIT = 3
+"""
+
+
+def test_users_wrappers_lie_inside_masks_and_lean_info_outside_the_limit(write_module: WriteModule) -> None:
+    write_module("game_make_t", GAME + "\n    def action_masks(self):\n        return [True] * 3\n")
+    write_module("wrap_make_t", WRAPPERS)
+    entries = ("wrap_make_t:Noisy", "wrap_make_t:Box.Inner", "gymnasium.wrappers:RecordEpisodeStatistics")
+    env: Any = make_env(EnvSpec(entry_point="game_make_t:Game", wrappers=entries, max_episode_steps=1, lean_info=True))
+    names = []
+    while isinstance(env, gymnasium.Wrapper):
+        names.append(type(env).__name__)
+        env = env.env
+    assert names == ["LeanInfo", "ActionMasks", "RecordEpisodeStatistics", "Noisy", "Noisy", "TimeLimit"]
+    env = make_env(EnvSpec(entry_point="game_make_t:Game", wrappers=entries[:2]))
+    env.reset()
+    assert env.step(0)[0].tolist() == [2.0, 2.0]
+    assert env.step(0)[1] == 4.0
+
+
+@pytest.mark.parametrize(
+    ("entry", "text"),
+    [
+        ("wrap_make_u:Nois", "wrappers entry wrap_make_u:Nois: module 'wrap_make_u' has no 'Nois'; did you mean 'N"),
+        ("wrap_make_u", r"expected module:Name, e\.g\. env\.wrappers=\[my_game\.wrappers:Shaped\]"),
+        ("wrap_mak_u:Noisy", "entry wrap_mak_u:Noisy: no module named 'wrap_mak_u'.*did you mean 'wrap_make_u'"),
+        ("wrap_make_u:LIMIT", "expected a class or function that takes the env, got 3"),
+        (
+            "wrap_make_u:broken",
+            r"wrap_make_u:broken could not wrap <Noisy<Game.*KeyError: 5 \(wrap_make_u.py:\d+, in b",
+        ),
+        ("wrap_make_u:Needy", "could not wrap .*TypeError: .*missing 1 required positional argument: 'scale'"),
+        ("wrap_make_u:nothing", "must return a gymnasium.Env, it returned None"),
+    ],
+)
+def test_wrappers_that_cannot_be_used(write_module: WriteModule, entry: str, text: str) -> None:
+    closes = "\n    def close(self):\n        Game.closed = True\n"
+    write_module("game_make_u", GAME + closes)
+    write_module("wrap_make_u", WRAPPERS)
+    with pytest.raises(EnvSpecError, match=text):
+        make_env(EnvSpec(entry_point="game_make_u:Game", wrappers=("wrap_make_u:Noisy", entry)))
+    assert sys.modules["game_make_u"].Game.closed is True  # type: ignore[attr-defined]
+
+
 def test_masks_are_found_and_lean_info_lies_outside(write_module: WriteModule) -> None:
     env = make_env(EnvSpec(id=taxi(), lean_info=True, needs_masks=True))
     assert isinstance(env, LeanInfo)

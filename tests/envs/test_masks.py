@@ -11,7 +11,14 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fasttrain.envs.masks import ActionMasks, find_mask_convention, flat_mask, mask_width, random_legal_action
+from fasttrain.envs.masks import (
+    ActionMasks,
+    find_mask_convention,
+    flat_mask,
+    is_legal,
+    mask_width,
+    random_legal_action,
+)
 from fasttrain.errors import EnvError, EnvSpecError
 
 
@@ -66,6 +73,35 @@ def test_every_convention_and_type_gives_the_mask_of_the_present_state(way: Any,
     assert first.dtype == second.dtype == np.bool_
     assert first.tolist() == [True, False, True]
     assert second.tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", [np.bool_, np.int8, np.float32])
+@pytest.mark.parametrize(
+    ("space", "shown", "flat"),
+    [
+        (spaces.MultiDiscrete([2, 3]), ([1, 0], [0, 1, 1]), [True, False, False, True, True]),
+        (spaces.MultiDiscrete([2, 3]), {"z": [1, 0], "a": [0, 1, 1]}, [True, False, False, True, True]),
+        (spaces.MultiBinary(2), ([1, 0], [1, 1]), [True, False, True, True]),
+        (spaces.MultiBinary(2), [[0, 1], [1, 0]], [False, True, True, False]),
+    ],
+    ids=["heads", "named_heads", "bits", "bits_as_a_matrix"],
+)
+def test_every_convention_and_type_with_several_heads(
+    way: Any, dtype: Any, space: spaces.Space[Any], shown: Any, flat: list[bool]
+) -> None:
+    if isinstance(shown, dict):
+        mask: Any = {name: np.array(head, dtype) for name, head in shown.items()}
+    elif isinstance(shown, tuple):
+        mask = tuple(np.array(head, dtype) for head in shown)
+    else:
+        mask = np.array(shown, dtype)
+    inner = Toy(way, [mask, mask], space)
+    assert find_mask_convention(inner) == way
+    env = ActionMasks(inner, way)
+    env.reset(seed=1)
+    assert env.action_masks().dtype == np.bool_
+    assert env.action_masks().tolist() == flat
 
 
 def test_only_the_info_convention_costs_a_reset() -> None:
@@ -212,6 +248,38 @@ def test_every_legal_action_is_drawn() -> None:
     rng = np.random.default_rng(0)
     drawn = {int(random_legal_action(spaces.Discrete(5), np.array(FLAT), rng)) for _ in range(200)}
     assert drawn == {0, 3, 4}
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(4, start=2),
+        spaces.Discrete(3, start=-1),
+        spaces.MultiDiscrete([2, 3, 1]),
+        spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[0, 1], [-2, 3]]),
+        spaces.MultiBinary(3),
+        spaces.MultiBinary([2, 2]),
+    ],
+    ids=str,
+)
+@given(data=st.data())
+def test_a_drawn_action_is_legal_and_taking_one_of_its_entries_away_makes_it_illegal(
+    space: spaces.Space[Any], data: st.DataObject
+) -> None:
+    width = mask_width(space)
+    mask = np.array(data.draw(st.lists(st.booleans(), min_size=width, max_size=width)))
+    try:
+        action = random_legal_action(space, mask, np.random.default_rng(data.draw(st.integers(0, 99))))
+    except EnvError:  # a head without a legal action
+        return
+    assert is_legal(space, mask, action)
+    needed = [entry for entry in np.flatnonzero(mask) if not is_legal(space, np.arange(width) != entry, action)]
+    heads = 1 if isinstance(space, spaces.Discrete) else int(np.prod(space.shape))
+    assert len(needed) == heads
+    for entry in needed:
+        without = mask.copy()
+        without[entry] = False
+        assert not is_legal(space, without, action)
 
 
 def test_no_legal_action_is_an_error() -> None:

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.meter import PerfMeter
+from fasttrain.perf.report import EnvTimes
 
 
 def test_lines_cover_what_came_since_the_last_and_overall_everything():
     enemy = [100]
     clock = PhaseClock()
-    meter = PerfMeter(clock, lambda: enemy[0])
+    meter = PerfMeter(clock, lambda: EnvTimes(enemy[0]))
     with clock.phase("action"):
         pass
     enemy[0] += 1_000_000
@@ -24,7 +25,7 @@ def test_lines_cover_what_came_since_the_last_and_overall_everything():
 
 
 def test_start_forgets():
-    meter = PerfMeter(PhaseClock(), lambda: 7)
+    meter = PerfMeter(PhaseClock(), lambda: EnvTimes(7))
     meter.line(10, 1)
     meter.start()
     assert meter.overall(5, 0).env_steps == 5

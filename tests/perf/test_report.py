@@ -11,7 +11,7 @@ WINDOW = PerfWindow(
     env_steps=2000,
     updates=10,
     phases_ns={"action": 30_000_000, "env_step": 50_000_000, "train_fwd": 15_000_000, "other": 5_000_000},
-    enemy_turn_ns=20_000_000,
+    envs=EnvTimes(20_000_000),
     cpu_share=0.97,
     gpu_share=None,
     memory_bytes=512 * 2**20,
@@ -55,6 +55,6 @@ def test_advice_names_the_largest_share():
 
 
 def test_an_empty_window_divides_by_nothing():
-    empty = dataclasses.replace(WINDOW, env_steps=0, updates=0, phases_ns={}, enemy_turn_ns=0)
+    empty = dataclasses.replace(WINDOW, env_steps=0, updates=0, phases_ns={}, envs=EnvTimes())
     assert perf_line(empty).startswith("[PERF] steps/s 0 other_ms 0.000")
     assert perf_rows(empty)[-1] == ("total", "0.000", "0.0 %", "-")

@@ -4,7 +4,6 @@ import pytest
 import sb3_contrib
 import stable_baselines3
 import torch
-from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
 import fasttrain
@@ -12,7 +11,8 @@ from conftest import configured
 from fasttrain.config import Config
 from fasttrain.errors import ConfigError, EnvSpecError
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.plan import EnvFacts, Machine, make_plan
+from fasttrain.flags import EnvFacts, Machine
+from fasttrain.plan import make_plan
 from fasttrain.runs.build import (
     build_algorithm,
     build_vec_env,
@@ -147,13 +147,3 @@ def test_threads():
         assert set_threads("default") == 1
     finally:
         torch.set_num_threads(before)
-
-
-def test_policy_fits_the_observations():
-    from fasttrain.runs.build import _policy
-
-    image = spaces.Box(0, 255, (36, 36, 3), "uint8")
-    assert _policy("auto", image) == "CnnPolicy"
-    assert _policy("auto", spaces.Dict({"a": image})) == "MultiInputPolicy"
-    assert _policy("auto", spaces.Box(0, 1, (3,))) == "MlpPolicy"
-    assert _policy("MlpPolicy", image) == "MlpPolicy"

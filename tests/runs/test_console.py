@@ -6,8 +6,9 @@ import pytest
 from rich.console import Console
 
 from conftest import configured
-from fasttrain.perf.report import PerfWindow
-from fasttrain.plan import EnvFacts, Machine, make_plan
+from fasttrain.perf.report import EnvTimes, PerfWindow
+from fasttrain.flags import EnvFacts, Machine
+from fasttrain.plan import make_plan
 from fasttrain.runs.console import make_console, show_perf, show_plan, show_quality
 
 
@@ -32,7 +33,7 @@ def test_plan_shows_requested_effective_and_why(console: Console):
 
 def test_perf_shows_phases_and_says_where_they_cannot_be_told_apart(console: Console):
     window = PerfWindow(
-        env_steps=1000, updates=2, phases_ns={"train": 10**9, "other": 10**6}, enemy_turn_ns=0, cpu_share=None,
+        env_steps=1000, updates=2, phases_ns={"train": 10**9, "other": 10**6}, envs=EnvTimes(), cpu_share=None,
         gpu_share=None, memory_bytes=0,
     )  # fmt: skip
     show_perf(console, window)

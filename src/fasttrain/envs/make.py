@@ -8,13 +8,18 @@ import inspect
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
+from gymnasium import spaces
 
+from fasttrain.envs.action_repeat import ActionRepeat
+from fasttrain.envs.dict_actions import DictActions
 from fasttrain.envs.lean_info import LeanInfo
 from fasttrain.envs.masks import LOOKED_FOR, MASKABLE_SPACES, ActionMasks, find_mask_convention
+from fasttrain.envs.old_gym import OldGym
 from fasttrain.envs.user_code import blame, import_user_module
 from fasttrain.errors import EnvSpecError
 from fasttrain.typed import did_you_mean
@@ -31,11 +36,14 @@ class EnvSpec:
     id: str | None = None  # "CartPole-v1", "fasttrain/SkullKing-v0", "my_game.envs:MyGame-v0"
     entry_point: str | None = None  # "my_game.envs:MyGame"
     kwargs: Mapping[str, Any] = field(default_factory=dict)  # for the constructor
+    api: Literal["gymnasium", "gym"] = "gymnasium"  # gym: the old interface, a step of four values
+    wrappers: tuple[str, ...] = ()  # module:Name, each called with the env so far
     info_keys: tuple[str, ...] = ()  # kept on every step where `lean_info` drops the rest
     lean_info: bool = False
     needs_masks: bool = False  # the algorithm cannot do without
     use_masks: bool = True  # False leaves observation and info as the env made them, masks or not
-    max_episode_steps: int | None = None  # adds a truncation
+    max_episode_steps: int | None = None  # adds a truncation, counted in steps of the env itself
+    action_repeat: int = 1  # steps of the env per decision
 
     def __post_init__(self) -> None:
         if (self.id is None) == (self.entry_point is None):
@@ -65,7 +73,8 @@ class EnvFactory:
 
 
 def make_env(spec: EnvSpec, folder: str | None = None) -> Env:
-    """Build the env: the user's, then `TimeLimit`, `ActionMasks` where it offers masks, `LeanInfo` if asked for.
+    """Build the env and wrap it as the spec asks, from inside: the user's env, `OldGym`, `TimeLimit`, the user's
+    wrappers, `DictActions`, `ActionMasks` where it offers masks, `ActionRepeat`, `LeanInfo`.
 
     `folder` (the working directory by default) is where modules are looked for besides the installed packages.
 
@@ -76,11 +85,23 @@ def make_env(spec: EnvSpec, folder: str | None = None) -> Env:
     env = _from_id(spec, folder) if spec.id is not None else _from_entry_point(spec, folder)
     try:
         _check_spaces(env, spec)
-        env = _with_masks(env, spec)
+        return _wrapped(env, spec, folder)
     except BaseException:
         with contextlib.suppress(Exception):  # the first error is the one to see
             env.close()
         raise
+
+
+def _wrapped(env: Env, spec: EnvSpec, folder: str) -> Env:
+    env = _with_users_wrappers(env, spec, folder)
+    if isinstance(env.action_space, spaces.Dict):
+        try:
+            env = DictActions(env, env.action_space)
+        except EnvSpecError as error:
+            raise EnvSpecError(f"{spec.option}: {error}") from None
+    env = _with_masks(env, spec)
+    if spec.action_repeat > 1:
+        env = ActionRepeat(env, spec.action_repeat, masked=isinstance(env, ActionMasks))
     return LeanInfo(env, spec.info_keys) if spec.lean_info else env
 
 
@@ -88,6 +109,8 @@ def _from_id(spec: EnvSpec, folder: str) -> Env:
     module_name, _, name = (spec.id or "").rpartition(":")
     before = set(gymnasium.registry)
     module = import_user_module(module_name, folder, spec.option) if module_name else None
+    if spec.api == "gym":
+        return _from_old_id(spec, name)
     registered = gymnasium.registry.get(name)
     creator = _creator_of(registered, folder, spec)
     if registered is not None and creator is not None:
@@ -109,15 +132,39 @@ def _from_id(spec: EnvSpec, folder: str) -> Env:
         raise EnvSpecError(f"{spec.option} could not be built: {blame(error)}") from error
 
 
+def _from_old_id(spec: EnvSpec, name: str) -> Env:
+    try:
+        old_gym: Any = import_module("gym")
+    except ImportError as error:
+        raise EnvSpecError(
+            f"{spec.option} with env.api=gym: the id is looked up in the old gym package, which cannot be imported "
+            f"({error}); install it, or name the class itself by env.entry_point=module:Class"
+        ) from error
+    try:
+        env = old_gym.make(name, **copy.deepcopy(dict(spec.kwargs)))
+    except Exception as error:
+        raise EnvSpecError(f"{spec.option} could not be built by the old gym: {blame(error)}") from error
+    return _time_limited(_adapted(env, spec), spec)
+
+
+def _adapted(env: Any, spec: EnvSpec) -> Env:
+    """What the user's class or function built, as a Gymnasium env."""
+    if spec.api == "gym" and callable(getattr(env, "step", None)) and callable(getattr(env, "reset", None)):
+        try:
+            return OldGym(env)
+        except (EnvSpecError, AttributeError) as error:
+            raise EnvSpecError(f"{spec.option} with env.api=gym: {error}") from error
+    if not isinstance(env, gymnasium.Env):
+        raise EnvSpecError(_not_an_env(spec, type(env)))
+    return env
+
+
+def _time_limited(env: Env, spec: EnvSpec) -> Env:
+    return env if spec.max_episode_steps is None else gymnasium.wrappers.TimeLimit(env, spec.max_episode_steps)
+
+
 def _from_entry_point(spec: EnvSpec, folder: str) -> Env:
-    module_name, _, path = (spec.entry_point or "").partition(":")
-    if not module_name or not path:
-        raise EnvSpecError(f"{spec.option}: expected module:Name, e.g. env.entry_point=my_game.envs:MyGame")
-    creator: Any = import_user_module(module_name, folder, spec.option)
-    for name in path.split("."):
-        if not hasattr(creator, name):
-            raise EnvSpecError(_missing_name(spec, module_name, creator, name))
-        creator = getattr(creator, name)
+    creator = _look_up(spec.entry_point or "", spec.option, folder, "env.entry_point=my_game.envs:MyGame")
     if not callable(creator):
         raise EnvSpecError(f"{spec.option}: expected a class or function that builds the env, got {creator!r}")
     _check_kwargs(creator, spec.kwargs, spec)
@@ -125,9 +172,38 @@ def _from_entry_point(spec: EnvSpec, folder: str) -> Env:
         env = creator(**copy.deepcopy(dict(spec.kwargs)))  # a copy: envs of one process must not share a list
     except Exception as error:
         raise EnvSpecError(f"{spec.option} could not be built: {blame(error)}") from error
-    if not isinstance(env, gymnasium.Env):
-        raise EnvSpecError(_not_an_env(spec, type(env)))
-    return env if spec.max_episode_steps is None else gymnasium.wrappers.TimeLimit(env, spec.max_episode_steps)
+    return _time_limited(_adapted(env, spec), spec)
+
+
+def _look_up(entry: str, option: str, folder: str, example: str) -> Any:
+    """What `module:Name` or `module:Outer.Name` leads to."""
+    module_name, _, path = entry.partition(":")
+    if not module_name or not path:
+        raise EnvSpecError(f"{option}: expected module:Name, e.g. {example}")
+    found: Any = import_user_module(module_name, folder, option)
+    for name in path.split("."):
+        if not hasattr(found, name):
+            raise EnvSpecError(_missing_name(entry, option, found, name))
+        found = getattr(found, name)
+    return found
+
+
+def _with_users_wrappers(env: Env, spec: EnvSpec, folder: str) -> Env:
+    for entry in spec.wrappers:
+        option = f"env.wrappers entry {entry}"
+        wrapper = _look_up(entry, option, folder, "env.wrappers=[my_game.wrappers:Shaped]")
+        if not callable(wrapper):
+            raise EnvSpecError(f"{option}: expected a class or function that takes the env, got {wrapper!r}")
+        try:
+            wrapped = wrapper(env)
+        except Exception as error:
+            raise EnvSpecError(f"{option} could not wrap {env}: {blame(error)}") from error
+        if not isinstance(wrapped, gymnasium.Env):
+            raise EnvSpecError(
+                f"{option} must return a gymnasium.Env, it returned {wrapped!r:.80}; derive it from gymnasium.Wrapper"
+            )
+        env = wrapped
+    return env
 
 
 def _with_masks(env: Env, spec: EnvSpec) -> Env:
@@ -137,7 +213,7 @@ def _with_masks(env: Env, spec: EnvSpec) -> Env:
         return env
     convention = find_mask_convention(env)
     if convention is not None:
-        return ActionMasks(env, convention)
+        return ActionMasks(env, convention, env.action_heads if isinstance(env, DictActions) else None)
     if spec.needs_masks:
         raise EnvSpecError(
             f"{spec.option} offers no action masks (looked for {LOOKED_FOR}); use algo=ppo, or add one of the three: "
@@ -196,13 +272,14 @@ def _unknown_id(spec: EnvSpec, name: str, module: ModuleType | None, before: set
     return message + (hint or f"; if a package registers it, name that too: env.id=package:{name}")
 
 
-def _missing_name(spec: EnvSpec, module_name: str, owner: Any, name: str) -> str:
-    if f"{module_name}:{name}" == spec.entry_point and name in gymnasium.registry:
-        return f"{spec.option}: {name!r} is a registered id, not a class: use env.id={module_name}:{name}"
+def _missing_name(entry: str, option: str, owner: Any, name: str) -> str:
+    module_name, _, path = entry.partition(":")
+    if path == name and name in gymnasium.registry:
+        return f"{option}: {name!r} is a registered id, not a class: use env.id={entry}"
     public = [known for known in vars(owner) if not known.startswith("_")]
     envs = [known for known in public if _is_env_class(getattr(owner, known))]
     hint = did_you_mean(name, public) or (f"; envs there: {', '.join(envs)}" if envs else "")
-    return f"{spec.option}: module {module_name!r} has no {name!r}{hint}"
+    return f"{option}: module {module_name!r} has no {name!r}{hint}"
 
 
 def _not_an_env(spec: EnvSpec, found: type) -> str:
@@ -211,8 +288,8 @@ def _not_an_env(spec: EnvSpec, found: type) -> str:
     if "gym" in roots or (hasattr(found, "step") and hasattr(found, "reset")):
         return (
             f"{message}. If it follows the old gym interface (step returns 4 values, reset only the observation): "
-            "derive from gymnasium.Env, return (observation, reward, terminated, truncated, info) from step and "
-            "(observation, info) from reset(seed=, options=), or wrap it in shimmy.GymV21CompatibilityV0"
+            "add env.api=gym; or derive from gymnasium.Env, return (observation, reward, terminated, truncated, info) "
+            "from step and (observation, info) from reset(seed=, options=)"
         )
     return f"{message}; the name must lead to a gymnasium.Env class or a function that returns one"
 

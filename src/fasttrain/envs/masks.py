@@ -62,19 +62,22 @@ def mask_width(space: spaces.Space[Any]) -> int:
     raise EnvSpecError(f"action masks need a Discrete, MultiDiscrete or MultiBinary action space, not {space}")
 
 
-def flat_mask(mask: Any, width: int) -> BoolArray:  # (A,) bool
+def flat_mask(mask: Any, width: int, heads: spaces.Dict | None = None) -> BoolArray:  # (A,) bool
     """Return a fresh flat boolean copy of `mask`: an array, a list of numbers, or a tuple, list or dict of heads.
 
+    Heads given by name are laid in the order of the keys of `heads`, the env's own Dict action space; without it (no
+    other order is known) in that of the mask.
+
     Raises:
-        EnvError: wrong length, or entries other than False/True and 0/1.
+        EnvError: wrong length, other names than the space's, or entries other than False/True and 0/1.
     """
     if isinstance(mask, Mapping):
-        heads = list(mask.values())
+        rows = list(mask.values()) if heads is None else _by_name(mask, heads)
     elif isinstance(mask, tuple | list) and len(mask) > 0 and np.ndim(mask[0]) > 0:
-        heads = list(mask)
+        rows = list(mask)
     else:
-        heads = [mask]
-    parts = [np.asarray(head).ravel() for head in heads]
+        rows = [mask]
+    parts = [np.asarray(row).ravel() for row in rows]
     flat = parts[0] if len(parts) == 1 else np.concatenate(parts or [np.empty(0, np.bool_)])
     if len(flat) != width:
         of_heads = f" ({' + '.join(str(len(part)) for part in parts)} per head)" if len(parts) > 1 else ""
@@ -83,6 +86,37 @@ def flat_mask(mask: Any, width: int) -> BoolArray:  # (A,) bool
     if flat.dtype != np.bool_ and (flat.dtype.kind not in "iuf" or not np.all((flat == 0) | (flat == 1))):
         raise EnvError(f"the action mask must hold booleans or 0 and 1 (1 = legal), got {flat.dtype} {flat[:8]}")
     return flat.astype(np.bool_)
+
+
+def _by_name(mask: Any, heads: spaces.Dict) -> list[Any]:
+    """The masks of the heads in the order of the space's keys. Swapped heads would pass a check of the sum alone."""
+    if not isinstance(mask, Mapping) or set(mask) != set(heads.spaces):
+        names = ", ".join(map(str, mask)) if isinstance(mask, Mapping) else "none"
+        raise EnvError(f"the action mask names the heads {names}; the action space has {', '.join(heads)}")
+    rows: list[Any] = []
+    for name, space in heads.spaces.items():
+        if isinstance(space, spaces.Dict):
+            rows += _by_name(mask[name], space)
+        elif np.size(mask[name]) != mask_width(space):
+            raise EnvError(
+                f"the action mask of head {name!r} has the wrong length: expected {mask_width(space)} entries, got "
+                f"{np.size(mask[name])}"
+            )
+        else:
+            rows.append(mask[name])
+    return rows
+
+
+def is_legal(space: spaces.Space[Any], mask: BoolArray, action: Any) -> bool:
+    """Whether the flat `mask` allows `action`, in every head if there are several."""
+    if isinstance(space, spaces.Discrete):
+        return bool(mask[int(action) - int(space.start)])
+    if isinstance(space, spaces.MultiDiscrete):
+        chosen = np.asarray(action).ravel() - space.start.ravel()
+        begins = np.cumsum(space.nvec.ravel()) - space.nvec.ravel()
+        return bool(mask[begins + chosen].all())
+    bits = np.asarray(action).ravel().astype(np.int64)
+    return bool(mask.reshape(-1, 2)[np.arange(len(bits)), bits].all())
 
 
 def random_legal_action(space: spaces.Space[Any], mask: BoolArray | None, rng: np.random.Generator) -> Any:
@@ -117,9 +151,12 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
     remains, the observation becomes that key's bare value (`{"observation": x, "action_mask": m}` becomes `x`).
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any], convention: MaskConvention) -> None:
+    def __init__(
+        self, env: gymnasium.Env[Any, Any], convention: MaskConvention, heads: spaces.Dict | None = None
+    ) -> None:
         super().__init__(env)
         self._convention = convention
+        self._heads = heads  # of an env with named heads: the order of a mask by name
         self._width = mask_width(env.action_space)
         self._latest: Any = None  # as the env gave it; made flat when asked for
         self._only_key: str | None = None
@@ -139,7 +176,7 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
             place = "action_masks()" if self._convention == "method" else f"{self._convention}[{KEY!r}]"
             raise EnvError(f"env {self.unwrapped} gave no action mask in {place}; every reset and step must give one")
         try:
-            return flat_mask(mask, self._width)
+            return flat_mask(mask, self._width, self._heads)
         except EnvError as error:
             raise EnvError(f"env {self.unwrapped}: {error} (action space {self.action_space})") from None
         except ValueError as error:  # NumPy's, of lists that are ragged inside a head

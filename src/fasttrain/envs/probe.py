@@ -1,11 +1,13 @@
-"""What one step and one reset of an env cost here, from a fraction of a second of random legal play."""
+"""Playing an env by random legal actions: every answer checked for its form, and what build, reset and step cost."""
 
 from __future__ import annotations
 
+import copy
+import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -15,7 +17,28 @@ from fasttrain.envs.masks import MASKABLE_SPACES, flat_mask, mask_width, random_
 from fasttrain.envs.user_code import blame, kept_random_state
 from fasttrain.errors import EnvError, EnvSpecError
 
-_SEED = 20_260_101  # of the probe alone: its episodes must not coincide with those of a training seeded 0, 1, 2, …
+SEED = 20_260_101  # of probe and checkup alone: their episodes must not coincide with those of trainings seeded 0, 1, …
+
+
+class PlayFault(EnvSpecError):
+    """The env broke its contract while being played: `code` for programs, what happened, what to do."""
+
+    def __init__(self, code: str, what: str, remedy: str = "") -> None:
+        super().__init__(f"{what}; {remedy}" if remedy else what)
+        self.code, self.what, self.remedy = code, what, remedy
+
+
+class Moment(NamedTuple):
+    """One answer of the env and the mask that came with it."""
+
+    action: Any  # None after a reset
+    observation: Any
+    reward: Any  # 0.0 after a reset
+    terminated: Any
+    truncated: Any
+    info: Any
+    mask: BoolArray | None  # (A,) of the next decision; None without masks and after the end of an episode
+    ended: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +54,8 @@ class ProbeResult:
     resets: int  # measured
     episode_steps: float | None  # mean length of the episodes that ended; None if none did
     has_masks: bool
+    cpu_share: float  # this process's CPU time / wall time inside `step`: near 0, the env waits; near 1, it computes
+    info_bytes: float  # mean pickled size of a step's info, 0 if it cannot be pickled
 
 
 def probe(
@@ -44,97 +69,185 @@ def probe(
         EnvSpecError: the env cannot be built, or raises or breaks its contract while playing.
     """
     with kept_random_state():
-        began = time.perf_counter()
-        env = env_factory()
-        build_s = time.perf_counter() - began
-        play = _Play(env)
+        play = Play(env_factory)
         try:
             play.run(max_seconds, max_steps)
-        except EnvSpecError:
-            raise
-        except EnvError as error:
-            raise EnvSpecError(f"env {env.unwrapped}, {play.position()}: {error}") from error
-        except Exception as error:
-            raise EnvSpecError(f"env {env.unwrapped} failed at {play.position()}: {blame(error)}") from error
         finally:
-            env.close()
-    return play.result(build_s)
+            play.env.close()
+    return play.costs()
 
 
-class _Play:
-    """One env being played, and the times taken."""
+class Play:
+    """One env being played, and the times taken.
 
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        self._env = env
-        self._rng = np.random.default_rng(_SEED)
-        self._has_masks = isinstance(env.action_space, MASKABLE_SPACES) and env.has_wrapper_attr("action_masks")
-        self._action_masks = env.get_wrapper_attr("action_masks") if self._has_masks else None
-        self._steps_s: list[float] = []
+    Args:
+        env_factory: builds the env; the time is taken.
+        use_masks: choose among the actions that the env's masks allow, where it offers any.
+        lenient: an empty mask is no fault but an action outside it is taken, and every mask is read twice
+            (`unstable_mask` says where the two differed): the checkup wants to see what comes after.
+
+    Raises (all methods that call the env):
+        PlayFault: the env raised or broke its contract.
+    """
+
+    def __init__(
+        self, env_factory: Callable[[], gymnasium.Env[Any, Any]], use_masks: bool = True, lenient: bool = False
+    ) -> None:
+        began = time.perf_counter()
+        self.env = env = env_factory()
+        self._build_s = time.perf_counter() - began
+        self.action_space = copy.deepcopy(env.action_space)  # some envs draw their states from their own action space
+        self.action_space.seed(SEED)
+        self.has_masks = (
+            use_masks and isinstance(env.action_space, MASKABLE_SPACES) and env.has_wrapper_attr("action_masks")
+        )
+        self.rng = np.random.default_rng(SEED)
+        self.unstable_mask = ""
+        self.lengths: list[int] = []  # of the episodes that ended
+        self.steps_s: list[float] = []
+        self.total_steps = 0
+        self.length = 0  # steps of this episode so far
+        self._lenient = lenient
+        self._action_masks = env.get_wrapper_attr("action_masks") if self.has_masks else None
         self._masks_s: list[float] = []
         self._resets_s: list[float] = []
-        self._lengths: list[int] = []
-        self._length = 0
+        self._infos_bytes: list[int] = []
+        self._cpu_s = 0.0
         self._action: Any = None
 
-    def run(self, max_seconds: float, max_steps: int) -> None:
-        self._env.action_space.seed(_SEED)
-        self._reset(seed=_SEED)
-        self._step()
-        for times in (self._steps_s, self._masks_s, self._resets_s):
+    def run(self, max_seconds: float, max_steps: int, watch: Callable[[Moment], None] = lambda _: None) -> Moment:
+        """Play from a seeded reset; `watch` sees every moment. Returns the last, for `go_on`."""
+        moment = self.reset(SEED)
+        watch(moment)
+        watch(self.step(self.draw(moment.mask)))
+        for times in (self.steps_s, self._masks_s, self._resets_s, self.lengths, self._infos_bytes):
             times.clear()
-        self._lengths.clear()
+        self._cpu_s = 0.0
         deadline = time.perf_counter() + max_seconds
-        self._reset()
+        moment = self.reset()
+        watch(moment)
+        return self.go_on(moment, lambda: len(self.steps_s) >= max_steps or time.perf_counter() >= deadline, watch)
+
+    def go_on(self, moment: Moment, enough: Callable[[], bool], watch: Callable[[Moment], None]) -> Moment:
+        """Play from `moment` on, at least one step, until `enough`."""
         while True:
-            if self._step():
-                self._reset()
-            if len(self._steps_s) >= max_steps or time.perf_counter() >= deadline:
-                return
+            if moment.ended:
+                moment = self.reset()
+                watch(moment)
+            moment = self.step(self.draw(moment.mask))
+            watch(moment)
+            if enough():
+                return moment
+
+    def reset(self, seed: int | None = None) -> Moment:
+        self.length, self._action = 0, None
+        began = time.perf_counter()
+        try:
+            answer = self.env.reset(seed=seed)
+        except Exception as error:
+            raise self._failed(error) from error
+        self._resets_s.append(time.perf_counter() - began)
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            raise PlayFault(
+                "reset_answer",
+                f"env {self.env.unwrapped}: reset() returned {_shown(answer)} instead of (observation, info)",
+                "return both, or take env.api=gym for an env of the old gym interface",
+            )
+        observation, info = answer
+        return Moment(None, observation, 0.0, False, False, info, self._mask(), False)
+
+    def step(self, action: Any) -> Moment:
+        self._action = action
+        cpu_began, began = time.process_time(), time.perf_counter()
+        try:
+            answer = self.env.step(action)
+        except Exception as error:
+            raise self._failed(error) from error
+        self.steps_s.append(time.perf_counter() - began)
+        self._cpu_s += time.process_time() - cpu_began
+        self.total_steps += 1
+        if not isinstance(answer, (tuple, list)) or len(answer) != 5:
+            raise self._wrong_step(answer)
+        observation, reward, terminated, truncated, info = answer
+        self._infos_bytes.append(_pickled_bytes(info))
+        self.length += 1
+        try:
+            ended = bool(terminated or truncated)
+        except ValueError:  # NumPy's, of arrays
+            what = f"env {self.env.unwrapped}: step() returned {_shown((terminated, truncated))} as terminated, truncated"
+            raise PlayFault("ends_not_bool", what, "return two bools") from None
+        if ended:
+            self.lengths.append(self.length)
+        return Moment(action, observation, reward, terminated, truncated, info, None if ended else self._mask(), ended)
+
+    def draw(self, mask: BoolArray | None) -> Any:
+        """A random legal action."""
+        try:
+            return random_legal_action(self.action_space, mask, self.rng)
+        except EnvError as error:
+            if self._lenient:
+                return self.action_space.sample()
+            raise PlayFault("empty_mask", f"env {self.env.unwrapped}, {self.position()}: {error}") from None
 
     def position(self) -> str:
-        return f"step {self._length} of an episode of random legal play (last action {self._action})"
+        return f"step {self.length} of an episode of random legal play (last action {self._action})"
 
-    def result(self, build_s: float) -> ProbeResult:
-        step_s = float(np.mean(self._steps_s))
+    def costs(self) -> ProbeResult:
+        """What was measured; at least one step and one reset must have been."""
+        step_s = float(np.mean(self.steps_s))
         return ProbeResult(
-            build_s=build_s,
+            build_s=self._build_s,
             step_s=step_s,
-            step_cv=float(np.std(self._steps_s) / step_s) if step_s > 0 else 0.0,
+            step_cv=float(np.std(self.steps_s) / step_s) if step_s > 0 else 0.0,
             mask_s=float(np.mean(self._masks_s)) if self._masks_s else 0.0,
             reset_s=float(np.mean(self._resets_s)),
-            steps=len(self._steps_s),
+            steps=len(self.steps_s),
             resets=len(self._resets_s),
-            episode_steps=float(np.mean(self._lengths)) if self._lengths else None,
-            has_masks=self._has_masks,
+            episode_steps=float(np.mean(self.lengths)) if self.lengths else None,
+            has_masks=self.has_masks,
+            cpu_share=self._cpu_s / sum(self.steps_s) if step_s > 0 else 0.0,
+            info_bytes=float(np.mean(self._infos_bytes)),
         )
 
-    def _reset(self, seed: int | None = None) -> None:
-        began = time.perf_counter()
-        self._env.reset(seed=seed)
-        self._resets_s.append(time.perf_counter() - began)
-        self._length = 0
-        self._action = None
-
-    def _step(self) -> bool:
-        self._action = random_legal_action(self._env.action_space, self._masks(), self._rng)
-        began = time.perf_counter()
-        answer = self._env.step(self._action)
-        self._steps_s.append(time.perf_counter() - began)
-        if len(answer) != 5:
-            raise EnvSpecError(
-                f"env {self._env.unwrapped}: step() returned {len(answer)} values instead of (observation, reward, "
-                "terminated, truncated, info); the old gym interface had 4"
-            )
-        self._length += 1
-        ended = bool(answer[2] or answer[3])
-        if ended:
-            self._lengths.append(self._length)
-        return ended
-
-    def _masks(self) -> BoolArray | None:
+    def _mask(self) -> BoolArray | None:
         if self._action_masks is None:
             return None
-        began = time.perf_counter()
-        mask = self._action_masks()
-        self._masks_s.append(time.perf_counter() - began)
-        return flat_mask(mask, mask_width(self._env.action_space))
+        try:
+            began = time.perf_counter()
+            answer = self._action_masks()
+            self._masks_s.append(time.perf_counter() - began)
+            mask = flat_mask(answer, mask_width(self.action_space))
+            if self._lenient and not self.unstable_mask:
+                again = flat_mask(self._action_masks(), len(mask))
+                if not np.array_equal(mask, again):
+                    self.unstable_mask = self.position()
+        except (EnvError, ValueError) as error:  # ValueError: NumPy's, of ragged lists
+            remedy = "give one entry per action, 1 = legal, after every reset and step"
+            raise PlayFault("bad_mask", f"env {self.env.unwrapped}, {self.position()}: {error}", remedy) from error
+        except Exception as error:
+            raise self._failed(error) from error
+        return mask
+
+    def _failed(self, error: Exception) -> PlayFault:
+        return PlayFault("raised", f"env {self.env.unwrapped} failed at {self.position()}: {blame(error)}")
+
+    def _wrong_step(self, answer: Any) -> PlayFault:
+        returned = f"{len(answer)} values" if isinstance(answer, (tuple, list)) else _shown(answer)
+        return PlayFault(
+            "step_answer",
+            f"env {self.env.unwrapped}: step() returned {returned} instead of (observation, reward, terminated, "
+            "truncated, info); the old gym interface had 4",
+            "return five, or take env.api=gym for an env of the old gym interface",
+        )
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}…"
+
+
+def _pickled_bytes(info: Any) -> int:
+    try:
+        return len(pickle.dumps(info, pickle.HIGHEST_PROTOCOL)) if info or not isinstance(info, Mapping) else 0
+    except Exception:  # a lock, a lambda, a live generator: user objects may raise anything; the checkup names them
+        return 0

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.perf.report import PerfWindow, perf_line
+from fasttrain.perf.report import EnvTimes, PerfWindow, perf_line
 from fasttrain.perf.utilization import Utilization
 
 
 class _Mark(NamedTuple):
     env_steps: int
     updates: int
-    enemy_turn_ns: int
+    envs: EnvTimes
     phases_ns: dict[str, int]
 
 
@@ -21,13 +21,13 @@ class PerfMeter:
     """Reads the clock and the machine; `lines` keeps every [PERF] line of the run.
 
     Args:
-        enemy_turn_ns: nanoseconds of opponents' turns so far, as the envs report them.
+        env_times: what the envs report of their time so far.
     """
 
-    def __init__(self, clock: PhaseClock, enemy_turn_ns: Callable[[], int]) -> None:
+    def __init__(self, clock: PhaseClock, env_times: Callable[[], EnvTimes]) -> None:
         self.clock = clock
         self.lines: list[str] = []
-        self._enemy_turn_ns = enemy_turn_ns
+        self._env_times = env_times
         self._recent = Utilization()
         self._overall = Utilization()
         self.start()
@@ -37,7 +37,7 @@ class PerfMeter:
         self.clock.reset()
         self._recent.reset()
         self._overall.reset()
-        self._begin = _Mark(0, 0, self._enemy_turn_ns(), dict.fromkeys(self.clock.totals_ns, 0))
+        self._begin = _Mark(0, 0, self._env_times(), dict.fromkeys(self.clock.totals_ns, 0))
         self._last = self._begin
 
     def line(self, env_steps: int, updates: int) -> str:
@@ -53,14 +53,14 @@ class PerfMeter:
         return self._window(self._begin, self._mark(env_steps, updates), self._overall)
 
     def _mark(self, env_steps: int, updates: int) -> _Mark:
-        return _Mark(env_steps, updates, self._enemy_turn_ns(), self.clock.snapshot())
+        return _Mark(env_steps, updates, self._env_times(), self.clock.snapshot())
 
     def _window(self, since: _Mark, now: _Mark, utilization: Utilization) -> PerfWindow:
         return PerfWindow(
             env_steps=now.env_steps - since.env_steps,
             updates=now.updates - since.updates,
             phases_ns={name: now.phases_ns[name] - since.phases_ns[name] for name in now.phases_ns},
-            enemy_turn_ns=now.enemy_turn_ns - since.enemy_turn_ns,
+            envs=now.envs.since(since.envs),
             cpu_share=utilization.cpu_share(),
             gpu_share=utilization.gpu_share(),
             memory_bytes=utilization.memory_bytes(),

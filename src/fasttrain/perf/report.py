@@ -8,9 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fasttrain.perf.clock import PHASES
+
+
+class EnvTimes(NamedTuple):
+    """What the envs say of themselves, in nanoseconds; everything but the first only of envs in worker processes."""
+
+    opponents_ns: int = 0  # inside env_step; of workers their mean, since they run side by side
+    num_workers: int = 0
+    envs_ns: int = 0  # work of all workers together
+    slowest_ns: int = 0  # of the slowest worker of each step
+    waiting_ns: int = 0  # the trainer, for workers
+    in_step: bool = True  # all workers step together; else in groups, while the policy acts
+    restarts: int = 0
+    lost_steps: int = 0
+
+    def since(self, before: EnvTimes) -> EnvTimes:
+        """What came after `before`."""
+        counted = ("opponents_ns", "envs_ns", "slowest_ns", "waiting_ns", "restarts", "lost_steps")
+        return self._replace(**{name: getattr(self, name) - getattr(before, name) for name in counted})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,10 +38,26 @@ class PerfWindow:
     env_steps: int
     updates: int  # gradient updates
     phases_ns: Mapping[str, int]  # main thread, disjoint
-    enemy_turn_ns: int  # inside env_step
+    envs: EnvTimes
     cpu_share: float | None  # CPU time of the process and its children ÷ (wall × cores), 0..1
     gpu_share: float | None  # 0..1, None without a GPU or without its library
     memory_bytes: int  # resident, children included
+
+    @property
+    def enemy_turn_ns(self) -> int:
+        """Opponents' turns, inside env_step."""
+        return self.envs.opponents_ns
+
+    @property
+    def worker_parts_ns(self) -> dict[str, int]:
+        """Where env_step went with workers: the slowest one's work and the way to it, or waiting where they overlap."""
+        envs, env_step = self.envs, self.phases_ns.get("env_step", 0)
+        if not envs.num_workers:
+            return {}
+        if not envs.in_step:
+            return {"waiting": min(envs.waiting_ns, env_step)}
+        slowest = min(envs.slowest_ns, env_step)
+        return {"slowest_worker": slowest, "transport": env_step - slowest}
 
     @property
     def wall_ns(self) -> int:
@@ -58,6 +92,9 @@ def perf_line(window: PerfWindow) -> str:
         parts.append(f"{phase}_ms {window.ms(phase):.3f}")
         if phase == "env_step" and window.enemy_turn_ns:
             parts.append(f"(enemy_turn_ms {_per_thousand_ms(window.enemy_turn_ns, window.env_steps):.3f})")
+        if phase == "env_step":
+            inside = window.worker_parts_ns.items()
+            parts += [f"({name}_ms {_per_thousand_ms(ns, window.env_steps):.3f})" for name, ns in inside]
     parts.append(f"update_ratio {window.update_ratio:.5f}")
     parts.append(f"cpu {_percent(window.cpu_share)}")
     parts.append(f"gpu {_percent(window.gpu_share)}")
@@ -76,6 +113,8 @@ def perf_rows(window: PerfWindow) -> list[tuple[str, str, str, str]]:
         rows.append(_row(f"{phase}_ms", window.phases_ns.get(phase, 0), window))
         if phase == "env_step" and window.enemy_turn_ns:
             rows.append(_row("  of it enemy_turn_ms", window.enemy_turn_ns, window))
+        if phase == "env_step":
+            rows += [_row(f"  of it {name}_ms", ns, window) for name, ns in window.worker_parts_ns.items()]
     rows.append(_row("total", window.wall_ns, window))
     return rows
 
@@ -98,8 +137,29 @@ def perf_dict(window: PerfWindow) -> dict[str, Any]:
         "wall_s": window.wall_ns / 1e9,
         **phases,
         "enemy_turn_ms": round(_per_thousand_ms(window.enemy_turn_ns, window.env_steps), 6),
+        **{
+            f"{name}_ms": round(_per_thousand_ms(ns, window.env_steps), 6)
+            for name, ns in window.worker_parts_ns.items()
+        },
+        **({"workers": _workers(window)} if window.envs.num_workers else {}),
         "covered_share": _covered(window),
     }
+
+
+def _workers(window: PerfWindow) -> dict[str, Any]:
+    envs = window.envs
+    mean = envs.envs_ns / envs.num_workers
+    parts = {
+        f"{name}_ms": round(_per_thousand_ms(ns, window.env_steps), 6) for name, ns in window.worker_parts_ns.items()
+    }
+    workers = {
+        "num_workers": envs.num_workers,
+        "busy_share": round(mean / window.wall_ns, 4) if window.wall_ns else 0.0,  # of the wall time, per worker
+        "slowest_over_mean": round(envs.slowest_ns / mean, 4) if mean and envs.in_step else None,
+        "restarts": envs.restarts,
+        "lost_steps": envs.lost_steps,
+    }
+    return {**parts, "workers": workers}
 
 
 def _covered(window: PerfWindow) -> float:
@@ -122,8 +182,8 @@ def limits_dict(window: PerfWindow) -> dict[str, float | None]:
     return {name: round(window.env_steps * 1e9 / ns, 1) if ns else None for name, ns in groups.items()}
 
 
-def advice(window: PerfWindow) -> str:
-    """The one change most worth trying, from where the time went."""
+def advice(window: PerfWindow, cores: int) -> str:
+    """The one change most worth trying, from where the time went. `cores`: what this process may use."""
     phases = window.phases_ns
     update = sum(phases.get(name, 0) for name in ("train_fwd", "train_bwd", "train", "optim"))
     shares = {
@@ -135,10 +195,32 @@ def advice(window: PerfWindow) -> str:
     wall = max(1, window.wall_ns)
     name, nanoseconds = max(shares.items(), key=lambda item: item[1])
     texts = {
-        "env": "the environment is the wall: a native batch, worker processes (vec_env=subproc) or a cheaper step",
+        "env": _env_advice(window, cores),
         "act": "choosing actions is the wall: more envs per step (num_envs) amortise each forward pass",
         "update": "the update is the wall: fewer or larger updates (PPO: algo.n_epochs, batch_size; DQN: "
         "updates_per_step), each checked for quality",
         "log": "logging and evaluation are the wall: raise log_every or eval_every",
     }
     return f"{100 * nanoseconds / wall:.0f} % of the time: {texts[name]}"
+
+
+def _env_advice(window: PerfWindow, cores: int) -> str:
+    envs, parts = window.envs, window.worker_parts_ns
+    if not envs.num_workers:
+        return "the environment is the wall: worker processes (vec_env=auto), a native batch, or a cheaper step"
+    if parts.get("transport", 0) > 0.4 * window.phases_ns.get("env_step", 1):
+        return (
+            "the way to the workers costs more than their work: more envs per worker (num_envs), or one process "
+            "(vec_env=dummy)"
+        )
+    mean = envs.envs_ns / envs.num_workers
+    if envs.in_step and envs.slowest_ns > 1.4 * mean:
+        return (
+            f"the slowest worker takes {envs.slowest_ns / max(1.0, mean):.1f} times the mean and all wait for it: "
+            "async_envs=true, or more envs per worker, which evens out"
+        )
+    if envs.num_workers < cores:
+        return f"the envs are the wall and {envs.num_workers} of {cores} cores step them: raise num_workers"
+    if envs.in_step and 0.3 * envs.slowest_ns < window.phases_ns.get("action", 0):
+        return "the envs are the wall and wait while the policy acts: pipeline=2"
+    return "the envs are the wall and every core steps them: a native batch or a cheaper step is what is left"

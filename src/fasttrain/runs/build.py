@@ -12,12 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from sb3_contrib import MaskablePPO as StockMaskablePPO
 from stable_baselines3 import DQN
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 from stable_baselines3.ppo import PPO as StockPPO  # noqa: N811 - a class named like a constant
@@ -29,11 +27,15 @@ from fasttrain.buffers.rollout import compile_gae
 from fasttrain.config import Config, DQNConfig, PPOConfig, parse_schedule
 from fasttrain.envs.make import EnvFactory, EnvSpec, make_env
 from fasttrain.envs.probe import probe
-from fasttrain.errors import ConfigError, EnvSpecError
+from fasttrain.errors import ConfigError
+from fasttrain.flags import EnvFacts, Machine
+from fasttrain.machine import usable_cores
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.stock import TimedVecEnv
-from fasttrain.perf.utilization import usable_cores
-from fasttrain.plan import EnvFacts, Machine, Plan
+from fasttrain.plan import Plan
+from fasttrain.runs.env_options import check_native_options, check_spaces, policy_for
+from fasttrain.runs.wrap import Statistics, wrapped
+from fasttrain.vec.shared import SharedMemoryVecEnv
 
 
 class MonitoredEnv:
@@ -61,6 +63,10 @@ def env_spec(config: Config) -> EnvSpec:
         id=config.env.id,
         entry_point=config.env.entry_point,
         kwargs=config.env.kwargs,
+        api=config.env.api,
+        wrappers=config.env.wrappers,
+        max_episode_steps=config.env.max_episode_steps,
+        action_repeat=config.action_repeat,
         info_keys=config.env.info_keys,
         lean_info=config.lean_info,
         needs_masks=config.algo.name == "maskable_ppo",
@@ -73,8 +79,12 @@ def env_facts(config: Config) -> EnvFacts:
 
     Raises:
         EnvSpecError: the env cannot be built or does not fit the algorithm.
-        ConfigError: a native batch was asked for with an algorithm that ignores masks.
+        ConfigError: a native batch was asked for with an algorithm that ignores masks, or with an option it lacks.
     """
+    if config.env.backend == "envpool":
+        check_native_options(config)
+        _check_envpool(config)
+        return EnvFacts(True, None)
     masked = config.algo.name == "maskable_ppo"
     native = config.env.native_game is not None and masked
     if config.vec_env == "native" and not native:
@@ -82,55 +92,73 @@ def env_facts(config: Config) -> EnvFacts:
             f"vec_env=native with algo={config.algo.name}: the native game refuses illegal actions and this algorithm "
             "ignores masks; take algo=maskable_ppo, or vec_env=dummy"
         )
+    if native and config.vec_env in ("auto", "native") and not config.force_dummy_vec_env:
+        check_native_options(config)
     spec = env_spec(config)
-    _check_spaces(config)
+    _check_env(config)
     if config.vec_env != "auto" or native or not config.use_subproc_envs or config.force_dummy_vec_env:
         return EnvFacts(native, None)
-    return EnvFacts(native, probe(MonitoredEnv(spec)).step_s)
+    found = probe(MonitoredEnv(spec))
+    return EnvFacts(native, found.step_s + found.mask_s)
 
 
-ACTION_SPACES: dict[str, tuple[type[spaces.Space[Any]], ...]] = {
-    "dqn": (spaces.Discrete,),
-    "maskable_ppo": (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
-    "ppo": (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box),
-}
-
-
-def _check_spaces(config: Config) -> None:
-    """Build the env once and see whether its spaces suit the algorithm and the policy."""
-    name = config.algo.name
-    wanted = " or ".join(kind.__name__ for kind in ACTION_SPACES[name])
-    env = make_env(dataclasses.replace(env_spec(config), needs_masks=False))
-    action, observation, what = env.action_space, env.observation_space, env_spec(config).option
+def _check_env(config: Config) -> None:
+    """Build the env once and see whether its spaces suit the algorithm, the policy and the wrappers."""
+    spec = env_spec(config)
+    env = make_env(dataclasses.replace(spec, needs_masks=False))
+    action, observation = env.action_space, env.observation_space
     env.close()
-    if not isinstance(action, ACTION_SPACES[name]):
-        raise EnvSpecError(f"{what} has {action} actions, algo={name} needs {wanted}; take another algo")
-    if isinstance(action, spaces.Discrete) and action.start != 0:
-        raise EnvSpecError(
-            f"{what} counts its actions from {action.start}; SB3 sends 0 to n - 1: shift them in the env"
-        )
-    policy = _policy(config.algo.policy, observation)
-    if (policy == "MultiInputPolicy") != isinstance(observation, spaces.Dict):
-        raise ConfigError(f"algo.policy={policy} does not suit {what}, which observes {observation}; take auto")
-    if policy == "CnnPolicy" and not is_image_space(observation):
-        raise ConfigError(
-            f"algo.policy=CnnPolicy needs images (uint8, 0 to 255), {what} observes {observation}; take auto"
-        )
-    make_env(env_spec(config)).close()  # with masks, where the algorithm needs them
+    check_spaces(config, spec.option, action, observation)
+    make_env(spec).close()  # with masks, where the algorithm needs them
 
 
-def build_vec_env(config: Config, num_envs: int, seed: int) -> VecEnv:
-    """`num_envs` copies as the (effective) `vec_env` says; env i is seeded with `seed + i`."""
+def _check_envpool(config: Config) -> None:
+    what = f"env.id={config.env.id} of EnvPool"
+    if config.algo.name == "maskable_ppo":
+        raise ConfigError(f"{what} has no action masks: take algo=ppo or dqn")
+    env = _envpool(config, 1)
+    check_spaces(config, what, env.action_space, env.observation_space)
+
+
+def build_vec_env(config: Config, num_envs: int, seed: int, statistics: Statistics | None = None) -> VecEnv:
+    """`num_envs` copies as the (effective) `vec_env` says; env i is seeded with `seed + i`.
+
+    `statistics` of a training: the envs are to be played with `env.normalize` as it was learned there.
+    """
     env: VecEnv
-    if config.vec_env == "native":
+    if config.env.backend == "envpool":
+        env = _envpool(config, num_envs)
+    elif config.vec_env == "native":
         from fasttrain.vec.native import NativeVecEnv
 
         env = NativeVecEnv(_native_game(config, num_envs))
+    elif config.vec_env == "shared":
+        env = _shared(config, num_envs)
     else:
         factories = [MonitoredEnv(env_spec(config)) for _ in range(num_envs)]
         env = SubprocVecEnv(factories) if config.vec_env == "subproc" else DummyVecEnv(factories)  # type: ignore[arg-type]
     env.seed(seed)
-    return env
+    return wrapped(env, config, statistics)
+
+
+def _shared(config: Config, num_envs: int) -> SharedMemoryVecEnv:
+    """Workers build plain envs: returns, lengths and lean infos are the vector env's own work."""
+    spec = dataclasses.replace(env_spec(config), lean_info=False)
+    return SharedMemoryVecEnv(
+        [EnvFactory(spec)] * num_envs,
+        config.num_workers if isinstance(config.num_workers, int) else None,
+        info_keys=config.env.info_keys if config.lean_info else None,
+        on_env_error=config.env.on_env_error,
+        step_timeout_s=config.env.step_timeout_s,
+        max_restarts=config.env.max_restarts,
+        use_masks=spec.use_masks,
+    )
+
+
+def _envpool(config: Config, num_envs: int) -> VecEnv:
+    from fasttrain.vec.envpool import EnvPoolVecEnv
+
+    return EnvPoolVecEnv(str(config.env.id), num_envs, config.env.max_episode_steps, config.env.kwargs)
 
 
 def _native_game(config: Config, num_envs: int) -> Any:
@@ -152,7 +180,7 @@ def compile_kernels(config: Config) -> None:
         if config.fused_update == "on":
             compile_fused()
         compile_mask_check()
-    if config.vec_env == "native":
+    if config.vec_env == "native" and config.env.backend == "gymnasium":
         tiny = build_vec_env(config, 1, seed=0)
         tiny.reset()
         tiny.step(np.array([int(tiny.env_method("action_masks")[0].argmax())]))
@@ -165,7 +193,7 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
     Either way `clock` will know the phases: a stock class is watched from outside, ours moves it itself.
     """
     algo = config.algo
-    policy = _policy(algo.policy, env.observation_space)
+    policy = policy_for(algo.policy, env.observation_space)
     shared: dict[str, Any] = {
         "learning_rate": _schedule(algo.learning_rate, "algo.learning_rate"),
         "gamma": algo.gamma,
@@ -187,6 +215,8 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
         fast: Any = PPO if algo.name == "ppo" else MaskablePPO
         model = fast(policy, env, **shared)
     model._fast.clock = clock
+    model._fast.pipeline = config.pipeline if isinstance(config.pipeline, int) else 1
+    model._fast.first_ready = config.async_envs
     if config.fused_update == "on":
         model.use_kernels(usable_cores())
     return model  # type: ignore[no-any-return]
@@ -219,15 +249,6 @@ def _dqn_kwargs(config: Config, algo: DQNConfig) -> dict[str, Any]:
         "exploration_initial_eps": algo.exploration_initial_eps,
         "exploration_final_eps": algo.exploration_final_eps,
     }
-
-
-def _policy(name: str, space: spaces.Space[Any]) -> str:
-    """SB3's alias for `auto`: by the kind of observations."""
-    if name != "auto":
-        return name
-    if isinstance(space, spaces.Dict):
-        return "MultiInputPolicy"
-    return "CnnPolicy" if is_image_space(space) else "MlpPolicy"
 
 
 def _policy_kwargs(algo: PPOConfig | DQNConfig) -> dict[str, Any]:

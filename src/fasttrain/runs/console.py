@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from fasttrain.machine import usable_cores
 from fasttrain.perf.report import PerfWindow, advice, perf_rows
 from fasttrain.plan import Plan
 
@@ -60,7 +61,7 @@ def show_perf(console: Console, window: PerfWindow) -> None:
             style="dim",
             highlight=False,
         )
-    console.print(f"  {advice(window)}", highlight=False, soft_wrap=True)
+    console.print(f"  {advice(window, usable_cores())}", highlight=False, soft_wrap=True)
 
 
 def show_quality(console: Console, quality: Mapping[str, dict[str, Any]]) -> None:

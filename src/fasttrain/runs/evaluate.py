@@ -24,6 +24,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.runs.console import make_console, show_quality
 from fasttrain.runs.files import write_json
 from fasttrain.runs.progress import win_of
+from fasttrain.runs.wrap import Statistics, statistics_of
 
 MAX_EPISODE_STEPS = 27_000  # the usual bound of an Atari episode; a greedy policy may walk in circles for ever
 Quality = dict[str, dict[str, Any]]  # way of acting ("greedy", "sampled") → what `summarise` returns
@@ -130,16 +131,22 @@ def wilson_interval(successes: int, trials: int) -> list[float]:
 
 
 def evaluate_both(
-    model: BaseAlgorithm, config: Config, say: Callable[[str], None], stop: Callable[[], bool] = lambda: False
+    model: BaseAlgorithm,
+    config: Config,
+    say: Callable[[str], None],
+    stop: Callable[[], bool] = lambda: False,
+    statistics: Statistics | None = None,
 ) -> Quality:
     """Greedy play and, for a policy that samples, sampled play; on fresh envs that are closed again.
 
-    Says how far it is every ten seconds; `stop` ends it early.
+    Says how far it is every ten seconds; `stop` ends it early. `statistics` of `env.normalize`: those of the env the
+    model is training on, if left out.
     """
     from fasttrain.runs.build import build_vec_env
 
     own = config if config.vec_env == "native" else dataclasses.replace(config, vec_env="dummy")
-    env = build_vec_env(own, config.eval.num_envs, config.eval.seed)
+    statistics = model.get_vec_normalize_env() if statistics is None else statistics
+    env = build_vec_env(own, config.eval.num_envs, config.eval.seed, statistics)
     said = time.perf_counter()
 
     def keep_on(played: int) -> bool:
@@ -180,7 +187,8 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     if ignored:
         raise ConfigError(f"eval takes run=… and eval.… only: {', '.join(ignored)} would do nothing")
     console = make_console()
-    quality = evaluate_both(model, dataclasses.replace(trained, eval=wanted), console.print)
+    statistics = statistics_of(Path(config.run) / "model.zip") if trained.env.normalize else None
+    quality = evaluate_both(model, dataclasses.replace(trained, eval=wanted), console.print, statistics=statistics)
     show_quality(console, quality)
     write_json(folder / "eval.json", {"run": config.run, "quality": quality})
     console.print(f"written to {folder / 'eval.json'}", highlight=False, soft_wrap=True)
@@ -200,5 +208,7 @@ def load_run(folder: Path) -> tuple[Config, BaseAlgorithm]:
     from stable_baselines3 import DQN, PPO
 
     config = from_mapping(json.loads((folder / "plan.json").read_text(encoding="utf-8"))["config"])
+    if config.env.normalize and not statistics_of(folder / "model.zip").is_file():
+        raise ConfigError(f"run={folder}: trained with env.normalize, but no vecnormalize.pkl lies beside its model")
     classes: dict[str, type[BaseAlgorithm]] = {"maskable_ppo": MaskablePPO, "ppo": PPO, "dqn": DQN}
     return config, classes[config.algo.name].load(folder / "model.zip", device="cpu")

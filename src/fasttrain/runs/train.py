@@ -24,7 +24,7 @@ from fasttrain.config import Config
 from fasttrain.errors import EnvError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.meter import PerfMeter
-from fasttrain.perf.report import PerfWindow, limits_dict, perf_dict
+from fasttrain.perf.report import EnvTimes, PerfWindow, limits_dict, perf_dict
 from fasttrain.perf.stock import StockPhases, is_stock
 from fasttrain.plan import Plan, make_plan
 from fasttrain.runs import console as show
@@ -43,6 +43,8 @@ from fasttrain.runs.evaluate import Quality, evaluate_both
 from fasttrain.runs.files import SUMMARY_SCHEMA, write_json
 from fasttrain.runs.live import LiveView
 from fasttrain.runs.progress import Progress
+from fasttrain.runs.wrap import save_model
+from fasttrain.vec.shared import SharedMemoryVecEnv
 
 EXIT_DONE, EXIT_STOPPED = 0, 4
 WORKER_ERRORS = (EOFError, BrokenPipeError, ConnectionResetError)  # what SB3 raises when a worker process is gone
@@ -58,7 +60,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     try:
         with run.stop.listening():
             window = run.learn()
-            run.model.save(folder / "model.zip")
+            save_model(run.model, folder / "model.zip")
             run.report(window, list(overrides))
     except Exception as error:
         run.note_crash(error)
@@ -94,7 +96,7 @@ class Run:
             raise
         self._counts_opponents = self.env.has_attr("opponents_ns")
         self.progress = Progress(config.total_timesteps, self.clock)
-        self.meter = PerfMeter(self.clock, self._enemy_turn_ns)
+        self.meter = PerfMeter(self.clock, self._env_times)
         self.callback = self._build_callback()
 
     def _build_model(self) -> BaseAlgorithm:
@@ -133,7 +135,7 @@ class Run:
         """checkpoints/model_STEPS.zip."""
         target = self.folder / "checkpoints"
         target.mkdir(exist_ok=True)
-        self.model.save(target / f"model_{self.progress.env_steps}.zip")
+        save_model(self.model, target / f"model_{self.progress.env_steps}.zip")
 
     def evaluate(self) -> None:
         """Quality now; the best greedy mean reward so far goes to best_model.zip."""
@@ -142,7 +144,7 @@ class Run:
             return
         if greedy["mean_reward"] > self.best_reward:
             self.best_reward = greedy["mean_reward"]
-            self.model.save(self.folder / "best_model.zip")
+            save_model(self.model, self.folder / "best_model.zip")
         win = "" if greedy["win_rate"] is None else f", win rate {100 * greedy['win_rate']:.1f} %"
         self.say(f"[EVAL] {self.progress.env_steps:,} steps: mean reward {greedy['mean_reward']:.3g}{win}")
 
@@ -153,6 +155,9 @@ class Run:
     def report(self, window: PerfWindow, overrides: list[str]) -> None:
         """Evaluate the final model; print and write perf.json and summary.json."""
         show.show_perf(self.console, window)
+        if window.envs.restarts:
+            lost = window.envs.lost_steps
+            self.say(f"  {window.envs.restarts} envs or workers failed and were replaced; {lost:,} env steps were lost")
         write_json(self.folder / "perf.json", {"total": perf_dict(window), "lines": self.meter.lines})
         quality = self._quality()
         if quality["greedy"]["episodes"]:
@@ -190,9 +195,23 @@ class Run:
             "model": "model.zip",
         }
 
-    def _enemy_turn_ns(self) -> int:
-        """Opponents' time so far: an env's `opponents_ns`, or what it puts into info["perf"]."""
+    def _env_times(self) -> EnvTimes:
+        """What the envs report: opponents' time by `opponents_ns` or info["perf"], and where workers spent theirs."""
+        shared = self.env.unwrapped if isinstance(self.env.unwrapped, SharedMemoryVecEnv) else None
+        opponents = int(self.callback.enemy_turn_ms * 1e6) if hasattr(self, "callback") else 0
         if self._counts_opponents:
             counts = self.env.get_attr("opponents_ns")
-            return int(counts[0] if self.config.vec_env == "native" else sum(counts))
-        return int(self.callback.enemy_turn_ms * 1e6) if hasattr(self, "callback") else 0
+            opponents = int(counts[0] if self.config.vec_env == "native" else sum(counts))
+        if shared is None:
+            return EnvTimes(opponents)
+        times = shared.times_ns()
+        return EnvTimes(
+            opponents_ns=(opponents or times["opponents"]) // shared.num_workers,
+            num_workers=shared.num_workers,
+            envs_ns=times["envs"],
+            slowest_ns=times["slowest"],
+            waiting_ns=times["waiting"],
+            in_step=not (self.config.async_envs or self.config.pipeline not in (1, "auto")),
+            restarts=shared.restarts,
+            lost_steps=shared.lost_steps,
+        )

@@ -21,8 +21,8 @@ import numpy as np
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.machine import usable_cores
 from fasttrain.vec.process import WorkerLostError, WorkerProcess
-from fasttrain.vec.worker import Ready, Settings
-from fasttrain.vec.worker_envs import SEED_STRIDE, Failure, Record
+from fasttrain.vec.worker import Ready
+from fasttrain.vec.worker_envs import SEED_STRIDE, Failure, Record, Settings
 from fasttrain.vec.worker_memory import ABSENT, BUFFER, NOTIFY, Layout, SharedBlock, check_spaces
 
 EnvFn = Callable[[], gym.Env[Any, Any]]

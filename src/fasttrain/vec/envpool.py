@@ -163,8 +163,15 @@ class EnvPoolVecEnv(SlotVecEnv):
         slots.finished = [self._finish(index, observations, info) for index in ended.tolist()] if ended.size else []
         self._observations[...] = observations
         if ended.size:
+            self._begin_next(ended)
+
+    def _begin_next(self, ended: Int64Array) -> None:
+        """Write the first observations of the next episodes of the `ended` envs."""
+        if self._limit is None:  # the pool's own autoreset, which ignores the action and knows of lives left
+            first, *_, info = self._pool.step(self.slots.actions[ended], ended)
+        else:  # the pool does not know of those that were cut here
             first, info = self._pool.reset(ended.astype(np.int32))
-            self._observations[info["env_id"]] = first
+        self._observations[info["env_id"]] = first
 
     def _finish(self, index: int, observations: NDArray[Any], info: Mapping[str, Any]) -> FinishedEpisode:
         slots = self.slots

@@ -10,9 +10,9 @@ from multiprocessing.synchronize import Semaphore
 from typing import Any
 
 from fasttrain.batch import Int64Array
-from fasttrain.vec.worker import CALL, CLOSE, FAILED, NO_MAIL, RESULT, STEP, Ready, Settings, pack
+from fasttrain.vec.worker import CALL, CLOSE, FAILED, NO_MAIL, RESULT, STEP, Ready, pack
 from fasttrain.vec.worker_channel import Channel, DeadlineError, acquire
-from fasttrain.vec.worker_envs import Failure
+from fasttrain.vec.worker_envs import Failure, Settings
 from fasttrain.vec.worker_memory import COMMAND, MAIL, REPLY, REQUEST, STEP_NS, Layout, SharedBlock
 from fasttrain.vec.worker_start import one_thread_environment, start
 

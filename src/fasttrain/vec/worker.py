@@ -9,7 +9,6 @@ import pickle
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -19,7 +18,7 @@ import numpy as np
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import EnvSpecError
 from fasttrain.vec.worker_channel import Channel, acquire
-from fasttrain.vec.worker_envs import EnvRows, Failure, MaskReader, NeedsRestartError, failure_of
+from fasttrain.vec.worker_envs import EnvRows, Failure, MaskReader, NeedsRestartError, Settings, failure_of
 from fasttrain.vec.worker_memory import (
     BUFFER,
     BUSY_NS,
@@ -39,20 +38,6 @@ Env = gymnasium.Env[Any, Any]
 
 STEP, CALL, CLOSE = range(3)  # commands
 NO_MAIL, RECORDS, RESULT, FAILED = range(4)  # what follows on the pipe
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What one worker must know. Plain values: it travels by pickle."""
-
-    worker: int
-    first: int  # index of its first env
-    factories: bytes  # cloudpickle of the list of its env functions
-    info_keys: tuple[str, ...] | None  # kept at every step; None: the whole info
-    use_masks: bool
-    check_finite: bool
-    restart_envs: bool  # rebuild an env that fails, instead of reporting it
-    spin_s: float  # how long to look for a request before sleeping; 0 where cores are scarce
 
 
 class Ready(NamedTuple):

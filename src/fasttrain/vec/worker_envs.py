@@ -6,7 +6,8 @@ import contextlib
 import pickle
 import traceback
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -18,11 +19,22 @@ from fasttrain.envs.user_code import blame
 from fasttrain.errors import EnvError
 from fasttrain.vec.worker_memory import ABSENT, BOOL, FLOAT, INT, Arrays
 
-if TYPE_CHECKING:
-    from fasttrain.vec.worker import Settings
-
 Env = gymnasium.Env[Any, Any]
 SEED_STRIDE = 1_000_003  # between the seeds of an env and of its successors after a failure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What one worker must know. Plain values: it travels by pickle."""
+
+    worker: int
+    first: int  # index of its first env
+    factories: bytes  # cloudpickle of the list of its env functions
+    info_keys: tuple[str, ...] | None  # kept at every step; None: the whole info
+    use_masks: bool
+    check_finite: bool
+    restart_envs: bool  # rebuild an env that fails, instead of reporting it
+    spin_s: float  # how long to look for a request before sleeping; 0 where cores are scarce
 
 
 class Failure(NamedTuple):

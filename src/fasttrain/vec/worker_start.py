@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import parent_process
 from multiprocessing.connection import wait
 from typing import Any
@@ -37,17 +37,40 @@ def one_thread_environment() -> Iterator[None]:
 
 def start(*arguments: Any) -> None:
     """Run a worker until it is told to close or the trainer is gone."""
-    # Ctrl-C and SIGTERM reach every process of the group: the trainer decides, and closes its workers.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    # Ctrl-C and SIGTERM reach every process of the group: the trainer decides, and closes its workers. A program that
+    # an env starts inherits what is ignored, but not a handler: its `terminate()` must work.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _do_nothing)
+    _die_with_the_trainer()
     threading.Thread(target=_end_with_the_trainer, name="fasttrain-parent-watch", daemon=True).start()
-    if "numpy" not in sys.modules:
-        os.environ.update(ONE_THREAD)
+    os.environ.update(ONE_THREAD)  # a fork server that was there before us has other values
     if "torch" in sys.modules:  # the user's main script imports it
         sys.modules["torch"].set_num_threads(1)
     from fasttrain.vec.worker import Worker
 
     Worker(*arguments).serve()
+
+
+def _do_nothing(number: int, frame: Any) -> None:
+    """A handler, where SIG_IGN would be inherited."""
+
+
+def _die_with_the_trainer() -> None:
+    """Let Linux kill this process when the trainer's end of the pipe between them closes.
+
+    The thread below never runs while an env holds the interpreter in a long call, or while the process is stopped.
+    PR_SET_PDEATHSIG would not do: the parent in that sense is the fork server, which lives as long as its children.
+    """
+    parent = parent_process()
+    if parent is None or not sys.platform.startswith("linux"):
+        return
+    import fcntl
+
+    pipe = parent.sentinel
+    with suppress(OSError):
+        fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(pipe, 10, signal.SIGKILL)  # F_SETSIG, which Python does not name
+        fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def _end_with_the_trainer() -> None:

@@ -1,0 +1,312 @@
+"""What is wrong with what an env answered: findings from the moments of one pass of play, each with its figures."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from gymnasium import spaces
+
+from fasttrain.batch import BoolArray
+from fasttrain.envs.masks import KEY, flat_mask
+from fasttrain.envs.probe import Moment
+from fasttrain.errors import EnvError
+
+Severity = Literal["warning", "error"]
+# error: training stops there, or what is learned means nothing. warning: it may be meant so.
+WARNINGS = frozenset({
+    "constant_observation", "out_of_bounds", "wrong_dtype", "ends_not_bool", "never_done", "constant_return",
+    "reward_ignores_action", "unseeded_randomness",
+})  # fmt: skip
+ENOUGH_OBSERVATIONS = 50  # before "constant" is said: an env may well stand still for a moment
+ENOUGH_EPISODES = 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One thing found: a short code, what was seen with figures, and what to do about it."""
+
+    code: str
+    message: str
+    remedy: str = ""
+
+    @property
+    def severity(self) -> Severity:
+        return "warning" if self.code in WARNINGS else "error"
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.remedy}" if self.remedy else self.message
+
+
+@dataclass(slots=True)
+class _Seen:
+    """One kind of misfit in one place: how often, and the first (or worst) case."""
+
+    count: int
+    text: str
+    excess: float
+
+
+Misfit = tuple[str, str, str, float]  # code, where, what, by how much
+
+
+def misfits(space: spaces.Space[Any], value: Any, where: str = "the observation") -> Iterator[Misfit]:
+    """How `value` differs from its declared `space`, part by part."""
+    if isinstance(space, spaces.Dict):
+        if not isinstance(value, Mapping):
+            yield "wrong_shape", where, f"is a {type(value).__name__}, declared {space}", 0
+            return
+        for key, part in space.spaces.items():
+            if key in value:
+                yield from misfits(part, value[key], f"{where}[{key!r}]")
+            else:
+                yield "wrong_shape", f"{where}[{key!r}]", "is declared and missing", 0
+    elif isinstance(space, spaces.Tuple):
+        if not isinstance(value, (tuple, list)) or len(value) != len(space.spaces):
+            yield "wrong_shape", where, f"is no tuple of {len(space.spaces)} parts, declared {space}", 0
+            return
+        for index, part in enumerate(space.spaces):
+            yield from misfits(part, value[index], f"{where}[{index}]")
+    elif isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+        yield from _array_misfits(space, value, where)
+    elif not space.contains(value):
+        yield "wrong_shape", where, f"is not in {space}", 0
+
+
+def _array_misfits(space: Any, value: Any, where: str) -> Iterator[Misfit]:
+    try:
+        array = np.asarray(value)
+    except ValueError as error:  # ragged lists
+        yield "wrong_shape", where, f"is not an array ({error})", 0
+        return
+    if array.dtype.kind not in "biuf":
+        yield "wrong_shape", where, f"holds {array.dtype}, declared {space}", 0
+    elif array.shape != space.shape:
+        yield "wrong_shape", where, f"has shape {array.shape}, declared {space.shape}", 0
+    elif array.dtype.kind == "f" and not np.isfinite(array).all():
+        index = _first(~np.isfinite(array))
+        yield "observation_not_finite", where, f"is {array[index]} at index {_plain(index)}", 0
+    else:
+        yield from _value_misfits(space, array, where)
+
+
+def _value_misfits(space: Any, array: np.ndarray[Any, Any], where: str) -> Iterator[Misfit]:
+    low, high = _bounds(space)
+    # Bounds are stored in the space's precision: 0.7 exceeds float32(0.7) by 1e-8.
+    excess = np.maximum(np.subtract(low, array, dtype=np.float64), np.subtract(array, high, dtype=np.float64))
+    excess = np.where(excess > 1e-6 * np.maximum(1.0, np.abs(array)), excess, 0.0)
+    if excess.any():
+        index = np.unravel_index(int(np.argmax(excess)), excess.shape)
+        bound = f"{np.broadcast_to(low, array.shape)[index]:g} to {np.broadcast_to(high, array.shape)[index]:g}"
+        text = f"is {array[index]:g} at index {_plain(index)}, declared {bound}"
+        yield "out_of_bounds", where, text if array.ndim else f"is {array}, declared {bound}", float(excess.max())
+    elif space.dtype.kind in "biu" and array.dtype.kind == "f" and (array != np.floor(array)).any():
+        text = f"holds fractions ({array[_first(array != np.floor(array))]:g}), declared {space.dtype}"
+        yield "wrong_dtype", where, text, 0
+
+
+def _bounds(space: Any) -> tuple[Any, Any]:
+    if isinstance(space, spaces.Box):
+        return space.low, space.high
+    if isinstance(space, spaces.MultiBinary):
+        return 0, 1
+    last = space.start + (space.n if isinstance(space, spaces.Discrete) else space.nvec) - 1
+    return space.start, last
+
+
+def _first(flags: np.ndarray[Any, Any]) -> tuple[Any, ...]:
+    return np.unravel_index(int(np.argmax(flags)), flags.shape)
+
+
+def _plain(index: tuple[Any, ...]) -> Any:
+    return int(index[0]) if len(index) == 1 else tuple(int(i) for i in index)
+
+
+def fingerprint(value: Any) -> Any:
+    """Something hashable that differs where `value` does in any bit; arrays are not kept alive."""
+    if isinstance(value, Mapping):
+        return tuple((key, fingerprint(value[key])) for key in sorted(value, key=str))
+    if isinstance(value, (tuple, list)) and any(isinstance(part, (Mapping, tuple, np.ndarray)) for part in value):
+        return tuple(fingerprint(part) for part in value)
+    if isinstance(value, (bool, int, float, str, type(None))):
+        return repr(value)  # NaN is not equal to itself, its text is
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        return repr(value)
+    return repr(value) if array.dtype == object else (array.shape, array.dtype.str, hash(array.tobytes()))
+
+
+def empty_heads(space: spaces.Space[Any], mask: BoolArray) -> list[int]:
+    """The heads (of a Discrete space: head 0; of a MultiBinary one: the bits) in which `mask` allows nothing."""
+    if isinstance(space, spaces.MultiDiscrete):
+        heads = np.split(mask, np.cumsum(space.nvec.ravel())[:-1])
+        return [index for index, head in enumerate(heads) if not head.any()]
+    if isinstance(space, spaces.MultiBinary):
+        return [int(index) for index in np.flatnonzero(~mask.reshape(-1, 2).any(axis=1))]
+    return [] if mask.any() else [0]
+
+
+def not_picklable(info: Mapping[Any, Any]) -> str:
+    """The first entry that cannot travel to another process, as text; empty if all can."""
+    if not info or _travels(info):
+        return ""
+    for key, value in info.items():
+        if why := _why_not(value):
+            return f"info[{key!r}] holds a {type(value).__module__}.{type(value).__qualname__} ({why})"
+    return f"info ({_why_not(info)})"
+
+
+def _travels(value: Any) -> bool:
+    return not _why_not(value)
+
+
+def _why_not(value: Any) -> str:
+    try:
+        pickle.loads(pickle.dumps(value))
+    except Exception as error:  # whatever the user's class raises on either side
+        return f"{type(error).__name__}: {error}"[:120]
+    return ""
+
+
+class Witness:
+    """Watches a pass of play and says what was wrong with the answers themselves."""
+
+    def __init__(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
+        self._observation_space, self._action_space = observation_space, action_space
+        self._seen: dict[tuple[str, str], _Seen] = {}
+        self._first_observation: Any = None
+        self._observation_varied = False
+        self._observations = self._decisions = 0
+        self._longest = self._length = self._episode = 0
+        self._lengths: list[int] = []
+        self._return = 0.0
+        self.returns: list[float] = []  # of the episodes that ended
+        self.reward_range: tuple[float, float] | None = None
+
+    def __call__(self, moment: Moment) -> None:
+        if moment.action is None:
+            self._episode += 1
+            self._length, self._return = 0, 0.0
+        else:
+            self._length += 1
+            self._longest = max(self._longest, self._length)
+            self._reward(moment.reward)
+            for name, value in (("terminated", moment.terminated), ("truncated", moment.truncated)):
+                if not isinstance(value, (bool, np.bool_)) and getattr(value, "dtype", None) != np.bool_:
+                    self._note("ends_not_bool", name, f"is {value!r:.40} of type {type(value).__name__}")
+        self._observe(moment.observation)
+        self._info(moment)
+        self._mask(moment)
+        if moment.ended:
+            self.returns.append(self._return)
+            self._lengths.append(self._length)
+
+    def _observe(self, observation: Any) -> None:
+        mark = fingerprint(observation)
+        if self._observations == 0:
+            self._first_observation = mark
+        self._observations += 1
+        self._observation_varied |= mark != self._first_observation
+        for code, where, text, excess in misfits(self._observation_space, observation):
+            self._note(code, where, text, excess)
+
+    def _reward(self, reward: Any) -> None:
+        try:
+            value = float(reward) if np.ndim(reward) == 0 else None
+        except (TypeError, ValueError):
+            value = None
+        if value is None:
+            shape = f" of shape {np.shape(reward)}" if np.ndim(reward) else ""
+            self._note("reward_not_scalar", "the reward", f"is {reward!r:.40}, a {type(reward).__name__}{shape}")
+        elif not np.isfinite(value):
+            self._note("reward_not_finite", "the reward", f"is {value}")
+        else:
+            self._return += value
+            low, high = self.reward_range or (value, value)
+            self.reward_range = min(low, value), max(high, value)
+
+    def _info(self, moment: Moment) -> None:
+        if not isinstance(moment.info, dict):
+            self._note("info_not_dict", "info", f"is {moment.info!r:.40} of type {type(moment.info).__name__}")
+            return
+        if culprit := not_picklable(moment.info):
+            self._note("unpicklable_info", culprit, "")
+        other = moment.info.get(KEY)
+        if moment.mask is not None and other is not None and not isinstance(other, Mapping):
+            try:
+                differs = not np.array_equal(flat_mask(other, len(moment.mask)), moment.mask)
+            except (EnvError, ValueError, TypeError):  # of another form; whoever made it may read it otherwise
+                return
+            if differs:
+                self._note("stale_mask", f"info[{KEY!r}]", "differs from the mask that training reads")
+
+    def _mask(self, moment: Moment) -> None:
+        if moment.mask is None:
+            return
+        self._decisions += 1
+        if heads := empty_heads(self._action_space, moment.mask):
+            where = f" (head {', '.join(map(str, heads))})" if isinstance(self._action_space, spaces.MultiDiscrete) else ""
+            self._note("empty_mask", "the action mask", f"allows none of {len(moment.mask)} actions{where}")
+
+    def _note(self, code: str, where: str, text: str, excess: float = 0.0) -> None:
+        at = f"{text} ({'reset' if self._length == 0 else f'step {self._length}'} of episode {self._episode})".strip()
+        seen = self._seen.setdefault((code, where), _Seen(0, at, excess))
+        seen.count += 1
+        if excess > seen.excess:
+            seen.text, seen.excess = at, excess
+
+    def findings(self) -> Iterator[Finding]:
+        """What was wrong, the plain misfits first."""
+        for (code, where), seen in self._seen.items():
+            total, of = (self._decisions, "masks") if code == "empty_mask" else (self._observations, "answers")
+            yield Finding(code=code, message=f"{where} {seen.text}, in {seen.count:,} of {total:,} {of}", remedy=REMEDIES[code])
+        if not self._observation_varied and self._observations >= ENOUGH_OBSERVATIONS and self._longest > 1:
+            if not _single_valued(self._observation_space):
+                yield self._finding("constant_observation", f"all {self._observations:,} observations were the same")
+        ones = len(self._lengths) - 1
+        if ones >= ENOUGH_EPISODES and self._lengths[0] > 1 and set(self._lengths[1:]) == {1}:
+            text = f"after the first episode ({self._lengths[0]} steps) each of {ones} episodes ended at its first step"
+            yield self._finding("done_for_ever", text)
+        elif len(self.returns) >= ENOUGH_EPISODES and set(self.returns) == {self.returns[0]} and self.returns[0] > 0:
+            text = f"every one of {len(self.returns)} episodes of random play returned {self.returns[0]:g}"
+            yield self._finding("constant_return", text)
+
+    def _finding(self, code: str, message: str) -> Finding:
+        return Finding(code=code, message=message, remedy=REMEDIES[code])
+
+
+def _single_valued(space: spaces.Space[Any]) -> bool:
+    """Whether the space allows one observation only, so that a constant one is what was declared."""
+    if isinstance(space, spaces.Dict):
+        return all(_single_valued(part) for part in space.spaces.values())
+    if isinstance(space, spaces.Discrete):
+        return bool(space.n == 1)
+    return isinstance(space, spaces.Box) and bool(np.all(space.low == space.high))
+
+
+REMEDIES = {
+    "wrong_shape": "make observation_space say what reset() and step() return",
+    "wrong_dtype": "declare a float32 Box, or return whole numbers: the fractions are cut off",
+    "out_of_bounds": "widen the Box or scale the value: images are scaled by their bounds, other policies see it as it is",
+    "observation_not_finite": "find where it divides or overflows: one such value destroys the network",
+    "constant_observation": "the policy sees nothing to act on: look whether the env deals, loads or copies its state",
+    "ends_not_bool": "return bool(…) of it",
+    "reward_not_scalar": "return one number, float(…) of it",
+    "reward_not_finite": "find where it divides or overflows: one such value destroys the network",
+    "info_not_dict": "return a dict, {} if there is nothing to say",
+    "unpicklable_info": "leave it out or turn it into plain values: a worker process cannot send it (lean_info=true "
+    "drops it between episode ends only)",
+    "empty_mask": "every state must allow an action, a pass if nothing else; end the episode where the game is over",
+    "stale_mask": "compute the mask from the present state, after the step and after reset()",
+    "mask_not_respected": "let the mask and step() use the same rules",
+    "done_for_ever": "reset() must clear what ends the episode",
+    "constant_return": "look whether the reward is paid whatever happens",
+    "never_done": "look at what ends an episode, or set env.max_episode_steps=1000, say",
+    "action_ignored": "look whether step() uses its argument",
+    "reward_ignores_action": "look whether the reward is computed from what the action did",
+    "unseeded_randomness": "draw everything from self.np_random, which super().reset(seed=seed) seeds",
+}

@@ -1,0 +1,107 @@
+"""The speed flags, and what a rule that resolves one may look at. `plan` and `stepping` hold the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from fasttrain.config import Config
+
+FlagClass = Literal["exact", "rounding", "trade-off"]
+ON_POLICY = ("ppo", "maskable_ppo")
+OFF_POLICY = ("dqn",)
+ANY = ON_POLICY + OFF_POLICY
+NOT_APPLICABLE = "not applicable"
+
+
+class Flag(NamedTuple):
+    """One speed flag. `stock` is its value in a plain SB3 script: the plan prints what differs from it."""
+
+    name: str
+    flag_class: FlagClass
+    algos: tuple[str, ...]
+    stock: Any
+    text: str
+
+
+FLAGS: tuple[Flag, ...] = (
+    Flag("engine", "exact", ANY, "stock", "stock SB3 classes, or fasttrain's with the lean collect and update path"),
+    Flag("vec_env", "exact", ANY, "subproc", "how copies of the env are stepped"),
+    Flag("use_subproc_envs", "exact", ANY, True, "allow worker processes"),
+    Flag("force_dummy_vec_env", "exact", ANY, False, "one process, plain loop, whatever vec_env says"),
+    Flag("num_envs", "trade-off", ANY, 8, "copies of the env stepped together"),
+    Flag("num_workers", "exact", ANY, None, "worker processes"),
+    Flag("pipeline", "rounding", ON_POLICY, 1, "groups of workers; the policy acts for one while the others step"),
+    Flag("async_envs", "trade-off", ON_POLICY, False, "act for whichever worker is ready, waiting for nobody"),
+    Flag("updates_per_step", "trade-off", OFF_POLICY, 1, "gradient updates per vector step"),
+    Flag("batch_size", "trade-off", ANY, 64, "minibatch of one gradient update; null = the algorithm's own"),
+    Flag("warmup_steps", "trade-off", OFF_POLICY, 5000, "env steps before the first update"),
+    Flag("use_amp", "trade-off", ANY, "off", "mixed precision in the networks"),
+    Flag("amp_dtype", "trade-off", ANY, "bfloat16", "dtype of mixed precision"),
+    Flag("use_compile", "rounding", ANY, "off", "torch.compile of update and acting"),
+    Flag("compile_mode", "rounding", ANY, "default", "mode of torch.compile"),
+    Flag("fused_update", "rounding", ANY, "off", "compiled CPU kernels for acting and update of an MLP policy"),
+    Flag("prefetch", "exact", OFF_POLICY, "off", "replay batches prepared in the background"),
+    Flag("pin_memory", "exact", ANY, "off", "page-locked staging for CUDA copies"),
+    Flag("lean_info", "exact", ANY, False, "only env.info_keys leave the env between episode ends"),
+    Flag("local_random_actions", "exact", OFF_POLICY, False, "random exploration drawn in the trainer"),
+    Flag("action_repeat", "trade-off", ANY, 1, "env steps per decision"),
+    Flag("gradient_accumulation", "rounding", ON_POLICY, 1, "minibatches per optimizer step"),
+    Flag("torch_threads", "rounding", ANY, "default", "threads of one torch operation"),
+    Flag("log_every", "exact", ANY, 10, "gradient updates between [PERF] lines and log rows"),
+    Flag("train_log_enabled", "exact", ANY, True, "record training statistics"),
+    Flag("train_log_to_console", "exact", ANY, True, "print them and the [PERF] line"),
+    Flag("train_log_to_file", "exact", ANY, True, "write them to progress.csv"),
+    Flag("reward_debug", "exact", ANY, False, "report reward terms one by one"),
+    Flag("eval_every", "exact", ANY, 0, "env steps between evaluations, 0 = only at the end"),
+    Flag("eval_async", "exact", ANY, False, "evaluate in the background"),
+    Flag("checkpoint_every", "exact", ANY, 0, "env steps between checkpoints, 0 = only the final model"),
+    Flag("checkpoint_async", "exact", ANY, False, "write checkpoints in the background"),
+    Flag("nan_guard", "exact", ANY, False, "refuse non-finite data and updates"),
+)
+BY_NAME = {flag.name: flag for flag in FLAGS}
+
+# What this version cannot do yet. A switch on `auto` resolves to its off value; switched on, it is refused.
+NO_ENGINE_YET: dict[str, Any] = {
+    "use_amp": "off",
+    "amp_dtype": "bfloat16",
+    "use_compile": "off",
+    "compile_mode": "default",
+    "prefetch": "off",
+    "pin_memory": "off",
+    "local_random_actions": False,
+    "gradient_accumulation": 1,
+    "reward_debug": False,
+    "eval_async": False,
+    "checkpoint_async": False,
+    "nan_guard": False,
+}
+
+
+class Machine(NamedTuple):
+    """What the plan needs to know of the machine."""
+
+    cores: int  # physical cores this process may use
+    windows: bool
+    cuda: bool
+
+
+class EnvFacts(NamedTuple):
+    """What the plan needs to know of the env. `step_s` is None where nothing had to be measured."""
+
+    native: bool
+    step_s: float | None
+    cpu_share: float = 1.0  # of the step's time that it computes; the rest it waits, for an engine or a socket
+
+
+class Context(NamedTuple):
+    """What a rule of the plan may look at."""
+
+    config: Config
+    sources: Mapping[str, str]
+    env: EnvFacts
+    machine: Machine
+    effective: dict[str, Any]  # flags resolved so far, in the order of FLAGS
+
+
+Resolved = tuple[Any, str]

@@ -1,0 +1,164 @@
+"""Rules of the plan about how envs are stepped: which vector env, how many envs and workers, in step or in groups."""
+
+from __future__ import annotations
+
+import math
+
+from fasttrain.errors import ConfigError
+from fasttrain.flags import NOT_APPLICABLE, Context, Resolved
+
+# What stepping costs besides the envs' own time, measured with envs that do nothing (scripts/benchmark.py vecenv): per
+# env about the same in a plain loop and in a worker; per step of all workers, waking them and being woken.
+PER_ENV_S = 5e-6
+PER_SHARED_STEP_S = 150e-6
+SHARED_MUST_GAIN = 1.1  # else the plain loop: it has no processes that could die
+WAITS_BELOW = 0.5  # share of computing below which an env is one that waits, for an engine or a socket
+MOST_WORKERS_PER_CORE = 16
+
+
+def resolve_vec_env(requested: str, context: Context) -> Resolved:
+    """`auto` → native, shared or dummy, by what was measured."""
+    config, env, machine = context.config, context.env, context.machine
+    typed = context.sources.get("vec_env") == "command line"
+    if config.env.backend == "envpool":
+        return _envpool(requested, typed, context)
+    if config.force_dummy_vec_env:
+        return "dummy", "force_dummy_vec_env=true"
+    if requested in ("subproc", "shared") and not config.use_subproc_envs:
+        if typed and context.sources.get("use_subproc_envs") == "command line":
+            raise ConfigError(f"vec_env={requested} contradicts use_subproc_envs=false: leave one of them out")
+        return "dummy", "use_subproc_envs=false"
+    if requested in ("subproc", "shared") and machine.windows and not typed:
+        return "dummy", "Windows: worker processes cost more than they bring"
+    if requested != "auto":
+        return requested, ""
+    if env.native:
+        return "native", "the game has a batched native form"
+    if not config.use_subproc_envs:
+        return "dummy", "use_subproc_envs=false"
+    if env.step_s is None or machine.windows:
+        return "dummy", "Windows" if machine.windows else "nothing was measured"
+    return _by_cost(env.step_s, context)
+
+
+def _envpool(requested: str, typed: bool, context: Context) -> Resolved:
+    typed = requested not in ("auto", "native") and typed
+    if typed or context.config.force_dummy_vec_env:
+        what = f"vec_env={requested}" if typed else "force_dummy_vec_env=true"
+        raise ConfigError(f"{what} with env.backend=envpool, which steps all envs in its own threads: leave it out")
+    return "native", "EnvPool steps all envs in its own threads"
+
+
+def _by_cost(step_s: float, context: Context) -> Resolved:
+    num_envs = context.config.num_envs
+    workers = _auto_workers(num_envs, context)
+    loop_s = num_envs * (step_s + PER_ENV_S)
+    shared_s = PER_SHARED_STEP_S + _in_workers_s(num_envs, workers, step_s + PER_ENV_S, context)
+    measured = f"env.step takes {_spell(step_s)}: {num_envs} envs one after another {_spell(loop_s)}"
+    if workers > 1 and loop_s > SHARED_MUST_GAIN * shared_s:
+        return "shared", f"{measured}, in {workers} workers about {_spell(shared_s)}"
+    if workers < 2:
+        return "dummy", f"{measured}; one {'env' if num_envs == 1 else 'core'}"
+    return "dummy", f"{measured}, in {workers} workers no less"
+
+
+def _in_workers_s(num_envs: int, workers: int, env_s: float, context: Context) -> float:
+    """One step of all: the longest worker, but no less than the computing spread over the cores."""
+    longest = math.ceil(num_envs / workers) * env_s
+    return max(longest, num_envs * env_s * context.env.cpu_share / context.machine.cores)
+
+
+def _auto_workers(num_envs: int, context: Context) -> int:
+    cores, share = context.machine.cores, context.env.cpu_share
+    if share >= WAITS_BELOW:
+        return min(num_envs, cores)
+    return min(num_envs, math.ceil(cores / max(share, 1 / MOST_WORKERS_PER_CORE)))
+
+
+def resolve_num_envs(requested: int, context: Context) -> Resolved:
+    """A native game names its own number, unless the user does."""
+    own = context.config.own.native_num_envs
+    explicit = context.sources.get("num_envs") in ("command line", "environment")
+    if context.effective["vec_env"] == "native" and own is not None and not explicit:
+        return own, "the game's own number in this tier" if own != requested else ""
+    return requested, ""
+
+
+def resolve_num_workers(requested: int | str, context: Context) -> Resolved:
+    """One per usable core; more for envs that wait."""
+    vec_env, num_envs = context.effective["vec_env"], context.effective["num_envs"]
+    if vec_env == "shared":
+        return _shared_workers(requested, num_envs, context)
+    if vec_env != "subproc":
+        if context.sources.get("num_workers") == "command line":
+            raise ConfigError(
+                f"num_workers={requested} means nothing with vec_env={vec_env}: it steps all envs in one process; "
+                "leave it out"
+            )
+        return NOT_APPLICABLE, f"vec_env={vec_env} steps in one process"
+    if isinstance(requested, int) and requested != num_envs:
+        raise ConfigError(
+            f"num_workers={requested} with num_envs={num_envs}: SubprocVecEnv runs one worker per env; "
+            "take num_workers=auto, or vec_env=shared"
+        )
+    return num_envs, "SubprocVecEnv: one worker per env"
+
+
+def _shared_workers(requested: int | str, num_envs: int, context: Context) -> Resolved:
+    if isinstance(requested, int):
+        return min(requested, num_envs), ""
+    workers, cores = _auto_workers(num_envs, context), context.machine.cores
+    if workers > cores:
+        return workers, f"env.step computes {100 * context.env.cpu_share:.0f} % of its time and waits the rest"
+    return workers, f"one per core, {num_envs / workers:.3g} envs each"
+
+
+def resolve_pipeline(requested: int | str, context: Context) -> Resolved:
+    """`auto`: two groups where a core would idle while the policy acts."""
+    if requested == 1:
+        return 1, ""
+    unfit = _why_no_groups(context)
+    if not unfit and context.config.async_envs:
+        unfit = "async_envs=true serves every worker by itself"
+    workers = context.effective["num_workers"]
+    if requested == "auto":
+        if unfit:
+            return 1, unfit
+        if context.env.cpu_share < WAITS_BELOW:
+            return 2, "the envs wait: the policy acts for one half meanwhile"
+        if context.machine.cores > workers:
+            return 2, "a core is free to act while the envs step"
+        return 1, "the workers use every core; nobody would idle"
+    if unfit:
+        raise ConfigError(f"pipeline={requested}: {unfit}; take pipeline=1")
+    if int(requested) > workers:
+        raise ConfigError(f"pipeline={requested} with num_workers={workers}: a group has a worker at least")
+    return requested, ""
+
+
+def resolve_async(requested: bool, context: Context) -> Resolved:
+    """Only where workers can be served one by one."""
+    if not requested:
+        return False, ""
+    unfit = _why_no_groups(context)
+    if unfit and context.sources.get("async_envs") == "command line":
+        raise ConfigError(f"async_envs=true: {unfit}; leave it out")
+    return not unfit, unfit or "every worker runs ahead on its own within a rollout"
+
+
+def _why_no_groups(context: Context) -> str:
+    effective, env = context.effective, context.config.env
+    if effective["vec_env"] != "shared":
+        return f"vec_env={effective['vec_env']} has no workers that could step apart"
+    if effective["engine"] == "stock":
+        return "stock classes step all envs together"
+    if effective["num_workers"] < 2:
+        return "there is one worker only"
+    if env.frame_stack > 1 or env.normalize:
+        option = "env.frame_stack" if env.frame_stack > 1 else "env.normalize"
+        return f"{option} needs the step of all envs at once"
+    return ""
+
+
+def _spell(seconds: float) -> str:
+    return f"{seconds * 1e6:.0f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.3g} ms"
