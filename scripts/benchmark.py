@@ -10,6 +10,10 @@ down slows all of them; the ratio is taken turn by turn and its median reported.
   skullking-train   `fasttrain +profile=speed` against stock sb3-contrib MaskablePPO on the single-env class, at
                     the same hyperparameters, envs, steps and updates; DummyVecEnv, and with --peers
                     SubprocVecEnv too (64 processes of 350 MB; several times slower than DummyVecEnv here)
+  vecenv            all works vecenv-*: SharedMemoryVecEnv against SB3's vector envs and Gymnasium's AsyncVectorEnv:
+                    collecting with masks from 64 envs of 100 µs, stepping alone at 8, 64 and 256 envs, and what
+                    vec_env=auto takes for CartPole (scripts/bench_vecenv.py)
+  groups            all works groups-*: collecting a rollout pipelined and first-ready against in step
 """
 
 from __future__ import annotations
@@ -27,6 +31,8 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import bench_vecenv
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SKULLKING = "fasttrain/SkullKing-v0"
@@ -205,7 +211,15 @@ WORKS: dict[str, dict[str, Measurement]] = {
         "sb3-contrib, DummyVecEnv": lambda: stock_run(False),
         "sb3-contrib, SubprocVecEnv": lambda: stock_run(True),
     },
+    **bench_vecenv.WORKS,
 }
+
+
+def works_of(name: str) -> list[str]:
+    """`all`, one work, or the works that begin with `name-`."""
+    if name == "all":
+        return list(WORKS)
+    return [name] if name in WORKS else [work for work in WORKS if work.startswith(f"{name}-")]
 
 
 # --- the harness
@@ -238,7 +252,11 @@ def run_work(work: str, repeats: int, peers: bool) -> dict[str, Any]:
     best = max(theirs, key=lambda name: statistics.median(rates[name]))
     ratios = {name: spread([a / b for a, b in zip(rates[ours], rates[name], strict=True)]) for name in theirs}
     quality = {name: [s["quality"] for s in found] for name, found in samples.items() if "quality" in found[0]}
-    covered = [sample["covered_share"] for sample in samples[ours] if "covered_share" in sample]
+    noted = {
+        key: spread([sample[key] for sample in samples[ours]])
+        for key in ("covered_share", "share_of_ideal")
+        if key in samples[ours][0]
+    }
     return {
         "work": work,
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}",
@@ -252,7 +270,8 @@ def run_work(work: str, repeats: int, peers: bool) -> dict[str, Any]:
         "ratios": ratios,
         "equal_work": equal,
         "quality": {name: spread(values) for name, values in quality.items()},
-        **({"covered_share": spread(covered)} if covered else {}),
+        **noted,
+        **({"chosen": samples[ours][0]["chosen"]} if "chosen" in samples[ours][0] else {}),
     }
 
 
@@ -268,15 +287,20 @@ def show() -> None:
         print(f"\n{result['work']}  ({result['machine']}; {result['command']})")
         print(f"  {'fasttrain':<30}{result['ours']['median']:>14,.0f} steps/s")
         for name, theirs in result["theirs"].items():
-            print(f"  {name:<30}{theirs['median']:>14,.0f} steps/s{result['ratios'][name]['median']:>9.1f}×")
-        print(f"  against {result['best_of_theirs']}: {ratio['median']:.1f}× [{ratio['min']:.1f}, {ratio['max']:.1f}]")
+            print(f"  {name:<30}{theirs['median']:>14,.0f} steps/s{result['ratios'][name]['median']:>9.2f}×")
+        print(f"  against {result['best_of_theirs']}: {ratio['median']:.2f}× [{ratio['min']:.2f}, {ratio['max']:.2f}]")
         if "covered_share" in result:
             print(f"  [PERF] phases cover {100 * result['covered_share']['min']:.2f} % of the wall time or more")
+        if "share_of_ideal" in result:
+            low, median, high = (100 * result["share_of_ideal"][key] for key in ("min", "median", "max"))
+            print(f"  {median:.0f} % of cores ÷ env time [{low:.0f}, {high:.0f}]")
+        if "chosen" in result:
+            print(f"  vec_env=auto took {result['chosen']}")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("work", choices=[*WORKS, "all", "show"])
+    parser.add_argument("work", choices=[*WORKS, "skullking", "vecenv", "groups", "all", "show"])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path, help="where to write the result (default: scripts/results/WORK.json)")
     parser.add_argument("--peers", action="store_true", help="also the opponents that are slow or heavy to run")
@@ -288,7 +312,7 @@ def main() -> int:
     if arguments.work == "show":
         show()
         return 0
-    for work in WORKS if arguments.work == "all" else [arguments.work]:
+    for work in works_of(arguments.work):
         print(work, flush=True)
         result = run_work(work, max(1, arguments.repeats), arguments.peers)
         target = arguments.json or RESULTS / f"{work}.json"

@@ -76,28 +76,22 @@ def test_batch_size_null_is_the_algorithms_own():
     assert row.effective == configured("+profile=speed").own.batch_size
 
 
-@pytest.mark.parametrize(
-    ("step_s", "cores", "expected"),
-    [(20e-6, 2, "dummy"), (5e-3, 2, "subproc"), (5e-3, 1, "dummy"), (300e-6, 8, "subproc")],
-)
-def test_auto_vec_env_by_step_time_and_cores(step_s: float, cores: int, expected: str):
-    config = configured("vec_env=auto", "env.id=CartPole-v1", "algo=ppo")
-    plan = plan_of(config, EnvFacts(False, step_s), Machine(cores, False, False))
-    assert plan.config.vec_env == expected
+def test_envpool_is_native_whatever_a_profile_says_and_refuses_what_was_typed():
+    arguments = ("env.id=CartPole-v1", "env.backend=envpool", "algo=ppo")
+    for profile in ("baseline", "speed", "debug"):
+        plan = plan_of(configured(f"+profile={profile}", *arguments), NATIVE, vec_env=f"profile {profile}")
+        assert plan.config.vec_env == "native"
+        assert row_of(plan, "vec_env").reason == "EnvPool steps all envs in its own threads"
+    with pytest.raises(ConfigError, match="vec_env=dummy with env.backend=envpool, .*: leave it out"):
+        plan_of(configured(*arguments, "vec_env=dummy"), NATIVE, vec_env="command line")
+    with pytest.raises(ConfigError, match="force_dummy_vec_env=true with env.backend=envpool"):
+        plan_of(configured(*arguments, "force_dummy_vec_env=true"), NATIVE)
 
 
-def test_windows_gets_the_dummy_env_unless_typed():
-    config = configured("+profile=baseline", "env.id=CartPole-v1", "algo=ppo")
-    windows = Machine(2, True, False)
-    assert plan_of(config, machine=windows).config.vec_env == "dummy"
-    assert plan_of(config, machine=windows, vec_env="command line").config.vec_env == "subproc"
-
-
-def test_force_dummy_and_no_subproc():
-    assert plan_of(configured("force_dummy_vec_env=true")).config.vec_env == "dummy"
-    assert plan_of(configured("use_subproc_envs=false")).config.vec_env == "dummy"
-    with pytest.raises(ConfigError, match="vec_env=subproc contradicts use_subproc_envs=false"):
-        plan_of(configured("use_subproc_envs=false"), vec_env="command line", use_subproc_envs="command line")
+def test_action_repeat_reaches_the_effective_configuration():
+    plan = plan_of(configured("action_repeat=3", "env.id=CartPole-v1", "algo=ppo"), action_repeat="command line")
+    assert plan.config.action_repeat == 3
+    assert row_of(plan, "action_repeat") in plan.notable()
 
 
 @pytest.mark.parametrize("flag", sorted(NO_ENGINE_YET))
@@ -157,16 +151,6 @@ def test_flag_of_another_algorithm():
     assert row_of(plan_of(config), "updates_per_step").effective == NOT_APPLICABLE
     with pytest.raises(ConfigError, match="updates_per_step=4 means nothing for algo=ppo: only for dqn"):
         plan_of(config, updates_per_step="command line")
-
-
-def test_workers():
-    config = configured("env.id=CartPole-v1", "algo=ppo", "num_workers=4")
-    with pytest.raises(ConfigError, match="one worker per env"):
-        plan_of(config)
-    assert row_of(plan_of(configured("env.id=CartPole-v1", "algo=ppo")), "num_workers").effective == 8
-    dummy = configured("vec_env=dummy", "env.id=CartPole-v1", "algo=ppo", "num_workers=4")
-    with pytest.raises(ConfigError, match="num_workers=4 means nothing with vec_env=dummy"):
-        plan_of(dummy, num_workers="command line")
 
 
 def test_effective_values_contradict():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,9 +30,18 @@ def test_the_example_env_trains_with_masks(fasttrain: RunCommand, tmp_path: Path
 
 def test_the_drop_in_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    (example,) = [text for language, text in BLOCKS if language == "python" and "drop" not in text and "learn(" in text]
+    (example,) = [text for language, text in BLOCKS if language == "python" and "skull_king" in text]
     exec(example.replace("100_000", "16_384"), {})
     assert (tmp_path / "skull_king.zip").is_file()
+
+
+def test_the_worker_example_runs_as_a_script(tmp_path: Path):
+    (example,) = [text for language, text in BLOCKS if language == "python" and "SharedMemoryVecEnv" in text]
+    small = example.replace("100_000", "64").replace('"MlpPolicy", env', '"MlpPolicy", env, n_steps=2, batch_size=64')
+    (tmp_path / "script.py").write_text(small)
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
 
 
 def test_no_placeholder_is_left():
@@ -58,7 +69,7 @@ def test_the_flag_table_is_the_codes():
 def test_every_flag_without_an_engine_is_named():
     sentence = re.search(r"Flags that this version has no engine for \((.*?)\)", README, flags=re.DOTALL)
     assert sentence is not None
-    assert set(re.findall(r"`(\w+)", sentence[1])) == {*NO_ENGINE_YET, "vec_env", "compile_mode", "amp_dtype"}
+    assert set(re.findall(r"`(\w+)", sentence[1])) == {*NO_ENGINE_YET, "compile_mode", "amp_dtype"}
 
 
 def test_every_command_composes():

@@ -16,10 +16,10 @@ from fasttrain.errors import ConfigError, FastTrainError
 if TYPE_CHECKING:
     from fasttrain.studies.sweep import Sweep
 
-COMMANDS = ("train", "eval")
+COMMANDS = ("train", "eval", "check")
 HELP = """fasttrain {version}: Stable-Baselines3 training several times faster, and where the time went.
 
-usage: fasttrain [train|eval] [key=value …] [-m]
+usage: fasttrain [train|eval|check] [key=value …] [-m]
 
   fasttrain +profile=speed                                   Skull King with MaskablePPO, the main job
   fasttrain +profile=speed env.kwargs.opponents=hard         against stronger opponents
@@ -28,6 +28,7 @@ usage: fasttrain [train|eval] [key=value …] [-m]
   fasttrain +profile=speed env.entry_point=my_game.envs:MyGame env.kwargs.size=5
   fasttrain -m +profile=speed num_envs=64,128,256 algo.n_epochs=2,4      a sweep, each cell in a fresh process
   fasttrain eval run=outputs/2026-01-31/12-00-00_skullking_maskable_ppo_1 eval.episodes=5000
+  fasttrain check env.entry_point=my_game.envs:MyGame        looks for faults in an env and measures it
   NUM_ENVS=16 fasttrain +profile=speed                       a flag from the environment
 
 profiles   baseline (stock SB3)  exact (same numbers, faster)  balance  speed  debug
@@ -191,6 +192,8 @@ def _command(name: str) -> Callable[[Any, Mapping[str, str], Path, Sequence[str]
     """Import only what the command needs: torch costs over a second."""
     if name == "eval":
         from fasttrain.runs.evaluate import main as run
+    elif name == "check":
+        from fasttrain.runs.check import main as run
     else:
         from fasttrain.runs.train import main as run
     return run

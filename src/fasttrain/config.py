@@ -154,6 +154,7 @@ class Config:
     eval: EvalConfig
     own: OwnConfig
     run: str | None = None  # a finished run's folder, for commands that read one
+    checkup: Literal["off", "warn", "strict"] = "off"  # a look at the env before training; strict: any finding stops
 
 
 AT_LEAST: dict[str, float] = {

@@ -11,7 +11,7 @@ from fasttrain.flags import NOT_APPLICABLE, Context, Resolved
 # env about the same in a plain loop and in a worker; per step of all workers, waking them and being woken.
 PER_ENV_S = 5e-6
 PER_SHARED_STEP_S = 150e-6
-SHARED_MUST_GAIN = 1.1  # else the plain loop: it has no processes that could die
+SHARED_MUST_GAIN = 1.25  # else the plain loop: it has no processes that could die
 WAITS_BELOW = 0.5  # share of computing below which an env is one that waits, for an engine or a socket
 MOST_WORKERS_PER_CORE = 16
 

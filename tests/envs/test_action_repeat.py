@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import gymnasium
@@ -98,3 +99,15 @@ def test_make_env_repeats_inside_lean_info_and_counts_the_limit_in_the_envs_own_
     assert isinstance(env.env, ActionRepeat)  # type: ignore[attr-defined]
     assert isinstance(env.env.env, ActionMasks)  # type: ignore[attr-defined]
     assert not isinstance(make_env(EnvSpec(entry_point=f"{__name__}:Counter")), ActionRepeat)
+
+
+def test_make_env_gives_the_masks_to_the_repetition() -> None:
+    spec = EnvSpec(entry_point=f"{__name__}:Counter", kwargs={"legal_for": (99, 2)}, action_repeat=3)
+    env = make_env(spec)
+    env.reset()
+    env.step(1)
+    assert env.unwrapped.taken == [1, 1]  # type: ignore[attr-defined]
+    ignored = make_env(dataclasses.replace(spec, use_masks=False))
+    ignored.reset()
+    ignored.step(1)
+    assert ignored.unwrapped.taken == [1, 1, 1]  # type: ignore[attr-defined]

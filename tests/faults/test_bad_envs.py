@@ -79,6 +79,62 @@ def test_an_env_that_raises_in_a_stock_worker_process(bad: Path):
     assert "fasttrain: error: a worker process died; what it said stands above" in done.stderr.splitlines()
 
 
+SHARED = (*SMALL, "vec_env=shared", "num_workers=2")
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("raise", "RuntimeError: the board fell (bad.py:17, in step)"),
+        ("nan_observation", "the observation is not finite"),
+        ("nan_reward", "the reward is not finite"),
+        ("stuck", "the action mask leaves no legal action"),
+    ],
+)
+def test_a_failing_env_of_a_shared_worker_is_named_in_one_line(
+    fasttrain: RunCommand, bad: Path, fault: str, message: str
+):
+    done = fasttrain(*SHARED, "checkup=off", f"env.kwargs.fault={fault}")
+    assert done.exit_code == 1
+    assert done.err.startswith("fasttrain: error: env 0 (worker 0, seed 0, last action ")
+    assert message in done.err
+    assert done.err.count("\n") == 1
+    assert message in done.json("summary.json")["error"]
+
+
+def test_restart_goes_on_without_what_failed(fasttrain: RunCommand, bad: Path):
+    done = fasttrain(
+        *SHARED, "checkup=off", "env.kwargs.fault=raise", "env.on_env_error=restart", "env.max_restarts=50"
+    )
+    assert done.exit_code == 0, done.err
+    summary = done.json("summary.json")
+    # Every env fails at its own step 205; each has 1,000 or more to take and is rebuilt four times or more.
+    workers = summary["perf"]["workers"]
+    assert 16 <= workers["restarts"] <= 24
+    assert workers["lost_steps"] == 5 * workers["restarts"], "205 = 20 whole episodes of 10 and 5 steps of the next"
+    assert f"{workers['restarts']} envs or workers failed and were replaced" in done.out
+    rows = (done.folder / "episodes.csv").read_text().splitlines()[1:]
+    assert {row.split(",")[4] for row in rows} == {"10"}, "an episode that was cut by a failure is no episode"
+
+
+def test_too_many_restarts_end_the_run_with_the_cause(fasttrain: RunCommand, bad: Path):
+    done = fasttrain(*SHARED, "checkup=off", "env.kwargs.fault=raise", "env.on_env_error=restart", "env.max_restarts=3")
+    assert done.exit_code == 1
+    assert "4 restarts within 10 minutes, 3 allowed; the last: env " in done.err
+    assert "the board fell" in done.err
+
+
+@pytest.mark.parametrize("groups", ["pipeline=2", "async_envs=true"])
+def test_restart_in_groups(fasttrain: RunCommand, bad: Path, groups: str):
+    done = fasttrain(*SHARED, groups, "checkup=off", "env.kwargs.fault=raise", "env.on_env_error=restart",
+                     "env.max_restarts=50")  # fmt: skip
+    assert done.exit_code == 0, done.err
+    assert "waiting_ms" in done.out
+    assert done.json("summary.json")["perf"]["workers"]["lost_steps"] > 0
+    plan = {row["flag"]: row["effective"] for row in done.json("plan.json")["flags"]}
+    assert plan[groups.split("=")[0]] == (2 if "pipeline" in groups else True)
+
+
 def test_an_evaluation_that_never_ends_is_cut(fasttrain: RunCommand, bad: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("fasttrain.runs.evaluate.MAX_EPISODE_STEPS", 50)
     done = fasttrain(*SMALL, "vec_env=dummy", "env.kwargs.fault=endless")

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from fasttrain.perf.report import PerfWindow, advice, limits_dict, perf_dict, perf_line, perf_rows
+from fasttrain.perf.report import EnvTimes, PerfWindow, advice, limits_dict, perf_dict, perf_line, perf_rows
 
 WINDOW = PerfWindow(
     env_steps=2000,
@@ -49,12 +49,56 @@ def test_limits_are_what_remains_if_a_part_were_alone():
 
 
 def test_advice_names_the_largest_share():
-    assert advice(WINDOW).startswith("50 % of the time: the environment is the wall")
+    assert advice(WINDOW, 2).startswith("50 % of the time: the environment is the wall")
     update = dataclasses.replace(WINDOW, phases_ns={"train": 90, "env_step": 10})
-    assert "the update is the wall" in advice(update)
+    assert "the update is the wall" in advice(update, 2)
 
 
 def test_an_empty_window_divides_by_nothing():
     empty = dataclasses.replace(WINDOW, env_steps=0, updates=0, phases_ns={}, envs=EnvTimes())
     assert perf_line(empty).startswith("[PERF] steps/s 0 other_ms 0.000")
     assert perf_rows(empty)[-1] == ("total", "0.000", "0.0 %", "-")
+
+
+def with_workers(**times: int | bool) -> PerfWindow:
+    return dataclasses.replace(WINDOW, envs=EnvTimes(num_workers=2, envs_ns=70_000_000, slowest_ns=38_000_000, **times))
+
+
+def test_env_step_splits_into_the_slowest_worker_and_the_way_to_it():
+    window = with_workers()
+    rows = {row[0]: row[1:] for row in perf_rows(window)}
+    assert rows["  of it slowest_worker_ms"][0] == "19.000"
+    assert rows["  of it transport_ms"][0] == "6.000"
+    assert "(slowest_worker_ms 19.000) (transport_ms 6.000)" in perf_line(window)
+    content = perf_dict(window)
+    assert content["slowest_worker_ms"] + content["transport_ms"] == content["env_step_ms"]
+    assert content["workers"] == {
+        "num_workers": 2, "busy_share": 0.35, "slowest_over_mean": 1.0857, "restarts": 0, "lost_steps": 0
+    }  # fmt: skip
+
+
+def test_workers_in_groups_show_how_long_they_were_waited_for():
+    window = with_workers(in_step=False, waiting_ns=10_000_000)
+    assert "(waiting_ms 5.000)" in perf_line(window)
+    assert "slowest" not in perf_line(window)
+
+
+@pytest.mark.parametrize(
+    ("changes", "cores", "advised"),
+    [
+        ({"slowest_ns": 20_000_000, "envs_ns": 30_000_000}, 2, "more envs per worker"),
+        ({"slowest_ns": 48_000_000, "envs_ns": 60_000_000}, 2, "async_envs=true"),
+        ({}, 8, "2 of 8 cores step them: raise num_workers"),
+        ({}, 2, "pipeline=2"),
+        ({"in_step": False, "waiting_ns": 40_000_000}, 2, "a native batch or a cheaper step"),
+    ],
+)
+def test_advice_when_workers_are_the_wall(changes: dict[str, int], cores: int, advised: str):
+    envs = EnvTimes(num_workers=2, envs_ns=70_000_000, slowest_ns=38_000_000)._replace(**changes)
+    assert advised in advice(dataclasses.replace(WINDOW, envs=envs), cores)
+
+
+def test_times_since_are_differences_and_the_rest_is_as_now():
+    before = EnvTimes(10, 2, 100, 60, 70, True, 1, 5)
+    now = EnvTimes(15, 2, 140, 90, 100, True, 3, 9)
+    assert now.since(before) == EnvTimes(5, 2, 40, 30, 30, True, 2, 4)

@@ -10,8 +10,8 @@ import fasttrain
 from conftest import configured
 from fasttrain.config import Config
 from fasttrain.errors import ConfigError, EnvSpecError
-from fasttrain.perf.clock import PhaseClock
 from fasttrain.flags import EnvFacts, Machine
+from fasttrain.perf.clock import PhaseClock
 from fasttrain.plan import make_plan
 from fasttrain.runs.build import (
     build_algorithm,

@@ -6,8 +6,8 @@ import pytest
 from rich.console import Console
 
 from conftest import configured
-from fasttrain.perf.report import EnvTimes, PerfWindow
 from fasttrain.flags import EnvFacts, Machine
+from fasttrain.perf.report import EnvTimes, PerfWindow
 from fasttrain.plan import make_plan
 from fasttrain.runs.console import make_console, show_perf, show_plan, show_quality
 

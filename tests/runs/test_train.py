@@ -203,3 +203,37 @@ def test_stock_classes_see_the_opponents_time_too(fasttrain: RunCommand):
     assert done.exit_code == 0, done.err
     total = done.json("perf.json")["total"]
     assert 0 < total["enemy_turn_ms"] < total["env_step_ms"]
+
+
+CARTPOLE = ("env.id=CartPole-v1", "algo=ppo", "num_envs=4", "algo.rollout_size=256", "batch_size=64", "algo.n_epochs=1",
+            "total_timesteps=512", "eval.episodes=4", "eval.num_envs=2")  # fmt: skip
+
+
+def test_shared_workers_learn_what_one_process_learns(fasttrain: RunCommand):
+    """`vec_env` is of class exact: same seed, same model."""
+    ends = []
+    for vec_env in ("dummy", "shared"):
+        done = fasttrain("+profile=exact", *CARTPOLE, f"vec_env={vec_env}", "checkup=off")
+        assert done.exit_code == 0, done.err
+        ends.append((PPO.load(done.folder / "model.zip", device="cpu").policy.state_dict(), done))
+    (dummy, one), (shared, other) = ends
+    assert all((dummy[name] == shared[name]).all() for name in dummy)
+    assert one.json("summary.json")["quality"]["mean_reward"] == other.json("summary.json")["quality"]["mean_reward"]
+    returns = [[line.split(",")[2:5] for line in (done.folder / "episodes.csv").read_text().splitlines()]
+               for done in (one, other)]  # fmt: skip
+    assert returns[0] == returns[1]
+    parts = other.json("perf.json")["total"]
+    assert parts["slowest_worker_ms"] + parts["transport_ms"] == pytest.approx(parts["env_step_ms"], abs=1e-3)
+    assert "  of it transport_ms" in other.out
+    assert "transport_ms" not in one.out
+
+
+def test_on_windows_one_process_unless_asked(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("platform.system", lambda: "Windows")
+    monkeypatch.setattr("multiprocessing.get_all_start_methods", lambda: ["spawn"])
+    chosen = {}
+    for asked in ((), ("vec_env=shared",)):
+        done = fasttrain("+profile=balance", *CARTPOLE, "checkup=off", *asked)
+        assert done.exit_code == 0, done.err
+        chosen[asked] = {row["flag"]: row["effective"] for row in done.json("plan.json")["flags"]}["vec_env"]
+    assert chosen == {(): "dummy", ("vec_env=shared",): "shared"}

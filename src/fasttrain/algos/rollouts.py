@@ -41,7 +41,7 @@ def bootstrap_truncated(
     """
     for episode in finished:
         if episode.lost:
-            rewards[episode.env_index] = float(values[episode.env_index])
+            rewards[episode.env_index] = float(values.reshape(-1)[episode.env_index])
     cut = [
         episode
         for episode in finished

@@ -1,23 +1,24 @@
 """The checkup: a few hundred steps by random legal actions, played again from the same seed, before training starts.
 
-What it cannot see: a mask that forbids a legal action; a wrong mask that no step() refuses and that changes neither with
-the action nor over time; a reward that depends on the action wrongly; a second seed that gives the same trajectory
-(deterministic envs do); faults beyond the first few hundred steps.
+What it cannot see: a mask that forbids a legal action; a wrong mask that no step() refuses and that changes neither
+with the action nor over time; a reward that depends on the action wrongly, or that random play never meets; that two
+seeds give the same episodes (deterministic envs do); faults beyond the first few hundred steps.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import gymnasium
 
+from fasttrain.envs.branches import Branches
 from fasttrain.envs.findings import REMEDIES, Finding, Witness
-from fasttrain.envs.probe import SEED, Play, PlayFault, ProbeResult
-from fasttrain.envs.replay import Branches, Difference, Recorder, first_difference, refused, seed_streams, unseeded
+from fasttrain.envs.probe import SEED, Moment, Play, PlayError, ProbeResult, Watch
+from fasttrain.envs.replay import Difference, Recorder, first_difference, refused, seed_streams, unseeded
 from fasttrain.envs.user_code import kept_random_state
 
 EnvMaker = Callable[[], gymnasium.Env[Any, Any]]
@@ -26,7 +27,7 @@ SPOILING = frozenset({
     "raised", "reset_answer", "step_answer", "reward_not_scalar", "reward_not_finite", "observation_not_finite",
     "empty_mask", "bad_mask", "mask_not_respected", "done_for_ever",
 })  # fmt: skip
-ENDLESS_STEPS = 5_000  # of one episode, where time allows; with fewer than ENOUGH_ENDLESS_STEPS nothing is said
+PATIENCE_STEPS = 20_000  # of further play, where time allows, for an end or a reward that may just be rare
 ENOUGH_ENDLESS_STEPS = 1_000
 
 
@@ -77,46 +78,184 @@ def checkup(
 
 
 class _Checkup:
+    """The passes of play, one after another, within one budget of time."""
+
     def __init__(self, env_factory: EnvMaker, max_steps: int, max_seconds: float, use_masks: bool) -> None:
         self._env_factory, self._use_masks = env_factory, use_masks
         self._max_steps, self._max_seconds = max_steps, max_seconds
         self._findings: list[Finding] = []
         self._not_checked: list[str] = []
         self._steps = 0
-        self._spent_s = 0.0  # playing
+        self._spent_s = 0.0  # playing; builds and the first step, which may compile, do not count
         self._recorder = Recorder()
         self._costs: ProbeResult | None = None
+        self._spoilt = False  # the first pass broke off
+        self._statistics = ""  # the wrapper that keeps running ones
 
     def result(self) -> CheckupResult:
+        began = time.perf_counter()
         witness = self._first_pass()
-        if not any(finding.code in SPOILING for finding in self._findings):
-            if self._costs is not None and self._costs.build_s > self._max_seconds:
-                self._not_checked.append(f"replays, because building the env takes {self._costs.build_s:.1f} s")
+        if self._costs is not None and not self._spoilt and not SPOILING & {finding.code for finding in self._findings}:
+            if self._costs.build_s > self._max_seconds:
+                self._not_checked.append(f"seeds and other actions: building the env takes {self._costs.build_s:.1f} s")
+            elif self._statistics:
+                self._not_checked.append(
+                    f"seeds and other actions: {self._statistics} carries statistics over episodes"
+                )
             elif self._same_again():
-                self._other_actions()
+                self._other_actions(self._costs)
         return CheckupResult(
-            findings=tuple(self._findings),
+            findings=tuple(_without_echoes(self._findings)),
             costs=self._costs,
             steps=self._steps,
-            seconds=self._spent_s,
+            seconds=time.perf_counter() - began,
             reward_range=witness.reward_range,
-            returns=tuple(witness.returns),
+            returns=tuple(end.episode_return for end in witness.ends),
             not_checked=tuple(self._not_checked),
         )
 
     @contextlib.contextmanager
-    def _playing(self, python: int = 1, numpy: int = 1):  # type: ignore[no-untyped-def]
-        """A fresh env, the global streams in a known state before it is built."""
+    def _playing(self, python: int = 1, numpy: int = 1) -> Iterator[Play]:
+        """A fresh env, built and played with the global streams in a known state."""
         seed_streams(python, numpy)
         play = Play(self._env_factory, self._use_masks, lenient=True)
         began = time.perf_counter()
         try:
             yield play
         finally:
-            self._spent_s += time.perf_counter() - began
+            self._spent_s += time.perf_counter() - began - play.warm_up_s
             self._steps += play.total_steps
             with contextlib.suppress(Exception):  # an env that cannot close has shown what it can
                 play.env.close()
 
-    def _deadline(self, share: float = 1.0) -> float:
-        return time.perf_counter() + max(share * self._max_seconds - self._spent_s, 0.0)
+    def _deadline(self, until_share: float = 1.0) -> float:
+        return time.perf_counter() + max(until_share * self._max_seconds - self._spent_s, 0.0)
+
+    def _first_pass(self) -> Witness:
+        fault: PlayError | None = None
+        with self._playing() as play:
+            witness = Witness(play.env.observation_space, play.action_space)
+            names = (type(layer).__name__ for layer in _layers(play.env))
+            self._statistics = next((name for name in names if "Normalize" in name), "")
+
+            def watch(moment: Moment) -> None:
+                self._recorder(moment)
+                witness(moment)
+
+            try:
+                moment = play.run(0.35 * self._max_seconds, self._max_steps, watch)
+                if not witness.ends and not _limited(play.env):
+                    self._wait_for_an_end(play, moment)
+                elif witness.reward_seems_constant():
+                    self._wait_for_another_reward(play, moment, witness)
+            except PlayError as error:
+                fault = error
+            self._findings += witness.findings()
+            if play.unstable_mask:
+                text = f"action_masks() called twice without a step between gave two masks ({play.unstable_mask})"
+                self._add("stale_mask", text)
+            if play.steps_s and play.resets_s:
+                self._costs = play.costs()
+        if fault is not None:
+            self._spoilt = True
+            self._note(fault)
+        return witness
+
+    def _wait_for_an_end(self, play: Play, moment: Moment) -> None:
+        if 0.35 * self._max_seconds > ENOUGH_ENDLESS_STEPS * play.costs().step_s:  # else it would prove nothing
+            self._wait(play, moment, lambda: bool(play.lengths))
+        if not play.lengths and play.length >= ENOUGH_ENDLESS_STEPS:
+            self._add("never_done", f"no episode ended in {play.length:,} steps of random play, and no limit is set")
+        elif not play.lengths:
+            self._not_checked.append(f"whether episodes end: none did in {play.length:,} steps")
+
+    def _wait_for_another_reward(self, play: Play, moment: Moment, witness: Witness) -> None:
+        self._wait(play, moment, lambda: not witness.reward_seems_constant(), witness.outcome)
+
+    def _wait(self, play: Play, moment: Moment, over: Callable[[], bool], watch: Watch = lambda _: None) -> None:
+        deadline, most = time.perf_counter() + 0.35 * self._max_seconds, play.total_steps + PATIENCE_STEPS
+        play.go_on(moment, lambda: over() or play.total_steps >= most or time.perf_counter() > deadline, watch)
+
+    def _note(self, fault: PlayError) -> None:
+        """A fault that ended a pass, as a finding; not if an empty mask, found already, led there."""
+        if any(finding.code == "empty_mask" for finding in self._findings):
+            return
+        remedy = fault.remedy
+        if fault.at_action:
+            with self._playing() as play:
+                if play.has_masks:
+                    self._findings.append(refused(play, fault.what, self._deadline()))
+                    return
+                if play.env.has_wrapper_attr("action_masks"):
+                    remedy = "the env offers masks and this algorithm ignores them: take algo=maskable_ppo"
+        self._findings.append(Finding(code=fault.code, message=fault.what, remedy=remedy))
+
+    def _add(self, code: str, message: str) -> None:
+        self._findings.append(Finding(code=code, message=message, remedy=REMEDIES[code]))
+
+    def _again(self, seed: int, python: int, numpy: int, deadline: float, at_least: int = 1) -> Difference | None:
+        with self._playing(python, numpy) as play:
+            return first_difference(play, self._recorder.frames, seed, deadline, at_least)
+
+    def _same_again(self) -> bool:
+        """Whether the same seed gives the same trajectory, in another env and with other global streams."""
+        try:
+            difference = self._again(SEED, 2, 2, self._deadline(0.8))
+            if difference is None:
+                return True
+            brief, at_least = 0.1 * self._max_seconds, difference.index
+
+            def again(seed: int, python: int, numpy: int) -> Difference | None:
+                return self._again(seed, python, numpy, time.perf_counter() + brief, at_least)
+
+            self._findings.append(unseeded(difference, again))
+        except PlayError as fault:
+            self._note(fault)
+        return False
+
+    def _other_actions(self, costs: ProbeResult) -> None:
+        try:
+            with self._playing(3, 3) as play:
+                branches = Branches(play, costs, self._deadline())
+                branches.run(self._recorder.frames[0])
+                self._findings += branches.findings()
+                if not branches.in_time:
+                    self._not_checked.append(f"what other actions change: time for {len(branches.pairs)} comparisons")
+            if branches.carries_over:
+                self._add("unseeded_randomness", self._not_put_back(branches.carries_over))
+        except PlayError as fault:
+            self._note(fault)
+
+    def _not_put_back(self, difference: str) -> str:
+        """Of an env whose episode from a seed differs the second time: does the seed decide anything?"""
+        if self._again(SEED + 1, 1, 1, time.perf_counter() + 0.1 * self._max_seconds) is None:
+            return (
+                "reset(seed=…) decides nothing: two seeds gave the same trajectory in fresh envs, so all copies of the "
+                f"env play the same, and one seed gave another one the second time (first {difference})"
+            )
+        return (
+            f"reset(seed=…) gave another episode the second time on the same env, first {difference}: something that "
+            "decides is not put back, a generator made in the constructor or what was left of an earlier episode"
+        )
+
+
+def _without_echoes(findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Ignored actions explain what was said of the reward; what replays said of reward and masks says more."""
+    codes = [finding.code for finding in findings]
+    for index, finding in enumerate(findings):
+        explained = "action_ignored" in codes and finding.code in ("reward_ignores_action", "constant_reward")
+        again = finding.code in ("reward_ignores_action", "stale_mask") and finding.code in codes[index + 1 :]
+        if not explained and not again:
+            yield finding
+
+
+def _layers(env: gymnasium.Env[Any, Any]) -> Iterator[gymnasium.Env[Any, Any]]:
+    while isinstance(env, gymnasium.Wrapper):
+        yield env
+        env = env.env
+    yield env
+
+
+def _limited(env: gymnasium.Env[Any, Any]) -> bool:
+    """Whether Gymnasium cuts the episodes, however long it takes."""
+    return any(isinstance(layer, gymnasium.wrappers.TimeLimit) for layer in _layers(env))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
@@ -18,7 +18,7 @@ from fasttrain.errors import EnvError
 Severity = Literal["warning", "error"]
 # error: training stops there, or what is learned means nothing. warning: it may be meant so.
 WARNINGS = frozenset({
-    "constant_observation", "out_of_bounds", "wrong_dtype", "ends_not_bool", "never_done", "constant_return",
+    "constant_observation", "out_of_bounds", "wrong_dtype", "ends_not_bool", "never_done", "constant_reward",
     "reward_ignores_action", "unseeded_randomness",
 })  # fmt: skip
 ENOUGH_OBSERVATIONS = 50  # before "constant" is said: an env may well stand still for a moment
@@ -150,6 +150,10 @@ def empty_heads(space: spaces.Space[Any], mask: BoolArray) -> list[int]:
     return [] if mask.any() else [0]
 
 
+def _heads(space: spaces.Space[Any]) -> int:
+    return 1 if isinstance(space, spaces.Discrete) else int(np.prod(space.shape or ()))
+
+
 def not_picklable(info: Mapping[Any, Any]) -> str:
     """The first entry that cannot travel to another process, as text; empty if all can."""
     if not info or _travels(info):
@@ -172,6 +176,14 @@ def _why_not(value: Any) -> str:
     return ""
 
 
+class End(NamedTuple):
+    """How an episode ended."""
+
+    episode_return: float
+    length: int
+    terminated: bool
+
+
 class Witness:
     """Watches a pass of play and says what was wrong with the answers themselves."""
 
@@ -180,14 +192,24 @@ class Witness:
         self._seen: dict[tuple[str, str], _Seen] = {}
         self._first_observation: Any = None
         self._observation_varied = False
-        self._observations = self._decisions = 0
+        self._observations = self._decisions = self._choices = 0
         self._longest = self._length = self._episode = 0
-        self._lengths: list[int] = []
         self._return = 0.0
-        self.returns: list[float] = []  # of the episodes that ended
+        self.ends: list[End] = []
         self.reward_range: tuple[float, float] | None = None
 
     def __call__(self, moment: Moment) -> None:
+        self.outcome(moment)
+        if moment.action is not None:
+            for name, value in (("terminated", moment.terminated), ("truncated", moment.truncated)):
+                if not isinstance(value, (bool, np.bool_)) and getattr(value, "dtype", None) != np.bool_:
+                    self._note("ends_not_bool", name, f"is {value!r:.40} of type {type(value).__name__}")
+        self._observe(moment.observation)
+        self._info(moment)
+        self._mask(moment)
+
+    def outcome(self, moment: Moment) -> None:
+        """Rewards and ends alone, cheaply."""
         if moment.action is None:
             self._episode += 1
             self._length, self._return = 0, 0.0
@@ -195,15 +217,8 @@ class Witness:
             self._length += 1
             self._longest = max(self._longest, self._length)
             self._reward(moment.reward)
-            for name, value in (("terminated", moment.terminated), ("truncated", moment.truncated)):
-                if not isinstance(value, (bool, np.bool_)) and getattr(value, "dtype", None) != np.bool_:
-                    self._note("ends_not_bool", name, f"is {value!r:.40} of type {type(value).__name__}")
-        self._observe(moment.observation)
-        self._info(moment)
-        self._mask(moment)
         if moment.ended:
-            self.returns.append(self._return)
-            self._lengths.append(self._length)
+            self.ends.append(End(self._return, self._length, bool(moment.terminated)))
 
     def _observe(self, observation: Any) -> None:
         mark = fingerprint(observation)
@@ -248,9 +263,11 @@ class Witness:
         if moment.mask is None:
             return
         self._decisions += 1
+        self._choices += int(moment.mask.sum()) > _heads(self._action_space)
         if heads := empty_heads(self._action_space, moment.mask):
-            where = f" (head {', '.join(map(str, heads))})" if isinstance(self._action_space, spaces.MultiDiscrete) else ""
-            self._note("empty_mask", "the action mask", f"allows none of {len(moment.mask)} actions{where}")
+            several = isinstance(self._action_space, spaces.MultiDiscrete)
+            text = f"allows none of {len(moment.mask)} actions"
+            self._note("empty_mask", "the action mask", f"{text} in head {heads}" if several else text)
 
     def _note(self, code: str, where: str, text: str, excess: float = 0.0) -> None:
         at = f"{text} ({'reset' if self._length == 0 else f'step {self._length}'} of episode {self._episode})".strip()
@@ -263,35 +280,57 @@ class Witness:
         """What was wrong, the plain misfits first."""
         for (code, where), seen in self._seen.items():
             total, of = (self._decisions, "masks") if code == "empty_mask" else (self._observations, "answers")
-            yield Finding(code=code, message=f"{where} {seen.text}, in {seen.count:,} of {total:,} {of}", remedy=REMEDIES[code])
-        if not self._observation_varied and self._observations >= ENOUGH_OBSERVATIONS and self._longest > 1:
-            if not _single_valued(self._observation_space):
-                yield self._finding("constant_observation", f"all {self._observations:,} observations were the same")
-        ones = len(self._lengths) - 1
-        if ones >= ENOUGH_EPISODES and self._lengths[0] > 1 and set(self._lengths[1:]) == {1}:
-            text = f"after the first episode ({self._lengths[0]} steps) each of {ones} episodes ended at its first step"
+            yield self._finding(code, f"{where} {seen.text}, in {seen.count:,} of {total:,} {of}")
+        constant = not self._observation_varied and self._observations >= ENOUGH_OBSERVATIONS and self._longest > 1
+        if constant and not single_valued(self._observation_space) and not single_valued(self._action_space):
+            yield self._finding("constant_observation", f"all {self._observations:,} observations were the same")
+        first, ones = self.ends[0].length if self.ends else 0, len(self.ends) - 1
+        if ones >= ENOUGH_EPISODES and first > 1 and {end.length for end in self.ends[1:]} == {1}:
+            text = f"after the first episode ({first} steps) each of {ones} episodes ended at its first step"
             yield self._finding("done_for_ever", text)
-        elif len(self.returns) >= ENOUGH_EPISODES and set(self.returns) == {self.returns[0]} and self.returns[0] > 0:
-            text = f"every one of {len(self.returns)} episodes of random play returned {self.returns[0]:g}"
-            yield self._finding("constant_return", text)
+
+        elif (
+            self._terminated()
+            and (self._choices or not self._decisions)
+            and len({end.episode_return for end in self.ends}) == 1
+        ):
+            always = self.ends[0].episode_return
+            if always > 0:  # random play may always lose, or never find what pays
+                text = f"each of {len(self.ends)} episodes of random play returned {always:g}, whatever the actions"
+                yield self._finding("reward_ignores_action", text)
+            elif self.reward_seems_constant():
+                text = f"the reward was {always / self.ends[0].length:g} at each step of {len(self.ends):,} episodes"
+                yield self._finding("constant_reward", text)
+
+    def reward_seems_constant(self) -> bool:
+        """Whether no step paid or all cost the same, and every episode had one length, ended by the env itself.
+
+        Where a time limit ends them, or they end sooner or later, random play may just never meet the reward.
+        """
+        constant = self.reward_range is not None and self.reward_range[0] == self.reward_range[1] <= 0
+        return constant and self._terminated() and len({end.length for end in self.ends}) == 1
+
+    def _terminated(self) -> bool:
+        return len(self.ends) >= ENOUGH_EPISODES and all(end.terminated for end in self.ends)
 
     def _finding(self, code: str, message: str) -> Finding:
         return Finding(code=code, message=message, remedy=REMEDIES[code])
 
 
-def _single_valued(space: spaces.Space[Any]) -> bool:
-    """Whether the space allows one observation only, so that a constant one is what was declared."""
+def single_valued(space: spaces.Space[Any]) -> bool:
+    """Whether the space has one value only: an observation that is declared constant, no choice of action."""
     if isinstance(space, spaces.Dict):
-        return all(_single_valued(part) for part in space.spaces.values())
-    if isinstance(space, spaces.Discrete):
-        return bool(space.n == 1)
+        return all(single_valued(part) for part in space.spaces.values())
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        return bool(np.all((space.n if isinstance(space, spaces.Discrete) else space.nvec) == 1))
     return isinstance(space, spaces.Box) and bool(np.all(space.low == space.high))
 
 
 REMEDIES = {
+    "raised": "training would stop there: make that line work in every state that random play reaches",
     "wrong_shape": "make observation_space say what reset() and step() return",
     "wrong_dtype": "declare a float32 Box, or return whole numbers: the fractions are cut off",
-    "out_of_bounds": "widen the Box or scale the value: images are scaled by their bounds, other policies see it as it is",
+    "out_of_bounds": "widen the Box or scale the value; where bounds are used (images), it is scaled wrongly",
     "observation_not_finite": "find where it divides or overflows: one such value destroys the network",
     "constant_observation": "the policy sees nothing to act on: look whether the env deals, loads or copies its state",
     "ends_not_bool": "return bool(…) of it",
@@ -304,7 +343,7 @@ REMEDIES = {
     "stale_mask": "compute the mask from the present state, after the step and after reset()",
     "mask_not_respected": "let the mask and step() use the same rules",
     "done_for_ever": "reset() must clear what ends the episode",
-    "constant_return": "look whether the reward is paid whatever happens",
+    "constant_reward": "look whether any is paid; if it is only rare, fine",
     "never_done": "look at what ends an episode, or set env.max_episode_steps=1000, say",
     "action_ignored": "look whether step() uses its argument",
     "reward_ignores_action": "look whether the reward is computed from what the action did",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,12 +20,13 @@ from fasttrain.errors import EnvError, EnvSpecError
 SEED = 20_260_101  # of probe and checkup alone: their episodes must not coincide with those of trainings seeded 0, 1, …
 
 
-class PlayFault(EnvSpecError):
+class PlayError(EnvSpecError):
     """The env broke its contract while being played: `code` for programs, what happened, what to do."""
 
-    def __init__(self, code: str, what: str, remedy: str = "") -> None:
+    def __init__(self, code: str, what: str, remedy: str = "", at_action: bool = False) -> None:
         super().__init__(f"{what}; {remedy}" if remedy else what)
         self.code, self.what, self.remedy = code, what, remedy
+        self.at_action = at_action  # step() raised
 
 
 class Moment(NamedTuple):
@@ -39,6 +40,9 @@ class Moment(NamedTuple):
     info: Any
     mask: BoolArray | None  # (A,) of the next decision; None without masks and after the end of an episode
     ended: bool
+
+
+Watch = Callable[[Moment], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +91,7 @@ class Play:
             (`unstable_mask` says where the two differed): the checkup wants to see what comes after.
 
     Raises (all methods that call the env):
-        PlayFault: the env raised or broke its contract.
+        PlayError: the env raised or broke its contract.
     """
 
     def __init__(
@@ -105,30 +109,33 @@ class Play:
         self.unstable_mask = ""
         self.lengths: list[int] = []  # of the episodes that ended
         self.steps_s: list[float] = []
+        self.resets_s: list[float] = []
         self.total_steps = 0
         self.length = 0  # steps of this episode so far
+        self.warm_up_s = 0.0
         self._lenient = lenient
         self._action_masks = env.get_wrapper_attr("action_masks") if self.has_masks else None
         self._masks_s: list[float] = []
-        self._resets_s: list[float] = []
         self._infos_bytes: list[int] = []
         self._cpu_s = 0.0
         self._action: Any = None
 
-    def run(self, max_seconds: float, max_steps: int, watch: Callable[[Moment], None] = lambda _: None) -> Moment:
+    def run(self, max_seconds: float, max_steps: int, watch: Watch = lambda _: None) -> Moment:
         """Play from a seeded reset; `watch` sees every moment. Returns the last, for `go_on`."""
+        began = time.perf_counter()
         moment = self.reset(SEED)
         watch(moment)
         watch(self.step(self.draw(moment.mask)))
-        for times in (self.steps_s, self._masks_s, self._resets_s, self.lengths, self._infos_bytes):
+        for times in (self.steps_s, self._masks_s, self.resets_s, self.lengths, self._infos_bytes):
             times.clear()
         self._cpu_s = 0.0
+        self.warm_up_s = time.perf_counter() - began
         deadline = time.perf_counter() + max_seconds
         moment = self.reset()
         watch(moment)
         return self.go_on(moment, lambda: len(self.steps_s) >= max_steps or time.perf_counter() >= deadline, watch)
 
-    def go_on(self, moment: Moment, enough: Callable[[], bool], watch: Callable[[Moment], None]) -> Moment:
+    def go_on(self, moment: Moment, enough: Callable[[], bool], watch: Watch = lambda _: None) -> Moment:
         """Play from `moment` on, at least one step, until `enough`."""
         while True:
             if moment.ended:
@@ -146,9 +153,9 @@ class Play:
             answer = self.env.reset(seed=seed)
         except Exception as error:
             raise self._failed(error) from error
-        self._resets_s.append(time.perf_counter() - began)
+        self.resets_s.append(time.perf_counter() - began)
         if not isinstance(answer, tuple) or len(answer) != 2:
-            raise PlayFault(
+            raise PlayError(
                 "reset_answer",
                 f"env {self.env.unwrapped}: reset() returned {_shown(answer)} instead of (observation, info)",
                 "return both, or take env.api=gym for an env of the old gym interface",
@@ -162,20 +169,24 @@ class Play:
         try:
             answer = self.env.step(action)
         except Exception as error:
-            raise self._failed(error) from error
+            if "values to unpack (expected 5" in str(error):  # a wrapper took the answer apart before we could
+                raise self._wrong_step(f"the wrong number of values ({error})") from error
+            raise self._failed(error, at_action=True) from error
         self.steps_s.append(time.perf_counter() - began)
         self._cpu_s += time.process_time() - cpu_began
         self.total_steps += 1
         if not isinstance(answer, (tuple, list)) or len(answer) != 5:
-            raise self._wrong_step(answer)
+            raise self._wrong_step(f"{len(answer)} values" if isinstance(answer, (tuple, list)) else _shown(answer))
         observation, reward, terminated, truncated, info = answer
         self._infos_bytes.append(_pickled_bytes(info))
         self.length += 1
         try:
             ended = bool(terminated or truncated)
         except ValueError:  # NumPy's, of arrays
-            what = f"env {self.env.unwrapped}: step() returned {_shown((terminated, truncated))} as terminated, truncated"
-            raise PlayFault("ends_not_bool", what, "return two bools") from None
+            what = (
+                f"env {self.env.unwrapped}: step() returned {_shown((terminated, truncated))} as terminated, truncated"
+            )
+            raise PlayError("ends_not_bool", what, "return two bools") from None
         if ended:
             self.lengths.append(self.length)
         return Moment(action, observation, reward, terminated, truncated, info, None if ended else self._mask(), ended)
@@ -187,26 +198,28 @@ class Play:
         except EnvError as error:
             if self._lenient:
                 return self.action_space.sample()
-            raise PlayFault("empty_mask", f"env {self.env.unwrapped}, {self.position()}: {error}") from None
+            raise PlayError("empty_mask", f"env {self.env.unwrapped}, {self.position()}: {error}") from None
 
     def position(self) -> str:
+        if self._action is None:
+            return "the start of an episode of random legal play"
         return f"step {self.length} of an episode of random legal play (last action {self._action})"
 
     def costs(self) -> ProbeResult:
         """What was measured; at least one step and one reset must have been."""
-        step_s = float(np.mean(self.steps_s))
+        step_s = _mean(self.steps_s)
         return ProbeResult(
             build_s=self._build_s,
             step_s=step_s,
             step_cv=float(np.std(self.steps_s) / step_s) if step_s > 0 else 0.0,
-            mask_s=float(np.mean(self._masks_s)) if self._masks_s else 0.0,
-            reset_s=float(np.mean(self._resets_s)),
+            mask_s=_mean(self._masks_s),
+            reset_s=_mean(self.resets_s),
             steps=len(self.steps_s),
-            resets=len(self._resets_s),
-            episode_steps=float(np.mean(self.lengths)) if self.lengths else None,
+            resets=len(self.resets_s),
+            episode_steps=_mean(self.lengths) if self.lengths else None,
             has_masks=self.has_masks,
-            cpu_share=self._cpu_s / sum(self.steps_s) if step_s > 0 else 0.0,
-            info_bytes=float(np.mean(self._infos_bytes)),
+            cpu_share=max(0.0, self._cpu_s / sum(self.steps_s) - _clock_cpu_s() / step_s) if step_s > 0 else 0.0,
+            info_bytes=_mean(self._infos_bytes),
         )
 
     def _mask(self) -> BoolArray | None:
@@ -222,23 +235,39 @@ class Play:
                 if not np.array_equal(mask, again):
                     self.unstable_mask = self.position()
         except (EnvError, ValueError) as error:  # ValueError: NumPy's, of ragged lists
+            text = str(error) if str(error).startswith("env ") else f"env {self.env.unwrapped}: {error}"
             remedy = "give one entry per action, 1 = legal, after every reset and step"
-            raise PlayFault("bad_mask", f"env {self.env.unwrapped}, {self.position()}: {error}", remedy) from error
+            raise PlayError("bad_mask", f"{text}, at {self.position()}", remedy) from error
         except Exception as error:
             raise self._failed(error) from error
         return mask
 
-    def _failed(self, error: Exception) -> PlayFault:
-        return PlayFault("raised", f"env {self.env.unwrapped} failed at {self.position()}: {blame(error)}")
+    def _failed(self, error: Exception, at_action: bool = False) -> PlayError:
+        what = f"env {self.env.unwrapped} failed at {self.position()}: {blame(error)}"
+        return PlayError("raised", what, at_action=at_action)
 
-    def _wrong_step(self, answer: Any) -> PlayFault:
-        returned = f"{len(answer)} values" if isinstance(answer, (tuple, list)) else _shown(answer)
-        return PlayFault(
+    def _wrong_step(self, returned: str) -> PlayError:
+        return PlayError(
             "step_answer",
             f"env {self.env.unwrapped}: step() returned {returned} instead of (observation, reward, terminated, "
             "truncated, info); the old gym interface had 4",
             "return five, or take env.api=gym for an env of the old gym interface",
         )
+
+
+def _clock_cpu_s() -> float:
+    """What taking a step's times itself adds to its CPU time: a tenth of a step of a few microseconds."""
+    taken = []
+    for _ in range(20):
+        cpu_began = time.process_time()
+        time.perf_counter()
+        time.perf_counter()
+        taken.append(time.process_time() - cpu_began)
+    return float(np.median(taken))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else 0.0
 
 
 def _shown(value: Any) -> str:

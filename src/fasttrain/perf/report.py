@@ -137,11 +137,7 @@ def perf_dict(window: PerfWindow) -> dict[str, Any]:
         "wall_s": window.wall_ns / 1e9,
         **phases,
         "enemy_turn_ms": round(_per_thousand_ms(window.enemy_turn_ns, window.env_steps), 6),
-        **{
-            f"{name}_ms": round(_per_thousand_ms(ns, window.env_steps), 6)
-            for name, ns in window.worker_parts_ns.items()
-        },
-        **({"workers": _workers(window)} if window.envs.num_workers else {}),
+        **(_workers(window) if window.envs.num_workers else {}),
         "covered_share": _covered(window),
     }
 

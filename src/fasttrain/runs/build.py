@@ -7,6 +7,7 @@ import multiprocessing
 import platform
 import signal
 import warnings
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -26,7 +27,7 @@ from fasttrain.algos.ppo import PPO, MaskablePPO
 from fasttrain.buffers.rollout import compile_gae
 from fasttrain.config import Config, DQNConfig, PPOConfig, parse_schedule
 from fasttrain.envs.make import EnvFactory, EnvSpec, make_env
-from fasttrain.envs.probe import probe
+from fasttrain.envs.probe import ProbeResult, probe
 from fasttrain.errors import ConfigError
 from fasttrain.flags import EnvFacts, Machine
 from fasttrain.machine import usable_cores
@@ -74,8 +75,10 @@ def env_spec(config: Config) -> EnvSpec:
     )
 
 
-def env_facts(config: Config) -> EnvFacts:
+def env_facts(config: Config, measure: Callable[[], ProbeResult | None] = lambda: None) -> EnvFacts:
     """Build the env once, so that a wrong one fails here with one clear message; time it where the plan must choose.
+
+    `measure` plays it for reasons of its own (the checkup); if it returns what the env costs, nothing is played twice.
 
     Raises:
         EnvSpecError: the env cannot be built or does not fit the algorithm.
@@ -96,10 +99,11 @@ def env_facts(config: Config) -> EnvFacts:
         check_native_options(config)
     spec = env_spec(config)
     _check_env(config)
+    measured = measure()
     if config.vec_env != "auto" or native or not config.use_subproc_envs or config.force_dummy_vec_env:
         return EnvFacts(native, None)
-    found = probe(MonitoredEnv(spec))
-    return EnvFacts(native, found.step_s + found.mask_s)
+    found = measured or probe(MonitoredEnv(spec))
+    return EnvFacts(native, found.step_s + found.mask_s, found.cpu_share)
 
 
 def _check_env(config: Config) -> None:

@@ -1,6 +1,6 @@
 """One training run, from the configuration to the files in its folder. Read this first.
 
-plan → envs → algorithm → learn (with one callback) → model.zip → evaluation → perf.json, summary.json.
+checkup → plan → envs → algorithm → learn (with one callback) → model.zip → evaluation → perf.json, summary.json.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from fasttrain.runs.build import (
     this_machine,
 )
 from fasttrain.runs.callbacks import Parts, RunCallback, StopFlag
+from fasttrain.runs.check import run_checkup
 from fasttrain.runs.episodes import EpisodeLog
 from fasttrain.runs.evaluate import Quality, evaluate_both
 from fasttrain.runs.files import SUMMARY_SCHEMA, write_json
@@ -53,7 +54,8 @@ WORKER_ERRORS = (EOFError, BrokenPipeError, ConnectionResetError)  # what SB3 ra
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
     """Train as `config` says and leave everything in `folder`; returns the exit code."""
     console = show.make_console()
-    plan = make_plan(config, sources, env_facts(config), this_machine())
+    facts = env_facts(config, measure=lambda: run_checkup(config, folder, console))
+    plan = make_plan(config, sources, facts, this_machine())
     run = Run(plan, folder, console)
     write_json(folder / "plan.json", run.plan.to_dict())
     show.show_plan(console, run.plan)

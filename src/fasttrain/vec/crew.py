@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from multiprocessing.util import Finalize
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import cloudpickle
 import gymnasium as gym
@@ -20,19 +20,36 @@ import numpy as np
 
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.machine import usable_cores
-from fasttrain.vec.process import WorkerLostError, WorkerProcess
-from fasttrain.vec.worker import Ready
-from fasttrain.vec.worker_envs import SEED_STRIDE, Failure, Record, Settings
-from fasttrain.vec.worker_memory import ABSENT, BUFFER, NOTIFY, Layout, SharedBlock, check_spaces
+from fasttrain.vec.process import WorkerLostError, WorkerProcess, default_start_method
+from fasttrain.vec.worker import HOLD, STEP, CallError, Ready, pack
+from fasttrain.vec.worker_envs import Packed, Record, Settings, successor_seed
+from fasttrain.vec.worker_memory import (
+    ABSENT,
+    BUFFER,
+    COMMAND,
+    NO_ROW,
+    NOTIFY,
+    ROW,
+    Layout,
+    SharedBlock,
+    check_spaces,
+    copied,
+    overwrite,
+    rows_of,
+)
 
 EnvFn = Callable[[], gym.Env[Any, Any]]
 OnEnvError = Literal["raise", "restart"]
 CLOSE_TIMEOUT_S = 5.0
+GO_ON = "env.on_env_error=restart goes on without it"
 SPIN_S = 100e-6  # about what falling asleep and being woken cost together
 
 
-class WorkerTraceback(Exception):  # noqa: N818 - shown as the cause, as concurrent.futures does with its own
-    """The traceback in the worker process, as text."""
+class _Beginning(NamedTuple):
+    """First states of the episodes of one worker."""
+
+    observations: Any
+    action_masks: Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +79,10 @@ class Crew:
         self.spin_s = SPIN_S if cores > self.num_workers else 0.0
         self.restarts = 0
         self._restart_times: deque[float] = deque()
-        self._generations = [0] * self.num_workers
-        self.seeds: list[int | None] = [None] * self.num_envs  # of the last seeded reset
+        self.seeds: list[int | None] = [None] * self.num_envs  # of the last seeded reset, or of one after a failure
         self.under_way: set[int] = set()  # workers whose step was posted and not yet collected
         self._early: dict[int, list[Record]] = {}  # what some of those brought already, because a call came between
-        self._untold: dict[int, Any] = {}  # worker → last observations of episodes that a replacement cut silently
+        self._untold: dict[int, _Beginning] = {}  # worker → fresh episodes that its next step is to tell of
         self.buffers = [0] * self.num_workers  # which of the two observation arrays each worker's last step wrote
         self.context = multiprocessing.get_context(options.start_method or default_start_method())
         self.notify = self.context.Semaphore(0)  # any worker → a trainer that waits for whoever is first
@@ -123,7 +139,7 @@ class Crew:
         except WorkerLostError as error:
             failure = error.failure
             text = failure.text if failure else f"worker {worker.settings.worker} did not start: {error}"
-            raise EnvSpecError(text) from _cause(failure, error)
+            raise EnvSpecError(text) from error.cause
 
     def _attach(self, worker: WorkerProcess) -> None:
         control = self.control[worker.settings.worker]
@@ -138,8 +154,8 @@ class Crew:
         self.buffers = [buffer] * self.num_workers
         self.control[:, BUFFER] = buffer
         self.under_way.update(range(self.num_workers))
-        for worker in self.workers:
-            worker.post()
+        for index in range(self.num_workers):
+            self._post(index)
 
     def post_worker(self, index: int, notify: bool) -> None:
         """Let one worker step; with `notify` it also says so to whoever waits for the first of several."""
@@ -147,15 +163,19 @@ class Crew:
         self.control[index, BUFFER] = self.buffers[index]
         self.control[index, NOTIFY] = notify
         self.under_way.add(index)
-        self.workers[index].post()
+        self._post(index)
+
+    def _post(self, index: int) -> None:
+        # An action for the state before a replacement says nothing about the first state of a fresh episode.
+        self.workers[index].post(HOLD if index in self._untold else STEP)
 
     def align(self) -> None:
         """Workers that stepped more often than others may have written the other array: bring all into one."""
-        arrays, buffer = self.arrays.observations, self.buffers[0]
+        buffer = self.buffers[0]
         for index, worker in enumerate(self.workers):
             if self.buffers[index] != buffer:
-                rows = slice(worker.first, worker.stop)
-                _put_rows(arrays[buffer], rows, _copy_of_rows(arrays[1 - buffer], rows))
+                observations = rows_of(self.arrays, worker.first, worker.stop).observations
+                overwrite(observations[buffer], observations[1 - buffer])
                 self.buffers[index] = buffer
 
     def wait_step(self) -> list[Record]:
@@ -166,8 +186,14 @@ class Crew:
         """
         deadline = time.monotonic() + self.options.step_timeout_s
         news: list[Record] = []
+        failed: EnvError | None = None
         for worker in self.workers:
-            news += self.wait_worker(worker, deadline)
+            try:
+                news += self.wait_worker(worker, deadline)
+            except EnvError as error:  # noqa: PERF203 - the others have stepped: collect their replies too
+                failed = failed or error
+        if failed is not None:
+            raise failed
         return news
 
     def wait_worker(self, worker: WorkerProcess, deadline: float) -> list[Record]:
@@ -176,21 +202,23 @@ class Crew:
         self.under_way.discard(index)
         if index in self._early:
             return self._early.pop(index)
+        untold = self._untold.pop(index, None)
         try:
             news: list[Record] = worker.wait(deadline, self.spin_s) or []
         except WorkerLostError as error:
             self.replace(worker, error)
             return []
-        if index in self._untold:
-            self._cut(slice(worker.first, worker.stop), self._untold.pop(index))
-            news = []
+        if untold is not None:
+            self._cut(worker)
+            self._begin(index, untold)
         for record in news:
             if record.failure is not None:
+                self.seeds[record.env_index] = successor_seed(record.failure.seed)
                 self._count_restart(worker, WorkerLostError(record.failure.text, record.failure))
         return news
 
-    def reset(self, seeds: Sequence[int | None], options: Sequence[dict[str, Any]]) -> list[bytes]:
-        """Reset every env; the reset infos, pickled. Waits for a step that is under way and drops it."""
+    def reset(self, seeds: Sequence[int | None], options: Sequence[dict[str, Any]]) -> list[Packed]:
+        """Reset every env; the reset infos. Waits for a step that is under way and drops it."""
         self.settle()
         self.under_way.clear()
         self._early.clear()
@@ -199,7 +227,14 @@ class Crew:
         self.buffers = [0] * self.num_workers
         self.control[:, NOTIFY] = False
         asked = {index: (seeds[w.first : w.stop], options[w.first : w.stop], 0) for index, w in enumerate(self.workers)}
-        infos = [info for part in self.call("reset", asked) for info in part]
+        self._untold.clear()
+        infos: list[Packed] = []
+        for part in self.call("reset", asked):
+            if isinstance(part, CallError):  # options that the worker cannot read
+                raise EnvError(f"reset() failed: {part.text}")
+            infos += part
+        for index, beginning in self._untold.items():  # of workers that failed in this call
+            self._begin(index, beginning)
         self._untold.clear()
         return infos
 
@@ -213,13 +248,14 @@ class Crew:
         Raises:
             EnvError: a worker failed, as for steps.
         """
+        payloads = {index: pack((name, args)) for index, args in arguments.items()}
         self.settle()
         deadline = time.monotonic() + self.options.step_timeout_s
         broken: dict[int, WorkerLostError] = {}
         answers: dict[int, Any] = {}
-        for index, args in arguments.items():
+        for index, payload in payloads.items():
             try:
-                self.workers[index].call(name, args, self.options.step_timeout_s)
+                self.workers[index].call(name, payload, self.options.step_timeout_s)
             except WorkerLostError as error:  # noqa: PERF203 - a broken worker must not keep the others
                 broken[index] = error
         for index in arguments:
@@ -229,8 +265,9 @@ class Crew:
             except WorkerLostError as error:  # noqa: PERF203
                 broken[index] = error
         for index, lost in broken.items():
-            self.replace(self.workers[index], lost, stepping=False)
-            answers[index] = self._again(index, name, arguments[index])
+            answers[index] = self.replace(self.workers[index], lost, stepping=False)
+            if name != "reset":  # that one has been done, with seeds that may do better
+                answers[index] = self._again(index, name, payloads[index])
         return [answers[index] for index in arguments]
 
     def settle(self) -> None:
@@ -239,60 +276,70 @@ class Crew:
             self._early[index] = self.wait_worker(self.workers[index], time.monotonic() + self.options.step_timeout_s)
             self.under_way.add(index)
 
-    def _again(self, index: int, name: str, args: tuple[Any, ...]) -> Any:
+    def _again(self, index: int, name: str, payload: bytes) -> Any:
         worker = self.workers[index]
         try:
-            worker.call(name, args, self.options.step_timeout_s)
+            worker.call(name, payload, self.options.step_timeout_s)
             return worker.wait(time.monotonic() + self.options.step_timeout_s)
         except WorkerLostError as error:
-            raise self._env_error(worker, error) from _cause(error.failure, error)
+            raise self._env_error(worker, error) from error.cause
 
     # --- failures
 
-    def replace(self, lost: WorkerProcess, why: WorkerLostError, stepping: bool = True) -> None:
+    def replace(self, lost: WorkerProcess, why: WorkerLostError, stepping: bool = True) -> list[Packed]:
         """A fresh worker in the place of `lost`: its episodes end as truncated and lost, at the state before.
 
-        Between steps (`stepping=False`) nobody could be told of that: the step that follows then says so.
+        Between steps (`stepping=False`) nobody could be told of that: the arrays stay as they were, and the step that
+        follows says so instead of stepping these envs. Returns the infos of the resets.
 
         Raises:
             EnvError: failures are to be raised, or there were too many.
         """
-        index, rows = lost.settings.worker, slice(lost.first, lost.stop)
-        if not stepping:
-            self._untold[index] = _copy_of_rows(self.arrays.observations[self.buffers[index]], rows)
+        index = lost.settings.worker
+        rows = rows_of(self.arrays, lost.first, lost.stop)
+        before = None if stepping else copied(rows)
         while True:
             if self.options.on_env_error == "raise":
                 lost.pending = False
-                raise self._env_error(lost, why) from _cause(why.failure, why)
+                if why.failure is None:  # a late reply must never be taken for the next one
+                    lost.process.kill()
+                raise self._env_error(lost, why) from why.cause
             self._count_restart(lost, why)
             lost.kill()
-            self._generations[index] += 1
             self.workers[index] = lost = self._process(lost.settings, lost.stop - lost.first)
             try:
                 lost.ready(self.options.start_timeout_s)
                 self._attach(lost)
                 lost.call("reset", self._fresh_reset(lost), self.options.step_timeout_s)
-                lost.wait(time.monotonic() + self.options.step_timeout_s)
+                infos: list[Packed] = lost.wait(time.monotonic() + self.options.step_timeout_s)
                 break
             except WorkerLostError as again:
                 why = again
-        if stepping:
-            self._cut(rows, _copy_of_rows(self.arrays.observations[1 - self.buffers[index]], rows))
+        if before is None:
+            self._cut(lost)
+        else:
+            self._untold[index] = _Beginning(*copied((rows.observations[self.buffers[index]], rows.action_masks)))
+            overwrite(rows, before)
+        return infos
 
-    def _cut(self, rows: slice, last_observations: Any) -> None:
-        """End the episodes of `rows` as lost."""
-        arrays = self.arrays
-        arrays.rewards[rows] = 0.0
-        arrays.terminations[rows] = False
-        arrays.truncations[rows] = arrays.lost[rows] = True
-        arrays.info_kinds[rows] = ABSENT
-        _put_rows(arrays.final_observations, rows, last_observations)
+    def _begin(self, index: int, beginning: _Beginning) -> None:
+        rows = rows_of(self.arrays, self.workers[index].first, self.workers[index].stop)
+        overwrite((rows.observations[self.buffers[index]], rows.action_masks), beginning)
 
-    def _fresh_reset(self, worker: WorkerProcess) -> tuple[Any, ...]:
-        """Other seeds than the episodes that were lost had: the fault might be in them."""
-        stride = self._generations[worker.settings.worker] * SEED_STRIDE * 31
-        seeds = [None if seed is None else (seed + stride) % 2**31 for seed in self.seeds[worker.first : worker.stop]]
-        return seeds, [{}] * len(seeds), self.buffers[worker.settings.worker]
+    def _cut(self, worker: WorkerProcess) -> None:
+        """End the episodes of a worker as lost, in the state before the last step."""
+        rows = rows_of(self.arrays, worker.first, worker.stop)
+        rows.rewards[:] = 0.0
+        rows.terminations[:] = False
+        rows.truncations[:] = rows.lost[:] = True
+        rows.info_kinds[:] = ABSENT
+        overwrite(rows.final_observations, rows.observations[1 - self.buffers[worker.settings.worker]])
+
+    def _fresh_reset(self, worker: WorkerProcess) -> bytes:
+        """Other seeds than the episodes that were lost had."""
+        mine = slice(worker.first, worker.stop)
+        self.seeds[mine] = seeds = [successor_seed(seed, failures=31) for seed in self.seeds[mine]]
+        return pack(("reset", (seeds, [{}] * len(seeds), self.buffers[worker.settings.worker])))
 
     def _count_restart(self, worker: WorkerProcess, error: WorkerLostError) -> None:
         self.restarts += 1
@@ -305,15 +352,20 @@ class Crew:
             raise EnvError(
                 f"{len(self._restart_times)} restarts within {self.options.restart_window_s / 60:g} minutes, "
                 f"{self.options.max_restarts} allowed; the last: {last}"
-            ) from _cause(error.failure, error)
+            ) from error.cause
 
     def _env_error(self, worker: WorkerProcess, error: WorkerLostError) -> EnvError:
         failure, index = error.failure, worker.settings.worker
+        row = int(worker.control[ROW]) if failure is None and hasattr(worker, "control") else NO_ROW
+        if row != NO_ROW:  # it hung or died inside an env
+            env = worker.first + row
+            seed = "" if self.seeds[env] is None else f", seed {self.seeds[env]}"
+            action = f", last action {self.arrays.actions[env]}" if worker.control[COMMAND] == STEP else ""
+            return EnvError(f"env {env} (worker {index}{seed}{action}) failed: {error}; {GO_ON}")
         if failure is None:
-            envs = (
-                f"env {worker.first}" if worker.stop - worker.first == 1 else f"envs {worker.first}-{worker.stop - 1}"
-            )
-            return EnvError(f"worker {index} ({envs}) failed: {error}; env.on_env_error=restart goes on without it")
+            first, last = worker.first, worker.stop - 1
+            envs = f"env {first}" if first == last else f"envs {first}-{last}"
+            return EnvError(f"worker {index} ({envs}) failed: {error}; {GO_ON}")
         seed = "" if failure.seed is None else f", seed {failure.seed}"
         action = f", last action {failure.action}" if failure.action else ""
         return EnvError(
@@ -325,13 +377,9 @@ class Crew:
     def close(self) -> None:
         """End all workers within `CLOSE_TIMEOUT_S`, whatever state they are in."""
         self._finalizer()
+        vars(self).pop("notify", None)  # a semaphore has a name, which goes with its last user here
         if hasattr(self, "_block"):
             self._block.close()
-
-
-def default_start_method() -> str:
-    """`forkserver`, or `spawn` where there is none: forking a process with threads (torch, CUDA) can deadlock."""
-    return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 
 def _close_workers(workers: list[WorkerProcess]) -> None:
@@ -343,24 +391,6 @@ def _close_workers(workers: list[WorkerProcess]) -> None:
     workers.clear()
 
 
-def _cause(failure: Failure | None, error: WorkerLostError) -> Exception:
-    return WorkerTraceback(f"\n{failure.traceback}") if failure else error
-
-
 def _spell(ready: Ready) -> str:
     masks = f"masks of {ready.mask_width}" if ready.mask_width else "no masks"
     return f"({ready.observation_space}, {ready.action_space}, {masks})"
-
-
-def _copy_of_rows(observations: Any, rows: slice) -> Any:
-    if isinstance(observations, dict):
-        return {key: part[rows].copy() for key, part in observations.items()}
-    return observations[rows].copy()
-
-
-def _put_rows(into: Any, rows: slice, values: Any) -> None:
-    if isinstance(into, dict):
-        for key, part in into.items():
-            part[rows] = values[key]
-    else:
-        into[rows] = values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 import signal
 import time
@@ -10,13 +11,22 @@ from multiprocessing.synchronize import Semaphore
 from typing import Any
 
 from fasttrain.batch import Int64Array
-from fasttrain.vec.worker import CALL, CLOSE, FAILED, NO_MAIL, RESULT, STEP, Ready, pack
+from fasttrain.vec.worker import CALL, CLOSE, FAILED, NO_MAIL, RESULT, STEP, CallError, Ready, pack
 from fasttrain.vec.worker_channel import Channel, DeadlineError, acquire
 from fasttrain.vec.worker_envs import Failure, Settings
-from fasttrain.vec.worker_memory import COMMAND, MAIL, REPLY, REQUEST, STEP_NS, Layout, SharedBlock
+from fasttrain.vec.worker_memory import COMMAND, MAIL, NO_ROW, REPLY, REQUEST, ROW, STEP_NS, Layout, SharedBlock
 from fasttrain.vec.worker_start import one_thread_environment, start
 
 LOOK_EVERY_S = 0.1  # whether a worker that is waited for still lives
+
+
+def default_start_method() -> str:
+    """`forkserver`, or `spawn` where there is none: forking a process with threads (torch, CUDA) can deadlock."""
+    return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+
+
+class WorkerTraceback(Exception):  # noqa: N818 - shown as the cause, as concurrent.futures does with its own
+    """The traceback in the worker process, as text."""
 
 
 class WorkerLostError(Exception):
@@ -25,6 +35,15 @@ class WorkerLostError(Exception):
     def __init__(self, reason: str, failure: Failure | None = None) -> None:
         super().__init__(reason)
         self.failure = failure
+
+    @property
+    def cause(self) -> Exception:
+        """What to raise an error from."""
+        return WorkerTraceback(f"\n{self.failure.traceback}") if self.failure else self
+
+
+class UnreadableError(WorkerLostError):
+    """Its message came whole, but its classes cannot be loaded here."""
 
 
 class WorkerProcess:
@@ -59,6 +78,7 @@ class WorkerProcess:
     def attach(self, layout: Layout, block: SharedBlock, control: Int64Array, timeout_s: float) -> None:
         """Give it the memory. `control` is the worker's row of control words."""
         control[:STEP_NS] = 0  # what a worker before this one spent stays counted
+        control[ROW] = NO_ROW
         self.control = control
         try:
             self.channel.send(pack(layout), timeout_s)
@@ -74,9 +94,8 @@ class WorkerProcess:
         self.pending = True
         self.channel.go.release()
 
-    def call(self, name: str, arguments: tuple[Any, ...], timeout_s: float) -> None:
-        """Start a call of the worker's `_call_NAME`; `result` has the answer."""
-        payload = pack((name, arguments))
+    def call(self, name: str, payload: bytes, timeout_s: float) -> None:
+        """Start a call of the worker's `_call_NAME`; `wait` has the answer. `payload` is `pack((name, arguments))`."""
         self.post(CALL)
         try:
             self.channel.send(payload, timeout_s)
@@ -106,7 +125,12 @@ class WorkerProcess:
         kind = self.control[MAIL]
         if kind == NO_MAIL:
             return None
-        answer = self._receive(max(1.0, deadline - time.monotonic()), "answering")
+        try:
+            answer = self._receive(max(1.0, deadline - time.monotonic()), "answering")
+        except UnreadableError as error:
+            if kind == RESULT:  # of a class that only exists over there: the worker goes on
+                return CallError(str(error), False, "")
+            raise WorkerLostError(str(error)) from error
         if kind == FAILED or (kind == RESULT and isinstance(answer, Failure)):
             raise WorkerLostError(answer.text, answer)
         return answer
@@ -135,12 +159,16 @@ class WorkerProcess:
 
     def _receive(self, timeout_s: float, doing: str) -> Any:
         try:
-            return pickle.loads(self.channel.receive(timeout_s))
+            payload = self.channel.receive(timeout_s)
         except DeadlineError:
-            raise WorkerLostError(f"it did not answer in {timeout_s:.0f} s, {doing}") from None
+            raise WorkerLostError(f"it did not answer in {timeout_s:.3g} s, {doing}") from None
         except (EOFError, OSError) as error:
             self.process.join(1.0)
             raise WorkerLostError(self._state(doing)) from error
+        try:
+            return pickle.loads(payload)
+        except Exception as error:
+            raise UnreadableError(f"what it sent cannot be read in the trainer: {error}") from error
 
     def _state(self, doing: str = "stepping") -> str:
         """ "it was killed by SIGKILL, stepping"."""

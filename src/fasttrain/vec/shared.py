@@ -20,7 +20,8 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 from fasttrain.batch import FinishedEpisode, Int64Array, Slots
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.vec.base import SlotVecEnv, copy_observations, episode_info
-from fasttrain.vec.crew import Crew, CrewOptions, EnvFn, OnEnvError, WorkerTraceback
+from fasttrain.vec.crew import Crew, CrewOptions, EnvFn, OnEnvError
+from fasttrain.vec.process import WorkerTraceback
 from fasttrain.vec.worker import CallError
 from fasttrain.vec.worker_envs import Record
 from fasttrain.vec.worker_memory import BOOL, BUSY_NS, INT, OPPONENTS_NS, STEP_NS
@@ -119,7 +120,9 @@ class SharedMemoryVecEnv(SlotVecEnv):
     def reset(self) -> VecEnvObs:
         self._check_open()
         infos = self.crew.reset(self._seeds, self._options)
-        self.reset_infos = [self._unpack(info, index) for index, info in enumerate(infos)]
+        self.reset_infos = [self._unpack(packed.info, index) for index, packed in enumerate(infos)]
+        for index, packed in enumerate(infos):
+            self._warn_unsent(index, packed.unsent)
         self._reset_seeds()
         self._reset_options()
         self._returns[:] = 0.0
@@ -137,7 +140,11 @@ class SharedMemoryVecEnv(SlotVecEnv):
         self._check_open()
         if self._stepping:
             raise RuntimeError("step_async() while a step is pending: call step_wait() first")
-        self.slots.actions[...] = actions
+        if np.size(actions) != self.slots.actions.size:  # NumPy would stretch one action over all envs
+            raise ValueError(
+                f"actions of shape {np.shape(actions)} for {self.num_envs} envs: expected {self.slots.actions.shape}"
+            )
+        self.slots.actions[...] = np.reshape(actions, self.slots.actions.shape)
         self.crew.post_step()
 
     def step_wait(self) -> VecEnvStepReturn:
@@ -168,17 +175,16 @@ class SharedMemoryVecEnv(SlotVecEnv):
         self._returns[rows] += slots.rewards[rows]
         self._lengths[rows] += 1
         ended = rows.start + np.flatnonzero(slots.terminations[rows] | slots.truncations[rows])
-        return [self._finish(index, records) for index in ended.tolist()] if ended.size else []
+        if not ended.size:
+            return []
+        news = {record.env_index: record for record in records}  # one per env
+        return [self._finish(index, news.get(index, Record(index))) for index in ended.tolist()]
 
-    def _finish(self, index: int, records: list[Record]) -> FinishedEpisode:
+    def _finish(self, index: int, news: Record) -> FinishedEpisode:
         slots, final = self.slots, self.crew.arrays.final_observations
-        info: dict[str, Any] = {}
-        for record in records:
-            if record.env_index == index:
-                info = self._unpack(record.info, index)
-                if record.reset_info:
-                    self.reset_infos[index] = self._unpack(record.reset_info, index)
-                self._warn_unsent(record)
+        info = self._unpack(news.info, index)
+        self.reset_infos[index] = self._unpack(news.reset_info, index)
+        self._warn_unsent(index, news.unsent)
         lost = bool(self.crew.arrays.lost[index])
         if lost:
             self.lost_steps += int(self._lengths[index])
@@ -212,7 +218,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
         for record in records:
             if record.info and record.env_index not in ended:
                 infos[record.env_index].update(self._unpack(record.info, record.env_index))
-                self._warn_unsent(record)
+                self._warn_unsent(record.env_index, record.unsent)
         if self._info_keys:
             kinds = self.crew.arrays.info_kinds[rows]
             for row, column in zip(*np.nonzero(kinds), strict=True):
@@ -235,10 +241,9 @@ class SharedMemoryVecEnv(SlotVecEnv):
             self._warn(f"the info of env {index} cannot be read in the trainer ({error}); it is left out")
             return {}
 
-    def _warn_unsent(self, record: Record) -> None:
-        if record.unsent:
-            names = ", ".join(record.unsent)
-            self._warn(f"info entries of env {record.env_index} cannot be pickled and are left out: {names}")
+    def _warn_unsent(self, index: int, unsent: tuple[str, ...]) -> None:
+        if unsent:
+            self._warn(f"info entries of env {index} cannot be pickled and are left out: {', '.join(unsent)}")
 
     def _warn(self, text: str) -> None:
         kind = text.split(" cannot ")[0].rstrip("0123456789")

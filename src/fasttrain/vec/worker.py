@@ -24,10 +24,12 @@ from fasttrain.vec.worker_memory import (
     BUSY_NS,
     COMMAND,
     MAIL,
+    NO_ROW,
     NOTIFY,
     OPPONENTS_NS,
     REPLY,
     REQUEST,
+    ROW,
     STEP_NS,
     Layout,
     receive_block,
@@ -36,7 +38,7 @@ from fasttrain.vec.worker_memory import (
 
 Env = gymnasium.Env[Any, Any]
 
-STEP, CALL, CLOSE = range(3)  # commands
+STEP, CALL, CLOSE, HOLD = range(4)  # commands; HOLD: no step this time, see `Crew.replace`
 NO_MAIL, RECORDS, RESULT, FAILED = range(4)  # what follows on the pipe
 
 
@@ -68,7 +70,7 @@ class Worker:
         """Until CLOSE, or until the trainer is gone."""
         try:
             factories, envs, masks = self._build()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._send(_startup_failure(error, self.settings))
             return
         try:
@@ -79,7 +81,7 @@ class Worker:
             settings = self.settings
             self.control = control[settings.worker]
             mine = rows_of(arrays, settings.first, settings.first + len(envs))
-            self.rows = EnvRows(settings, factories, envs, masks, mine)
+            self.rows = EnvRows(settings, factories, envs, masks, mine, self.control[ROW : ROW + 1])
             self._send(None)
             self._loop()
         except (EOFError, OSError):  # the trainer is gone
@@ -90,19 +92,38 @@ class Worker:
 
     def _build(self) -> tuple[list[Callable[[], Env]], list[Env], MaskReader]:
         factories = cloudpickle.loads(self.settings.factories)
+        random.seed()  # a forked process begins with its parent's streams, all workers with the same
+        np.random.seed()
         envs = [factory() for factory in factories]
-        return factories, envs, MaskReader(envs[0], self.settings.use_masks)
+        masks = MaskReader(envs[0], self.settings.use_masks)
+        for row, env in enumerate(envs):
+            if not masks.suits(env):
+                first, spaces = self.settings.first, (envs[0].observation_space, envs[0].action_space)
+                raise EnvSpecError(
+                    f"the envs differ: env {first} has {spaces}, env {first + row} has "
+                    f"{(env.observation_space, env.action_space)}; a vector env needs the same spaces in all, and masks in "
+                    "all or in none"
+                )
+        if masks.used_env:  # a fresh one: its first episode is to be the one that a DummyVecEnv gets
+            envs[0].close()
+            envs[0] = factories[0]()
+        return factories, envs, masks
 
     def _loop(self) -> None:
         control, channel = self.control, self.channel
         while True:
             acquire(channel.go, self.settings.spin_s)
-            command = control[COMMAND]
+            # Read now: a trainer that gave up on this request may have posted another by the time of the reply.
+            command, request = control[COMMAND], control[REQUEST]
             if command == CLOSE:
                 return
-            kind, mail = self._step() if command == STEP else (RESULT, self._call())
+            kind, mail = (NO_MAIL, b"")
+            if command == STEP:
+                kind, mail = self._step()
+            elif command == CALL:
+                kind, mail = RESULT, self._call()
             control[MAIL] = kind
-            control[REPLY] = control[REQUEST]
+            control[REPLY] = request
             channel.done.release()
             if control[NOTIFY]:
                 self.notify.release()
@@ -117,6 +138,7 @@ class Worker:
             kind, mail = (RECORDS, pack(records)) if records else (NO_MAIL, b"")
         except NeedsRestartError as error:
             kind, mail = FAILED, pack(error.failure)
+            control[ROW] = NO_ROW
         spent = time.perf_counter_ns() - began
         control[STEP_NS] = spent
         control[BUSY_NS] += spent
@@ -125,12 +147,14 @@ class Worker:
         return kind, mail
 
     def _call(self) -> bytes:
-        name, arguments = pickle.loads(self.channel.receive())
+        payload = self.channel.receive()
         try:
+            name, arguments = pickle.loads(payload)
             return pack(getattr(self, f"_call_{name}")(*arguments))
         except NeedsRestartError as error:
+            self.control[ROW] = NO_ROW
             return pack(error.failure)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return pack(_call_error(error))
 
     def _call_reset(self, seeds: Sequence[int | None], options: Sequence[dict[str, Any]], buffer: int) -> Any:
@@ -177,13 +201,13 @@ def pack(value: Any) -> bytes:
         raise TypeError(f"{type(value).__name__} cannot be sent to another process: {error}") from error
 
 
-def _startup_failure(error: Exception, settings: Settings) -> Failure:
+def _startup_failure(error: BaseException, settings: Settings) -> Failure:
     failure = failure_of(error, env_index=settings.first)
     # An EnvSpecError of ours is a whole message already.
     return failure._replace(spec=True, text=str(error) if isinstance(error, EnvSpecError) else blame(error))
 
 
-def _call_error(error: Exception) -> CallError:
+def _call_error(error: BaseException) -> CallError:
     failure = failure_of(error, env_index=0)
     return CallError(failure.text, isinstance(error, AttributeError), failure.traceback)
 
@@ -191,6 +215,8 @@ def _call_error(error: Exception) -> CallError:
 def _same(found: Any, value: Any) -> bool:
     if found is value:
         return True
+    if isinstance(value, np.ndarray) and np.shape(found) != value.shape:
+        return False
     try:
         return bool(np.all(np.asarray(found == value)))
     except Exception:

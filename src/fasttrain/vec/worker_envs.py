@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,11 +13,11 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from fasttrain.batch import Observations
+from fasttrain.batch import Int64Array, Observations
 from fasttrain.envs.masks import KEY, MASKABLE_SPACES, find_mask_convention, flat_mask, mask_width
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import EnvError
-from fasttrain.vec.worker_memory import ABSENT, BOOL, FLOAT, INT, Arrays
+from fasttrain.vec.worker_memory import ABSENT, BOOL, FLOAT, INT, NO_ROW, Arrays
 
 Env = gymnasium.Env[Any, Any]
 SEED_STRIDE = 1_000_003  # between the seeds of an env and of its successors after a failure
@@ -61,6 +61,13 @@ class BadDataError(EnvError):
     """An env returned something that must not reach a buffer."""
 
 
+class Packed(NamedTuple):
+    """An info on its way to the trainer."""
+
+    info: bytes = b""  # pickled
+    unsent: tuple[str, ...] = ()  # keys whose values cannot be
+
+
 class Record(NamedTuple):
     """News of one env that no array carries."""
 
@@ -84,11 +91,21 @@ class MaskReader:
         space = env.action_space
         self.convention = find_mask_convention(env) if use_masks and isinstance(space, MASKABLE_SPACES) else None
         self.width = mask_width(space) if self.convention else 0
+        # Whether the search had to reset the env, see `find_mask_convention`.
+        self.used_env = use_masks and isinstance(space, MASKABLE_SPACES) and self.convention in (None, "info")
+        self._kind = (env.observation_space, space)
         heads = space.nvec.ravel() if isinstance(space, spaces.MultiDiscrete) else ()
         pairs = np.full(self.width // 2, 2) if isinstance(space, spaces.MultiBinary) else heads
         self._starts = np.cumsum([0, *pairs[:-1]]) if len(pairs) else np.zeros(1, np.int64)
 
-    def read(self, env: Env, observation: Any, info: dict[str, Any]) -> Any:
+    def suits(self, env: Env) -> bool:
+        """Whether `env` has the same spaces, and a method for masks if this one reads a method."""
+        asks = self.convention == "method"
+        return (env.observation_space, env.action_space) == self._kind and (
+            not asks or env.has_wrapper_attr("action_masks")
+        )
+
+    def read(self, env: Env, observation: Any, info: Mapping[str, Any]) -> Any:
         """The flat mask of the present state. `EnvError` if there is none or it does not fit."""
         if self.convention == "method":
             mask = env.get_wrapper_attr("action_masks")()
@@ -117,12 +134,13 @@ class EnvRows:
         envs: list[Env],
         masks: MaskReader,
         arrays: Arrays,
+        current: Int64Array,
     ) -> None:
         self.settings, self.factories, self.envs, self.masks, self.arrays = settings, factories, envs, masks, arrays
+        self.current = current  # (1,): the row in whose step or reset this worker is, for who finds it hung or dead
         self.opponents_ns = 0
         count = len(envs)
         self._seeds: list[int | None] = [None] * count
-        self._rebuilt = [0] * count
         self._steps = [0] * count
         self._records: list[Record] = []
         self._copies_actions = arrays.actions.ndim > 1
@@ -131,8 +149,8 @@ class EnvRows:
             {key: part.shape[1:] for key, part in final.items()} if isinstance(final, dict) else final.shape[1:]
         )
 
-    def reset(self, seeds: Sequence[int | None], options: Sequence[dict[str, Any]], buffer: int) -> list[bytes]:
-        """Reset every env as SB3's DummyVecEnv does; returns the reset infos, pickled."""
+    def reset(self, seeds: Sequence[int | None], options: Sequence[dict[str, Any]], buffer: int) -> list[Packed]:
+        """Reset every env as SB3's DummyVecEnv does; returns the reset infos."""
         arrays = self.arrays
         arrays.rewards[:] = 0.0
         arrays.terminations[:] = arrays.truncations[:] = arrays.lost[:] = False
@@ -140,14 +158,16 @@ class EnvRows:
         self._into = arrays.observations[buffer]
         infos = []
         for row, env in enumerate(self.envs):
-            self._seeds[row] = seeds[row]
+            self.current[0] = row
+            if seeds[row] is not None:
+                self._seeds[row] = seeds[row]
             try:
                 extra = {"options": options[row]} if options[row] else {}
-                observation, info = env.reset(seed=seeds[row], **extra)
-                self._begin(row, observation, info)
-            except Exception as error:
+                info = self._begin(row, env.reset(seed=seeds[row], **extra))
+            except (Exception, SystemExit) as error:
                 raise NeedsRestartError(self._failure(row, None, error)) from error
-            infos.append(_packed(info)[0])
+            infos.append(_packed(info))
+        self.current[0] = NO_ROW
         for row, why in self._bad_rows():
             raise NeedsRestartError(self._failure(row, None, BadDataError(why)))
         return infos
@@ -166,10 +186,12 @@ class EnvRows:
             arrays.info_kinds[:] = ABSENT
         for row, env in enumerate(self.envs):
             action = actions[row].copy() if self._copies_actions else actions[row]
+            self.current[0] = row
             try:
                 self._take(row, env, env.step(action))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self._fail(row, action, error)
+        self.current[0] = NO_ROW
         for row, why in self._bad_rows():
             self._fail(row, actions[row], BadDataError(why))
         for row, _ in self._bad_rows() if self._records else ():  # a rebuilt env that is no better
@@ -177,17 +199,15 @@ class EnvRows:
         return self._records
 
     def _take(self, row: int, env: Env, answer: Any) -> None:
-        if len(answer) != 5:
-            raise BadDataError(
-                f"step() returned {len(answer)} values, expected 5 (env.api=gym adapts the old interface)"
-            )
+        if type(answer) is not tuple or len(answer) != 5 or type(answer[4]) is not dict:  # 60 ns, not 400
+            _check_answer(answer)
         observation, reward, terminated, truncated, info = answer
         arrays = self.arrays
         arrays.rewards[row] = reward
         arrays.terminations[row] = terminated
         arrays.truncations[row] = truncated
         self._steps[row] += 1
-        if "perf" in info:
+        if "perf" in info and isinstance(info["perf"], Mapping):  # a number under that name is the env's own affair
             self.opponents_ns += int(1e6 * info["perf"].get("enemy_turn_ms", 0.0))
         if terminated or truncated:
             self._end(row, env, observation, info)
@@ -208,17 +228,25 @@ class EnvRows:
         if self.settings.check_finite and not _finite_row(self.arrays.final_observations, row):
             raise BadDataError("the last observation of the episode is not finite")
         last, unsent = _packed(info)  # before the reset, which may change the lists in it
-        observation, reset_info = env.reset()
-        self._begin(row, observation, reset_info)
-        keys = self.settings.info_keys
-        first, _ = _packed(reset_info if keys is None else {key: reset_info[key] for key in keys if key in reset_info})
-        if last or first:
-            self._records.append(Record(self.settings.first + row, last, first, None, unsent))
+        first, unsent_too = self._wanted(self._begin(row, env.reset()))
+        if last or first or unsent or unsent_too:
+            self._records.append(Record(self.settings.first + row, last, first, None, (*unsent, *unsent_too)))
 
-    def _begin(self, row: int, observation: Any, info: dict[str, Any]) -> None:
+    def _begin(self, row: int, answer: Any) -> Mapping[str, Any]:
+        """Write what `reset()` answered; its info."""
+        if not isinstance(answer, tuple | list) or len(answer) != 2 or not isinstance(answer[1], Mapping):
+            raise BadDataError(
+                f"reset() returned {answer!r:.80}, expected (observation, info) (env.api=gym adapts the old interface)"
+            )
+        observation, info = answer
         self._write(row, self._into, observation)
         if self.masks.width:
             self.arrays.action_masks[row] = self.masks.read(self.envs[row], observation, info)  # type: ignore[index]
+        return info  # type: ignore[no-any-return]
+
+    def _wanted(self, reset_info: Mapping[str, Any]) -> Packed:
+        keys = self.settings.info_keys
+        return _packed(reset_info if keys is None else {key: reset_info[key] for key in keys if key in reset_info})
 
     def _write(self, row: int, into: Any, observation: Any) -> None:
         """Assign one observation. NumPy would stretch a wrong shape silently, (1,) into (3,) say."""
@@ -265,13 +293,13 @@ class EnvRows:
             bad |= dict.fromkeys(rows, "the action mask leaves no legal action")
         return sorted(bad.items())
 
-    def _fail(self, row: int, action: Any, error: Exception) -> None:
+    def _fail(self, row: int, action: Any, error: BaseException) -> None:
         failure = self._failure(row, action, error)
         if not self.settings.restart_envs:
             raise NeedsRestartError(failure) from error
         try:
             self._rebuild(row, failure)
-        except Exception as again:
+        except (Exception, SystemExit) as again:
             raise NeedsRestartError(self._failure(row, action, again)) from again
 
     def _rebuild(self, row: int, failure: Failure) -> None:
@@ -282,20 +310,22 @@ class EnvRows:
         arrays.lost[row] = True
         arrays.info_kinds[row] = ABSENT
         copy_row(arrays.final_observations, self._before, row)
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception, SystemExit):
             self.envs[row].close()
         self.envs[row] = env = self.factories[row]()
-        self._rebuilt[row] += 1
-        seed = self._seeds[row]
-        fresh = None if seed is None else (seed + self._rebuilt[row] * SEED_STRIDE) % 2**31
-        observation, info = env.reset(seed=fresh)
-        self._begin(row, observation, info)
-        self._records.append(Record(failure.env_index, failure=failure))
+        self._seeds[row] = seed = successor_seed(self._seeds[row])
+        first, unsent = self._wanted(self._begin(row, env.reset(seed=seed)))
+        self._records.append(Record(failure.env_index, b"", first, failure, unsent))
 
-    def _failure(self, row: int, action: Any, error: Exception) -> Failure:
+    def _failure(self, row: int, action: Any, error: BaseException) -> Failure:
         failure = failure_of(error, self.settings.first + row)
         shown = "" if action is None else str(action)
         return failure._replace(seed=self._seeds[row], action=shown, step=self._steps[row])
+
+
+def successor_seed(seed: int | None, failures: int = 1) -> int | None:
+    """Of the env that takes the place of a failed one: another seed, because the fault might be in that episode."""
+    return None if seed is None else (seed + failures * SEED_STRIDE) % 2**31
 
 
 def copy_row(into: Observations, source: Observations, row: int) -> None:
@@ -305,6 +335,14 @@ def copy_row(into: Observations, source: Observations, row: int) -> None:
             part[row] = source[key][row]
     else:
         into[row] = source[row]  # type: ignore[index]
+
+
+def _check_answer(answer: Any) -> None:
+    if not isinstance(answer, tuple | list) or len(answer) != 5:
+        found = f"{len(answer)} values" if isinstance(answer, tuple | list) else type(answer).__name__
+        raise BadDataError(f"step() returned {found}, expected 5 values (env.api=gym adapts the old interface)")
+    if not isinstance(answer[4], Mapping):
+        raise BadDataError(f"step() returned an info of type {type(answer[4]).__name__}, expected a dict")
 
 
 def _assign(into: Any, row: int, value: Any, shape: tuple[int, ...], name: str) -> None:
@@ -321,22 +359,22 @@ def _finite_row(observations: Any, row: int) -> bool:
 
 def _kind_of(value: Any) -> int:
     """How a number travels; ABSENT for what is no plain number."""
-    if isinstance(value, (bool, np.bool_)):
+    if type(value) is bool:  # NumPy's numbers would come back as another type
         return BOOL
-    if isinstance(value, float):  # np.float64 too; other NumPy numbers would come back as another type
-        return FLOAT if type(value) is float else ABSENT
+    if type(value) is float:
+        return FLOAT
     return INT if type(value) is int and abs(value) < 2**53 else ABSENT
 
 
-def _packed(info: dict[str, Any]) -> tuple[bytes, tuple[str, ...]]:
+def _packed(info: Mapping[str, Any]) -> Packed:
     """`info` pickled without what cannot be, and the names of that; nothing for an empty one."""
     if not info:
-        return b"", ()
+        return Packed()
     try:
-        return pickle.dumps(info, protocol=pickle.HIGHEST_PROTOCOL), ()
+        return Packed(pickle.dumps(info, protocol=pickle.HIGHEST_PROTOCOL))
     except Exception:
         good = {key: value for key, value in info.items() if _can_be_pickled(value)}
-        return pickle.dumps(good), tuple(str(key) for key in info if key not in good)
+        return Packed(pickle.dumps(good), tuple(str(key) for key in info if key not in good))
 
 
 def _can_be_pickled(value: Any) -> bool:

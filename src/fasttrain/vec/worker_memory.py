@@ -28,7 +28,8 @@ CONTROL_WORDS = 16  # int64 words per worker, two cache lines
 
 # Meaning of a worker's control words. The trainer writes the first group, the worker the second.
 REQUEST, COMMAND, BUFFER, NOTIFY = range(4)
-REPLY, MAIL, STEP_NS, BUSY_NS, OPPONENTS_NS = range(8, 13)
+REPLY, MAIL, STEP_NS, BUSY_NS, OPPONENTS_NS, ROW = range(8, 14)
+NO_ROW = -1  # in ROW: the worker is in no env's step or reset
 
 # How an info value travelled in `info_values`.
 ABSENT, FLOAT, INT, BOOL = range(4)
@@ -85,6 +86,27 @@ def rows_of(arrays: Arrays, first: int, stop: int) -> Arrays:
         return value[first:stop]
 
     return Arrays(*(cut(value) for value in arrays))
+
+
+def copied(arrays: Any) -> Any:
+    """A copy of an array, or of all in a tuple or dict; None stays None."""
+    if isinstance(arrays, dict):
+        return {key: part.copy() for key, part in arrays.items()}
+    if isinstance(arrays, tuple):
+        return tuple(copied(part) for part in arrays)
+    return None if arrays is None else arrays.copy()
+
+
+def overwrite(into: Any, values: Any) -> None:
+    """The reverse: `values` of the same form into the arrays."""
+    if isinstance(into, dict):
+        for key, part in into.items():
+            part[...] = values[key]
+    elif isinstance(into, tuple):
+        for part, value in zip(into, values, strict=True):
+            overwrite(part, value)
+    elif into is not None:
+        into[...] = values
 
 
 def check_spaces(observation_space: Space, action_space: Space) -> None:
@@ -164,6 +186,9 @@ class SharedBlock:
         os.ftruncate(self._handle, size_bytes)
         self.memory = mmap.mmap(self._handle, size_bytes)
 
+    def __del__(self) -> None:  # a vector env that was dropped without close()
+        self.close()
+
     def send(self, connection: Connection) -> None:
         """Give the process at the other end what `receive_block` needs."""
         if isinstance(self._handle, str):
@@ -174,9 +199,10 @@ class SharedBlock:
 
     def close(self) -> None:
         """Give the handle back. The memory lives as long as arrays look at it."""
-        if isinstance(self._handle, int) and self._handle >= 0:
-            os.close(self._handle)
+        handle = getattr(self, "_handle", None)
+        if isinstance(handle, int) and handle >= 0:
             self._handle = -1
+            os.close(handle)
 
 
 def receive_block(connection: Connection) -> mmap.mmap:

@@ -1,0 +1,131 @@
+"""Collecting in groups stores what lockstep would have: every row is checked against the env's own rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from stable_baselines3.common.callbacks import BaseCallback
+
+from fasttrain import MaskablePPO, SharedMemoryVecEnv
+from workers import CounterFactory
+
+NUM_ENVS, NUM_STEPS = 6, 20
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[SharedMemoryVecEnv]:
+    env = SharedMemoryVecEnv([CounterFactory(number) for number in range(NUM_ENVS)], num_workers=3)
+    yield env
+    env.close()
+
+
+class Watch(BaseCallback):
+    """Notes what a callback sees."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        super().__init__()
+        self.seen: list[dict[str, Any]] = []
+        self.stop_after = stop_after
+
+    def _on_step(self) -> bool:
+        names = ("infos", "dones", "rewards", "actions")
+        self.seen.append({name: np.array(self.locals[name], copy=True) for name in names})
+        self.seen[-1]["num_timesteps"] = self.num_timesteps
+        return self.stop_after is None or len(self.seen) < self.stop_after
+
+
+def model_of(env: SharedMemoryVecEnv, pipeline: int, first_ready: bool, kernels: bool = False) -> MaskablePPO:
+    model = MaskablePPO("MlpPolicy", env, n_steps=NUM_STEPS, batch_size=NUM_ENVS * NUM_STEPS, n_epochs=1, seed=3)
+    model._fast.pipeline, model._fast.first_ready = pipeline, first_ready
+    if kernels:
+        model.use_kernels()
+    return model
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize(("pipeline", "first_ready"), [(2, False), (3, False), (1, True)])
+def test_every_stored_row_is_a_real_transition(
+    shared: SharedMemoryVecEnv, pipeline: int, first_ready: bool, kernels: bool
+):
+    model = model_of(shared, pipeline, first_ready, kernels)
+    watch = Watch()
+    policy = {name: value.clone() for name, value in model.policy.state_dict().items()}
+    model.learn(NUM_ENVS * NUM_STEPS, watch)
+    storage: Any = model.rollout_buffer
+    number, episode, steps, _ = np.moveaxis(storage.observations, -1, 0)
+    actions, starts = storage.actions[..., 0], storage.episode_starts.astype(bool)
+    assert (number == np.arange(NUM_ENVS)).all()
+    lengths = 7 + np.arange(NUM_ENVS)
+    expected_steps = np.arange(NUM_STEPS)[:, None] % lengths
+    assert (steps == expected_steps).all()
+    assert (starts == (expected_steps == 0)).all()
+    assert (np.diff(episode, axis=0) == (expected_steps[1:] == 0)).all()
+    last_action = storage.observations[1:, :, 3]
+    assert (last_action[~starts[1:]] == actions[:-1][~starts[1:]]).all()
+    assert (actions != steps % 5).all(), "an illegal action"
+    assert (storage.action_masks == (np.arange(5) != (steps % 5)[..., None])).all()
+    # What was acted with is what the policy of the time says.
+    model.policy.load_state_dict(policy)
+    total = NUM_ENVS * NUM_STEPS
+    with torch.no_grad():
+        values, log_probs, _ = model.policy.evaluate_actions(
+            torch.as_tensor(storage.observations).reshape(total, -1),
+            torch.as_tensor(actions).reshape(-1),
+            action_masks=storage.action_masks.reshape(total, -1),
+        )
+        ended = starts[1:]
+        finals = np.stack([np.arange(NUM_ENVS), np.zeros(NUM_ENVS), lengths, np.zeros(NUM_ENVS)], 1)
+    np.testing.assert_allclose(storage.values.reshape(-1), values.reshape(-1), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(storage.log_probs.reshape(-1), log_probs, rtol=1e-5, atol=1e-6)
+    # Rewards are the env's, but for cut episodes, where gamma times the value of the last observation is added.
+    plain = actions + np.arange(NUM_ENVS) / 10
+    cut = ended & (np.arange(NUM_ENVS) % 2 == 1)
+    np.testing.assert_allclose(storage.rewards[:-1][~cut], plain[:-1][~cut], rtol=1e-6)
+    for step, env in zip(*np.nonzero(cut), strict=True):
+        final = finals[env].copy()
+        final[1], final[3] = episode[step, env], actions[step, env]
+        with torch.no_grad():
+            value = model.policy.predict_values(torch.as_tensor(final[None], dtype=torch.float32)).item()
+        assert storage.rewards[step, env] == pytest.approx(plain[step, env] + model.gamma * value, rel=1e-5)
+    assert cut.sum() >= 3
+    # The callback saw every step once, in order, with all envs.
+    assert [seen["num_timesteps"] for seen in watch.seen] == [NUM_ENVS * (t + 1) for t in range(NUM_STEPS)]
+    assert (np.array([seen["dones"] for seen in watch.seen])[:-1] == ended).all()
+    for seen in watch.seen:
+        for env in range(NUM_ENVS):
+            assert ("episode" in seen["infos"][env]) == seen["dones"][env]
+
+
+def test_rollouts_follow_on_each_other_and_on_lockstep(shared: SharedMemoryVecEnv):
+    model = model_of(shared, 2, False)
+    model.learn(NUM_ENVS * NUM_STEPS)
+    before = model.rollout_buffer.observations[-1, :, 2].copy()
+    model._fast.pipeline = 1
+    model.learn(NUM_ENVS * NUM_STEPS, reset_num_timesteps=False)
+    model._fast.first_ready = True
+    lengths = 7 + np.arange(NUM_ENVS)
+    after = model.rollout_buffer.observations[0, :, 2]
+    assert (after == (before + 1) % lengths).all()
+    last = model.rollout_buffer.observations[-1, :, 2].copy()
+    model.learn(NUM_ENVS * NUM_STEPS, reset_num_timesteps=False)
+    assert (model.rollout_buffer.observations[0, :, 2] == (last + 1) % lengths).all()
+
+
+def test_a_callback_stops_in_the_middle_and_the_env_is_usable(shared: SharedMemoryVecEnv):
+    model = model_of(shared, 2, False)
+    watch = Watch(stop_after=5)
+    model.learn(10 * NUM_ENVS * NUM_STEPS, watch)
+    assert len(watch.seen) == 5
+    assert not shared.crew.under_way
+    shared.step(np.argmax(shared.env_method("action_masks"), axis=1))
+
+
+def test_without_workers_to_group_all_step_together(shared: SharedMemoryVecEnv):
+    model = model_of(shared, 5, False)
+    assert len(model._fast.groups_of(shared).rows) == 3, "no more groups than workers"
+    assert model_of(shared, 1, False)._fast.groups_of(shared) is None
+    assert model._fast.groups_of(object()) is None

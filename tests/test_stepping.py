@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from conftest import configured
+from fasttrain.config import Config
+from fasttrain.errors import ConfigError
+from fasttrain.flags import NOT_APPLICABLE, EnvFacts, Machine
+from fasttrain.plan import Plan, Row, make_plan
+
+SLOW = EnvFacts(native=False, step_s=5e-3)
+WAITS = EnvFacts(native=False, step_s=5e-3, cpu_share=0.1)
+PLAIN = EnvFacts(native=False, step_s=20e-6)
+
+
+def plan_of(config: Config, env: EnvFacts = SLOW, cores: int = 2, windows: bool = False, **sources: str) -> Plan:
+    return make_plan(config, sources, env, Machine(cores, windows, False))
+
+
+def row_of(plan: Plan, flag: str) -> Row:
+    return next(row for row in plan.rows if row.flag == flag)
+
+
+def fast(*arguments: str) -> Config:
+    return configured("+profile=speed", "env.id=CartPole-v1", "algo=ppo", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("step_s", "num_envs", "cores", "expected"),
+    [
+        (5e-6, 8, 2, "dummy"),  # waking the workers alone costs more
+        (1e-6, 64, 2, "dummy"),
+        (10e-6, 64, 2, "shared"),
+        (100e-6, 64, 2, "shared"),
+        (100e-6, 64, 1, "dummy"),
+        (100e-6, 1, 8, "dummy"),
+        (20e-6, 64, 8, "shared"),
+        (20e-6, 8, 8, "dummy"),
+        (None, 64, 8, "dummy"),
+    ],
+)
+def test_auto_vec_env_by_what_was_measured(step_s: float | None, num_envs: int, cores: int, expected: str):
+    plan = plan_of(fast(f"num_envs={num_envs}"), EnvFacts(False, step_s), cores)
+    assert plan.config.vec_env == expected
+    if step_s:
+        assert "env.step takes" in row_of(plan, "vec_env").reason
+
+
+def test_the_reason_says_both_times():
+    reason = row_of(plan_of(fast("num_envs=64"), EnvFacts(False, 100e-6)), "vec_env").reason
+    assert reason == "env.step takes 100 µs: 64 envs one after another 6.72 ms, in 2 workers about 3.51 ms"
+
+
+def test_windows_gets_the_dummy_env_unless_typed():
+    for profile, asked in (("baseline", "subproc"), ("speed", "shared")):
+        config = configured(f"+profile={profile}", "env.id=CartPole-v1", "algo=ppo", f"vec_env={asked}")
+        assert plan_of(config, windows=True).config.vec_env == "dummy"
+        assert plan_of(config, windows=True, vec_env="command line").config.vec_env == asked
+    assert plan_of(fast(), windows=True).config.vec_env == "dummy"
+
+
+def test_force_dummy_and_no_subproc():
+    assert plan_of(configured("force_dummy_vec_env=true")).config.vec_env == "dummy"
+    assert plan_of(configured("use_subproc_envs=false")).config.vec_env == "dummy"
+    assert plan_of(fast("use_subproc_envs=false")).config.vec_env == "dummy"
+    for asked in ("subproc", "shared"):
+        config = configured("use_subproc_envs=false", f"vec_env={asked}")
+        assert plan_of(config).config.vec_env == "dummy"
+        with pytest.raises(ConfigError, match=f"vec_env={asked} contradicts use_subproc_envs=false"):
+            plan_of(config, vec_env="command line", use_subproc_envs="command line")
+
+
+def test_workers_of_stock_classes():
+    config = configured("env.id=CartPole-v1", "algo=ppo", "num_workers=4")
+    with pytest.raises(ConfigError, match="one worker per env"):
+        plan_of(config)
+    assert row_of(plan_of(configured("env.id=CartPole-v1", "algo=ppo")), "num_workers").effective == 8
+    dummy = configured("vec_env=dummy", "env.id=CartPole-v1", "algo=ppo", "num_workers=4")
+    with pytest.raises(ConfigError, match="num_workers=4 means nothing with vec_env=dummy"):
+        plan_of(dummy, num_workers="command line")
+    assert row_of(plan_of(fast("vec_env=dummy")), "num_workers").effective == NOT_APPLICABLE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "cores", "workers"),
+    [
+        (["num_envs=64"], SLOW, 4, 4),
+        (["num_envs=3"], SLOW, 4, 3),
+        (["num_envs=64", "num_workers=7"], SLOW, 4, 7),
+        (["num_envs=64"], WAITS, 2, 20),  # each computes a tenth of its time
+        (["num_envs=64"], WAITS._replace(cpu_share=0.0), 2, 32),
+        (["num_envs=12"], WAITS, 2, 12),
+    ],
+)
+def test_workers_of_shared(arguments: list[str], env: EnvFacts, cores: int, workers: int):
+    plan = plan_of(fast("vec_env=shared", *arguments), env, cores)
+    assert plan.config.num_workers == workers
+
+
+def test_an_env_that_waits_gets_workers_even_on_one_core():
+    assert plan_of(fast("num_envs=16"), WAITS, cores=1).config.vec_env == "shared"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "cores", "groups", "reason"),
+    [
+        (["num_workers=2"], SLOW, 4, 2, "a core is free"),
+        ([], SLOW, 2, 1, "use every core"),
+        ([], WAITS, 2, 2, "the envs wait"),
+        (["async_envs=true"], WAITS, 2, 1, "async_envs=true"),
+        (["num_workers=1"], SLOW, 4, 1, "one worker only"),
+        (["vec_env=dummy"], SLOW, 4, 1, "vec_env=dummy has no workers"),
+        (["engine=stock", "fused_update=off"], SLOW, 4, 1, "stock classes step all envs together"),
+        (["env.frame_stack=2", "num_workers=2"], SLOW, 4, 1, "env.frame_stack needs"),
+        (["env.normalize=[obs]", "num_workers=2"], SLOW, 4, 1, "env.normalize needs"),
+    ],
+)
+def test_auto_pipeline(arguments: list[str], env: EnvFacts, cores: int, groups: int, reason: str):
+    plan = plan_of(fast("num_envs=16", "vec_env=shared", *arguments), env, cores)
+    assert plan.config.pipeline == groups
+    assert reason in row_of(plan, "pipeline").reason
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["pipeline=2", "vec_env=dummy"], "pipeline=2: vec_env=dummy has no workers"),
+        (["pipeline=3", "num_workers=2"], "pipeline=3 with num_workers=2: a group has a worker at least"),
+        (["pipeline=2", "async_envs=true"], "pipeline=2: async_envs=true serves every worker by itself"),
+        (["async_envs=true", "vec_env=dummy"], "async_envs=true: vec_env=dummy has no workers"),
+    ],
+)
+def test_groups_that_cannot_be(arguments: list[str], message: str):
+    sources: dict[str, Any] = {text.split("=")[0]: "command line" for text in arguments}
+    with pytest.raises(ConfigError, match=message):
+        plan_of(fast("num_envs=16", "vec_env=shared", *arguments), **sources)
+
+
+def test_groups_need_the_cores_for_the_workers():
+    wide = ["num_envs=16", "vec_env=shared", "num_workers=2", "algo.net_arch=[512,512]"]
+    assert plan_of(fast(*wide, "pipeline=1"), cores=4).config.torch_threads == 4
+    assert plan_of(fast(*wide, "pipeline=2"), cores=4).config.torch_threads == 1
+    assert plan_of(fast(*wide, "async_envs=true", "pipeline=1"), cores=4).config.torch_threads == 1

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from fasttrain.vec import SharedMemoryVecEnv
+from fasttrain.vec.groups import WorkerGroups
+from workers import CounterFactory
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[SharedMemoryVecEnv]:
+    env = SharedMemoryVecEnv([CounterFactory(number) for number in range(5)], num_workers=3)
+    yield env
+    env.close()
+
+
+def test_groups_split_the_envs_by_whole_workers(shared: SharedMemoryVecEnv):
+    assert WorkerGroups(shared, 3).rows == [slice(0, 2), slice(2, 3), slice(3, 5)]
+    assert WorkerGroups(shared, 2).rows == [slice(0, 3), slice(3, 5)]
+
+
+def test_groups_step_apart_and_the_env_is_whole_again_afterwards(shared: SharedMemoryVecEnv):
+    shared.reset()
+    groups = WorkerGroups(shared, 3)
+    for _ in range(3):  # an odd number: this group's rows end up in the other observation array
+        groups.send(0, np.array([1, 2]))
+        groups.wait(0)
+    groups.send(2, np.array([3, 4]))
+    groups.wait(2)
+    assert groups.observations(0)[:, 2].tolist() == [3, 3]
+    assert groups.observations(0)[:, 3].tolist() == [1, 2]
+    assert groups.observations(1)[:, 2].tolist() == [0]
+    groups.finish([])
+    assert shared.slots.observations[:, 2].tolist() == [3, 3, 0, 1, 1]
+    observations, rewards, _, _ = shared.step(np.zeros(5, np.int64))
+    assert observations[:, 2].tolist() == [4, 4, 1, 2, 2]
+    np.testing.assert_allclose(rewards, [0, 0.1, 0.2, 0.3, 0.4])
+
+
+def test_the_first_ready_group_is_not_the_first_sent():
+    env = SharedMemoryVecEnv([CounterFactory(0, 0.4), CounterFactory(1, 0.0)], num_workers=2)
+    try:
+        env.reset()
+        groups = WorkerGroups(env, 2)
+        groups.send(0, np.array([1]))
+        groups.send(1, np.array([2]))
+        assert groups.first_ready([0, 1]) == [1]
+        assert groups.wait(1).rows == slice(1, 2)
+        assert groups.first_ready([0]) == [0]
+        groups.finish([0])
+        assert env.slots.observations[:, 2].tolist() == [1, 1]
+    finally:
+        env.close()
+
+
+def test_finished_episodes_carry_their_own_numbers(shared: SharedMemoryVecEnv):
+    shared.reset()
+    groups = WorkerGroups(shared, 3)
+    for step in range(1, 9):  # env 0 ends after 7 steps, env 1, cut, after 8
+        groups.send(0, np.array([1, 1]))
+        done = groups.wait(0)
+        if step == 7:
+            (episode,) = done.finished
+            assert (episode.env_index, episode.length, episode.truncated) == (0, 7, False)
+            assert episode.final_observation[2] == 7
+            assert episode.episode_return == pytest.approx(7.0)
+        elif step == 8:
+            (episode,) = done.finished
+            assert (episode.env_index, episode.length, episode.truncated) == (1, 8, True)
+            assert episode.episode_return == pytest.approx(8 * 1.1)
+            assert episode.info == {"is_success": False}
+        else:
+            assert done.finished == []
+    groups.finish([])
+
+
+def test_calls_between_wait_for_what_is_under_way(shared: SharedMemoryVecEnv):
+    shared.reset()
+    groups = WorkerGroups(shared, 3)
+    groups.send(1, np.array([2]))
+    assert shared.env_method("level") == [0, 1, 2, 3, 4]
+    assert groups.wait(1).rows == slice(2, 3)
+    assert groups.observations(1)[0, 2:].tolist() == [1, 2]
+    groups.finish([])

@@ -1,0 +1,166 @@
+"""One worker process from outside: a deadline on every wait, and a word on how it ended."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cloudpickle
+import psutil
+import pytest
+
+from fasttrain.vec.process import WorkerLostError, WorkerProcess, WorkerTraceback
+from fasttrain.vec.worker import CallError, pack
+from fasttrain.vec.worker_envs import Packed, Settings
+from fasttrain.vec.worker_memory import Layout, SharedBlock
+from worker_toys import Chaos, Walker, action_of
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals"),
+]
+
+
+class Started:
+    """A worker with its memory."""
+
+    def __init__(self, *factories: Callable[[], Any]) -> None:
+        context = multiprocessing.get_context("forkserver")
+        settings = Settings(
+            worker=0, first=0, factories=cloudpickle.dumps(list(factories)), info_keys=(), use_masks=True,
+            check_finite=True, restart_envs=False, spin_s=0.0,
+        )  # fmt: skip
+        self.notify = context.Semaphore(0)
+        self.worker = WorkerProcess(context, self.notify, settings, len(factories))
+        self.pid = self.worker.process.pid
+
+    def attach(self) -> WorkerProcess:
+        ready = self.worker.ready(30.0)
+        layout = Layout(
+            num_envs=self.worker.stop, num_workers=1, observation_space=ready.observation_space,
+            action_space=ready.action_space, mask_width=ready.mask_width, num_info_keys=0,
+        )  # fmt: skip
+        self.block = SharedBlock(layout.size_bytes)
+        self.arrays, control = layout.views(self.block.memory)
+        self.worker.attach(layout, self.block, control[0], 30.0)
+        return self.worker
+
+
+@pytest.fixture
+def chaos() -> Iterator[Started]:
+    started = Started(lambda: Chaos(0), lambda: Chaos(1))
+    ask(started.attach(), "reset", [1, 2], [{}, {}], 0)
+    yield started
+    started.worker.kill()
+
+
+def ask(worker: WorkerProcess, name: str, *arguments: Any) -> Any:
+    worker.call(name, pack((name, arguments)), 10.0)
+    return worker.wait(soon())
+
+
+def soon(seconds: float = 20.0) -> float:
+    return time.monotonic() + seconds
+
+
+def test_a_whole_life(tmp_path: Any):
+    started = Started(lambda: Walker(0), lambda: Walker(1))
+    worker = started.attach()
+    infos = ask(worker, "reset", [1, 2], [{}, {}], 0)
+    assert all(isinstance(info, Packed) for info in infos)
+    worker.post()
+    assert worker.pending
+    assert worker.wait(soon()) is None
+    assert worker.replied()
+    assert not worker.pending
+    ask(worker, "method", "write_when_closed", (str(tmp_path / "closed"),), {}, [0, 1])
+    worker.ask_to_end()
+    worker.end(10.0)
+    assert (tmp_path / "closed").read_text().split() == ["0", "1"]
+    assert not psutil.pid_exists(started.pid)
+    worker.kill()  # once more does no harm
+    worker.ask_to_end()
+
+
+def test_failures_come_with_the_place(chaos: Started):
+    chaos.arrays.actions[:] = (0, action_of("raise"))
+    chaos.worker.post()
+    with pytest.raises(WorkerLostError, match="RuntimeError: the board fell") as caught:
+        chaos.worker.wait(soon())
+    assert caught.value.failure.env_index == 1
+    assert isinstance(caught.value.cause, WorkerTraceback)
+    assert "in step" in str(caught.value.cause)
+    assert not chaos.worker.pending, "it answered and may be asked again"
+    assert ask(chaos.worker, "get", "number", [0, 1]) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("end", "message"),
+    [
+        (lambda pid: os.kill(pid, signal.SIGKILL), "it was killed by SIGKILL, stepping"),
+        (lambda pid: os.kill(pid, signal.SIGSEGV), "it was killed by SIGSEGV, stepping"),
+        (None, "it ended with exit code 7, stepping"),
+    ],
+)
+def test_a_death_in_a_step_is_noticed_and_spelt(chaos: Started, end: Any, message: str):
+    chaos.arrays.actions[:] = action_of("hang" if end else "os_exit")
+    chaos.worker.post()
+    if end:
+        time.sleep(0.2)
+        end(chaos.pid)
+    with pytest.raises(WorkerLostError, match=message) as caught:
+        chaos.worker.wait(soon())
+    assert caught.value.cause is caught.value
+    with pytest.raises(WorkerLostError, match="exit code|killed"):
+        ask(chaos.worker, "get", "number", [0])
+
+
+def test_a_hang_is_noticed_at_the_deadline(chaos: Started):
+    chaos.arrays.actions[:] = action_of("hang")
+    chaos.worker.post()
+    with pytest.raises(WorkerLostError, match="it did not answer in time"):
+        chaos.worker.wait(soon(0.2))
+    assert psutil.pid_exists(chaos.pid)
+    chaos.worker.ask_to_end()
+    chaos.worker.end(10.0)  # busy: killed without waiting
+    assert not psutil.pid_exists(chaos.pid)
+
+
+def test_a_worker_that_does_not_read_is_noticed(chaos: Started):
+    os.kill(chaos.pid, signal.SIGSTOP)
+    with pytest.raises(WorkerLostError, match="its pipe broke, called for set"):
+        chaos.worker.call("set", pack(("set", ("x", b"x" * 5_000_000, [0]))), 0.2)
+
+
+def test_an_answer_that_cannot_be_read_here_leaves_the_worker_well():
+    started = Started(lambda: Walker(0))
+    worker = started.attach()
+    answer = ask(worker, "method", "only_here", (), {}, [0])
+    assert isinstance(answer, CallError)
+    assert "no such class in the trainer" in answer.text
+    assert ask(worker, "get", "number", [0]) == [0]
+    worker.kill()
+
+
+def test_envs_that_are_not_built_in_time():
+    started = Started(lambda: time.sleep(3600.0))
+    with pytest.raises(WorkerLostError, match=r"it did not answer in 0.5 s, building its envs"):
+        started.worker.ready(0.5)
+    started.worker.end(5.0)
+    assert not psutil.pid_exists(started.pid)
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [(lambda: 1 / 0, "ZeroDivisionError: division by zero"), (lambda: os._exit(4), "it ended with exit code 4, building")],
+)
+def test_envs_that_cannot_be_built(factory: Callable[[], Any], message: str):
+    started = Started(factory)
+    with pytest.raises(WorkerLostError, match=message):
+        started.worker.ready(30.0)
+    started.worker.kill()

@@ -1,0 +1,469 @@
+"""The rows of one worker, without a process: DummyVecEnv's numbers, and nothing wrong gets through."""
+
+from __future__ import annotations
+
+import functools
+import mmap
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from fasttrain.vec.worker_envs import (
+    SEED_STRIDE,
+    EnvRows,
+    MaskReader,
+    NeedsRestartError,
+    Settings,
+    successor_seed,
+)
+from fasttrain.vec.worker_memory import ABSENT, BOOL, FLOAT, INT, NO_ROW, Layout
+from worker_toys import CUT, END, GO, IN_PROCESS, Chaos, Opaque, Sampler, Walker, action_of
+
+EnvFn = Callable[[], gym.Env[Any, Any]]
+
+
+class Rows:
+    """`EnvRows` over memory of its own; env numbers begin at 10."""
+
+    def __init__(self, factories: list[EnvFn], **changes: Any) -> None:
+        self.envs = [factory() for factory in factories]
+        values: dict[str, Any] = {
+            "worker": 0, "first": 10, "factories": b"", "info_keys": (), "use_masks": True, "check_finite": True,
+            "restart_envs": False, "spin_s": 0.0,
+        }  # fmt: skip
+        options = Settings(**values | changes)
+        masks = MaskReader(self.envs[0], options.use_masks)
+        layout = Layout(
+            num_envs=len(factories), num_workers=1, observation_space=self.envs[0].observation_space,
+            action_space=self.envs[0].action_space, mask_width=masks.width, num_info_keys=len(options.info_keys or ()),
+        )  # fmt: skip
+        self.arrays, _ = layout.views(mmap.mmap(-1, layout.size_bytes))
+        self.current = np.full(1, NO_ROW)
+        self.rows = EnvRows(options, factories, self.envs, masks, self.arrays, self.current)
+        self.buffer = 0
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> list[Any]:
+        self.buffer = 0
+        seeds = [None if seed is None else seed + row for row in range(len(self.envs))]
+        return self.rows.reset(seeds, [options or {}] * len(self.envs), 0)
+
+    def step(self, *actions: Any) -> list[Any]:
+        for row, action in enumerate(actions):
+            self.arrays.actions[row] = action
+        self.buffer = 1 - self.buffer
+        return self.rows.step(self.buffer)
+
+    @property
+    def observations(self) -> Any:
+        return self.arrays.observations[self.buffer]
+
+
+# --- DummyVecEnv's numbers, for any spaces
+
+FLAT_SPACES = st.one_of(
+    st.builds(
+        lambda shape, dtype: spaces.Box(0, 100, tuple(shape), dtype),
+        st.lists(st.integers(1, 3), max_size=3),
+        st.sampled_from([np.float32, np.float64, np.uint8, np.int8, np.int64]),
+    ),
+    st.builds(lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 9), st.integers(-4, 4)),
+    st.builds(spaces.MultiDiscrete, st.lists(st.integers(1, 5), min_size=1, max_size=4)),
+    st.builds(spaces.MultiBinary, st.integers(1, 5)),
+    st.builds(spaces.MultiBinary, st.lists(st.integers(1, 3), min_size=2, max_size=2)),
+)
+DICT_SPACES = st.dictionaries(st.sampled_from("abcdef"), FLAT_SPACES, min_size=1, max_size=4).map(spaces.Dict)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.one_of(FLAT_SPACES, DICT_SPACES), FLAT_SPACES, st.integers(0, 2**31 - 10), st.integers(1, 3))
+def test_any_spaces_bring_the_numbers_of_dummy_vec_env(
+    observation_space: spaces.Space, action_space: spaces.Space, seed: int, num_envs: int
+):
+    factory = functools.partial(Sampler, observation_space, action_space)
+    ours, theirs = Rows([factory] * num_envs), DummyVecEnv([factory] * num_envs)
+    theirs.seed(seed)
+    first = theirs.reset()
+    ours.reset(seed)
+    equal(ours.observations, first)
+    action_space.seed(seed)
+    for _ in range(8):
+        actions = np.array([action_space.sample() for _ in range(num_envs)], action_space.dtype)
+        observations, rewards, dones, infos = theirs.step(actions.copy())
+        ours.step(*actions)
+        equal(ours.observations, observations)
+        np.testing.assert_array_equal(ours.arrays.rewards, rewards)
+        np.testing.assert_array_equal(ours.arrays.terminations | ours.arrays.truncations, dones)
+        for row in np.flatnonzero(dones):
+            last, final = infos[row]["terminal_observation"], ours.arrays.final_observations
+            if isinstance(last, dict):
+                equal({key: part[row] for key, part in final.items()}, last)
+            else:
+                equal(final[row], last)
+
+
+def equal(ours: Any, theirs: Any) -> None:
+    if isinstance(theirs, dict):
+        for key, value in theirs.items():
+            equal(ours[key], value)
+    else:
+        assert ours.dtype == np.asarray(theirs).dtype
+        np.testing.assert_array_equal(ours, theirs)
+
+
+# --- masks
+
+WIDTHS = {"discrete": 5, "multi_discrete": 9, "multi_binary": 6}
+
+
+@pytest.mark.parametrize("actions", WIDTHS)
+@pytest.mark.parametrize("dtype", ["bool", "int8", "float32"])
+@pytest.mark.parametrize("masks", ["method", "info", "observation"])
+def test_masks_of_each_convention_and_dtype(masks: str, dtype: str, actions: str):
+    rows = Rows([lambda: Walker(0, actions, masks, dtype), lambda: Walker(1, actions, masks, dtype)])
+    rows.reset(3)
+    zero = np.zeros(rows.envs[0].action_space.shape, int)
+    for _ in range(30):
+        assert rows.arrays.action_masks.shape == (2, WIDTHS[actions])
+        expected = [env._mask().astype(np.bool_) for env in rows.envs]  # type: ignore[attr-defined]
+        np.testing.assert_array_equal(rows.arrays.action_masks, expected)
+        assert not rows.arrays.action_masks.all(axis=1).any(), "a state's mask forbids something, so it can be wrong"
+        rows.step(zero, zero)
+
+
+class Heads(Walker):
+    """A mask as a list with one array per head, as sb3-contrib's own example has it."""
+
+    def _mask(self) -> Any:
+        return [np.array([1, 0]), np.array([0, 1, 1, 0]), np.array([1, 1, 1])]
+
+
+def test_masks_per_head_are_laid_flat():
+    rows = Rows([lambda: Heads(0, "multi_discrete")])
+    rows.reset()
+    assert rows.arrays.action_masks.tolist() == [[True, False, False, True, True, False, True, True, True]]
+
+
+class Given(Walker):
+    """Says `mask`, whatever the state."""
+
+    def __init__(self, actions: str, mask: Any, masks: str = "method") -> None:
+        self.given = mask
+        super().__init__(0, actions, masks)
+
+    def _mask(self) -> Any:
+        return self.given
+
+
+@pytest.mark.parametrize(
+    ("actions", "mask", "message"),
+    [
+        ("discrete", np.zeros(5, np.bool_), "leaves no legal action"),
+        ("multi_discrete", [1, 1, 0, 0, 0, 0, 1, 1, 1], "leaves no legal action"),  # in its second head
+        ("multi_binary", [1, 1, 0, 0, 1, 0], "leaves no legal action"),  # for its second bit
+        ("discrete", np.ones(4, np.bool_), "wrong length: expected 5 entries, got 4"),
+        ("discrete", [0.0, -np.inf, 0, 0, 0], "must hold booleans or 0 and 1"),
+        ("discrete", ["a"] * 5, "must hold booleans or 0 and 1"),
+    ],
+)
+def test_masks_that_are_refused(actions: str, mask: Any, message: str):
+    rows = Rows([lambda: Given(actions, mask)])
+    with pytest.raises(NeedsRestartError, match=message):
+        rows.reset()
+
+
+def test_a_mask_that_is_missing():
+    class Forgetful(Walker):
+        def _with_mask(self, info: dict[str, Any]) -> dict[str, Any]:
+            return super()._with_mask(info) if self.steps == 0 else info
+
+    rows = Rows([lambda: Forgetful(0, masks="info")])
+    rows.reset(0)
+    with pytest.raises(NeedsRestartError, match="no action mask in info.'action_mask'.; every reset and step"):
+        rows.step(0)
+
+
+def test_whether_the_search_for_masks_used_the_env():
+    for masks, used in (("method", False), ("observation", False), ("info", True), ("none", True)):
+        assert MaskReader(Walker(0, masks=masks), True).used_env is used
+        assert MaskReader(Walker(0, masks=masks), False).used_env is False
+    assert MaskReader(Walker(0, "box", masks="none"), True).used_env is False
+
+
+# --- what an env may not return
+
+
+class Bad(Walker):
+    """Answers with `change(answer)`."""
+
+    def __init__(self, change: Callable[[Any], Any], number: int = 0) -> None:
+        super().__init__(number)
+        self.change = change
+
+    def step(self, action: Any) -> Any:
+        return self.change(super().step(action))
+
+
+def bad(position: int, value: Any) -> Callable[[Any], Any]:
+    return lambda answer: (*answer[:position], value, *answer[position + 1 :])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (bad(0, np.full(4, np.nan, np.float32)), "the observation is not finite"),
+        (bad(0, np.zeros(1, np.float32)), r"the observation has shape \(1,\), its space says \(4,\)"),
+        (bad(0, np.zeros((4, 1), np.float32)), r"the observation has shape \(4, 1\)"),
+        (bad(0, [1, 2, 3]), r"the observation has shape \(3,\)"),
+        (bad(0, None), r"the observation has shape \(\)"),
+        (bad(0, ["a"] * 4), "could not convert string to float"),
+        (bad(1, float("inf")), "the reward is not finite"),
+        (bad(1, None), "the reward is not finite|TypeError"),
+        (bad(1, "much"), "could not convert string to float"),
+        (bad(4, None), "an info of type NoneType, expected a dict"),
+        (bad(4, [1]), "an info of type list, expected a dict"),
+        (lambda answer: answer[:4], r"step\(\) returned 4 values, expected 5 values \(env.api=gym adapts"),
+        (lambda answer: None, r"step\(\) returned NoneType, expected 5 values"),
+    ],
+)
+def test_answers_that_are_refused(change: Callable[[Any], Any], message: str):
+    rows = Rows([lambda: Walker(0), lambda: Bad(change, 1)])
+    rows.reset(20)
+    with pytest.raises(NeedsRestartError, match=message) as caught:
+        rows.step(0, 4)
+    failure = caught.value.failure
+    assert failure.env_index == 11
+    assert failure.seed == 21
+    assert failure.action == "4"
+    assert failure.traceback
+
+
+def test_an_answer_as_a_list_and_an_info_of_another_mapping_are_fine():
+    from types import MappingProxyType
+
+    rows = Rows([lambda: Bad(lambda answer: [*answer[:4], MappingProxyType({"int": 3})])], info_keys=("int",))
+    rows.reset(0)
+    rows.step(0)
+    assert rows.arrays.info_values[0, 0] == 3
+
+
+@pytest.mark.parametrize("answer", [np.zeros(4, np.float32), (np.zeros(4, np.float32),), (np.zeros(4), None), None])
+def test_resets_that_are_refused(answer: Any):
+    class Old(Walker):
+        def reset(self, **kwargs: Any) -> Any:
+            return answer
+
+    rows = Rows([lambda: Old(0)])
+    with pytest.raises(NeedsRestartError, match=r"reset\(\) returned .*expected \(observation, info\)"):
+        rows.reset()
+
+
+def test_a_bad_last_observation_is_refused_before_the_reset_hides_it():
+    rows = Rows([lambda: Chaos(0)])
+    rows.reset(0)
+    with pytest.raises(NeedsRestartError, match="the last observation of the episode is not finite"):
+        rows.step(action_of("nan_at_the_end"))
+
+
+def test_one_key_of_a_dict_is_named():
+    space = spaces.Dict({"a": spaces.Box(-1, 1, (2,), np.float64), "b": spaces.Box(-1, 1, (2,), np.float64)})
+
+    class Half(Sampler):
+        def step(self, action: Any) -> Any:
+            return {"a": np.zeros(2), "b": np.full(2, np.nan) if action else np.zeros(3)}, 0.0, False, False, {}
+
+    rows = Rows([lambda: Half(space, spaces.Discrete(2))])
+    rows.reset(0)
+    with pytest.raises(NeedsRestartError, match="the observation 'b' is not finite"):
+        rows.step(1)
+    with pytest.raises(NeedsRestartError, match="the observation 'b' has shape"):
+        rows.step(0)
+
+
+def test_the_check_for_finite_numbers_can_be_left_out():
+    rows = Rows([lambda: Chaos(0)], check_finite=False)
+    rows.reset(0)
+    rows.step(action_of("nan_observation"))
+    assert np.isnan(rows.observations[0, 1])
+
+
+# --- rebuilding
+
+
+@pytest.mark.parametrize("fault", IN_PROCESS)
+def test_a_failed_env_is_rebuilt_and_its_episode_ends_at_the_state_before(fault: str):
+    rows = Rows([lambda number=number: Chaos(number) for number in range(3)], restart_envs=True)
+    rows.reset(40)
+    rows.step(GO, GO, GO)
+    before = rows.observations.copy()
+    broken = rows.envs[1]
+    (record,) = rows.step(GO, action_of(fault), GO)
+    assert record.env_index == 11
+    assert record.failure is not None
+    assert record.failure.seed == 41
+    assert record.failure.action == str(action_of(fault))
+    assert record.failure.step >= 1
+    assert rows.envs[1] is not broken
+    assert rows.envs[1].seed_given == 41 + SEED_STRIDE
+    assert rows.arrays.truncations.tolist() == rows.arrays.lost.tolist() == [False, True, False]
+    assert not rows.arrays.terminations.any()
+    assert rows.arrays.rewards.tolist() == [1, 0, 1]
+    np.testing.assert_array_equal(rows.arrays.final_observations[1], before[1])
+    assert rows.observations[:, 2].tolist() == [2, 0, 2], "a first state"
+    assert rows.observations[1, 1] > before[1, 1], "of another episode"
+    assert rows.arrays.action_masks.all()
+    assert rows.step(GO, GO, GO) == []
+    assert not rows.arrays.lost.any()
+    (again,) = rows.step(GO, action_of("raise"), GO)
+    assert again.failure.seed == 41 + SEED_STRIDE, "of the env that failed, not of the one before"
+
+
+def test_two_failures_in_one_step_and_an_end_between():
+    rows = Rows([lambda number=number: Chaos(number) for number in range(4)], restart_envs=True)
+    rows.reset(0)
+    records = rows.step(action_of("raise"), END, action_of("empty_mask"), CUT)
+    assert sorted(record.env_index for record in records) == [10, 11, 12, 13], "one record each"
+    assert rows.arrays.lost.tolist() == [True, False, True, False]
+    assert rows.arrays.terminations.tolist() == [False, True, False, False]
+    assert rows.arrays.truncations.tolist() == [True, False, True, True]
+    infos = {record.env_index: record.info for record in records}
+    assert infos[10] == infos[12] == b""
+    assert pickle.loads(infos[11]) == {"number": 1}
+
+
+def test_an_env_that_fails_again_while_it_is_rebuilt_needs_another_process():
+    built = []
+
+    def factory() -> Any:
+        built.append(1)
+        if len(built) > 1:
+            raise OSError("no more licences")
+        return Chaos(0)
+
+    rows = Rows([factory], restart_envs=True)
+    rows.reset(0)
+    with pytest.raises(NeedsRestartError, match="OSError: no more licences"):
+        rows.step(action_of("raise"))
+
+
+def test_a_rebuilt_env_that_is_no_better_needs_another_process():
+    class Blind(Chaos):
+        def reset(self, **kwargs: Any) -> Any:
+            observation, info = super().reset(**kwargs)
+            return (observation * np.nan if len(made) > 1 else observation), info
+
+    made: list[int] = []
+    rows = Rows([lambda: made.append(1) or Blind(0)], restart_envs=True)
+    rows.reset(0)
+    with pytest.raises(NeedsRestartError, match="bad data right after a rebuild"):
+        rows.step(action_of("raise"))
+
+
+def test_an_unseeded_reset_keeps_the_seed_that_the_stream_came_from():
+    rows = Rows([lambda: Chaos(0)], restart_envs=True)
+    rows.reset(9)
+    rows.reset()
+    (record,) = rows.step(action_of("raise"))
+    assert record.failure.seed == 9
+    assert rows.envs[0].seed_given == 9 + SEED_STRIDE
+
+
+def test_seeds_of_successors_differ_and_stay_in_range():
+    seeds = [5]
+    for _ in range(5000):
+        seeds.append(successor_seed(seeds[-1]))
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**31 for seed in seeds)
+    assert successor_seed(5, failures=2) == seeds[2]
+    assert successor_seed(None) is None
+
+
+def test_where_the_worker_is_can_be_seen_from_outside():
+    seen = []
+
+    class Looking(Chaos):
+        def step(self, action: Any) -> Any:
+            seen.append(int(rows.current[0]))
+            return super().step(action)
+
+        def reset(self, **kwargs: Any) -> Any:
+            seen.append(int(rows.current[0]))
+            return super().reset(**kwargs)
+
+    rows = Rows([lambda: Looking(0), lambda: Looking(1)])
+    rows.reset(0)
+    rows.step(GO, GO)
+    assert seen == [0, 1, 0, 1]
+    assert rows.current[0] == NO_ROW
+
+
+# --- infos
+
+
+def test_numbers_travel_in_arrays_and_the_rest_as_records():
+    keys = ("int", "float", "bool", "np_bool", "np_float", "big", "text", "none", "missing")
+    rows = Rows([lambda: Walker(0)], info_keys=keys)
+    rows.reset(0, {"length": 9})
+    (record,) = rows.step(0)
+    assert rows.arrays.info_kinds[0].tolist() == [INT, FLOAT, BOOL, *[ABSENT] * 6]
+    assert rows.arrays.info_values[0, 0] == 1
+    assert set(pickle.loads(record.info)) == {"np_bool", "np_float", "big", "text", "none"}
+    rows = Rows([lambda: Walker(0)], info_keys=("int",))
+    rows.reset(0, {"length": 9})
+    assert rows.step(0) == []
+    rows.step(0)
+    assert rows.arrays.info_values[0, 0] == 2
+
+
+def test_a_key_that_is_absent_this_time_is_not_left_over():
+    rows = Rows([lambda: Walker(0)], info_keys=("sometimes",))
+    rows.reset(0, {"length": 9})
+    kinds = []
+    for _ in range(4):
+        rows.step(0)
+        kinds.append(int(rows.arrays.info_kinds[0, 0]))
+    assert kinds == [INT, ABSENT, INT, ABSENT]
+
+
+def test_infos_are_as_they_were_when_given():
+    """The env changes its list right after; the last info of an episode is packed before the reset."""
+    rows = Rows([lambda: Walker(0)], info_keys=None)
+    (packed,) = rows.reset(0, {"length": 2})
+    assert pickle.loads(packed.info)["live"] == [1]
+    (record,) = rows.step(0)
+    (last,) = rows.step(0)
+    assert pickle.loads(record.info)["live"] == [1]
+    assert pickle.loads(last.info)["live"] == [2]
+    assert pickle.loads(last.reset_info)["live"] == [2]
+
+
+def test_what_cannot_be_pickled_is_named():
+    class Secretive(Walker):
+        def step(self, action: Any) -> Any:
+            *answer, info = super().step(action)
+            return *answer, {"int": info["int"], "secret": Opaque(), "f": lambda: 0}
+
+    rows = Rows([lambda: Secretive(0)], info_keys=None)
+    rows.reset(0)
+    (record,) = rows.step(0)
+    assert record.unsent == ("secret", "f")
+    assert pickle.loads(record.info) == {"int": 1}
+
+
+def test_time_of_the_opponents():
+    class Slow(Walker):
+        def step(self, action: Any) -> Any:
+            *answer, _ = super().step(action)
+            return *answer, {"perf": {"enemy_turn_ms": 1.5} if self.number else 0.7}
+
+    rows = Rows([lambda: Slow(0), lambda: Slow(1)])
+    rows.reset(0)
+    rows.step(0, 0)
+    assert rows.rows.opponents_ns == 1_500_000
