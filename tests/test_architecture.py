@@ -348,7 +348,7 @@ def test_exceptions_from_mirroring_exist() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["fasttrain", "fasttrain.envs", "fasttrain.envs.make", "fasttrain.envs.probe", "fasttrain.envs.skullking.env"],
+    ["fasttrain", "fasttrain.envs", "fasttrain.envs.make", "fasttrain.envs.checkup", "fasttrain.envs.skullking.env"],
 )
 def test_no_torch_in_a_process_that_loads(module: str) -> None:
     if module.startswith("fasttrain.envs.skullking") and find_spec("fasttrain.envs.skullking") is None:

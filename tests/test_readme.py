@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from conftest import RunCommand, configured
+from fasttrain.cli import COMMANDS
 from fasttrain.flags import FLAGS, NO_ENGINE_YET
 
 README = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
@@ -19,7 +20,7 @@ BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, flags=re.DOTALL)
 def test_the_example_env_trains_with_masks(fasttrain: RunCommand, tmp_path: Path):
     (example,) = [text for language, text in BLOCKS if language == "python" and "class Collect" in text]
     (tmp_path / "collect.py").write_text(example)
-    (command,) = re.findall(r"^fasttrain (.*collect:Collect.*)$", README, flags=re.MULTILINE)
+    (command,) = re.findall(r"^fasttrain (\+.*collect:Collect.*)$", README, flags=re.MULTILINE)
     done = fasttrain(*command.split(), "total_timesteps=16000", "algo.rollout_size=3000", "batch_size=300")
     assert done.exit_code == 0, done.err
     quality = done.json("summary.json")["quality"]
@@ -74,7 +75,7 @@ def test_every_flag_without_an_engine_is_named():
 
 def test_every_command_composes():
     shell = "\n".join(text for language, text in BLOCKS if not language)
-    commands = re.findall(r"^fasttrain (?!-m)(.*)$", shell, flags=re.MULTILINE)
+    commands = re.findall(rf"^fasttrain (?!-m)(?:(?:{'|'.join(COMMANDS)}) )?(.*)$", shell, flags=re.MULTILINE)
     assert len(commands) >= 4
     for command in commands:
         configured(*command.split())

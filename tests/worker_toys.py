@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing.forkserver
 import os
 import random
 import signal
@@ -10,10 +11,12 @@ import sys
 import time
 import zlib
 from collections.abc import Callable
+from multiprocessing import resource_tracker
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import psutil
 from gymnasium import spaces
 
 ACTION_SPACES = {
@@ -323,6 +326,49 @@ class LongSteps(Chaos):
         if self.holding:
             self.hold_the_interpreter()
         self.work_long()
+
+
+class Flaky(gym.Env[Any, Any]):
+    """One step in fifty raises, one in four hundred ends the process."""
+
+    def __init__(self) -> None:
+        self.observation_space, self.action_space = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        draw = self.np_random.random()
+        if draw < 0.0025:
+            os._exit(5)
+        if draw < 0.02:
+            raise RuntimeError("the board fell")
+        observation = self.np_random.random(3).astype(np.float32)
+        return observation, float(action == 1), draw > 0.9, False, {}
+
+    def action_masks(self) -> Any:
+        return np.array([True, True, False])
+
+
+def processes_left() -> list[psutil.Process]:
+    """Children of this process but for Python's own two helpers, which stay."""
+    helpers = (multiprocessing.forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid)
+    return [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if child.pid not in helpers and child.status() != psutil.STATUS_ZOMBIE
+    ]
+
+
+def shared_memory_names(pid: int | str = "self") -> set[str]:
+    """Files in /dev/shm that a process has mapped and that still have their name; other processes have theirs."""
+    maps = f"/proc/{pid}/maps"
+    if not os.path.exists(maps):
+        return set()
+    with open(maps, encoding="utf-8") as lines:
+        mapped = {int(line.split()[4]) for line in lines if " /dev/shm/" in line}  # by inode: a name may have changed
+    return {entry.path for entry in os.scandir("/dev/shm") if entry.inode() in mapped}
 
 
 def chaos_envs(count: int) -> list[Callable[[], gym.Env[Any, Any]]]:

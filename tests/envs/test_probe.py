@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from fasttrain.envs.probe import probe
+from fasttrain.envs.probe import PlayError, probe
 from fasttrain.errors import EnvSpecError
 
 
@@ -114,3 +114,38 @@ def test_no_legal_action_is_named() -> None:
     with pytest.raises(EnvSpecError, match=r"Watched.*none of 4 actions"):
         probe(lambda: env)
     assert env.closed
+
+
+def test_a_bare_observation_from_reset_is_named() -> None:
+    env = Watched()
+    env.reset = lambda **_: np.zeros(1, np.float32)  # type: ignore[method-assign]
+    with pytest.raises(EnvSpecError, match=r"reset\(\) returned array.* instead of \(observation, info\).*env.api=gym"):
+        probe(lambda: env)
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, lambda env: gymnasium.wrappers.TimeLimit(env, 9)])
+def test_four_values_are_named_through_wrappers_too(wrap: Any) -> None:
+    env = Watched()
+    env.step = lambda _action: (np.zeros(1), 0.0, False, {})  # type: ignore[method-assign]
+    with pytest.raises(PlayError, match=r"step\(\) returned .*instead of \(observation, reward") as caught:
+        probe(lambda: wrap(env))
+    assert caught.value.code == "step_answer"
+
+
+def test_info_is_measured_as_it_travels() -> None:
+    def cost(info: dict[str, Any]) -> float:
+        env = Watched()
+        env.step = lambda _action: (np.zeros(1), 0.0, False, False, info)  # type: ignore[method-assign]
+        return probe(lambda: env, max_steps=5).info_bytes
+
+    assert cost({}) == 0
+    assert 1_000 < cost({"board": bytes(1_000)}) < 1_100
+    assert cost({"call": lambda: 0}) == 0
+
+
+def test_an_env_may_draw_from_its_own_action_space() -> None:
+    env = Watched(masked=False)
+    env.action_space = spaces.Discrete(100, seed=4)
+    expected = spaces.Discrete(100, seed=4).sample()
+    probe(lambda: env, max_steps=5)
+    assert env.action_space.sample() == expected

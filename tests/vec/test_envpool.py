@@ -15,7 +15,8 @@ from conftest import RunCommand
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.vec.envpool import EnvPoolVecEnv
 
-needs_envpool = pytest.mark.skipif(find_spec("envpool") is None, reason="EnvPool is not installed (Python 3.11 up)")
+REASON = "EnvPool is not installed: pip install fasttrain[envpool] (700 MB, Python 3.11 up)"
+needs_envpool = pytest.mark.skipif(find_spec("envpool") is None, reason=REASON)
 
 
 class Twins:

@@ -133,7 +133,7 @@ def test_a_hang_is_noticed_at_the_deadline(chaos: Started):
 
 def test_a_worker_that_does_not_read_is_noticed(chaos: Started):
     os.kill(chaos.pid, signal.SIGSTOP)
-    with pytest.raises(WorkerLostError, match="its pipe broke, called for set"):
+    with pytest.raises(WorkerLostError, match="it did not read in time, called for set"):
         chaos.worker.call("set", pack(("set", ("x", b"x" * 5_000_000, [0]))), 0.2)
 
 
@@ -157,7 +157,10 @@ def test_envs_that_are_not_built_in_time():
 
 @pytest.mark.parametrize(
     ("factory", "message"),
-    [(lambda: 1 / 0, "ZeroDivisionError: division by zero"), (lambda: os._exit(4), "it ended with exit code 4, building")],
+    [
+        (lambda: 1 / 0, "ZeroDivisionError: division by zero"),
+        (lambda: os._exit(4), "it ended with exit code 4, building"),
+    ],
 )
 def test_envs_that_cannot_be_built(factory: Callable[[], Any], message: str):
     started = Started(factory)

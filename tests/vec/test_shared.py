@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-import pickle
 import signal
 import tracemalloc
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,7 @@ from fasttrain.envs.masks import random_legal_action
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.vec.shared import SharedMemoryVecEnv
 from toys import single_thread
-from worker_toys import ACTION_SPACES, Chaos, Hat, Sampler, Stubborn, Walker, walkers
+from worker_toys import ACTION_SPACES, Hat, Sampler, Stubborn, Walker, processes_left, walkers
 
 pytestmark = pytest.mark.timeout(120)
 _one_thread = pytest.fixture(autouse=True, scope="module")(single_thread)
@@ -317,11 +315,11 @@ def test_an_info_that_cannot_travel_is_named_once_and_left_out():
 
     env = SharedMemoryVecEnv([lambda: Secretive(0)] * 3, num_workers=2, info_keys=None)
     env.reset()
-    with pytest.warns(UserWarning, match="info entries of env 0 cannot be pickled and are left out: secret") as seen:
-        for _ in range(20):
-            *_, infos = env.step(np.zeros(3, int))
-            assert all(info["int"] >= 1 and "secret" not in info for info in infos)
-    assert len(seen) == 1
+    with pytest.warns(UserWarning, match="info entries of env 0 cannot be pickled and are left out: secret"):
+        env.step(np.zeros(3, int))
+    for _ in range(20):  # a second warning would be an error
+        *_, infos = env.step(np.zeros(3, int))
+        assert all(info["int"] >= 1 and "secret" not in info for info in infos)
     env.close()
 
 
@@ -350,12 +348,12 @@ def test_an_info_whose_class_is_not_here_is_left_out_with_one_warning():
 
     env = SharedMemoryVecEnv([lambda: Foreign(0)] * 2, num_workers=1, info_keys=("what", "int"))
     env.reset()
-    with pytest.warns(UserWarning, match="cannot be read in the trainer .no such class in the trainer.") as seen:
-        for _ in range(20):
-            *_, dones, infos = env.step(np.zeros(2, int))
-            assert all("what" not in info for info in infos)
-            assert all(info["int"] >= 1 for info, done in zip(infos, dones, strict=True) if not done)
-    assert len(seen) == 1
+    with pytest.warns(UserWarning, match="cannot be read in the trainer .no such class in the trainer."):
+        env.step(np.zeros(2, int))
+    for _ in range(20):  # a second warning would be an error
+        *_, dones, infos = env.step(np.zeros(2, int))
+        assert all("what" not in info for info in infos)
+        assert all(info["int"] >= 1 for info, done in zip(infos, dones, strict=True) if not done)
     env.close()
 
 
@@ -421,7 +419,6 @@ def test_attributes_reach_through_wrappers_once_per_worker(calling: SharedMemory
     assert [int(row[0]) for row in calling.crew.control] == [number + 1 for number in requests], "one per worker"
     calling.set_attr("level", 9, indices=[0, 4])
     assert calling.env_method("get_wrapper_attr", "level") == [9, 7, 7, 7, 9], "as the env itself sees it"
-    assert [env_level for env_level in calling.get_attr("unwrapped", indices=[])] == []
     calling.set_attr("colour", np.arange(3), indices=0)
     assert calling.get_attr("colour", indices=0)[0].tolist() == [0, 1, 2]
 
@@ -616,12 +613,10 @@ def test_a_vec_env_that_is_dropped_leaves_nothing():
     ],
 )  # fmt: skip
 def test_refused(env_fns: EnvFns, options: dict[str, Any], message: str):
-    before = psutil.Process().children(recursive=True)
+    before = processes_left()
     with pytest.raises(EnvSpecError, match=message):
         SharedMemoryVecEnv(env_fns, **options)
-    left = [child for child in psutil.Process().children(recursive=True) if child not in before]
-    assert all("semaphore_tracker" in str(child) or "forkserver" in " ".join(child.cmdline()) or
-               "resource_tracker" in " ".join(child.cmdline()) for child in left)  # fmt: skip
+    assert [child for child in processes_left() if child not in before] == []
 
 
 # --- under stock code

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import pickle
 import threading
 import time
@@ -11,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import cloudpickle
-import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.wrappers import TimeLimit
@@ -302,5 +300,3 @@ def test_pack_names_what_cannot_travel():
     assert pickle.loads(pack({"a": 1})) == {"a": 1}
     with pytest.raises(TypeError, match="function cannot be sent to another process"):
         pack(lambda: 0)
-
-

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import sys
+from itertools import pairwise
 from multiprocessing import Pipe
 from typing import Any
 
@@ -24,6 +25,7 @@ from fasttrain.vec.worker_memory import (
     receive_block,
     rows_of,
 )
+from worker_toys import shared_memory_names
 
 MANY = spaces.Dict({"image": spaces.Box(0, 255, (3, 5), np.uint8), "which": spaces.Discrete(4)})
 
@@ -44,8 +46,15 @@ def leaves(value: Any) -> list[Any]:
     return [] if value is None else [value]
 
 
-@pytest.mark.parametrize("changes", [{}, {"mask_width": 0}, {"num_info_keys": 0},
-                                     {"observation_space": spaces.Box(-1, 1, (3,), np.float64), "num_envs": 1}])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"mask_width": 0},
+        {"num_info_keys": 0},
+        {"observation_space": spaces.Box(-1, 1, (3,), np.float64), "num_envs": 1},
+    ],
+)
 def test_arrays_lie_apart_on_cache_lines_and_fill_the_block(changes: dict[str, Any]):
     plan = layout(**changes)
     block = mmap.mmap(-1, plan.size_bytes)
@@ -55,7 +64,7 @@ def test_arrays_lie_apart_on_cache_lines_and_fill_the_block(changes: dict[str, A
     )
     base = taken[0][0]
     assert all((begin - base) % ALIGNMENT == 0 for begin, _ in taken)
-    for (begin, size), (following, _) in zip(taken[:-1], taken[1:], strict=True):
+    for (begin, size), (following, _) in pairwise(taken):
         assert begin + size <= following
     last, size = taken[-1]
     assert plan.size_bytes - ALIGNMENT < last + size - base <= plan.size_bytes
@@ -106,15 +115,14 @@ def test_copies_and_their_return():
 
 
 def test_a_block_is_shared_by_its_handle_and_has_no_name():
-    before = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    before = shared_memory_names()
     block = SharedBlock(100)
     ours, theirs = Pipe()
     block.send(ours)
     other = receive_block(theirs)
     other[3:6] = b"abc"
     assert block.memory[:7] == b"\0\0\0abc\0"
-    if before:
-        assert set(os.listdir("/dev/shm")) - before == set()
+    assert shared_memory_names() == before
     block.close()
     block.close()
     assert block.memory[3:6] == b"abc", "the memory lives as long as somebody looks at it"

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fasttrain.batch import BoolArray
-from fasttrain.envs.findings import ENOUGH_EPISODES, REMEDIES, Finding
+from fasttrain.envs.findings import ENOUGH_EPISODES, Finding, found
 from fasttrain.envs.masks import is_legal
 from fasttrain.envs.probe import SEED, Moment, Play, ProbeResult
-from fasttrain.envs.replay import HORIZON, Frame, differing_part, frame_of
+from fasttrain.envs.replay import HORIZON, Difference, Frame, differing_part, frame_of
 
 MAX_PAIRS, MAX_SHORT_PAIRS = 24, 80
 UNTOUCHED_PAIRS = 6  # without any varying reward: playing on would teach nothing about rewards (sparse ones)
@@ -55,7 +55,7 @@ class Branches:
         self.short_pairs: list[Pair] = []  # end two steps after the parting: for masks
         self.episodes: list[list[Frame]] = []  # the first of each pair, and those that offered no choice
         self.wrong_mask = ""  # equal states, unequal masks
-        self.carries_over = ""  # what differed in an episode played again, so that earlier ones matter
+        self.carries_over: Difference | None = None  # in an episode played again: earlier ones matter
         self.in_time = True
         self._play, self._costs, self._deadline = play, costs, deadline
         self._rng = np.random.default_rng(SEED)
@@ -161,7 +161,7 @@ class Branches:
                     "observation and different action masks: one belongs to an earlier state"
                 )
             elif part:
-                self.carries_over = f"the {part} at step {len(frames) - 1}"
+                self.carries_over = Difference(len(frames) - 1, part, 1, len(frames) - 1)
             if part:
                 return None
         return frames
@@ -176,12 +176,15 @@ class Branches:
 
     def findings(self) -> Iterator[Finding]:
         """What the pairs say about masks, actions and rewards."""
-        if text := self.wrong_mask or late_masks(self.pairs + self.short_pairs, self.episodes):
-            yield Finding(code="stale_mask", message=text, remedy=REMEDIES["stale_mask"])
+        if self.wrong_mask:
+            yield found("stale_mask", self.wrong_mask)
+        elif text := late_masks(self.pairs + self.short_pairs, self.episodes):
+            # A warning: where the rules let an action lock or free others a turn later, it looks the same from outside.
+            yield found("stale_mask", text, severity="warning")
         if text := ignored_action(self.pairs):
-            yield Finding(code="action_ignored", message=text, remedy=REMEDIES["action_ignored"])
+            yield found("action_ignored", text)
         elif text := independent_reward(self.pairs):
-            yield Finding(code="reward_ignores_action", message=text, remedy=REMEDIES["reward_ignores_action"])
+            yield found("reward_ignores_action", text)
 
 
 def late_masks(pairs: Sequence[Pair], all_episodes: Sequence[Sequence[Frame]]) -> str:
@@ -196,8 +199,8 @@ def late_masks(pairs: Sequence[Pair], all_episodes: Sequence[Sequence[Frame]]) -
     late = [pair for pair in pairs if pair.differs("observation", 1) and pair.differs("mask", 2)]
     if len(late) >= 5:
         return (
-            f"in {len(late)} of {len(pairs)} replays with one other action the mask changed two steps later, the "
-            "observation at once and the mask at once never: each mask seems to belong to the state one step earlier"
+            f"in {len(late)} of {len(pairs)} replays with one other action the observation differed at once and the "
+            "mask only a step later: each mask seems to belong to the state one step earlier"
         )
     repeated = changes = later = episodes = 0
     for frames in all_episodes:

@@ -29,16 +29,19 @@ ENOUGH_EPISODES = 10
 class Finding:
     """One thing found: a short code, what was seen with figures, and what to do about it."""
 
+    severity: Severity
     code: str
     message: str
-    remedy: str = ""
-
-    @property
-    def severity(self) -> Severity:
-        return "warning" if self.code in WARNINGS else "error"
+    remedy: str
 
     def __str__(self) -> str:
-        return f"{self.message}; {self.remedy}" if self.remedy else self.message
+        return f"{self.message}; {self.remedy}"
+
+
+def found(code: str, message: str, remedy: str = "", severity: Severity | None = None) -> Finding:
+    """A finding with the usual severity and remedy of its code, unless others are given."""
+    usual: Severity = "warning" if code in WARNINGS else "error"
+    return Finding(severity=severity or usual, code=code, message=message, remedy=remedy or REMEDIES[code])
 
 
 @dataclass(slots=True)
@@ -280,14 +283,14 @@ class Witness:
         """What was wrong, the plain misfits first."""
         for (code, where), seen in self._seen.items():
             total, of = (self._decisions, "masks") if code == "empty_mask" else (self._observations, "answers")
-            yield self._finding(code, f"{where} {seen.text}, in {seen.count:,} of {total:,} {of}")
+            yield found(code, f"{where} {seen.text}, in {seen.count:,} of {total:,} {of}")
         constant = not self._observation_varied and self._observations >= ENOUGH_OBSERVATIONS and self._longest > 1
         if constant and not single_valued(self._observation_space) and not single_valued(self._action_space):
-            yield self._finding("constant_observation", f"all {self._observations:,} observations were the same")
+            yield found("constant_observation", f"all {self._observations:,} observations were the same")
         first, ones = self.ends[0].length if self.ends else 0, len(self.ends) - 1
         if ones >= ENOUGH_EPISODES and first > 1 and {end.length for end in self.ends[1:]} == {1}:
             text = f"after the first episode ({first} steps) each of {ones} episodes ended at its first step"
-            yield self._finding("done_for_ever", text)
+            yield found("done_for_ever", text)
 
         elif (
             self._terminated()
@@ -297,10 +300,10 @@ class Witness:
             always = self.ends[0].episode_return
             if always > 0:  # random play may always lose, or never find what pays
                 text = f"each of {len(self.ends)} episodes of random play returned {always:g}, whatever the actions"
-                yield self._finding("reward_ignores_action", text)
+                yield found("reward_ignores_action", text)
             elif self.reward_seems_constant():
                 text = f"the reward was {always / self.ends[0].length:g} at each step of {len(self.ends):,} episodes"
-                yield self._finding("constant_reward", text)
+                yield found("constant_reward", text)
 
     def reward_seems_constant(self) -> bool:
         """Whether no step paid or all cost the same, and every episode had one length, ended by the env itself.
@@ -312,9 +315,6 @@ class Witness:
 
     def _terminated(self) -> bool:
         return len(self.ends) >= ENOUGH_EPISODES and all(end.terminated for end in self.ends)
-
-    def _finding(self, code: str, message: str) -> Finding:
-        return Finding(code=code, message=message, remedy=REMEDIES[code])
 
 
 def single_valued(space: spaces.Space[Any]) -> bool:
@@ -341,7 +341,7 @@ REMEDIES = {
     "drops it between episode ends only)",
     "empty_mask": "every state must allow an action, a pass if nothing else; end the episode where the game is over",
     "stale_mask": "compute the mask from the present state, after the step and after reset()",
-    "mask_not_respected": "let the mask and step() use the same rules",
+    "mask_not_respected": "let the mask and step() use the same rules, or mend what step() does there",
     "done_for_ever": "reset() must clear what ends the episode",
     "constant_reward": "look whether any is paid; if it is only rare, fine",
     "never_done": "look at what ends an episode, or set env.max_episode_steps=1000, say",

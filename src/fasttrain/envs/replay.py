@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fasttrain.envs.findings import REMEDIES, Finding, fingerprint
+from fasttrain.envs.findings import Finding, fingerprint, found
 from fasttrain.envs.masks import is_legal
 from fasttrain.envs.probe import SEED, Moment, Play, PlayError
 
@@ -112,40 +112,42 @@ def unseeded(difference: Difference, again: Callable[[int, int, int], Difference
         else:
             cause = "it draws from the global `random` and `np.random`"
     text = f"the same seed and the same actions gave two trajectories, first {difference}: {cause}"
-    return Finding(code="unseeded_randomness", message=text, remedy=REMEDIES["unseeded_randomness"])
+    return found("unseeded_randomness", text)
 
 
 def refused(play: Play, what: str, deadline: float) -> Finding:
     """The finding that step() raised at an action that its mask allows: is the mask one step late, or else wrong?
 
-    In replays with another action in that place, a late mask forbids the refused one a step later, every time.
+    In replays with another action in that place, a late mask forbids the refused one a step later, every time. Where
+    other actions raise too, it is not about the mask.
     """
-    late = cases = 0
+    passed = cases = late = 0
     for seed in range(SEED + 1, SEED + 31):
+        if cases >= 6 or time.perf_counter() > deadline:
+            break
         moments: list[Moment] = []
+        action: Any = None
         try:
             moments.append(play.reset(seed))
             while not moments[-1].ended and len(moments) < HORIZON and time.perf_counter() < deadline:
                 action = play.draw(moments[-1].mask)
                 moments.append(play.step(action))
-            continue
         except PlayError:
-            pass
-        after = _instead(play, seed, moments, action) if moments else None
-        if after is not None and after.mask is not None:
-            cases += 1
-            late += not is_legal(play.action_space, after.mask, action)
-        if cases >= 6 or time.perf_counter() > deadline:
-            break
+            after = _instead(play, seed, moments, action)
+            passed += after is not None
+            if after is not None and after.mask is not None:
+                cases += 1
+                late += not is_legal(play.action_space, after.mask, action)
     if cases >= 3 and late == cases:
-        text = f"{what}; in {cases} of {cases} replays the mask one step later forbids what was refused: it comes late"
-        return Finding(code="stale_mask", message=text, remedy=REMEDIES["stale_mask"])
-    text = f"{what}, at an action that the mask allows"
-    return Finding(code="mask_not_respected", message=text, remedy=REMEDIES["mask_not_respected"])
+        late_text = f"in {cases} of {cases} replays the mask one step later forbids what was refused: it comes late"
+        return found("stale_mask", f"{what}; {late_text}")
+    if passed:
+        return found("mask_not_respected", f"{what}, at an action that the mask allows, and at no other")
+    return found("raised", what)
 
 
 def _instead(play: Play, seed: int, moments: Sequence[Moment], refused_action: Any) -> Moment | None:
-    """The moment after another action than the refused one in the same state; None if that was refused too."""
+    """The moment after another action than the refused one in the same state; None if that raised too."""
     try:
         moment = play.reset(seed)
         for before in moments[1:]:

@@ -83,7 +83,9 @@ class WorkerProcess:
         try:
             self.channel.send(pack(layout), timeout_s)
             block.send(self.channel.connection)
-        except (OSError, DeadlineError) as error:
+        except DeadlineError as error:
+            raise WorkerLostError("it did not read in time, mapping its memory") from error
+        except OSError as error:
             raise WorkerLostError(self._state("mapping its memory")) from error
         self._receive(timeout_s, "mapping its memory")
 
@@ -99,7 +101,9 @@ class WorkerProcess:
         self.post(CALL)
         try:
             self.channel.send(payload, timeout_s)
-        except (OSError, DeadlineError) as error:
+        except DeadlineError as error:
+            raise WorkerLostError(f"it did not read in time, called for {name}") from error
+        except OSError as error:
             raise WorkerLostError(self._state(f"called for {name}")) from error
 
     def replied(self) -> bool:

@@ -1,0 +1,508 @@
+"""Workers and envs that break: one cause that names the place, nothing wrong in the data, nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import stable_baselines3
+
+import fasttrain
+from fasttrain.errors import EnvError, EnvSpecError
+from fasttrain.vec.process import WorkerLostError, WorkerTraceback
+from fasttrain.vec.shared import SharedMemoryVecEnv
+from toys import single_thread
+from worker_toys import (
+    CUT,
+    END,
+    FAULTS,
+    GO,
+    IN_PROCESS,
+    Chaos,
+    Flaky,
+    action_of,
+    chaos_envs,
+    checksum,
+    processes_left,
+    shared_memory_names,
+)
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals"),
+]
+_one_thread = pytest.fixture(autouse=True, scope="module")(single_thread)
+TESTS = Path(__file__).parent.parent
+BOUND_S = 15.0  # a close, a replacement: fractions of a second; this only tells them from a hang
+
+
+@contextmanager
+def no_litter() -> Iterator[None]:
+    """No process, no name in /dev/shm and no open file more than before."""
+    gc.collect()
+    processes, names, files = processes_left(), shared_memory_names(), len(os.listdir("/proc/self/fd"))
+    yield
+    gc.collect()
+    assert [process for process in processes_left() if process not in processes] == []
+    assert shared_memory_names() - names == set()
+    assert len(os.listdir("/proc/self/fd")) <= files + 3, "the fork server and the resource tracker may have begun"
+
+
+def started(num_envs: int = 4, **options: Any) -> SharedMemoryVecEnv:
+    env = SharedMemoryVecEnv(chaos_envs(num_envs), num_workers=2, **options)
+    env.seed(100)
+    env.reset()
+    env.step(np.full(num_envs, GO))
+    return env
+
+
+def close_within_bounds(env: SharedMemoryVecEnv) -> None:
+    began = time.monotonic()
+    env.close()
+    env.close()
+    assert time.monotonic() - began < BOUND_S
+
+
+# --- raise
+
+IN_WORDS = {
+    "raise": "RuntimeError: the board fell (tests/worker_toys.py:",
+    "nan_observation": "the observation is not finite (NaN or infinite)",
+    "infinite_observation": "the observation is not finite (NaN or infinite)",
+    "nan_reward": "the reward is not finite (NaN or infinite)",
+    "wrong_shape": "the observation has shape (1,), its space says (4,)",
+    "empty_mask": "the action mask leaves no legal action",
+    "wrong_answer": "step() returned 4 values, expected 5 values",
+    "sys_exit": "SystemExit: 3 (tests/worker_toys.py:",
+    "nan_at_the_end": "the last observation of the episode is not finite",
+    "os_exit": "it ended with exit code 7, stepping",
+    "kill": "it was killed by SIGKILL, stepping",
+    "hang": "it did not answer in time",
+    "stop": "it did not answer in time",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS[len(IN_PROCESS) :])
+def test_a_worker_that_is_lost_is_one_error_that_names_env_worker_seed_and_action(fault: str):
+    with no_litter():
+        env = started(step_timeout_s=1.0 if fault in ("hang", "stop") else 20.0)
+        with pytest.raises(EnvError) as caught:
+            env.step([GO, GO, GO, action_of(fault)])
+        said = str(caught.value)
+        assert said.startswith(f"env 3 (worker 1, seed 103, last action {action_of(fault)}) failed: ")
+        assert IN_WORDS[fault] in said
+        assert "env.on_env_error=restart goes on without it" in said
+        assert isinstance(caught.value.__cause__, WorkerLostError)
+        assert env.restarts == env.lost_steps == 0
+        close_within_bounds(env)
+        del env, caught
+
+
+def test_a_fault_of_an_env_is_one_error_that_names_env_worker_seed_and_action():
+    with no_litter():
+        env = started()
+        for fault in IN_PROCESS:
+            env.seed(100)
+            env.reset()
+            with pytest.raises(EnvError) as caught:
+                env.step([GO, GO, GO, action_of(fault)])
+            said, cause = str(caught.value), caught.value.__cause__
+            assert said.startswith(f"env 3 (worker 1, seed 103, last action {action_of(fault)}) failed at its step ")
+            assert IN_WORDS[fault] in said
+            assert isinstance(cause, WorkerTraceback)
+            assert "worker_envs.py" in str(cause) or "BadDataError" in str(cause)
+        assert env.restarts == env.lost_steps == 0
+        close_within_bounds(env)
+        del env, caught, cause
+
+
+def test_after_an_error_of_an_env_the_vec_env_can_be_reset_as_others_can():
+    env = started()
+    with pytest.raises(EnvError, match="env 1"):
+        env.step([GO, action_of("raise"), GO, GO])
+    assert env.reset()[:, 2].tolist() == [0, 0, 0, 0]
+    observations, *_ = env.step([GO] * 4)
+    assert observations[:, 2].tolist() == [1, 1, 1, 1]
+    env.close()
+
+
+@pytest.mark.parametrize("fault", ["raise", "os_exit", "hang"])
+def test_a_fault_in_reset_is_named(fault: str):
+    with no_litter():
+        env = started(step_timeout_s=1.0 if fault == "hang" else 20.0)
+        env.set_options([{}, {"fault": fault}, {}, {}])
+        with pytest.raises(EnvError, match=r"env 1 \(worker 0, seed 101\) failed"):
+            env.reset()
+        close_within_bounds(env)
+        del env
+
+
+@pytest.mark.parametrize("fault", ["os_exit", "stop"])
+def test_a_fault_in_a_call_is_named(fault: str):
+    with no_litter():
+        env = started(step_timeout_s=1.0 if fault in ("hang", "stop") else 20.0)
+        with pytest.raises(EnvError, match=r"worker 1 \(envs 2-3\) failed: it "):
+            env.env_method("do_now", fault, indices=[2])
+        close_within_bounds(env)
+        del env
+
+
+def test_an_env_that_is_not_built_in_time():
+    with no_litter():
+        fns = [lambda: Chaos(0), lambda: time.sleep(3600.0)]
+        with pytest.raises(EnvSpecError, match="worker 1 did not start: it did not answer in 1 s, building its envs"):
+            SharedMemoryVecEnv(fns, num_workers=2, start_timeout_s=1.0)
+
+
+def test_a_close_that_hangs_is_cut_short(monkeypatch: pytest.MonkeyPatch):
+    class Stuck(Chaos):
+        def close(self) -> None:
+            time.sleep(3600.0)
+
+    monkeypatch.setattr("fasttrain.vec.crew.CLOSE_TIMEOUT_S", 0.5)
+    with no_litter():
+        env = SharedMemoryVecEnv([lambda: Stuck(0), lambda: Chaos(1)], num_workers=2)
+        env.reset()
+        close_within_bounds(env)
+        del env
+
+
+@pytest.mark.parametrize("state", ["stopped", "stepping", "killed"])
+def test_close_does_not_wait_for_workers_in_a_bad_state(state: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("fasttrain.vec.crew.CLOSE_TIMEOUT_S", 0.5)
+    with no_litter():
+        env = started()
+        pids = [worker.process.pid for worker in env.crew.workers]
+        if state == "stepping":
+            env.step_async([action_of("hang")] * 4)
+        else:
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP if state == "stopped" else signal.SIGKILL)
+        close_within_bounds(env)
+        del env
+
+
+# --- restart
+
+
+def test_a_call_that_fails_with_its_worker_is_asked_again_of_the_new_one():
+    env = started(on_env_error="restart")
+    before = env.slots.observations.copy()
+    pids = [pid for pid, *_ in env.env_method("where")]
+    os.kill(pids[3], signal.SIGKILL)
+    after = env.env_method("where")
+    assert [pid == old for (pid, *_), old in zip(after, pids, strict=True)] == [True, True, False, False]
+    np.testing.assert_array_equal(env.slots.observations, before)
+    observations, rewards, dones, infos = env.step([GO] * 4)
+    assert dones.tolist() == [False, False, True, True]
+    assert rewards.tolist() == [1, 1, 0, 0]
+    assert observations[:, 2].tolist() == [2, 2, 0, 0]
+    assert observations[2:, 1].tolist() == [episode for _, episode, _ in after[2:]]
+    for index in (2, 3):
+        np.testing.assert_array_equal(infos[index]["terminal_observation"], before[index])
+        assert infos[index]["TimeLimit.truncated"]
+        assert "episode" not in infos[index], "no result of the game"
+        assert env.slots.finished[index - 2].lost
+    assert env.lost_steps == 4
+    assert env.restarts == 1
+    env.close()
+
+
+def test_a_fault_in_reset_is_mended():
+    env = started(on_env_error="restart")
+    env.set_options([{}, {}, {}, {"fault": "os_exit"}])
+    env.seed(100)
+    assert env.reset()[:, 2].tolist() == [0, 0, 0, 0]
+    assert len(env.reset_infos) == 4
+    assert all(info["episode"] > 0 for info in env.reset_infos)
+    assert env.step([GO] * 4)[2].tolist() == [False] * 4
+    assert env.restarts == 1
+    env.close()
+
+
+def test_first_infos_of_the_episodes_after_a_fault_are_theirs():
+    env = started(on_env_error="restart", info_keys=None)
+    observations, *_ = env.step([GO, action_of("raise"), END, GO])
+    assert [info["episode"] for info in env.reset_infos[1:3]] == observations[1:3, 1].tolist()
+    env.close()
+
+
+def test_more_restarts_than_allowed_end_with_the_cause():
+    with no_litter():
+        env = started(on_env_error="restart", max_restarts=3)
+        for fault in ("raise", "os_exit", "nan_reward"):
+            env.step([GO, action_of(fault), GO, GO])
+        message = (
+            r"4 restarts within 10 minutes, 3 allowed; the last: env 2 \(worker 1, seed 102, last action 3\) failed"
+        )
+        with pytest.raises(EnvError, match=message) as caught:
+            env.step([GO, GO, action_of("raise"), GO])
+        assert "the board fell" in str(caught.value)
+        assert isinstance(caught.value.__cause__, WorkerTraceback)
+        close_within_bounds(env)
+        del env, caught
+
+
+class Plan:
+    """Which fault when: 160 that are mended inside a worker, 32 deaths, 8 hangs, 10 deaths between steps."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        kinds = [IN_PROCESS[number % len(IN_PROCESS)] for number in range(160)]
+        kinds += ["os_exit", "kill"] * 16 + ["hang", "stop"] * 4 + ["between steps"] * 10
+        self.faults = [kinds[number] for number in self.rng.permutation(len(kinds))]
+
+    def actions(self, num_envs: int) -> Any:
+        return self.rng.choice([GO, END, CUT], num_envs, p=[0.7, 0.15, 0.15])
+
+
+class Witness:
+    """Checks each transition against the one before: every observation says which env, episode and step it is of."""
+
+    def __init__(self, env: SharedMemoryVecEnv) -> None:
+        self.env, self.last, self.lost_steps = env, env.reset(), 0
+        self.counts: Counter[str] = Counter()
+        for index, row in enumerate(self.last):
+            self.whole(index, row)
+
+    def whole(self, index: int, row: Any) -> None:
+        assert row[0] == index, "another env's row"
+        assert row[3] == checksum(row), "a torn row"
+
+    def step(self, actions: Any, doomed: set[int]) -> None:
+        """One step in which exactly the envs `doomed` lose their episodes."""
+        observations, rewards, dones, infos = self.env.step(actions)
+        lost = {episode.env_index for episode in self.env.slots.finished if episode.lost}
+        assert lost == doomed
+        assert self.env.slots.action_masks.all()
+        for index, (before, after) in enumerate(zip(self.last, observations, strict=True)):
+            self.whole(index, after)
+            follows = np.array([index, before[1], before[2] + 1, 0.0])
+            follows[3] = checksum(follows)
+            if index in lost:
+                self.counts["lost"] += 1
+                self.lost_steps += int(before[2]) + 1
+                assert dones[index]
+                assert rewards[index] == 0.0
+                assert infos[index]["TimeLimit.truncated"]
+                np.testing.assert_array_equal(infos[index]["terminal_observation"], before)
+            else:
+                assert rewards[index] == 1.0
+                assert dones[index] == (actions[index] != GO)
+                if dones[index]:
+                    self.counts["ended"] += 1
+                    assert infos[index]["TimeLimit.truncated"] == (actions[index] == CUT)
+                    np.testing.assert_array_equal(infos[index]["terminal_observation"], follows)
+                    assert infos[index]["episode"]["l"] == before[2] + 1
+                else:
+                    self.counts["went on"] += 1
+                    np.testing.assert_array_equal(after, follows)
+            if dones[index]:
+                assert after[2] == 0, "a first state"
+                assert after[1] > before[1], "of another episode"
+        self.last = observations
+
+
+@pytest.mark.timeout(280)
+def test_two_hundred_faults_in_one_run(monkeypatch: pytest.MonkeyPatch):
+    """It ends normally, no wrong transition gets through and nothing is left. The seed replays a failure."""
+    monkeypatch.setattr("fasttrain.vec.process.LOOK_EVERY_S", 0.02)  # a death is noticed sooner: 3 s of the test
+    num_envs, plan = 6, Plan(seed=20260)
+    with no_litter():
+        env = SharedMemoryVecEnv(
+            chaos_envs(num_envs), num_workers=2, on_env_error="restart", step_timeout_s=1.0, max_restarts=10_000
+        )
+        env.seed(7)
+        witness = Witness(env)
+        for fault in plan.faults:
+            for _ in range(plan.rng.integers(1, 6)):
+                witness.step(plan.actions(num_envs), set())
+            actions, where = plan.actions(num_envs), int(plan.rng.integers(num_envs))
+            mates = {0, 1, 2} if where < 3 else {3, 4, 5}
+            if fault == "between steps":
+                os.kill(env.crew.workers[where // 3].process.pid, signal.SIGKILL)
+                assert env.env_method("where", indices=[where])[0][2] == 0
+                actions[where] = action_of("raise")  # meant for the state before: must not reach the fresh episode
+            else:
+                actions[where] = action_of(fault)
+            witness.step(actions, {where} if fault in IN_PROCESS else mates)
+        witness.step(plan.actions(num_envs), set())
+        assert env.restarts == len(plan.faults) == 210
+        assert witness.counts["lost"] == 160 + 3 * 50
+        assert env.lost_steps == witness.lost_steps
+        assert witness.counts["ended"] > 500
+        assert witness.counts["went on"] > 1500
+        close_within_bounds(env)
+        del env, witness
+
+
+@pytest.mark.parametrize("model_class", [stable_baselines3.PPO, fasttrain.MaskablePPO])
+def test_training_goes_on_over_faults(model_class: Any):
+    env = SharedMemoryVecEnv([Flaky] * 4, num_workers=2, on_env_error="restart", max_restarts=1000)
+    model = model_class("MlpPolicy", env, n_steps=64, batch_size=64, n_epochs=1, seed=3, device="cpu")
+    model.learn(2048)
+    assert model.num_timesteps == 2048
+    assert env.restarts > 15
+    assert 0 < env.lost_steps < 1024
+    assert len(model.ep_info_buffer) == 100, "lost episodes are no results, the others are"
+    env.close()
+
+
+# --- the trainer ends
+
+MANY_STATES = """
+import os, signal, sys
+from worker_toys import LongSteps, chaos_envs
+from fasttrain.vec import SharedMemoryVecEnv
+
+def envs(**options):
+    return [lambda: LongSteps(0, **options), lambda: LongSteps(1, **options)]
+
+if __name__ == "__main__":
+    kept, failing = [], sys.argv[1:] == ["raise"]
+    for method in ("forkserver",) if failing else ("forkserver", "spawn"):
+        idle = SharedMemoryVecEnv(chaos_envs(2), 2, method)
+        sleeping = SharedMemoryVecEnv(envs(), 2, method)
+        holding = SharedMemoryVecEnv(envs(holding=True), 2, method)  # no other thread of theirs ever runs
+        kept += [idle, sleeping, holding]
+        for env in (idle, sleeping, holding):
+            env.reset()
+        if not failing:
+            os.kill(idle.crew.workers[1].process.pid, signal.SIGSTOP)
+        sleeping.step_async([0, 0])
+        holding.step_async([0, 0])
+    print(*[worker.process.pid for env in kept for worker in env.crew.workers], flush=True)
+    if failing:
+        raise RuntimeError("the trainer's own fault")
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def trainer(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A process with vec envs in all states, and its workers."""
+    command = [sys.executable, "-c", MANY_STATES, *arguments]
+    variables = {**os.environ, "PYTHONPATH": str(TESTS)}
+    process = subprocess.Popen(
+        command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield process, [int(pid) for pid in process.stdout.readline().split()]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def alive(pids: list[int]) -> list[int]:
+    found = []
+    for pid in pids:
+        try:
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                found.append(pid)
+        except psutil.NoSuchProcess:  # noqa: PERF203
+            pass
+    return found
+
+
+def gone_within(pids: list[int], seconds: float) -> list[int]:
+    """Those of `pids` that live even then."""
+    deadline = time.monotonic() + seconds
+    while alive(pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return alive(pids)
+
+
+def of_session(session: int) -> list[int]:
+    found = []
+    for pid in psutil.pids():
+        try:
+            if os.getsid(pid) == session:
+                found.append(pid)
+        except ProcessLookupError:  # noqa: PERF203
+            pass
+    return alive(found)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a stopped process elsewhere is not woken")
+def test_kill_9_of_the_trainer_takes_all_workers_with_it_whatever_they_do():
+    with trainer() as (process, pids):
+        assert len(pids) == 12
+        assert alive(pids) == pids
+        time.sleep(0.3)  # the long steps have begun
+        names = shared_memory_names(process.pid)
+        assert names, "Python's semaphores have names while they are in use"
+        process.kill()
+        process.wait()
+        assert gone_within(pids, 5.0) == []
+        assert gone_within(of_session(process.pid), 5.0) == [], "fork server and resource tracker too"
+        assert [name for name in names if os.path.exists(name)] == []
+
+
+def test_a_trainer_that_ends_by_an_error_of_its_own_takes_its_workers_with_it():
+    with trainer("raise") as (process, pids):
+        assert len(pids) == 6
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert "the trainer's own fault" in said
+        assert gone_within(pids, 5.0) == []
+        assert "resource_tracker" not in said, "no semaphore was left for Python to clean up"
+
+
+# --- from a script
+
+SCRIPT = """
+import gymnasium as gym
+import numpy as np
+
+class Home(gym.Env):
+    observation_space = gym.spaces.Box(-1, 100, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.array([0, 0], np.float32), {}
+    def step(self, action):
+        self.steps += 1
+        return np.array([self.steps, action], np.float32), 1.0, self.steps == 3, False, {}
+
+class Hat(gym.Wrapper):
+    pass
+
+def make():
+    return Hat(Home())
+
+if __name__ == "__main__":
+    from fasttrain import SharedMemoryVecEnv
+    for fns in ([make] * 3, [lambda: Hat(Home())] * 3, [Home] * 3):
+        env = SharedMemoryVecEnv(fns, num_workers=2, start_method="spawn")
+        env.seed(0)
+        env.reset()
+        for _ in range(4):
+            observations, rewards, dones, infos = env.step(np.ones(3, int))
+        print(observations.tolist(), env.env_is_wrapped(Hat), env.get_attr("steps"))
+        env.close()
+"""
+
+
+def test_from_a_script_with_its_env_inside_under_spawn(tmp_path: Path):
+    (tmp_path / "play.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "play.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [[1.0, 1.0]] * 3
+    assert done.stdout.splitlines() == [f"{rows} {[wrapped] * 3} {[1] * 3}" for wrapped in (True, True, False)]
+    assert done.stderr == ""
