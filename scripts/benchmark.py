@@ -300,12 +300,14 @@ def show() -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("work", choices=[*WORKS, "skullking", "vecenv", "groups", "all", "show"])
+    parser.add_argument("work", help="a work, the beginning of several (vecenv), all, or show")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path, help="where to write the result (default: scripts/results/WORK.json)")
     parser.add_argument("--peers", action="store_true", help="also the opponents that are slow or heavy to run")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.work != "show" and not works_of(arguments.work):
+        parser.error(f"no work {arguments.work!r}; choose from {', '.join(WORKS)}, all, show")
     if arguments.one:
         print(json.dumps(WORKS[arguments.work][arguments.one]()))
         return 0

@@ -189,3 +189,29 @@ def test_pairs_of_an_env_that_ignores_its_actions_are_all_played(length: int) ->
     branches.run(frame_of(Play(Deaf).reset(SEED)))
     assert len(branches.pairs) == MAX_PAIRS
     assert all(pair.identical for pair in branches.pairs)
+
+
+class Stones(gymnasium.Env[Any, Any]):
+    """Take each of four stones once; raises where one is gone."""
+
+    observation_space, action_space = spaces.Box(0, 1, (4,), np.float32), spaces.Discrete(4)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.there = np.ones(4, np.bool_)
+        return self.there.astype(np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        if not self.there[action]:
+            raise ValueError("gone")
+        self.there[action] = False
+        return self.there.astype(np.float32), 0.0, not self.there.any(), False, {}
+
+    def action_masks(self) -> Any:
+        return self.there.copy()
+
+
+def test_what_the_other_action_made_illegal_is_not_played() -> None:
+    branches = Branches(Play(Stones, lenient=True), COSTS, NEVER)
+    branches.run(frame_of(Play(Stones).reset(SEED)))
+    assert {pair.same_next for pair in branches.pairs} == {True, False}

@@ -394,7 +394,7 @@ if __name__ == "__main__":
 def trainer(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """A process with vec envs in all states, and its workers."""
     command = [sys.executable, "-c", MANY_STATES, *arguments]
-    variables = {**os.environ, "PYTHONPATH": str(TESTS)}
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
     process = subprocess.Popen(
         command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,

@@ -131,6 +131,22 @@ def test_a_hang_is_noticed_at_the_deadline(chaos: Started):
     assert not psutil.pid_exists(chaos.pid)
 
 
+def test_a_reply_to_another_request_is_not_taken_for_this_one():
+    class Slow(Chaos):
+        def step(self, action: Any) -> Any:
+            time.sleep(0.3)
+            return super().step(action)
+
+    started = Started(lambda: Slow(0))
+    worker = started.attach()
+    ask(worker, "reset", [1], [{}], 0)
+    worker.post()
+    worker.post()  # gave up on the first
+    with pytest.raises(WorkerLostError, match="it answered out of turn"):
+        worker.wait(soon())
+    worker.kill()
+
+
 def test_a_worker_that_does_not_read_is_noticed(chaos: Started):
     os.kill(chaos.pid, signal.SIGSTOP)
     with pytest.raises(WorkerLostError, match="it did not read in time, called for set"):

@@ -96,6 +96,7 @@ class Twins:
                 ]
             )
             self.compare(self.ours.step(actions.copy()), self.theirs.step(actions.copy()), f"step {number}")
+            np.testing.assert_array_equal(self.ours.slots.actions, actions, "an env changes only its own copy")
 
     def compare(self, ours: Any, theirs: Any, where: str) -> None:
         assert_same(ours[0], theirs[0], f"{where}: observations")
@@ -269,12 +270,27 @@ def test_spaces(observations: str, actions: str):
 
 def test_observations_are_copies_and_slots_are_not():
     env = SharedMemoryVecEnv(walkers(2), num_workers=1)
-    env.reset()
-    first, *_ = env.step(np.zeros(2, int))
-    kept, rewards = first.copy(), env.slots.rewards
-    env.step(np.zeros(2, int))
-    assert_same(first, kept)
+    given = [env.reset(), *(env.step(np.zeros(2, int))[0] for _ in range(2))]
+    kept, rewards = [observations.copy() for observations in given], env.slots.rewards
+    for _ in range(3):
+        env.step(np.zeros(2, int))
+    assert_same(np.stack(given), np.stack(kept))
     assert env.slots.rewards is rewards, "slots stay where they are"
+    env.close()
+
+
+def test_a_reset_without_info_leaves_none_of_the_reset_before():
+    class Quieter(Walker):
+        def reset(self, **options: Any) -> Any:
+            observation, info = super().reset(**options)
+            return observation, info if self.episode == 1 else {}
+
+    env = SharedMemoryVecEnv([lambda: Quieter(0)], num_workers=1, info_keys=None)
+    env.set_options({"length": 1})
+    env.reset()
+    assert env.reset_infos[0]["episode_number"] == 1
+    env.step([0])
+    assert env.reset_infos == [{}]
     env.close()
 
 

@@ -75,7 +75,8 @@ if __name__ == "__main__":
     print(env.env_method("process")[0]["threads"]["OMP_NUM_THREADS"], os.environ["OMP_NUM_THREADS"])
     env.close()
 """
-    variables = {**os.environ, "OMP_NUM_THREADS": "7", "PYTHONPATH": str(TESTS)}
+    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    variables = {**os.environ, "OMP_NUM_THREADS": "7", "PYTHONPATH": path}
     done = subprocess.run([sys.executable, "-c", script], env=variables, capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["1", "7"], done.stderr
 

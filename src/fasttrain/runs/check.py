@@ -19,10 +19,8 @@ from fasttrain.runs.console import make_console
 from fasttrain.runs.files import write_json
 
 CHECK_SCHEMA = 1
-CHECK_STEPS, CHECK_SECONDS = (
-    5_000,
-    20.0,
-)  # of `fasttrain check`; before training the checkup's own, smaller, limits hold
+# Of `fasttrain check`; before training the checkup's own, smaller, limits hold.
+CHECK_STEPS, CHECK_SECONDS = 5_000, 20.0
 MOST_LINES = 6  # before training
 
 
@@ -67,7 +65,8 @@ def run_checkup(config: Config, folder: Path, console: Console) -> ProbeResult |
     if config.checkup == "off" or config.env.backend == "envpool":
         return None
     spec = env_spec(config)
-    result = checkup(EnvFactory(spec), use_masks=spec.use_masks)
+    with console.status(f"checkup: playing {spec.option} (its kernels, if it has any, compile on the first use)"):
+        result = checkup(EnvFactory(spec), use_masks=spec.use_masks)
     _write(result, spec, folder)
     lines = [f"  {finding.severity} {finding.code}: {finding}" for finding in result.findings]
     count = f"{len(lines)} finding{'s' if len(lines) > 1 else ''}" if lines else "nothing found"
