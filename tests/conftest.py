@@ -15,8 +15,8 @@ from omegaconf import OmegaConf
 
 from fasttrain.cli import conf_dir, main
 from fasttrain.config import Config, from_mapping
-from fasttrain.overrides import normalise
 from fasttrain.flags import FLAGS
+from fasttrain.overrides import normalise
 
 
 @pytest.fixture(autouse=True)

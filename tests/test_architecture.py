@@ -41,6 +41,7 @@ LAYER_0_PACKAGES = {"numpy": None, "numba": "jit", "psutil": "machine"}  # None:
 # Source module → why it has no test file of its own name.
 WITHOUT_OWN_TEST = {
     "batch": "types; used by every test of vec and buffers",
+    "vec": "public names on first use; every test of vec imports through it",
     "envs": "registers the games; each game's test makes its ids",
     "__main__": "one call; tests/test_cli.py starts it as a process",
 }

@@ -399,11 +399,15 @@ def trainer(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]
         command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
     )  # fmt: skip
+    pids: list[int] = []
     try:
-        yield process, [int(pid) for pid in process.stdout.readline().split()]
+        pids += [int(pid) for pid in process.stdout.readline().split()]
+        yield process, pids
     finally:
         process.kill()
         process.communicate()
+        for pid in alive(pids):  # of a test that failed
+            os.kill(pid, signal.SIGKILL)
 
 
 def alive(pids: list[int]) -> list[int]:

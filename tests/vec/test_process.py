@@ -17,7 +17,7 @@ import pytest
 from fasttrain.vec.process import WorkerLostError, WorkerProcess, WorkerTraceback
 from fasttrain.vec.worker import CallError, pack
 from fasttrain.vec.worker_envs import Packed, Settings
-from fasttrain.vec.worker_memory import Layout, SharedBlock
+from fasttrain.vec.worker_memory import NO_ROW, ROW, Layout, SharedBlock
 from worker_toys import Chaos, Walker, action_of
 
 pytestmark = [
@@ -141,6 +141,9 @@ def test_a_reply_to_another_request_is_not_taken_for_this_one():
     worker = started.attach()
     ask(worker, "reset", [1], [{}], 0)
     worker.post()
+    until = time.monotonic() + 60.0
+    while worker.control[ROW] == NO_ROW and time.monotonic() < until:  # it has read the first request
+        time.sleep(0.001)
     worker.post()  # gave up on the first
     with pytest.raises(WorkerLostError, match="it answered out of turn"):
         worker.wait(soon())

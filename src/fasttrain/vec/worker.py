@@ -101,8 +101,8 @@ class Worker:
                 first, spaces = self.settings.first, (envs[0].observation_space, envs[0].action_space)
                 raise EnvSpecError(
                     f"the envs differ: env {first} has {spaces}, env {first + row} has "
-                    f"{(env.observation_space, env.action_space)}; a vector env needs the same spaces in all, and masks in "
-                    "all or in none"
+                    f"{(env.observation_space, env.action_space)}; a vector env needs the same spaces in all, and "
+                    "masks in all or in none"
                 )
         if masks.used_env:  # a fresh one: its first episode is to be the one that a DummyVecEnv gets
             envs[0].close()
