@@ -8,6 +8,7 @@ import signal
 import time
 from contextlib import suppress
 from multiprocessing.synchronize import Semaphore
+from multiprocessing.util import Finalize
 from typing import Any
 
 from fasttrain.batch import Int64Array
@@ -63,6 +64,8 @@ class WorkerProcess:
         with one_thread_environment():
             self.process.start()
         theirs.close()
+        # A worker ignores SIGTERM, and multiprocessing's own exit handler would wait for it for ever: kill it before.
+        self._at_exit = Finalize(self, _kill, (self.process,), exitpriority=50)
 
     def ready(self, timeout_s: float) -> Ready:
         """The spaces of its envs, once they are built.
@@ -154,11 +157,7 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """End it at once."""
-        with suppress(ValueError, AttributeError):  # closed already
-            if self.process.is_alive():
-                self.process.kill()
-            self.process.join(5.0)
-            self.process.close()
+        self._at_exit()
         self.channel.connection.close()
 
     def _receive(self, timeout_s: float, doing: str) -> Any:
@@ -185,3 +184,11 @@ class WorkerProcess:
         with suppress(ValueError):
             return f"it was killed by {signal.Signals(-code).name}, {doing}"
         return f"it was killed by signal {-code}, {doing}"
+
+
+def _kill(process: Any) -> None:
+    with suppress(ValueError, AttributeError):  # closed already
+        if process.is_alive():
+            process.kill()
+        process.join(5.0)
+        process.close()
