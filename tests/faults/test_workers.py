@@ -52,12 +52,12 @@ BOUND_S = 15.0  # a close, a replacement: fractions of a second; this only tells
 def no_litter() -> Iterator[None]:
     """No process, no name in /dev/shm and no open file more than before."""
     gc.collect()
-    processes, names, files = processes_left(), shared_memory_names(), len(os.listdir("/proc/self/fd"))
+    processes, names, files = processes_left(), shared_memory_names(), psutil.Process().num_fds()
     yield
     gc.collect()
     assert [process for process in processes_left() if process not in processes] == []
     assert shared_memory_names() - names == set()
-    assert len(os.listdir("/proc/self/fd")) <= files + 3, "the fork server and the resource tracker may have begun"
+    assert psutil.Process().num_fds() <= files + 3, "the fork server and the resource tracker may have begun"
 
 
 def started(num_envs: int = 4, **options: Any) -> SharedMemoryVecEnv:

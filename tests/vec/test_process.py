@@ -52,11 +52,24 @@ class Started:
 
 
 @pytest.fixture
-def chaos() -> Iterator[Started]:
-    started = Started(lambda: Chaos(0), lambda: Chaos(1))
+def start() -> Iterator[Callable[..., Started]]:
+    """Starts workers and kills them in the end: Python itself would wait for ever for one that ignores SIGTERM."""
+    all_started: list[Started] = []
+
+    def begin(*factories: Callable[[], Any]) -> Started:
+        all_started.append(Started(*factories))
+        return all_started[-1]
+
+    yield begin
+    for started in all_started:
+        started.worker.kill()
+
+
+@pytest.fixture
+def chaos(start: Callable[..., Started]) -> Started:
+    started = start(lambda: Chaos(0), lambda: Chaos(1))
     ask(started.attach(), "reset", [1, 2], [{}, {}], 0)
-    yield started
-    started.worker.kill()
+    return started
 
 
 def ask(worker: WorkerProcess, name: str, *arguments: Any) -> Any:
@@ -68,8 +81,8 @@ def soon(seconds: float = 20.0) -> float:
     return time.monotonic() + seconds
 
 
-def test_a_whole_life(tmp_path: Any):
-    started = Started(lambda: Walker(0), lambda: Walker(1))
+def test_a_whole_life(start: Callable[..., Started], tmp_path: Any):
+    started = start(lambda: Walker(0), lambda: Walker(1))
     worker = started.attach()
     infos = ask(worker, "reset", [1, 2], [{}, {}], 0)
     assert all(isinstance(info, Packed) for info in infos)
@@ -131,13 +144,13 @@ def test_a_hang_is_noticed_at_the_deadline(chaos: Started):
     assert not psutil.pid_exists(chaos.pid)
 
 
-def test_a_reply_to_another_request_is_not_taken_for_this_one():
+def test_a_reply_to_another_request_is_not_taken_for_this_one(start: Callable[..., Started]):
     class Slow(Chaos):
         def step(self, action: Any) -> Any:
             time.sleep(0.3)
             return super().step(action)
 
-    started = Started(lambda: Slow(0))
+    started = start(lambda: Slow(0))
     worker = started.attach()
     ask(worker, "reset", [1], [{}], 0)
     worker.post()
@@ -147,7 +160,6 @@ def test_a_reply_to_another_request_is_not_taken_for_this_one():
     worker.post()  # gave up on the first
     with pytest.raises(WorkerLostError, match="it answered out of turn"):
         worker.wait(soon())
-    worker.kill()
 
 
 def test_a_worker_that_does_not_read_is_noticed(chaos: Started):
@@ -156,18 +168,17 @@ def test_a_worker_that_does_not_read_is_noticed(chaos: Started):
         chaos.worker.call("set", pack(("set", ("x", b"x" * 5_000_000, [0]))), 0.2)
 
 
-def test_an_answer_that_cannot_be_read_here_leaves_the_worker_well():
-    started = Started(lambda: Walker(0))
+def test_an_answer_that_cannot_be_read_here_leaves_the_worker_well(start: Callable[..., Started]):
+    started = start(lambda: Walker(0))
     worker = started.attach()
     answer = ask(worker, "method", "only_here", (), {}, [0])
     assert isinstance(answer, CallError)
     assert "no such class in the trainer" in answer.text
     assert ask(worker, "get", "number", [0]) == [0]
-    worker.kill()
 
 
-def test_envs_that_are_not_built_in_time():
-    started = Started(lambda: time.sleep(3600.0))
+def test_envs_that_are_not_built_in_time(start: Callable[..., Started]):
+    started = start(lambda: time.sleep(3600.0))
     with pytest.raises(WorkerLostError, match=r"it did not answer in 0.5 s, building its envs"):
         started.worker.ready(0.5)
     started.worker.end(5.0)
@@ -181,8 +192,7 @@ def test_envs_that_are_not_built_in_time():
         (lambda: os._exit(4), "it ended with exit code 4, building"),
     ],
 )
-def test_envs_that_cannot_be_built(factory: Callable[[], Any], message: str):
-    started = Started(factory)
+def test_envs_that_cannot_be_built(start: Callable[..., Started], factory: Callable[[], Any], message: str):
+    started = start(factory)
     with pytest.raises(WorkerLostError, match=message):
         started.worker.ready(30.0)
-    started.worker.kill()

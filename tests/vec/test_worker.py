@@ -183,7 +183,9 @@ def test_a_late_reply_bears_the_number_of_its_own_request():
     trainer.call("reset", [1], [{}], 0)
     taken = int(trainer.control[REQUEST]) + 1
     trainer.post(STEP)
-    time.sleep(0.1)
+    until = time.monotonic() + 30.0
+    while trainer.control[ROW] == NO_ROW and time.monotonic() < until:
+        time.sleep(0.001)
     assert trainer.control[ROW] == 0, "who finds it hung sees where"
     trainer.post(STEP)  # gave up on the first
     trainer.wait()
