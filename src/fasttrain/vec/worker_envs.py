@@ -105,10 +105,14 @@ class MaskReader:
             not asks or env.has_wrapper_attr("action_masks")
         )
 
-    def read(self, env: Env, observation: Any, info: Mapping[str, Any]) -> Any:
+    def method_of(self, env: Env) -> Callable[[], Any] | None:
+        """What to call for a mask; looked up once per env: the way through its wrappers is longer than most masks."""
+        return env.get_wrapper_attr("action_masks") if self.convention == "method" else None
+
+    def read(self, method: Callable[[], Any] | None, observation: Any, info: Mapping[str, Any]) -> Any:
         """The flat mask of the present state. `EnvError` if there is none or it does not fit."""
-        if self.convention == "method":
-            mask = env.get_wrapper_attr("action_masks")()
+        if method is not None:
+            mask = method()
         else:
             mask = (info if self.convention == "info" else observation).get(KEY)
             if mask is None:
@@ -140,6 +144,7 @@ class EnvRows:
         self.current = current  # (1,): the row in whose step or reset this worker is, for who finds it hung or dead
         self.opponents_ns = 0
         count = len(envs)
+        self._mask_methods = [masks.method_of(env) for env in envs]
         self._seeds: list[int | None] = [None] * count
         self._steps = [0] * count
         self._records: list[Record] = []
@@ -214,7 +219,7 @@ class EnvRows:
             return
         self._write(row, self._into, observation)
         if self.masks.width:
-            arrays.action_masks[row] = self.masks.read(env, observation, info)  # type: ignore[index]
+            arrays.action_masks[row] = self.masks.read(self._mask_methods[row], observation, info)  # type: ignore[index]
         keys = self.settings.info_keys
         if keys is None:
             if info:
@@ -241,7 +246,7 @@ class EnvRows:
         observation, info = answer
         self._write(row, self._into, observation)
         if self.masks.width:
-            self.arrays.action_masks[row] = self.masks.read(self.envs[row], observation, info)  # type: ignore[index]
+            self.arrays.action_masks[row] = self.masks.read(self._mask_methods[row], observation, info)  # type: ignore[index]
         return info  # type: ignore[no-any-return]
 
     def _wanted(self, reset_info: Mapping[str, Any]) -> Packed:
@@ -313,6 +318,7 @@ class EnvRows:
         with contextlib.suppress(Exception, SystemExit):
             self.envs[row].close()
         self.envs[row] = env = self.factories[row]()
+        self._mask_methods[row] = self.masks.method_of(env)
         self._seeds[row] = seed = successor_seed(self._seeds[row])
         first, unsent = self._wanted(self._begin(row, env.reset(seed=seed)))
         self._records.append(Record(failure.env_index, b"", first, failure, unsent))
