@@ -138,7 +138,6 @@ def test_a_native_game_is_lean_anyway(lean: str):
     config = configured("vec_env=auto", f"lean_info={lean}")
     row = row_of(plan_of(config, NATIVE), "lean_info")
     assert (row.requested, row.reason) == (row.effective, "a native game sends info only when an episode ends")
-    assert row_of(plan_of(config, PLAIN), "lean_info").reason == ""
 
 
 def test_auto_without_engine_is_off_and_says_so():
@@ -191,3 +190,12 @@ def test_torch_threads():
     )
     assert many.config.torch_threads == 256, "what eval reads back must be within the bounds"
     assert plan_of(configured("torch_threads=auto", "vec_env=subproc")).config.torch_threads == 1
+
+
+def test_in_one_process_infos_are_left_alone_unless_asked():
+    config = configured("vec_env=dummy", "lean_info=true", "env.id=CartPole-v1", "algo=ppo")
+    row = row_of(plan_of(config), "lean_info")
+    assert (row.effective, row.reason) == (False, "in one process infos cost nothing; cutting them would")
+    assert row_of(plan_of(config, lean_info="command line"), "lean_info").effective is True
+    shared = configured("vec_env=shared", "lean_info=true", "env.id=CartPole-v1", "algo=ppo")
+    assert row_of(plan_of(shared), "lean_info").effective is True

@@ -159,8 +159,10 @@ def _torch_threads(requested: int | str, context: Context) -> Resolved:
 
 
 def _lean_info(requested: bool, context: Context) -> Resolved:
-    native = context.effective["vec_env"] == "native"
-    return requested, "a native game sends info only when an episode ends" if native else ""
+    vec_env = context.effective["vec_env"]
+    if requested and vec_env == "dummy" and context.sources.get("lean_info") != "command line":
+        return False, "in one process infos cost nothing; cutting them would"
+    return requested, "a native game sends info only when an episode ends" if vec_env == "native" else ""
 
 
 def _train_log_to_file(requested: bool, context: Context) -> Resolved:

@@ -7,10 +7,10 @@ import math
 from fasttrain.errors import ConfigError
 from fasttrain.flags import NOT_APPLICABLE, Context, Resolved
 
-# What stepping costs besides the envs' own time, measured with envs that do nothing (scripts/benchmark.py vecenv): per
-# env about the same in a plain loop and in a worker; per step of all workers, waking them and being woken.
-PER_ENV_S = 5e-6
-PER_SHARED_STEP_S = 150e-6
+# What stepping costs besides the envs' own time, from CartPole (scripts/benchmark.py vecenv-auto): per env about the
+# same in a plain loop and in a worker; per step of all workers, waking them and being woken on a machine not all idle.
+PER_ENV_S = 2e-6
+PER_SHARED_STEP_S = 250e-6
 SHARED_MUST_GAIN = 1.25  # else the plain loop: it has no processes that could die
 WAITS_BELOW = 0.5  # share of computing below which an env is one that waits, for an engine or a socket
 MOST_WORKERS_PER_CORE = 16

@@ -81,12 +81,12 @@ def test_one_worker_per_usable_core():
     crew.close()
 
 
-def test_spinning_only_where_there_is_a_core_to_spare(monkeypatch: pytest.MonkeyPatch):
+def test_the_trainer_spins_only_where_there_is_a_core_to_spare(monkeypatch: pytest.MonkeyPatch):
     for cores, spins in ((2, False), (3, True)):
         monkeypatch.setattr("fasttrain.vec.crew.usable_cores", lambda cores=cores: cores)
         crew = crew_of(walkers(2))
         assert (crew.spin_s > 0) is spins
-        assert all((worker.settings.spin_s > 0) is spins for worker in crew.workers)
+        assert all(worker.settings.spin_s > 0 for worker in crew.workers)
         crew.close()
 
 

@@ -16,7 +16,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import obs_as_tensor
 
-from fasttrain.algos.heads import ActingHead, MaskCheck
+from fasttrain.algos.heads import ActingHead
 from fasttrain.algos.rollouts import bootstrap_truncated, clip_actions
 from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.perf.clock import PhaseClock
@@ -32,7 +32,7 @@ class GroupedRollout:
         groups: its env's workers in groups.
         storage: filled with what was acted on and what came of it.
         head: draws actions.
-        check_masks: refuses masks without a legal action; None for an algorithm without masks.
+        masked: whether the algorithm uses masks.
         first_ready: serve whoever is ready, instead of the groups in turn.
     """
 
@@ -42,12 +42,12 @@ class GroupedRollout:
         groups: WorkerGroups,
         storage: RolloutStorage,
         head: ActingHead,
-        check_masks: MaskCheck | None,
+        masked: bool,
         clock: PhaseClock,
         first_ready: bool,
     ) -> None:
         self.model, self.groups, self.storage, self.head = model, groups, storage, head
-        self.check_masks, self.clock, self.first_ready = check_masks, clock, first_ready
+        self.masked, self.clock, self.first_ready = masked, clock, first_ready
         count, steps = len(groups.rows), storage.num_steps
         self.taken = [0] * count  # steps that each group has finished
         self.under_way: list[int] = []  # in the order they were sent
@@ -60,8 +60,9 @@ class GroupedRollout:
     def collect(self, callback: BaseCallback) -> bool:
         """Until every env has T steps. False: the callback asked to stop."""
         reported = 0
-        for group in range(len(self.groups.rows)):
-            self._act(group)
+        everyone = list(range(len(self.groups.rows)))
+        for first in [everyone] if self.first_ready else [[group] for group in everyone]:
+            self._act(first)
         while self.under_way:
             self.clock.enter("env_step")
             ready = self.groups.first_ready(self.under_way) if self.first_ready else self.under_way[:1]
@@ -73,32 +74,39 @@ class GroupedRollout:
                     self._leave()
                     return False
                 reported += 1
-            for group in ready:
-                if self.taken[group] < self.storage.num_steps:
-                    self._act(group)
+            self._act([group for group in ready if self.taken[group] < self.storage.num_steps])
         self.groups.finish([])
         self.storage.complete()
         self._leave()
         return True
 
-    def _act(self, group: int) -> None:
-        """Draw the group's next actions and send them off."""
-        rows, step, slots = self.groups.rows[group], self.taken[group], self.groups.env.slots
+    def _act(self, groups: list[int]) -> None:
+        """Draw the next actions of some groups in one forward, and send them off."""
+        if not groups:
+            return
+        parts, slots = [self.groups.rows[group] for group in groups], self.groups.env.slots
         masks = None
-        if self.check_masks is not None:
-            masks = slots.action_masks[rows].copy()  # type: ignore[index]
-            self.check_masks(masks, self.model.num_timesteps)
+        if self.masked:  # the workers have seen to it that every row has a legal action
+            masks = torch.from_numpy(np.concatenate([slots.action_masks[rows] for rows in parts]))  # type: ignore[index]
+            masks = masks.to(self.model.device)
         self.clock.enter("action")
         with torch.no_grad():
-            observations = obs_as_tensor(self.observations[group], self.model.device)
-            mask_tensor = None if masks is None else torch.from_numpy(masks).to(self.model.device)
-            actions, values, log_probs = self.head.act(observations, mask_tensor)
-        drawn = actions.cpu().numpy()
+            seen = _joined([self.observations[group] for group in groups])
+            observations = obs_as_tensor(seen, self.model.device)
+            actions, values, log_probs = self.head.act(observations, masks)
+        drawn = clip_actions(self.model, actions.cpu().numpy())
         self.clock.enter("env_step")
-        self.groups.send(group, clip_actions(self.model, drawn))
-        self.under_way.append(group)
+        ends = np.cumsum([rows.stop - rows.start for rows in parts])
+        mine = [slice(end - (rows.stop - rows.start), end) for rows, end in zip(parts, ends.tolist(), strict=True)]
+        for group, part in zip(groups, mine, strict=True):
+            self.groups.send(group, drawn[part])
+            self.under_way.append(group)
         self.clock.enter("buffer")
-        self.storage.put(step, rows, observations, actions, values, log_probs, mask_tensor)
+        for group, rows, part in zip(groups, parts, mine, strict=True):
+            self.storage.put(
+                self.taken[group], rows, _rows(observations, part), actions[part], values[part], log_probs[part],
+                None if masks is None else masks[part],
+            )  # fmt: skip
 
     def _take(self, group: int) -> None:
         """What the group's step brought."""
@@ -148,3 +156,11 @@ def _rows(observations: Any, rows: slice) -> Any:
     if isinstance(observations, dict):
         return {key: part[rows] for key, part in observations.items()}
     return observations[rows]
+
+
+def _joined(parts: list[Any]) -> Any:
+    if len(parts) == 1:
+        return parts[0]
+    if isinstance(parts[0], dict):
+        return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    return np.concatenate(parts)

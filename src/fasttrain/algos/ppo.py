@@ -128,7 +128,7 @@ def collect(
     with clock.phase("log"):
         callback.on_rollout_start()
     if groups is not None:
-        rollout = GroupedRollout(model, groups, rollout_buffer, head, check_masks, clock, fast.first_ready)
+        rollout = GroupedRollout(model, groups, rollout_buffer, head, use_masking, clock, fast.first_ready)
         going_on = rollout.collect(callback)
     else:
         going_on = _collect_in_lockstep(model, source, rollout_buffer, head, check_masks, callback)

@@ -34,7 +34,7 @@ class Settings:
     use_masks: bool
     check_finite: bool
     restart_envs: bool  # rebuild an env that fails, instead of reporting it
-    spin_s: float  # how long to look for a request before sleeping; 0 where cores are scarce
+    spin_s: float  # how long to look for the next request before sleeping
 
 
 class Failure(NamedTuple):
