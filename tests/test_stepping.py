@@ -143,3 +143,15 @@ def test_groups_need_the_cores_for_the_workers():
     assert plan_of(fast(*wide, "pipeline=1"), cores=4).config.torch_threads == 4
     assert plan_of(fast(*wide, "pipeline=2"), cores=4).config.torch_threads == 1
     assert plan_of(fast(*wide, "async_envs=true", "pipeline=1"), cores=4).config.torch_threads == 1
+
+
+def test_restart_takes_workers_or_is_refused():
+    cheap = EnvFacts(False, 1e-6)
+    plan = plan_of(fast("env.on_env_error=restart"), cheap)
+    assert plan.config.vec_env == "shared"
+    assert "env.on_env_error=restart" in row_of(plan, "vec_env").reason
+    for asked in ("vec_env=dummy", "vec_env=subproc", "force_dummy_vec_env=true", "use_subproc_envs=false"):
+        with pytest.raises(ConfigError, match="env.on_env_error=restart with vec_env="):
+            plan_of(fast("env.on_env_error=restart", asked), cheap)
+    with pytest.raises(ConfigError, match="env.on_env_error=restart with vec_env=native"):
+        plan_of(configured("+profile=speed", "env.on_env_error=restart"), EnvFacts(True, None))

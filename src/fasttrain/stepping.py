@@ -17,7 +17,20 @@ MOST_WORKERS_PER_CORE = 16
 
 
 def resolve_vec_env(requested: str, context: Context) -> Resolved:
-    """`auto` → native, shared or dummy, by what was measured."""
+    """`auto` → native, shared or dummy, by what was measured; shared where failing envs are to be replaced."""
+    value, reason = _choose_vec_env(requested, context)
+    if context.config.env.on_env_error == "raise" or value == "shared":
+        return value, reason
+    workers_allowed = context.config.use_subproc_envs and not context.config.force_dummy_vec_env
+    if requested == "auto" and value == "dummy" and workers_allowed:
+        return "shared", "env.on_env_error=restart: only envs in workers can be replaced"
+    raise ConfigError(
+        f"env.on_env_error=restart with vec_env={value}: only envs in workers can be replaced; take vec_env=shared, or "
+        "env.on_env_error=raise"
+    )
+
+
+def _choose_vec_env(requested: str, context: Context) -> Resolved:
     config, env, machine = context.config, context.env, context.machine
     typed = context.sources.get("vec_env") == "command line"
     if config.env.backend == "envpool":
