@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+import numba.extending
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -58,6 +59,11 @@ def njit_parallel(function: F) -> F:
     dispatcher = numba.njit(cache=True, nogil=True, fastmath=flags, error_model="numpy", parallel=True)(function)
     _stamp_with_neighbours(dispatcher, Path(function.__code__.co_filename).parent)
     return cast(F, dispatcher)
+
+
+def intrinsic(function: Callable[..., Any]) -> Any:
+    """numba's `intrinsic`: a function of types that returns a signature and the LLVM code for a call of it."""
+    return numba.extending.intrinsic(function)
 
 
 def use_threads(count: int) -> None:

@@ -10,14 +10,14 @@ from fasttrain.algos.dense import (
     RELU,
     TANH,
     activate,
-    add_outer,
-    add_sparse_outer,
+    add_product,
+    add_to_rows,
     clip_and_adam,
-    dot,
-    matmul_bt,
-    sparse_row_times,
+    set_product,
+    sum_rows,
     through_activation,
 )
+from fasttrain.algos.simd import PAD, TILE_ROWS
 from fasttrain.batch import Float32Array
 
 
@@ -25,67 +25,74 @@ def random_array(seed: int, *shape: int) -> Float32Array:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-@given(st.integers(1, 5), st.integers(1, 13), st.integers(1, 40), st.integers(0, 2**16))
+@given(st.integers(1, 4), st.integers(1, 9), st.integers(1, 40), st.integers(0, 2**16))
 @settings(max_examples=60, deadline=None)
-def test_products_equal_numpys(fours: int, n: int, k: int, seed: int):
-    rows = 4 * fours
-    x, w = random_array(seed, rows, k + 3), random_array(seed + 1, n, k)  # x has columns to spare
-    out = random_array(seed + 2, rows, n + 2)
-    kept = out[:, n:].copy()
-    matmul_bt(x, w, rows, out)
-    np.testing.assert_allclose(out[:, :n], x[:, :k] @ w.T, rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(out[:, n:], kept)
-    assert dot(x[0], w[0], k) == pytest.approx(float(x[0, :k].astype(np.float64) @ w[0].astype(np.float64)), abs=1e-4)
+def test_products_equal_numpys(tiles: int, pads: int, k: int, seed: int):
+    rows, n = TILE_ROWS * tiles, PAD * pads
+    wide = random_array(seed, rows + 1, k + 3)  # a view of a larger array, as the layers of `Scratch` are
+    x, w, start = wide[:, 2 : 2 + k], random_array(seed + 1, k, n), random_array(seed + 2, n)
+    out = random_array(seed + 3, rows + 1, n + PAD)
+    kept = out.copy()
+    set_product(x, w, start, rows, out[:, :n])
+    np.testing.assert_allclose(out[:rows, :n], start + x[:rows] @ w, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(out[:, n:], kept[:, n:])
+    np.testing.assert_array_equal(out[rows], kept[rows])
+    before = out.copy()
+    add_product(x, w, rows, out[:, :n])
+    np.testing.assert_allclose(out[:rows, :n], before[:rows, :n] + x[:rows] @ w, rtol=1e-5, atol=1e-5)
 
-    d = random_array(seed + 3, 8 * fours, n)
-    inputs = random_array(seed + 4, 8 * fours, k)
-    gradient = random_array(seed + 5, n, k)
-    expected = gradient + d.T @ inputs
-    add_outer(inputs, d, 8 * fours, gradient)
+
+@given(st.integers(1, 4), st.integers(1, 9), st.integers(1, 30), st.integers(0, 2**16))
+@settings(max_examples=30, deadline=None)
+def test_a_weight_gradient_is_a_product_with_a_transposed_view(tiles: int, pads: int, rows: int, seed: int):
+    k, n = TILE_ROWS * tiles, PAD * pads
+    inputs, d, gradient = random_array(seed, rows, k), random_array(seed + 1, rows, n), random_array(seed + 2, k, n)
+    expected = gradient + inputs.T @ d
+    add_product(inputs.T, d, k, gradient)
     np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-4)
 
 
-@given(st.integers(0, 11), st.integers(1, 40), st.integers(0, 2**16))
+@given(st.integers(0, 11), st.integers(1, 13), st.integers(0, 2**16))
 @settings(max_examples=60, deadline=None)
-def test_sparse_rows_equal_dense_ones(nonzero: int, n: int, seed: int):
-    columns = np.random.default_rng(seed).choice(12, nonzero, replace=False).astype(np.int32)
-    values, w = random_array(seed, nonzero), random_array(seed + 1, 12, n)
+def test_sparse_rows_equal_dense_ones(nonzero: int, pads: int, seed: int):
+    n, before, after = PAD * pads, 2, 3  # entries of other rows stand before and after
+    places = np.random.default_rng(seed).choice(12, nonzero + before + after).astype(np.int32)
+    values, w, start = random_array(seed, len(places)), random_array(seed + 1, 12, n), random_array(seed + 2, n)
+    begin, end = before, before + nonzero
     dense = np.zeros(12, np.float32)
-    dense[columns] = values
-    out = random_array(seed + 2, n)
-    expected = out + dense @ w
-    sparse_row_times(values, columns, w, out)
-    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
-    d = random_array(seed + 3, n)
-    gradient = w.copy()
-    add_sparse_outer(values, columns, d, gradient)
-    np.testing.assert_allclose(gradient, w + np.outer(dense, d), rtol=1e-5, atol=1e-5)
+    np.add.at(dense, places[begin:end], values[begin:end])
+    out = np.full(n, np.nan, np.float32)
+    sum_rows(values, places, begin, end, w, start, out)
+    np.testing.assert_allclose(out, start + dense @ w, rtol=1e-5, atol=2e-5)
+    d, gradient = random_array(seed + 3, n), w.copy()
+    add_to_rows(values, places, begin, end, d, gradient)
+    np.testing.assert_allclose(gradient, w + np.outer(dense, d), rtol=1e-5, atol=2e-5)
 
 
 def test_tanh_to_float32_and_its_derivative():
     x = np.concatenate([np.linspace(-12, 12, 4001), [1e-30, -1e-8, 100.0, -1e30]]).astype(np.float32)
     a = x.copy()
-    activate(a, len(a), TANH)
+    activate(a, TANH)
     np.testing.assert_allclose(a, np.tanh(x.astype(np.float64)), atol=3e-7)
     assert np.abs(a).max() <= 1.0 + 1e-6
     d = np.ones_like(a)
-    through_activation(d, a, len(d), TANH)
+    through_activation(d, a, TANH)
     np.testing.assert_allclose(d, 1 - np.tanh(x.astype(np.float64)) ** 2, atol=1e-6)
 
 
 def test_relu_and_its_derivative():
     a = np.array([-1.0, 0.0, 2.0, -3.0], np.float32)
-    activate(a, 3, RELU)
+    activate(a[:3], RELU)
     np.testing.assert_array_equal(a, [0.0, 0.0, 2.0, -3.0])
     d = np.array([5.0, 6.0, 7.0, 8.0], np.float32)
-    through_activation(d, a, 3, RELU)
+    through_activation(d[:3], a[:3], RELU)
     np.testing.assert_array_equal(d, [0.0, 0.0, 7.0, 8.0])
 
 
 @pytest.mark.parametrize("kind", [TANH, RELU])
 def test_nan_stays_nan(kind: int):
     a = np.array([np.nan, 1.0], np.float32)
-    activate(a, 2, kind)
+    activate(a, kind)
     assert np.isnan(a[0])
     assert np.isfinite(a[1])
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from scipy import stats
 
-from fasttrain.algos.fused import LossSettings, minibatch_gradient
+from fasttrain.algos.fused import LossSettings, minibatch_gradient, rate, surrogate
 from fasttrain.algos.fused_policy import ROWS_PER_THREAD, FusedPolicy, _rows_of_storage
-from fasttrain.algos.heads import head_of
+from fasttrain.algos.heads import action_dims, head_of
 from fasttrain.algos.update import Statistics, minibatch_loss
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
 
@@ -25,12 +25,13 @@ LOSS = LossSettings(
 )
 
 
-def make_policy(inputs: int, actions: int, arch: Any, activation: type[torch.nn.Module], seed: int) -> Any:
+def make_policy(
+    inputs: int, actions: int | spaces.Space[Any], arch: Any, activation: type[torch.nn.Module], seed: int
+) -> Any:
     torch.manual_seed(seed)
     box = spaces.Box(-10.0, 10.0, (inputs,), np.float32)
-    policy = MaskableActorCriticPolicy(
-        box, spaces.Discrete(actions), lambda _: 1e-3, net_arch=arch, activation_fn=activation
-    )
+    space = spaces.Discrete(actions) if isinstance(actions, int) else actions
+    policy = MaskableActorCriticPolicy(box, space, lambda _: 1e-3, net_arch=arch, activation_fn=activation)
     for parameter in policy.parameters():  # biases and heads of SB3's initialisation are too small to test anything
         torch.nn.init.normal_(parameter, std=0.4)
     return policy
@@ -39,7 +40,7 @@ def make_policy(inputs: int, actions: int, arch: Any, activation: type[torch.nn.
 def make_storage(policy: Any, steps: int, envs: int, seed: int, sparse: float = 0.5) -> RolloutStorage:
     """A filled storage whose old log-probabilities are near the policy's own, so that some ratios are clipped."""
     rng = np.random.default_rng(seed)
-    space, actions = policy.observation_space, int(policy.action_space.n)
+    space, dims = policy.observation_space, action_dims(policy.action_space)
     storage = RolloutStorage(
         steps,
         envs,
@@ -48,14 +49,15 @@ def make_storage(policy: Any, steps: int, envs: int, seed: int, sparse: float = 
         device=torch.device("cpu"),
         gamma=0.9,
         gae_lambda=0.8,
-        mask_width=actions,
+        mask_width=sum(dims),
     )
     head = head_of(policy, policy.action_space)
     for _ in range(steps):
         observations = rng.standard_normal((envs, *space.shape)).astype(np.float32)
         observations[rng.random(observations.shape) < sparse] = 0.0
-        masks = rng.random((envs, actions)) < 0.5
-        masks[np.arange(envs), rng.integers(actions, size=envs)] = True
+        masks = rng.random((envs, sum(dims))) < 0.5
+        for first, size in zip(np.cumsum([0, *dims]), dims, strict=False):
+            masks[np.arange(envs), first + rng.integers(size, size=envs)] = True
         with torch.no_grad():
             chosen, values, log_probs = head.act(torch.from_numpy(observations), torch.from_numpy(masks))
         noise = torch.from_numpy(rng.normal(0, 0.3, envs).astype(np.float32))
@@ -85,9 +87,12 @@ def autograd(policy: Any, storage: RolloutStorage, order: np.ndarray, loss: Loss
         tensor = torch.from_numpy(np.ascontiguousarray(array)).reshape(total, *array.shape[2:])[rows]
         return tensor.double() if tensor.is_floating_point() else tensor
 
+    actions = pick(storage.actions)
+    if isinstance(policy.action_space, spaces.Discrete):
+        actions = actions.flatten()
     batch = RolloutBatch(
-        pick(storage.observations), pick(storage.actions).flatten(), pick(storage.values), pick(storage.log_probs),
-        pick(storage.advantages), pick(storage.returns), pick(storage.action_masks),
+        pick(storage.observations), actions, pick(storage.values), pick(storage.log_probs), pick(storage.advantages),
+        pick(storage.returns), pick(storage.action_masks),
     )  # fmt: skip
     found = Statistics()
     clip_range_vf = None if loss.clip_range_vf < 0 else loss.clip_range_vf
@@ -103,7 +108,7 @@ def fused_gradients(
     kernels = FusedPolicy(policy, threads)
     kernels.pack()
     scratch = kernels._memory(threads * ROWS_PER_THREAD)
-    rows = _rows_of_storage(storage, int(policy.action_space.n))
+    rows = _rows_of_storage(storage, kernels.layout.dims)
     minibatch_gradient(order, kernels.parameters.numpy(), kernels.layout, rows, loss, scratch, on_threads)
     flat = torch.from_numpy(scratch.gradients[0])
     views = {id(parameter): view for parameter, view in kernels._views(flat)}
@@ -112,7 +117,11 @@ def fused_gradients(
 
 @given(
     inputs=st.integers(1, 20),
-    actions=st.integers(1, 9),
+    actions=st.one_of(
+        st.integers(1, 9),
+        st.lists(st.integers(2, 5), min_size=1, max_size=4).map(spaces.MultiDiscrete),
+        st.integers(1, 4).map(spaces.MultiBinary),
+    ),
     pi=st.lists(st.integers(1, 21), min_size=1, max_size=3),
     vf=st.lists(st.integers(1, 21), min_size=1, max_size=3),
     activation=st.sampled_from([torch.nn.Tanh, torch.nn.ReLU]),
@@ -124,7 +133,7 @@ def fused_gradients(
 )
 @settings(max_examples=60, deadline=None)
 def test_gradients_equal_autograds(
-    inputs: int, actions: int, pi: list[int], vf: list[int], activation: type[torch.nn.Module], batch: int,
+    inputs: int, actions: Any, pi: list[int], vf: list[int], activation: type[torch.nn.Module], batch: int,
     threads: int, clip_range_vf: float, normalize: bool, seed: int,
 ):  # fmt: skip
     policy = make_policy(inputs, actions, {"pi": pi, "vf": vf}, activation, seed)
@@ -140,6 +149,38 @@ def test_gradients_equal_autograds(
     figures = [found.policy_losses, found.value_losses, found.entropy_losses, found.clip_fractions, found.approx_kls]
     reference = np.array([float(values[0]) for values in figures]) * [1, 1, -1, 1, 1]
     np.testing.assert_allclose(means[:5], reference, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("arch", [[128, 96, 48], [300]])
+def test_gradients_of_wider_nets(arch: list[int]):
+    """All kinds of tiles and strips, and blocks with rows to spare."""
+    policy = make_policy(50, 40, arch, torch.nn.Tanh, 1)
+    storage = make_storage(policy, 10, 9, 1)
+    order = np.random.default_rng(1).permutation(90)[:77]
+    expected, _ = autograd(policy, storage, order, LOSS)
+    ours, _ = fused_gradients(policy, storage, order, LOSS, 2)
+    norm = np.sqrt(sum(float((gradient**2).sum()) for gradient in expected))
+    assert max(np.abs(g - e.numpy()).max() for g, e in zip(ours, expected, strict=True)) <= 1e-5 * norm
+
+
+def test_the_clipped_surrogate_by_hand():
+    assert surrogate(2.0, 1.1, 0.2) == pytest.approx((-2.2, -2.2, False))
+    assert surrogate(2.0, 1.5, 0.2) == pytest.approx((-2.4, 0.0, True))  # clipped: no gradient
+    assert surrogate(-2.0, 1.5, 0.2) == pytest.approx((3.0, 3.0, True))  # the pessimistic side flows
+    assert surrogate(-2.0, 0.5, 0.2) == pytest.approx((1.6, 0.0, True))
+
+
+def test_rating_two_sub_actions_by_hand():
+    probs = np.zeros((4, 5), np.float32)
+    legal = np.array([0, 1, 3, 4], np.int32)  # of 2 + 3 choices
+    probs[1, :4] = np.log([1.0, 3.0, 1.0, 4.0])
+    log_prob, entropy = rate(np.array([2, 3]), legal, np.array([1, 2]), probs)
+    assert log_prob == pytest.approx(np.log(3 / 4 * 4 / 5), rel=1e-5)
+    parts = [-(p * np.log(p)).sum() for p in (np.array([0.25, 0.75]), np.array([0.2, 0.8]))]
+    assert entropy == pytest.approx(sum(parts), rel=1e-5)
+    np.testing.assert_allclose(probs[0, :4], [0.25, 0.75, 0.2, 0.8], rtol=1e-5)
+    assert probs[3, :4].tolist() == [0.0, 1.0, 0.0, 1.0]
+    assert probs[2, 0] == pytest.approx(0.25 * (np.log(0.25) + parts[0]), rel=1e-4)
 
 
 def test_a_wrong_gradient_would_be_seen():
@@ -174,6 +215,32 @@ def test_acting_draws_legal_actions_with_the_policys_probabilities():
     assert drawn[~mask].sum() == 0
     expected = probs[mask] / probs[mask].sum() * count
     assert stats.chisquare(drawn[mask], expected).pvalue > 1e-3
+
+
+def test_acting_with_sub_actions():
+    policy = make_policy(5, spaces.MultiDiscrete([3, 2, 4]), [8, 8], torch.nn.Tanh, 3)
+    kernels = FusedPolicy(policy)
+    kernels.pack()
+    count = 60_000
+    observations = np.tile(np.random.default_rng(0).standard_normal(5).astype(np.float32), (count, 1))
+    mask = np.array([True, False, True, True, True, False, False, True, True])
+    masks = np.tile(mask, (count, 1))
+    torch.manual_seed(1)
+    actions, values, log_probs = kernels.act(torch.from_numpy(observations), torch.from_numpy(masks))
+    assert actions.shape == (count, 3)
+    with torch.no_grad():
+        expected_values, expected_log_probs, _ = policy.evaluate_actions(
+            torch.from_numpy(observations), actions, action_masks=torch.from_numpy(masks)
+        )
+        dist = policy.get_distribution(torch.from_numpy(observations[:1]), mask)
+    torch.testing.assert_close(values, expected_values, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(log_probs, expected_log_probs, rtol=1e-5, atol=1e-5)
+    for k, part in enumerate(dist.distributions):
+        probs, drawn = part.probs[0].double().numpy(), np.bincount(actions[:, k].numpy(), minlength=part.probs.shape[1])
+        legal = probs > 0
+        assert drawn[~legal].sum() == 0
+        if legal.sum() > 1:
+            assert stats.chisquare(drawn[legal], probs[legal] / probs[legal].sum() * count).pvalue > 1e-3
 
 
 def test_acting_follows_the_weights_and_torchs_seed():

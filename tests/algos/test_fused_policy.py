@@ -41,8 +41,9 @@ def watch(policy: Any) -> None:
         (make_policy(share_features_extractor=False), ""),
         (make_policy(activation_fn=torch.nn.ELU), "not an MLP of tanh or relu layers"),
         (make_policy(net_arch=[]), "not an MLP of tanh or relu layers"),
-        (make_policy(action=spaces.MultiDiscrete([2, 2])), "not a plain policy with one discrete action"),
-        (make_policy(action=spaces.Box(-1, 1, (2,))), "not a plain policy with one discrete action"),
+        (make_policy(action=spaces.MultiDiscrete([2, 2])), ""),
+        (make_policy(action=spaces.MultiBinary(2)), "not a plain policy with discrete actions"),
+        (make_policy(action=spaces.Box(-1, 1, (2,))), "not a plain policy with discrete actions"),
         (make_policy(spaces.Discrete(4)), "not a flat Box observation"),
         (make_policy(spaces.Box(-1.0, 1.0, (4,), np.float64)), "observations are not float32"),
         (make_policy().double(), "not float32 on the CPU"),
@@ -71,7 +72,11 @@ def test_pack_reads_what_is_there_and_keeps_the_policys_own_storage():
     for parameter, view in kernels._views(kernels.parameters):
         torch.testing.assert_close(view, parameter.detach(), rtol=0, atol=0)
     assert pointers == [parameter.data_ptr() for parameter in policy.parameters()]
-    assert kernels.size == sum(parameter.numel() for parameter in policy.parameters())
+    places = torch.zeros(kernels.size)
+    for _, view in kernels._views(places):
+        view += 1.0
+    assert places.max() == 1.0, "no two parameters share a place"
+    assert places.sum() == sum(parameter.numel() for parameter in policy.parameters())
 
 
 def trained(fused: bool, rollouts: int, **settings: Any) -> Any:
@@ -236,7 +241,7 @@ def test_rows_acted_on_are_the_rows_stored(masked: bool):
         kernels, storage = model._fast.kernels, model.rollout_buffer
         assert len(kernels._acted_on) == 16
         joined = kernels._rows_of_rollout(storage)
-        for name, read_anew in _rows_of_storage(storage, kernels.layout.num_actions)._asdict().items():
+        for name, read_anew in _rows_of_storage(storage, kernels.layout.dims)._asdict().items():
             np.testing.assert_array_equal(getattr(joined, name), read_anew, err_msg=name)
     storage.reset()
     kernels._acted_on.clear()

@@ -11,19 +11,24 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 
 from fasttrain.algos.fused_policy import FusedPolicy
 from fasttrain.algos.nets import (
-    BLOCK,
     POLICY,
     VALUE,
     compress,
+    count_nonzero,
     forward_block,
+    head_logits,
     head_of_net,
-    masked_softmax,
+    last_of_net,
+    layer_of,
+    padded_rows,
+    softmax,
     transpose_hidden,
+    where_nonzero,
 )
 from fasttrain.batch import Float32Array
 
 
-@given(st.integers(0, 6), st.integers(1, 9), st.integers(1, 5), st.integers(0, 2**16))
+@given(st.integers(0, 6), st.integers(1, 40), st.integers(1, 40), st.integers(0, 2**16))
 @settings(max_examples=40, deadline=None)
 def test_compress_keeps_what_counts(count: int, inputs: int, actions: int, seed: int):
     rng = np.random.default_rng(seed)
@@ -36,6 +41,15 @@ def test_compress_keeps_what_counts(count: int, inputs: int, actions: int, seed:
         np.testing.assert_array_equal(columns[part], np.flatnonzero(observations[i]))
         np.testing.assert_array_equal(values[part], observations[i][columns[part]])
         np.testing.assert_array_equal(legal[legal_starts[i] : legal_starts[i + 1]], np.flatnonzero(masks[i]))
+
+
+def test_places_of_what_is_not_zero():
+    row = np.zeros(37, np.float32)
+    row[[0, 15, 16, 31, 36]] = -1.0  # both ends of a group, and the remainder after the last one
+    places = np.zeros(5, np.int32)
+    assert count_nonzero(row) == 5
+    where_nonzero(row, places)
+    assert places.tolist() == [0, 15, 16, 31, 36]
 
 
 def test_nan_is_an_input_that_counts():
@@ -55,33 +69,42 @@ def kernels_of(arch: Any) -> FusedPolicy:
 def rows_of(observations: Float32Array, kernels: FusedPolicy) -> Any:
     from fasttrain.algos.fused_policy import _rows_of
 
-    return _rows_of(observations, None, kernels.layout.num_actions)
+    return _rows_of(observations, None, kernels.layout.dims)
 
 
 def test_forward_equals_the_policys_own_layers():
-    kernels = kernels_of({"pi": [6, 5, 9], "vf": [3]})
-    observations = np.random.default_rng(1).standard_normal((BLOCK - 3, 7)).astype(np.float32)
-    rows, order = rows_of(observations, kernels), np.arange(BLOCK - 3)
-    activations = np.full((3, BLOCK, 9), np.nan, np.float32)
+    kernels = kernels_of({"pi": [6, 5, 19], "vf": [3]})
+    observations = np.random.default_rng(1).standard_normal((29, 7)).astype(np.float32)
+    rows, order = rows_of(observations, kernels), np.arange(29)
+    activations = np.full((32, kernels._row_size), np.nan, np.float32)
+    forward_block(kernels.parameters.numpy(), kernels.layout, rows, order, activations)
     extractor = kernels.policy.mlp_extractor
-    for net, module, width, depth in ((POLICY, extractor.policy_net, 9, 3), (VALUE, extractor.value_net, 3, 1)):
-        forward_block(net, kernels.parameters.numpy(), kernels.layout, rows, order, activations)
+    for net, module, width in ((POLICY, extractor.policy_net, 19), (VALUE, extractor.value_net, 3)):
+        last = last_of_net(net, kernels.layout, activations)
         with torch.no_grad():
             expected = module(torch.from_numpy(observations)).numpy()
-        np.testing.assert_allclose(activations[depth - 1, : len(order), :width], expected, atol=1e-5)
+        np.testing.assert_allclose(last[:29, :width], expected, atol=1e-5)
+        np.testing.assert_array_equal(last[:29, width:], 0.0, err_msg="padding stays zero")
 
 
-def test_masked_softmax_by_hand():
+def test_rows_are_padded_to_whole_tiles():
+    assert [padded_rows(count) for count in (1, 8, 9, 32)] == [8, 8, 16, 32]
+
+
+def test_softmax_by_hand():
     kernels = kernels_of([4])
     w, bias = head_of_net(POLICY, 5, kernels.parameters.numpy().copy(), kernels.layout)
     w[:], bias[:] = 0.0, np.log([1.0, 2.0, 4.0, 8.0, 16.0])
-    probs = np.zeros((2, 5), np.float32)
+    probs = np.full((2, 5), np.nan, np.float32)
     legal = np.array([1, 3, 4], np.int32)  # weights 2, 8, 16
-    entropy = masked_softmax(np.zeros(4, np.float32), w, bias, legal, probs)
-    expected = np.array([2, 8, 16]) / 26
-    np.testing.assert_allclose(probs[0, :3], expected, rtol=1e-6)
-    np.testing.assert_allclose(probs[1, :3], np.log(expected), rtol=1e-5)
+    head_logits(np.zeros(w.shape[1], np.float32), w, bias, legal, probs[1])
+    np.testing.assert_allclose(probs[1, :3], np.log([2.0, 8.0, 16.0]), rtol=1e-6)
+    entropy = softmax(probs, 1, 3)  # of a sub-action that begins at the second
+    expected = np.array([8, 16]) / 24
+    np.testing.assert_allclose(probs[0, 1:3], expected, rtol=1e-6)
+    np.testing.assert_allclose(probs[1, 1:3], np.log(expected), rtol=1e-5)
     np.testing.assert_allclose(entropy, -(expected * np.log(expected)).sum(), rtol=1e-5)
+    assert np.isnan(probs[0, 0])
 
 
 def test_hidden_weights_are_transposed_in_place_of_their_own():
@@ -89,7 +112,9 @@ def test_hidden_weights_are_transposed_in_place_of_their_own():
     flat = kernels.parameters.numpy()
     transposed = np.zeros_like(flat)
     transpose_hidden(flat, kernels.layout, transposed)
+    k, n = kernels.layout.sizes[VALUE, :2]
     at = kernels.layout.weights[VALUE, 1]
-    np.testing.assert_array_equal(
-        transposed[at : at + 30].reshape(6, 5), kernels.policy.mlp_extractor.value_net[2].weight.detach().numpy().T
-    )
+    _, w, _ = layer_of(VALUE, 1, flat, kernels.layout, np.zeros((8, kernels._row_size), np.float32))
+    back = transposed[at : at + k * n].reshape(n, k)
+    np.testing.assert_array_equal(back, w.T)
+    np.testing.assert_array_equal(back[:5, :6], kernels.policy.mlp_extractor.value_net[2].weight.detach().numpy())

@@ -8,25 +8,28 @@ autograd to 1e-5 relative (tests/algos/test_fused.py).
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import prange
 
-from fasttrain.algos.dense import clip_and_adam, dot
+from fasttrain.algos.dense import add_to_rows, clip_and_adam, sum_rows
 from fasttrain.algos.nets import (
-    BLOCK,
     POLICY,
     VALUE,
     Layout,
     Rows,
     backward_block,
     forward_block,
+    head_logits,
     head_of_net,
-    masked_softmax,
+    last_of_net,
+    padded_rows,
+    softmax,
     transpose_hidden,
 )
-from fasttrain.batch import Float32Array, Float64Array, Int64Array
+from fasttrain.algos.simd import dot_rows, fetch
+from fasttrain.batch import Float32Array, Float64Array, Int32Array, Int64Array
 from fasttrain.jit import njit_parallel, njit_relaxed
 
 NUM_STATISTICS = 6
@@ -57,26 +60,49 @@ class AdamSettings(NamedTuple):
 class Scratch(NamedTuple):
     """Working memory for `parts` parts of a minibatch, which threads may work on at once."""
 
-    activations: Float32Array  # (parts, 2, D, BLOCK, W)
-    deltas: Float32Array  # (parts, 2, BLOCK, W)
-    probs: Float32Array  # (parts, 2, A) probabilities and log-probabilities of the legal actions
+    activations: Float32Array  # (parts, BLOCK, S); BLOCK rows go through the nets together and stay in the caches
+    deltas: Float32Array  # (parts, BLOCK, S) their gradients
+    probs: Float32Array  # (parts, 4, A) of one row's legal actions, see `rate`
     gradients: Float32Array  # (parts, P)
-    transposed: Float32Array  # (P,) hidden weights as (inputs, outputs)
+    transposed: Float32Array  # (P,) hidden weights as (outputs, inputs)
     statistics: Float64Array  # (parts, NUM_STATISTICS)
 
 
 @njit_relaxed
-def surrogate(advantage: float, log_ratio: float, clip_range: float) -> tuple[float, float, bool]:
+def surrogate(advantage: float, ratio: float, clip_range: float) -> tuple[float, float, bool]:
     """Clipped policy loss of one row (Schulman et al. 2017, eq. 7), its slope in the log-probability, whether clipped.
 
     torch.min passes the gradient to the smaller of the two terms; inside the range they are the same term.
     """
-    ratio = np.exp(log_ratio)
     clipped = min(max(ratio, 1.0 - clip_range), 1.0 + clip_range)
     outside = abs(ratio - 1.0) > clip_range
     flows = not outside or advantage * ratio < advantage * clipped
     slope = -advantage * ratio if flows else 0.0
     return -min(advantage * ratio, advantage * clipped), slope, outside
+
+
+@njit_relaxed
+def rate(dims: Int64Array, legal: Int32Array, actions: Int64Array, probs: Float32Array) -> tuple[Any, Any]:
+    """Log-probability of the actions (K,) and entropy, of one row, from the logits of its legal actions in probs[1].
+
+    probs (4, ≥m) then holds, action by action: the probability p, log p, p × (log p + entropy of its sub-action), which
+    is minus the entropy's slope in the logit, and whether it was taken.
+    """
+    log_prob, entropy = np.float32(0), np.float32(0)
+    begin, offset = 0, 0
+    for k in range(len(dims)):
+        end = begin
+        while end < len(legal) and legal[end] < offset + dims[k]:
+            end += 1
+        own = softmax(probs, begin, end)
+        entropy += own
+        for m in range(begin, end):
+            taken = legal[m] - offset == actions[k]
+            log_prob += probs[1, m] if taken else np.float32(0)
+            probs[2, m] = probs[0, m] * (probs[1, m] + own)
+            probs[3, m] = np.float32(taken)
+        begin, offset = end, offset + dims[k]
+    return log_prob, entropy
 
 
 @njit_relaxed
@@ -89,42 +115,37 @@ def policy_block(
     layout: Layout,
     rows: Rows,
     loss: LossSettings,
-    hidden: Float32Array,  # (BLOCK, W) last activations
+    hidden: Float32Array,  # (BLOCK, k) last activations
     probs: Float32Array,
-    deltas: Float32Array,  # (BLOCK, W) out: their gradient
+    deltas: Float32Array,  # (BLOCK, k) out: their gradient
     gradient: Float32Array,
     statistics: Float64Array,
 ) -> None:
     """Policy loss and entropy bonus of some rows, and their gradients through the policy head."""
-    w, bias = head_of_net(POLICY, layout.num_actions, flat, layout)
-    out_w, out_bias = head_of_net(POLICY, layout.num_actions, gradient, layout)
-    legal_actions, starts, k = rows.legal, rows.legal_starts, w.shape[1]
-    entropy_share = np.float32(share * loss.ent_coef)
+    width = layout.dims.sum()
+    w, bias = head_of_net(POLICY, width, flat, layout)
+    out_w, out_bias = head_of_net(POLICY, width, gradient, layout)
+    entropy_share, zeros = np.float32(share * loss.ent_coef), np.zeros(w.shape[1], np.float32)
     for r in range(len(order)):
-        row, h, d = order[r], hidden[r], deltas[r]
-        legal = legal_actions[starts[row] : starts[row + 1]]
-        entropy = masked_softmax(h, w, bias, legal, probs)
-        chosen = 0
-        while chosen < len(legal) - 1 and legal[chosen] != rows.actions[row]:
-            chosen += 1
-        log_ratio = probs[1, chosen] - rows.old_log_probs[row]
+        row = order[r]
+        legal = rows.legal[rows.legal_starts[row] : rows.legal_starts[row + 1]]
+        head_logits(hidden[r], w, bias, legal, probs[1])
+        log_prob, entropy = rate(layout.dims, legal, rows.actions[row], probs)
+        log_ratio = log_prob - rows.old_log_probs[row]
         advantage = (rows.advantages[row] - mean) * scale
-        row_loss, slope, outside = surrogate(advantage, log_ratio, loss.clip_range)
+        ratio = np.exp(log_ratio)
+        row_loss, slope, outside = surrogate(advantage, ratio, loss.clip_range)
         statistics[POLICY_LOSS] += row_loss
         statistics[ENTROPY] += entropy
         statistics[CLIPPED] += outside
-        statistics[APPROX_KL] += (np.exp(log_ratio) - 1.0) - log_ratio
+        statistics[APPROX_KL] += (ratio - 1.0) - log_ratio
         slope = np.float32(slope * share)
-        d[:k] = 0.0
+        slopes = probs[1]  # in the logits; the log-probabilities are not needed any more
         for m in range(len(legal)):
-            bonus = entropy_share * probs[0, m] * (probs[1, m] + entropy)
-            g = slope * ((m == chosen) - probs[0, m]) + bonus
-            out_bias[legal[m]] += g
-            action_w, action_out = w[legal[m]], out_w[legal[m]]
-            for c in range(k):
-                d[c] += g * action_w[c]
-            for c in range(k):
-                action_out[c] += g * h[c]
+            slopes[m] = slope * (probs[3, m] - probs[0, m]) + entropy_share * probs[2, m]
+            out_bias[legal[m]] += slopes[m]
+        sum_rows(slopes, legal, 0, len(legal), w, zeros, deltas[r])
+        add_to_rows(slopes, legal, 0, len(legal), hidden[r], out_w)
 
 
 @njit_relaxed
@@ -143,22 +164,21 @@ def value_block(
     """Squared value error of some rows and its gradients through the value head."""
     w, bias = head_of_net(VALUE, 1, flat, layout)
     out_w, out_bias = head_of_net(VALUE, 1, gradient, layout)
-    k, weights, out = w.shape[1], w[0], out_w[0]
+    only, out, zeros = np.zeros(1, np.int32), np.zeros(1, np.float32), np.zeros(w.shape[1], np.float32)
     for r in range(len(order)):
-        row, h, d = order[r], hidden[r], deltas[r]
-        value, flows = dot(weights, h, k) + bias[0], True
+        row = order[r]
+        dot_rows(w, only, 0, 1, hidden[r], w.shape[1], out)
+        value, flows = out[0] + bias[0], True
         if loss.clip_range_vf >= 0.0:
             change = value - rows.old_values[row]
             flows = abs(change) <= loss.clip_range_vf
             value = rows.old_values[row] + min(max(change, -loss.clip_range_vf), loss.clip_range_vf)
         error = value - rows.returns[row]
         statistics[VALUE_LOSS] += error * error
-        g = np.float32(2.0 * share * loss.vf_coef * error if flows else 0.0)
-        out_bias[0] += g
-        for c in range(k):
-            d[c] = g * weights[c]
-        for c in range(k):
-            out[c] += g * h[c]
+        out[0] = np.float32(2.0 * share * loss.vf_coef * error if flows else 0.0)
+        out_bias[0] += out[0]
+        sum_rows(out, only, 0, 1, w, zeros, deltas[r])
+        add_to_rows(out, only, 0, 1, hidden[r], out_w)
 
 
 @njit_relaxed
@@ -176,23 +196,23 @@ def gradient_of_part(
 ) -> None:
     """Gradients and statistics of `order` into the sums of this part."""
     gradient, statistics = scratch.gradients[part], scratch.statistics[part]
-    deltas, probs = scratch.deltas[part], scratch.probs[part]
+    activations, deltas, probs = scratch.activations[part], scratch.deltas[part], scratch.probs[part]
+    last, value_last = last_of_net(POLICY, layout, activations), last_of_net(VALUE, layout, activations)
+    last_delta, value_delta = last_of_net(POLICY, layout, deltas), last_of_net(VALUE, layout, deltas)
     gradient[:] = 0.0
     statistics[:] = 0.0
-    share = 1.0 / batch
-    for begin in range(0, len(order), BLOCK):
-        block = order[begin : begin + BLOCK]
-        for net in (POLICY, VALUE):
-            activations = scratch.activations[part, net]
-            forward_block(net, flat, layout, rows, block, activations)
-            last = activations[layout.depth[net] - 1]
-            if net == POLICY:
-                policy_block(block, share, mean, scale, flat, layout, rows, loss, last, probs, deltas[0], gradient,
-                             statistics)  # fmt: skip
-            else:
-                value_block(block, share, flat, layout, rows, loss, last, deltas[0], gradient, statistics)
-            deltas[0, len(block) :] = 0.0
-            backward_block(net, flat, layout, rows, block, activations, deltas, scratch.transposed, gradient)
+    share, size = 1.0 / batch, len(activations)
+    for begin in range(0, len(order), size):
+        block = order[begin : begin + size]
+        for row in order[begin + size : begin + 2 * size]:
+            fetch(rows.values, rows.starts[row], rows.starts[row + 1])
+            fetch(rows.columns, rows.starts[row], rows.starts[row + 1])
+            fetch(rows.legal, rows.legal_starts[row], rows.legal_starts[row + 1])
+        forward_block(flat, layout, rows, block, activations)
+        policy_block(block, share, mean, scale, flat, layout, rows, loss, last, probs, last_delta, gradient, statistics)
+        value_block(block, share, flat, layout, rows, loss, value_last, value_delta, gradient, statistics)
+        deltas[len(block) : padded_rows(len(block)), :] = 0.0
+        backward_block(flat, layout, rows, block, activations, deltas, scratch.transposed, gradient)
 
 
 @njit_relaxed
@@ -289,40 +309,51 @@ def train_epoch(
 
 @njit_relaxed
 def act_rows(
-    count: int,  # N
-    uniforms: Float32Array,  # (N,) in [0, 1)
+    uniforms: Float32Array,  # (N, K) in [0, 1)
     flat: Float32Array,
     layout: Layout,
     rows: Rows,  # observations and legal actions of the N envs; the rest unused
     scratch: Scratch,
-    actions: Int64Array,  # (N,) out
+    actions: Int64Array,  # (N, K) out
     values: Float32Array,  # (N,) out
     log_probs: Float32Array,  # (N,) out
 ) -> None:
     """Draw a legal action for each row from its softmax (inverse of the cumulative distribution), with its value.
 
-    On one thread: a step's rows take a quarter of a millisecond, less than a second thread waits for a core when other
+    On one thread: a step's rows take a tenth of a millisecond, less than a second thread waits for a core when other
     processes want it too (30× slower was seen).
     """
-    probs = scratch.probs[0]
-    w, bias = head_of_net(POLICY, layout.num_actions, flat, layout)
+    activations, probs, count = scratch.activations[0], scratch.probs[0], len(uniforms)
+    w, bias = head_of_net(POLICY, layout.dims.sum(), flat, layout)
     value_w, value_bias = head_of_net(VALUE, 1, flat, layout)
-    order = np.arange(count)
-    for begin in range(0, count, BLOCK):
-        block = order[begin : begin + BLOCK]
-        for net in (POLICY, VALUE):
-            activations = scratch.activations[0, net]
-            forward_block(net, flat, layout, rows, block, activations)
-            last = activations[layout.depth[net] - 1]
-            for r in range(len(block)):
-                row = block[r]
-                if net == VALUE:
-                    values[row] = dot(value_w[0], last[r], value_w.shape[1]) + value_bias[0]
-                    continue
-                legal = rows.legal[rows.legal_starts[row] : rows.legal_starts[row + 1]]
-                masked_softmax(last[r], w, bias, legal, probs)
-                chosen, cumulative = 0, probs[0, 0]
-                while chosen < len(legal) - 1 and uniforms[row] >= cumulative:
-                    chosen += 1
-                    cumulative += probs[0, chosen]
-                actions[row], log_probs[row] = legal[chosen], probs[1, chosen]
+    last, value_last = last_of_net(POLICY, layout, activations), last_of_net(VALUE, layout, activations)
+    order, only, size = np.arange(count), np.zeros(1, np.int32), len(activations)
+    for begin in range(0, count, size):
+        block = order[begin : begin + size]
+        forward_block(flat, layout, rows, block, activations)
+        for r in range(len(block)):
+            row = block[r]
+            dot_rows(value_w, only, 0, 1, value_last[r], value_w.shape[1], values[row : row + 1])
+            values[row] += value_bias[0]
+            legal = rows.legal[rows.legal_starts[row] : rows.legal_starts[row + 1]]
+            head_logits(last[r], w, bias, legal, probs[1])
+            log_probs[row] = draw(layout.dims, legal, uniforms[row], probs, actions[row])
+
+
+@njit_relaxed
+def draw(dims: Int64Array, legal: Int32Array, uniforms: Float32Array, probs: Float32Array, actions: Int64Array) -> Any:
+    """One action per sub-action into `actions` (K,), from the logits in probs[1]; returns their log-probability."""
+    log_prob, begin, offset = np.float32(0), 0, 0
+    for k in range(len(dims)):
+        end = begin
+        while end < len(legal) and legal[end] < offset + dims[k]:
+            end += 1
+        softmax(probs, begin, end)
+        chosen, cumulative = begin, probs[0, begin]
+        while chosen < end - 1 and uniforms[k] >= cumulative:
+            chosen += 1
+            cumulative += probs[0, chosen]
+        actions[k] = legal[chosen] - offset
+        log_prob += probs[1, chosen]
+        begin, offset = end, offset + dims[k]
+    return log_prob

@@ -13,14 +13,17 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
-from sb3_contrib.common.maskable.distributions import MaskableCategoricalDistribution
+from sb3_contrib.common.maskable.distributions import (
+    MaskableBernoulliDistribution,
+    MaskableCategoricalDistribution,
+    MaskableMultiCategoricalDistribution,
+)
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
-from stable_baselines3.common.distributions import CategoricalDistribution
+from stable_baselines3.common.distributions import CategoricalDistribution, MultiCategoricalDistribution
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from torch import Tensor, nn
 
-from fasttrain.algos.dense import RELU, TANH
 from fasttrain.algos.fused import (
     NUM_STATISTICS,
     AdamSettings,
@@ -29,27 +32,32 @@ from fasttrain.algos.fused import (
     act_rows,
     train_epoch,
 )
+from fasttrain.algos.fused_layout import KINDS, make_layout
 from fasttrain.algos.heads import is_unchanged
-from fasttrain.algos.nets import BLOCK, Layout, Rows, compress
-from fasttrain.batch import BoolArray, Float64Array
+from fasttrain.algos.nets import Rows, compress
+from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array
 from fasttrain.buffers.rollout import RolloutStorage, TensorObservations
 from fasttrain.errors import EnvError
 from fasttrain.jit import use_threads
 
+BLOCK = 32  # rows that go through the nets together: their activations stay in the L1 and L2 caches
 ROWS_PER_THREAD = 128  # below that many rows a second thread costs more than it brings (about 10 µs to wake)
 _POLICIES = (ActorCriticPolicy, MaskableActorCriticPolicy)
-_KINDS: dict[type[nn.Module], int] = {nn.Tanh: TANH, nn.ReLU: RELU}
+_DISTRIBUTIONS = (
+    CategoricalDistribution,
+    MultiCategoricalDistribution,
+    MaskableCategoricalDistribution,
+    MaskableMultiCategoricalDistribution,
+    MaskableBernoulliDistribution,
+)
 
 
 def why_not_fused(policy: Any, observation_space: spaces.Space[Any]) -> str:
     """Empty if the kernels can stand in for `policy` and its optimizer, else what they cannot do."""
     if any(parameter.device.type != "cpu" or parameter.dtype != torch.float32 for parameter in policy.parameters()):
         return "not float32 on the CPU"
-    if not is_unchanged(policy) or type(policy.action_dist) not in (
-        CategoricalDistribution,
-        MaskableCategoricalDistribution,
-    ):
-        return "not a plain policy with one discrete action"
+    if not is_unchanged(policy) or type(policy.action_dist) not in _DISTRIBUTIONS:
+        return "not a plain policy with discrete actions"
     stock_features = {base.extract_features for base in _POLICIES}
     if type(policy).extract_features not in stock_features or "extract_features" in vars(policy):
         return "the policy extracts features in a way of its own"
@@ -61,7 +69,7 @@ def why_not_fused(policy: Any, observation_space: spaces.Space[Any]) -> str:
     kinds = {type(module) for net in nets for module in net[1::2]}
     linears = [policy.action_net, policy.value_net, *(module for net in nets for module in net[0::2])]
     plain = all(type(module) is nn.Linear and module.bias is not None for module in linears)
-    if any(len(net) == 0 or len(net) % 2 for net in nets) or len(kinds) != 1 or not kinds <= set(_KINDS) or not plain:
+    if any(len(net) == 0 or len(net) % 2 for net in nets) or len(kinds) != 1 or not kinds <= set(KINDS) or not plain:
         return "not an MLP of tanh or relu layers"
     return _why_not_optimizer(policy.optimizer, list(policy.parameters()))
 
@@ -119,11 +127,8 @@ class FusedPolicy:
     def __init__(self, policy: Any, max_threads: int = 1) -> None:
         self.policy = policy
         self.max_threads = max_threads
-        extractor = policy.mlp_extractor
-        linears = [[*net[0::2]] for net in (extractor.policy_net, extractor.value_net)]
-        self.heads = (policy.action_net, policy.value_net)
-        self.layout, self._places = _layout(linears, self.heads, _KINDS[type(extractor.policy_net[1])])
-        self.size = sum(place[0].numel() for place in self._places)
+        self.layout, self._places, self.size, self._row_size = make_layout(policy)
+        self._single = isinstance(policy.action_space, spaces.Discrete)
         self.parameters = torch.zeros(self.size)
         self._exp_avg, self._exp_avg_sq = torch.zeros(self.size), torch.zeros(self.size)
         self._scratch: dict[int, Scratch] = {}  # by number of parts
@@ -133,7 +138,7 @@ class FusedPolicy:
 
     def serves(self, policy: Any) -> bool:
         """Whether `policy` still has the parameters the kernels were made for: a head may have been replaced."""
-        mine = {id(parameter) for parameter, _, _ in self._places}
+        mine = {id(place.parameter) for place in self._places}
         return policy is self.policy and mine == {id(parameter) for parameter in policy.parameters()}
 
     def begin_rollout(self, storage: RolloutStorage | None) -> None:
@@ -148,25 +153,26 @@ class FusedPolicy:
             view.copy_(parameter.detach())
 
     def act(self, observations: TensorObservations, action_masks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Actions (N,), values (N, 1), log-probabilities (N,) with the parameters last packed.
+        """Actions (N,) or (N, K), values (N, 1), log-probabilities (N,) with the parameters last packed.
 
-        One uniform number per env is drawn from torch's global stream.
+        One uniform number per env and sub-action is drawn from torch's global stream.
         """
         if isinstance(observations, dict):
             raise TypeError("Dict observations have no kernels; why_not_fused says so")
         count = len(observations)
         masks = None if action_masks is None else action_masks.numpy()
-        rows = _rows_of(observations.reshape(count, -1).numpy(), masks, self.layout.num_actions)
-        actions, values = np.empty(count, np.int64), np.empty(count, np.float32)
-        log_probs = np.empty(count, np.float32)
-        uniforms = torch.rand(count).numpy()
+        rows = _rows_of(observations.reshape(count, -1).numpy(), masks, self.layout.dims)
+        sub_actions = len(self.layout.dims)
+        actions, uniforms = np.empty((count, sub_actions), np.int64), torch.rand(count, sub_actions).numpy()
+        values, log_probs = np.empty(count, np.float32), np.empty(count, np.float32)
         if self._filling[0] is not None:
             self._acted_on.append(rows)
         flat, scratch = self.parameters.numpy(), self._memory(1)
-        act_rows(count, uniforms, flat, self.layout, rows, scratch, actions, values, log_probs)
+        act_rows(uniforms, flat, self.layout, rows, scratch, actions, values, log_probs)
         if not np.isfinite(values.sum() + log_probs.sum()):
             raise EnvError(_what_is_not_finite(observations.reshape(count, -1).numpy()))
-        return torch.from_numpy(actions), torch.from_numpy(values).view(-1, 1), torch.from_numpy(log_probs)
+        drawn = torch.from_numpy(actions)
+        return drawn[:, 0] if self._single else drawn, torch.from_numpy(values)[:, None], torch.from_numpy(log_probs)
 
     def train(
         self, storage: RolloutStorage, n_epochs: int, batch_size: int, loss: LossSettings, max_grad_norm: float
@@ -215,7 +221,7 @@ class FusedPolicy:
         """The storage's transitions: put together from what was acted on (0.05 µs a row) or read anew (0.4 µs)."""
         same = self._filling == (storage, storage.generation) and len(self._acted_on) == storage.num_steps
         if not same:
-            return _rows_of_storage(storage, self.layout.num_actions)
+            return _rows_of_storage(storage, self.layout.dims)
         steps = self._acted_on
         joined = [np.concatenate([getattr(step, name) for step in steps]) for name in ("values", "columns", "legal")]
         starts, legal_starts = (
@@ -226,7 +232,7 @@ class FusedPolicy:
 
     def _views(self, flat: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Every parameter with its place in `flat`, in the parameter's shape."""
-        return [(parameter, _place(flat, parameter, at, transposed)) for parameter, at, transposed in self._places]
+        return [(place.parameter, place.of(flat)) for place in self._places]
 
     def _read(self, optimizer: torch.optim.Optimizer) -> int:
         """Parameters and Adam's state into the flat vectors; the number of steps Adam has taken."""
@@ -262,13 +268,13 @@ class FusedPolicy:
         """Working memory for as many parts as pay for `count` rows."""
         parts = max(1, min(self.max_threads, count // ROWS_PER_THREAD))
         if parts not in self._scratch:
-            depth, width = int(self.layout.depth.max()), int(self.layout.sizes[:, 1:].max())
+            width = int(self.layout.dims.sum())
             self._scratch[parts] = Scratch(
-                activations=np.zeros((parts, 2, depth, BLOCK, width), np.float32),
-                deltas=np.zeros((parts, 2, BLOCK, width), np.float32),
-                probs=np.zeros((parts, 2, self.layout.num_actions), np.float32),
-                gradients=np.zeros((parts, self.size), np.float32),
-                transposed=np.zeros(self.size, np.float32),
+                activations=_zeros(parts, BLOCK, self._row_size),
+                deltas=_zeros(parts, BLOCK, self._row_size),
+                probs=_zeros(parts, 4, width),
+                gradients=_zeros(parts, self.size),
+                transposed=_zeros(self.size),
                 statistics=np.zeros((parts, NUM_STATISTICS)),
             )
         return self._scratch[parts]
@@ -281,51 +287,34 @@ def _what_is_not_finite(observations: NDArray[Any]) -> str:
     return "the policy's output is not finite although its inputs are: its weights are lost; lower algo.learning_rate"
 
 
-Place = tuple[Tensor, int, bool]  # parameter, offset, whether it is stored transposed
+def _zeros(*shape: int) -> Float32Array:
+    """From torch, which aligns memory with the cache lines."""
+    array: Float32Array = torch.zeros(shape).numpy()
+    return array
 
 
-def _place(flat: Tensor, parameter: Tensor, at: int, transposed: bool) -> Tensor:
-    part = flat[at : at + parameter.numel()]
-    return part.view(*reversed(parameter.shape)).t() if transposed else part.view(parameter.shape)
-
-
-def _layout(linears: list[list[Any]], heads: tuple[Any, Any], kind: int) -> tuple[Layout, list[Place]]:
-    """Offsets of all layers; the first layer of each net is stored as (inputs, outputs)."""
-    depth = np.array([len(net) for net in linears], np.int64)
-    shape = (2, int(depth.max()) + 1)
-    sizes, weights, biases = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    places: list[Place] = []
-    at = 0
-    for row, (net, head) in enumerate(zip(linears, heads, strict=True)):
-        for index, linear in enumerate([*net, head]):
-            sizes[row, index] = linear.in_features
-            weights[row, index], biases[row, index] = at, at + linear.weight.numel()
-            places += [(linear.weight, at, index == 0), (linear.bias, int(biases[row, index]), False)]
-            at += linear.weight.numel() + linear.bias.numel()
-    return Layout(depth, sizes, weights, biases, int(heads[0].out_features), kind), places
-
-
-def _rows_of(observations: NDArray[Any], masks: BoolArray | None, num_actions: int, storage: Any = None) -> Rows:
+def _rows_of(observations: NDArray[Any], masks: BoolArray | None, dims: Int64Array, scalars: Any = None) -> Rows:
     if masks is None:
-        masks = np.ones((1, num_actions), np.bool_).repeat(len(observations), 0)
+        masks = np.ones((1, int(dims.sum())), np.bool_).repeat(len(observations), 0)
     none = np.zeros(0, np.float32)
-    scalars = (np.zeros(0, np.int64), none, none, none, none) if storage is None else storage
+    scalars = (np.zeros((0, len(dims)), np.int64), none, none, none, none) if scalars is None else scalars
     return Rows(*compress(np.ascontiguousarray(observations, np.float32), masks), *scalars)
 
 
-def _rows_of_storage(storage: RolloutStorage, num_actions: int) -> Rows:
+def _rows_of_storage(storage: RolloutStorage, dims: Int64Array) -> Rows:
     """All T × N transitions, in the order they are stored in."""
     total = storage.num_steps * storage.num_envs
     masks = storage.action_masks
     observations = np.asarray(storage.observations).reshape(total, -1)
     masks = None if masks is None else masks.reshape(total, -1)
-    return _rows_of(observations, masks, num_actions, _scalars_of(storage))
+    return _rows_of(observations, masks, dims, _scalars_of(storage))
 
 
 def _scalars_of(storage: RolloutStorage) -> tuple[Any, ...]:
     """`Rows.actions` and what follows."""
-    arrays = (storage.actions, storage.values, storage.log_probs, storage.advantages, storage.returns)
-    return tuple(array.reshape(-1) for array in arrays)
+    actions = storage.actions.reshape(storage.num_steps * storage.num_envs, -1)
+    scalars = (storage.values, storage.log_probs, storage.advantages, storage.returns)
+    return actions, *(array.reshape(-1) for array in scalars)
 
 
 def compile_fused() -> None:

@@ -1,7 +1,8 @@
 """Policy and value MLP of one flat parameter vector, on blocks of rows: forward, backward, masked softmax.
 
 The kernels under `fused.py`. Only non-zero inputs enter the first layer and only legal actions enter the softmax: in
-Skull King 37 of 248 inputs and 4 of 86 actions, which saves most of the work of the widest layers.
+Skull King 37 of 248 inputs and 4 of 86 actions, which saves most of the work of the widest layers. The first layers of
+both nets stand side by side in one matrix, so that a row's inputs are walked through once.
 """
 
 from __future__ import annotations
@@ -10,34 +11,32 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fasttrain.algos.dense import (
-    activate,
-    add_outer,
-    add_sparse_outer,
-    dot,
-    matmul_bt,
-    sparse_row_times,
-    through_activation,
-)
+from fasttrain.algos.dense import activate, add_product, add_to_rows, set_product, sum_rows, through_activation
+from fasttrain.algos.simd import GROUP, TILE_ROWS, count_bits, dot_rows, lowest_bit, nonzero_bits
 from fasttrain.batch import BoolArray, Float32Array, Int32Array, Int64Array
 from fasttrain.jit import njit_relaxed
 
-BLOCK = 32  # rows that go through the nets together: their activations stay in the L1 and L2 caches
 POLICY, VALUE = 0, 1
 
 
 class Layout(NamedTuple):
     """Where the layers of the policy net (row 0) and the value net (row 1) lie in the flat parameter vector (P,).
 
-    A hidden layer's weights are (outputs, inputs) as in torch, but the first layer's are (inputs, outputs); the head
-    stands at index `depth`.
+    Weights are (inputs, outputs), but a head's are (outputs, inputs): its rows are wanted one by one. All widths are
+    padded. The first layer of both nets is one matrix (inputs, `first_width`). A row of activations holds every hidden
+    layer, first that joint one.
     """
 
+    inputs: int
+    first_width: int  # of both first layers
+    first_weights: int  # offset
+    first_biases: int  # offset
     depth: Int64Array  # (2,) hidden layers, at least 1
-    sizes: Int64Array  # (2, D + 1) width of the input and of every hidden layer
-    weights: Int64Array  # (2, D + 1) offsets
-    biases: Int64Array  # (2, D + 1) offsets
-    num_actions: int
+    sizes: Int64Array  # (2, D) width of every hidden layer
+    columns: Int64Array  # (2, D) where it begins in a row of activations
+    weights: Int64Array  # (2, D + 1) offsets of the layers from the second on; at index `depth` the head's
+    biases: Int64Array  # (2, D + 1) likewise
+    dims: Int64Array  # (K,) sizes of the sub-actions; their sum is A, the width of the mask
     kind: int  # dense.TANH or dense.RELU
 
 
@@ -49,7 +48,7 @@ class Rows(NamedTuple):
     starts: Int64Array  # (M + 1,)
     legal: Int32Array  # legal actions
     legal_starts: Int64Array  # (M + 1,)
-    actions: Int64Array  # (M,)
+    actions: Int64Array  # (M, K)
     old_values: Float32Array  # (M,)
     old_log_probs: Float32Array  # (M,)
     advantages: Float32Array  # (M,)
@@ -62,127 +61,173 @@ def compress(
 ) -> tuple[  # (M, O), (M, A)
     Float32Array, Int32Array, Int64Array, Int32Array, Int64Array
 ]:
-    """`Rows.values, columns, starts, legal, legal_starts` of dense observations and masks."""
+    """`Rows.values, columns, starts, legal, legal_starts` of dense observations and masks.
+
+    0.10 µs for 248 observations and 86 actions; entry by entry, with a branch or without, it is 0.37 µs.
+    """
     count = len(observations)
     starts, legal_starts = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
     for i in range(count):
-        nonzero, legal = 0, 0
-        for value in observations[i]:
-            nonzero += value != 0
-        for mask in masks[i]:
-            legal += mask
-        starts[i + 1], legal_starts[i + 1] = starts[i] + nonzero, legal_starts[i] + legal
+        starts[i + 1] = starts[i] + count_nonzero(observations[i])
+        legal_starts[i + 1] = legal_starts[i] + count_nonzero(masks[i])
     values, columns = np.empty(starts[count], np.float32), np.empty(starts[count], np.int32)
-    legal_actions = np.empty(legal_starts[count], np.int32)
+    legal = np.empty(legal_starts[count], np.int32)
     for i in range(count):
-        at, legal_at = starts[i], legal_starts[i]
-        row, mask_row = observations[i], masks[i]
-        for column in range(len(row)):
-            if row[column] != 0:
-                values[at], columns[at] = row[column], column
-                at += 1
-        for action in range(len(mask_row)):
-            if mask_row[action]:
-                legal_actions[legal_at] = action
-                legal_at += 1
-    return values, columns, starts, legal_actions, legal_starts
+        row, at = observations[i], starts[i]
+        where_nonzero(row, columns[at : starts[i + 1]])
+        for m in range(at, starts[i + 1]):
+            values[m] = row[columns[m]]
+        where_nonzero(masks[i], legal[legal_starts[i] : legal_starts[i + 1]])
+    return values, columns, starts, legal, legal_starts
 
 
 @njit_relaxed
-def forward_block(
-    net: int, flat: Float32Array, layout: Layout, rows: Rows, order: Int64Array, activations: Float32Array
-) -> None:
-    """Hidden activations (D, BLOCK, W) of the rows named by `order` (at most BLOCK)."""
-    depth, sizes = layout.depth[net], layout.sizes[net]
-    inputs, width = sizes[0], sizes[1]
-    at = layout.weights[net, 0]
+def count_nonzero(row: Any) -> int:  # (n,) float32 or bool
+    """Entries that are not zero."""
+    whole, found = len(row) // GROUP * GROUP, 0
+    for at in range(0, whole, GROUP):
+        found += count_bits(nonzero_bits(row, at))
+    for at in range(whole, len(row)):
+        found += row[at] != 0
+    return found
+
+
+@njit_relaxed
+def where_nonzero(row: Any, places: Int32Array) -> None:  # (n,) float32 or bool, (m,) out
+    """Places of the entries that are not zero, in order."""
+    whole, m = len(row) // GROUP * GROUP, 0
+    for at in range(0, whole, GROUP):
+        bits: Any = nonzero_bits(row, at)
+        while bits != 0:
+            places[m] = at + lowest_bit(bits)
+            bits &= bits - 1
+            m += 1
+    for at in range(whole, len(row)):
+        if row[at] != 0:
+            places[m] = at
+            m += 1
+
+
+@njit_relaxed
+def padded_rows(count: int) -> int:
+    """Rows that go through the dense layers for `count` rows of data."""
+    return (count + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
+
+
+@njit_relaxed
+def forward_block(flat: Float32Array, layout: Layout, rows: Rows, order: Int64Array, activations: Float32Array) -> None:
+    """Hidden activations (BLOCK, S) of both nets for the rows named by `order` (at most BLOCK)."""
+    inputs, width, at = layout.inputs, layout.first_width, layout.first_weights
     w = flat[at : at + inputs * width].reshape((inputs, width))
-    bias = flat[layout.biases[net, 0] : layout.biases[net, 0] + width]
-    for r in range(BLOCK):
-        a = activations[0, r]
-        a[:width] = bias
-        if r < len(order):
-            begin, end = rows.starts[order[r]], rows.starts[order[r] + 1]
-            sparse_row_times(rows.values[begin:end], rows.columns[begin:end], w, a)
-        activate(a, width, layout.kind)
-    for layer in range(1, depth):
-        k, n = sizes[layer], sizes[layer + 1]
-        at = layout.weights[net, layer]
-        matmul_bt(activations[layer - 1], flat[at : at + n * k].reshape((n, k)), BLOCK, activations[layer])
-        bias = flat[layout.biases[net, layer] : layout.biases[net, layer] + n]
-        for r in range(BLOCK):
-            a = activations[layer, r]
-            for c in range(n):
-                a[c] += bias[c]
-            activate(a, n, layout.kind)
+    bias = flat[layout.first_biases : layout.first_biases + width]
+    padded = padded_rows(len(order))
+    for r in range(padded):
+        row = order[min(r, len(order) - 1)]  # the rows after the last repeat it; nobody reads them
+        a = activations[r, :width]
+        sum_rows(rows.values, rows.columns, rows.starts[row], rows.starts[row + 1], w, bias, a)
+        activate(a, layout.kind)
+    for net in (POLICY, VALUE):
+        for layer in range(1, layout.depth[net]):
+            x, w, bias = layer_of(net, layer, flat, layout, activations)
+            n, column = layout.sizes[net, layer], layout.columns[net, layer]
+            set_product(x, w, bias, padded, activations[:, column : column + n])
+            for r in range(padded):
+                activate(activations[r, column : column + n], layout.kind)
+
+
+@njit_relaxed
+def layer_of(
+    net: int, layer: int, flat: Float32Array, layout: Layout, activations: Float32Array
+) -> tuple[Float32Array, Float32Array, Float32Array]:
+    """A layer's inputs (BLOCK, k), weights (k, n) and biases (n,), as views; from the second layer on."""
+    k, n, at = layout.sizes[net, layer - 1], layout.sizes[net, layer], layout.weights[net, layer]
+    column, bias_at = layout.columns[net, layer - 1], layout.biases[net, layer]
+    return activations[:, column : column + k], flat[at : at + k * n].reshape((k, n)), flat[bias_at : bias_at + n]
 
 
 @njit_relaxed
 def backward_block(
-    net: int,
     flat: Float32Array,
     layout: Layout,
     rows: Rows,
     order: Int64Array,
-    activations: Float32Array,  # (D, BLOCK, W)
-    deltas: Float32Array,  # (2, BLOCK, W): [0] has the gradient of the last activations, zero from len(order) on
+    activations: Float32Array,  # (BLOCK, S)
+    deltas: Float32Array,  # (BLOCK, S) gradients of the last activations of each net, zero from len(order) on
     transposed: Float32Array,
     gradient: Float32Array,  # (P,) added to
 ) -> None:
-    """Gradients of all hidden layers of one net."""
-    sizes = layout.sizes[net]
-    now = 0
-    for layer in range(layout.depth[net] - 1, -1, -1):
-        k, n = sizes[layer], sizes[layer + 1]
-        d = deltas[now]
-        bias = gradient[layout.biases[net, layer] : layout.biases[net, layer] + n]
-        for r in range(len(order)):
-            through_activation(d[r], activations[layer, r], n, layout.kind)
-            for c in range(n):
-                bias[c] += d[r, c]
-        at = layout.weights[net, layer]
-        if layer == 0:
-            out = gradient[at : at + k * n].reshape((k, n))
-            for r in range(len(order)):
-                begin, end = rows.starts[order[r]], rows.starts[order[r] + 1]
-                add_sparse_outer(rows.values[begin:end], rows.columns[begin:end], d[r], out)
-        else:
-            add_outer(activations[layer - 1], d, BLOCK, gradient[at : at + n * k].reshape((n, k)))
-            matmul_bt(d, transposed[at : at + k * n].reshape((k, n)), BLOCK, deltas[1 - now])
-            now = 1 - now
+    """Gradients of all hidden layers of both nets."""
+    padded = padded_rows(len(order))
+    zeros, ones = np.zeros(deltas.shape[1], np.float32), np.ones(padded, np.float32)
+    every = np.arange(padded, dtype=np.int32)
+    for net in (POLICY, VALUE):
+        for layer in range(layout.depth[net] - 1, 0, -1):
+            x, w_out, bias_out = layer_of(net, layer, gradient, layout, activations)
+            k, n = w_out.shape
+            column, below, at = layout.columns[net, layer], layout.columns[net, layer - 1], layout.weights[net, layer]
+            d = deltas[:, column : column + n]
+            for r in range(padded):
+                through_activation(deltas[r, column : column + n], activations[r, column : column + n], layout.kind)
+            sum_rows(ones, every, 0, padded, d, bias_out, bias_out)
+            add_product(x[:padded].T, d[:padded], k, w_out)
+            back = transposed[at : at + k * n].reshape((n, k))
+            set_product(d, back, zeros[:k], padded, deltas[:, below : below + k])
+    inputs, width, at = layout.inputs, layout.first_width, layout.first_weights
+    w_out = gradient[at : at + inputs * width].reshape((inputs, width))
+    for r in range(len(order)):
+        row = order[r]
+        d_row = deltas[r, :width]
+        through_activation(d_row, activations[r, :width], layout.kind)
+        add_to_rows(rows.values, rows.columns, rows.starts[row], rows.starts[row + 1], d_row, w_out)
+    bias_out = gradient[layout.first_biases : layout.first_biases + width]
+    sum_rows(ones, every, 0, len(order), deltas[:, :width], bias_out, bias_out)
 
 
 @njit_relaxed
 def head_of_net(net: int, outputs: int, flat: Float32Array, layout: Layout) -> tuple[Float32Array, Float32Array]:
     """Views of a head's weights (outputs, k) and biases (outputs,) in a flat vector (P,) of parameters or gradients."""
     depth = layout.depth[net]
-    k, at, bias_at = layout.sizes[net, depth], layout.weights[net, depth], layout.biases[net, depth]
+    k, at, bias_at = layout.sizes[net, depth - 1], layout.weights[net, depth], layout.biases[net, depth]
     return flat[at : at + outputs * k].reshape((outputs, k)), flat[bias_at : bias_at + outputs]
 
 
 @njit_relaxed
-def masked_softmax(
-    h: Float32Array,  # (≥k,) last hidden activations
+def last_of_net(net: int, layout: Layout, activations: Float32Array) -> Float32Array:
+    """A view (BLOCK, k) of what the head sees, or of its gradient."""
+    last = layout.depth[net] - 1
+    column = layout.columns[net, last]
+    return activations[:, column : column + layout.sizes[net, last]]
+
+
+@njit_relaxed
+def head_logits(
+    h: Float32Array,  # (k,) last hidden activations
     w: Float32Array,  # (A, k)
     bias: Float32Array,  # (A,)
     legal: Int32Array,  # (m,) legal actions
-    probs: Float32Array,  # (2, ≥m) out: probabilities and log-probabilities
-) -> Any:
-    """Softmax over the legal actions alone; returns the entropy, float32."""
-    k = w.shape[1]
+    logits: Float32Array,  # (≥m,) out
+) -> None:
+    """Logits of the legal actions alone."""
+    dot_rows(w, legal, 0, len(legal), h, len(h), logits)
+    for m in range(len(legal)):
+        logits[m] += bias[legal[m]]
+
+
+@njit_relaxed
+def softmax(probs: Float32Array, begin: int, end: int) -> Any:
+    """probs (2, m): of the logits in row 1, places `begin` to `end`, probabilities to row 0 and log-probabilities to
+    row 1; returns the entropy, float32."""
     highest = np.float32(-np.inf)
-    for m in range(len(legal)):
-        logit = dot(w[legal[m]], h, k) + bias[legal[m]]
-        probs[1, m] = logit
-        highest = max(highest, logit)
+    for m in range(begin, end):
+        highest = max(highest, probs[1, m])
     total = np.float32(0)
-    for m in range(len(legal)):
+    for m in range(begin, end):
         probs[0, m] = np.exp(probs[1, m] - highest)
         total += probs[0, m]
-    log_total = highest + np.log(total)
+    log_total, scale = highest + np.log(total), np.float32(1) / total
     entropy = np.float32(0)
-    for m in range(len(legal)):
-        probs[0, m] /= total
+    for m in range(begin, end):
+        probs[0, m] *= scale
         probs[1, m] -= log_total
         entropy -= probs[0, m] * probs[1, m]
     return entropy
@@ -190,11 +235,11 @@ def masked_softmax(
 
 @njit_relaxed
 def transpose_hidden(flat: Float32Array, layout: Layout, transposed: Float32Array) -> None:
-    """Hidden weights as (inputs, outputs), which the gradient of a layer's inputs wants to read along."""
+    """Hidden weights as (outputs, inputs), which the gradient of a layer's inputs wants to read along."""
     for net in (POLICY, VALUE):
         for layer in range(1, layout.depth[net]):
-            k, n = layout.sizes[net, layer], layout.sizes[net, layer + 1]
+            k, n = layout.sizes[net, layer - 1], layout.sizes[net, layer]
             at = layout.weights[net, layer]
-            for j in range(n):
-                for c in range(k):
-                    transposed[at + c * n + j] = flat[at + j * k + c]
+            for c in range(k):
+                for j in range(n):
+                    transposed[at + j * k + c] = flat[at + c * n + j]
