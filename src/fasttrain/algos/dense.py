@@ -25,7 +25,7 @@ from fasttrain.algos.simd import (
     sum_narrow_strip,
     sum_wide_strip,
 )
-from fasttrain.batch import Float32Array, Int32Array
+from fasttrain.batch import Float32Array, Int32Array, Int64Array
 from fasttrain.jit import njit_relaxed
 
 TANH, RELU = 0, 1
@@ -121,6 +121,44 @@ def add_to_rows(
     while j < n:
         add_to_narrow_strip(values, rows, begin, end, d, j, out)
         j += LANES
+
+
+@njit_relaxed
+def sparse_forward(
+    values: Float32Array,  # non-zero inputs of all rows
+    places: Int32Array,  # where they stand
+    starts: Int64Array,  # row i has the entries from starts[i] to starts[i + 1]
+    order: Int64Array,  # (m,) rows
+    w: Float32Array,  # (inputs, n)
+    bias: Float32Array,  # (n,)
+    out: Float32Array,  # (≥m, ≥n), overwritten
+) -> None:
+    """out = bias + inputs @ w. All rows go through one strip of columns after the other: a strip stays in the cache."""
+    n = w.shape[1]
+    for j in range(0, n, _STRIP):
+        width = min(_STRIP, n - j)
+        for r in range(len(order)):
+            row = order[r]
+            sum_rows(values, places, starts[row], starts[row + 1], w[:, j : j + width], bias[j : j + width],
+                     out[r, j : j + width])  # fmt: skip
+
+
+@njit_relaxed
+def sparse_backward(
+    values: Float32Array,
+    places: Int32Array,
+    starts: Int64Array,
+    order: Int64Array,  # (m,) rows
+    d: Float32Array,  # (≥m, ≥n) gradients of the outputs
+    out: Float32Array,  # (inputs, n), added to
+) -> None:
+    """out += inputs.T @ d: the weight gradient that belongs to `sparse_forward`."""
+    n = out.shape[1]
+    for j in range(0, n, _STRIP):
+        width = min(_STRIP, n - j)
+        for r in range(len(order)):
+            row = order[r]
+            add_to_rows(values, places, starts[row], starts[row + 1], d[r, j : j + width], out[:, j : j + width])
 
 
 @njit_relaxed

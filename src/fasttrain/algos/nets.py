@@ -11,7 +11,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fasttrain.algos.dense import activate, add_product, add_to_rows, set_product, sum_rows, through_activation
+from fasttrain.algos.dense import (
+    activate,
+    add_product,
+    set_product,
+    sparse_backward,
+    sparse_forward,
+    sum_rows,
+    through_activation,
+)
 from fasttrain.algos.simd import GROUP, TILE_ROWS, count_bits, dot_rows, lowest_bit, nonzero_bits
 from fasttrain.batch import BoolArray, Float32Array, Int32Array, Int64Array
 from fasttrain.jit import njit_relaxed
@@ -121,11 +129,10 @@ def forward_block(flat: Float32Array, layout: Layout, rows: Rows, order: Int64Ar
     w = flat[at : at + inputs * width].reshape((inputs, width))
     bias = flat[layout.first_biases : layout.first_biases + width]
     padded = padded_rows(len(order))
-    for r in range(padded):
-        row = order[min(r, len(order) - 1)]  # the rows after the last repeat it; nobody reads them
-        a = activations[r, :width]
-        sum_rows(rows.values, rows.columns, rows.starts[row], rows.starts[row + 1], w, bias, a)
-        activate(a, layout.kind)
+    sparse_forward(rows.values, rows.columns, rows.starts, order, w, bias, activations)
+    activations[len(order) : padded, :width] = 0.0
+    for r in range(len(order)):
+        activate(activations[r, :width], layout.kind)
     for net in (POLICY, VALUE):
         for layer in range(1, layout.depth[net]):
             x, w, bias = layer_of(net, layer, flat, layout, activations)
@@ -175,10 +182,8 @@ def backward_block(
     inputs, width, at = layout.inputs, layout.first_width, layout.first_weights
     w_out = gradient[at : at + inputs * width].reshape((inputs, width))
     for r in range(len(order)):
-        row = order[r]
-        d_row = deltas[r, :width]
-        through_activation(d_row, activations[r, :width], layout.kind)
-        add_to_rows(rows.values, rows.columns, rows.starts[row], rows.starts[row + 1], d_row, w_out)
+        through_activation(deltas[r, :width], activations[r, :width], layout.kind)
+    sparse_backward(rows.values, rows.columns, rows.starts, order, deltas, w_out)
     bias_out = gradient[layout.first_biases : layout.first_biases + width]
     sum_rows(ones, every, 0, len(order), deltas[:, :width], bias_out, bias_out)
 
