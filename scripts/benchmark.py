@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Speed, ours and theirs in turn: python3 scripts/benchmark.py WORK [--repeats 5] [--json FILE]
+"""Speed, ours and theirs in turn: python3 scripts/benchmark.py WORK [--repeats 5] [--json FILE] [--peers]
 
-WORK is one of the works below, `all`, or `show` (the table of what was measured last, from scripts/results/).
+WORK is one of the works below, `all`, `show` (the table of what was measured last, from scripts/results/) or `plot`
+(its picture, scripts/results/ppo.png; needs matplotlib).
 Every measurement is a fresh process; ours and each opponent take turns (A B C, A B C, …), so that a machine that slows
 down slows all of them; the ratio is taken turn by turn and its median reported. Work that is not equal gets no ratio.
 
@@ -14,6 +15,11 @@ down slows all of them; the ratio is taken turn by turn and its median reported.
                     collecting with masks from 64 envs of 100 µs, stepping alone at 8, 64 and 256 envs, and what
                     vec_env=auto takes for CartPole (scripts/bench_vecenv.py)
   groups            all works groups-*: collecting a rollout pipelined and first-ready against in step
+  ppo               skullking-train and all works ppo-* (scripts/bench_ppo.py): the PPO update alone against stock's
+                    on the same rollout ([64, 64] at minibatches of 256 and 2,048, and [512, 512, 256]); CartPole end
+                    to end with 8 and 64 envs, against SB3 and with --peers against SBX, Tianshou, TorchRL, Sample
+                    Factory and a lean loop; [1024, 512, 256] on a GPU. How soon a reward is reached:
+                    scripts/learning.py
 """
 
 from __future__ import annotations
@@ -25,19 +31,29 @@ import platform
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import bench_peers
+import bench_plot
+import bench_ppo
 import bench_vecenv
+import learning
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SKULLKING = "fasttrain/SkullKing-v0"
 # One set of hyperparameters for ours and stock: the speed profile's, on a number of envs that stock can hold too.
-TRAIN = {"num_envs": 64, "rollout_size": 16_384, "batch_size": 1024, "n_epochs": 4, "rollouts": 4}
+TRAIN = {
+    "num_envs": 64,
+    "rollout_size": 16_384,
+    "batch_size": 1024,
+    "n_epochs": 4,
+    "learning_rate": 1e-3,
+    "rollouts": 4,
+}
 
 
 # --- measurements: each runs in its own process and returns {rate, env_steps, updates, samples_per_update, …}
@@ -123,49 +139,29 @@ def _no_training() -> dict[str, Any]:
     return {"env_steps": "rate", "updates": 0, "samples_per_update": 0}
 
 
-def fasttrain_run(*overrides: str) -> dict[str, Any]:
-    """A whole `fasttrain` run; its own summary says what it did."""
-    from fasttrain.cli import main
-
-    total = TRAIN["rollout_size"] * TRAIN["rollouts"]
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = [
-            *overrides,
-            f"num_envs={TRAIN['num_envs']}",
-            f"batch_size={TRAIN['batch_size']}",
-            f"algo.rollout_size={TRAIN['rollout_size']}",
-            f"algo.n_epochs={TRAIN['n_epochs']}",
-            f"total_timesteps={total}",
-            "eval.episodes=100",
-            f"hydra.run.dir={folder}",
-        ]
-        if main(arguments) != 0:
-            raise SystemExit(1)
-        summary = json.loads((Path(folder) / "summary.json").read_text())
-        returns = [line.split(",")[3] for line in (Path(folder) / "episodes.csv").read_text().splitlines()[1:]]
-    return {
-        "rate": summary["steps_per_s"],
-        "env_steps": summary["env_steps"],
-        "updates": summary["updates"],
-        "samples_per_update": TRAIN["batch_size"],
-        "quality": statistics.fmean(map(float, returns[-500:])),
-        "covered_share": summary["perf"]["covered_share"],
-    }
+def skullking_ours() -> dict[str, Any]:
+    """A whole `fasttrain` run."""
+    arguments = [
+        "+profile=speed",
+        f"num_envs={TRAIN['num_envs']}",
+        f"batch_size={TRAIN['batch_size']}",
+        f"algo.rollout_size={TRAIN['rollout_size']}",
+        f"algo.n_epochs={TRAIN['n_epochs']}",
+        f"algo.learning_rate={TRAIN['learning_rate']}",
+        f"total_timesteps={TRAIN['rollout_size'] * TRAIN['rollouts']}",
+        "eval.episodes=100",
+    ]
+    return bench_ppo.command_run(arguments, TRAIN["batch_size"])
 
 
 def stock_run(subproc: bool) -> dict[str, Any]:
     """What an SB3 user writes: MaskablePPO on the single-env class."""
+    begun = time.perf_counter()
     from sb3_contrib import MaskablePPO
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
     import fasttrain.envs  # noqa: F401 - registers the game
-
-    updates = 0
-
-    def count(*_: Any) -> None:
-        nonlocal updates
-        updates += 1
 
     env = make_vec_env(
         "fasttrain.envs:" + SKULLKING,
@@ -180,25 +176,14 @@ def stock_run(subproc: bool) -> dict[str, Any]:
         n_steps=n_steps,
         batch_size=TRAIN["batch_size"],
         n_epochs=TRAIN["n_epochs"],
+        learning_rate=TRAIN["learning_rate"],
         seed=0,
         device="cpu",
     )
-    model.policy.optimizer.register_step_post_hook(count)
-    begun = time.perf_counter()
-    model.learn(TRAIN["rollout_size"] * TRAIN["rollouts"])
-    seconds = time.perf_counter() - begun
-    env.close()
-    returns = [episode["r"] for episode in model.ep_info_buffer or []]
-    return {
-        "rate": model.num_timesteps / seconds,
-        "env_steps": model.num_timesteps,
-        "updates": updates,
-        "samples_per_update": TRAIN["batch_size"],
-        "quality": statistics.fmean(returns),
-    }
+    return bench_ppo.stock_learn(model, TRAIN["rollout_size"] * TRAIN["rollouts"], begun)
 
 
-PEERS_ONLY = {"sb3-contrib, SubprocVecEnv"}
+PEERS_ONLY = {"sb3-contrib, SubprocVecEnv", *bench_ppo.PEERS_ONLY}
 Measurement = Callable[[], dict[str, Any]]
 WORKS: dict[str, dict[str, Measurement]] = {
     "skullking-step": {
@@ -207,19 +192,23 @@ WORKS: dict[str, dict[str, Measurement]] = {
         "single env, DummyVecEnv": lambda: single_step(True),
     },
     "skullking-train": {
-        "fasttrain": lambda: fasttrain_run("+profile=speed"),
+        "fasttrain": skullking_ours,
         "sb3-contrib, DummyVecEnv": lambda: stock_run(False),
         "sb3-contrib, SubprocVecEnv": lambda: stock_run(True),
     },
     **bench_vecenv.WORKS,
+    **bench_ppo.WORKS,
 }
+TOGETHER = {"ppo": ["skullking-train"]}  # what a group holds besides the works that begin with its name
 
 
 def works_of(name: str) -> list[str]:
     """`all`, one work, or the works that begin with `name-`."""
     if name == "all":
         return list(WORKS)
-    return [name] if name in WORKS else [work for work in WORKS if work.startswith(f"{name}-")]
+    if name in WORKS:
+        return [name]
+    return [*TOGETHER.get(name, ()), *(work for work in WORKS if work.startswith(f"{name}-"))]
 
 
 # --- the harness
@@ -234,89 +223,154 @@ def measure(work: str, contestant: str) -> dict[str, Any]:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def run_work(work: str, repeats: int, peers: bool) -> dict[str, Any]:
-    """All contestants in turn, `repeats` times; refuses a ratio of unequal work."""
+def run_work(work: str, repeats: int, peers: bool) -> dict[str, Any] | None:
+    """All contestants in turn, `repeats` times. None: ours cannot be measured on this machine."""
     ours, *theirs = [name for name in WORKS[work] if peers or name not in PEERS_ONLY]
     samples: dict[str, list[dict[str, Any]]] = {name: [] for name in (ours, *theirs)}
-    measure(work, ours)  # compiles and fills the disk cache; not counted
+    skipped: dict[str, str] = {}
+    reason = measure(work, ours).get("skipped")  # compiles and fills the disk cache; not counted
+    if reason:
+        print(f"  skipped: {reason}")
+        return None
     for turn in range(repeats):
-        for name in samples:
-            samples[name].append(measure(work, name))
-            print(f"  turn {turn + 1}/{repeats}  {name:<28} {samples[name][-1]['rate']:>14,.0f} steps/s", flush=True)
-    equal = {key: samples[ours][0][key] for key in ("env_steps", "updates", "samples_per_update")}
-    for name in theirs:
-        for sample in samples[name]:
-            if {key: sample[key] for key in equal} != equal:
-                raise SystemExit(f"{work}: {name} did other work than ours ({sample} against {equal}): no ratio")
-    rates = {name: [sample["rate"] for sample in found] for name, found in samples.items()}
-    best = max(theirs, key=lambda name: statistics.median(rates[name]))
-    ratios = {name: spread([a / b for a, b in zip(rates[ours], rates[name], strict=True)]) for name in theirs}
-    quality = {name: [s["quality"] for s in found] for name, found in samples.items() if "quality" in found[0]}
-    noted = {
-        key: spread([sample[key] for sample in samples[ours]])
-        for key in ("covered_share", "share_of_ideal")
-        if key in samples[ours][0]
-    }
+        for name in [name for name in samples if name not in skipped]:
+            sample = measure(work, name)
+            if "skipped" in sample:
+                skipped[name] = sample["skipped"]
+                print(f"  {name}: {skipped[name]}", flush=True)
+                continue
+            samples[name].append(sample)
+            print(f"  turn {turn + 1}/{repeats}  {name:<28} {sample['rate']:>14,.0f} {_unit(sample)}", flush=True)
+    result = compared(ours, {name: found for name, found in samples.items() if name not in skipped}, work)
     return {
         "work": work,
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}",
         "versions": {name: version(name) for name in ("torch", "numpy", "numba", "stable-baselines3", "sb3-contrib")},
         "command": f"python3 scripts/benchmark.py {work} --repeats {repeats}{' --peers' if peers else ''}",
-        "unit": "env steps per second",
+        **result,
+        **({"skipped": skipped} if skipped else {}),
+    }
+
+
+def compared(ours: str, samples: dict[str, list[dict[str, Any]]], work: str) -> dict[str, Any]:
+    """Medians and ratios. Whoever did other work than ours gets no ratio, and that is said.
+
+    Raises:
+        SystemExit: no opponent did the same work.
+    """
+    equal = {key: samples[ours][0][key] for key in ("env_steps", "updates", "samples_per_update")}
+    unequal: dict[str, dict[str, Any]] = {}
+    for name, found in samples.items():
+        for sample in found:
+            done = {key: sample[key] for key in equal}
+            if done != equal:
+                unequal[name] = done
+    theirs = [name for name in samples if name != ours and name not in unequal]
+    for name, done in unequal.items():
+        print(f"  {name} did other work than ours ({done} against {equal}): no ratio", flush=True)
+    if not theirs:
+        raise SystemExit(f"{work}: no opponent did the same work: no ratio")
+    rates = {name: [sample["rate"] for sample in found] for name, found in samples.items()}
+    best = max(theirs, key=lambda name: statistics.median(rates[name]))
+    ratios = {name: spread([a / b for a, b in zip(rates[ours], rates[name], strict=True)]) for name in theirs}
+    first = samples[ours][0]
+    return {
+        "unit": first.get("unit", "env steps per second"),
         "ours": spread(rates[ours]),
         "theirs": {name: spread(rates[name]) for name in theirs},
         "best_of_theirs": best,
         "ratio": ratios[best],
         "ratios": ratios,
         "equal_work": equal,
-        "quality": {name: spread(values) for name, values in quality.items()},
-        **noted,
-        **({"chosen": samples[ours][0]["chosen"]} if "chosen" in samples[ours][0] else {}),
+        **({"unequal_work": unequal} if unequal else {}),
+        "quality": _by_contestant(samples, "quality"),
+        "startup_s": _by_contestant(samples, "startup_s"),
+        "warm_up_s": _by_contestant(samples, "warm_up_s"),
+        **{
+            key: spread([sample[key] for sample in samples[ours]])
+            for key in ("covered_share", "share_of_ideal", "gpu_share")
+            if first.get(key) is not None
+        },
+        **{key: first[key] for key in ("chosen", "limits") if key in first},
     }
+
+
+def _by_contestant(samples: dict[str, list[dict[str, Any]]], key: str) -> dict[str, dict[str, float]]:
+    return {name: spread([sample[key] for sample in found]) for name, found in samples.items() if key in found[0]}
 
 
 def spread(values: list[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
+def _unit(result: dict[str, Any]) -> str:
+    return result.get("unit", "env steps per second").removeprefix("env ").replace(" per second", "/s")
+
+
 def show() -> None:
     """The table of all stored results."""
     for path in sorted(RESULTS.glob("*.json")):
-        result = json.loads(path.read_text())
-        ratio = result["ratio"]
-        print(f"\n{result['work']}  ({result['machine']}; {result['command']})")
-        print(f"  {'fasttrain':<30}{result['ours']['median']:>14,.0f} steps/s")
-        for name, theirs in result["theirs"].items():
-            print(f"  {name:<30}{theirs['median']:>14,.0f} steps/s{result['ratios'][name]['median']:>9.2f}×")
-        print(f"  against {result['best_of_theirs']}: {ratio['median']:.2f}× [{ratio['min']:.2f}, {ratio['max']:.2f}]")
-        if "covered_share" in result:
-            print(f"  [PERF] phases cover {100 * result['covered_share']['min']:.2f} % of the wall time or more")
-        if "share_of_ideal" in result:
-            low, median, high = (100 * result["share_of_ideal"][key] for key in ("min", "median", "max"))
-            print(f"  {median:.0f} % of cores ÷ env time [{low:.0f}, {high:.0f}]")
-        if "chosen" in result:
-            print(f"  vec_env=auto took {result['chosen']}")
+        show_result(json.loads(path.read_text(encoding="utf-8")))
+    learning.show(learning.RESULTS, list(learning.TASKS))
+
+
+def show_result(result: dict[str, Any]) -> None:
+    """One work's lines."""
+    ratio, unit, startup = result["ratio"], _unit(result), result.get("startup_s", {})
+    print(f"\n{result['work']}  ({result['machine']}; {result['command']})")
+    for name, rate in {"fasttrain": result["ours"], **result["theirs"]}.items():
+        against = f"{result['ratios'][name]['median']:>9.2f}×" if name in result["ratios"] else " " * 10
+        ready = f"   start-up {startup[name]['median']:.1f} s" if name in startup else ""
+        print(f"  {name:<30}{rate['median']:>14,.0f} {unit}{against}{ready}")
+    print(f"  against {result['best_of_theirs']}: {ratio['median']:.2f}× [{ratio['min']:.2f}, {ratio['max']:.2f}]")
+    if "covered_share" in result:
+        print(f"  [PERF] phases cover {100 * result['covered_share']['min']:.2f} % of the wall time or more")
+    if "limits" in result:
+        rates = [(key.removesuffix("_only_steps_per_s"), rate) for key, rate in result["limits"].items() if rate]
+        print(f"  each part alone: {', '.join(f'{part} {rate:,.0f}' for part, rate in rates)} steps/s")
+    if "share_of_ideal" in result:
+        low, median, high = (100 * result["share_of_ideal"][key] for key in ("min", "median", "max"))
+        print(f"  {median:.0f} % of cores ÷ env time [{low:.0f}, {high:.0f}]")
+    if "gpu_share" in result:
+        print(f"  GPU busy {100 * result['gpu_share']['median']:.0f} %")
+    if result.get("warm_up_s"):
+        took = ", ".join(f"{name} {1000 * value['median']:.0f} ms" for name, value in result["warm_up_s"].items())
+        print(f"  first update, not counted: {took}")
+    if isinstance(result.get("chosen"), dict):
+        print(f"  ran with {', '.join(f'{key}={value}' for key, value in result['chosen'].items())}")
+    elif "chosen" in result:
+        print(f"  vec_env=auto took {result['chosen']}")
+    for name, reason in result.get("skipped", {}).items():
+        print(f"  {name}: {reason}")
+    for name, done in result.get("unequal_work", {}).items():
+        print(f"  {name}: no ratio, it did other work ({done})")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("work", help="a work, the beginning of several (vecenv), all, or show")
+    parser.add_argument("work", help="a work, the beginning of several (ppo), all, show or plot")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path, help="where to write the result (default: scripts/results/WORK.json)")
     parser.add_argument("--peers", action="store_true", help="also the opponents that are slow or heavy to run")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.work != "show" and not works_of(arguments.work):
-        parser.error(f"no work {arguments.work!r}; choose from {', '.join(WORKS)}, all, show")
+    if arguments.work not in ("show", "plot") and not works_of(arguments.work):
+        parser.error(f"no work {arguments.work!r}; choose from {', '.join([*WORKS, *TOGETHER])}, all, show, plot")
     if arguments.one:
         print(json.dumps(WORKS[arguments.work][arguments.one]()))
         return 0
     if arguments.work == "show":
         show()
         return 0
+    if arguments.work == "plot":
+        return bench_plot.draw(RESULTS, learning.RESULTS)
+    if arguments.peers and bench_ppo.CARTPOLE.keys() & set(works_of(arguments.work)):
+        bench_peers.main()  # here, where its progress can be seen
     for work in works_of(arguments.work):
         print(work, flush=True)
         result = run_work(work, max(1, arguments.repeats), arguments.peers)
+        if result is None:
+            continue
         target = arguments.json or RESULTS / f"{work}.json"
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

@@ -68,7 +68,7 @@ def test_a_crash_keeps_its_traceback(fasttrain: RunCommand, tmp_path: Path):
         fasttrain("+profile=speed", "env.entry_point=crash:Crash", "algo=ppo", "vec_env=dummy")
 
 
-FOREIGN = "algo.rollout_size means nothing for algo=dqn (only for ppo, maskable_ppo); leave it out"
+FOREIGN = "algo.rollout_size means nothing for algo=dqn (only for ppo, maskable_ppo, recurrent_ppo); leave it out"
 
 
 @pytest.mark.parametrize(

@@ -97,15 +97,11 @@ def test_action_repeat_reaches_the_effective_configuration():
 @pytest.mark.parametrize("flag", sorted(NO_ENGINE_YET))
 def test_what_has_no_engine_is_refused_when_switched_on(flag: str):
     off = NO_ENGINE_YET[flag]
-    on = {"off": "on", False: "true", 1: "2", "bfloat16": "float16", "default": "max-autotune"}[off]
+    on = {"off": "on", False: "true"}[off]
     algo = "dqn" if flag in ("prefetch", "local_random_actions") else "ppo"
     config = configured(f"{flag}={on}", f"algo={algo}", "env.id=CartPole-v1")
     with pytest.raises(ConfigError, match=f"{flag}=.*this version cannot do that yet.*take {flag}="):
         plan_of(config)
-
-
-def test_what_has_no_engine_includes_dtype_and_compile_mode():
-    assert {"amp_dtype": "bfloat16", "compile_mode": "default"}.items() <= NO_ENGINE_YET.items()
 
 
 @pytest.mark.parametrize("sources", [{}, {"engine": "command line"}])
@@ -141,7 +137,7 @@ def test_a_native_game_is_lean_anyway(lean: str):
 
 
 def test_auto_without_engine_is_off_and_says_so():
-    row = row_of(plan_of(configured("use_amp=auto")), "use_amp")
+    row = row_of(plan_of(configured("prefetch=auto", "algo=dqn", "env.id=CartPole-v1")), "prefetch")
     assert (row.effective, row.reason) == ("off", "not in this version")
 
 

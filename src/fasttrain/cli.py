@@ -7,6 +7,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,15 @@ from fasttrain import __version__
 from fasttrain.errors import ConfigError, FastTrainError
 
 if TYPE_CHECKING:
+    from fasttrain.config import Config
     from fasttrain.studies.sweep import Sweep
 
-COMMANDS = ("train", "eval", "check")
+COMMANDS = ("train", "eval", "check", "export")
+# Keys that only some commands read; typed for another they are refused.
+COMMANDS_OF_KEY = {"run": ("eval", "export"), "format": ("export",), "model": ("export",), "output": ("export",)}
 HELP = """fasttrain {version}: Stable-Baselines3 training several times faster, and where the time went.
 
-usage: fasttrain [train|eval|check] [key=value …] [-m]
+usage: fasttrain [train|eval|check|export] [key=value …] [-m]
 
   fasttrain +profile=speed                                   Skull King with MaskablePPO, the main job
   fasttrain +profile=speed env.kwargs.opponents=hard         against stronger opponents
@@ -28,11 +32,12 @@ usage: fasttrain [train|eval|check] [key=value …] [-m]
   fasttrain +profile=speed env.entry_point=my_game.envs:MyGame env.kwargs.size=5
   fasttrain -m +profile=speed num_envs=64,128,256 algo.n_epochs=2,4      a sweep, each cell in a fresh process
   fasttrain eval run=outputs/2026-01-31/12-00-00_skullking_maskable_ppo_1 eval.episodes=5000
+  fasttrain export run=outputs/2026-01-31/12-00-00_skullking_maskable_ppo_1 format=onnx   (or torchscript)
   fasttrain check env.entry_point=my_game.envs:MyGame        looks for faults in an env and measures it
   NUM_ENVS=16 fasttrain +profile=speed                       a flag from the environment
 
 profiles   baseline (stock SB3)  exact (same numbers, faster)  balance  speed  debug
-algo=      maskable_ppo  ppo  dqn          env=  skullking, or env.id=… / env.entry_point=module:Class
+algo=      maskable_ppo  ppo  recurrent_ppo  dqn          env=  skullking, or env.id=… / env.entry_point=module:Class
 
 flags (variable in the environment: the name in capitals; command line > environment > profile > default)
 {flags}
@@ -180,18 +185,29 @@ def _run_command(command: str, composed: Any) -> int:
     plain: dict[str, Any] = OmegaConf.to_container(composed, resolve=True)  # type: ignore[assignment]
     profiles = {name: _profile_keys(name, job) for name in _chosen_profiles(job)}
     config = from_mapping(plain)
-    if command == "train" and config.run is not None:
-        raise ConfigError(f"run={config.run} means nothing for train; to evaluate that run: fasttrain eval run=…")
+    _refuse_foreign_keys(command, config)
     overrides = list(job.overrides.task)
     origin = sources(overrides, os.environ, profiles)
     run = _command(command)
     return run(config, origin, Path(job.runtime.output_dir), overrides)
 
 
+def _refuse_foreign_keys(command: str, config: Config) -> None:
+    defaults = {field.name: field.default for field in fields(config)}
+    for key, commands in COMMANDS_OF_KEY.items():
+        value = getattr(config, key)
+        if command not in commands and value != defaults[key]:
+            what = "evaluate" if commands[0] == "eval" else "export"
+            use = f"to {what} that run: fasttrain {commands[0]} run=…"
+            raise ConfigError(f"{key}={value} means nothing for {command}; {use}")
+
+
 def _command(name: str) -> Callable[[Any, Mapping[str, str], Path, Sequence[str]], int]:
     """Import only what the command needs: torch costs over a second."""
     if name == "eval":
         from fasttrain.runs.evaluate import main as run
+    elif name == "export":
+        from fasttrain.runs.export import main as run
     elif name == "check":
         from fasttrain.runs.check import main as run
     else:

@@ -1,16 +1,16 @@
 """The typed configuration tree. YAML and command line become one frozen `Config`, once; nothing below sees YAML.
 
 Every speed flag is a flat field here; `plan.FLAGS` says what class each one is. Keys below `algo` are SB3's own
-constructor names. Ranges and contradictions are checked by `check`, which names the fields and a valid choice.
+constructor names. Ranges and contradictions are the rules of `checks`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
 
+from fasttrain.checks import check
 from fasttrain.errors import ConfigError
 from fasttrain.typed import Switch, build
 
@@ -43,11 +43,11 @@ class EnvConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PPOConfig:
-    """Constructor arguments of SB3's PPO and sb3-contrib's MaskablePPO; `rollout_size` = num_steps × num_envs."""
+class OnPolicyConfig:
+    """Constructor arguments that SB3's PPO and its relatives share; `rollout_size` = num_steps × num_envs."""
 
-    name: Literal["ppo", "maskable_ppo"]
-    policy: Policy
+    name: str
+    policy: str
     net_arch: NetArch
     activation_fn: Literal["tanh", "relu", "elu", "gelu", "silu", "leaky_relu"] | None
     learning_rate: float | str
@@ -63,6 +63,26 @@ class PPOConfig:
     max_grad_norm: float
     target_kl: float | None
     by_tier: dict[str, dict[str, float]]  # the algorithm's own values; `own` picks among them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PPOConfig(OnPolicyConfig):
+    """SB3's PPO and sb3-contrib's MaskablePPO."""
+
+    name: Literal["ppo", "maskable_ppo"]
+    policy: Policy
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecurrentPPOConfig(OnPolicyConfig):
+    """sb3-contrib's RecurrentPPO; the policy arguments describe its LSTM."""
+
+    name: Literal["recurrent_ppo"]
+    policy: Literal["auto", "MlpLstmPolicy", "CnnLstmPolicy", "MultiInputLstmPolicy"]
+    lstm_hidden_size: int
+    n_lstm_layers: int
+    enable_critic_lstm: bool
+    shared_lstm: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,6 +152,7 @@ class Config:
     local_random_actions: bool
     action_repeat: int
     gradient_accumulation: int
+    inference_batch_size: int | None = None
     torch_threads: int | Literal["auto", "default"]
     log_every: int
     train_log_enabled: bool
@@ -150,65 +171,22 @@ class Config:
     deterministic: bool
     live: Switch
     env: EnvConfig
-    algo: PPOConfig | DQNConfig
+    algo: PPOConfig | RecurrentPPOConfig | DQNConfig
     eval: EvalConfig
     own: OwnConfig
     run: str | None = None  # a finished run's folder, for commands that read one
+    format: Literal["onnx", "torchscript"] | None = None  # of `export`
+    model: Literal["final", "best"] = "final"  # which model of the run `export` takes
+    output: str | None = None  # the file `export` writes; into the run's folder if left out
     checkup: Literal["off", "warn", "strict"] = "off"  # a look at the env before training; strict: any finding stops
 
 
-AT_LEAST: dict[str, float] = {
-    "num_envs": 1,
-    "num_workers": 1,
-    "pipeline": 1,
-    "updates_per_step": 1,
-    "batch_size": 2,
-    "warmup_steps": 0,
-    "action_repeat": 1,
-    "gradient_accumulation": 1,
-    "torch_threads": 1,
-    "log_every": 1,
-    "eval_every": 0,
-    "checkpoint_every": 0,
-    "total_timesteps": 1,
-    "env.max_episode_steps": 1,
-    "env.frame_stack": 1,
-    "env.step_timeout_s": 0.1,
-    "env.max_restarts": 0,
-    "seed": 0,
-    "eval.episodes": 2,
-    "eval.num_envs": 1,
-    "eval.seed": 0,
-    "own.batch_size": 2,
-    "algo.rollout_size": 2,
-    "algo.n_epochs": 1,
-    "algo.buffer_size": 1,
-    "algo.target_update_interval": 1,
-    "algo.max_grad_norm": 0,
-    "algo.ent_coef": 0,
-    "algo.vf_coef": 0,
-    "algo.target_kl": 0,
+ALGO_CLASSES: dict[str, type[PPOConfig | RecurrentPPOConfig | DQNConfig]] = {
+    "ppo": PPOConfig,
+    "maskable_ppo": PPOConfig,
+    "recurrent_ppo": RecurrentPPOConfig,
+    "dqn": DQNConfig,
 }
-MAX_SEED = 2**32 - 1 - 1_000_000  # numpy's bound, with room for one seed per env
-MAX_TORCH_THREADS = 256
-AT_MOST: dict[str, int] = {
-    "seed": MAX_SEED,
-    "eval.seed": MAX_SEED,
-    "torch_threads": MAX_TORCH_THREADS,
-    "algo.max_grad_norm": 1_000_000,
-    "algo.ent_coef": 1_000_000,
-    "algo.vf_coef": 1_000_000,
-    "algo.learning_rate": 1_000_000,
-}
-BETWEEN: dict[str, tuple[float, float]] = {
-    "algo.gamma": (0, 1),
-    "algo.gae_lambda": (0, 1),
-    "algo.tau": (0, 1),
-    "algo.exploration_fraction": (0, 1),
-    "algo.exploration_initial_eps": (0, 1),
-    "algo.exploration_final_eps": (0, 1),
-}
-SCHEDULES = ("algo.learning_rate", "algo.clip_range", "algo.clip_range_vf")
 
 
 def from_mapping(values: Mapping[str, Any]) -> Config:
@@ -220,9 +198,9 @@ def from_mapping(values: Mapping[str, Any]) -> Config:
     values = dict(values)
     algo = values.get("algo")
     if not isinstance(algo, Mapping):
-        raise ConfigError("algo: choose maskable_ppo, ppo or dqn")
+        raise ConfigError("algo: choose maskable_ppo, ppo, recurrent_ppo or dqn")
     # The union is resolved by name, so that a wrong key below `algo` is reported against the right algorithm.
-    algo_class = DQNConfig if algo.get("name") == "dqn" else PPOConfig
+    algo_class = ALGO_CLASSES.get(str(algo.get("name")), PPOConfig)
     for key in algo:
         if why := foreign_key(f"algo.{key}", str(algo.get("name"))):
             raise ConfigError(why)
@@ -248,8 +226,7 @@ def all_keys() -> list[str]:
     names = [field.name for field in fields(Config)]
     for prefix, cls in (
         ("env.", EnvConfig),
-        ("algo.", PPOConfig),
-        ("algo.", DQNConfig),
+        *(("algo.", cls) for cls in ALGO_CLASSES.values()),
         ("eval.", EvalConfig),
         ("own.", OwnConfig),
     ):
@@ -259,126 +236,10 @@ def all_keys() -> list[str]:
 
 def foreign_key(key: str, algo: str) -> str:
     """The sentence that refuses another algorithm's key below `algo.`; empty for every other key."""
-    by_class = {PPOConfig: ("ppo", "maskable_ppo"), DQNConfig: ("dqn",)}
-    owners = [
-        name
-        for cls, names in by_class.items()
-        if key in {f"algo.{field.name}" for field in fields(cls)}
-        for name in names
-    ]
-    if not owners or algo in owners or not any(algo in names for names in by_class.values()):
+    owners = [name for name, cls in ALGO_CLASSES.items() if key in {f"algo.{field.name}" for field in fields(cls)}]
+    if not owners or algo in owners or algo not in ALGO_CLASSES:
         return ""
     return f"{key} means nothing for algo={algo} (only for {', '.join(owners)}); leave it out"
-
-
-def lookup(config: Config, key: str) -> Any:
-    """The value under a dotted key, None where this configuration has no such key."""
-    value: Any = config
-    for part in key.split("."):
-        value = getattr(value, part, None)
-    return value
-
-
-def check(config: Config) -> None:
-    """Ranges and cross-field rules that need nothing but the configuration itself."""
-    for key, least in AT_LEAST.items():
-        value = lookup(config, key)
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and value < least:
-            raise ConfigError(f"{key}={value}: must be at least {least:g}")
-    for key, most in AT_MOST.items():
-        value = lookup(config, key)
-        number = parse_schedule(value, key)[1] if key in SCHEDULES else value
-        if isinstance(number, (int, float)) and number > most:
-            raise ConfigError(f"{key}={value}: must be at most {most}")
-    for key, (low, high) in BETWEEN.items():
-        value = lookup(config, key)
-        if value is not None and not low <= value <= high:
-            raise ConfigError(f"{key}={value}: must lie between {low:g} and {high:g}")
-    for key in SCHEDULES:
-        value = lookup(config, key)
-        if value is not None and parse_schedule(value, key)[1] <= 0:
-            raise ConfigError(f"{key}={value}: must be positive")
-    for rule in (_check_net_arch, _check_vec_env, _check_workers, _check_ppo, _check_dqn, _check_device):
-        rule(config)
-
-
-def parse_schedule(value: float | str, key: str) -> tuple[Literal["constant", "linear"], float]:
-    """`3e-4` → ("constant", 3e-4); `"linear_3e-4"` → ("linear", 3e-4): from that value down to 0."""
-    kind: Literal["constant", "linear"] = "constant"
-    text = str(value)
-    if text.startswith("linear_"):
-        kind, text = "linear", text.removeprefix("linear_")
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise ConfigError(f"{key}={value}: expected a number, or a schedule such as linear_3e-4")
-    return kind, number
-
-
-def _check_net_arch(config: Config) -> None:
-    arch = config.algo.net_arch
-    parts = arch.values() if isinstance(arch, dict) else [arch or ()]
-    if isinstance(arch, dict) and set(arch) - {"pi", "vf"}:
-        raise ConfigError(f"algo.net_arch={arch}: the keys are pi and vf, as in {{pi: [64, 64], vf: [64, 64]}}")
-    if any(width < 1 for part in parts for width in part):
-        raise ConfigError(f"algo.net_arch={arch}: every width must be at least 1")
-
-
-def _check_vec_env(config: Config) -> None:
-    if config.force_dummy_vec_env and config.vec_env not in ("auto", "dummy", "subproc"):
-        raise ConfigError(
-            f"force_dummy_vec_env=true contradicts vec_env={config.vec_env}: leave one of them out, "
-            "or take vec_env=dummy"
-        )
-    if config.vec_env == "native" and config.env.native_game is None and config.env.backend != "envpool":
-        raise ConfigError(
-            f"vec_env=native with env.id={config.env.id or config.env.entry_point}: this environment has no native "
-            "batch; take vec_env=auto, dummy or subproc"
-        )
-
-
-def _check_workers(config: Config) -> None:
-    if isinstance(config.num_workers, int) and config.num_workers > config.num_envs:
-        raise ConfigError(
-            f"num_workers={config.num_workers} is more than num_envs={config.num_envs}: a worker needs at least one "
-            f"env; take num_workers={config.num_envs} or fewer"
-        )
-
-
-def _check_ppo(config: Config) -> None:
-    algo = config.algo
-    if not isinstance(algo, PPOConfig):
-        return
-    batch_size = config.batch_size or config.own.batch_size
-    if batch_size > algo.rollout_size:
-        raise ConfigError(
-            f"batch_size={batch_size} is larger than algo.rollout_size={algo.rollout_size}: a minibatch is drawn from "
-            f"one rollout; take batch_size={algo.rollout_size} or less, or a larger rollout"
-        )
-
-
-def _check_dqn(config: Config) -> None:
-    algo = config.algo
-    if not isinstance(algo, DQNConfig):
-        return
-    batch_size = config.batch_size or config.own.batch_size
-    if batch_size > algo.buffer_size:
-        raise ConfigError(
-            f"batch_size={batch_size} is larger than algo.buffer_size={algo.buffer_size}: take a smaller batch_size"
-        )
-    if config.num_envs > algo.buffer_size:
-        raise ConfigError(
-            f"num_envs={config.num_envs} is more than algo.buffer_size={algo.buffer_size}: the buffer holds no "
-            "transition per env; take a larger buffer"
-        )
-
-
-def _check_device(config: Config) -> None:
-    name = config.device.split(":")[0]
-    if name not in ("auto", "cpu", "cuda", "mps"):
-        raise ConfigError(f"device={config.device}: expected auto, cpu, cuda, cuda:0 or mps")
 
 
 def to_dict(value: Any) -> Any:

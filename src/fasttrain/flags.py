@@ -1,4 +1,4 @@
-"""The speed flags, and what a rule that resolves one may look at. `plan` and `stepping` hold the rules."""
+"""The speed flags, and what a rule that resolves one may look at. Rules: `plan`, `stepping`, `acceleration`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any, Literal, NamedTuple
 from fasttrain.config import Config
 
 FlagClass = Literal["exact", "rounding", "trade-off"]
-ON_POLICY = ("ppo", "maskable_ppo")
+ON_POLICY = ("ppo", "maskable_ppo", "recurrent_ppo")
 OFF_POLICY = ("dqn",)
 ANY = ON_POLICY + OFF_POLICY
+STOCK_ONLY = ("recurrent_ppo",)  # trained by sb3-contrib's own class; NEEDS_FAST_ENGINE flags resolve to stock's values
 NOT_APPLICABLE = "not applicable"
 
 
@@ -46,7 +47,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag("lean_info", "exact", ANY, False, "only env.info_keys leave the env between episode ends"),
     Flag("local_random_actions", "exact", OFF_POLICY, False, "random exploration drawn in the trainer"),
     Flag("action_repeat", "trade-off", ANY, 1, "env steps per decision"),
-    Flag("gradient_accumulation", "rounding", ON_POLICY, 1, "minibatches per optimizer step"),
+    Flag("gradient_accumulation", "rounding", ON_POLICY, 1, "parts in which a minibatch is computed, for less memory"),
+    Flag("inference_batch_size", "rounding", ON_POLICY, None, "envs per forward while acting; null = all at once"),
     Flag("torch_threads", "rounding", ANY, "default", "threads of one torch operation"),
     Flag("log_every", "exact", ANY, 10, "gradient updates between [PERF] lines and log rows"),
     Flag("train_log_enabled", "exact", ANY, True, "record training statistics"),
@@ -61,16 +63,24 @@ FLAGS: tuple[Flag, ...] = (
 )
 BY_NAME = {flag.name: flag for flag in FLAGS}
 
+# What only fasttrain's own classes can do.
+NEEDS_FAST_ENGINE = (
+    "pipeline",
+    "async_envs",
+    "use_amp",
+    "amp_dtype",
+    "use_compile",
+    "compile_mode",
+    "fused_update",
+    "pin_memory",
+    "gradient_accumulation",
+    "inference_batch_size",
+)
+
 # What this version cannot do yet. A switch on `auto` resolves to its off value; switched on, it is refused.
 NO_ENGINE_YET: dict[str, Any] = {
-    "use_amp": "off",
-    "amp_dtype": "bfloat16",
-    "use_compile": "off",
-    "compile_mode": "default",
     "prefetch": "off",
-    "pin_memory": "off",
     "local_random_actions": False,
-    "gradient_accumulation": 1,
     "reward_debug": False,
     "eval_async": False,
     "checkpoint_async": False,
@@ -84,6 +94,7 @@ class Machine(NamedTuple):
     cores: int  # physical cores this process may use
     windows: bool
     cuda: bool
+    bf16_units: str = ""  # their name; empty: a CPU without
 
 
 class EnvFacts(NamedTuple):
@@ -92,6 +103,7 @@ class EnvFacts(NamedTuple):
     native: bool
     step_s: float | None
     cpu_share: float = 1.0  # of the step's time that it computes; the rest it waits, for an engine or a socket
+    images: bool = False  # the policy will be a convolutional one
 
 
 class Context(NamedTuple):

@@ -11,15 +11,28 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from fasttrain.config import MAX_TORCH_THREADS, Config, PPOConfig, to_dict
+from fasttrain.acceleration import (
+    resolve_amp_dtype,
+    resolve_compile_mode,
+    resolve_gradient_accumulation,
+    resolve_inference_batch_size,
+    resolve_pin_memory,
+    resolve_use_amp,
+    resolve_use_compile,
+    why_no_fused_kernels,
+)
+from fasttrain.checks import MAX_TORCH_THREADS
+from fasttrain.config import Config, OnPolicyConfig, to_dict
 from fasttrain.errors import ConfigError
 from fasttrain.flags import (
     BY_NAME,
     FLAGS,
+    NEEDS_FAST_ENGINE,
     NO_ENGINE_YET,
     NOT_APPLICABLE,
     OFF_POLICY,
     ON_POLICY,
+    STOCK_ONLY,
     Context,
     EnvFacts,
     Flag,
@@ -92,7 +105,7 @@ def make_plan(config: Config, sources: Mapping[str, str], env: EnvFacts, machine
         rows.append(Row(flag.name, requested, value, source, flag.flag_class, reason))
         effective[flag.name] = requested if value == NOT_APPLICABLE else value
     changes = {name: value for name, value in effective.items() if name != "num_workers" or value is not None}
-    if isinstance(config.algo, PPOConfig):
+    if isinstance(config.algo, OnPolicyConfig):
         algo, row = _rollout_row(config.algo, effective, sources)
         changes["algo"] = algo
         rows.append(row)
@@ -106,6 +119,11 @@ def _resolve(flag: Flag, requested: Any, source: str, context: Context) -> Resol
         if source == "command line":
             raise ConfigError(f"{flag.name}={requested} means nothing for algo={algo}: {_why_not(flag)}; leave it out")
         return NOT_APPLICABLE, _why_not(flag)
+    if algo in STOCK_ONLY and flag.name in NEEDS_FAST_ENGINE and requested != flag.stock:
+        why = f"no fast engine for {algo}"
+        if source == "command line" and requested != "auto":
+            raise ConfigError(f"{flag.name}={_spell(requested)}: {why}; leave it out")
+        return flag.stock, why
     if flag.name in NO_ENGINE_YET:
         return _no_engine(flag, requested)
     resolver = _RESOLVERS.get(flag.name)
@@ -132,6 +150,8 @@ def _spell(value: Any) -> str:
 
 
 def _engine(requested: str, context: Context) -> Resolved:
+    if requested == "fast" and context.config.algo.name in STOCK_ONLY:
+        return "stock", f"no fast engine for {context.config.algo.name}"
     if requested == "fast" and context.config.algo.name in OFF_POLICY:
         return "stock", "no DQN engine in this version"
     return requested, ""
@@ -176,7 +196,9 @@ def _train_log_to_file(requested: bool, context: Context) -> Resolved:
     return False, "train_log_enabled=false"
 
 
-def _rollout_row(algo: PPOConfig, effective: Mapping[str, Any], sources: Mapping[str, str]) -> tuple[PPOConfig, Row]:
+def _rollout_row(
+    algo: OnPolicyConfig, effective: Mapping[str, Any], sources: Mapping[str, str]
+) -> tuple[OnPolicyConfig, Row]:
     """Keep the rollout's size when num_envs changes, to the nearest whole number of steps per env."""
     num_envs, batch_size = effective["num_envs"], effective["batch_size"]
     source = sources.get("algo.rollout_size", "default")
@@ -212,6 +234,8 @@ def _fused_update(requested: str, context: Context) -> Resolved:
                 "algo=ppo or maskable_ppo, or fused_update=off"
             )
         return "off", "stock classes have no fused kernels"
+    if requested == "auto" and (unfit := why_no_fused_kernels(context)):
+        return "off", unfit
     return "on", "compiled kernels for acting and update"
 
 
@@ -237,7 +261,14 @@ _RESOLVERS: dict[str, Callable[[Any, Context], Resolved]] = {
     "pipeline": resolve_pipeline,
     "async_envs": resolve_async,
     "batch_size": _batch_size,
+    "use_amp": resolve_use_amp,
+    "amp_dtype": resolve_amp_dtype,
+    "use_compile": resolve_use_compile,
+    "compile_mode": resolve_compile_mode,
     "fused_update": _fused_update,
+    "pin_memory": resolve_pin_memory,
+    "gradient_accumulation": resolve_gradient_accumulation,
+    "inference_batch_size": resolve_inference_batch_size,
     "lean_info": _lean_info,
     "torch_threads": _torch_threads,
     "train_log_to_file": _train_log_to_file,

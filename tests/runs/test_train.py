@@ -194,7 +194,7 @@ def test_plan_json_says_where_each_value_came_from(fasttrain: RunCommand, monkey
     assert (rows["num_envs"]["source"], rows["num_envs"]["effective"]) == ("command line", 32)
     assert (rows["log_every"]["source"], rows["log_every"]["effective"]) == ("environment", 77)
     assert (rows["engine"]["source"], rows["engine"]["class"]) == ("profile speed", "exact")
-    assert rows["use_amp"]["source"] == "default"
+    assert rows["gradient_accumulation"]["source"] == "default"
     assert json.dumps(rows)
 
 

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.utils import obs_as_tensor
 
 from fasttrain.algos.heads import ActingHead
 from fasttrain.algos.rollouts import bootstrap_truncated, clip_actions
+from fasttrain.algos.transfer import Transfer
 from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.vec.base import copy_observations
@@ -34,6 +34,7 @@ class GroupedRollout:
         head: draws actions.
         masked: whether the algorithm uses masks.
         first_ready: serve whoever is ready, instead of the groups in turn.
+        transfer: copies between host and device.
     """
 
     def __init__(
@@ -45,9 +46,10 @@ class GroupedRollout:
         masked: bool,
         clock: PhaseClock,
         first_ready: bool,
+        transfer: Transfer,
     ) -> None:
         self.model, self.groups, self.storage, self.head = model, groups, storage, head
-        self.masked, self.clock, self.first_ready = masked, clock, first_ready
+        self.masked, self.clock, self.first_ready, self.transfer = masked, clock, first_ready, transfer
         count, steps = len(groups.rows), storage.num_steps
         self.taken = [0] * count  # steps that each group has finished
         self.under_way: list[int] = []  # in the order they were sent
@@ -87,14 +89,13 @@ class GroupedRollout:
         parts, slots = [self.groups.rows[group] for group in groups], self.groups.env.slots
         masks = None
         if self.masked:  # the workers have seen to it that every row has a legal action
-            masks = torch.from_numpy(np.concatenate([slots.action_masks[rows] for rows in parts]))  # type: ignore[index]
-            masks = masks.to(self.model.device)
+            masks = self.transfer.masks(np.concatenate([slots.action_masks[rows] for rows in parts]))  # type: ignore[index]
         self.clock.enter("action")
         with torch.no_grad():
             seen = _joined([self.observations[group] for group in groups])
-            observations = obs_as_tensor(seen, self.model.device)
+            observations = self.transfer.observations(seen)
             actions, values, log_probs = self.head.act(observations, masks)
-        drawn = clip_actions(self.model, actions.cpu().numpy())
+        drawn = clip_actions(self.model, self.transfer.actions(actions))
         self.clock.enter("env_step")
         ends = np.cumsum([rows.stop - rows.start for rows in parts])
         mine = [slice(end - (rows.stop - rows.start), end) for rows, end in zip(parts, ends.tolist(), strict=True)]

@@ -7,7 +7,8 @@ through the policy's own `forward` and `evaluate_actions`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,6 +25,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from torch import Tensor, nn
 
 from fasttrain.algos import losses
+from fasttrain.algos.precision import Precision
 from fasttrain.batch import BoolArray, Int64Array
 from fasttrain.buffers.rollout import TensorObservations
 from fasttrain.errors import EnvError
@@ -33,6 +35,9 @@ from fasttrain.jit import njit
 _ACTION_PATH = ("forward", "evaluate_actions", "_get_action_dist_from_latent", "__call__")
 _SINGLE = (CategoricalDistribution, MaskableCategoricalDistribution)
 _MULTI = (MultiCategoricalDistribution, MaskableMultiCategoricalDistribution, MaskableBernoulliDistribution)
+
+
+Outputs = tuple[Tensor, Tensor]  # logits (B, A) and values (B, 1)
 
 
 class ActingHead(Protocol):
@@ -45,6 +50,8 @@ class ActingHead(Protocol):
 class Head(ActingHead, Protocol):
     """Draws actions, and rates actions drawn earlier."""
 
+    policy: Any
+
     def evaluate(
         self,
         observations: TensorObservations,  # (B, ...)
@@ -56,17 +63,20 @@ class Head(ActingHead, Protocol):
 
 
 class CategoricalHead:
-    """One categorical action per row (`dims` None), or K of them."""
+    """One categorical action per row (`dims` None), or K of them.
 
-    def __init__(self, policy: Any, dims: Sequence[int] | None) -> None:
+    `acting` computes the networks' outputs in `act`; a compiled or graphed form of `outputs` may take its place.
+    """
+
+    def __init__(self, policy: Any, dims: Sequence[int] | None, precision: Precision | None = None) -> None:
         self.policy = policy
         self.dims = dims
+        self.precision = precision
         self.maskable = isinstance(policy, MaskableActorCriticPolicy)
+        self.acting: Callable[[TensorObservations], Outputs] = self.outputs
 
     def act(self, observations: TensorObservations, action_masks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        latent_pi, latent_vf = self._latents(observations)
-        values = self.policy.value_net(latent_vf)
-        logits = self.policy.action_net(latent_pi)
+        logits, values = self.acting(observations)
         action_masks = self._masks(logits, action_masks)
         if self.dims is None:
             actions, log_probs = losses.sample(logits, action_masks)
@@ -77,8 +87,7 @@ class CategoricalHead:
     def evaluate(
         self, observations: TensorObservations, actions: Tensor, action_masks: Tensor | None, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        latent_pi, latent_vf = self._latents(observations)
-        logits = self.policy.action_net(latent_pi)
+        logits, values = self.outputs(observations)
         action_masks = self._masks(logits, action_masks)
         if self.dims is None:
             log_probs, entropy = losses.log_prob_and_entropy(logits, actions, action_masks, entropy_gradient)
@@ -86,7 +95,19 @@ class CategoricalHead:
             log_probs, entropy = losses.multi_log_prob_and_entropy(
                 logits, actions, self.dims, action_masks, entropy_gradient
             )
-        return self.policy.value_net(latent_vf).flatten(), log_probs, entropy
+        return values.flatten(), log_probs, entropy
+
+    def outputs(self, observations: TensorObservations) -> Outputs:
+        """Logits (B, A) and values (B, 1): all that the networks compute, float32 whatever they compute in."""
+        if self.precision is None:
+            return self._outputs(observations)
+        with self.precision.autocast():
+            logits, values = self._outputs(observations)
+        return logits.float(), values.float()
+
+    def _outputs(self, observations: TensorObservations) -> Outputs:
+        latent_pi, latent_vf = self._latents(observations)
+        return self.policy.action_net(latent_pi), self.policy.value_net(latent_vf)
 
     def _masks(self, logits: Tensor, action_masks: Tensor | None) -> Tensor | None:
         """Without masks sb3-contrib normalises logits twice all the same, which is what an all-legal mask does here."""
@@ -107,18 +128,22 @@ class CategoricalHead:
 class StockHead:
     """The policy's own methods, called as SB3 calls them."""
 
-    def __init__(self, policy: Any, action_space: spaces.Space[Any], maskable: bool) -> None:
+    def __init__(
+        self, policy: Any, action_space: spaces.Space[Any], maskable: bool, precision: Precision | None = None
+    ) -> None:
         self.policy = policy
         self.maskable = maskable
+        self.precision = precision
         # SB3's plain rollout buffer hands out every action but Discrete as float32; sb3-contrib's keeps the dtype.
         self.float_actions = not maskable and not isinstance(action_space, spaces.Discrete)
 
     def act(self, observations: TensorObservations, action_masks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        if self.maskable:
-            masks = None if action_masks is None else action_masks.cpu().numpy()
-            actions, values, log_probs = self.policy(observations, action_masks=masks)
-        else:
-            actions, values, log_probs = self.policy(observations)
+        with self._networks():
+            if self.maskable:
+                masks = None if action_masks is None else action_masks.cpu().numpy()
+                actions, values, log_probs = self.policy(observations, action_masks=masks)
+            else:
+                actions, values, log_probs = self.policy(observations)
         return actions, values, log_probs
 
     def evaluate(
@@ -126,23 +151,48 @@ class StockHead:
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         if self.float_actions:
             actions = actions.float()
-        if self.maskable:
-            values, log_probs, entropy = self.policy.evaluate_actions(observations, actions, action_masks=action_masks)
-        else:
-            values, log_probs, entropy = self.policy.evaluate_actions(observations, actions)
+        evaluate = self.policy.evaluate_actions
+        with self._networks():
+            if self.maskable:
+                values, log_probs, entropy = evaluate(observations, actions, action_masks=action_masks)
+            else:
+                values, log_probs, entropy = evaluate(observations, actions)
         return values.flatten(), log_probs, entropy
 
+    def _networks(self) -> Any:
+        return nullcontext() if self.precision is None else self.precision.inside(self.policy)
 
-def head_of(policy: nn.Module, action_space: spaces.Space[Any]) -> Head:
-    """The shortest way through `policy` that gives the numbers of its own methods."""
+
+class ChunkedHead:
+    """Acts for so many envs at a time that a forward fits into memory (or cache)."""
+
+    def __init__(self, head: ActingHead, size: int) -> None:
+        self.head, self.size = head, size
+
+    def act(self, observations: TensorObservations, action_masks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        parts = observations if isinstance(observations, dict) else {"": observations}
+        chunks = {key: torch.split(part, self.size) for key, part in parts.items()}
+        count = len(next(iter(chunks.values())))
+        masks = [None] * count if action_masks is None else torch.split(action_masks, self.size)
+        keyed = isinstance(observations, dict)
+        drawn = [
+            self.head.act({key: chunks[key][index] for key in chunks} if keyed else chunks[""][index], masks[index])
+            for index in range(count)
+        ]
+        actions, values, log_probs = (torch.cat(part) for part in zip(*drawn, strict=True))
+        return actions, values, log_probs
+
+
+def head_of(policy: nn.Module, action_space: spaces.Space[Any], precision: Precision | None = None) -> Head:
+    """The shortest way through `policy` that gives the numbers of its own methods, up to `precision`."""
     maskable = isinstance(policy, MaskableActorCriticPolicy)
     if is_unchanged(policy):
         kind: Any = type(policy.action_dist)
         if kind in _SINGLE:
-            return CategoricalHead(policy, None)
+            return CategoricalHead(policy, None, precision)
         if kind in _MULTI:
-            return CategoricalHead(policy, action_dims(action_space))
-    return StockHead(policy, action_space, maskable)
+            return CategoricalHead(policy, action_dims(action_space), precision)
+    return StockHead(policy, action_space, maskable, precision)
 
 
 def is_unchanged(policy: nn.Module) -> bool:

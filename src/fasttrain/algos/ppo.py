@@ -6,6 +6,7 @@ Each class overrides `_setup_model`, `collect_rollouts`, `train` and the exclude
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,13 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
+from fasttrain.algos.accelerator import Acceleration
 from fasttrain.algos.fast import FastState, has_stock_buffer, storage_of
 from fasttrain.algos.grouped import GroupedRollout
-from fasttrain.algos.heads import ActingHead, MaskCheck, head_of
+from fasttrain.algos.heads import ActingHead, MaskCheck
 from fasttrain.algos.rollouts import bootstrap_truncated, clip_actions
-from fasttrain.algos.update import update
+from fasttrain.algos.transfer import Transfer
+from fasttrain.algos.update import MinibatchStep, Statistics, clip_ranges, update
 from fasttrain.batch import BoolArray
 from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.errors import EnvSpecError
@@ -45,6 +48,7 @@ class PPO(stable_baselines3.PPO):
     ) -> bool:
         if not has_stock_buffer(self):
             return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
+        _warm_up_or_warn(self, env)
         with self._fast.clock.phase("buffer"):
             return collect(self, env, callback, n_rollout_steps, use_masking=False)
 
@@ -57,6 +61,10 @@ class PPO(stable_baselines3.PPO):
     def use_kernels(self, threads: int = 1) -> None:
         """Act and learn through compiled kernels where the policy allows it: faster, equal up to rounding and draws."""
         self._fast.fused, self._fast.max_threads = True, threads
+
+    def accelerate(self, settings: Acceleration) -> None:
+        """Where no kernels serve: mixed precision, torch.compile, CUDA graphs, pinned memory, smaller pieces."""
+        self._fast.acceleration = settings
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "_fast"]
@@ -81,6 +89,7 @@ class MaskablePPO(sb3_contrib.MaskablePPO):
     ) -> bool:
         if not has_stock_buffer(self):
             return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps, use_masking)
+        _warm_up_or_warn(self, env)
         with self._fast.clock.phase("buffer"):
             return collect(self, env, callback, n_rollout_steps, use_masking)
 
@@ -94,6 +103,10 @@ class MaskablePPO(sb3_contrib.MaskablePPO):
         """Act and learn through compiled kernels where the policy allows it: faster, equal up to rounding and draws."""
         self._fast.fused, self._fast.max_threads = True, threads
 
+    def accelerate(self, settings: Acceleration) -> None:
+        """Where no kernels serve: mixed precision, torch.compile, CUDA graphs, pinned memory, smaller pieces."""
+        self._fast.acceleration = settings
+
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "_fast"]
 
@@ -103,6 +116,30 @@ def _attach(model: OnPolicyAlgorithm, masked: bool) -> None:
     model._fast = FastState(masked=masked)  # type: ignore[attr-defined]
     if has_stock_buffer(model):
         storage_of(model, model.n_steps, model.n_envs)
+
+
+def warm_up(model: OnPolicyAlgorithm, env: VecEnv) -> str:
+    """Compile and capture what `accelerate` asked for, if that is still to do; its time belongs to no phase.
+
+    Returns:
+        why training goes on eagerly, if compiling failed just now; else nothing.
+    """
+    fast: FastState = model._fast  # type: ignore[attr-defined]
+    accelerator = fast.accelerator_of(model.policy)
+    if accelerator.warm or fast.kernels_of(model.policy, model.observation_space) is not None:
+        return ""
+    groups = None if model.use_sde else fast.groups_of(fast.source_of(env))
+    sizes = [env.num_envs, *([rows.stop - rows.start for rows in groups.rows] if groups else ())]
+    with fast.clock.phase("other"):
+        accelerator.warm_up(model, sizes)
+        if accelerator.graphs:
+            accelerator.graph_of_update(MinibatchStep(model, *clip_ranges(model), Statistics()), model)
+    return accelerator.failure
+
+
+def _warm_up_or_warn(model: OnPolicyAlgorithm, env: VecEnv) -> None:
+    if failure := warm_up(model, env):
+        warnings.warn(f"{failure}; training goes on without", stacklevel=4)
 
 
 def collect(
@@ -128,7 +165,8 @@ def collect(
     with clock.phase("log"):
         callback.on_rollout_start()
     if groups is not None:
-        rollout = GroupedRollout(model, groups, rollout_buffer, head, use_masking, clock, fast.first_ready)
+        transfer = fast.accelerator_of(policy).transfer
+        rollout = GroupedRollout(model, groups, rollout_buffer, head, use_masking, clock, fast.first_ready, transfer)
         going_on = rollout.collect(callback)
     else:
         going_on = _collect_in_lockstep(model, source, rollout_buffer, head, check_masks, callback)
@@ -153,7 +191,9 @@ def _collect_in_lockstep(
     callback: BaseCallback,
 ) -> bool:
     """T times: act for all envs, step all envs, store. False: the callback asked to stop."""
-    clock, policy = model._fast.clock, model.policy  # type: ignore[attr-defined]
+    fast: FastState = model._fast  # type: ignore[attr-defined]
+    clock, policy = fast.clock, model.policy
+    transfer: Transfer = fast.accelerator_of(policy).transfer
     for n_steps in range(rollout_buffer.num_steps):
         clock.enter("env_step")  # reading the masks is the env's work
         action_masks = None if check_masks is None else _read_masks(source, check_masks, model.num_timesteps)
@@ -161,10 +201,10 @@ def _collect_in_lockstep(
         if model.use_sde and model.sde_sample_freq > 0 and n_steps % model.sde_sample_freq == 0:
             policy.reset_noise(source.num_envs)
         with torch.no_grad():
-            obs_tensor = obs_as_tensor(model._last_obs, model.device)  # type: ignore[arg-type]
-            mask_tensor = None if action_masks is None else torch.from_numpy(action_masks).to(model.device)
+            obs_tensor = transfer.observations(model._last_obs)
+            mask_tensor = None if action_masks is None else transfer.masks(action_masks)
             action_tensor, values, log_probs = head.act(obs_tensor, mask_tensor)
-        actions = action_tensor.cpu().numpy()
+        actions = transfer.actions(action_tensor)
         clipped_actions = clip_actions(model, actions)
         clock.enter("env_step")
         source.step_slots(clipped_actions)
@@ -196,7 +236,7 @@ def _acting_head(model: OnPolicyAlgorithm, storage: RolloutStorage | None) -> Ac
     fast: FastState = model._fast  # type: ignore[attr-defined]
     kernels = fast.kernels_of(model.policy, model.observation_space)
     if kernels is None:
-        return head_of(model.policy, model.action_space)
+        return fast.accelerator_of(model.policy).acting_head(model.action_space)
     kernels.begin_rollout(storage)
     return kernels
 

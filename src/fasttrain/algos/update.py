@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,11 +13,13 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import explained_variance
 from torch import Tensor
 
-from fasttrain.algos import losses
+from fasttrain.algos.accelerator import Acceleration
 from fasttrain.algos.fast import FastState, clip_gradients, faster_adam
 from fasttrain.algos.fused import APPROX_KL, CLIPPED, ENTROPY, LOSS, POLICY_LOSS, VALUE_LOSS, LossSettings
 from fasttrain.algos.fused_policy import FusedPolicy
-from fasttrain.algos.heads import Head, head_of
+from fasttrain.algos.graphs import capturable
+from fasttrain.algos.heads import Head
+from fasttrain.algos.minibatch import Coefficients, loss_terms, micro_batches, normalized
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
 from fasttrain.perf.clock import PhaseClock
 
@@ -30,6 +34,15 @@ class Statistics:
     clip_fractions: list[Tensor] = field(default_factory=list)
     approx_kls: list[Tensor] = field(default_factory=list)  # of the last epoch only, as SB3 logs it
     loss: Tensor | None = None
+    skipped: list[Tensor] = field(default_factory=list)  # bool: gradients overflowed, no step was taken
+
+    def note(self, terms: Iterable[Tensor]) -> None:
+        """Take in one minibatch's `Terms`."""
+        loss, *parts = terms
+        self.loss = loss.detach()
+        series = (self.policy_losses, self.value_losses, self.entropy_losses, self.clip_fractions, self.approx_kls)
+        for values, value in zip(series, parts, strict=True):
+            values.append(value)
 
 
 def update(model: Any) -> None:
@@ -38,49 +51,142 @@ def update(model: Any) -> None:
     policy, storage = model.policy, model.rollout_buffer
     policy.set_training_mode(True)
     model._update_learning_rate(policy.optimizer)
-    clip_range = model.clip_range(model._current_progress_remaining)
-    clip_range_vf = None if model.clip_range_vf is None else model.clip_range_vf(model._current_progress_remaining)
+    clip_range, clip_range_vf = clip_ranges(model)
     statistics = Statistics()
     kernels = fast.kernels_of(policy, model.observation_space)
     if kernels is not None:
         fast.clock.enter("train")
         _fused_epochs(model, kernels, clip_range, clip_range_vf, statistics)
     else:
-        with faster_adam(policy.optimizer, fast.fused):
+        with faster_adam(policy.optimizer, fast.fused or fast.acceleration != Acceleration()):
             _epochs(model, storage, clip_range, clip_range_vf, statistics)
     fast.clock.enter("log")
     _log(model, statistics, clip_range, clip_range_vf)
+
+
+def clip_ranges(model: Any) -> tuple[float, float | None]:
+    """Clip ranges of ratio and values by their schedules."""
+    now = model._current_progress_remaining
+    return model.clip_range(now), None if model.clip_range_vf is None else model.clip_range_vf(now)
+
+
+class MinibatchStep:
+    """Gradient and optimizer step of one minibatch, in one go or in micro-batches."""
+
+    def __init__(self, model: Any, clip_range: float, clip_range_vf: float | None, statistics: Statistics) -> None:
+        fast: FastState = model._fast
+        accelerator = fast.accelerator_of(model.policy)
+        self.model, self.clock, self.statistics = model, fast.clock, statistics
+        self.parts = accelerator.settings.gradient_accumulation
+        self.scaler = None if accelerator.precision is None else accelerator.precision.scaler
+        self.loss_of = accelerator.loss_of(model.action_space, model.ent_coef != 0.0)
+        numbers = Coefficients(clip_range, clip_range_vf, model.ent_coef, model.vf_coef)
+        self.coefficients = accelerator.coefficients(numbers)
+        # What a graph of `whole` has fixed.
+        self.key = (model.max_grad_norm, clip_range_vf is None, model.ent_coef != 0.0, model.normalize_advantage)
+        self.parameters = list(model.policy.parameters())
+        self.alike = len({(parameter.device, parameter.dtype) for parameter in self.parameters}) == 1
+
+    def gradients(self, batch: RolloutBatch) -> bool:
+        """Fill the gradients and note the statistics. False: `target_kl` is exceeded, no step shall be taken."""
+        batch = normalized(batch, self.model.normalize_advantage)
+        if self.parts > 1:
+            self.statistics.note(self._accumulated(batch))
+            return not self._diverged()
+        self.clock.enter("train_fwd")
+        terms = self.loss_of(batch, self.coefficients)
+        self.statistics.note(terms)
+        if self._diverged():
+            return False
+        self.clock.enter("train_bwd")
+        self._forget_gradients()
+        self._backward(terms.loss)
+        return True
+
+    def apply(self) -> None:
+        """Clip the gradients and let the optimizer step."""
+        optimizer = self.model.policy.optimizer
+        if self.scaler is not None:
+            self.scaler.unscale_(optimizer)
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        if self.alike:
+            norm = clip_gradients(gradients, self.model.max_grad_norm)
+        else:
+            norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.model.max_grad_norm)
+        if self.scaler is None:
+            optimizer.step()
+        else:
+            self.scaler.step(optimizer)
+            self.scaler.update()
+            self.statistics.skipped.append(~torch.isfinite(norm))
+
+    def whole(self, batch: RolloutBatch) -> Tensor:  # (6,) statistics
+        """From the loss to the step with nothing decided on the host: what a CUDA graph captures."""
+        clock, self.clock = self.clock, PhaseClock()  # a capture is no phase of training
+        statistics = self._accumulated(normalized(batch, self.model.normalize_advantage))
+        self.apply()
+        self.clock = clock
+        return statistics
+
+    def _accumulated(self, batch: RolloutBatch) -> Tensor:  # (6,) statistics
+        """The gradient of the whole batch as the sum over its parts."""
+        self._forget_gradients()
+        found = []
+        for part, weight in micro_batches(batch, self.parts):
+            self.clock.enter("train_fwd")
+            terms = self.loss_of(part, self.coefficients)
+            found.append(terms.weighted(weight))
+            self.clock.enter("train_bwd")
+            self._backward(terms.loss * weight)
+        return torch.stack(found).sum(0)
+
+    def _diverged(self) -> bool:
+        """Reading the divergence waits for the device, which is why only `target_kl` does it."""
+        target = self.model.target_kl
+        return target is not None and bool(self.statistics.approx_kls[-1].cpu().numpy() > 1.5 * target)
+
+    def _forget_gradients(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def _backward(self, loss: Tensor) -> None:
+        torch.autograd.backward(loss if self.scaler is None else self.scaler.scale(loss))
 
 
 def _epochs(
     model: Any, storage: RolloutStorage, clip_range: float, clip_range_vf: float | None, statistics: Statistics
 ) -> None:
     """All epochs, or fewer where `target_kl` is exceeded."""
-    clock: PhaseClock = model._fast.clock
-    head = head_of(model.policy, model.action_space)
-    parameters = list(model.policy.parameters())
-    alike = len({(parameter.device, parameter.dtype) for parameter in parameters}) == 1
-    for epoch in range(model.n_epochs):
-        statistics.approx_kls.clear()
-        clock.enter("buffer")
-        for batch in storage.minibatches(model.batch_size):
-            clock.enter("train_fwd")
-            loss = minibatch_loss(model, head, batch, clip_range, clip_range_vf, statistics)
-            if model.target_kl is not None:
-                approx_kl = statistics.approx_kls[-1].cpu().numpy()
-                if approx_kl > 1.5 * model.target_kl:
-                    if model.verbose >= 1:
-                        model.logger.info(f"Early stopping at step {epoch} due to reaching max kl: {approx_kl:.2f}")
-                    model._n_updates += 1
-                    return
-            clock.enter("train_bwd")
-            for parameter in parameters:
-                parameter.grad = None
-            torch.autograd.backward(loss)
-            clock.enter("optim")
-            _clip_and_step(model, parameters, alike)
+    fast: FastState = model._fast
+    clock: PhaseClock = fast.clock
+    step = MinibatchStep(model, clip_range, clip_range_vf, statistics)
+    with clock.phase("other"):
+        graph = fast.accelerator_of(model.policy).graph_of_update(step, model)
+    optimizer = model.policy.optimizer
+    with nullcontext() if graph is None else capturable(optimizer, graph.rates):
+        for epoch in range(model.n_epochs):
+            statistics.approx_kls.clear()
             clock.enter("buffer")
-        model._n_updates += 1
+            for batch in storage.minibatches(model.batch_size):
+                if graph is not None and graph.fits(batch):
+                    clock.enter("train")
+                    statistics.note(graph(batch).unbind())
+                elif step.gradients(batch):
+                    clock.enter("optim")
+                    step.apply()
+                else:
+                    _note_stop(model, epoch, statistics)
+                    return
+                fast.gradient_updates += 1
+                clock.enter("buffer")
+            model._n_updates += 1
+
+
+def _note_stop(model: Any, epoch: int, statistics: Statistics) -> None:
+    if model.verbose >= 1:
+        approx_kl = statistics.approx_kls[-1].cpu().numpy()
+        model.logger.info(f"Early stopping at step {epoch} due to reaching max kl: {approx_kl:.2f}")
+    model._n_updates += 1
 
 
 def _fused_epochs(
@@ -117,35 +223,12 @@ def minibatch_loss(
     clip_range_vf: float | None,
     statistics: Statistics,
 ) -> Tensor:
-    """The loss of one minibatch, in SB3's order of operations."""
-    values, log_probs, entropy = head.evaluate(
-        batch.observations, batch.actions, batch.action_masks, entropy_gradient=model.ent_coef != 0.0
-    )
-    advantages = losses.normalize(batch.advantages) if model.normalize_advantage else batch.advantages
-    log_ratio = log_probs - batch.old_log_probs
-    ratio = torch.exp(log_ratio)
-    policy_loss = losses.policy_loss(advantages, ratio, clip_range)
-    value_loss = losses.value_loss(values, batch.returns, batch.old_values, clip_range_vf)
-    entropy_loss = losses.entropy_loss(entropy, log_probs)
-    loss: Tensor = policy_loss + model.ent_coef * entropy_loss + model.vf_coef * value_loss
-
-    statistics.policy_losses.append(policy_loss.detach())
-    statistics.value_losses.append(value_loss.detach())
-    statistics.entropy_losses.append(entropy_loss.detach())
-    statistics.clip_fractions.append(losses.clip_fraction(ratio, clip_range))
-    statistics.approx_kls.append(losses.approx_kl(ratio, log_ratio))
-    statistics.loss = loss.detach()
-    return loss
-
-
-def _clip_and_step(model: Any, parameters: list[torch.nn.Parameter], alike: bool) -> None:
-    """Clip and apply the gradients; `alike`: all parameters share one device and dtype."""
-    if alike:
-        clip_gradients([parameter.grad for parameter in parameters if parameter.grad is not None], model.max_grad_norm)
-    else:
-        torch.nn.utils.clip_grad_norm_(parameters, model.max_grad_norm)
-    model.policy.optimizer.step()
-    model._fast.gradient_updates += 1
+    """The loss of one minibatch by itself, in SB3's order of operations."""
+    batch = normalized(batch, model.normalize_advantage)
+    numbers = Coefficients(clip_range, clip_range_vf, model.ent_coef, model.vf_coef)
+    terms = loss_terms(head, batch, numbers, entropy_gradient=model.ent_coef != 0.0)
+    statistics.note(terms)
+    return terms.loss
 
 
 def _mean(values: list[Tensor]) -> float:
@@ -169,5 +252,11 @@ def _log(model: OnPolicyAlgorithm, statistics: Statistics, clip_range: float, cl
         record("train/std", torch.exp(model.policy.log_std).mean().item())
     record("train/n_updates", model._n_updates, exclude="tensorboard")
     record("train/clip_range", clip_range)
+    if statistics.skipped:
+        skipped = int(torch.stack(statistics.skipped).sum().item())
+        fast: FastState = model._fast  # type: ignore[attr-defined]
+        fast.skipped_steps += skipped
+        fast.gradient_updates -= skipped
+        record("train/skipped_steps", fast.skipped_steps)
     if clip_range_vf is not None:
         record("train/clip_range_vf", clip_range_vf)

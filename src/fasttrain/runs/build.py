@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from sb3_contrib import MaskablePPO as StockMaskablePPO
+from sb3_contrib import RecurrentPPO
 from stable_baselines3 import DQN
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.monitor import Monitor
@@ -25,12 +26,13 @@ from fasttrain.algos.fused_policy import compile_fused, why_not_fused
 from fasttrain.algos.heads import compile_mask_check
 from fasttrain.algos.ppo import PPO, MaskablePPO
 from fasttrain.buffers.rollout import compile_gae
-from fasttrain.config import Config, DQNConfig, PPOConfig, parse_schedule
+from fasttrain.checks import parse_schedule
+from fasttrain.config import Config, DQNConfig, OnPolicyConfig, PPOConfig, RecurrentPPOConfig
 from fasttrain.envs.make import EnvFactory, EnvSpec, make_env
 from fasttrain.envs.probe import ProbeResult, probe
 from fasttrain.errors import ConfigError
 from fasttrain.flags import EnvFacts, Machine
-from fasttrain.machine import usable_cores
+from fasttrain.machine import bf16_units, usable_cores
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.stock import TimedVecEnv
 from fasttrain.plan import Plan
@@ -55,7 +57,7 @@ class MonitoredEnv:
 
 def this_machine() -> Machine:
     """What the plan needs to know."""
-    return Machine(usable_cores(), platform.system() == "Windows", torch.cuda.is_available())
+    return Machine(usable_cores(), platform.system() == "Windows", torch.cuda.is_available(), bf16_units())
 
 
 def env_spec(config: Config) -> EnvSpec:
@@ -86,8 +88,7 @@ def env_facts(config: Config, measure: Callable[[], ProbeResult | None] = lambda
     """
     if config.env.backend == "envpool":
         check_native_options(config)
-        _check_envpool(config)
-        return EnvFacts(True, None)
+        return EnvFacts(True, None, images=_check_envpool(config))
     masked = config.algo.name == "maskable_ppo"
     native = config.env.native_game is not None and masked
     if config.vec_env == "native" and not native:
@@ -98,30 +99,36 @@ def env_facts(config: Config, measure: Callable[[], ProbeResult | None] = lambda
     if native and config.vec_env in ("auto", "native") and not config.force_dummy_vec_env:
         check_native_options(config)
     spec = env_spec(config)
-    _check_env(config)
+    images = _check_env(config)
     measured = measure()
     if config.vec_env != "auto" or native or not config.use_subproc_envs or config.force_dummy_vec_env:
-        return EnvFacts(native, None)
+        return EnvFacts(native, None, images=images)
     found = measured or probe(MonitoredEnv(spec))
-    return EnvFacts(native, found.step_s + found.mask_s, found.cpu_share)
+    return EnvFacts(native, found.step_s + found.mask_s, found.cpu_share, images)
 
 
-def _check_env(config: Config) -> None:
-    """Build the env once and see whether its spaces suit the algorithm, the policy and the wrappers."""
+def _check_env(config: Config) -> bool:
+    """Build the env once and see whether its spaces suit the algorithm, the policy and the wrappers.
+
+    Returns:
+        whether the policy will be one for images.
+    """
     spec = env_spec(config)
     env = make_env(dataclasses.replace(spec, needs_masks=False))
     action, observation = env.action_space, env.observation_space
     env.close()
     check_spaces(config, spec.option, action, observation)
     make_env(spec).close()  # with masks, where the algorithm needs them
+    return policy_for(config.algo.policy, observation).startswith("Cnn")
 
 
-def _check_envpool(config: Config) -> None:
+def _check_envpool(config: Config) -> bool:
     what = f"env.id={config.env.id} of EnvPool"
     if config.algo.name == "maskable_ppo":
         raise ConfigError(f"{what} has no action masks: take algo=ppo or dqn")
     env = _envpool(config, 1)
     check_spaces(config, what, env.action_space, env.observation_space)
+    return policy_for(config.algo.policy, env.observation_space).startswith("Cnn")
 
 
 def build_vec_env(config: Config, num_envs: int, seed: int, statistics: Statistics | None = None) -> VecEnv:
@@ -197,7 +204,8 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
     Either way `clock` will know the phases: a stock class is watched from outside, ours moves it itself.
     """
     algo = config.algo
-    policy = policy_for(algo.policy, env.observation_space)
+    lstm = "Lstm" if isinstance(algo, RecurrentPPOConfig) else ""
+    policy = policy_for(algo.policy, env.observation_space, lstm)
     shared: dict[str, Any] = {
         "learning_rate": _schedule(algo.learning_rate, "algo.learning_rate"),
         "gamma": algo.gamma,
@@ -214,7 +222,8 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "You have specified a mini-batch size", UserWarning)  # the plan says it
         if config.engine == "stock":
-            stock: Any = StockPPO if algo.name == "ppo" else StockMaskablePPO
+            classes = {"ppo": StockPPO, "maskable_ppo": StockMaskablePPO, "recurrent_ppo": RecurrentPPO}
+            stock: Any = classes[algo.name]
             return stock(policy, TimedVecEnv(env, clock), **shared)  # type: ignore[no-any-return]
         fast: Any = PPO if algo.name == "ppo" else MaskablePPO
         model = fast(policy, env, **shared)
@@ -226,7 +235,7 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
     return model  # type: ignore[no-any-return]
 
 
-def _ppo_kwargs(config: Config, algo: PPOConfig) -> dict[str, Any]:
+def _ppo_kwargs(config: Config, algo: OnPolicyConfig) -> dict[str, Any]:
     clip_range_vf = algo.clip_range_vf
     return {
         "n_steps": algo.rollout_size // config.num_envs,
@@ -255,8 +264,11 @@ def _dqn_kwargs(config: Config, algo: DQNConfig) -> dict[str, Any]:
     }
 
 
-def _policy_kwargs(algo: PPOConfig | DQNConfig) -> dict[str, Any]:
+def _policy_kwargs(algo: OnPolicyConfig | DQNConfig) -> dict[str, Any]:
     kwargs: dict[str, Any] = {}
+    if isinstance(algo, RecurrentPPOConfig):
+        for name in ("lstm_hidden_size", "n_lstm_layers", "enable_critic_lstm", "shared_lstm"):
+            kwargs[name] = getattr(algo, name)
     if algo.net_arch is not None:
         arch = algo.net_arch
         kwargs["net_arch"] = {k: list(v) for k, v in arch.items()} if isinstance(arch, dict) else list(arch)
@@ -306,7 +318,7 @@ def pick_device(requested: str, policy: str) -> str:
         ConfigError: a CUDA device was asked for and there is none.
     """
     if requested == "auto":
-        return "cuda" if policy == "CnnPolicy" and torch.cuda.is_available() else "cpu"
+        return "cuda" if policy.startswith("Cnn") and torch.cuda.is_available() else "cpu"
     if requested == "mps" and not torch.backends.mps.is_available():
         raise ConfigError("device=mps: this machine (or this torch build) has no MPS; take device=cpu")
     if requested.startswith("cuda") and not torch.cuda.is_available():

@@ -15,6 +15,7 @@ ACTION_SPACES: dict[str, tuple[type[spaces.Space[Any]], ...]] = {
     "dqn": (spaces.Discrete,),
     "maskable_ppo": (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
     "ppo": (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box),
+    "recurrent_ppo": (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box),
 }
 
 
@@ -56,12 +57,15 @@ def check_spaces(config: Config, what: str, action: spaces.Space[Any], observati
         raise EnvSpecError(
             f"{what} counts its actions from {action.start}; SB3 sends 0 to n - 1: shift them in the env"
         )
-    policy = policy_for(config.algo.policy, observation)
+    lstm = "Lstm" if name == "recurrent_ppo" else ""
+    policy = policy_for(config.algo.policy, observation, lstm).replace("Lstm", "")
     if (policy == "MultiInputPolicy") != isinstance(observation, spaces.Dict):
-        raise ConfigError(f"algo.policy={policy} does not suit {what}, which observes {observation}; take auto")
+        raise ConfigError(
+            f"algo.policy={config.algo.policy} does not suit {what}, which observes {observation}; take auto"
+        )
     if policy == "CnnPolicy" and not is_image_space(observation):
         raise ConfigError(
-            f"algo.policy=CnnPolicy needs images (uint8, 0 to 255), {what} observes {observation}; take auto"
+            f"algo.policy={config.algo.policy} needs images (uint8, 0 to 255), {what} observes {observation}; take auto"
         )
     parts = list(observation.values()) if isinstance(observation, spaces.Dict) else [observation]
     if config.env.frame_stack > 1 and not all(isinstance(part, spaces.Box) for part in parts):
@@ -81,10 +85,10 @@ def is_normalisable(space: spaces.Space[Any]) -> bool:
     return isinstance(space, spaces.Box) and not is_image_space(space)
 
 
-def policy_for(name: str, space: spaces.Space[Any]) -> str:
-    """SB3's alias for `auto`: by the kind of observations."""
+def policy_for(name: str, space: spaces.Space[Any], lstm: str = "") -> str:
+    """SB3's alias for `auto`: by the kind of observations; `lstm` is "Lstm" for a policy that remembers."""
     if name != "auto":
         return name
     if isinstance(space, spaces.Dict):
-        return "MultiInputPolicy"
-    return "CnnPolicy" if is_image_space(space) else "MlpPolicy"
+        return f"MultiInput{lstm}Policy"
+    return f"Cnn{lstm}Policy" if is_image_space(space) else f"Mlp{lstm}Policy"

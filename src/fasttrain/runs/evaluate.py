@@ -55,6 +55,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Play `episodes` episodes and summarise them.
 
+    A policy that remembers (RecurrentPPO) is given its states back and told where episodes begin.
+
     Every env plays the same number of episodes (to one), because counting whichever ends first would favour short
     ones. An episode that does not end within `MAX_EPISODE_STEPS` counts as it stands, with end reason `not ended`, and
     its env plays no further. `keep_on` is told the episodes played so far after every step; False ends the evaluation
@@ -70,10 +72,15 @@ def evaluate(
     with own_random_state(seed):
         env.seed(seed)
         observations: Any = env.reset()
+        states: Any = None
+        starts = np.ones(env.num_envs, dtype=bool)
         while quota.any() and keep_on(len(finished)):
             extra = {"action_masks": np.stack(env.env_method("action_masks"))} if masked else {}
-            actions, _ = predict(observations, deterministic=deterministic, **extra)
+            actions, states = predict(
+                observations, state=states, episode_start=starts, deterministic=deterministic, **extra
+            )
             observations, rewards, dones, infos = env.step(actions)
+            starts = dones
             returns += rewards
             lengths += 1
             for index in np.flatnonzero(dones):
@@ -195,20 +202,28 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     return 0
 
 
-def load_run(folder: Path) -> tuple[Config, BaseAlgorithm]:
-    """The effective configuration and the model of a finished run.
+def load_run(folder: Path, model: str = "model.zip") -> tuple[Config, BaseAlgorithm]:
+    """The effective configuration of a finished run, and its final or another of its models.
 
     Raises:
-        ConfigError: the folder is not a finished run's.
+        ConfigError: the folder is not a finished run's, or lacks that model.
     """
-    for name in ("plan.json", "model.zip"):
+    for name in ("plan.json", "model.zip", model):
         if not (folder / name).is_file():
-            raise ConfigError(f"run={folder}: no {name} there; name the folder of a finished run")
-    from sb3_contrib import MaskablePPO
+            best = name == "best_model.zip"
+            way_out = "the run was made without eval_every=…" if best else "name the folder of a finished run"
+            raise ConfigError(f"run={folder}: no {name} there; {way_out}")
+    from sb3_contrib import MaskablePPO, RecurrentPPO
     from stable_baselines3 import DQN, PPO
 
     config = from_mapping(json.loads((folder / "plan.json").read_text(encoding="utf-8"))["config"])
-    if config.env.normalize and not statistics_of(folder / "model.zip").is_file():
-        raise ConfigError(f"run={folder}: trained with env.normalize, but no vecnormalize.pkl lies beside its model")
-    classes: dict[str, type[BaseAlgorithm]] = {"maskable_ppo": MaskablePPO, "ppo": PPO, "dqn": DQN}
-    return config, classes[config.algo.name].load(folder / "model.zip", device="cpu")
+    statistics = statistics_of(folder / model)
+    if config.env.normalize and not statistics.is_file():
+        raise ConfigError(f"run={folder}: trained with env.normalize, but no {statistics.name} lies beside its model")
+    classes: dict[str, type[BaseAlgorithm]] = {
+        "maskable_ppo": MaskablePPO,
+        "ppo": PPO,
+        "recurrent_ppo": RecurrentPPO,
+        "dqn": DQN,
+    }
+    return config, classes[config.algo.name].load(folder / model, device="cpu")

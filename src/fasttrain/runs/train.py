@@ -44,6 +44,7 @@ from fasttrain.runs.evaluate import Quality, evaluate_both
 from fasttrain.runs.files import SUMMARY_SCHEMA, write_json
 from fasttrain.runs.live import LiveView
 from fasttrain.runs.progress import Progress
+from fasttrain.runs.settle import settle_acceleration, warmup_s
 from fasttrain.runs.wrap import save_model
 from fasttrain.vec.shared import SharedMemoryVecEnv
 
@@ -92,7 +93,9 @@ class Run:
         self.env: VecEnv = build_vec_env(config, config.num_envs, config.seed)
         try:
             self.model = self._build_model()
-            self.plan = settle_fused_update(plan, self.model)
+            plan = settle_fused_update(plan, self.model)
+            with console.status("compiling the policy (up to a minute)"):
+                self.plan = settle_acceleration(plan, self.model)
         except BaseException:
             self.env.close()
             raise
@@ -186,6 +189,7 @@ class Run:
             "status": "stopped" if self.stop.requested else "done",
             **{key: perf[key] for key in ("env_steps", "wall_s", "steps_per_s", "updates", "update_ratio")},
             "startup_s": round(self.startup_s, 3),
+            "compile_s": round(warmup_s(self.model), 3),  # of the startup: torch.compile
             "episodes": self.progress.episodes,
             "perf": perf,
             "limits": limits_dict(window),

@@ -1,0 +1,205 @@
+"""Rules of the plan about how the networks are computed: precision, compilation, memory, micro-batches.
+
+Pure: what is decided here needs no torch, only facts about the machine. What only the built model can tell (a
+compiler that fails, a policy that cannot be captured) is settled in `runs.build`.
+"""
+
+from __future__ import annotations
+
+from fasttrain.errors import ConfigError
+from fasttrain.flags import NOT_APPLICABLE, OFF_POLICY, Context, Resolved
+
+# Hidden width from which bfloat16 pays on a CPU with bf16 units. One core with AVX512-BF16, 256 rows: torch.mm gains
+# 0.9 / 1.6 / 2.0 / 2.2 times at widths 64 / 128 / 256 / 512, forward and backward of two such layers 0.9 / 1.1 / 1.5 /
+# 2.0 times. A PPO update of 256 rows, float32 / bfloat16 / compiled float32 kernels of `fused_update`, in ms:
+# [128, 128] 2.9 / 2.6 / 1.9, [256, 256] 8.4 / 4.4 / 7.7, [512, 512, 256] 61 / 32 / 70.
+AMP_PAYS_FROM_WIDTH = 256
+GRAPH_MODES = ("reduce-overhead", "max-autotune")  # of torch.compile: those that ask for CUDA graphs
+
+
+def device_of(context: Context) -> str:
+    """`cpu`, `cuda` or `mps`: where the run will compute, as `runs.build.pick_device` will say."""
+    requested = context.config.device.split(":")[0]
+    if requested != "auto":
+        return requested
+    images = context.env.images or context.config.algo.policy.startswith("Cnn")
+    return "cuda" if images and context.machine.cuda else "cpu"
+
+
+def widest_layer(context: Context) -> int:
+    """Width of the widest hidden layer of the policy's own MLP; 64 is SB3's."""
+    arch = context.config.algo.net_arch
+    parts = arch.values() if isinstance(arch, dict) else [arch if arch is not None else (64,)]
+    return max((width for part in parts for width in part), default=0)
+
+
+def resolve_use_amp(requested: str, context: Context) -> Resolved:
+    """`auto`: on CUDA, and on a CPU with bf16 units where the net is wide enough."""
+    if requested == "off":
+        return "off", ""
+    if unfit := _no_engine("use_amp", requested, context):
+        return "off", unfit
+    device, dtype = device_of(context), context.config.amp_dtype
+    if device == "mps":
+        if requested == "on":
+            raise ConfigError("use_amp=on with device=mps: made for cpu and cuda; take use_amp=off")
+        return "off", "device=mps"
+    if dtype == "float16" and device == "cpu":
+        if requested == "on" or context.sources.get("amp_dtype") == "command line":
+            raise ConfigError(
+                f"amp_dtype=float16 with use_amp={requested} on the CPU: only CUDA has float16 with gradient scaling; "
+                "take amp_dtype=bfloat16, or device=cuda"
+            )
+        return "off", "amp_dtype=float16 needs CUDA"
+    if _typed("fused_update", "on", context):
+        if requested == "on":
+            raise ConfigError(
+                "use_amp=on contradicts fused_update=on: the compiled kernels compute in float32; take "
+                "fused_update=auto, or use_amp=off"
+            )
+        return "off", "fused_update=on computes in float32"
+    if requested == "on":
+        slow = device == "cpu" and not context.machine.bf16_units
+        return "on", "this CPU has no bf16 units: expect it to be slower" if slow else ""
+    return _amp_by_hardware(device, context)
+
+
+def _amp_by_hardware(device: str, context: Context) -> Resolved:
+    if device == "cuda":
+        return "on", "CUDA has units for it"
+    units, width = context.machine.bf16_units, widest_layer(context)
+    if not units:
+        return "off", "this CPU has no bf16 units"
+    if width < AMP_PAYS_FROM_WIDTH:
+        return "off", f"the widest layer has {width} units; on a CPU it pays from {AMP_PAYS_FROM_WIDTH}"
+    return "on", f"{units}, and layers of {width} units"
+
+
+def resolve_amp_dtype(requested: str, context: Context) -> Resolved:
+    """Means something only under `use_amp`."""
+    if context.effective["use_amp"] == "on":
+        return requested, "with gradient scaling" if requested == "float16" else ""
+    return _dependent("amp_dtype", requested, "use_amp", context)
+
+
+def resolve_use_compile(requested: str, context: Context) -> Resolved:
+    """`auto`: on CUDA. On a CPU a [64, 64] update of 256 rows gains 1.3 times, the compiled kernels 3 times."""
+    if requested == "off":
+        return "off", ""
+    if unfit := _no_engine("use_compile", requested, context):
+        return "off", unfit
+    if _typed("fused_update", "on", context):
+        if requested == "on":
+            raise ConfigError(
+                "use_compile=on contradicts fused_update=on: both compile the update; take fused_update=off, or "
+                "use_compile=off"
+            )
+        return "off", "fused_update=on is compiled already"
+    if requested == "on":
+        return "on", ""
+    if device_of(context) == "cuda":
+        return "on", "CUDA: launching kernels is the wall"
+    return "off", "on a CPU it takes longer to compile than it brings"
+
+
+def resolve_compile_mode(requested: str, context: Context) -> Resolved:
+    """Under `use_compile=auto` CUDA graphs, unless a mode was chosen; graphs need CUDA."""
+    if context.effective["use_compile"] != "on":
+        return _dependent("compile_mode", requested, "use_compile", context)
+    cuda, chosen = device_of(context) == "cuda", "compile_mode" in context.sources
+    if cuda and context.config.use_compile == "auto" and not chosen:
+        return "reduce-overhead", "CUDA graphs of acting and of the whole update"
+    if requested == "reduce-overhead" and not cuda:
+        if context.sources.get("compile_mode") == "command line":
+            raise ConfigError(
+                f"compile_mode=reduce-overhead with device={context.config.device}: that is CUDA graphs, which need "
+                "CUDA; take compile_mode=default"
+            )
+        return "default", "CUDA graphs need CUDA"
+    return requested, "CUDA graphs of acting and of the whole update" if cuda and requested in GRAPH_MODES else ""
+
+
+def resolve_pin_memory(requested: str, context: Context) -> Resolved:
+    """`auto`: where there are copies between host and CUDA device."""
+    if requested == "off":
+        return "off", ""
+    if unfit := _no_engine("pin_memory", requested, context):
+        return "off", unfit
+    if device_of(context) == "cuda" and context.machine.cuda:
+        return "on", "observations, masks and actions are copied without waiting"
+    if requested == "on":
+        raise ConfigError(
+            f"pin_memory=on with device={context.config.device}: there is nothing to copy to without CUDA; take "
+            "pin_memory=auto, or device=cuda"
+        )
+    return "off", "no CUDA device in use"
+
+
+def resolve_gradient_accumulation(requested: int, context: Context) -> Resolved:
+    """Micro-batches per minibatch."""
+    if requested == 1:
+        return 1, ""
+    _no_engine("gradient_accumulation", str(requested), context)
+    if requested > context.effective["batch_size"]:
+        raise ConfigError(
+            f"gradient_accumulation={requested} is more than batch_size={context.effective['batch_size']}: a "
+            "micro-batch has at least one row; take a smaller gradient_accumulation"
+        )
+    if context.effective["fused_update"] == "on":
+        if context.sources.get("gradient_accumulation") == "command line":
+            raise ConfigError(
+                f"gradient_accumulation={requested} with fused_update=on: the compiled kernels work in blocks and need "
+                "none; leave it out, or take fused_update=off"
+            )
+        return 1, "not needed: compiled kernels work in blocks"
+    return requested, f"each minibatch in {requested} parts, one optimizer step"
+
+
+def resolve_inference_batch_size(requested: int | None, context: Context) -> Resolved:
+    """Envs per forward while acting; None: all."""
+    if requested is None:
+        return None, ""
+    _no_engine("inference_batch_size", str(requested), context)
+    if context.effective["fused_update"] == "on":
+        return None, "not needed: compiled kernels act row by row"
+    if requested >= context.effective["num_envs"]:
+        return None, f"all {context.effective['num_envs']} envs fit into one forward"
+    return requested, ""
+
+
+def why_no_fused_kernels(context: Context) -> str:
+    """What was chosen that the compiled CPU kernels do not do; empty if nothing."""
+    effective = context.effective
+    if effective["use_amp"] == "on":
+        return "use_amp is on: the compiled kernels compute in float32"
+    if effective["use_compile"] == "on":
+        return "use_compile is on"
+    if context.config.gradient_accumulation > 1:
+        return f"gradient_accumulation={context.config.gradient_accumulation} goes the eager way"
+    return ""
+
+
+def _typed(flag: str, value: str, context: Context) -> bool:
+    """Whether `flag` was asked for by this very value; a profile only says off or auto."""
+    return bool(getattr(context.config, flag) == value)
+
+
+def _no_engine(name: str, requested: str, context: Context) -> str:
+    """Why nothing but fasttrain's own PPO can do it: an error if switched on, the reason for off under `auto`."""
+    if context.effective["engine"] != "stock":
+        return ""
+    algo = context.config.algo.name
+    own = context.config.engine == "fast"
+    if requested == "auto":
+        return "no DQN engine in this version" if algo in OFF_POLICY else "stock classes cannot"
+    if algo in OFF_POLICY:
+        raise ConfigError(f"{name}={requested} with algo={algo}: this version has no {algo} engine; leave {name} out")
+    way_out = "leave it out" if own else f"take engine=fast, or leave {name} out"
+    raise ConfigError(f"{name}={requested} with engine=stock: the stock classes cannot do that; {way_out}")
+
+
+def _dependent(name: str, requested: str, switch: str, context: Context) -> Resolved:
+    """A flag whose switch is off: typed beside a switch that stays off, it would do nothing."""
+    if context.sources.get(name) == "command line" and getattr(context.config, switch) == "off":
+        raise ConfigError(f"{name}={requested} means nothing with {switch}=off: take {switch}=on, or leave {name} out")
+    return NOT_APPLICABLE, f"{switch} is off"

@@ -1,0 +1,209 @@
+"""What makes the eager path of a policy faster: settings, and what they ask for, kept from rollout to rollout."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from stable_baselines3.common.utils import obs_as_tensor
+from torch import Tensor
+
+from fasttrain.acceleration import GRAPH_MODES
+from fasttrain.algos.compiled import CompiledHead, Compiler, inductor, untouched
+from fasttrain.algos.graphs import GraphedUpdate, graphed_by_size, parameter_addresses
+from fasttrain.algos.heads import ActingHead, CategoricalHead, ChunkedHead, head_of
+from fasttrain.algos.minibatch import Coefficients, LossOf, loss_terms, micro_sizes, normalized, rows_of
+from fasttrain.algos.precision import Precision
+from fasttrain.algos.transfer import PinnedTransfer, Transfer
+from fasttrain.buffers.rollout import RolloutBatch, TensorObservations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acceleration:
+    """What the eager path shall do besides what stock does. As made: nothing, and the numbers are those of stock."""
+
+    amp_dtype: torch.dtype | None = None  # of the networks: bfloat16, or float16 on CUDA
+    compile_mode: str | None = None  # a mode of torch.compile; on CUDA all but "default" mean CUDA graphs as well
+    gradient_accumulation: int = 1  # micro-batches per minibatch
+    inference_batch_size: int | None = None  # envs per forward while acting
+    pin_memory: bool = False  # page-locked buffers between host and CUDA
+
+
+class Accelerator:
+    """The settings put to work for one policy.
+
+    Args:
+        policy: an SB3 actor-critic policy.
+        settings: what is wanted.
+        compiler: what compiles; torch's own by default.
+    """
+
+    def __init__(self, policy: Any, settings: Acceleration, compiler: Compiler | None = None) -> None:
+        self.policy, self.settings, self.device = policy, settings, policy.device
+        dtype = settings.amp_dtype
+        self.precision = None if dtype is None else Precision(self.device.type, dtype)
+        pinned = settings.pin_memory and self.device.type == "cuda"
+        self.transfer = PinnedTransfer(self.device) if pinned else Transfer(self.device)
+        self.compiler = compiler or inductor(settings.compile_mode or "default")
+        self.compiled: CompiledHead | None = None
+        self.graphed_update: GraphedUpdate | None = None
+        self.warm = settings.compile_mode is None  # whether nothing is left to compile
+        self.warmup_s = 0.0  # compiling took so long
+        self.failure = ""  # why nothing was compiled
+        self.graph_failure = ""  # why there is no graph of the update, though one was asked for
+        self._outputs: Any = None
+        self._acting_addresses: tuple[int, ...] = ()  # of the parameters that graphs of acting read
+        self._scalars: list[Tensor] = []
+
+    @property
+    def graphs(self) -> bool:
+        """Whether CUDA graphs were asked for and can be."""
+        return self.device.type == "cuda" and self.settings.compile_mode in GRAPH_MODES
+
+    def serves(self, policy: Any, settings: Acceleration) -> bool:
+        """Whether it was made for this policy, where it lies now, and these settings."""
+        return policy is self.policy and settings == self.settings and policy.device == self.device
+
+    def acting_head(self, action_space: Any) -> ActingHead:
+        """Draws actions."""
+        head = head_of(self.policy, action_space, self.precision)
+        if self.compiled is not None and self.compiled.serves(head) and isinstance(head, CategoricalHead):
+            moved = self.graphs and self._acting_addresses != parameter_addresses(self.policy)
+            head.acting = self.compiled.outputs if moved else self._outputs
+        size = self.settings.inference_batch_size
+        return head if size is None else ChunkedHead(head, size)
+
+    def loss_of(self, action_space: Any, entropy_gradient: bool) -> LossOf:
+        """The loss of a (micro-)batch, compiled where that was asked for and came about."""
+        head = head_of(self.policy, action_space, self.precision)
+        compiled = self.compiled
+        if compiled is not None and compiled.serves(head):
+            return lambda batch, coefficients: compiled.loss(batch, coefficients, entropy_gradient)
+        return lambda batch, coefficients: loss_terms(head, batch, coefficients, entropy_gradient)
+
+    def coefficients(self, numbers: Coefficients) -> Coefficients:
+        """Plain numbers for the eager way; scalars on the device, at a fixed place, for compiled code and graphs."""
+        if self.compiled is None and not self.graphs:
+            return numbers
+        if not self._scalars:
+            self._scalars = [torch.zeros((), device=self.device) for _ in numbers]
+        for scalar, number in zip(self._scalars, numbers, strict=True):
+            if number is not None:
+                scalar.fill_(number)
+        given = (None if number is None else scalar for scalar, number in zip(self._scalars, numbers, strict=True))
+        return Coefficients(*given)
+
+    def warm_up(self, model: Any, acting_sizes: Iterable[int]) -> None:
+        """Compile everything for the model's shapes, now; `warmup_s` is what it took.
+
+        If that fails, `failure` says why and everything goes the eager way. The policy, the optimizer and the random
+        state stay as they were.
+        """
+        begun = time.perf_counter()
+        self.warm = True
+        head = head_of(self.policy, model.action_space, self.precision)
+        try:
+            with untouched(self.policy), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch's compiler warns of its own parts: deprecated ones, for one
+                self.compiled = compiled = CompiledHead(head, self.compiler)
+                self._warm_up_acting(model, compiled, sorted(set(acting_sizes)))
+                self._warm_up_loss(model, compiled)
+        except Exception as error:  # whatever a compiler does not like, training goes on without it
+            self.compiled, self._outputs = None, None
+            self.failure = f"torch.compile failed: {_first_line(error)}"
+        self.warmup_s += time.perf_counter() - begun
+
+    def _warm_up_acting(self, model: Any, compiled: CompiledHead, sizes: list[int]) -> None:
+        """On observations of the storage, repeated to the number of rows wanted."""
+        if not isinstance(compiled.head, CategoricalHead):
+            return
+        limit = self.settings.inference_batch_size
+        if limit is not None:
+            sizes = sorted({part for size in sizes for part in (min(size, limit), size % limit) if part})
+        compiled.acting_sizes = set(sizes)
+        self.policy.set_training_mode(False)
+        examples = [_repeated(_first_step(model), size) for size in sizes]
+        self._outputs = compiled.outputs
+        with torch.no_grad():
+            for example in examples:
+                compiled.outputs(example)
+        if self.graphs:
+            self._outputs = graphed_by_size(compiled.outputs, examples)
+            self._acting_addresses = parameter_addresses(self.policy)
+
+    def _warm_up_loss(self, model: Any, compiled: CompiledHead) -> None:
+        batch = _example_batch(model)
+        self.policy.set_training_mode(True)
+        compiled.batch_sizes = set(micro_sizes(len(batch.returns), self.settings.gradient_accumulation))
+        now = model._current_progress_remaining
+        clip_range_vf = None if model.clip_range_vf is None else model.clip_range_vf(now)
+        numbers = Coefficients(model.clip_range(now), clip_range_vf, model.ent_coef, model.vf_coef)
+        coefficients = self.coefficients(numbers)
+        batch = normalized(batch, model.normalize_advantage)
+        for size in compiled.batch_sizes:
+            part = RolloutBatch(*(rows_of(part, slice(0, size)) for part in batch))
+            torch.autograd.backward(compiled.loss(part, coefficients, model.ent_coef != 0.0).loss)
+
+    def graph_of_update(self, step: Any, model: Any) -> GraphedUpdate | None:
+        """The graph of the whole update, ready for use; None where there can be none: `graph_failure` says why."""
+        if not self.graphs or self.graph_failure:
+            return None
+        self.graph_failure = _why_no_graph(model, self)
+        if self.graph_failure:
+            return None
+        graph = self.graphed_update
+        if graph is not None and graph.optimizer is model.policy.optimizer and graph.begin() and graph.key == step.key:
+            return graph
+        begun = time.perf_counter()
+        try:
+            self.graphed_update = GraphedUpdate(step.whole, _example_batch(model), model.policy, step.key)
+        except Exception as error:
+            self.graphed_update, self.graph_failure = None, f"no CUDA graph of the update: {_first_line(error)}"
+        self.warmup_s += time.perf_counter() - begun
+        return self.graphed_update
+
+
+def _why_no_graph(model: Any, accelerator: Accelerator) -> str:
+    if model.target_kl is not None:
+        return "no CUDA graph of the update: algo.target_kl stops in the middle of one"
+    if accelerator.precision is not None and accelerator.precision.scaler is not None:
+        return "no CUDA graph of the update: a gradient scaler decides on the host"
+    if type(model.policy.optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
+        return "no CUDA graph of the update: not a plain Adam"
+    if any(not parameter.requires_grad for parameter in model.policy.parameters()):
+        return "no CUDA graph of the update: some parameters are frozen"
+    return ""
+
+
+def _first_step(model: Any) -> TensorObservations:
+    """Observations (N, ...) of the storage's first step, whatever they are."""
+    stored = model.rollout_buffer.observations
+    step = {key: part[0] for key, part in stored.items()} if isinstance(stored, dict) else stored[0]
+    return obs_as_tensor(step, model.device)
+
+
+def _repeated(observations: TensorObservations, size: int) -> TensorObservations:
+    if isinstance(observations, dict):
+        return {key: _repeated(part, size) for key, part in observations.items()}  # type: ignore[misc]
+    return observations[torch.arange(size, device=observations.device) % len(observations)]
+
+
+def _example_batch(model: Any) -> RolloutBatch:
+    """A minibatch of the size that training will use; numpy's random state stays as it was."""
+    storage = model.rollout_buffer
+    full, state = storage.full, np.random.get_state()
+    storage.full = True  # whatever lies there is good enough
+    batch = next(storage.minibatches(model.batch_size))
+    storage.full = full
+    np.random.set_state(state)
+    return batch  # type: ignore[no-any-return]
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

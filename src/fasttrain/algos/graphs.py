@@ -1,0 +1,178 @@
+"""CUDA graphs: a whole minibatch update, or the networks of a step, launched as one.
+
+A graph replays kernels on fixed memory. So its inputs are copied into place, coefficients and learning rates are
+tensors, and Adam counts its steps on the device. Parameters and optimizer state are the policy's own: what one graph
+learned, the other acts with. Actions are drawn outside, from a random state that goes on; what a network draws inside
+(dropout) goes on too, because the capture registers the device's generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fasttrain.algos.compiled import num_rows, state_untouched, untouched
+from fasttrain.algos.heads import Outputs
+from fasttrain.buffers.rollout import RolloutBatch, TensorObservations
+
+Capture = Callable[[Callable[[], Any]], tuple[Callable[[], None], Any]]
+WARM_UP_RUNS = 3  # what is made on the first runs (handles, workspaces, optimizer state) must not be captured
+
+
+def cuda_capture(function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+    """Run `function` a few times, then capture it: how to replay it, and the outputs that every replay overwrites."""
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UP_RUNS):
+            function()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = function()
+    return graph.replay, outputs
+
+
+class GraphedOutputs:
+    """A policy's networks for one number of rows.
+
+    Args:
+        outputs: the networks, as they are called eagerly.
+        observations: an example, which fixes shapes and types.
+        capture: how a function becomes a replay.
+    """
+
+    def __init__(
+        self,
+        outputs: Callable[[TensorObservations], Outputs],
+        observations: TensorObservations,
+        capture: Capture = cuda_capture,
+    ) -> None:
+        self._place = _copied(observations)
+        with torch.no_grad():
+            self._replay, self._outputs = capture(lambda: outputs(self._place))
+
+    def __call__(self, observations: TensorObservations) -> Outputs:
+        """Logits and values, in memory of their own."""
+        _fill(self._place, observations)
+        self._replay()
+        logits, values = self._outputs
+        return logits.clone(), values.clone()
+
+
+class GraphedUpdate:
+    """One minibatch from loss to optimizer step, for minibatches of one size.
+
+    Args:
+        step: the work on a batch with normalised or plain advantages as the storage hands them out; returns (6,).
+        batch: an example, which fixes shapes and types.
+        policy: whose parameters are learned; its optimizer is an Adam.
+        key: the numbers that are fixed in the graph; with others it must be captured anew.
+        capture: how a function becomes a replay.
+    """
+
+    def __init__(
+        self,
+        step: Callable[[RolloutBatch], Tensor],
+        batch: RolloutBatch,
+        policy: Any,
+        key: tuple[Any, ...] = (),
+        capture: Capture = cuda_capture,
+    ) -> None:
+        self.key, self.replays = key, 0
+        self._place = RolloutBatch(*(_copied(part) for part in batch))
+        self.optimizer = policy.optimizer
+        device = batch.returns.device
+        self.rates = [torch.tensor(float(group["lr"]), device=device) for group in self.optimizer.param_groups]
+        with untouched(policy), capturable(self.optimizer, self.rates), state_untouched(self.optimizer):
+            self._replay, self._statistics = capture(lambda: step(self._place))
+        self.addresses = addresses(self.optimizer)
+
+    def begin(self) -> bool:
+        """Take over the learning rates of now. False: parameters or optimizer state have moved, so capture anew."""
+        for rate, group in zip(self.rates, self.optimizer.param_groups, strict=True):
+            rate.fill_(float(group["lr"]))
+        return self.addresses == addresses(self.optimizer)
+
+    def fits(self, batch: RolloutBatch) -> bool:
+        """Whether the batch has the number of rows that was captured."""
+        return len(batch.returns) == len(self._place.returns)
+
+    def __call__(self, batch: RolloutBatch) -> Tensor:  # (6,) statistics
+        """Learn from a batch."""
+        for place, part in zip(self._place, batch, strict=True):
+            _fill(place, part)
+        self._replay()
+        self.replays += 1
+        statistics: Tensor = self._statistics.clone()
+        return statistics
+
+
+@contextmanager
+def capturable(optimizer: torch.optim.Optimizer, rates: list[Tensor]) -> Iterator[None]:
+    """Let Adam run inside a graph: nothing of it is read by the host, learning rates and step counts lie on the device.
+
+    The options are put back after, so that a saved optimizer is a stock one; the counts stay where they are.
+    """
+    before = [dict(group) for group in optimizer.param_groups]
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        on_cuda = rate.device.type == "cuda"  # elsewhere torch refuses these options
+        group.update({"lr": rate, "capturable": on_cuda, "fused": on_cuda, "foreach": False})
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter)
+            if state and isinstance(state.get("step"), Tensor):
+                state["step"] = state["step"].to(rate.device)
+    try:
+        yield
+    finally:
+        for group, old in zip(optimizer.param_groups, before, strict=True):
+            group.update({key: old[key] for key in ("lr", "capturable", "fused", "foreach")})
+
+
+def addresses(optimizer: torch.optim.Optimizer) -> tuple[int, ...]:
+    """Where parameters and the optimizer's state lie: a graph knows no other place."""
+    found: list[int] = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            found.append(parameter.data_ptr())
+            state = optimizer.state.get(parameter) or {}
+            found += [value.data_ptr() for value in state.values() if isinstance(value, Tensor)]
+    return tuple(found)
+
+
+def parameter_addresses(policy: Any) -> tuple[int, ...]:
+    """Where the policy's parameters lie."""
+    return tuple(parameter.data_ptr() for parameter in policy.parameters())
+
+
+def _copied(part: TensorObservations | None) -> Any:
+    if isinstance(part, dict):
+        return {key: tensor.clone() for key, tensor in part.items()}
+    return None if part is None else part.clone()
+
+
+def _fill(place: Any, part: Any) -> None:
+    if isinstance(part, dict):
+        for key, tensor in part.items():
+            place[key].copy_(tensor)
+    elif part is not None:
+        place.copy_(part)
+
+
+def graphed_by_size(
+    outputs: Callable[[TensorObservations], Outputs],
+    examples: list[TensorObservations],
+    capture: Capture = cuda_capture,
+) -> Callable[[TensorObservations], Outputs]:
+    """The networks as one graph per number of rows among the examples; eager for any other."""
+    graphs = {num_rows(example): GraphedOutputs(outputs, example, capture) for example in examples}
+
+    def chosen(observations: TensorObservations) -> Outputs:
+        graph = graphs.get(num_rows(observations))
+        return outputs(observations) if graph is None or torch.is_grad_enabled() else graph(observations)
+
+    return chosen

@@ -1,0 +1,193 @@
+"""Ranges of single keys and rules about several: what a typed configuration must also satisfy.
+
+A rule reads the configuration by dotted keys, so that it speaks of any algorithm that has the key and of no other.
+Every message names the fields, their values and a valid choice.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+from fasttrain.errors import ConfigError
+
+AT_LEAST: dict[str, float] = {
+    "num_envs": 1,
+    "num_workers": 1,
+    "pipeline": 1,
+    "updates_per_step": 1,
+    "batch_size": 2,
+    "warmup_steps": 0,
+    "action_repeat": 1,
+    "gradient_accumulation": 1,
+    "inference_batch_size": 1,
+    "torch_threads": 1,
+    "log_every": 1,
+    "eval_every": 0,
+    "checkpoint_every": 0,
+    "total_timesteps": 1,
+    "env.max_episode_steps": 1,
+    "env.frame_stack": 1,
+    "env.step_timeout_s": 0.1,
+    "env.max_restarts": 0,
+    "seed": 0,
+    "eval.episodes": 2,
+    "eval.num_envs": 1,
+    "eval.seed": 0,
+    "own.batch_size": 2,
+    "algo.rollout_size": 2,
+    "algo.n_epochs": 1,
+    "algo.lstm_hidden_size": 1,
+    "algo.n_lstm_layers": 1,
+    "algo.buffer_size": 1,
+    "algo.target_update_interval": 1,
+    "algo.max_grad_norm": 0,
+    "algo.ent_coef": 0,
+    "algo.vf_coef": 0,
+    "algo.target_kl": 0,
+}
+MAX_SEED = 2**32 - 1 - 1_000_000  # numpy's bound, with room for one seed per env
+MAX_TORCH_THREADS = 256
+AT_MOST: dict[str, int] = {
+    "seed": MAX_SEED,
+    "eval.seed": MAX_SEED,
+    "torch_threads": MAX_TORCH_THREADS,
+    "algo.max_grad_norm": 1_000_000,
+    "algo.ent_coef": 1_000_000,
+    "algo.vf_coef": 1_000_000,
+    "algo.learning_rate": 1_000_000,
+}
+BETWEEN: dict[str, tuple[float, float]] = {
+    "algo.gamma": (0, 1),
+    "algo.gae_lambda": (0, 1),
+    "algo.tau": (0, 1),
+    "algo.exploration_fraction": (0, 1),
+    "algo.exploration_initial_eps": (0, 1),
+    "algo.exploration_final_eps": (0, 1),
+}
+SCHEDULES = ("algo.learning_rate", "algo.clip_range", "algo.clip_range_vf")
+
+
+def lookup(config: Any, key: str) -> Any:
+    """The value under a dotted key, None where this configuration has no such key."""
+    value: Any = config
+    for part in key.split("."):
+        value = getattr(value, part, None)
+    return value
+
+
+def check(config: Any) -> None:
+    """Ranges and cross-field rules that need nothing but the configuration itself."""
+    for key, least in AT_LEAST.items():
+        value = lookup(config, key)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value < least:
+            raise ConfigError(f"{key}={value}: must be at least {least:g}")
+    for key, most in AT_MOST.items():
+        value = lookup(config, key)
+        number = parse_schedule(value, key)[1] if key in SCHEDULES else value
+        if isinstance(number, (int, float)) and number > most:
+            raise ConfigError(f"{key}={value}: must be at most {most}")
+    for key, (low, high) in BETWEEN.items():
+        value = lookup(config, key)
+        if value is not None and not low <= value <= high:
+            raise ConfigError(f"{key}={value}: must lie between {low:g} and {high:g}")
+    for key in SCHEDULES:
+        value = lookup(config, key)
+        if value is not None and parse_schedule(value, key)[1] <= 0:
+            raise ConfigError(f"{key}={value}: must be positive")
+    rules = (
+        _check_net_arch,
+        _check_lstm,
+        _check_vec_env,
+        _check_workers,
+        _check_rollout,
+        _check_replay,
+        _check_device,
+    )
+    for rule in rules:
+        rule(config)
+
+
+def parse_schedule(value: float | str, key: str) -> tuple[Literal["constant", "linear"], float]:
+    """`3e-4` → ("constant", 3e-4); `"linear_3e-4"` → ("linear", 3e-4): from that value down to 0."""
+    kind: Literal["constant", "linear"] = "constant"
+    text = str(value)
+    if text.startswith("linear_"):
+        kind, text = "linear", text.removeprefix("linear_")
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ConfigError(f"{key}={value}: expected a number, or a schedule such as linear_3e-4")
+    return kind, number
+
+
+def _check_net_arch(config: Any) -> None:
+    arch = config.algo.net_arch
+    parts = arch.values() if isinstance(arch, dict) else [arch or ()]
+    if isinstance(arch, dict) and set(arch) - {"pi", "vf"}:
+        raise ConfigError(f"algo.net_arch={arch}: the keys are pi and vf, as in {{pi: [64, 64], vf: [64, 64]}}")
+    if any(width < 1 for part in parts for width in part):
+        raise ConfigError(f"algo.net_arch={arch}: every width must be at least 1")
+
+
+def _check_lstm(config: Any) -> None:
+    if lookup(config, "algo.shared_lstm") and config.algo.enable_critic_lstm:
+        raise ConfigError(
+            "algo.shared_lstm=true contradicts algo.enable_critic_lstm=true: the value network uses the policy's LSTM "
+            "or one of its own; take algo.enable_critic_lstm=false with the shared one"
+        )
+
+
+def _check_vec_env(config: Any) -> None:
+    if config.force_dummy_vec_env and config.vec_env not in ("auto", "dummy", "subproc"):
+        raise ConfigError(
+            f"force_dummy_vec_env=true contradicts vec_env={config.vec_env}: leave one of them out, "
+            "or take vec_env=dummy"
+        )
+    if config.vec_env == "native" and config.env.native_game is None and config.env.backend != "envpool":
+        raise ConfigError(
+            f"vec_env=native with env.id={config.env.id or config.env.entry_point}: this environment has no native "
+            "batch; take vec_env=auto, dummy or subproc"
+        )
+
+
+def _check_workers(config: Any) -> None:
+    if isinstance(config.num_workers, int) and config.num_workers > config.num_envs:
+        raise ConfigError(
+            f"num_workers={config.num_workers} is more than num_envs={config.num_envs}: a worker needs at least one "
+            f"env; take num_workers={config.num_envs} or fewer"
+        )
+
+
+def _check_rollout(config: Any) -> None:
+    rollout_size = lookup(config, "algo.rollout_size")
+    batch_size = config.batch_size or config.own.batch_size
+    if rollout_size is not None and batch_size > rollout_size:
+        raise ConfigError(
+            f"batch_size={batch_size} is larger than algo.rollout_size={rollout_size}: a minibatch is drawn from "
+            f"one rollout; take batch_size={rollout_size} or less, or a larger rollout"
+        )
+
+
+def _check_replay(config: Any) -> None:
+    buffer_size = lookup(config, "algo.buffer_size")
+    if buffer_size is None:
+        return
+    batch_size = config.batch_size or config.own.batch_size
+    if batch_size > buffer_size:
+        raise ConfigError(
+            f"batch_size={batch_size} is larger than algo.buffer_size={buffer_size}: take a smaller batch_size"
+        )
+    if config.num_envs > buffer_size:
+        raise ConfigError(
+            f"num_envs={config.num_envs} is more than algo.buffer_size={buffer_size}: the buffer holds no "
+            "transition per env; take a larger buffer"
+        )
+
+
+def _check_device(config: Any) -> None:
+    name = config.device.split(":")[0]
+    if name not in ("auto", "cpu", "cuda", "mps"):
+        raise ConfigError(f"device={config.device}: expected auto, cpu, cuda, cuda:0 or mps")

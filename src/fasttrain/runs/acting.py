@@ -1,0 +1,214 @@
+"""The greedy acting path of a policy as one torch module of plain tensors, and how far another run of it is from SB3.
+
+Inputs, each with a batch dimension B of any size: the observations as the env shows them (a Dict gives one input per
+key; images as they come, `env.normalize` inside) and, for MaskablePPO, the action masks. Outputs: `actions` as
+`predict(deterministic=True)` gives them; `logits` before masking, `means` for Box actions, `q_values` for DQN; `values`
+for the PPO family.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from sb3_contrib import MaskablePPO
+from stable_baselines3 import DQN
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.vec_env import VecNormalize
+from torch import Tensor, nn
+
+from fasttrain.algos.heads import action_dims
+
+Arrays = dict[str, NDArray[Any]]
+MASKED_OUT = -1e8  # sb3-contrib's logit of an illegal action
+FAR = 10.0  # random observations of an unbounded space lie within ± this
+
+
+class Input(NamedTuple):
+    """One observation input of the file."""
+
+    name: str  # observations, or observations.KEY
+    key: str | None  # of a Dict observation
+    space: spaces.Space[Any]  # as the env shows it
+    channels_last: bool  # an image whose channels SB3 moves to the front
+
+
+class ActingPath(nn.Module):
+    """Observations (B, …) and masks (B, A) bool → actions, scores and, for the PPO family, values (B,)."""
+
+    def __init__(self, model: BaseAlgorithm, shown: spaces.Space[Any], statistics: VecNormalize | None) -> None:
+        """`shown`: the observations as the env shows them; `statistics`: those that the policy's are normalised by."""
+        super().__init__()
+        self.net: Any = model.q_net if isinstance(model, DQN) else model.policy
+        self.is_q_net = isinstance(model, DQN)
+        self.space, self.action_space = model.observation_space, model.action_space
+        self.masked = isinstance(model, MaskablePPO)
+        # Categorical sub-actions; none for Box, nor for plain PPO's independent bits.
+        is_bits = isinstance(self.action_space, spaces.MultiBinary) and not self.masked
+        self.dims = [] if is_bits or isinstance(self.action_space, spaces.Box) else action_dims(self.action_space)
+        self.inputs = _inputs(self.space, shown)
+        score = {True: "q_values", False: "means" if isinstance(self.action_space, spaces.Box) else "logits"}
+        self.output_names = ["actions", score[self.is_q_net], *([] if self.is_q_net else ["values"])]
+        if isinstance(self.action_space, spaces.Box):
+            self.register_buffer("low", torch.as_tensor(self.action_space.low))
+            self.register_buffer("high", torch.as_tensor(self.action_space.high))
+        for number, part in enumerate(self.inputs):
+            rms: Any = _running(statistics, part.key)
+            if rms is not None and statistics is not None:
+                self.clip_obs = float(statistics.clip_obs)
+                self.register_buffer(f"mean_{number}", torch.as_tensor(rms.mean))
+                self.register_buffer(f"std_{number}", torch.as_tensor(np.sqrt(rms.var + statistics.epsilon)))
+
+    @property
+    def input_names(self) -> list[str]:
+        """In the order of `forward`."""
+        return [*(part.name for part in self.inputs), *(["action_masks"] if self.masked else [])]
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """`inputs` in the order of `input_names`; the outputs are in that of `output_names`."""
+        observations = self._observations(inputs)
+        if self.is_q_net:
+            q_values = self.net(observations)
+            return q_values.argmax(dim=1), q_values
+        features = self.net.extract_features(observations)
+        pi_features, vf_features = (features, features) if isinstance(features, Tensor) else features
+        scores = self.net.action_net(self.net.mlp_extractor.forward_actor(pi_features))
+        values = self.net.value_net(self.net.mlp_extractor.forward_critic(vf_features))
+        return self._actions(scores, inputs[-1] if self.masked else None), scores, values.flatten()
+
+    def _observations(self, tensors: tuple[Tensor, ...]) -> Any:
+        ready: dict[str | None, Tensor] = {}
+        for number, part in enumerate(self.inputs):
+            value = tensors[number]
+            mean = getattr(self, f"mean_{number}", None)
+            if mean is not None:  # in float64, as VecNormalize does
+                value = (value.double() - mean) / getattr(self, f"std_{number}")
+                value = value.clamp(-self.clip_obs, self.clip_obs).float()
+            if part.channels_last:
+                value = value.permute(0, 3, 1, 2)
+            ready[part.key] = value
+        return ready.get(None, ready)
+
+    def _actions(self, scores: Tensor, masks: Tensor | None) -> Tensor:
+        if isinstance(self.action_space, spaces.Box):
+            low: Any = self.low
+            return torch.clamp(scores.reshape(-1, *low.shape), low, self.high)  # type: ignore[arg-type]
+        if not self.dims:
+            return (scores > 0).long().reshape(-1, *self.action_space.shape)  # type: ignore[misc]
+        if masks is not None:
+            scores = torch.where(masks, scores, MASKED_OUT)
+        if isinstance(self.action_space, spaces.Discrete):
+            return scores.argmax(dim=1)
+        best = [part.argmax(dim=1) for part in torch.split(scores, self.dims, dim=1)]
+        return torch.stack(best, dim=1).reshape(-1, *self.action_space.shape)  # type: ignore[misc]
+
+
+def _inputs(space: spaces.Space[Any], shown: spaces.Space[Any]) -> list[Input]:
+    if isinstance(space, spaces.Dict) and isinstance(shown, spaces.Dict):
+        pairs = ((key, part, shown[key]) for key, part in space.items())
+        return [Input(f"observations.{key}", key, seen, seen.shape != part.shape) for key, part, seen in pairs]
+    return [Input("observations", None, shown, shown.shape != space.shape)]
+
+
+def _running(statistics: VecNormalize | None, key: str | None) -> Any:
+    """Mean and variance of one input; None where it is not normalised."""
+    if statistics is None or not statistics.norm_obs:
+        return None
+    if key is None:
+        return statistics.obs_rms
+    normalised = statistics.norm_obs_keys or ()
+    return statistics.obs_rms[key] if key in normalised else None
+
+
+def random_inputs(acting: ActingPath, size: int, seed: int) -> Arrays:
+    """`size` random observations and masks, at least one choice of every sub-action legal."""
+    random = np.random.default_rng(seed)
+    arrays = {part.name: _random_observations(part.space, size, random) for part in acting.inputs}
+    if acting.masked:
+        masks = random.random((size, sum(acting.dims))) < 0.5
+        start = 0
+        for width in acting.dims:
+            masks[np.arange(size), start + random.integers(width, size=size)] = True
+            start += width
+        arrays["action_masks"] = masks
+    return arrays
+
+
+def _random_observations(space: spaces.Space[Any], size: int, random: np.random.Generator) -> NDArray[Any]:
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        low, high = np.clip(space.low, -FAR, FAR), np.clip(space.high, -FAR, FAR)
+        return random.uniform(low, high, (size, *space.shape)).astype(space.dtype)
+    space.seed(int(random.integers(1 << 31)))
+    samples: Any = [space.sample() for _ in range(size)]
+    return np.array(samples, dtype=space.dtype)
+
+
+def largest_difference(
+    acting: ActingPath, model: BaseAlgorithm, statistics: VecNormalize | None, inputs: Arrays, outputs: Arrays
+) -> float:
+    """Largest |Δ| / max(1, |value|) between `outputs` and what SB3's own methods say of `inputs`.
+
+    Logits are compared as the masked log-probabilities they stand for. An action that differs from SB3's counts by what
+    SB3's scores of the two are apart: zero for a tie.
+    """
+    observations: Any = {part.key: inputs[part.name] for part in acting.inputs}
+    observations = observations.get(None, observations)
+    if statistics is not None:
+        observations = statistics.normalize_obs(observations)
+    masks = {"action_masks": inputs["action_masks"]} if acting.masked else {}
+    policy: Any = model.policy
+    predict: Any = model.predict
+    actions = np.asarray(predict(observations, deterministic=True, **masks)[0])
+    with torch.no_grad():
+        tensors = policy.obs_to_tensor(observations)[0]
+        if acting.is_q_net:
+            scores = acting.net(tensors)
+        else:
+            scores = _log_probabilities(policy.get_distribution(tensors, **masks))
+    expected = scores.numpy()
+    differences = [_distance(_comparable(acting, outputs, inputs), expected)]
+    if not acting.is_q_net:
+        differences.append(_distance(outputs["values"], policy.predict_values(tensors).detach().numpy().flatten()))
+    differences.append(_action_distance(acting, outputs["actions"], actions, expected))
+    return max(differences)
+
+
+def _log_probabilities(distribution: Any) -> Tensor:
+    """Means (Box), logits of bits, or log-probabilities (B, A) of SB3's or sb3-contrib's distribution object."""
+    inner = getattr(distribution, "distributions", None) or distribution.distribution
+    if isinstance(inner, list):
+        return torch.cat([part.logits for part in inner], dim=1)
+    return inner.mean if isinstance(inner, torch.distributions.Normal) else inner.logits
+
+
+def _comparable(acting: ActingPath, outputs: Arrays, inputs: Arrays) -> NDArray[Any]:
+    scores = outputs[acting.output_names[1]]
+    if acting.is_q_net or not acting.dims:
+        return scores
+    tensor = torch.from_numpy(scores)
+    if acting.masked:
+        tensor = torch.where(torch.from_numpy(inputs["action_masks"]), tensor, MASKED_OUT)
+    return torch.cat([part.log_softmax(dim=1) for part in torch.split(tensor, acting.dims, dim=1)], dim=1).numpy()
+
+
+def _distance(ours: NDArray[Any], expected: NDArray[Any]) -> float:
+    if ours.shape != expected.shape or not np.isfinite(ours).all():
+        return float("inf")
+    return float((np.abs(ours - expected) / np.maximum(1.0, np.abs(expected))).max())
+
+
+def _action_distance(acting: ActingPath, ours: NDArray[Any], expected: NDArray[Any], scores: NDArray[Any]) -> float:
+    if ours.shape != expected.shape:
+        return float("inf")
+    if isinstance(acting.action_space, spaces.Box):
+        return _distance(ours, expected)
+    ours, expected = (array.reshape(len(scores), -1).astype(np.int64) for array in (ours, expected))
+    if not acting.dims:
+        return float(np.abs(scores[ours != expected]).max(initial=0.0))
+    starts = np.cumsum([0, *acting.dims[:-1]])
+    rows = np.arange(len(scores))[:, None]
+    gap = np.abs(scores[rows, starts + ours] - scores[rows, starts + expected])
+    return float((gap / np.maximum(1.0, np.abs(scores[rows, starts + expected]))).max(initial=0.0))

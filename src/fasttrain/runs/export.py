@@ -1,0 +1,236 @@
+"""`fasttrain export run=FOLDER format=onnx|torchscript`: a policy as one file that needs neither SB3 nor fasttrain.
+
+What is in the file: `runs/acting.py`. It is checked against the policy on random inputs; one that disagrees is not left
+behind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import pickle
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.preprocessing import is_image_space
+from stable_baselines3.common.vec_env import VecNormalize
+
+from fasttrain.config import Config
+from fasttrain.errors import ConfigError, FastTrainError
+from fasttrain.runs.acting import ActingPath, Arrays, largest_difference, random_inputs
+from fasttrain.runs.build import build_vec_env
+from fasttrain.runs.console import make_console
+from fasttrain.runs.evaluate import load_run
+from fasttrain.runs.files import write_json
+from fasttrain.runs.wrap import statistics_of
+
+KEYS = ("run", "format", "model", "output")
+STEMS = {"final": "model", "best": "best_model"}
+SUFFIXES = {"onnx": ".onnx", "torchscript": ".torchscript.pt"}
+ONNX_PACKAGES = ("onnx", "onnxscript")
+BATCH_SIZES = (1, 2, 33)
+TOLERANCE = 1e-5  # a few roundings of float32
+
+
+class Trained(NamedTuple):
+    """A finished run's model and what lies around it."""
+
+    config: Config
+    model: BaseAlgorithm
+    statistics: VecNormalize | None  # of `env.normalize`, where observations are normalised
+
+
+def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
+    """Export the model of a finished run and say how far the file is from the policy.
+
+    Raises:
+        ConfigError: no run, no format, a model that cannot be exported, or a package that is missing.
+        FastTrainError: the file disagrees with the policy.
+    """
+    path = _check_request(config, sources)
+    trained = _load(Path(str(config.run)), STEMS[config.model])
+    acting = ActingPath(trained.model, _shown_space(trained), trained.statistics).eval()
+    report = export(acting, trained.model, trained.statistics, str(config.format), path)
+    write_json(folder / "export.json", {"run": config.run, **report})
+    console = make_console()
+    for what in ("inputs", "outputs"):
+        text = ", ".join(f"{name} {kind}" for name, kind in report[what].items())
+        console.print(f"{what:<8} {text}", highlight=False, markup=False, soft_wrap=True)
+    text = f"{path}: max difference from the policy {report['max_difference']:.1e} ({report['checked_with']})"
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    return 0
+
+
+def export(
+    acting: ActingPath, model: BaseAlgorithm, statistics: VecNormalize | None, kind: str, path: Path
+) -> dict[str, Any]:
+    """Write `path`, after the check; what is in it and how far it is from the policy.
+
+    Raises:
+        FastTrainError: it disagrees; nothing is left at `path`.
+    """
+    write, load = (_write_onnx, _load_onnx) if kind == "onnx" else (_write_torchscript, _load_torchscript)
+    draft = path.with_name(path.name + ".unchecked")
+    difference, outputs = 0.0, {}
+    try:
+        try:
+            write(acting, draft)
+        except RuntimeError as error:  # torch.onnx's errors are RuntimeErrors too
+            reason = str(error).strip().split("\n")[0]
+            raise FastTrainError(f"cannot write {path.name}: {reason}; take format={_other(kind)}") from error
+        run, checked_with = load(draft, acting)
+        for size in BATCH_SIZES:
+            inputs = random_inputs(acting, size, seed=size)
+            outputs = run(inputs)
+            found = largest_difference(acting, model, statistics, inputs, outputs)
+            difference = max(difference, found)
+        if not difference <= TOLERANCE:
+            raise FastTrainError(
+                f"{path.name} disagrees with the policy by {difference:.1e} ({TOLERANCE:g} allowed) and was deleted: "
+                f"the policy does what this format cannot follow; take format={_other(kind)}"
+            )
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+    return {
+        "file": str(path),
+        "format": kind,
+        "inputs": _kinds(inputs),
+        "outputs": _kinds(outputs),
+        "max_difference": difference,
+        "checked_with": f"{checked_with}, batches of {', '.join(map(str, BATCH_SIZES))}",
+    }
+
+
+def _other(kind: str) -> str:
+    return "torchscript" if kind == "onnx" else "onnx"
+
+
+def _kinds(arrays: Arrays) -> dict[str, str]:
+    return {
+        name: f"{array.dtype} ({', '.join(['batch', *map(str, array.shape[1:])])})" for name, array in arrays.items()
+    }
+
+
+def _check_request(config: Config, sources: Mapping[str, str]) -> Path:
+    """The file to write, if the request makes sense."""
+    ignored = sorted(key for key, source in sources.items() if source == "command line" and key not in KEYS)
+    if ignored:
+        raise ConfigError(f"export takes {', '.join(KEYS)} only: {', '.join(ignored)} would do nothing")
+    if config.run is None:
+        raise ConfigError("export needs run=FOLDER, a finished run's folder (outputs/DATE/TIME_…)")
+    if config.format is None:
+        raise ConfigError("export needs format=onnx or format=torchscript")
+    missing = [name for name in ONNX_PACKAGES if find_spec(name) is None] if config.format == "onnx" else []
+    if missing:
+        raise ConfigError(
+            f"format=onnx needs {' and '.join(missing)}: pip install {' '.join(ONNX_PACKAGES)}; "
+            "format=torchscript needs nothing"
+        )
+    if config.output is None:
+        return Path(config.run) / (STEMS[config.model] + SUFFIXES[config.format])
+    path = Path(config.output)
+    if path.is_dir() or not path.parent.is_dir():
+        raise ConfigError(f"output={path}: name a file in a folder that exists")
+    return path
+
+
+def _load(folder: Path, stem: str) -> Trained:
+    config, model = load_run(folder, f"{stem}.zip")
+    if config.algo.name == "recurrent_ppo":
+        raise ConfigError(
+            "recurrent_ppo cannot be exported: its LSTM's states go from step to step, the exported path has "
+            "observations only; load model.zip by sb3_contrib.RecurrentPPO"
+        )
+    if "obs" not in config.env.normalize:
+        return Trained(config, model, None)
+    with statistics_of(folder / f"{stem}.zip").open("rb") as file:
+        return Trained(config, model, pickle.load(file))
+
+
+def _shown_space(trained: Trained) -> spaces.Space[Any]:
+    """Observations as the env shows them. SB3 moves an image's channels to the front and keeps no note of it."""
+    space = trained.model.observation_space
+    parts = list(space.values()) if isinstance(space, spaces.Dict) else [space]
+    if not any(is_image_space(part) for part in parts):
+        return space
+    config = trained.config
+    own = config if config.vec_env == "native" else dataclasses.replace(config, vec_env="dummy")
+    env = build_vec_env(own, 1, config.eval.seed)
+    env.close()
+    return env.observation_space
+
+
+Run = Callable[[Arrays], Arrays]
+
+
+def _example(acting: ActingPath) -> tuple[torch.Tensor, ...]:
+    """Inputs to trace with: three rows, because one or two could be mistaken for a constant."""
+    return tuple(torch.from_numpy(array) for array in random_inputs(acting, 3, seed=3).values())
+
+
+def _write_torchscript(acting: ActingPath, path: Path) -> None:
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # of values that become constants: the check on other batches would see it
+        torch.jit.save(torch.jit.trace(acting, _example(acting), check_trace=False), str(path))  # type: ignore[no-untyped-call]
+
+
+def _load_torchscript(path: Path, acting: ActingPath) -> tuple[Run, str]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        module: Any = torch.jit.load(str(path))  # type: ignore[no-untyped-call]
+
+    def run(inputs: Arrays) -> Arrays:
+        with torch.no_grad():
+            outputs = module(*(torch.from_numpy(array) for array in inputs.values()))
+        return {name: output.numpy() for name, output in zip(acting.output_names, outputs, strict=True)}
+
+    return run, "torch.jit"
+
+
+def _write_onnx(acting: ActingPath, path: Path) -> None:
+    example = _example(acting)
+    logger = logging.getLogger("torch.onnx._internal.exporter._registration")  # four lines about torchvision
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    batch = torch.export.Dim("batch")
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # deprecations inside the exporter
+        torch.onnx.export(
+            acting,
+            example,
+            str(path),
+            input_names=acting.input_names,
+            output_names=acting.output_names,
+            dynamic_shapes=(tuple({0: batch} for _ in example),),
+            external_data=False,  # one file
+            dynamo=True,
+            verbose=False,
+        )
+    logger.setLevel(level)
+
+
+def _load_onnx(path: Path, acting: ActingPath) -> tuple[Run, str]:
+    """A run of the file by onnxruntime where it is installed, else by onnx's own reference."""
+    session: Any
+    if find_spec("onnxruntime") is not None:
+        import onnxruntime
+
+        session, checked_with = onnxruntime.InferenceSession(str(path)), f"onnxruntime {onnxruntime.__version__}"
+    else:
+        import onnx
+        from onnx.reference import ReferenceEvaluator
+
+        session, checked_with = ReferenceEvaluator(str(path)), f"reference evaluator of onnx {onnx.__version__}"
+
+    def run(inputs: Arrays) -> Arrays:
+        return dict(zip(acting.output_names, session.run(None, dict(inputs)), strict=True))
+
+    return run, checked_with

@@ -1,0 +1,62 @@
+"""The plan's last word on how networks are computed: what only the built model and a compiler can tell."""
+
+from __future__ import annotations
+
+import torch
+from stable_baselines3.common.base_class import BaseAlgorithm
+
+from fasttrain.algos.accelerator import Acceleration
+from fasttrain.algos.heads import StockHead, head_of
+from fasttrain.algos.ppo import PPO, MaskablePPO, warm_up
+from fasttrain.config import Config
+from fasttrain.flags import NOT_APPLICABLE
+from fasttrain.plan import Plan, Row
+
+
+def acceleration_of(config: Config) -> Acceleration:
+    """What the effective flags ask of the eager path."""
+    return Acceleration(
+        amp_dtype=getattr(torch, config.amp_dtype) if config.use_amp == "on" else None,
+        compile_mode=config.compile_mode if config.use_compile == "on" else None,
+        gradient_accumulation=config.gradient_accumulation,
+        inference_batch_size=config.inference_batch_size,
+        pin_memory=config.pin_memory == "on",
+    )
+
+
+def settle_acceleration(plan: Plan, model: BaseAlgorithm) -> Plan:
+    """Put the flags of the eager path to work, compile what is to be compiled, and say in the plan what came of it."""
+    if not isinstance(model, (PPO, MaskablePPO)):
+        return plan
+    plan = _with_chunks_for_eager(plan)
+    model.accelerate(acceleration_of(plan.config))
+    if plan.config.use_compile != "on" or model.env is None:
+        return plan
+    if failure := warm_up(model, model.env):
+        return plan.replacing("use_compile", "off", failure)
+    accelerator = model._fast.accelerator_of(model.policy)
+    told = [_row(plan, "use_compile").reason, f"compiled in {accelerator.warmup_s:.1f} s before training"]
+    if isinstance(head_of(model.policy, model.action_space), StockHead):
+        told.append("acting stays eager: this policy acts by its own methods")
+    plan = plan.replacing("use_compile", "on", "; ".join(filter(None, told)))
+    if accelerator.graph_failure:
+        plan = plan.replacing("compile_mode", plan.config.compile_mode, accelerator.graph_failure)
+    return plan
+
+
+def warmup_s(model: BaseAlgorithm) -> float:
+    """What compiling the policy took before training; 0 where nothing was compiled."""
+    return model._fast.warmup_s if isinstance(model, (PPO, MaskablePPO)) else 0.0
+
+
+def _with_chunks_for_eager(plan: Plan) -> Plan:
+    """`inference_batch_size` was not needed for compiled kernels; without them, after all, it is."""
+    row = _row(plan, "inference_batch_size")
+    dropped = row.requested is not None and row.effective is None and plan.config.fused_update == "off"
+    if not dropped or row.requested >= plan.config.num_envs or row.effective == NOT_APPLICABLE:
+        return plan
+    return plan.replacing("inference_batch_size", row.requested, "")
+
+
+def _row(plan: Plan, flag: str) -> Row:
+    return next(row for row in plan.rows if row.flag == flag)

@@ -1,0 +1,65 @@
+"""Models whose eager path is accelerated, for several test files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from fasttrain.algos.accelerator import Acceleration
+from fasttrain.algos.ppo import PPO, MaskablePPO
+from fasttrain.buffers.rollout import RolloutBatch
+from toys import RandomEnv, seeded_vec, toy_gym_vec
+
+SETTINGS = {"n_steps": 16, "batch_size": 20, "n_epochs": 2, "device": "cpu", "seed": 0}
+
+
+def masked_model(settings: Acceleration, **kwargs: Any) -> MaskablePPO:
+    """Five envs, 80 rows a rollout, minibatches of 20."""
+    model = MaskablePPO("MlpPolicy", toy_gym_vec(), **(SETTINGS | kwargs))
+    model.accelerate(settings)
+    return model
+
+
+def box_model(settings: Acceleration, **kwargs: Any) -> PPO:
+    """Continuous actions, which go through the policy's own methods."""
+
+    def make() -> gym.Env:
+        return RandomEnv(spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-1, 1, (2,), np.float32))
+
+    model = PPO("MlpPolicy", seeded_vec(make), **(SETTINGS | {"batch_size": 16} | kwargs))
+    model.accelerate(settings)
+    return model
+
+
+def filled(model: Any) -> Any:
+    """The model after one rollout, before any update."""
+    train, model.train = model.train, lambda: None
+    model.learn(model.n_steps * model.n_envs)
+    model.train = train
+    return model
+
+
+def a_batch(model: Any, size: int = 20) -> RolloutBatch:
+    return next(model.rollout_buffer.minibatches(size))
+
+
+def weights(model: Any) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.policy.parameters()])
+
+
+def counting(calls: list[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A compiler that compiles nothing and notes every call of what it was given."""
+
+    def compiler(function: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any) -> Any:
+            calls.append(function.__name__)
+            return function(*args)
+
+        return called
+
+    return compiler

@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import sb3_contrib
+import torch
+from gymnasium import spaces
+from stable_baselines3 import DQN, PPO
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from conftest import RunCommand
+from fasttrain.errors import FastTrainError
+from fasttrain.runs import export as exporting
+from fasttrain.runs.acting import ActingPath
+from fasttrain.runs.export import export
+from toys import RandomEnv, ToyGymEnv, single_thread
+
+one_thread = pytest.fixture(autouse=True)(single_thread)
+BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)
+IMAGE = spaces.Box(0, 255, (36, 40, 3), np.uint8)  # channels last, as most envs show them
+DICT = spaces.Dict({"box": BOX, "kind": spaces.Discrete(4), "picture": IMAGE})
+TINY_CNN = {"features_extractor_kwargs": {"features_dim": 8}}
+FORMATS = ["torchscript", "onnx"]
+FLOOR = {"n_steps": 2, "batch_size": 2}
+
+
+def model_of(kind: Any, policy: str, observation: spaces.Space[Any], action: spaces.Space[Any], **kwargs: Any) -> Any:
+    env = DummyVecEnv([lambda: RandomEnv(observation, action)])
+    return kind(policy, env, seed=1, device="cpu", policy_kwargs=kwargs)
+
+
+def masked(action: spaces.Space[Any] | None = None) -> BaseAlgorithm:
+    env = DummyVecEnv([lambda: ToyGymEnv(0) if action is None else RandomEnv(BOX, action)])
+    return sb3_contrib.MaskablePPO("MlpPolicy", env, seed=1, device="cpu", **FLOOR)
+
+
+POLICIES: dict[str, Callable[[], BaseAlgorithm]] = {
+    "masked": masked,
+    "masked multi-discrete": lambda: masked(spaces.MultiDiscrete([2, 3])),
+    "masked multi-binary": lambda: masked(spaces.MultiBinary(3)),
+    "box": lambda: model_of(PPO, "MlpPolicy", BOX, spaces.Box(-0.5, 0.5, (2,), np.float32)),
+    "multi-binary": lambda: model_of(PPO, "MlpPolicy", BOX, spaces.MultiBinary(3)),
+    "separate extractors": lambda: model_of(
+        PPO, "MlpPolicy", BOX, spaces.Discrete(3), share_features_extractor=False, net_arch={"pi": [8], "vf": [4, 4]}
+    ),
+    "discrete observations": lambda: model_of(PPO, "MlpPolicy", spaces.Discrete(5), spaces.Discrete(3)),
+    "unbounded float64": lambda: model_of(
+        PPO, "MlpPolicy", spaces.Box(-np.inf, np.inf, (2,), np.float64), spaces.Discrete(3)
+    ),
+    "image": lambda: model_of(PPO, "CnnPolicy", IMAGE, spaces.Discrete(3), **TINY_CNN),
+    "dict": lambda: model_of(
+        PPO, "MultiInputPolicy", DICT, spaces.Discrete(3), features_extractor_kwargs={"cnn_output_dim": 8}
+    ),
+    "dqn": lambda: model_of(DQN, "MlpPolicy", BOX, spaces.Discrete(3)),
+}
+SHOWN: dict[str, spaces.Space[Any]] = {"image": IMAGE, "dict": DICT}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_file_says_what_the_policy_says(name: str, kind: str, tmp_path: Path):
+    if kind == "onnx":
+        pytest.importorskip("onnxscript", reason="format=onnx needs onnx and onnxscript")
+    model = POLICIES[name]()
+    acting = ActingPath(model, SHOWN.get(name, model.observation_space), None).eval()
+    report = export(acting, model, None, kind, tmp_path / "policy")
+    assert report["max_difference"] <= 1e-5
+    assert list(report["inputs"]) == acting.input_names
+    assert [path.name for path in tmp_path.iterdir()] == ["policy"]
+    if name == "dict":
+        assert report["inputs"] == {
+            "observations.box": "float32 (batch, 3)",
+            "observations.kind": "int64 (batch)",
+            "observations.picture": "uint8 (batch, 36, 40, 3)",
+        }
+
+
+def test_normalised_observations_are_normalised_inside(tmp_path: Path):
+    env = VecNormalize(DummyVecEnv([lambda: gym.make("Pendulum-v1")]))
+    model = PPO("MlpPolicy", env, seed=1, device="cpu", n_steps=64, batch_size=64, n_epochs=1).learn(64)
+    acting = ActingPath(model, model.observation_space, env).eval()
+    report = export(acting, model, env, "torchscript", tmp_path / "policy")
+    assert report["max_difference"] <= 1e-5
+    plain = ActingPath(model, model.observation_space, None).eval()
+    raw = torch.ones(1, 3)
+    assert not torch.allclose(plain(raw)[2], acting(raw)[2], atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_file_that_disagrees_is_not_left_behind(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    if kind == "onnx":
+        pytest.importorskip("onnxscript", reason="format=onnx needs onnx and onnxscript")
+    model = masked()
+    acting = ActingPath(model, model.observation_space, None).eval()
+    write = getattr(exporting, f"_write_{kind}")
+
+    def write_another(acting: ActingPath, path: Path) -> None:
+        weight = acting.net.value_net.weight.data
+        weight += 0.01
+        write(acting, path)
+        weight -= 0.01
+
+    monkeypatch.setattr(exporting, f"_write_{kind}", write_another)
+    (tmp_path / "policy").write_text("an older one")
+    with pytest.raises(FastTrainError, match="policy disagrees with the policy by .*deleted") as caught:
+        export(acting, model, None, kind, tmp_path / "policy")
+    assert caught.value.exit_code == 1
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["an older one"]
+
+
+SMALL = (
+    "total_timesteps=256",
+    "algo.rollout_size=128",
+    "batch_size=32",
+    "algo.n_epochs=1",
+    "eval.episodes=2",
+    "vec_env=dummy",
+)
+
+
+def test_the_command(fasttrain: RunCommand):
+    trained = fasttrain(
+        "+profile=exact", "env.entry_point=toys:ToyGymEnv", "env.kwargs.index=0", "eval_every=128", "num_envs=2", *SMALL
+    )
+    assert trained.exit_code == 0, trained.err
+    done = fasttrain("export", f"run={trained.folder}", "format=torchscript")
+    assert done.exit_code == 0, done.err
+    assert "observations float32 (batch, 3), action_masks bool (batch, 8)" in done.out
+    assert "max difference from the policy" in done.out
+    report = done.json("export.json")
+    assert report["max_difference"] <= 1e-5
+    path = trained.folder / "model.torchscript.pt"
+    assert report["file"] == str(path)
+    model = sb3_contrib.MaskablePPO.load(trained.folder / "model.zip", device="cpu")
+    observations, masks = np.eye(3, dtype=np.float32), np.ones((3, 8), bool)
+    run, _ = exporting._load_torchscript(path, ActingPath(model, model.observation_space, None))
+    np.testing.assert_array_equal(
+        run({"observations": observations, "action_masks": masks})["actions"],
+        model.predict(observations, deterministic=True, action_masks=masks)[0],
+    )
+    best = fasttrain("export", f"run={trained.folder}", "format=torchscript", "model=best", "output=here.pt")
+    assert best.exit_code == 0, best.err
+    assert Path("here.pt").is_file()
+    for arguments, message in WRONG:
+        wrong = fasttrain("export", f"run={trained.folder}", *arguments)
+        assert (wrong.exit_code, wrong.err) == (2, f"fasttrain: error: {message}\n")
+
+
+WRONG = (
+    ([], "export needs format=onnx or format=torchscript"),
+    (["format=onx"], "format=onx: not one of onnx, torchscript; did you mean 'onnx'?"),
+    (["fromat=onnx"], "unknown key 'fromat'; did you mean 'format'?"),
+    (["format=torchscript", "seed=3"], "export takes run, format, model, output only: seed would do nothing"),
+    (["format=torchscript", "output=no/where.pt"], "output=no/where.pt: name a file in a folder that exists"),
+)
+
+
+def test_images_as_the_env_shows_them(fasttrain: RunCommand, tmp_path: Path):
+    (tmp_path / "camera.py").write_text(
+        "import gymnasium as gym, numpy as np\n"
+        "from toys import RandomEnv\n"
+        "class Camera(RandomEnv):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(gym.spaces.Box(0, 255, (36, 40, 3), np.uint8), gym.spaces.Discrete(3))\n"
+    )
+    trained = fasttrain("env.entry_point=camera:Camera", "algo=ppo", "num_envs=2", *SMALL)
+    assert trained.exit_code == 0, trained.err
+    done = fasttrain("export", f"run={trained.folder}", "format=torchscript")
+    assert done.exit_code == 0, done.err
+    assert "observations uint8 (batch, 36, 40, 3)" in done.out
+
+
+def test_what_a_run_lacks(fasttrain: RunCommand):
+    missing = fasttrain("export", "run=nowhere", "format=torchscript")
+    assert (missing.exit_code, "no plan.json there" in missing.err) == (2, True)
+    assert (
+        fasttrain("export").err
+        == "fasttrain: error: export needs run=FOLDER, a finished run's folder (outputs/DATE/TIME_…)\n"
+    )
+
+
+def test_recurrent_policies_and_missing_best_models_are_refused(fasttrain: RunCommand):
+    trained = fasttrain("env.id=CartPole-v1", "algo=recurrent_ppo", "algo.lstm_hidden_size=4", "num_envs=2", *SMALL)
+    assert trained.exit_code == 0, trained.err
+    done = fasttrain("export", f"run={trained.folder}", "format=torchscript")
+    assert done.exit_code == 2
+    assert done.err.startswith("fasttrain: error: recurrent_ppo cannot be exported: its LSTM's states")
+    best = fasttrain("export", f"run={trained.folder}", "format=torchscript", "model=best")
+    assert (best.exit_code, "no best_model.zip there; the run was made without eval_every" in best.err) == (2, True)
+
+
+def test_without_the_packages_one_message(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(exporting, "find_spec", lambda name: None)
+    done = fasttrain("export", "run=somewhere", "format=onnx")
+    assert done.exit_code == 2
+    assert done.err == (
+        "fasttrain: error: format=onnx needs onnx and onnxscript: pip install onnx onnxscript; "
+        "format=torchscript needs nothing\n"
+    )
+
+
+@pytest.mark.parametrize("key", ["format=onnx", "model=best", "output=x"])
+@pytest.mark.parametrize("command", ["train", "eval", "check"])
+def test_keys_of_export_mean_nothing_elsewhere(fasttrain: RunCommand, command: str, key: str):
+    done = fasttrain(command, key)
+    assert done.exit_code == 2
+    assert (
+        done.err == f"fasttrain: error: {key} means nothing for {command}; to export that run: fasttrain export run=…\n"
+    )
+
+
+def test_a_plan_of_an_older_version_can_be_exported(fasttrain: RunCommand):
+    trained = fasttrain("env.id=CartPole-v1", "algo=dqn", "total_timesteps=64", "warmup_steps=32", "num_envs=1",
+                        "vec_env=dummy", "eval.episodes=2")  # fmt: skip
+    assert trained.exit_code == 0, trained.err
+    plan = trained.json("plan.json")
+    for key in ("format", "model", "output"):
+        del plan["config"][key]
+    (trained.folder / "plan.json").write_text(json.dumps(plan))
+    done = fasttrain("export", f"run={trained.folder}", "format=torchscript")
+    assert done.exit_code == 0, done.err
+    assert "q_values" in done.out

@@ -1,0 +1,94 @@
+"""What the plan says once the model is built, and that the flags reach it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from stable_baselines3 import DQN
+from stable_baselines3.common.base_class import BaseAlgorithm
+
+from conftest import RunCommand, configured
+from fasttrain.algos.accelerator import Acceleration, Accelerator
+from fasttrain.flags import EnvFacts, Machine
+from fasttrain.perf.clock import PhaseClock
+from fasttrain.plan import Plan, make_plan
+from fasttrain.runs.build import build_algorithm, build_vec_env, settle_fused_update
+from fasttrain.runs.settle import settle_acceleration, warmup_s
+
+SMALL = ("env.id=CartPole-v1", "algo=ppo", "engine=fast", "vec_env=dummy", "num_envs=4", "algo.rollout_size=64",
+         "batch_size=32", "algo.n_epochs=1", "algo.net_arch=[4]")  # fmt: skip
+
+
+def settled(*arguments: str, **sources: str) -> tuple[Plan, BaseAlgorithm]:
+    plan = make_plan(configured(*SMALL, *arguments), sources, EnvFacts(False, 1e-5), Machine(2, False, False))
+    env = build_vec_env(plan.config, 4, 0)
+    model = build_algorithm(plan.config, env, PhaseClock())
+    plan = settle_acceleration(settle_fused_update(plan, model), model)
+    model.learn(64)
+    env.close()
+    return plan, model
+
+
+def row(plan: Plan, flag: str) -> tuple[Any, str]:
+    return next((row.effective, row.reason) for row in plan.rows if row.flag == flag)
+
+
+def test_flags_reach_the_model():
+    _, model = settled("use_amp=on", "gradient_accumulation=2", "inference_batch_size=3")
+    expected = Acceleration(amp_dtype=torch.bfloat16, gradient_accumulation=2, inference_batch_size=3)
+    assert model._fast.acceleration == expected
+    assert settled()[1]._fast.acceleration == Acceleration()
+
+
+def test_envs_per_forward_come_back_where_no_kernels_serve():
+    arguments = ("inference_batch_size=3", "fused_update=auto")
+    plan, model = settled(*arguments)
+    assert row(plan, "inference_batch_size")[0] is None
+    assert model._fast.acceleration.inference_batch_size is None
+    plan, model = settled(*arguments, "algo.activation_fn=elu")
+    assert row(plan, "inference_batch_size") == (3, "")
+    assert plan.config.inference_batch_size == model._fast.acceleration.inference_batch_size == 3
+
+
+def test_compiling_is_told_and_timed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("fasttrain.algos.accelerator.inductor", lambda _mode: lambda function: function)
+    plan, model = settled("use_compile=on")
+    effective, reason = row(plan, "use_compile")
+    assert effective == "on"
+    assert reason.startswith("compiled in ")
+    assert warmup_s(model) == model._fast.warmup_s > 0
+    assert model._fast.accelerator.compiled is not None
+
+
+def test_a_compiler_that_fails_is_told(monkeypatch: pytest.MonkeyPatch):
+    def fails(_mode: str) -> Any:
+        raise RuntimeError("no C++ compiler")
+
+    monkeypatch.setattr(Accelerator, "_warm_up_loss", fails)
+    monkeypatch.setattr("fasttrain.algos.accelerator.inductor", lambda _mode: lambda function: function)
+    plan, model = settled("use_compile=on")
+    assert row(plan, "use_compile")[0] == "off" == plan.config.use_compile
+    assert "torch.compile failed" in row(plan, "use_compile")[1]
+    assert model._fast.gradient_updates == 2
+
+
+def test_other_algorithms_pass_through():
+    config = configured("env.id=CartPole-v1", "algo=dqn", "vec_env=dummy", "num_envs=2", "algo.buffer_size=100")
+    plan = make_plan(config, {}, EnvFacts(False, 1e-5), Machine(2, False, False))
+    env = build_vec_env(plan.config, 2, 0)
+    model = build_algorithm(plan.config, env, PhaseClock())
+    assert isinstance(model, DQN)
+    assert settle_acceleration(plan, model) is plan
+    assert warmup_s(model) == 0.0
+    env.close()
+
+
+def test_a_run_says_how_it_computes(fasttrain: RunCommand):
+    done = fasttrain(*SMALL, "use_amp=on", "gradient_accumulation=2", "total_timesteps=128", "eval.episodes=2")
+    assert done.exit_code == 0, done.err
+    assert "use_amp" in done.out
+    assert "each minibatch in 2 parts, one optimizer step" in done.out
+    assert done.json("summary.json")["compile_s"] == 0.0
+    assert done.json("plan.json")["config"]["use_amp"] == "on"

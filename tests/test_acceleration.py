@@ -1,0 +1,177 @@
+"""When precision, compilation, pinned memory and micro-batches are chosen, refused or left out, and what is said."""
+
+from __future__ import annotations
+
+import pytest
+
+from conftest import configured
+from fasttrain.acceleration import AMP_PAYS_FROM_WIDTH
+from fasttrain.errors import ConfigError
+from fasttrain.flags import NOT_APPLICABLE, EnvFacts, Machine
+from fasttrain.plan import Plan, Row, make_plan
+
+CARTPOLE = ("env.id=CartPole-v1", "algo=ppo")
+OLD = Machine(2, False, False)
+BF16 = Machine(2, False, False, "AVX512-BF16")
+CUDA = Machine(16, False, True)
+TYPED = "command line"
+
+
+def plan_of(*arguments: str, machine: Machine = OLD, images: bool = False, **sources: str) -> Plan:
+    facts = EnvFacts(native=False, step_s=20e-6, images=images)
+    return make_plan(configured(*CARTPOLE, *arguments), sources, facts, machine)
+
+
+def row_of(plan: Plan, flag: str) -> Row:
+    return next(row for row in plan.rows if row.flag == flag)
+
+
+def outcome(plan: Plan, flag: str) -> tuple[object, str]:
+    row = row_of(plan, flag)
+    return row.effective, row.reason
+
+
+@pytest.mark.parametrize(
+    ("machine", "arguments", "expected"),
+    [
+        (OLD, ("algo.net_arch=[512]",), ("off", "this CPU has no bf16 units")),
+        (BF16, (), ("off", f"the widest layer has 64 units; on a CPU it pays from {AMP_PAYS_FROM_WIDTH}")),
+        (BF16, ("algo.net_arch={pi: [64], vf: [512, 32]}",), ("on", "AVX512-BF16, and layers of 512 units")),
+        (CUDA, ("device=cuda",), ("on", "CUDA has units for it")),
+        (CUDA, (), ("off", "this CPU has no bf16 units")),
+    ],
+)
+def test_auto_precision_is_by_hardware_and_width(machine: Machine, arguments: tuple[str, ...], expected: object):
+    plan = plan_of("engine=fast", "use_amp=auto", *arguments, machine=machine)
+    assert outcome(plan, "use_amp") == expected
+
+
+def test_images_go_to_cuda_by_themselves():
+    plan = plan_of("+profile=speed", machine=CUDA, images=True)
+    assert [row_of(plan, flag).effective for flag in ("use_amp", "use_compile", "pin_memory")] == ["on"] * 3
+    assert row_of(plan, "fused_update").effective == "off"
+    assert plan_of("+profile=speed", machine=CUDA).config.use_compile == "off", "a small MLP stays on the CPU"
+
+
+@pytest.mark.parametrize("flag", ["use_amp", "use_compile", "pin_memory"])
+@pytest.mark.parametrize("algo", ["dqn", "ppo"])
+def test_only_our_ppo_can(flag: str, algo: str):
+    arguments = (f"algo={algo}", "engine=stock" if algo == "ppo" else "engine=fast")
+    expected = "no DQN engine in this version" if algo == "dqn" else "stock classes cannot"
+    assert outcome(plan_of(*arguments, f"{flag}=auto", machine=CUDA), flag) == ("off", expected)
+    with pytest.raises(ConfigError, match=f"{flag}=on with (algo=dqn: this version has no dqn|engine=stock: )"):
+        plan_of(*arguments, f"{flag}=on", machine=CUDA)
+
+
+def test_numbers_need_our_engine_too():
+    for argument in ("gradient_accumulation=2", "inference_batch_size=4"):
+        with pytest.raises(ConfigError, match=f"{argument} with engine=stock: .*take engine=fast"):
+            plan_of("engine=stock", argument)
+
+
+def test_float16_needs_cuda():
+    with pytest.raises(ConfigError, match="amp_dtype=float16 with use_amp=on on the CPU.*take amp_dtype=bfloat16"):
+        plan_of("engine=fast", "use_amp=on", "amp_dtype=float16")
+    with pytest.raises(ConfigError, match="amp_dtype=float16 with use_amp=auto on the CPU"):
+        plan_of("engine=fast", "use_amp=auto", "amp_dtype=float16", amp_dtype=TYPED)
+    plan = plan_of("engine=fast", "use_amp=on", "amp_dtype=float16", "device=cuda", machine=CUDA)
+    assert outcome(plan, "amp_dtype") == ("float16", "with gradient scaling")
+
+
+def test_precision_on_a_cpu_without_units_is_done_with_a_warning():
+    plan = plan_of("engine=fast", "use_amp=on")
+    assert outcome(plan, "use_amp") == ("on", "this CPU has no bf16 units: expect it to be slower")
+
+
+@pytest.mark.parametrize(
+    ("flag", "switch"), [("amp_dtype=bfloat16", "use_amp"), ("compile_mode=default", "use_compile")]
+)
+def test_a_detail_without_its_switch(flag: str, switch: str):
+    name = flag.split("=")[0]
+    assert outcome(plan_of("engine=fast"), name) == (NOT_APPLICABLE, f"{switch} is off")
+    with pytest.raises(ConfigError, match=f"{flag} means nothing with {switch}=off: take {switch}=on"):
+        plan_of("engine=fast", flag, **{name: TYPED})
+    assert outcome(plan_of("engine=fast", flag, f"{switch}=auto", **{name: TYPED}), name)[0] == NOT_APPLICABLE
+
+
+def test_auto_compiles_on_cuda_with_graphs():
+    plan = plan_of("engine=fast", "use_compile=auto", "device=cuda", machine=CUDA)
+    assert outcome(plan, "use_compile") == ("on", "CUDA: launching kernels is the wall")
+    assert outcome(plan, "compile_mode") == ("reduce-overhead", "CUDA graphs of acting and of the whole update")
+    assert plan.config.compile_mode == "reduce-overhead"
+    chosen = plan_of("engine=fast", "use_compile=auto", "device=cuda", machine=CUDA, compile_mode=TYPED)
+    assert outcome(chosen, "compile_mode") == ("default", "")
+    on_cpu = plan_of("engine=fast", "use_compile=auto")
+    assert outcome(on_cpu, "use_compile") == ("off", "on a CPU it takes longer to compile than it brings")
+
+
+def test_graphs_need_cuda():
+    arguments = ("engine=fast", "use_compile=on", "compile_mode=reduce-overhead")
+    assert outcome(plan_of(*arguments), "compile_mode") == ("default", "CUDA graphs need CUDA")
+    with pytest.raises(ConfigError, match="compile_mode=reduce-overhead with device=auto"):
+        plan_of(*arguments, compile_mode=TYPED)
+
+
+@pytest.mark.parametrize("argument", ["use_amp=on", "use_compile=on", "gradient_accumulation=2"])
+def test_what_the_kernels_lack_is_done_eagerly_unless_they_were_asked_for(argument: str):
+    flag = argument.split("=")[0]
+    plan = plan_of("engine=fast", "fused_update=auto", argument)
+    assert row_of(plan, "fused_update").effective == "off"
+    assert flag in row_of(plan, "fused_update").reason
+    assert str(row_of(plan, flag).effective) == argument.split("=")[1]
+    with pytest.raises(ConfigError, match=f"{argument} .*fused_update=on"):
+        plan_of("engine=fast", "fused_update=on", argument, **{flag: TYPED})
+
+
+def test_kernels_asked_for_win_over_auto_and_over_a_profile():
+    plan = plan_of(
+        "engine=fast", "fused_update=on", "use_amp=auto", "use_compile=auto", "gradient_accumulation=4",
+        "algo.net_arch=[512]", machine=BF16,
+    )  # fmt: skip
+    assert outcome(plan, "use_amp") == ("off", "fused_update=on computes in float32")
+    assert outcome(plan, "use_compile") == ("off", "fused_update=on is compiled already")
+    assert outcome(plan, "gradient_accumulation") == (1, "not needed: compiled kernels work in blocks")
+    assert plan.config.gradient_accumulation == 1
+
+
+def test_wide_nets_leave_the_kernels_for_bfloat16():
+    plan = plan_of("+profile=speed", "algo.net_arch=[512, 512]", machine=BF16)
+    assert outcome(plan, "use_amp")[0] == "on"
+    assert outcome(plan, "fused_update") == ("off", "use_amp is on: the compiled kernels compute in float32")
+
+
+def test_a_micro_batch_has_a_row():
+    with pytest.raises(ConfigError, match="gradient_accumulation=65 is more than batch_size=64"):
+        plan_of("engine=fast", "gradient_accumulation=65")
+
+
+def test_pinned_memory_is_for_cuda():
+    assert outcome(plan_of("engine=fast", "pin_memory=auto"), "pin_memory") == ("off", "no CUDA device in use")
+    with pytest.raises(ConfigError, match="pin_memory=on with device=cpu: .*take pin_memory=auto, or device=cuda"):
+        plan_of("engine=fast", "pin_memory=on", "device=cpu", machine=CUDA)
+    plan = plan_of("engine=fast", "pin_memory=on", "device=cuda", machine=CUDA)
+    assert row_of(plan, "pin_memory").effective == "on"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("inference_batch_size=3",), (3, "")),
+        (("inference_batch_size=8",), (None, "all 8 envs fit into one forward")),
+        (("inference_batch_size=3", "fused_update=on"), (None, "not needed: compiled kernels act row by row")),
+        ((), (None, "")),
+    ],
+)
+def test_envs_per_forward(arguments: tuple[str, ...], expected: object):
+    assert outcome(plan_of("engine=fast", "num_envs=8", *arguments), "inference_batch_size") == expected
+
+
+def test_inference_batch_size_has_a_least_value():
+    with pytest.raises(ConfigError, match="inference_batch_size=0: must be at least 1"):
+        configured("inference_batch_size=0")
+
+
+def test_other_devices():
+    assert outcome(plan_of("engine=fast", "use_amp=auto", "device=mps"), "use_amp") == ("off", "device=mps")
+    with pytest.raises(ConfigError, match="use_amp=on with device=mps"):
+        plan_of("engine=fast", "use_amp=on", "device=mps")

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import pytest
+
+from conftest import configured
+from fasttrain.checks import MAX_SEED, lookup, parse_schedule
+from fasttrain.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["num_envs=0"], "num_envs=0: must be at least 1"),
+        (["algo.gamma=1.5"], "algo.gamma=1.5: must lie between 0 and 1"),
+        (["algo.learning_rate=-1"], "algo.learning_rate=-1.0: must be positive"),
+        (["algo.learning_rate=linear_x"], "algo.learning_rate=linear_x: expected a number, or a schedule"),
+        (["batch_size=20000"], "batch_size=20000 is larger than algo.rollout_size=16384"),
+        (["num_workers=9"], "num_workers=9 is more than num_envs=8"),
+        (["force_dummy_vec_env=true", "vec_env=native"], "force_dummy_vec_env=true contradicts vec_env=native"),
+        (["vec_env=native", "env.id=CartPole-v1"], "no native batch"),
+        (["device=gpu"], "device=gpu: expected auto, cpu, cuda"),
+        (["algo=dqn", "algo.buffer_size=10"], "batch_size=64 is larger than algo.buffer_size=10"),
+        (["algo.net_arch={actor: [64]}"], "the keys are pi and vf"),
+        (["algo.net_arch=[0]"], "every width must be at least 1"),
+        (["algo=recurrent_ppo", "algo.shared_lstm=true"], "^algo.shared_lstm=true contradicts algo.enable_critic_lstm"),
+        (["algo=recurrent_ppo", "algo.n_lstm_layers=0"], "^algo.n_lstm_layers=0: must be at least 1$"),
+        (["seed=4294967295"], "^seed=4294967295: must be at most 4293967295$"),
+        (["eval.seed=4293967296"], "^eval.seed=4293967296: must be at most 4293967295$"),
+        (["torch_threads=257"], "^torch_threads=257: must be at most 256$"),
+        (["own.batch_size=1"], "^own.batch_size=1: must be at least 2$"),
+        (["algo.learning_rate=linear_nan"], "^algo.learning_rate=linear_nan: expected a number, or a schedule"),
+        (["algo.learning_rate=linear_inf"], "^algo.learning_rate=linear_inf: expected a number, or a schedule"),
+        (["algo.clip_range='nan'"], "^algo.clip_range=nan: expected a number, or a schedule"),
+        (["algo.learning_rate=.nan"], "^algo.learning_rate=.nan: expected a number"),
+        (["algo.learning_rate=inf"], "^algo.learning_rate=inf: expected a number"),
+        (["algo.learning_rate=1e300"], "^algo.learning_rate=1e.300: must be at most 1000000$"),
+        (["algo.learning_rate=linear_1e7"], "^algo.learning_rate=linear_1e7: must be at most 1000000$"),
+        (["algo.ent_coef=1e300"], "^algo.ent_coef=1e.300: must be at most 1000000$"),
+        (["algo.vf_coef=1e300"], "^algo.vf_coef=1e.300: must be at most 1000000$"),
+        (["algo.max_grad_norm=1e300"], "^algo.max_grad_norm=1e.300: must be at most 1000000$"),
+    ],
+)
+def test_what_makes_no_sense_is_named(overrides: list[str], message: str):
+    with pytest.raises(ConfigError, match=message):
+        configured(*overrides)
+
+
+def test_the_bounds_themselves_are_allowed():
+    config = configured(f"seed={MAX_SEED}", f"eval.seed={MAX_SEED}", "torch_threads=256", "algo.learning_rate=1e6")
+    assert (config.seed, config.eval.seed, config.torch_threads) == (MAX_SEED, MAX_SEED, 256)
+
+
+def test_schedules():
+    assert parse_schedule(3e-4, "key") == ("constant", 3e-4)
+    assert parse_schedule("linear_3e-4", "key") == ("linear", 3e-4)
+    assert configured("algo.clip_range=linear_0.2").algo.clip_range == "linear_0.2"
+
+
+def test_lookup():
+    config = configured()
+    assert lookup(config, "algo.gamma") == 0.99
+    assert lookup(config, "algo.buffer_size") is None

@@ -1,0 +1,251 @@
+"""scripts/learning.py and scripts/paired.py: the statistics of the quality gate against known truths, and the cells."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+
+
+@pytest.fixture
+def paired(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    return importlib.import_module("paired")
+
+
+@pytest.fixture
+def learning(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    return importlib.import_module("learning")
+
+
+# --- intervals and verdicts
+
+
+def test_t_interval_is_the_textbooks(paired: ModuleType) -> None:
+    """Of 1 … 5: mean 3, standard error √0.5, t(0.975, 4) = 2.776445."""
+    low, high = paired.t_interval(np.arange(1.0, 6.0))
+    assert low == pytest.approx(3 - 2.776445 * math.sqrt(0.5), abs=1e-5)
+    assert high == pytest.approx(3 + 2.776445 * math.sqrt(0.5), abs=1e-5)
+
+
+def test_one_value_bounds_nothing_and_equal_values_are_a_point(paired: ModuleType) -> None:
+    assert paired.t_interval(np.array([2.0])) == (-math.inf, math.inf)
+    assert paired.t_interval(np.full(4, 2.0)) == (2.0, 2.0)
+
+
+def test_t_interval_covers_the_truth_as_often_as_it_says_and_the_bootstrap_less(paired: ModuleType) -> None:
+    """2,000 samples of 10 normal values: 95 % ± 1.5 (three standard errors); the percentile bootstrap about 90 %."""
+    samples = np.random.default_rng(1).normal(1.0, 2.0, (2000, 10))
+    covered = np.mean([low < 1 < high for low, high in map(paired.t_interval, samples)])
+    assert covered == pytest.approx(0.95, abs=0.015)
+    few = samples[:300]
+    narrow = np.mean([low < 1 < high for low, high in (paired.bootstrap_interval(s, resamples=500) for s in few)])
+    assert 0.84 < narrow < 0.94
+
+
+def test_bootstrap_of_the_mean_matches_its_normal_limit(paired: ModuleType) -> None:
+    values = np.random.default_rng(0).normal(5.0, 3.0, 400)
+    low, high = paired.bootstrap_interval(values)
+    half = 1.96 * values.std() / math.sqrt(len(values))
+    assert low == pytest.approx(values.mean() - half, abs=0.02)
+    assert high == pytest.approx(values.mean() + half, abs=0.02)
+    assert paired.bootstrap_interval(values) == (low, high)
+
+
+def by_seed(values: Any) -> dict[int, float]:
+    return {seed: float(value) for seed, value in enumerate(values)}
+
+
+@pytest.mark.parametrize(
+    ("difference", "spread", "verdict"),
+    [
+        (0.0, 0.5, "pass"),
+        (-0.5, 0.5, "pass"),  # a little worse, surely within the margin
+        (+3.0, 0.5, "pass"),
+        (-2.0, 0.5, "fail"),
+        (-1.0, 0.5, "not enough seeds"),  # on the margin
+        (0.0, 9.0, "not enough seeds"),  # all noise
+    ],
+)
+def test_verdict_of_known_differences(paired: ModuleType, difference: float, spread: float, verdict: str) -> None:
+    """10 seeds whose differences have exactly this mean and spread; margin 1."""
+    wave = np.tile([-1.0, 1.0], 5)
+    baseline = np.linspace(50, 150, 10)  # seeds differ far more than sides do: pairing removes it
+    result = paired.compare(by_seed(baseline), by_seed(baseline + difference + spread * wave), margin=1.0)
+    assert result.verdict == verdict
+    assert result.difference == pytest.approx(difference)
+    assert result.pairs == 10
+
+
+def test_few_seeds_never_pass_but_may_fail(paired: ModuleType) -> None:
+    assert paired.compare(by_seed([1, 2, 3]), by_seed([1, 2, 3]), margin=1.0).verdict == "not enough seeds"
+    assert paired.compare(by_seed([10, 20, 30]), by_seed([0, 10, 20]), margin=1.0).verdict == "fail"
+
+
+def test_only_common_seeds_are_compared(paired: ModuleType) -> None:
+    result = paired.compare({0: 1.0, 1: 2.0, 5: 100.0}, {0: 2.0, 1: 3.0, 7: -100.0}, margin=1.0)
+    assert (result.pairs, result.baseline, result.candidate, result.difference) == (2, 1.5, 2.5, 1.0)
+    with pytest.raises(ValueError, match="no seed"):
+        paired.compare({0: 1.0}, {1: 1.0}, margin=1.0)
+
+
+def test_margin_is_of_the_rate_or_of_the_size_of_the_reward(paired: ModuleType) -> None:
+    assert paired.margin_of({0: 0.4, 1: 0.6}, is_rate=True) == 0.03
+    assert paired.margin_of({0: -80.0, 1: -120.0}, is_rate=False) == pytest.approx(5.0)
+
+
+# --- curves and times
+
+
+def test_curve_averages_shares_of_the_steps_and_fills_gaps(paired: ModuleType) -> None:
+    curve = paired.learning_curve([11, 20, 40, 100], [1.0, 3.0, 5.0, 7.0], total=100, bins=10)
+    #        1-10 (none yet) 11-20 21-30 (as before) 31-40 … 91-100
+    assert curve == [2.0, 2.0, 2.0, 5.0, 5.0, 5.0, 5.0, 5.0, 5.0, 7.0]
+    assert paired.learning_curve([], [], total=100) == []
+    late = paired.learning_curve([50, 130], [1.0, 3.0], total=100, bins=2)
+    assert late == [1.0, 3.0]  # an episode beyond the end counts to the last share
+
+
+def test_trail_finds_when_the_running_mean_first_came_to_a_level(paired: ModuleType) -> None:
+    values = [0.0] * 100 + [1.0] * 100 + [0.0] * 300
+    found = paired.trail(values)
+    assert found[0] == (99, 0.0)
+    assert next(at for at, best in found if best >= 0.5) == 149
+    assert found[-1] == (199, pytest.approx(1.0))
+    assert paired.trail([1.0] * 99) == []
+    assert paired.trail([2.0] * 150) == [(99, 2.0)]
+    rising = np.random.default_rng(0).random(5000).cumsum()
+    assert len(paired.trail(rising)) <= 101
+
+
+def test_median_time_is_an_order_statistic_and_knows_never(paired: ModuleType) -> None:
+    assert paired.median_time([3.0, 1.0, 2.0])[0] == 2.0
+    assert paired.median_time([1.0, 2.0, 3.0, None])[0] == 2.0  # half of the runs had got there
+    median, low, high = paired.median_time([1.0, 2.0, None, None, None])
+    assert (median, low, high) == (math.inf, 1.0, math.inf)
+    values = [float(v) for v in range(1, 100)]
+    median, low, high = paired.median_time(values)
+    # ranks of the binomial interval of a median of 99: 50 ± 1.96 · √99 / 2
+    assert median == 50.0
+    assert low == pytest.approx(40, abs=1)
+    assert high == pytest.approx(60, abs=1)
+
+
+# --- cells
+
+
+def cell(seed: int, side: str, reward: float, overrides: list[str], **more: Any) -> dict[str, Any]:
+    return {
+        "seed": seed,
+        "side": side,
+        "overrides": overrides,
+        "final": {"mean_reward": reward, "win_rate": None},
+        "sampled": {"mean_reward": reward, "win_rate": None},
+        "curve": [reward / 2, reward],
+        "curve_of": "return",
+        "trail": [[100, 1.5, reward / 2], [200, 3.0, reward]],
+        "cpu_share": 1.0,
+        **more,
+    }
+
+
+def test_cells_are_stored_one_by_one_and_never_run_twice(
+    learning: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[tuple[str, int]] = []
+
+    def run_cell(task: Any, overrides: list[str], seed: int) -> dict[str, Any]:
+        side = "speed" if "profile=speed" in overrides else "baseline"
+        ran.append((side, seed))
+        if len(ran) == 4:
+            raise SystemExit("stopped")
+        full = cell(seed, side, 400.0 + seed, overrides, elapsed_s=1.0)
+        return {key: value for key, value in full.items() if key not in ("side", "overrides")}
+
+    monkeypatch.setattr(learning, "run_cell", run_cell)
+    command = ["--tasks", "cartpole", "--seeds", "2", "--results", str(tmp_path)]
+    with pytest.raises(SystemExit, match="stopped"):
+        learning.main(command)
+    assert len(learning.load(tmp_path / "cartpole.json")) == 3
+    assert learning.main([*command, "--json", str(tmp_path / "report")]) == 0
+    assert ran == [("baseline", 0), ("speed", 0), ("baseline", 1), ("speed", 1), ("speed", 1)]
+    gate = json.loads((tmp_path / "report").read_text(encoding="utf-8"))["cartpole"]["gate"]["speed"]["final"]
+    assert (gate["pairs"], gate["difference"], gate["verdict"]) == (2, 0.0, "not enough seeds")
+    # A candidate has a name and overrides of its own; the baseline's cells serve it too.
+    candidate = ["--name", "short", "--override", "algo.n_epochs=2"]
+    learning.main([*command, *candidate])
+    assert ran[5:] == [("speed", 0), ("speed", 1)]
+    stored = learning.load(tmp_path / "cartpole.json")
+    assert [c["side"] for c in stored[-2:]] == ["short", "short"]
+    assert all(c["overrides"][-1] == "algo.n_epochs=2" for c in stored[-2:])
+    learning.main([*command, "--name", "short", "--override", "algo.n_epochs=3"])  # other overrides: other cells
+    assert len(ran) == 9
+    capsys.readouterr()
+    learning.main([*command, "--show"])
+    assert len(ran) == 9
+    assert "short" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--name", "x"], ["--override", "a=1"], ["--tasks", "go"], ["--sides", "fast"],
+                  ["--name", "speed", "--override", "a=1"]],
+)  # fmt: skip
+def test_wrong_arguments_are_refused(learning: ModuleType, arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        learning.main(arguments)
+    assert refused.value.code == 2
+
+
+def test_time_to_threshold_and_disturbed_cells(learning: ModuleType) -> None:
+    cells = {s: cell(s, "speed", 100.0 + s, [], cpu_share=0.5 if s == 0 else 1.1) for s in range(3)}
+    found = learning.times(cells, threshold=101.0)
+    assert found["reached"] == 2
+    assert found["env_steps"][0] == 200
+    assert found["wall_s"][0] == 3.0
+    assert found["disturbed"] == 1
+    assert learning.times(cells, threshold=999.0)["env_steps"] == [None, None, None]
+
+
+def test_a_win_rate_is_judged_as_such(learning: ModuleType) -> None:
+    def cells(rate: float) -> dict[int, dict[str, Any]]:
+        won = {"mean_reward": 1.0, "win_rate": rate}
+        more = {"final": won, "sampled": won, "curve": [rate], "curve_of": "is_win"}
+        return {seed: cell(seed, "any", 0.0, [], **more) for seed in range(10)}
+
+    found = learning.compared(cells(0.60), cells(0.58))
+    assert found["final"].margin == found["curve"].margin == 0.03
+    assert found["final"].verdict == "pass"
+    assert learning.compared(cells(0.60), cells(0.56))["final"].verdict == "fail"
+
+
+def test_what_is_kept_of_a_run(learning: ModuleType) -> None:
+    final = {"mean_reward": 1.0, "win_rate": 0.5, "episodes": 3, "ci95": {}, "end_reason": {}}
+    summary = {"env_steps": 400, "updates": 8, "wall_s": 2.0, "startup_s": 1.0, "steps_per_s": 200.0}
+    summary["quality"] = {**final, "sampled": final}  # type: ignore[assignment]
+    episodes = [
+        {"env_steps": str(2 * n + 2), "return": "-1", "wall_s": str(n / 100), "is_win": str(n // 100)}
+        for n in range(200)
+    ]
+    kept = learning.summarised(summary, episodes)
+    assert kept["curve_of"] == "is_win"
+    assert kept["curve"] == [0.0] * 25 + [1.0] * 25
+    assert kept["trail"][0] == [200, 0.99, 0.0]
+    assert next(point for point in kept["trail"] if point[2] >= 0.5)[:2] == [300, 1.49]
+
+
+def test_every_task_is_known_to_the_command(learning: ModuleType) -> None:
+    """Both sides are asked for the same env, steps and episodes of evaluation."""
+    for task in learning.TASKS.values():
+        stock, ours = learning.overrides_of(task, "baseline"), learning.overrides_of(task, "speed", ["a=1"])
+        assert stock[3:] == ours[1:-1]
+        assert any(each.startswith("total_timesteps=") for each in stock)
+        assert ours[-1] == "a=1"
