@@ -71,6 +71,22 @@ def test_callbacks_see_each_step(make):
 
 
 @pytest.mark.parametrize("make", [native, toy_gym_vec])
+def test_lent_observations_are_the_same_numbers(make):
+    recorder = Recorder()
+    kept = MaskablePPO("MlpPolicy", make(), **SETTINGS).learn(80)
+    lent = MaskablePPO("MlpPolicy", make(), **SETTINGS)
+    lent._fast.lends_observations = True
+    lent.learn(80, recorder)
+    for ours, theirs in zip(lent.policy.parameters(), kept.policy.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    storage = lent.rollout_buffer
+    np.testing.assert_array_equal(storage.observations, kept.rollout_buffer.observations)
+    in_storage = [np.shares_memory(step["new_obs"], storage.observations) for step in recorder.steps[-8:]]
+    native_env = lent.env.__class__.__name__ == "NativeVecEnv"
+    assert in_storage == [native_env] * 7 + [False], "written where it is stored, but for the last of the rollout"
+
+
+@pytest.mark.parametrize("make", [native, toy_gym_vec])
 def test_episode_statistics(make):
     model = MaskablePPO("MlpPolicy", make(), **SETTINGS)
     model.learn(40)

@@ -49,6 +49,7 @@ class FastState:
     kernels: FusedPolicy | None = None
     acceleration: Acceleration = field(default_factory=Acceleration)  # of the eager path
     accelerator: Accelerator | None = None
+    lends_observations: bool = False  # callbacks see `new_obs` in the storage, for one rollout, not a copy to keep
     pipeline: int = 1  # groups of workers that step in turn while the policy acts for the others
     first_ready: bool = False  # every worker a group, served as it is ready
     env: VecEnv | None = None

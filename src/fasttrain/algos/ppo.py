@@ -196,7 +196,8 @@ def _collect_in_lockstep(
     transfer: Transfer = fast.accelerator_of(policy).transfer
     for n_steps in range(rollout_buffer.num_steps):
         clock.enter("env_step")  # reading the masks is the env's work
-        action_masks = None if check_masks is None else _read_masks(source, check_masks, model.num_timesteps)
+        place = rollout_buffer.place_masks(n_steps)
+        action_masks = None if check_masks is None else _read_masks(source, check_masks, model.num_timesteps, place)
         clock.enter("action")
         if model.use_sde and model.sde_sample_freq > 0 and n_steps % model.sde_sample_freq == 0:
             policy.reset_noise(source.num_envs)
@@ -211,7 +212,7 @@ def _collect_in_lockstep(
         model.num_timesteps += source.num_envs
         clock.enter("buffer")
         slots = source.slots
-        new_obs: Any = copy_observations(slots.observations) if source.reuses_arrays else slots.observations
+        new_obs: Any = _kept(source, rollout_buffer.place_observations(n_steps + 1) if fast.lends_observations else None)
         rewards = np.array(slots.rewards, np.float32)
         dones = slots.terminations | slots.truncations
         infos = source.infos()
@@ -253,13 +254,31 @@ def _source(fast: FastState, env: VecEnv, episode_starts: NDArray[Any], use_mask
     return source
 
 
-def _read_masks(source: SlotSource, check: MaskCheck, step: int) -> BoolArray:
-    """A checked copy of the masks (N, A): the step that follows overwrites the slots before the copy is stored."""
+def _read_masks(source: SlotSource, check: MaskCheck, step: int, place: BoolArray | None) -> BoolArray:
+    """A checked copy of the masks (N, A), in `place` if given: the step that follows overwrites the slots."""
     masks = source.read_masks()
     if masks is None:
         raise EnvSpecError(f"the env had action masks when the rollout began and has none at step {step}")
     check(masks, step)
-    return np.array(masks)
+    if place is None:
+        return np.array(masks)
+    np.copyto(place, masks)
+    return place
+
+
+def _kept(source: SlotSource, place: Any) -> Any:
+    """The observations in the slots, safe from the next step: in `place` if given, so that storing costs no copy."""
+    observations = source.slots.observations
+    if not source.reuses_arrays:
+        return observations
+    if place is None:
+        return copy_observations(observations)
+    if isinstance(observations, dict):
+        for key, part in observations.items():
+            np.copyto(place[key], part)
+    else:
+        np.copyto(place, observations)
+    return place
 
 
 def _note_episodes(model: OnPolicyAlgorithm, source: SlotSource, infos: list[dict[str, Any]], dones: BoolArray) -> None:

@@ -134,6 +134,9 @@ class RolloutStorage:
         self._observations = {
             key: zeros(*rows, *_shape(space), dtype=_torch_dtype(space.dtype)) for key, space in parts.items()
         }
+        self._as_given = device.type == "cpu" and all(
+            space.shape == _shape(space) and np.dtype(space.dtype) not in _TORCH_DTYPES for space in parts.values()
+        )
         action_dtype = torch.float32 if isinstance(action_space, spaces.Box) else torch.int64
         self._actions = zeros(*rows, get_action_dim(action_space), dtype=action_dtype)
         self._action_masks = None if mask_width is None else zeros(*rows, mask_width, dtype=torch.bool)
@@ -189,6 +192,23 @@ class RolloutStorage:
         """Start filling from the first step again; nothing is cleared, every row is overwritten."""
         self.pos, self.full = 0, False
         self.generation += 1
+
+    def place_observations(self, step: int) -> Observations | None:
+        """Where the observations (N, ...) of `step` will lie, for whoever can write them there at once.
+
+        None after the last step, and where they are kept on another device or in another shape than envs give them.
+        """
+        if step >= self.num_steps or not self._as_given:
+            return None
+        rows = {key: stored[step].numpy() for key, stored in self._observations.items()}
+        return rows if self._keyed else rows[""]
+
+    def place_masks(self, step: int) -> BoolArray | None:
+        """The same for the masks (N, A)."""
+        if self._action_masks is None or self.device.type != "cpu":
+            return None
+        rows: BoolArray = self._action_masks[step].numpy()
+        return rows
 
     def add(
         self,
@@ -295,4 +315,5 @@ class RolloutStorage:
 
 
 def _fill(row: Tensor, values: Tensor) -> None:
-    row.copy_(values.reshape(row.shape))
+    if values.data_ptr() != row.data_ptr():  # else written there by way of `place_observations` or `place_masks`
+        row.copy_(values.reshape(row.shape))

@@ -228,6 +228,7 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
         fast: Any = PPO if algo.name == "ppo" else MaskablePPO
         model = fast(policy, env, **shared)
     model._fast.clock = clock
+    model._fast.lends_observations = True  # the run's own callback keeps none
     model._fast.pipeline = config.pipeline if isinstance(config.pipeline, int) else 1
     model._fast.first_ready = config.async_envs
     if config.fused_update == "on":
