@@ -53,6 +53,26 @@ def njit_relaxed(function: F) -> F:
     return cast(F, dispatcher)
 
 
+def njit_bare(function: F) -> F:
+    """As `njit_relaxed`, for the inner kernels: arrays are not reference-counted, so none can be made.
+
+    A view of a row costs two atomic operations otherwise. numba refuses such a function that makes an array or returns
+    a view: what is wanted goes in as an argument, a view comes from an `njit_inline` function.
+    """
+    flags = {"contract", "reassoc", "nsz"}
+    dispatcher = numba.njit(cache=True, nogil=True, fastmath=flags, error_model="numpy", _nrt=False)(function)
+    _stamp_with_neighbours(dispatcher, Path(function.__code__.co_filename).parent)
+    return cast(F, dispatcher)
+
+
+def njit_inline(function: F) -> F:
+    """As `njit_relaxed`, copied into every kernel that calls it."""
+    flags = {"contract", "reassoc", "nsz"}
+    dispatcher = numba.njit(cache=True, nogil=True, fastmath=flags, error_model="numpy", inline="always")(function)
+    _stamp_with_neighbours(dispatcher, Path(function.__code__.co_filename).parent)
+    return cast(F, dispatcher)
+
+
 def njit_parallel(function: F) -> F:
     """As `njit_relaxed`, with `numba.prange` loops over threads."""
     flags = {"contract", "reassoc", "nsz"}

@@ -286,3 +286,16 @@ def test_an_update_that_is_not_finite_leaves_the_weights_alone():
     with pytest.raises(EnvError, match="not finite"):
         model.train()
     assert all(torch.equal(value, before[name]) for name, value in model.policy.state_dict().items())
+
+
+def test_one_disturbed_epoch_decides_nothing():
+    choice = ThreadChoice()
+    for mode in (True, False):
+        choice.took(mode, 1.0 if mode else 1.5)
+    choice.took(True, 50.0)
+    assert choice.next() is True
+    for _ in range(ThreadChoice.REMEMBERED):
+        choice.took(True, 5.0)
+    assert choice.next() is False
+    choice.took(True, 1.0)  # tried again now and then: the core is free
+    assert choice.next() is True

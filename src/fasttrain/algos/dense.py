@@ -26,13 +26,13 @@ from fasttrain.algos.simd import (
     sum_wide_strip,
 )
 from fasttrain.batch import Float32Array, Int32Array, Int64Array
-from fasttrain.jit import njit_relaxed
+from fasttrain.jit import njit_bare
 
 TANH, RELU = 0, 1
 _TILE, _STRIP, _HALF = TILE_VECTORS * LANES, STRIP_VECTORS * LANES, 4 * LANES  # floats
 
 
-@njit_relaxed
+@njit_bare
 def add_product(
     a: Float32Array,  # (≥rows, k), strides as they come: a transposed view is as good
     b: Float32Array,  # (k, n), n a multiple of PAD
@@ -52,7 +52,7 @@ def add_product(
         j += LANES
 
 
-@njit_relaxed
+@njit_bare
 def set_product(
     a: Float32Array,  # (≥rows, k)
     b: Float32Array,  # (k, n), n a multiple of PAD
@@ -73,7 +73,7 @@ def set_product(
         j += LANES
 
 
-@njit_relaxed
+@njit_bare
 def sum_rows(
     values: Float32Array,  # (m,)
     rows: Int32Array,  # (m,) rows of w
@@ -100,7 +100,7 @@ def sum_rows(
         j += LANES
 
 
-@njit_relaxed
+@njit_bare
 def add_to_rows(
     values: Float32Array,  # (m,)
     rows: Int32Array,  # (m,) rows of out
@@ -123,7 +123,7 @@ def add_to_rows(
         j += LANES
 
 
-@njit_relaxed
+@njit_bare
 def sparse_forward(
     values: Float32Array,  # non-zero inputs of all rows
     places: Int32Array,  # where they stand
@@ -143,7 +143,7 @@ def sparse_forward(
                      out[r, j : j + width])  # fmt: skip
 
 
-@njit_relaxed
+@njit_bare
 def sparse_backward(
     values: Float32Array,
     places: Int32Array,
@@ -161,7 +161,7 @@ def sparse_backward(
             add_to_rows(values, places, starts[row], starts[row + 1], d[r, j : j + width], out[:, j : j + width])
 
 
-@njit_relaxed
+@njit_bare
 def activate(x: Float32Array, kind: int) -> None:
     """x = tanh or relu of it, in place.
 
@@ -190,7 +190,7 @@ def activate(x: Float32Array, kind: int) -> None:
         x[c] = v * p / q
 
 
-@njit_relaxed
+@njit_bare
 def through_activation(d: Float32Array, a: Float32Array, kind: int) -> None:
     """d *= derivative of the activation, from its output a."""
     one = d.dtype.type(1)
@@ -202,7 +202,7 @@ def through_activation(d: Float32Array, a: Float32Array, kind: int) -> None:
             d[c] = d[c] if a[c] > 0 else d.dtype.type(0)
 
 
-@njit_relaxed
+@njit_bare
 def clip_and_adam(
     parameters: Float32Array,  # (P,) in and out
     gradient: Float32Array,  # (P,)

@@ -17,6 +17,7 @@ from fasttrain.algos.dense import add_to_rows, clip_and_adam, sum_rows
 from fasttrain.algos.nets import (
     POLICY,
     VALUE,
+    Constants,
     Layout,
     Rows,
     backward_block,
@@ -31,7 +32,7 @@ from fasttrain.algos.nets import (
 )
 from fasttrain.algos.simd import dot_rows, fetch
 from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int32Array, Int64Array
-from fasttrain.jit import njit_parallel, njit_relaxed
+from fasttrain.jit import njit_bare, njit_parallel, njit_relaxed
 
 NUM_STATISTICS = 6
 POLICY_LOSS, VALUE_LOSS, ENTROPY, CLIPPED, APPROX_KL, LOSS = range(NUM_STATISTICS)
@@ -67,9 +68,13 @@ class Scratch(NamedTuple):
     gradients: Float32Array  # (parts, P)
     transposed: Float32Array  # (P,) hidden weights as (outputs, inputs)
     statistics: Float64Array  # (parts, NUM_STATISTICS)
+    values: Float32Array  # (parts, 1) a row's value, then its gradient
+    zeros: Float32Array  # the rest as in `Constants`: numba's threads take no tuple inside a tuple
+    ones: Float32Array
+    every: Int32Array
 
 
-@njit_relaxed
+@njit_bare
 def surrogate(advantage: float, ratio: float, clip_range: float) -> tuple[float, float, bool]:
     """Clipped policy loss of one row (Schulman et al. 2017, eq. 7), its slope in the log-probability, whether clipped.
 
@@ -82,7 +87,7 @@ def surrogate(advantage: float, ratio: float, clip_range: float) -> tuple[float,
     return -min(advantage * ratio, advantage * clipped), slope, outside
 
 
-@njit_relaxed
+@njit_bare
 def rate(dims: Int64Array, legal: Int32Array, actions: Int64Array, probs: Float32Array) -> tuple[Any, Any]:
     """Log-probability of the actions (K,) and entropy, of one row, from the logits of its legal actions in probs[1].
 
@@ -106,7 +111,7 @@ def rate(dims: Int64Array, legal: Int32Array, actions: Int64Array, probs: Float3
     return log_prob, entropy
 
 
-@njit_relaxed
+@njit_bare
 def policy_block(
     order: Int64Array,  # at most BLOCK rows
     share: float,  # 1 ÷ rows of the minibatch
@@ -118,6 +123,7 @@ def policy_block(
     loss: LossSettings,
     hidden: Float32Array,  # (BLOCK, k) last activations
     probs: Float32Array,
+    constants: Constants,
     deltas: Float32Array,  # (BLOCK, k) out: their gradient
     gradient: Float32Array,
     statistics: Float64Array,
@@ -126,7 +132,7 @@ def policy_block(
     width = layout.dims.sum()
     w, bias = head_of_net(POLICY, width, flat, layout)
     out_w, out_bias = head_of_net(POLICY, width, gradient, layout)
-    entropy_share, zeros = np.float32(share * loss.ent_coef), np.zeros(w.shape[1], np.float32)
+    entropy_share = np.float32(share * loss.ent_coef)
     for r in range(len(order)):
         row = order[r]
         legal = rows.legal[rows.legal_starts[row] : rows.legal_starts[row + 1]]
@@ -145,11 +151,11 @@ def policy_block(
         for m in range(len(legal)):
             slopes[m] = slope * (probs[3, m] - probs[0, m]) + entropy_share * probs[2, m]
             out_bias[legal[m]] += slopes[m]
-        sum_rows(slopes, legal, 0, len(legal), w, zeros, deltas[r])
+        sum_rows(slopes, legal, 0, len(legal), w, constants.zeros, deltas[r])
         add_to_rows(slopes, legal, 0, len(legal), hidden[r], out_w)
 
 
-@njit_relaxed
+@njit_bare
 def value_block(
     order: Int64Array,
     share: float,
@@ -158,6 +164,8 @@ def value_block(
     rows: Rows,
     loss: LossSettings,
     hidden: Float32Array,
+    out: Float32Array,  # (1,)
+    constants: Constants,
     deltas: Float32Array,
     gradient: Float32Array,
     statistics: Float64Array,
@@ -165,7 +173,7 @@ def value_block(
     """Squared value error of some rows and its gradients through the value head."""
     w, bias = head_of_net(VALUE, 1, flat, layout)
     out_w, out_bias = head_of_net(VALUE, 1, gradient, layout)
-    only, out, zeros = np.zeros(1, np.int32), np.zeros(1, np.float32), np.zeros(w.shape[1], np.float32)
+    only = constants.every  # of which the first is the head's only row
     for r in range(len(order)):
         row = order[r]
         dot_rows(w, only, 0, 1, hidden[r], w.shape[1], out)
@@ -178,11 +186,11 @@ def value_block(
         statistics[VALUE_LOSS] += error * error
         out[0] = np.float32(2.0 * share * loss.vf_coef * error if flows else 0.0)
         out_bias[0] += out[0]
-        sum_rows(out, only, 0, 1, w, zeros, deltas[r])
+        sum_rows(out, only, 0, 1, w, constants.zeros, deltas[r])
         add_to_rows(out, only, 0, 1, hidden[r], out_w)
 
 
-@njit_relaxed
+@njit_bare
 def gradient_of_part(
     order: Int64Array,  # rows of one part
     batch: int,  # rows of the whole minibatch
@@ -203,6 +211,7 @@ def gradient_of_part(
     gradient[:] = 0.0
     statistics[:] = 0.0
     share, size = 1.0 / batch, len(activations)
+    constants = Constants(scratch.zeros, scratch.ones, scratch.every)
     for begin in range(0, len(order), size):
         block = order[begin : begin + size]
         for row in order[begin + size : begin + 2 * size]:
@@ -210,13 +219,15 @@ def gradient_of_part(
             fetch(rows.columns, rows.starts[row], rows.starts[row + 1])
             fetch(rows.legal, rows.legal_starts[row], rows.legal_starts[row + 1])
         forward_block(flat, layout, rows, block, activations)
-        policy_block(block, share, mean, scale, flat, layout, rows, loss, last, probs, last_delta, gradient, statistics)
-        value_block(block, share, flat, layout, rows, loss, value_last, value_delta, gradient, statistics)
+        policy_block(block, share, mean, scale, flat, layout, rows, loss, last, probs, constants, last_delta, gradient,
+                     statistics)  # fmt: skip
+        value_block(block, share, flat, layout, rows, loss, value_last, scratch.values[part], constants, value_delta,
+                    gradient, statistics)  # fmt: skip
         deltas[len(block) : padded_rows(len(block)), :] = 0.0
-        backward_block(flat, layout, rows, block, activations, deltas, scratch.transposed, gradient)
+        backward_block(flat, layout, rows, block, activations, deltas, scratch.transposed, constants, gradient)
 
 
-@njit_relaxed
+@njit_bare
 def moments(order: Int64Array, advantages: Float32Array) -> tuple[float, float]:
     """Mean and 1 ÷ (standard deviation + 1e-8) over a minibatch, as torch's; a single row is left as it is."""
     count, total = len(order), 0.0
@@ -319,22 +330,40 @@ def act_rows(
     actions: Int64Array,  # (N, K) out
     values: Float32Array,  # (N,) out
     log_probs: Float32Array,  # (N,) out
-) -> tuple[Rows, bool]:
+) -> tuple[Rows, float]:
     """Draw a legal action for each row from its softmax (inverse of the cumulative distribution), with its value.
 
     On one thread: a step's rows take a tenth of a millisecond, less than a second thread waits for a core when other
     processes want it too (30× slower was seen).
 
     Returns:
-        the rows, with what is stored later left empty; whether all values and log-probabilities are finite.
+        the rows, with what is stored later left empty; the sum of values and log-probabilities, for the caller to see
+        whether all are finite (here it would not do: sums in any order make `isfinite(a + b)` true for LLVM).
     """
     rows = Rows(*compress(observations, masks), actions[:0], values[:0], values[:0], values[:0], values[:0])
-    activations, probs, count = scratch.activations[0], scratch.probs[0], len(uniforms)
+    act_on(np.arange(len(uniforms)), rows, uniforms, flat, layout, scratch, actions, values, log_probs)
+    return rows, values.sum() + log_probs.sum()
+
+
+@njit_bare
+def act_on(
+    order: Int64Array,  # (N,) 0, 1, 2, …
+    rows: Rows,
+    uniforms: Float32Array,
+    flat: Float32Array,
+    layout: Layout,
+    scratch: Scratch,
+    actions: Int64Array,
+    values: Float32Array,
+    log_probs: Float32Array,
+) -> None:
+    """`act_rows` once the observations are lists of what counts."""
+    activations, probs, only = scratch.activations[0], scratch.probs[0], scratch.every
     w, bias = head_of_net(POLICY, layout.dims.sum(), flat, layout)
     value_w, value_bias = head_of_net(VALUE, 1, flat, layout)
     last, value_last = last_of_net(POLICY, layout, activations), last_of_net(VALUE, layout, activations)
-    order, only, size, total = np.arange(count), np.zeros(1, np.int32), len(activations), np.float32(0)
-    for begin in range(0, count, size):
+    size = len(activations)
+    for begin in range(0, len(order), size):
         block = order[begin : begin + size]
         forward_block(flat, layout, rows, block, activations)
         for r in range(len(block)):
@@ -344,11 +373,9 @@ def act_rows(
             legal = rows.legal[rows.legal_starts[row] : rows.legal_starts[row + 1]]
             head_logits(last[r], w, bias, legal, probs[1])
             log_probs[row] = draw(layout.dims, legal, uniforms[row], probs, actions[row])
-            total += values[row] + log_probs[row]
-    return rows, np.isfinite(total)
 
 
-@njit_relaxed
+@njit_bare
 def draw(dims: Int64Array, legal: Int32Array, uniforms: Float32Array, probs: Float32Array, actions: Int64Array) -> Any:
     """One action per sub-action into `actions` (K,), from the logits in probs[1]; returns their log-probability."""
     log_prob, begin, offset = np.float32(0), 0, 0

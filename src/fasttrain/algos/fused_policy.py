@@ -6,7 +6,9 @@ the optimizer stay stock ones at every moment somebody can look. A copy is 45,00
 
 from __future__ import annotations
 
+import math
 import time
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -99,23 +101,24 @@ class ThreadChoice:
     """
 
     TRY_OTHER_EVERY = 20  # epochs
+    REMEMBERED = 4  # epochs of each; the best of them counts, so that a moment's disturbance decides nothing
 
     def __init__(self) -> None:
-        self._seconds: dict[bool, float] = {}  # per optimizer step, smoothed
+        self._seconds = {mode: deque[float](maxlen=self.REMEMBERED) for mode in (True, False)}  # per optimizer step
         self._epochs = 0
 
     def next(self) -> bool:
         """Whether the next epoch shall use threads."""
         self._epochs += 1
-        if len(self._seconds) < 2:
-            return True not in self._seconds
-        faster = min(self._seconds, key=lambda mode: self._seconds[mode])
+        for mode, seconds in self._seconds.items():
+            if not seconds:
+                return mode
+        faster = min(self._seconds, key=lambda mode: min(self._seconds[mode]))
         return not faster if self._epochs % self.TRY_OTHER_EVERY == 0 else faster
 
     def took(self, on_threads: bool, seconds: float) -> None:
         """Note what an epoch took per step."""
-        before = self._seconds.get(on_threads, seconds)
-        self._seconds[on_threads] = 0.5 * before + 0.5 * seconds
+        self._seconds[on_threads].append(seconds)
 
 
 class FusedPolicy:
@@ -169,9 +172,9 @@ class FusedPolicy:
         masks = self._all_legal(count) if action_masks is None else action_masks.numpy()
         actions, uniforms = np.empty((count, sub_actions), np.int64), torch.rand(count, sub_actions).numpy()
         values, log_probs = np.empty(count, np.float32), np.empty(count, np.float32)
-        rows, finite = act_rows(seen, masks, uniforms, self._flat, self.layout, self._memory(1), actions, values,
+        rows, total = act_rows(seen, masks, uniforms, self._flat, self.layout, self._memory(1), actions, values,
                                 log_probs)  # fmt: skip
-        if not finite:
+        if not math.isfinite(total):
             raise EnvError(_what_is_not_finite(seen))
         if self._filling[0] is not None:
             self._acted_on.append(rows)
@@ -285,6 +288,10 @@ class FusedPolicy:
                 gradients=_zeros(parts, self.size),
                 transposed=_zeros(self.size),
                 statistics=np.zeros((parts, NUM_STATISTICS)),
+                values=_zeros(parts, 1),
+                zeros=_zeros(self._row_size),
+                ones=torch.ones(block).numpy(),
+                every=torch.arange(block, dtype=torch.int32).numpy(),
             )
         return self._scratch[parts]
 

@@ -243,10 +243,11 @@ class MaskCheck:
 
     def __init__(self, action_space: spaces.Space[Any]) -> None:
         self.dims = np.array(action_dims(action_space), np.int64)
+        self.width = int(self.dims.sum())
 
     def __call__(self, action_masks: BoolArray, step: int) -> None:
         """Raise `EnvError` if the masks (N, A) have the wrong width or leave an env without a legal action."""
-        width = int(self.dims.sum())
+        width = self.width
         if action_masks.shape[1] != width:
             raise EnvError(
                 f"action_masks() returned {action_masks.shape[1]} entries per env at step {step}, but the action space "

@@ -22,7 +22,7 @@ from fasttrain.algos.dense import (
 )
 from fasttrain.algos.simd import GROUP, TILE_ROWS, count_bits, dot_rows, lowest_bit, nonzero_bits
 from fasttrain.batch import BoolArray, Float32Array, Int32Array, Int64Array
-from fasttrain.jit import njit_relaxed
+from fasttrain.jit import njit_bare, njit_inline, njit_relaxed
 
 POLICY, VALUE = 0, 1
 
@@ -46,6 +46,14 @@ class Layout(NamedTuple):
     biases: Int64Array  # (2, D + 1) likewise
     dims: Int64Array  # (K,) sizes of the sub-actions; their sum is A, the width of the mask
     kind: int  # dense.TANH or dense.RELU
+
+
+class Constants(NamedTuple):
+    """What bare kernels cannot make."""
+
+    zeros: Float32Array  # (S,)
+    ones: Float32Array  # (BLOCK,)
+    every: Int32Array  # (BLOCK,) 0, 1, 2, …
 
 
 class Rows(NamedTuple):
@@ -89,7 +97,7 @@ def compress(
     return values, columns, starts, legal, legal_starts
 
 
-@njit_relaxed
+@njit_bare
 def count_nonzero(row: Any) -> int:  # (n,) float32 or bool
     """Entries that are not zero."""
     whole, found = len(row) // GROUP * GROUP, 0
@@ -100,7 +108,7 @@ def count_nonzero(row: Any) -> int:  # (n,) float32 or bool
     return found
 
 
-@njit_relaxed
+@njit_bare
 def where_nonzero(row: Any, places: Int32Array) -> None:  # (n,) float32 or bool, (m,) out
     """Places of the entries that are not zero, in order."""
     whole, m = len(row) // GROUP * GROUP, 0
@@ -116,13 +124,13 @@ def where_nonzero(row: Any, places: Int32Array) -> None:  # (n,) float32 or bool
             m += 1
 
 
-@njit_relaxed
+@njit_bare
 def padded_rows(count: int) -> int:
     """Rows that go through the dense layers for `count` rows of data."""
     return (count + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
 
 
-@njit_relaxed
+@njit_bare
 def forward_block(flat: Float32Array, layout: Layout, rows: Rows, order: Int64Array, activations: Float32Array) -> None:
     """Hidden activations (BLOCK, S) of both nets for the rows named by `order` (at most BLOCK)."""
     inputs, width, at = layout.inputs, layout.first_width, layout.first_weights
@@ -142,7 +150,7 @@ def forward_block(flat: Float32Array, layout: Layout, rows: Rows, order: Int64Ar
                 activate(activations[r, column : column + n], layout.kind)
 
 
-@njit_relaxed
+@njit_inline
 def layer_of(
     net: int, layer: int, flat: Float32Array, layout: Layout, activations: Float32Array
 ) -> tuple[Float32Array, Float32Array, Float32Array]:
@@ -152,7 +160,7 @@ def layer_of(
     return activations[:, column : column + k], flat[at : at + k * n].reshape((k, n)), flat[bias_at : bias_at + n]
 
 
-@njit_relaxed
+@njit_bare
 def backward_block(
     flat: Float32Array,
     layout: Layout,
@@ -161,12 +169,12 @@ def backward_block(
     activations: Float32Array,  # (BLOCK, S)
     deltas: Float32Array,  # (BLOCK, S) gradients of the last activations of each net, zero from len(order) on
     transposed: Float32Array,
+    constants: Constants,
     gradient: Float32Array,  # (P,) added to
 ) -> None:
     """Gradients of all hidden layers of both nets."""
     padded = padded_rows(len(order))
-    zeros, ones = np.zeros(deltas.shape[1], np.float32), np.ones(padded, np.float32)
-    every = np.arange(padded, dtype=np.int32)
+    zeros, ones, every = constants
     for net in (POLICY, VALUE):
         for layer in range(layout.depth[net] - 1, 0, -1):
             x, w_out, bias_out = layer_of(net, layer, gradient, layout, activations)
@@ -188,7 +196,7 @@ def backward_block(
     sum_rows(ones, every, 0, len(order), deltas[:, :width], bias_out, bias_out)
 
 
-@njit_relaxed
+@njit_inline
 def head_of_net(net: int, outputs: int, flat: Float32Array, layout: Layout) -> tuple[Float32Array, Float32Array]:
     """Views of a head's weights (outputs, k) and biases (outputs,) in a flat vector (P,) of parameters or gradients."""
     depth = layout.depth[net]
@@ -196,7 +204,7 @@ def head_of_net(net: int, outputs: int, flat: Float32Array, layout: Layout) -> t
     return flat[at : at + outputs * k].reshape((outputs, k)), flat[bias_at : bias_at + outputs]
 
 
-@njit_relaxed
+@njit_inline
 def last_of_net(net: int, layout: Layout, activations: Float32Array) -> Float32Array:
     """A view (BLOCK, k) of what the head sees, or of its gradient."""
     last = layout.depth[net] - 1
@@ -204,7 +212,7 @@ def last_of_net(net: int, layout: Layout, activations: Float32Array) -> Float32A
     return activations[:, column : column + layout.sizes[net, last]]
 
 
-@njit_relaxed
+@njit_bare
 def head_logits(
     h: Float32Array,  # (k,) last hidden activations
     w: Float32Array,  # (A, k)
@@ -218,7 +226,7 @@ def head_logits(
         logits[m] += bias[legal[m]]
 
 
-@njit_relaxed
+@njit_bare
 def softmax(probs: Float32Array, begin: int, end: int) -> Any:
     """probs (2, m): of the logits in row 1, places `begin` to `end`, probabilities to row 0 and log-probabilities to
     row 1; returns the entropy, float32."""
@@ -238,7 +246,7 @@ def softmax(probs: Float32Array, begin: int, end: int) -> Any:
     return entropy
 
 
-@njit_relaxed
+@njit_bare
 def transpose_hidden(flat: Float32Array, layout: Layout, transposed: Float32Array) -> None:
     """Hidden weights as (outputs, inputs), which the gradient of a layer's inputs wants to read along."""
     for net in (POLICY, VALUE):

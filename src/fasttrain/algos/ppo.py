@@ -212,7 +212,8 @@ def _collect_in_lockstep(
         model.num_timesteps += source.num_envs
         clock.enter("buffer")
         slots = source.slots
-        new_obs: Any = _kept(source, rollout_buffer.place_observations(n_steps + 1) if fast.lends_observations else None)
+        lent = rollout_buffer.place_observations(n_steps + 1) if fast.lends_observations else None
+        new_obs: Any = _kept(source, lent)
         rewards = np.array(slots.rewards, np.float32)
         dones = slots.terminations | slots.truncations
         infos = source.infos()

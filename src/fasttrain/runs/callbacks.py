@@ -137,8 +137,8 @@ class RunCallback(BaseCallback):
         infos: list[dict[str, Any]] = self.locals["infos"]
         if "perf" in infos[0]:
             self.enemy_turn_ms += sum(info["perf"].get("enemy_turn_ms", 0.0) for info in infos)
-        progress = self.parts.progress
-        for index in np.flatnonzero(self.locals["dones"]):
+        progress, dones = self.parts.progress, self.locals["dones"]
+        for index in np.flatnonzero(dones) if dones.any() else ():
             info = infos[index]
             episode = info.get("episode")
             if episode is None:
