@@ -330,35 +330,50 @@ def act_rows(
     actions: Int64Array,  # (N, K) out
     values: Float32Array,  # (N,) out
     log_probs: Float32Array,  # (N,) out
+    on_threads: bool,  # changes no number
 ) -> tuple[Rows, float]:
     """Draw a legal action for each row from its softmax (inverse of the cumulative distribution), with its value.
-
-    On one thread: a step's rows take a tenth of a millisecond, less than a second thread waits for a core when other
-    processes want it too (30× slower was seen).
 
     Returns:
         the rows, with what is stored later left empty; the sum of values and log-probabilities, for the caller to see
         whether all are finite (here it would not do: sums in any order make `isfinite(a + b)` true for LLVM).
     """
     rows = Rows(*compress(observations, masks), actions[:0], values[:0], values[:0], values[:0], values[:0])
-    act_on(np.arange(len(uniforms)), rows, uniforms, flat, layout, scratch, actions, values, log_probs)
+    order = np.arange(len(uniforms))
+    if on_threads:
+        act_on_threads(order, rows, uniforms, flat, layout, scratch, actions, values, log_probs)
+    else:
+        act_on(order, rows, uniforms, flat, layout, scratch, 0, actions, values, log_probs)
     return rows, values.sum() + log_probs.sum()
+
+
+@njit_parallel
+def act_on_threads(
+    order: Int64Array, rows: Rows, uniforms: Float32Array, flat: Float32Array, layout: Layout, scratch: Scratch,
+    actions: Int64Array, values: Float32Array, log_probs: Float32Array,
+) -> None:  # fmt: skip
+    """Every part of the rows on a thread of its own."""
+    parts, count = len(scratch.gradients), len(order)
+    for part in prange(parts):
+        some = order[count * part // parts : count * (part + 1) // parts]
+        act_on(some, rows, uniforms, flat, layout, scratch, part, actions, values, log_probs)
 
 
 @njit_bare
 def act_on(
-    order: Int64Array,  # (N,) 0, 1, 2, …
+    order: Int64Array,  # some of the N rows
     rows: Rows,
     uniforms: Float32Array,
     flat: Float32Array,
     layout: Layout,
     scratch: Scratch,
+    part: int,
     actions: Int64Array,
     values: Float32Array,
     log_probs: Float32Array,
 ) -> None:
     """`act_rows` once the observations are lists of what counts."""
-    activations, probs, only = scratch.activations[0], scratch.probs[0], scratch.every
+    activations, probs, only = scratch.activations[part], scratch.probs[part], scratch.every
     w, bias = head_of_net(POLICY, layout.dims.sum(), flat, layout)
     value_w, value_bias = head_of_net(VALUE, 1, flat, layout)
     last, value_last = last_of_net(POLICY, layout, activations), last_of_net(VALUE, layout, activations)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -100,7 +101,7 @@ class ThreadChoice:
     (`minibatch_gradient`), so timing it does not make a run depend on time.
     """
 
-    TRY_OTHER_EVERY = 20  # epochs
+    TRY_OTHER_EVERY = 50  # epochs
     REMEMBERED = 4  # epochs of each; the best of them counts, so that a moment's disturbance decides nothing
 
     def __init__(self) -> None:
@@ -139,8 +140,9 @@ class FusedPolicy:
         self._legal: BoolArray = np.zeros((0, 0), np.bool_)
         self._exp_avg, self._exp_avg_sq = torch.zeros(self.size), torch.zeros(self.size)
         self._scratch: dict[int, Scratch] = {}  # by number of parts
-        self._choice = ThreadChoice()
+        self._choice, self._acting_choice = ThreadChoice(), ThreadChoice()
         self._acted_on: list[Rows] = []
+        self._uniforms: Iterator[Float32Array] = iter(())
         self._filling: tuple[RolloutStorage | None, int] = (None, 0)
 
     def serves(self, policy: Any) -> bool:
@@ -153,6 +155,8 @@ class FusedPolicy:
         self.pack()
         self._acted_on = []
         self._filling = (None, 0) if storage is None else (storage, storage.generation)
+        steps, envs = (0, 0) if storage is None else (storage.num_steps, storage.num_envs)
+        self._uniforms = iter(torch.rand(steps, envs, len(self.layout.dims)).numpy())
 
     def pack(self) -> None:
         """Read the policy's parameters."""
@@ -162,18 +166,30 @@ class FusedPolicy:
     def act(self, observations: TensorObservations, action_masks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Actions (N,) or (N, K), values (N, 1), log-probabilities (N,) with the parameters last packed.
 
-        One uniform number per env and sub-action is drawn from torch's global stream.
+        One uniform number per env and sub-action is drawn from torch's global stream, those of a rollout at its start.
         """
         if isinstance(observations, dict):
             raise TypeError("Dict observations have no kernels; why_not_fused says so")
-        seen = np.ascontiguousarray(observations.reshape(len(observations), -1).numpy(), np.float32)
-        sub_actions = len(self.layout.dims)
-        count = len(seen)
+        seen: Any = np.ascontiguousarray(observations.numpy(), np.float32)
+        count, sub_actions = len(seen), len(self.layout.dims)
+        seen = seen if seen.ndim == 2 else seen.reshape(count, -1)
         masks = self._all_legal(count) if action_masks is None else action_masks.numpy()
-        actions, uniforms = np.empty((count, sub_actions), np.int64), torch.rand(count, sub_actions).numpy()
+        uniforms = next(self._uniforms, None)
+        if uniforms is None or len(uniforms) != count:
+            uniforms = torch.rand(count, sub_actions).numpy()
+        actions = np.empty((count, sub_actions), np.int64)
         values, log_probs = np.empty(count, np.float32), np.empty(count, np.float32)
-        rows, total = act_rows(seen, masks, uniforms, self._flat, self.layout, self._memory(1), actions, values,
-                                log_probs)  # fmt: skip
+        scratch, torch_threads = self._memory(count), 0
+        on_threads = len(scratch.gradients) > 1 and self._acting_choice.next()
+        if on_threads:
+            torch_threads = torch.get_num_threads()
+            use_threads(len(scratch.gradients))
+        begun = time.perf_counter()
+        rows, total = act_rows(seen, masks, uniforms, self._flat, self.layout, scratch, actions, values, log_probs,
+                               on_threads)  # fmt: skip
+        self._acting_choice.took(on_threads, time.perf_counter() - begun)
+        if on_threads:
+            torch.set_num_threads(torch_threads)  # numba's OpenMP layer sets the number for torch's too
         if not math.isfinite(total):
             raise EnvError(_what_is_not_finite(seen))
         if self._filling[0] is not None:
