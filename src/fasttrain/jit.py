@@ -59,8 +59,8 @@ def njit_bare(function: F) -> F:
     A view of a row costs two atomic operations otherwise. numba refuses such a function that makes an array or returns
     a view: what is wanted goes in as an argument, a view comes from an `njit_inline` function.
     """
-    flags = {"contract", "reassoc", "nsz"}
-    dispatcher = numba.njit(cache=True, nogil=True, fastmath=flags, error_model="numpy", _nrt=False)(function)
+    options: Any = {"fastmath": {"contract", "reassoc", "nsz"}, "error_model": "numpy", "_nrt": False}
+    dispatcher = numba.njit(cache=True, nogil=True, **options)(function)
     _stamp_with_neighbours(dispatcher, Path(function.__code__.co_filename).parent)
     return cast(F, dispatcher)
 
