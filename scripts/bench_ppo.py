@@ -106,6 +106,7 @@ def speed_model(work: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     from fasttrain.perf.clock import PhaseClock
     from fasttrain.plan import make_plan
     from fasttrain.runs import build
+    from fasttrain.runs.settle import settle_acceleration
 
     env = ("env=gym", "env.id=CartPole-v1", "algo=ppo", "vec_env=dummy") if work.get("cartpole") else ()
     arguments = [
@@ -128,7 +129,7 @@ def speed_model(work: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     model = build.build_algorithm(
         plan.config, build.build_vec_env(plan.config, plan.config.num_envs, seed=0), PhaseClock()
     )
-    plan = build.settle_fused_update(plan, model)
+    plan = settle_acceleration(build.settle_fused_update(plan, model), model)
     return model, {key: getattr(plan.config, key) for key in ("fused_update", "use_amp", "torch_threads")}
 
 

@@ -149,6 +149,8 @@ def test_pinned_memory_is_for_cuda():
     assert outcome(plan_of("engine=fast", "pin_memory=auto"), "pin_memory") == ("off", "no CUDA device in use")
     with pytest.raises(ConfigError, match="pin_memory=on with device=cpu: .*take pin_memory=auto, or device=cuda"):
         plan_of("engine=fast", "pin_memory=on", "device=cpu", machine=CUDA)
+    plan = plan_of("engine=fast", "pin_memory=on", "device=cuda", machine=OLD)  # building the model refuses the device
+    assert row_of(plan, "pin_memory").effective == "on"
     plan = plan_of("engine=fast", "pin_memory=on", "device=cuda", machine=CUDA)
     assert row_of(plan, "pin_memory").effective == "on"
 

@@ -195,3 +195,38 @@ def test_in_one_process_infos_are_left_alone_unless_asked():
     assert row_of(plan_of(config, lean_info="command line"), "lean_info").effective is True
     shared = configured("vec_env=shared", "lean_info=true", "env.id=CartPole-v1", "algo=ppo")
     assert row_of(plan_of(shared), "lean_info").effective is True
+
+
+def test_overlap_says_what_it_changes():
+    assert row_of(plan_of(configured("+profile=speed")), "overlap").effective is False
+    row = row_of(plan_of(configured("+profile=speed", "overlap=true")), "overlap")
+    assert (row.effective, row.flag_class) == (True, "trade-off")
+    assert "one update old" in row.reason
+    alone = plan_of(configured("+profile=speed", "overlap=true"), machine=MACHINE._replace(cores=1))
+    assert "expect no gain" in row_of(alone, "overlap").reason
+
+
+def test_overlap_needs_the_fast_engine():
+    with pytest.raises(ConfigError, match="overlap=true with engine=stock"):
+        plan_of(configured("profile=baseline", "overlap=true"))
+    with pytest.raises(ConfigError, match="overlap=true means nothing for algo=dqn"):
+        plan_of(configured("+profile=speed", "algo=dqn", "env.id=CartPole-v1", "overlap=true"), overlap="command line")
+
+
+def test_a_games_own_values_come_before_the_algorithms():
+    game = plan_of(configured("+profile=speed"), NATIVE)
+    other = plan_of(configured("+profile=speed", "env.id=CartPole-v1", "algo=ppo"))
+    assert (game.config.batch_size, game.config.algo.n_epochs) == (1024, 4)
+    assert (other.config.batch_size, other.config.algo.n_epochs) == (256, 10)
+    assert row_of(game, "batch_size").reason == "the game's own in this tier"
+    assert row_of(other, "batch_size").reason == "ppo's own in this tier"
+    baseline = plan_of(configured("profile=baseline"), NATIVE)
+    assert (baseline.config.batch_size, baseline.config.algo.n_epochs) == (64, 10)
+
+
+def test_kernels_leave_wide_nets_to_torch():
+    plan = plan_of(configured("+profile=speed", "algo.net_arch=[256,64]"))
+    assert plan.config.fused_update == "off"
+    assert "layers of 256 units" in row_of(plan, "fused_update").reason
+    asked = plan_of(configured("+profile=speed", "algo.net_arch=[256,64]", "fused_update=on"))
+    assert asked.config.fused_update == "on"

@@ -157,3 +157,20 @@ def test_both_updates_begin_with_the_same_rollout_and_weights(
     for name, ours in model.policy.state_dict().items():
         theirs = stock.policy.state_dict()[name]
         assert (ours - theirs).abs().max() < 1e-5
+
+
+def test_the_update_measured_computes_as_the_plan_says(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    bench = benchmark.bench_ppo
+    monkeypatch.setattr(bench, "ROLLOUT", 512)
+    monkeypatch.setattr(bench, "NUM_ENVS", 4)
+    threads = torch.get_num_threads()
+    try:
+        work = {"net_arch": [16, 16], "batch_size": 128, "cartpole": True, "more": ("use_amp=on",)}
+        model, chosen = bench.speed_model(work)
+    finally:
+        torch.set_num_threads(threads)
+    model.env.close()
+    assert chosen["use_amp"] == "on"
+    assert model._fast.acceleration.amp_dtype is torch.bfloat16

@@ -38,6 +38,7 @@ class EnvConfig:
     max_restarts: int = 10  # vec_env=shared: more within ten minutes end the run
     native_game: str | None = None  # module:Class of the batched game, for vec_env=native
     native_num_envs: dict[str, int] | None = None  # the game's own num_envs, by tier
+    by_tier: dict[str, dict[str, dict[str, float]]] | None = None  # algorithm → tier → its own values, as algo.by_tier
     total_timesteps: int  # the env's own horizon; the top-level key of the same name decides
     eval_episodes: int  # likewise for eval.episodes
 
@@ -138,6 +139,7 @@ class Config:
     num_workers: int | Literal["auto"]
     pipeline: int | Literal["auto"]
     async_envs: bool
+    overlap: bool
     updates_per_step: int
     batch_size: int | None
     warmup_steps: int

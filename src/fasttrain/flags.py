@@ -34,6 +34,13 @@ FLAGS: tuple[Flag, ...] = (
     Flag("num_workers", "exact", ANY, None, "worker processes"),
     Flag("pipeline", "rounding", ON_POLICY, 1, "groups of workers; the policy acts for one while the others step"),
     Flag("async_envs", "trade-off", ON_POLICY, False, "act for whichever worker is ready, waiting for nobody"),
+    Flag(
+        "overlap",
+        "trade-off",
+        ON_POLICY,
+        False,
+        "update in a thread while the next rollout is collected, one update behind",
+    ),
     Flag("updates_per_step", "trade-off", OFF_POLICY, 1, "gradient updates per vector step"),
     Flag("batch_size", "trade-off", ANY, 64, "minibatch of one gradient update; null = the algorithm's own"),
     Flag("warmup_steps", "trade-off", OFF_POLICY, 5000, "env steps before the first update"),
@@ -67,6 +74,7 @@ BY_NAME = {flag.name: flag for flag in FLAGS}
 NEEDS_FAST_ENGINE = (
     "pipeline",
     "async_envs",
+    "overlap",
     "use_amp",
     "amp_dtype",
     "use_compile",

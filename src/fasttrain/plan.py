@@ -39,7 +39,14 @@ from fasttrain.flags import (
     Machine,
     Resolved,
 )
-from fasttrain.stepping import resolve_async, resolve_num_envs, resolve_num_workers, resolve_pipeline, resolve_vec_env
+from fasttrain.stepping import (
+    resolve_async,
+    resolve_num_envs,
+    resolve_num_workers,
+    resolve_overlap,
+    resolve_pipeline,
+    resolve_vec_env,
+)
 
 
 class Row(NamedTuple):
@@ -117,7 +124,9 @@ def _resolve(flag: Flag, requested: Any, source: str, context: Context) -> Resol
     algo = context.config.algo.name
     if algo not in flag.algos:
         if source == "command line":
-            raise ConfigError(f"{flag.name}={requested} means nothing for algo={algo}: {_why_not(flag)}; leave it out")
+            raise ConfigError(
+                f"{flag.name}={_spell(requested)} means nothing for algo={algo}: {_why_not(flag)}; leave it out"
+            )
         return NOT_APPLICABLE, _why_not(flag)
     if algo in STOCK_ONLY and flag.name in NEEDS_FAST_ENGINE and requested != flag.stock:
         why = f"no fast engine for {algo}"
@@ -161,7 +170,7 @@ def _batch_size(requested: int | None, context: Context) -> Resolved:
     if requested is not None:
         return requested, ""
     own = context.config.own.batch_size
-    return own, f"{context.config.algo.name}'s own in this tier"
+    return own, f"{own_values_of(context.config, 'batch_size')} own in this tier"
 
 
 def _torch_threads(requested: int | str, context: Context) -> Resolved:
@@ -239,6 +248,12 @@ def _fused_update(requested: str, context: Context) -> Resolved:
     return "on", "compiled kernels for acting and update"
 
 
+def own_values_of(config: Config, name: str) -> str:
+    """Whose own value `own.NAME` is: the game's where it names one, else the algorithm's."""
+    games = (config.env.by_tier or {}).get(config.algo.name, {}).get(config.own.tier, {})
+    return "the game's" if name in games else f"{config.algo.name}'s"
+
+
 def _own_rows(config: Config, sources: Mapping[str, str]) -> list[Row]:
     """Hyperparameters that the profile's tier sets: they belong to what a profile changes."""
     rows = []
@@ -248,7 +263,8 @@ def _own_rows(config: Config, sources: Mapping[str, str]) -> list[Row]:
             key, stock = f"algo.{name}", config.algo.by_tier["baseline"][name]
             typed = key in sources
             source = sources.get(key, f"tier {config.own.tier}")
-            reason = "" if typed or value == stock else f"{config.algo.name}'s own in this tier; stock {stock:g}"
+            whose = own_values_of(config, name)
+            reason = "" if typed or value == stock else f"{whose} own in this tier; stock {stock:g}"
             rows.append(Row(key, value, value, source, "trade-off", reason))
     return rows
 
@@ -260,6 +276,7 @@ _RESOLVERS: dict[str, Callable[[Any, Context], Resolved]] = {
     "num_workers": resolve_num_workers,
     "pipeline": resolve_pipeline,
     "async_envs": resolve_async,
+    "overlap": resolve_overlap,
     "batch_size": _batch_size,
     "use_amp": resolve_use_amp,
     "amp_dtype": resolve_amp_dtype,

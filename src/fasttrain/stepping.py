@@ -149,6 +149,17 @@ def resolve_pipeline(requested: int | str, context: Context) -> Resolved:
     return requested, ""
 
 
+def resolve_overlap(requested: bool, context: Context) -> Resolved:
+    """Update and collecting beside each other: worth it where one of them leaves a core, or the CPU, idle."""
+    if not requested:
+        return False, ""
+    if context.effective["engine"] == "stock":
+        raise ConfigError("overlap=true with engine=stock: the stock classes cannot do that; take engine=fast")
+    if context.machine.cores < 2 and not context.machine.cuda:
+        return True, "on one core both only take turns: expect no gain"
+    return True, "each rollout is collected with weights exactly one update old"
+
+
 def resolve_async(requested: bool, context: Context) -> Resolved:
     """Only where workers can be served one by one."""
     if not requested:

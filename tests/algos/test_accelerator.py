@@ -117,6 +117,12 @@ def test_chunks_change_nothing_but_rounding_and_draws(make: Any):
     assert torch.isfinite(ends[1]).all()
 
 
+def test_gsde_keeps_a_noise_per_env():
+    sde = {"use_sde": True, "sde_sample_freq": 4}
+    ends = [weights(box_model(Acceleration(inference_batch_size=size), **sde).learn(160)) for size in (None, 2)]
+    torch.testing.assert_close(ends[0], ends[1], rtol=0, atol=1e-5)
+
+
 def test_chunks_are_compiled_by_their_sizes():
     model = masked_model(Acceleration(compile_mode="default", inference_batch_size=2))
     accelerator = with_compiler(model, counting(calls := []))

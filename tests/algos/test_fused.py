@@ -12,7 +12,6 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
-from scipy import stats
 
 from fasttrain.algos.fused import LossSettings, minibatch_gradient, rate, surrogate
 from fasttrain.algos.fused_policy import ROWS_PER_THREAD, FusedPolicy, _rows_of_storage
@@ -192,71 +191,3 @@ def test_a_wrong_gradient_would_be_seen():
     norm = np.sqrt(sum(float((gradient**2).sum()) for gradient in expected))
     worst = max(np.abs(g - e.numpy()).max() for g, e in zip(ours, expected, strict=True))
     assert worst > 1e-4 * norm
-
-
-def test_acting_draws_legal_actions_with_the_policys_probabilities():
-    policy = make_policy(5, 6, [8, 8], torch.nn.Tanh, 3)
-    kernels = FusedPolicy(policy)
-    kernels.pack()
-    observation = np.random.default_rng(0).standard_normal(5).astype(np.float32)
-    mask = np.array([True, False, True, True, False, True])
-    count = 40_000
-    observations, masks = np.tile(observation, (count, 1)), np.tile(mask, (count, 1))
-    torch.manual_seed(0)
-    actions, values, log_probs = kernels.act(torch.from_numpy(observations), torch.from_numpy(masks))
-    with torch.no_grad():
-        expected_values, expected_log_probs, _ = policy.evaluate_actions(
-            torch.from_numpy(observations), actions, action_masks=torch.from_numpy(masks)
-        )
-        probs = policy.get_distribution(torch.from_numpy(observations[:1]), mask).distribution.probs[0].double().numpy()
-    torch.testing.assert_close(values, expected_values, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(log_probs, expected_log_probs, rtol=1e-5, atol=1e-5)
-    drawn = np.bincount(actions.numpy(), minlength=6)
-    assert drawn[~mask].sum() == 0
-    expected = probs[mask] / probs[mask].sum() * count
-    assert stats.chisquare(drawn[mask], expected).pvalue > 1e-3
-
-
-def test_acting_with_sub_actions():
-    policy = make_policy(5, spaces.MultiDiscrete([3, 2, 4]), [8, 8], torch.nn.Tanh, 3)
-    kernels = FusedPolicy(policy)
-    kernels.pack()
-    count = 60_000
-    observations = np.tile(np.random.default_rng(0).standard_normal(5).astype(np.float32), (count, 1))
-    mask = np.array([True, False, True, True, True, False, False, True, True])
-    masks = np.tile(mask, (count, 1))
-    torch.manual_seed(1)
-    actions, values, log_probs = kernels.act(torch.from_numpy(observations), torch.from_numpy(masks))
-    assert actions.shape == (count, 3)
-    with torch.no_grad():
-        expected_values, expected_log_probs, _ = policy.evaluate_actions(
-            torch.from_numpy(observations), actions, action_masks=torch.from_numpy(masks)
-        )
-        dist = policy.get_distribution(torch.from_numpy(observations[:1]), mask)
-    torch.testing.assert_close(values, expected_values, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(log_probs, expected_log_probs, rtol=1e-5, atol=1e-5)
-    for k, part in enumerate(dist.distributions):
-        probs, drawn = part.probs[0].double().numpy(), np.bincount(actions[:, k].numpy(), minlength=part.probs.shape[1])
-        legal = probs > 0
-        assert drawn[~legal].sum() == 0
-        if legal.sum() > 1:
-            assert stats.chisquare(drawn[legal], probs[legal] / probs[legal].sum() * count).pvalue > 1e-3
-
-
-def test_acting_follows_the_weights_and_torchs_seed():
-    policy = make_policy(5, 6, [8], torch.nn.Tanh, 3)
-    kernels = FusedPolicy(policy)
-    observations = np.random.default_rng(0).standard_normal((50, 5)).astype(np.float32)
-
-    def drawn(seed: int) -> tuple[list[int], list[float]]:
-        kernels.pack()
-        torch.manual_seed(seed)
-        actions, values, _ = kernels.act(torch.from_numpy(observations), None)
-        return actions.tolist(), values.flatten().tolist()
-
-    assert drawn(1) == drawn(1)
-    assert drawn(1)[0] != drawn(2)[0]
-    before = drawn(1)[1]
-    with torch.no_grad():
-        policy.value_net.bias += 1.0
-    assert drawn(1)[1] == pytest.approx([value + 1.0 for value in before], abs=1e-5)

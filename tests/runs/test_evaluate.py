@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import dataclasses
+import json
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -12,8 +15,17 @@ from scipy import stats
 from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from conftest import RunCommand
-from fasttrain.runs.evaluate import evaluate, mean_interval, own_random_state, summarise, wilson_interval
+from conftest import RunCommand, configured
+from fasttrain.config import Config
+from fasttrain.errors import ConfigError
+from fasttrain.runs.evaluate import (
+    evaluate,
+    load_run,
+    mean_interval,
+    own_random_state,
+    summarise,
+    wilson_interval,
+)
 
 
 class Countdown(gym.Env[np.ndarray, int]):
@@ -138,3 +150,18 @@ def test_eval_command_repeats_the_runs_own_evaluation(fasttrain: RunCommand):
     useless = fasttrain("eval", f"run={trained.folder}", "num_envs=3")
     assert useless.exit_code == 2
     assert "num_envs would do nothing" in useless.err
+
+
+def test_a_run_of_another_version_is_read_or_refused_by_name(tmp_path: Path):
+    stored = dataclasses.asdict(configured("env.id=CartPole-v1", "algo=ppo"))
+    model = PPO("MlpPolicy", "CartPole-v1", device="cpu", n_steps=8, batch_size=8)
+    model.save(tmp_path / "model.zip")
+
+    def load(config: dict[str, Any]) -> Config:
+        (tmp_path / "plan.json").write_text(json.dumps({"config": config}), encoding="utf-8")
+        return load_run(tmp_path)[0]
+
+    older = load({key: value for key, value in stored.items() if key not in ("pin_memory", "use_amp")})
+    assert (older.pin_memory, older.use_amp) == ("off", "off")
+    with pytest.raises(ConfigError, match=r"run=.*: its plan.json does not fit this version .*unknown key 'younger'"):
+        load({**stored, "younger": 1})

@@ -30,7 +30,7 @@ class Acceleration:
     amp_dtype: torch.dtype | None = None  # of the networks: bfloat16, or float16 on CUDA
     compile_mode: str | None = None  # a mode of torch.compile; on CUDA all but "default" mean CUDA graphs as well
     gradient_accumulation: int = 1  # micro-batches per minibatch
-    inference_batch_size: int | None = None  # envs per forward while acting
+    inference_batch_size: int | None = None  # envs per forward while acting; not with gSDE, whose noise is per env
     pin_memory: bool = False  # page-locked buffers between host and CUDA
 
 
@@ -76,7 +76,9 @@ class Accelerator:
             moved = self.graphs and self._acting_addresses != parameter_addresses(self.policy)
             head.acting = self.compiled.outputs if moved else self._outputs
         size = self.settings.inference_batch_size
-        return head if size is None else ChunkedHead(head, size)
+        if size is None or getattr(self.policy, "use_sde", False):  # a part of the envs would share one gSDE noise
+            return head
+        return ChunkedHead(head, size)
 
     def loss_of(self, action_space: Any, entropy_gradient: bool) -> LossOf:
         """The loss of a (micro-)batch, compiled where that was asked for and came about."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from gymnasium import spaces
@@ -27,6 +27,17 @@ from fasttrain.vec.adapter import slots_of
 from fasttrain.vec.base import SlotSource
 from fasttrain.vec.groups import WorkerGroups
 from fasttrain.vec.shared import SharedMemoryVecEnv
+
+
+class Overlap(Protocol):
+    """An update that may be under way (`overlap.OverlappedUpdate`, which stands above this module)."""
+
+    def start(self) -> None:
+        """Train on the filled storage in a thread."""
+
+    def finish(self) -> None:
+        """Take the result over; nothing happens if no update is under way."""
+
 
 _STOCK_BUFFERS = (RolloutBuffer, DictRolloutBuffer, MaskableRolloutBuffer, MaskableDictRolloutBuffer)
 
@@ -50,6 +61,7 @@ class FastState:
     acceleration: Acceleration = field(default_factory=Acceleration)  # of the eager path
     accelerator: Accelerator | None = None
     lends_observations: bool = False  # callbacks see `new_obs` in the storage, for one rollout, not a copy to keep
+    overlap: Overlap | None = None  # updates beside collecting
     pipeline: int = 1  # groups of workers that step in turn while the policy acts for the others
     first_ready: bool = False  # every worker a group, served as it is ready
     env: VecEnv | None = None

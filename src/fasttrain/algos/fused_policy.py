@@ -32,9 +32,9 @@ from fasttrain.algos.fused import (
     AdamSettings,
     LossSettings,
     Scratch,
-    act_rows,
     train_epoch,
 )
+from fasttrain.algos.fused_acting import act_rows
 from fasttrain.algos.fused_layout import KINDS, make_layout
 from fasttrain.algos.heads import is_unchanged
 from fasttrain.algos.nets import Rows, compress

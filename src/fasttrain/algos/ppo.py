@@ -24,6 +24,7 @@ from fasttrain.algos.accelerator import Acceleration
 from fasttrain.algos.fast import FastState, has_stock_buffer, storage_of
 from fasttrain.algos.grouped import GroupedRollout
 from fasttrain.algos.heads import ActingHead, MaskCheck
+from fasttrain.algos.overlap import OverlappedUpdate
 from fasttrain.algos.rollouts import bootstrap_truncated, clip_actions
 from fasttrain.algos.transfer import Transfer
 from fasttrain.algos.update import MinibatchStep, Statistics, clip_ranges, update
@@ -32,6 +33,7 @@ from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.errors import EnvSpecError
 from fasttrain.vec.adapter import SlotAdapter
 from fasttrain.vec.base import SlotSource, copy_observations
+from fasttrain.vec.groups import WorkerGroups
 
 
 class PPO(stable_baselines3.PPO):
@@ -56,7 +58,7 @@ class PPO(stable_baselines3.PPO):
         if not has_stock_buffer(self):
             return super().train()
         with self._fast.clock.phase("buffer"):
-            update(self)
+            train(self)
 
     def use_kernels(self, threads: int = 1) -> None:
         """Act and learn through compiled kernels where the policy allows it: faster, equal up to rounding and draws."""
@@ -65,6 +67,10 @@ class PPO(stable_baselines3.PPO):
     def accelerate(self, settings: Acceleration) -> None:
         """Where no kernels serve: mixed precision, torch.compile, CUDA graphs, pinned memory, smaller pieces."""
         self._fast.acceleration = settings
+
+    def overlap_updates(self, cores: int) -> None:
+        """Update in a thread while the next rollout is collected, with weights one update old; see `overlap.py`."""
+        begin_overlap(self, cores)
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "_fast"]
@@ -97,7 +103,7 @@ class MaskablePPO(sb3_contrib.MaskablePPO):
         if not has_stock_buffer(self):
             return super().train()
         with self._fast.clock.phase("buffer"):
-            update(self)
+            train(self)
 
     def use_kernels(self, threads: int = 1) -> None:
         """Act and learn through compiled kernels where the policy allows it: faster, equal up to rounding and draws."""
@@ -106,6 +112,10 @@ class MaskablePPO(sb3_contrib.MaskablePPO):
     def accelerate(self, settings: Acceleration) -> None:
         """Where no kernels serve: mixed precision, torch.compile, CUDA graphs, pinned memory, smaller pieces."""
         self._fast.acceleration = settings
+
+    def overlap_updates(self, cores: int) -> None:
+        """Update in a thread while the next rollout is collected, with weights one update old; see `overlap.py`."""
+        begin_overlap(self, cores)
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "_fast"]
@@ -116,6 +126,22 @@ def _attach(model: OnPolicyAlgorithm, masked: bool) -> None:
     model._fast = FastState(masked=masked)  # type: ignore[attr-defined]
     if has_stock_buffer(model):
         storage_of(model, model.n_steps, model.n_envs)
+
+
+def begin_overlap(model: OnPolicyAlgorithm, cores: int) -> None:
+    """From the next update on. The threads of the kernels go to the update, acting keeps the one core it runs on."""
+    fast: FastState = model._fast  # type: ignore[attr-defined]
+    fast.overlap = OverlappedUpdate(model, max(1, min(fast.max_threads, cores - 1)))
+    fast.max_threads = 1
+
+
+def train(model: OnPolicyAlgorithm) -> None:
+    """Update on the filled storage, now or beside the next rollout; the last one of `learn` has nothing beside it."""
+    overlap = model._fast.overlap  # type: ignore[attr-defined]
+    if overlap is None or model.num_timesteps >= model._total_timesteps:
+        update(model)
+    else:
+        overlap.start()
 
 
 def warm_up(model: OnPolicyAlgorithm, env: VecEnv) -> str:
@@ -164,22 +190,42 @@ def collect(
         policy.reset_noise(env.num_envs)
     with clock.phase("log"):
         callback.on_rollout_start()
-    if groups is not None:
-        transfer = fast.accelerator_of(policy).transfer
-        rollout = GroupedRollout(model, groups, rollout_buffer, head, use_masking, clock, fast.first_ready, transfer)
-        going_on = rollout.collect(callback)
-    else:
-        going_on = _collect_in_lockstep(model, source, rollout_buffer, head, check_masks, callback)
+    try:
+        going_on = _fill(model, source, groups, rollout_buffer, head, check_masks, callback)
+        if going_on:
+            clock.enter("buffer")
+            with torch.no_grad():
+                values = policy.predict_values(obs_as_tensor(model._last_obs, model.device))
+            rollout_buffer.compute_returns_and_advantages(values, model._last_episode_starts)
+    finally:
+        if fast.overlap is not None:
+            clock.enter("train")
+            fast.overlap.finish()
     if not going_on:
         return False
-    clock.enter("buffer")
-    with torch.no_grad():
-        values = policy.predict_values(obs_as_tensor(model._last_obs, model.device))
-    rollout_buffer.compute_returns_and_advantages(values, model._last_episode_starts)
     clock.enter("log")
     callback.update_locals({**locals(), "self": model})
     callback.on_rollout_end()
     return True
+
+
+def _fill(
+    model: OnPolicyAlgorithm,
+    source: SlotSource,
+    groups: WorkerGroups | None,
+    rollout_buffer: RolloutStorage,
+    head: ActingHead,
+    check_masks: MaskCheck | None,
+    callback: BaseCallback,
+) -> bool:
+    """T steps of all envs into the storage. False: the callback asked to stop."""
+    if groups is None:
+        return _collect_in_lockstep(model, source, rollout_buffer, head, check_masks, callback)
+    fast: FastState = model._fast  # type: ignore[attr-defined]
+    transfer = fast.accelerator_of(model.policy).transfer
+    masked = check_masks is not None
+    rollout = GroupedRollout(model, groups, rollout_buffer, head, masked, fast.clock, fast.first_ready, transfer)
+    return rollout.collect(callback)
 
 
 def _collect_in_lockstep(

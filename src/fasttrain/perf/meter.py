@@ -15,6 +15,7 @@ class _Mark(NamedTuple):
     updates: int
     envs: EnvTimes
     phases_ns: dict[str, int]
+    background_ns: int
 
 
 class PerfMeter:
@@ -37,7 +38,7 @@ class PerfMeter:
         self.clock.reset()
         self._recent.reset()
         self._overall.reset()
-        self._begin = _Mark(0, 0, self._env_times(), dict.fromkeys(self.clock.totals_ns, 0))
+        self._begin = _Mark(0, 0, self._env_times(), dict.fromkeys(self.clock.totals_ns, 0), 0)
         self._last = self._begin
 
     def line(self, env_steps: int, updates: int) -> str:
@@ -53,13 +54,14 @@ class PerfMeter:
         return self._window(self._begin, self._mark(env_steps, updates), self._overall)
 
     def _mark(self, env_steps: int, updates: int) -> _Mark:
-        return _Mark(env_steps, updates, self._env_times(), self.clock.snapshot())
+        return _Mark(env_steps, updates, self._env_times(), self.clock.snapshot(), self.clock.background_ns)
 
     def _window(self, since: _Mark, now: _Mark, utilization: Utilization) -> PerfWindow:
         return PerfWindow(
             env_steps=now.env_steps - since.env_steps,
             updates=now.updates - since.updates,
             phases_ns={name: now.phases_ns[name] - since.phases_ns[name] for name in now.phases_ns},
+            background_ns=now.background_ns - since.background_ns,
             envs=now.envs.since(since.envs),
             cpu_share=utilization.cpu_share(),
             gpu_share=utilization.gpu_share(),

@@ -42,6 +42,7 @@ class PerfWindow:
     cpu_share: float | None  # CPU time of the process and its children ÷ (wall × cores), 0..1
     gpu_share: float | None  # 0..1, None without a GPU or without its library
     memory_bytes: int  # resident, children included
+    background_ns: int = 0  # updates in a thread beside the main one (overlap): `train` is then the wait for them
 
     @property
     def enemy_turn_ns(self) -> int:
@@ -95,6 +96,8 @@ def perf_line(window: PerfWindow) -> str:
         if phase == "env_step":
             inside = window.worker_parts_ns.items()
             parts += [f"({name}_ms {_per_thousand_ms(ns, window.env_steps):.3f})" for name, ns in inside]
+    if window.background_ns:
+        parts.append(f"(beside_update_ms {_per_thousand_ms(window.background_ns, window.env_steps):.3f} lag 1)")
     parts.append(f"update_ratio {window.update_ratio:.5f}")
     parts.append(f"cpu {_percent(window.cpu_share)}")
     parts.append(f"gpu {_percent(window.gpu_share)}")
@@ -116,6 +119,8 @@ def perf_rows(window: PerfWindow) -> list[tuple[str, str, str, str]]:
         if phase == "env_step":
             rows += [_row(f"  of it {name}_ms", ns, window) for name, ns in window.worker_parts_ns.items()]
     rows.append(_row("total", window.wall_ns, window))
+    if window.background_ns:
+        rows.append(_row("beside it update_ms", window.background_ns, window))
     return rows
 
 
@@ -138,7 +143,14 @@ def perf_dict(window: PerfWindow) -> dict[str, Any]:
         **phases,
         "enemy_turn_ms": round(_per_thousand_ms(window.enemy_turn_ns, window.env_steps), 6),
         **(_workers(window) if window.envs.num_workers else {}),
+        **(_beside(window) if window.background_ns else {}),
         "covered_share": _covered(window),
+    }
+
+
+def _beside(window: PerfWindow) -> dict[str, Any]:
+    return {
+        "beside": {"update_ms": round(_per_thousand_ms(window.background_ns, window.env_steps), 6), "lag_updates": 1}
     }
 
 

@@ -55,9 +55,15 @@ def show_perf(console: Console, window: PerfWindow) -> None:
     for row in perf_rows(window):
         table.add_row(*row)
     console.print(table)
-    if window.phases_ns.get("train"):
+    if window.phases_ns.get("train") and not window.background_ns:
         console.print(
             "  train_ms: forward and backward together, in compiled kernels the optimizer too",
+            style="dim",
+            highlight=False,
+        )
+    if window.background_ns:
+        console.print(
+            "  overlap: updates ran beside collecting, train_ms is the wait for them; data were one update old",
             style="dim",
             highlight=False,
         )

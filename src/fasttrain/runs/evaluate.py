@@ -21,6 +21,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.config import Config, from_mapping
 from fasttrain.errors import ConfigError
+from fasttrain.flags import FLAGS
 from fasttrain.runs.console import make_console, show_quality
 from fasttrain.runs.files import write_json
 from fasttrain.runs.progress import win_of
@@ -216,7 +217,7 @@ def load_run(folder: Path, model: str = "model.zip") -> tuple[Config, BaseAlgori
     from sb3_contrib import MaskablePPO, RecurrentPPO
     from stable_baselines3 import DQN, PPO
 
-    config = from_mapping(json.loads((folder / "plan.json").read_text(encoding="utf-8"))["config"])
+    config = _config_of(folder)
     statistics = statistics_of(folder / model)
     if config.env.normalize and not statistics.is_file():
         raise ConfigError(f"run={folder}: trained with env.normalize, but no {statistics.name} lies beside its model")
@@ -227,3 +228,12 @@ def load_run(folder: Path, model: str = "model.zip") -> tuple[Config, BaseAlgori
         "dqn": DQN,
     }
     return config, classes[config.algo.name].load(folder / model, device="cpu")
+
+
+def _config_of(folder: Path) -> Config:
+    """What plan.json holds. A flag younger than the run has the value of a plain SB3 script, which is what it did."""
+    stored = json.loads((folder / "plan.json").read_text(encoding="utf-8"))["config"]
+    try:
+        return from_mapping({**{flag.name: flag.stock for flag in FLAGS}, **stored})
+    except ConfigError as error:
+        raise ConfigError(f"run={folder}: its plan.json does not fit this version of fasttrain ({error})") from error

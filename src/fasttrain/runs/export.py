@@ -201,20 +201,22 @@ def _write_onnx(acting: ActingPath, path: Path) -> None:
     level = logger.level
     logger.setLevel(logging.ERROR)
     batch = torch.export.Dim("batch")
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # deprecations inside the exporter
-        torch.onnx.export(
-            acting,
-            example,
-            str(path),
-            input_names=acting.input_names,
-            output_names=acting.output_names,
-            dynamic_shapes=(tuple({0: batch} for _ in example),),
-            external_data=False,  # one file
-            dynamo=True,
-            verbose=False,
-        )
-    logger.setLevel(level)
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")  # deprecations inside the exporter
+            torch.onnx.export(
+                acting,
+                example,
+                str(path),
+                input_names=acting.input_names,
+                output_names=acting.output_names,
+                dynamic_shapes=(tuple({0: batch} for _ in example),),
+                external_data=False,  # one file
+                dynamo=True,
+                verbose=False,
+            )
+    finally:
+        logger.setLevel(level)
 
 
 def _load_onnx(path: Path, acting: ActingPath) -> tuple[Run, str]:

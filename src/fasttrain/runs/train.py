@@ -20,8 +20,10 @@ from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain import __version__
+from fasttrain.algos.ppo import PPO, MaskablePPO
 from fasttrain.config import Config
 from fasttrain.errors import EnvError
+from fasttrain.machine import usable_cores
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.meter import PerfMeter
 from fasttrain.perf.report import EnvTimes, PerfWindow, limits_dict, perf_dict
@@ -96,6 +98,8 @@ class Run:
             plan = settle_fused_update(plan, self.model)
             with console.status("compiling the policy (up to a minute)"):
                 self.plan = settle_acceleration(plan, self.model)
+            if config.overlap and isinstance(self.model, (PPO, MaskablePPO)):
+                self.model.overlap_updates(usable_cores())
         except BaseException:
             self.env.close()
             raise
