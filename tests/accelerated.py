@@ -1,4 +1,4 @@
-"""Models whose eager path is accelerated, for several test files."""
+"""Models whose eager path is accelerated, and the loss of one minibatch, for several test files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import torch
 from gymnasium import spaces
 
 from fasttrain.algos.accelerator import Acceleration
+from fasttrain.algos.heads import Head
+from fasttrain.algos.minibatch import Coefficients, loss_terms, normalized
 from fasttrain.algos.ppo import PPO, MaskablePPO
+from fasttrain.algos.update import Statistics
 from fasttrain.buffers.rollout import RolloutBatch
 from toys import RandomEnv, seeded_vec, toy_gym_vec
 
@@ -63,3 +66,19 @@ def counting(calls: list[str]) -> Callable[[Callable[..., Any]], Callable[..., A
         return called
 
     return compiler
+
+
+def minibatch_loss(
+    model: Any,
+    head: Head,
+    batch: RolloutBatch,
+    clip_range: float,
+    clip_range_vf: float | None,
+    statistics: Statistics,
+) -> torch.Tensor:
+    """The loss of one minibatch by itself, in SB3's order of operations."""
+    batch = normalized(batch, model.normalize_advantage)
+    numbers = Coefficients(clip_range, clip_range_vf, model.ent_coef, model.vf_coef)
+    terms = loss_terms(head, batch, numbers, entropy_gradient=model.ent_coef != 0.0)
+    statistics.note(terms)
+    return terms.loss

@@ -78,9 +78,18 @@ def test_float16_needs_cuda():
     assert outcome(plan, "amp_dtype") == ("float16", "with gradient scaling")
 
 
-def test_precision_on_a_cpu_without_units_is_done_with_a_warning():
-    plan = plan_of("engine=fast", "use_amp=on")
-    assert outcome(plan, "use_amp") == ("on", "this CPU has no bf16 units: expect it to be slower")
+@pytest.mark.parametrize(
+    ("machine", "width", "reason"),
+    [
+        (OLD, 512, "this CPU has no bf16 units: expect it to be slower"),
+        (OLD, 64, "this CPU has no bf16 units, and layers of 64 units: expect it to be slower"),
+        (BF16, 64, "layers of 64 units: expect it to be slower"),
+        (BF16, AMP_PAYS_FROM_WIDTH, ""),
+    ],
+)
+def test_precision_where_it_does_not_pay_is_done_with_a_warning(machine: Machine, width: int, reason: str):
+    plan = plan_of("engine=fast", "use_amp=on", f"algo.net_arch=[{width}]", machine=machine)
+    assert outcome(plan, "use_amp") == ("on", reason)
 
 
 @pytest.mark.parametrize(
@@ -166,6 +175,24 @@ def test_pinned_memory_is_for_cuda():
 )
 def test_envs_per_forward(arguments: tuple[str, ...], expected: object):
     assert outcome(plan_of("engine=fast", "num_envs=8", *arguments), "inference_batch_size") == expected
+
+
+@pytest.mark.parametrize(
+    ("workers", "size", "expected"),
+    [
+        (4, 4, (None, "all 4 envs of a group (num_envs=8, pipeline=2) fit into one forward")),
+        (4, 3, (3, "")),
+        (3, 5, (5, "")),  # groups of two workers and of one; a worker has up to three envs
+    ],
+)
+def test_a_group_acts_in_one_forward(workers: int, size: int, expected: object):
+    arguments = ("vec_env=shared", "num_envs=8", f"num_workers={workers}", "pipeline=2", f"inference_batch_size={size}")
+    assert outcome(plan_of("engine=fast", *arguments), "inference_batch_size") == expected
+
+
+def test_kernels_asked_for_take_no_typed_envs_per_forward():
+    with pytest.raises(ConfigError, match="inference_batch_size=3 with fused_update=on: .*take fused_update=off"):
+        plan_of("engine=fast", "fused_update=on", "inference_batch_size=3", inference_batch_size=TYPED)
 
 
 def test_inference_batch_size_has_a_least_value():

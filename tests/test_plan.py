@@ -148,6 +148,25 @@ def test_flag_of_another_algorithm():
         plan_of(config, updates_per_step="command line")
 
 
+def test_who_else_has_a_flag_is_who_could_use_it():
+    config = configured("gradient_accumulation=2", "algo=dqn", "env.id=CartPole-v1")
+    with pytest.raises(ConfigError, match="only for ppo, maskable_ppo; leave it out"):
+        plan_of(config, gradient_accumulation="command line")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("engine=stock", "algo=ppo"), "fused_update=on with engine=stock: .*; take engine=fast, or"),
+        (("engine=fast", "algo=dqn"), "fused_update=on with algo=dqn: .*; take algo=ppo or maskable_ppo, or"),
+        (("engine=stock", "algo=dqn"), "fused_update=on with algo=dqn: .*; take algo=ppo or maskable_ppo with engine="),
+    ],
+)
+def test_kernels_asked_for_in_vain_say_what_is_in_the_way(arguments: tuple[str, ...], error: str):
+    with pytest.raises(ConfigError, match=error):
+        plan_of(configured("fused_update=on", "env.id=CartPole-v1", *arguments))
+
+
 def test_effective_values_contradict():
     config = configured("+profile=speed", "algo.rollout_size=2048", "num_envs=2048", "batch_size=2048")
     assert plan_of(config, NATIVE, num_envs="command line").config.algo.rollout_size == 2048

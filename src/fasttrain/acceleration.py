@@ -62,9 +62,16 @@ def resolve_use_amp(requested: str, context: Context) -> Resolved:
             )
         return "off", "fused_update=on computes in float32"
     if requested == "on":
-        slow = device == "cpu" and not context.machine.bf16_units
-        return "on", "this CPU has no bf16 units: expect it to be slower" if slow else ""
+        return "on", _why_slower(context) if device == "cpu" else ""
     return _amp_by_hardware(device, context)
+
+
+def _why_slower(context: Context) -> str:
+    """Why mixed precision was measured to lose on such a CPU; empty where it pays."""
+    width = widest_layer(context)
+    causes = [] if context.machine.bf16_units else ["this CPU has no bf16 units"]
+    causes += [f"layers of {width} units"] if width < AMP_PAYS_FROM_WIDTH else []
+    return f"{', and '.join(causes)}: expect it to be slower" if causes else ""
 
 
 def _amp_by_hardware(device: str, context: Context) -> Resolved:
@@ -163,11 +170,28 @@ def resolve_inference_batch_size(requested: int | None, context: Context) -> Res
     if requested is None:
         return None, ""
     _no_engine("inference_batch_size", str(requested), context)
-    if context.effective["fused_update"] == "on":
+    effective = context.effective
+    if effective["fused_update"] == "on":
+        if _typed("fused_update", "on", context) and context.sources.get("inference_batch_size") == "command line":
+            raise ConfigError(
+                f"inference_batch_size={requested} with fused_update=on: the compiled kernels act row by row and need "
+                "none; leave it out, or take fused_update=off"
+            )
         return None, "not needed: compiled kernels act row by row"
-    if requested >= context.effective["num_envs"]:
-        return None, f"all {context.effective['num_envs']} envs fit into one forward"
-    return requested, ""
+    num_envs, pipeline = effective["num_envs"], effective["pipeline"]
+    largest = envs_per_forward(num_envs, effective["num_workers"], pipeline)
+    if requested < largest:
+        return requested, ""
+    if largest < num_envs:
+        return None, f"all {largest} envs of a group (num_envs={num_envs}, pipeline={pipeline}) fit into one forward"
+    return None, f"all {num_envs} envs fit into one forward"
+
+
+def envs_per_forward(num_envs: int, num_workers: int | str | None, pipeline: int | str) -> int:
+    """Envs that one forward acts for: all, or those of the largest group, which is made of whole workers."""
+    if not isinstance(pipeline, int) or pipeline == 1 or not isinstance(num_workers, int):
+        return num_envs
+    return min(num_envs, -(-num_workers // pipeline) * -(-num_envs // num_workers))
 
 
 def why_no_fused_kernels(context: Context) -> str:

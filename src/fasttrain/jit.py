@@ -1,6 +1,7 @@
-"""The one typed doorway to numba: compiled once per machine (cached on disk), strict IEEE arithmetic, no GIL.
+"""The one typed doorway to numba: compiled once per machine (cached on disk), without the GIL.
 
-`fastmath` stays off so that a kernel gives the same numbers as the plain Python it is tested against.
+For `njit` arithmetic is strict IEEE, `fastmath` off, so that a kernel gives the same numbers as the plain Python it is
+tested against. The other forms are for `rounding` kernels and say what they relax.
 """
 
 from __future__ import annotations

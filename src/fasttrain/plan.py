@@ -140,7 +140,8 @@ def _resolve(flag: Flag, requested: Any, source: str, context: Context) -> Resol
 
 
 def _why_not(flag: Flag) -> str:
-    return f"only for {', '.join(flag.algos)}"
+    refusing = STOCK_ONLY if flag.name in NEEDS_FAST_ENGINE else ()
+    return f"only for {', '.join(algo for algo in flag.algos if algo not in refusing)}"
 
 
 def _no_engine(flag: Flag, requested: Any) -> Resolved:
@@ -238,14 +239,25 @@ def _fused_update(requested: str, context: Context) -> Resolved:
         return "off", ""
     if context.effective["engine"] == "stock" or context.config.algo.name not in ON_POLICY:
         if requested == "on":
-            raise ConfigError(
-                "fused_update=on: only fasttrain's own algorithms have fused kernels; take engine=fast with "
-                "algo=ppo or maskable_ppo, or fused_update=off"
-            )
+            raise ConfigError(_why_no_own_algorithm(context.config))
         return "off", "stock classes have no fused kernels"
     if requested == "auto" and (unfit := why_no_fused_kernels(context)):
         return "off", unfit
     return "on", "compiled kernels for acting and update"
+
+
+def _why_no_own_algorithm(config: Config) -> str:
+    """The error about fused_update=on: which of algo and engine is in the way."""
+    stock = config.engine == "stock"
+    if config.algo.name in ON_POLICY and config.algo.name not in STOCK_ONLY:
+        wrong, instead = "engine=stock", "engine=fast"
+    else:
+        wrong = f"algo={config.algo.name}"
+        instead = f"algo=ppo or maskable_ppo{' with engine=fast' if stock else ''}"
+    return (
+        f"fused_update=on with {wrong}: only fasttrain's own algorithms have fused kernels; take {instead}, or "
+        "fused_update=off"
+    )
 
 
 def own_values_of(config: Config, name: str) -> str:

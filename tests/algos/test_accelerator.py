@@ -13,8 +13,9 @@ from accelerated import box_model, counting, filled, masked_model, weights
 from fasttrain.algos.accelerator import Acceleration, Accelerator
 from fasttrain.algos.heads import ChunkedHead
 from fasttrain.algos.minibatch import Coefficients
+from fasttrain.algos.overlap import OverlappedUpdate
 from fasttrain.algos.ppo import warm_up
-from toys import single_thread
+from toys import single_thread, toy_gym_vec
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
 COMPILE = Acceleration(compile_mode="default")
@@ -46,6 +47,37 @@ def test_the_rest_of_an_epoch_goes_the_eager_way():
     model.learn(80)
     assert calls.count("_plain_loss") == 2 * 2
     assert model._fast.gradient_updates == 2 * 3
+
+
+def test_other_sizes_are_compiled_anew():
+    model = masked_model(COMPILE)
+    accelerator = with_compiler(model, counting(calls := []))
+    model.learn(80)
+    accelerator.graphed_update = object()  # of the old size
+    calls.clear()
+    model.batch_size = 16
+    model.learn(80, reset_num_timesteps=False)
+    assert calls.count("_plain_loss") == 1 + 2 * 5
+    assert accelerator.graphed_update is None
+    calls.clear()
+    model.env, model.n_envs, model._last_obs = toy_gym_vec(3), 3, None  # what SB3's `set_env` refuses
+    model.learn(48, reset_num_timesteps=False)
+    assert calls.count("outputs") == 1 + 16
+    calls.clear()
+    model.learn(48, reset_num_timesteps=False)
+    assert calls.count("outputs") == 16, "the same sizes: nothing to compile"
+
+
+def test_an_update_beside_collecting_is_compiled_anew_for_other_sizes():
+    model = masked_model(Acceleration())
+    model.learn(80)
+    learner = OverlappedUpdate(model, 1)._prepared()
+    learner._fast.acceleration = COMPILE
+    accelerator = with_compiler(learner, counting([]))
+    accelerator.warm_up(learner, ())
+    assert not accelerator.needs_warm_up(learner, ())
+    learner.batch_size = 16
+    assert accelerator.needs_warm_up(learner, ())
 
 
 def test_warming_up_changes_nothing_but_the_clocks_other():

@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 
+from accelerated import minibatch_loss
 from fasttrain.algos.fused import LossSettings, minibatch_gradient, rate, surrogate
 from fasttrain.algos.fused_policy import ROWS_PER_THREAD, FusedPolicy, _rows_of_storage
 from fasttrain.algos.heads import action_dims, head_of
-from fasttrain.algos.update import Statistics, minibatch_loss
+from fasttrain.algos.update import Statistics
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
 
 LOSS = LossSettings(

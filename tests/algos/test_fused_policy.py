@@ -14,7 +14,9 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 import fasttrain
+from fasttrain.algos.fused import LossSettings
 from fasttrain.algos.fused_policy import FusedPolicy, ThreadChoice, _rows_of_storage, why_not_fused
+from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.envs.skullking.game import SkullKingGame
 from fasttrain.errors import EnvError
 
@@ -286,6 +288,28 @@ def test_an_update_that_is_not_finite_leaves_the_weights_alone():
     with pytest.raises(EnvError, match="not finite"):
         model.train()
     assert all(torch.equal(value, before[name]) for name, value in model.policy.state_dict().items())
+
+
+def test_torchs_number_of_threads_comes_back_after_an_error(monkeypatch: pytest.MonkeyPatch):
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("in the kernel")
+
+    storage = RolloutStorage(128, 2, BOX, spaces.Discrete(3), device=torch.device("cpu"), gamma=1.0, gae_lambda=1.0)
+    storage.complete()
+    kernels, before = FusedPolicy(make_policy(), 2), torch.get_num_threads()
+    kernels.pack()
+    monkeypatch.setattr("fasttrain.algos.fused_policy.use_threads", lambda _: torch.set_num_threads(before + 1))
+    monkeypatch.setattr("fasttrain.algos.fused_policy.train_epoch", fails)
+    monkeypatch.setattr("fasttrain.algos.fused_policy.act_rows", fails)
+    try:
+        with pytest.raises(RuntimeError, match="in the kernel"):
+            kernels.train(storage, 1, 256, LossSettings(0.2, -1.0, 0.0, 0.5, True, -1.0), 0.5)
+        assert torch.get_num_threads() == before
+        with pytest.raises(RuntimeError, match="in the kernel"):
+            kernels.act(torch.zeros(256, 4), None)
+        assert torch.get_num_threads() == before
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_one_disturbed_epoch_decides_nothing():

@@ -209,9 +209,25 @@ def test_a_capture_that_fails_is_named(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr("fasttrain.algos.accelerator.GraphedUpdate", fails)
     assert accelerator.graph_of_update(MinibatchStep(model, 0.2, None, Statistics()), model) is None
-    assert accelerator.graph_failure == (
-        "no CUDA graph of the update: RuntimeError: operation not permitted when stream is capturing"
-    )
+    failure = "no CUDA graph of the update: RuntimeError: operation not permitted when stream is capturing"
+    assert accelerator.graph_failure == failure
+    monkeypatch.setattr("fasttrain.algos.accelerator.GraphedUpdate", lambda *_: pytest.fail("tried again"))
+    assert accelerator.graph_of_update(MinibatchStep(model, 0.2, None, Statistics()), model) is None
+    assert accelerator.graph_failure == failure
+
+
+def test_a_graph_comes_once_its_obstacle_is_gone(monkeypatch: pytest.MonkeyPatch):
+    model = filled(masked_model(Acceleration(), target_kl=0.1))
+    model.accelerate(GRAPHS)
+    accelerator = model._fast.accelerator_of(model.policy)
+    monkeypatch.setattr(type(accelerator), "graphs", True)
+    tried: list[Any] = []
+    monkeypatch.setattr("fasttrain.algos.accelerator.GraphedUpdate", lambda *given: tried.append(given) or "a graph")
+    step = MinibatchStep(model, 0.2, None, Statistics())
+    assert accelerator.graph_of_update(step, model) is None
+    model.target_kl = None
+    assert accelerator.graph_of_update(step, model) == "a graph"
+    assert accelerator.graph_failure == ""
 
 
 def test_the_update_replays_and_does_the_rest_eagerly(monkeypatch: pytest.MonkeyPatch):

@@ -11,6 +11,7 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback
 
 from fasttrain import MaskablePPO, SharedMemoryVecEnv
+from fasttrain.buffers import rollout
 from workers import CounterFactory
 
 NUM_ENVS, NUM_STEPS = 6, 20
@@ -98,6 +99,22 @@ def test_every_stored_row_is_a_real_transition(
     for seen in watch.seen:
         for env in range(NUM_ENVS):
             assert ("episode" in seen["infos"][env]) == seen["dones"][env]
+
+
+def test_what_lies_on_the_device_is_read_by_the_row_and_where_an_episode_was_cut(
+    shared: SharedMemoryVecEnv, monkeypatch: pytest.MonkeyPatch
+):
+    model, read, host = model_of(shared, 2, False), [], rollout._host
+    monkeypatch.setattr(model, "train", lambda: None)
+    monkeypatch.setattr(rollout, "_host", lambda tensor: read.append(tuple(tensor.shape)) or host(tensor))
+    model.learn(NUM_ENVS * NUM_STEPS)
+    lengths = 7 + np.arange(NUM_ENVS)  # odd envs are cut; the first four are one group, the others the other
+    cut = {(env >= 4, step) for env in (1, 3, 5) for step in range(1, NUM_STEPS + 1) if step % lengths[env] == 0}
+    assert sorted(read) == sorted(
+        [(NUM_ENVS,)] * (2 * NUM_STEPS + len(cut))  # values and log-probabilities for the callback, values of the cut
+        + [(NUM_ENVS, 1)] * (NUM_STEPS + 1)  # actions for the callback, the values after the last step
+        + [(NUM_STEPS, NUM_ENVS)]  # values, for the advantages
+    )
 
 
 def test_rollouts_follow_on_each_other_and_on_lockstep(shared: SharedMemoryVecEnv):

@@ -9,10 +9,11 @@ import pytest
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
 
+from accelerated import minibatch_loss
 from fasttrain.algos import update as update_module
 from fasttrain.algos.heads import head_of
 from fasttrain.algos.ppo import PPO, MaskablePPO
-from fasttrain.algos.update import Statistics, minibatch_loss
+from fasttrain.algos.update import Statistics
 from toys import single_thread, toy_gym_vec
 
 one_thread = pytest.fixture(autouse=True)(single_thread)

@@ -159,6 +159,16 @@ def test_gae_by_hand():
     assert returns.ravel().tolist() == [1, 5]
 
 
+def test_one_row_leaves_the_device_not_all_of_them(monkeypatch: pytest.MonkeyPatch):
+    ours, read = storage_for(BOX, spaces.Discrete(5)), []
+    ours._values[:], ours._log_probs[:] = torch.rand(4, 3), torch.rand(4, 3)
+    for name in ("actions", "values", "log_probs"):
+        assert np.array_equal(ours.row(name, 2), getattr(ours, name)[2])
+    monkeypatch.setattr("fasttrain.buffers.rollout._host", lambda tensor: read.append(tensor.shape))
+    ours.row("values", 2)
+    assert read == [(3,)]
+
+
 def test_without_masks_given_every_action_counts_as_legal():
     ours = storage_for(BOX, spaces.Discrete(4), steps=1, mask_width=4)
     ours.action_masks[:] = False

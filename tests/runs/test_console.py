@@ -31,15 +31,17 @@ def test_plan_shows_requested_effective_and_why(console: Console):
     assert "use_amp" not in text
 
 
-def test_perf_shows_phases_and_says_where_they_cannot_be_told_apart(console: Console):
+@pytest.mark.parametrize("kernels", [False, True])
+def test_perf_shows_phases_and_says_where_they_cannot_be_told_apart(console: Console, kernels: bool):
     window = PerfWindow(
         env_steps=1000, updates=2, phases_ns={"train": 10**9, "other": 10**6}, envs=EnvTimes(), cpu_share=None,
         gpu_share=None, memory_bytes=0,
     )  # fmt: skip
-    show_perf(console, window)
+    show_perf(console, window, kernels)
     text = text_of(console)
     assert "[PERF] 999 steps/s over 1,000 env steps in 1.0 s, 2 updates" in text
     assert "train_ms: forward and backward together" in text
+    assert ("in compiled kernels" in text) == kernels, "stock classes have none"
     assert "the update is the wall" in text
 
 

@@ -56,6 +56,8 @@ class Accelerator:
         self.warmup_s = 0.0  # compiling took so long
         self.failure = ""  # why nothing was compiled
         self.graph_failure = ""  # why there is no graph of the update, though one was asked for
+        self._capture_failure = ""  # the same, where capturing was tried: it is not tried again
+        self._sizes: tuple[int, ...] = ()  # that everything was compiled for
         self._outputs: Any = None
         self._acting_addresses: tuple[int, ...] = ()  # of the parameters that graphs of acting read
         self._scalars: list[Tensor] = []
@@ -100,6 +102,15 @@ class Accelerator:
         given = (None if number is None else scalar for scalar, number in zip(self._scalars, numbers, strict=True))
         return Coefficients(*given)
 
+    def needs_warm_up(self, model: Any, acting_sizes: Iterable[int]) -> bool:
+        """Whether something is left to compile: nothing was yet, or for other sizes than the model has now.
+
+        What does not compile is not tried again.
+        """
+        if self._sizes and not self.failure and self._sizes != _sizes_of(model, acting_sizes):
+            self.warm = False
+        return not self.warm
+
     def warm_up(self, model: Any, acting_sizes: Iterable[int]) -> None:
         """Compile everything for the model's shapes, now; `warmup_s` is what it took.
 
@@ -107,7 +118,8 @@ class Accelerator:
         state stay as they were.
         """
         begun = time.perf_counter()
-        self.warm = True
+        self.warm, self._sizes = True, _sizes_of(model, acting_sizes)
+        self.graphed_update = None  # of what was compiled before
         head = head_of(self.policy, model.action_space, self.precision)
         try:
             with untouched(self.policy), warnings.catch_warnings():
@@ -153,9 +165,9 @@ class Accelerator:
 
     def graph_of_update(self, step: Any, model: Any) -> GraphedUpdate | None:
         """The graph of the whole update, ready for use; None where there can be none: `graph_failure` says why."""
-        if not self.graphs or self.graph_failure:
+        if not self.graphs:
             return None
-        self.graph_failure = _why_no_graph(model, self)
+        self.graph_failure = self._capture_failure or _why_no_graph(model, self)
         if self.graph_failure:
             return None
         graph = self.graphed_update
@@ -165,7 +177,8 @@ class Accelerator:
         try:
             self.graphed_update = GraphedUpdate(step.whole, _example_batch(model), model.policy, step.key)
         except Exception as error:
-            self.graphed_update, self.graph_failure = None, f"no CUDA graph of the update: {_first_line(error)}"
+            self._capture_failure = self.graph_failure = f"no CUDA graph of the update: {_first_line(error)}"
+            self.graphed_update = None
         self.warmup_s += time.perf_counter() - begun
         return self.graphed_update
 
@@ -180,6 +193,13 @@ def _why_no_graph(model: Any, accelerator: Accelerator) -> str:
     if any(not parameter.requires_grad for parameter in model.policy.parameters()):
         return "no CUDA graph of the update: some parameters are frozen"
     return ""
+
+
+def _sizes_of(model: Any, acting_sizes: Iterable[int]) -> tuple[int, ...]:
+    """Rows of a minibatch, then those of every forward while acting."""
+    storage = model.rollout_buffer
+    total = storage.num_steps * storage.num_envs
+    return min(model.batch_size or total, total), *sorted(set(acting_sizes))
 
 
 def _first_step(model: Any) -> TensorObservations:

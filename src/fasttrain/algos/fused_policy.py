@@ -10,6 +10,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -179,17 +180,13 @@ class FusedPolicy:
             uniforms = torch.rand(count, sub_actions).numpy()
         actions = np.empty((count, sub_actions), np.int64)
         values, log_probs = np.empty(count, np.float32), np.empty(count, np.float32)
-        scratch, torch_threads = self._memory(count), 0
+        scratch = self._memory(count)
         on_threads = len(scratch.gradients) > 1 and self._acting_choice.next()
-        if on_threads:
-            torch_threads = torch.get_num_threads()
-            use_threads(len(scratch.gradients))
-        begun = time.perf_counter()
-        rows, total = act_rows(seen, masks, uniforms, self._flat, self.layout, scratch, actions, values, log_probs,
-                               on_threads)  # fmt: skip
-        self._acting_choice.took(on_threads, time.perf_counter() - begun)
-        if on_threads:
-            torch.set_num_threads(torch_threads)  # numba's OpenMP layer sets the number for torch's too
+        with _kernel_threads(len(scratch.gradients)) if on_threads else nullcontext():
+            begun = time.perf_counter()
+            rows, total = act_rows(seen, masks, uniforms, self._flat, self.layout, scratch, actions, values, log_probs,
+                                   on_threads)  # fmt: skip
+            self._acting_choice.took(on_threads, time.perf_counter() - begun)
         if not math.isfinite(total):
             raise EnvError(_what_is_not_finite(seen))
         if self._filling[0] is not None:
@@ -219,29 +216,27 @@ class FusedPolicy:
         total = storage.num_steps * storage.num_envs
         minibatches = -(-total // batch_size)
         scratch = self._memory(batch_size)
-        torch_threads = torch.get_num_threads()
-        use_threads(len(scratch.gradients))
         flat, exp_avg, exp_avg_sq = (t.numpy() for t in (self.parameters, self._exp_avg, self._exp_avg_sq))
         seen: list[Float64Array] = []
         taken = 0
-        for _ in range(n_epochs):
-            statistics = np.zeros((minibatches, NUM_STATISTICS))
-            order, first = storage.draw_order(), step + taken + 1
-            on_threads = len(scratch.gradients) > 1 and self._choice.next()
-            begun = time.perf_counter()
-            done = train_epoch(order, batch_size, flat, exp_avg, exp_avg_sq, first, self.layout, rows, loss, adam,
-                               scratch, statistics, on_threads)  # fmt: skip
-            self._choice.took(on_threads, (time.perf_counter() - begun) / max(1, done))
-            taken += done
-            seen.append(statistics[: min(done + 1, minibatches)])
-            if done < minibatches:
-                break
+        with _kernel_threads(len(scratch.gradients)):
+            for _ in range(n_epochs):
+                statistics = np.zeros((minibatches, NUM_STATISTICS))
+                order, first = storage.draw_order(), step + taken + 1
+                on_threads = len(scratch.gradients) > 1 and self._choice.next()
+                begun = time.perf_counter()
+                done = train_epoch(order, batch_size, flat, exp_avg, exp_avg_sq, first, self.layout, rows, loss, adam,
+                                   scratch, statistics, on_threads)  # fmt: skip
+                self._choice.took(on_threads, (time.perf_counter() - begun) / max(1, done))
+                taken += done
+                seen.append(statistics[: min(done + 1, minibatches)])
+                if done < minibatches:
+                    break
         if not np.isfinite(flat.sum()):
             raise EnvError(
                 "the update gave parameters that are not finite (a reward, advantage or coefficient too large?); the "
                 "policy keeps the parameters it had before this update"
             )
-        torch.set_num_threads(torch_threads)  # numba's OpenMP layer sets the number for torch's too
         self._write(optimizer, step + taken)
         return seen, taken, len(seen)
 
@@ -310,6 +305,17 @@ class FusedPolicy:
                 every=torch.arange(block, dtype=torch.int32).numpy(),
             )
         return self._scratch[parts]
+
+
+@contextmanager
+def _kernel_threads(count: int) -> Iterator[None]:
+    """The kernels' threads inside; afterwards torch has as many as before: numba's OpenMP layer sets torch's too."""
+    torch_threads = torch.get_num_threads()
+    try:
+        use_threads(count)
+        yield
+    finally:
+        torch.set_num_threads(torch_threads)
 
 
 def _what_is_not_finite(observations: NDArray[Any]) -> str:

@@ -121,7 +121,8 @@ class GroupedRollout:
         self.dones[step, rows] = dones
         if step + 1 < self.storage.num_steps:
             self.storage.episode_starts[step + 1, rows] = dones
-        bootstrap_truncated(self.model, done.finished, rewards, self.storage.values[step])
+        if any(episode.truncated or episode.lost for episode in done.finished):  # reading waits for the device
+            bootstrap_truncated(self.model, done.finished, rewards, self.storage.row("values", step))
         self.observations[group] = copy_observations(self.groups.observations(group))
         self._note(step, done)
         self.taken[group] += 1
@@ -137,7 +138,8 @@ class GroupedRollout:
         model, storage = self.model, self.storage
         model.num_timesteps += storage.num_envs
         infos, dones, rewards = self.infos.pop(step), self.dones[step], storage.rewards[step]
-        actions, values, log_probs = storage.actions[step], storage.values[step], storage.log_probs[step]
+        actions, values = storage.row("actions", step), storage.row("values", step)
+        log_probs = storage.row("log_probs", step)
         self.clock.enter("log")
         callback.update_locals({**locals(), "n_steps": step})
         if not callback.on_step():

@@ -73,10 +73,9 @@ class Rows(NamedTuple):
 
 @njit_relaxed
 def compress(
-    observations: Float32Array, masks: BoolArray
-) -> tuple[  # (M, O), (M, A)
-    Float32Array, Int32Array, Int64Array, Int32Array, Int64Array
-]:
+    observations: Float32Array,  # (M, O)
+    masks: BoolArray,  # (M, A)
+) -> tuple[Float32Array, Int32Array, Int64Array, Int32Array, Int64Array]:
     """`Rows.values, columns, starts, legal, legal_starts` of dense observations and masks.
 
     0.10 µs for 248 observations and 86 actions; entry by entry, with a branch or without, it is 0.37 µs.

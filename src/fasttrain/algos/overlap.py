@@ -98,7 +98,7 @@ class OverlappedUpdate:
         learner.policy, learner._fast = policy, state
         learner.set_logger(Logger(folder=None, output_formats=[]))
         accelerator = state.accelerator_of(policy)
-        if not accelerator.warm and state.kernels_of(policy, model.observation_space) is None:
+        if state.kernels_of(policy, model.observation_space) is None and accelerator.needs_warm_up(learner, ()):
             with fast.clock.phase("other"):
                 accelerator.warm_up(learner, ())
         self._learner = learner

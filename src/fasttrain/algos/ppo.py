@@ -50,7 +50,7 @@ class PPO(stable_baselines3.PPO):
     ) -> bool:
         if not has_stock_buffer(self):
             return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
-        _warm_up_or_warn(self, env)
+        _warm_up_or_warn(self, env, n_rollout_steps)
         with self._fast.clock.phase("buffer"):
             return collect(self, env, callback, n_rollout_steps, use_masking=False)
 
@@ -95,7 +95,7 @@ class MaskablePPO(sb3_contrib.MaskablePPO):
     ) -> bool:
         if not has_stock_buffer(self):
             return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps, use_masking)
-        _warm_up_or_warn(self, env)
+        _warm_up_or_warn(self, env, n_rollout_steps)
         with self._fast.clock.phase("buffer"):
             return collect(self, env, callback, n_rollout_steps, use_masking)
 
@@ -145,17 +145,21 @@ def train(model: OnPolicyAlgorithm) -> None:
 
 
 def warm_up(model: OnPolicyAlgorithm, env: VecEnv) -> str:
-    """Compile and capture what `accelerate` asked for, if that is still to do; its time belongs to no phase.
+    """Compile and capture what `accelerate` asked for, if that is still to do, or to do for other sizes than before.
+
+    Its time belongs to no phase.
 
     Returns:
         why training goes on eagerly, if compiling failed just now; else nothing.
     """
     fast: FastState = model._fast  # type: ignore[attr-defined]
     accelerator = fast.accelerator_of(model.policy)
-    if accelerator.warm or fast.kernels_of(model.policy, model.observation_space) is not None:
+    if accelerator.settings.compile_mode is None or fast.kernels_of(model.policy, model.observation_space) is not None:
         return ""
     groups = None if model.use_sde else fast.groups_of(fast.source_of(env))
     sizes = [env.num_envs, *([rows.stop - rows.start for rows in groups.rows] if groups else ())]
+    if not accelerator.needs_warm_up(model, sizes):
+        return ""
     with fast.clock.phase("other"):
         accelerator.warm_up(model, sizes)
         if accelerator.graphs:
@@ -163,7 +167,8 @@ def warm_up(model: OnPolicyAlgorithm, env: VecEnv) -> str:
     return accelerator.failure
 
 
-def _warm_up_or_warn(model: OnPolicyAlgorithm, env: VecEnv) -> None:
+def _warm_up_or_warn(model: OnPolicyAlgorithm, env: VecEnv, n_rollout_steps: int) -> None:
+    storage_of(model, n_rollout_steps, env.num_envs)  # whose sizes are those to compile for
     if failure := warm_up(model, env):
         warnings.warn(f"{failure}; training goes on without", stacklevel=4)
 

@@ -1,4 +1,4 @@
-"""Four vector operations that numba's loops cannot express: several sums kept in registers while a loop runs.
+"""Vector operations that numba's loops cannot express: several sums kept in registers while a loop runs.
 
 Written as LLVM code with the width of this machine's registers. On short rows (64 floats) they run at the processor's
 peak (118 of 118 GFLOP/s of a core with AVX-512, float32), twice as fast as loops that LLVM vectorises by itself: those

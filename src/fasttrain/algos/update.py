@@ -18,8 +18,7 @@ from fasttrain.algos.fast import FastState, clip_gradients, faster_adam
 from fasttrain.algos.fused import APPROX_KL, CLIPPED, ENTROPY, LOSS, POLICY_LOSS, VALUE_LOSS, LossSettings
 from fasttrain.algos.fused_policy import FusedPolicy
 from fasttrain.algos.graphs import capturable
-from fasttrain.algos.heads import Head
-from fasttrain.algos.minibatch import Coefficients, loss_terms, micro_batches, normalized
+from fasttrain.algos.minibatch import Coefficients, micro_batches, normalized
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
 from fasttrain.perf.clock import PhaseClock
 
@@ -213,22 +212,6 @@ def _fused_epochs(
     statistics.clip_fractions = list(means[:, CLIPPED])
     statistics.approx_kls = list(torch.from_numpy(epochs[-1][:, APPROX_KL]))
     statistics.loss = means[-1, LOSS]
-
-
-def minibatch_loss(
-    model: Any,
-    head: Head,
-    batch: RolloutBatch,
-    clip_range: float,
-    clip_range_vf: float | None,
-    statistics: Statistics,
-) -> Tensor:
-    """The loss of one minibatch by itself, in SB3's order of operations."""
-    batch = normalized(batch, model.normalize_advantage)
-    numbers = Coefficients(clip_range, clip_range_vf, model.ent_coef, model.vf_coef)
-    terms = loss_terms(head, batch, numbers, entropy_gradient=model.ent_coef != 0.0)
-    statistics.note(terms)
-    return terms.loss
 
 
 def _mean(values: list[Tensor]) -> float:

@@ -7,7 +7,7 @@ same order, minibatches hold the same rows in the same order (tests/buffers/test
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -177,6 +177,11 @@ class RolloutStorage:
     def actions(self) -> NDArray[Any]:
         """Actions (T, N, K), before any clipping."""
         return _host(self._actions)
+
+    def row(self, name: Literal["actions", "values", "log_probs"], step: int) -> NDArray[Any]:
+        """What that property has at `step`, (N, ...): the one row leaves the device, not all T of them."""
+        stored = {"actions": self._actions, "values": self._values, "log_probs": self._log_probs}
+        return _host(stored[name][step])
 
     @property
     def action_masks(self) -> BoolArray | None:

@@ -39,8 +39,8 @@ def _cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def show_perf(console: Console, window: PerfWindow) -> None:
-    """Where the time of training went."""
+def show_perf(console: Console, window: PerfWindow, kernels: bool) -> None:
+    """Where the time of training went; `kernels`: updates went through the compiled ones of `fused_update`."""
     console.print(
         f"\n[PERF] {window.steps_per_s:,.0f} steps/s over {window.env_steps:,} env steps "
         f"in {window.wall_ns / 1e9:.1f} s, {window.updates:,} updates ({window.update_ratio:.5f} per step)",
@@ -56,11 +56,8 @@ def show_perf(console: Console, window: PerfWindow) -> None:
         table.add_row(*row)
     console.print(table)
     if window.phases_ns.get("train") and not window.background_ns:
-        console.print(
-            "  train_ms: forward and backward together, in compiled kernels the optimizer too",
-            style="dim",
-            highlight=False,
-        )
+        optimizer = ", in compiled kernels the optimizer too" if kernels else ""
+        console.print(f"  train_ms: forward and backward together{optimizer}", style="dim", highlight=False)
     if window.background_ns:
         console.print(
             "  overlap: updates ran beside collecting, train_ms is the wait for them; data were one update old",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
 
+from fasttrain.acceleration import envs_per_forward
 from fasttrain.algos.accelerator import Acceleration
 from fasttrain.algos.heads import StockHead, head_of
 from fasttrain.algos.ppo import PPO, MaskablePPO, warm_up
@@ -51,9 +52,10 @@ def warmup_s(model: BaseAlgorithm) -> float:
 
 def _with_chunks_for_eager(plan: Plan) -> Plan:
     """`inference_batch_size` was not needed for compiled kernels; without them, after all, it is."""
-    row = _row(plan, "inference_batch_size")
-    dropped = row.requested is not None and row.effective is None and plan.config.fused_update == "off"
-    if not dropped or row.requested >= plan.config.num_envs or row.effective == NOT_APPLICABLE:
+    row, config = _row(plan, "inference_batch_size"), plan.config
+    dropped = row.requested is not None and row.effective is None and config.fused_update == "off"
+    largest = envs_per_forward(config.num_envs, config.num_workers, config.pipeline)
+    if not dropped or row.requested >= largest or row.effective == NOT_APPLICABLE:
         return plan
     return plan.replacing("inference_batch_size", row.requested, "")
 

@@ -163,7 +163,7 @@ class Run:
 
     def report(self, window: PerfWindow, overrides: list[str]) -> None:
         """Evaluate the final model; print and write perf.json and summary.json."""
-        show.show_perf(self.console, window)
+        show.show_perf(self.console, window, kernels=self.plan.config.fused_update == "on")
         if window.envs.restarts:
             lost = window.envs.lost_steps
             self.say(f"  {window.envs.restarts} envs or workers failed and were replaced; {lost:,} env steps were lost")
