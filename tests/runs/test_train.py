@@ -135,8 +135,8 @@ def test_any_gymnasium_env(fasttrain: RunCommand, algo: str, stock: type[PPO] | 
     assert done.exit_code == 0, done.err
     summary = done.json("summary.json")
     assert summary["quality"]["win_rate"] is None
-    # PPO: 2 rollouts × 4 epochs × 10 minibatches; DQN: 10 after each vector step of 12 once 100 transitions are there
-    assert summary["updates"] == (2 * 4 * 10 if algo == "ppo" else (960 // 12 - 8) * 10)
+    # PPO: 2 rollouts × 10 epochs × 10 minibatches; DQN: 10 after each vector step of 12 once 100 transitions are there
+    assert summary["updates"] == (2 * 10 * 10 if algo == "ppo" else (960 // 12 - 8) * 10)
     stock.load(done.folder / "model.zip", device="cpu")
 
 
