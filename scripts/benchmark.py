@@ -9,8 +9,8 @@ down slows all of them; the ratio is taken turn by turn and its median reported.
   skullking-step    native Skull King, random legal actions, observations and masks written, against the single-env
                     class in a plain loop and in SB3's DummyVecEnv
   skullking-train   `fasttrain +profile=speed` against stock sb3-contrib MaskablePPO on the single-env class, at
-                    the same hyperparameters, envs, steps and updates; DummyVecEnv, and with --peers
-                    SubprocVecEnv too (64 processes of 350 MB; several times slower than DummyVecEnv here)
+                    the same hyperparameters, envs, steps and updates, in DummyVecEnv: SubprocVecEnv would
+                    need 256 processes of 350 MB, and with 64 it was several times slower than DummyVecEnv
   vecenv            all works vecenv-*: SharedMemoryVecEnv against SB3's vector envs and Gymnasium's AsyncVectorEnv:
                     collecting with masks from 64 envs of 100 µs, stepping alone at 8, 64 and 256 envs, and what
                     vec_env=auto takes for CartPole (scripts/bench_vecenv.py)
@@ -155,21 +155,16 @@ def skullking_ours() -> dict[str, Any]:
     return bench_ppo.command_run(arguments, TRAIN["batch_size"])
 
 
-def stock_run(subproc: bool) -> dict[str, Any]:
+def stock_run() -> dict[str, Any]:
     """What an SB3 user writes: MaskablePPO on the single-env class."""
     begun = time.perf_counter()
     from sb3_contrib import MaskablePPO
     from stable_baselines3.common.env_util import make_vec_env
-    from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
+    from stable_baselines3.common.vec_env import DummyVecEnv
 
     import fasttrain.envs  # noqa: F401 - registers the game
 
-    env = make_vec_env(
-        "fasttrain.envs:" + SKULLKING,
-        n_envs=TRAIN["num_envs"],
-        seed=0,
-        vec_env_cls=SubprocVecEnv if subproc else DummyVecEnv,
-    )
+    env = make_vec_env("fasttrain.envs:" + SKULLKING, n_envs=TRAIN["num_envs"], seed=0, vec_env_cls=DummyVecEnv)
     n_steps = TRAIN["rollout_size"] // TRAIN["num_envs"]
     model = MaskablePPO(
         "MlpPolicy",
@@ -184,7 +179,7 @@ def stock_run(subproc: bool) -> dict[str, Any]:
     return bench_ppo.stock_learn(model, TRAIN["rollout_size"] * TRAIN["rollouts"], begun)
 
 
-PEERS_ONLY = {"sb3-contrib, SubprocVecEnv", *bench_ppo.PEERS_ONLY}
+PEERS_ONLY = bench_ppo.PEERS_ONLY
 Measurement = Callable[[], dict[str, Any]]
 WORKS: dict[str, dict[str, Measurement]] = {
     "skullking-step": {
@@ -194,8 +189,7 @@ WORKS: dict[str, dict[str, Measurement]] = {
     },
     "skullking-train": {
         "fasttrain": skullking_ours,
-        "sb3-contrib, DummyVecEnv": lambda: stock_run(False),
-        "sb3-contrib, SubprocVecEnv": lambda: stock_run(True),
+        "sb3-contrib, DummyVecEnv": stock_run,
     },
     **bench_vecenv.WORKS,
     **bench_ppo.WORKS,

@@ -97,3 +97,23 @@ def test_threads_change_no_draw(monkeypatch: pytest.MonkeyPatch):
     alone = drawn(1, False)
     for beside in (drawn(2, True), drawn(2, False)):
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(alone, beside, strict=True))
+
+
+def test_masks_need_not_be_contiguous():
+    policy = make_policy(5, 20, [8], torch.nn.Tanh, 3)
+    kernels = FusedPolicy(policy)
+    kernels.pack()
+    rng = np.random.default_rng(0)
+    observations = torch.from_numpy(rng.standard_normal((50, 5)).astype(np.float32))
+    masks = torch.from_numpy(rng.random((20, 50)) < 0.3)
+    masks[3] = True
+
+    def drawn(masks: torch.Tensor) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        return list(kernels.act(observations, masks))
+
+    transposed = masks.t()
+    assert not transposed.is_contiguous()
+    for ours, theirs in zip(drawn(transposed), drawn(transposed.contiguous()), strict=True):
+        assert torch.equal(ours, theirs)
+    assert transposed[torch.arange(50), drawn(transposed)[0]].all()

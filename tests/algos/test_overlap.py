@@ -10,7 +10,7 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback
 
 import fasttrain.algos.overlap as overlap_module
-from fasttrain.algos.accelerator import Acceleration
+from fasttrain.algos.accelerator import Acceleration, Accelerator
 from fasttrain.algos.overlap import copy_optimizer, copy_weights, without_graphs
 from fasttrain.algos.ppo import MaskablePPO
 from fasttrain.vec.native import NativeVecEnv
@@ -190,3 +190,41 @@ def test_copies_are_made_in_place():
 def test_the_thread_captures_no_graphs():
     assert without_graphs(Acceleration(compile_mode="reduce-overhead")).compile_mode == "default"
     assert without_graphs(Acceleration()) == Acceleration()
+
+
+def test_a_replaced_layer_is_what_learns():
+    model = trained(120)
+    model.policy.action_net = torch.nn.Linear(64, model.action_space.n)
+    model.policy.optimizer = torch.optim.Adam(model.policy.parameters(), lr=1e-2)
+    before = model.policy.action_net.weight.detach().clone()
+    model.learn(120)
+    assert not torch.equal(model.policy.action_net.weight, before)
+    (steps,) = {int(state["step"]) for state in model.policy.optimizer.state.values()}
+    assert steps == 18
+
+
+def test_the_update_is_compiled_before_training_begins():
+    """Compiling for the thread is no part of the first update, and is counted."""
+    model = MaskablePPO("MlpPolicy", NativeVecEnv(ToyGame(5), seed=0), device="cpu", **SETTINGS)
+    settings = Acceleration(compile_mode="default")
+    model.accelerate(settings)
+    model._fast.accelerator = Accelerator(model.policy, settings, plain_compiler)
+    model._fast.accelerator.warm = True  # acting is another matter
+    made: list[Any] = []
+
+    class Plain(Accelerator):
+        def __init__(self, policy: Any, settings: Acceleration) -> None:
+            super().__init__(policy, settings, plain_compiler)
+            made.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fasttrain.algos.fast.Accelerator", Plain)
+        model.overlap_updates(2)
+    (accelerator,) = made
+    assert accelerator.warm
+    assert accelerator.compiled is not None
+    assert model._fast.warmup_s >= accelerator.warmup_s > 0
+
+
+def plain_compiler(function: Any) -> Any:
+    return lambda *args: function(*args)

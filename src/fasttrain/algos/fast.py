@@ -32,6 +32,10 @@ from fasttrain.vec.shared import SharedMemoryVecEnv
 class Overlap(Protocol):
     """An update that may be under way (`overlap.OverlappedUpdate`, which stands above this module)."""
 
+    @property
+    def warmup_s(self) -> float:
+        """What compiling for it took."""
+
     def start(self) -> None:
         """Train on the filled storage in a thread."""
 
@@ -86,7 +90,8 @@ class FastState:
     @property
     def warmup_s(self) -> float:
         """What torch.compile and capturing graphs took, outside of every phase."""
-        return 0.0 if self.accelerator is None else self.accelerator.warmup_s
+        own = 0.0 if self.accelerator is None else self.accelerator.warmup_s
+        return own if self.overlap is None else own + self.overlap.warmup_s
 
     def source_of(self, env: VecEnv) -> SlotSource:
         """The slots of `env`, kept from rollout to rollout."""

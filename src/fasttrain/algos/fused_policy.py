@@ -95,7 +95,7 @@ def _why_not_optimizer(optimizer: torch.optim.Optimizer, parameters: list[nn.Par
 
 
 class ThreadChoice:
-    """Threads or no threads, by what the last epochs took.
+    """Threads or no threads, by what the last epochs (or, while acting, the last steps) took.
 
     Two threads halve an update on an idle machine; where another process wants the second core they make it several
     times slower, because every minibatch waits for the thread that has no core. The choice changes no number
@@ -174,7 +174,7 @@ class FusedPolicy:
         seen: Any = np.ascontiguousarray(observations.numpy(), np.float32)
         count, sub_actions = len(seen), len(self.layout.dims)
         seen = seen if seen.ndim == 2 else seen.reshape(count, -1)
-        masks = self._all_legal(count) if action_masks is None else action_masks.numpy()
+        masks = self._all_legal(count) if action_masks is None else np.ascontiguousarray(action_masks.numpy())
         uniforms = next(self._uniforms, None)
         if uniforms is None or len(uniforms) != count:
             uniforms = torch.rand(count, sub_actions).numpy()
@@ -336,7 +336,7 @@ def _rows_of(observations: NDArray[Any], masks: BoolArray | None, dims: Int64Arr
         masks = np.ones((1, int(dims.sum())), np.bool_).repeat(len(observations), 0)
     none = np.zeros(0, np.float32)
     scalars = (np.zeros((0, len(dims)), np.int64), none, none, none, none) if scalars is None else scalars
-    return Rows(*compress(np.ascontiguousarray(observations, np.float32), masks), *scalars)
+    return Rows(*compress(np.ascontiguousarray(observations, np.float32), np.ascontiguousarray(masks)), *scalars)
 
 
 def _rows_of_storage(storage: RolloutStorage, dims: Int64Array) -> Rows:

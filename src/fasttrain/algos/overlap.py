@@ -36,9 +36,17 @@ class OverlappedUpdate:
         self.model, self.threads = model, threads
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._learner: Any = None  # a shallow copy of the model with a policy, a storage and a log of its own
         self._spare: RolloutStorage | None = None
         self._seconds = 0.0
+        self._state = FastState(masked=model._fast.masked, max_threads=threads)  # of the learner
+        self._policy: Any = None  # a copy of the model's
+        self._copied: list[int] = []  # ids of the parameters it was copied from
+        self._learner: Any = self._prepared()  # a shallow copy of the model with a policy and a log of its own
+
+    @property
+    def warmup_s(self) -> float:
+        """What compiling for the update took; it was done before the update began, outside of every phase."""
+        return self._state.warmup_s
 
     @property
     def under_way(self) -> bool:
@@ -48,8 +56,8 @@ class OverlappedUpdate:
     def start(self) -> None:
         """Begin to train on the model's filled storage, and give the model another one to fill."""
         self.finish()
-        model = self.model
-        learner = self._prepared()
+        model, learner = self.model, self._prepared()
+        self._learner = learner
         filled: RolloutStorage = model.rollout_buffer
         filled.draw_ahead(model.n_epochs)
         learner.rollout_buffer, model.rollout_buffer = filled, self._spare
@@ -85,23 +93,23 @@ class OverlappedUpdate:
 
     def _prepared(self) -> Any:
         """The learner, with the model's present weights, settings and progress."""
-        model, before = self.model, self._learner
-        policy = copy.deepcopy(model.policy) if before is None else before.policy
-        if before is not None:
-            copy_weights(model.policy, policy)
-            copy_optimizer(model.policy.optimizer, policy.optimizer)
-        learner = copy.copy(model)
+        model, state = self.model, self._state
         fast: FastState = model._fast
-        state = FastState(masked=fast.masked, max_threads=self.threads) if before is None else before._fast
+        parameters = [id(parameter) for parameter in model.policy.parameters()]
+        if parameters != self._copied:  # the first time, or a layer was replaced
+            self._policy, self._copied = copy.deepcopy(model.policy), parameters
+        else:
+            copy_weights(model.policy, self._policy)
+            copy_optimizer(model.policy.optimizer, self._policy.optimizer)
         state.fused, state.acceleration = fast.fused, without_graphs(fast.acceleration)
         state.gradient_updates, state.skipped_steps = fast.gradient_updates, fast.skipped_steps
-        learner.policy, learner._fast = policy, state
+        learner = copy.copy(model)
+        learner.policy, learner._fast = self._policy, state
         learner.set_logger(Logger(folder=None, output_formats=[]))
-        accelerator = state.accelerator_of(policy)
-        if state.kernels_of(policy, model.observation_space) is None and accelerator.needs_warm_up(learner, ()):
+        accelerator = state.accelerator_of(self._policy)
+        if state.kernels_of(self._policy, model.observation_space) is None and accelerator.needs_warm_up(learner, ()):
             with fast.clock.phase("other"):
                 accelerator.warm_up(learner, ())
-        self._learner = learner
         return learner
 
     def _run(self, learner: Any) -> None:

@@ -1,13 +1,13 @@
 """PPO and MaskablePPO: SB3's classes with a faster rollout and a faster update, and the same numbers.
 
-Each class overrides `_setup_model`, `collect_rollouts`, `train` and the exclude list of `save`. `learn`, `predict`,
-`load`, `set_env`, schedules, loggers and callbacks are SB3's own.
+Each class overrides `_setup_model`, `collect_rollouts`, `train` and the exclude list of `save`; `_Fast` holds what both
+share. `learn`, `predict`, `load`, `set_env`, schedules, loggers and callbacks are SB3's own.
 """
 
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import sb3_contrib
@@ -36,23 +36,15 @@ from fasttrain.vec.base import SlotSource, copy_observations
 from fasttrain.vec.groups import WorkerGroups
 
 
-class PPO(stable_baselines3.PPO):
-    """Drop-in for `stable_baselines3.PPO`."""
+class _Fast(OnPolicyAlgorithm):
+    """What PPO and MaskablePPO share; it stands before the stock class among their bases."""
 
     _fast: FastState
+    _masked: ClassVar[bool]
 
     def _setup_model(self) -> None:
         super()._setup_model()
-        _attach(self, masked=False)
-
-    def collect_rollouts(
-        self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
-    ) -> bool:
-        if not has_stock_buffer(self):
-            return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
-        _warm_up_or_warn(self, env, n_rollout_steps)
-        with self._fast.clock.phase("buffer"):
-            return collect(self, env, callback, n_rollout_steps, use_masking=False)
+        _attach(self, self._masked)
 
     def train(self) -> None:
         if not has_stock_buffer(self):
@@ -69,21 +61,36 @@ class PPO(stable_baselines3.PPO):
         self._fast.acceleration = settings
 
     def overlap_updates(self, cores: int) -> None:
-        """Update in a thread while the next rollout is collected, with weights one update old; see `overlap.py`."""
-        begin_overlap(self, cores)
+        """Update in a thread while the next rollout is collected, with weights one update old; see `overlap.py`.
+
+        Comes after `use_kernels` and `accelerate`. The kernels' threads go to the update, one core is left to acting.
+        """
+        self._fast.overlap = OverlappedUpdate(self, max(1, min(self._fast.max_threads, cores - 1)))
+        self._fast.max_threads = 1
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "_fast"]
 
 
-class MaskablePPO(sb3_contrib.MaskablePPO):
+class PPO(_Fast, stable_baselines3.PPO):
+    """Drop-in for `stable_baselines3.PPO`."""
+
+    _masked = False
+
+    def collect_rollouts(
+        self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
+    ) -> bool:
+        if not has_stock_buffer(self):
+            return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
+        _warm_up_or_warn(self, env, n_rollout_steps)
+        with self._fast.clock.phase("buffer"):
+            return collect(self, env, callback, n_rollout_steps, use_masking=False)
+
+
+class MaskablePPO(_Fast, sb3_contrib.MaskablePPO):
     """Drop-in for `sb3_contrib.MaskablePPO`. A state without a legal action is an `EnvError`, not a random guess."""
 
-    _fast: FastState
-
-    def _setup_model(self) -> None:
-        super()._setup_model()
-        _attach(self, masked=True)
+    _masked = True
 
     def collect_rollouts(
         self,
@@ -99,40 +106,12 @@ class MaskablePPO(sb3_contrib.MaskablePPO):
         with self._fast.clock.phase("buffer"):
             return collect(self, env, callback, n_rollout_steps, use_masking)
 
-    def train(self) -> None:
-        if not has_stock_buffer(self):
-            return super().train()
-        with self._fast.clock.phase("buffer"):
-            train(self)
-
-    def use_kernels(self, threads: int = 1) -> None:
-        """Act and learn through compiled kernels where the policy allows it: faster, equal up to rounding and draws."""
-        self._fast.fused, self._fast.max_threads = True, threads
-
-    def accelerate(self, settings: Acceleration) -> None:
-        """Where no kernels serve: mixed precision, torch.compile, CUDA graphs, pinned memory, smaller pieces."""
-        self._fast.acceleration = settings
-
-    def overlap_updates(self, cores: int) -> None:
-        """Update in a thread while the next rollout is collected, with weights one update old; see `overlap.py`."""
-        begin_overlap(self, cores)
-
-    def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_fast"]
-
 
 def _attach(model: OnPolicyAlgorithm, masked: bool) -> None:
     """Give the model its fast state and swap SB3's rollout buffer, which is freed, for ours."""
     model._fast = FastState(masked=masked)  # type: ignore[attr-defined]
     if has_stock_buffer(model):
         storage_of(model, model.n_steps, model.n_envs)
-
-
-def begin_overlap(model: OnPolicyAlgorithm, cores: int) -> None:
-    """From the next update on. The threads of the kernels go to the update, acting keeps the one core it runs on."""
-    fast: FastState = model._fast  # type: ignore[attr-defined]
-    fast.overlap = OverlappedUpdate(model, max(1, min(fast.max_threads, cores - 1)))
-    fast.max_threads = 1
 
 
 def train(model: OnPolicyAlgorithm) -> None:
@@ -247,8 +226,10 @@ def _collect_in_lockstep(
     transfer: Transfer = fast.accelerator_of(policy).transfer
     for n_steps in range(rollout_buffer.num_steps):
         clock.enter("env_step")  # reading the masks is the env's work
-        place = rollout_buffer.place_masks(n_steps)
-        action_masks = None if check_masks is None else _read_masks(source, check_masks, model.num_timesteps, place)
+        action_masks = None
+        if check_masks is not None:
+            place = rollout_buffer.place_masks(n_steps)
+            action_masks = _read_masks(source, check_masks, model.num_timesteps, place)
         clock.enter("action")
         if model.use_sde and model.sde_sample_freq > 0 and n_steps % model.sde_sample_freq == 0:
             policy.reset_noise(source.num_envs)

@@ -257,7 +257,7 @@ def dot_rows(typing: Any, w: Any, rows: Any, begin: Any, end: Any, h: Any, size:
 
 @intrinsic
 def nonzero_bits(typing: Any, x: Any, at: Any) -> Any:
-    """Bit n is set where x[at + n] is not zero, n below `GROUP`; for float32 and bool arrays."""
+    """Bit n is set where x[at + n] is not zero, n below `GROUP`; for contiguous float32 and bool arrays."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         code = _Code(context, builder, signature, arguments)
