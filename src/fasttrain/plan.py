@@ -243,7 +243,7 @@ def _fused_update(requested: str, context: Context) -> Resolved:
         return "off", "stock classes have no fused kernels"
     if requested == "auto" and (unfit := why_no_fused_kernels(context)):
         return "off", unfit
-    return "on", "compiled kernels for acting and update, on two or more threads where that pays"
+    return "on", "compiled kernels, on several threads where it pays"
 
 
 def _why_no_own_algorithm(config: Config) -> str:
