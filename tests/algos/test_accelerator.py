@@ -136,9 +136,13 @@ def test_envs_per_forward(size: int | None, expected: list[int]):
     head = model._fast.accelerator_of(model.policy).acting_head(model.action_space)
     assert isinstance(head, ChunkedHead) == (size is not None)
     rows: list[int] = []
+    rated: list[int] = []
     model.policy.action_net.register_forward_hook(lambda _module, inputs, _output: rows.append(len(inputs[0])))
+    model.policy.value_net.register_forward_hook(lambda _module, inputs, _output: rated.append(len(inputs[0])))
     filled(model)
     assert rows == expected * 16
+    assert len(rated) >= len(expected) * 17
+    assert rated[-len(expected) :] == expected, "the last states are rated, no action is drawn for them"
 
 
 @pytest.mark.parametrize("make", [masked_model, box_model])

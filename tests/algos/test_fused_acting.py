@@ -35,6 +35,18 @@ def test_acting_draws_legal_actions_with_the_policys_probabilities():
     assert stats.chisquare(drawn[mask], expected).pvalue > 1e-3
 
 
+@pytest.mark.parametrize("count", [1, 63, 300])
+def test_values_alone(count: int):
+    policy = make_policy(5, 6, [8, 8], torch.nn.Tanh, 3)
+    kernels = FusedPolicy(policy, 2)
+    kernels.pack()
+    observations = torch.randn(count, 5)
+    state = torch.get_rng_state()
+    values = kernels.values(observations)
+    assert torch.equal(state, torch.get_rng_state())
+    torch.testing.assert_close(values, policy.predict_values(observations).detach(), rtol=1e-5, atol=1e-6)
+
+
 def test_acting_with_sub_actions():
     policy = make_policy(5, spaces.MultiDiscrete([3, 2, 4]), [8, 8], torch.nn.Tanh, 3)
     kernels = FusedPolicy(policy)

@@ -241,14 +241,18 @@ def test_rows_acted_on_are_the_rows_stored(masked: bool):
     for _ in range(2):  # the second rollout must not be made of the first
         model.learn(16 * env.num_envs, reset_num_timesteps=False)
         kernels, storage = model._fast.kernels, model.rollout_buffer
-        assert len(kernels._acted_on) == 16
-        joined = kernels._rows_of_rollout(storage)
-        for name, read_anew in _rows_of_storage(storage, kernels.layout.dims)._asdict().items():
-            np.testing.assert_array_equal(getattr(joined, name), read_anew, err_msg=name)
+        assert kernels._recorded == 16 * env.num_envs
+        recorded, read_anew = kernels._rows_of_rollout(storage), _rows_of_storage(storage, kernels.layout.dims)
+        assert recorded.starts is kernels._recording.starts
+        lengths = {"values": read_anew.starts[-1], "columns": read_anew.starts[-1], "legal": read_anew.legal_starts[-1]}
+        for name, expected in read_anew._asdict().items():
+            used = slice(lengths.get(name, len(expected)))  # behind them is room that nobody wrote to
+            np.testing.assert_array_equal(getattr(recorded, name)[used], expected[used], err_msg=name)
     storage.reset()
-    kernels._acted_on.clear()
     storage.full = True
-    assert len(kernels._rows_of_rollout(storage).starts) == 16 * env.num_envs + 1, "another filling is read anew"
+    anew = kernels._rows_of_rollout(storage)
+    assert anew.starts is not kernels._recording.starts, "another filling is read anew"
+    assert len(anew.starts) == 16 * env.num_envs + 1
 
 
 def test_a_replaced_head_is_what_learns():
@@ -288,6 +292,23 @@ def test_an_update_that_is_not_finite_leaves_the_weights_alone():
     with pytest.raises(EnvError, match="not finite"):
         model.train()
     assert all(torch.equal(value, before[name]) for name, value in model.policy.state_dict().items())
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_torch_keeps_its_number_of_threads(tmp_path: Path, threads: int):
+    """In a process of its own: numba starts its threads once, and sets torch's number when it does."""
+    code = (
+        "import stable_baselines3, torch, fasttrain\n"
+        "from fasttrain.envs.skullking.game import SkullKingGame\n"
+        f"torch.set_num_threads({threads})\n"
+        "env = fasttrain.NativeVecEnv(SkullKingGame(8), seed=0)\n"
+        "model = fasttrain.MaskablePPO('MlpPolicy', env, n_steps=4, batch_size=32, n_epochs=1, seed=0, device='cpu')\n"
+        f"model.use_kernels({3 - threads})\n"
+        "model.learn(32)\n"
+        "print(torch.get_num_threads())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stdout) == (0, f"{threads}\n"), done.stderr
 
 
 def test_torchs_number_of_threads_comes_back_after_an_error(monkeypatch: pytest.MonkeyPatch):

@@ -14,6 +14,7 @@ from fasttrain.algos.nets import (
     POLICY,
     VALUE,
     compress,
+    empty_lists,
     count_nonzero,
     forward_block,
     head_logits,
@@ -35,7 +36,9 @@ def test_compress_keeps_what_counts(count: int, inputs: int, actions: int, seed:
     observations = rng.standard_normal((count, inputs)).astype(np.float32)
     observations[rng.random(observations.shape) < 0.6] = 0.0
     masks = rng.random((count, actions)) < 0.5
-    values, columns, starts, legal, legal_starts = compress(observations, masks)
+    lists = empty_lists(count, inputs, actions)
+    compress(observations, masks, lists)
+    values, columns, starts, legal, legal_starts = lists
     for i in range(count):
         part = slice(starts[i], starts[i + 1])
         np.testing.assert_array_equal(columns[part], np.flatnonzero(observations[i]))
@@ -53,9 +56,11 @@ def test_places_of_what_is_not_zero():
 
 
 def test_nan_is_an_input_that_counts():
-    values, columns, *_ = compress(np.array([[0.0, np.nan, 0.0]], np.float32), np.ones((1, 1), np.bool_))
-    assert np.isnan(values).all()
-    assert columns.tolist() == [1]
+    lists = empty_lists(1, 3, 1)
+    compress(np.array([[0.0, np.nan, 0.0]], np.float32), np.ones((1, 1), np.bool_), lists)
+    assert lists.starts.tolist() == [0, 1]
+    assert np.isnan(lists.values[0])
+    assert lists.columns[0] == 1
 
 
 def kernels_of(arch: Any) -> FusedPolicy:

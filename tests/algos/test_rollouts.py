@@ -12,13 +12,19 @@ from fasttrain.algos.rollouts import bootstrap_truncated, clip_actions
 from fasttrain.batch import FinishedEpisode
 
 
-def model_with_values(scale: float) -> Any:
-    """V(observation) = scale × its sum."""
-    policy = SimpleNamespace(
-        predict_values=lambda tensor: scale * tensor.sum(dim=1, keepdim=True),
-        obs_to_tensor=lambda array: (torch.as_tensor(array), True),
-    )
-    return SimpleNamespace(policy=policy, gamma=0.5)
+MODEL: Any = SimpleNamespace(
+    policy=SimpleNamespace(obs_to_tensor=lambda array: (torch.as_tensor(array), True)), gamma=0.5
+)
+
+
+class SumHead:
+    """V(observation) = 10 × its sum."""
+
+    def act(self, observations: Any, action_masks: Any) -> Any:
+        raise AssertionError("nothing is drawn here")
+
+    def values(self, observations: Any) -> Any:
+        return 10.0 * observations.sum(dim=1, keepdim=True)
 
 
 def episode(index: int, truncated: bool, lost: bool = False) -> FinishedEpisode:
@@ -27,13 +33,13 @@ def episode(index: int, truncated: bool, lost: bool = False) -> FinishedEpisode:
 
 def test_only_cut_episodes_get_the_value_of_their_last_state():
     rewards = np.zeros(4, np.float32)
-    bootstrap_truncated(model_with_values(10.0), [episode(0, False), episode(2, True)], rewards, np.zeros(4))
+    bootstrap_truncated(MODEL, SumHead(), [episode(0, False), episode(2, True)], rewards, np.zeros(4))
     assert rewards.tolist() == [0.0, 0.0, 0.5 * 10 * 6, 0.0]
 
 
 def test_a_lost_episode_teaches_nothing():
     rewards, values = np.zeros(3, np.float32), np.array([[1.5], [2.5], [3.5]])
-    bootstrap_truncated(model_with_values(10.0), [episode(1, True, lost=True)], rewards, values)
+    bootstrap_truncated(MODEL, SumHead(), [episode(1, True, lost=True)], rewards, values)
     assert rewards.tolist() == [0.0, 2.5, 0.0], "reward − value = 0: no advantage"
 
 

@@ -122,7 +122,7 @@ class GroupedRollout:
         if step + 1 < self.storage.num_steps:
             self.storage.episode_starts[step + 1, rows] = dones
         if any(episode.truncated or episode.lost for episode in done.finished):  # reading waits for the device
-            bootstrap_truncated(self.model, done.finished, rewards, self.storage.row("values", step))
+            bootstrap_truncated(self.model, self.head, done.finished, rewards, self.storage.row("values", step))
         self.observations[group] = copy_observations(self.groups.observations(group))
         self._note(step, done)
         self.taken[group] += 1

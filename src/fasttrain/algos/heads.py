@@ -46,6 +46,9 @@ class ActingHead(Protocol):
     def act(self, observations: TensorObservations, action_masks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Actions (N, ...), values (N, 1) and log-probabilities (N,) for observations (N, ...), masks (N, A) bool."""
 
+    def values(self, observations: TensorObservations) -> Tensor:
+        """Values (N, 1) alone: of states that no action is drawn for."""
+
 
 class Head(ActingHead, Protocol):
     """Draws actions, and rates actions drawn earlier."""
@@ -83,6 +86,10 @@ class CategoricalHead:
         else:
             actions, log_probs = losses.multi_sample(logits, self.dims, action_masks)
         return actions, values, log_probs
+
+    def values(self, observations: TensorObservations) -> Tensor:
+        values: Tensor = self.policy.predict_values(observations)
+        return values
 
     def evaluate(
         self, observations: TensorObservations, actions: Tensor, action_masks: Tensor | None, entropy_gradient: bool
@@ -146,6 +153,10 @@ class StockHead:
                 actions, values, log_probs = self.policy(observations)
         return actions, values, log_probs
 
+    def values(self, observations: TensorObservations) -> Tensor:
+        values: Tensor = self.policy.predict_values(observations)
+        return values
+
     def evaluate(
         self, observations: TensorObservations, actions: Tensor, action_masks: Tensor | None, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -170,17 +181,20 @@ class ChunkedHead:
         self.head, self.size = head, size
 
     def act(self, observations: TensorObservations, action_masks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        parts = observations if isinstance(observations, dict) else {"": observations}
-        chunks = {key: torch.split(part, self.size) for key, part in parts.items()}
-        count = len(next(iter(chunks.values())))
-        masks = [None] * count if action_masks is None else torch.split(action_masks, self.size)
-        keyed = isinstance(observations, dict)
-        drawn = [
-            self.head.act({key: chunks[key][index] for key in chunks} if keyed else chunks[""][index], masks[index])
-            for index in range(count)
-        ]
+        chunks = self._chunks(observations)
+        masks = [None] * len(chunks) if action_masks is None else torch.split(action_masks, self.size)
+        drawn = [self.head.act(chunk, mask) for chunk, mask in zip(chunks, masks, strict=True)]
         actions, values, log_probs = (torch.cat(part) for part in zip(*drawn, strict=True))
         return actions, values, log_probs
+
+    def values(self, observations: TensorObservations) -> Tensor:
+        return torch.cat([self.head.values(chunk) for chunk in self._chunks(observations)])
+
+    def _chunks(self, observations: TensorObservations) -> list[TensorObservations]:
+        if not isinstance(observations, dict):
+            return list(torch.split(observations, self.size))
+        split = {key: torch.split(part, self.size) for key, part in observations.items()}
+        return [dict(zip(split, parts, strict=True)) for parts in zip(*split.values(), strict=True)]
 
 
 def head_of(policy: nn.Module, action_space: spaces.Space[Any], precision: Precision | None = None) -> Head:

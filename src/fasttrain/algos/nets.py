@@ -71,29 +71,57 @@ class Rows(NamedTuple):
     returns: Float32Array  # (M,)
 
 
+class Lists(NamedTuple):
+    """The first five fields of `Rows`, with room for rows to come."""
+
+    values: Float32Array
+    columns: Int32Array
+    starts: Int64Array
+    legal: Int32Array
+    legal_starts: Int64Array
+
+
+def empty_lists(count: int, inputs: int, actions: int) -> Lists:
+    """Room for `count` rows, whatever is in them; the system gives pages only to what is written."""
+    values, columns = np.empty(count * inputs, np.float32), np.empty(count * inputs, np.int32)
+    starts, legal_starts = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
+    return Lists(values, columns, starts, np.empty(count * actions, np.int32), legal_starts)
+
+
 @njit_relaxed
-def compress(
-    observations: Float32Array,  # (M, O)
-    masks: BoolArray,  # (M, A)
-) -> tuple[Float32Array, Int32Array, Int64Array, Int32Array, Int64Array]:
-    """`Rows.values, columns, starts, legal, legal_starts` of dense observations and masks.
+def compress(observations: Float32Array, masks: BoolArray, lists: Lists) -> None:  # (M, O), (M, A)
+    """Dense observations and masks as the first M rows of `lists`.
 
     0.10 µs for 248 observations and 86 actions; entry by entry, with a branch or without, it is 0.37 µs.
     """
-    count = len(observations)
-    starts, legal_starts = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
-    for i in range(count):
-        starts[i + 1] = starts[i] + count_nonzero(observations[i])
-        legal_starts[i + 1] = legal_starts[i] + count_nonzero(masks[i])
-    values, columns = np.empty(starts[count], np.float32), np.empty(starts[count], np.int32)
-    legal = np.empty(legal_starts[count], np.int32)
-    for i in range(count):
-        row, at = observations[i], starts[i]
-        where_nonzero(row, columns[at : starts[i + 1]])
-        for m in range(at, starts[i + 1]):
-            values[m] = row[columns[m]]
-        where_nonzero(masks[i], legal[legal_starts[i] : legal_starts[i + 1]])
-    return values, columns, starts, legal, legal_starts
+    count_entries(observations, masks, 0, lists.starts, lists.legal_starts)
+    for i in range(len(observations)):
+        list_entries(observations[i], masks[i], i, lists)
+
+
+@njit_bare
+def count_entries(
+    observations: Float32Array,  # (N, O)
+    masks: BoolArray,  # (N, A)
+    first: int,  # row of the lists
+    starts: Int64Array,
+    legal_starts: Int64Array,
+) -> None:
+    """Where the lists of N rows lie, behind those of the rows before."""
+    for i in range(len(observations)):
+        row = first + i
+        starts[row + 1] = starts[row] + count_nonzero(observations[i])
+        legal_starts[row + 1] = legal_starts[row] + count_nonzero(masks[i])
+
+
+@njit_bare
+def list_entries(observation: Float32Array, mask: BoolArray, row: int, lists: Any) -> None:  # (O,), (A,)
+    """What counts in one row, into its place in `lists`, which may be `Rows`."""
+    begin, end = lists.starts[row], lists.starts[row + 1]
+    where_nonzero(observation, lists.columns[begin:end])
+    for m in range(begin, end):
+        lists.values[m] = observation[lists.columns[m]]
+    where_nonzero(mask, lists.legal[lists.legal_starts[row] : lists.legal_starts[row + 1]])
 
 
 @njit_bare

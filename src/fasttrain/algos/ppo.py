@@ -179,7 +179,7 @@ def collect(
         if going_on:
             clock.enter("buffer")
             with torch.no_grad():
-                values = policy.predict_values(obs_as_tensor(model._last_obs, model.device))
+                values = head.values(obs_as_tensor(model._last_obs, model.device))
             rollout_buffer.compute_returns_and_advantages(values, model._last_episode_starts)
     finally:
         if fast.overlap is not None:
@@ -255,7 +255,7 @@ def _collect_in_lockstep(
             return False
         clock.enter("buffer")
         _note_episodes(model, source, infos, dones)
-        bootstrap_truncated(model, slots.finished, rewards, values)
+        bootstrap_truncated(model, head, slots.finished, rewards, values)
         starts: Any = model._last_episode_starts
         rollout_buffer.add(obs_tensor, action_tensor, rewards, starts, values, log_probs, mask_tensor)
         model._last_obs, model._last_episode_starts = new_obs, dones

@@ -10,6 +10,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
+from fasttrain.algos.heads import ActingHead
 from fasttrain.batch import FinishedEpisode, Float32Array
 
 
@@ -26,7 +27,7 @@ def clip_actions(model: OnPolicyAlgorithm, actions: NDArray[Any]) -> NDArray[Any
 
 
 def bootstrap_truncated(
-    model: OnPolicyAlgorithm, finished: list[FinishedEpisode], rewards: Float32Array, values: Any
+    model: OnPolicyAlgorithm, head: ActingHead, finished: list[FinishedEpisode], rewards: Float32Array, values: Any
 ) -> None:
     """Add gamma × value of the last observation to the last reward of every episode that was cut, in one forward.
 
@@ -54,5 +55,5 @@ def bootstrap_truncated(
         {key: np.stack([row[key] for row in last]) for key in last[0]} if isinstance(last[0], dict) else np.stack(last)
     )
     with torch.no_grad():
-        values = model.policy.predict_values(model.policy.obs_to_tensor(stacked)[0])
+        values = head.values(model.policy.obs_to_tensor(stacked)[0])
     rewards[[episode.env_index for episode in cut]] += np.float32(model.gamma) * values.cpu().numpy().reshape(-1)
