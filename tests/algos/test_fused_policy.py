@@ -295,7 +295,7 @@ def test_an_update_that_is_not_finite_leaves_the_weights_alone():
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_torch_keeps_its_number_of_threads(tmp_path: Path, threads: int):
+def test_torch_keeps_its_number_of_threads(tmp_path: Any, threads: int):
     """In a process of its own: numba starts its threads once, and sets torch's number when it does."""
     code = (
         "import stable_baselines3, torch, fasttrain\n"

@@ -11,7 +11,6 @@ from gymnasium import spaces
 from fasttrain.algos.rollouts import bootstrap_truncated, clip_actions
 from fasttrain.batch import FinishedEpisode
 
-
 MODEL: Any = SimpleNamespace(
     policy=SimpleNamespace(obs_to_tensor=lambda array: (torch.as_tensor(array), True)), gamma=0.5
 )
