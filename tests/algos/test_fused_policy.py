@@ -333,6 +333,19 @@ def test_torchs_number_of_threads_comes_back_after_an_error(monkeypatch: pytest.
         torch.set_num_threads(before)
 
 
+def test_the_other_way_is_tried_for_some_runs_in_a_row():
+    choice = ThreadChoice(trial=3)
+    taken = []
+    for run in range(3 * ThreadChoice.TRY_OTHER_EVERY):
+        mode = choice.next()
+        taken.append(mode)
+        awake = run > 0 and taken[-2] is mode
+        choice.took(mode, (1.0 if awake else 9.0) if mode else 2.0)  # the first run after a rest takes long
+    assert taken[:9] == [True] * 3 + [False] * 3 + [True] * 3
+    assert taken[-6:] == [True] * 3 + [False] * 3
+    assert taken.count(False) == 6
+
+
 def test_one_disturbed_epoch_decides_nothing():
     choice = ThreadChoice()
     for mode in (True, False):
