@@ -6,6 +6,7 @@ tested against. The other forms are for `rounding` kernels and say what they rel
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -42,6 +43,13 @@ def _fingerprint(folder: Path) -> tuple[tuple[str, int, int], ...]:
     return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
 
 
+def njit_threads(function: F) -> F:
+    """As `njit`, with `numba.prange` loops over threads; see `use_threads`."""
+    dispatcher = numba.njit(cache=True, nogil=True, parallel=True)(function)
+    _stamp_with_neighbours(dispatcher, Path(function.__code__.co_filename).parent)
+    return cast(F, dispatcher)
+
+
 def njit_relaxed(function: F) -> F:
     """As `njit`, for the arithmetic of `rounding` kernels: sums in any order, fused multiply-add, IEEE division.
 
@@ -75,7 +83,7 @@ def njit_inline(function: F) -> F:
 
 
 def njit_parallel(function: F) -> F:
-    """As `njit_relaxed`, with `numba.prange` loops over threads."""
+    """As `njit_relaxed`, with `numba.prange` loops over threads; see `use_threads`."""
     flags = {"contract", "reassoc", "nsz"}
     dispatcher = numba.njit(cache=True, nogil=True, fastmath=flags, error_model="numpy", parallel=True)(function)
     _stamp_with_neighbours(dispatcher, Path(function.__code__.co_filename).parent)
@@ -88,10 +96,18 @@ def intrinsic(function: Callable[..., Any]) -> Any:
 
 
 def use_threads(count: int) -> None:
-    """Start numba's threads and let `njit_parallel` kernels use `count` of them.
+    """Start numba's threads, if that is still to do, and let kernels with `prange` loops use `count` of them.
 
     Must come before such a kernel is reached through another one: machine code from the disk cache calls the threads
-    without starting them, and crashes.
+    without starting them, and crashes. Starting them sets torch's number of threads too, as both share one OpenMP
+    library: it is put back here. Otherwise a run that asked for one torch thread has all of them from then on, and the
+    tanh of 256 × 64 numbers takes up to 20 ms, not 0.03, where another process wants the second core.
     """
     config: Any = numba.config
-    numba.set_num_threads(max(1, min(count, config.NUMBA_NUM_THREADS)))
+    torch = sys.modules.get("torch")
+    before = None if torch is None else torch.get_num_threads()
+    try:
+        numba.set_num_threads(max(1, min(count, config.NUMBA_NUM_THREADS)))
+    finally:
+        if torch is not None and torch.get_num_threads() != before:
+            torch.set_num_threads(before)

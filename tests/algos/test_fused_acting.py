@@ -9,7 +9,8 @@ from gymnasium import spaces
 from scipy import stats
 from test_fused import make_policy
 
-from fasttrain.algos.fused_policy import FusedPolicy, ThreadChoice
+from fasttrain.algos.fused_policy import FusedPolicy
+from fasttrain.threads import ThreadChoice
 
 
 def test_acting_draws_legal_actions_with_the_policys_probabilities():

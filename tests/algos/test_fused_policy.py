@@ -14,11 +14,10 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 import fasttrain
-from fasttrain.algos.fused import LossSettings
-from fasttrain.algos.fused_policy import FusedPolicy, ThreadChoice, _rows_of_storage, why_not_fused
-from fasttrain.buffers.rollout import RolloutStorage
+from fasttrain.algos.fused_policy import FusedPolicy, _rows_of_storage, why_not_fused
 from fasttrain.envs.skullking.game import SkullKingGame
 from fasttrain.errors import EnvError
+from fasttrain.threads import ThreadChoice
 
 BOX = spaces.Box(-1.0, 1.0, (4,), np.float32)
 
@@ -183,21 +182,6 @@ def test_torchs_number_of_threads_is_left_alone():
         torch.set_num_threads(before)
 
 
-def test_the_faster_way_is_taken_and_the_other_tried_now_and_then():
-    choice = ThreadChoice()
-    taken = []
-    for _ in range(60):
-        mode = choice.next()
-        taken.append(mode)
-        choice.took(mode, 1.0 if mode else 2.0)
-    assert taken[:2] == [True, False]
-    assert taken.count(False) == 1 + 60 // ThreadChoice.TRY_OTHER_EVERY
-    for _ in range(60):  # now another process takes the second core
-        mode = choice.next()
-        choice.took(mode, 9.0 if mode else 2.0)
-    assert choice.next() is False
-
-
 def test_a_trained_model_is_stock(tmp_path: Any):
     env = fasttrain.NativeVecEnv(SkullKingGame(8), seed=0)
     model = fasttrain.MaskablePPO("MlpPolicy", env, n_steps=32, batch_size=64, n_epochs=2, seed=0, device="cpu")
@@ -309,51 +293,3 @@ def test_torch_keeps_its_number_of_threads(tmp_path: Any, threads: int):
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert (done.returncode, done.stdout) == (0, f"{threads}\n"), done.stderr
-
-
-def test_torchs_number_of_threads_comes_back_after_an_error(monkeypatch: pytest.MonkeyPatch):
-    def fails(*_: Any) -> Any:
-        raise RuntimeError("in the kernel")
-
-    storage = RolloutStorage(128, 2, BOX, spaces.Discrete(3), device=torch.device("cpu"), gamma=1.0, gae_lambda=1.0)
-    storage.complete()
-    kernels, before = FusedPolicy(make_policy(), 2), torch.get_num_threads()
-    kernels.pack()
-    monkeypatch.setattr("fasttrain.algos.fused_policy.use_threads", lambda _: torch.set_num_threads(before + 1))
-    monkeypatch.setattr("fasttrain.algos.fused_policy.train_epoch", fails)
-    monkeypatch.setattr("fasttrain.algos.fused_policy.act_rows", fails)
-    try:
-        with pytest.raises(RuntimeError, match="in the kernel"):
-            kernels.train(storage, 1, 256, LossSettings(0.2, -1.0, 0.0, 0.5, True, -1.0), 0.5)
-        assert torch.get_num_threads() == before
-        with pytest.raises(RuntimeError, match="in the kernel"):
-            kernels.act(torch.zeros(256, 4), None)
-        assert torch.get_num_threads() == before
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_the_other_way_is_tried_for_some_runs_in_a_row():
-    choice = ThreadChoice(trial=3)
-    taken = []
-    for run in range(3 * ThreadChoice.TRY_OTHER_EVERY):
-        mode = choice.next()
-        taken.append(mode)
-        awake = run > 0 and taken[-2] is mode
-        choice.took(mode, (1.0 if awake else 9.0) if mode else 2.0)  # the first run after a rest takes long
-    assert taken[:9] == [True] * 3 + [False] * 3 + [True] * 3
-    assert taken[-6:] == [True] * 3 + [False] * 3
-    assert taken.count(False) == 6
-
-
-def test_one_disturbed_epoch_decides_nothing():
-    choice = ThreadChoice()
-    for mode in (True, False):
-        choice.took(mode, 1.0 if mode else 1.5)
-    choice.took(True, 50.0)
-    assert choice.next() is True
-    for _ in range(ThreadChoice.REMEMBERED):
-        choice.took(True, 5.0)
-    assert choice.next() is False
-    choice.took(True, 1.0)  # tried again now and then: the core is free
-    assert choice.next() is True

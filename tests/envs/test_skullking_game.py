@@ -19,6 +19,7 @@ from fasttrain.envs.skullking import kernels, state
 from fasttrain.envs.skullking.game import GameView, SkullKingGame
 from fasttrain.envs.skullking.observation import describe_observation, observation_width
 from fasttrain.errors import ConfigError, EnvError, EnvSpecError
+from fasttrain.threads import ThreadChoice
 
 
 def load_reference() -> ModuleType:
@@ -638,3 +639,25 @@ def test_observation_of_four_players_has_248_entries() -> None:
     assert observation_width(4) == 248
     with pytest.raises(ValueError, match="num_players=9"):
         describe_observation(9)
+
+
+@pytest.mark.parametrize("threads", [2, 4])
+def test_threads_change_no_game(threads: int, monkeypatch: pytest.MonkeyPatch):
+    """300 games over 80 steps, in two and four parts, against one game after the other."""
+    monkeypatch.setattr(ThreadChoice, "next", lambda _: True)
+    mix = {"random": 1, "easy": 1, "medium": 1, "hard": 1}
+    (alone, expected), (parted, slots) = make(300, opponents=mix), make(300, opponents=mix)
+    parted.max_threads = threads
+    reset(alone)
+    reset(parted)
+    rng = np.random.default_rng(0)
+    for _ in range(80):
+        assert expected.action_masks is not None
+        actions = draw_actions(expected.action_masks, rng)
+        for game, its in ((alone, expected), (parted, slots)):
+            its.actions[:] = actions
+            game.step()
+        for name in ("observations", "action_masks", "rewards", "terminations", "truncations"):
+            np.testing.assert_array_equal(getattr(slots, name), getattr(expected, name), err_msg=name)
+        np.testing.assert_array_equal(parted.final_observations, alone.final_observations)
+    assert parted.opponents_ns > 0

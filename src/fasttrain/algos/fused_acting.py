@@ -41,12 +41,12 @@ def act_rows(
     values: Float32Array,  # (N,) out
     log_probs: Float32Array,  # (N,) out
     on_threads: bool,  # changes no number
-) -> float:
+) -> Any:
     """Draw a legal action for each row from its softmax (inverse of the cumulative distribution), with its value.
 
     Returns:
-        the sum of values and log-probabilities, for the caller to see whether all are finite (here it would not do:
-        sums in any order make `isfinite(a + b)` true for LLVM).
+        float32, the sum of values and log-probabilities, for the caller to see whether all are finite (here it would
+        not do: sums in any order make `isfinite(a + b)` true for LLVM).
     """
     count_entries(observations, masks, first, lists.starts, lists.legal_starts)
     order = np.arange(first, first + len(observations))

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -43,6 +41,7 @@ from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array
 from fasttrain.buffers.rollout import RolloutStorage, TensorObservations
 from fasttrain.errors import EnvError
 from fasttrain.jit import use_threads
+from fasttrain.threads import ThreadChoice
 
 # Rows that go through the nets together. Their activations stay in the cache, and the weights of a wide net, which do
 # not, are read once per block: 16.9 → 13.4 µs a sample for [256, 256] with 128 rows; [64, 64] does not care.
@@ -94,44 +93,6 @@ def _why_not_optimizer(optimizer: torch.optim.Optimizer, parameters: list[nn.Par
     return "" if same and not frozen else "some parameters are frozen or hooked"
 
 
-class ThreadChoice:
-    """Threads or no threads, by what the last runs of a kernel took.
-
-    Two threads halve an update on an idle machine; where another process wants the second core they make it several
-    times slower, because every minibatch waits for the thread that has no core. The choice changes no number
-    (`minibatch_gradient`), so timing it does not make a run depend on time.
-
-    Args:
-        trial: how many runs in a row the slower mode is tried for. Threads that had nothing to do have gone to sleep:
-            for a run of 0.1 ms the first ones say nothing (acting for 256 envs: 0.27 ms, then 0.11; alone 0.19).
-    """
-
-    TRY_OTHER_EVERY = 50  # trials: so often the slower mode gets one
-    REMEMBERED = 4  # runs of each; the best of them counts, so that a moment's disturbance decides nothing
-
-    def __init__(self, trial: int = 1) -> None:
-        self._seconds = {mode: deque[float](maxlen=self.REMEMBERED) for mode in (True, False)}
-        self._trial, self._runs, self._mode = trial, 0, True
-
-    def next(self) -> bool:
-        """Whether the next run shall use threads."""
-        if self._runs % self._trial == 0:
-            self._mode = self._choose(self._runs // self._trial)
-        self._runs += 1
-        return self._mode
-
-    def _choose(self, trials: int) -> bool:
-        for mode, seconds in self._seconds.items():
-            if not seconds:
-                return mode
-        faster = min(self._seconds, key=lambda mode: min(self._seconds[mode]))
-        return not faster if trials % self.TRY_OTHER_EVERY == self.TRY_OTHER_EVERY - 1 else faster
-
-    def took(self, on_threads: bool, seconds: float) -> None:
-        """Note what a run took, per optimizer step or for so many rows."""
-        self._seconds[on_threads].append(seconds)
-
-
 class FusedPolicy:
     """The kernels' view of one policy.
 
@@ -141,8 +102,7 @@ class FusedPolicy:
     """
 
     def __init__(self, policy: Any, max_threads: int = 1) -> None:
-        with _kernel_threads(max_threads):
-            pass  # numba's threads start here, and not with the first kernel: torch would keep their number
+        use_threads(max_threads)
         self.policy = policy
         self.max_threads = max_threads
         self.layout, self._places, self.size, self._row_size = make_layout(policy)
@@ -193,11 +153,12 @@ class FusedPolicy:
         lists, first = self._place_of(count)
         scratch = self._memory(count)
         on_threads = len(scratch.gradients) > 1 and self._acting_choice.next()
-        with _kernel_threads(len(scratch.gradients)) if on_threads else nullcontext():
-            begun = time.perf_counter()
-            total = act_rows(seen, masks, uniforms, lists, first, self._flat, self.layout, scratch, actions, values,
-                             log_probs, on_threads)  # fmt: skip
-            self._acting_choice.took(on_threads, time.perf_counter() - begun)
+        if on_threads:
+            use_threads(len(scratch.gradients))
+        begun = time.perf_counter()
+        total = act_rows(seen, masks, uniforms, lists, first, self._flat, self.layout, scratch, actions, values,
+                         log_probs, on_threads)  # fmt: skip
+        self._acting_choice.took(on_threads, time.perf_counter() - begun)
         if not math.isfinite(total):
             raise EnvError(_what_is_not_finite(seen))
         drawn = torch.from_numpy(actions)
@@ -263,19 +224,19 @@ class FusedPolicy:
         flat, exp_avg, exp_avg_sq = (t.numpy() for t in (self.parameters, self._exp_avg, self._exp_avg_sq))
         seen: list[Float64Array] = []
         taken = 0
-        with _kernel_threads(len(scratch.gradients)):
-            for _ in range(n_epochs):
-                statistics = np.zeros((minibatches, NUM_STATISTICS))
-                order, first = storage.draw_order(), step + taken + 1
-                on_threads = len(scratch.gradients) > 1 and self._choice.next()
-                begun = time.perf_counter()
-                done = train_epoch(order, batch_size, flat, exp_avg, exp_avg_sq, first, self.layout, rows, loss, adam,
-                                   scratch, statistics, on_threads)  # fmt: skip
-                self._choice.took(on_threads, (time.perf_counter() - begun) / max(1, done))
-                taken += done
-                seen.append(statistics[: min(done + 1, minibatches)])
-                if done < minibatches:
-                    break
+        use_threads(len(scratch.gradients))
+        for _ in range(n_epochs):
+            statistics = np.zeros((minibatches, NUM_STATISTICS))
+            order, first = storage.draw_order(), step + taken + 1
+            on_threads = len(scratch.gradients) > 1 and self._choice.next()
+            begun = time.perf_counter()
+            done = train_epoch(order, batch_size, flat, exp_avg, exp_avg_sq, first, self.layout, rows, loss, adam,
+                               scratch, statistics, on_threads)  # fmt: skip
+            self._choice.took(on_threads, (time.perf_counter() - begun) / max(1, done))
+            taken += done
+            seen.append(statistics[: min(done + 1, minibatches)])
+            if done < minibatches:
+                break
         if not np.isfinite(flat.sum()):
             raise EnvError(
                 "the update gave parameters that are not finite (a reward, advantage or coefficient too large?); the "
@@ -343,17 +304,6 @@ class FusedPolicy:
                 every=torch.arange(block, dtype=torch.int32).numpy(),
             )
         return self._scratch[parts]
-
-
-@contextmanager
-def _kernel_threads(count: int) -> Iterator[None]:
-    """The kernels' threads inside; afterwards torch has as many as before: numba's OpenMP layer sets torch's too."""
-    torch_threads = torch.get_num_threads()
-    try:
-        use_threads(count)
-        yield
-    finally:
-        torch.set_num_threads(torch_threads)
 
 
 def _what_is_not_finite(observations: NDArray[Any]) -> str:

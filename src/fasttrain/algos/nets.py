@@ -158,7 +158,9 @@ def padded_rows(count: int) -> int:
 
 
 @njit_bare
-def forward_block(flat: Float32Array, layout: Layout, rows: Rows, order: Int64Array, activations: Float32Array) -> None:
+def forward_block(
+    flat: Float32Array, layout: Layout, rows: Rows | Lists, order: Int64Array, activations: Float32Array
+) -> None:
     """Hidden activations (BLOCK, S) of both nets for the rows named by `order` (at most BLOCK)."""
     inputs, width, at = layout.inputs, layout.first_width, layout.first_weights
     w = flat[at : at + inputs * width].reshape((inputs, width))

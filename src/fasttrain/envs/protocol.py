@@ -16,6 +16,7 @@ class NativeGame(Protocol):
     """N independent games of one kind, stepped together, writing straight into the slots.
 
     Any further public method (`set_opponents(mix, indices=None)` say) is reachable through `VecEnv.env_method`.
+    A game that can step on threads has an attribute `max_threads`, 1 as made; a run sets it to the machine's cores.
     """
 
     num_envs: int

@@ -179,9 +179,12 @@ def _native_game(config: Config, num_envs: int) -> Any:
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"env.native_game={config.env.native_game}: {error}") from error
     try:
-        return game(num_envs, **config.env.kwargs)
+        made = game(num_envs, **config.env.kwargs)
     except TypeError as error:
         raise ConfigError(f"env.kwargs={config.env.kwargs}: {error}") from error
+    if hasattr(made, "max_threads") and not config.overlap:  # else the second core is the update's
+        made.max_threads = usable_cores()
+    return made
 
 
 def compile_kernels(config: Config) -> None:
@@ -192,10 +195,11 @@ def compile_kernels(config: Config) -> None:
             compile_fused()
         compile_mask_check()
     if config.vec_env == "native" and config.env.backend == "gymnasium":
-        tiny = build_vec_env(config, 1, seed=0)
-        tiny.reset()
-        tiny.step(np.array([int(tiny.env_method("action_masks")[0].argmax())]))
-        tiny.close()
+        for count in {1, config.num_envs}:  # many games may be stepped by other kernels than one, on threads
+            games = build_vec_env(config, count, seed=0)
+            games.reset()
+            games.step(np.stack(games.env_method("action_masks")).argmax(axis=1))
+            games.close()
 
 
 def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgorithm:

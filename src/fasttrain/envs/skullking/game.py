@@ -11,14 +11,17 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from fasttrain.batch import Float32Array, Int64Array, Slots
+from fasttrain.batch import Float32Array, Float64Array, Int64Array, Slots
 from fasttrain.envs.skullking import kernels
 from fasttrain.envs.skullking.observation import observation_width
 from fasttrain.envs.skullking.opponents import OpponentMix, cumulative_mix, level_of
 from fasttrain.envs.skullking.rules import MAX_PLAYERS, MIN_PLAYERS, NUM_ACTIONS, NUM_NUMBERED
 from fasttrain.envs.skullking.state import ENDED, GAME, NUM_WEIGHTS, UNSTARTED
 from fasttrain.errors import ConfigError, EnvError, EnvSpecError
+from fasttrain.jit import use_threads
+from fasttrain.threads import ThreadChoice
 
+GAMES_PER_THREAD = 64  # fewer are stepped sooner than a second thread wakes
 _SCRATCH_SHAPE = (2, 12)  # distribution of tricks, chance per held card: up to 10 cards and one more
 
 
@@ -56,6 +59,8 @@ class SkullKingGame:
         num_players: seats per game, 2 to 8.
         opponents: a bot's name, a list of one name per other seat, or a mapping of name to weight.
 
+    `max_threads`, 1 as made, may be set to the number of cores: it changes no number.
+
     Raises:
         ConfigError: a value out of range or an unknown opponent.
     """
@@ -88,7 +93,9 @@ class SkullKingGame:
         self._games["num_players"] = num_players
         self._seeded = np.zeros(num_envs, np.bool_)
         self._mix = np.empty((num_envs, num_players - 1, 4))
-        self._scratch = np.zeros(_SCRATCH_SHAPE)
+        self._scratch: Float64Array = np.zeros((1, *_SCRATCH_SHAPE))
+        self.max_threads = 1
+        self._thread_choice = ThreadChoice(trial=8)
         self._slots: Slots | None = None
         self._observations = np.zeros((0, width), np.float32)
         self._masks = np.zeros((0, NUM_ACTIONS), np.bool_)
@@ -166,18 +173,29 @@ class SkullKingGame:
         illegal = kernels.apply_actions(games, slots.actions)
         if illegal >= 0:
             raise self._illegal(int(illegal), int(slots.actions[illegal]))
+        parts = min(self.max_threads, self.num_envs // GAMES_PER_THREAD)
+        on_threads = parts > 1 and self._thread_choice.next()
+        written = (self._observations, self._masks, slots.rewards, slots.terminations, slots.truncations,
+                   self.final_observations)  # fmt: skip
         start_ns = time.perf_counter_ns()
-        kernels.advance(games, self._mix, self._weights, self._scratch)
-        self.opponents_ns += time.perf_counter_ns() - start_ns
-        kernels.write_step(
-            games,
-            self._observations,
-            self._masks,
-            slots.rewards,
-            slots.terminations,
-            slots.truncations,
-            self.final_observations,
-        )
+        if on_threads:
+            use_threads(parts)
+            kernels.advance_on_threads(games, self._mix, self._weights, self._scratch_of(parts))
+        else:
+            kernels.advance(games, self._mix, self._weights, self._scratch[0])
+        between_ns = time.perf_counter_ns()
+        if on_threads:
+            kernels.write_on_threads(games, *written, parts)
+        else:
+            kernels.write_step(games, *written)
+        self.opponents_ns += between_ns - start_ns
+        if parts > 1:
+            self._thread_choice.took(on_threads, (time.perf_counter_ns() - start_ns) / 1e9)
+
+    def _scratch_of(self, parts: int) -> Float64Array:
+        if len(self._scratch) != parts:
+            self._scratch = np.zeros((parts, *_SCRATCH_SHAPE))
+        return self._scratch
 
     def episode_info(self, index: int) -> dict[str, Any]:
         """The end-of-episode info of env `index`, valid in the step in which it ended.
@@ -224,7 +242,7 @@ class SkullKingGame:
         if (self._games["phase"] == UNSTARTED).any():
             raise EnvError("Skull King: reset() every env before asking for bot_actions()")
         actions = np.empty(self.num_envs, np.int64)
-        kernels.choose_as_bot(self._games, level_of(level), actions, self._scratch)
+        kernels.choose_as_bot(self._games, level_of(level), actions, self._scratch[0])
         return actions
 
     def peek(self, index: int) -> GameView:

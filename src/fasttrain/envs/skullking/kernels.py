@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from numba import prange
+
 from fasttrain.envs.skullking.bots import bot_bid, bot_play
 from fasttrain.envs.skullking.observation import is_legal, write_mask, write_observation
 from fasttrain.envs.skullking.rules import FIRST_PLAY_ACTION, cards_dealt
@@ -23,7 +25,7 @@ from fasttrain.envs.skullking.state import (
     seed_game,
     start_game,
 )
-from fasttrain.jit import njit
+from fasttrain.jit import njit, njit_threads
 
 
 @njit
@@ -83,6 +85,41 @@ def advance(games: Any, mix: Any, weights: Any, scratch: Any) -> None:
     """Let the opponents bid and play, resolve tricks, score rounds and deal, in every game."""
     for index in range(len(games)):
         _advance_game(games[index], mix[index], weights, scratch)
+
+
+@njit_threads
+def advance_on_threads(games: Any, mix: Any, weights: Any, scratch: Any) -> None:
+    """`advance`, a part of the games for each entry of scratch (parts, 2, 12)."""
+    count, parts = len(games), len(scratch)
+    for part in prange(parts):
+        begin, end = count * part // parts, count * (part + 1) // parts
+        advance(games[begin:end], mix[begin:end], weights, scratch[part])
+
+
+@njit_threads
+def write_on_threads(
+    games: Any,
+    observations: Any,
+    masks: Any,
+    rewards: Any,
+    terminations: Any,
+    truncations: Any,
+    finals: Any,
+    parts: int,
+) -> None:
+    """`write_step` in parts."""
+    count = len(games)
+    for part in prange(parts):
+        begin, end = count * part // parts, count * (part + 1) // parts
+        write_step(
+            games[begin:end],
+            observations[begin:end],
+            masks[begin:end],
+            rewards[begin:end],
+            terminations[begin:end],
+            truncations[begin:end],
+            finals[begin:end],
+        )
 
 
 @njit
