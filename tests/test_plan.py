@@ -61,8 +61,27 @@ def test_a_typed_number_of_envs_wins_over_the_games_own(source: str):
 def test_rollout_size_is_kept_to_whole_steps():
     plan = plan_of(configured("+profile=speed", "env.id=CartPole-v1", "algo=ppo"))
     assert plan.config.num_envs == 12
-    assert plan.config.algo.rollout_size == 12 * 1365
-    assert "12 envs × 1365 steps" in row_of(plan, "algo.rollout_size").reason
+    assert plan.config.algo.rollout_size == 12 * 341
+    row = row_of(plan, "algo.rollout_size")
+    assert row.source == "tier speed"
+    assert row.reason == (
+        "12 envs × 341 steps; last minibatch of an epoch has 252 of 256 rows; ppo's own in this tier, stock 16,384"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "size"),
+    [
+        (("+profile=speed",), 16384),  # Skull King names its own
+        (("+profile=speed", "env.id=CartPole-v1"), 4096),
+        (("+profile=balance", "env.id=CartPole-v1"), 16384),
+        (("+profile=speed", "env.id=CartPole-v1", "algo.rollout_size=2400"), 2400),
+        (("+profile=debug", "env.id=CartPole-v1"), 512),
+        (("+profile=speed", "env.id=CartPole-v1", "algo=recurrent_ppo"), 1024),
+    ],
+)
+def test_rollout_size_by_tier(arguments: tuple[str, ...], size: int):
+    assert configured(*arguments).algo.rollout_size == size
 
 
 def test_short_last_minibatch_is_said():

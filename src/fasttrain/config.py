@@ -123,7 +123,7 @@ class OwnConfig:
     batch_size: int
     learning_rate: float
     n_epochs: int | None  # None for an algorithm without epochs
-    rollout_size: int
+    rollout_size: int | None  # likewise
     native_num_envs: int | None
 
 

@@ -113,7 +113,7 @@ def make_plan(config: Config, sources: Mapping[str, str], env: EnvFacts, machine
         effective[flag.name] = requested if value == NOT_APPLICABLE else value
     changes = {name: value for name, value in effective.items() if name != "num_workers" or value is not None}
     if isinstance(config.algo, OnPolicyConfig):
-        algo, row = _rollout_row(config.algo, effective, sources)
+        algo, row = _rollout_row(config, config.algo, effective, sources)
         changes["algo"] = algo
         rows.append(row)
     rows += _own_rows(config, sources)
@@ -207,11 +207,11 @@ def _train_log_to_file(requested: bool, context: Context) -> Resolved:
 
 
 def _rollout_row(
-    algo: OnPolicyConfig, effective: Mapping[str, Any], sources: Mapping[str, str]
+    config: Config, algo: OnPolicyConfig, effective: Mapping[str, Any], sources: Mapping[str, str]
 ) -> tuple[OnPolicyConfig, Row]:
     """Keep the rollout's size when num_envs changes, to the nearest whole number of steps per env."""
     num_envs, batch_size = effective["num_envs"], effective["batch_size"]
-    source = sources.get("algo.rollout_size", "default")
+    source = sources.get("algo.rollout_size", f"tier {config.own.tier}")
     if num_envs > algo.rollout_size:
         raise ConfigError(
             f"num_envs={num_envs} is more than algo.rollout_size={algo.rollout_size}: a rollout needs at least one "
@@ -229,6 +229,9 @@ def _rollout_row(
     reason = f"{num_envs} envs × {num_steps} steps"
     if size % batch_size:
         reason += f"; last minibatch of an epoch has {size % batch_size} of {batch_size} rows"
+    stock = algo.by_tier["baseline"]["rollout_size"]
+    if "algo.rollout_size" not in sources and algo.rollout_size != stock:
+        reason += f"; {own_values_of(config, 'rollout_size')} own in this tier, stock {stock:,.0f}"
     row = Row("algo.rollout_size", algo.rollout_size, size, source, "trade-off", reason)
     return dataclasses.replace(algo, rollout_size=size), row
 
