@@ -11,13 +11,14 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "DQN": "fasttrain.algos.dqn",
     "MaskablePPO": "fasttrain.algos.ppo",
     "PPO": "fasttrain.algos.ppo",
     "NativeVecEnv": "fasttrain.vec.native",
     "SharedMemoryVecEnv": "fasttrain.vec.shared",
 }
 
-__all__ = ["PPO", "MaskablePPO", "NativeVecEnv", "SharedMemoryVecEnv", "__version__"]
+__all__ = ["DQN", "PPO", "MaskablePPO", "NativeVecEnv", "SharedMemoryVecEnv", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -215,14 +215,16 @@ def _typed(flag: str, value: str, context: Context) -> bool:
 
 def _no_engine(name: str, requested: str, context: Context) -> str:
     """Why nothing but fasttrain's own PPO can do it: an error if switched on, the reason for off under `auto`."""
+    algo = context.config.algo.name
+    if algo in OFF_POLICY:
+        if requested == "auto":
+            return f"not for {algo} in this version"
+        raise ConfigError(f"{name}={requested} with algo={algo}: this version cannot do that yet; leave {name} out")
     if context.effective["engine"] != "stock":
         return ""
-    algo = context.config.algo.name
     own = context.config.engine == "fast"
     if requested == "auto":
-        return "no DQN engine in this version" if algo in OFF_POLICY else "stock classes cannot"
-    if algo in OFF_POLICY:
-        raise ConfigError(f"{name}={requested} with algo={algo}: this version has no {algo} engine; leave {name} out")
+        return "stock classes cannot"
     way_out = "leave it out" if own else f"take engine=fast, or leave {name} out"
     raise ConfigError(f"{name}={requested} with engine=stock: the stock classes cannot do that; {way_out}")
 

@@ -88,7 +88,7 @@ class RecurrentPPOConfig(OnPolicyConfig):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DQNConfig:
-    """Constructor arguments of SB3's DQN."""
+    """Constructor arguments of SB3's DQN, and from `n_steps` on what ours has besides."""
 
     name: Literal["dqn"]
     policy: Policy
@@ -103,6 +103,14 @@ class DQNConfig:
     exploration_initial_eps: float
     exploration_final_eps: float
     max_grad_norm: float
+    n_steps: int
+    loss: Literal["huber", "mse"]
+    double_q: bool
+    dueling: bool
+    prioritized: bool
+    per_alpha: float
+    per_beta: float
+    use_masking: bool
     by_tier: dict[str, dict[str, float]]
 
 

@@ -83,12 +83,12 @@ NEEDS_FAST_ENGINE = (
     "pin_memory",
     "gradient_accumulation",
     "inference_batch_size",
+    "local_random_actions",
 )
 
 # What this version cannot do yet. A switch on `auto` resolves to its off value; switched on, it is refused.
 NO_ENGINE_YET: dict[str, Any] = {
     "prefetch": "off",
-    "local_random_actions": False,
     "reward_debug": False,
     "eval_async": False,
     "checkpoint_async": False,

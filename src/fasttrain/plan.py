@@ -30,8 +30,6 @@ from fasttrain.flags import (
     NEEDS_FAST_ENGINE,
     NO_ENGINE_YET,
     NOT_APPLICABLE,
-    OFF_POLICY,
-    ON_POLICY,
     STOCK_ONLY,
     Context,
     EnvFacts,
@@ -162,8 +160,6 @@ def _spell(value: Any) -> str:
 def _engine(requested: str, context: Context) -> Resolved:
     if requested == "fast" and context.config.algo.name in STOCK_ONLY:
         return "stock", f"no fast engine for {context.config.algo.name}"
-    if requested == "fast" and context.config.algo.name in OFF_POLICY:
-        return "stock", "no DQN engine in this version"
     return requested, ""
 
 
@@ -240,7 +236,7 @@ def _fused_update(requested: str, context: Context) -> Resolved:
     """Kernels exist for fasttrain's own algorithms; whether the policy suits them is known once it is built."""
     if requested == "off":
         return "off", ""
-    if context.effective["engine"] == "stock" or context.config.algo.name not in ON_POLICY:
+    if context.effective["engine"] == "stock":
         if requested == "on":
             raise ConfigError(_why_no_own_algorithm(context.config))
         return "off", "stock classes have no fused kernels"
@@ -252,15 +248,26 @@ def _fused_update(requested: str, context: Context) -> Resolved:
 def _why_no_own_algorithm(config: Config) -> str:
     """The error about fused_update=on: which of algo and engine is in the way."""
     stock = config.engine == "stock"
-    if config.algo.name in ON_POLICY and config.algo.name not in STOCK_ONLY:
+    if config.algo.name not in STOCK_ONLY:
         wrong, instead = "engine=stock", "engine=fast"
     else:
         wrong = f"algo={config.algo.name}"
-        instead = f"algo=ppo or maskable_ppo{' with engine=fast' if stock else ''}"
+        instead = f"algo=ppo, maskable_ppo or dqn{' with engine=fast' if stock else ''}"
     return (
         f"fused_update=on with {wrong}: only fasttrain's own algorithms have fused kernels; take {instead}, or "
         "fused_update=off"
     )
+
+
+def _local_random_actions(requested: bool, context: Context) -> Resolved:
+    if not requested or context.effective["engine"] == "fast":
+        return requested, ""
+    if context.sources.get("local_random_actions") == "command line":
+        raise ConfigError(
+            "local_random_actions=true with engine=stock: the stock class draws env by env; take engine=fast, or leave "
+            "local_random_actions out"
+        )
+    return False, "the stock class draws env by env"
 
 
 def own_values_of(config: Config, name: str) -> str:
@@ -302,6 +309,7 @@ _RESOLVERS: dict[str, Callable[[Any, Context], Resolved]] = {
     "gradient_accumulation": resolve_gradient_accumulation,
     "inference_batch_size": resolve_inference_batch_size,
     "lean_info": _lean_info,
+    "local_random_actions": _local_random_actions,
     "torch_threads": _torch_threads,
     "train_log_to_file": _train_log_to_file,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from fasttrain.errors import ConfigError
-from fasttrain.flags import NOT_APPLICABLE, Context, Resolved
+from fasttrain.flags import NOT_APPLICABLE, ON_POLICY, Context, Resolved
 
 # What stepping costs besides the envs' own time, from CartPole (scripts/benchmark.py vecenv-auto): per env about the
 # same in a plain loop and in a worker; per step of all workers, waking them and being woken on a machine not all idle.
@@ -89,8 +89,8 @@ def _auto_workers(num_envs: int, context: Context) -> int:
 
 
 def resolve_num_envs(requested: int, context: Context) -> Resolved:
-    """A native game names its own number, unless the user does."""
-    own = context.config.own.native_num_envs
+    """A native game names its own number, unless the user does; it is for algorithms that update once per rollout."""
+    own = context.config.own.native_num_envs if context.config.algo.name in ON_POLICY else None
     explicit = context.sources.get("num_envs") in ("command line", "environment")
     if context.effective["vec_env"] == "native" and own is not None and not explicit:
         return own, "the game's own number in this tier" if own != requested else ""

@@ -5,7 +5,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasttrain.algos.simd import GROUP, LANES, PAD, count_bits, dot_rows, fetch, lowest_bit, nonzero_bits
+from fasttrain.algos.simd import (
+    GROUP,
+    LANES,
+    PAD,
+    count_bits,
+    dot_rows,
+    fetch,
+    lowest_bit,
+    nonzero_bits,
+    transpose_tile,
+)
 from fasttrain.jit import njit
 
 
@@ -27,6 +37,11 @@ def dots(w: np.ndarray, rows: np.ndarray, begin: int, end: int, h: np.ndarray, o
 @njit
 def fetch_all(x: np.ndarray) -> None:
     fetch(x, 0, len(x))
+
+
+@njit
+def transpose(a: np.ndarray, at: int, down: int, out: np.ndarray, to: int, across: int) -> None:
+    transpose_tile(a, at, down, out, to, across)
 
 
 def test_registers_fit_the_padding():
@@ -72,3 +87,12 @@ def test_fetching_changes_nothing():
     fetch_all(x)
     fetch_all(x[:0])
     np.testing.assert_array_equal(x, np.arange(100))
+
+
+def test_a_tile_is_transposed_and_nothing_beside_it():
+    a = np.arange(40 * 41, dtype=np.float32).reshape(40, 41)
+    out = np.full((42, 43), -1.0, np.float32)
+    expected = out.copy()
+    expected[5 : 5 + LANES, 6 : 6 + LANES] = a[3 : 3 + LANES, 2 : 2 + LANES].T
+    transpose(a.ravel(), 3 * 41 + 2, 41, out.ravel(), 5 * 43 + 6, 43)
+    np.testing.assert_array_equal(out, expected)

@@ -205,3 +205,25 @@ def approx_kl(ratio: Tensor, log_ratio: Tensor) -> Tensor:  # (B,), (B,) → ()
 def clip_fraction(ratio: Tensor, clip_range: float) -> Tensor:  # (B,) → ()
     """Share of the rows whose ratio lies outside the clip range."""
     return torch.mean((torch.abs(ratio - 1) > clip_range).float())
+
+
+def td_target(
+    rewards: Tensor,  # (B, 1) of one step, or of n summed and discounted
+    dones: Tensor,  # (B, 1) 1 where the episode terminated
+    discounts: Tensor | float,  # gamma to the power of the steps, (B, 1) or one for all
+    next_values: Tensor,  # (B, 1)
+) -> Tensor:  # (B, 1)
+    """What a value should be by the Bellman equation."""
+    return rewards + (1 - dones) * discounts * next_values
+
+
+def td_error_loss(current: Tensor, target: Tensor, kind: str, weights: Tensor | None = None) -> Tensor:
+    """Mean over B rows and K sub-actions of the Huber loss (delta 1, SB3's) or the squared error.
+
+    current (B, K), target (B, 1), weights (B, 1): how much a row counts, to make up for how often it is drawn.
+    """
+    target = target.expand_as(current)
+    if weights is None:
+        return functional.smooth_l1_loss(current, target) if kind == "huber" else functional.mse_loss(current, target)
+    loss = functional.smooth_l1_loss if kind == "huber" else functional.mse_loss
+    return (weights * loss(current, target, reduction="none")).mean()

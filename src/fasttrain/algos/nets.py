@@ -170,7 +170,13 @@ def forward_block(
     activations[len(order) : padded, :width] = 0.0
     for r in range(len(order)):
         activate(activations[r, :width], layout.kind)
-    for net in (POLICY, VALUE):
+    forward_hidden(flat, layout, padded, activations)
+
+
+@njit_bare
+def forward_hidden(flat: Float32Array, layout: Layout, padded: int, activations: Float32Array) -> None:
+    """The hidden layers from the second on, of every net."""
+    for net in range(len(layout.depth)):
         for layer in range(1, layout.depth[net]):
             x, w, bias = layer_of(net, layer, flat, layout, activations)
             n, column = layout.sizes[net, layer], layout.columns[net, layer]

@@ -15,16 +15,20 @@ import numpy as np
 import torch
 from sb3_contrib import MaskablePPO as StockMaskablePPO
 from sb3_contrib import RecurrentPPO
-from stable_baselines3 import DQN
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
+from stable_baselines3.dqn import DQN as StockDQN  # noqa: N811
 from stable_baselines3.ppo import PPO as StockPPO  # noqa: N811 - a class named like a constant
 
+from fasttrain.algos.dqn import DQN
 from fasttrain.algos.fused_policy import compile_fused, why_not_fused
+from fasttrain.algos.fused_q_policy import compile_fused_q
+from fasttrain.algos.fused_q_policy import why_not_fused as why_not_fused_q
 from fasttrain.algos.heads import compile_mask_check
 from fasttrain.algos.ppo import PPO, MaskablePPO
+from fasttrain.algos.q_networks import DUELING_POLICIES
 from fasttrain.buffers.rollout import compile_gae
 from fasttrain.checks import parse_schedule
 from fasttrain.config import Config, DQNConfig, OnPolicyConfig, PPOConfig, RecurrentPPOConfig
@@ -73,8 +77,15 @@ def env_spec(config: Config) -> EnvSpec:
         info_keys=config.env.info_keys,
         lean_info=config.lean_info,
         needs_masks=config.algo.name == "maskable_ppo",
-        use_masks=config.algo.name == "maskable_ppo",
+        use_masks=uses_masks(config),
     )
+
+
+def uses_masks(config: Config) -> bool:
+    """Whether the algorithm looks at action masks."""
+    if isinstance(config.algo, DQNConfig):
+        return config.engine == "fast" and config.algo.use_masking
+    return config.algo.name == "maskable_ppo"
 
 
 def env_facts(config: Config, measure: Callable[[], ProbeResult | None] = lambda: None) -> EnvFacts:
@@ -89,12 +100,11 @@ def env_facts(config: Config, measure: Callable[[], ProbeResult | None] = lambda
     if config.env.backend == "envpool":
         check_native_options(config)
         return EnvFacts(True, None, images=_check_envpool(config))
-    masked = config.algo.name == "maskable_ppo"
-    native = config.env.native_game is not None and masked
+    native = config.env.native_game is not None and uses_masks(config)
     if config.vec_env == "native" and not native:
         raise ConfigError(
             f"vec_env=native with algo={config.algo.name}: the native game refuses illegal actions and this algorithm "
-            "ignores masks; take algo=maskable_ppo, or vec_env=dummy"
+            "ignores masks; take algo=maskable_ppo, or dqn with engine=fast, or vec_env=dummy"
         )
     if native and config.vec_env in ("auto", "native") and not config.force_dummy_vec_env:
         check_native_options(config)
@@ -194,6 +204,10 @@ def compile_kernels(config: Config) -> None:
         if config.fused_update == "on":
             compile_fused()
         compile_mask_check()
+    if config.engine == "fast" and isinstance(config.algo, DQNConfig):
+        compile_mask_check()
+        if config.fused_update == "on":
+            compile_fused_q()
     if config.vec_env == "native" and config.env.backend == "gymnasium":
         for count in {1, config.num_envs}:  # many games may be stepped by other kernels than one, on threads
             games = build_vec_env(config, count, seed=0)
@@ -221,7 +235,7 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
         "verbose": 0,
     }
     if isinstance(algo, DQNConfig):
-        return DQN(policy, TimedVecEnv(env, clock), **shared, **_dqn_kwargs(config, algo))
+        return _build_dqn(config, algo, env, clock, {"policy": policy, **shared, **_dqn_kwargs(config, algo)})
     shared.update(_ppo_kwargs(config, algo))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "You have specified a mini-batch size", UserWarning)  # the plan says it
@@ -238,6 +252,29 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
     if config.fused_update == "on":
         model.use_kernels(usable_cores())
     return model  # type: ignore[no-any-return]
+
+
+def _build_dqn(
+    config: Config, algo: DQNConfig, env: VecEnv, clock: PhaseClock, arguments: dict[str, Any]
+) -> BaseAlgorithm:
+    if config.engine == "stock":
+        return StockDQN(env=TimedVecEnv(env, clock), **arguments)
+    if algo.dueling:
+        arguments["policy"] = DUELING_POLICIES[arguments["policy"]]
+    prioritized = {"alpha": algo.per_alpha, "beta": algo.per_beta} if algo.prioritized else None
+    model = DQN(
+        env=env,
+        double_q=algo.double_q,
+        loss=algo.loss,
+        prioritized=prioritized,
+        use_masking=algo.use_masking,
+        **arguments,
+    )
+    model._fast.clock = clock
+    model._fast.local_random_actions = config.local_random_actions
+    if config.fused_update == "on":
+        model.use_kernels()
+    return model
 
 
 def _ppo_kwargs(config: Config, algo: OnPolicyConfig) -> dict[str, Any]:
@@ -266,6 +303,7 @@ def _dqn_kwargs(config: Config, algo: DQNConfig) -> dict[str, Any]:
         "exploration_fraction": algo.exploration_fraction,
         "exploration_initial_eps": algo.exploration_initial_eps,
         "exploration_final_eps": algo.exploration_final_eps,
+        "n_steps": algo.n_steps,
     }
 
 
@@ -301,13 +339,16 @@ def settle_fused_update(plan: Plan, model: BaseAlgorithm) -> Plan:
     Raises:
         ConfigError: `fused_update=on` was asked for by name and they cannot do anything.
     """
-    if plan.config.fused_update != "on" or not isinstance(model, (PPO, MaskablePPO)):
+    if plan.config.fused_update != "on" or not isinstance(model, (PPO, MaskablePPO, DQN)):
         return plan
     requested = {row.flag: row.requested for row in plan.rows}
     threads = requested["torch_threads"]
-    if isinstance(threads, int):
-        model.use_kernels(min(threads, usable_cores()))
-    reason = why_not_fused(model.policy, model.observation_space)
+    if isinstance(model, DQN):
+        reason = why_not_fused_q(model.policy, model.observation_space, model.action_space)
+    else:
+        if isinstance(threads, int):
+            model.use_kernels(min(threads, usable_cores()))
+        reason = why_not_fused(model.policy, model.observation_space)
     if not reason:
         return plan
     if requested["fused_update"] == "on":

@@ -65,7 +65,7 @@ def evaluate(
     env does not report is None. `win_rate` lies in 0..1, its interval is Wilson's; the others' are Student's.
     """
     predict: Any = model.predict
-    masked = "action_masks" in inspect.signature(predict).parameters
+    masked = "action_masks" in inspect.signature(predict).parameters and env.has_attr("action_masks")
     quota = np.array([(episodes + i) // env.num_envs for i in range(env.num_envs)])
     returns = np.zeros(env.num_envs)
     lengths = np.zeros(env.num_envs, dtype=np.int64)
@@ -215,7 +215,9 @@ def load_run(folder: Path, model: str = "model.zip") -> tuple[Config, BaseAlgori
             way_out = "the run was made without eval_every=…" if best else "name the folder of a finished run"
             raise ConfigError(f"run={folder}: no {name} there; {way_out}")
     from sb3_contrib import MaskablePPO, RecurrentPPO
-    from stable_baselines3 import DQN, PPO
+    from stable_baselines3 import PPO
+
+    from fasttrain.algos.dqn import DQN
 
     config = _config_of(folder)
     statistics = statistics_of(folder / model)

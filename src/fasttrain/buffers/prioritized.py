@@ -1,0 +1,272 @@
+"""PrioritizedReplayBuffer: transitions drawn in proportion to how wrong the values last were about them.
+
+Proportional prioritization of Schaul et al. 2016 (arXiv 1511.05952, sections 3.3 and 3.4). Stock SB3 has none; as
+`replay_buffer_class` it fits there too, where all priorities stay those of new transitions: nobody sets others.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from stable_baselines3.common.vec_env import VecNormalize
+
+from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, Observations
+from fasttrain.buffers.replay import ReplayBatch, ReplayStorage
+from fasttrain.buffers.sum_tree import SumTree, find_kernel, refresh, set_kernel
+from fasttrain.errors import ConfigError
+from fasttrain.jit import njit
+
+LEAST, MOST = 1e-150, 1e150  # of a priority, so that no alpha makes it 0 (free slots have that) or the total infinite
+
+
+class PrioritizedDraw(NamedTuple):
+    """Which transitions, and what the update needs to know about them."""
+
+    indices: Int64Array  # (K * B,) row * num_envs + env, as in `FlatViews`
+    weights: Float32Array  # (K * B,) importance weights, the largest of each batch 1
+    generation: int  # rows written so far
+
+
+@njit
+def draw_kernel(
+    nodes: Float64Array,
+    starts: Int64Array,
+    shares: Float64Array,  # (K * B,) uniform in [0, 1)
+    batch_size: int,
+    beta: float,
+    indices: Int64Array,  # (K * B,) out
+    weights: Float32Array,  # (K * B,) out
+) -> None:
+    """Stratified draws: the i-th of a batch from the i-th of B equal parts of the mass; weights in the same call.
+
+    (N P(i))^-β over the largest of the batch is (p_smallest / p(i))^β: N and the total cancel.
+    """
+    part = nodes[-1] / batch_size
+    rest = np.empty(len(shares), np.float64)
+    for i in range(len(shares)):
+        rest[i] = (i % batch_size + shares[i]) * part
+    find_kernel(nodes, starts, rest, indices)
+    for first in range(0, len(shares), batch_size):
+        smallest = np.inf
+        for i in range(first, first + batch_size):
+            smallest = min(smallest, nodes[indices[i]])
+        for i in range(first, first + batch_size):
+            weights[i] = (smallest / nodes[indices[i]]) ** beta
+
+
+@njit
+def update_kernel(
+    nodes: Float64Array,
+    starts: Int64Array,
+    shape: tuple[int, int],  # (size, N) of the ring
+    indices: Int64Array,  # (B,)
+    errors: Float64Array,  # (B,) TD errors
+    drawn_at: Int64Array,  # (B,) or (1,): rows written when the index was drawn
+    now: int,  # rows written
+    margin: int,  # rows after the last written one that hold nothing any more: 1 if optimize_memory_usage
+    alpha: float,
+    eps: float,
+) -> tuple[int, int, float]:
+    """Write (|error| + eps)^alpha into the leaves that still hold what was drawn, and renew the sums.
+
+    A row was written anew since `drawn_at` if it is among the now - drawn_at rows that followed it in the ring: rows
+    are written in order, so that one number is the version of every slot.
+
+    Returns:
+        The place in the batch that is refused (then nothing is written) or -1, how many leaves were written, and the
+        largest of them.
+    """
+    size, num_envs = shape
+    kept = np.empty(len(indices), np.int64)
+    places = np.empty(len(indices), np.int64)
+    count = 0
+    for i in range(len(indices)):
+        index = indices[i]
+        if not (0 <= index < size * num_envs and np.isfinite(errors[i])):
+            return i, 0, 0.0
+        at = drawn_at[i if len(drawn_at) > 1 else 0]
+        if (index // num_envs - at) % size < now - at + margin:
+            continue
+        if nodes[index] == 0.0:
+            return i, 0, 0.0
+        kept[count], places[count] = index, i
+        count += 1
+    highest = 0.0
+    for i in range(count):
+        priority = (abs(errors[places[i]]) + eps) ** alpha
+        nodes[kept[i]] = min(max(priority, LEAST), MOST)
+        highest = max(highest, nodes[kept[i]])
+    refresh(nodes, starts, kept[:count])
+    return -1, count, highest
+
+
+class PrioritizedReplayBuffer(ReplayStorage):
+    """A `ReplayStorage` that draws transition i with probability p(i)^alpha over the sum of all.
+
+    A new transition has the highest priority there ever was, so that each is seen soon. Any thread may `add`, `sample`
+    and `update_priorities`: each holds `lock` while it runs. Whoever reads `flat_views` beside writers holds it too.
+
+    Args:
+        alpha: 0 draws uniformly, 1 in full proportion to the TD error.
+        beta: how much of the bias the weights correct, at the beginning of training.
+        beta_final: the same at its end; see `anneal`.
+        eps: added to every |TD error|, so that none is never drawn again.
+        *arguments, **options: as of `ReplayStorage`.
+
+    Attributes:
+        beta: what the next draw's weights are made with; may be set at any time.
+        generation: rows written so far, the version that a draw carries.
+
+    Raises:
+        ConfigError: alpha < 0, a beta outside 0 … 1, eps ≤ 0, or what `ReplayStorage` refuses.
+    """
+
+    overhead_bytes = 10  # the tree: 8 bytes a leaf and 1/7 of that above them
+
+    def __init__(
+        self,
+        *arguments: Any,
+        alpha: float = 0.6,
+        beta: float = 0.4,
+        beta_final: float = 1.0,
+        eps: float = 1e-6,
+        **options: Any,
+    ) -> None:
+        if not 0.0 <= alpha < np.inf:
+            raise ConfigError(f"alpha={alpha} must be 0 (uniform) or more; 0.6 is the paper's")
+        if not (0.0 <= beta <= 1.0 and 0.0 <= beta_final <= 1.0):
+            raise ConfigError(f"beta={beta} and beta_final={beta_final} must be from 0 to 1; the paper's: 0.4 and 1.0")
+        if not 0.0 < eps < np.inf:
+            raise ConfigError(f"eps={eps} must be above 0: a transition of priority 0 would never be drawn again")
+        super().__init__(*arguments, **options)
+        self.alpha, self.beta, self.beta_final, self.eps = alpha, beta, beta_final, eps
+        self.lock = threading.RLock()
+        self.generation = 0
+        self._beta_first = beta
+        self._tree = SumTree(self.buffer_size * self.n_envs)
+        self._highest = 1.0
+        self._row = np.arange(self.n_envs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the lock, which cannot be pickled, and of a moment at which nobody writes."""
+        with self.lock:
+            state = self.__dict__.copy()
+        del state["lock"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.lock = threading.RLock()
+
+    @property
+    def priorities(self) -> Float64Array:
+        """p^alpha of every slot, (size, N); 0 where nothing can be drawn. A copy."""
+        with self.lock:
+            leaves: Float64Array = self._tree.nodes[: self._tree.capacity].copy()
+        return leaves.reshape(self.buffer_size, self.n_envs)
+
+    def anneal(self, progress_remaining: float) -> None:
+        """Set `beta` on the line from its first value (progress_remaining 1) to `beta_final` (0)."""
+        self.beta = self.beta_final + (self._beta_first - self.beta_final) * progress_remaining
+
+    def reset(self) -> None:
+        """Empty it. Priorities that come late for what was there are dropped, as for any slot written anew."""
+        with self.lock:
+            super().reset()
+            self._tree.clear()
+            self.generation += 2 * self.buffer_size - self.generation % self.buffer_size  # row 0 comes next
+
+    def put(
+        self,
+        observations: Observations,
+        next_observations: Observations,
+        actions: NDArray[Any],
+        rewards: NDArray[Any],
+        dones: NDArray[Any],
+        timeouts: NDArray[Any] | None = None,
+        next_masks: BoolArray | None = None,
+    ) -> None:
+        """As in `ReplayStorage`; the row gets the highest priority seen."""
+        with self.lock:
+            slots = self._row + self.pos * self.n_envs
+            super().put(observations, next_observations, actions, rewards, dones, timeouts, next_masks)
+            self.generation += 1
+            self._set(slots, self._highest)
+            if self._margin():  # the observations of this row were overwritten by the next ones
+                self._set(self._row + self.pos * self.n_envs, 0.0)
+
+    def _set(self, slots: Int64Array, priority: float) -> None:
+        set_kernel(self._tree.nodes, self._tree.starts, self._tree.capacity, slots, np.full(self.n_envs, priority))
+
+    def _margin(self) -> int:
+        return int(self.optimize_memory_usage and self.full)
+
+    def draw_weighted(self, batch_size: int, batches: int = 1) -> PrioritizedDraw:
+        """Draw `batches` times `batch_size` transitions, one batch after another, with the priorities of this moment.
+
+        Raises:
+            ValueError: nothing is stored yet.
+        """
+        with self.lock:
+            if not self._tree.total() > 0.0:
+                raise ValueError("cannot sample: the replay buffer is empty")
+            shares = np.random.random_sample(batch_size * batches)
+            indices, weights = np.empty(len(shares), np.int64), np.empty(len(shares), np.float32)
+            draw_kernel(self._tree.nodes, self._tree.starts, shares, batch_size, self.beta, indices, weights)
+            return PrioritizedDraw(indices, weights, self.generation)
+
+    def draw(self, batch_size: int) -> tuple[Int64Array, Int64Array]:
+        """Rows (B,) and envs (B,) by priority."""
+        return _rows_and_envs(self.draw_weighted(batch_size).indices, self.n_envs)
+
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBatch:  # type: ignore[override]
+        """A batch with `weights`, `indices` and `generation`; the last two are what `update_priorities` takes."""
+        with self.lock:
+            drawn = self.draw_weighted(batch_size)
+            batch = self.gather(*_rows_and_envs(drawn.indices, self.n_envs), env)
+        weights = self._tensor(drawn.weights[:, None])
+        return batch._replace(weights=weights, indices=drawn.indices, generation=drawn.generation)
+
+    def update_priorities(
+        self,
+        indices: NDArray[np.integer[Any]],  # (B,) of a draw
+        td_errors: NDArray[np.floating[Any]] | torch.Tensor,  # (B,) or (B, 1), of any sign
+        generation: int | Int64Array | None = None,  # of that draw, or (B,) of several draws; None: of this moment
+    ) -> int:
+        """Set priorities to (|td_error| + eps)^alpha, and return how many: slots written anew since are left alone.
+
+        Of an index that comes twice the last error counts.
+
+        Raises:
+            IndexError: an index is none of a stored transition. Nothing is changed.
+            ValueError: a TD error is not finite, or there are not as many as indices. Nothing is changed.
+        """
+        if isinstance(td_errors, torch.Tensor):
+            td_errors = td_errors.detach().cpu().numpy()
+        errors = np.ascontiguousarray(td_errors, np.float64).reshape(-1)
+        slots = np.ascontiguousarray(indices, np.int64).reshape(-1)
+        if len(errors) != len(slots):
+            raise ValueError(f"{len(slots)} indices and {len(errors)} TD errors: there must be as many")
+        shape = self.buffer_size, self.n_envs
+        with self.lock:
+            now = self.generation
+            drawn_at = np.asarray(now if generation is None else generation, np.int64).reshape(-1)
+            if len(drawn_at) not in (1, len(slots)):
+                raise ValueError(f"generation must be one number or {len(slots)}, not {len(drawn_at)}")
+            arrays = self._tree.nodes, self._tree.starts, shape, slots, errors, drawn_at
+            refused, count, highest = update_kernel(*arrays, now, self._margin(), self.alpha, self.eps)
+            self._highest = max(self._highest, highest)
+        if refused < 0:
+            return count
+        if not np.isfinite(errors[refused]):
+            raise ValueError(f"the TD error of slot {slots[refused]} is {errors[refused]}: the values have diverged")
+        raise IndexError(f"slot {slots[refused]} holds no transition: {self.size() * self.n_envs} are stored")
+
+
+def _rows_and_envs(indices: Int64Array, num_envs: int) -> tuple[Int64Array, Int64Array]:
+    rows = indices // num_envs
+    return rows, indices - rows * num_envs

@@ -1,0 +1,395 @@
+"""ReplayStorage: the ring of transitions of an off-policy algorithm, in place of SB3's replay buffers.
+
+One class for what are ReplayBuffer, DictReplayBuffer and NStepReplayBuffer there (common/buffers.py, 2.9.2): the same
+arrays, the same draws from numpy's global stream, the same numbers bit by bit (tests/buffers/test_replay.py). Beyond
+them: action masks of the next observations, n steps with Dict observations and with `optimize_memory_usage`, and a
+refusal before memory runs out instead of a warning after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import psutil
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
+from stable_baselines3.common.vec_env import VecNormalize
+from torch import Tensor
+
+from fasttrain.batch import BoolArray, Float32Array, Int64Array, Observations
+from fasttrain.errors import ConfigError
+from fasttrain.jit import njit
+
+TensorObservations = Tensor | dict[str, Tensor]
+Layout = dict[tuple[str, str], tuple[tuple[int, ...], Any]]  # (array, key) → shape and dtype of a transition's share
+
+MAX_N_STEPS = 128  # numpy sums blocks of 128 in the order that `_sum_as_numpy` repeats
+PACK_ABOVE = 32  # masks wider than this are stored as bits: 8 times less memory for 5 µs of unpacking 256 rows of 200
+
+
+class ReplayBatch(NamedTuple):
+    """One minibatch on the buffer's device; the first six fields are those of SB3's ReplayBufferSamples."""
+
+    observations: TensorObservations  # (B, ...)
+    actions: Tensor  # (B, K)
+    next_observations: TensorObservations  # (B, ...) after the last step of the window
+    dones: Tensor  # (B, 1) float32, 1 where the window ends by the rules; a timeout counts as 0
+    rewards: Tensor  # (B, 1) float32, discounted sum over the window
+    discounts: Tensor | None = None  # (B, 1) float32, gamma ** length of the window; None for n_steps == 1, as stock
+    next_action_masks: Tensor | None = None  # (B, A) bool, legal in next_observations
+    weights: Tensor | None = None  # (B, 1) float32, importance weights of prioritized replay
+    indices: Int64Array | None = None  # (B,) row * num_envs + env, of prioritized replay
+    generation: int | None = None  # rows written when this was drawn, of prioritized replay
+
+
+class FlatViews(NamedTuple):
+    """The arrays of a storage without copying, time and env in one axis: transition i is row i // N of env i % N."""
+
+    observations: Observations  # (size * N, ...)
+    next_observations: Observations | None  # None where optimize_memory_usage: observations of row + 1
+    actions: NDArray[Any]  # (size * N, K)
+    rewards: Float32Array  # (size * N,)
+    dones: Float32Array  # (size * N,)
+    timeouts: Float32Array  # (size * N,)
+    next_masks: NDArray[Any] | None  # (size * N, A) bool, or uint8 (size * N, ceil(A / 8)) as of np.packbits
+
+
+@njit
+def _sum_as_numpy(terms: Float32Array) -> np.float32:
+    """Sum of up to 128 numbers in the order of numpy's pairwise sum: eight running sums from eight numbers on."""
+    count = len(terms)
+    total: np.float32 = np.float32(0.0)
+    whole = 0
+    if count >= 8:
+        whole = count - count % 8
+        sums = terms[:8].copy()
+        for first in range(8, whole, 8):
+            for k in range(8):
+                sums[k] += terms[first + k]
+        total = ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]))
+    for i in range(whole, count):
+        total += terms[i]
+    return total
+
+
+@njit
+def n_step_kernel(
+    rows: Int64Array,  # (B,) where the windows begin
+    envs: Int64Array,  # (B,)
+    rewards: Float32Array,  # (size, N)
+    dones: Float32Array,  # (size, N)
+    timeouts: Float32Array,  # (size, N)
+    newest: int,  # the row written last: no window goes beyond it
+    powers: Float32Array,  # (n + 1,) gamma ** 0 … n, as `powers_of` has them
+    last_rows: Int64Array,  # (B,) out: last row of each window
+    returns: Float32Array,  # (B,) out: its discounted rewards
+    discounts: Float32Array,  # (B,) out: gamma ** length
+    ends: Float32Array,  # (B,) out: 1 where its last step ended the episode by the rules
+) -> int:
+    """Windows of up to n steps that stop at a done, at a timeout and at the newest row, as SB3's NStepReplayBuffer.
+
+    Returns -1, or the place of a row or env that is out of range.
+    """
+    (size, num_envs), n_steps = rewards.shape, len(powers) - 1
+    terms = np.zeros(n_steps, np.float32)
+    for i in range(len(rows)):
+        row, env, length = rows[i], envs[i], 0
+        if not (0 <= row < size and 0 <= env < num_envs):
+            return i
+        while True:
+            terms[length] = rewards[row, env] * powers[length]
+            length += 1
+            over = dones[row, env] != 0 or timeouts[row, env] != 0
+            if over or row == newest or length == n_steps:
+                break
+            row = row + 1 if row + 1 < size else 0
+        terms[length:] = 0
+        returns[i] = _sum_as_numpy(terms)
+        last_rows[i], discounts[i] = row, powers[length]
+        ends[i] = dones[row, env] * (np.float32(1.0) - timeouts[row, env])
+    return -1
+
+
+def powers_of(gamma: float, n_steps: int) -> Float32Array:
+    """gamma ** 0 … n_steps, (n_steps + 1,) float32: numpy's float32 power, whose last bit is not always libm's."""
+    powers: Float32Array = gamma ** np.arange(n_steps + 1, dtype=np.float32)
+    return powers
+
+
+class ReplayStorage(ReplayBuffer):
+    """A ring of `buffer_size // n_envs` rows of one transition per env, each row written at `pos`.
+
+    Args:
+        buffer_size: transitions.
+        observation_space: Box, Discrete, MultiDiscrete, MultiBinary, or a flat Dict of these, in their own dtype.
+        action_space: any that SB3 knows; float64 is stored as float32, as in SB3.
+        device: where batches go; the ring itself stays in host memory.
+        n_envs: N.
+        optimize_memory_usage: keep no next observations: they are the observations of the next row.
+        handle_timeout_termination: a truncated episode is bootstrapped. Not together with `optimize_memory_usage`,
+            where the observation after a truncation is lost.
+        n_steps: length of the windows, 1 to 128.
+        gamma: discount within a window; must be the algorithm's. Without meaning for n_steps=1.
+        mask_width: A, or None for an algorithm without masks.
+
+    Raises:
+        ConfigError: a value out of range, two that exclude each other, or more memory than is free.
+    """
+
+    observations: Any  # (size, N, ...), or one array per key
+    next_observations: Any  # the same; absent where optimize_memory_usage
+    overhead_bytes = 0  # per transition, of what a subclass keeps beside the arrays
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        device: torch.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+        *,
+        n_steps: int = 1,
+        gamma: float = 0.99,
+        mask_width: int | None = None,
+    ) -> None:
+        BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs)
+        self.buffer_size = max(buffer_size // n_envs, 1)
+        self.optimize_memory_usage = optimize_memory_usage
+        self.handle_timeout_termination = handle_timeout_termination
+        self.n_steps, self.gamma, self.mask_width = n_steps, gamma, mask_width
+        self._keyed = isinstance(observation_space, spaces.Dict)
+        self._check_settings()
+        layout = self._layout()
+        self.memory_bytes = self._refuse_too_large(layout)
+        arrays = {name: np.zeros((self.buffer_size, n_envs, *shape), dtype) for name, (shape, dtype) in layout.items()}
+        # A plain space is kept under the key "", so that there is one way for both.
+        self._stored = {name[1]: array for name, array in arrays.items() if name[0] == "observations"}
+        self._stored_next = {name[1]: array for name, array in arrays.items() if name[0] == "next_observations"}
+        self.observations = self._stored if self._keyed else self._stored[""]
+        if not optimize_memory_usage:
+            self.next_observations = self._stored_next if self._keyed else self._stored_next[""]
+        self.actions = arrays["actions", ""]
+        self.rewards, self.dones = arrays["rewards", ""], arrays["dones", ""]
+        self.timeouts = arrays["timeouts", ""]
+        self.next_masks: NDArray[Any] | None = arrays.get(("next_masks", ""))
+        self._powers = powers_of(gamma, n_steps)
+
+    def _check_settings(self) -> None:
+        if not 1 <= self.n_steps <= MAX_N_STEPS:
+            raise ConfigError(f"n_steps={self.n_steps} must be from 1 to {MAX_N_STEPS}")
+        if not 0.0 <= self.gamma <= 1.0:
+            raise ConfigError(f"gamma={self.gamma} must be from 0 to 1")
+        if self.mask_width is not None and self.mask_width < 1:
+            raise ConfigError(f"mask_width={self.mask_width} must be at least 1, or None without masks")
+        if not self.optimize_memory_usage:
+            return
+        if self.handle_timeout_termination:
+            raise ConfigError(
+                "optimize_memory_usage=True and handle_timeout_termination=True exclude each other (the observation "
+                "after a truncation is not kept): choose handle_timeout_termination=False or keep both copies"
+            )
+        if self.buffer_size < 2:
+            raise ConfigError(f"optimize_memory_usage=True needs a buffer_size of at least 2 × n_envs={self.n_envs}")
+
+    def _layout(self) -> Layout:
+        space: Any = self.observation_space
+        spaces_of = space.spaces if self._keyed else {"": space}
+        shapes: Any = self.obs_shape if self._keyed else {"": self.obs_shape}
+        layout: Layout = {}
+        for name in ("observations",) if self.optimize_memory_usage else ("observations", "next_observations"):
+            for key, space in spaces_of.items():
+                if isinstance(shapes[key], dict):
+                    raise ConfigError(f"observation {key!r} is a Dict inside a Dict and cannot be stored: flatten it")
+                layout[name, key] = shapes[key], space.dtype
+        self._columns = {key for key, space in spaces_of.items() if isinstance(space, spaces.Discrete)}
+        layout["actions", ""] = (self.action_dim,), self._maybe_cast_dtype(self.action_space.dtype)
+        layout.update({(name, ""): ((), np.float32) for name in ("rewards", "dones", "timeouts")})
+        if self.mask_width is not None:
+            packed = self.mask_width > PACK_ABOVE
+            layout["next_masks", ""] = ((-(-self.mask_width // 8),), np.uint8) if packed else ((self.mask_width,), bool)
+        return layout
+
+    def _refuse_too_large(self, layout: Layout) -> int:
+        """Bytes of all arrays. Before any is made: np.zeros takes no memory until a page is written, hours later."""
+        sizes = {name: int(np.prod(shape)) * np.dtype(dtype).itemsize for name, (shape, dtype) in layout.items()}
+        each = int(sum(sizes.values())) + self.overhead_bytes
+        needed, free = each * self.buffer_size * self.n_envs, int(psutil.virtual_memory().available)
+        if needed <= free:
+            return needed
+        fits = int(0.9 * free) // each // self.n_envs * self.n_envs  # 0.9: what is free changes until the next try
+        twice = sum(size for name, size in sizes.items() if name[0] == "next_observations")
+        hint = f"; optimize_memory_usage=True would save {twice:,} bytes of each" if 3 * twice > each else ""
+        raise ConfigError(
+            f"a replay buffer of {self.buffer_size * self.n_envs:,} transitions of {each:,} bytes needs "
+            f"{needed / 1e9:.2f} GB ({needed:,} bytes), but {free / 1e9:.2f} GB ({free:,} bytes) are free: "
+            f"buffer_size={fits} would fit{hint}"
+        )
+
+    def flat_views(self) -> FlatViews:
+        """Everything that is stored, for a kernel that gathers for itself; written to on the next `put`."""
+        seen = {key: _flat(array) for key, array in self._stored.items()}
+        following = {key: _flat(array) for key, array in self._stored_next.items()}
+        return FlatViews(
+            observations=seen if self._keyed else seen[""],
+            next_observations=(following if self._keyed else following[""]) if following else None,
+            actions=_flat(self.actions),
+            rewards=_flat(self.rewards),
+            dones=_flat(self.dones),
+            timeouts=_flat(self.timeouts),
+            next_masks=None if self.next_masks is None else _flat(self.next_masks),
+        )
+
+    def add(
+        self,
+        obs: Observations,  # (N, ...)
+        next_obs: Observations,  # (N, ...) before any autoreset
+        action: NDArray[Any],  # (N,) or (N, K)
+        reward: NDArray[Any],  # (N,)
+        done: NDArray[Any],  # (N,)
+        infos: Sequence[dict[str, Any]],
+        next_masks: BoolArray | None = None,  # (N, A)
+    ) -> None:
+        """Store one vector step as SB3's off-policy algorithms hand it over."""
+        timeouts = None
+        if self.handle_timeout_termination:
+            timeouts = np.array([info.get("TimeLimit.truncated", False) for info in infos], np.float32)
+        self.put(obs, next_obs, action, reward, done, timeouts, next_masks)
+
+    def put(
+        self,
+        observations: Observations,  # (N, ...) the actions were taken on
+        next_observations: Observations,  # (N, ...) before any autoreset
+        actions: NDArray[Any],  # (N,) or (N, K)
+        rewards: NDArray[Any],  # (N,)
+        dones: NDArray[Any],  # (N,) terminated or truncated
+        timeouts: NDArray[Any] | None = None,  # (N,) truncated and not terminated; None: nowhere
+        next_masks: BoolArray | None = None,  # (N, A) legal in next_observations; None: everything is legal
+    ) -> None:
+        """Store one vector step, copied. Raises ValueError for arrays of another shape than the spaces have.
+
+        An ended episode without a legal action is stored as all legal: a maximum over no action is -inf, and 0 × -inf
+        in the target would be NaN.
+        """
+        row = self.pos
+        self._fill(self._stored, row, observations)
+        following = self._stored if self.optimize_memory_usage else self._stored_next
+        self._fill(following, (row + 1) % self.buffer_size if self.optimize_memory_usage else row, next_observations)
+        self.actions[row] = np.asarray(actions).reshape(self.n_envs, self.action_dim)
+        self.rewards[row] = rewards
+        self.dones[row] = dones
+        self.timeouts[row] = 0 if timeouts is None or not self.handle_timeout_termination else timeouts
+        if self.next_masks is not None:
+            self.next_masks[row] = self._mask_row(next_masks, dones)
+        self.pos += 1
+        if self.pos == self.buffer_size:
+            self.full, self.pos = True, 0
+
+    def _fill(self, stored: dict[str, NDArray[Any]], row: int, values: Observations) -> None:
+        given = values if isinstance(values, dict) else {"": values}
+        for key, array in stored.items():
+            # A Discrete space has a column of its own, (N, 1), which (N,) does not broadcast to.
+            array[row] = given[key].reshape(self.n_envs, 1) if key in self._columns else given[key]
+
+    def _mask_row(self, masks: BoolArray | None, dones: NDArray[Any]) -> NDArray[Any] | int:
+        packed = self.next_masks is not None and self.next_masks.dtype == np.uint8
+        if masks is None:
+            return 0xFF if packed else True
+        masks = np.asarray(masks, np.bool_)
+        if masks.shape != (self.n_envs, self.mask_width):
+            raise ValueError(f"next_masks must have the shape {(self.n_envs, self.mask_width)}, not {masks.shape}")
+        if np.any(dones):
+            masks = masks | (np.asarray(dones, np.bool_) & ~masks.any(axis=1))[:, None]
+        return np.packbits(masks, axis=1) if packed else masks
+
+    def draw(self, batch_size: int) -> tuple[Int64Array, Int64Array]:
+        """Rows (B,) and envs (B,), int64, from numpy's global stream as SB3 draws them: all rows, then all envs.
+
+        Raises:
+            ValueError: nothing is stored yet.
+        """
+        if not self.size():
+            raise ValueError("cannot sample: the replay buffer is empty")
+        if self.optimize_memory_usage and self.full:  # the observation at pos has been overwritten by a next one
+            rows = (np.random.randint(1, self.buffer_size, size=batch_size) + self.pos) % self.buffer_size
+        else:
+            rows = np.random.randint(0, self.size(), size=batch_size)
+        return rows, np.random.randint(0, high=self.n_envs, size=batch_size)
+
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBatch:  # type: ignore[override]
+        """`gather(draw)`."""
+        return self.gather(*self.draw(batch_size), env)
+
+    def _get_samples(self, batch_inds: NDArray[Any], env: VecNormalize | None = None) -> ReplayBatch:  # type: ignore[override]
+        return self.gather(batch_inds, np.random.randint(0, high=self.n_envs, size=len(batch_inds)), env)
+
+    def gather(self, rows: Int64Array, envs: Int64Array, env: VecNormalize | None = None) -> ReplayBatch:
+        """The transitions (B,) that begin at these rows of these envs, of any number of minibatches at once.
+
+        `env` normalises them as in SB3. Raises IndexError for a row or an env out of range.
+        """
+        rows, envs = np.ascontiguousarray(rows, np.int64), np.ascontiguousarray(envs, np.int64)
+        last_rows, returns, discounts, ends = self.windows(rows, envs, env)
+        flat, last = rows * self.n_envs + envs, last_rows * self.n_envs + envs
+        masks = self.masks_of(last)
+        if self.optimize_memory_usage:
+            following = self._take(self._stored, (last_rows + 1) % self.buffer_size * self.n_envs + envs, env)
+        else:
+            following = self._take(self._stored_next, last, env)
+        return ReplayBatch(
+            observations=self._take(self._stored, flat, env),
+            actions=self._tensor(_take(self.actions, flat)),
+            next_observations=following,
+            dones=self._tensor(ends[:, None]),
+            rewards=self._tensor(returns[:, None]),
+            discounts=self._tensor(discounts[:, None]) if self.n_steps > 1 else None,
+            next_action_masks=None if masks is None else self._tensor(masks),
+        )
+
+    def windows(
+        self, rows: Int64Array, envs: Int64Array, env: VecNormalize | None = None
+    ) -> tuple[Int64Array, Float32Array, Float32Array, Float32Array]:
+        """Of the windows (B,) that begin there: last row, return, discount and end, as `n_step_kernel` has them."""
+        last_rows = np.empty(len(rows), np.int64)
+        returns, discounts, ends = np.empty((3, len(rows)), np.float32)
+        newest = (self.pos - 1) % self.buffer_size
+        arrays = self.rewards, self.dones, self.timeouts
+        wrong = n_step_kernel(rows, envs, *arrays, newest, self._powers, last_rows, returns, discounts, ends)
+        if wrong >= 0:
+            raise IndexError(f"row {rows[wrong]} of env {envs[wrong]} is outside of {self.buffer_size} × {self.n_envs}")
+        if env is not None and env.norm_reward:  # rewards are normalised before they are summed
+            steps = np.arange(self.n_steps)
+            spread = self.rewards[(rows[:, None] + steps) % self.buffer_size, envs[:, None]]
+            within = steps <= ((last_rows - rows) % self.buffer_size)[:, None]
+            returns = (self._normalize_reward(spread, env) * self._powers[:-1] * within).sum(axis=1)
+        return last_rows, returns, discounts, ends
+
+    def _take(self, stored: dict[str, NDArray[Any]], flat: Int64Array, env: VecNormalize | None) -> TensorObservations:
+        taken: Any = {key: _take(array, flat) for key, array in stored.items()}
+        taken = self._normalize_obs(taken if self._keyed else taken[""], env)
+        return {key: self._tensor(value) for key, value in taken.items()} if self._keyed else self._tensor(taken)
+
+    def masks_of(self, flat: Int64Array) -> BoolArray | None:  # (B,) of `FlatViews` → (B, A)
+        """Masks of the observations after these transitions; None without masks."""
+        if self.next_masks is None:
+            return None
+        masks = _take(self.next_masks, flat)
+        return masks if masks.dtype == bool else np.unpackbits(masks, axis=1, count=self.mask_width).view(np.bool_)
+
+    def _tensor(self, array: NDArray[Any]) -> Tensor:
+        """On the device. `array` was just gathered, so on the CPU it need not be copied a second time, as SB3 does."""
+        return torch.from_numpy(array).to(self.device)
+
+
+def _flat(array: NDArray[Any]) -> NDArray[Any]:
+    return array.reshape(-1, *array.shape[2:])
+
+
+def _take(array: NDArray[Any], flat: Int64Array) -> NDArray[Any]:
+    """Transitions of a stored array (size, N, ...). 256 rows of 4 floats: 0.6 µs, with `array[rows, envs]` 4.2."""
+    return _flat(array).take(flat, axis=0)

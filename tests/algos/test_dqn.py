@@ -1,0 +1,201 @@
+"""What our DQN has besides stock DQN: masks everywhere, double Q-learning, prioritized and n-step replay, kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from scipy import stats
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+import fasttrain
+from fasttrain.algos.dqn import random_actions
+from fasttrain.algos.q_update import targets
+from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
+from fasttrain.buffers.replay import ReplayStorage
+from fasttrain.errors import ConfigError, EnvError, EnvSpecError
+from toys import ToyGame
+
+SETTINGS: dict[str, Any] = {
+    "learning_starts": 20,
+    "train_freq": 1,
+    "gradient_steps": 2,
+    "batch_size": 16,
+    "buffer_size": 400,
+    "target_update_interval": 50,
+    "learning_rate": 1e-3,
+    "seed": 0,
+    "device": "cpu",
+}
+
+
+def toy_model(**changes: Any) -> Any:
+    """On five games that raise at once if an illegal action is played."""
+    return fasttrain.DQN("MlpPolicy", fasttrain.NativeVecEnv(ToyGame(5), seed=0), **{**SETTINGS, **changes})
+
+
+class Forbidding(gymnasium.Env[Any, Any]):
+    """Ten steps; only action 2 is legal, or none at all."""
+
+    def __init__(self, legal: tuple[int, ...] = (2,)) -> None:
+        self.observation_space = spaces.Box(-1.0, 1.0, (3,), np.float32)
+        self.action_space = spaces.Discrete(4)
+        self.legal, self.chosen = legal, list[int]()
+
+    def action_masks(self) -> Any:
+        return np.isin(np.arange(4), self.legal)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        self.chosen.append(int(action))
+        return np.full(3, self.steps / 10, np.float32), 1.0, self.steps == 10, False, {}
+
+
+class Stop(BaseCallback):
+    def _on_step(self) -> bool:
+        return self.n_calls < 3
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("changes", [{}, {"double_q": True, "n_steps": 3, "prioritized": {}}, {"loss": "mse"}])
+def test_no_illegal_action_is_ever_played(fused: bool, at_once: bool, changes: dict[str, Any]):
+    model = toy_model(exploration_final_eps=0.3, **changes)
+    model._fast.local_random_actions = at_once
+    if fused:
+        model.use_kernels()
+    model.learn(1000)  # ToyGame raises at an illegal one
+    assert (model._fast.kernels is not None) == fused
+    assert model._fast.gradient_updates == model._n_updates == 2 * (1000 - 20) // 5
+
+
+def test_masks_of_single_envs():
+    envs = [Forbidding(), Forbidding()]
+    model = fasttrain.DQN("MlpPolicy", DummyVecEnv([lambda i=i: envs[i] for i in range(2)]), **SETTINGS)
+    model.learn(200)
+    assert set(envs[0].chosen + envs[1].chosen) == {2}
+
+
+def test_masks_can_be_left_out():
+    env = Forbidding()
+    model = fasttrain.DQN("MlpPolicy", DummyVecEnv([lambda: env]), use_masking=False, **SETTINGS).learn(200)
+    assert set(env.chosen) == {0, 1, 2, 3}
+    assert model.replay_buffer.mask_width is None
+
+
+def test_a_state_without_a_legal_action_is_an_error():
+    with pytest.raises(EnvError, match="no legal action in env 0"):
+        fasttrain.DQN("MlpPolicy", DummyVecEnv([lambda: Forbidding(())]), **SETTINGS).learn(50)
+
+
+def test_a_buffer_without_room_for_masks_is_an_error():
+    env = DummyVecEnv([Forbidding])
+    model = fasttrain.DQN("MlpPolicy", env, replay_buffer_class=ReplayStorage, **SETTINGS)
+    with pytest.raises(EnvSpecError, match="ReplayStorage does not store them"):
+        model.learn(50)
+    settings = {**SETTINGS, "replay_buffer_kwargs": {"mask_width": 4}}
+    fasttrain.DQN("MlpPolicy", env, replay_buffer_class=ReplayStorage, **settings).learn(50)
+
+
+@pytest.mark.parametrize("double_q", [False, True])
+def test_the_target_looks_at_legal_next_actions_only(double_q: bool):
+    model = toy_model(double_q=double_q)
+    model.learn(200)
+    batch = model.replay_buffer.sample(64)
+    masks = batch.next_action_masks
+    assert masks is not None
+    assert not masks.all()
+    with torch.no_grad():
+        online, target = model.q_net(batch.next_observations), model.q_net_target(batch.next_observations)
+    ranked = torch.where(masks, online if double_q else target, -torch.inf)
+    best = target.gather(1, ranked.argmax(dim=1, keepdim=True))
+    expected = batch.rewards + (1 - batch.dones) * 0.99 * best
+    torch.testing.assert_close(targets(model, batch, [8]), expected)
+
+
+def test_stored_masks_are_those_of_the_next_state():
+    model = toy_model()
+    model.learn(300)
+    storage = model.replay_buffer
+    for row in range(storage.size()):
+        for env in range(5):
+            mask = storage.gather(np.array([row]), np.array([env])).next_action_masks[0].numpy()
+            step = int(storage.next_observations[row, env, 1])
+            expected = np.ones(8, bool) if storage.dones[row, env] else np.arange(8) != step
+            np.testing.assert_array_equal(mask, expected)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_predict_with_masks(deterministic: bool):
+    model = toy_model()
+    model.exploration_rate = 0.5
+    rng = np.random.default_rng(0)
+    masks = rng.random((500, 8)) < 0.3
+    masks[np.arange(500), rng.integers(0, 8, 500)] = True
+    observations = rng.random((500, 3)).astype(np.float32)
+    for _ in range(4):
+        actions, _ = model.predict(observations, deterministic=deterministic, action_masks=masks)
+        assert masks[np.arange(500), actions].all()
+    single, _ = model.predict(observations[0], deterministic=deterministic, action_masks=masks[0])
+    assert single.shape == ()
+    assert masks[0, single]
+    with pytest.raises(EnvError, match="no legal action"):
+        model.predict(observations[0], action_masks=np.zeros(8, bool))
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(5), spaces.MultiDiscrete([3, 4])], ids=["discrete", "multi"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_actions_drawn_at_once_are_distributed_as_the_spaces_own(space: Any, masked: bool):
+    space.seed(0)
+    count, dims = 20_000, [5] if isinstance(space, spaces.Discrete) else [3, 4]
+    mask = np.array(
+        [True, False, True, True, False] if len(dims) == 1 else [True, True, False, True, False, True, True]
+    )
+    masks = np.tile(mask, (count, 1)) if masked else None
+    tables = []
+    for at_once in (True, False):
+        drawn = random_actions(space, count, masks, at_once).reshape(count, -1)
+        codes = drawn[:, 0] if len(dims) == 1 else drawn[:, 0] * dims[1] + drawn[:, 1]
+        tables.append(np.bincount(codes, minlength=int(np.prod(dims))))
+    possible = tables[0] + tables[1] > 0
+    legal = np.outer(mask[:3], mask[3:]).ravel() if len(dims) == 2 else mask
+    np.testing.assert_array_equal(possible, legal if masked else np.ones_like(possible))
+    assert stats.chi2_contingency([table[possible] for table in tables]).pvalue > 1e-3
+
+
+def test_prioritized_replay_learns_what_it_was_wrong_about():
+    model = toy_model(prioritized={"alpha": 0.7, "beta": 0.5})
+    assert isinstance(model.replay_buffer, PrioritizedReplayBuffer)
+    model.learn(400)
+    assert len(np.unique(model.replay_buffer.priorities)) > 50, "priorities follow the errors"
+    assert model.replay_buffer.beta > 0.5, "beta grows with the progress"
+
+
+def test_a_callback_can_stop_it():
+    model = toy_model()
+    model.learn(400, callback=Stop())
+    assert model.num_timesteps == 15
+
+
+def test_a_wrong_loss_is_refused():
+    with pytest.raises(ConfigError, match="loss='l1': choose huber or mse"):
+        toy_model(loss="l1")
+
+
+def test_a_saved_model_keeps_its_settings(tmp_path: Any):
+    model = toy_model(double_q=True, loss="mse", prioritized={"alpha": 0.3}).learn(100)
+    model.save(tmp_path / "model.zip")
+    again = fasttrain.DQN.load(tmp_path / "model.zip", env=fasttrain.NativeVecEnv(ToyGame(5), seed=0), device="cpu")
+    assert (again.double_q, again.loss, again.prioritized) == (True, "mse", {"alpha": 0.3})
+    assert isinstance(again.replay_buffer, PrioritizedReplayBuffer)
+    again.learn(100)

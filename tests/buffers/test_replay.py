@@ -1,0 +1,366 @@
+"""ReplayStorage against SB3's replay buffers: the same numbers from the same random state, bit by bit."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stable_baselines3 import DQN, SAC
+from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecNormalize
+
+from fasttrain.buffers import replay
+from fasttrain.buffers.replay import PACK_ABOVE, ReplayStorage, n_step_kernel, powers_of
+from fasttrain.errors import ConfigError
+
+BOX = spaces.Box(-1, 1, (3,), np.float32)
+IMAGE = spaces.Box(0, 255, (2, 4, 3), np.uint8)
+DICT = spaces.Dict({"box": BOX, "kind": spaces.Discrete(4), "image": IMAGE})
+FIELDS = ("observations", "actions", "next_observations", "dones", "rewards", "discounts")
+
+
+def draw(space: spaces.Space, envs: int, rng: np.random.Generator) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {key: draw(sub, envs, rng) for key, sub in space.spaces.items()}
+    space.seed(int(rng.integers(1 << 30)))
+    return np.stack([space.sample() for _ in range(envs)])
+
+
+def fill(buffers: list[Any], steps: int, rng: np.random.Generator, ends: float = 0.2) -> None:
+    """The same transitions into all; about half of the ends are timeouts."""
+    first = buffers[0]
+    for _ in range(steps):
+        observations, following = (draw(first.observation_space, first.n_envs, rng) for _ in range(2))
+        actions = draw(first.action_space, first.n_envs, rng)
+        rewards = rng.standard_normal(first.n_envs).astype(np.float32)
+        dones = rng.random(first.n_envs) < ends
+        infos = [{"TimeLimit.truncated": bool(done and rng.random() < 0.5)} for done in dones]
+        for buffer in buffers:
+            buffer.add(_copy(observations), _copy(following), actions, rewards, dones, infos)
+
+
+def _copy(values: Any) -> Any:
+    return dict(values) if isinstance(values, dict) else values.copy()
+
+
+def assert_same(ours: Any, stock: Any) -> None:
+    for name in FIELDS:
+        mine, other = getattr(ours, name), getattr(stock, name)
+        if other is None:
+            assert mine is None
+            continue
+        pairs = [(mine[key], other[key]) for key in other] if isinstance(other, dict) else [(mine, other)]
+        for a, b in pairs:
+            assert (a.dtype, a.shape) == (b.dtype, b.shape), name
+            np.testing.assert_array_equal(a.numpy(), b.numpy(), err_msg=name)
+
+
+CASES = {
+    "box": (ReplayBuffer, BOX, spaces.Discrete(4)),
+    "box actions": (ReplayBuffer, BOX, spaces.Box(-1, 1, (2,), np.float64)),
+    "float64": (ReplayBuffer, spaces.Box(-1, 1, (2, 2), np.float64), spaces.Discrete(4)),
+    "image": (ReplayBuffer, IMAGE, spaces.MultiDiscrete([2, 3, 4])),
+    "discrete": (ReplayBuffer, spaces.Discrete(6), spaces.Discrete(4)),
+    "multi-discrete": (ReplayBuffer, spaces.MultiDiscrete([3, 4]), spaces.MultiBinary(3)),
+    "multi-binary": (ReplayBuffer, spaces.MultiBinary(5), spaces.Discrete(2)),
+    "dict": (DictReplayBuffer, DICT, spaces.Discrete(4)),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize(("envs", "steps"), [(1, 3), (1, 25), (3, 4), (3, 17)])
+@pytest.mark.parametrize("timeouts", [True, False])
+def test_samples_are_those_of_sb3(case: tuple, envs: int, steps: int, timeouts: bool):
+    kind, *both = case
+    options = {"n_envs": envs, "handle_timeout_termination": timeouts}
+    stock, ours = kind(10 * envs, *both, "cpu", **options), ReplayStorage(10 * envs, *both, "cpu", **options)
+    fill([stock, ours], steps, np.random.default_rng(0))
+    assert (ours.pos, ours.full, ours.size()) == (stock.pos, stock.full, stock.size())
+    for batch_size in (1, 7, 64):
+        np.random.seed(3)
+        expected = stock.sample(batch_size)
+        np.random.seed(3)
+        assert_same(ours.sample(batch_size), expected)
+        assert np.random.random() == _after(stock, batch_size)
+
+
+def _after(stock: Any, batch_size: int) -> float:
+    """What numpy's stream gives after stock's sample."""
+    np.random.seed(3)
+    stock.sample(batch_size)
+    return np.random.random()
+
+
+@settings(deadline=None, max_examples=120)
+@given(
+    seed=st.integers(0, 2**31),
+    n_steps=st.sampled_from([1, 2, 3, 5, 7, 8, 9, 16, 20, 33, 128]),
+    size=st.integers(1, 40),
+    steps=st.integers(1, 100),
+    envs=st.integers(1, 4),
+    gamma=st.sampled_from([0.0, 0.9, 0.99, 0.997, 1.0]),
+    ends=st.sampled_from([0.0, 0.05, 0.4]),
+    timeouts=st.booleans(),
+    batch_size=st.integers(1, 50),
+)
+def test_n_steps_are_those_of_sb3(seed, n_steps, size, steps, envs, gamma, ends, timeouts, batch_size):
+    options = {"n_envs": envs, "n_steps": n_steps, "gamma": gamma, "handle_timeout_termination": timeouts}
+    both = spaces.Box(-1, 1, (1,), np.float32), spaces.Discrete(4)
+    stock = NStepReplayBuffer(size * envs, *both, "cpu", **options)
+    ours = ReplayStorage(size * envs, *both, "cpu", **options)
+    fill([stock, ours], steps, np.random.default_rng(seed), ends)
+    np.random.seed(seed % 1000)
+    expected = stock.sample(batch_size)
+    np.random.seed(seed % 1000)
+    batch = ours.sample(batch_size)
+    assert_same(batch if n_steps > 1 else batch._replace(discounts=expected.discounts), expected)
+
+
+@pytest.mark.parametrize("steps", [4, 23])
+def test_without_next_observations_as_sb3(steps: int):
+    options = {"n_envs": 2, "optimize_memory_usage": True, "handle_timeout_termination": False}
+    stock = ReplayBuffer(20, BOX, spaces.Discrete(4), "cpu", **options)
+    ours = ReplayStorage(20, BOX, spaces.Discrete(4), "cpu", **options)
+    assert not hasattr(ours, "next_observations")
+    assert ours.flat_views().next_observations is None
+    fill([stock, ours], steps, np.random.default_rng(0))
+    np.random.seed(3)
+    expected = stock.sample(64)
+    np.random.seed(3)
+    assert_same(ours.sample(64), expected)
+
+
+@pytest.mark.parametrize("space", [BOX, DICT], ids=["box", "dict"])
+def test_without_next_observations_n_steps_and_dicts_work_too(space: spaces.Space):
+    """Of a run without breaks both ways of keeping the next observation hold the same."""
+    both = [
+        ReplayStorage(
+            20, space, spaces.Discrete(4), "cpu", 2, lean, handle_timeout_termination=False, n_steps=3, gamma=0.9
+        )
+        for lean in (False, True)
+    ]
+    rng = np.random.default_rng(0)
+    observations = draw(space, 2, rng)
+    for step in range(24):
+        following = draw(space, 2, rng)
+        for storage in both:
+            storage.put(observations, following, np.zeros(2), np.full(2, step), np.zeros(2))
+        observations = following
+    rows, envs = both[1].draw(100)
+    assert (rows != both[1].pos).all()
+    for name, (a, b) in zip(FIELDS, zip(*(storage.gather(rows, envs) for storage in both), strict=False), strict=False):
+        if isinstance(a, dict):
+            assert all(torch.equal(a[key], b[key]) for key in a), name
+        else:
+            assert torch.equal(a, b), name
+
+
+@pytest.mark.parametrize("n_steps", [1, 3, 9])
+@pytest.mark.parametrize("norm_reward", [True, False])
+def test_normalised_as_sb3(n_steps: int, norm_reward: bool):
+    envs = VecNormalize(make_vec_env("CartPole-v1", 2), norm_reward=norm_reward)
+    envs.reset()
+    for _ in range(20):
+        envs.step(np.array([0, 1]))
+    both = envs.observation_space, envs.action_space
+    options = {"n_envs": 2, **({"n_steps": n_steps, "gamma": 0.9} if n_steps > 1 else {})}
+    stock = (NStepReplayBuffer if n_steps > 1 else ReplayBuffer)(40, *both, "cpu", **options)
+    ours = ReplayStorage(40, *both, "cpu", **options)
+    fill([stock, ours], 31, np.random.default_rng(0))
+    np.random.seed(3)
+    expected = stock.sample(64, env=envs)
+    np.random.seed(3)
+    assert_same(ours.sample(64, env=envs), expected)
+
+
+def test_a_window_by_hand():
+    """gamma 0.5, n 3. Env 0 ends in row 2 by the rules; env 1 in row 1 by time; row 3 is the newest."""
+    rewards = np.array([[1, 1], [2, 2], [4, 4], [8, 8]], np.float32)
+    dones = np.array([[0, 0], [0, 1], [1, 0], [0, 0]], np.float32)
+    timeouts = np.array([[0, 0], [0, 1], [0, 0], [0, 0]], np.float32)
+    rows, envs = np.array([0, 1, 2, 3, 0, 2]), np.array([0, 0, 0, 0, 1, 1])
+    last = np.zeros(6, np.int64)
+    returns, discounts, ends = np.zeros((3, 6), np.float32)
+    n_step_kernel(rows, envs, rewards, dones, timeouts, 3, powers_of(0.5, 3), last, returns, discounts, ends)
+    assert last.tolist() == [2, 2, 2, 3, 1, 3]
+    assert returns.tolist() == [1 + 1 + 1, 2 + 2, 4, 8, 1 + 1, 4 + 4]
+    assert discounts.tolist() == [0.125, 0.25, 0.5, 0.5, 0.25, 0.25]
+    assert ends.tolist() == [1, 1, 1, 0, 0, 0]
+
+
+def masks_of(steps: int, envs: int, width: int) -> np.ndarray:
+    masks = np.random.default_rng(1).random((steps, envs, width)) < 0.5
+    masks[..., 0] = True
+    return masks
+
+
+@pytest.mark.parametrize("width", [1, 5, PACK_ABOVE, PACK_ABOVE + 1, 100])
+@pytest.mark.parametrize("n_steps", [1, 3])
+def test_masks_belong_to_the_next_observation_of_the_window(width: int, n_steps: int):
+    ours = ReplayStorage(20, spaces.Discrete(1000), spaces.Discrete(width), "cpu", 2, n_steps=n_steps, mask_width=width)
+    masks = masks_of(27, 2, width)
+    for step in range(27):
+        # A next observation says which step and env it is of.
+        after = np.array([2 * step, 2 * step + 1])
+        dones = np.random.default_rng(step).random(2) < 0.2
+        ours.put(np.zeros(2), after, np.zeros(2), np.zeros(2), dones, None, masks[step])
+    batch = ours.sample(200)
+    expected = masks.reshape(54, width)[batch.next_observations[:, 0]]
+    assert batch.next_action_masks.dtype == torch.bool
+    np.testing.assert_array_equal(batch.next_action_masks.numpy(), expected)
+    packed = ours.flat_views().next_masks
+    assert packed.shape == (20, width if width <= PACK_ABOVE else -(-width // 8))
+
+
+@pytest.mark.parametrize("width", [3, 40])
+def test_masks_left_out_or_empty_at_an_end_are_all_legal(width: int):
+    ours = ReplayStorage(4, BOX, spaces.Discrete(width), "cpu", 2, mask_width=width)
+    step = np.zeros((2, 3)), np.zeros((2, 3)), np.zeros(2), np.zeros(2)
+    ours.put(*step, np.zeros(2))
+    ours.put(*step, np.array([True, False]), None, np.zeros((2, width), bool))
+    legal = ours.gather(np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1])).next_action_masks
+    assert legal.all(dim=1).tolist() == [True, True, True, False]
+    assert not legal[3].any()
+    with pytest.raises(ValueError, match="next_masks must have the shape"):
+        ours.put(*step, np.zeros(2), None, np.zeros((2, width + 1), bool))
+
+
+def test_flat_views_share_memory_and_their_order_is_row_times_envs_plus_env():
+    ours = ReplayStorage(12, DICT, spaces.MultiDiscrete([2, 3]), "cpu", 3, mask_width=5)
+    fill([ours], 6, np.random.default_rng(0))
+    views = ours.flat_views()
+    assert np.shares_memory(views.observations["image"], ours.observations["image"])
+    rows, envs = ours.draw(30)
+    batch = ours.gather(rows, envs)
+    flat = rows * 3 + envs
+    for key in DICT.spaces:
+        np.testing.assert_array_equal(views.observations[key][flat], batch.observations[key].numpy())
+        np.testing.assert_array_equal(views.next_observations[key][flat], batch.next_observations[key].numpy())
+    np.testing.assert_array_equal(views.actions[flat], batch.actions.numpy())
+    np.testing.assert_array_equal(views.rewards[flat], batch.rewards.numpy()[:, 0])
+    np.testing.assert_array_equal(views.next_masks[flat], batch.next_action_masks.numpy())
+    assert all(np.shares_memory(view, getattr(ours, name)) for name, view in views._asdict().items()
+               if name in ("actions", "rewards", "dones", "timeouts", "next_masks"))  # fmt: skip
+
+
+def test_batches_own_their_memory():
+    ours = ReplayStorage(4, BOX, spaces.Discrete(4), "cpu")
+    fill([ours], 4, np.random.default_rng(0))
+    batch = ours.sample(4)
+    before = batch.observations.clone()
+    fill([ours], 4, np.random.default_rng(1))
+    assert torch.equal(batch.observations, before)
+
+
+@pytest.mark.parametrize("lean", [False, True])
+@pytest.mark.parametrize("width", [None, 4, 100])
+def test_bytes_are_known_beforehand(lean: bool, width: int | None):
+    ours = ReplayStorage(
+        30, DICT, spaces.Discrete(4), "cpu", 3, lean, handle_timeout_termination=not lean, mask_width=width
+    )
+    views = ours.flat_views()
+    parts = [part for part in views if part is not None]
+    arrays = itertools.chain.from_iterable(part.values() if isinstance(part, dict) else [part] for part in parts)
+    assert ours.memory_bytes == sum(array.nbytes for array in arrays)
+    assert ours.observations["image"].dtype == np.uint8
+
+
+def test_too_large_is_refused_before_anything_is_allocated(monkeypatch: pytest.MonkeyPatch):
+    memory = types.SimpleNamespace(available=10_000)
+    monkeypatch.setattr(replay.psutil, "virtual_memory", lambda: memory)
+    pixels = spaces.Box(0, 255, (84, 84, 4), np.uint8)
+    made = []
+    monkeypatch.setattr(replay.np, "zeros", lambda *arguments, **_: made.append(arguments))
+    with pytest.raises(ConfigError) as refusal:
+        ReplayStorage(10**6, pixels, spaces.Discrete(4), "cpu", 4)
+    assert made == []
+    text = str(refusal.value)
+    each = 2 * 84 * 84 * 4 + 8 + 3 * 4
+    assert f"{each:,} bytes needs" in text
+    assert f"{each * 10**6:,} bytes" in text
+    assert "10,000 bytes) are free" in text
+    assert "optimize_memory_usage" in text
+    monkeypatch.undo()
+    memory.available = 100 * each
+    monkeypatch.setattr(replay.psutil, "virtual_memory", lambda: memory)
+    with pytest.raises(ConfigError, match="buffer_size=88 would fit"):
+        ReplayStorage(104, pixels, spaces.Discrete(4), "cpu", 4)
+    assert ReplayStorage(88, pixels, spaces.Discrete(4), "cpu", 4).memory_bytes == 88 * each
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"n_steps": 0}, "n_steps=0"),
+        ({"n_steps": 129}, "from 1 to 128"),
+        ({"gamma": 1.5}, "gamma=1.5"),
+        ({"mask_width": 0}, "mask_width=0"),
+        ({"optimize_memory_usage": True}, "handle_timeout_termination=True exclude each other"),
+        (
+            {"buffer_size": 1, "optimize_memory_usage": True, "handle_timeout_termination": False},
+            "buffer_size of at least 2",
+        ),
+        ({"observation_space": spaces.Dict({"a": spaces.Dict({"b": BOX})})}, "flatten it"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(options: dict, match: str):
+    given_options = {"buffer_size": 10, "observation_space": BOX, "action_space": spaces.Discrete(2), "device": "cpu"}
+    with pytest.raises(ConfigError, match=match):
+        ReplayStorage(**{**given_options, **options})
+
+
+def test_misuse_is_refused():
+    ours = ReplayStorage(10, BOX, spaces.Discrete(4), "cpu", 2)
+    with pytest.raises(ValueError, match="empty"):
+        ours.sample(4)
+    fill([ours], 2, np.random.default_rng(0))
+    for rows, envs in (([0, 5], [0, 0]), ([0, 0], [0, 2]), ([-1], [0])):
+        with pytest.raises(IndexError, match="is outside of 5 × 2"):
+            ours.gather(np.array(rows), np.array(envs))
+    with pytest.raises(ValueError, match="broadcast"):
+        ours.put(np.zeros((2, 4)), np.zeros((2, 4)), np.zeros(2), np.zeros(2), np.zeros(2))
+
+
+def test_reset_and_pickle():
+    ours = ReplayStorage(10, BOX, spaces.Discrete(4), "cpu", n_steps=2, mask_width=4)
+    fill([ours], 13, np.random.default_rng(0))
+    other = pickle.loads(pickle.dumps(ours))
+    rows, envs = ours.draw(9)
+    assert_same(other.gather(rows, envs), ours.gather(rows, envs))
+    fill([other], 1, np.random.default_rng(0))
+    assert other.pos == 4
+    assert (other.observations[3] != ours.observations[3]).any(), "what was unpickled must write to what it shows"
+    assert np.shares_memory(other.flat_views().observations, other.observations)
+    other.reset()
+    assert other.size() == 0
+
+
+def test_stock_algorithms_learn_the_same_with_it():
+    """SB3's DQN and SAC, same seed: the weights after training equal those with SB3's own buffer."""
+    for model_class, env_id, options in (
+        (DQN, "CartPole-v1", {"buffer_size": 100, "train_freq": 4, "n_steps": 1}),
+        (DQN, "CartPole-v1", {"buffer_size": 100, "train_freq": 4, "n_steps": 3, "gamma": 0.9}),
+        (SAC, "Pendulum-v1", {"buffer_size": 100, "policy_kwargs": {"net_arch": [8]}, "train_freq": 4}),
+    ):
+        weights = []
+        for kind in (None, ReplayStorage):
+            given_options = dict(options)
+            if kind is not None and given_options.get("n_steps", 1) > 1:
+                steps = {"n_steps": given_options.pop("n_steps"), "gamma": given_options["gamma"]}
+                given_options["replay_buffer_kwargs"] = steps
+            model = model_class(
+                "MlpPolicy", env_id, replay_buffer_class=kind, learning_starts=20, seed=0, device="cpu", **given_options
+            )
+            model.learn(100)
+            assert isinstance(model.replay_buffer, ReplayBuffer)
+            weights.append(torch.cat([parameter.flatten() for parameter in model.policy.parameters()]))
+        assert torch.equal(*weights)
