@@ -117,23 +117,30 @@ def test_action_repeat_reaches_the_effective_configuration():
 def test_what_has_no_engine_is_refused_when_switched_on(flag: str):
     off = NO_ENGINE_YET[flag]
     on = {"off": "on", False: "true"}[off]
-    algo = "dqn" if flag in ("prefetch", "local_random_actions") else "ppo"
+    algo = "dqn" if flag == "prefetch" else "ppo"
     config = configured(f"{flag}={on}", f"algo={algo}", "env.id=CartPole-v1")
     with pytest.raises(ConfigError, match=f"{flag}=.*this version cannot do that yet.*take {flag}="):
         plan_of(config)
 
 
-@pytest.mark.parametrize("sources", [{}, {"engine": "command line"}])
-def test_dqn_runs_the_stock_classes_and_says_so(sources: dict[str, str]):
-    config = configured("+profile=speed", "engine=fast", "algo=dqn", "env.id=CartPole-v1")
-    plan = plan_of(config, **sources)
-    row = row_of(plan, "engine")
-    assert (row.requested, row.effective, row.reason) == ("fast", "stock", "no DQN engine in this version")
-    assert plan.config.engine == "stock"
-    assert plan.config.fused_update == "off"
-    assert (row in plan.notable()) == bool(sources)
-    ppo = plan_of(configured("engine=fast", "algo=ppo", "env.id=CartPole-v1"))
-    assert (ppo.config.engine, row_of(ppo, "engine").reason) == ("fast", "")
+def test_dqn_has_an_engine_of_its_own():
+    plan = plan_of(configured("+profile=speed", "algo=dqn", "env.id=CartPole-v1"))
+    assert (plan.config.engine, plan.config.fused_update, plan.config.local_random_actions) == ("fast", "on", True)
+    stock = plan_of(configured("+profile=speed", "engine=stock", "algo=dqn", "env.id=CartPole-v1"))
+    assert (stock.config.engine, stock.config.fused_update, stock.config.local_random_actions) == (
+        "stock",
+        "off",
+        False,
+    )
+    assert row_of(stock, "local_random_actions").reason == "the stock class draws env by env"
+    config = configured("engine=stock", "local_random_actions=true", "algo=dqn", "env.id=CartPole-v1")
+    with pytest.raises(ConfigError, match="local_random_actions=true with engine=stock.*take engine=fast"):
+        plan_of(config, local_random_actions="command line")
+
+
+def test_a_native_game_names_its_number_of_envs_for_rollouts_only():
+    plan = plan_of(configured("+profile=speed", "algo=dqn"), NATIVE)
+    assert (plan.config.vec_env, plan.config.num_envs) == ("native", 12)
 
 
 def test_progress_csv_needs_the_training_log():
@@ -177,8 +184,7 @@ def test_who_else_has_a_flag_is_who_could_use_it():
     ("arguments", "error"),
     [
         (("engine=stock", "algo=ppo"), "fused_update=on with engine=stock: .*; take engine=fast, or"),
-        (("engine=fast", "algo=dqn"), "fused_update=on with algo=dqn: .*; take algo=ppo or maskable_ppo, or"),
-        (("engine=stock", "algo=dqn"), "fused_update=on with algo=dqn: .*; take algo=ppo or maskable_ppo with engine="),
+        (("engine=stock", "algo=dqn"), "fused_update=on with engine=stock: .*; take engine=fast, or"),
     ],
 )
 def test_kernels_asked_for_in_vain_say_what_is_in_the_way(arguments: tuple[str, ...], error: str):

@@ -83,6 +83,8 @@ def test_groups_of_works(benchmark: ModuleType) -> None:
     assert benchmark.works_of("ppo")[0] == "skullking-train"
     assert {"ppo-update-512", "ppo-cartpole-8", "ppo-gpu"} < set(benchmark.works_of("ppo"))
     assert benchmark.works_of("ppo-gpu") == ["ppo-gpu"]
+    assert benchmark.works_of("dqn") == ["dqn-cartpole", "dqn-update-64", "dqn-update-masked"]
+    assert {"per-storage-1e6", "per-tree-1e4"} < set(benchmark.works_of("per"))
     assert benchmark.works_of("all") == list(benchmark.WORKS)
     assert benchmark.works_of("nothing") == []
 
@@ -174,3 +176,96 @@ def test_the_update_measured_computes_as_the_plan_says(benchmark: ModuleType, mo
     model.env.close()
     assert chosen["use_amp"] == "on"
     assert model._fast.acceleration.amp_dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["cartpole", "skullking"])
+def test_both_dqn_updates_begin_with_the_same_buffer_and_weights(
+    benchmark: ModuleType, masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stock's buffer holds what ours collected; without masks its update then gives what ours gives, to rounding."""
+    import numpy as np
+
+    bench = benchmark.bench_dqn
+    monkeypatch.setattr("fasttrain.algos.fused_q_policy.compile_fused_q", lambda: None)
+    work = {"batch_size": 32, "transitions": 400, "calls": 1, "masked": masked}
+    model = bench.our_model(work)
+    bench.fill(model)
+    stock = bench.stock_twin(model, work)
+    assert stock.replay_buffer.size() * bench.NUM_ENVS == 400
+    assert (model.replay_buffer.mask_width is not None) == masked
+    assert (stock.replay_buffer.observations[-1] == model.replay_buffer.observations[-1]).all()
+    assert stock.replay_buffer.observations[-1].any()
+    counts = [benchmark.bench_ppo.count_updates(each) for each in (model, stock)]
+    for each in (model, stock):
+        np.random.seed(0)
+        each.train(4, 32)
+    model.env.close()
+    assert [count() for count in counts] == [4, 4]
+    if not masked:
+        for name, ours in model.policy.state_dict().items():
+            assert (ours - stock.policy.state_dict()[name]).abs().max() < 1e-5
+
+
+def test_the_dqn_update_is_measured_with_kernels_and_equal_work(
+    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from fasttrain.algos.dqn import DQN
+
+    asked: list[Any] = []
+    use_kernels = DQN.use_kernels
+    monkeypatch.setattr(DQN, "use_kernels", lambda model: (asked.append(model), use_kernels(model))[1])
+    bench = benchmark.bench_dqn
+    monkeypatch.setattr(bench, "BLOCKS", 3)
+    work = {"batch_size": 32, "transitions": 400, "calls": 2}
+    threads = torch.get_num_threads()
+    try:
+        ours, theirs = (bench.update_alone(work, mine, 1) for mine in (True, False))
+    finally:
+        torch.set_num_threads(threads)
+    assert len(asked) == 1
+    assert asked[0]._fast.kernels is not None
+    result = benchmark.compared("fasttrain", {"fasttrain": [ours], "stock": [theirs]}, "dqn-update")
+    assert result["equal_work"] == {"env_steps": 0, "updates": 8.0, "samples_per_update": 32}
+    assert result["unit"] == "samples per second"
+
+
+def test_dqn_runs_of_ours_and_stock_do_equal_work(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stock takes the hyperparameters named to ours, and counts updates as ours does (those are the config's own)."""
+    import torch
+
+    bench = benchmark.bench_dqn
+    commands: list[list[str]] = []
+    monkeypatch.setattr(benchmark.bench_ppo, "command_run", lambda arguments, batch: commands.append(arguments) or {})
+    work = {**bench.CARTPOLE, "warmup_steps": 100, "total_timesteps": 400}
+    bench.cartpole_ours(work)
+    named = dict(argument.split("=", 1) for argument in commands[0])
+    assert named["total_timesteps"] == "400"
+    assert named["algo.net_arch"] == "[64,64]"
+    assert {key.removeprefix("algo.") for key in named} >= bench.CARTPOLE["algo"].keys()
+    threads = torch.get_num_threads()
+    try:
+        done = bench.cartpole_stock(work, False, 1)
+    finally:
+        torch.set_num_threads(threads)
+    # The first vector step after which more than 100 steps are done is the 13th of 50: 38 are followed by 8 updates.
+    assert (done["env_steps"], done["updates"], done["samples_per_update"]) == (400, 8 * 38, 64)
+
+
+def test_prioritized_replay_is_measured_the_same_way_for_all(
+    benchmark: ModuleType, peers: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bench = benchmark.bench_per
+    monkeypatch.setattr(bench, "ROUNDS", 10)
+    samples = {name: [bench.measure(name, 1000, True)] for name in ("fasttrain", "numpy, O(N)")}
+    result = benchmark.compared("fasttrain", samples, "per-storage-1e3")
+    assert result["equal_work"] == {"env_steps": 0, "updates": "rate", "samples_per_update": 256}
+    assert result["sample_us"].keys() == result["update_us"].keys() == samples.keys()
+    assert {"cpprb", "TorchRL"} <= benchmark.PEERS_ONLY
+
+    def fail(name: str, peer: Any) -> Path:
+        raise peers.Unavailable("no such version")
+
+    monkeypatch.setattr(peers, "python_of", fail)
+    assert benchmark.WORKS["per-tree-1e4"]["cpprb"]() == {"skipped": "no such version"}

@@ -249,3 +249,40 @@ def test_every_task_is_known_to_the_command(learning: ModuleType) -> None:
         assert stock[3:] == ours[1:-1]
         assert any(each.startswith("total_timesteps=") for each in stock)
         assert ours[-1] == "a=1"
+
+
+def test_groups_of_tasks(learning: ModuleType) -> None:
+    assert learning.tasks_of("ppo") == ["cartpole", "invalid-actions", "acrobot", "lunarlander", "skullking"]
+    assert learning.tasks_of("dqn,cartpole")[-1] == "cartpole"
+    assert all("algo=dqn" in learning.TASKS[name].overrides for name in learning.tasks_of("dqn"))
+    assert {name for group in learning.GROUPS.values() for name in group} == learning.TASKS.keys()
+
+
+@pytest.mark.parametrize(("rates", "verdict"), [([0.3, 0.32], "not enough seeds"), ([0.3] * 5 + [0.32] * 5, "pass"),
+                                                ([0.2, 0.21] * 5, "fail")])  # fmt: skip
+def test_without_a_baseline_chance_must_be_beaten(
+    learning: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rates: list[float], verdict: str
+) -> None:
+    """Of two values 0.01 from their mean, the interval is ± 12.7 × 0.01."""
+    commands: list[list[str]] = []
+
+    def run_cell(task: Any, overrides: list[str], seed: int) -> dict[str, Any]:
+        commands.append(overrides)
+        final = {"mean_reward": 0.0, "win_rate": rates[seed]}
+        full = cell(seed, "", 0.0, overrides, final=final, curve_of="is_win", elapsed_s=1.0)
+        return {key: value for key, value in full.items() if key not in ("side", "overrides", "sampled")}
+
+    monkeypatch.setattr(learning, "run_cell", run_cell)
+    command = ["--tasks", "dqn-skullking", "--seeds", str(len(rates)), "--results", str(tmp_path)]
+    assert learning.main([*command, "--json", str(tmp_path / "report")]) == 0
+    assert len(commands) == len(rates)
+    assert all("profile=speed" in overrides for overrides in commands)  # stock has nothing to be compared with
+    found = json.loads((tmp_path / "report").read_text(encoding="utf-8"))["dqn-skullking"]
+    assert found["beats_chance"]["speed"]["verdict"] == verdict
+    assert found["gate"] == {}
+
+
+def test_dqn_has_no_sampled_policy_to_compare(learning: ModuleType) -> None:
+    cells = {seed: cell(seed, "any", 100.0, []) for seed in range(3)}
+    greedy = {seed: {key: value for key, value in each.items() if key != "sampled"} for seed, each in cells.items()}
+    assert learning.compared(greedy, greedy).keys() == {"final", "curve"}

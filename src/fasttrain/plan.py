@@ -30,6 +30,7 @@ from fasttrain.flags import (
     NEEDS_FAST_ENGINE,
     NO_ENGINE_YET,
     NOT_APPLICABLE,
+    OFF_POLICY,
     STOCK_ONLY,
     Context,
     EnvFacts,
@@ -242,6 +243,8 @@ def _fused_update(requested: str, context: Context) -> Resolved:
         return "off", "stock classes have no fused kernels"
     if requested == "auto" and (unfit := why_no_fused_kernels(context)):
         return "off", unfit
+    if context.config.algo.name in OFF_POLICY:
+        return "on", "compiled kernels"
     return "on", "compiled kernels, on several threads where it pays"
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from fasttrain.envs.probe import PlayError, probe
+from fasttrain.envs.probe import Play, PlayError, probe
 from fasttrain.errors import EnvSpecError
 
 
@@ -149,3 +149,17 @@ def test_an_env_may_draw_from_its_own_action_space() -> None:
     expected = spaces.Discrete(100, seed=4).sample()
     probe(lambda: env, max_steps=5)
     assert env.action_space.sample() == expected
+
+
+@pytest.mark.parametrize(
+    ("times", "share"),
+    [
+        ([(1.0, 1.0, True), (4.0, 1.0, False)], 1.0),  # of the second step another process had most
+        ([(1.0, 0.5, True), (1.0, 0.0, True)], 0.25),  # it waits
+        ([(1.0, 0.0, True)] + [(2.0, 1.0, False)] * 40, 40 / 81),  # nearly all disturbed: all count
+    ],
+)
+def test_a_step_without_its_core_does_not_count_as_waiting(times: list[tuple[float, float, bool]], share: float):
+    play = Play(Watched)
+    play._times_s = times
+    assert play._cpu_share() == pytest.approx(share, rel=1e-3)

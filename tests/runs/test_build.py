@@ -35,7 +35,8 @@ def effective(*arguments: str, native: bool = False) -> Config:
     [
         (("engine=stock", "algo=ppo"), stable_baselines3.PPO),
         (("engine=fast", "algo=ppo"), fasttrain.PPO),
-        (("engine=fast", "algo=dqn", "algo.buffer_size=100"), stable_baselines3.DQN),
+        (("engine=stock", "algo=dqn", "algo.buffer_size=100"), stable_baselines3.DQN),
+        (("engine=fast", "algo=dqn", "algo.buffer_size=100"), fasttrain.DQN),
     ],
 )
 def test_engine_and_algo_choose_the_class(arguments: tuple[str, ...], expected: type):

@@ -7,7 +7,7 @@ number is that of stock DQN (tests/parity/test_dqn_parity.py).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import stable_baselines3
@@ -27,6 +27,7 @@ from fasttrain.algos.heads import MaskCheck, action_dims
 from fasttrain.algos.q_networks import BRANCHING_POLICIES, greedy
 from fasttrain.algos.q_update import QState, update
 from fasttrain.batch import BoolArray, FinishedEpisode
+from fasttrain.buffers.prefetch import Direct, Prefetching
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay import ReplayStorage
 from fasttrain.errors import ConfigError, EnvSpecError
@@ -35,6 +36,7 @@ from fasttrain.vec.base import SlotSource, copy_observations
 
 LOSSES = ("huber", "mse")
 _STOCK_BUFFERS = (None, ReplayBuffer, DictReplayBuffer, NStepReplayBuffer)
+SelfDQN = TypeVar("SelfDQN", bound="DQN")
 
 
 class DQN(stable_baselines3.DQN):
@@ -114,6 +116,22 @@ class DQN(stable_baselines3.DQN):
     def use_kernels(self) -> None:
         """Act and learn through compiled kernels where the policy allows it: faster, equal up to rounding."""
         self._fast.fused = True
+
+    def prefetch_batches(self, deterministic: bool = False, depth: int = 1) -> None:
+        """Draw the next update's batches in a thread; see `Prefetching`.
+
+        `deterministic`: the batches of a run without a thread, same random stream. Such a batch depends on every
+        number drawn before it, so it is drawn when it is asked for, and nothing is ahead of time.
+        """
+        self._fast.sampler.close()
+        self._fast.sampler = Direct() if deterministic else Prefetching(self.seed, depth)
+
+    def learn(self: SelfDQN, *arguments: Any, **options: Any) -> SelfDQN:
+        """As SB3's; whatever ends it, no thread is left behind."""
+        try:
+            return super().learn(*arguments, **options)
+        finally:
+            self._fast.sampler.close()
 
     def collect_rollouts(
         self,
@@ -322,7 +340,7 @@ def _store(
     normalizer = model._vec_normalize_env
     finished, seen = source.slots.finished, new_obs
     if normalizer is None:
-        model._last_original_obs = model._last_obs  # type: ignore[assignment]
+        model._last_original_obs = model._last_obs
     else:
         seen, rewards = normalizer.get_original_obs(), normalizer.get_original_reward()
     next_obs = copy_observations(seen) if finished else seen
@@ -333,8 +351,8 @@ def _store(
     if masked:
         next_masks = np.array(source.read_masks())
         next_masks[dones] = True  # of a last state the env tells no mask
-    assert model._last_original_obs is not None  # learn() has reset the env
-    storage.put(model._last_original_obs, next_obs, actions, rewards, dones, timeouts, next_masks)
+    before: Any = model._last_original_obs
+    storage.put(before, next_obs, actions, rewards, dones, timeouts, next_masks)
     model._last_obs = new_obs
     if normalizer is not None:
         model._last_original_obs = seen

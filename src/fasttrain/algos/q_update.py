@@ -15,7 +15,7 @@ from fasttrain.algos.fused_q_policy import FusedQ, why_not_fused
 from fasttrain.algos.heads import action_dims
 from fasttrain.algos.losses import td_error_loss, td_target
 from fasttrain.algos.q_networks import best_values, chosen_values, greedy
-from fasttrain.batch import Float32Array
+from fasttrain.buffers.prefetch import Direct, Sampler
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay import ReplayBatch, ReplayStorage
 from fasttrain.errors import EnvError
@@ -37,6 +37,7 @@ class QState:
     local_random_actions: bool = False  # random actions of all envs in one draw
     gradient_updates: int = 0
     warmup_s: float = 0.0
+    sampler: Sampler = field(default_factory=Direct)
     kernels: FusedQ | None = None
     env: VecEnv | None = None
     source: SlotSource | None = None  # `env` seen as slots
@@ -84,10 +85,10 @@ def _eager(model: Any, gradient_steps: int, batch_size: int) -> float:
     fast: QState = model._fast
     losses: list[Tensor] = []
     with faster_adam(model.policy.optimizer, fast.fused):
+        batches = fast.sampler.batches(model.replay_buffer, gradient_steps, batch_size, model._vec_normalize_env)
         for _ in range(gradient_steps):
             fast.clock.enter("replay_sample")
-            batch = model.replay_buffer.sample(batch_size, env=model._vec_normalize_env)
-            losses.append(_step(model, batch))
+            losses.append(_step(model, next(batches)))
     return float(np.mean(torch.stack(losses).cpu().numpy().astype(np.float64)))
 
 
@@ -102,26 +103,11 @@ def _fused(model: Any, kernels: FusedQ, gradient_steps: int, batch_size: int) ->
     clock: PhaseClock = model._fast.clock
     storage: ReplayStorage = model.replay_buffer
     clock.enter("replay_sample")
-    shape = (gradient_steps, batch_size)
-    drawn, weights = None, None
-    if isinstance(storage, PrioritizedReplayBuffer):
-        drawn = storage.draw_weighted(batch_size, gradient_steps)
-        rows, envs = np.divmod(drawn.indices, storage.n_envs)
-        weights = drawn.weights.reshape(shape)
-    else:
-        rows, envs = storage.draw(gradient_steps * batch_size)
-    last_rows, returns, discounts, ends = storage.windows(rows, envs)
-    views = storage.flat_views()
-    next_rows, following = last_rows * storage.n_envs + envs, views.next_observations
-    masks = storage.masks_of(next_rows)
-    if following is None:
-        next_rows, following = (last_rows + 1) % storage.buffer_size * storage.n_envs + envs, views.observations
+    block = model._fast.sampler.block(storage, gradient_steps, batch_size)
     clock.enter("train")
     losses, errors = kernels.train(
-        _rows_of(views.observations), _rows_of(following), views.actions.reshape(-1),
-        (rows * storage.n_envs + envs).reshape(shape), next_rows.reshape(shape), returns.reshape(shape),
-        discounts.reshape(shape), ends.reshape(shape),
-        next_masks=None if masks is None else masks.reshape(*shape, -1), weights=weights, double=model.double_q,
+        block.observations, block.next_observations, block.actions, block.rows, block.next_rows, block.returns,
+        block.discounts, block.ends, next_masks=block.next_masks, weights=block.weights, double=model.double_q,
         huber=model.loss == "huber", max_grad_norm=model.max_grad_norm,
     )  # fmt: skip
     if not np.isfinite(losses).all():
@@ -129,16 +115,10 @@ def _fused(model: Any, kernels: FusedQ, gradient_steps: int, batch_size: int) ->
             f"the loss is not finite at step {model.num_timesteps} (a reward too large, or a value that is NaN?): "
             "lower the learning rate, or scale the rewards"
         )
-    if drawn is not None:
+    if isinstance(storage, PrioritizedReplayBuffer) and block.indices is not None:
         clock.enter("replay_sample")
-        storage.update_priorities(drawn.indices, errors.reshape(-1), drawn.generation)  # type: ignore[attr-defined]
+        storage.update_priorities(block.indices, errors.reshape(-1), block.generation)
     return float(losses.mean())
-
-
-def _rows_of(observations: Any) -> Float32Array:
-    """(M, O), without copying."""
-    rows: Float32Array = observations.reshape(len(observations), -1)
-    return rows
 
 
 def _step(model: Any, batch: ReplayBatch) -> Tensor:  # () loss

@@ -6,7 +6,6 @@ Proportional prioritization of Schaul et al. 2016 (arXiv 1511.05952, sections 3.
 
 from __future__ import annotations
 
-import threading
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,7 +107,7 @@ class PrioritizedReplayBuffer(ReplayStorage):
     """A `ReplayStorage` that draws transition i with probability p(i)^alpha over the sum of all.
 
     A new transition has the highest priority there ever was, so that each is seen soon. Any thread may `add`, `sample`
-    and `update_priorities`: each holds `lock` while it runs. Whoever reads `flat_views` beside writers holds it too.
+    and `update_priorities`: each holds `lock` while it runs.
 
     Args:
         alpha: 0 draws uniformly, 1 in full proportion to the TD error.
@@ -119,7 +118,7 @@ class PrioritizedReplayBuffer(ReplayStorage):
 
     Attributes:
         beta: what the next draw's weights are made with; may be set at any time.
-        generation: rows written so far, the version that a draw carries.
+        generation: rows written so far, the version that a draw carries; see `ReplayStorage`.
 
     Raises:
         ConfigError: alpha < 0, a beta outside 0 … 1, eps ≤ 0, or what `ReplayStorage` refuses.
@@ -144,23 +143,10 @@ class PrioritizedReplayBuffer(ReplayStorage):
             raise ConfigError(f"eps={eps} must be above 0: a transition of priority 0 would never be drawn again")
         super().__init__(*arguments, **options)
         self.alpha, self.beta, self.beta_final, self.eps = alpha, beta, beta_final, eps
-        self.lock = threading.RLock()
-        self.generation = 0
         self._beta_first = beta
         self._tree = SumTree(self.buffer_size * self.n_envs)
         self._highest = 1.0
         self._row = np.arange(self.n_envs)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the lock, which cannot be pickled, and of a moment at which nobody writes."""
-        with self.lock:
-            state = self.__dict__.copy()
-        del state["lock"]
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.lock = threading.RLock()
 
     @property
     def priorities(self) -> Float64Array:
@@ -178,7 +164,6 @@ class PrioritizedReplayBuffer(ReplayStorage):
         with self.lock:
             super().reset()
             self._tree.clear()
-            self.generation += 2 * self.buffer_size - self.generation % self.buffer_size  # row 0 comes next
 
     def put(
         self,
@@ -194,7 +179,6 @@ class PrioritizedReplayBuffer(ReplayStorage):
         with self.lock:
             slots = self._row + self.pos * self.n_envs
             super().put(observations, next_observations, actions, rewards, dones, timeouts, next_masks)
-            self.generation += 1
             self._set(slots, self._highest)
             if self._margin():  # the observations of this row were overwritten by the next ones
                 self._set(self._row + self.pos * self.n_envs, 0.0)
@@ -205,8 +189,12 @@ class PrioritizedReplayBuffer(ReplayStorage):
     def _margin(self) -> int:
         return int(self.optimize_memory_usage and self.full)
 
-    def draw_weighted(self, batch_size: int, batches: int = 1) -> PrioritizedDraw:
+    def draw_weighted(
+        self, batch_size: int, batches: int = 1, rng: np.random.Generator | None = None
+    ) -> PrioritizedDraw:
         """Draw `batches` times `batch_size` transitions, one batch after another, with the priorities of this moment.
+
+        `rng` takes the place of numpy's global stream.
 
         Raises:
             ValueError: nothing is stored yet.
@@ -214,21 +202,28 @@ class PrioritizedReplayBuffer(ReplayStorage):
         with self.lock:
             if not self._tree.total() > 0.0:
                 raise ValueError("cannot sample: the replay buffer is empty")
-            shares = np.random.random_sample(batch_size * batches)
+            count = batch_size * batches
+            shares = np.random.random_sample(count) if rng is None else rng.random(count)
             indices, weights = np.empty(len(shares), np.int64), np.empty(len(shares), np.float32)
             draw_kernel(self._tree.nodes, self._tree.starts, shares, batch_size, self.beta, indices, weights)
             return PrioritizedDraw(indices, weights, self.generation)
 
-    def draw(self, batch_size: int) -> tuple[Int64Array, Int64Array]:
+    def draw(self, batch_size: int, rng: np.random.Generator | None = None) -> tuple[Int64Array, Int64Array]:
         """Rows (B,) and envs (B,) by priority."""
-        return _rows_and_envs(self.draw_weighted(batch_size).indices, self.n_envs)
+        return _rows_and_envs(self.draw_weighted(batch_size, rng=rng).indices, self.n_envs)
 
-    def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBatch:  # type: ignore[override]
+    def sample(  # type: ignore[override]
+        self,
+        batch_size: int,
+        env: VecNormalize | None = None,
+        rng: np.random.Generator | None = None,
+        device: torch.device | str | None = None,
+    ) -> ReplayBatch:
         """A batch with `weights`, `indices` and `generation`; the last two are what `update_priorities` takes."""
         with self.lock:
-            drawn = self.draw_weighted(batch_size)
-            batch = self.gather(*_rows_and_envs(drawn.indices, self.n_envs), env)
-        weights = self._tensor(drawn.weights[:, None])
+            drawn = self.draw_weighted(batch_size, rng=rng)
+            batch = self.gather(*_rows_and_envs(drawn.indices, self.n_envs), env, device)
+        weights = self._tensor(drawn.weights[:, None], device)
         return batch._replace(weights=weights, indices=drawn.indices, generation=drawn.generation)
 
     def update_priorities(

@@ -8,6 +8,7 @@ refusal before memory runs out instead of a warning after.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -21,13 +22,12 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor
 
 from fasttrain.batch import BoolArray, Float32Array, Int64Array, Observations
+from fasttrain.buffers.n_step import MAX_N_STEPS, n_step_kernel, powers_of
 from fasttrain.errors import ConfigError
-from fasttrain.jit import njit
 
 TensorObservations = Tensor | dict[str, Tensor]
 Layout = dict[tuple[str, str], tuple[tuple[int, ...], Any]]  # (array, key) → shape and dtype of a transition's share
 
-MAX_N_STEPS = 128  # numpy sums blocks of 128 in the order that `_sum_as_numpy` repeats
 PACK_ABOVE = 32  # masks wider than this are stored as bits: 8 times less memory for 5 µs of unpacking 256 rows of 200
 
 
@@ -58,70 +58,11 @@ class FlatViews(NamedTuple):
     next_masks: NDArray[Any] | None  # (size * N, A) bool, or uint8 (size * N, ceil(A / 8)) as of np.packbits
 
 
-@njit
-def _sum_as_numpy(terms: Float32Array) -> np.float32:
-    """Sum of up to 128 numbers in the order of numpy's pairwise sum: eight running sums from eight numbers on."""
-    count = len(terms)
-    total: np.float32 = np.float32(0.0)
-    whole = 0
-    if count >= 8:
-        whole = count - count % 8
-        sums = terms[:8].copy()
-        for first in range(8, whole, 8):
-            for k in range(8):
-                sums[k] += terms[first + k]
-        total = ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]))
-    for i in range(whole, count):
-        total += terms[i]
-    return total
-
-
-@njit
-def n_step_kernel(
-    rows: Int64Array,  # (B,) where the windows begin
-    envs: Int64Array,  # (B,)
-    rewards: Float32Array,  # (size, N)
-    dones: Float32Array,  # (size, N)
-    timeouts: Float32Array,  # (size, N)
-    newest: int,  # the row written last: no window goes beyond it
-    powers: Float32Array,  # (n + 1,) gamma ** 0 … n, as `powers_of` has them
-    last_rows: Int64Array,  # (B,) out: last row of each window
-    returns: Float32Array,  # (B,) out: its discounted rewards
-    discounts: Float32Array,  # (B,) out: gamma ** length
-    ends: Float32Array,  # (B,) out: 1 where its last step ended the episode by the rules
-) -> int:
-    """Windows of up to n steps that stop at a done, at a timeout and at the newest row, as SB3's NStepReplayBuffer.
-
-    Returns -1, or the place of a row or env that is out of range.
-    """
-    (size, num_envs), n_steps = rewards.shape, len(powers) - 1
-    terms = np.zeros(n_steps, np.float32)
-    for i in range(len(rows)):
-        row, env, length = rows[i], envs[i], 0
-        if not (0 <= row < size and 0 <= env < num_envs):
-            return i
-        while True:
-            terms[length] = rewards[row, env] * powers[length]
-            length += 1
-            over = dones[row, env] != 0 or timeouts[row, env] != 0
-            if over or row == newest or length == n_steps:
-                break
-            row = row + 1 if row + 1 < size else 0
-        terms[length:] = 0
-        returns[i] = _sum_as_numpy(terms)
-        last_rows[i], discounts[i] = row, powers[length]
-        ends[i] = dones[row, env] * (np.float32(1.0) - timeouts[row, env])
-    return -1
-
-
-def powers_of(gamma: float, n_steps: int) -> Float32Array:
-    """gamma ** 0 … n_steps, (n_steps + 1,) float32: numpy's float32 power, whose last bit is not always libm's."""
-    powers: Float32Array = gamma ** np.arange(n_steps + 1, dtype=np.float32)
-    return powers
-
-
 class ReplayStorage(ReplayBuffer):
     """A ring of `buffer_size // n_envs` rows of one transition per env, each row written at `pos`.
+
+    Any thread may `put` and `sample`: each holds `lock` while it runs (0.1 µs). Whoever reads `flat_views` beside
+    writers holds it too.
 
     Args:
         buffer_size: transitions.
@@ -135,6 +76,9 @@ class ReplayStorage(ReplayBuffer):
         n_steps: length of the windows, 1 to 128.
         gamma: discount within a window; must be the algorithm's. Without meaning for n_steps=1.
         mask_width: A, or None for an algorithm without masks.
+
+    Attributes:
+        generation: rows written so far; a reset counts as more than a whole ring.
 
     Raises:
         ConfigError: a value out of range, two that exclude each other, or more memory than is free.
@@ -179,6 +123,22 @@ class ReplayStorage(ReplayBuffer):
         self.timeouts = arrays["timeouts", ""]
         self.next_masks: NDArray[Any] | None = arrays.get(("next_masks", ""))
         self._powers = powers_of(gamma, n_steps)
+        self.lock, self.generation = threading.RLock(), 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the lock, which cannot be pickled, and of a moment at which nobody writes."""
+        with self.lock:
+            return {name: value for name, value in self.__dict__.items() if name != "lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.lock = threading.RLock()
+
+    def reset(self) -> None:
+        """Empty it."""
+        with self.lock:
+            super().reset()
+            self.generation += 2 * self.buffer_size - self.generation % self.buffer_size  # row 0 comes next
 
     def _check_settings(self) -> None:
         if not 1 <= self.n_steps <= MAX_N_STEPS:
@@ -276,19 +236,23 @@ class ReplayStorage(ReplayBuffer):
         An ended episode without a legal action is stored as all legal: a maximum over no action is -inf, and 0 × -inf
         in the target would be NaN.
         """
-        row = self.pos
-        self._fill(self._stored, row, observations)
-        following = self._stored if self.optimize_memory_usage else self._stored_next
-        self._fill(following, (row + 1) % self.buffer_size if self.optimize_memory_usage else row, next_observations)
-        self.actions[row] = np.asarray(actions).reshape(self.n_envs, self.action_dim)
-        self.rewards[row] = rewards
-        self.dones[row] = dones
-        self.timeouts[row] = 0 if timeouts is None or not self.handle_timeout_termination else timeouts
-        if self.next_masks is not None:
-            self.next_masks[row] = self._mask_row(next_masks, dones)
-        self.pos += 1
-        if self.pos == self.buffer_size:
-            self.full, self.pos = True, 0
+        with self.lock:
+            row = self.pos
+            self._fill(self._stored, row, observations)
+            if self.optimize_memory_usage:
+                self._fill(self._stored, (row + 1) % self.buffer_size, next_observations)
+            else:
+                self._fill(self._stored_next, row, next_observations)
+            self.actions[row] = np.asarray(actions).reshape(self.n_envs, self.action_dim)
+            self.rewards[row] = rewards
+            self.dones[row] = dones
+            self.timeouts[row] = 0 if timeouts is None or not self.handle_timeout_termination else timeouts
+            if self.next_masks is not None:
+                self.next_masks[row] = self._mask_row(next_masks, dones)
+            self.pos += 1
+            if self.pos == self.buffer_size:
+                self.full, self.pos = True, 0
+            self.generation += 1
 
     def _fill(self, stored: dict[str, NDArray[Any]], row: int, values: Observations) -> None:
         given = values if isinstance(values, dict) else {"": values}
@@ -307,28 +271,42 @@ class ReplayStorage(ReplayBuffer):
             masks = masks | (np.asarray(dones, np.bool_) & ~masks.any(axis=1))[:, None]
         return np.packbits(masks, axis=1) if packed else masks
 
-    def draw(self, batch_size: int) -> tuple[Int64Array, Int64Array]:
-        """Rows (B,) and envs (B,), int64, from numpy's global stream as SB3 draws them: all rows, then all envs.
+    def draw(self, batch_size: int, rng: np.random.Generator | None = None) -> tuple[Int64Array, Int64Array]:
+        """Rows (B,) and envs (B,), int64, of `rng` or of numpy's global stream as SB3 draws them: all rows, then envs.
 
         Raises:
             ValueError: nothing is stored yet.
         """
         if not self.size():
             raise ValueError("cannot sample: the replay buffer is empty")
+        integers: Any = np.random.randint if rng is None else rng.integers
         if self.optimize_memory_usage and self.full:  # the observation at pos has been overwritten by a next one
-            rows = (np.random.randint(1, self.buffer_size, size=batch_size) + self.pos) % self.buffer_size
+            rows = (integers(1, self.buffer_size, size=batch_size) + self.pos) % self.buffer_size
         else:
-            rows = np.random.randint(0, self.size(), size=batch_size)
-        return rows, np.random.randint(0, high=self.n_envs, size=batch_size)
+            rows = integers(0, self.size(), size=batch_size)
+        return rows, integers(0, self.n_envs, size=batch_size)
 
-    def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBatch:  # type: ignore[override]
+    def sample(  # type: ignore[override]
+        self,
+        batch_size: int,
+        env: VecNormalize | None = None,
+        rng: np.random.Generator | None = None,
+        device: torch.device | str | None = None,
+    ) -> ReplayBatch:
         """`gather(draw)`."""
-        return self.gather(*self.draw(batch_size), env)
+        with self.lock:
+            return self.gather(*self.draw(batch_size, rng), env, device)
 
     def _get_samples(self, batch_inds: NDArray[Any], env: VecNormalize | None = None) -> ReplayBatch:  # type: ignore[override]
         return self.gather(batch_inds, np.random.randint(0, high=self.n_envs, size=len(batch_inds)), env)
 
-    def gather(self, rows: Int64Array, envs: Int64Array, env: VecNormalize | None = None) -> ReplayBatch:
+    def gather(
+        self,
+        rows: Int64Array,
+        envs: Int64Array,
+        env: VecNormalize | None = None,
+        device: torch.device | str | None = None,  # None: the buffer's
+    ) -> ReplayBatch:
         """The transitions (B,) that begin at these rows of these envs, of any number of minibatches at once.
 
         `env` normalises them as in SB3. Raises IndexError for a row or an env out of range.
@@ -338,17 +316,17 @@ class ReplayStorage(ReplayBuffer):
         flat, last = rows * self.n_envs + envs, last_rows * self.n_envs + envs
         masks = self.masks_of(last)
         if self.optimize_memory_usage:
-            following = self._take(self._stored, (last_rows + 1) % self.buffer_size * self.n_envs + envs, env)
+            following = self._take(self._stored, (last_rows + 1) % self.buffer_size * self.n_envs + envs, env, device)
         else:
-            following = self._take(self._stored_next, last, env)
+            following = self._take(self._stored_next, last, env, device)
         return ReplayBatch(
-            observations=self._take(self._stored, flat, env),
-            actions=self._tensor(_take(self.actions, flat)),
+            observations=self._take(self._stored, flat, env, device),
+            actions=self._tensor(_take(self.actions, flat), device),
             next_observations=following,
-            dones=self._tensor(ends[:, None]),
-            rewards=self._tensor(returns[:, None]),
-            discounts=self._tensor(discounts[:, None]) if self.n_steps > 1 else None,
-            next_action_masks=None if masks is None else self._tensor(masks),
+            dones=self._tensor(ends[:, None], device),
+            rewards=self._tensor(returns[:, None], device),
+            discounts=self._tensor(discounts[:, None], device) if self.n_steps > 1 else None,
+            next_action_masks=None if masks is None else self._tensor(masks, device),
         )
 
     def windows(
@@ -369,10 +347,18 @@ class ReplayStorage(ReplayBuffer):
             returns = (self._normalize_reward(spread, env) * self._powers[:-1] * within).sum(axis=1)
         return last_rows, returns, discounts, ends
 
-    def _take(self, stored: dict[str, NDArray[Any]], flat: Int64Array, env: VecNormalize | None) -> TensorObservations:
+    def _take(
+        self,
+        stored: dict[str, NDArray[Any]],
+        flat: Int64Array,
+        env: VecNormalize | None,
+        device: torch.device | str | None,
+    ) -> TensorObservations:
         taken: Any = {key: _take(array, flat) for key, array in stored.items()}
         taken = self._normalize_obs(taken if self._keyed else taken[""], env)
-        return {key: self._tensor(value) for key, value in taken.items()} if self._keyed else self._tensor(taken)
+        if not self._keyed:
+            return self._tensor(taken, device)
+        return {key: self._tensor(value, device) for key, value in taken.items()}
 
     def masks_of(self, flat: Int64Array) -> BoolArray | None:  # (B,) of `FlatViews` → (B, A)
         """Masks of the observations after these transitions; None without masks."""
@@ -381,9 +367,9 @@ class ReplayStorage(ReplayBuffer):
         masks = _take(self.next_masks, flat)
         return masks if masks.dtype == bool else np.unpackbits(masks, axis=1, count=self.mask_width).view(np.bool_)
 
-    def _tensor(self, array: NDArray[Any]) -> Tensor:
+    def _tensor(self, array: NDArray[Any], device: torch.device | str | None) -> Tensor:
         """On the device. `array` was just gathered, so on the CPU it need not be copied a second time, as SB3 does."""
-        return torch.from_numpy(array).to(self.device)
+        return torch.from_numpy(array).to(self.device if device is None else device)
 
 
 def _flat(array: NDArray[Any]) -> NDArray[Any]:

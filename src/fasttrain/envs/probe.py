@@ -17,6 +17,11 @@ from fasttrain.envs.masks import MASKABLE_SPACES, flat_mask, mask_width, random_
 from fasttrain.envs.user_code import blame, kept_random_state
 from fasttrain.errors import EnvError, EnvSpecError
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
 SEED = 20_260_101  # of probe and checkup alone: their episodes must not coincide with those of trainings seeded 0, 1, …
 
 
@@ -117,7 +122,7 @@ class Play:
         self._action_masks = env.get_wrapper_attr("action_masks") if self.has_masks else None
         self._masks_s: list[float] = []
         self._infos_bytes: list[int] = []
-        self._cpu_s = 0.0
+        self._times_s: list[tuple[float, float, bool]] = []  # of steps: wall, CPU, whether it ran undisturbed
         self._action: Any = None
 
     def run(self, max_seconds: float, max_steps: int, watch: Watch = lambda _: None) -> Moment:
@@ -126,9 +131,8 @@ class Play:
         moment = self.reset(SEED)
         watch(moment)
         watch(self.step(self.draw(moment.mask)))
-        for times in (self.steps_s, self._masks_s, self.resets_s, self.lengths, self._infos_bytes):
+        for times in (self.steps_s, self._masks_s, self.resets_s, self.lengths, self._infos_bytes, self._times_s):
             times.clear()
-        self._cpu_s = 0.0
         self.warm_up_s = time.perf_counter() - began
         deadline = time.perf_counter() + max_seconds
         moment = self.reset()
@@ -165,15 +169,16 @@ class Play:
 
     def step(self, action: Any) -> Moment:
         self._action = action
-        cpu_began, began = time.process_time(), time.perf_counter()
+        preempted, cpu_began, began = _preemptions(), time.process_time(), time.perf_counter()
         try:
             answer = self.env.step(action)
         except Exception as error:
             if "values to unpack (expected 5" in str(error):  # a wrapper took the answer apart before we could
                 raise self._wrong_step(f"the wrong number of values ({error})") from error
             raise self._failed(error, at_action=True) from error
-        self.steps_s.append(time.perf_counter() - began)
-        self._cpu_s += time.process_time() - cpu_began
+        wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
+        self.steps_s.append(wall_s)
+        self._times_s.append((wall_s, cpu_s, _preemptions() == preempted))
         self.total_steps += 1
         if not isinstance(answer, (tuple, list)) or len(answer) != 5:
             raise self._wrong_step(f"{len(answer)} values" if isinstance(answer, (tuple, list)) else _shown(answer))
@@ -218,7 +223,7 @@ class Play:
             resets=len(self.resets_s),
             episode_steps=_mean(self.lengths) if self.lengths else None,
             has_masks=self.has_masks,
-            cpu_share=max(0.0, self._cpu_s / sum(self.steps_s) - _clock_cpu_s() / step_s) if step_s > 0 else 0.0,
+            cpu_share=max(0.0, self._cpu_share() - _clock_cpu_s() / step_s) if step_s > 0 else 0.0,
             info_bytes=_mean(self._infos_bytes),
         )
 
@@ -242,6 +247,14 @@ class Play:
             raise self._failed(error) from error
         return mask
 
+    def _cpu_share(self) -> float:
+        """Of the steps' time. A step whose core another process took would look like one that waits: it is left out,
+        unless nearly all are such."""
+        undisturbed = [(wall_s, cpu_s) for wall_s, cpu_s, calm in self._times_s if calm]
+        if len(undisturbed) < max(1, len(self._times_s) // 10):
+            undisturbed = [(wall_s, cpu_s) for wall_s, cpu_s, _ in self._times_s]
+        return sum(cpu_s for _, cpu_s in undisturbed) / sum(wall_s for wall_s, _ in undisturbed)
+
     def _failed(self, error: Exception, at_action: bool = False) -> PlayError:
         what = f"env {self.env.unwrapped} failed at {self.position()}: {blame(error)}"
         return PlayError("raised", what, at_action=at_action)
@@ -253,6 +266,11 @@ class Play:
             "truncated, info); the old gym interface had 4",
             "return five, or take env.api=gym for an env of the old gym interface",
         )
+
+
+def _preemptions() -> int:
+    """How often this process has lost its core so far without waiting for anything; 0 on Windows."""
+    return 0 if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def _clock_cpu_s() -> float:

@@ -1,0 +1,72 @@
+"""The windows of n-step returns: where each ends and what it pays; sums and powers are numpy's bit by bit."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fasttrain.batch import Float32Array, Int64Array
+from fasttrain.jit import njit
+
+MAX_N_STEPS = 128  # numpy sums blocks of 128 in the order that `_sum_as_numpy` repeats
+
+
+@njit
+def _sum_as_numpy(terms: Float32Array) -> np.float32:
+    """Sum of up to 128 numbers in the order of numpy's pairwise sum: eight running sums from eight numbers on."""
+    count = len(terms)
+    total: np.float32 = np.float32(0.0)
+    whole = 0
+    if count >= 8:
+        whole = count - count % 8
+        sums = terms[:8].copy()
+        for first in range(8, whole, 8):
+            for k in range(8):
+                sums[k] += terms[first + k]
+        total = ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]))
+    for i in range(whole, count):
+        total += terms[i]
+    return total
+
+
+@njit
+def n_step_kernel(
+    rows: Int64Array,  # (B,) where the windows begin
+    envs: Int64Array,  # (B,)
+    rewards: Float32Array,  # (size, N)
+    dones: Float32Array,  # (size, N)
+    timeouts: Float32Array,  # (size, N)
+    newest: int,  # the row written last: no window goes beyond it
+    powers: Float32Array,  # (n + 1,) gamma ** 0 … n, as `powers_of` has them
+    last_rows: Int64Array,  # (B,) out: last row of each window
+    returns: Float32Array,  # (B,) out: its discounted rewards
+    discounts: Float32Array,  # (B,) out: gamma ** length
+    ends: Float32Array,  # (B,) out: 1 where its last step ended the episode by the rules
+) -> int:
+    """Windows of up to n steps that stop at a done, at a timeout and at the newest row, as SB3's NStepReplayBuffer.
+
+    Returns -1, or the place of a row or env that is out of range.
+    """
+    (size, num_envs), n_steps = rewards.shape, len(powers) - 1
+    terms = np.zeros(n_steps, np.float32)
+    for i in range(len(rows)):
+        row, env, length = rows[i], envs[i], 0
+        if not (0 <= row < size and 0 <= env < num_envs):
+            return i
+        while True:
+            terms[length] = rewards[row, env] * powers[length]
+            length += 1
+            over = dones[row, env] != 0 or timeouts[row, env] != 0
+            if over or row == newest or length == n_steps:
+                break
+            row = row + 1 if row + 1 < size else 0
+        terms[length:] = 0
+        returns[i] = _sum_as_numpy(terms)
+        last_rows[i], discounts[i] = row, powers[length]
+        ends[i] = dones[row, env] * (np.float32(1.0) - timeouts[row, env])
+    return -1
+
+
+def powers_of(gamma: float, n_steps: int) -> Float32Array:
+    """gamma ** 0 … n_steps, (n_steps + 1,) float32: numpy's float32 power, whose last bit is not always libm's."""
+    powers: Float32Array = gamma ** np.arange(n_steps + 1, dtype=np.float32)
+    return powers

@@ -1,0 +1,315 @@
+"""Where an update's batches come from: drawn when they are asked for, or one update ahead in a thread.
+
+Both samplers answer two requests: single batches (tensors on the buffer's device) and a block of indices for kernels
+that gather for themselves. A block drawn ahead is a copy, so that the ring may be written meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from stable_baselines3.common.vec_env import VecNormalize
+from torch import Tensor
+
+from fasttrain.batch import BoolArray, Float32Array, Int64Array
+from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
+from fasttrain.buffers.replay import ReplayBatch, ReplayStorage
+from fasttrain.errors import FastTrainError
+
+
+class FlatBlock(NamedTuple):
+    """U batches of B transitions as rows of arrays with one axis for time and env."""
+
+    observations: NDArray[Any]  # (M, O)
+    next_observations: NDArray[Any]  # (L, O); may be `observations` itself
+    actions: NDArray[Any]  # (M,)
+    rows: Int64Array  # (U, B) of `observations` and `actions`
+    next_rows: Int64Array  # (U, B) of `next_observations`
+    returns: Float32Array  # (U, B) discounted sum over the window
+    discounts: Float32Array  # (U, B) gamma ** length of the window
+    ends: Float32Array  # (U, B) 1 where the window ends by the rules
+    next_masks: BoolArray | None  # (U, B, A) legal in the next observations
+    weights: Float32Array | None = None  # (U, B) of prioritized replay
+    indices: Int64Array | None = None  # (U * B,) of prioritized replay, for `update_priorities`
+    generation: int | None = None  # of prioritized replay: rows written when this was drawn
+
+    def copied(self) -> FlatBlock:
+        """The same block with the drawn transitions alone, in order: M = L = U * B. To be made under the lock."""
+        order = np.arange(self.rows.size).reshape(self.rows.shape)
+        return self._replace(
+            observations=self.observations.take(self.rows.reshape(-1), axis=0),
+            next_observations=self.next_observations.take(self.next_rows.reshape(-1), axis=0),
+            actions=self.actions.take(self.rows.reshape(-1)),
+            rows=order,
+            next_rows=order,
+        )
+
+
+def draw_block(
+    storage: ReplayStorage, gradient_steps: int, batch_size: int, rng: np.random.Generator | None = None
+) -> FlatBlock:
+    """`gradient_steps` batches in one draw, for a plain observation space and one action per env; nothing is copied.
+
+    Prioritized batches are drawn with the priorities of this moment. Raises ValueError: nothing is stored yet.
+    """
+    shape, width = (gradient_steps, batch_size), storage.n_envs
+    weights, indices, generation = None, None, None
+    if isinstance(storage, PrioritizedReplayBuffer):
+        indices, each_weight, generation = storage.draw_weighted(batch_size, gradient_steps, rng)
+        rows, envs = np.divmod(indices, width)
+        weights = each_weight.reshape(shape)
+    else:
+        rows, envs = storage.draw(gradient_steps * batch_size, rng)
+    last_rows, returns, discounts, ends = storage.windows(rows, envs)
+    views = storage.flat_views()
+    next_rows, following = last_rows * width + envs, views.next_observations
+    masks = storage.masks_of(next_rows)
+    if following is None:
+        next_rows, following = (last_rows + 1) % storage.buffer_size * width + envs, views.observations
+    return FlatBlock(
+        observations=_rows_of(views.observations),
+        next_observations=_rows_of(following),
+        actions=views.actions.reshape(-1),
+        rows=(rows * width + envs).reshape(shape),
+        next_rows=next_rows.reshape(shape),
+        returns=returns.reshape(shape),
+        discounts=discounts.reshape(shape),
+        ends=ends.reshape(shape),
+        next_masks=None if masks is None else masks.reshape(*shape, -1),
+        weights=weights,
+        indices=indices,
+        generation=generation,
+    )
+
+
+class Sampler(Protocol):
+    """Hands an update its batches."""
+
+    def batches(
+        self, storage: ReplayStorage, gradient_steps: int, batch_size: int, env: VecNormalize | None = None
+    ) -> Iterator[ReplayBatch]:
+        """`gradient_steps` batches of `batch_size`, one after the other."""
+
+    def block(self, storage: ReplayStorage, gradient_steps: int, batch_size: int) -> FlatBlock:
+        """All of them at once, as rows; good until the next `put`."""
+
+    def close(self) -> None:
+        """End what runs in the background; the next request begins anew."""
+
+
+class Direct:
+    """Draws at the moment of the request, from numpy's global stream, as SB3."""
+
+    def batches(
+        self, storage: ReplayStorage, gradient_steps: int, batch_size: int, env: VecNormalize | None = None
+    ) -> Iterator[ReplayBatch]:
+        for _ in range(gradient_steps):  # lazily: each sees the priorities that the update before it has set
+            yield storage.sample(batch_size, env)
+
+    def block(self, storage: ReplayStorage, gradient_steps: int, batch_size: int) -> FlatBlock:
+        return draw_block(storage, gradient_steps, batch_size)
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+class _Request(NamedTuple):
+    """What the thread draws; another buffer or another size is another request, and makes finished blocks stale."""
+
+    storage: ReplayStorage
+    gradient_steps: int
+    batch_size: int
+    flat: bool
+
+
+class _Drawn(NamedTuple):
+    """A finished block, or the error in its place."""
+
+    generation: int  # of the buffer, when it was drawn
+    block: Any  # FlatBlock or list[ReplayBatch]
+    arrival: torch.cuda.Event | None = None  # when its copies to the device are done
+    error: BaseException | None = None
+
+
+class Prefetching:
+    """Draws the blocks of the next updates in a daemon thread, while the trainer acts, steps and updates.
+
+    A block is drawn as soon as the one before it was taken: with `depth` 1 it lacks the transitions collected since
+    the last update (one vector step where `train_freq` is 1) and the priorities of that update. The numbers are those
+    of a generator of its own, so exploration's stream is untouched; which rows a draw sees depends on timing, so the
+    same seed does not give the same run. On CUDA the batches come through page-locked memory on a stream of their own.
+
+    With `VecNormalize` batches are drawn directly: its statistics change while the envs step.
+
+    Args:
+        seed: of the model; None for any.
+        depth: blocks ahead at most.
+        bound_s: a request that waits longer is an error.
+
+    Attributes:
+        hits: requests whose block was ready.
+        waits: requests that had to wait, the first among them.
+        wait_ns: for how long, all together.
+    """
+
+    def __init__(self, seed: int | None = None, depth: int = 1, bound_s: float = 120.0) -> None:
+        if depth < 1:
+            raise ValueError(f"depth={depth} must be at least 1: the blocks drawn ahead")
+        self.seed, self.depth, self.bound_s = seed, depth, bound_s
+        self.hits = self.waits = self.wait_ns = 0
+        # A key of its own: envs and spaces are seeded with `seed` itself and would draw the very same numbers.
+        self._rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(1,)))
+        self._changed = threading.Condition()  # guards all below
+        self._request: _Request | None = None
+        self._ready: deque[_Drawn] = deque()
+        self._thread: threading.Thread | None = None
+        self._stream: torch.cuda.Stream | None = None  # the thread's
+
+    def __reduce__(self) -> tuple[Callable[..., Prefetching], tuple[Any, ...]]:
+        """A copy has the settings and begins without a thread."""
+        return type(self), (self.seed, self.depth, self.bound_s)
+
+    def batches(
+        self, storage: ReplayStorage, gradient_steps: int, batch_size: int, env: VecNormalize | None = None
+    ) -> Iterator[ReplayBatch]:
+        """As `Sampler.batches`. Raises as `block`."""
+        if env is not None:
+            yield from Direct().batches(storage, gradient_steps, batch_size, env)
+        else:
+            yield from self._take(_Request(storage, gradient_steps, batch_size, flat=False))
+
+    def block(self, storage: ReplayStorage, gradient_steps: int, batch_size: int) -> FlatBlock:
+        """As `Sampler.block`, copied.
+
+        Raises:
+            whatever drawing raised in the thread, with the traceback from there.
+            FastTrainError: no block within `bound_s`.
+        """
+        block: FlatBlock = self._take(_Request(storage, gradient_steps, batch_size, flat=True))
+        return block
+
+    def close(self) -> None:
+        with self._changed:
+            thread, self._thread, self._request = self._thread, None, None
+            self._ready.clear()
+            self._changed.notify_all()
+        if thread is not None:
+            thread.join(self.bound_s)
+
+    def _take(self, request: _Request) -> Any:
+        with self._changed:
+            if request != self._request:
+                self._request = request
+                self._ready.clear()
+                self._changed.notify_all()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="fasttrain-prefetch", daemon=True)
+                self._thread.start()
+            if self._has_fresh(request.storage):
+                self.hits += 1
+            else:
+                self._wait(request.storage)
+            drawn = self._ready.popleft()
+            self._changed.notify_all()
+        if drawn.error is not None:
+            raise drawn.error
+        if drawn.arrival is not None:
+            _receive(drawn.block, drawn.arrival)
+        return drawn.block
+
+    def _wait(self, storage: ReplayStorage) -> None:
+        begun = time.perf_counter_ns()
+        in_time = self._changed.wait_for(lambda: self._has_fresh(storage), self.bound_s)
+        self.waits += 1
+        self.wait_ns += time.perf_counter_ns() - begun
+        if not in_time:
+            raise FastTrainError(
+                f"no replay batch was drawn within {self.bound_s:g} s: another thread holds the buffer's lock, or the "
+                "machine is overloaded; prefetch=off draws without a thread"
+            )
+
+    def _has_fresh(self, storage: ReplayStorage) -> bool:
+        """Drops blocks, and errors, of which the buffer holds nothing any more: it was reset."""
+        while self._ready and storage.generation - self._ready[0].generation > storage.buffer_size:
+            self._ready.popleft()
+            self._changed.notify_all()
+        return bool(self._ready)
+
+    def _run(self) -> None:
+        own = threading.current_thread()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._thread is not own or len(self._ready) < self.depth)
+                request = self._request
+                if self._thread is not own or request is None:
+                    return
+            drawn = self._draw(request)
+            with self._changed:
+                if self._thread is own and request == self._request:
+                    self._ready.append(drawn)
+                    self._changed.notify_all()
+
+    def _draw(self, request: _Request) -> _Drawn:
+        storage, gradient_steps, batch_size, flat = request
+        generation = storage.generation
+        try:
+            if flat:
+                with storage.lock:
+                    return _Drawn(generation, draw_block(storage, gradient_steps, batch_size, self._rng).copied())
+            # The lock is held for one batch at a time, so that the trainer's `put` never waits for all.
+            place = "cpu" if storage.device.type == "cuda" else storage.device
+            batches = [storage.sample(batch_size, None, self._rng, place) for _ in range(gradient_steps)]
+            if storage.device.type != "cuda":
+                return _Drawn(generation, batches)
+            if self._stream is None or self._stream.device != storage.device:
+                self._stream = torch.cuda.Stream(storage.device)  # type: ignore[no-untyped-call]
+            return _Drawn(generation, *_send(batches, storage.device, self._stream))
+        except BaseException as error:  # reaches the trainer with its next request
+            return _Drawn(generation, None, error=error)
+
+
+def _rows_of(observations: Any) -> NDArray[Any]:  # (M, O), without copying
+    rows: NDArray[Any] = observations.reshape(len(observations), -1)
+    return rows
+
+
+def _each(batch: ReplayBatch, function: Callable[[Tensor], Tensor]) -> ReplayBatch:
+    """The batch with `function` applied to all of its tensors."""
+    return ReplayBatch(*(_applied(part, function) for part in batch))
+
+
+def _applied(part: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(part, dict):
+        return {key: function(tensor) for key, tensor in part.items()}
+    return function(part) if isinstance(part, Tensor) else part
+
+
+def _send(
+    batches: list[ReplayBatch], device: torch.device, stream: torch.cuda.Stream
+) -> tuple[list[ReplayBatch], torch.cuda.Event]:
+    """On their way to the device, and the event of their arrival. Page-locked memory is torch's, kept for reuse."""
+    with torch.cuda.stream(stream):
+        sent = [_each(batch, lambda part: part.pin_memory().to(device, non_blocking=True)) for batch in batches]
+        arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrival.record(stream)
+    return sent, arrival
+
+
+def _receive(batches: list[ReplayBatch], arrival: torch.cuda.Event) -> None:
+    """What the trainer's stream does from now on comes after the arrival, and keeps the memory while it needs it."""
+    current = torch.cuda.current_stream(arrival.device)
+    current.wait_event(arrival)
+
+    def keep(part: Tensor) -> Tensor:
+        part.record_stream(current)
+        return part
+
+    for batch in batches:
+        _each(batch, keep)

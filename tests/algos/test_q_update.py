@@ -1,0 +1,98 @@
+"""The DQN update: the kernels and torch give the same weights, and prioritized batches are weighted and rated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fasttrain
+from fasttrain.algos.fused_q_policy import FusedQ
+from fasttrain.algos.q_update import update
+from fasttrain.errors import EnvError
+from toys import ToyGame
+
+SETTINGS: dict[str, Any] = {
+    "learning_starts": 10_000,  # `update` is called by hand
+    "batch_size": 32,
+    "buffer_size": 600,
+    "learning_rate": 1e-3,
+    "seed": 0,
+    "device": "cpu",
+    "policy_kwargs": {"net_arch": [16, 16]},
+}
+
+
+def filled(fused: bool, **changes: Any) -> Any:
+    """A model that has played 400 random steps and whose target net is another one than the online net."""
+    env = fasttrain.NativeVecEnv(ToyGame(5), seed=0)
+    model = fasttrain.DQN("MlpPolicy", env, **{**SETTINGS, **changes})
+    model.learn(400)
+    with torch.no_grad():
+        for parameter in model.q_net_target.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    if fused:
+        model.use_kernels()
+    return model
+
+
+@pytest.mark.parametrize("double_q", [False, True])
+@pytest.mark.parametrize("loss", ["huber", "mse"])
+@pytest.mark.parametrize("n_steps", [1, 3])
+@pytest.mark.parametrize("prioritized", [None, {"alpha": 0.6, "beta": 0.5}])
+def test_kernels_and_torch_give_the_same_update(double_q: bool, loss: str, n_steps: int, prioritized: Any):
+    ends = []
+    for fused in (False, True):
+        torch.manual_seed(5)
+        model = filled(fused, double_q=double_q, loss=loss, n_steps=n_steps, prioritized=prioritized)
+        np.random.seed(1)
+        for _ in range(3):  # one batch each: a block of several draws its random numbers in another order
+            update(model, 1, 32)
+        assert isinstance(model._fast.kernels, FusedQ) == fused
+        ends.append(model)
+    for (name, eager), kernels in zip(
+        ends[0].policy.state_dict().items(), ends[1].policy.state_dict().values(), strict=True
+    ):
+        torch.testing.assert_close(kernels, eager, rtol=0, atol=2e-6, msg=name)
+    logged = [model.logger.name_to_value["train/loss"] for model in ends]
+    assert logged[1] == pytest.approx(logged[0], rel=1e-4)
+    if prioritized is not None:
+        np.testing.assert_allclose(ends[1].replay_buffer.priorities, ends[0].replay_buffer.priorities, rtol=1e-3)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_counts_and_log(fused: bool):
+    model = filled(fused)
+    update(model, 4, 16)
+    assert model._fast.gradient_updates == 4
+    assert model.logger.name_to_value["train/n_updates"] == 4
+    assert model.policy.optimizer.state[next(model.q_net.parameters())]["step"] == 4
+
+
+def test_dueling_nets_have_kernels():
+    from fasttrain.algos.q_networks import DuelingDQNPolicy
+
+    env = fasttrain.NativeVecEnv(ToyGame(5), seed=0)
+    model = fasttrain.DQN(DuelingDQNPolicy, env, **SETTINGS)
+    model.use_kernels()
+    model.learn(100)
+    before = model.q_net.value_net.weight.detach().clone()
+    update(model, 2, 16)
+    assert model._fast.kernels.dueling
+    assert not torch.equal(model.q_net.value_net.weight, before)
+
+
+def test_learned_rates_follow_the_schedule():
+    model = filled(True, learning_rate=lambda left: 1e-3 * left)
+    model._current_progress_remaining = 0.25
+    update(model, 1, 16)
+    assert model.policy.optimizer.param_groups[0]["lr"] == pytest.approx(2.5e-4)
+
+
+def test_a_loss_that_is_not_finite_is_an_error():
+    model = filled(True)
+    model.replay_buffer.rewards[:] = np.inf
+    with pytest.raises(EnvError, match="the loss is not finite at step 400"):
+        update(model, 1, 16)

@@ -1,0 +1,358 @@
+"""Prefetching: no torn rows, no stale blocks, no leaked thread, no swallowed error; and that it does draw ahead."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+import fasttrain
+from fasttrain.buffers.prefetch import Direct, Prefetching, draw_block
+from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
+from fasttrain.buffers.replay import ReplayStorage
+from fasttrain.errors import FastTrainError
+from toys import ToyGame
+
+KINDS = pytest.mark.parametrize("kind", [ReplayStorage, PrioritizedReplayBuffer])
+NUMBER = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+
+def made(
+    kind: type[ReplayStorage] = ReplayStorage, rows: int = 8, envs: int = 2, steps: int = 5, **options: Any
+) -> Any:
+    storage = kind(rows * envs, NUMBER, spaces.Discrete(1 << 20), "cpu", envs, **options)
+    for step in range(steps):
+        put(storage, step)
+    return storage
+
+
+def put(storage: ReplayStorage, step: int) -> None:
+    """Transition k (counted over steps and envs) says k in everything it holds."""
+    said = np.arange(step * storage.n_envs, (step + 1) * storage.n_envs)
+    both = np.stack([said, said], axis=1)
+    storage.put(both, both, said, said, np.zeros(storage.n_envs))
+
+
+def until_ready(sampler: Prefetching) -> None:
+    with sampler._changed:
+        assert sampler._changed.wait_for(lambda: len(sampler._ready) == sampler.depth, 60)
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "fasttrain-prefetch"]
+
+
+class Two(gymnasium.Env[Any, Any]):
+    observation_space, action_space = NUMBER, spaces.Discrete(2)
+
+
+@pytest.fixture
+def sampler() -> Iterator[Prefetching]:
+    made_here = Prefetching(seed=0, bound_s=60)
+    yield made_here
+    made_here.close()
+    assert threads() == []
+
+
+@KINDS
+def test_direct_draws_what_the_buffer_draws(kind: type[ReplayStorage]):
+    storage = made(kind)
+    np.random.seed(3)
+    expected = [storage.sample(4) for _ in range(2)]
+    np.random.seed(3)
+    for ours, theirs in zip(Direct().batches(storage, 2, 4), expected, strict=True):
+        assert torch.equal(ours.observations, theirs.observations)
+
+
+@KINDS
+@pytest.mark.parametrize("lean", [False, True])
+def test_a_copied_block_holds_the_same_transitions(kind: type[ReplayStorage], lean: bool):
+    options = {"optimize_memory_usage": True, "handle_timeout_termination": False} if lean else {}
+    storage = made(kind, steps=11, n_steps=3, mask_width=3, **options)
+    block = draw_block(storage, 3, 5, np.random.default_rng(0))
+    copied = block.copied()
+    assert copied.observations.shape == copied.next_observations.shape == (15, 2)
+    for name, rows in (("observations", "rows"), ("actions", "rows"), ("next_observations", "next_rows")):
+        inside, outside = (getattr(each, name)[getattr(each, rows)] for each in (copied, block))
+        np.testing.assert_array_equal(inside, outside)
+        assert not np.shares_memory(getattr(copied, name), getattr(block, name))
+    assert copied.next_masks.shape == (3, 5, 3)
+    if kind is PrioritizedReplayBuffer:
+        assert (copied.generation, copied.indices.shape, copied.weights.shape) == (11, (15,), (3, 5))
+
+
+@KINDS
+def test_a_block_is_drawn_before_it_is_asked_for(kind: type[ReplayStorage], sampler: Prefetching):
+    storage = made(kind)
+    list(sampler.batches(storage, 3, 4))
+    assert (sampler.hits, sampler.waits) == (0, 1)
+    assert sampler.wait_ns > 0
+    until_ready(sampler)
+    for step in range(5, 8):
+        put(storage, step)
+    batches = list(sampler.batches(storage, 3, 4))
+    assert (sampler.hits, sampler.waits) == (1, 1)
+    assert [len(batch.observations) for batch in batches] == [4, 4, 4]
+    assert max(batch.actions.max() for batch in batches) < 10, "it lacks what was stored since"
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_the_global_random_stream_is_left_alone(sampler: Prefetching, flat: bool):
+    storage, before = made(), np.random.get_state()
+    for _ in range(3):
+        sampler.block(storage, 2, 4) if flat else list(sampler.batches(storage, 2, 4))
+    until_ready(sampler)
+    after = np.random.get_state()
+    assert before[2] == after[2]
+    np.testing.assert_array_equal(before[1], after[1])
+
+
+@KINDS
+def test_the_same_seed_draws_the_same_from_the_same_buffer(kind: type[ReplayStorage]):
+    storage, drawn = made(kind), []
+    for seed in (0, 0, 1):
+        sampler = Prefetching(seed)
+        drawn.append([sampler.block(storage, 2, 16).actions.tolist() for _ in range(3)])
+        sampler.close()
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert drawn[0] != [np.random.default_rng(0).integers(0, 5, 32).tolist()], "not the stream of an env seeded 0"
+
+
+def test_depth_bounds_how_far_ahead_it_is():
+    sampler, storage = Prefetching(0, depth=3), made()
+    sampler.block(storage, 1, 4)
+    until_ready(sampler)
+    assert len(sampler._ready) == 3
+    for _ in range(3):
+        sampler.block(storage, 1, 4)
+    assert sampler.hits >= 3
+    sampler.close()
+    with pytest.raises(ValueError, match="depth=0"):
+        Prefetching(depth=0)
+
+
+def test_another_buffer_or_size_throws_away_what_was_drawn(sampler: Prefetching):
+    first, second = made(), made(steps=0)
+    for step in range(100, 104):
+        put(second, step)
+    sampler.block(first, 2, 4)
+    until_ready(sampler)
+    assert sampler.block(second, 2, 4).actions.min() >= 200
+    until_ready(sampler)
+    assert sampler.block(second, 2, 7).rows.shape == (2, 7)
+    until_ready(sampler)
+    assert sampler.block(second, 5, 7).rows.shape == (5, 7)
+    until_ready(sampler)
+    assert len(list(sampler.batches(second, 5, 7))) == 5
+    assert (sampler.hits, sampler.waits) == (0, 5)
+
+
+@KINDS
+def test_a_reset_buffer_throws_away_what_was_drawn(kind: type[ReplayStorage], sampler: Prefetching):
+    storage = made(kind)
+    sampler.block(storage, 2, 4)
+    until_ready(sampler)
+    storage.reset()
+    with pytest.raises(ValueError, match="the replay buffer is empty"):
+        sampler.block(storage, 2, 4)
+    until_ready(sampler)  # one more error, of the empty buffer
+    storage.reset()
+    put(storage, 50)
+    assert sampler.block(storage, 2, 4).actions.min() >= 100
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_late_priorities_never_land_on_a_recycled_slot(again: bool, sampler: Prefetching):
+    storage = made(PrioritizedReplayBuffer, rows=4, envs=1, steps=4, alpha=1.0)
+    sampler.block(storage, 2, 4)
+    until_ready(sampler)  # the next block is drawn of rows 0 to 3
+    if again:
+        put(storage, 4)  # row 0 is written anew
+    block = sampler.block(storage, 2, 4)
+    assert block.actions.max() < 4, "what was drawn is what there was"
+    assert sorted(set(block.indices.tolist())) == [0, 1, 2, 3]
+    storage.update_priorities(block.indices, np.full(8, 7.0), block.generation)
+    np.testing.assert_allclose(storage.priorities[:, 0], [1 if again else 7, 7, 7, 7], rtol=1e-5)
+
+
+class Broken(ReplayStorage):
+    def windows(self, *arguments: Any) -> Any:
+        raise OSError("the disk is gone")
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_an_error_reaches_the_trainer_with_its_traceback(sampler: Prefetching, flat: bool):
+    storage = made(Broken)
+    for _ in range(2):  # and each time, without hanging
+        with pytest.raises(OSError, match="the disk is gone") as caught:
+            sampler.block(storage, 2, 4) if flat else list(sampler.batches(storage, 2, 4))
+        assert "in windows" in "".join(traceback.format_tb(caught.value.__traceback__))
+    assert len(sampler.block(made(), 2, 4).rows) == 2, "another buffer works"
+
+
+def test_a_request_has_a_bound():
+    sampler, storage, release = Prefetching(bound_s=0.05), made(), threading.Event()
+
+    def hold() -> None:
+        with storage.lock:
+            held.set()
+            release.wait(60)
+
+    held, holder = threading.Event(), threading.Thread(target=hold)
+    holder.start()
+    held.wait(60)
+    with pytest.raises(FastTrainError, match=r"no replay batch was drawn within 0.05 s"):
+        sampler.block(storage, 2, 4)
+    release.set()
+    holder.join()
+    sampler.bound_s = 60
+    sampler.close()
+    assert threads() == []
+
+
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda sampler: pickle.loads(pickle.dumps(sampler))])
+def test_a_copy_begins_without_a_thread(clone: Any, sampler: Prefetching):
+    storage = made()
+    sampler.block(storage, 2, 4)
+    other = clone(sampler)
+    assert (other.seed, other.depth, other.bound_s) == (0, 1, 60)
+    assert len(threads()) == 1
+    assert other.block(pickle.loads(pickle.dumps(storage)), 1, 3).rows.shape == (1, 3)
+    other.close()
+    sampler.close()
+    assert threads() == []
+    assert sampler.block(storage, 2, 4).rows.shape == (2, 4), "a closed one begins anew"
+
+
+@pytest.fixture
+def busy_threads() -> Iterator[None]:
+    """Python changes threads every 10 µs, not every 5 ms: within each `put`, not once in a thousand."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+@KINDS
+@pytest.mark.parametrize("flat", [False, True])
+def test_no_row_is_torn(kind: type[ReplayStorage], flat: bool, sampler: Prefetching, busy_threads: None):
+    """All parts of a transition say the same number, on a ring that is written over all the time."""
+    storage = made(kind, rows=6, envs=4, steps=6)
+    for step in range(6, 1500):
+        put(storage, step)
+        if step % 3:
+            continue
+        if flat:
+            block = sampler.block(storage, 2, 2000)
+            parts = [block.observations[:, 0], block.observations[:, 1], block.next_observations[:, 0],
+                     block.actions, block.returns.reshape(-1)]  # fmt: skip
+            np.testing.assert_array_equal(parts, np.broadcast_to(parts[0], (5, 4000)))
+        else:
+            for batch in sampler.batches(storage, 2, 8):
+                said = batch.rewards
+                assert torch.equal(batch.observations, said.expand(-1, 2))
+                assert torch.equal(batch.next_observations, said.expand(-1, 2))
+                assert torch.equal(batch.actions, said.long())
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """More of torch's than there are free cores wait for each other: 0.2 s an update of these small nets, not 2 ms."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def toy_model(prefetch: bool = True, deterministic: bool = False, **changes: Any) -> Any:
+    settings = {"learning_starts": 20, "train_freq": 1, "gradient_steps": 2, "batch_size": 16, "buffer_size": 400}
+    env = fasttrain.NativeVecEnv(ToyGame(5), seed=0)
+    model = fasttrain.DQN("MlpPolicy", env, seed=0, device="cpu", **{**settings, **changes})
+    if prefetch:
+        model.prefetch_batches(deterministic)
+    return model
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("changes", [{}, {"prioritized": {}, "n_steps": 3, "double_q": True}])
+def test_dqn_trains_with_it_and_leaves_no_thread(fused: bool, changes: dict[str, Any]):
+    model = toy_model(**changes)
+    if fused:
+        model.use_kernels()
+    for _ in range(2):
+        model.learn(150, reset_num_timesteps=False)
+        assert threads() == []
+    sampler = model._fast.sampler
+    assert sampler.hits + sampler.waits == model._n_updates // 2 == (300 - 20) // 5
+    assert sampler.hits > 0
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_deterministic_gives_the_batches_of_a_run_without_it(fused: bool):
+    learned = []
+    for prefetch in (False, True):
+        model = toy_model(prefetch, deterministic=True)
+        if fused:
+            model.use_kernels()
+        learned.append(list(model.learn(120).policy.parameters()))
+    for ours, theirs in zip(*learned, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+class Interrupt(BaseCallback):
+    def __init__(self, error: type[BaseException]) -> None:
+        super().__init__()
+        self.error = error
+
+    def _on_step(self) -> bool:
+        if self.n_calls == 20:
+            assert threads() == ["fasttrain-prefetch"]
+            raise self.error("enough")
+        return True
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_no_thread_is_left_after_an_error(error: type[BaseException]):
+    with pytest.raises(error, match="enough"):
+        toy_model().learn(400, callback=Interrupt(error))
+    assert threads() == []
+
+
+def test_a_loaded_replay_buffer_is_the_one_that_is_drawn_from(tmp_path: Any):
+    model = toy_model().learn(200)
+    model.save_replay_buffer(tmp_path / "replay.pkl")
+    model.save(tmp_path / "model.zip")
+    model.load_replay_buffer(tmp_path / "replay.pkl", truncate_last_traj=False)
+    model.learn(100, reset_num_timesteps=False)
+    assert model._n_updates == 2 * (300 - 20) // 5
+
+
+def test_with_normalising_wrappers_batches_are_drawn_directly(sampler: Prefetching):
+    storage, env = made(), VecNormalize(DummyVecEnv([Two]))
+    assert len(list(sampler.batches(storage, 3, 4, env))) == 3
+    assert (sampler.hits, sampler.waits, threads()) == (0, 0, [])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@KINDS
+def test_on_cuda_batches_arrive_whole(kind: type[ReplayStorage], sampler: Prefetching):
+    storage = made(kind, rows=64, steps=64)
+    storage.device = torch.device("cuda", 0)
+    for step in range(64, 400):
+        put(storage, step)
+        for batch in sampler.batches(storage, 4, 256):
+            assert batch.rewards.device.type == "cuda"
+            assert torch.equal(batch.observations, batch.rewards.expand(-1, 2))
+            assert torch.equal(batch.actions, batch.rewards.long())
