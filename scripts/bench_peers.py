@@ -1,9 +1,9 @@
-"""Other frameworks on the work of the ppo-cartpole benchmarks: each in a virtual environment of its own.
+"""Other frameworks on the work of the ppo-cartpole and per benchmarks: each in a virtual environment of its own.
 
 Made on first use in a cache folder outside the repository ($XDG_CACHE_HOME or ~/.cache, fasttrain-bench/), with the
 versions below and torch from constraints.txt. Delete that folder to be rid of them. A framework that cannot be
-installed here is skipped, with the reason. What it runs is scripts/peers/NAME.py: the work as JSON in, one line of
-JSON out.
+installed here is skipped, with the reason. What it runs is scripts/peers/NAME.py or scripts/bench_per.py: the work as
+JSON in, one line of JSON out.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,16 +46,31 @@ class Unavailable(Exception):  # noqa: N818 - not an error: the benchmark says s
     """The framework cannot be measured here; the text says why."""
 
 
-def run_peer(name: str, work: dict[str, Any], only_install: bool = False) -> dict[str, Any]:
+def run_peer(name: str, work: dict[str, Any]) -> dict[str, Any]:
     """Measure one framework; `{"skipped": reason}` if it cannot be installed or run."""
     peer = PEERS[name]
+    return run_script(name, peer, [str(ROOT / "scripts" / "peers" / peer.script), json.dumps(work)])
+
+
+def run_script(name: str, peer: Peer, script: list[str]) -> dict[str, Any]:
+    """What a script with its arguments prints in the peer's environment; `{"skipped": reason}` as above."""
     try:
-        python = python_of(name, peer)
-        if only_install:
-            return {"python": str(python)}
-        return _run([str(python), str(ROOT / "scripts" / "peers" / peer.script), json.dumps(work)])
+        return _run([str(python_of(name, peer)), *script])
     except Unavailable as reason:
         return {"skipped": str(reason)}
+
+
+def install(peers: Mapping[str, Peer]) -> None:
+    """Make their environments; say where each is, or why not."""
+    for name, peer in peers.items():
+        print(f"{name}: {_place(name, peer)}", flush=True)
+
+
+def _place(name: str, peer: Peer) -> str:
+    try:
+        return str(python_of(name, peer))
+    except Unavailable as reason:
+        return str(reason)
 
 
 def cache_folder() -> Path:
@@ -116,12 +132,5 @@ def _last_line(text: str) -> str:
     return next((line.strip()[:300] for line in reversed(text.splitlines()) if line.strip()), "")
 
 
-def main() -> None:
-    """python3 scripts/bench_peers.py: install them all, say where each is."""
-    for name in PEERS:
-        found = run_peer(name, {}, only_install=True)
-        print(f"{name}: {found.get('python') or found['skipped']}", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    install(PEERS)

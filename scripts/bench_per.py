@@ -1,19 +1,15 @@
-#!/usr/bin/env python3
-"""Prioritized replay, ours and others in turn: python3 scripts/bench_per.py [WORK …] [--repeats 5] [--peers]
+"""Works of benchmark.py about prioritized replay: ours, what numpy alone offers in O(N), and other libraries.
 
 One round is what an update needs of it: draw 256 transitions with their weights, and set 256 priorities. `per-tree-1eK`
-keeps 10^K priorities and next to nothing else; `per-storage-1e6` also gathers transitions of 4 floats. Every
-measurement is a fresh process that reports the median of 500 rounds; `PER_WORKS` and `PEERS_ONLY` are for
-benchmark.py. The opponents: what numpy alone offers, in O(N); cpprb and TorchRL with --peers, each in its own virtual
-environment (bench_peers.py), skipped with the reason where that cannot be made.
+keeps 10^K priorities and next to nothing else; `per-storage-1e6` also gathers transitions of 4 floats. A measurement
+is the median of 500 rounds. cpprb and TorchRL with --peers, each in its own virtual environment (bench_peers.py),
+skipped with the reason where that cannot be made.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -155,11 +151,7 @@ def measure(contestant: str, size: int, storage: bool) -> dict[str, Any]:
 
 def peer(name: str, size: int, storage: bool) -> dict[str, Any]:
     """`measure` in the peer's environment, or why not."""
-    try:
-        python = bench_peers.python_of(name, PEERS[name])
-        return bench_peers._run([str(python), str(Path(__file__)), "--one", json.dumps([name, size, storage])])
-    except bench_peers.Unavailable as reason:
-        return {"skipped": str(reason)}
+    return bench_peers.run_script(name, PEERS[name], [str(Path(__file__)), json.dumps([name, size, storage])])
 
 
 def _work(size: int, storage: bool) -> dict[str, Callable[[], dict[str, Any]]]:
@@ -176,59 +168,5 @@ PER_WORKS: dict[str, dict[str, Callable[[], dict[str, Any]]]] = {
 }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("works", nargs="*", metavar="WORK", help=f"of {', '.join(PER_WORKS)}; all if none")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--peers", action="store_true", help="cpprb and TorchRL too, installed on first use")
-    parser.add_argument("--one", help=argparse.SUPPRESS)  # [contestant, size, storage], measured in this process
-    arguments = parser.parse_args()
-    if arguments.one:
-        print(json.dumps(measure(*json.loads(arguments.one))))
-        return 0
-    if unknown := set(arguments.works) - set(PER_WORKS):
-        parser.error(f"no work {', '.join(unknown)}; choose from {', '.join(PER_WORKS)}")
-    for work in arguments.works or PER_WORKS:
-        names = [name for name in PER_WORKS[work] if arguments.peers or name not in PEERS_ONLY]
-        _print(work, _in_turn(work, names, max(1, arguments.repeats)))
-    return 0
-
-
-def _in_turn(work: str, names: list[str], repeats: int) -> dict[str, list[dict[str, Any]]]:
-    """A B C, A B C, …: each a fresh process."""
-    storage, size = work.startswith("per-storage"), int(float(work.rsplit("-", 1)[1]))
-    _fresh(names[0], size, storage)  # compiles and fills the disk cache; not counted
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-    for _ in range(repeats):
-        for name in names:
-            if not (found[name] and "skipped" in found[name][0]):
-                found[name].append(peer(name, size, storage) if name in PEERS else _fresh(name, size, storage))
-    return found
-
-
-def _fresh(name: str, size: int, storage: bool) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--one", json.dumps([name, size, storage])]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{name}: failed\n{done.stderr[-2000:]}")
-    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return result
-
-
-def _print(work: str, found: dict[str, list[dict[str, Any]]]) -> None:
-    print(work, flush=True)
-    rates = {name: [turn["rate"] for turn in turns if "rate" in turn] for name, turns in found.items()}
-    for name, turns in found.items():
-        if not rates[name]:
-            print(f"  {name:<12} skipped: {turns[0]['skipped']}", flush=True)
-            continue
-        halves = [statistics.median(turn[key] for turn in turns) for key in ("sample_us", "update_us")]
-        ratio = statistics.median(a / b for a, b in zip(rates["fasttrain"], rates[name], strict=True))
-        line = (
-            f"{1e6 / statistics.median(rates[name]):>10.1f} µs a round (sample {halves[0]:.1f}, update {halves[1]:.1f})"
-        )
-        print(f"  {name:<12}{line}" + ("" if name == "fasttrain" else f", fasttrain is {ratio:.1f}×"), flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+if __name__ == "__main__":  # in a peer's environment
+    print(json.dumps(measure(*json.loads(sys.argv[1]))))

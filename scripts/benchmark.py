@@ -20,6 +20,10 @@ down slows all of them; the ratio is taken turn by turn and its median reported.
                     to end with 8 and 64 envs, against SB3 and with --peers against SBX, Tianshou, TorchRL, Sample
                     Factory and a lean loop; [1024, 512, 256] on a GPU. How soon a reward is reached:
                     scripts/learning.py
+  dqn               all works dqn-* (scripts/bench_dqn.py): CartPole end to end with 8 envs and 8 updates a step, and
+                    the update alone at batches of 64, and of 256 with Skull King's masks
+  per               all works per-* (scripts/bench_per.py): drawing 256 transitions by priority and setting theirs,
+                    against numpy in O(N) and with --peers against cpprb and TorchRL
 """
 
 from __future__ import annotations
@@ -37,7 +41,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import bench_dqn
 import bench_peers
+import bench_per
 import bench_plot
 import bench_ppo
 import bench_vecenv
@@ -179,7 +185,7 @@ def stock_run() -> dict[str, Any]:
     return bench_ppo.stock_learn(model, TRAIN["rollout_size"] * TRAIN["rollouts"], begun)
 
 
-PEERS_ONLY = bench_ppo.PEERS_ONLY
+PEERS_ONLY = bench_ppo.PEERS_ONLY | bench_per.PEERS_ONLY
 Measurement = Callable[[], dict[str, Any]]
 WORKS: dict[str, dict[str, Measurement]] = {
     "skullking-step": {
@@ -193,6 +199,8 @@ WORKS: dict[str, dict[str, Measurement]] = {
     },
     **bench_vecenv.WORKS,
     **bench_ppo.WORKS,
+    **bench_dqn.WORKS,
+    **bench_per.PER_WORKS,
 }
 TOGETHER = {"ppo": ["skullking-train"]}  # what a group holds besides the works that begin with its name
 
@@ -281,6 +289,8 @@ def compared(ours: str, samples: dict[str, list[dict[str, Any]]], work: str) -> 
         "quality": _by_contestant(samples, "quality"),
         "startup_s": _by_contestant(samples, "startup_s"),
         "warm_up_s": _by_contestant(samples, "warm_up_s"),
+        "sample_us": _by_contestant(samples, "sample_us"),
+        "update_us": _by_contestant(samples, "update_us"),
         **{
             key: spread([sample[key] for sample in samples[ours]])
             for key in ("covered_share", "share_of_ideal", "gpu_share")
@@ -316,7 +326,7 @@ def show_result(result: dict[str, Any]) -> None:
     for name, rate in {"fasttrain": result["ours"], **result["theirs"]}.items():
         against = f"{result['ratios'][name]['median']:>9.2f}×" if name in result["ratios"] else " " * 10
         ready = f"   start-up {startup[name]['median']:.1f} s" if name in startup else ""
-        print(f"  {name:<30}{rate['median']:>14,.0f} {unit}{against}{ready}")
+        print(f"  {name:<34}{rate['median']:>14,.0f} {unit}{against}{ready}")
     print(f"  against {result['best_of_theirs']}: {ratio['median']:.2f}× [{ratio['min']:.2f}, {ratio['max']:.2f}]")
     if "covered_share" in result:
         print(f"  [PERF] phases cover {100 * result['covered_share']['min']:.2f} % of the wall time or more")
@@ -331,6 +341,8 @@ def show_result(result: dict[str, Any]) -> None:
     if result.get("warm_up_s"):
         took = ", ".join(f"{name} {1000 * value['median']:.0f} ms" for name, value in result["warm_up_s"].items())
         print(f"  first update, not counted: {took}")
+    for name, sample in result.get("sample_us", {}).items():
+        print(f"  {name}: sample {sample['median']:.1f} µs, update {result['update_us'][name]['median']:.1f} µs")
     if isinstance(result.get("chosen"), dict):
         print(f"  ran with {', '.join(f'{key}={value}' for key, value in result['chosen'].items())}")
     elif "chosen" in result:
@@ -359,8 +371,10 @@ def main() -> int:
         return 0
     if arguments.work == "plot":
         return bench_plot.draw(RESULTS, learning.RESULTS)
-    if arguments.peers and bench_ppo.CARTPOLE.keys() & set(works_of(arguments.work)):
-        bench_peers.main()  # here, where its progress can be seen
+    if arguments.peers:
+        for peers, works in ((bench_peers.PEERS, bench_ppo.CARTPOLE), (bench_per.PEERS, bench_per.PER_WORKS)):
+            if works.keys() & set(works_of(arguments.work)):
+                bench_peers.install(peers)  # here, where its progress can be seen
     for work in works_of(arguments.work):
         print(work, flush=True)
         result = run_work(work, max(1, arguments.repeats), arguments.peers)

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Does `+profile=speed` learn as well as stock? python3 scripts/learning.py [--tasks a,b] [--seeds 10] [--show]
+"""Does `+profile=speed` learn as well as stock? python3 scripts/learning.py [--tasks dqn] [--seeds 10] [--show]
 
-Each cell is one fresh `fasttrain` process: a task, a side (baseline: stock classes in DummyVecEnv; speed), a seed. Same
-seeds, same env steps. A finished cell is stored at once in scripts/results/learning/TASK.json and is not run again
-while side and overrides stay the same, so that the command can be stopped and given again. A candidate of your own:
+--tasks: names of tasks, or `ppo` (the default: those without `dqn-`) or `dqn`. Each cell is one fresh `fasttrain`
+process: a task, a side (baseline: stock classes in DummyVecEnv; speed), a seed. Same seeds, same env steps. A finished
+cell is stored at once in scripts/results/learning/TASK.json and is not run again while side and overrides stay the
+same, so that the command can be stopped and given again. A candidate of your own:
 
     python3 scripts/learning.py --tasks cartpole --sides baseline,speed --name epochs2 --override algo.n_epochs=2
 
@@ -12,9 +13,10 @@ runs the candidate `epochs2` (the speed profile with that override) instead of `
 The gate: paired differences by seed (candidate − baseline) in the win rate of the final greedy policy, or in its mean
 reward where the game has no winner. Margin: 3 percentage points, or 5 % of the baseline's mean reward. pass: the lower
 bound of the mean difference's 95 % interval is above −margin, over at least 10 seeds; fail: the upper bound is below
-it; else "not enough seeds". Beside it the same for the mean of the whole training curve, and how soon the mean of 100
-episodes reached the task's threshold. Seconds are those of the machine as it was: cells that did not get a core to
-themselves are counted.
+it; else "not enough seeds". A game that stock cannot play (stock DQN ignores masks) has no baseline: the lower bound
+of the candidate's mean win rate must be above chance. Beside the gate the same for the mean of the whole training
+curve, and how soon the mean of 100 episodes reached the task's threshold. Seconds are those of the machine as it was:
+cells that did not get a core to themselves are counted.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paired import Comparison, compare, learning_curve, margin_of, median_time, trail
+import numpy as np
+
+from paired import FAIL, OPEN, PASS, Comparison, compare, learning_curve, margin_of, median_time, t_interval, trail
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "scripts" / "results" / "learning"
@@ -52,8 +56,12 @@ class Task:
     overrides: tuple[str, ...]
     threshold: float  # of the mean over 100 training episodes: return, or win rate where there is one
     eval_episodes: int = 200
+    chance: float | None = None  # there is no baseline: the win rate that must be beaten
 
 
+# Stock's 64 samples at 1e-4 once per vector step of 8 envs, with a target that moves every 10,000 steps, learn nothing
+# in such a horizon: mean reward 9.2 in CartPole after 50,000 steps. So rate, target and buffer are set on both sides.
+DQN = ("algo=dqn", "algo.learning_rate=5e-4", "algo.target_update_interval=500", "algo.buffer_size=50000")
 TASKS = {
     "cartpole": Task(("env.id=CartPole-v1", "algo=ppo", "total_timesteps=100000"), 195.0),
     # gamma as in sb3-contrib's own test: the best action depends on the present state alone. 70 actions, 55 illegal.
@@ -83,7 +91,26 @@ TASKS = {
         0.0,
     ),
     "skullking": Task(("total_timesteps=500000",), 0.4, eval_episodes=1000),
+    "dqn-cartpole": Task(("env.id=CartPole-v1", *DQN, "total_timesteps=50000"), 195.0),
+    "dqn-acrobot": Task(("env.id=Acrobot-v1", *DQN, "total_timesteps=100000"), -100.0),
+    "dqn-lunarlander": Task(("env.id=LunarLander-v3", *DQN, "total_timesteps=200000"), 0.0),
+    # Four players: who plays at random wins a quarter of the games.
+    "dqn-skullking": Task(
+        ("algo=dqn", "env.kwargs.opponents=easy", "algo.buffer_size=100000", "total_timesteps=500000"),
+        0.3,
+        eval_episodes=1000,
+        chance=0.25,
+    ),
 }
+GROUPS = {
+    "ppo": [name for name in TASKS if not name.startswith("dqn-")],
+    "dqn": [name for name in TASKS if name.startswith("dqn-")],
+}
+
+
+def tasks_of(names: str) -> list[str]:
+    """Tasks and groups of tasks, separated by commas. What is no group is left as it is."""
+    return [task for name in names.split(",") for task in GROUPS.get(name, [name])]
 
 
 # --- cells
@@ -131,6 +158,7 @@ def cpu_s() -> float:
 def summarised(summary: Mapping[str, Any], episodes: Sequence[Mapping[str, str]]) -> dict[str, Any]:
     """What is kept of a run: final quality, training curve, and when the mean of 100 episodes first reached what."""
     quality = summary["quality"]
+    samples = "sampled" in quality  # DQN's policy has nothing to sample from
     column = "is_win" if quality["win_rate"] is not None and episodes and "is_win" in episodes[0] else "return"
     values = [float(episode[column]) for episode in episodes]
     steps = [int(episode["env_steps"]) for episode in episodes]
@@ -141,7 +169,7 @@ def summarised(summary: Mapping[str, Any], episodes: Sequence[Mapping[str, str]]
         "startup_s": summary["startup_s"],
         "steps_per_s": summary["steps_per_s"],
         "final": {key: quality[key] for key in ("mean_reward", "win_rate", "episodes", "ci95")},
-        "sampled": {key: quality["sampled"][key] for key in ("mean_reward", "win_rate")},
+        **({"sampled": {key: quality["sampled"][key] for key in ("mean_reward", "win_rate")}} if samples else {}),
         "curve": [round(value, 4) for value in learning_curve(steps, values, summary["env_steps"])],
         "curve_of": column,
         "trail": [[steps[at], float(episodes[at]["wall_s"]), round(best, 4)] for at, best in trail(values)],
@@ -194,7 +222,8 @@ def compared(
 ) -> dict[str, Comparison]:
     """The gate's figure (`final`) and the others, over the seeds that both sides have."""
     found = {}
-    for name in ("final", "sampled", "curve"):
+    sampled = all("sampled" in cell for cell in (*baseline.values(), *candidate.values()))
+    for name in ("final", "sampled", "curve") if sampled else ("final", "curve"):
         theirs, is_rate = figure(baseline, name)
         ours, _ = figure(candidate, name)
         theirs = {seed: value for seed, value in theirs.items() if seed in ours}
@@ -245,7 +274,20 @@ def show(folder: Path, tasks: Sequence[str], sides: Mapping[str, Sequence[str]] 
                 _print_gate(side, result)
         for side, found_times in report[name]["times"].items():
             _print_times(side, found_times)
+        chance = TASKS[name].chance
+        if chance is not None:
+            report[name]["beats_chance"] = {side: beats_chance(by_seed, chance) for side, by_seed in found.items()}
+            for side, result in report[name]["beats_chance"].items():
+                _print_chance(side, result)
     return report
+
+
+def beats_chance(cells: Mapping[int, Mapping[str, Any]], chance: float) -> dict[str, Any]:
+    """Whether the mean win rate of the final greedy policies, a value per seed, lies above `chance`."""
+    rates = [cell["final"]["win_rate"] for cell in cells.values()]
+    low, high = t_interval(np.array(rates))
+    verdict = PASS if low > chance else FAIL if high < chance else OPEN
+    return {"mean": sum(rates) / len(rates), "low": low, "high": high, "chance": chance, "verdict": verdict}
 
 
 def _print_gate(side: str, result: Mapping[str, Comparison]) -> None:
@@ -257,6 +299,12 @@ def _print_gate(side: str, result: Mapping[str, Comparison]) -> None:
             f"  {side:<12}{titles[name]:<16}{c.baseline:>10.3f} → {c.candidate:>9.3f}   {interval:<30} "
             f"margin {c.margin:.3f}, {c.pairs} seeds: {verdict}"
         )
+
+
+def _print_chance(side: str, result: Mapping[str, Any]) -> None:
+    mean, low, high, chance = (f"{100 * result[key]:.1f}" for key in ("mean", "low", "high", "chance"))
+    verdict = result["verdict"].upper()
+    print(f"  {side:<12}final, greedy   wins {mean} % [{low}, {high}], by chance {chance} %: {verdict}")
 
 
 def _print_times(side: str, found: Mapping[str, Any]) -> None:
@@ -276,7 +324,7 @@ def _print_times(side: str, found: Mapping[str, Any]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", default=",".join(TASKS), help=f"default: {','.join(TASKS)}")
+    parser.add_argument("--tasks", default="ppo", help=f"of {','.join([*GROUPS, *TASKS])} (default ppo)")
     parser.add_argument("--seeds", type=int, default=10, help="seeds 0 … N-1 (default 10)")
     parser.add_argument("--sides", default="baseline,speed", help="baseline, speed or both (default)")
     parser.add_argument(
@@ -287,7 +335,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--show", action="store_true", help="print what is stored, run nothing")
     parser.add_argument("--json", type=Path, help="also write the tables' figures here")
     options = parser.parse_args(arguments)
-    tasks, sides = options.tasks.split(","), options.sides.split(",")
+    tasks, sides = tasks_of(options.tasks), options.sides.split(",")
     unknown = [name for name in tasks if name not in TASKS] or [name for name in sides if name not in SIDES]
     if unknown:
         parser.error(f"no task or side {', '.join(unknown)}; tasks: {', '.join(TASKS)}; sides: {', '.join(SIDES)}")
@@ -313,6 +361,8 @@ def run(folder: Path, tasks: Sequence[str], sides: Mapping[str, Sequence[str]], 
         path = folder / f"{name}.json"
         for seed in range(seeds):
             for side, more in sides.items():
+                if side == BASELINE and TASKS[name].chance is not None:
+                    continue
                 overrides = overrides_of(TASKS[name], side, more)
                 if seed in chosen(load(path), side, overrides):
                     continue

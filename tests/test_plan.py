@@ -117,25 +117,16 @@ def test_action_repeat_reaches_the_effective_configuration():
 def test_what_has_no_engine_is_refused_when_switched_on(flag: str):
     off = NO_ENGINE_YET[flag]
     on = {"off": "on", False: "true"}[off]
-    algo = "dqn" if flag == "prefetch" else "ppo"
-    config = configured(f"{flag}={on}", f"algo={algo}", "env.id=CartPole-v1")
+    config = configured(f"{flag}={on}", "algo=ppo", "env.id=CartPole-v1")
     with pytest.raises(ConfigError, match=f"{flag}=.*this version cannot do that yet.*take {flag}="):
         plan_of(config)
 
 
 def test_dqn_has_an_engine_of_its_own():
     plan = plan_of(configured("+profile=speed", "algo=dqn", "env.id=CartPole-v1"))
-    assert (plan.config.engine, plan.config.fused_update, plan.config.local_random_actions) == ("fast", "on", True)
+    assert (plan.config.engine, plan.config.fused_update) == ("fast", "on")
     stock = plan_of(configured("+profile=speed", "engine=stock", "algo=dqn", "env.id=CartPole-v1"))
-    assert (stock.config.engine, stock.config.fused_update, stock.config.local_random_actions) == (
-        "stock",
-        "off",
-        False,
-    )
-    assert row_of(stock, "local_random_actions").reason == "the stock class draws env by env"
-    config = configured("engine=stock", "local_random_actions=true", "algo=dqn", "env.id=CartPole-v1")
-    with pytest.raises(ConfigError, match="local_random_actions=true with engine=stock.*take engine=fast"):
-        plan_of(config, local_random_actions="command line")
+    assert (stock.config.engine, stock.config.fused_update) == ("stock", "off")
 
 
 def test_a_native_game_names_its_number_of_envs_for_rollouts_only():
@@ -160,11 +151,6 @@ def test_a_native_game_is_lean_anyway(lean: str):
     config = configured("vec_env=auto", f"lean_info={lean}")
     row = row_of(plan_of(config, NATIVE), "lean_info")
     assert (row.requested, row.reason) == (row.effective, "a native game sends info only when an episode ends")
-
-
-def test_auto_without_engine_is_off_and_says_so():
-    row = row_of(plan_of(configured("prefetch=auto", "algo=dqn", "env.id=CartPole-v1")), "prefetch")
-    assert (row.effective, row.reason) == ("off", "not in this version")
 
 
 def test_flag_of_another_algorithm():

@@ -84,11 +84,11 @@ NEEDS_FAST_ENGINE = (
     "gradient_accumulation",
     "inference_batch_size",
     "local_random_actions",
+    "prefetch",
 )
 
 # What this version cannot do yet. A switch on `auto` resolves to its off value; switched on, it is refused.
 NO_ENGINE_YET: dict[str, Any] = {
-    "prefetch": "off",
     "reward_debug": False,
     "eval_async": False,
     "checkpoint_async": False,

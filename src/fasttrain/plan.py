@@ -38,6 +38,7 @@ from fasttrain.flags import (
     Machine,
     Resolved,
 )
+from fasttrain.off_policy import BASELINE_RATIO, replay_ratio, resolve_local_random_actions, resolve_prefetch
 from fasttrain.stepping import (
     resolve_async,
     resolve_num_envs,
@@ -79,6 +80,8 @@ class Plan(NamedTuple):
     def _stock(self, row: Row) -> Any:
         if row.flag in BY_NAME:
             return BY_NAME[row.flag].stock
+        if row.flag == "replay_ratio":
+            return BASELINE_RATIO
         return self.config.algo.by_tier["baseline"].get(row.flag.removeprefix("algo."))
 
     def notable(self) -> tuple[Row, ...]:
@@ -115,6 +118,9 @@ def make_plan(config: Config, sources: Mapping[str, str], env: EnvFacts, machine
         algo, row = _rollout_row(config, config.algo, effective, sources)
         changes["algo"] = algo
         rows.append(row)
+    if config.algo.name in OFF_POLICY:
+        ratio, reason = replay_ratio(effective)
+        rows.append(Row("replay_ratio", ratio, ratio, "updates_per_step ÷ num_envs", "trade-off", reason))
     rows += _own_rows(config, sources)
     return Plan(dataclasses.replace(config, **changes), tuple(rows))
 
@@ -262,17 +268,6 @@ def _why_no_own_algorithm(config: Config) -> str:
     )
 
 
-def _local_random_actions(requested: bool, context: Context) -> Resolved:
-    if not requested or context.effective["engine"] == "fast":
-        return requested, ""
-    if context.sources.get("local_random_actions") == "command line":
-        raise ConfigError(
-            "local_random_actions=true with engine=stock: the stock class draws env by env; take engine=fast, or leave "
-            "local_random_actions out"
-        )
-    return False, "the stock class draws env by env"
-
-
 def own_values_of(config: Config, name: str) -> str:
     """Whose own value `own.NAME` is: the game's where it names one, else the algorithm's."""
     games = (config.env.by_tier or {}).get(config.algo.name, {}).get(config.own.tier, {})
@@ -312,7 +307,8 @@ _RESOLVERS: dict[str, Callable[[Any, Context], Resolved]] = {
     "gradient_accumulation": resolve_gradient_accumulation,
     "inference_batch_size": resolve_inference_batch_size,
     "lean_info": _lean_info,
-    "local_random_actions": _local_random_actions,
+    "local_random_actions": resolve_local_random_actions,
+    "prefetch": resolve_prefetch,
     "torch_threads": _torch_threads,
     "train_log_to_file": _train_log_to_file,
 }

@@ -274,6 +274,8 @@ def _build_dqn(
     model._fast.local_random_actions = config.local_random_actions
     if config.fused_update == "on":
         model.use_kernels()
+    if config.prefetch == "on":
+        model.prefetch_batches(config.deterministic)
     return model
 
 

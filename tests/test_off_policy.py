@@ -1,0 +1,72 @@
+"""Rules about replay: who may draw random actions at once, when batches are drawn ahead, the replay ratio."""
+
+from __future__ import annotations
+
+import pytest
+
+from conftest import configured
+from fasttrain.errors import ConfigError
+from fasttrain.flags import EnvFacts, Machine
+from fasttrain.plan import Plan, Row, make_plan
+
+CPU, CUDA = Machine(2, False, False), Machine(8, False, True)
+DQN = ("algo=dqn", "env.id=CartPole-v1")
+
+
+def plan_of(*arguments: str, machine: Machine = CPU, images: bool = False, typed: tuple[str, ...] = ()) -> Plan:
+    facts = EnvFacts(False, None, images=images)
+    return make_plan(configured(*DQN, *arguments), dict.fromkeys(typed, "command line"), facts, machine)
+
+
+def row_of(plan: Plan, flag: str) -> Row:
+    return next(row for row in plan.rows if row.flag == flag)
+
+
+def test_random_actions_at_once_need_our_engine():
+    assert plan_of("+profile=speed").config.local_random_actions is True
+    plan = plan_of("+profile=speed", "engine=stock")
+    assert plan.config.local_random_actions is False
+    assert row_of(plan, "local_random_actions").reason == "the stock class draws env by env"
+    with pytest.raises(ConfigError, match="local_random_actions=true with engine=stock.*take engine=fast"):
+        plan_of("engine=stock", "local_random_actions=true", typed=("local_random_actions",))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "machine", "images", "expected"),
+    [
+        ((), CPU, False, ("off", "batches are drawn in no time")),
+        ((), CPU, True, ("off", "batches are drawn in no time")),
+        (("device=cpu",), CUDA, True, ("on", "images, and a core is free")),
+        (("device=cuda",), CUDA, False, ("on", "batches are copied to CUDA meanwhile")),
+        (("deterministic=true",), CUDA, True, ("off", "deterministic=true leaves nothing to draw ahead")),
+        (("engine=stock",), CUDA, True, ("off", "the stock class draws its batches itself (engine=stock)")),
+    ],
+)
+def test_prefetch_auto(arguments: tuple[str, ...], machine: Machine, images: bool, expected: tuple[str, str]):
+    row = row_of(plan_of("engine=fast", "prefetch=auto", *arguments, machine=machine, images=images), "prefetch")
+    assert (row.effective, row.reason) == expected
+
+
+def test_prefetch_by_name():
+    assert plan_of("engine=fast", "prefetch=on").config.prefetch == "on"
+    with pytest.raises(ConfigError, match="prefetch=on: the stock class draws.*take prefetch=off"):
+        plan_of("engine=stock", "prefetch=on")
+    with pytest.raises(ConfigError, match=r"prefetch=on: env.normalize: batches are normalised.*take prefetch=off"):
+        plan_of("engine=fast", "prefetch=on", "env.normalize=[obs]")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ratio", "warned"),
+    [
+        (("+profile=speed",), 10 / 12, False),
+        (("+profile=baseline",), 1 / 8, False),
+        (("num_envs=64", "updates_per_step=4"), 4 / 64, True),
+    ],
+)
+def test_the_replay_ratio_is_printed_and_a_low_one_warned_of(arguments: tuple[str, ...], ratio: float, warned: bool):
+    plan = plan_of("engine=fast", *arguments)
+    row = row_of(plan, "replay_ratio")
+    assert row.effective == pytest.approx(ratio)
+    assert ("FEWER than the baseline" in row.reason) == warned
+    assert ("take updates_per_step=8 or more" in row.reason) == warned
+    assert (row in plan.notable()) == (ratio != 1 / 8)
