@@ -66,7 +66,14 @@ def test_prefetch_by_name():
 def test_the_replay_ratio_is_printed_and_a_low_one_warned_of(arguments: tuple[str, ...], ratio: float, warned: bool):
     plan = plan_of("engine=fast", *arguments)
     row = row_of(plan, "replay_ratio")
-    assert row.effective == pytest.approx(ratio)
+    assert row.effective == pytest.approx(ratio, abs=1e-4)
     assert ("FEWER than the baseline" in row.reason) == warned
     assert ("take updates_per_step=8 or more" in row.reason) == warned
     assert (row in plan.notable()) == (ratio != 1 / 8)
+
+
+@pytest.mark.parametrize("argument", ["double_q=true", "dueling=true", "prioritized=true", "loss=mse"])
+def test_what_stock_dqn_has_not_is_refused_there(argument: str):
+    plan_of("engine=fast", f"algo.{argument}")
+    with pytest.raises(ConfigError, match=f"algo.{argument} with engine=stock.*take engine=fast"):
+        plan_of("engine=stock", f"algo.{argument}")

@@ -56,10 +56,28 @@ def _why_no_prefetch(context: Context) -> str:
     return ""
 
 
+def check_extras(config: Any, engine: str) -> None:
+    """Refuse what stock DQN has not.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    if engine != "stock":
+        return
+    extras = {"double_q": False, "dueling": False, "prioritized": False, "loss": "huber"}
+    for name, stock in extras.items():
+        value = getattr(config.algo, name)
+        if value != stock:
+            raise ConfigError(
+                f"algo.{name}={str(value).lower()} with engine=stock: stock DQN has no such thing; take engine=fast, "
+                f"or leave algo.{name} out"
+            )
+
+
 def replay_ratio(effective: Mapping[str, Any]) -> Resolved:
     """Gradient updates per transition, and a warning where they are fewer than the baseline's."""
     updates, num_envs = effective["updates_per_step"], effective["num_envs"]
-    ratio = updates / num_envs
+    ratio = round(updates / num_envs, 4)
     reason = f"{updates} updates per vector step of {num_envs} envs"
     if ratio < BASELINE_RATIO:
         enough = -(-num_envs // 8)

@@ -38,7 +38,13 @@ from fasttrain.flags import (
     Machine,
     Resolved,
 )
-from fasttrain.off_policy import BASELINE_RATIO, replay_ratio, resolve_local_random_actions, resolve_prefetch
+from fasttrain.off_policy import (
+    BASELINE_RATIO,
+    check_extras,
+    replay_ratio,
+    resolve_local_random_actions,
+    resolve_prefetch,
+)
 from fasttrain.stepping import (
     resolve_async,
     resolve_num_envs,
@@ -119,6 +125,7 @@ def make_plan(config: Config, sources: Mapping[str, str], env: EnvFacts, machine
         changes["algo"] = algo
         rows.append(row)
     if config.algo.name in OFF_POLICY:
+        check_extras(config, effective["engine"])
         ratio, reason = replay_ratio(effective)
         rows.append(Row("replay_ratio", ratio, ratio, "updates_per_step ÷ num_envs", "trade-off", reason))
     rows += _own_rows(config, sources)

@@ -12,7 +12,7 @@ from fasttrain.config import Config
 from fasttrain.errors import ConfigError, EnvSpecError
 
 ACTION_SPACES: dict[str, tuple[type[spaces.Space[Any]], ...]] = {
-    "dqn": (spaces.Discrete,),
+    "dqn": (spaces.Discrete, spaces.MultiDiscrete),  # the stock class: Discrete alone
     "maskable_ppo": (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
     "ppo": (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box),
     "recurrent_ppo": (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box),
@@ -50,8 +50,9 @@ def check_spaces(config: Config, what: str, action: spaces.Space[Any], observati
         ConfigError: the policy or a wrapper is not for such observations.
     """
     name = config.algo.name
-    if not isinstance(action, ACTION_SPACES[name]):
-        wanted = " or ".join(kind.__name__ for kind in ACTION_SPACES[name])
+    kinds = (spaces.Discrete,) if name == "dqn" and config.engine == "stock" else ACTION_SPACES[name]
+    if not isinstance(action, kinds):
+        wanted = " or ".join(kind.__name__ for kind in kinds)
         raise EnvSpecError(f"{what} has {action} actions, algo={name} needs {wanted}; take another algo")
     if isinstance(action, (spaces.Discrete, spaces.MultiDiscrete)) and np.any(action.start):
         raise EnvSpecError(

@@ -46,6 +46,7 @@ from fasttrain.runs.evaluate import Quality, evaluate_both
 from fasttrain.runs.files import SUMMARY_SCHEMA, write_json
 from fasttrain.runs.live import LiveView
 from fasttrain.runs.progress import Progress
+from fasttrain.runs.replay import replay_dict, replay_line
 from fasttrain.runs.settle import settle_acceleration, warmup_s
 from fasttrain.runs.wrap import save_model
 from fasttrain.vec.shared import SharedMemoryVecEnv
@@ -167,6 +168,8 @@ class Run:
         if window.envs.restarts:
             lost = window.envs.lost_steps
             self.say(f"  {window.envs.restarts} envs or workers failed and were replaced; {lost:,} env steps were lost")
+        if (replay := replay_dict(self.model)) is not None:
+            self.say(f"  {replay_line(replay)}")
         write_json(self.folder / "perf.json", {"total": perf_dict(window), "lines": self.meter.lines})
         quality = self._quality()
         if quality["greedy"]["episodes"]:
@@ -198,6 +201,7 @@ class Run:
             "perf": perf,
             "limits": limits_dict(window),
             "utilization": {"cpu": window.cpu_share, "gpu": window.gpu_share, "memory_bytes": window.memory_bytes},
+            **({} if (replay := replay_dict(self.model)) is None else {"replay": replay}),
             "quality": {**quality["greedy"], **({"sampled": quality["sampled"]} if "sampled" in quality else {})},
             "plan": self.plan.to_dict()["flags"],
             "seed": self.config.seed,
