@@ -17,7 +17,7 @@ import fasttrain
 from fasttrain.algos.dqn import random_actions
 from fasttrain.algos.q_update import targets
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
-from fasttrain.buffers.replay import ReplayStorage
+from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.errors import ConfigError, EnvError, EnvSpecError
 from toys import ToyGame
 

@@ -21,7 +21,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 import fasttrain
 from fasttrain.buffers.prefetch import Direct, Prefetching, draw_block
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
-from fasttrain.buffers.replay import ReplayStorage
+from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.errors import FastTrainError
 from toys import ToyGame
 

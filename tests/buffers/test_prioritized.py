@@ -20,7 +20,7 @@ from stable_baselines3 import DQN
 from stable_baselines3.common.buffers import ReplayBuffer
 
 from fasttrain.buffers.prioritized import LEAST, PrioritizedReplayBuffer
-from fasttrain.buffers.replay import ReplayStorage
+from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.errors import ConfigError
 
 NUMBER = spaces.Box(-np.inf, np.inf, (1,), np.float64)

@@ -29,7 +29,7 @@ from fasttrain.algos.q_update import QState, update
 from fasttrain.batch import BoolArray, FinishedEpisode
 from fasttrain.buffers.prefetch import Direct, Prefetching
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
-from fasttrain.buffers.replay import ReplayStorage
+from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.errors import ConfigError, EnvSpecError
 from fasttrain.vec.adapter import SlotAdapter, slots_of
 from fasttrain.vec.base import SlotSource, copy_observations

@@ -17,7 +17,7 @@ from fasttrain.algos.losses import td_error_loss, td_target
 from fasttrain.algos.q_networks import best_values, chosen_values, greedy
 from fasttrain.buffers.prefetch import Direct, Sampler
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
-from fasttrain.buffers.replay import ReplayBatch, ReplayStorage
+from fasttrain.buffers.replay_storage import ReplayBatch, ReplayStorage
 from fasttrain.errors import EnvError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.vec.adapter import slots_of

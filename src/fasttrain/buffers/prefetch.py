@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fasttrain.batch import BoolArray, Float32Array, Int64Array
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
-from fasttrain.buffers.replay import ReplayBatch, ReplayStorage
+from fasttrain.buffers.replay_storage import ReplayBatch, ReplayStorage
 from fasttrain.errors import FastTrainError
 
 

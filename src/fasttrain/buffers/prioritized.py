@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecNormalize
 
 from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, Observations
-from fasttrain.buffers.replay import ReplayBatch, ReplayStorage
+from fasttrain.buffers.replay_storage import ReplayBatch, ReplayStorage
 from fasttrain.buffers.sum_tree import SumTree, find_kernel, refresh, set_kernel
 from fasttrain.errors import ConfigError
 from fasttrain.jit import njit

@@ -46,7 +46,7 @@ from fasttrain.runs.evaluate import Quality, evaluate_both
 from fasttrain.runs.files import SUMMARY_SCHEMA, write_json
 from fasttrain.runs.live import LiveView
 from fasttrain.runs.progress import Progress
-from fasttrain.runs.replay import replay_dict, replay_line
+from fasttrain.runs.replay_report import replay_dict, replay_line
 from fasttrain.runs.settle import settle_acceleration, warmup_s
 from fasttrain.runs.wrap import save_model
 from fasttrain.vec.shared import SharedMemoryVecEnv

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from conftest import RunCommand
-from fasttrain.runs.replay import replay_line
+from fasttrain.runs.replay_report import replay_line
 
 
 @pytest.mark.parametrize("prefetch", ["off", "on"])

@@ -19,7 +19,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
 from fasttrain.buffers import replay
-from fasttrain.buffers.replay import PACK_ABOVE, ReplayStorage
+from fasttrain.buffers.replay_storage import PACK_ABOVE, ReplayStorage
 from fasttrain.errors import ConfigError
 
 BOX = spaces.Box(-1, 1, (3,), np.float32)

@@ -8,7 +8,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from fasttrain.algos.dqn import DQN
 from fasttrain.buffers.prefetch import Prefetching
-from fasttrain.buffers.replay import ReplayStorage
+from fasttrain.buffers.replay_storage import ReplayStorage
 
 
 def replay_dict(model: BaseAlgorithm) -> dict[str, Any] | None:
