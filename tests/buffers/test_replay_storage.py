@@ -18,7 +18,7 @@ from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
-from fasttrain.buffers import replay
+from fasttrain.buffers import replay_storage as replay
 from fasttrain.buffers.replay_storage import PACK_ABOVE, ReplayStorage
 from fasttrain.errors import ConfigError
 

@@ -1,9 +1,9 @@
 """ReplayStorage: the ring of transitions of an off-policy algorithm, in place of SB3's replay buffers.
 
 One class for what are ReplayBuffer, DictReplayBuffer and NStepReplayBuffer there (common/buffers.py, 2.9.2): the same
-arrays, the same draws from numpy's global stream, the same numbers bit by bit (tests/buffers/test_replay_storage.py). Beyond
-them: action masks of the next observations, n steps with Dict observations and with `optimize_memory_usage`, and a
-refusal before memory runs out instead of a warning after.
+arrays, the same draws from numpy's global stream, the same numbers bit by bit (tests/buffers/test_replay_storage.py).
+Beyond them: action masks of the next observations, n steps with Dict observations and with `optimize_memory_usage`, and
+a refusal before memory runs out instead of a warning after.
 """
 
 from __future__ import annotations
