@@ -188,7 +188,7 @@ WORKS: dict[str, dict[str, Measurement]] = {
     "dqn-cartpole": {
         "fasttrain": lambda: cartpole_ours(CARTPOLE),
         "stock DQN, DummyVecEnv": lambda: cartpole_stock(CARTPOLE, False),
-        # On a busy machine torch's own number of threads, waiting for each other, was 7 times slower than one.
+        # On a busy machine torch's own threads wait for each other: the better of both is the opponent.
         "stock DQN, DummyVecEnv, 1 thread": lambda: cartpole_stock(CARTPOLE, False, 1),
         "stock DQN, SubprocVecEnv": lambda: cartpole_stock(CARTPOLE, True),
     },

@@ -77,3 +77,16 @@ def test_what_stock_dqn_has_not_is_refused_there(argument: str):
     plan_of("engine=fast", f"algo.{argument}")
     with pytest.raises(ConfigError, match=f"algo.{argument} with engine=stock.*take engine=fast"):
         plan_of("engine=stock", f"algo.{argument}")
+
+
+@pytest.mark.parametrize("key", ["per_alpha", "per_beta"])
+def test_settings_of_prioritized_replay_need_it(key: str):
+    plan_of("engine=fast", "algo.prioritized=true", f"algo.{key}=0.5", typed=(f"algo.{key}",))
+    with pytest.raises(ConfigError, match=f"algo.{key} means nothing with algo.prioritized=false"):
+        plan_of("engine=fast", f"algo.{key}=0.5", typed=(f"algo.{key}",))
+
+
+@pytest.mark.parametrize("argument", ["n_steps=0", "n_steps=200", "per_alpha=-1", "per_beta=2"])
+def test_ranges(argument: str):
+    with pytest.raises(ConfigError, match=f"algo.{argument}"):
+        plan_of(f"algo.{argument}")

@@ -40,6 +40,8 @@ AT_LEAST: dict[str, float] = {
     "algo.lstm_hidden_size": 1,
     "algo.n_lstm_layers": 1,
     "algo.buffer_size": 1,
+    "algo.n_steps": 1,
+    "algo.per_alpha": 0,
     "algo.target_update_interval": 1,
     "algo.max_grad_norm": 0,
     "algo.ent_coef": 0,
@@ -56,11 +58,13 @@ AT_MOST: dict[str, int] = {
     "algo.ent_coef": 1_000_000,
     "algo.vf_coef": 1_000_000,
     "algo.learning_rate": 1_000_000,
+    "algo.n_steps": 128,  # of buffers/n_step.py
 }
 BETWEEN: dict[str, tuple[float, float]] = {
     "algo.gamma": (0, 1),
     "algo.gae_lambda": (0, 1),
     "algo.tau": (0, 1),
+    "algo.per_beta": (0, 1),
     "algo.exploration_fraction": (0, 1),
     "algo.exploration_initial_eps": (0, 1),
     "algo.exploration_final_eps": (0, 1),

@@ -56,12 +56,17 @@ def _why_no_prefetch(context: Context) -> str:
     return ""
 
 
-def check_extras(config: Any, engine: str) -> None:
-    """Refuse what stock DQN has not.
+def check_extras(config: Any, engine: str, sources: Mapping[str, str]) -> None:
+    """Refuse what stock DQN has not, and settings of prioritized replay where it is off.
 
     Raises:
         ConfigError: names the key.
     """
+    for key in ("algo.per_alpha", "algo.per_beta"):
+        if sources.get(key) == "command line" and not config.algo.prioritized:
+            raise ConfigError(
+                f"{key} means nothing with algo.prioritized=false: take algo.prioritized=true, or leave it out"
+            )
     if engine != "stock":
         return
     extras = {"double_q": False, "dueling": False, "prioritized": False, "loss": "huber"}

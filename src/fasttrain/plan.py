@@ -125,7 +125,7 @@ def make_plan(config: Config, sources: Mapping[str, str], env: EnvFacts, machine
         changes["algo"] = algo
         rows.append(row)
     if config.algo.name in OFF_POLICY:
-        check_extras(config, effective["engine"])
+        check_extras(config, effective["engine"], sources)
         ratio, reason = replay_ratio(effective)
         rows.append(Row("replay_ratio", ratio, ratio, "updates_per_step ÷ num_envs", "trade-off", reason))
     rows += _own_rows(config, sources)

@@ -26,12 +26,13 @@ from stable_baselines3.dqn.policies import DQNPolicy
 from fasttrain.algos.heads import MaskCheck, action_dims
 from fasttrain.algos.q_networks import BRANCHING_POLICIES, greedy
 from fasttrain.algos.q_update import QState, update
+from fasttrain.algos.rollouts import note_episodes
 from fasttrain.batch import BoolArray, FinishedEpisode
 from fasttrain.buffers.prefetch import Direct, Prefetching
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.errors import ConfigError, EnvSpecError
-from fasttrain.vec.adapter import SlotAdapter, slots_of
+from fasttrain.vec.adapter import slots_of
 from fasttrain.vec.base import SlotSource, copy_observations
 
 LOSSES = ("huber", "mse")
@@ -262,7 +263,7 @@ def collect(
         if not callback.on_step():
             return RolloutReturn(num_collected_steps * source.num_envs, num_collected_episodes, continue_training=False)
         clock.enter("buffer")
-        _note_episodes(model, source, infos, dones)
+        note_episodes(model, source, infos, dones)
         _store(model, source, storage, actions, new_obs, rewards, dones, masked)
         model._update_current_progress_remaining(model.num_timesteps, model._total_timesteps)
         model._on_step()
@@ -370,11 +371,3 @@ def _put_last(next_obs: Any, episode: FinishedEpisode, normalizer: Any) -> None:
             part[episode.env_index] = last[key]
     else:
         next_obs[episode.env_index] = last
-
-
-def _note_episodes(model: DQN, source: SlotSource, infos: list[dict[str, Any]], dones: BoolArray) -> None:
-    if isinstance(source, SlotAdapter):
-        model._update_info_buffer(infos, dones)
-    elif source.slots.finished:
-        ended = [episode.env_index for episode in source.slots.finished]
-        model._update_info_buffer([infos[index] for index in ended], dones[ended])

@@ -25,7 +25,7 @@ from fasttrain.algos.fast import FastState, has_stock_buffer, storage_of
 from fasttrain.algos.grouped import GroupedRollout
 from fasttrain.algos.heads import ActingHead, MaskCheck
 from fasttrain.algos.overlap import OverlappedUpdate
-from fasttrain.algos.rollouts import bootstrap_truncated, clip_actions
+from fasttrain.algos.rollouts import bootstrap_truncated, clip_actions, note_episodes
 from fasttrain.algos.transfer import Transfer
 from fasttrain.algos.update import MinibatchStep, Statistics, clip_ranges, update
 from fasttrain.batch import BoolArray
@@ -254,7 +254,7 @@ def _collect_in_lockstep(
         if not callback.on_step():
             return False
         clock.enter("buffer")
-        _note_episodes(model, source, infos, dones)
+        note_episodes(model, source, infos, dones)
         bootstrap_truncated(model, head, slots.finished, rewards, values)
         starts: Any = model._last_episode_starts
         rollout_buffer.add(obs_tensor, action_tensor, rewards, starts, values, log_probs, mask_tensor)
@@ -312,12 +312,3 @@ def _kept(source: SlotSource, place: Any) -> Any:
     else:
         np.copyto(place, observations)
     return place
-
-
-def _note_episodes(model: OnPolicyAlgorithm, source: SlotSource, infos: list[dict[str, Any]], dones: BoolArray) -> None:
-    """SB3's running statistics of episodes. Slot envs put nothing in the infos of envs that did not end."""
-    if isinstance(source, SlotAdapter):
-        model._update_info_buffer(infos, dones)
-    elif source.slots.finished:
-        ended = [episode.env_index for episode in source.slots.finished]
-        model._update_info_buffer([infos[index] for index in ended], dones[ended])

@@ -8,10 +8,13 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from fasttrain.algos.heads import ActingHead
-from fasttrain.batch import FinishedEpisode, Float32Array
+from fasttrain.batch import BoolArray, FinishedEpisode, Float32Array
+from fasttrain.vec.adapter import SlotAdapter
+from fasttrain.vec.base import SlotSource
 
 
 def clip_actions(model: OnPolicyAlgorithm, actions: NDArray[Any]) -> NDArray[Any]:
@@ -57,3 +60,12 @@ def bootstrap_truncated(
     with torch.no_grad():
         values = head.values(model.policy.obs_to_tensor(stacked)[0])
     rewards[[episode.env_index for episode in cut]] += np.float32(model.gamma) * values.cpu().numpy().reshape(-1)
+
+
+def note_episodes(model: BaseAlgorithm, source: SlotSource, infos: list[dict[str, Any]], dones: BoolArray) -> None:
+    """SB3's running statistics of episodes. Slot envs put nothing in the infos of envs that did not end."""
+    if isinstance(source, SlotAdapter):
+        model._update_info_buffer(infos, dones)
+    elif source.slots.finished:
+        ended = [episode.env_index for episode in source.slots.finished]
+        model._update_info_buffer([infos[index] for index in ended], dones[ended])
