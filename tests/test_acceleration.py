@@ -55,12 +55,13 @@ def test_images_go_to_cuda_by_themselves():
 
 @pytest.mark.parametrize("flag", ["use_amp", "use_compile", "pin_memory"])
 @pytest.mark.parametrize("algo", ["dqn", "ppo"])
-def test_only_our_ppo_can(flag: str, algo: str):
-    arguments = (f"algo={algo}", "engine=stock" if algo == "ppo" else "engine=fast")
-    expected = "not for dqn in this version" if algo == "dqn" else "stock classes cannot"
-    assert outcome(plan_of(*arguments, f"{flag}=auto", machine=CUDA), flag) == ("off", expected)
-    with pytest.raises(ConfigError, match=f"{flag}=on with (algo=dqn: this version cannot|engine=stock: )"):
-        plan_of(*arguments, f"{flag}=on", machine=CUDA)
+def test_only_our_algorithms_can(flag: str, algo: str):
+    stock = (f"algo={algo}", "engine=stock", "device=cuda")
+    assert outcome(plan_of(*stock, f"{flag}=auto", machine=CUDA), flag) == ("off", "stock classes cannot")
+    with pytest.raises(ConfigError, match=f"{flag}=on with engine=stock: "):
+        plan_of(*stock, f"{flag}=on", machine=CUDA)
+    ours = plan_of(f"algo={algo}", "engine=fast", "device=cuda", f"{flag}=auto", machine=CUDA)
+    assert outcome(ours, flag)[0] == "on"
 
 
 def test_numbers_need_our_engine_too():

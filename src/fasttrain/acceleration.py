@@ -7,7 +7,7 @@ compiler that fails, a policy that cannot be captured) is settled in `runs.build
 from __future__ import annotations
 
 from fasttrain.errors import ConfigError
-from fasttrain.flags import NOT_APPLICABLE, OFF_POLICY, Context, Resolved
+from fasttrain.flags import NOT_APPLICABLE, Context, Resolved
 
 # Hidden width from which bfloat16 pays on a CPU with bf16 units. One core with AVX512-BF16, 256 rows: torch.mm gains
 # 0.9 / 1.6 / 2.0 / 2.2 times at widths 64 / 128 / 256 / 512, forward and backward of two such layers 0.9 / 1.1 / 1.5 /
@@ -214,12 +214,7 @@ def _typed(flag: str, value: str, context: Context) -> bool:
 
 
 def _no_engine(name: str, requested: str, context: Context) -> str:
-    """Why nothing but fasttrain's own PPO can do it: an error if switched on, the reason for off under `auto`."""
-    algo = context.config.algo.name
-    if algo in OFF_POLICY:
-        if requested == "auto":
-            return f"not for {algo} in this version"
-        raise ConfigError(f"{name}={requested} with algo={algo}: this version cannot do that yet; leave {name} out")
+    """Why only fasttrain's own algorithms can do it: an error if switched on, the reason for off under `auto`."""
     if context.effective["engine"] != "stock":
         return ""
     own = context.config.engine == "fast"

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
-import torch
+import stable_baselines3
 from gymnasium import spaces
-from scipy import stats
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 import fasttrain
-from fasttrain.algos.dqn import random_actions
-from fasttrain.algos.q_update import targets
+from fasttrain.batch import FinishedEpisode
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayStorage
+from fasttrain.envs.masks import ActionMasks
 from fasttrain.errors import ConfigError, EnvError, EnvSpecError
 from toys import ToyGame
 
@@ -107,22 +109,6 @@ def test_a_buffer_without_room_for_masks_is_an_error():
     fasttrain.DQN("MlpPolicy", env, replay_buffer_class=ReplayStorage, **settings).learn(50)
 
 
-@pytest.mark.parametrize("double_q", [False, True])
-def test_the_target_looks_at_legal_next_actions_only(double_q: bool):
-    model = toy_model(double_q=double_q)
-    model.learn(200)
-    batch = model.replay_buffer.sample(64)
-    masks = batch.next_action_masks
-    assert masks is not None
-    assert not masks.all()
-    with torch.no_grad():
-        online, target = model.q_net(batch.next_observations), model.q_net_target(batch.next_observations)
-    ranked = torch.where(masks, online if double_q else target, -torch.inf)
-    best = target.gather(1, ranked.argmax(dim=1, keepdim=True))
-    expected = batch.rewards + (1 - batch.dones) * 0.99 * best
-    torch.testing.assert_close(targets(model, batch, [8]), expected)
-
-
 def test_stored_masks_are_those_of_the_next_state():
     model = toy_model()
     model.learn(300)
@@ -153,26 +139,6 @@ def test_predict_with_masks(deterministic: bool):
         model.predict(observations[0], action_masks=np.zeros(8, bool))
 
 
-@pytest.mark.parametrize("space", [spaces.Discrete(5), spaces.MultiDiscrete([3, 4])], ids=["discrete", "multi"])
-@pytest.mark.parametrize("masked", [False, True])
-def test_actions_drawn_at_once_are_distributed_as_the_spaces_own(space: Any, masked: bool):
-    space.seed(0)
-    count, dims = 20_000, [5] if isinstance(space, spaces.Discrete) else [3, 4]
-    mask = np.array(
-        [True, False, True, True, False] if len(dims) == 1 else [True, True, False, True, False, True, True]
-    )
-    masks = np.tile(mask, (count, 1)) if masked else None
-    tables = []
-    for at_once in (True, False):
-        drawn = random_actions(space, count, masks, at_once).reshape(count, -1)
-        codes = drawn[:, 0] if len(dims) == 1 else drawn[:, 0] * dims[1] + drawn[:, 1]
-        tables.append(np.bincount(codes, minlength=int(np.prod(dims))))
-    possible = tables[0] + tables[1] > 0
-    legal = np.outer(mask[:3], mask[3:]).ravel() if len(dims) == 2 else mask
-    np.testing.assert_array_equal(possible, legal if masked else np.ones_like(possible))
-    assert stats.chi2_contingency([table[possible] for table in tables]).pvalue > 1e-3
-
-
 def test_prioritized_replay_learns_what_it_was_wrong_about():
     model = toy_model(prioritized={"alpha": 0.7, "beta": 0.5})
     assert isinstance(model.replay_buffer, PrioritizedReplayBuffer)
@@ -199,3 +165,51 @@ def test_a_saved_model_keeps_its_settings(tmp_path: Any):
     assert (again.double_q, again.loss, again.prioritized) == (True, "mse", {"alpha": 0.3})
     assert isinstance(again.replay_buffer, PrioritizedReplayBuffer)
     again.learn(100)
+
+
+class Cut(Forbidding):
+    """As `Forbidding`, cut after ten steps instead of ended; the legal action is the number of the step modulo 4."""
+
+    def action_masks(self) -> Any:
+        return np.arange(4) == self.steps % 4
+
+    def step(self, action: Any) -> Any:
+        observation, reward, ended, _, info = super().step(action)
+        return observation, reward, False, ended, info
+
+
+def test_the_mask_of_a_truncated_episodes_last_state_is_stored():
+    env = DummyVecEnv([lambda: Monitor(ActionMasks(Cut(), "method"))])
+    model = fasttrain.DQN("MlpPolicy", env, **SETTINGS)
+    model.learn(40)
+    storage = model.replay_buffer
+    cut = np.flatnonzero(storage.timeouts[:40, 0])
+    assert cut.tolist() == [9, 19, 29, 39]
+    assert storage.next_masks[cut, 0].tolist() == [[False, False, True, False]] * 4
+
+
+def test_a_lost_transition_is_left_out(monkeypatch: pytest.MonkeyPatch):
+    env = fasttrain.NativeVecEnv(ToyGame(5), seed=0)
+    model = fasttrain.DQN("MlpPolicy", env, **SETTINGS)
+    step, count = env.step_slots, itertools.count()
+
+    def with_a_fault(actions: Any) -> None:
+        step(actions)
+        if next(count) == 7:
+            env.slots.truncations[3] = True
+            env.slots.rewards[3] = 1e6
+            last = np.full(env.observation_space.shape, 777.0, np.float32)
+            env.slots.finished.append(FinishedEpisode(3, 0.0, 5, last, True, {}, lost=True))
+
+    monkeypatch.setattr(env, "step_slots", with_a_fault)
+    model.learn(100)
+    storage = model.replay_buffer
+    assert storage.rewards.max() < 1e6
+    assert storage.next_observations.max() < 777.0
+    np.testing.assert_array_equal(storage.observations[7, 3], storage.observations[7, 0])
+    assert storage.dones[6, 3] == storage.dones[7, 3] == 1
+
+
+def test_learn_has_the_arguments_of_stock():
+    ours, theirs = (inspect.signature(kind.learn).parameters for kind in (fasttrain.DQN, stable_baselines3.DQN))
+    assert {name: each.default for name, each in ours.items()} == {name: each.default for name, each in theirs.items()}

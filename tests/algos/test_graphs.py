@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from accelerated import SETTINGS, a_batch, filled, masked_model, weights
+from accelerated import SETTINGS, a_batch, filled, masked_model, run_again, weights
 from fasttrain.algos.accelerator import Acceleration, Accelerator
 from fasttrain.algos.graphs import GraphedOutputs, GraphedUpdate, addresses, capturable, graphed_by_size
 from fasttrain.algos.ppo import MaskablePPO
@@ -21,19 +20,6 @@ from toys import single_thread, toy_gym_vec
 one_thread = pytest.fixture(autouse=True)(single_thread)
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need CUDA")
 GRAPHS = Acceleration(compile_mode="reduce-overhead")
-
-
-def run_again(function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
-    """As `cuda_capture`: warm up, and hand out memory that every replay overwrites."""
-    outputs = function()
-    kept = outputs if isinstance(outputs, tuple) else (outputs,)
-
-    def replay() -> None:
-        new = function()
-        for place, value in zip(kept, new if isinstance(new, tuple) else (new,), strict=True):
-            place.data.copy_(value)
-
-    return replay, outputs
 
 
 def graph_for(model: Any, statistics: Statistics | None = None) -> GraphedUpdate:

@@ -261,7 +261,7 @@ def test_bytes_are_known_beforehand(lean: bool, width: int | None):
 
 def test_too_large_is_refused_before_anything_is_allocated(monkeypatch: pytest.MonkeyPatch):
     memory = types.SimpleNamespace(available=10_000)
-    monkeypatch.setattr(replay.psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
     pixels = spaces.Box(0, 255, (84, 84, 4), np.uint8)
     made = []
     monkeypatch.setattr(replay.np, "zeros", lambda *arguments, **_: made.append(arguments))
@@ -276,7 +276,7 @@ def test_too_large_is_refused_before_anything_is_allocated(monkeypatch: pytest.M
     assert "optimize_memory_usage" in text
     monkeypatch.undo()
     memory.available = 100 * each
-    monkeypatch.setattr(replay.psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
     with pytest.raises(ConfigError, match="buffer_size=88 would fit"):
         ReplayStorage(104, pixels, spaces.Discrete(4), "cpu", 4)
     assert ReplayStorage(88, pixels, spaces.Discrete(4), "cpu", 4).memory_bytes == 88 * each
@@ -349,3 +349,55 @@ def test_stock_algorithms_learn_the_same_with_it():
             assert isinstance(model.replay_buffer, ReplayBuffer)
             weights.append(torch.cat([parameter.flatten() for parameter in model.policy.parameters()]))
         assert torch.equal(*weights)
+
+
+def one_row(storage: ReplayStorage, value: float, **ends: Any) -> None:
+    """A vector step whose every number says which env and step it is of: value + env."""
+    envs = np.arange(storage.n_envs, dtype=np.float32)
+    observations = np.repeat((value + envs)[:, None], 3, axis=1) / 1000
+    dones = np.zeros(storage.n_envs, np.bool_)
+    timeouts = np.zeros(storage.n_envs, np.bool_)
+    dones[ends.get("dones", [])] = True
+    timeouts[ends.get("timeouts", [])] = True
+    masks = np.repeat((envs % 2 == 0)[:, None], storage.mask_width, axis=1) if storage.mask_width else None
+    storage.put(observations, observations + 0.5, np.zeros(storage.n_envs), value + envs, dones, timeouts, masks)
+
+
+@pytest.mark.parametrize("mask_width", [None, 4, PACK_ABOVE + 8])
+def test_discarded_transitions_are_copies_of_others(mask_width: int | None):
+    storage = ReplayStorage(30, BOX, spaces.Discrete(mask_width or 4), "cpu", 3, n_steps=3, mask_width=mask_width)
+    one_row(storage, 10)
+    one_row(storage, 20, dones=[0, 1], timeouts=[1])
+    storage.discard([1])
+    one_row(storage, 30)
+    assert storage.rewards[:3].tolist() == [[10, 11, 12], [20, 20, 22], [30, 31, 32]]
+    assert storage.observations[1, 1, 0] == storage.observations[1, 0, 0]
+    assert (storage.dones[1, 1], storage.timeouts[1, 1]) == (1, 0), "as the one it is a copy of: ended by the rules"
+    assert (storage.dones[0, 1], storage.timeouts[0, 1]) == (1, 1), "no window goes on into the copy"
+    batch = storage.gather(np.array([0, 1, 2]), np.array([1, 1, 1]))
+    assert batch.rewards[:, 0].tolist() == [11, 20, 31]
+    assert batch.dones[:, 0].tolist() == [0, 1, 0]
+    if mask_width is not None:
+        assert batch.next_action_masks[1].all(), "the mask of env 0"
+
+
+def test_a_copy_of_what_goes_on_is_bootstrapped():
+    storage = ReplayStorage(30, BOX, spaces.Discrete(4), "cpu", 3, n_steps=3)
+    one_row(storage, 10)
+    one_row(storage, 20, dones=[1], timeouts=[1])
+    storage.discard([1])
+    one_row(storage, 30)
+    assert (storage.dones[1, 1], storage.timeouts[1, 1]) == (1, 1)
+    batch = storage.gather(np.array([1]), np.array([1]))
+    assert (batch.rewards.item(), batch.dones.item()) == (20, 0)
+    assert batch.discounts.item() == pytest.approx(0.99)
+
+
+def test_a_single_env_repeats_its_step_before():
+    storage = ReplayStorage(30, BOX, spaces.Discrete(4), "cpu", 1)
+    one_row(storage, 10)
+    storage.discard([0])
+    assert storage.rewards[0, 0] == 10, "nothing else is there"
+    one_row(storage, 20, dones=[0], timeouts=[0])
+    storage.discard([0])
+    assert storage.rewards[:2, 0].tolist() == [10, 10]

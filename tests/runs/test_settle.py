@@ -74,15 +74,42 @@ def test_a_compiler_that_fails_is_told(monkeypatch: pytest.MonkeyPatch):
     assert model._fast.gradient_updates == 2
 
 
-def test_other_algorithms_pass_through():
-    config = configured("env.id=CartPole-v1", "algo=dqn", "vec_env=dummy", "num_envs=2", "algo.buffer_size=100")
+def settled_dqn(*arguments: str) -> tuple[Plan, Plan, BaseAlgorithm]:
+    config = configured("env.id=CartPole-v1", "algo=dqn", "vec_env=dummy", "num_envs=2", "algo.buffer_size=100",
+                        "warmup_steps=10", "batch_size=8", *arguments)  # fmt: skip
     plan = make_plan(config, {}, EnvFacts(False, 1e-5), Machine(2, False, False))
     env = build_vec_env(plan.config, 2, 0)
     model = build_algorithm(plan.config, env, PhaseClock())
-    assert isinstance(model, DQN)
-    assert settle_acceleration(plan, model) is plan
-    assert warmup_s(model) == 0.0
+    after = settle_acceleration(plan, model)
+    model.learn(30)
     env.close()
+    return plan, after, model
+
+
+def test_the_stock_class_passes_through():
+    plan, after, model = settled_dqn()
+    assert type(model) is DQN
+    assert after is plan
+    assert warmup_s(model) == 0.0
+
+
+def test_dqn_is_compiled_too(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("fasttrain.algos.accelerator.inductor", lambda _mode: lambda function: function)
+    _, plan, model = settled_dqn("engine=fast", "use_compile=on", "use_amp=on")
+    assert row(plan, "use_compile")[1].startswith("compiled in ")
+    assert model._fast.acceleration == Acceleration(amp_dtype=torch.bfloat16, compile_mode="default")
+    assert warmup_s(model) > 0
+    monkeypatch.setattr("fasttrain.algos.q_accelerator.td_loss", None)
+    assert "torch.compile failed" in row(settled_failing(), "use_compile")[1]
+
+
+def settled_failing() -> Plan:
+    config = configured("env.id=CartPole-v1", "algo=dqn", "engine=fast", "vec_env=dummy", "use_compile=on")
+    plan = make_plan(config, {}, EnvFacts(False, 1e-5), Machine(2, False, False))
+    env = build_vec_env(plan.config, 8, 0)
+    plan = settle_acceleration(plan, build_algorithm(plan.config, env, PhaseClock()))
+    env.close()
+    return plan
 
 
 def test_a_run_says_how_it_computes(fasttrain: RunCommand):

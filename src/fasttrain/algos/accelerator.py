@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,11 +35,11 @@ class Acceleration:
     pin_memory: bool = False  # page-locked buffers between host and CUDA
 
 
-class Accelerator:
-    """The settings put to work for one policy.
+class BaseAccelerator:
+    """What actor-critic policies and Q-networks share: the settings put to work for one policy, and what came of it.
 
     Args:
-        policy: an SB3 actor-critic policy.
+        policy: an SB3 policy.
         settings: what is wanted.
         compiler: what compiles; torch's own by default.
     """
@@ -50,7 +51,6 @@ class Accelerator:
         pinned = settings.pin_memory and self.device.type == "cuda"
         self.transfer = PinnedTransfer(self.device) if pinned else Transfer(self.device)
         self.compiler = compiler or inductor(settings.compile_mode or "default")
-        self.compiled: CompiledHead | None = None
         self.graphed_update: GraphedUpdate | None = None
         self.warm = settings.compile_mode is None  # whether nothing is left to compile
         self.warmup_s = 0.0  # compiling took so long
@@ -58,9 +58,6 @@ class Accelerator:
         self.graph_failure = ""  # why there is no graph of the update, though one was asked for
         self._capture_failure = ""  # the same, where capturing was tried: it is not tried again
         self._sizes: tuple[int, ...] = ()  # that everything was compiled for
-        self._outputs: Any = None
-        self._acting_addresses: tuple[int, ...] = ()  # of the parameters that graphs of acting read
-        self._scalars: list[Tensor] = []
 
     @property
     def graphs(self) -> bool:
@@ -70,6 +67,67 @@ class Accelerator:
     def serves(self, policy: Any, settings: Acceleration) -> bool:
         """Whether it was made for this policy, where it lies now, and these settings."""
         return policy is self.policy and settings == self.settings and policy.device == self.device
+
+    def must_compile_for(self, sizes: tuple[int, ...]) -> bool:
+        """Whether something is left to compile: nothing was yet, or for other numbers of rows than these.
+
+        What does not compile is not tried again.
+        """
+        if self._sizes and not self.failure and self._sizes != sizes:
+            self.warm = False
+        return not self.warm
+
+    @contextmanager
+    def compiling(self, sizes: tuple[int, ...]) -> Iterator[None]:
+        """Compile inside. The policy, the optimizer and the random state stay as they were; `warmup_s` is the time.
+
+        If that fails, `failure` says why and nothing is raised.
+        """
+        begun = time.perf_counter()
+        self.warm, self._sizes = True, sizes
+        self.graphed_update = None  # of what was compiled before
+        try:
+            with untouched(self.policy), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch's compiler warns of its own parts: deprecated ones, for one
+                yield
+        except Exception as error:  # whatever a compiler does not like, training goes on without it
+            self.failure = f"torch.compile failed: {_first_line(error)}"
+        self.warmup_s += time.perf_counter() - begun
+
+    def captured_update(
+        self, step: Callable[[Any], Tensor], key: tuple[Any, ...], why_not: str, example: Callable[[], Any]
+    ) -> GraphedUpdate | None:
+        """The graph of the whole update, ready for use; None where there can be none: `graph_failure` says why.
+
+        `key`: what the graph has fixed; with another it is captured anew, on a batch that `example` makes.
+        """
+        if not self.graphs:
+            return None
+        self.graph_failure = self._capture_failure or why_not or _why_no_graph(self.policy, self.precision)
+        if self.graph_failure:
+            return None
+        graph = self.graphed_update
+        if graph is not None and graph.optimizer is self.policy.optimizer and graph.begin() and graph.key == key:
+            return graph
+        begun = time.perf_counter()
+        try:
+            self.graphed_update = GraphedUpdate(step, example(), self.policy, key)
+        except Exception as error:
+            self._capture_failure = self.graph_failure = f"no CUDA graph of the update: {_first_line(error)}"
+            self.graphed_update = None
+        self.warmup_s += time.perf_counter() - begun
+        return self.graphed_update
+
+
+class Accelerator(BaseAccelerator):
+    """Of an actor-critic policy."""
+
+    def __init__(self, policy: Any, settings: Acceleration, compiler: Compiler | None = None) -> None:
+        super().__init__(policy, settings, compiler)
+        self.compiled: CompiledHead | None = None
+        self._outputs: Any = None
+        self._acting_addresses: tuple[int, ...] = ()  # of the parameters that graphs of acting read
+        self._scalars: list[Tensor] = []
 
     def acting_head(self, action_space: Any) -> ActingHead:
         """Draws actions."""
@@ -103,34 +161,18 @@ class Accelerator:
         return Coefficients(*given)
 
     def needs_warm_up(self, model: Any, acting_sizes: Iterable[int]) -> bool:
-        """Whether something is left to compile: nothing was yet, or for other sizes than the model has now.
-
-        What does not compile is not tried again.
-        """
-        if self._sizes and not self.failure and self._sizes != _sizes_of(model, acting_sizes):
-            self.warm = False
-        return not self.warm
+        """Whether something is left to compile, for the sizes the model has now."""
+        return self.must_compile_for(_sizes_of(model, acting_sizes))
 
     def warm_up(self, model: Any, acting_sizes: Iterable[int]) -> None:
-        """Compile everything for the model's shapes, now; `warmup_s` is what it took.
-
-        If that fails, `failure` says why and everything goes the eager way. The policy, the optimizer and the random
-        state stay as they were.
-        """
-        begun = time.perf_counter()
-        self.warm, self._sizes = True, _sizes_of(model, acting_sizes)
-        self.graphed_update = None  # of what was compiled before
+        """Compile everything for the model's shapes, now; if that fails, everything goes the eager way."""
         head = head_of(self.policy, model.action_space, self.precision)
-        try:
-            with untouched(self.policy), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch's compiler warns of its own parts: deprecated ones, for one
-                self.compiled = compiled = CompiledHead(head, self.compiler)
-                self._warm_up_acting(model, compiled, sorted(set(acting_sizes)))
-                self._warm_up_loss(model, compiled)
-        except Exception as error:  # whatever a compiler does not like, training goes on without it
+        with self.compiling(_sizes_of(model, acting_sizes)):
+            self.compiled = compiled = CompiledHead(head, self.compiler)
+            self._warm_up_acting(model, compiled, sorted(set(acting_sizes)))
+            self._warm_up_loss(model, compiled)
+        if self.failure:
             self.compiled, self._outputs = None, None
-            self.failure = f"torch.compile failed: {_first_line(error)}"
-        self.warmup_s += time.perf_counter() - begun
 
     def _warm_up_acting(self, model: Any, compiled: CompiledHead, sizes: list[int]) -> None:
         """On observations of the storage, repeated to the number of rows wanted."""
@@ -141,7 +183,7 @@ class Accelerator:
             sizes = sorted({part for size in sizes for part in (min(size, limit), size % limit) if part})
         compiled.acting_sizes = set(sizes)
         self.policy.set_training_mode(False)
-        examples = [_repeated(_first_step(model), size) for size in sizes]
+        examples = [repeated(_first_step(model), size) for size in sizes]
         self._outputs = compiled.outputs
         with torch.no_grad():
             for example in examples:
@@ -164,33 +206,19 @@ class Accelerator:
             torch.autograd.backward(compiled.loss(part, coefficients, model.ent_coef != 0.0).loss)
 
     def graph_of_update(self, step: Any, model: Any) -> GraphedUpdate | None:
-        """The graph of the whole update, ready for use; None where there can be none: `graph_failure` says why."""
-        if not self.graphs:
-            return None
-        self.graph_failure = self._capture_failure or _why_no_graph(model, self)
-        if self.graph_failure:
-            return None
-        graph = self.graphed_update
-        if graph is not None and graph.optimizer is model.policy.optimizer and graph.begin() and graph.key == step.key:
-            return graph
-        begun = time.perf_counter()
-        try:
-            self.graphed_update = GraphedUpdate(step.whole, _example_batch(model), model.policy, step.key)
-        except Exception as error:
-            self._capture_failure = self.graph_failure = f"no CUDA graph of the update: {_first_line(error)}"
-            self.graphed_update = None
-        self.warmup_s += time.perf_counter() - begun
-        return self.graphed_update
+        """The graph of the whole update; see `captured_update`."""
+        stops = "no CUDA graph of the update: algo.target_kl stops in the middle of one"
+        why_not = "" if model.target_kl is None else stops
+        return self.captured_update(step.whole, step.key, why_not, lambda: _example_batch(model))
 
 
-def _why_no_graph(model: Any, accelerator: Accelerator) -> str:
-    if model.target_kl is not None:
-        return "no CUDA graph of the update: algo.target_kl stops in the middle of one"
-    if accelerator.precision is not None and accelerator.precision.scaler is not None:
+def _why_no_graph(policy: Any, precision: Precision | None) -> str:
+    if precision is not None and precision.scaler is not None:
         return "no CUDA graph of the update: a gradient scaler decides on the host"
-    if type(model.policy.optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
+    if type(policy.optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
         return "no CUDA graph of the update: not a plain Adam"
-    if any(not parameter.requires_grad for parameter in model.policy.parameters()):
+    learned = (parameter for group in policy.optimizer.param_groups for parameter in group["params"])
+    if any(not parameter.requires_grad for parameter in learned):
         return "no CUDA graph of the update: some parameters are frozen"
     return ""
 
@@ -209,9 +237,10 @@ def _first_step(model: Any) -> TensorObservations:
     return obs_as_tensor(step, model.device)
 
 
-def _repeated(observations: TensorObservations, size: int) -> TensorObservations:
+def repeated(observations: TensorObservations, size: int) -> TensorObservations:
+    """Rows over and over, until there are `size`."""
     if isinstance(observations, dict):
-        return {key: _repeated(part, size) for key, part in observations.items()}  # type: ignore[misc]
+        return {key: repeated(part, size) for key, part in observations.items()}  # type: ignore[misc]
     return observations[torch.arange(size, device=observations.device) % len(observations)]
 
 

@@ -6,6 +6,7 @@ number is that of stock DQN (tests/parity/test_dqn_parity.py).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -18,22 +19,20 @@ from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
-from stable_baselines3.common.type_aliases import GymEnv, RolloutReturn, Schedule, TrainFreq
-from stable_baselines3.common.utils import should_collect_more_steps
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn, Schedule, TrainFreq
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.dqn.policies import DQNPolicy
 
+from fasttrain.algos.accelerator import Acceleration
 from fasttrain.algos.heads import MaskCheck, action_dims
+from fasttrain.algos.q_collect import collect, random_actions
 from fasttrain.algos.q_networks import BRANCHING_POLICIES, greedy
-from fasttrain.algos.q_update import QState, update
-from fasttrain.algos.rollouts import note_episodes
-from fasttrain.batch import BoolArray, FinishedEpisode
+from fasttrain.algos.q_update import QState, QStep, update
 from fasttrain.buffers.prefetch import Direct, Prefetching
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.errors import ConfigError, EnvSpecError
 from fasttrain.vec.adapter import slots_of
-from fasttrain.vec.base import SlotSource, copy_observations
 
 LOSSES = ("huber", "mse")
 _STOCK_BUFFERS = (None, ReplayBuffer, DictReplayBuffer, NStepReplayBuffer)
@@ -118,6 +117,13 @@ class DQN(stable_baselines3.DQN):
         """Act and learn through compiled kernels where the policy allows it: faster, equal up to rounding."""
         self._fast.fused = True
 
+    def accelerate(self, settings: Acceleration) -> None:
+        """Where no kernels serve: mixed precision, torch.compile, CUDA graphs, pinned memory.
+
+        `gradient_accumulation` and `inference_batch_size` are PPO's.
+        """
+        self._fast.acceleration = settings
+
     def prefetch_batches(self, deterministic: bool = False, depth: int = 1) -> None:
         """Draw the next update's batches in a thread; see `Prefetching`.
 
@@ -127,10 +133,20 @@ class DQN(stable_baselines3.DQN):
         self._fast.sampler.close()
         self._fast.sampler = Direct() if deterministic else Prefetching(self.seed, depth)
 
-    def learn(self: SelfDQN, *arguments: Any, **options: Any) -> SelfDQN:
+    def learn(
+        self: SelfDQN,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 4,
+        tb_log_name: str = "DQN",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> SelfDQN:
         """As SB3's; whatever ends it, no thread is left behind."""
         try:
-            return super().learn(*arguments, **options)
+            return super().learn(
+                total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar
+            )
         finally:
             self._fast.sampler.close()
 
@@ -151,6 +167,8 @@ class DQN(stable_baselines3.DQN):
             return super().collect_rollouts(
                 env, callback, train_freq, replay_buffer, action_noise, learning_starts, log_interval
             )
+        if failure := warm_up(self, env):
+            warnings.warn(f"{failure}; training goes on without", stacklevel=3)
         with self._fast.clock.phase("buffer"):
             return collect(self, source, masked, storage, callback, train_freq, learning_starts, log_interval)
 
@@ -180,7 +198,8 @@ class DQN(stable_baselines3.DQN):
             actions = random_actions(self.action_space, len(masks), masks, at_once=False)
         else:
             with torch.no_grad():
-                actions = _greedy(self, tensor, masks)
+                legal = torch.from_numpy(masks).to(self.device)
+                actions = greedy(self.q_net(tensor), legal, action_dims(self.action_space)).cpu().numpy()
         return (actions if vectorized else actions[0]), state
 
     def _excluded_save_params(self) -> list[str]:
@@ -223,151 +242,21 @@ def _storage_of(model: DQN, masked: bool) -> ReplayStorage | None:
     )
 
 
-def collect(
-    model: DQN,
-    source: SlotSource,
-    masked: bool,
-    storage: ReplayStorage,
-    callback: BaseCallback,
-    train_freq: TrainFreq,
-    learning_starts: int,
-    log_interval: int | None,
-) -> RolloutReturn:
-    """As SB3's `collect_rollouts`: act, step, store, until there is enough for the next update.
+def warm_up(model: DQN, env: VecEnv) -> str:
+    """Compile and capture what `accelerate` asked for, if that is still to do, or to do for other sizes than before.
 
-    The names of SB3's local variables (`infos`, `dones`, `new_obs`, …) are kept where callbacks read them.
+    Its time belongs to no phase.
+
+    Returns:
+        why training goes on eagerly, if compiling failed just now; else nothing.
     """
     fast = model._fast
-    clock = fast.clock
-    num_collected_steps, num_collected_episodes = 0, 0
-    model.policy.set_training_mode(False)
-    with clock.phase("log"):
-        callback.on_rollout_start()
-    while should_collect_more_steps(train_freq, num_collected_steps, num_collected_episodes):
-        clock.enter("env_step")  # reading the masks is the env's work
-        action_masks = _read_masks(model, source) if masked else None
-        clock.enter("action")
-        actions = _choose(model, learning_starts, source.num_envs, action_masks)
-        clock.enter("env_step")
-        source.step_slots(actions)
-        model.num_timesteps += source.num_envs
-        num_collected_steps += 1
-        clock.enter("buffer")
-        slots = source.slots
-        new_obs: Any = copy_observations(slots.observations) if source.reuses_arrays else slots.observations
-        rewards = np.array(slots.rewards, np.float32)
-        dones = slots.terminations | slots.truncations
-        infos = source.infos()
-        clock.enter("log")
-        callback.update_locals({**locals(), "self": model})
-        if not callback.on_step():
-            return RolloutReturn(num_collected_steps * source.num_envs, num_collected_episodes, continue_training=False)
-        clock.enter("buffer")
-        note_episodes(model, source, infos, dones)
-        _store(model, source, storage, actions, new_obs, rewards, dones, masked)
-        model._update_current_progress_remaining(model.num_timesteps, model._total_timesteps)
-        model._on_step()
-        for _ in range(np.count_nonzero(dones)):
-            num_collected_episodes += 1
-            model._episode_num += 1
-            if log_interval is not None and model._episode_num % log_interval == 0:
-                model.dump_logs()
-    with clock.phase("log"):
-        callback.on_rollout_end()
-    return RolloutReturn(num_collected_steps * source.num_envs, num_collected_episodes, continue_training=True)
-
-
-def _choose(model: DQN, learning_starts: int, count: int, masks: BoolArray | None) -> NDArray[Any]:
-    """ε-greedy as SB3: one draw decides for the whole vector step; before `learning_starts` all is random."""
-    at_once = model._fast.local_random_actions
-    if model.num_timesteps < learning_starts or np.random.rand() < model.exploration_rate:
-        return random_actions(model.action_space, count, masks, at_once)
-    kernels = model._fast.kernels_of(model)
-    if kernels is not None:
-        return kernels.act(model._last_obs, masks)  # type: ignore[arg-type]
-    with torch.no_grad():
-        return _greedy(model, model.policy.obs_to_tensor(model._last_obs)[0], masks)  # type: ignore[arg-type]
-
-
-def _greedy(model: DQN, observations: Any, masks: BoolArray | None) -> NDArray[Any]:  # (N,) or (N, K)
-    mask_tensor = None if masks is None else torch.from_numpy(masks).to(model.device)
-    best = greedy(model.q_net(observations), mask_tensor, action_dims(model.action_space))
-    actions: NDArray[Any] = best.cpu().numpy()
-    return actions
-
-
-def random_actions(
-    space: spaces.Space[Any], count: int, masks: BoolArray | None, at_once: bool
-) -> NDArray[Any]:  # (count,) or (count, K)
-    """Uniform over the (legal) actions of each row: by the space's own sampler, or all in one draw of its stream."""
-    dims = action_dims(space)
-    if not at_once:
-        if masks is None:
-            return np.array([space.sample() for _ in range(count)])
-        ends = np.cumsum(dims)[:-1]
-        given = masks.astype(np.int8)
-        rows = [tuple(np.split(row, ends)) if len(dims) > 1 else row for row in given]
-        return np.array([space.sample(mask=row) for row in rows])
-    rng = space.np_random
-    if masks is None:
-        drawn = rng.integers(0, dims, size=(count, len(dims)))
-    else:
-        keys = rng.random(masks.shape)
-        keys[~masks] = -1.0
-        drawn = np.stack([part.argmax(axis=1) for part in np.split(keys, np.cumsum(dims)[:-1], axis=1)], axis=1)
-    return drawn[:, 0] if isinstance(space, spaces.Discrete) else drawn
-
-
-def _read_masks(model: DQN, source: SlotSource) -> BoolArray:
-    """A checked copy of the masks (N, A): the step that follows overwrites the slots."""
-    masks = source.read_masks()
-    if masks is None:
-        raise EnvSpecError(f"the env had action masks when training began and has none at step {model.num_timesteps}")
-    MaskCheck(model.action_space)(masks, model.num_timesteps)
-    return np.array(masks)
-
-
-def _store(
-    model: DQN,
-    source: SlotSource,
-    storage: ReplayStorage,
-    actions: NDArray[Any],
-    new_obs: Any,
-    rewards: NDArray[Any],
-    dones: BoolArray,
-    masked: bool,
-) -> None:
-    """One transition per env. What normalising wrappers changed is stored as it was, as SB3 does."""
-    normalizer = model._vec_normalize_env
-    finished, seen = source.slots.finished, new_obs
-    if normalizer is None:
-        model._last_original_obs = model._last_obs
-    else:
-        seen, rewards = normalizer.get_original_obs(), normalizer.get_original_reward()
-    next_obs = copy_observations(seen) if finished else seen
-    for episode in finished:
-        _put_last(next_obs, episode, normalizer)
-    timeouts = source.slots.truncations & ~source.slots.terminations
-    next_masks = None
-    if masked:
-        next_masks = np.array(source.read_masks())
-        next_masks[dones] = True  # of a last state the env tells no mask
-    before: Any = model._last_original_obs
-    storage.put(before, next_obs, actions, rewards, dones, timeouts, next_masks)
-    model._last_obs = new_obs
-    if normalizer is not None:
-        model._last_original_obs = seen
-
-
-def _put_last(next_obs: Any, episode: FinishedEpisode, normalizer: Any) -> None:
-    """The episode's last observation in the place of the next one's first."""
-    last: Any = episode.final_observation
-    if last is None:
-        return
-    if normalizer is not None:
-        last = normalizer.unnormalize_obs(last)
-    if isinstance(next_obs, dict):
-        for key, part in next_obs.items():
-            part[episode.env_index] = last[key]
-    else:
-        next_obs[episode.env_index] = last
+    if fast.acceleration.compile_mode is None or (fast.fused and fast.kernels_of(model) is not None):
+        return ""
+    accelerator, batch_size = fast.accelerator_of(model.policy), model.batch_size
+    if not accelerator.needs_warm_up(batch_size, env.num_envs):
+        return ""
+    with fast.clock.phase("other"):
+        accelerator.warm_up(model, batch_size, env.num_envs)
+        accelerator.graph_of_update(QStep(model), model, batch_size)
+    return accelerator.failure

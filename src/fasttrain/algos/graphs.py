@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from fasttrain.algos.compiled import num_rows, state_untouched, untouched
-from fasttrain.algos.heads import Outputs
-from fasttrain.buffers.rollout import RolloutBatch, TensorObservations
+from fasttrain.buffers.rollout import TensorObservations
 
+Networks = Callable[[TensorObservations], Any]  # one tensor, or several
 Capture = Callable[[Callable[[], Any]], tuple[Callable[[], None], Any]]
 WARM_UP_RUNS = 3  # what is made on the first runs (handles, workspaces, optimizer state) must not be captured
 
@@ -48,7 +48,7 @@ class GraphedOutputs:
 
     def __init__(
         self,
-        outputs: Callable[[TensorObservations], Outputs],
+        outputs: Networks,
         observations: TensorObservations,
         capture: Capture = cuda_capture,
     ) -> None:
@@ -56,20 +56,21 @@ class GraphedOutputs:
         with torch.no_grad():
             self._replay, self._outputs = capture(lambda: outputs(self._place))
 
-    def __call__(self, observations: TensorObservations) -> Outputs:
-        """Logits and values, in memory of their own."""
+    def __call__(self, observations: TensorObservations) -> Any:
+        """What the networks put out, one tensor or several, in memory of their own."""
         _fill(self._place, observations)
         self._replay()
-        logits, values = self._outputs
-        return logits.clone(), values.clone()
+        if isinstance(self._outputs, Tensor):
+            return self._outputs.clone()
+        return tuple(part.clone() for part in self._outputs)
 
 
 class GraphedUpdate:
     """One minibatch from loss to optimizer step, for minibatches of one size.
 
     Args:
-        step: the work on a batch with normalised or plain advantages as the storage hands them out; returns (6,).
-        batch: an example, which fixes shapes and types.
+        step: the work on a batch as the storage hands it out; returns one tensor of statistics.
+        batch: an example, a NamedTuple of tensors (or dicts of them, or None), which fixes shapes and types.
         policy: whose parameters are learned; its optimizer is an Adam.
         key: the numbers that are fixed in the graph; with others it must be captured anew.
         capture: how a function becomes a replay.
@@ -77,17 +78,16 @@ class GraphedUpdate:
 
     def __init__(
         self,
-        step: Callable[[RolloutBatch], Tensor],
-        batch: RolloutBatch,
+        step: Callable[[Any], Tensor],
+        batch: Any,
         policy: Any,
         key: tuple[Any, ...] = (),
         capture: Capture = cuda_capture,
     ) -> None:
         self.key, self.replays = key, 0
-        self._place = RolloutBatch(*(_copied(part) for part in batch))
+        self._place = type(batch)(*(_copied(part) for part in batch))
         self.optimizer = policy.optimizer
-        device = batch.returns.device
-        self.rates = [torch.tensor(float(group["lr"]), device=device) for group in self.optimizer.param_groups]
+        self.rates = [torch.tensor(float(group["lr"]), device=policy.device) for group in self.optimizer.param_groups]
         with untouched(policy), capturable(self.optimizer, self.rates), state_untouched(self.optimizer):
             self._replay, self._statistics = capture(lambda: step(self._place))
         self.addresses = addresses(self.optimizer)
@@ -98,12 +98,12 @@ class GraphedUpdate:
             rate.fill_(float(group["lr"]))
         return self.addresses == addresses(self.optimizer)
 
-    def fits(self, batch: RolloutBatch) -> bool:
+    def fits(self, batch: Any) -> bool:
         """Whether the batch has the number of rows that was captured."""
-        return len(batch.returns) == len(self._place.returns)
+        return num_rows(batch.observations) == num_rows(self._place.observations)
 
-    def __call__(self, batch: RolloutBatch) -> Tensor:  # (6,) statistics
-        """Learn from a batch."""
+    def __call__(self, batch: Any) -> Tensor:
+        """Learn from a batch; what `step` returned."""
         for place, part in zip(self._place, batch, strict=True):
             _fill(place, part)
         self._replay()
@@ -163,15 +163,11 @@ def _fill(place: Any, part: Any) -> None:
         place.copy_(part)
 
 
-def graphed_by_size(
-    outputs: Callable[[TensorObservations], Outputs],
-    examples: list[TensorObservations],
-    capture: Capture = cuda_capture,
-) -> Callable[[TensorObservations], Outputs]:
+def graphed_by_size(outputs: Networks, examples: list[TensorObservations], capture: Capture = cuda_capture) -> Networks:
     """The networks as one graph per number of rows among the examples; eager for any other."""
     graphs = {num_rows(example): GraphedOutputs(outputs, example, capture) for example in examples}
 
-    def chosen(observations: TensorObservations) -> Outputs:
+    def chosen(observations: TensorObservations) -> Any:
         graph = graphs.get(num_rows(observations))
         return outputs(observations) if graph is None or torch.is_grad_enabled() else graph(observations)
 

@@ -10,11 +10,12 @@ import torch
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
+from fasttrain.algos.accelerator import Acceleration
 from fasttrain.algos.fast import clip_gradients, faster_adam
 from fasttrain.algos.fused_q_policy import FusedQ, why_not_fused
-from fasttrain.algos.heads import action_dims
-from fasttrain.algos.losses import td_error_loss, td_target
-from fasttrain.algos.q_networks import best_values, chosen_values, greedy
+from fasttrain.algos.graphs import capturable
+from fasttrain.algos.q_accelerator import QAccelerator, rule_of, tensors_of
+from fasttrain.algos.q_loss import QTerms
 from fasttrain.buffers.prefetch import Direct, Sampler
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayBatch, ReplayStorage
@@ -36,9 +37,10 @@ class QState:
     fused: bool = False
     local_random_actions: bool = False  # random actions of all envs in one draw
     gradient_updates: int = 0
-    warmup_s: float = 0.0
     sampler: Sampler = field(default_factory=Direct)
     kernels: FusedQ | None = None
+    acceleration: Acceleration = field(default_factory=Acceleration)  # of the eager path
+    accelerator: QAccelerator | None = None
     env: VecEnv | None = None
     source: SlotSource | None = None  # `env` seen as slots
 
@@ -52,6 +54,18 @@ class QState:
         unfit = why_not_fused(model.policy, model.observation_space, model.action_space)
         self.kernels = None if unfit else FusedQ(model.policy)
         return self.kernels
+
+    def accelerator_of(self, policy: Any) -> QAccelerator:
+        """The eager path's accelerator for `policy`, kept from update to update."""
+        accelerator = self.accelerator
+        if accelerator is None or not accelerator.serves(policy, self.acceleration):
+            self.accelerator = accelerator = QAccelerator(policy, self.acceleration)
+        return accelerator
+
+    @property
+    def warmup_s(self) -> float:
+        """What torch.compile and capturing graphs took, outside of every phase."""
+        return 0.0 if self.accelerator is None else self.accelerator.warmup_s
 
     def source_of(self, env: VecEnv) -> SlotSource:
         """The slots of `env`, kept from step to step."""
@@ -83,13 +97,66 @@ def update(model: Any, gradient_steps: int, batch_size: int) -> None:
 def _eager(model: Any, gradient_steps: int, batch_size: int) -> float:
     """One batch after the other; their mean loss, in float64 of float32 scalars, as SB3 takes it of Python floats."""
     fast: QState = model._fast
+    clock, optimizer = fast.clock, model.policy.optimizer
     losses: list[Tensor] = []
-    with faster_adam(model.policy.optimizer, fast.fused):
+    step = QStep(model)
+    with clock.phase("other"):
+        graph = fast.accelerator_of(model.policy).graph_of_update(step, model, batch_size)
+    on = fast.fused or fast.acceleration != Acceleration()
+    with faster_adam(optimizer, on) if graph is None else capturable(optimizer, graph.rates):
         batches = fast.sampler.batches(model.replay_buffer, gradient_steps, batch_size, model._vec_normalize_env)
         for _ in range(gradient_steps):
-            fast.clock.enter("replay_sample")
-            losses.append(_step(model, next(batches)))
+            clock.enter("replay_sample")
+            batch = next(batches)
+            if graph is not None and graph.fits(batch):
+                clock.enter("train")
+                statistics = graph(tensors_of(batch))
+                terms = QTerms(statistics[0], statistics[1:] if step.rule.rated else None)
+            else:
+                terms = step(batch)
+            losses.append(terms.loss.detach())
+            _rate(model, batch, terms.errors)
     return float(np.mean(torch.stack(losses).cpu().numpy().astype(np.float64)))
+
+
+class QStep:
+    """Gradient and optimizer step of one batch."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.clock = model, model._fast.clock
+        self.accelerator: QAccelerator = model._fast.accelerator_of(model.policy)
+        self.scaler = None if self.accelerator.precision is None else self.accelerator.precision.scaler
+        self.rule = rule_of(model)
+        self.key = (model.max_grad_norm, self.rule)  # what a graph of `whole` has fixed
+
+    def __call__(self, batch: ReplayBatch) -> QTerms:
+        """Learn from the batch."""
+        optimizer = self.model.policy.optimizer
+        self.clock.enter("train_fwd")
+        terms = self.accelerator.loss(batch, self.rule)
+        self.clock.enter("train_bwd")
+        optimizer.zero_grad()
+        torch.autograd.backward(terms.loss if self.scaler is None else self.scaler.scale(terms.loss))
+        self.clock.enter("optim")
+        if self.scaler is not None:
+            self.scaler.unscale_(optimizer)
+        parameters = self.model.policy.parameters()
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        clip_gradients(gradients, self.model.max_grad_norm)
+        if self.scaler is None:
+            optimizer.step()
+        else:
+            self.scaler.step(optimizer)
+            self.scaler.update()
+        return terms
+
+    def whole(self, batch: ReplayBatch) -> Tensor:  # (1,), or (1 + B,) of prioritized replay: loss and TD errors
+        """From the loss to the step with nothing decided on the host: what a CUDA graph captures."""
+        clock, self.clock = self.clock, PhaseClock()  # a capture is no phase of training
+        terms = self(batch)
+        self.clock = clock
+        loss = terms.loss.detach().reshape(1)
+        return loss if terms.errors is None else torch.cat([loss, terms.errors])
 
 
 def _fused(model: Any, kernels: FusedQ, gradient_steps: int, batch_size: int) -> float:
@@ -121,42 +188,9 @@ def _fused(model: Any, kernels: FusedQ, gradient_steps: int, batch_size: int) ->
     return float(losses.mean())
 
 
-def _step(model: Any, batch: ReplayBatch) -> Tensor:  # () loss
-    """One gradient and optimizer step."""
-    clock: PhaseClock = model._fast.clock
-    policy, storage = model.policy, model.replay_buffer
-    dims = action_dims(model.action_space)
-    clock.enter("train_fwd")
-    target = targets(model, batch, dims)
-    current = chosen_values(model.q_net(batch.observations), batch.actions, dims)
-    loss = td_error_loss(current, target, model.loss, batch.weights)
-    clock.enter("train_bwd")
-    policy.optimizer.zero_grad()
-    torch.autograd.backward(loss)
-    clock.enter("optim")
-    gradients = [parameter.grad for parameter in policy.parameters() if parameter.grad is not None]
-    clip_gradients(gradients, model.max_grad_norm)
-    policy.optimizer.step()
-    if isinstance(storage, PrioritizedReplayBuffer) and batch.indices is not None:
-        clock.enter("replay_sample")
-        errors = (current.detach() - target).abs().mean(dim=1)
-        storage.update_priorities(batch.indices, errors.cpu().numpy(), batch.generation)
-    return loss.detach()
-
-
-@torch.no_grad()
-def targets(model: Any, batch: ReplayBatch, dims: list[int]) -> Tensor:  # (B, 1)
-    """What the values of the actions taken should be: r + discount × V(next), V by the target network.
-
-    The next action is the target network's best, or with `double_q` the online network's (van Hasselt et al. 2016). Of
-    several sub-actions V is the mean of their maxima (Tavakoli et al. 2018).
-    """
-    masks = batch.next_action_masks
-    values = model.q_net_target(batch.next_observations)
-    if model.double_q:
-        chosen = greedy(model.q_net(batch.next_observations), masks, dims)
-        best = chosen_values(values, chosen, dims)
-    else:
-        best = best_values(values, masks, dims)
-    discounts = model.gamma if batch.discounts is None else batch.discounts
-    return td_target(batch.rewards, batch.dones, discounts, best.mean(dim=1, keepdim=True))
+def _rate(model: Any, batch: ReplayBatch, errors: Tensor | None) -> None:
+    """New priorities for what was learned from, if they count."""
+    if errors is None or batch.indices is None:
+        return
+    model._fast.clock.enter("replay_sample")
+    model.replay_buffer.update_priorities(batch.indices, errors.cpu().numpy(), batch.generation)

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import psutil
 import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
@@ -22,6 +21,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor
 
 from fasttrain.batch import BoolArray, Float32Array, Int64Array, Observations
+from fasttrain.buffers.memory import bytes_of_ring
 from fasttrain.buffers.n_step import MAX_N_STEPS, n_step_kernel, powers_of
 from fasttrain.errors import ConfigError
 
@@ -110,8 +110,12 @@ class ReplayStorage(ReplayBuffer):
         self._keyed = isinstance(observation_space, spaces.Dict)
         self._check_settings()
         layout = self._layout()
-        self.memory_bytes = self._refuse_too_large(layout)
+        sizes = {"overhead": self.overhead_bytes}
+        for (name, _), (shape, dtype) in layout.items():
+            sizes[name] = sizes.get(name, 0) + int(np.prod(shape)) * np.dtype(dtype).itemsize
+        self.memory_bytes = bytes_of_ring(sizes, self.buffer_size, n_envs)
         arrays = {name: np.zeros((self.buffer_size, n_envs, *shape), dtype) for name, (shape, dtype) in layout.items()}
+        self._arrays = arrays
         # A plain space is kept under the key "", so that there is one way for both.
         self._stored = {name[1]: array for name, array in arrays.items() if name[0] == "observations"}
         self._stored_next = {name[1]: array for name, array in arrays.items() if name[0] == "next_observations"}
@@ -175,22 +179,6 @@ class ReplayStorage(ReplayBuffer):
             layout["next_masks", ""] = ((-(-self.mask_width // 8),), np.uint8) if packed else ((self.mask_width,), bool)
         return layout
 
-    def _refuse_too_large(self, layout: Layout) -> int:
-        """Bytes of all arrays. Before any is made: np.zeros takes no memory until a page is written, hours later."""
-        sizes = {name: int(np.prod(shape)) * np.dtype(dtype).itemsize for name, (shape, dtype) in layout.items()}
-        each = int(sum(sizes.values())) + self.overhead_bytes
-        needed, free = each * self.buffer_size * self.n_envs, int(psutil.virtual_memory().available)
-        if needed <= free:
-            return needed
-        fits = int(0.9 * free) // each // self.n_envs * self.n_envs  # 0.9: what is free changes until the next try
-        twice = sum(size for name, size in sizes.items() if name[0] == "next_observations")
-        hint = f"; optimize_memory_usage=True would save {twice:,} bytes of each" if 3 * twice > each else ""
-        raise ConfigError(
-            f"a replay buffer of {self.buffer_size * self.n_envs:,} transitions of {each:,} bytes needs "
-            f"{needed / 1e9:.2f} GB ({needed:,} bytes), but {free / 1e9:.2f} GB ({free:,} bytes) are free: "
-            f"buffer_size={fits} would fit{hint}"
-        )
-
     def flat_views(self) -> FlatViews:
         """Everything that is stored, for a kernel that gathers for itself; written to on the next `put`."""
         seen = {key: _flat(array) for key, array in self._stored.items()}
@@ -253,6 +241,28 @@ class ReplayStorage(ReplayBuffer):
             if self.pos == self.buffer_size:
                 self.full, self.pos = True, 0
             self.generation += 1
+
+    def discard(self, envs: Sequence[int]) -> None:
+        """Leave out what `put` stored last for these envs: it came of a fault, not of the game.
+
+        Their places get copies of another env's transition of that step (of the step before, if no env is left), as
+        episodes of their own; windows of n steps end before them. With `optimize_memory_usage`, whose observations
+        are the next ones of the row before, and while nothing else is stored, all stays as it is.
+        """
+        with self.lock:
+            row = (self.pos - 1) % self.buffer_size
+            before = (row - 1) % self.buffer_size
+            kept = sorted(set(range(self.n_envs)) - set(envs))
+            if self.optimize_memory_usage or not (kept or self.size() > 1):
+                return
+            for number, env in enumerate(envs):
+                source = (row, kept[number % len(kept)]) if kept else (before, env)
+                ended = self.dones[source] and not self.timeouts[source]
+                for array in self._arrays.values():
+                    array[row, env] = array[source]
+                self.dones[row, env], self.timeouts[row, env] = 1.0, float(not ended)
+                if self.size() > 1 and not self.dones[before, env]:
+                    self.dones[before, env] = self.timeouts[before, env] = 1.0
 
     def _fill(self, stored: dict[str, NDArray[Any]], row: int, values: Observations) -> None:
         given = values if isinstance(values, dict) else {"": values}

@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from fasttrain.batch import BoolArray
+from fasttrain.batch import LAST_MASKS, BoolArray
 from fasttrain.envs.user_code import blame, kept_random_state
 from fasttrain.errors import EnvError, EnvSpecError
 
@@ -188,7 +188,17 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
-        return self._take_mask(observation, info), reward, terminated, truncated, info
+        observation = self._take_mask(observation, info)
+        if truncated and not terminated and (mask := self._last_mask()) is not None:
+            info = {**info, LAST_MASKS: mask}
+        return observation, reward, terminated, truncated, info
+
+    def _last_mask(self) -> BoolArray | None:
+        """What is legal in the state a limit cut the episode in: DQN bootstraps from it. None if the env is silent."""
+        try:
+            return self.action_masks()
+        except Exception:  # the episode is over: an env owes no answer any more
+            return None
 
     def _take_mask(self, observation: Any, info: dict[str, Any]) -> Any:
         if self._convention == "info":

@@ -6,9 +6,11 @@ import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from fasttrain.acceleration import envs_per_forward
+from fasttrain.algos import dqn, ppo
 from fasttrain.algos.accelerator import Acceleration
+from fasttrain.algos.dqn import DQN
 from fasttrain.algos.heads import StockHead, head_of
-from fasttrain.algos.ppo import PPO, MaskablePPO, warm_up
+from fasttrain.algos.ppo import PPO, MaskablePPO
 from fasttrain.config import Config
 from fasttrain.flags import NOT_APPLICABLE
 from fasttrain.plan import Plan, Row
@@ -19,7 +21,7 @@ def acceleration_of(config: Config) -> Acceleration:
     return Acceleration(
         amp_dtype=getattr(torch, config.amp_dtype) if config.use_amp == "on" else None,
         compile_mode=config.compile_mode if config.use_compile == "on" else None,
-        gradient_accumulation=config.gradient_accumulation,
+        gradient_accumulation=config.gradient_accumulation,  # DQN has neither this flag nor the next
         inference_batch_size=config.inference_batch_size,
         pin_memory=config.pin_memory == "on",
     )
@@ -27,17 +29,19 @@ def acceleration_of(config: Config) -> Acceleration:
 
 def settle_acceleration(plan: Plan, model: BaseAlgorithm) -> Plan:
     """Put the flags of the eager path to work, compile what is to be compiled, and say in the plan what came of it."""
-    if not isinstance(model, (PPO, MaskablePPO)):
+    if not isinstance(model, (PPO, MaskablePPO, DQN)):
         return plan
-    plan = _with_chunks_for_eager(plan)
+    if not isinstance(model, DQN):
+        plan = _with_chunks_for_eager(plan)
     model.accelerate(acceleration_of(plan.config))
     if plan.config.use_compile != "on" or model.env is None:
         return plan
-    if failure := warm_up(model, model.env):
+    failure = dqn.warm_up(model, model.env) if isinstance(model, DQN) else ppo.warm_up(model, model.env)
+    if failure:
         return plan.replacing("use_compile", "off", failure)
     accelerator = model._fast.accelerator_of(model.policy)
     told = [_row(plan, "use_compile").reason, f"compiled in {accelerator.warmup_s:.1f} s before training"]
-    if isinstance(head_of(model.policy, model.action_space), StockHead):
+    if not isinstance(model, DQN) and isinstance(head_of(model.policy, model.action_space), StockHead):
         told.append("acting stays eager: this policy acts by its own methods")
     plan = plan.replacing("use_compile", "on", "; ".join(filter(None, told)))
     if accelerator.graph_failure:
@@ -47,7 +51,7 @@ def settle_acceleration(plan: Plan, model: BaseAlgorithm) -> Plan:
 
 def warmup_s(model: BaseAlgorithm) -> float:
     """What compiling the policy took before training; 0 where nothing was compiled."""
-    return model._fast.warmup_s if isinstance(model, (PPO, MaskablePPO)) else 0.0
+    return model._fast.warmup_s if isinstance(model, (PPO, MaskablePPO, DQN)) else 0.0
 
 
 def _with_chunks_for_eager(plan: Plan) -> Plan:

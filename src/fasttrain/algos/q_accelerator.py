@@ -1,0 +1,104 @@
+"""What makes DQN's eager path faster: mixed precision, torch.compile, CUDA graphs, page-locked copies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fasttrain.algos.accelerator import Acceleration, BaseAccelerator, repeated
+from fasttrain.algos.compiled import Compiler, num_rows
+from fasttrain.algos.graphs import GraphedUpdate, graphed_by_size, parameter_addresses
+from fasttrain.algos.heads import action_dims
+from fasttrain.algos.q_loss import QNetworks, QRule, QTerms, td_loss
+from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
+from fasttrain.buffers.replay_storage import ReplayBatch, ReplayStorage, TensorObservations
+
+
+class QAccelerator(BaseAccelerator):
+    """Of a DQN policy. As made with plain settings it computes what stock computes, by the same operations."""
+
+    def __init__(self, policy: Any, settings: Acceleration, compiler: Compiler | None = None) -> None:
+        super().__init__(policy, settings, compiler)
+        self.networks = QNetworks(policy, self.precision)
+        self._loss: Any = None  # compiled
+        self._values: Any = None  # compiled
+        self._acting: Any = None  # the same, or graphs of it
+        self._rule: QRule | None = None  # of the compiled loss
+        self._rows = 0  # of the compiled loss
+        self._acting_addresses: tuple[int, ...] = ()  # of the parameters that graphs of acting read
+
+    def values(self, observations: TensorObservations) -> Tensor:  # (N, A)
+        """The Q-values to act on, without gradients."""
+        with torch.no_grad():
+            if self._acting is None or num_rows(observations) != self._sizes[1]:
+                return self.networks.values(observations)
+            moved = self.graphs and self._acting_addresses != parameter_addresses(self.policy)
+            values: Tensor = (self._values if moved else self._acting)(observations)
+            return values
+
+    def loss(self, batch: ReplayBatch, rule: QRule) -> QTerms:
+        """`td_loss`, compiled where that was asked for and came about for such a batch."""
+        if self._loss is None or rule != self._rule or num_rows(batch.observations) != self._rows:
+            return td_loss(self.networks, batch, rule)
+        terms: QTerms = self._loss(tensors_of(batch))
+        return terms
+
+    def needs_warm_up(self, batch_size: int, num_envs: int) -> bool:
+        """Whether something is left to compile, for these numbers of rows."""
+        return self.must_compile_for((batch_size, num_envs))
+
+    def warm_up(self, model: Any, batch_size: int, num_envs: int) -> None:
+        """Compile everything for the model's shapes, now; if that fails, everything goes the eager way."""
+        rule, networks = rule_of(model), self.networks
+        batch = tensors_of(example_batch(model, batch_size))
+        with self.compiling((batch_size, num_envs)):
+
+            def loss_of_batch(batch: ReplayBatch) -> QTerms:
+                return td_loss(networks, batch, rule)
+
+            self._rule, self._rows = rule, batch_size
+            self._loss, self._values = self.compiler(loss_of_batch), self.compiler(networks.values)
+            self.policy.set_training_mode(False)
+            observations = repeated(batch.observations, num_envs)
+            with torch.no_grad():
+                self._values(observations)
+            self._acting = self._values
+            if self.graphs:
+                self._acting = graphed_by_size(self._values, [observations])
+                self._acting_addresses = parameter_addresses(self.policy)
+            self.policy.set_training_mode(True)
+            torch.autograd.backward(self._loss(batch).loss)
+        if self.failure:
+            self._loss = self._values = self._acting = None
+
+    def graph_of_update(self, step: Any, model: Any, batch_size: int) -> GraphedUpdate | None:
+        """The graph of the whole update; see `captured_update`. `step.whole` returns the loss, then the errors."""
+
+        def example() -> ReplayBatch:
+            return tensors_of(example_batch(model, batch_size))
+
+        return self.captured_update(step.whole, step.key, "", example)
+
+
+def rule_of(model: Any) -> QRule:
+    """What the model's loss is made by."""
+    rated = isinstance(model.replay_buffer, PrioritizedReplayBuffer)
+    return QRule(tuple(action_dims(model.action_space)), model.gamma, model.double_q, model.loss, rated)
+
+
+def tensors_of(batch: ReplayBatch) -> ReplayBatch:
+    """The batch without what is only for the host: where it was drawn, and when."""
+    return batch._replace(indices=None, generation=None)
+
+
+def example_batch(model: Any, batch_size: int) -> ReplayBatch:
+    """A batch of the shapes, types and place that training will see, whatever lies in the storage; nothing is drawn."""
+    storage: ReplayStorage = model.replay_buffer
+    first = np.zeros(batch_size, np.int64)
+    batch = storage.gather(first, first, model._vec_normalize_env)
+    if isinstance(storage, PrioritizedReplayBuffer):
+        batch = batch._replace(weights=torch.ones((batch_size, 1), device=storage.device))
+    return batch

@@ -1,0 +1,178 @@
+"""One vector step of DQN: choose actions, step the envs, store a transition per env, until an update is due."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.type_aliases import RolloutReturn, TrainFreq
+from stable_baselines3.common.utils import should_collect_more_steps
+
+from fasttrain.algos.heads import MaskCheck, action_dims
+from fasttrain.algos.q_networks import greedy
+from fasttrain.algos.q_update import QState
+from fasttrain.algos.rollouts import note_episodes
+from fasttrain.batch import LAST_MASKS, BoolArray, FinishedEpisode
+from fasttrain.buffers.replay_storage import ReplayStorage
+from fasttrain.errors import EnvSpecError
+from fasttrain.vec.base import SlotSource, copy_observations
+
+
+def collect(
+    model: Any,
+    source: SlotSource,
+    masked: bool,
+    storage: ReplayStorage,
+    callback: BaseCallback,
+    train_freq: TrainFreq,
+    learning_starts: int,
+    log_interval: int | None,
+) -> RolloutReturn:
+    """As SB3's `collect_rollouts`: act, step, store, until there is enough for the next update.
+
+    The names of SB3's local variables (`infos`, `dones`, `new_obs`, …) are kept where callbacks read them.
+    """
+    fast: QState = model._fast
+    clock = fast.clock
+    num_collected_steps, num_collected_episodes = 0, 0
+    model.policy.set_training_mode(False)
+    with clock.phase("log"):
+        callback.on_rollout_start()
+    while should_collect_more_steps(train_freq, num_collected_steps, num_collected_episodes):
+        clock.enter("env_step")  # reading the masks is the env's work
+        action_masks = _read_masks(model, source) if masked else None
+        clock.enter("action")
+        actions = _choose(model, learning_starts, source.num_envs, action_masks)
+        clock.enter("env_step")
+        source.step_slots(actions)
+        model.num_timesteps += source.num_envs
+        num_collected_steps += 1
+        clock.enter("buffer")
+        slots = source.slots
+        new_obs: Any = copy_observations(slots.observations) if source.reuses_arrays else slots.observations
+        rewards = np.array(slots.rewards, np.float32)
+        dones = slots.terminations | slots.truncations
+        infos = source.infos()
+        clock.enter("log")
+        callback.update_locals({**locals(), "self": model})
+        if not callback.on_step():
+            return RolloutReturn(num_collected_steps * source.num_envs, num_collected_episodes, continue_training=False)
+        clock.enter("buffer")
+        note_episodes(model, source, infos, dones)
+        _store(model, source, storage, actions, new_obs, rewards, dones, masked)
+        model._update_current_progress_remaining(model.num_timesteps, model._total_timesteps)
+        model._on_step()
+        for _ in range(np.count_nonzero(dones)):
+            num_collected_episodes += 1
+            model._episode_num += 1
+            if log_interval is not None and model._episode_num % log_interval == 0:
+                model.dump_logs()
+    with clock.phase("log"):
+        callback.on_rollout_end()
+    return RolloutReturn(num_collected_steps * source.num_envs, num_collected_episodes, continue_training=True)
+
+
+def _choose(model: Any, learning_starts: int, count: int, masks: BoolArray | None) -> NDArray[Any]:
+    """ε-greedy as SB3: one draw decides for the whole vector step; before `learning_starts` all is random."""
+    fast: QState = model._fast
+    if model.num_timesteps < learning_starts or np.random.rand() < model.exploration_rate:
+        return random_actions(model.action_space, count, masks, fast.local_random_actions)
+    kernels = fast.kernels_of(model)
+    if kernels is not None:
+        return kernels.act(model._last_obs, masks)
+    accelerator = fast.accelerator_of(model.policy)
+    transfer = accelerator.transfer
+    values = accelerator.values(transfer.observations(model._last_obs))
+    legal = None if masks is None else transfer.masks(masks)
+    return transfer.actions(greedy(values, legal, action_dims(model.action_space)))
+
+
+def random_actions(
+    space: spaces.Space[Any], count: int, masks: BoolArray | None, at_once: bool
+) -> NDArray[Any]:  # (count,) or (count, K)
+    """Uniform over the (legal) actions of each row: by the space's own sampler, or all in one draw of its stream."""
+    dims = action_dims(space)
+    if not at_once:
+        if masks is None:
+            return np.array([space.sample() for _ in range(count)])
+        ends = np.cumsum(dims)[:-1]
+        given = masks.astype(np.int8)
+        rows = [tuple(np.split(row, ends)) if len(dims) > 1 else row for row in given]
+        return np.array([space.sample(mask=row) for row in rows])
+    rng = space.np_random
+    if masks is None:
+        drawn = rng.integers(0, dims, size=(count, len(dims)))
+    else:
+        keys = rng.random(masks.shape)
+        keys[~masks] = -1.0
+        drawn = np.stack([part.argmax(axis=1) for part in np.split(keys, np.cumsum(dims)[:-1], axis=1)], axis=1)
+    return drawn[:, 0] if isinstance(space, spaces.Discrete) else drawn
+
+
+def _read_masks(model: Any, source: SlotSource) -> BoolArray:
+    """A checked copy of the masks (N, A): the step that follows overwrites the slots."""
+    masks = source.read_masks()
+    if masks is None:
+        raise EnvSpecError(f"the env had action masks when training began and has none at step {model.num_timesteps}")
+    MaskCheck(model.action_space)(masks, model.num_timesteps)
+    return np.array(masks)
+
+
+def _store(
+    model: Any,
+    source: SlotSource,
+    storage: ReplayStorage,
+    actions: NDArray[Any],
+    new_obs: Any,
+    rewards: NDArray[Any],
+    dones: BoolArray,
+    masked: bool,
+) -> None:
+    """One transition per env. What normalising wrappers changed is stored as it was, as SB3 does."""
+    normalizer = model._vec_normalize_env
+    finished, seen = source.slots.finished, new_obs
+    if normalizer is None:
+        model._last_original_obs = model._last_obs
+    else:
+        seen, rewards = normalizer.get_original_obs(), normalizer.get_original_reward()
+    next_obs = copy_observations(seen) if finished else seen
+    for episode in finished:
+        _put_last(next_obs, episode, normalizer)
+    timeouts = source.slots.truncations & ~source.slots.terminations
+    next_masks = _next_masks(source, dones) if masked else None
+    before: Any = model._last_original_obs
+    with storage.lock:
+        storage.put(before, next_obs, actions, rewards, dones, timeouts, next_masks)
+        if lost := [episode.env_index for episode in finished if episode.lost]:
+            storage.discard(lost)
+    model._last_obs = new_obs
+    if normalizer is not None:
+        model._last_original_obs = seen
+
+
+def _next_masks(source: SlotSource, dones: BoolArray) -> BoolArray:  # (N, A)
+    """Masks of the states that the step led to: of an episode's last state what the env told of it, or all legal."""
+    masks = np.array(source.read_masks())
+    masks[dones] = True
+    for episode in source.slots.finished:
+        last = episode.info.get(LAST_MASKS)
+        if last is not None and episode.truncated:
+            masks[episode.env_index] = last
+    return masks
+
+
+def _put_last(next_obs: Any, episode: FinishedEpisode, normalizer: Any) -> None:
+    """The episode's last observation in the place of the next one's first."""
+    last: Any = episode.final_observation
+    if last is None:
+        return
+    if normalizer is not None:
+        last = normalizer.unnormalize_obs(last)
+    if isinstance(next_obs, dict):
+        for key, part in next_obs.items():
+            part[episode.env_index] = last[key]
+    else:
+        next_obs[episode.env_index] = last
