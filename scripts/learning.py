@@ -8,7 +8,9 @@ same, so that the command can be stopped and given again. A candidate of your ow
 
     python3 scripts/learning.py --tasks cartpole --sides baseline,speed --name epochs2 --override algo.n_epochs=2
 
-runs the candidate `epochs2` (the speed profile with that override) instead of `speed`.
+runs the candidate `epochs2` (the speed profile with that override) instead of `speed`. DQN's further settings:
+
+    python3 scripts/learning.py --tasks dqn-lunarlander --sides baseline,speed,double-per
 
 The gate: paired differences by seed (candidate − baseline) in the win rate of the final greedy policy, or in its mean
 reward where the game has no winner. Margin: 3 percentage points, or 5 % of the baseline's mean reward. pass: the lower
@@ -46,6 +48,7 @@ BASELINE = "baseline"
 SIDES = {
     BASELINE: ("profile=baseline", "vec_env=dummy", "torch_threads=1"),
     "speed": ("profile=speed",),
+    "double-per": ("profile=speed", "algo.double_q=true", "algo.prioritized=true"),  # of DQN, beside the plain one
 }
 
 
@@ -91,12 +94,19 @@ TASKS = {
         0.0,
     ),
     "skullking": Task(("total_timesteps=500000",), 0.4, eval_episodes=1000),
-    "dqn-cartpole": Task(("env.id=CartPole-v1", *DQN, "total_timesteps=50000"), 195.0),
+    "dqn-cartpole": Task(("env.id=CartPole-v1", *DQN, "total_timesteps=100000"), 195.0),
     "dqn-acrobot": Task(("env.id=Acrobot-v1", *DQN, "total_timesteps=100000"), -100.0),
     "dqn-lunarlander": Task(("env.id=LunarLander-v3", *DQN, "total_timesteps=200000"), 0.0),
     # Four players: who plays at random wins a quarter of the games.
     "dqn-skullking": Task(
-        ("algo=dqn", "env.kwargs.opponents=easy", "algo.buffer_size=100000", "total_timesteps=500000"),
+        (
+            "algo=dqn",
+            "env.kwargs.opponents=easy",
+            "algo.learning_rate=5e-4",
+            "algo.target_update_interval=2000",
+            "algo.buffer_size=100000",
+            "total_timesteps=200000",
+        ),
         0.3,
         eval_episodes=1000,
         chance=0.25,
@@ -326,7 +336,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", default="ppo", help=f"of {','.join([*GROUPS, *TASKS])} (default ppo)")
     parser.add_argument("--seeds", type=int, default=10, help="seeds 0 … N-1 (default 10)")
-    parser.add_argument("--sides", default="baseline,speed", help="baseline, speed or both (default)")
+    parser.add_argument("--sides", default="baseline,speed", help=f"of {','.join(SIDES)} (default baseline,speed)")
     parser.add_argument(
         "--override", action="append", default=[], help="for the candidate, with --name; may be repeated"
     )
