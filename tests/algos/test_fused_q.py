@@ -13,53 +13,55 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from fasttrain.algos.fused_q import (
-    QBatches,
-    QSettings,
-    collect,
-    gather,
-    greedy_of,
-    join,
-    lay_ahead,
-    lay_back,
-    update_gradient,
-    write_slope,
-)
+from fasttrain.algos.fused_q import QBatches, QSettings, collect, gather, lay_ahead, lay_back, update_gradient
 from fasttrain.algos.fused_q_policy import FusedQ
-from fasttrain.algos.q_networks import DuelingDQNPolicy, MaskedDQNPolicy, best_values, greedy
+from fasttrain.algos.heads import action_dims
+from fasttrain.algos.q_networks import (
+    BranchingDQNPolicy,
+    DuelingDQNPolicy,
+    MaskedDQNPolicy,
+    best_values,
+    chosen_values,
+    greedy,
+)
 
 PARTS = (slice(0, 2), slice(2, 6))  # of six updates, in two calls
 PLAIN = QSettings(double=False, huber=True, dueling=False)
 
 
 def make_policy(
-    inputs: int, actions: int, arch: list[int], dueling: bool = False, activation: Any = torch.nn.ReLU, seed: int = 0
+    inputs: int, dims: Any, arch: list[int], dueling: bool = False, activation: Any = torch.nn.ReLU, seed: int = 0
 ) -> Any:
-    """Online and target net with different weights, large enough to test something."""
+    """Online and target net with different weights, large enough to test something. `dims`: choices, or a list."""
     torch.manual_seed(seed)
-    kind = DuelingDQNPolicy if dueling else MaskedDQNPolicy
+    plain = BranchingDQNPolicy if isinstance(dims, list) else MaskedDQNPolicy
+    space = spaces.MultiDiscrete(dims) if isinstance(dims, list) else spaces.Discrete(dims)
     box = spaces.Box(-10.0, 10.0, (inputs,), np.float32)
-    policy = kind(box, spaces.Discrete(actions), lambda _: 1e-3, net_arch=arch, activation_fn=activation)
+    policy = (DuelingDQNPolicy if dueling else plain)(
+        box, space, lambda _: 1e-3, net_arch=arch, activation_fn=activation
+    )
     for parameter in policy.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
     return policy
 
 
 def make_batches(
-    inputs: int, actions: int, updates: int, batch: int, masked: bool = False, weighted: bool = False, seed: int = 0
+    inputs: int, dims: Any, updates: int, batch: int, masked: bool = False, weighted: bool = False, seed: int = 0
 ) -> QBatches:
     """Random rows of 50 transitions; of the masked next states about one in ten has no legal action."""
     rng = np.random.default_rng(seed)
-    shape = (updates, batch)
+    shape, choices = (updates, batch), np.atleast_1d(dims)
+    actions = int(choices.sum())
     masks = (rng.random((*shape, actions)) < 0.5) & (rng.random((*shape, 1)) < 0.9)
 
     def normal(*sizes: int) -> Any:
         return rng.standard_normal(sizes).astype(np.float32)
 
     return QBatches(
-        normal(50, inputs), normal(40, inputs), rng.integers(0, actions, 50), rng.integers(0, 50, shape),
-        rng.integers(0, 40, shape), normal(*shape), rng.uniform(0.5, 1.0, shape).astype(np.float32),
-        (rng.random(shape) < 0.2).astype(np.float32), masks if masked else np.zeros((0, 0, 0), np.bool_),
+        normal(50, inputs), normal(40, inputs), rng.integers(0, choices, (50, len(choices))),
+        rng.integers(0, 50, shape), rng.integers(0, 40, shape), normal(*shape),
+        rng.uniform(0.5, 1.0, shape).astype(np.float32), (rng.random(shape) < 0.2).astype(np.float32),
+        masks if masked else np.zeros((0, 0, 0), np.bool_),
         rng.uniform(0.1, 1.0, shape).astype(np.float32) if weighted else np.zeros((0, 0), np.float32),
     )  # fmt: skip
 
@@ -82,21 +84,22 @@ def torch_loss(policy: Any, batches: QBatches, update: int, settings: QSettings)
     rewards, discounts, dones = (pick(a, update) for a in (batches.rewards, batches.discounts, batches.dones))
     masks = pick(batches.next_masks, update) if len(batches.next_masks) else None
     weights = pick(batches.weights, update) if len(batches.weights) else torch.ones_like(rewards)
-    dims = [policy.action_space.n]
+    dims = action_dims(policy.action_space)
     with torch.no_grad():
         seen = pick(batches.next_observations, next_rows)
         after = q_values(policy.q_net_target, seen)
-        future = best_values(after, masks, dims)[:, 0]
+        future = best_values(after, masks, dims)
         if settings.double:
-            chosen = greedy(q_values(policy.q_net, seen), masks, dims)
-            future = after.gather(1, chosen[:, None])[:, 0]
-            future = future if masks is None else future.masked_fill(~masks.any(1), 0.0)
-        targets = rewards + (1 - dones) * discounts * future
+            future = chosen_values(after, greedy(q_values(policy.q_net, seen), masks, dims), dims)
+            if masks is not None:
+                stuck = torch.stack([~part.any(1) for part in masks.split(dims, 1)], 1)
+                future = future.masked_fill(stuck, 0.0)
+        targets = rewards + (1 - dones) * discounts * future.mean(1)
     current = q_values(policy.q_net, pick(batches.observations, rows))
-    current = current.gather(1, pick(batches.actions, rows)[:, None])[:, 0]
+    current = chosen_values(current, pick(batches.actions, rows), dims)
     kind = functional.smooth_l1_loss if settings.huber else functional.mse_loss
-    losses = kind(current, targets, reduction="none")
-    return (weights * losses).mean(), (current - targets).abs().detach()
+    losses = kind(current, targets[:, None].expand_as(current), reduction="none")
+    return (weights[:, None] * losses).mean(), (current - targets[:, None]).abs().mean(1).detach()
 
 
 def fused_gradients(policy: Any, batches: QBatches, settings: QSettings) -> tuple[list[Any], float, Any]:
@@ -124,7 +127,7 @@ def worst_error(policy: Any, batches: QBatches, settings: QSettings, ours: QSett
 
 @given(
     inputs=st.integers(1, 40),
-    actions=st.integers(1, 33),
+    dims=st.one_of(st.integers(1, 33), st.lists(st.integers(1, 12), min_size=1, max_size=5)),
     arch=st.lists(st.integers(1, 33), min_size=1, max_size=4),
     activation=st.sampled_from([torch.nn.Tanh, torch.nn.ReLU]),
     batch=st.integers(1, 150),
@@ -137,11 +140,11 @@ def worst_error(policy: Any, batches: QBatches, settings: QSettings, ours: QSett
 )
 @settings(max_examples=80, deadline=None)
 def test_gradients_equal_autograds(
-    inputs: int, actions: int, arch: list[int], activation: Any, batch: int, dueling: bool, double: bool, huber: bool,
+    inputs: int, dims: Any, arch: list[int], activation: Any, batch: int, dueling: bool, double: bool, huber: bool,
     masked: bool, weighted: bool, seed: int,
 ):  # fmt: skip
-    policy = make_policy(inputs, actions, arch, dueling, activation, seed)
-    batches = make_batches(inputs, actions, 1, batch, masked, weighted, seed)
+    policy = make_policy(inputs, dims, arch, dueling, activation, seed)
+    batches = make_batches(inputs, dims, 1, batch, masked, weighted, seed)
     assert worst_error(policy, batches, QSettings(double, huber, dueling)) <= 1e-5
 
 
@@ -161,10 +164,10 @@ def test_a_wrong_gradient_would_be_seen(changed: dict[str, bool]):
 
 
 @pytest.mark.parametrize("dueling", [False, True])
-@pytest.mark.parametrize("max_grad_norm", [10.0, 0.05])
-def test_several_updates_equal_torchs_adam(dueling: bool, max_grad_norm: float):
+@pytest.mark.parametrize(("dims", "max_grad_norm"), [(5, 10.0), (5, 0.05), ([3, 4, 2], 10.0)])
+def test_several_updates_equal_torchs_adam(dueling: bool, dims: Any, max_grad_norm: float):
     """Errors of an update are those before it; the target net stays; the optimizer's state is that of torch."""
-    policy, batches = make_policy(7, 5, [33, 9], dueling, seed=3), make_batches(7, 5, 6, 20, True, True, seed=3)
+    policy, batches = make_policy(7, dims, [33, 9], dueling, seed=3), make_batches(7, dims, 6, 20, True, True, seed=3)
     reference, kernels, settings = copy.deepcopy(policy), FusedQ(policy), QSettings(True, True, dueling)
     expected = []
     for update in range(6):
@@ -196,7 +199,7 @@ def test_a_next_state_without_legal_actions_counts_as_the_end():
     _, _, errors = fused_gradients(policy, batches, PLAIN._replace(double=True))
     with torch.no_grad():
         current = policy.q_net(torch.from_numpy(batches.observations[batches.rows[0]])).numpy()
-    expected = current[np.arange(9), batches.actions[batches.rows[0]]] - batches.rewards[0]
+    expected = current[np.arange(9), batches.actions[batches.rows[0], 0]] - batches.rewards[0]
     np.testing.assert_allclose(errors, np.abs(expected), atol=1e-5)
 
 
@@ -251,23 +254,3 @@ def test_gathered_rows_end_in_zeros():
     np.testing.assert_array_equal(inputs[:3, :3], source[[6, 0, 6]])
     np.testing.assert_array_equal(inputs[3:8], 0.0)
     assert np.isnan(inputs[8:, :3]).all(), "rows of the next tile are nobody's business"
-
-
-def test_the_greedy_choice_by_hand():
-    values = np.array([1.0, 3.0, 3.0, 2.0, 99.0], np.float32)  # the last is padding
-    assert greedy_of(values, np.zeros(0, np.bool_), 4) == 1, "the first of equals"
-    assert greedy_of(values, np.array([True, False, False, True]), 4) == 3
-    assert greedy_of(values, np.zeros(4, np.bool_), 4) == -1
-    values[0] = np.nan
-    assert greedy_of(values, np.ones(4, np.bool_), 4) == 0
-
-
-def test_the_dueling_head_by_hand():
-    outputs = np.array([1.0, 2.0, 6.0, 10.0, 7.0], np.float32)  # advantages, value, padding
-    join(outputs, 3)
-    assert outputs.tolist() == [8.0, 9.0, 13.0, 10.0, 7.0]
-    delta = np.full(5, np.nan, np.float32)
-    write_slope(np.float32(3.0), 2, 3, True, delta)
-    assert delta.tolist() == [-1.0, -1.0, 2.0, 3.0, 0.0]
-    write_slope(np.float32(3.0), 2, 3, False, delta)
-    assert delta.tolist() == [0.0, 0.0, 3.0, 0.0, 0.0]

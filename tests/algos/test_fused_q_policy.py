@@ -37,7 +37,7 @@ def draw(policy: Any, updates: int = 2, batch: int = 9, seed: int = 0) -> tuple[
     observations = rng.standard_normal((30, width)).astype(np.float32)
     rewards = rng.standard_normal(size).astype(np.float32)
     rows = rng.integers(0, 29, size)
-    actions = rng.integers(0, count, 30)
+    actions = rng.integers(0, count, (30, 1))
     return observations, observations, actions, rows, rows + 1, rewards, np.full_like(rewards, 0.9), rewards > 1.0
 
 
@@ -74,7 +74,8 @@ def change(what: str) -> Any:
         (make_policy(DuelingDQNPolicy, net_arch=[3, 4, 5], activation_fn=torch.nn.Tanh), ""),
         (make_policy(BranchingDQNPolicy), ""),
         (make_policy(space=spaces.Box(-1.0, 1.0, (2, 3), np.float32)), ""),
-        (make_policy(BranchingDQNPolicy, action=spaces.MultiDiscrete([2, 2])), "not one Discrete action"),
+        (make_policy(BranchingDQNPolicy, action=spaces.MultiDiscrete([2, 2])), ""),
+        (make_policy(DuelingDQNPolicy, action=spaces.MultiDiscrete([2, 3])), ""),
         (make_policy(activation_fn=torch.nn.ELU), "not an MLP of tanh or relu layers"),
         (make_policy(net_arch=[]), "not an MLP of tanh or relu layers"),
         (make_policy(DuelingDQNPolicy, net_arch=[]), "not an MLP of tanh or relu layers"),
@@ -85,8 +86,8 @@ def change(what: str) -> Any:
         (make_policy(optimizer_kwargs={"weight_decay": 0.1}), "Adam with options the kernel lacks"),
         (change("freeze"), "some parameters are frozen or hooked"),
         (change("watch"), "somebody watches the optimizer's steps"),
-        (change("hook"), "not a plain or dueling Q-network"),
-        (change("replace"), "not a plain or dueling Q-network"),
+        (change("hook"), "not a plain, branching or dueling Q-network"),
+        (change("replace"), "not a plain, branching or dueling Q-network"),
         (change("norm"), "not an MLP of tanh or relu layers"),
         (change("choose"), "the policy chooses actions in a way of its own"),
     ],
@@ -127,6 +128,17 @@ def test_acting_equals_the_policys_own_layers(kind: Any):
     legal = np.where(masks, expected, -np.inf).argmax(1)
     np.testing.assert_array_equal(kernels.act(observations, masks), legal)
     assert kernels.act(observations[:0]).shape == (0,)
+
+
+@pytest.mark.parametrize("kind", [BranchingDQNPolicy, DuelingDQNPolicy])
+def test_sub_actions_are_those_of_the_policy(kind: Any):
+    policy = make_policy(kind, action=spaces.MultiDiscrete([3, 5, 2]), net_arch=[7, 33])
+    observations = np.random.default_rng(0).standard_normal((141, 4)).astype(np.float32)
+    masks = np.random.default_rng(1).random((141, 10)) < 0.5
+    kernels = FusedQ(policy)
+    np.testing.assert_array_equal(kernels.act(observations), policy.predict(observations)[0])
+    legal = policy.predict(observations, action_masks=masks)[0]
+    np.testing.assert_array_equal(kernels.act(observations, masks), legal)
 
 
 def test_what_is_not_finite_is_not_acted_on():
@@ -291,7 +303,7 @@ def test_set_parameters_is_seen(tmp_path: Path):
     ("position", "value", "error"),
     [
         (0, np.zeros((30, 3), np.float32), "observations has shape"),
-        (2, np.zeros(29, np.int64), "actions has shape"),
+        (2, np.zeros(30, np.int64), "actions has shape"),
         (4, np.zeros((2, 8), np.int64), "next_rows has shape"),
         (5, np.zeros(9, np.float32), "rewards has shape"),
         (0, np.zeros((30, 4), np.float64), "observations must be"),

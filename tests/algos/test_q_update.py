@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 import fasttrain
 from fasttrain.algos.fused_q_policy import FusedQ
+from fasttrain.algos.q_networks import DuelingDQNPolicy
 from fasttrain.algos.q_update import update
 from fasttrain.errors import EnvError
-from toys import ToyGame
+from toys import RandomEnv, ToyGame, seeded_vec
 
 SETTINGS: dict[str, Any] = {
     "learning_starts": 10_000,  # `update` is called by hand
@@ -72,7 +74,6 @@ def test_counts_and_log(fused: bool):
 
 
 def test_dueling_nets_have_kernels():
-    from fasttrain.algos.q_networks import DuelingDQNPolicy
 
     env = fasttrain.NativeVecEnv(ToyGame(5), seed=0)
     model = fasttrain.DQN(DuelingDQNPolicy, env, **SETTINGS)
@@ -96,3 +97,25 @@ def test_a_loss_that_is_not_finite_is_an_error():
     model.replay_buffer.rewards[:] = np.inf
     with pytest.raises(EnvError, match="the loss is not finite at step 400"):
         update(model, 1, 16)
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+def test_sub_actions_have_kernels_too(dueling: bool):
+    def make() -> Any:
+        return RandomEnv(spaces.Box(-1, 1, (4,), np.float32), spaces.MultiDiscrete([3, 4, 2]))
+
+    ends = []
+    for fused in (False, True):
+        torch.manual_seed(3)
+        policy: Any = DuelingDQNPolicy if dueling else "MlpPolicy"
+        model = fasttrain.DQN(policy, seeded_vec(make), **SETTINGS)
+        model.learn(400)
+        if fused:
+            model.use_kernels()
+        np.random.seed(1)
+        for _ in range(3):
+            update(model, 1, 32)
+        assert isinstance(model._fast.kernels, FusedQ) == fused
+        ends.append(model.policy.state_dict())
+    for name, eager in ends[0].items():
+        torch.testing.assert_close(ends[1][name], eager, rtol=0, atol=2e-6, msg=name)

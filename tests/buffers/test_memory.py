@@ -13,9 +13,7 @@ from fasttrain.errors import ConfigError
 def test_bytes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: types.SimpleNamespace(available=1000))
     assert memory.bytes_of_ring({"observations": 6, "rewards": 4}, 50, 2) == 1000
-    with pytest.raises(
-        ConfigError, match=r"needs 0.00 GB \(1,020 bytes\).*1,000 bytes\) are free: buffer_size=90"
-    ):
+    with pytest.raises(ConfigError, match=r"needs 0.00 GB \(1,020 bytes\).*1,000 bytes\) are free: buffer_size=90"):
         memory.bytes_of_ring({"observations": 6, "rewards": 4}, 51, 2)
 
 

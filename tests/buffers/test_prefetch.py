@@ -257,7 +257,7 @@ def test_no_row_is_torn(kind: type[ReplayStorage], flat: bool, sampler: Prefetch
         if flat:
             block = sampler.block(storage, 2, 2000)
             parts = [block.observations[:, 0], block.observations[:, 1], block.next_observations[:, 0],
-                     block.actions, block.returns.reshape(-1)]  # fmt: skip
+                     block.actions[:, 0], block.returns.reshape(-1)]  # fmt: skip
             np.testing.assert_array_equal(parts, np.broadcast_to(parts[0], (5, 4000)))
         else:
             for batch in sampler.batches(storage, 2, 8):

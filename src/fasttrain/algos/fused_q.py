@@ -2,8 +2,9 @@
 difference errors, backward, gradient clipping and Adam in one call, without the GIL; and the acting step.
 
 Same algorithm as SB3's `dqn/dqn.py` with double Q-learning (van Hasselt et al. 2016), dueling heads (Wang et al. 2016),
-n-step returns, action masks and importance weights (Schaul et al. 2016); other order of summation (class `rounding`):
-gradients agree with autograd to 1e-5 relative (tests/algos/test_fused_q.py).
+one head per sub-action (Tavakoli et al. 2018), n-step returns, action masks and importance weights (Schaul et al.
+2016); other order of summation (class `rounding`): gradients agree with autograd to 1e-5 relative
+(tests/algos/test_fused_q.py).
 
 Inputs go through dense tiles: at 4 to 100 floats there is nothing to skip. For 64 rows of 248 floats of which 37 are
 not zero, lists as in the PPO kernels would save 11 of 165 µs with [64, 64]: they are made anew for every minibatch.
@@ -22,6 +23,7 @@ import numpy as np
 
 from fasttrain.algos.dense import activate, add_product, clip_and_adam, set_product, sum_rows, through_activation
 from fasttrain.algos.fused import AdamSettings
+from fasttrain.algos.fused_q_heads import add_slope, greedy_row, join, value_of
 from fasttrain.algos.nets import Layout, forward_hidden, layer_of, padded_rows
 from fasttrain.algos.simd import LANES, fetch, transpose_tile
 from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int32Array, Int64Array
@@ -43,7 +45,7 @@ class QBatches(NamedTuple):
 
     observations: Float32Array  # (M, O)
     next_observations: Float32Array  # (L, O), may be the same array
-    actions: Int64Array  # (M,)
+    actions: Int64Array  # (M, K), K sub-actions; 1 of a Discrete action
     rows: Int64Array  # (U, B) of `observations` and `actions`
     next_rows: Int64Array  # (U, B) of `next_observations`
     rewards: Float32Array  # (U, B) sums over the steps in between
@@ -60,7 +62,7 @@ class QScratch(NamedTuple):
     activations: Float32Array  # (BLOCK, S)
     deltas: Float32Array  # (BLOCK, S) their gradients
     targets: Float32Array  # (BLOCK,)
-    chosen: Int64Array  # (BLOCK,) next actions
+    chosen: Int64Array  # (BLOCK, K) next actions
     online: Float32Array  # (F,) the online net's layers, forward
     back: Float32Array  # (F,) the same, for the way back
     target: Float32Array  # (F,) the target net's, forward
@@ -160,34 +162,7 @@ def forward(
     set_product(x, w, bias, padded, q_values)
     if dueling:
         for r in range(count):
-            join(q_values[r], layout.dims[0])
-
-
-@njit_bare
-def join(outputs: Float32Array, actions: int) -> None:
-    """Advantages (A,) and, behind them, the value → Q-values, in place (Wang et al. 2016, eq. 9)."""
-    total = np.float32(0)
-    for a in range(actions):
-        total += outputs[a]
-    shift = outputs[actions] - total / np.float32(actions)
-    for a in range(actions):
-        outputs[a] += shift
-
-
-@njit_bare
-def greedy_of(q_values: Float32Array, mask: BoolArray, actions: int) -> int:
-    """The first of the legal actions with the highest value, -1 if none is legal.
-
-    mask (A,), or (0,) for all legal: that is what every row is of an array of masks without columns.
-
-    NaN compares as false: where the first legal value is NaN it stays the choice, and the caller sees it.
-    """
-    best = -1
-    for a in range(actions):
-        legal = len(mask) == 0 or mask[a]
-        if legal and (best < 0 or q_values[a] > q_values[best]):
-            best = a
-    return best
+            join(q_values[r], layout.dims)
 
 
 @njit_bare
@@ -201,7 +176,7 @@ def target_block(
     scratch: QScratch,
 ) -> None:
     """What the Q-values of some rows shall become, into `scratch.targets`."""
-    count, actions, chosen = end - begin, layout.dims[0], scratch.chosen
+    count, dims, chosen = end - begin, layout.dims, scratch.chosen
     q_values = q_values_of(scratch.activations, layout)
     gather(batches.next_observations, batches.next_rows[update, begin:end], scratch.inputs)
     for net in range(0 if settings.double else 1, 2):
@@ -215,10 +190,10 @@ def target_block(
         )
         if net == 0 or not settings.double:
             for r in range(count):
-                chosen[r] = greedy_of(q_values[r], batches.next_masks[update, begin + r], actions)
+                greedy_row(q_values[r], batches.next_masks[update, begin + r], dims, chosen[r])
     for r in range(count):
         at = begin + r
-        future = q_values[r, chosen[r]] if chosen[r] >= 0 else np.float32(0)  # no legal action: nothing comes
+        future = value_of(q_values[r], chosen[r], dims)
         left = (np.float32(1) - batches.dones[update, at]) * batches.discounts[update, at]
         scratch.targets[r] = batches.rewards[update, at] + left * future
 
@@ -235,38 +210,34 @@ def error_block(
     errors: Float32Array,  # (U, B) out
 ) -> float:
     """Temporal difference errors of some rows that went through the online net; their losses' sum, and its gradient ÷ B
-    into the head's deltas."""
-    actions, share = layout.dims[0], np.float32(1.0 / batches.rows.shape[1])
+    into the head's deltas. Errors and losses are means over the sub-actions."""
+    dims = layout.dims
+    share = np.float32(1.0 / (batches.rows.shape[1] * len(dims)))
     q_values, deltas = q_values_of(scratch.activations, layout), q_values_of(scratch.deltas, layout)
     weighted, total = len(batches.weights) > 0, 0.0
     for r in range(end - begin):
         at = begin + r
-        action = batches.actions[batches.rows[update, at]]
+        taken = batches.actions[batches.rows[update, at]]
         weight = batches.weights[update, at] if weighted else np.float32(1)
-        error = q_values[r, action] - scratch.targets[r]
-        size = abs(error)
-        errors[update, at] = size
-        if settings.huber:
-            loss = np.float32(0.5) * error * error if size < 1 else size - np.float32(0.5)
-            slope = min(max(error, np.float32(-1)), np.float32(1))
-        else:
-            loss, slope = error * error, error + error
-        total += weight * loss
-        write_slope(weight * share * slope, action, actions, settings.dueling, deltas[r])
+        deltas[r, :] = 0.0
+        column, size_sum, loss_sum = 0, np.float32(0), np.float32(0)
+        for k in range(len(dims)):
+            error = q_values[r, column + taken[k]] - scratch.targets[r]
+            size = abs(error)
+            size_sum += size
+            if settings.huber:
+                loss_sum += np.float32(0.5) * error * error if size < 1 else size - np.float32(0.5)
+                slope = min(max(error, np.float32(-1)), np.float32(1))
+            else:
+                loss_sum += error * error
+                slope = error + error
+            add_slope(weight * share * slope, taken[k], column, dims[k], settings.dueling, deltas[r], dims.sum())
+            column += dims[k]
+        errors[update, at] = size_sum / np.float32(len(dims))
+        total += weight * loss_sum / np.float32(len(dims))
     for r in range(end - begin, padded_rows(end - begin)):
         deltas[r, :] = 0.0
     return total
-
-
-@njit_bare
-def write_slope(slope: float, action: int, actions: int, dueling: bool, delta: Float32Array) -> None:
-    """Gradient of one row's loss in the head's outputs, from its slope in the Q-value of the action taken."""
-    delta[:] = 0.0
-    if dueling:
-        for a in range(actions):
-            delta[a] = -slope / np.float32(actions)
-        delta[actions] = slope
-    delta[action] += slope
 
 
 @njit_bare
@@ -320,15 +291,16 @@ def update_gradient(
 
 
 @njit_bare
-def are_within(batches: QBatches, actions: int) -> bool:
+def are_within(batches: QBatches, dims: Int64Array) -> bool:
     """Whether every row and every action named is there: nothing after this checks a bound."""
     for u in range(batches.rows.shape[0]):
         for i in range(batches.rows.shape[1]):
             row, next_row = batches.rows[u, i], batches.next_rows[u, i]
             if row < 0 or row >= len(batches.actions) or next_row < 0 or next_row >= len(batches.next_observations):
                 return False
-            if batches.actions[row] < 0 or batches.actions[row] >= actions:
-                return False
+            for k in range(len(dims)):
+                if batches.actions[row, k] < 0 or batches.actions[row, k] >= dims[k]:
+                    return False
     return True
 
 
@@ -349,7 +321,7 @@ def train_updates(
     errors: Float32Array,  # (U, B) out: absolute temporal difference errors, each before its own update
 ) -> bool:
     """U gradient updates one after the other; False, with nothing done, where a row or an action is out of range."""
-    if not are_within(batches, layout.dims[0]):
+    if not are_within(batches, layout.dims):
         return False
     lay_ahead(target, pieces, scratch.target)
     for update in range(len(losses)):
@@ -369,10 +341,10 @@ def act_rows(
     dueling: bool,
     scratch: QScratch,
     q_values: Float32Array,  # (N, A) out
-    actions: Int64Array,  # (N,) out: the greedy legal action, 0 where none is legal
+    actions: Int64Array,  # (N, K) out: the greedy legal actions, 0 where none is legal
 ) -> Any:
     """Q-values and greedy actions. Returns their sum, float32, for the caller to see whether all are finite."""
-    size, choices = len(scratch.inputs), layout.dims[0]
+    size, choices = len(scratch.inputs), layout.dims.sum()
     lay_ahead(parameters, pieces, scratch.online)
     every, found = np.arange(len(observations)), q_values_of(scratch.activations, layout)
     for begin in range(0, len(observations), size):
@@ -382,5 +354,7 @@ def act_rows(
         for r in range(len(block)):
             i = block[r]
             q_values[i] = found[r, :choices]
-            actions[i] = max(0, greedy_of(found[r], masks[i], choices))
+            greedy_row(found[r], masks[i], layout.dims, actions[i])
+            for k in range(actions.shape[1]):
+                actions[i, k] = max(0, actions[i, k])
     return q_values.sum()

@@ -47,12 +47,12 @@ def why_not_fused(policy: Any, observation_space: spaces.Space[Any], action_spac
     nets = (policy.q_net, policy.q_net_target)
     if any(parameter.device.type != "cpu" or parameter.dtype != torch.float32 for parameter in policy.parameters()):
         return "not float32 on the CPU"
-    if not isinstance(action_space, spaces.Discrete):
-        return "not one Discrete action"
+    if not isinstance(action_space, (spaces.Discrete, spaces.MultiDiscrete)):
+        return "neither Discrete nor MultiDiscrete actions"
     if type(policy)._predict not in (DQNPolicy._predict, MaskedQPolicy._predict) or "_predict" in vars(policy):
         return "the policy chooses actions in a way of its own"
     if type(nets[0]) not in _NETWORKS or any(type(net) is not type(nets[0]) or _is_changed(net) for net in nets):
-        return "not a plain or dueling Q-network"
+        return "not a plain, branching or dueling Q-network"
     if type(nets[0].features_extractor) is not FlattenExtractor or not isinstance(observation_space, spaces.Box):
         return "not a flat Box observation"
     if observation_space.dtype != np.float32:
@@ -105,7 +105,8 @@ def make_q_layout(net: QNetwork) -> tuple[Layout, int, int]:
         weights.append(size)
         biases.append(size + k * n)
         size += k * n + n
-    depth, dims = np.array([len(linears)], np.int64), np.array([heads[0].out_features], np.int64)
+    depth = np.array([len(linears)], np.int64)
+    dims = np.array(net.dims if isinstance(net, BranchingQNetwork) else [heads[0].out_features], np.int64)
     rows = [np.array([values], np.int64) for values in (sizes, columns, weights, biases)]
     kind = KINDS[type(_activations(net)[0])]
     layout = Layout(inputs, sizes[0], 0, biases[0], depth, rows[0], rows[1], rows[2], rows[3], dims, kind)
@@ -145,7 +146,7 @@ class FusedQ:
         self._shapes = _shapes(policy.q_net)
         size = sum(shape.numel() for shape in self._shapes)
         self.dueling = isinstance(policy.q_net, DuelingQNetwork)
-        self.actions, self.inputs = int(self.layout.dims[0]), int(_linears(policy.q_net)[0].in_features)
+        self.actions, self.inputs = int(self.layout.dims.sum()), int(_linears(policy.q_net)[0].in_features)
         self.online, self.target, self.exp_avg, self.exp_avg_sq = (torch.zeros(size) for _ in range(4))
         self._flat: list[Any] = [t.numpy() for t in (self.online, self.target, self.exp_avg, self.exp_avg_sq)]
         self._steps = torch.zeros(len(self._shapes))
@@ -173,6 +174,8 @@ class FusedQ:
     def act(self, observations: NDArray[Any], action_masks: BoolArray | None = None) -> Int64Array:
         """Greedy legal actions (N,) of observations (N, ...) float32 and masks (N, A) bool, None for all legal.
 
+        Of K > 1 sub-actions (N, K), with A the sum of their choices.
+
         Where no action is legal it is 0.
 
         Raises:
@@ -191,19 +194,20 @@ class FusedQ:
         _check_shapes(observations=(seen, (count, self.inputs)))
         if action_masks is not None:
             _check_shapes(action_masks=(masks, (count, self.actions)))
-        values, actions = np.empty((count, self.actions), np.float32), np.empty(count, np.int64)
+        values = np.empty((count, self.actions), np.float32)
+        actions = np.empty((count, len(self.layout.dims)), np.int64)
         total = act_rows(seen, masks, self._flat[0], self.layout, self.pieces, self.dueling, self._scratch, values,
                          actions)  # fmt: skip
         if not np.isfinite(total):
             where = "the net's output" if np.isfinite(seen).all() else "an observation"
             raise EnvError(f"{where} is not finite; check what the env returns, and lower the learning rate")
-        return values, actions
+        return values, actions[:, 0] if actions.shape[1] == 1 else actions
 
     def train(
         self,
         observations: Float32Array,  # (M, O), contiguous
         next_observations: Float32Array,  # (L, O), may be the same array
-        actions: Int64Array,  # (M,)
+        actions: Int64Array,  # (M, K)
         rows: Int64Array,  # (U, B) of `observations` and `actions`
         next_rows: Int64Array,  # (U, B) of `next_observations`
         rewards: Float32Array,  # (U, B) discounted sums of the steps in between
@@ -266,7 +270,7 @@ class FusedQ:
         _check_shapes(
             observations=(batches.observations, wide),
             next_observations=(batches.next_observations, (len(batches.next_observations), self.inputs)),
-            actions=(batches.actions, wide[:1]),
+            actions=(batches.actions, (wide[0], len(self.layout.dims))),
             rows=(batches.rows, (*shape, 1)[:2]),
             next_rows=(batches.next_rows, shape),
             rewards=(batches.rewards, shape),
@@ -315,7 +319,7 @@ def _make_scratch(layout: Layout, size: int, layers_size: int, row_size: int) ->
         activations=_zeros(block, row_size),
         deltas=_zeros(block, row_size),
         targets=_zeros(block),
-        chosen=np.zeros(block, np.int64),
+        chosen=np.zeros((block, len(layout.dims)), np.int64),
         online=_zeros(layers_size),
         back=_zeros(layers_size),
         target=_zeros(layers_size),
@@ -340,4 +344,4 @@ def compile_fused_q() -> None:
         kernels = FusedQ(DQNPolicy(box, pair, lambda _: 1e-3, net_arch=[4, 4]))
     seen, row, number = np.zeros((1, 3), np.float32), np.zeros((1, 1), np.int64), np.zeros((1, 1), np.float32)
     kernels.act(seen)
-    kernels.train(seen, seen, row[0], row, row, number, number, number)
+    kernels.train(seen, seen, row, row, row, number, number, number)

@@ -29,7 +29,7 @@ class FlatBlock(NamedTuple):
 
     observations: NDArray[Any]  # (M, O)
     next_observations: NDArray[Any]  # (L, O); may be `observations` itself
-    actions: NDArray[Any]  # (M,)
+    actions: NDArray[Any]  # (M, K)
     rows: Int64Array  # (U, B) of `observations` and `actions`
     next_rows: Int64Array  # (U, B) of `next_observations`
     returns: Float32Array  # (U, B) discounted sum over the window
@@ -46,7 +46,7 @@ class FlatBlock(NamedTuple):
         return self._replace(
             observations=self.observations.take(self.rows.reshape(-1), axis=0),
             next_observations=self.next_observations.take(self.next_rows.reshape(-1), axis=0),
-            actions=self.actions.take(self.rows.reshape(-1)),
+            actions=self.actions.take(self.rows.reshape(-1), axis=0),
             rows=order,
             next_rows=order,
         )
@@ -76,7 +76,7 @@ def draw_block(
     return FlatBlock(
         observations=_rows_of(views.observations),
         next_observations=_rows_of(following),
-        actions=views.actions.reshape(-1),
+        actions=views.actions,
         rows=(rows * width + envs).reshape(shape),
         next_rows=next_rows.reshape(shape),
         returns=returns.reshape(shape),
