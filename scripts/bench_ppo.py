@@ -23,8 +23,11 @@ Measurement = Callable[[], dict[str, Any]]
 # --- a whole run of the fasttrain command
 
 
-def command_run(arguments: Sequence[str], batch_size: int) -> dict[str, Any]:
-    """`fasttrain ARGUMENTS` in this process; its own summary says what it did and how fast."""
+def command_run(arguments: Sequence[str], batch_size: int, window: int = 500) -> dict[str, Any]:
+    """`fasttrain ARGUMENTS` in this process; its own summary says what it did and how fast.
+
+    `window`: the last episodes, whose mean return is the quality.
+    """
     from fasttrain.cli import main
 
     with tempfile.TemporaryDirectory() as name:
@@ -40,7 +43,7 @@ def command_run(arguments: Sequence[str], batch_size: int) -> dict[str, Any]:
         "env_steps": summary["env_steps"],
         "updates": summary["updates"],
         "samples_per_update": batch_size,
-        "quality": statistics.fmean(returns[-500:]),
+        "quality": statistics.fmean(returns[-window:]),
         "startup_s": summary["startup_s"],
         "covered_share": summary["perf"]["covered_share"],
         "limits": summary["limits"],

@@ -237,7 +237,7 @@ def test_dqn_runs_of_ours_and_stock_do_equal_work(benchmark: ModuleType, monkeyp
 
     bench = benchmark.bench_dqn
     commands: list[list[str]] = []
-    monkeypatch.setattr(benchmark.bench_ppo, "command_run", lambda arguments, batch: commands.append(arguments) or {})
+    monkeypatch.setattr(benchmark.bench_ppo, "command_run", lambda arguments, *_: commands.append(arguments) or {})
     work = {**bench.CARTPOLE, "warmup_steps": 100, "total_timesteps": 400}
     bench.cartpole_ours(work)
     named = dict(argument.split("=", 1) for argument in commands[0])

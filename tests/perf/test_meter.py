@@ -34,7 +34,7 @@ def test_background_time_is_counted_by_window():
 
 
 def test_start_forgets():
-    meter = PerfMeter(PhaseClock(), lambda: EnvTimes(7))
-    meter.line(10, 1)
+    meter = PerfMeter(PhaseClock(), lambda: EnvTimes(7), lambda: "buffer 3%")
+    assert meter.line(10, 1).endswith("MB buffer 3%")
     meter.start()
     assert meter.overall(5, 0).env_steps == 5

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from conftest import RunCommand
@@ -14,11 +12,15 @@ from fasttrain.runs.replay_report import replay_line
 def test_fill_size_and_prefetching_are_said(fasttrain: RunCommand, prefetch: str):
     done = fasttrain(
         "env.id=CartPole-v1", "algo=dqn", "engine=fast", "vec_env=dummy", "num_envs=4", "total_timesteps=400",
-        "warmup_steps=100", "algo.buffer_size=300", "batch_size=16", f"prefetch={prefetch}", "eval.episodes=2",
+        "warmup_steps=100", "log_every=20", "algo.buffer_size=300", "batch_size=16", f"prefetch={prefetch}",
+        "eval.episodes=2",
     )  # fmt: skip
     assert done.exit_code == 0, done.err
-    summary = json.loads((done.folder / "summary.json").read_text(encoding="utf-8"))
+    summary, perf = done.json("summary.json"), done.json("perf.json")
     replay = summary["replay"]
+    assert perf["replay"] == replay
+    assert "buffer 100%" in perf["lines"][-1]
+    assert ("prefetch_hits" in perf["lines"][-1]) == (prefetch == "on")
     assert (replay["transitions"], replay["capacity"]) == (300, 300)
     assert replay["memory_bytes"] == 300 * (2 * 16 + 8 + 3 * 4)
     assert "replay buffer: 300 of 300 transitions, 0 MB when full" in done.out

@@ -23,10 +23,13 @@ class PerfMeter:
 
     Args:
         env_times: what the envs report of their time so far.
+        more: words for the end of a line, `name value name value …`.
     """
 
-    def __init__(self, clock: PhaseClock, env_times: Callable[[], EnvTimes]) -> None:
-        self.clock = clock
+    def __init__(
+        self, clock: PhaseClock, env_times: Callable[[], EnvTimes], more: Callable[[], str] = lambda: ""
+    ) -> None:
+        self.clock, self._more = clock, more
         self.lines: list[str] = []
         self._env_times = env_times
         self._recent = Utilization()
@@ -44,7 +47,8 @@ class PerfMeter:
     def line(self, env_steps: int, updates: int) -> str:
         """The [PERF] line since the last one (or since the start)."""
         now = self._mark(env_steps, updates)
-        self.lines.append(perf_line(self._window(self._last, now, self._recent)))
+        line = perf_line(self._window(self._last, now, self._recent))
+        self.lines.append(f"{line} {self._more()}".rstrip())
         self._last = now
         self._recent.reset()
         return self.lines[-1]

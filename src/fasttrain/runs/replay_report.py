@@ -26,6 +26,17 @@ def replay_dict(model: BaseAlgorithm) -> dict[str, Any] | None:
     return facts
 
 
+def replay_words(model: BaseAlgorithm) -> str:
+    """For the [PERF] line: `buffer 34% prefetch_hits 120 prefetch_waits 3`, of the whole run so far."""
+    facts = replay_dict(model)
+    if facts is None:
+        return ""
+    words = f"buffer {100 * facts['transitions'] / facts['capacity']:.0f}%"
+    if (prefetch := facts.get("prefetch")) is not None:
+        words += f" prefetch_hits {prefetch['hits']} prefetch_waits {prefetch['waits']}"
+    return words
+
+
 def replay_line(facts: dict[str, Any]) -> str:
     """One line for the console."""
     size = f"{facts['memory_bytes'] / 1e6:,.0f} MB when full"

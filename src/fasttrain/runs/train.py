@@ -46,7 +46,7 @@ from fasttrain.runs.evaluate import Quality, evaluate_both
 from fasttrain.runs.files import SUMMARY_SCHEMA, write_json
 from fasttrain.runs.live import LiveView
 from fasttrain.runs.progress import Progress
-from fasttrain.runs.replay_report import replay_dict, replay_line
+from fasttrain.runs.replay_report import replay_dict, replay_line, replay_words
 from fasttrain.runs.settle import settle_acceleration, warmup_s
 from fasttrain.runs.wrap import save_model
 from fasttrain.vec.shared import SharedMemoryVecEnv
@@ -106,7 +106,7 @@ class Run:
             raise
         self._counts_opponents = self.env.has_attr("opponents_ns")
         self.progress = Progress(config.total_timesteps, self.clock)
-        self.meter = PerfMeter(self.clock, self._env_times)
+        self.meter = PerfMeter(self.clock, self._env_times, lambda: replay_words(self.model))
         self.callback = self._build_callback()
 
     def _build_model(self) -> BaseAlgorithm:
@@ -168,9 +168,11 @@ class Run:
         if window.envs.restarts:
             lost = window.envs.lost_steps
             self.say(f"  {window.envs.restarts} envs or workers failed and were replaced; {lost:,} env steps were lost")
+        perf = {"total": perf_dict(window), "lines": self.meter.lines}
         if (replay := replay_dict(self.model)) is not None:
             self.say(f"  {replay_line(replay)}")
-        write_json(self.folder / "perf.json", {"total": perf_dict(window), "lines": self.meter.lines})
+            perf["replay"] = replay
+        write_json(self.folder / "perf.json", perf)
         quality = self._quality()
         if quality["greedy"]["episodes"]:
             show.show_quality(self.console, quality)
