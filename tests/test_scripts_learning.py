@@ -285,4 +285,15 @@ def test_without_a_baseline_chance_must_be_beaten(
 def test_dqn_has_no_sampled_policy_to_compare(learning: ModuleType) -> None:
     cells = {seed: cell(seed, "any", 100.0, []) for seed in range(3)}
     greedy = {seed: {key: value for key, value in each.items() if key != "sampled"} for seed, each in cells.items()}
-    assert learning.compared(greedy, greedy).keys() == {"final", "curve"}
+    assert learning.compared(greedy, greedy).keys() == {"final", "curve", "tail"}
+
+
+def test_the_tail_is_the_last_fifth_of_the_curve(learning: ModuleType) -> None:
+    cells = {0: {"curve": [0.0] * 8 + [3.0, 5.0], "curve_of": "return"}}
+    assert learning.figure(cells, "tail") == ({0: 4.0}, False)
+    assert learning.figure(cells, "curve") == ({0: 0.8}, False)
+    assert {name for name, task in learning.TASKS.items() if task.gated == "tail"} == {
+        "dqn-cartpole",
+        "dqn-acrobot",
+        "dqn-lunarlander",
+    }

@@ -5,14 +5,22 @@ from __future__ import annotations
 import gymnasium
 
 SKULL_KING_ID = "fasttrain/SkullKing-v0"
+SKIRMISH_ID = "fasttrain/Skirmish-v0"
+SKIRMISH_PYTHON_ID = "fasttrain/SkirmishPython-v0"
+ENTRY_POINTS = (
+    (SKULL_KING_ID, "fasttrain.envs.skullking.env:SkullKingEnv"),
+    (SKIRMISH_ID, "fasttrain.envs.skirmish.env:SkirmishEnv"),
+    (SKIRMISH_PYTHON_ID, "fasttrain.envs.skirmish_python.env:SkirmishPythonEnv"),
+)
 
-__all__ = ["SKULL_KING_ID", "register_envs"]
+__all__ = ["SKIRMISH_ID", "SKIRMISH_PYTHON_ID", "SKULL_KING_ID", "register_envs"]
 
 
 def register_envs() -> None:
     """Make the games known to `gymnasium.make`; calling it again changes nothing."""
-    if SKULL_KING_ID not in gymnasium.registry:
-        gymnasium.register(id=SKULL_KING_ID, entry_point="fasttrain.envs.skullking.env:SkullKingEnv")
+    for name, entry_point in ENTRY_POINTS:
+        if name not in gymnasium.registry:
+            gymnasium.register(id=name, entry_point=entry_point)
 
 
 register_envs()

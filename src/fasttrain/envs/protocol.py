@@ -17,11 +17,12 @@ class NativeGame(Protocol):
 
     Any further public method (`set_opponents(mix, indices=None)` say) is reachable through `VecEnv.env_method`.
     A game that can step on threads has an attribute `max_threads`, 1 as made; a run sets it to the machine's cores.
+    A two-sided game, where somebody outside may also decide for the opponent, is a `TwoSidedGame`.
     """
 
     num_envs: int
     observation_space: spaces.Box
-    action_space: spaces.Discrete
+    action_space: spaces.Discrete | spaces.MultiDiscrete  # actions are (N,) or (N, heads)
     final_observations: NDArray[np.float32]  # (N, O): row i valid where env i ended in the last step
     opponents_ns: int  # nanoseconds spent in opponents' turns since construction (part of the env step)
 
@@ -46,3 +47,18 @@ class NativeGame(Protocol):
 
     def episode_info(self, index: int) -> dict[str, Any]:
         """The end-of-episode info of env `index`, valid in the step in which it ended."""
+
+
+class TwoSidedGame(NativeGame, Protocol):
+    """A native game that can stop at the opponent's decisions too, for self-play.
+
+    With the opponent "self" (`set_opponents("self")`, or as made) a step ends at the next decision of either side. The
+    slots then hold the observation and the mask of the side that must decide, as the learner would see them in its
+    place. Rewards are always the learner's, since the game's last decision of either side. A new game may begin with
+    the opponent's decision.
+    """
+
+    opponents_turn: NDArray[np.bool_]  # (N,): the side to decide is the opponent; written by reset and step
+
+    def step_listed(self, indices: NDArray[np.int64]) -> None:
+        """`step` for the listed games alone, with their rows of `slots.actions`; only their rows are written."""

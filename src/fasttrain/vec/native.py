@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs
 
 from fasttrain.batch import FinishedEpisode, Int64Array, Slots
+from fasttrain.envs.masks import mask_width
 from fasttrain.envs.protocol import NativeGame
 from fasttrain.errors import EnvError
 from fasttrain.vec.base import SlotVecEnv, copy_observations, empty_observations
@@ -30,11 +31,11 @@ class NativeVecEnv(SlotVecEnv):
         num_envs = game.num_envs
         self.slots = Slots(
             observations=empty_observations(game.observation_space, num_envs),
-            actions=np.zeros(num_envs, game.action_space.dtype),
+            actions=np.zeros((num_envs, *game.action_space.shape), game.action_space.dtype),
             rewards=np.zeros(num_envs, np.float32),
             terminations=np.zeros(num_envs, np.bool_),
             truncations=np.zeros(num_envs, np.bool_),
-            action_masks=np.ones((num_envs, int(game.action_space.n)), np.bool_),
+            action_masks=np.ones((num_envs, mask_width(game.action_space)), np.bool_),
         )
         self._returns = np.zeros(num_envs, np.float64)  # float64 as SB3's Monitor, which sums Python floats
         self._lengths: Int64Array = np.zeros(num_envs, np.int64)

@@ -20,7 +20,7 @@ from fasttrain.envs.skullking.rules import (
     TIGRESS_PIRATE,
     legal_numbers,
 )
-from fasttrain.envs.skullking.state import count_bits, lowest_bit, random_below
+from fasttrain.envs.skullking.state import count_bits, lowest_bit
 from fasttrain.envs.skullking.tables import (
     BLACK_BITS,
     KING_BIT,
@@ -30,6 +30,7 @@ from fasttrain.envs.skullking.tables import (
     WIN_CHANCE,
     beating_cards,
 )
+from fasttrain.envs.stream import random_below
 from fasttrain.jit import njit
 
 RANDOM, EASY, MEDIUM, HARD = range(4)

@@ -21,10 +21,10 @@ from fasttrain.envs.skullking.state import (
     finish_round,
     finish_trick,
     play_card,
-    random_unit,
     seed_game,
     start_game,
 )
+from fasttrain.envs.stream import random_unit
 from fasttrain.jit import njit, njit_threads
 
 
