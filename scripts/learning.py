@@ -15,11 +15,11 @@ runs the candidate `epochs2` (the speed profile with that override) instead of `
 The gate: paired differences by seed (candidate − baseline) in the win rate of the final greedy policy, or in its mean
 reward where the game has no winner; for DQN, whose greedy policy is another after every update (CartPole: 9 in one
 moment, 500 in the next), in the mean of the last fifth of the training curve (`tail`). Margin: 3 percentage points, or
-5 % of the baseline's mean reward. pass: the lower bound of the mean difference's 95 % interval is above −margin, over at
-least 10 seeds; fail: the upper bound is below it; else "not enough seeds". A game that stock cannot play (stock DQN
-ignores masks) has no baseline: the lower bound of the candidate's mean win rate must be above chance. Beside the gate the same for the mean of the whole training
-curve, and how soon the mean of 100 episodes reached the task's threshold. Seconds are those of the machine as it was:
-cells that did not get a core to themselves are counted.
+5 % of the baseline's mean reward. pass: the lower bound of the mean difference's 95 % interval is above −margin, over
+at least 10 seeds; fail: the upper bound is below it; else "not enough seeds". A game that stock cannot play (stock DQN
+ignores masks) has no baseline: the lower bound of the candidate's mean win rate must be above chance. Beside the gate
+the same for the mean of the whole training curve, and how soon the mean of 100 episodes reached the task's threshold.
+Seconds are those of the machine as it was: cells that did not get a core to themselves are counted.
 """
 
 from __future__ import annotations
