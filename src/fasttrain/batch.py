@@ -18,6 +18,7 @@ Float64Array = NDArray[np.float64]
 Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]
 Observations = NDArray[Any] | dict[str, NDArray[Any]]
+OPPONENTS_TURN = "opponents_turn"  # of a two-sided env: its property, and a key in its infos
 LAST_MASKS = "terminal_action_masks"  # in the info of a truncated step: (A,) bool, legal in the last state
 
 

@@ -7,7 +7,7 @@ constructor names. Ranges and contradictions are the rules of `checks`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal
 
 from fasttrain.checks import check
@@ -15,6 +15,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.typed import Switch, build
 
 NetArch = tuple[int, ...] | dict[str, tuple[int, ...]] | None
+SELF = "self"  # as an opponent: snapshots of the learner
 Policy = Literal["auto", "MlpPolicy", "CnnPolicy", "MultiInputPolicy"]
 
 
@@ -38,6 +39,8 @@ class EnvConfig:
     max_restarts: int = 10  # vec_env=shared: more within ten minutes end the run
     native_game: str | None = None  # module:Class of the batched game, for vec_env=native
     native_num_envs: dict[str, int] | None = None  # the game's own num_envs, by tier
+    opponent_key: str | None = None  # the entry of kwargs that names the opponents; None: the env has none
+    eval_opponent: str | None = None  # a fixed one, by which quality is measured in self-play
     by_tier: dict[str, dict[str, dict[str, float]]] | None = None  # algorithm → tier → its own values, as algo.by_tier
     total_timesteps: int  # the env's own horizon; the top-level key of the same name decides
     eval_episodes: int  # likewise for eval.episodes
@@ -124,6 +127,15 @@ class EvalConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SelfPlayConfig:
+    """Which snapshots of the learner are its opponents under `opponent=self`."""
+
+    latest: float  # probability of the latest snapshot; else one of the pool
+    pool: int  # snapshots kept besides
+    every: int  # gradient updates from one snapshot to the next
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class OwnConfig:
     """What the algorithm and the game name as their own values in the tier that the profile picks."""
 
@@ -184,6 +196,8 @@ class Config:
     algo: PPOConfig | RecurrentPPOConfig | DQNConfig
     eval: EvalConfig
     own: OwnConfig
+    self_play: SelfPlayConfig
+    opponent: str | None = None  # self, or one of the game's own; None: as env.kwargs says
     run: str | None = None  # a finished run's folder, for commands that read one
     format: Literal["onnx", "torchscript"] | None = None  # of `export`
     model: Literal["final", "best"] = "final"  # which model of the run `export` takes
@@ -217,8 +231,41 @@ def from_mapping(values: Mapping[str, Any]) -> Config:
     values["algo"] = build(algo_class, algo, "algo.")
     values["env"] = _build_env(values.get("env"))
     config = build(Config, values, known=all_keys())
+    config = config if config.opponent is None else against(config, config.opponent)
     check(config)
     return config
+
+
+def against(config: Config, opponent: str) -> Config:
+    """The same with these opponents in the env.
+
+    Raises:
+        ConfigError: the env names no opponents.
+    """
+    key = config.env.opponent_key
+    if key is None:
+        what = f"env.id={config.env.id}" if config.env.id else f"env.entry_point={config.env.entry_point}"
+        raise ConfigError(
+            f"opponent={opponent} with {what}: this env has no opponents that fasttrain knows of; name the entry of "
+            "env.kwargs that chooses them as env.opponent_key, or leave opponent out"
+        )
+    env = replace(config.env, kwargs={**config.env.kwargs, key: opponent})
+    return replace(config, env=env, opponent=opponent)
+
+
+def plays_itself(config: Config) -> bool:
+    """Whether snapshots of the learner are among the opponents."""
+    chosen = config.env.kwargs.get(config.env.opponent_key) if config.env.opponent_key else None
+    return chosen == SELF or (isinstance(chosen, (Mapping, list, tuple)) and SELF in chosen)
+
+
+def against_bots(config: Config) -> Config:
+    """For what is no training (checkup, evaluation): in self-play the opponents are `env.eval_opponent`."""
+    if not plays_itself(config):
+        return config
+    if config.env.eval_opponent is None:
+        raise ConfigError("opponent=self: name a fixed opponent by which quality is measured, as env.eval_opponent")
+    return against(config, config.env.eval_opponent)
 
 
 def _build_env(env: Any) -> EnvConfig:
@@ -239,6 +286,7 @@ def all_keys() -> list[str]:
         *(("algo.", cls) for cls in ALGO_CLASSES.values()),
         ("eval.", EvalConfig),
         ("own.", OwnConfig),
+        ("self_play.", SelfPlayConfig),
     ):
         names += [prefix + field.name for field in fields(cls)]
     return sorted({*names, "profile"})

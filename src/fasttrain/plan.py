@@ -46,7 +46,9 @@ from fasttrain.off_policy import (
     resolve_prefetch,
 )
 from fasttrain.stepping import (
+    check_self_play,
     resolve_async,
+    resolve_eval_every,
     resolve_num_envs,
     resolve_num_workers,
     resolve_overlap,
@@ -119,6 +121,7 @@ def make_plan(config: Config, sources: Mapping[str, str], env: EnvFacts, machine
         value, reason = _resolve(flag, requested, source, context)
         rows.append(Row(flag.name, requested, value, source, flag.flag_class, reason))
         effective[flag.name] = requested if value == NOT_APPLICABLE else value
+    check_self_play(config, effective)
     changes = {name: value for name, value in effective.items() if name != "num_workers" or value is not None}
     if isinstance(config.algo, OnPolicyConfig):
         algo, row = _rollout_row(config, config.algo, effective, sources)
@@ -318,4 +321,5 @@ _RESOLVERS: dict[str, Callable[[Any, Context], Resolved]] = {
     "prefetch": resolve_prefetch,
     "torch_threads": _torch_threads,
     "train_log_to_file": _train_log_to_file,
+    "eval_every": resolve_eval_every,
 }

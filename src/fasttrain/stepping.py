@@ -1,9 +1,11 @@
-"""Rules of the plan about how envs are stepped: which vector env, how many envs and workers, in step or in groups."""
+"""Rules of the plan about how envs are stepped: which vector env, how many envs and workers, in groups, by whom."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
+from fasttrain.config import plays_itself
 from fasttrain.errors import ConfigError
 from fasttrain.flags import NOT_APPLICABLE, ON_POLICY, Context, Resolved
 
@@ -14,6 +16,7 @@ PER_SHARED_STEP_S = 250e-6
 SHARED_MUST_GAIN = 1.25  # else the plain loop: it has no processes that could die
 WAITS_BELOW = 0.5  # share of computing below which an env is one that waits, for an engine or a socket
 MOST_WORKERS_PER_CORE = 16
+EVALUATIONS = 10  # of a run in self-play that was given no eval_every
 
 
 def resolve_vec_env(requested: str, context: Context) -> Resolved:
@@ -155,6 +158,8 @@ def resolve_overlap(requested: bool, context: Context) -> Resolved:
         return False, ""
     if context.effective["engine"] == "stock":
         raise ConfigError("overlap=true with engine=stock: the stock classes cannot do that; take engine=fast")
+    if plays_itself(context.config):
+        raise ConfigError("overlap=true with opponent=self: snapshots are taken between updates; leave overlap out")
     if context.machine.cores < 2 and not context.machine.cuda:
         return True, "on one core both only take turns: expect no gain"
     return True, "each rollout is collected with weights exactly one update old"
@@ -176,12 +181,42 @@ def _why_no_groups(context: Context) -> str:
         return f"vec_env={effective['vec_env']} has no workers that could step apart"
     if effective["engine"] == "stock":
         return "stock classes step all envs together"
+    if plays_itself(context.config):
+        return "opponent=self lets the opponents decide in all envs together"
     if effective["num_workers"] < 2:
         return "there is one worker only"
     if env.frame_stack > 1 or env.normalize:
         option = "env.frame_stack" if env.frame_stack > 1 else "env.normalize"
         return f"{option} needs the step of all envs at once"
     return ""
+
+
+def check_self_play(config: Any, effective: dict[str, Any]) -> None:
+    """Refuse what self-play cannot do.
+
+    Raises:
+        ConfigError: names the key and a way out.
+    """
+    if not plays_itself(config):
+        return
+    if effective["engine"] == "stock":
+        raise ConfigError("opponent=self with engine=stock: the stock classes know no opponents; take engine=fast")
+    if effective["vec_env"] == "subproc":
+        raise ConfigError("opponent=self with vec_env=subproc: take vec_env=auto, native, shared or dummy")
+    for key, value in (("env.frame_stack", config.env.frame_stack > 1), ("env.normalize", bool(config.env.normalize)),
+                       ("action_repeat", config.action_repeat > 1)):  # fmt: skip
+        if value:
+            raise ConfigError(
+                f"opponent=self with {key}: the opponents see the env's own observations; leave {key} out"
+            )
+
+
+def resolve_eval_every(requested: int, context: Context) -> Resolved:
+    """In self-play the reward says nothing of progress, so that quality is measured on the way."""
+    if requested or not plays_itself(context.config) or "eval_every" in context.sources:
+        return requested, ""
+    every = max(1, context.config.total_timesteps // EVALUATIONS)
+    return every, f"opponent=self: progress is measured against {context.config.env.eval_opponent}"
 
 
 def _spell(seconds: float) -> str:

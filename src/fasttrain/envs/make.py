@@ -20,6 +20,7 @@ from fasttrain.envs.dict_actions import DictActions
 from fasttrain.envs.lean_info import LeanInfo
 from fasttrain.envs.masks import LOOKED_FOR, MASKABLE_SPACES, ActionMasks, find_mask_convention
 from fasttrain.envs.old_gym import OldGym
+from fasttrain.envs.two_sided import TwoSided
 from fasttrain.envs.user_code import blame, import_user_module
 from fasttrain.errors import EnvSpecError
 from fasttrain.typed import did_you_mean
@@ -44,6 +45,7 @@ class EnvSpec:
     use_masks: bool = True  # False leaves observation and info as the env made them, masks or not
     max_episode_steps: int | None = None  # adds a truncation, counted in steps of the env itself
     action_repeat: int = 1  # steps of the env per decision
+    two_sided: bool = False  # the trainer decides for both sides
 
     def __post_init__(self) -> None:
         if (self.id is None) == (self.entry_point is None):
@@ -74,7 +76,7 @@ class EnvFactory:
 
 def make_env(spec: EnvSpec, folder: str | None = None) -> Env:
     """Build the env and wrap it as the spec asks, from inside: the user's env, `OldGym`, `TimeLimit`, the user's
-    wrappers, `DictActions`, `ActionMasks` where it offers masks, `ActionRepeat`, `LeanInfo`.
+    wrappers, `DictActions`, `ActionMasks` where it offers masks, `ActionRepeat`, `LeanInfo`, `TwoSided`.
 
     `folder` (the working directory by default) is where modules are looked for besides the installed packages.
 
@@ -102,7 +104,8 @@ def _wrapped(env: Env, spec: EnvSpec, folder: str) -> Env:
     env = _with_masks(env, spec)
     if spec.action_repeat > 1:
         env = ActionRepeat(env, spec.action_repeat, masked=isinstance(env, ActionMasks))
-    return LeanInfo(env, spec.info_keys) if spec.lean_info else env
+    env = LeanInfo(env, spec.info_keys) if spec.lean_info else env
+    return TwoSided(env) if spec.two_sided else env
 
 
 def _from_id(spec: EnvSpec, folder: str) -> Env:

@@ -29,9 +29,10 @@ from fasttrain.algos.fused_q_policy import why_not_fused as why_not_fused_q
 from fasttrain.algos.heads import compile_mask_check
 from fasttrain.algos.ppo import PPO, MaskablePPO
 from fasttrain.algos.q_networks import DUELING_POLICIES
+from fasttrain.batch import OPPONENTS_TURN
 from fasttrain.buffers.rollout import compile_gae
 from fasttrain.checks import parse_schedule
-from fasttrain.config import Config, DQNConfig, OnPolicyConfig, PPOConfig, RecurrentPPOConfig
+from fasttrain.config import Config, DQNConfig, OnPolicyConfig, PPOConfig, RecurrentPPOConfig, plays_itself
 from fasttrain.envs.make import EnvFactory, EnvSpec, make_env
 from fasttrain.envs.probe import ProbeResult, probe
 from fasttrain.errors import ConfigError
@@ -42,6 +43,7 @@ from fasttrain.perf.stock import TimedVecEnv
 from fasttrain.plan import Plan
 from fasttrain.runs.env_options import check_native_options, check_spaces, policy_for
 from fasttrain.runs.wrap import Statistics, wrapped
+from fasttrain.vec.self_play import SelfPlayVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
 
 
@@ -78,6 +80,7 @@ def env_spec(config: Config) -> EnvSpec:
         lean_info=config.lean_info,
         needs_masks=config.algo.name == "maskable_ppo",
         use_masks=uses_masks(config),
+        two_sided=plays_itself(config),
     )
 
 
@@ -159,7 +162,7 @@ def build_vec_env(config: Config, num_envs: int, seed: int, statistics: Statisti
         factories = [MonitoredEnv(env_spec(config)) for _ in range(num_envs)]
         env = SubprocVecEnv(factories) if config.vec_env == "subproc" else DummyVecEnv(factories)  # type: ignore[arg-type]
     env.seed(seed)
-    return wrapped(env, config, statistics)
+    return SelfPlayVecEnv(env) if plays_itself(config) else wrapped(env, config, statistics)
 
 
 def _shared(config: Config, num_envs: int) -> SharedMemoryVecEnv:
@@ -168,7 +171,7 @@ def _shared(config: Config, num_envs: int) -> SharedMemoryVecEnv:
     return SharedMemoryVecEnv(
         [EnvFactory(spec)] * num_envs,
         config.num_workers if isinstance(config.num_workers, int) else None,
-        info_keys=config.env.info_keys if config.lean_info else None,
+        info_keys=(*config.env.info_keys, *([OPPONENTS_TURN] if spec.two_sided else [])) if config.lean_info else None,
         on_env_error=config.env.on_env_error,
         step_timeout_s=config.env.step_timeout_s,
         max_restarts=config.env.max_restarts,

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from fasttrain.config import Config
+from fasttrain.config import Config, against_bots
 from fasttrain.envs.checkup import CheckupResult, checkup
 from fasttrain.envs.make import EnvFactory, EnvSpec
 from fasttrain.envs.probe import ProbeResult
@@ -34,7 +34,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     """
     if config.env.backend == "envpool":
         raise ConfigError("check plays one Gymnasium env: env.backend=envpool has none; leave it out")
-    spec = env_spec(config)
+    spec = env_spec(against_bots(config))
     if "algo" not in sources:  # the default, which needs masks, was not asked for
         spec = dataclasses.replace(spec, needs_masks=False, use_masks=True)
     console = make_console()
@@ -64,7 +64,7 @@ def run_checkup(config: Config, folder: Path, console: Console) -> ProbeResult |
     """
     if config.checkup == "off" or config.env.backend == "envpool":
         return None
-    spec = env_spec(config)
+    spec = env_spec(against_bots(config))
     with console.status(f"checkup: playing {spec.option} (its kernels, if it has any, compile on the first use)"):
         result = checkup(EnvFactory(spec), use_masks=spec.use_masks)
     _write(result, spec, folder)

@@ -19,7 +19,7 @@ from scipy import stats
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
-from fasttrain.config import Config, from_mapping
+from fasttrain.config import Config, against_bots, from_mapping
 from fasttrain.errors import ConfigError
 from fasttrain.flags import FLAGS
 from fasttrain.runs.console import make_console, show_quality
@@ -152,6 +152,7 @@ def evaluate_both(
     """
     from fasttrain.runs.build import build_vec_env
 
+    config = against_bots(config)
     own = config if config.vec_env == "native" else dataclasses.replace(config, vec_env="dummy")
     statistics = model.get_vec_normalize_env() if statistics is None else statistics
     env = build_vec_env(own, config.eval.num_envs, config.eval.seed, statistics)

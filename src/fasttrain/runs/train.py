@@ -21,7 +21,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain import __version__
 from fasttrain.algos.ppo import PPO, MaskablePPO
-from fasttrain.config import Config
+from fasttrain.config import Config, against_bots
 from fasttrain.errors import EnvError
 from fasttrain.machine import usable_cores
 from fasttrain.perf.clock import PhaseClock
@@ -43,12 +43,15 @@ from fasttrain.runs.callbacks import Parts, RunCallback, StopFlag
 from fasttrain.runs.check import run_checkup
 from fasttrain.runs.episodes import EpisodeLog
 from fasttrain.runs.evaluate import Quality, evaluate_both
+from fasttrain.runs.evaluations import EvaluationLog
 from fasttrain.runs.files import SUMMARY_SCHEMA, write_json
 from fasttrain.runs.live import LiveView
+from fasttrain.runs.opponents import SnapshotCallback, pool_for, save_pool
 from fasttrain.runs.progress import Progress
 from fasttrain.runs.replay_report import replay_dict, replay_line, replay_words
 from fasttrain.runs.settle import settle_acceleration, warmup_s
 from fasttrain.runs.wrap import save_model
+from fasttrain.vec.self_play import SelfPlayVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
 
 EXIT_DONE, EXIT_STOPPED = 0, 4
@@ -58,7 +61,7 @@ WORKER_ERRORS = (EOFError, BrokenPipeError, ConnectionResetError)  # what SB3 ra
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
     """Train as `config` says and leave everything in `folder`; returns the exit code."""
     console = show.make_console()
-    facts = env_facts(config, measure=lambda: run_checkup(config, folder, console))
+    facts = env_facts(against_bots(config), measure=lambda: run_checkup(config, folder, console))
     plan = make_plan(config, sources, facts, this_machine())
     run = Run(plan, folder, console)
     write_json(folder / "plan.json", run.plan.to_dict())
@@ -66,7 +69,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     try:
         with run.stop.listening():
             window = run.learn()
-            save_model(run.model, folder / "model.zip")
+            run.save(folder / "model.zip")
             run.report(window, list(overrides))
     except Exception as error:
         run.note_crash(error)
@@ -104,6 +107,8 @@ class Run:
         except BaseException:
             self.env.close()
             raise
+        self.pool = pool_for(config, self.model, self.env)
+        self.evaluations = EvaluationLog(folder / "evaluations.csv")
         self._counts_opponents = self.env.has_attr("opponents_ns")
         self.progress = Progress(config.total_timesteps, self.clock)
         self.meter = PerfMeter(self.clock, self._env_times, lambda: replay_words(self.model))
@@ -136,6 +141,8 @@ class Run:
     def learn(self) -> PerfWindow:
         """Train until the horizon or a signal; where the time of that went."""
         callbacks: list[BaseCallback] = [StockPhases(self.clock)] if is_stock(self.model) else []
+        if self.pool is not None:
+            callbacks.append(SnapshotCallback(self.pool, self.config.self_play.every, self.clock))
         self.startup_s = time.time() - psutil.Process().create_time()
         with self.callback.parts.live:
             self.model.learn(self.config.total_timesteps, callback=[*callbacks, self.callback], log_interval=None)  # type: ignore[arg-type]
@@ -145,13 +152,20 @@ class Run:
         """checkpoints/model_STEPS.zip."""
         target = self.folder / "checkpoints"
         target.mkdir(exist_ok=True)
-        save_model(self.model, target / f"model_{self.progress.env_steps}.zip")
+        self.save(target / f"model_{self.progress.env_steps}.zip")
+
+    def save(self, file: Path) -> None:
+        """The model, and what belongs to it."""
+        save_model(self.model, file)
+        if self.pool is not None:
+            save_pool(self.pool, file)
 
     def evaluate(self) -> None:
         """Quality now; the best greedy mean reward so far goes to best_model.zip."""
         greedy = self._quality()["greedy"]
         if not greedy["episodes"]:
             return
+        self.evaluations.add(self.progress.env_steps, time.perf_counter() - self.progress.started, greedy)
         if greedy["mean_reward"] > self.best_reward:
             self.best_reward = greedy["mean_reward"]
             save_model(self.model, self.folder / "best_model.zip")
@@ -205,6 +219,8 @@ class Run:
             "utilization": {"cpu": window.cpu_share, "gpu": window.gpu_share, "memory_bytes": window.memory_bytes},
             **({} if (replay := replay_dict(self.model)) is None else {"replay": replay}),
             "quality": {**quality["greedy"], **({"sampled": quality["sampled"]} if "sampled" in quality else {})},
+            **({} if self.pool is None else {"self_play": self.pool.summary()}),
+            "evaluations": self.evaluations.rows,
             "plan": self.plan.to_dict()["flags"],
             "seed": self.config.seed,
             "overrides": overrides,
@@ -213,11 +229,13 @@ class Run:
 
     def _env_times(self) -> EnvTimes:
         """What the envs report: opponents' time by `opponents_ns` or info["perf"], and where workers spent theirs."""
-        shared = self.env.unwrapped if isinstance(self.env.unwrapped, SharedMemoryVecEnv) else None
+        stepping = self.env.inner if isinstance(self.env, SelfPlayVecEnv) else self.env.unwrapped
+        shared = stepping if isinstance(stepping, SharedMemoryVecEnv) else None
         opponents = int(self.callback.enemy_turn_ms * 1e6) if hasattr(self, "callback") else 0
         if self._counts_opponents:
             counts = self.env.get_attr("opponents_ns")
-            opponents = int(counts[0] if self.config.vec_env == "native" else sum(counts))
+            one_count = self.config.vec_env == "native" or self.pool is not None
+            opponents = int(counts[0] if one_count else sum(counts))
         if shared is None:
             return EnvTimes(opponents)
         times = shared.times_ns()

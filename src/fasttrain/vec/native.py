@@ -31,7 +31,7 @@ class NativeVecEnv(SlotVecEnv):
         num_envs = game.num_envs
         self.slots = Slots(
             observations=empty_observations(game.observation_space, num_envs),
-            actions=np.zeros((num_envs, *game.action_space.shape), game.action_space.dtype),
+            actions=np.zeros((num_envs, *(game.action_space.shape or ())), game.action_space.dtype),
             rewards=np.zeros(num_envs, np.float32),
             terminations=np.zeros(num_envs, np.bool_),
             truncations=np.zeros(num_envs, np.bool_),
@@ -66,6 +66,17 @@ class NativeVecEnv(SlotVecEnv):
         self._lengths += 1
         ended = np.flatnonzero(slots.terminations | slots.truncations)
         slots.finished = [self._finish(index) for index in ended.tolist()] if ended.size else []
+
+    def step_listed(self, indices: Int64Array, actions: NDArray[Any]) -> list[FinishedEpisode]:
+        """One decision in these envs (M,) alone, of a game that stops at either side's; the episodes that ended.
+
+        Only their slots are written. Lengths and returns of episodes are left to whoever knows whose decision it was.
+        """
+        slots = self.slots
+        slots.actions[indices] = actions
+        self.game.step_listed(indices)  # type: ignore[attr-defined]
+        ended = indices[slots.terminations[indices] | slots.truncations[indices]]
+        return [self._finish(index) for index in ended.tolist()]
 
     def _finish(self, index: int) -> FinishedEpisode:
         slots = self.slots

@@ -1,0 +1,172 @@
+"""SnapshotPool: past versions of the learner that play against it, and how strong each of them is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasttrain.algos.players import Player, Weights, player_for, weights_of
+from fasttrain.batch import BoolArray, Int64Array
+
+FIRST_RATING = 1000.0
+K_FACTOR = 16.0  # points that one game can move; FIDE's for strong players is 10, for others 20
+SPREAD = 400.0  # rating difference at which the stronger is expected to score 10 of 11
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """One version of the learner."""
+
+    number: int  # 0 is the untrained policy
+    env_steps: int  # when it was taken
+    weights: Weights
+    rating: float = FIRST_RATING  # Elo
+    games: int = 0
+    points: float = 0.0  # of the learner against it; 1 a win, 0.5 a draw
+
+    def summary(self) -> dict[str, Any]:
+        """For summary.json."""
+        share = self.points / self.games if self.games else None
+        return {"env_steps": self.env_steps, "elo": round(self.rating, 1), "games": self.games, "learner_score": share}
+
+
+def expected_score(rating: float, other: float) -> float:
+    """What the first is expected to score against the second (Elo 1978): 0.5 if they are equal."""
+    return float(1.0 / (1.0 + 10.0 ** ((other - rating) / SPREAD)))
+
+
+@dataclass(slots=True)
+class SnapshotPool:
+    """Opponents for N envs: the latest snapshot with probability `latest`, else one of the pool, drawn per episode.
+
+    The pool is a uniform sample of all snapshots that came before the latest (reservoir sampling, Vitter 1985): old
+    habits stay among the opponents, however long the run is. Ratings are Elo's, from the learner's games; its own
+    is handed to every new snapshot.
+
+    Args:
+        model: the learner, a PPO, MaskablePPO or DQN of ours.
+        num_envs: N.
+        latest: probability of the latest snapshot.
+        size: of the pool.
+        seed: of the draws; actions are drawn by the players.
+        score_of: the learner's share of the points by an episode's info, 0 … 1; None where it tells none.
+    """
+
+    model: Any
+    num_envs: int
+    latest: float
+    size: int
+    seed: int = 0
+    score_of: Callable[[Mapping[str, Any]], float | None] = field(default=lambda _: None)
+    rating: float = FIRST_RATING  # the learner's
+    taken: int = 0
+    current: Snapshot = field(init=False)
+    pool: list[Snapshot] = field(default_factory=list)
+    _playing: list[Snapshot] = field(init=False)  # by env
+    _players: dict[int, Player] = field(default_factory=dict)  # by snapshot number
+    _spare: list[Player] = field(default_factory=list)
+    _rng: np.random.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._rng = np.random.default_rng(self.seed)
+        self.current = self._snapshot(0)
+        self._playing = [self.current] * self.num_envs
+
+    def take(self, env_steps: int) -> None:
+        """The learner as it is now becomes the latest snapshot; the one before may enter the pool."""
+        before, seen = self.current, self.taken - 1
+        self.current = self._snapshot(env_steps)
+        if len(self.pool) < self.size:
+            self.pool.append(before)
+        elif (place := int(self._rng.integers(seen + 1))) < self.size:
+            self.pool[place] = before
+        kept = {id(self.current), *map(id, self.pool)}
+        for env, snapshot in enumerate(self._playing):
+            if id(snapshot) not in kept:  # its episode goes on against the latest
+                self._playing[env] = self.current
+        self._free_players()
+
+    def act(self, observations: Any, action_masks: BoolArray | None, envs: Int64Array) -> NDArray[Any]:
+        """Each env's own opponent decides; one forward per snapshot."""
+        numbers = np.array([self._playing[env].number for env in envs.tolist()])
+        found = np.unique(numbers)
+        if len(found) == 1:
+            return self._player(self._playing[int(envs[0])]).act(observations, action_masks)
+        actions: NDArray[Any] | None = None
+        for number in found:
+            rows = np.flatnonzero(numbers == number)
+            seen = _rows(observations, rows)
+            masks = None if action_masks is None else action_masks[rows]
+            drawn = self._player(self._playing[int(envs[rows[0]])]).act(seen, masks)
+            if actions is None:
+                actions = np.empty((len(envs), *drawn.shape[1:]), drawn.dtype)
+            actions[rows] = drawn
+        return actions  # type: ignore[return-value]
+
+    def episode_over(self, env: int, info: Mapping[str, Any]) -> None:
+        """Rate the opponent of that episode, and draw one for the next."""
+        snapshot, score = self._playing[env], self.score_of(info)
+        if score is not None and snapshot is not self.current:  # the latest is the learner itself, nearly
+            change = K_FACTOR * (score - expected_score(self.rating, snapshot.rating))
+            self.rating += change
+            snapshot.rating -= change
+            snapshot.games += 1
+            snapshot.points += score
+        from_pool = self.pool and self._rng.random() >= self.latest
+        self._playing[env] = self.pool[int(self._rng.integers(len(self.pool)))] if from_pool else self.current
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps: tensors and numbers."""
+
+        def plain(snapshot: Snapshot) -> dict[str, Any]:
+            return {name: getattr(snapshot, name) for name in Snapshot.__dataclass_fields__}
+
+        return {
+            "rating": self.rating,
+            "taken": self.taken,
+            "current": plain(self.current),
+            "pool": [plain(snapshot) for snapshot in self.pool],
+            "rng": self._rng.bit_generator.state,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on with what `state` gave; running episodes are played by the latest."""
+        self.rating, self.taken = state["rating"], state["taken"]
+        self.current = Snapshot(**state["current"])
+        self.pool = [Snapshot(**each) for each in state["pool"]]
+        self._rng.bit_generator.state = state["rng"]
+        self._playing = [self.current] * self.num_envs
+        self._free_players()
+
+    def summary(self) -> dict[str, Any]:
+        """For summary.json: ratings of the learner and the pool, the oldest first."""
+        pool = sorted(self.pool, key=lambda snapshot: snapshot.number)
+        return {"elo": round(self.rating, 1), "snapshots": self.taken, "pool": [each.summary() for each in pool]}
+
+    def _snapshot(self, env_steps: int) -> Snapshot:
+        number, self.taken = self.taken, self.taken + 1
+        return Snapshot(number, env_steps, weights_of(self.model.policy), self.rating)
+
+    def _player(self, snapshot: Snapshot) -> Player:
+        player = self._players.get(snapshot.number)
+        if player is None:
+            player = self._spare.pop() if self._spare else player_for(self.model)
+            player.load(snapshot.weights)
+            self._players[snapshot.number] = player
+        return player
+
+    def _free_players(self) -> None:
+        """Players of snapshots that are no more serve others: a copy of a policy takes a millisecond to make."""
+        kept = {self.current.number, *(snapshot.number for snapshot in self.pool)}
+        for number in [number for number in self._players if number not in kept]:
+            self._spare.append(self._players.pop(number))
+
+
+def _rows(observations: Any, rows: Int64Array) -> Any:
+    if isinstance(observations, dict):
+        return {key: part[rows] for key, part in observations.items()}
+    return observations[rows]

@@ -1,0 +1,80 @@
+"""Self-play in a run: snapshots are taken on the way, kept beside the model, and rated in summary.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import VecEnv
+
+from fasttrain.algos.snapshots import SnapshotPool
+from fasttrain.config import Config
+from fasttrain.errors import ConfigError
+from fasttrain.perf.clock import PhaseClock
+from fasttrain.runs.progress import win_of
+from fasttrain.vec.self_play import SelfPlayVecEnv
+
+
+def score_of(info: Mapping[str, Any]) -> float | None:
+    """The learner's share of the points: of opponents beaten, or 1, 0.5, 0 for a win, a draw, a loss."""
+    if "opponents_beaten" in info:
+        return float(info["opponents_beaten"])
+    won = win_of(dict(info))
+    if won is None:
+        return None
+    return 0.5 if info.get("is_draw") else float(won)
+
+
+def pool_for(config: Config, model: BaseAlgorithm, env: VecEnv) -> SnapshotPool | None:
+    """The opponents of a run in self-play, set to work in its env; None for any other run."""
+    if not isinstance(env, SelfPlayVecEnv):
+        return None
+    settings = config.self_play
+    pool = SnapshotPool(model, env.num_envs, settings.latest, settings.pool, config.seed, score_of)
+    env.set_opponent(pool)
+    return pool
+
+
+class SnapshotCallback(BaseCallback):
+    """Takes a snapshot every `every` gradient updates. Its time is phase `other`."""
+
+    def __init__(self, pool: SnapshotPool, every: int, clock: PhaseClock) -> None:
+        super().__init__()
+        self.pool, self.every, self.clock = pool, every, clock
+        self._next = every
+
+    def _on_rollout_start(self) -> None:
+        fast: Any = self.model._fast  # type: ignore[attr-defined]
+        if fast.gradient_updates >= self._next:
+            self._next = (fast.gradient_updates // self.every + 1) * self.every
+            with self.clock.phase("other"):
+                self.pool.take(self.num_timesteps)
+
+    def _on_step(self) -> bool:
+        return True
+
+
+def pool_file(model_file: Path) -> Path:
+    """Where the opponents lie that belong to a model zip."""
+    return model_file.with_name(f"{model_file.stem}.opponents.pt")
+
+
+def save_pool(pool: SnapshotPool, model_file: Path) -> None:
+    """Beside the model."""
+    torch.save(pool.state(), pool_file(model_file))
+
+
+def load_pool(pool: SnapshotPool, model_file: Path) -> None:
+    """Go on with the opponents saved beside a model.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    file = pool_file(model_file)
+    if not file.is_file():
+        raise ConfigError(f"{file} is missing: the opponents that belong to {model_file.name}")
+    pool.load(torch.load(file, map_location="cpu", weights_only=True))

@@ -1,0 +1,265 @@
+"""SelfPlayVecEnv: envs in which somebody here decides for the opponents, many of them in one call.
+
+The envs below stop at the decisions of either side. One step of this vector env applies the learners' actions and then
+lets the opponents decide, in rounds over all envs where it is their turn, until every learner must decide again. So the
+opponents' policies run as batches in the trainer's process, wherever the envs are: no worker holds a network.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvObs
+
+from fasttrain.batch import OPPONENTS_TURN as TURN
+from fasttrain.batch import BoolArray, FinishedEpisode, Int64Array, Slots
+from fasttrain.errors import EnvError, EnvSpecError
+from fasttrain.vec.adapter import slots_of
+from fasttrain.vec.base import SlotSource, SlotVecEnv, copy_observations
+from fasttrain.vec.native import NativeVecEnv
+
+
+class Opponent(Protocol):
+    """Decides for the other side."""
+
+    def act(self, observations: Any, action_masks: BoolArray | None, envs: Int64Array) -> NDArray[Any]:
+        """Actions (M, ...) for these envs (M,), from the other side's observations (M, ...) and masks (M, A)."""
+
+    def episode_over(self, env: int, info: dict[str, Any]) -> None:
+        """An episode of env `env` ended with this info; a new one has begun."""
+
+
+class RandomOpponent:
+    """Any legal action: until `set_opponent` is called."""
+
+    def __init__(self, action_space: Any, seed: int = 0) -> None:
+        self.action_space, self._rng = action_space, np.random.default_rng(seed)
+        self._dims = np.atleast_1d(getattr(action_space, "nvec", getattr(action_space, "n", 0)))
+
+    def act(self, observations: Any, action_masks: BoolArray | None, envs: Int64Array) -> NDArray[Any]:
+        keys = self._rng.random((len(envs), int(self._dims.sum())))
+        if action_masks is not None:
+            keys[~action_masks] = -1.0
+        heads = [part.argmax(axis=1) for part in np.split(keys, np.cumsum(self._dims)[:-1], axis=1)]
+        actions: NDArray[Any] = np.stack(heads, axis=1)
+        return actions if self.action_space.shape else actions[:, 0]
+
+    def episode_over(self, env: int, info: dict[str, Any]) -> None:
+        pass
+
+
+class Turns(Protocol):
+    """Whose turn it is in the envs, and steps of some of them."""
+
+    @property
+    def opponents(self) -> BoolArray:
+        """(N,) true where the opponent decides next."""
+
+    def begin(self) -> None:
+        """The envs were reset."""
+
+    def step(self, actions: NDArray[Any]) -> list[FinishedEpisode]:
+        """One decision in every env."""
+
+    def step_listed(self, envs: Int64Array, actions: NDArray[Any]) -> list[FinishedEpisode]:
+        """One decision in these envs alone; only their slots count afterwards."""
+
+
+class NativeTurns:
+    """Of a native game that has `opponents_turn` (N,) and `step_listed`."""
+
+    def __init__(self, env: NativeVecEnv) -> None:
+        if not hasattr(env.game, "step_listed"):
+            raise EnvSpecError(f"{type(env.game).__name__} cannot be played against oneself: it has no step_listed")
+        self.env = env
+
+    @property
+    def opponents(self) -> BoolArray:
+        turn: BoolArray = self.env.game.opponents_turn  # type: ignore[attr-defined]
+        return turn
+
+    def begin(self) -> None:
+        """The game knows."""
+
+    def step(self, actions: NDArray[Any]) -> list[FinishedEpisode]:
+        self.env.step_slots(actions)
+        return self.env.slots.finished
+
+    def step_listed(self, envs: Int64Array, actions: NDArray[Any]) -> list[FinishedEpisode]:
+        return self.env.step_listed(envs, actions)
+
+
+class InfoTurns:
+    """Of any vector env whose envs wear `TwoSided`."""
+
+    def __init__(self, env: VecEnv, source: SlotSource) -> None:
+        self.env, self.source = env, source
+        self._turn: BoolArray = np.zeros(env.num_envs, np.bool_)
+        shape = env.action_space.shape or ()
+        self._skipped = np.full((env.num_envs, *shape), -1, env.action_space.dtype)
+
+    @property
+    def opponents(self) -> BoolArray:
+        return self._turn
+
+    def begin(self) -> None:
+        self._turn[:] = [bool(info[TURN]) for info in self.env.reset_infos]
+
+    def step(self, actions: NDArray[Any]) -> list[FinishedEpisode]:
+        self.source.step_slots(actions)
+        finished = self.source.slots.finished
+        self._turn[:] = [bool(info.get(TURN, False)) for info in self.source.infos()]
+        for episode in finished:
+            self._turn[episode.env_index] = bool(self.env.reset_infos[episode.env_index][TURN])
+        return finished
+
+    def step_listed(self, envs: Int64Array, actions: NDArray[Any]) -> list[FinishedEpisode]:
+        self._skipped[envs] = actions
+        finished = self.step(self._skipped)
+        self._skipped[envs] = -1
+        return finished
+
+
+class SelfPlayVecEnv(SlotVecEnv):
+    """Steps end where each learner must decide; episodes count the learner's decisions and rewards alone.
+
+    Args:
+        inner: a `NativeVecEnv` of a two-sided game, or a vector env whose envs wear `TwoSided`.
+    """
+
+    def __init__(self, inner: VecEnv) -> None:
+        self.inner = inner
+        self.source: Any = slots_of(inner)
+        self.num_envs = count = inner.num_envs
+        self.turns: Turns = NativeTurns(inner) if isinstance(inner, NativeVecEnv) else InfoTurns(inner, self.source)
+        self.opponent: Opponent = RandomOpponent(inner.action_space)
+        self.opponents_ns = 0  # spent on the opponents' decisions and what followed from them
+        self._returns = np.zeros(count, np.float64)
+        self._lengths: Int64Array = np.zeros(count, np.int64)
+        self._next_rewards = np.zeros(count, np.float32)  # of episodes that began in this step
+        self.slots = Slots(
+            observations=self.source.slots.observations,
+            actions=self.source.slots.actions,
+            rewards=np.zeros(count, np.float32),
+            terminations=np.zeros(count, np.bool_),
+            truncations=np.zeros(count, np.bool_),
+            action_masks=self.source.slots.action_masks,
+        )
+        super().__init__(count, inner.observation_space, inner.action_space)
+
+    def set_opponent(self, opponent: Opponent) -> None:
+        """Who decides for the other side from now on."""
+        self.opponent = opponent
+
+    @property
+    def masked(self) -> bool:
+        return bool(self.source.masked)
+
+    def read_masks(self) -> BoolArray | None:
+        self.slots.action_masks = self.source.read_masks()
+        return self.slots.action_masks
+
+    def seed(self, seed: int | None = None) -> Any:
+        return self.inner.seed(seed)
+
+    def reset(self) -> VecEnvObs:
+        self._returns[:] = 0.0
+        self._lengths[:] = 0
+        self._next_rewards[:] = 0.0
+        slots = self.slots
+        for array in (slots.rewards, slots.terminations, slots.truncations):
+            array[:] = 0
+        self.source.reset()
+        self.reset_infos = self.inner.reset_infos
+        self.turns.begin()
+        slots.finished = self._let_opponents_decide([])
+        slots.rewards[:] = 0.0  # what happened before the learner's first decision counts with it
+        self._show()
+        return copy_observations(slots.observations)
+
+    def step_slots(self, actions: NDArray[Any]) -> None:
+        slots, given = self.slots, self.source.slots
+        finished = self.turns.step(actions)
+        given = self.source.slots
+        np.add(given.rewards, self._next_rewards, out=slots.rewards)
+        self._next_rewards[:] = 0.0
+        slots.terminations[:], slots.truncations[:] = given.terminations, given.truncations
+        self._lengths += 1
+        slots.finished = self._let_opponents_decide(list(finished))
+        self._returns += slots.rewards
+        slots.finished = [self._closed(episode) for episode in slots.finished]
+        self._show()
+        for episode in slots.finished:
+            self.opponent.episode_over(episode.env_index, episode.info)
+
+    def _let_opponents_decide(self, finished: list[FinishedEpisode]) -> list[FinishedEpisode]:
+        """Until every learner must decide; the episodes that ended, those in `finished` among them."""
+        slots, turn = self.slots, self.turns.opponents
+        begun = time.perf_counter_ns()
+        while turn.any():
+            envs = np.flatnonzero(turn)
+            given = self.source.slots
+            masks = self.source.read_masks()
+            seen = _rows(given.observations, envs)
+            actions = self.opponent.act(seen, None if masks is None else masks[envs], envs)
+            ended = self.turns.step_listed(envs, actions)
+            turn, given = self.turns.opponents, self.source.slots
+            over = slots.terminations[envs] | slots.truncations[envs]
+            slots.rewards[envs[~over]] += given.rewards[envs[~over]]
+            self._next_rewards[envs[over]] += given.rewards[envs[over]]
+            for episode in ended:
+                self._note_end(episode, over[np.searchsorted(envs, episode.env_index)])
+            finished += ended
+        self.opponents_ns += time.perf_counter_ns() - begun
+        return finished
+
+    def _note_end(self, episode: FinishedEpisode, again: bool) -> None:
+        index = episode.env_index
+        if again:
+            raise EnvError(f"env {index}: two episodes ended between two decisions of the learner")
+        self.slots.terminations[index] = self.source.slots.terminations[index]
+        self.slots.truncations[index] = self.source.slots.truncations[index]
+
+    def _closed(self, episode: FinishedEpisode) -> FinishedEpisode:
+        """With the learner's own return and length."""
+        index = episode.env_index
+        info = {key: value for key, value in episode.info.items() if key not in ("episode", TURN)}
+        closed = episode._replace(
+            episode_return=float(self._returns[index]), length=int(self._lengths[index]), info=info
+        )
+        self._returns[index] = 0.0
+        self._lengths[index] = 0
+        return closed
+
+    def _show(self) -> None:
+        self.slots.observations = self.source.slots.observations
+        self.slots.action_masks = self.source.slots.action_masks
+
+    def call_envs(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], indices: VecEnvIndices) -> list[Any]:
+        return self.inner.env_method(name, *args, indices=indices, **kwargs)
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        if attr_name == "opponents_ns":
+            return [self.opponents_ns] * len(self.env_indices(indices))
+        return self.inner.get_attr(attr_name, indices)
+
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        self.inner.set_attr(attr_name, value, indices)
+
+    def env_is_wrapped(self, wrapper_class: Any, indices: VecEnvIndices = None) -> list[bool]:
+        return self.inner.env_is_wrapped(wrapper_class, indices)
+
+    def get_images(self) -> Any:
+        return self.inner.get_images()
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def _rows(observations: Any, envs: Int64Array) -> Any:
+    if isinstance(observations, dict):
+        return {key: part[envs] for key, part in observations.items()}
+    return observations[envs]

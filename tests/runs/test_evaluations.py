@@ -1,0 +1,27 @@
+"""evaluations.csv has a row per evaluation at once."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from fasttrain.runs.evaluate import summarise
+from fasttrain.runs.evaluations import FIELDS, EvaluationLog
+
+
+def test_rows_are_there_at_once(tmp_path: Path):
+    log = EvaluationLog(tmp_path / "evaluations.csv")
+    log.add(100, 1.5, summarise([(1.0, 5, {"is_win": True, "score_diff": 4}), (3.0, 5, {"is_win": False})]))
+    log.add(200, 2.5, summarise([(1.0, 5, {}), (1.0, 5, {})]))
+    with (tmp_path / "evaluations.csv").open(newline="", encoding="utf-8") as file:
+        first, second = csv.DictReader(file)
+    assert tuple(first) == FIELDS
+    assert (first["env_steps"], first["mean_reward"], first["win_rate"], first["score_diff"]) == (
+        "100",
+        "2.0",
+        "0.5",
+        "4.0",
+    )
+    assert float(first["win_rate_low"]) < 0.5 < float(first["win_rate_high"])
+    assert (second["win_rate"], second["win_rate_low"], second["mean_reward_low"]) == ("", "", "1.0")
+    assert [row["env_steps"] for row in log.rows] == [100, 200]

@@ -1,0 +1,99 @@
+"""Runs in self-play: who plays, what is kept and measured, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+from typing import Any
+
+import pytest
+import torch
+
+from conftest import RunCommand
+from fasttrain.errors import ConfigError
+from fasttrain.runs.opponents import load_pool, pool_file, score_of
+
+DUEL = (
+    "env.entry_point=duels:Duel", "env.opponent_key=opponent", "env.eval_opponent=zero", "opponent=self",
+    "engine=fast", "num_envs=4", "eval.episodes=4", "total_timesteps=600", "self_play.pool=2", "checkup=warn",
+)  # fmt: skip
+PPO = ("algo=maskable_ppo", "algo.rollout_size=64", "batch_size=16", "algo.n_epochs=1", "self_play.every=4")
+DQN = ("algo=dqn", "warmup_steps=50", "batch_size=16", "algo.buffer_size=500", "self_play.every=30")
+
+
+@pytest.mark.parametrize(
+    ("algo", "vec_env", "fused"), [(PPO, "dummy", "on"), (PPO, "shared", "off"), (DQN, "shared", "on")]
+)
+def test_a_run_against_itself(fasttrain: RunCommand, algo: tuple[str, ...], vec_env: str, fused: str):
+    done = fasttrain(*DUEL, *algo, f"vec_env={vec_env}", f"fused_update={fused}")
+    assert done.exit_code == 0, done.err
+    summary = done.json("summary.json")
+    played = summary["self_play"]
+    assert played["snapshots"] > 4
+    assert len(played["pool"]) == 2
+    assert played["elo"] != 1000.0
+    assert sum(each["games"] for each in played["pool"]) > 0
+    # Ten evaluations against the fixed opponent, who names 0: nothing to lose.
+    assert len(summary["evaluations"]) == 10
+    assert all(row["mean_reward"] >= 0 for row in summary["evaluations"])
+    with (done.folder / "evaluations.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["env_steps"]) for row in rows] == [row["env_steps"] for row in summary["evaluations"]]
+    assert "opponent=self: progress is measured against zero" in done.out
+    state = torch.load(done.folder / "model.opponents.pt", weights_only=True)
+    assert state["taken"] == played["snapshots"]
+    assert summary["perf"]["enemy_turn_ms"] > 0
+
+
+def test_a_fixed_opponent_by_its_short_name(fasttrain: RunCommand):
+    done = fasttrain(*DUEL, *PPO, "opponent=zero", "vec_env=dummy", "total_timesteps=64")
+    assert done.exit_code == 0, done.err
+    assert done.json("plan.json")["config"]["env"]["kwargs"] == {"opponent": "zero"}
+    assert "self_play" not in done.json("summary.json")
+    assert not pool_file(done.folder / "model.zip").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("engine=stock",), "opponent=self with engine=stock"),
+        (("vec_env=subproc",), "opponent=self with vec_env=subproc"),
+        (("env.frame_stack=2",), "opponent=self with env.frame_stack"),
+        (("action_repeat=2",), "opponent=self with action_repeat"),
+        (("overlap=true",), "overlap=true with opponent=self"),
+        (("env.eval_opponent=null",), "name a fixed opponent by which quality is measured, as env.eval_opponent"),
+        (("env.opponent_key=null",), "opponent=self with env.entry_point=duels:Duel: this env has no opponents"),
+        (("self_play.latest=1.5",), "self_play.latest=1.5: must lie between 0 and 1"),
+        (("self_play.every=0",), "self_play.every=0: must be at least 1"),
+    ],
+)
+def test_what_cannot_be(fasttrain: RunCommand, arguments: tuple[str, ...], says: str):
+    done = fasttrain(*DUEL, *PPO, "vec_env=dummy", *arguments)
+    assert done.exit_code == 2
+    assert says in done.err
+
+
+def test_an_env_with_one_side_says_so(fasttrain: RunCommand):
+    done = fasttrain(
+        "env.entry_point=workers:Counter", "env.kwargs.number=0", "env.opponent_key=number", "opponent=self",
+        "env.eval_opponent='1'", "algo=dqn", "engine=fast", "vec_env=dummy", "total_timesteps=100",
+    )  # fmt: skip
+    assert done.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("info", "score"),
+    [
+        ({"is_win": True}, 1.0),
+        ({"is_win": False}, 0.0),
+        ({"is_win": False, "is_draw": True}, 0.5),
+        ({"opponents_beaten": 0.25, "is_win": False}, 0.25),
+        ({}, None),
+    ],
+)
+def test_points(info: dict[str, Any], score: float | None):
+    assert score_of(info) == score
+
+
+def test_a_pool_that_is_missing(tmp_path: Any):
+    with pytest.raises(ConfigError, match=r"model\.opponents\.pt is missing"):
+        load_pool(None, tmp_path / "model.zip")  # type: ignore[arg-type]

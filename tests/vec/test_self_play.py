@@ -1,0 +1,122 @@
+"""SelfPlayVecEnv: a step ends where every learner must decide; what the opponents do in between counts with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from duels import DECISIONS, duel
+from fasttrain.errors import EnvError
+from fasttrain.vec.self_play import RandomOpponent, SelfPlayVecEnv
+from fasttrain.vec.shared import SharedMemoryVecEnv
+
+
+class Scripted:
+    """Names the number of its env, and notes what it was shown."""
+
+    def __init__(self) -> None:
+        self.shown: list[tuple[list[int], list[list[float]], list[list[bool]]]] = []
+        self.over: list[tuple[int, dict[str, Any]]] = []
+
+    def act(self, observations: Any, action_masks: Any, envs: Any) -> Any:
+        self.shown.append((envs.tolist(), observations.tolist(), action_masks.tolist()))
+        return envs.copy()
+
+    def episode_over(self, env: int, info: dict[str, Any]) -> None:
+        self.over.append((env, info))
+
+
+def vec_env(kind: str, count: int = 3) -> SelfPlayVecEnv:
+    if kind == "dummy":
+        env = SelfPlayVecEnv(DummyVecEnv([lambda: Monitor(duel())] * count))
+    else:
+        env = SelfPlayVecEnv(SharedMemoryVecEnv([duel] * count, 2, info_keys=("opponents_turn",)))
+    env.set_opponent(Scripted())
+    return env
+
+
+KINDS = pytest.mark.parametrize("kind", ["dummy", "shared"])
+
+
+@KINDS
+def test_opponents_decide_between_the_learners_decisions(kind: str):
+    env = vec_env(kind)
+    observations = env.reset()
+    assert observations[:, 2].tolist() == [0, 0, 0]
+    total, lengths, ended = np.zeros(3), [], []
+    for step in range(11):
+        observations, rewards, dones, infos = env.step(np.array([1, 1, 1]))
+        assert observations[:, 2].tolist() == [0, 0, 0], "the learner is to decide"
+        total += rewards
+        for index in np.flatnonzero(dones):
+            lengths.append(infos[index]["episode"]["l"])
+            ended.append((step, infos[index]["by"], infos[index]["episode"]["r"]))
+    # Learner first: it decides 3 times of 5; opponent first: 2 times, and the opponent ends it.
+    assert lengths == [3, 3, 3, 2, 2, 2, 3, 3, 3, 2, 2, 2]
+    by_env = [[r for _, _, r in ended[index::3]] for index in range(3)]
+    assert by_env == [[3 - 2 * index, 2 - 3 * index] * 2 for index in range(3)]
+    # The last step's episode has begun anew with the learner's turn; one decision of it is open.
+    assert total.tolist() == [sum(each) + 1 - index for index, each in enumerate(by_env)]
+    opponent: Any = env.opponent
+    assert [envs for envs, _ in opponent.over][:3] == [0, 1, 2]
+    assert all(set(info) >= {"is_win", "by"} for _, info in opponent.over)
+    assert opponent.shown[0][0] == [0, 1, 2]
+    assert [row[2] for row in opponent.shown[0][1]] == [1, 1, 1], "its own view"
+    env.close()
+
+
+@KINDS
+def test_masks_are_those_of_who_decides(kind: str):
+    env = vec_env(kind, 4)  # env 3's opponent names 3, after which 3 is illegal
+    env.reset()
+    env.step_slots(np.array([1, 2, 3, 1]))
+    opponent: Any = env.opponent
+    assert [row[3] for row in opponent.shown[0][2]] == [True, True, False, True]
+    assert env.read_masks()[:, 3].tolist() == [True, True, True, False]
+    env.close()
+
+
+@KINDS
+def test_a_reset_that_begins_with_the_opponent(kind: str):
+    env = vec_env(kind)
+    env.reset()
+    observations = env.reset()  # the second episode of each
+    assert observations.tolist() == [[1, 0, 0], [1, 1, 0], [1, 2, 0]]
+    _, rewards, _, _ = env.step(np.array([1, 1, 1]))
+    assert rewards.tolist() == [1, 0, -1], "what came before the learner's first decision is nobody's reward"
+    env.close()
+
+
+def test_random_opponents_play_legally():
+    env = SelfPlayVecEnv(DummyVecEnv([duel] * 8))
+    assert isinstance(env.opponent, RandomOpponent)
+    env.reset()
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        keys = rng.random((8, 4)) * env.read_masks()
+        env.step_slots(keys.argmax(axis=1))  # an illegal action raises
+    assert env.opponents_ns > 0
+    seen = np.concatenate([inner.unwrapped.seen for inner in env.inner.envs])
+    assert set(seen[seen[:, 1] == 1][:, 2]) == {0, 1, 2, 3}
+    assert max(seen[:, 0]) == DECISIONS - 1
+
+
+def test_two_ends_between_two_decisions_are_an_error(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("duels.DECISIONS", 1)
+    env = vec_env("dummy", 1)
+    env.reset()
+    with pytest.raises(EnvError, match="two episodes ended between two decisions"):
+        env.step_slots(np.array([1]))
+
+
+def test_calls_reach_the_envs():
+    env = vec_env("dummy")
+    assert env.get_attr("opponents_turn", indices=[]) == []
+    env.reset()
+    assert env.env_method("action_masks", indices=[0])[0].tolist() == [True] * 4
+    assert env.has_attr("opponents_ns")
+    assert env.get_attr("episodes") == [0, 0, 0]
