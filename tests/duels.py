@@ -20,9 +20,11 @@ class Duel(gymnasium.Env[Any, Any]):
 
     Args:
         opponent: "self", or "zero", who names 0 within the learner's step.
+        reward_debug: tell at the end what was gained and lost.
     """
 
-    def __init__(self, opponent: str = "self") -> None:
+    def __init__(self, opponent: str = "self", reward_debug: bool = False) -> None:
+        self.tells_terms = reward_debug
         self.two_sided = opponent == "self"
         self.observation_space = spaces.Box(-10.0, 10.0, (3,), np.float32)
         self.action_space = spaces.Discrete(4)
@@ -46,7 +48,10 @@ class Duel(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         answer = self._decide(action)
-        return self._decide(0) if self.opponents_turn and not self.two_sided and not answer[2] else answer
+        if self.two_sided or answer[2] or not self.opponents_turn:
+            return answer
+        after = self._decide(0)
+        return after[0], answer[1] + after[1], *after[2:]
 
     def _decide(self, action: Any) -> Any:
         if action == self.last == 3:
@@ -55,7 +60,13 @@ class Duel(gymnasium.Env[Any, Any]):
         self.seen.append((self.decision, opponent, int(action)))
         self.decision, self.last = self.decision + 1, int(action)
         over = self.decision == DECISIONS
-        info = {"is_win": True, "by": "opponent" if opponent else "learner"} if over else {}
+        info: dict[str, Any] = {"is_win": True, "by": "opponent" if opponent else "learner"} if over else {}
+        if over and self.tells_terms:
+            named = [(by, action) for decision, by, action in self.seen[-DECISIONS:]]
+            info["reward_terms"] = {
+                "own": float(sum(action for by, action in named if not by)),
+                "other": float(-sum(action for by, action in named if by)),
+            }
         return self._see(), float(-action if opponent else action), over, False, info
 
     def _see(self) -> Any:

@@ -42,6 +42,7 @@ class EnvConfig:
     opponent_key: str | None = None  # the entry of kwargs that names the opponents; None: the env has none
     eval_opponent: str | None = None  # a fixed one, by which quality is measured in self-play
     by_tier: dict[str, dict[str, dict[str, float]]] | None = None  # algorithm → tier → its own values, as algo.by_tier
+    reward_debug_key: str | None = None  # the entry of kwargs that makes the env tell its reward term by term
     total_timesteps: int  # the env's own horizon; the top-level key of the same name decides
     eval_episodes: int  # likewise for eval.episodes
 
@@ -251,6 +252,12 @@ def against(config: Config, opponent: str) -> Config:
         )
     env = replace(config.env, kwargs={**config.env.kwargs, key: opponent})
     return replace(config, env=env, opponent=opponent)
+
+
+def env_kwargs(config: Config) -> dict[str, Any]:
+    """What the env is made with: `env.kwargs`, and what flags add to them."""
+    key = config.env.reward_debug_key
+    return {**config.env.kwargs, key: True} if config.reward_debug and key else config.env.kwargs
 
 
 def plays_itself(config: Config) -> bool:

@@ -89,7 +89,6 @@ NEEDS_FAST_ENGINE = (
 
 # What this version cannot do yet. A switch on `auto` resolves to its off value; switched on, it is refused.
 NO_ENGINE_YET: dict[str, Any] = {
-    "reward_debug": False,
     "eval_async": False,
     "checkpoint_async": False,
     "nan_guard": False,

@@ -219,6 +219,15 @@ def _train_log_to_file(requested: bool, context: Context) -> Resolved:
     return False, "train_log_enabled=false"
 
 
+def _reward_debug(requested: bool, context: Context) -> Resolved:
+    if not requested:
+        return False, ""
+    told = (
+        "" if context.config.env.reward_debug_key else "what the env puts into info['reward_terms'] at an episode's end"
+    )
+    return True, told or "sums of each episode in episodes.csv"
+
+
 def _rollout_row(
     config: Config, algo: OnPolicyConfig, effective: Mapping[str, Any], sources: Mapping[str, str]
 ) -> tuple[OnPolicyConfig, Row]:
@@ -322,4 +331,5 @@ _RESOLVERS: dict[str, Callable[[Any, Context], Resolved]] = {
     "torch_threads": _torch_threads,
     "train_log_to_file": _train_log_to_file,
     "eval_every": resolve_eval_every,
+    "reward_debug": _reward_debug,
 }

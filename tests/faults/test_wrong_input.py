@@ -28,7 +28,7 @@ PLAIN = ("env.id=CartPole-v1", "algo=ppo")
         (["env.id=CartPole-v1"], "offers no action masks"),
         (["updates_per_step=4"], "updates_per_step=4 means nothing for algo=maskable_ppo"),
         (["use_amp=on"], "use_amp=on with engine=stock: the stock classes cannot do that; take engine=fast"),
-        (["reward_debug=true"], "reward_debug=True: this version cannot do that yet"),
+        (["nan_guard=true"], "nan_guard=True: this version cannot do that yet"),
         (["+profile=speed", "use_amp=on", "amp_dtype=float16"], "amp_dtype=float16 with use_amp=on on the CPU"),
         (["+profile=speed", "pin_memory=on"], "pin_memory=on with device=auto: there is nothing to copy to"),
         (["pipeline=2"], "pipeline=2: vec_env=subproc has no workers that could step apart"),

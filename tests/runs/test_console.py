@@ -54,6 +54,18 @@ def test_quality_with_and_without_wins(console: Console):
     assert "30.0 % [20.0, 40.0]" in text
     assert "2 [1, 3]" in text
     assert "won 30 %, lost 70 %" in text
+    assert "draws" not in text
+
+
+def test_draws_are_shown_where_there_are_any(console: Console):
+    ci95 = {"mean_reward": [1.0, 3.0], "win_rate": [0.2, 0.4], "score_diff": [1.0, 2.0]}
+    result = {"episodes": 1000, "mean_reward": 2.0, "win_rate": 0.3, "draw_rate": 0.125, "score_diff": 1.5,
+              "mean_length": 65.0, "end_reason": {}, "ci95": ci95}  # fmt: skip
+    show_quality(console, {"greedy": result, "sampled": {**result, "draw_rate": None}})
+    text = text_of(console)
+    assert "draws" in text
+    assert "12.5 %" in text
+    assert "1.5 [1.0, 2.0]" in text
 
 
 def test_without_a_terminal_tables_are_wide_and_plain():

@@ -37,6 +37,15 @@ def test_only_scalars_become_columns(tmp_path: Path):
     assert (row["a"], row["b"]) == ("x, y", "0.5")
 
 
+def test_reward_terms_become_columns_where_asked_for(tmp_path: Path):
+    for asked in (False, True):
+        log = EpisodeLog(tmp_path / f"{asked}.csv", asked)
+        log.add((1, 2, 3, 4.0, 5, 6.0), {"a": 1, "reward_terms": {"vp": 0.5, "win": 1.0}})
+        log.flush()
+        (row,) = read(log.path)
+        assert list(row) == [*FIXED, "a", *(["reward_vp", "reward_win"] if asked else [])]
+
+
 def test_a_run_without_episodes_leaves_the_header(tmp_path: Path):
     log = EpisodeLog(tmp_path / "episodes.csv")
     log.flush()

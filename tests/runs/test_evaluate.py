@@ -117,6 +117,17 @@ def test_summary_of_games():
     assert result["ci95"]["mean_reward"] == pytest.approx([1 - half, 1 + half])
 
 
+def test_summary_of_a_wargame():
+    finished = [
+        (2.0, 10, {"is_win": True, "is_draw": False, "vp_diff": 30, "turn": 5}),
+        (0.0, 12, {"is_win": False, "is_draw": True, "vp_diff": 0, "turn": 3}),
+    ]
+    result = summarise(finished)
+    assert (result["win_rate"], result["draw_rate"], result["score_diff"]) == (0.5, 0.5, 15.0)
+    assert result["mean_turns"] == 4.0
+    assert summarise([(1.0, 1, {})])["draw_rate"] is None
+
+
 def test_truncated_and_terminated_without_a_reason():
     finished = [(1.0, 1, {"TimeLimit.truncated": True}), (1.0, 1, {})]
     assert summarise(finished)["end_reason"] == {"truncated": 0.5, "terminated": 0.5}

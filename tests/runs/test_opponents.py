@@ -52,6 +52,27 @@ def test_a_fixed_opponent_by_its_short_name(fasttrain: RunCommand):
     assert not pool_file(done.folder / "model.zip").exists()
 
 
+def test_reward_terms(fasttrain: RunCommand):
+    arguments = (
+        *DUEL,
+        *PPO,
+        "opponent=zero",
+        "vec_env=dummy",
+        "total_timesteps=128",
+        "env.reward_debug_key=reward_debug",
+    )
+    plain, told = fasttrain(*arguments), fasttrain(*arguments, "reward_debug=true")
+    assert "reward_terms" not in plain.json("summary.json")
+    terms = told.json("summary.json")["reward_terms"]
+    assert terms["own"] > 0
+    assert terms["other"] == 0
+    assert "reward per episode, last" in told.out
+    with (told.folder / "episodes.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert all(float(row["reward_own"]) == float(row["return"]) for row in rows)
+    assert "reward_own" not in (plain.folder / "episodes.csv").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -40,6 +40,20 @@ def test_line_says_it_all(progress: Progress):
     assert line.startswith("1,000/4,000 steps 25 % · 100 steps/s · ETA 0:30 · reward 1.5 · win 100.0 % · env ")
 
 
+def test_draws_and_scores_where_there_are_any(progress: Progress):
+    progress.add_episode(1.5, {"is_win": True, "is_draw": False, "vp_diff": 4})
+    assert "win 100.0 % · score +4 · env" in progress.line()
+    progress.add_episode(1.5, {"is_win": False, "is_draw": True, "score_diff": -1})
+    assert "win 50.0 %, draw 50.0 % · score +1.5 · env" in progress.line()
+
+
+def test_reward_terms_are_means_per_episode(progress: Progress):
+    assert progress.mean_terms() == {}
+    progress.add_episode(1.0, {"reward_terms": {"vp": 1.0, "win": 1.0}})
+    progress.add_episode(1.0, {"reward_terms": {"vp": 2.0, "win": -1.0}})
+    assert progress.mean_terms() == {"vp": 1.5, "win": 0.0}
+
+
 def test_shares_sum_to_one(progress: Progress):
     assert sum(progress.shares().values()) == pytest.approx(1.0)
 

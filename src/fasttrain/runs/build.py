@@ -32,7 +32,15 @@ from fasttrain.algos.q_networks import DUELING_POLICIES
 from fasttrain.batch import OPPONENTS_TURN
 from fasttrain.buffers.rollout import compile_gae
 from fasttrain.checks import parse_schedule
-from fasttrain.config import Config, DQNConfig, OnPolicyConfig, PPOConfig, RecurrentPPOConfig, plays_itself
+from fasttrain.config import (
+    Config,
+    DQNConfig,
+    OnPolicyConfig,
+    PPOConfig,
+    RecurrentPPOConfig,
+    env_kwargs,
+    plays_itself,
+)
 from fasttrain.envs.make import EnvFactory, EnvSpec, make_env
 from fasttrain.envs.probe import ProbeResult, probe
 from fasttrain.errors import ConfigError
@@ -71,7 +79,7 @@ def env_spec(config: Config) -> EnvSpec:
     return EnvSpec(
         id=config.env.id,
         entry_point=config.env.entry_point,
-        kwargs=config.env.kwargs,
+        kwargs=env_kwargs(config),
         api=config.env.api,
         wrappers=config.env.wrappers,
         max_episode_steps=config.env.max_episode_steps,
@@ -192,7 +200,7 @@ def _native_game(config: Config, num_envs: int) -> Any:
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"env.native_game={config.env.native_game}: {error}") from error
     try:
-        made = game(num_envs, **config.env.kwargs)
+        made = game(num_envs, **env_kwargs(config))
     except TypeError as error:
         raise ConfigError(f"env.kwargs={config.env.kwargs}: {error}") from error
     if hasattr(made, "max_threads") and not config.overlap:  # else the second core is the update's

@@ -71,8 +71,9 @@ def show_quality(console: Console, quality: Mapping[str, dict[str, Any]]) -> Non
     """Evaluation results, one row per way of acting."""
     console.print("\nQuality (own seeds, 95 % intervals)", style="bold")
     table = Table(box=None, pad_edge=False)
-    columns = ("acting", "episodes", "mean reward", "win rate", "score difference", "length", "ends")
-    for name in columns:
+    draws = any(result.get("draw_rate") for result in quality.values())
+    columns = ["acting", "episodes", "mean reward", "win rate", *(["draws"] if draws else []), "score difference"]
+    for name in (*columns, "length", "ends"):
         table.add_column(name)
     for acting, result in quality.items():
         ci95 = result["ci95"]
@@ -82,6 +83,7 @@ def show_quality(console: Console, quality: Mapping[str, dict[str, Any]]) -> Non
             f"{result['episodes']:,}",
             _with_interval(result["mean_reward"], ci95["mean_reward"], 1, "{:.3g}"),
             _with_interval(result["win_rate"], ci95["win_rate"], 100, "{:.1f} %"),
+            *([f"{100 * (result['draw_rate'] or 0):.1f} %"] if draws else []),
             _with_interval(result["score_diff"], ci95["score_diff"], 1, "{:.1f}"),
             f"{result['mean_length']:.1f}",
             ends,

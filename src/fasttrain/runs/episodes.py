@@ -15,15 +15,20 @@ class EpisodeLog:
     """Collects rows and appends them to `path`. Columns are fixed by the first batch's infos; later keys are left out.
 
     Values that are no scalars are left out too: the file is for spreadsheets and plots.
+
+    Args:
+        reward_terms: a column `reward_NAME` for every entry of the info's `reward_terms`, the episode's sums.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, reward_terms: bool = False) -> None:
+        self.path, self.reward_terms = path, reward_terms
         self._rows: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         self._keys: list[str] | None = None
 
     def add(self, fixed: tuple[Any, ...], info: dict[str, Any]) -> None:
         """`fixed` in the order of `FIXED`; `info` of the episode's last step."""
+        if self.reward_terms:
+            info = {**info, **{f"reward_{name}": value for name, value in info.get("reward_terms", {}).items()}}
         self._rows.append((fixed, info))
         if len(self._rows) >= FLUSH_EVERY:
             self.flush()

@@ -24,7 +24,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.flags import FLAGS
 from fasttrain.runs.console import make_console, show_quality
 from fasttrain.runs.files import write_json
-from fasttrain.runs.progress import win_of
+from fasttrain.runs.progress import score_diff_of, win_of
 from fasttrain.runs.wrap import Statistics, statistics_of
 
 MAX_EPISODE_STEPS = 27_000  # the usual bound of an Atari episode; a greedy policy may walk in circles for ever
@@ -61,8 +61,8 @@ def evaluate(
     Every env plays the same number of episodes (to one), because counting whichever ends first would favour short
     ones. An episode that does not end within `MAX_EPISODE_STEPS` counts as it stands, with end reason `not ended`, and
     its env plays no further. `keep_on` is told the episodes played so far after every step; False ends the evaluation
-    with what there is. Returns `episodes, mean_reward, win_rate, score_diff, end_reason, mean_length, ci95`; what the
-    env does not report is None. `win_rate` lies in 0..1, its interval is Wilson's; the others' are Student's.
+    with what there is. Returns `episodes, mean_reward, win_rate, draw_rate, score_diff, end_reason, mean_length,
+    mean_turns, ci95`; what the env does not report is None. `win_rate` lies in 0..1, its interval is Wilson's; the others' are Student's.
     """
     predict: Any = model.predict
     masked = "action_masks" in inspect.signature(predict).parameters and env.has_attr("action_masks")
@@ -99,18 +99,24 @@ def summarise(finished: Sequence[tuple[float, int, Mapping[str, Any]]]) -> dict[
     """Means and 95 % intervals over episodes given as (return, length, last info)."""
     if not finished:
         none = dict.fromkeys(("mean_reward", "win_rate", "score_diff"))
-        return {"episodes": 0, **none, "end_reason": {}, "mean_length": 0.0, "ci95": dict(none)}
+        more: dict[str, Any] = {"draw_rate": None, "end_reason": {}, "mean_length": 0.0, "mean_turns": None}
+        return {"episodes": 0, **none, **more, "ci95": dict(none)}
     rewards = np.array([reward for reward, _, _ in finished], dtype=np.float64)
     wins = [won for _, _, info in finished if (won := win_of(dict(info))) is not None]
-    scores = np.array([info["score_diff"] for _, _, info in finished if "score_diff" in info], dtype=np.float64)
+    found = (score_diff_of(info) for _, _, info in finished)
+    scores = np.array([score for score in found if score is not None], dtype=np.float64)
+    draws = [bool(info["is_draw"]) for _, _, info in finished if "is_draw" in info]
+    turns = [float(info["turn"]) for _, _, info in finished if "turn" in info]
     reasons = Counter(str(info.get("end_reason", _plain_end(info))) for _, _, info in finished)
     return {
         "episodes": len(finished),
         "mean_reward": float(rewards.mean()),
         "win_rate": float(np.mean(wins)) if wins else None,
+        "draw_rate": float(np.mean(draws)) if draws else None,
         "score_diff": float(scores.mean()) if len(scores) else None,
         "end_reason": {name: count / len(finished) for name, count in reasons.most_common()},
         "mean_length": float(np.mean([length for _, length, _ in finished])),
+        "mean_turns": float(np.mean(turns)) if turns else None,
         "ci95": {
             "mean_reward": mean_interval(rewards),
             "win_rate": wilson_interval(sum(wins), len(wins)) if wins else None,

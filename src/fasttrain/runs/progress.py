@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from fasttrain.perf.clock import PhaseClock
 
 WIN_KEYS = ("is_win", "is_success")
+SCORE_KEYS = ("score_diff", "vp_diff")  # how far ahead of the others the learner ended
 UPDATE_PHASES = ("replay_sample", "train_fwd", "train_bwd", "train", "optim")
 
 
@@ -18,6 +20,14 @@ def win_of(info: dict[str, Any]) -> bool | None:
     for key in WIN_KEYS:
         if key in info:
             return bool(info[key])
+    return None
+
+
+def score_diff_of(info: Mapping[str, Any]) -> float | None:
+    """By how much the learner was ahead in the end, None where the env does not say."""
+    for key in SCORE_KEYS:
+        if key in info:
+            return float(info[key])
     return None
 
 
@@ -33,6 +43,9 @@ class Progress:
     started: float = field(default_factory=time.perf_counter)
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
     wins: deque[bool] = field(default_factory=lambda: deque(maxlen=1000))
+    draws: deque[bool] = field(default_factory=lambda: deque(maxlen=1000))
+    score_diffs: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
+    reward_terms: dict[str, deque[float]] = field(default_factory=dict)  # sums of the last episodes, by term
 
     def add_episode(self, episode_return: float, info: dict[str, Any]) -> None:
         """Count one finished episode."""
@@ -41,6 +54,13 @@ class Progress:
         won = win_of(info)
         if won is not None:
             self.wins.append(won)
+        if "is_draw" in info:
+            self.draws.append(bool(info["is_draw"]))
+        score_diff = score_diff_of(info)
+        if score_diff is not None:
+            self.score_diffs.append(score_diff)
+        for name, value in info.get("reward_terms", {}).items():
+            self.reward_terms.setdefault(name, deque(maxlen=1000)).append(float(value))
 
     @property
     def steps_per_s(self) -> float:
@@ -60,6 +80,10 @@ class Progress:
     @property
     def win_rate(self) -> float | None:
         return sum(self.wins) / len(self.wins) if self.wins else None
+
+    def mean_terms(self) -> dict[str, float]:
+        """Means per episode of the reward's terms, of envs that tell them (`reward_debug`)."""
+        return {name: sum(values) / len(values) for name, values in self.reward_terms.items()}
 
     def shares(self) -> dict[str, float]:
         """Shares of the time so far: env, act, update, rest."""
@@ -84,7 +108,10 @@ class Progress:
         if self.mean_return is not None:
             parts.append(f"reward {self.mean_return:.3g}")
         if self.win_rate is not None:
-            parts.append(f"win {100 * self.win_rate:.1f} %")
+            draws = f", draw {100 * sum(self.draws) / len(self.draws):.1f} %" if any(self.draws) else ""
+            parts.append(f"win {100 * self.win_rate:.1f} %{draws}")
+        if self.score_diffs:
+            parts.append(f"score {sum(self.score_diffs) / len(self.score_diffs):+.3g}")
         parts.append(" ".join(f"{name} {100 * share:.0f} %" for name, share in self.shares().items()))
         return " · ".join(parts)
 

@@ -128,7 +128,7 @@ class Run:
         panel = config.live == "on" or (config.live == "auto" and self.console.is_terminal)
         parts = Parts(
             progress=self.progress,
-            episodes=EpisodeLog(self.folder / "episodes.csv"),
+            episodes=EpisodeLog(self.folder / "episodes.csv", config.reward_debug),
             live=LiveView(self.progress, self.console, title, panel),
             meter=self.meter,
             stop=self.stop,
@@ -182,6 +182,9 @@ class Run:
         if window.envs.restarts:
             lost = window.envs.lost_steps
             self.say(f"  {window.envs.restarts} envs or workers failed and were replaced; {lost:,} env steps were lost")
+        if terms := self.progress.mean_terms():
+            parts = ", ".join(f"{name} {value:+.3g}" for name, value in terms.items())
+            self.say(f"  reward per episode, last {len(self.progress.returns):,} episodes: {parts}")
         perf = {"total": perf_dict(window), "lines": self.meter.lines}
         if (replay := replay_dict(self.model)) is not None:
             self.say(f"  {replay_line(replay)}")
@@ -221,6 +224,7 @@ class Run:
             "quality": {**quality["greedy"], **({"sampled": quality["sampled"]} if "sampled" in quality else {})},
             **({} if self.pool is None else {"self_play": self.pool.summary()}),
             "evaluations": self.evaluations.rows,
+            **({"reward_terms": terms} if (terms := self.progress.mean_terms()) else {}),
             "plan": self.plan.to_dict()["flags"],
             "seed": self.config.seed,
             "overrides": overrides,
