@@ -153,6 +153,8 @@ def check_result(info: dict[str, Any], totals: list[int], turn: int) -> str:
     assert info["score"] == totals[0]
     assert info["score_diff"] == totals[0] - max(totals[1:])
     assert info["turn"] == turn
+    duels = [(totals[0] > total) + (totals[0] == total) / 2 for total in totals[1:]]
+    assert info["opponents_beaten"] == pytest.approx(np.mean(duels))
     reason = "lost" if 0 not in winners else "won" if len(winners) == 1 else "shared"
     assert info["end_reason"] == reason
     return reason
@@ -484,12 +486,14 @@ def write_present(game: SkullKingGame, slots: Slots) -> None:
     finals = game.final_observations
     kernels.write_step(
         game._games,
+        np.arange(game.num_envs),
         slots.observations,
         slots.action_masks,
         slots.rewards,
         slots.terminations,
         slots.truncations,
         finals,
+        game.opponents_turn,
     )
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
+from gymnasium import spaces
 from stable_baselines3.common.monitor import Monitor
 
 from fasttrain.errors import EnvError
@@ -110,6 +113,32 @@ def test_frames_come_from_the_game(monkeypatch: pytest.MonkeyPatch):
     env = NativeVecEnv(ToyGame(2))
     assert env.render().shape[2] == 3
     assert [frame[0, 0, 0] for frame in env.get_images()] == [0, 1]
+
+
+def test_a_game_of_several_heads_takes_a_row_of_actions_per_env():
+    class TwoHeads(ToyGame):
+        """The second head is ignored."""
+
+        def __init__(self) -> None:
+            super().__init__(2)
+            self.action_space = spaces.MultiDiscrete([self.NUM_ACTIONS, 3])
+
+        def _write_mask(self, index: int) -> None:
+            self.slots.action_masks[index, : self.NUM_ACTIONS] = np.arange(self.NUM_ACTIONS) != self.steps[index]
+
+        def step(self) -> None:
+            slots, self.slots = self.slots, dataclasses.replace(self.slots, actions=self.slots.actions[:, 0])
+            super().step()
+            self.slots = slots
+
+    env = NativeVecEnv(TwoHeads(), seed=1)
+    env.reset()
+    assert env.slots.actions.shape == (2, 2)
+    assert env.slots.action_masks.shape == (2, 11)
+    assert env.slots.action_masks[:, 8:].all()
+    _, rewards, _, _ = env.step(np.array([[4, 0], [6, 2]]))
+    assert rewards.tolist() == pytest.approx([0.4, 0.6])
+    assert env.slots.actions.tolist() == [[4, 0], [6, 2]]
 
 
 def test_an_illegal_action_is_named(env: NativeVecEnv):

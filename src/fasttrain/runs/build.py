@@ -51,7 +51,7 @@ from fasttrain.perf.stock import TimedVecEnv
 from fasttrain.plan import Plan
 from fasttrain.runs.env_options import check_native_options, check_spaces, policy_for
 from fasttrain.runs.wrap import Statistics, wrapped
-from fasttrain.vec.self_play import SelfPlayVecEnv
+from fasttrain.vec.self_play import RandomOpponent, SelfPlayVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
 
 
@@ -223,7 +223,8 @@ def compile_kernels(config: Config) -> None:
         for count in {1, config.num_envs}:  # many games may be stepped by other kernels than one, on threads
             games = build_vec_env(config, count, seed=0)
             games.reset()
-            games.step(np.stack(games.env_method("action_masks")).argmax(axis=1))
+            masks = np.stack(games.env_method("action_masks"))
+            games.step(RandomOpponent(games.action_space).act(None, masks, np.arange(count)))
             games.close()
 
 

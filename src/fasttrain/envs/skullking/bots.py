@@ -33,8 +33,9 @@ from fasttrain.envs.skullking.tables import (
 from fasttrain.envs.stream import random_below
 from fasttrain.jit import njit
 
-RANDOM, EASY, MEDIUM, HARD = range(4)
+RANDOM, EASY, MEDIUM, HARD, SELF = range(5)  # SELF is no bot: the decision comes from outside
 LEVEL_NAMES = ("random", "easy", "medium", "hard")
+SEAT_NAMES = (*LEVEL_NAMES, "self")  # who may sit at a seat beside the learner's
 
 _COURT = SUIT_BITS & ~(SUIT_BITS >> 2)  # ranks 13 and 14 of one suit
 COURT_BITS = _COURT | _COURT << RANKS | _COURT << 2 * RANKS

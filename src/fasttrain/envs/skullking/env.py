@@ -10,7 +10,7 @@ import numpy as np
 from fasttrain.batch import BoolArray, Float32Array, Slots
 from fasttrain.envs.skullking.game import GameView, SkullKingGame
 from fasttrain.envs.skullking.opponents import OpponentMix
-from fasttrain.envs.skullking.render import render_table
+from fasttrain.envs.skullking.render import describe_action, describe_step, render_table
 from fasttrain.envs.skullking.rules import NUM_ACTIONS
 from fasttrain.errors import ConfigError
 
@@ -28,9 +28,13 @@ class SkullKingEnv(gymnasium.Env[Float32Array, np.int64]):
     instead and counts it in `info["illegal_actions"]` (of the episode so far), because generic tools (Gymnasium's and
     SB3's checkers, unmasked algorithms) sample the whole action space; "raise" raises EnvError as the batch does.
 
+    With seats of "self" a step is one decision of whichever seat must decide: `opponents_turn` says whether it is
+    another than the learner's, and observation and mask are that seat's. Rewards, the last observation of a game and
+    the info stay the learner's.
+
     Args:
         num_players: seats, 2 to 8; the learner is seat 0.
-        opponents: a bot's name, a list of one name per other seat, or a mapping of name to weight.
+        opponents: a bot's name or "self", a list of one name per other seat, or a mapping of name to weight.
         render_mode: None or "ansi".
         on_illegal: "replace" or "raise".
         **reward: the reward and shaping keys of `SkullKingGame`.
@@ -73,6 +77,13 @@ class SkullKingEnv(gymnasium.Env[Float32Array, np.int64]):
         self._game.bind(self._slots)
         self._next_game_dealt = False
         self._illegal_actions = 0
+        self.player_names = ("you", "bot")  # the learner and the others, as text calls them
+        self._before: GameView | None = None  # the learner's last decision, for `describe_step`
+
+    @property
+    def opponents_turn(self) -> bool:
+        """Whether the seat that must decide is not the learner's."""
+        return bool(self._game.opponents_turn[0])
 
     @property
     def opponents_ns(self) -> int:
@@ -88,10 +99,11 @@ class SkullKingEnv(gymnasium.Env[Float32Array, np.int64]):
             self._game.reset(_FIRST, [seed])
         self._next_game_dealt = False
         self._illegal_actions = 0
+        self._before = None
         return self._observation(), {}
 
     def step(self, action: Any) -> tuple[Float32Array, float, bool, bool, dict[str, Any]]:
-        """One decision of the learner; the info is empty but for illegal actions and, at the end, the episode's.
+        """One decision; the info is empty but for illegal actions and, at the end, the episode's.
 
         Raises:
             EnvError: an illegal action with `on_illegal="raise"`, or no `reset()` yet.
@@ -104,6 +116,8 @@ class SkullKingEnv(gymnasium.Env[Float32Array, np.int64]):
             self._illegal_actions += 1
         slots = self._slots
         slots.actions[0] = chosen
+        if self.render_mode is not None and not self.opponents_turn:
+            self._before = self._game.peek(0)
         self._game.step()
         if self._illegal_actions:
             info["illegal_actions"] = self._illegal_actions
@@ -127,11 +141,24 @@ class SkullKingEnv(gymnasium.Env[Float32Array, np.int64]):
         """Everything about the game, hidden cards included: for tests and tools."""
         return self._game.peek(0)
 
+    def describe_action(self, action: int) -> str:
+        """An action in words: "bids 3", "plays yellow 7"."""
+        return describe_action(int(action))
+
+    def describe_step(self) -> str:
+        """What happened since the learner's last decision, with it: bids once all are made, cards, tricks, scores.
+
+        Empty before the first one, and without a render mode.
+        """
+        if self._before is None:
+            return ""
+        return describe_step(self._before, self._game.peek(0), self.player_names)
+
     def render(self) -> str | None:
         """The table as text with render_mode "ansi", else None; after an episode's end its outcome too."""
         if self.render_mode is None:
             return None
-        table = render_table(self._game.peek(0))
+        table = render_table(self._game.peek(0), self.player_names)
         if not self._next_game_dealt:
             return table
         info = self._game.episode_info(0)

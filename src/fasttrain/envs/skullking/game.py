@@ -11,8 +11,9 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from fasttrain.batch import Float32Array, Float64Array, Int64Array, Slots
+from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, Slots
 from fasttrain.envs.skullking import kernels
+from fasttrain.envs.skullking.bots import SEAT_NAMES
 from fasttrain.envs.skullking.observation import observation_width
 from fasttrain.envs.skullking.opponents import OpponentMix, cumulative_mix, level_of
 from fasttrain.envs.skullking.rules import MAX_PLAYERS, MIN_PLAYERS, NUM_ACTIONS, NUM_NUMBERED
@@ -33,18 +34,24 @@ class GameView(NamedTuple):
     dealer: int
     leader: int
     hands: list[list[int]]  # card ids per seat, ascending
-    bids: list[int]  # while bidding those of the round before
+    bids: list[int]  # while bidding those of the round before, but for seats that have bid
     tricks: list[int]
     totals: list[int]
     bonuses: list[int]  # at stake this round, Loot apart
     alliances: list[tuple[int, int]]  # (seat that played Loot, seat that won the trick)
     trick: list[int]  # codes on the table in the order played
     plays: list[int]  # codes played since the last bids, kept after a round until the next bids
-    levels: list[int]  # bot level per seat, entry 0 unused
+    levels: list[int]  # an index into bots.SEAT_NAMES per seat, entry 0 unused; drawn with the game's first decision
+    seat: int  # whose decision from outside comes next
+    final_totals: list[int]  # of the last game that ended
 
 
 class SkullKingGame:
     """N independent games; seat 0 of each learns, bots of the chosen levels sit at the others.
+
+    At a seat whose opponent is "self" somebody outside decides (a `TwoSidedGame`): the game stops there as it does at
+    the learner's decisions, and the slots show that seat's view, as the learner would have it in that place. In a
+    round the learner bids first; nobody sees a bid before all are made.
 
     Reward: round score times `reward_round_scale` at each round's end, plus `reward_win` for the best total (shared or
     not) or minus it otherwise at the game's end. Shaping terms, all 0 by default:
@@ -57,7 +64,7 @@ class SkullKingGame:
     Args:
         num_envs: N.
         num_players: seats per game, 2 to 8.
-        opponents: a bot's name, a list of one name per other seat, or a mapping of name to weight.
+        opponents: a bot's name or "self", a list of one name per other seat, or a mapping of name to weight.
 
     `max_threads`, 1 as made, may be set to the number of cores: it changes no number.
 
@@ -92,10 +99,13 @@ class SkullKingGame:
         self._games = np.zeros(num_envs, GAME)
         self._games["num_players"] = num_players
         self._seeded = np.zeros(num_envs, np.bool_)
-        self._mix = np.empty((num_envs, num_players - 1, 4))
+        self.opponents_turn: BoolArray = np.zeros(num_envs, np.bool_)  # the seat to decide is not the learner's
+        self._mix = np.empty((num_envs, num_players - 1, len(SEAT_NAMES)))
         self._scratch: Float64Array = np.zeros((1, *_SCRATCH_SHAPE))
         self.max_threads = 1
-        self._thread_choice = ThreadChoice(trial=8)
+        self._thread_choices = {False: ThreadChoice(trial=8), True: ThreadChoice(trial=8)}  # by: step_listed
+        self._all: Int64Array = np.arange(num_envs, dtype=np.int64)
+        self._marks: BoolArray = np.zeros(num_envs, np.bool_)
         self._slots: Slots | None = None
         self._observations = np.zeros((0, width), np.float32)
         self._masks = np.zeros((0, NUM_ACTIONS), np.bool_)
@@ -157,40 +167,58 @@ class SkullKingGame:
             values.append((secrets.randbits(64) if seed is None else int(seed)) & 0xFFFF_FFFF_FFFF_FFFF)
         kernels.seed_games(self._games, np.array(chosen, np.int64), np.array(values, np.uint64))
         self._seeded[chosen] = True
-        kernels.restart_games(self._games, np.asarray(indices, np.int64), self._observations, self._masks)
+        chosen_games = np.asarray(indices, np.int64)
+        kernels.restart_games(self._games, chosen_games, self._observations, self._masks, self.opponents_turn)
 
     def step(self) -> None:
         """Apply `slots.actions`, let the opponents play until each learner must decide again, write all slots.
 
-        Games that end keep their last observation in `final_observations` and begin anew in the same step. In a new
+        With seats of "self" a step ends at their decisions too; rewards are the learner's, since the last decision.
+        Games that end keep the learner's last view in `final_observations` and begin anew in the same step. In a new
         game the learner bids first, so no opponent moves before its first decision. `slots.finished` is left alone.
 
         Raises:
             EnvError: an action is illegal; names the env, the action and the legal ones. No action was applied.
         """
+        self._step(self._all, self._thread_choices[False])
+
+    def step_listed(self, indices: Int64Array) -> None:
+        """`step` for the listed games alone, with their rows of `slots.actions`; only their rows are written.
+
+        Raises:
+            EnvError: as `step`; or an index that is no game's, or listed twice.
+        """
+        listed = np.ascontiguousarray(indices, np.int64)
+        if not kernels.occur_once(listed, self._marks):
+            last = self.num_envs - 1
+            raise EnvError(f"Skull King: step_listed takes games 0 to {last}, each once, not {listed.tolist()}")
+        if len(listed):
+            self._step(listed, self._thread_choices[True])
+
+    def _step(self, indices: Int64Array, choice: ThreadChoice) -> None:
         slots = self._bound()
         games = self._games
-        illegal = kernels.apply_actions(games, slots.actions)
+        illegal = kernels.apply_actions(games, indices, slots.actions)
         if illegal >= 0:
             raise self._illegal(int(illegal), int(slots.actions[illegal]))
-        parts = min(self.max_threads, self.num_envs // GAMES_PER_THREAD)
-        on_threads = parts > 1 and self._thread_choice.next()
+        parts = min(self.max_threads, len(indices) // GAMES_PER_THREAD)
+        on_threads = parts > 1 and choice.next()
         written = (self._observations, self._masks, slots.rewards, slots.terminations, slots.truncations,
-                   self.final_observations)  # fmt: skip
+                   self.final_observations, self.opponents_turn)  # fmt: skip
         start_ns = time.perf_counter_ns()
         if on_threads:
             use_threads(parts)
-            kernels.advance_on_threads(games, self._mix, self._weights, self._scratch_of(parts))
+            kernels.advance_on_threads(games, indices, self._mix, self._weights, self._scratch_of(parts))
         else:
-            kernels.advance(games, self._mix, self._weights, self._scratch[0])
+            kernels.advance(games, indices, self._mix, self._weights, self._scratch[0])
         between_ns = time.perf_counter_ns()
         if on_threads:
-            kernels.write_on_threads(games, *written, parts)
+            kernels.write_on_threads(games, indices, *written, parts)
         else:
-            kernels.write_step(games, *written)
+            kernels.write_step(games, indices, *written)
         self.opponents_ns += between_ns - start_ns
-        if parts > 1:
-            self._thread_choice.took(on_threads, (time.perf_counter_ns() - start_ns) / 1e9)
+        if parts > 1:  # per game: another number of them is listed every time
+            choice.took(on_threads, (time.perf_counter_ns() - start_ns) / (1e9 * len(indices)))
 
     def _scratch_of(self, parts: int) -> Float64Array:
         if len(self._scratch) != parts:
@@ -202,20 +230,26 @@ class SkullKingGame:
 
         `winner` is a seat (the learner's, 0, whenever it shares the best total), `is_win` is True also for a shared
         win, `score_diff` is to the best other seat, `end_reason` is "won", "shared" or "lost", `turn` counts the
-        learner's decisions.
+        learner's decisions, `opponents_beaten` is the share of other seats with a lower total, ties counting half.
         """
         game = self._games[index]
         totals = game["result_totals"][: self.num_players].tolist()
+        own = totals[0]
         others = max(totals[1:])
-        end_reason = "won" if totals[0] > others else "shared" if totals[0] == others else "lost"
+        end_reason = "won" if own > others else "shared" if own == others else "lost"
+        beaten = 0.0
+        for total in totals[1:]:
+            if total <= own:
+                beaten += 1.0 if total < own else 0.5
         return {
-            "winner": totals.index(max(totals)),
+            "winner": 0 if own >= others else totals.index(others),
             "is_win": end_reason != "lost",
-            "score": totals[0],
-            "score_diff": totals[0] - others,
+            "score": own,
+            "score_diff": own - others,
             "bids_made": int(game["result_bids_made"]),
             "end_reason": end_reason,
             "turn": int(game["result_turn"]),
+            "opponents_beaten": beaten / (self.num_players - 1),
         }
 
     def set_opponents(self, mix: OpponentMix, indices: Sequence[int] | Int64Array | None = None) -> None:
@@ -230,8 +264,9 @@ class SkullKingGame:
         cumulative = cumulative_mix(mix, self.num_players)
         self._mix[slice(None) if indices is None else np.asarray(indices, np.int64)] = cumulative
 
-    def bot_actions(self, level: str) -> Int64Array:
-        """The (N,) int64 actions that a bot of this level would take in the learner's place.
+    def bot_actions(self, level: str, indices: Sequence[int] | Int64Array | None = None) -> Int64Array:
+        """The int64 actions, one for each or each listed env, that a bot of this level would take for the seat to
+        decide: the learner's, or one of "self".
 
         The levels `random` and `easy` draw from the games' own streams, so asking them changes what follows.
 
@@ -239,10 +274,11 @@ class SkullKingGame:
             ConfigError: unknown level.
         """
         self._bound()
-        if (self._games["phase"] == UNSTARTED).any():
+        listed = self._all if indices is None else np.asarray(indices, np.int64)
+        if (self._games["phase"][listed] == UNSTARTED).any():
             raise EnvError("Skull King: reset() every env before asking for bot_actions()")
-        actions = np.empty(self.num_envs, np.int64)
-        kernels.choose_as_bot(self._games, level_of(level), actions, self._scratch[0])
+        actions = np.empty(len(listed), np.int64)
+        kernels.choose_as_bot(self._games, listed, level_of(level), actions, self._scratch[0])
         return actions
 
     def peek(self, index: int) -> GameView:
@@ -269,6 +305,8 @@ class SkullKingGame:
             trick=game["codes"][: int(game["played"])].tolist(),
             plays=game["plays"][: int(game["num_plays"])].tolist(),
             levels=game["levels"][:seats].tolist(),
+            seat=int(game["seat"]),
+            final_totals=game["result_totals"][:seats].tolist(),
         )
 
     def _bound(self) -> Slots:
@@ -281,7 +319,9 @@ class SkullKingGame:
         if phase in (UNSTARTED, ENDED):
             return EnvError(f"Skull King env {index} has no game to play action {action} in: reset() it first")
         legal = np.flatnonzero(self._masks[index]).tolist()
-        return EnvError(f"Skull King env {index}: action {action} is illegal now, legal actions are {legal}")
+        seat = int(self._games["seat"][index])
+        where = f"env {index}, seat {seat}" if seat else f"env {index}"
+        return EnvError(f"Skull King {where}: action {action} is illegal now, legal actions are {legal}")
 
 
 def _cards(numbers: int, specials: int) -> list[int]:

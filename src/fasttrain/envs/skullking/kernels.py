@@ -1,17 +1,18 @@
-"""The kernels one vector step of N games consists of, called in this order: apply, advance, write.
+"""The kernels one step of some of N games consists of, called in this order: apply, advance, write.
 
 They are apart only so that opponents' time can be told from the rest; none allocates, none calls back into Python.
-Shapes: games (N,) GAME records, actions (N,) int, mix (N, num_players - 1, 4) float64 cumulative weights per seat,
-weights (6,) float64, scratch (2, 12) float64.
+Shapes: games (N,) GAME records, indices (M,) int64 of the games to step, each once, actions (N,) int, mix
+(N, num_players - 1, 5) float64 cumulative weights per seat, weights (6,) float64, scratch (2, 12) float64.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numba import prange
 
-from fasttrain.envs.skullking.bots import bot_bid, bot_play
+from fasttrain.envs.skullking.bots import SELF, bot_bid, bot_play
 from fasttrain.envs.skullking.observation import is_legal, write_mask, write_observation
 from fasttrain.envs.skullking.rules import FIRST_PLAY_ACTION, cards_dealt
 from fasttrain.envs.skullking.state import (
@@ -29,18 +30,27 @@ from fasttrain.jit import njit, njit_threads
 
 
 @njit
-def apply_actions(games: Any, actions: Any) -> int:
-    """Apply every learner's action; if any is illegal apply none and return the index of the first, else -1."""
-    for index in range(len(games)):
-        if not is_legal(games[index], actions[index]):
-            return index
-    for index in range(len(games)):
+def apply_actions(games: Any, indices: Any, actions: Any) -> int:
+    """Apply the action of the seat to decide in every listed game; if any is illegal apply none and return the index
+    of the first, else -1.
+
+    An unsigned index spares the test for one that counts from the end, here and in `write_step`: 0.8 µs per 256 games.
+    """
+    for position in range(len(indices)):
+        index = np.uint64(indices[position])
         game = games[index]
-        game.turn += 1
+        if not is_legal(game, game.seat, actions[index]):
+            return int(indices[position])
+    for position in range(len(indices)):
+        index = np.uint64(indices[position])
+        game = games[index]
+        seat = game.seat
+        if seat == 0:
+            game.turn += 1
         if game.phase == BIDDING:
-            game.bids[0] = actions[index]
+            game.bids[seat] = actions[index]
         else:
-            play_card(game, 0, actions[index] - FIRST_PLAY_ACTION)
+            play_card(game, seat, actions[index] - FIRST_PLAY_ACTION)
     return -1
 
 
@@ -56,12 +66,15 @@ def _seat_opponents(game: Any, mix: Any) -> None:
 
 @njit
 def _advance_game(game: Any, mix: Any, weights: Any, scratch: Any) -> None:
-    """Play on after the learner's decision until it must decide again or the game ended."""
+    """Play on after a decision from outside until the next one is due, which `game.seat` names, or the game ended."""
     num_players = game.num_players
     if game.phase == BIDDING:
-        if game.turn == 1:
+        if game.turn == 1 and game.seat == 0:
             _seat_opponents(game, mix)
-        for seat in range(1, num_players):
+        for seat in range(game.seat + 1, num_players):
+            if game.levels[seat] == SELF:
+                game.seat = seat
+                return
             game.bids[seat] = bot_bid(game, seat, game.levels[seat], scratch)
         game.num_plays = 0
         game.phase = PLAYING
@@ -74,60 +87,66 @@ def _advance_game(game: Any, mix: Any, weights: Any, scratch: Any) -> None:
                 finish_round(game, weights)
                 return
             seat = game.leader
-        if seat == 0:
+        if seat == 0 or game.levels[seat] == SELF:
+            game.seat = seat
             return
         play_card(game, seat, bot_play(game, seat, game.levels[seat], scratch))
         seat = seat + 1 if seat + 1 < num_players else 0
 
 
 @njit
-def advance(games: Any, mix: Any, weights: Any, scratch: Any) -> None:
-    """Let the opponents bid and play, resolve tricks, score rounds and deal, in every game."""
-    for index in range(len(games)):
+def advance(games: Any, indices: Any, mix: Any, weights: Any, scratch: Any) -> None:
+    """Let the bots bid and play, resolve tricks, score rounds and deal, in every listed game."""
+    for index in indices:
         _advance_game(games[index], mix[index], weights, scratch)
 
 
 @njit_threads
-def advance_on_threads(games: Any, mix: Any, weights: Any, scratch: Any) -> None:
-    """`advance`, a part of the games for each entry of scratch (parts, 2, 12)."""
-    count, parts = len(games), len(scratch)
+def advance_on_threads(games: Any, indices: Any, mix: Any, weights: Any, scratch: Any) -> None:
+    """`advance`, a part of the listed games for each entry of scratch (parts, 2, 12)."""
+    count, parts = len(indices), len(scratch)
     for part in prange(parts):
         begin, end = count * part // parts, count * (part + 1) // parts
-        advance(games[begin:end], mix[begin:end], weights, scratch[part])
+        advance(games, indices[begin:end], mix, weights, scratch[part])
 
 
 @njit_threads
 def write_on_threads(
     games: Any,
+    indices: Any,
     observations: Any,
     masks: Any,
     rewards: Any,
     terminations: Any,
     truncations: Any,
     finals: Any,
+    turns: Any,
     parts: int,
 ) -> None:
     """`write_step` in parts."""
-    count = len(games)
+    count = len(indices)
     for part in prange(parts):
         begin, end = count * part // parts, count * (part + 1) // parts
-        write_step(
-            games[begin:end],
-            observations[begin:end],
-            masks[begin:end],
-            rewards[begin:end],
-            terminations[begin:end],
-            truncations[begin:end],
-            finals[begin:end],
-        )
+        listed = indices[begin:end]
+        write_step(games, listed, observations, masks, rewards, terminations, truncations, finals, turns)
 
 
 @njit
 def write_step(
-    games: Any, observations: Any, masks: Any, rewards: Any, terminations: Any, truncations: Any, finals: Any
+    games: Any,
+    indices: Any,
+    observations: Any,
+    masks: Any,
+    rewards: Any,
+    terminations: Any,
+    truncations: Any,
+    finals: Any,
+    turns: Any,
 ) -> None:
-    """Write what the step brought; games that ended leave their last view in `finals` and begin anew."""
-    for index in range(len(games)):
+    """Write what the step brought, seen from the seat to decide; games that ended leave the learner's last view in
+    `finals` and begin anew. `turns` is (N,) bool: that seat is not the learner's."""
+    for position in range(len(indices)):
+        index = np.uint64(indices[position])
         game = games[index]
         rewards[index] = game.reward
         game.reward = 0.0
@@ -135,10 +154,26 @@ def write_step(
         terminations[index] = ended
         truncations[index] = False
         if ended:
-            write_observation(game, finals[index])
+            write_observation(game, 0, finals[index])
             start_game(game)
-        write_observation(game, observations[index])
-        write_mask(game, masks[index])
+        turns[index] = game.seat != 0
+        write_observation(game, game.seat, observations[index])
+        write_mask(game, game.seat, masks[index])
+
+
+@njit
+def occur_once(indices: Any, marks: Any) -> bool:
+    """Whether `indices` are games of the batch, each at most once. marks (N,) bool are all False, before and after."""
+    fine = True
+    for index in indices:
+        if index < 0 or index >= len(marks) or marks[index]:
+            fine = False
+            break
+        marks[index] = True
+    for index in indices:
+        if 0 <= index < len(marks):
+            marks[index] = False
+    return fine
 
 
 @njit
@@ -149,20 +184,22 @@ def seed_games(games: Any, indices: Any, seeds: Any) -> None:
 
 
 @njit
-def restart_games(games: Any, indices: Any, observations: Any, masks: Any) -> None:
-    """Begin a new game in every listed env and write its first view."""
+def restart_games(games: Any, indices: Any, observations: Any, masks: Any, turns: Any) -> None:
+    """Begin a new game in every listed env and write its first view: the learner's, who bids first."""
     for index in indices:
-        start_game(games[index])
-        write_observation(games[index], observations[index])
-        write_mask(games[index], masks[index])
+        game = games[index]
+        start_game(game)
+        turns[index] = False
+        write_observation(game, 0, observations[index])
+        write_mask(game, 0, masks[index])
 
 
 @njit
-def choose_as_bot(games: Any, level: int, actions: Any, scratch: Any) -> None:
-    """Write into `actions` what a bot of `level` would do in the learner's place."""
-    for index in range(len(games)):
-        game = games[index]
+def choose_as_bot(games: Any, indices: Any, level: int, actions: Any, scratch: Any) -> None:
+    """Write into actions[k] what a bot of `level` would do in the place of the seat to decide in game indices[k]."""
+    for position in range(len(indices)):
+        game = games[indices[position]]
         if game.phase == BIDDING:
-            actions[index] = bot_bid(game, 0, level, scratch)
+            actions[position] = bot_bid(game, game.seat, level, scratch)
         else:
-            actions[index] = FIRST_PLAY_ACTION + bot_play(game, 0, level, scratch)
+            actions[position] = FIRST_PLAY_ACTION + bot_play(game, game.seat, level, scratch)

@@ -1,7 +1,8 @@
-"""The learner's view of a game as one flat float32 vector, and the mask of its legal actions.
+"""A seat's view of a game as one flat float32 vector, and the mask of its legal actions.
 
 Fixed blocks come first (constants below), then blocks with one entry per seat, then one block per opponent's card in
-the current trick. Seats are relative to the learner: 0 is the learner, 1 sits to its left.
+the current trick. Seats are relative to the viewer: 0 is the viewer itself, 1 sits to its left. The viewer is the
+learner, or the seat that decides in its place where the game is played from both sides.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ HAND = 0  # 74: own cards
 SEEN = HAND + NUM_CARDS  # 74: cards played this round, the current trick included
 LEAD = SEEN + NUM_CARDS  # 5: lead suit, or "this trick has none"; all zero while open
 ROUND = LEAD + 5  # 10: one-hot
-NEED = ROUND + NUM_ROUNDS  # 12: bid - tricks of the learner: over, 0, 1, .. 10; all zero while bidding
+NEED = ROUND + NUM_ROUNDS  # 12: bid - tricks of the viewer: over, 0, 1, .. 10; all zero while bidding
 IS_BIDDING = NEED + NUM_ROUNDS + 2
 TRICK = IS_BIDDING + 1  # tricks completed / 10
 CARDS_LEFT = TRICK + 1  # own cards / 10
 PLAYED = CARDS_LEFT + 1  # cards in the current trick / (players - 1)
 TIGRESS_DECLARED = PLAYED + 1  # 1 as Pirate, -1 as Escape, 0 not played this round
-BONUS = TIGRESS_DECLARED + 1  # the learner's bonus points at stake / 100, Loot apart
+BONUS = TIGRESS_DECLARED + 1  # the viewer's bonus points at stake / 100, Loot apart
 SEATS = BONUS + 1
 
 # Blocks of one entry per seat, in this order from SEATS on.
@@ -65,7 +66,7 @@ def observation_width(num_players: int) -> int:
 def describe_observation(num_players: int) -> dict[str, slice]:
     """Name of every block of the observation -> its slice, in order and without gaps.
 
-    `trick_card_1` is the card that the seat to the learner's left has on the table, and so on.
+    `trick_card_1` is the card that the seat to the viewer's left has on the table, and so on.
 
     Raises:
         ValueError: num_players not in 2..8.
@@ -106,26 +107,36 @@ def _write_bits(row: Any, start: int, bits: int) -> None:
 
 
 @njit
-def _write_seats(game: Any, row: Any, num_players: int) -> None:
-    for seat in range(num_players):
-        row[SEATS + SCORES * num_players + seat] = _clip(SCORE_SCALE * game.totals[seat])
-    row[SEATS + LEADS * num_players + game.leader] = 1.0
-    if game.phase == BIDDING:
-        return
-    for seat in range(num_players):
-        bid = game.bids[seat]
-        tricks = game.tricks[seat]
-        row[SEATS + BIDS * num_players + seat] = TENTH * bid
-        row[SEATS + TRICKS * num_players + seat] = TENTH * tricks
-        row[SEATS + NEEDS * num_players + seat] = TENTH * (bid - tricks)
-    for index in range(game.num_allied):
-        row[SEATS + ALLIANCES * num_players + game.ally_player[index]] += 0.5
-        row[SEATS + ALLIANCES * num_players + game.ally_winner[index]] += 0.5
-    row[NEED + max(0, 1 + game.bids[0] - game.tricks[0])] = 1.0
+def _place(seat: int, viewer: int, num_players: int) -> int:
+    """Seats clockwise from the viewer to `seat`."""
+    return seat - viewer if seat >= viewer else seat - viewer + num_players
 
 
 @njit
-def _write_trick(game: Any, row: Any, num_players: int) -> None:
+def _write_seats(game: Any, viewer: int, row: Any, num_players: int) -> None:
+    seat = viewer
+    for place in range(num_players):
+        row[SEATS + SCORES * num_players + place] = _clip(SCORE_SCALE * game.totals[seat])
+        seat = seat + 1 if seat + 1 < num_players else 0
+    row[SEATS + LEADS * num_players + _place(game.leader, viewer, num_players)] = 1.0
+    if game.phase == BIDDING:
+        return  # bids are made at once: whoever bids later must not see the bids of this round
+    seat = viewer
+    for place in range(num_players):
+        bid = game.bids[seat]
+        tricks = game.tricks[seat]
+        seat = seat + 1 if seat + 1 < num_players else 0
+        row[SEATS + BIDS * num_players + place] = TENTH * bid
+        row[SEATS + TRICKS * num_players + place] = TENTH * tricks
+        row[SEATS + NEEDS * num_players + place] = TENTH * (bid - tricks)
+    for index in range(game.num_allied):
+        row[SEATS + ALLIANCES * num_players + _place(game.ally_player[index], viewer, num_players)] += 0.5
+        row[SEATS + ALLIANCES * num_players + _place(game.ally_winner[index], viewer, num_players)] += 0.5
+    row[NEED + max(0, 1 + game.bids[viewer] - game.tricks[viewer])] = 1.0
+
+
+@njit
+def _write_trick(game: Any, viewer: int, row: Any, num_players: int) -> None:
     if game.lead >= 0:
         row[LEAD + game.lead] = 1.0
     played = game.played
@@ -133,10 +144,12 @@ def _write_trick(game: Any, row: Any, num_players: int) -> None:
         return
     row[PLAYED] = played / (num_players - 1)
     cards = SEATS + NUM_SEAT_FEATURES * num_players
+    leads = _place(game.leader, viewer, num_players)
+    place = leads
     for position in range(played):
-        seat = (game.leader + position) % num_players
         code = game.codes[position]
-        start = cards + (seat - 1) * CARD_WIDTH
+        start = cards + (place - 1) * CARD_WIDTH
+        place = place + 1 if place + 1 < num_players else 0
         kind = KIND[code]
         if kind == NUMBER:
             suit = code // RANKS
@@ -147,58 +160,59 @@ def _write_trick(game: Any, row: Any, num_players: int) -> None:
         row[start + CARD_ORDER] = (position + 1) / num_players
     winner, _ = trick_result(game.codes, played)
     if winner >= 0:
-        row[SEATS + IS_WINNING * num_players + (game.leader + winner) % num_players] = 1.0
+        place = leads + winner if leads + winner < num_players else leads + winner - num_players
+        row[SEATS + IS_WINNING * num_players + place] = 1.0
 
 
 @njit
-def write_observation(game: Any, row: Any) -> None:
-    """Write the learner's view into `row` ((O,) float32); only what seat 0 may know is read."""
+def write_observation(game: Any, viewer: int, row: Any) -> None:
+    """Write the view of seat `viewer` into `row` ((O,) float32); only what that seat may know is read."""
     num_players = game.num_players
     for index in range(row.shape[0]):
         row[index] = 0.0
-    _write_bits(row, HAND, game.hand_numbers[0])
-    _write_bits(row, HAND + NUM_NUMBERED, game.hand_specials[0])
+    _write_bits(row, HAND, game.hand_numbers[viewer])
+    _write_bits(row, HAND + NUM_NUMBERED, game.hand_specials[viewer])
     _write_bits(row, SEEN, game.seen_numbers)
     _write_bits(row, SEEN + NUM_NUMBERED, game.seen_specials)
     row[ROUND + game.round - 1] = 1.0
     row[TRICK] = TENTH * game.trick
-    row[BONUS] = _clip(0.01 * game.bonus[0])
+    row[BONUS] = _clip(0.01 * game.bonus[viewer])
     row[TIGRESS_DECLARED] = game.tigress
     if game.phase != ENDED:
         row[CARDS_LEFT] = TENTH * (cards_dealt(game.round, num_players) - game.trick)
     if game.phase == BIDDING:
         row[IS_BIDDING] = 1.0
-    _write_seats(game, row, num_players)
+    _write_seats(game, viewer, row, num_players)
     if game.phase == PLAYING:
-        _write_trick(game, row, num_players)
+        _write_trick(game, viewer, row, num_players)
 
 
 @njit
-def is_legal(game: Any, action: int) -> bool:
-    """Whether the learner may take `action` (any integer) in this state."""
+def is_legal(game: Any, seat: int, action: int) -> bool:
+    """Whether `seat`, whose decision it is, may take `action` (any integer) in this state."""
     if game.phase == BIDDING:
         return bool(0 <= action <= game.round)
     if game.phase != PLAYING or action < FIRST_PLAY_ACTION or action >= NUM_ACTIONS:
         return False
     code = action - FIRST_PLAY_ACTION
     if code < NUM_NUMBERED:
-        return bool(legal_numbers(game.hand_numbers[0], game.lead) >> code & 1)
+        return bool(legal_numbers(game.hand_numbers[seat], game.lead) >> code & 1)
     if code == TIGRESS_PIRATE:
-        return bool(game.hand_specials[0] & TIGRESS_BIT)
-    return bool(game.hand_specials[0] >> (code - NUM_NUMBERED) & 1)
+        return bool(game.hand_specials[seat] & TIGRESS_BIT)
+    return bool(game.hand_specials[seat] >> (code - NUM_NUMBERED) & 1)
 
 
 @njit
-def write_mask(game: Any, row: Any) -> None:
-    """Write the legal actions into `row` ((86,) bool)."""
+def write_mask(game: Any, seat: int, row: Any) -> None:
+    """Write the legal actions of `seat`, whose decision it is, into `row` ((86,) bool)."""
     for action in range(NUM_ACTIONS):
         row[action] = False
     if game.phase == BIDDING:
         for bid in range(game.round + 1):
             row[bid] = True
         return
-    numbers = legal_numbers(game.hand_numbers[0], game.lead)
-    specials = game.hand_specials[0]
+    numbers = legal_numbers(game.hand_numbers[seat], game.lead)
+    specials = game.hand_specials[seat]
     if specials & TIGRESS_BIT:
         row[FIRST_PLAY_ACTION + TIGRESS_PIRATE] = True
     while numbers != 0:

@@ -1,9 +1,12 @@
-"""The table as text: what the learner sees, in columns per seat."""
+"""The table as text: what the learner sees, in columns per seat; actions and what a step brought, in words."""
 
 from __future__ import annotations
 
+import numpy as np
+
 from fasttrain.envs.skullking.game import GameView
 from fasttrain.envs.skullking.rules import (
+    FIRST_PLAY_ACTION,
     KIND,
     KIND_NAMES,
     NUM_NUMBERED,
@@ -11,6 +14,7 @@ from fasttrain.envs.skullking.rules import (
     RANKS,
     TIGRESS,
     TIGRESS_PIRATE,
+    trick_result,
 )
 from fasttrain.envs.skullking.state import BIDDING
 
@@ -26,7 +30,56 @@ def card_name(code: int) -> str:
     return KIND_NAMES[KIND[code]].replace("_", " ")
 
 
-def render_table(view: GameView) -> str:
+def describe_action(action: int) -> str:
+    """ "bids 3" or "plays yellow 7"."""
+    if action < FIRST_PLAY_ACTION:
+        return f"bids {action}"
+    return f"plays {card_name(action - FIRST_PLAY_ACTION)}"
+
+
+def _name(seat: int, names: tuple[str, str]) -> str:
+    return names[0] if seat == 0 else f"{names[1]} {seat}"
+
+
+def describe_step(before: GameView, after: GameView, names: tuple[str, str]) -> str:
+    """What happened between a decision of the learner and its next, in lines.
+
+    Bids are told when all are made; cards as they fell, trick by trick; scores when the round is over.
+    """
+    was_bidding, is_bidding = before.phase == BIDDING, after.phase == BIDDING
+    if was_bidding and is_bidding:
+        return ""
+    people = [_name(seat, names) for seat in range(len(before.totals))]
+    lines = []
+    leader, trick, tricks, known = before.leader, list(before.trick), list(before.tricks), len(before.plays)
+    if was_bidding:
+        known = 0
+        bids = zip(people, after.bids, strict=True)
+        lines.append("bids: " + ", ".join(f"{name} {bid}" for name, bid in bids))
+    for code in after.plays[known:]:
+        trick.append(code)
+        if len(trick) == len(people):
+            winner, leads_next = trick_result(np.array(trick, np.int32), len(trick))
+            cards = _cards_of(leader, trick, people)
+            if winner >= 0:
+                tricks[(leader + winner) % len(people)] += 1
+            lines.append(f"{cards} -> {people[(leader + winner) % len(people)] if winner >= 0 else 'nobody'}")
+            leader, trick = (leader + leads_next) % len(people), []
+    if trick and len(after.plays) > known:
+        lines.append(f"{_cards_of(leader, trick, people)}, ...")
+    if is_bidding:
+        totals = after.final_totals if before.round_number == NUM_ROUNDS else after.totals
+        results = zip(people, tricks, after.bids, totals, before.totals, strict=True)
+        scores = (f"{name} {won}/{bid} {total - old:+d}" for name, won, bid, total, old in results)
+        lines.append(f"round {before.round_number} over (tricks/bid, points): {', '.join(scores)}")
+    return "\n".join(lines)
+
+
+def _cards_of(leader: int, trick: list[int], people: list[str]) -> str:
+    return ", ".join(f"{people[(leader + place) % len(people)]} {card_name(code)}" for place, code in enumerate(trick))
+
+
+def render_table(view: GameView, names: tuple[str, str] = ("you", "bot")) -> str:
     """Round, then one line per seat (bid, tricks, score, card on the table), then the learner's hand."""
     seats = len(view.totals)
     bidding = view.phase == BIDDING
@@ -38,7 +91,7 @@ def render_table(view: GameView) -> str:
     ]
     on_table = {(view.leader + position) % seats: code for position, code in enumerate(view.trick)}
     for seat in range(seats):
-        name = "you" if seat == 0 else f"bot {seat}"
+        name = _name(seat, names)
         lead = "*" if seat == view.leader else ""
         bid = "?" if bidding else str(view.bids[seat])
         card = card_name(on_table[seat]) if seat in on_table else "-"

@@ -1,7 +1,8 @@
 """The state of one game as a packed record, its random stream, dealing, and the moves that change it.
 
 One record (about 700 bytes) holds everything of a game, so a kernel touches few cache lines and takes one argument.
-Seats are 0..num_players-1 clockwise; seat 0 is the learner. Seat numbers are absolute here.
+Seats are 0..num_players-1 clockwise; seat 0 is the learner. Seat numbers are absolute here. At the other seats a bot
+decides, or somebody outside (level SELF): then the game stops at that seat's decision as it does at the learner's.
 """
 
 from __future__ import annotations
@@ -43,12 +44,13 @@ GAME = np.dtype(
         ("seen_specials", "i8"),
         ("hand_numbers", "i8", (MAX_PLAYERS,)),
         ("hand_specials", "i8", (MAX_PLAYERS,)),
-        ("reward", "f8"),  # of the learner, since its last decision
+        ("reward", "f8"),  # of the learner, since the last decision made outside
         ("num_players", "i4"),
         ("phase", "i4"),
         ("round", "i4"),  # 1..10
         ("dealer", "i4"),
         ("leader", "i4"),  # seat that leads (or led) the current trick
+        ("seat", "i4"),  # whose decision from outside comes next; 0 where there are only bots beside the learner
         ("played", "i4"),  # cards in the current trick
         ("trick", "i4"),  # tricks completed this round
         ("lead", "i4"),  # lead suit, LEAD_OPEN or LEAD_NONE
@@ -59,12 +61,12 @@ GAME = np.dtype(
         ("num_allied", "i4"),  # valid entries of the two arrays below
         ("ally_player", "i4", (2,)),  # seat that played Loot
         ("ally_winner", "i4", (2,)),  # seat that won that trick
-        ("bids", "i4", (MAX_PLAYERS,)),  # while bidding still those of the round before
+        ("bids", "i4", (MAX_PLAYERS,)),  # while bidding still those of the round before, but for seats that have bid
         ("tricks", "i4", (MAX_PLAYERS,)),
         ("totals", "i4", (MAX_PLAYERS,)),
         ("bonus", "i4", (MAX_PLAYERS,)),  # bonus points at stake this round, Loot apart
         ("codes", "i4", (MAX_PLAYERS,)),  # the current trick in the order played
-        ("levels", "i4", (MAX_PLAYERS,)),  # which bot sits where; drawn at the game's first decision
+        ("levels", "i4", (MAX_PLAYERS,)),  # who decides at which seat; drawn at the game's first decision
         ("deck", "u1", (NUM_CARDS,)),  # a permutation; a partial shuffle of any permutation is uniform
         ("plays", "u1", (MAX_PLAYS,)),  # codes of the last round in the order played, kept until the next bids
         ("result_totals", "i4", (MAX_PLAYERS,)),  # of the last game that ended
@@ -130,6 +132,7 @@ def deal_round(game: Any) -> None:
     game.played = 0
     game.lead = LEAD_OPEN
     game.leader = (game.dealer + 1) % num_players
+    game.seat = 0
     game.phase = BIDDING
 
 
@@ -230,6 +233,7 @@ def finish_round(game: Any, weights: Any) -> None:
         deal_round(game)
         return
     game.phase = ENDED
+    game.seat = 0
     best = game.totals[0]
     for seat in range(num_players):
         best = max(best, game.totals[seat])
