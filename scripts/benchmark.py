@@ -24,6 +24,8 @@ down slows all of them; the ratio is taken turn by turn and its median reported.
                     the update alone at batches of 64, and of 256 with Skull King's masks
   per               all works per-* (scripts/bench_per.py): drawing 256 transitions by priority and setting theirs,
                     against numpy in O(N) and with --peers against cpprb and TorchRL
+  skirmish          all works skirmish-* (scripts/bench_skirmish.py): native stepping against the plain Python env, with
+                    the planner, without caches, with secondary rewards, and training against itself
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ import bench_peers
 import bench_per
 import bench_plot
 import bench_ppo
+import bench_skirmish
 import bench_vecenv
 import learning
 
@@ -201,6 +204,7 @@ WORKS: dict[str, dict[str, Measurement]] = {
     **bench_ppo.WORKS,
     **bench_dqn.WORKS,
     **bench_per.PER_WORKS,
+    **bench_skirmish.WORKS,
 }
 TOGETHER = {"ppo": ["skullking-train"]}  # what a group holds besides the works that begin with its name
 
