@@ -123,7 +123,7 @@ class EvalConfig:
     """How quality is measured: own envs, own seeds."""
 
     episodes: int
-    num_envs: int
+    num_envs: int | None  # None: 8, or 64 of a native game, whose envs cost next to nothing
     seed: int
 
 
@@ -134,6 +134,18 @@ class SelfPlayConfig:
     latest: float  # probability of the latest snapshot; else one of the pool
     pool: int  # snapshots kept besides
     every: int  # gradient updates from one snapshot to the next
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlayConfig:
+    """How `fasttrain play` shows a game."""
+
+    episodes: int = 1
+    speed: float = 2.0  # decisions per second; 0: Enter at each
+    seed: int | None = None  # None: another game every time
+    human: bool = False  # a person plays the learner's side, the agent the others
+    deterministic: bool = True  # the best choice, not a drawn one
+    model: Literal["model.zip", "best_model.zip"] = "model.zip"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,6 +215,7 @@ class Config:
     format: Literal["onnx", "torchscript"] | None = None  # of `export`
     model: Literal["final", "best"] = "final"  # which model of the run `export` takes
     output: str | None = None  # the file `export` writes; into the run's folder if left out
+    play: PlayConfig = PlayConfig()
     checkup: Literal["off", "warn", "strict"] = "off"  # a look at the env before training; strict: any finding stops
 
 
@@ -294,6 +307,7 @@ def all_keys() -> list[str]:
         ("eval.", EvalConfig),
         ("own.", OwnConfig),
         ("self_play.", SelfPlayConfig),
+        ("play.", PlayConfig),
     ):
         names += [prefix + field.name for field in fields(cls)]
     return sorted({*names, "profile"})

@@ -161,7 +161,8 @@ def evaluate_both(
     config = against_bots(config)
     own = config if config.vec_env == "native" else dataclasses.replace(config, vec_env="dummy")
     statistics = model.get_vec_normalize_env() if statistics is None else statistics
-    env = build_vec_env(own, config.eval.num_envs, config.eval.seed, statistics)
+    count = config.eval.num_envs or min(config.eval.episodes, 64 if config.vec_env == "native" else 8)
+    env = build_vec_env(own, count, config.eval.seed, statistics)
     said = time.perf_counter()
 
     def keep_on(played: int) -> bool:
