@@ -10,7 +10,7 @@ import numpy as np
 from fasttrain.batch import BoolArray, Float32Array, Slots
 from fasttrain.envs.skullking.game import GameView, SkullKingGame
 from fasttrain.envs.skullking.opponents import OpponentMix
-from fasttrain.envs.skullking.render import describe_action, describe_step, render_table
+from fasttrain.envs.skullking.render import describe_action, describe_step, render_table, render_totals
 from fasttrain.envs.skullking.rules import NUM_ACTIONS
 from fasttrain.errors import ConfigError
 
@@ -155,15 +155,15 @@ class SkullKingEnv(gymnasium.Env[Float32Array, np.int64]):
         return describe_step(self._before, self._game.peek(0), self.player_names)
 
     def render(self) -> str | None:
-        """The table as text with render_mode "ansi", else None; after an episode's end its outcome too."""
+        """The table as text with render_mode "ansi", else None; after an episode's end its outcome and the totals."""
         if self.render_mode is None:
             return None
-        table = render_table(self._game.peek(0), self.player_names)
+        view = self._game.peek(0)
         if not self._next_game_dealt:
-            return table
+            return render_table(view, self.player_names)
         info = self._game.episode_info(0)
         outcome = f"game over: {info['end_reason']} with {info['score']} points ({info['score_diff']:+d})"
-        return f"{outcome}\n{table}"
+        return f"{outcome}\n{render_totals(view, self.player_names)}"
 
     def _observation(self) -> Float32Array:
         observation: Float32Array = self._observations[0].copy()

@@ -44,7 +44,7 @@ def _name(seat: int, names: tuple[str, str]) -> str:
 def describe_step(before: GameView, after: GameView, names: tuple[str, str]) -> str:
     """What happened between a decision of the learner and its next, in lines.
 
-    Bids are told when all are made; cards as they fell, trick by trick; scores when the round is over.
+    Bids are told when all are made, a trick when it is full (before, the table shows it), scores at the round's end.
     """
     was_bidding, is_bidding = before.phase == BIDDING, after.phase == BIDDING
     if was_bidding and is_bidding:
@@ -65,8 +65,6 @@ def describe_step(before: GameView, after: GameView, names: tuple[str, str]) -> 
                 tricks[(leader + winner) % len(people)] += 1
             lines.append(f"{cards} -> {people[(leader + winner) % len(people)] if winner >= 0 else 'nobody'}")
             leader, trick = (leader + leads_next) % len(people), []
-    if trick and len(after.plays) > known:
-        lines.append(f"{_cards_of(leader, trick, people)}, ...")
     if is_bidding:
         totals = after.final_totals if before.round_number == NUM_ROUNDS else after.totals
         results = zip(people, tricks, after.bids, totals, before.totals, strict=True)
@@ -77,6 +75,12 @@ def describe_step(before: GameView, after: GameView, names: tuple[str, str]) -> 
 
 def _cards_of(leader: int, trick: list[int], people: list[str]) -> str:
     return ", ".join(f"{people[(leader + place) % len(people)]} {card_name(code)}" for place, code in enumerate(trick))
+
+
+def render_totals(view: GameView, names: tuple[str, str]) -> str:
+    """The end of the last game, the best first."""
+    ranked = sorted(range(len(view.final_totals)), key=lambda seat: -view.final_totals[seat])
+    return "\n".join(f"{_name(seat, names):<10}{view.final_totals[seat]:>7}" for seat in ranked)
 
 
 def render_table(view: GameView, names: tuple[str, str] = ("you", "bot")) -> str:

@@ -1,0 +1,1 @@
+"""Skirmish with numba kernels: rules, opponents, the native batch and the Gymnasium environment."""

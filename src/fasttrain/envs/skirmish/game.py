@@ -1,0 +1,266 @@
+"""SkirmishGame: N games of Skirmish stepped in place by compiled kernels (a `NativeGame`)."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from fasttrain.batch import BoolArray, Float32Array, Int64Array, Slots
+from fasttrain.envs.skirmish import kernels
+from fasttrain.envs.skirmish.actions import action_space, illegal_head
+from fasttrain.envs.skirmish.layout import observation_width
+from fasttrain.envs.skirmish.options import OpponentMix, Options, make_options, opponents_for
+from fasttrain.envs.skirmish.render import BoardView
+from fasttrain.envs.skirmish.state import GAME, OVER, TERMS, UNSTARTED, make_setup
+from fasttrain.errors import ConfigError, EnvError, EnvSpecError
+from fasttrain.jit import use_threads
+from fasttrain.threads import ThreadChoice
+
+GAMES_PER_THREAD = 64  # fewer are stepped sooner than a second thread wakes
+
+
+class SkirmishGame:
+    """N independent games; the learner is side 0, below.
+
+    Reward of every step: `reward_vp` per point by which the VP difference changed; at the end `reward_win` for a win,
+    minus it for a loss. Secondary terms, 0 by default and then not even computed, are summed up and paid every
+    `secondary_every` decisions of the learner and at the end: `reward_damage` per wound dealt less wounds taken,
+    `reward_progress` per inch that own moves bring units nearer to their nearest marker.
+
+    With opponent "self" a game also stops where the opponent must decide. Observation and mask are then the opponent's
+    own view, as the learner would see it in that place; `opponents_turn` says of which games that is true. The reward
+    stays the learner's, since the game's last decision of either side.
+
+    Args:
+        num_envs: N.
+        action_mode: "heads": all units at once, `MultiDiscrete`; "units": one unit at a time, `Discrete`.
+        opponent: "random", "greedy", "planner", "self", or a mapping of these to weights, drawn at each game's start.
+        mission: "only_war", "take_and_hold", the path of a YAML file, a mapping as in such a file, or a list of these.
+        roster, enemy_roster: name of a shipped roster, or the path of a YAML file; 1 to 8 units.
+        rounds, width, height: of the battle, and of the board in inches.
+        cache: keep tables of distances, lines of sight and targets (`tables.py`); changes no number.
+        reward_debug: sums of the reward's terms as `reward_terms` in the episode's info.
+
+    `max_threads`, 1 as made, may be set to the number of cores: it changes no number.
+
+    Raises:
+        ConfigError: a value out of range, an unknown name, or a wrong file; names what fits.
+    """
+
+    def __init__(self, num_envs: int, action_mode: str = "heads", **options: Any) -> None:
+        if num_envs < 1:
+            raise ConfigError(f"num_envs={num_envs}: at least one game is needed")
+        self.num_envs = num_envs
+        self.options: Options = make_options(action_mode=action_mode, **options)
+        rosters = self.options.rosters
+        width = observation_width(len(rosters[0]), len(rosters[1]))
+        self.observation_space = spaces.Box(-1.0, 1.0, (width,), np.float32)
+        self.action_space = action_space(self.options)
+        self.mask_width = sum(self.options.head_sizes)
+        self.final_observations: Float32Array = np.zeros((num_envs, width), np.float32)
+        self.opponents_turn: BoolArray = np.zeros(num_envs, np.bool_)
+        self.opponents_ns = 0
+        self.max_threads = 1
+        self._games = np.zeros(num_envs, GAME)
+        self._games["phase"] = UNSTARTED
+        self._setup = make_setup(self.options)
+        self._seeded = np.zeros(num_envs, np.bool_)
+        self._mix = np.empty((num_envs, 4))
+        self._mix[:] = self.options.opponent
+        self._everyone: Int64Array = np.arange(num_envs, dtype=np.int64)
+        self._known = frozenset(range(num_envs))
+        self._thread_choices = {False: ThreadChoice(trial=8), True: ThreadChoice(trial=8)}  # by: step_listed
+        self._slots: Slots | None = None
+        self._written: tuple[Any, ...] = ()  # arrays in the order of kernels.write_step
+
+    def bind(self, slots: Slots) -> None:
+        """Take the arrays to read actions from and to write everything else to.
+
+        Raises:
+            EnvSpecError: an array of the wrong shape or dtype.
+        """
+        n, width = self.final_observations.shape
+        wanted: dict[str, tuple[tuple[int, ...], Any]] = {
+            "observations": ((n, width), np.float32),
+            "action_masks": ((n, self.mask_width), np.bool_),
+            "rewards": ((n,), np.float32),
+            "terminations": ((n,), np.bool_),
+            "truncations": ((n,), np.bool_),
+            "actions": ((n, *(self.action_space.shape or ())), np.int64),
+        }
+        for name, (shape, dtype) in wanted.items():
+            array = getattr(slots, name)
+            if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype != dtype:
+                raise EnvSpecError(f"Skirmish needs slots.{name} as an array {shape} of {np.dtype(dtype)}")
+        self._slots = slots
+        self._written = (
+            slots.observations, slots.action_masks, slots.rewards, slots.terminations, self.opponents_turn,
+        )  # fmt: skip
+
+    def reset(self, indices: NDArray[np.int64], seeds: Sequence[int | None]) -> None:
+        """Start a new game in each listed env and write its first observation and mask.
+
+        A game depends on its seed alone, neither on its index nor on the number of envs. An env whose seed is None
+        goes on with its own random stream, or begins one from entropy if it has none.
+        """
+        self._bound()
+        chosen: list[int] = []
+        values: list[int] = []
+        indices = np.asarray(indices, np.int64)
+        for index, seed in zip(indices.tolist(), seeds, strict=True):
+            if seed is None and self._seeded[index]:
+                continue
+            chosen.append(index)
+            values.append((secrets.randbits(64) if seed is None else int(seed)) & 0xFFFF_FFFF_FFFF_FFFF)
+        kernels.seed_games(self._games, np.array(chosen, np.int64), np.array(values, np.uint64))
+        self._seeded[chosen] = True
+        kernels.forget_outcomes(self._games, indices)
+        kernels.advance(self._games, self._setup, self._mix, indices, True)
+        kernels.write_step(self._games, self._setup, indices, *self._written)
+
+    def step(self) -> None:
+        """Apply `slots.actions`, let opponents play until somebody outside must decide, write all slots.
+
+        Games that end keep their last observation, always the learner's, in `final_observations` and begin anew in
+        the same step. `slots.finished` is left alone.
+
+        Raises:
+            EnvError: an action is illegal; names the env, the head and its legal values. No action was applied.
+        """
+        self._step(self._everyone, self._thread_choices[False])
+
+    def step_listed(self, indices: Sequence[int] | Int64Array) -> None:
+        """As `step`, for the listed games alone: the others are neither stepped nor written.
+
+        Raises:
+            EnvError: as `step`; or an index that is no game's, or listed twice.
+        """
+        listed = np.ascontiguousarray(indices, np.int64)
+        known = set(listed.tolist())
+        if len(known) != len(listed) or not known <= self._known:
+            raise EnvError(f"Skirmish: step_listed takes games 0 to {self.num_envs - 1}, each once: {listed.tolist()}")
+        if len(listed):
+            self._step(listed, self._thread_choices[True])
+
+    def _step(self, indices: Int64Array, choice: ThreadChoice) -> None:
+        slots, games, setup = self._bound(), self._games, self._setup
+        actions = slots.actions.reshape(self.num_envs, -1)
+        illegal = kernels.apply_actions(games, setup, actions, indices)
+        if illegal >= 0:
+            raise self._illegal(int(illegal))
+        parts = min(self.max_threads, len(indices) // GAMES_PER_THREAD)
+        on_threads = parts > 1 and choice.next()
+        start_ns = time.perf_counter_ns()
+        self._play_on(indices, False, parts if on_threads else 1)
+        ended = indices[slots.terminations[indices]]
+        if ended.size:
+            self.final_observations[ended] = slots.observations[ended]  # type: ignore[index]
+            self._play_on(ended, True, min(parts, len(ended) // GAMES_PER_THREAD) if on_threads else 1)
+        slots.truncations[indices] = False
+        if parts > 1:  # per game: another number of them is listed every time
+            choice.took(on_threads, (time.perf_counter_ns() - start_ns) / (1e9 * len(indices)))
+
+    def _play_on(self, indices: Int64Array, anew: bool, parts: int) -> None:
+        """To the next decision, or to the first one of a new game, and write it."""
+        games, setup = self._games, self._setup
+        start_ns = time.perf_counter_ns()
+        if parts > 1:
+            use_threads(parts)
+            kernels.advance_on_threads(games, setup, self._mix, indices, anew, parts)
+        else:
+            kernels.advance(games, setup, self._mix, indices, anew)
+        self.opponents_ns += time.perf_counter_ns() - start_ns
+        if parts > 1:
+            kernels.write_on_threads(games, setup, indices, *self._written, parts)  # type: ignore[call-arg]
+        else:
+            kernels.write_step(games, setup, indices, *self._written)
+
+    def episode_info(self, index: int) -> dict[str, Any]:
+        """The end-of-episode info of env `index`, valid in the step in which it ended.
+
+        The learner is the "model", the other side the "player"; `winner` is one of them or "draw". `turn` is the round
+        in which it ended, health is wounds left.
+        """
+        game = self._games[index]
+        model_vp, player_vp = game["result_vp"].tolist()
+        model_health, player_health = game["result_health"].tolist()
+        outcome = int(game["result_outcome"])
+        info = {
+            "winner": ("player", "draw", "model")[outcome + 1],
+            "is_win": outcome > 0,
+            "is_draw": outcome == 0,
+            "model_vp": model_vp,
+            "player_vp": player_vp,
+            "vp_diff": model_vp - player_vp,
+            "end_reason": "wipeout_self" if not model_health else "turn_limit" if player_health else "wipeout_enemy",
+            "turn": int(game["result_round"]),
+            "model_health": model_health,
+            "player_health": player_health,
+            "mission": self.options.missions[int(game["result_mission"])].name,
+        }
+        if self.options.reward_debug:
+            info["reward_terms"] = dict(zip(TERMS, game["result_terms"].tolist(), strict=True))
+        return info
+
+    def reward_terms(self, index: int) -> dict[str, float]:
+        """Sums of the reward's terms in the running episode of env `index`; all 0 without `reward_debug`."""
+        return dict(zip(TERMS, self._games["terms"][index].tolist(), strict=True))
+
+    def set_opponents(self, mix: OpponentMix, indices: Sequence[int] | Int64Array | None = None) -> None:
+        """Change the opponent of all or the listed envs, from each env's next game on.
+
+        Raises:
+            ConfigError: see `options.opponents_for`.
+        """
+        cumulative = opponents_for(mix, self.options.rosters)
+        self._mix[slice(None) if indices is None else np.asarray(indices, np.int64)] = cumulative
+
+    def peek(self, index: int) -> dict[str, Any]:
+        """A copy of every field of game `index` (`state.GAME`), for tests and tools."""
+        game = self._games[index]
+        return {name: value.tolist() for name in GAME.names or () for value in (game[name],)}
+
+    def view(self, index: int) -> BoardView:
+        """What there is to draw of game `index`."""
+        game = self._games[index]
+        x, y, health = (game[name].tolist() for name in ("x", "y", "health"))
+        units = [
+            list(zip(x[side], y[side], health[side], strict=True))[: len(roster)]
+            for side, roster in enumerate(self.options.rosters)
+        ]
+        return BoardView(
+            mission=self.options.missions[int(game["mission"])],
+            round=int(game["round"]),
+            rounds=self.options.rounds,
+            phase=min(int(game["phase"]), OVER),
+            active=int(game["active"]),
+            vp=(int(game["vp"][0]), int(game["vp"][1])),
+            cp=(int(game["cp"][0]), int(game["cp"][1])),
+            units=units,
+            sheets=self.options.rosters,
+        )
+
+    def _bound(self) -> Slots:
+        if self._slots is None:
+            raise EnvError("Skirmish: bind(slots) must come before reset() and step()")
+        return self._slots
+
+    def _illegal(self, index: int) -> EnvError:
+        slots = self._bound()
+        values = slots.actions[index].reshape(-1)
+        if self._games["phase"][index] >= OVER or slots.action_masks is None:
+            return EnvError(f"Skirmish env {index} has no game to play {values.tolist()} in: reset() it first")
+        wrong = illegal_head(self.options, slots.action_masks[index], values)
+        if wrong is None:
+            return EnvError(f"Skirmish env {index}: action {values.tolist()} is illegal now")
+        head, legal = wrong
+        return EnvError(
+            f"Skirmish env {index}: {values[head]} in head {head} of action {values.tolist()} is illegal now, legal "
+            f"there is {legal}"
+        )
