@@ -35,6 +35,9 @@ AT_LEAST: dict[str, float] = {
     "eval.num_envs": 1,
     "eval.seed": 0,
     "own.batch_size": 2,
+    "play.episodes": 1,
+    "play.speed": 0,
+    "play.seed": 0,
     "self_play.pool": 0,
     "self_play.every": 1,
     "algo.rollout_size": 2,
@@ -55,6 +58,7 @@ MAX_TORCH_THREADS = 256
 AT_MOST: dict[str, int] = {
     "seed": MAX_SEED,
     "eval.seed": MAX_SEED,
+    "play.seed": MAX_SEED,
     "torch_threads": MAX_TORCH_THREADS,
     "algo.max_grad_norm": 1_000_000,
     "algo.ent_coef": 1_000_000,

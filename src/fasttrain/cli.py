@@ -18,12 +18,17 @@ if TYPE_CHECKING:
     from fasttrain.config import Config
     from fasttrain.studies.sweep import Sweep
 
-COMMANDS = ("train", "eval", "check", "export")
+COMMANDS = ("train", "eval", "check", "export", "play")
 # Keys that only some commands read; typed for another they are refused.
-COMMANDS_OF_KEY = {"run": ("eval", "export"), "format": ("export",), "model": ("export",), "output": ("export",)}
+COMMANDS_OF_KEY = {
+    "run": ("eval", "export", "play"),
+    "format": ("export",),
+    "model": ("export",),
+    "output": ("export",),
+}
 HELP = """fasttrain {version}: Stable-Baselines3 training several times faster, and where the time went.
 
-usage: fasttrain [train|eval|check|export] [key=value …] [-m]
+usage: fasttrain [train|eval|check|export|play] [key=value …] [-m]
 
   fasttrain +profile=speed                                   Skull King with MaskablePPO, the main job
   fasttrain +profile=speed env.kwargs.opponents=hard         against stronger opponents
@@ -33,6 +38,7 @@ usage: fasttrain [train|eval|check|export] [key=value …] [-m]
   fasttrain -m +profile=speed num_envs=64,128,256 algo.n_epochs=2,4      a sweep, each cell in a fresh process
   fasttrain eval run=outputs/2026-01-31/12-00-00_skullking_maskable_ppo_1 eval.episodes=5000
   fasttrain export run=outputs/2026-01-31/12-00-00_skullking_maskable_ppo_1 format=onnx   (or torchscript)
+  fasttrain play run=outputs/2026-01-31/12-00-00_skullking_maskable_ppo_1       watch it; play.human=true: against it
   fasttrain check env.entry_point=my_game.envs:MyGame        looks for faults in an env and measures it
   NUM_ENVS=16 fasttrain +profile=speed                       a flag from the environment
 
@@ -119,6 +125,8 @@ def _run_hydra(command: str, arguments: list[str]) -> int:
 
     OmegaConf.register_new_resolver("pid", os.getpid, replace=True)
     normalised = normalise(arguments, os.environ)
+    if command == "play":  # writes nothing, and leaves no folder behind
+        normalised = ["hydra.run.dir=.", "hydra.output_subdir=null", *normalised]
     sweep = _sweep(command, arguments)
     outcome: list[int] = []
     failed: list[Exception] = []
@@ -189,6 +197,9 @@ def _run_command(command: str, composed: Any) -> int:
     overrides = list(job.overrides.task)
     origin = sources(overrides, os.environ, profiles)
     run = _command(command)
+    foreign = [key for key in origin if key.startswith("play.") and command != "play"]
+    if foreign:
+        raise ConfigError(f"{foreign[0]} means nothing for {command}; to watch a run: fasttrain play run=…")
     return run(config, origin, Path(job.runtime.output_dir), overrides)
 
 
@@ -208,6 +219,8 @@ def _command(name: str) -> Callable[[Any, Mapping[str, str], Path, Sequence[str]
         from fasttrain.runs.evaluate import main as run
     elif name == "export":
         from fasttrain.runs.export import main as run
+    elif name == "play":
+        from fasttrain.runs.play import main as run
     elif name == "check":
         from fasttrain.runs.check import main as run
     else:

@@ -271,4 +271,4 @@ def test_cumulative_mix_leaves_no_gap() -> None:
     mix = cumulative_mix({"random": 0.1, "easy": 0.2, "medium": 0.7}, 3)
     assert mix.tolist() == [pytest.approx([0.1, 0.3, 1.0, 1.0, 1.0])] * 2
     assert (mix[:, 2:] == 1.0).all()
-    assert cumulative_mix("easy", 2).tolist() == [[0.0, 1.0, 1.0, 1.0]]
+    assert cumulative_mix("easy", 2).tolist() == [[0.0, 1.0, 1.0, 1.0, 1.0]]

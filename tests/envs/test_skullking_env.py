@@ -125,7 +125,16 @@ def test_reset_after_the_end_hands_out_the_game_already_dealt() -> None:
         assert not truncated
         assert bool(info) is done
     assert turns == info["turn"] == 65
-    assert set(info) == {"winner", "is_win", "score", "score_diff", "bids_made", "end_reason", "turn", "opponents_beaten"}
+    assert set(info) == {
+        "winner",
+        "is_win",
+        "score",
+        "score_diff",
+        "bids_made",
+        "end_reason",
+        "turn",
+        "opponents_beaten",
+    }
     assert all(type(value) in (int, float, bool, str) for value in info.values())
     dealt = env.peek().hands
     env.reset()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -135,8 +135,9 @@ class RunCallback(BaseCallback):
 
     def _collect_episodes(self) -> None:
         infos: list[dict[str, Any]] = self.locals["infos"]
-        if "perf" in infos[0]:
-            self.enemy_turn_ms += sum(info["perf"].get("enemy_turn_ms", 0.0) for info in infos)
+        if "perf" in infos[0]:  # under lean_info only of envs that have just ended; but then the workers count it
+            told = (info["perf"] for info in infos if isinstance(info.get("perf"), Mapping))
+            self.enemy_turn_ms += sum(perf.get("enemy_turn_ms", 0.0) for perf in told)
         progress, dones = self.parts.progress, self.locals["dones"]
         for index in np.flatnonzero(dones) if dones.any() else ():
             info = infos[index]

@@ -244,7 +244,7 @@ class Run:
             return EnvTimes(opponents)
         times = shared.times_ns()
         return EnvTimes(
-            opponents_ns=(opponents or times["opponents"]) // shared.num_workers,
+            opponents_ns=(times["opponents"] or opponents) // shared.num_workers,
             num_workers=shared.num_workers,
             envs_ns=times["envs"],
             slowest_ns=times["slowest"],
