@@ -43,7 +43,7 @@ usage: fasttrain [train|eval|check|export|play] [key=value …] [-m]
   NUM_ENVS=16 fasttrain +profile=speed                       a flag from the environment
 
 profiles   baseline (stock SB3)  exact (same numbers, faster)  balance  speed  debug
-algo=      maskable_ppo  ppo  recurrent_ppo  dqn          env=  skullking, or env.id=… / env.entry_point=module:Class
+algo=      maskable_ppo  ppo  recurrent_ppo  dqn   env=  skullking  skirmish, or env.id=…, env.entry_point=module:Class
 
 flags (variable in the environment: the name in capitals; command line > environment > profile > default)
 {flags}

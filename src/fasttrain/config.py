@@ -290,7 +290,7 @@ def against_bots(config: Config) -> Config:
 
 def _build_env(env: Any) -> EnvConfig:
     if not isinstance(env, Mapping):
-        raise ConfigError("env: choose skullking, or name an environment by env.id or env.entry_point")
+        raise ConfigError("env: choose skullking or skirmish, or name an environment by env.id or env.entry_point")
     config = build(EnvConfig, env, "env.")
     if (config.id is None) == (config.entry_point is None):
         state = "both are set" if config.id else "neither is set"

@@ -62,7 +62,8 @@ def evaluate(
     ones. An episode that does not end within `MAX_EPISODE_STEPS` counts as it stands, with end reason `not ended`, and
     its env plays no further. `keep_on` is told the episodes played so far after every step; False ends the evaluation
     with what there is. Returns `episodes, mean_reward, win_rate, draw_rate, score_diff, end_reason, mean_length,
-    mean_turns, ci95`; what the env does not report is None. `win_rate` lies in 0..1, its interval is Wilson's; the others' are Student's.
+    mean_turns, ci95`; what the env does not report is None. `win_rate` lies in 0..1, its interval is Wilson's; the
+    others' are Student's.
     """
     predict: Any = model.predict
     masked = "action_masks" in inspect.signature(predict).parameters and env.has_attr("action_masks")

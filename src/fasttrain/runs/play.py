@@ -1,0 +1,354 @@
+"""`fasttrain play run=FOLDER`: watch a trained agent play in the terminal, or play against it.
+
+Any env with `render_mode="ansi"` can be watched. What an env may offer besides, none of it required:
+
+- `describe_action(action) -> str`: an action in words ("plays yellow 7"), as the policy gives it;
+- `describe_choice(part, value) -> str`: a value of one sub-action in words, for a person who chooses;
+- `describe_step() -> str`: what happened since the learner's last decision, where a picture does not show it;
+- `player_names`: how its text calls the learner and the others, a pair that is set here;
+- `opponents_turn` and the opponent "self" (`envs.protocol.TwoSidedGame`), without which nobody can play against it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import secrets
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.text import Text
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+
+from fasttrain.algos.heads import action_dims
+from fasttrain.config import SELF, Config, against, plays_itself
+from fasttrain.envs.make import EnvSpec, make_env
+from fasttrain.errors import ConfigError
+from fasttrain.runs.build import env_spec
+from fasttrain.runs.choices import best_choices
+from fasttrain.runs.console import make_console
+from fasttrain.runs.evaluate import load_run, own_random_state, summarise
+from fasttrain.runs.progress import win_of
+from fasttrain.runs.wrap import statistics_of, wrapped
+
+TURN = "opponents_turn"
+MOST_LINES = 60  # legal actions in words, one a line; more are listed as numbers
+TOLD_APART = ("is_win", "is_success", "is_draw", "end_reason", "turn", TURN)  # of an info; the outcome says it already
+
+
+class Watched(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Keeps the last picture of an episode, which the vector env resets at once, and what the last step brought."""
+
+    told = ""
+    last_picture: Any = ""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        result = self.env.step(action)
+        if self.tells:
+            self.told = str(self.env.get_wrapper_attr("describe_step")())
+        if result[2] or result[3]:
+            self.last_picture = self.env.render()
+        return result
+
+    @property
+    def opponents_decide(self) -> bool:
+        """Whether the decision is not the learner's."""
+        return self.env.has_wrapper_attr(TURN) and bool(self.env.get_wrapper_attr(TURN))
+
+    @property
+    def tells(self) -> bool:
+        """Whether the env says what a step brought."""
+        return self.env.has_wrapper_attr("describe_step")
+
+    @property
+    def has_words(self) -> bool:
+        """Whether the env has words for actions."""
+        return self.env.has_wrapper_attr("describe_action")
+
+    def words(self, action: Any) -> str:
+        """The action in the env's words, or as it is."""
+        if self.has_words:
+            return str(self.env.get_wrapper_attr("describe_action")(action))
+        return str(action.tolist() if isinstance(action, np.ndarray) else action)
+
+    def choice_words(self, part: int, value: int, count: int) -> str:
+        """A value of one of `count` sub-actions in the env's words; empty where it has none."""
+        if self.env.has_wrapper_attr("describe_choice"):
+            return str(self.env.get_wrapper_attr("describe_choice")(part, value))
+        return self.words(value) if count == 1 and self.has_words else ""
+
+
+def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
+    """Play as many episodes as asked, one decision after the other; stopping early is no error.
+
+    Raises:
+        ConfigError: no run named, no such model, or an env that cannot be shown or played against.
+    """
+    typed = [key for key, source in sources.items() if source == "command line"]
+    ignored = sorted(key for key in typed if key not in ("run", "opponent") and not key.startswith("play."))
+    if ignored:
+        raise ConfigError(f"play takes run=…, opponent=… and play.… only: {', '.join(ignored)} would do nothing")
+    if config.run is None:
+        raise ConfigError("play needs run=FOLDER, a finished run's folder (outputs/DATE/TIME_…)")
+    trained, model = load_run(Path(config.run), config.play.model)
+    trained = _seated(dataclasses.replace(trained, play=config.play), config.opponent)
+    watched = Watched(_textual_env(trained))
+    statistics = statistics_of(Path(config.run) / config.play.model) if trained.env.normalize else None
+    env = wrapped(DummyVecEnv([lambda: watched]), trained, statistics)
+    seed = secrets.randbelow(10**6) if config.play.seed is None else config.play.seed
+    console = make_console()
+    show(console, f"{_title(trained, model)}, play.seed={seed}", "bold")
+    play = Play(trained, model, env, watched, console)
+    try:
+        with own_random_state(seed):
+            env.seed(seed)
+            play.episodes()
+    except (EOFError, KeyboardInterrupt):
+        show(console, "\nstopped")
+    finally:
+        env.close()
+    show(console, play.summary(), "bold")
+    return 0
+
+
+def show(console: Console, text: str, style: str = "") -> None:
+    """A line or a picture as it is; a picture may bring its own colours."""
+    line = Text.from_ansi(text)
+    line.stylize(style)
+    console.print(line, soft_wrap=True, highlight=False)
+
+
+def _seated(trained: Config, opponent: str | None) -> Config:
+    """Who sits at the table: those of the training, those asked for, or the agent against a person."""
+    if not trained.play.human:
+        return trained if opponent is None else against(trained, opponent)
+    if opponent is not None:
+        raise ConfigError(f"opponent={opponent} contradicts play.human=true: there the agent plays the other side")
+    if trained.env.opponent_key is None:
+        raise ConfigError(
+            f"play.human=true: env {trained.env.name} has no opponents that the agent could play; "
+            "take play.human=false to watch"
+        )
+    for key, value, usual in (("algo", trained.algo.name, ""), ("env.frame_stack", trained.env.frame_stack, 1)):
+        if value == "recurrent_ppo" or (key == "env.frame_stack" and value != usual):
+            raise ConfigError(
+                f"play.human=true with {key}={value}: what such an agent remembers would be of both sides; take "
+                "play.human=false to watch"
+            )
+    return against(trained, SELF)
+
+
+def _textual_env(trained: Config) -> gymnasium.Env[Any, Any]:
+    """The run's env, drawn as text.
+
+    Raises:
+        ConfigError: it cannot be, or cannot be played from both sides where that is needed.
+    """
+    if trained.env.backend == "envpool":
+        raise ConfigError("play shows one Gymnasium env as text: env.backend=envpool has none")
+    spec = dataclasses.replace(env_spec(trained), lean_info=False, two_sided=False)
+    modes = _render_modes(spec)
+    if "ansi" not in modes:
+        have = f"only as {', '.join(map(str, modes))}" if modes else "not at all"
+        raise ConfigError(
+            f"{spec.option} draws itself {have}, play shows text: give it a render() that returns a str under "
+            "render_mode='ansi', and name 'ansi' in metadata['render_modes']"
+        )
+    env = make_env(dataclasses.replace(spec, kwargs={**spec.kwargs, "render_mode": "ansi"}))
+    if plays_itself(trained) and not env.has_wrapper_attr(TURN):
+        env.close()
+        raise ConfigError(f"{spec.option} cannot be played from both sides: it has no property {TURN}")
+    if isinstance(env.action_space, spaces.Box) and trained.play.human:
+        env.close()
+        raise ConfigError(f"play.human=true: the actions of {spec.option} are numbers {env.action_space}, not choices")
+    if hasattr(env.unwrapped, "player_names"):
+        others = "agent" if plays_itself(trained) else "bot"
+        env.unwrapped.player_names = ("you" if trained.play.human else "agent", others)
+    return env
+
+
+def _render_modes(spec: EnvSpec) -> list[str]:
+    env = make_env(spec)
+    modes = list((env.metadata or {}).get("render_modes") or [])
+    env.close()
+    return modes
+
+
+def _title(trained: Config, model: BaseAlgorithm) -> str:
+    key = trained.env.opponent_key
+    against_whom = f", opponents: {trained.env.kwargs.get(key)}" if key and not trained.play.human else ""
+    you = ", you against the agent" if trained.play.human else ""
+    return f"{trained.env.name}: {trained.algo.name} after {model.num_timesteps:,} steps{you}{against_whom}"
+
+
+class Play:
+    """Episodes of one env in the terminal; `finished` keeps (return, decisions, last info) of each."""
+
+    def __init__(self, trained: Config, model: BaseAlgorithm, env: VecEnv, watched: Watched, console: Console) -> None:
+        self.settings, self.model, self.env, self.watched, self.console = trained.play, model, env, watched, console
+        self.has_masks = env.has_attr("action_masks")
+        self.masked = self.has_masks and "action_masks" in inspect.signature(model.predict).parameters
+        self._states: Any = None  # of a policy that remembers
+        self._starts = np.ones(1, np.bool_)
+        self.finished: list[tuple[float, int, dict[str, Any]]] = []
+
+    def episodes(self) -> None:
+        """Play them.
+
+        Raises:
+            EOFError: the person wants no more.
+        """
+        observations: Any = self.env.reset()
+        for number in range(1, self.settings.episodes + 1):
+            observations = self._episode(number, observations)
+
+    def _episode(self, number: int, observations: Any) -> Any:
+        """One episode; returns the first observations of the next, which the vector env has begun."""
+        total, decisions, over = 0.0, 0, False
+        self._states, self._starts = None, np.ones(1, np.bool_)
+        while not over:
+            masks = np.stack(self.env.env_method("action_masks")) if self.has_masks else None
+            if self.watched.opponents_decide:
+                actions = self._model_actions(observations, masks)
+                if not self.watched.tells:  # else it is told before the learner's next decision
+                    self._show(f"opponent: {self.watched.words(actions[0])}")
+            else:
+                decisions += 1
+                of = f" of {self.settings.episodes}" if self.settings.episodes > 1 else ""
+                self._show(f"\n--- game {number}{of}, decision {decisions}", "dim")
+                self._show(str(self.watched.render()))
+                actions = self._ask(masks) if self.settings.human else self._watch(observations, masks)
+            observations, rewards, dones, infos = self.env.step(actions)
+            over, total = bool(dones[0]), total + float(rewards[0])
+            if self.watched.told and (over or not self.watched.opponents_decide):
+                self._show(self.watched.told)
+        self.finished.append((total, decisions, infos[0]))
+        self._show(f"\n{self.watched.last_picture}")
+        self._show(f"game {number}: {_outcome(infos[0])}, {decisions} decisions, return {total:.3g}", "bold")
+        if facts := ", ".join(_facts(infos[0])):
+            self._show(f"  {facts}")
+        return observations
+
+    def _model_actions(self, observations: Any, masks: NDArray[np.bool_] | None) -> NDArray[Any]:
+        predict: Any = self.model.predict
+        extra = {"action_masks": masks} if self.masked else {}
+        deterministic = self.settings.deterministic
+        actions: NDArray[Any]
+        actions, self._states = predict(
+            observations, state=self._states, episode_start=self._starts, deterministic=deterministic, **extra
+        )
+        self._starts = np.zeros(1, np.bool_)
+        return actions
+
+    def _watch(self, observations: Any, masks: NDArray[np.bool_] | None) -> NDArray[Any]:
+        """The agent's action (1, …), shown at the pace asked for."""
+        actions = self._model_actions(observations, masks)
+        choices = best_choices(self.model, observations, masks if self.masked else None)
+        words = self.watched.words
+        self._show(f"agent {words(actions[0])}" if self.watched.has_words else f"agent: {words(actions[0])}", "bold")
+        if len(choices) == 1:
+            self._show("  its only legal choice")
+        elif choices:
+            rated = ", ".join(f"{words(choice.action)} {choice.text}" for choice in choices)
+            self._show(f"  {choices[0].kind}: {rated}")
+        if self.settings.speed > 0:
+            time.sleep(1 / self.settings.speed)
+        else:
+            self._read("  Enter to go on, q to stop: ")
+        return actions
+
+    def _show(self, text: str, style: str = "") -> None:
+        show(self.console, text, style)
+
+    def _read(self, prompt: str) -> str:
+        """A line from the keyboard.
+
+        Raises:
+            EOFError: the end of input, or `q`.
+        """
+        line = self.console.input(Text(prompt)).strip()
+        if not sys.stdin.isatty():  # a terminal shows what is typed
+            self._show(line)
+        if line.lower() in ("q", "quit"):
+            raise EOFError("stopped by q")
+        return line
+
+    def _ask(self, masks: NDArray[np.bool_] | None) -> NDArray[Any]:
+        """The person's action (1, …): a number per sub-action, asked for until it is a legal one."""
+        space: Any = self.watched.action_space
+        dims = action_dims(space)
+        legal = np.ones(sum(dims), np.bool_) if masks is None else masks[0]
+        parts = np.split(legal, np.cumsum(dims)[:-1])
+        chosen = [self._ask_part(np.flatnonzero(part).tolist(), place, len(parts)) for place, part in enumerate(parts)]
+        return np.array(chosen, space.dtype).reshape(1, *space.shape)
+
+    def _ask_part(self, numbers: list[int], place: int, count: int) -> int:
+        if count > 1 and len(numbers) == 1:  # of many sub-actions most are none
+            return numbers[0]
+        words = [self.watched.choice_words(place, number, count) for number in numbers]
+        if all(words) and len(numbers) <= MOST_LINES:
+            for number, word in zip(numbers, words, strict=True):
+                self._show(f"  {number:>3}  {word}")
+        else:
+            self._show(f"  legal: {', '.join(_ranges(numbers))}")
+        part = f" {place + 1} of {count}" if count > 1 else ""
+        while True:
+            line = self._read(f"your choice{part} (a number, q to stop): ")
+            if line.isdecimal() and int(line) in numbers:
+                return int(line)
+            self._show(f"  {line!r} is none of the legal choices: {', '.join(_ranges(numbers))}")
+
+    def summary(self) -> str:
+        """One line about all episodes."""
+        if not self.finished:
+            return "no game finished"
+        result = summarise(self.finished)
+        count = result["episodes"]
+        parts = [f"{count} game{'s' if count > 1 else ''}", f"mean return {result['mean_reward']:.3g}"]
+        if result["win_rate"] is not None:
+            who = "you" if self.settings.human else "the agent"
+            parts.append(f"{who} won {sum(bool(win_of(info)) for *_, info in self.finished)} of {count}")
+        if result["score_diff"] is not None:
+            parts.append(f"mean score difference {result['score_diff']:+.1f}")
+        return ", ".join(parts)
+
+
+def _outcome(info: Mapping[str, Any]) -> str:
+    """won, lost or draw, and the env's own word for it where it has another."""
+    won, reason = win_of(dict(info)), str(info.get("end_reason", ""))
+    if won is not None:
+        word = "draw" if info.get("is_draw") else "won" if won else "lost"
+        return f"{word} ({reason})" if reason not in ("", word) else word
+    if reason:
+        return reason
+    return "cut off by the limit of steps" if info.get("TimeLimit.truncated") else "over"
+
+
+def _facts(info: Mapping[str, Any]) -> Iterator[str]:
+    """What else the env reports of an episode, as far as it is a number or a word."""
+    for key, value in info.items():
+        if key in TOLD_APART or key.startswith(("TimeLimit", "terminal_", "_")):
+            continue
+        if isinstance(value, (bool, int, str, np.integer)):
+            yield f"{key} {value}"
+        elif isinstance(value, (float, np.floating)):
+            yield f"{key} {value:.3g}"
+
+
+def _ranges(numbers: Sequence[int]) -> Iterator[str]:
+    """1, 2, 3, 7 → "1-3", "7"."""
+    start = 0
+    for end in range(1, len(numbers) + 1):
+        if end == len(numbers) or numbers[end] != numbers[end - 1] + 1:
+            first, last = numbers[start], numbers[end - 1]
+            yield str(first) if first == last else f"{first}-{last}"
+            start = end
