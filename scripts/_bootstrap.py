@@ -24,7 +24,7 @@ CHECKS = (
     ("ruff check", ("ruff", "check")),
     ("ruff format", ("ruff", "format", "--check")),
     ("mypy", ("mypy",)),
-    ("pytest", ("pytest",)),  # last, so that its closing line is the last thing printed
+    ("pytest", ("pytest", "-n", "2", "--dist", "loadfile")),  # last, so that its closing line is the last thing printed
 )
 
 
