@@ -44,10 +44,11 @@ def expected_score(rating: float, other: float) -> float:
 class SnapshotPool:
     """Opponents for N envs: the latest snapshot with probability `latest`, else one of the pool, drawn per episode.
 
-    Of the pool two are in play at a time, drawn anew with every snapshot: with all of a pool of 8 in play a step of 256
-    envs takes nine small forwards instead of three. The pool is a uniform sample of all snapshots that came before the latest (reservoir sampling, Vitter 1985): old
-    habits stay among the opponents, however long the run is. Ratings are Elo's, from the learner's games; its own
-    is handed to every new snapshot.
+    The pool is a uniform sample of all snapshots that came before the latest (reservoir sampling, Vitter 1985): old
+    habits stay among the opponents, however long the run is. Two of it are in play at a time, drawn anew with every
+    snapshot: with all eight, a step of 256 envs would take nine small forwards instead of three.
+
+    Ratings are Elo's, from the learner's games; its own is handed to every new snapshot.
 
     Args:
         model: the learner, a PPO, MaskablePPO or DQN of ours.

@@ -12,6 +12,7 @@ from fasttrain.envs.skirmish.actions import head_values, named_heads, replace_il
 from fasttrain.envs.skirmish.game import SkirmishGame
 from fasttrain.envs.skirmish.options import OpponentMix
 from fasttrain.envs.skirmish.render import BoardView, check_render_mode, draw_board, outcome_line, render_board
+from fasttrain.envs.skirmish.words import action_in_words, choice_in_words
 from fasttrain.errors import ConfigError
 
 _FIRST = np.zeros(1, np.int64)
@@ -131,6 +132,15 @@ class SkirmishEnv(gymnasium.Env[Float32Array, Any]):
     def view(self) -> BoardView:
         """What there is to draw."""
         return self._game.view(0)
+
+    def describe_action(self, action: Any) -> str:
+        """What `action` would do now."""
+        values = head_values(self._game.options, action).tolist()
+        return action_in_words(self._game.options, self.view(), values, self.peek()["cursor"])
+
+    def describe_choice(self, part: int, value: int) -> str:
+        """What a value of one head would do now."""
+        return choice_in_words(self._game.options, self.view(), part, value, self.peek()["cursor"])
 
     def render(self) -> Any:
         """The board as text ("ansi") or as a picture (H, W, 3) uint8 ("rgb_array").

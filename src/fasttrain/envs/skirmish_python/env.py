@@ -16,6 +16,7 @@ from fasttrain.envs.skirmish.actions import action_space, head_values, illegal_h
 from fasttrain.envs.skirmish.layout import observation_width
 from fasttrain.envs.skirmish.options import SELF, OpponentMix, make_options, opponents_for
 from fasttrain.envs.skirmish.render import BoardView, check_render_mode, draw_board, outcome_line, render_board
+from fasttrain.envs.skirmish.words import action_in_words, choice_in_words
 from fasttrain.envs.skirmish_python.battle import Battle
 from fasttrain.envs.skirmish_python.bots import play_phase
 from fasttrain.envs.skirmish_python.observation import legal, observe
@@ -163,6 +164,15 @@ class SkirmishPythonEnv(gymnasium.Env[Float32Array, Any]):
             return draw_board(self.view())
         outcome = f"{outcome_line(self.episode_info())}\n" if self.battle.over else ""
         return outcome + render_board(self.view())
+
+    def describe_action(self, action: Any) -> str:
+        """What `action` would do now."""
+        values = head_values(self._options, action).tolist()
+        return action_in_words(self._options, self.view(), values, self._cursor)
+
+    def describe_choice(self, part: int, value: int) -> str:
+        """What a value of one head would do now."""
+        return choice_in_words(self._options, self.view(), part, value, self._cursor)
 
     def view(self) -> BoardView:
         """What there is to draw."""
