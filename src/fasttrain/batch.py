@@ -34,6 +34,13 @@ class FinishedEpisode(NamedTuple):
     lost: bool = False  # cut by a fault of env or worker, not by a rule: no data about the game
 
 
+def select_rows(observations: Observations, rows: Int64Array) -> Any:
+    """These rows (M,) of observations (N, ...), or of each part of a dict: (M, ...), copied."""
+    if isinstance(observations, dict):
+        return {key: part[rows] for key, part in observations.items()}
+    return observations[rows]
+
+
 @dataclass(slots=True)
 class Slots:
     """Preallocated arrays that an env batch writes in place, once per vector step.

@@ -131,9 +131,9 @@ class EvalConfig:
 class SelfPlayConfig:
     """Which snapshots of the learner are its opponents under `opponent=self`."""
 
-    latest: float  # probability of the latest snapshot; else one of the pool
-    pool: int  # snapshots kept besides
-    every: int  # gradient updates from one snapshot to the next
+    latest: float = 0.5  # probability of the latest snapshot; else one of the pool
+    pool: int = 8  # snapshots kept besides
+    every: int = 500  # gradient updates from one snapshot to the next
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,13 +209,13 @@ class Config:
     algo: PPOConfig | RecurrentPPOConfig | DQNConfig
     eval: EvalConfig
     own: OwnConfig
-    self_play: SelfPlayConfig
     opponent: str | None = None  # self, or one of the game's own; None: as env.kwargs says
     run: str | None = None  # a finished run's folder, for commands that read one
     format: Literal["onnx", "torchscript"] | None = None  # of `export`
     model: Literal["final", "best"] = "final"  # which model of the run `export` takes
     output: str | None = None  # the file `export` writes; into the run's folder if left out
     play: PlayConfig = PlayConfig()
+    self_play: SelfPlayConfig = SelfPlayConfig()
     checkup: Literal["off", "warn", "strict"] = "off"  # a look at the env before training; strict: any finding stops
 
 

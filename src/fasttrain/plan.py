@@ -121,7 +121,7 @@ def make_plan(config: Config, sources: Mapping[str, str], env: EnvFacts, machine
         value, reason = _resolve(flag, requested, source, context)
         rows.append(Row(flag.name, requested, value, source, flag.flag_class, reason))
         effective[flag.name] = requested if value == NOT_APPLICABLE else value
-    check_self_play(config, effective)
+    check_self_play(config, effective, sources)
     changes = {name: value for name, value in effective.items() if name != "num_workers" or value is not None}
     if isinstance(config.algo, OnPolicyConfig):
         algo, row = _rollout_row(config, config.algo, effective, sources)
@@ -246,7 +246,7 @@ def _rollout_row(
             f"batch_size={batch_size} is larger than the rollout of {size} (num_envs={num_envs} × {num_steps} steps): "
             f"take batch_size={size} or less, or a larger algo.rollout_size"
         )
-    if num_envs * num_steps == 1 or (num_steps == 1 and num_envs == 1):
+    if size == 1:
         raise ConfigError("algo.rollout_size: one transition is no rollout; take 2 or more")
     reason = f"{num_envs} envs × {num_steps} steps"
     if size % batch_size:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from fasttrain.config import plays_itself
@@ -191,24 +192,36 @@ def _why_no_groups(context: Context) -> str:
     return ""
 
 
-def check_self_play(config: Any, effective: dict[str, Any]) -> None:
-    """Refuse what self-play cannot do.
+def check_self_play(config: Any, effective: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+    """Refuse what self-play cannot do, and its settings where it is off.
 
     Raises:
         ConfigError: names the key and a way out.
     """
+    typed = [key for key, source in sources.items() if source == "command line"]
+    named = f"env.kwargs.{config.env.opponent_key}"
+    if "opponent" in typed and named in typed:
+        raise ConfigError(f"opponent={config.opponent} and {named} say the same thing: leave one of them out")
     if not plays_itself(config):
+        for key in sorted(key for key in typed if key.startswith("self_play.")):
+            raise ConfigError(f"{key} means nothing without opponent=self: take that, or leave {key} out")
         return
     if effective["engine"] == "stock":
         raise ConfigError("opponent=self with engine=stock: the stock classes know no opponents; take engine=fast")
     if effective["vec_env"] == "subproc":
         raise ConfigError("opponent=self with vec_env=subproc: take vec_env=auto, native, shared or dummy")
-    for key, value in (("env.frame_stack", config.env.frame_stack > 1), ("env.normalize", bool(config.env.normalize)),
-                       ("action_repeat", config.action_repeat > 1)):  # fmt: skip
-        if value:
-            raise ConfigError(
-                f"opponent=self with {key}: the opponents see the env's own observations; leave {key} out"
-            )
+    env, plain = config.env, "the opponents see the env's own observations"
+    unfit = {
+        "env.frame_stack": (env.frame_stack > 1, plain),
+        "env.normalize": (bool(env.normalize), plain),
+        "action_repeat": (config.action_repeat > 1, "a step is one decision"),
+        "env.info_keys": (bool(env.info_keys), "only the infos of episode ends are kept"),
+        "env.max_episode_steps": (env.max_episode_steps is not None, "a limit would count both sides' decisions"),
+        "env.on_env_error=restart": (env.on_env_error == "restart", "an opponent's decision cannot be repeated"),
+    }
+    for key, (asked, why) in unfit.items():
+        if asked:
+            raise ConfigError(f"opponent=self with {key}: {why}; leave {key} out")
 
 
 def resolve_eval_every(requested: int, context: Context) -> Resolved:

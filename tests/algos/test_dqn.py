@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import stable_baselines3
 from gymnasium import spaces
+from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
@@ -21,7 +22,7 @@ from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.envs.masks import ActionMasks
 from fasttrain.errors import ConfigError, EnvError, EnvSpecError
-from toys import ToyGame
+from toys import RandomEnv, ToyGame, seeded_vec
 
 SETTINGS: dict[str, Any] = {
     "learning_starts": 20,
@@ -213,3 +214,30 @@ def test_a_lost_transition_is_left_out(monkeypatch: pytest.MonkeyPatch):
 def test_learn_has_the_arguments_of_stock():
     ours, theirs = (inspect.signature(kind.learn).parameters for kind in (fasttrain.DQN, stable_baselines3.DQN))
     assert {name: each.default for name, each in ours.items()} == {name: each.default for name, each in theirs.items()}
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(
+    "space", [spaces.MultiDiscrete([5]), spaces.MultiDiscrete([3, 4], np.int32)], ids=["one", "32"]
+)
+def test_unusual_sub_actions(space: Any, fused: bool):
+    def make() -> Any:
+        return RandomEnv(spaces.Box(-1, 1, (4,), np.float32), space)
+
+    model = fasttrain.DQN("MlpPolicy", seeded_vec(make), **SETTINGS)
+    if fused:
+        model.use_kernels()
+    model.learn(200)
+    assert model.predict(np.zeros((3, 4), np.float32), deterministic=True)[0].shape == (3, *space.shape)
+    masks = np.ones((3, int(space.nvec.sum())), np.bool_)
+    assert model.predict(np.zeros((3, 4), np.float32), action_masks=masks)[0].shape == (3, *space.shape)
+
+
+@pytest.mark.parametrize("options", [{"double_q": True}, {"loss": "mse"}, {"prioritized": {}}])
+def test_a_foreign_buffer_does_not_silently_drop_what_was_asked_for(options: dict[str, Any]):
+    with pytest.raises(ConfigError, match="with replay_buffer_class=Foreign: SB3's own update"):
+        fasttrain.DQN("MlpPolicy", DummyVecEnv([Forbidding]), replay_buffer_class=Foreign, **SETTINGS, **options)
+
+
+class Foreign(ReplayBuffer):
+    """One of the user's own."""

@@ -76,6 +76,7 @@ def change(what: str) -> Any:
         (make_policy(space=spaces.Box(-1.0, 1.0, (2, 3), np.float32)), ""),
         (make_policy(BranchingDQNPolicy, action=spaces.MultiDiscrete([2, 2])), ""),
         (make_policy(DuelingDQNPolicy, action=spaces.MultiDiscrete([2, 3])), ""),
+        (make_policy(BranchingDQNPolicy, action=spaces.MultiDiscrete([2, 2], np.int32)), "actions are not int64"),
         (make_policy(activation_fn=torch.nn.ELU), "not an MLP of tanh or relu layers"),
         (make_policy(net_arch=[]), "not an MLP of tanh or relu layers"),
         (make_policy(DuelingDQNPolicy, net_arch=[]), "not an MLP of tanh or relu layers"),

@@ -77,12 +77,12 @@ def test_only_loading_changes_it(kind: str, fused: bool, monkeypatch: pytest.Mon
         return player.act(observations, masks)
 
     before = acts()
-    old = weights_of(model.policy)
+    old = weights_of(model)
     with torch.no_grad():
         for parameter in model.policy.parameters():
             parameter.add_(torch.randn_like(parameter))
     np.testing.assert_array_equal(acts(), before)
-    player.load(weights_of(model.policy))
+    player.load(weights_of(model))
     assert (acts() != before).any()
     player.load(old)
     np.testing.assert_array_equal(acts(), before)

@@ -124,6 +124,7 @@ def test_state_goes_through_a_file():
     torch.save(pool.state(), file)
     file.seek(0)
     other = pool_of(learner())
+    other.act(np.zeros((6, 3), np.float32), np.ones((6, 8), np.bool_), np.arange(6))  # its own snapshot 0 plays
     other.load(torch.load(file, weights_only=True))
     assert other.summary() == pool.summary()
     assert other.current.weights["action_net.bias"][0] == 5

@@ -36,6 +36,16 @@ def test_an_env_with_one_side_is_refused():
         TwoSided(gymnasium.make("CartPole-v1"))
 
 
+def test_actions_that_may_be_negative_are_refused():
+    class Continuous(Duel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (2,))
+
+    with pytest.raises(EnvSpecError, match="cannot be played against oneself: Box"):
+        TwoSided(Continuous())
+
+
 def test_the_spec_puts_it_outermost():
     env = make_env(EnvSpec(entry_point="duels:Duel", two_sided=True, lean_info=True))
     assert isinstance(env, TwoSided)

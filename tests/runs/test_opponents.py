@@ -12,19 +12,21 @@ from conftest import RunCommand
 from fasttrain.errors import ConfigError
 from fasttrain.runs.opponents import load_pool, pool_file, score_of
 
-DUEL = (
-    "env.entry_point=duels:Duel", "env.opponent_key=opponent", "env.eval_opponent=zero", "opponent=self",
-    "engine=fast", "num_envs=4", "eval.episodes=4", "total_timesteps=600", "self_play.pool=2", "checkup=warn",
+PLAIN = (
+    "env.entry_point=duels:Duel", "env.opponent_key=opponent", "env.eval_opponent=zero", "engine=fast", "num_envs=4",
+    "eval.episodes=4", "total_timesteps=600", "checkup=warn",
 )  # fmt: skip
-PPO = ("algo=maskable_ppo", "algo.rollout_size=64", "batch_size=16", "algo.n_epochs=1", "self_play.every=4")
-DQN = ("algo=dqn", "warmup_steps=50", "batch_size=16", "algo.buffer_size=500", "self_play.every=30")
+DUEL = (*PLAIN, "opponent=self", "self_play.pool=2")
+PPO = ("algo=maskable_ppo", "algo.rollout_size=64", "batch_size=16", "algo.n_epochs=1")
+DQN = ("algo=dqn", "warmup_steps=50", "batch_size=16", "algo.buffer_size=500")
 
 
 @pytest.mark.parametrize(
     ("algo", "vec_env", "fused"), [(PPO, "dummy", "on"), (PPO, "shared", "off"), (DQN, "shared", "on")]
 )
 def test_a_run_against_itself(fasttrain: RunCommand, algo: tuple[str, ...], vec_env: str, fused: str):
-    done = fasttrain(*DUEL, *algo, f"vec_env={vec_env}", f"fused_update={fused}")
+    every = f"self_play.every={4 if algo == PPO else 30}"
+    done = fasttrain(*DUEL, *algo, every, f"vec_env={vec_env}", f"fused_update={fused}")
     assert done.exit_code == 0, done.err
     summary = done.json("summary.json")
     played = summary["self_play"]
@@ -45,7 +47,7 @@ def test_a_run_against_itself(fasttrain: RunCommand, algo: tuple[str, ...], vec_
 
 
 def test_a_fixed_opponent_by_its_short_name(fasttrain: RunCommand):
-    done = fasttrain(*DUEL, *PPO, "opponent=zero", "vec_env=dummy", "total_timesteps=64")
+    done = fasttrain(*PLAIN, *PPO, "opponent=zero", "vec_env=dummy", "total_timesteps=64")
     assert done.exit_code == 0, done.err
     assert done.json("plan.json")["config"]["env"]["kwargs"] == {"opponent": "zero"}
     assert "self_play" not in done.json("summary.json")
@@ -54,7 +56,7 @@ def test_a_fixed_opponent_by_its_short_name(fasttrain: RunCommand):
 
 def test_reward_terms(fasttrain: RunCommand):
     arguments = (
-        *DUEL,
+        *PLAIN,
         *PPO,
         "opponent=zero",
         "vec_env=dummy",
@@ -80,6 +82,11 @@ def test_reward_terms(fasttrain: RunCommand):
         (("vec_env=subproc",), "opponent=self with vec_env=subproc"),
         (("env.frame_stack=2",), "opponent=self with env.frame_stack"),
         (("action_repeat=2",), "opponent=self with action_repeat"),
+        (("env.info_keys=[by]",), "opponent=self with env.info_keys"),
+        (("env.max_episode_steps=3",), "opponent=self with env.max_episode_steps"),
+        (("env.on_env_error=restart", "vec_env=shared"), "opponent=self with env.on_env_error=restart"),
+        (("env.kwargs.opponent=zero",), "opponent=self and env.kwargs.opponent say the same thing"),
+        (("opponent=zero",), "self_play.pool means nothing without opponent=self"),
         (("overlap=true",), "overlap=true with opponent=self"),
         (("env.eval_opponent=null",), "name a fixed opponent by which quality is measured, as env.eval_opponent"),
         (("env.opponent_key=null",), "opponent=self with env.entry_point=duels:Duel: this env has no opponents"),

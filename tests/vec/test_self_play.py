@@ -9,7 +9,8 @@ import pytest
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from duels import DECISIONS, duel
+from duels import DECISIONS, Duel, duel
+from fasttrain.envs.two_sided import TwoSided
 from fasttrain.errors import EnvError
 from fasttrain.vec.self_play import RandomOpponent, SelfPlayVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
@@ -87,8 +88,46 @@ def test_a_reset_that_begins_with_the_opponent(kind: str):
     observations = env.reset()  # the second episode of each
     assert observations.tolist() == [[1, 0, 0], [1, 1, 0], [1, 2, 0]]
     _, rewards, _, _ = env.step(np.array([1, 1, 1]))
-    assert rewards.tolist() == [1, 0, -1], "what came before the learner's first decision is nobody's reward"
+    # The opponent named 0, 1, 2 before the learner's 1 and after it.
+    assert rewards.tolist() == [1, -1, -3], "what came before the learner's first decision counts with it"
     env.close()
+
+
+@KINDS
+def test_a_new_game_is_played_by_who_was_drawn_for_it(kind: str):
+    env = vec_env(kind, 1)
+    events: list[str] = []
+
+    class Noting(Scripted):
+        def act(self, observations: Any, action_masks: Any, envs: Any) -> Any:
+            events.append(f"act {int(observations[0][0])}")
+            return super().act(observations, action_masks, envs)
+
+        def episode_over(self, env: int, info: dict[str, Any]) -> None:
+            events.append("over")
+
+    env.set_opponent(Noting())
+    env.reset()
+    for _ in range(5):
+        env.step_slots(np.array([1]))
+    # Of five decisions the learner has 0, 2, 4 of the first game; the opponent opens the second and ends it.
+    assert events == ["act 1", "act 3", "over", "act 0", "act 2", "act 4", "over"]
+    env.close()
+
+
+def test_a_truncation_is_an_end():
+    class Cut(Duel):
+        def step(self, action: Any) -> Any:
+            observation, reward, over, _, info = super().step(action)
+            return observation, reward, False, over, info
+
+    env = SelfPlayVecEnv(DummyVecEnv([lambda: TwoSided(Cut())]))
+    env.set_opponent(Scripted())
+    env.reset()
+    for _ in range(3):
+        env.step_slots(np.array([1]))
+    assert (env.slots.terminations.tolist(), env.slots.truncations.tolist()) == ([True], [False])
+    assert not env.slots.finished[0].truncated
 
 
 def test_random_opponents_play_legally():

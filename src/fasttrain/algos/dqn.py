@@ -112,6 +112,22 @@ class DQN(stable_baselines3.DQN):
             self.replay_buffer = _new_storage(self, masked)
         super()._setup_model()
         self._fast = QState()
+        self._refuse_foreign_buffer()
+
+    def _refuse_foreign_buffer(self) -> None:
+        """A buffer that is none of ours is served by SB3's own loops, which know nothing of what ours do besides."""
+        if isinstance(self.replay_buffer, ReplayStorage):
+            return
+        extras = {"double_q=True": self.double_q, "loss='mse'": self.loss != "huber", "prioritized":
+                  self.prioritized is not None, "MultiDiscrete actions":
+                  isinstance(self.action_space, spaces.MultiDiscrete)}  # fmt: skip
+        asked = [name for name, given in extras.items() if given]
+        if asked:
+            raise ConfigError(
+                f"{', '.join(asked)} with replay_buffer_class={type(self.replay_buffer).__name__}: SB3's own update, "
+                "which serves such a buffer, cannot do that; leave replay_buffer_class out, or derive it from "
+                "fasttrain's ReplayStorage"
+            )
 
     def use_kernels(self) -> None:
         """Act and learn through compiled kernels where the policy allows it: faster, equal up to rounding."""
@@ -199,7 +215,8 @@ class DQN(stable_baselines3.DQN):
         else:
             with torch.no_grad():
                 legal = torch.from_numpy(masks).to(self.device)
-                actions = greedy(self.q_net(tensor), legal, action_dims(self.action_space)).cpu().numpy()
+                best = greedy(self.q_net(tensor), legal, action_dims(self.action_space)).cpu().numpy()
+                actions = best.reshape(-1, *(self.action_space.shape or ()))
         return (actions if vectorized else actions[0]), state
 
     def _excluded_save_params(self) -> list[str]:

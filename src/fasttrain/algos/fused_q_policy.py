@@ -49,6 +49,8 @@ def why_not_fused(policy: Any, observation_space: spaces.Space[Any], action_spac
         return "not float32 on the CPU"
     if not isinstance(action_space, (spaces.Discrete, spaces.MultiDiscrete)):
         return "neither Discrete nor MultiDiscrete actions"
+    if action_space.dtype != np.int64:
+        return "actions are not int64"
     if type(policy)._predict not in (DQNPolicy._predict, MaskedQPolicy._predict) or "_predict" in vars(policy):
         return "the policy chooses actions in a way of its own"
     if type(nets[0]) not in _NETWORKS or any(type(net) is not type(nets[0]) or _is_changed(net) for net in nets):

@@ -33,9 +33,10 @@ class Player(Protocol):
         """Act with these from now on; copied."""
 
 
-def weights_of(policy: Any) -> Weights:
-    """A copy of the weights of `policy`."""
-    return {name: value.detach().clone() for name, value in policy.state_dict().items()}
+def weights_of(model: Any) -> Weights:
+    """A copy of the weights that the model acts with: of DQN those of the online network."""
+    acting = model.policy.q_net if isinstance(model, DQN) else model.policy
+    return {name: value.detach().clone() for name, value in acting.state_dict().items()}
 
 
 def player_for(model: Any) -> Player:
@@ -79,7 +80,7 @@ class QPlayer:
 
     def __init__(self, model: Any, policy: Any, fused: bool) -> None:
         self.policy, self.dims = policy, action_dims(model.action_space)
-        self._single = not model.action_space.shape
+        self._shape = model.action_space.shape or ()
         serves = fused and not fused_q_policy.why_not_fused(policy, model.observation_space, model.action_space)
         self._kernels = FusedQ(policy) if serves else None
 
@@ -91,17 +92,17 @@ class QPlayer:
         parts = np.split(keys, np.cumsum(self.dims)[:-1], axis=1)
         drawn = np.stack([part.argmax(axis=1) for part in parts], axis=1)
         errs = np.random.random(len(best)) < self.exploration
-        best[errs] = drawn[errs, 0] if self._single else drawn[errs]
+        best[errs] = drawn[errs].reshape(-1, *self._shape)
         return best
 
     def _best(self, observations: Any, action_masks: BoolArray | None) -> NDArray[Any]:
         if self._kernels is not None:
-            return np.array(self._kernels.act(observations, action_masks))
+            return np.array(self._kernels.act(observations, action_masks)).reshape(-1, *self._shape)
         masks = None if action_masks is None else torch.from_numpy(action_masks).to(self.policy.device)
         with torch.no_grad():
             values = self.policy.q_net(obs_as_tensor(observations, self.policy.device))
         actions: NDArray[Any] = greedy(values, masks, self.dims).cpu().numpy()
-        return actions
+        return actions.reshape(-1, *self._shape)
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        self.policy.load_state_dict(weights)  # in place: the kernels' views stay
+        self.policy.q_net.load_state_dict(weights)  # in place: the kernels' views stay

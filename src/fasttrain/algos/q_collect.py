@@ -82,12 +82,13 @@ def _choose(model: Any, learning_starts: int, count: int, masks: BoolArray | Non
         return random_actions(model.action_space, count, masks, fast.local_random_actions)
     kernels = fast.kernels_of(model)
     if kernels is not None:
-        return kernels.act(model._last_obs, masks)
+        return kernels.act(model._last_obs, masks).reshape(-1, *(model.action_space.shape or ()))
     accelerator = fast.accelerator_of(model.policy)
     transfer = accelerator.transfer
     values = accelerator.values(transfer.observations(model._last_obs))
     legal = None if masks is None else transfer.masks(masks)
-    return transfer.actions(greedy(values, legal, action_dims(model.action_space)))
+    chosen = transfer.actions(greedy(values, legal, action_dims(model.action_space)))
+    return chosen.reshape(-1, *(model.action_space.shape or ()))  # one sub-action has a column of its own
 
 
 def random_actions(

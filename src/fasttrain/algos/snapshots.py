@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasttrain.algos.players import Player, Weights, player_for, weights_of
-from fasttrain.batch import BoolArray, Int64Array
+from fasttrain.batch import BoolArray, Int64Array, select_rows
 
 FIRST_RATING = 1000.0
 K_FACTOR = 16.0  # points that one game can move; FIDE's for strong players is 10, for others 20
@@ -104,7 +104,7 @@ class SnapshotPool:
         actions: NDArray[Any] | None = None
         for number in found:
             rows = np.flatnonzero(numbers == number)
-            seen = _rows(observations, rows)
+            seen = select_rows(observations, rows)
             masks = None if action_masks is None else action_masks[rows]
             drawn = self._player(self._playing[int(envs[rows[0]])]).act(seen, masks)
             if actions is None:
@@ -146,7 +146,8 @@ class SnapshotPool:
         self._rng.bit_generator.state = state["rng"]
         self._playing = [self.current] * self.num_envs
         self._choose_active()
-        self._free_players()
+        self._spare += self._players.values()  # whose weights are those of other snapshots of the same numbers
+        self._players.clear()
 
     def summary(self) -> dict[str, Any]:
         """For summary.json: ratings of the learner and the pool, the oldest first."""
@@ -155,7 +156,7 @@ class SnapshotPool:
 
     def _snapshot(self, env_steps: int) -> Snapshot:
         number, self.taken = self.taken, self.taken + 1
-        return Snapshot(number, env_steps, weights_of(self.model.policy), self.rating)
+        return Snapshot(number, env_steps, weights_of(self.model), self.rating)
 
     def _choose_active(self) -> None:
         chosen = self._rng.permutation(len(self.pool))[:ACTIVE]
@@ -174,9 +175,3 @@ class SnapshotPool:
         kept = {self.current.number, *(snapshot.number for snapshot in self.pool)}
         for number in [number for number in self._players if number not in kept]:
             self._spare.append(self._players.pop(number))
-
-
-def _rows(observations: Any, rows: Int64Array) -> Any:
-    if isinstance(observations, dict):
-        return {key: part[rows] for key, part in observations.items()}
-    return observations[rows]

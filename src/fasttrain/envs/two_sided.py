@@ -10,6 +10,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
 
 from fasttrain.batch import OPPONENTS_TURN as TURN
 from fasttrain.errors import EnvSpecError
@@ -21,7 +22,7 @@ class TwoSided(gymnasium.Wrapper[Any, Any, Any, Any]):
     So that one side's decisions of some envs can be made while the others wait. Outermost wrapper.
 
     Raises:
-        EnvSpecError: the env has no such property.
+        EnvSpecError: the env has no such property, or actions that may be negative.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
@@ -31,6 +32,8 @@ class TwoSided(gymnasium.Wrapper[Any, Any, Any, Any]):
                 f"env {env.unwrapped} cannot be played against oneself: it has no property {TURN} (true where the "
                 "next step is the opponent's decision)"
             )
+        if not isinstance(env.action_space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+            raise EnvSpecError(f"env {env.unwrapped} cannot be played against oneself: {env.action_space} actions")
         self._last: Any = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:

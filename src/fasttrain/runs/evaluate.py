@@ -151,8 +151,9 @@ def evaluate_both(
     say: Callable[[str], None],
     stop: Callable[[], bool] = lambda: False,
     statistics: Statistics | None = None,
+    sampled: bool = True,
 ) -> Quality:
-    """Greedy play and, for a policy that samples, sampled play; on fresh envs that are closed again.
+    """Greedy play and, for a policy that samples and if `sampled`, sampled play; on fresh envs that are closed again.
 
     Says how far it is every ten seconds; `stop` ends it early. `statistics` of `env.normalize`: those of the env the
     model is training on, if left out.
@@ -175,7 +176,7 @@ def evaluate_both(
 
     try:
         quality = {"greedy": evaluate(model, env, config.eval.episodes, True, config.eval.seed, keep_on)}
-        if config.algo.name != "dqn":
+        if sampled and config.algo.name != "dqn":
             quality["sampled"] = evaluate(model, env, config.eval.episodes, False, config.eval.seed, keep_on)
     finally:
         env.close()
@@ -238,7 +239,9 @@ def load_run(folder: Path, model: str = "model.zip") -> tuple[Config, BaseAlgori
         "recurrent_ppo": RecurrentPPO,
         "dqn": DQN,
     }
-    return config, classes[config.algo.name].load(folder / model, device="cpu")
+    # A policy that only plays needs no replay buffer, which may be too large for this machine.
+    small: dict[str, Any] = {"buffer_size": 1} if config.algo.name == "dqn" else {}
+    return config, classes[config.algo.name].load(folder / model, device="cpu", **small)
 
 
 def _config_of(folder: Path) -> Config:

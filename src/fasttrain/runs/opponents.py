@@ -12,7 +12,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.algos.snapshots import SnapshotPool
-from fasttrain.config import Config
+from fasttrain.config import SELF, Config
 from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.progress import win_of
@@ -34,7 +34,9 @@ def pool_for(config: Config, model: BaseAlgorithm, env: VecEnv) -> SnapshotPool 
     if not isinstance(env, SelfPlayVecEnv):
         return None
     settings = config.self_play
-    pool = SnapshotPool(model, env.num_envs, settings.latest, settings.pool, config.seed, score_of)
+    alone = config.env.kwargs.get(str(config.env.opponent_key)) == SELF  # with bots among them a score is not theirs
+    rated = score_of if alone else lambda _: None
+    pool = SnapshotPool(model, env.num_envs, settings.latest, settings.pool, config.seed, rated)
     env.set_opponent(pool)
     return pool
 

@@ -30,6 +30,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from fasttrain.algos.heads import action_dims
+from fasttrain.batch import OPPONENTS_TURN as TURN
 from fasttrain.config import SELF, Config, against, plays_itself
 from fasttrain.envs.make import EnvSpec, make_env
 from fasttrain.errors import ConfigError
@@ -40,7 +41,6 @@ from fasttrain.runs.evaluate import load_run, own_random_state, summarise
 from fasttrain.runs.progress import win_of
 from fasttrain.runs.wrap import statistics_of, wrapped
 
-TURN = "opponents_turn"
 MOST_LINES = 60  # legal actions in words, one a line; more are listed as numbers
 TOLD_APART = ("is_win", "is_success", "is_draw", "end_reason", "turn", TURN)  # of an info; the outcome says it already
 
@@ -130,7 +130,8 @@ def show(console: Console, text: str, style: str = "") -> None:
 def _seated(trained: Config, opponent: str | None) -> Config:
     """Who sits at the table: those of the training, those asked for, or the agent against a person."""
     if not trained.play.human:
-        return trained if opponent is None else against(trained, opponent)
+        seated = trained if opponent is None else against(trained, opponent)
+        return _both_sides(seated) if plays_itself(seated) else seated
     if opponent is not None:
         raise ConfigError(f"opponent={opponent} contradicts play.human=true: there the agent plays the other side")
     if trained.env.opponent_key is None:
@@ -138,13 +139,18 @@ def _seated(trained: Config, opponent: str | None) -> Config:
             f"play.human=true: env {trained.env.name} has no opponents that the agent could play; "
             "take play.human=false to watch"
         )
-    for key, value, usual in (("algo", trained.algo.name, ""), ("env.frame_stack", trained.env.frame_stack, 1)):
+    return _both_sides(against(trained, SELF))
+
+
+def _both_sides(config: Config) -> Config:
+    """The same, if the agent can play both sides."""
+    for key, value, usual in (("algo", config.algo.name, ""), ("env.frame_stack", config.env.frame_stack, 1)):
         if value == "recurrent_ppo" or (key == "env.frame_stack" and value != usual):
             raise ConfigError(
-                f"play.human=true with {key}={value}: what such an agent remembers would be of both sides; take "
-                "play.human=false to watch"
+                f"play with {key}={value}: what such an agent remembers would be of both sides; watch it against one "
+                "of the game's own opponents"
             )
-    return against(trained, SELF)
+    return config
 
 
 def _textual_env(trained: Config) -> gymnasium.Env[Any, Any]:

@@ -117,6 +117,8 @@ class Run:
     def _build_model(self) -> BaseAlgorithm:
         config = self.config
         model = build_algorithm(config, self.env, self.clock)
+        if (replay := replay_dict(model)) is not None:  # np.zeros takes the memory page by page, as it is written
+            self.say(f"replay buffer: {replay['capacity']:,} transitions, {replay['memory_bytes']:,} bytes when full")
         formats = ["csv"] if config.train_log_to_file and config.train_log_enabled else []
         formats += ["stdout"] if config.train_log_to_console and config.train_log_enabled else []
         model.set_logger(configure(str(self.folder), formats))
@@ -162,13 +164,13 @@ class Run:
 
     def evaluate(self) -> None:
         """Quality now; the best greedy mean reward so far goes to best_model.zip."""
-        greedy = self._quality()["greedy"]
+        greedy = self._quality(sampled=False)["greedy"]
         if not greedy["episodes"]:
             return
         self.evaluations.add(self.progress.env_steps, time.perf_counter() - self.progress.started, greedy)
         if greedy["mean_reward"] > self.best_reward:
             self.best_reward = greedy["mean_reward"]
-            save_model(self.model, self.folder / "best_model.zip")
+            self.save(self.folder / "best_model.zip")
         win = "" if greedy["win_rate"] is None else f", win rate {100 * greedy['win_rate']:.1f} %"
         self.say(f"[EVAL] {self.progress.env_steps:,} steps: mean reward {greedy['mean_reward']:.3g}{win}")
 
@@ -204,8 +206,8 @@ class Run:
             self.folder / "summary.json", {**what, "env_steps": self.progress.env_steps, "seed": self.config.seed}
         )
 
-    def _quality(self) -> Quality:
-        return evaluate_both(self.model, self.config, self.say, lambda: self.stop.requested)
+    def _quality(self, sampled: bool = True) -> Quality:
+        return evaluate_both(self.model, self.config, self.say, lambda: self.stop.requested, sampled=sampled)
 
     def _summary(self, window: PerfWindow, quality: Quality, overrides: list[str]) -> dict[str, Any]:
         perf = perf_dict(window)
@@ -240,11 +242,14 @@ class Run:
             counts = self.env.get_attr("opponents_ns")
             one_count = self.config.vec_env == "native" or self.pool is not None
             opponents = int(counts[0] if one_count else sum(counts))
+        outside = 0
+        if self.pool is not None:  # decided here, whatever the envs below do meanwhile
+            opponents, outside = 0, opponents
         if shared is None:
-            return EnvTimes(opponents)
+            return EnvTimes(opponents + outside)
         times = shared.times_ns()
         return EnvTimes(
-            opponents_ns=(times["opponents"] or opponents) // shared.num_workers,
+            opponents_ns=(times["opponents"] or opponents) // shared.num_workers + outside,
             num_workers=shared.num_workers,
             envs_ns=times["envs"],
             slowest_ns=times["slowest"],

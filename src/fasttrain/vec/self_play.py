@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvObs
 
 from fasttrain.batch import OPPONENTS_TURN as TURN
-from fasttrain.batch import BoolArray, FinishedEpisode, Int64Array, Slots
+from fasttrain.batch import BoolArray, FinishedEpisode, Int64Array, Slots, select_rows
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.vec.adapter import slots_of
 from fasttrain.vec.base import SlotSource, SlotVecEnv, copy_observations
@@ -29,7 +29,7 @@ class Opponent(Protocol):
         """Actions (M, ...) for these envs (M,), from the other side's observations (M, ...) and masks (M, A)."""
 
     def episode_over(self, env: int, info: dict[str, Any]) -> None:
-        """An episode of env `env` ended with this info; a new one has begun."""
+        """An episode of env `env` ended with this info; a new one has begun, and nobody has decided in it yet."""
 
 
 class RandomOpponent:
@@ -126,6 +126,9 @@ class InfoTurns:
 class SelfPlayVecEnv(SlotVecEnv):
     """Steps end where each learner must decide; episodes count the learner's decisions and rewards alone.
 
+    What opponents do before the learner's first decision counts with that decision. A truncation counts as an end: the
+    state it leaves may be one in which the opponent decides, whose view says nothing of the learner's future.
+
     Args:
         inner: a `NativeVecEnv` of a two-sided game, or a vector env whose envs wear `TwoSided`.
     """
@@ -175,25 +178,28 @@ class SelfPlayVecEnv(SlotVecEnv):
         self.source.reset()
         self.reset_infos = self.inner.reset_infos
         self.turns.begin()
-        slots.finished = self._let_opponents_decide([])
-        slots.rewards[:] = 0.0  # what happened before the learner's first decision counts with it
+        self._let_opponents_decide([])
+        self._next_rewards += slots.rewards
+        slots.finished = []
+        for array in (slots.rewards, slots.terminations):
+            array[:] = 0
         self._show()
         return copy_observations(slots.observations)
 
     def step_slots(self, actions: NDArray[Any]) -> None:
-        slots, given = self.slots, self.source.slots
+        slots = self.slots
         finished = self.turns.step(actions)
         given = self.source.slots
         np.add(given.rewards, self._next_rewards, out=slots.rewards)
         self._next_rewards[:] = 0.0
-        slots.terminations[:], slots.truncations[:] = given.terminations, given.truncations
+        slots.terminations[:] = given.terminations | given.truncations
         self._lengths += 1
+        for episode in finished:
+            self.opponent.episode_over(episode.env_index, episode.info)
         slots.finished = self._let_opponents_decide(list(finished))
         self._returns += slots.rewards
         slots.finished = [self._closed(episode) for episode in slots.finished]
         self._show()
-        for episode in slots.finished:
-            self.opponent.episode_over(episode.env_index, episode.info)
 
     def _let_opponents_decide(self, finished: list[FinishedEpisode]) -> list[FinishedEpisode]:
         """Until every learner must decide; the episodes that ended, those in `finished` among them."""
@@ -201,13 +207,12 @@ class SelfPlayVecEnv(SlotVecEnv):
         begun = time.perf_counter_ns()
         while turn.any():
             envs = np.flatnonzero(turn)
-            given = self.source.slots
             masks = self.source.read_masks()
-            seen = _rows(given.observations, envs)
+            seen = select_rows(self.source.slots.observations, envs)
             actions = self.opponent.act(seen, None if masks is None else masks[envs], envs)
             ended = self.turns.step_listed(envs, actions)
             turn, given = self.turns.opponents, self.source.slots
-            over = slots.terminations[envs] | slots.truncations[envs]
+            over = slots.terminations[envs]
             slots.rewards[envs[~over]] += given.rewards[envs[~over]]
             self._next_rewards[envs[over]] += given.rewards[envs[over]]
             for episode in ended:
@@ -220,15 +225,15 @@ class SelfPlayVecEnv(SlotVecEnv):
         index = episode.env_index
         if again:
             raise EnvError(f"env {index}: two episodes ended between two decisions of the learner")
-        self.slots.terminations[index] = self.source.slots.terminations[index]
-        self.slots.truncations[index] = self.source.slots.truncations[index]
+        self.slots.terminations[index] = True
+        self.opponent.episode_over(index, episode.info)
 
     def _closed(self, episode: FinishedEpisode) -> FinishedEpisode:
         """With the learner's own return and length."""
         index = episode.env_index
         info = {key: value for key, value in episode.info.items() if key not in ("episode", TURN)}
         closed = episode._replace(
-            episode_return=float(self._returns[index]), length=int(self._lengths[index]), info=info
+            episode_return=float(self._returns[index]), length=int(self._lengths[index]), info=info, truncated=False
         )
         self._returns[index] = 0.0
         self._lengths[index] = 0
@@ -236,7 +241,7 @@ class SelfPlayVecEnv(SlotVecEnv):
 
     def _show(self) -> None:
         self.slots.observations = self.source.slots.observations
-        self.slots.action_masks = self.source.slots.action_masks
+        self.slots.action_masks = self.source.read_masks()
 
     def call_envs(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], indices: VecEnvIndices) -> list[Any]:
         return self.inner.env_method(name, *args, indices=indices, **kwargs)
@@ -257,9 +262,3 @@ class SelfPlayVecEnv(SlotVecEnv):
 
     def close(self) -> None:
         self.inner.close()
-
-
-def _rows(observations: Any, envs: Int64Array) -> Any:
-    if isinstance(observations, dict):
-        return {key: part[envs] for key, part in observations.items()}
-    return observations[envs]
