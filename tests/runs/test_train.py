@@ -153,8 +153,8 @@ def test_opponents_of_python_envs_are_timed_from_info(fasttrain: RunCommand, tmp
         "        self.t += 1\n"
         "        return np.zeros(2, np.float32), 1.0, self.t >= 5, False, {'perf': {'enemy_turn_ms': 2.0}}\n"
     )
-    done = fasttrain("+profile=speed", "env.entry_point=timed_duel:Duel", "algo=ppo", "total_timesteps=480", "vec_env=dummy",
-                     "algo.rollout_size=480", "batch_size=48", "eval.episodes=4")  # fmt: skip
+    done = fasttrain("+profile=speed", "env.entry_point=timed_duel:Duel", "algo=ppo", "total_timesteps=480",
+                     "vec_env=dummy", "algo.rollout_size=480", "batch_size=48", "eval.episodes=4")  # fmt: skip
     assert done.exit_code == 0, done.err
     assert done.json("perf.json")["total"]["enemy_turn_ms"] == pytest.approx(2000.0)  # 2 ms × 1,000 steps
 
