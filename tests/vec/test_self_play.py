@@ -10,6 +10,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from duels import DECISIONS, Duel, duel
+from fasttrain.envs.make import EnvFactory, EnvSpec
 from fasttrain.envs.two_sided import TwoSided
 from fasttrain.errors import EnvError
 from fasttrain.vec.self_play import RandomOpponent, SelfPlayVecEnv
@@ -128,6 +129,23 @@ def test_a_truncation_is_an_end():
         env.step_slots(np.array([1]))
     assert (env.slots.terminations.tolist(), env.slots.truncations.tolist()) == ([True], [False])
     assert not env.slots.finished[0].truncated
+
+
+@pytest.mark.parametrize("id", ["fasttrain/SkirmishPython-v0", "fasttrain/Skirmish-v0", "fasttrain/SkullKing-v0"])
+def test_the_built_in_games_are_played_through_the_slots(id: str):
+    options = {"opponents": "self"} if "SkullKing" in id else {"opponent": "self"}
+    spec = EnvSpec(id=id, kwargs={**options, "on_illegal": "raise"}, two_sided=True)
+    env = SelfPlayVecEnv(SharedMemoryVecEnv([EnvFactory(spec)] * 4, 2, info_keys=("opponents_turn",)))
+    env.seed(0)
+    env.reset()
+    learner, every, finished = RandomOpponent(env.action_space, 1), np.arange(4), []
+    for _ in range(80):
+        env.step_slots(learner.act(None, env.read_masks(), every))  # an illegal action raises
+        finished += env.slots.finished
+    length = 65 if "SkullKing" in id else 15  # decisions of the learner in a game
+    assert {episode.length for episode in finished} == {length}
+    assert len(finished) == 4 * (80 // length)
+    env.close()
 
 
 def test_random_opponents_play_legally():

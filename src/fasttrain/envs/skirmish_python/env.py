@@ -70,8 +70,8 @@ class SkirmishPythonEnv(gymnasium.Env[Float32Array, Any]):
 
     @property
     def opponents_turn(self) -> bool:
-        """Whether the side to decide is the opponent (with opponent "self")."""
-        return not self.battle.over and self.battle.active == 1
+        """Whether the side to decide is the opponent (with opponent "self"); False before the first reset."""
+        return self._battle is not None and not self._battle.over and self._battle.active == 1
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
