@@ -271,6 +271,12 @@ def run_fasttrain(arguments: list[str], root: Path = ROOT) -> int:
         return 2
 
 
+def run_script(script: Path, arguments: list[str], root: Path = ROOT) -> int:
+    """A script that needs what fasttrain needs, by the interpreter of .venv."""
+    venv = Venv(root)
+    return _ready(venv, ()) or call([str(venv.python), str(script), *arguments])
+
+
 def run_checks(arguments: list[str], root: Path = ROOT) -> int:
     """pytest with the arguments, or all checks; returns the first exit code that is not 0."""
     venv = Venv(root)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 OURS, OTHERS = "#1f6feb", "#9aa4b2"
+COLUMNS = 3  # of learning.png, so that it can be read in a README
 TITLES = {
     "skullking-train": "Skull King, MaskablePPO",
     "ppo-cartpole-8": "CartPole-v1, 8 envs",
@@ -81,8 +82,12 @@ def _curves(tasks: Mapping[str, list[dict[str, Any]]], target: Path) -> None:
     """Each side's training curve: the median over seeds and the range of the middle half."""
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, len(tasks), figsize=(3.2 * len(tasks), 2.8), squeeze=False, layout="constrained")
-    for axis, (name, cells) in zip(axes[0], tasks.items(), strict=True):
+    across = min(COLUMNS, len(tasks))
+    down = -(-len(tasks) // across)
+    figure, axes = plt.subplots(down, across, figsize=(3.2 * across, 2.6 * down), squeeze=False, layout="constrained")
+    for axis in axes.flat[len(tasks) :]:
+        axis.set_visible(False)
+    for axis, (name, cells) in zip(axes.flat, tasks.items(), strict=False):
         for side, color in (("baseline", OTHERS), ("speed", OURS)):
             curves = [cell["curve"] for cell in cells if cell["side"] == side and cell["curve"]]
             if not curves:

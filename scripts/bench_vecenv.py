@@ -100,17 +100,26 @@ def _result(rate: float, **more: float) -> dict[str, Any]:
     return {"rate": rate, "env_steps": "rate", "updates": 0, "samples_per_update": 0, **more}
 
 
-def collect(kind: str) -> dict[str, Any]:
-    """64 envs of 100 µs with masks."""
+def wargame() -> gym.Env[Any, Any]:
+    """Skirmish by its plain Python rules: a slow env as users have them, most of it the opponent's turn."""
+    from fasttrain.envs.skirmish_python.env import SkirmishPythonEnv
+
+    return SkirmishPythonEnv(action_mode="units", opponent="greedy")
+
+
+def collect(kind: str, env_fn: Callable[[], Any] = Working, num_envs: int = 64) -> dict[str, Any]:
+    """Envs that compute, with masks; 64 of 100 µs unless said otherwise."""
     from fasttrain.machine import usable_cores
 
-    rate = rate_of(make(kind, Working, 64), 64, 150 if kind != "SubprocVecEnv" else 50, masked=True)
-    env, steps = Working(), 300
-    env.reset()
+    rate = rate_of(make(kind, env_fn, num_envs), num_envs, 150 if kind != "SubprocVecEnv" else 50, masked=True)
+    env, steps = env_fn(), 300
+    env.reset(seed=0)
+    rng = np.random.default_rng(0)
     begun = time.perf_counter()
     for _ in range(steps):
-        env.step(0)
-        env.action_masks()
+        masks = np.asarray(env.action_masks())
+        if any(env.step(int(np.argmax(rng.random(masks.shape) * masks)))[2:4]):
+            env.reset()
     env_s = (time.perf_counter() - begun) / steps
     return _result(rate, share_of_ideal=rate * env_s / usable_cores())
 
@@ -178,6 +187,9 @@ def grouped(variation: float, pipeline: int, first_ready: bool) -> dict[str, Any
 WORKS: dict[str, dict[str, Callable[[], dict[str, Any]]]] = {
     "vecenv-collect": {
         kind: lambda kind=kind: collect(kind) for kind in ("fasttrain", "DummyVecEnv", "SubprocVecEnv")
+    },
+    "vecenv-wargame": {
+        kind: lambda kind=kind: collect(kind, wargame, 16) for kind in ("fasttrain", "DummyVecEnv", "SubprocVecEnv")
     },
     **{
         f"vecenv-step-{n}": {

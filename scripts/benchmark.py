@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Speed, ours and theirs in turn: python3 scripts/benchmark.py WORK [--repeats 5] [--json FILE] [--peers]
 
-WORK is one of the works below, `all`, `show` (the table of what was measured last, from scripts/results/) or `plot`
-(its picture, scripts/results/ppo.png; needs matplotlib).
+WORK is one of the works below, `all`, `show` (the table of what was measured last, from docs/results/) or `plot`
+(its picture, docs/results/ppo.png; needs matplotlib).
 Every measurement is a fresh process; ours and each opponent take turns (A B C, A B C, …), so that a machine that slows
 down slows all of them; the ratio is taken turn by turn and its median reported. Work that is not equal gets no ratio.
 
@@ -24,6 +24,8 @@ down slows all of them; the ratio is taken turn by turn and its median reported.
                     the update alone at batches of 64, and of 256 with Skull King's masks
   per               all works per-* (scripts/bench_per.py): drawing 256 transitions by priority and setting theirs,
                     against numpy in O(N) and with --peers against cpprb and TorchRL
+  limits            all works limits-*: what `fasttrain doctor` says of Skull King, a 100 µs Python env and DQN CartPole
+                    beside measurements that do without it, and its first advice, followed (scripts/bench_limits.py)
   skirmish          all works skirmish-* (scripts/bench_skirmish.py): native stepping against the plain Python env, with
                     the planner, without caches, with secondary rewards, and training against itself
 """
@@ -32,18 +34,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import bench_dqn
+import bench_limits
+import bench_machine
 import bench_peers
 import bench_per
 import bench_plot
@@ -52,7 +53,7 @@ import bench_skirmish
 import bench_vecenv
 import learning
 
-RESULTS = Path(__file__).resolve().parent / "results"
+RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
 SKULLKING = "fasttrain/SkullKing-v0"
 # One set of hyperparameters for ours and stock: the game's own in the speed profile. 12 rollouts: the choice between
 # one and two threads is settled in the first ones.
@@ -251,8 +252,7 @@ def run_work(work: str, repeats: int, peers: bool) -> dict[str, Any] | None:
     result = compared(ours, {name: found for name, found in samples.items() if name not in skipped}, work)
     return {
         "work": work,
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}",
-        "versions": {name: version(name) for name in ("torch", "numpy", "numba", "stable-baselines3", "sb3-contrib")},
+        **bench_machine.about(),
         "command": f"python3 scripts/benchmark.py {work} --repeats {repeats}{' --peers' if peers else ''}",
         **result,
         **({"skipped": skipped} if skipped else {}),
@@ -319,7 +319,10 @@ def _unit(result: dict[str, Any]) -> str:
 def show() -> None:
     """The table of all stored results."""
     for path in sorted(RESULTS.glob("*.json")):
-        show_result(json.loads(path.read_text(encoding="utf-8")))
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if "ratio" in result:  # captures of single runs lie there too
+            show_result(result)
+    bench_limits.show(RESULTS / "limits")
     learning.show(learning.RESULTS, list(learning.TASKS))
 
 
@@ -361,10 +364,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", help="a work, the beginning of several (ppo), all, show or plot")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="where to write the result (default: scripts/results/WORK.json)")
+    parser.add_argument("--json", type=Path, help="where to write the result (default: docs/results/WORK.json)")
     parser.add_argument("--peers", action="store_true", help="also the opponents that are slow or heavy to run")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.work in ("limits", *bench_limits.CASES):
+        return bench_limits.run(arguments.work, max(1, arguments.repeats), RESULTS / "limits")
     if arguments.work not in ("show", "plot") and not works_of(arguments.work):
         parser.error(f"no work {arguments.work!r}; choose from {', '.join([*WORKS, *TOGETHER])}, all, show, plot")
     if arguments.one:

@@ -3,7 +3,7 @@
 
 --tasks: names of tasks, or `ppo` (the default: those without `dqn-`) or `dqn`. Each cell is one fresh `fasttrain`
 process: a task, a side (baseline: stock classes in DummyVecEnv; speed), a seed. Same seeds, same env steps. A finished
-cell is stored at once in scripts/results/learning/TASK.json and is not run again while side and overrides stay the
+cell is stored at once in docs/results/learning/TASK.json and is not run again while side and overrides stay the
 same, so that the command can be stopped and given again. A candidate of your own:
 
     python3 scripts/learning.py --tasks cartpole --sides baseline,speed --name epochs2 --override algo.n_epochs=2
@@ -41,10 +41,22 @@ from typing import Any
 
 import numpy as np
 
-from paired import FAIL, OPEN, PASS, Comparison, compare, learning_curve, margin_of, median_time, t_interval, trail
+from fasttrain.studies.statistics import (
+    FAIL,
+    OPEN,
+    PASS,
+    Comparison,
+    compare,
+    learning_curve,
+    margin_of,
+    median_time,
+    t_interval,
+    trail,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "scripts" / "results" / "learning"
+RESULTS = ROOT / "docs" / "results" / "learning"
+MIN_PAIRS = 10  # a default that ships is asked for more seeds than a user's comparison
 BASELINE = "baseline"
 SIDES = {
     BASELINE: ("profile=baseline", "vec_env=dummy", "torch_threads=1"),
@@ -241,23 +253,24 @@ def compared(
         theirs, is_rate = figure(baseline, name)
         ours, _ = figure(candidate, name)
         theirs = {seed: value for seed, value in theirs.items() if seed in ours}
-        found[name] = compare(theirs, ours, margin_of(theirs, is_rate))
+        found[name] = compare(theirs, ours, margin_of(theirs, is_rate), MIN_PAIRS)
     return found
 
 
 def times(cells: Mapping[int, Mapping[str, Any]], threshold: float) -> dict[str, Any]:
     """When half of the seeds had reached the threshold: [median, low, high] in env steps and seconds; None: never."""
 
-    def finite(values: Iterable[float]) -> list[float | None]:
-        return [None if math.isinf(value) else value for value in values]
+    def finite(times: Sequence[float | None]) -> list[float | None]:
+        median = median_time(times)
+        return [None if math.isinf(value) else value for value in (median.value, median.low, median.high)]
 
     first = [next((point for point in cell["trail"] if point[2] >= threshold), None) for cell in cells.values()]
     return {
         "threshold": threshold,
         "reached": sum(point is not None for point in first),
         "seeds": len(cells),
-        "env_steps": finite(median_time([point and point[0] for point in first])),
-        "wall_s": finite(median_time([point and point[1] for point in first])),
+        "env_steps": finite([point and point[0] for point in first]),
+        "wall_s": finite([point and point[1] for point in first]),
         # A process that computes all the time has a share of 1 or more when it got its core.
         "disturbed": sum(cell["cpu_share"] < 0.9 for cell in cells.values()),
     }
@@ -351,7 +364,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--override", action="append", default=[], help="for the candidate, with --name; may be repeated"
     )
     parser.add_argument("--name", help="the candidate's name; runs instead of speed")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder (default: scripts/results/learning)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder (default: docs/results/learning)")
     parser.add_argument("--show", action="store_true", help="print what is stored, run nothing")
     parser.add_argument("--json", type=Path, help="also write the tables' figures here")
     options = parser.parse_args(arguments)

@@ -13,6 +13,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -131,6 +132,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=float, default=1e8, help="draws in all")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="also write the sums here")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     lines = list(works())
@@ -150,6 +152,12 @@ def main() -> int:
         )
         total = Tally(*(old + new for old, new in zip(total, found, strict=True)))
     print(f"{'all':<45} {total.draws:>12,} {total.illegal:>8,} {total.broken:>10,}")
+    if arguments.json:
+        import bench_machine  # beside this file; the tests load it from elsewhere
+        import captures
+
+        about = {"name": "masks", **bench_machine.about(), "command": "python3 scripts/sample_masks.py"}
+        captures.store(arguments.json, {**about, **total._asdict()})
     return 3 if total.illegal or total.broken else 0
 
 

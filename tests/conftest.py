@@ -13,6 +13,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from fasttrain import cli
 from fasttrain.cli import conf_dir, main
 from fasttrain.config import Config, from_mapping
 from fasttrain.flags import FLAGS
@@ -57,6 +58,7 @@ RunCommand = Callable[..., Finished]
 def fasttrain(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> RunCommand:
     """Runs the command line in this process, in an empty working directory; `folder` is where the run wrote."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "draw_report", lambda folder: None)  # up to a second a run; tests/studies/test_reports.py
     numbers = itertools.count()
 
     def run(*arguments: str) -> Finished:

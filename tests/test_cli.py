@@ -108,14 +108,14 @@ def raising(error: Exception) -> Any:
 
 
 def test_an_os_error_while_running_stays_a_crash(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cli, "_command", raising(OSError("the disk is full")))
+    monkeypatch.setattr(cli.commands, "implementation", raising(OSError("the disk is full")))
     with pytest.raises(OSError, match="^the disk is full$"):
         fasttrain("num_envs=4")
 
 
 @pytest.mark.parametrize(("text", "said"), [("Unable to allocate 9 TiB", ": Unable to allocate 9 TiB"), ("", "")])
 def test_too_little_memory_is_one_line(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch, text: str, said: str):
-    monkeypatch.setattr(cli, "_command", raising(MemoryError(text)))
+    monkeypatch.setattr(cli.commands, "implementation", raising(MemoryError(text)))
     done = fasttrain("num_envs=4")
     assert done.exit_code == 2
     assert done.err == (f"fasttrain: error: not enough memory{said}; take fewer envs or a smaller rollout or buffer\n")

@@ -8,7 +8,7 @@ import pytest
 from conftest import configured
 from fasttrain.config import Config
 from fasttrain.errors import ConfigError
-from fasttrain.flags import FLAGS, NO_ENGINE_YET, NOT_APPLICABLE, EnvFacts, Machine
+from fasttrain.flags import FLAGS, NOT_APPLICABLE, EnvFacts, Machine
 from fasttrain.plan import Plan, Row, make_plan
 
 MACHINE = Machine(cores=2, windows=False, cuda=False)
@@ -113,13 +113,13 @@ def test_action_repeat_reaches_the_effective_configuration():
     assert row_of(plan, "action_repeat") in plan.notable()
 
 
-@pytest.mark.parametrize("flag", sorted(NO_ENGINE_YET))
-def test_what_has_no_engine_is_refused_when_switched_on(flag: str):
-    off = NO_ENGINE_YET[flag]
-    on = {"off": "on", False: "true"}[off]
-    config = configured(f"{flag}={on}", "algo=ppo", "env.id=CartPole-v1")
-    with pytest.raises(ConfigError, match=f"{flag}=.*this version cannot do that yet.*take {flag}="):
-        plan_of(config)
+def test_evaluation_beside_training_needs_evaluations_and_a_second_core():
+    asked = configured("+profile=speed", "eval_every=1000", "algo=ppo", "env.id=CartPole-v1")
+    assert plan_of(asked).config.eval_async
+    none = plan_of(configured("+profile=speed", "algo=ppo", "env.id=CartPole-v1"))
+    assert row_of(none, "eval_async")[1:3] == (True, False)
+    one_core = make_plan(asked, {}, EnvFacts(False, 1e-6), Machine(1, False, False))
+    assert row_of(one_core, "eval_async").reason == "one core: nothing can run beside the training"
 
 
 def test_dqn_has_an_engine_of_its_own():
@@ -260,3 +260,13 @@ def test_kernels_leave_wide_nets_to_torch():
     assert "layers of 256 units" in row_of(plan, "fused_update").reason
     asked = plan_of(configured("+profile=speed", "algo.net_arch=[256,64]", "fused_update=on"))
     assert asked.config.fused_update == "on"
+
+
+@pytest.mark.parametrize("profile", ["baseline", "balance", "speed", "exact", "debug"])
+def test_nan_guard_is_on_everywhere_and_says_what_the_stock_classes_leave_out(profile: str):
+    plan = plan_of(configured(f"+profile={profile}", "env.id=CartPole-v1", "algo=ppo"))
+    assert plan.config.nan_guard
+    reason = row_of(plan, "nan_guard").reason
+    assert ("their updates cannot be watched" in reason) == (plan.config.engine == "stock")
+    off = plan_of(configured(f"+profile={profile}", "env.id=CartPole-v1", "algo=ppo", "nan_guard=false"))
+    assert (row_of(off, "nan_guard").effective, row_of(off, "nan_guard").reason) == (False, "")

@@ -310,6 +310,14 @@ def test_run_passes_arguments_streams_folder_and_exit_code(bootstrap: ModuleType
 
 
 @posix
+def test_another_script_runs_by_the_interpreter_of_the_venv(bootstrap: ModuleType, checkout: Path) -> None:
+    put_venv(checkout)
+    put_stamp(bootstrap, checkout)
+    assert bootstrap.run_script(Path("reproduce.py"), ["--only", "a b"], checkout) == 0
+    assert calls(checkout) == [["reproduce.py", "--only", "a b"]]
+
+
+@posix
 def test_setup_failure_exits_2_and_says_why(checkout: Path) -> None:
     (checkout / ".venv").mkdir()
     (checkout / ".venv" / "data").touch()

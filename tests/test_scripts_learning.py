@@ -1,143 +1,22 @@
-"""scripts/learning.py and scripts/paired.py: the statistics of the quality gate against known truths, and the cells."""
+"""scripts/learning.py: its cells and tables. The statistics are those of tests/studies/test_statistics.py."""
 
 from __future__ import annotations
 
 import importlib
 import json
-import math
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 
 
 @pytest.fixture
-def paired(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    return importlib.import_module("paired")
-
-
-@pytest.fixture
 def learning(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(SCRIPTS))
     return importlib.import_module("learning")
-
-
-# --- intervals and verdicts
-
-
-def test_t_interval_is_the_textbooks(paired: ModuleType) -> None:
-    """Of 1 … 5: mean 3, standard error √0.5, t(0.975, 4) = 2.776445."""
-    low, high = paired.t_interval(np.arange(1.0, 6.0))
-    assert low == pytest.approx(3 - 2.776445 * math.sqrt(0.5), abs=1e-5)
-    assert high == pytest.approx(3 + 2.776445 * math.sqrt(0.5), abs=1e-5)
-
-
-def test_one_value_bounds_nothing_and_equal_values_are_a_point(paired: ModuleType) -> None:
-    assert paired.t_interval(np.array([2.0])) == (-math.inf, math.inf)
-    assert paired.t_interval(np.full(4, 2.0)) == (2.0, 2.0)
-
-
-def test_t_interval_covers_the_truth_as_often_as_it_says_and_the_bootstrap_less(paired: ModuleType) -> None:
-    """2,000 samples of 10 normal values: 95 % ± 1.5 (three standard errors); the percentile bootstrap about 90 %."""
-    samples = np.random.default_rng(1).normal(1.0, 2.0, (2000, 10))
-    covered = np.mean([low < 1 < high for low, high in map(paired.t_interval, samples)])
-    assert covered == pytest.approx(0.95, abs=0.015)
-    few = samples[:300]
-    narrow = np.mean([low < 1 < high for low, high in (paired.bootstrap_interval(s, resamples=500) for s in few)])
-    assert 0.84 < narrow < 0.94
-
-
-def test_bootstrap_of_the_mean_matches_its_normal_limit(paired: ModuleType) -> None:
-    values = np.random.default_rng(0).normal(5.0, 3.0, 400)
-    low, high = paired.bootstrap_interval(values)
-    half = 1.96 * values.std() / math.sqrt(len(values))
-    assert low == pytest.approx(values.mean() - half, abs=0.02)
-    assert high == pytest.approx(values.mean() + half, abs=0.02)
-    assert paired.bootstrap_interval(values) == (low, high)
-
-
-def by_seed(values: Any) -> dict[int, float]:
-    return {seed: float(value) for seed, value in enumerate(values)}
-
-
-@pytest.mark.parametrize(
-    ("difference", "spread", "verdict"),
-    [
-        (0.0, 0.5, "pass"),
-        (-0.5, 0.5, "pass"),  # a little worse, surely within the margin
-        (+3.0, 0.5, "pass"),
-        (-2.0, 0.5, "fail"),
-        (-1.0, 0.5, "not enough seeds"),  # on the margin
-        (0.0, 9.0, "not enough seeds"),  # all noise
-    ],
-)
-def test_verdict_of_known_differences(paired: ModuleType, difference: float, spread: float, verdict: str) -> None:
-    """10 seeds whose differences have exactly this mean and spread; margin 1."""
-    wave = np.tile([-1.0, 1.0], 5)
-    baseline = np.linspace(50, 150, 10)  # seeds differ far more than sides do: pairing removes it
-    result = paired.compare(by_seed(baseline), by_seed(baseline + difference + spread * wave), margin=1.0)
-    assert result.verdict == verdict
-    assert result.difference == pytest.approx(difference)
-    assert result.pairs == 10
-
-
-def test_few_seeds_never_pass_but_may_fail(paired: ModuleType) -> None:
-    assert paired.compare(by_seed([1, 2, 3]), by_seed([1, 2, 3]), margin=1.0).verdict == "not enough seeds"
-    assert paired.compare(by_seed([10, 20, 30]), by_seed([0, 10, 20]), margin=1.0).verdict == "fail"
-
-
-def test_only_common_seeds_are_compared(paired: ModuleType) -> None:
-    result = paired.compare({0: 1.0, 1: 2.0, 5: 100.0}, {0: 2.0, 1: 3.0, 7: -100.0}, margin=1.0)
-    assert (result.pairs, result.baseline, result.candidate, result.difference) == (2, 1.5, 2.5, 1.0)
-    with pytest.raises(ValueError, match="no seed"):
-        paired.compare({0: 1.0}, {1: 1.0}, margin=1.0)
-
-
-def test_margin_is_of_the_rate_or_of_the_size_of_the_reward(paired: ModuleType) -> None:
-    assert paired.margin_of({0: 0.4, 1: 0.6}, is_rate=True) == 0.03
-    assert paired.margin_of({0: -80.0, 1: -120.0}, is_rate=False) == pytest.approx(5.0)
-
-
-# --- curves and times
-
-
-def test_curve_averages_shares_of_the_steps_and_fills_gaps(paired: ModuleType) -> None:
-    curve = paired.learning_curve([11, 20, 40, 100], [1.0, 3.0, 5.0, 7.0], total=100, bins=10)
-    #        1-10 (none yet) 11-20 21-30 (as before) 31-40 … 91-100
-    assert curve == [2.0, 2.0, 2.0, 5.0, 5.0, 5.0, 5.0, 5.0, 5.0, 7.0]
-    assert paired.learning_curve([], [], total=100) == []
-    late = paired.learning_curve([50, 130], [1.0, 3.0], total=100, bins=2)
-    assert late == [1.0, 3.0]  # an episode beyond the end counts to the last share
-
-
-def test_trail_finds_when_the_running_mean_first_came_to_a_level(paired: ModuleType) -> None:
-    values = [0.0] * 100 + [1.0] * 100 + [0.0] * 300
-    found = paired.trail(values)
-    assert found[0] == (99, 0.0)
-    assert next(at for at, best in found if best >= 0.5) == 149
-    assert found[-1] == (199, pytest.approx(1.0))
-    assert paired.trail([1.0] * 99) == []
-    assert paired.trail([2.0] * 150) == [(99, 2.0)]
-    rising = np.random.default_rng(0).random(5000).cumsum()
-    assert len(paired.trail(rising)) <= 101
-
-
-def test_median_time_is_an_order_statistic_and_knows_never(paired: ModuleType) -> None:
-    assert paired.median_time([3.0, 1.0, 2.0])[0] == 2.0
-    assert paired.median_time([1.0, 2.0, 3.0, None])[0] == 2.0  # half of the runs had got there
-    median, low, high = paired.median_time([1.0, 2.0, None, None, None])
-    assert (median, low, high) == (math.inf, 1.0, math.inf)
-    values = [float(v) for v in range(1, 100)]
-    median, low, high = paired.median_time(values)
-    # ranks of the binomial interval of a median of 99: 50 ± 1.96 · √99 / 2
-    assert median == 50.0
-    assert low == pytest.approx(40, abs=1)
-    assert high == pytest.approx(60, abs=1)
 
 
 # --- cells

@@ -6,11 +6,14 @@ Words: True in an action mask means legal. A termination ends the episode by the
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fasttrain.errors import ConfigError
 
 BoolArray = NDArray[np.bool_]
 Float32Array = NDArray[np.float32]
@@ -39,6 +42,58 @@ def select_rows(observations: Observations, rows: Int64Array) -> Any:
     if isinstance(observations, dict):
         return {key: part[rows] for key, part in observations.items()}
     return observations[rows]
+
+
+def draw_choices(rng: Any, dims: Sequence[int], count: int, action_masks: BoolArray | None) -> Int64Array:
+    """Uniform over the legal choices of each of K sub-actions, (count, K).
+
+    Args:
+        rng: numpy's Generator, or `numpy.random` itself.
+        dims: choices of each sub-action, A their sum.
+        action_masks: (count, A) bool; None: all are legal. Where a sub-action has no legal choice its first is drawn.
+    """
+    keys = rng.random((count, sum(dims)))
+    if action_masks is not None:
+        keys[~action_masks] = -1.0
+    parts = np.split(keys, np.cumsum(dims)[:-1], axis=1)
+    return np.stack([part.argmax(axis=1) for part in parts], axis=1)
+
+
+def load_into(target: NDArray[Any], arrays: Mapping[str, NDArray[Any]], name: str) -> None:
+    """target[...] = arrays[name], an array of a checkpoint.
+
+    Raises:
+        ConfigError: there is none of that name, or it is of another shape or dtype.
+    """
+    given = arrays.get(name)
+    if given is None:
+        raise ConfigError(f"the checkpoint has no array {name}")
+    if given.shape != target.shape or given.dtype != target.dtype:
+        raise ConfigError(
+            f"{name} of the checkpoint is {given.dtype} {given.shape}, this run needs {target.dtype} {target.shape}"
+        )
+    target[...] = given
+
+
+class inside(Mapping[str, NDArray[Any]]):  # noqa: N801 - reads as a function
+    """The arrays named `prefix/…`, without that prefix; none is read from its file before it is asked for."""
+
+    def __init__(self, arrays: Mapping[str, NDArray[Any]], prefix: str) -> None:
+        self._arrays, self._start = arrays, f"{prefix}/"
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self._arrays[self._start + name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name.removeprefix(self._start) for name in self._arrays if name.startswith(self._start))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def under(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """The same arrays as `prefix/…`."""
+    return {f"{prefix}/{name}": array for name, array in arrays.items()}
 
 
 @dataclass(slots=True)

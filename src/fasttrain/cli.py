@@ -6,29 +6,20 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fasttrain import __version__
+from fasttrain import __version__, commands
 from fasttrain.errors import ConfigError, FastTrainError
 
 if TYPE_CHECKING:
     from fasttrain.config import Config
     from fasttrain.studies.sweep import Sweep
 
-COMMANDS = ("train", "eval", "check", "export", "play")
-# Keys that only some commands read; typed for another they are refused.
-COMMANDS_OF_KEY = {
-    "run": ("eval", "export", "play"),
-    "format": ("export",),
-    "model": ("export",),
-    "output": ("export",),
-}
 HELP = """fasttrain {version}: Stable-Baselines3 training several times faster, and where the time went.
 
-usage: fasttrain [train|eval|check|export|play] [key=value …] [-m]
+usage: fasttrain [train|resume|eval|check|export|play|compare|ablate|tune|doctor|report] [key=value …] [-m]
 
   fasttrain +profile=speed                                   Skull King with MaskablePPO, the main job
   fasttrain +profile=speed env.kwargs.opponents=hard         against stronger opponents
@@ -36,9 +27,14 @@ usage: fasttrain [train|eval|check|export|play] [key=value …] [-m]
   fasttrain +profile=balance env.id=CartPole-v1 algo=dqn num_envs=16 updates_per_step=8
   fasttrain +profile=speed env.entry_point=my_game.envs:MyGame env.kwargs.size=5
   fasttrain -m +profile=speed num_envs=64,128,256 algo.n_epochs=2,4      a sweep, each cell in a fresh process
+  fasttrain resume run=outputs/2026-01-31/12-00-00_skullking_maskable_ppo_1     goes on after a stop or a crash
   fasttrain eval run=outputs/2026-01-31/12-00-00_skullking_maskable_ppo_1 eval.episodes=5000
   fasttrain export run=outputs/2026-01-31/12-00-00_skullking_maskable_ppo_1 format=onnx   (or torchscript)
   fasttrain play run=outputs/2026-01-31/12-00-00_skullking_maskable_ppo_1       watch it; play.human=true: against it
+  fasttrain report run=outputs/2026-01-31/12-00-00_skullking_maskable_ppo_1     report.html of it, a sweep or a study
+  fasttrain compare candidates=[baseline,speed] seeds=5      is it faster, does it learn as well? (exit code 3: no)
+  fasttrain ablate +profile=speed                            which flags pay here; tune: the fastest values
+  fasttrain doctor +profile=speed                            where the wall is, and what would pay
   fasttrain check env.entry_point=my_game.envs:MyGame        looks for faults in an env and measures it
   NUM_ENVS=16 fasttrain +profile=speed                       a flag from the environment
 
@@ -104,13 +100,8 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     command = "train"
     if arguments and re.fullmatch(r"[a-z_]+", arguments[0]):
-        command = arguments.pop(0)
-        if command not in COMMANDS:
-            from fasttrain.typed import did_you_mean
-
-            hint = did_you_mean(command, COMMANDS)
-            raise ConfigError(f"unknown command '{command}'{hint}; the commands are {', '.join(COMMANDS)}")
-    return _run_hydra(command, arguments)
+        command = commands.known(arguments.pop(0))
+    return _run_hydra(command, commands.prepare(command, arguments))
 
 
 def _run_hydra(command: str, arguments: list[str]) -> int:
@@ -125,8 +116,6 @@ def _run_hydra(command: str, arguments: list[str]) -> int:
 
     OmegaConf.register_new_resolver("pid", os.getpid, replace=True)
     normalised = normalise(arguments, os.environ)
-    if command == "play":  # writes nothing, and leaves no folder behind
-        normalised = ["hydra.run.dir=.", "hydra.output_subdir=null", *normalised]
     sweep = _sweep(command, arguments)
     outcome: list[int] = []
     failed: list[Exception] = []
@@ -136,7 +125,7 @@ def _run_hydra(command: str, arguments: list[str]) -> int:
     def task(composed: Any) -> None:
         running.append(command)
         try:
-            outcome.append(sweep.run_cell(HydraConfig.get()) if sweep else _run_command(command, composed))
+            outcome.append(sweep.run_cell(HydraConfig.get()) if sweep else _run_command(command, composed, arguments))
         except (FastTrainError, MemoryError) as error:  # kept from Hydra, which would print lines of its own
             failed.append(error)
         except (HydraException, OmegaConfBaseException) as error:
@@ -181,51 +170,66 @@ def _sweep(command: str, arguments: Sequence[str]) -> Sweep | None:
     return Sweep(command, arguments, make_console())
 
 
-def _run_command(command: str, composed: Any) -> int:
+def _run_command(command: str, composed: Any, arguments: Sequence[str]) -> int:
     """One composed configuration → one command → its exit code."""
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
     from fasttrain.config import from_mapping
-    from fasttrain.overrides import sources
+    from fasttrain.overrides import config_dir_options, sources
+    from fasttrain.runs.files import read_json
 
     job = HydraConfig.get()
     plain: dict[str, Any] = OmegaConf.to_container(composed, resolve=True)  # type: ignore[assignment]
     profiles = {name: _profile_keys(name, job) for name in _chosen_profiles(job)}
     config = from_mapping(plain)
-    _refuse_foreign_keys(command, config)
     overrides = list(job.overrides.task)
     origin = sources(overrides, os.environ, profiles)
-    run = _command(command)
-    foreign = [key for key in origin if key.startswith("play.") and command != "play"]
-    if foreign:
-        raise ConfigError(f"{foreign[0]} means nothing for {command}; to watch a run: fasttrain play run=…")
-    return run(config, origin, Path(job.runtime.output_dir), overrides)
+    commands.refuse_foreign_keys(command, origin, overrides)
+    if command in commands.STARTS_RUNS:
+        overrides += config_dir_options(arguments)
+    more = {"compose": _compose} if command in commands.STUDIES else {}
+    folder = Path(job.runtime.output_dir)
+    exit_code: int = commands.implementation(command)(config, origin, folder, overrides, **more)
+    if command == "train" and config.report:
+        draw_report(folder)
+    if command == "resume" and read_json(Path(str(config.run)) / "plan.json")["config"]["report"]:
+        draw_report(Path(str(config.run)))
+    return exit_code
 
 
-def _refuse_foreign_keys(command: str, config: Config) -> None:
-    defaults = {field.name: field.default for field in fields(config)}
-    for key, commands in COMMANDS_OF_KEY.items():
-        value = getattr(config, key)
-        if command not in commands and value != defaults[key]:
-            what = "evaluate" if commands[0] == "eval" else "export"
-            use = f"to {what} that run: fasttrain {commands[0]} run=…"
-            raise ConfigError(f"{key}={value} means nothing for {command}; {use}")
+def draw_report(folder: Path) -> None:
+    """report.html of a run that is saved: whatever goes wrong here is one line, and the run stays what it is."""
+    try:
+        from fasttrain.studies.reports import write_report
+
+        print(f"report: {write_report(folder)}")
+    except (Exception, KeyboardInterrupt) as error:
+        reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
+        again = f"fasttrain report run={folder} tries again"
+        print(f"fasttrain: warning: no report.html ({reason}); the run is saved, {again}", file=sys.stderr)
 
 
-def _command(name: str) -> Callable[[Any, Mapping[str, str], Path, Sequence[str]], int]:
-    """Import only what the command needs: torch costs over a second."""
-    if name == "eval":
-        from fasttrain.runs.evaluate import main as run
-    elif name == "export":
-        from fasttrain.runs.export import main as run
-    elif name == "play":
-        from fasttrain.runs.play import main as run
-    elif name == "check":
-        from fasttrain.runs.check import main as run
-    else:
-        from fasttrain.runs.train import main as run
-    return run
+def _compose(arguments: Sequence[str]) -> Config:
+    """The typed configuration of other arguments, with the same search path: what a cell of a study will see.
+
+    Raises:
+        ConfigError: they give none.
+    """
+    from hydra import compose
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from fasttrain.config import from_mapping
+    from fasttrain.overrides import normalise, split_options
+
+    wanted = normalise(split_options(arguments)[1], {})
+    try:
+        plain = OmegaConf.to_container(compose("config", overrides=wanted), resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise _clear_error(error, wanted) from error
+    return from_mapping(plain)  # type: ignore[arg-type]
 
 
 def _chosen_profiles(job: Any) -> list[str]:

@@ -7,11 +7,12 @@ constructor names. Ranges and contradictions are the rules of `checks`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, Literal, get_type_hints
 
 from fasttrain.checks import check
 from fasttrain.errors import ConfigError
+from fasttrain.study_config import AblateConfig, DoctorConfig, GateConfig, TuneConfig
 from fasttrain.typed import Switch, build
 
 NetArch = tuple[int, ...] | dict[str, tuple[int, ...]] | None
@@ -149,6 +150,32 @@ class PlayConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StopConfig:
+    """What ends a training before its horizon."""
+
+    at_reward: float | None = None  # mean return of the last 100 episodes
+    max_minutes: float | None = None  # of training, start-up apart
+    on_plateau: bool = False  # the mean return of 100 episodes no longer rises
+    patience: float = 0.2  # share of total_timesteps without a rise that makes a plateau
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointConfig:
+    """What `checkpoint_every` and a stop leave for `resume`."""
+
+    keep: int = 3  # the newest so many
+    grace_s: float = 10.0  # a stop waits so long for the rollout under way and its update; else they are dropped
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GuardConfig:
+    """When `nan_guard` gives up."""
+
+    max_skipped: int = 10  # rounds of updates in a row that brought nothing; a round: PPO's rollout, DQN's vector step
+    at_limit: Literal["stop", "rollback"] = "stop"  # rollback: once back to the last good weights, kept in memory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class OwnConfig:
     """What the algorithm and the game name as their own values in the tier that the profile picks."""
 
@@ -217,6 +244,19 @@ class Config:
     play: PlayConfig = PlayConfig()
     self_play: SelfPlayConfig = SelfPlayConfig()
     checkup: Literal["off", "warn", "strict"] = "off"  # a look at the env before training; strict: any finding stops
+    stop: StopConfig = StopConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    guard: GuardConfig = GuardConfig()
+    report: bool = True  # report.html at the end of a run
+    profiler: Literal["off", "cprofile", "torch", "pyinstrument"] = "off"  # of the training, into the run's folder
+    candidates: str | None = None  # of `compare`, as YAML: [baseline, {name: mine, overrides: [num_envs=8]}]
+    seeds: int = 5  # of `compare` and `ablate`: seed, seed + 1, …
+    horizon_minutes: float | None = None  # of `compare`: every cell trains so long
+    study: str | None = None  # the folder of a study to go on with, or to begin
+    gate: GateConfig = field(default_factory=GateConfig)
+    ablate: AblateConfig = field(default_factory=AblateConfig)
+    tune: TuneConfig = field(default_factory=TuneConfig)
+    doctor: DoctorConfig = field(default_factory=DoctorConfig)
 
 
 ALGO_CLASSES: dict[str, type[PPOConfig | RecurrentPPOConfig | DQNConfig]] = {
@@ -301,15 +341,9 @@ def _build_env(env: Any) -> EnvConfig:
 def all_keys() -> list[str]:
     """Every key a user can set, dotted, of every algorithm: what "did you mean" chooses from."""
     names = [field.name for field in fields(Config)]
-    for prefix, cls in (
-        ("env.", EnvConfig),
-        *(("algo.", cls) for cls in ALGO_CLASSES.values()),
-        ("eval.", EvalConfig),
-        ("own.", OwnConfig),
-        ("self_play.", SelfPlayConfig),
-        ("play.", PlayConfig),
-    ):
-        names += [prefix + field.name for field in fields(cls)]
+    groups = [(name, hint) for name, hint in get_type_hints(Config).items() if is_dataclass(hint)]
+    for name, cls in (*groups, *(("algo", cls) for cls in ALGO_CLASSES.values())):
+        names += [f"{name}.{field.name}" for field in fields(cls)]
     return sorted({*names, "profile"})
 
 

@@ -28,6 +28,10 @@ class EnvSpecError(EnvError):
     exit_code = 2
 
 
+class DivergedError(FastTrainError):
+    """Round after round no update was finite; the weights are those of the last good one."""
+
+
 class GateError(FastTrainError):
     """A quality gate failed: the candidate learns worse than the baseline."""
 

@@ -63,9 +63,9 @@ FLAGS: tuple[Flag, ...] = (
     Flag("train_log_to_file", "exact", ANY, True, "write them to progress.csv"),
     Flag("reward_debug", "exact", ANY, False, "report reward terms one by one"),
     Flag("eval_every", "exact", ANY, 0, "env steps between evaluations, 0 = only at the end"),
-    Flag("eval_async", "exact", ANY, False, "evaluate in the background"),
-    Flag("checkpoint_every", "exact", ANY, 0, "env steps between checkpoints, 0 = only the final model"),
-    Flag("checkpoint_async", "exact", ANY, False, "write checkpoints in the background"),
+    Flag("eval_async", "exact", ANY, False, "evaluate in a process beside training"),
+    Flag("checkpoint_every", "exact", ANY, 0, "env steps between checkpoints, 0 = only where a signal stops the run"),
+    Flag("checkpoint_async", "exact", ANY, False, "write checkpoints in a thread while training goes on"),
     Flag("nan_guard", "exact", ANY, False, "refuse non-finite data and updates"),
 )
 BY_NAME = {flag.name: flag for flag in FLAGS}
@@ -86,13 +86,6 @@ NEEDS_FAST_ENGINE = (
     "local_random_actions",
     "prefetch",
 )
-
-# What this version cannot do yet. A switch on `auto` resolves to its off value; switched on, it is refused.
-NO_ENGINE_YET: dict[str, Any] = {
-    "eval_async": False,
-    "checkpoint_async": False,
-    "nan_guard": False,
-}
 
 
 class Machine(NamedTuple):

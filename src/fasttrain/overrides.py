@@ -70,6 +70,18 @@ def split_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return options, overrides
 
 
+def config_dir_options(arguments: Sequence[str]) -> list[str]:
+    """Hydra's options that another process needs too: where the user's own configuration lies."""
+    options = split_options(arguments)[0]
+    return [
+        option
+        for index, option in enumerate(options)
+        if option.startswith("--config-dir=")
+        or option in ("--config-dir", "-cd")
+        or (index and options[index - 1] in ("--config-dir", "-cd"))
+    ]
+
+
 def from_environment(environment: Mapping[str, str], typed: Iterable[str] = ()) -> list[str]:
     """Overrides from environment variables, those left out that were also typed."""
     skip = set(typed)

@@ -1,8 +1,7 @@
 """The plan: what was requested, what really runs, where the request came from, and why the two differ.
 
 Pure: configuration + facts about env and machine in, effective configuration + rows out. No flag does nothing
-silently: one that means nothing here is "not applicable" (an error if typed on the command line), one whose engine
-this version lacks is refused when switched on.
+silently: one that means nothing here is "not applicable" (an error if typed on the command line).
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from fasttrain.flags import (
     BY_NAME,
     FLAGS,
     NEEDS_FAST_ENGINE,
-    NO_ENGINE_YET,
     NOT_APPLICABLE,
     OFF_POLICY,
     STOCK_ONLY,
@@ -109,8 +107,8 @@ def make_plan(config: Config, sources: Mapping[str, str], env: EnvFacts, machine
         sources: key → where its value came from; keys left out came from the default configuration.
 
     Raises:
-        ConfigError: a flag that this version lacks is switched on, a flag typed on the command line means nothing for
-            the algorithm, or the resolved values contradict each other.
+        ConfigError: a flag typed on the command line means nothing for the algorithm, or the resolved values contradict
+            each other.
     """
     rows: list[Row] = []
     effective: dict[str, Any] = {}
@@ -148,8 +146,6 @@ def _resolve(flag: Flag, requested: Any, source: str, context: Context) -> Resol
         if source == "command line" and requested != "auto":
             raise ConfigError(f"{flag.name}={_spell(requested)}: {why}; leave it out")
         return flag.stock, why
-    if flag.name in NO_ENGINE_YET:
-        return _no_engine(flag, requested)
     resolver = _RESOLVERS.get(flag.name)
     return resolver(requested, context) if resolver else (requested, "")
 
@@ -157,17 +153,6 @@ def _resolve(flag: Flag, requested: Any, source: str, context: Context) -> Resol
 def _why_not(flag: Flag) -> str:
     refusing = STOCK_ONLY if flag.name in NEEDS_FAST_ENGINE else ()
     return f"only for {', '.join(algo for algo in flag.algos if algo not in refusing)}"
-
-
-def _no_engine(flag: Flag, requested: Any) -> Resolved:
-    off = NO_ENGINE_YET[flag.name]
-    if requested == off:
-        return off, ""
-    if requested == "auto":
-        return off, "not in this version"
-    raise ConfigError(
-        f"{flag.name}={requested}: this version cannot do that yet ({flag.text}); take {flag.name}={_spell(off)}"
-    )
 
 
 def _spell(value: Any) -> str:
@@ -185,6 +170,20 @@ def _batch_size(requested: int | None, context: Context) -> Resolved:
         return requested, ""
     own = context.config.own.batch_size
     return own, f"{own_values_of(context.config, 'batch_size')} own in this tier"
+
+
+def _checkpoint_async(requested: bool, context: Context) -> Resolved:
+    if requested and not context.effective["checkpoint_every"]:
+        return False, "no checkpoints without checkpoint_every=…"
+    return requested, ""
+
+
+def _eval_async(requested: bool, context: Context) -> Resolved:
+    if requested and not context.effective["eval_every"]:
+        return False, "no evaluations on the way without eval_every=…"
+    if requested and context.machine.cores < 2 and context.sources.get("eval_async") != "command line":
+        return False, "one core: nothing can run beside the training"
+    return requested, ""
 
 
 def _torch_threads(requested: int | str, context: Context) -> Resolved:
@@ -217,6 +216,12 @@ def _train_log_to_file(requested: bool, context: Context) -> Resolved:
             "take train_log_enabled=true, or leave train_log_to_file out"
         )
     return False, "train_log_enabled=false"
+
+
+def _nan_guard(requested: bool, context: Context) -> Resolved:
+    if requested and context.effective["engine"] == "stock":
+        return True, "stock classes: observations and rewards; their updates cannot be watched"
+    return requested, ""
 
 
 def _reward_debug(requested: bool, context: Context) -> Resolved:
@@ -332,4 +337,7 @@ _RESOLVERS: dict[str, Callable[[Any, Context], Resolved]] = {
     "train_log_to_file": _train_log_to_file,
     "eval_every": resolve_eval_every,
     "reward_debug": _reward_debug,
+    "nan_guard": _nan_guard,
+    "eval_async": _eval_async,
+    "checkpoint_async": _checkpoint_async,
 }

@@ -16,6 +16,7 @@ from fasttrain.algos.dense import (
     set_product,
     sum_rows,
     through_activation,
+    worst_of,
 )
 from fasttrain.algos.simd import PAD, TILE_ROWS
 from fasttrain.batch import Float32Array
@@ -118,3 +119,24 @@ def test_a_nan_gradient_is_not_hidden_by_clipping():
     gradient = np.array([1.0, np.nan, 1.0], np.float32)
     clip_and_adam(parameters, gradient, zeros.copy(), zeros.copy(), 1, 1e-3, 0.9, 0.999, 1e-5, 0.5)
     assert np.isnan(parameters).all()
+
+
+@pytest.mark.parametrize(
+    ("gradient", "loss"), [(np.nan, 1.0), (-np.inf, 1.0), (2e19, 1.0), (1.0, np.nan), (1.0, np.inf)]
+)
+def test_a_guarded_step_changes_nothing_where_something_is_not_finite(gradient: float, loss: float):
+    vectors = [np.arange(5, dtype=np.float32) for _ in range(3)]
+    slopes = np.ones(5, np.float32)
+    slopes[3] = gradient
+    numbers = (1, 1e-3, 0.9, 0.999, 1e-5, 0.5)
+    assert np.isnan(clip_and_adam(vectors[0], slopes, vectors[1], vectors[2], *numbers, loss, True))
+    assert all(np.array_equal(vector, np.arange(5)) for vector in vectors)
+    clip_and_adam(vectors[0], slopes, vectors[1], vectors[2], *numbers, loss, False)
+    assert not np.array_equal(vectors[1], np.arange(5)), "unguarded it is taken"
+
+
+def test_the_worst_number():
+    numbers = np.array([1, -5, 2], np.float32)
+    assert worst_of(numbers) == 1
+    numbers[2] = np.nan
+    assert worst_of(numbers) == 2

@@ -9,7 +9,7 @@ import torch
 from stable_baselines3.common.buffers import RolloutBuffer
 from torch import nn
 
-from fasttrain.algos.fast import clip_gradients, faster_adam, storage_of
+from fasttrain.algos.fast import clip_gradients, faster_adam, gradient_norm, step_clipped, storage_of
 from fasttrain.algos.ppo import PPO
 from toys import single_thread, toy_gym_vec
 
@@ -36,8 +36,10 @@ def test_clipping_is_that_of_torch(max_norm: float):
     ours, theirs = parameters(0), parameters(0)
     for tensors in (ours, theirs):
         set_gradients(tensors, 1)
-    clip_gradients([tensor.grad for tensor in ours], max_norm)
-    torch.nn.utils.clip_grad_norm_(theirs, max_norm)
+    gradients = [tensor.grad for tensor in ours]
+    norm = gradient_norm(gradients)
+    clip_gradients(gradients, max_norm, norm)
+    assert torch.equal(norm, torch.nn.utils.clip_grad_norm_(theirs, max_norm))
     for a, b in zip(ours, theirs, strict=True):
         assert torch.equal(a.grad, b.grad)
 
@@ -95,3 +97,46 @@ def test_slots_are_kept_per_env():
     source = model._fast.source_of(env)
     assert model._fast.source_of(env) is source
     assert model._fast.source_of(toy_gym_vec(2)) is not source
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("where", ["gradient", "loss"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_step_that_is_not_finite_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch, on_device: bool, where: str, value: float
+):
+    """Bit by bit: weights, Adam's averages and its number of steps. On a device nothing is read."""
+    monkeypatch.setattr("fasttrain.algos.fast.reading_waits", lambda _: on_device)
+    if on_device:
+        monkeypatch.setattr(torch.Tensor, "item", lambda _: pytest.fail("the host waited"))
+    ours = parameters(0)
+    adam = torch.optim.Adam(ours, fused=True)
+    loss = torch.tensor(1.0)
+    set_gradients(ours, 1)
+    assert torch.isfinite(step_clipped(adam, ours, 0.5, None, loss))
+    before = copy.deepcopy((ours, [*adam.state.values()]))
+    set_gradients(ours, 2)
+    if where == "gradient":
+        ours[2].grad[1, 1] = value
+    norm = step_clipped(adam, ours, 0.5, None, torch.tensor(value) if where == "loss" else loss)
+    assert not torch.isfinite(norm)
+    tensors = [*ours, *(tensor for state in adam.state.values() for tensor in state.values())]
+    kept = [*before[0], *(tensor for state in before[1] for tensor in state.values())]
+    assert all(torch.equal(a, b) for a, b in zip(tensors, kept, strict=True))
+    assert not hasattr(adam, "found_inf")
+    set_gradients(ours, 3)
+    step_clipped(adam, ours, 0.5, None, loss)
+    assert not torch.equal(ours[0], before[0][0])
+    assert {float(state["step"]) for state in adam.state.values()} == {2.0}
+
+
+def test_gradients_of_several_types_are_clipped_together():
+    ours = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2, dtype=torch.float64))]
+    theirs = copy.deepcopy(ours)
+    for tensors in (ours, theirs):
+        for tensor in tensors:
+            tensor.grad = torch.full_like(tensor, 3.0)
+    step_clipped(torch.optim.SGD(ours, lr=1.0), ours, 0.5, None, torch.tensor(0.0))
+    torch.nn.utils.clip_grad_norm_(theirs, 0.5)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a.grad, b.grad)

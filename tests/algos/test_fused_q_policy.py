@@ -144,10 +144,10 @@ def test_sub_actions_are_those_of_the_policy(kind: Any):
 
 def test_what_is_not_finite_is_not_acted_on():
     kernels = FusedQ(make_policy())
-    with pytest.raises(EnvError, match="an observation is not finite"):
+    with pytest.raises(EnvError, match="the observation of env 0, 1 is not finite"):
         kernels.act(np.full((2, 4), np.nan, np.float32))
     kernels.online.fill_(torch.nan)
-    with pytest.raises(EnvError, match="the net's output is not finite"):
+    with pytest.raises(EnvError, match="Q-values. is not finite although its inputs are: parameter q_net.q_net.0"):
         kernels.act(np.zeros((2, 4), np.float32))
 
 

@@ -52,7 +52,7 @@ def test_replays_learn_what_eager_steps_learn():
             else:
                 assert graph.fits(batch)
                 with capturable(model.policy.optimizer, graph.rates):
-                    assert graph(batch).shape == (6,)
+                    assert graph(batch).shape == (7,)
         ends.append(weights(model))
         assert {float(state["step"]) for state in model.policy.optimizer.state.values()} == {6.0}
     torch.testing.assert_close(ends[0], ends[1], rtol=0, atol=1e-6)

@@ -158,7 +158,7 @@ def test_replays_learn_what_eager_steps_learn(prioritized: Any):
                 assert graph.fits(batch)
                 with capturable(model.policy.optimizer, graph.rates):
                     statistics = graph(tensors_of(batch))
-                assert statistics.shape == ((1,) if prioritized is None else (17,))
+                assert statistics.shape == ((2,) if prioritized is None else (18,))
         ends.append(weights(model))
     torch.testing.assert_close(ends[0], ends[1], rtol=0, atol=1e-6)
 

@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 
 import fasttrain
+from fasttrain.algos.accelerator import Acceleration
 from fasttrain.algos.fused_q_policy import FusedQ
 from fasttrain.algos.q_networks import DuelingDQNPolicy
 from fasttrain.algos.q_update import update
@@ -94,6 +95,7 @@ def test_learned_rates_follow_the_schedule():
 
 def test_a_loss_that_is_not_finite_is_an_error():
     model = filled(True)
+    model._fast.guard = None  # with it: tests/faults/test_nan.py
     model.replay_buffer.rewards[:] = np.inf
     with pytest.raises(EnvError, match="the loss is not finite at step 400"):
         update(model, 1, 16)
@@ -119,3 +121,16 @@ def test_sub_actions_have_kernels_too(dueling: bool):
         ends.append(model.policy.state_dict())
     for name, eager in ends[0].items():
         torch.testing.assert_close(ends[1][name], eager, rtol=0, atol=2e-6, msg=name)
+
+
+def test_a_step_that_overflowed_is_skipped_and_counted():
+    model = filled(False)
+    model.accelerate(Acceleration(amp_dtype=torch.float16))
+    model._fast.accelerator_of(model.policy).precision.scaler._init_scale = 1e30
+    before = [parameter.detach().clone() for parameter in model.q_net.parameters()]
+    update(model, 3, 16)
+    assert model._fast.skipped_steps == 3
+    assert model._fast.gradient_updates == 0
+    assert model.logger.name_to_value["train/skipped_steps"] == 3
+    for parameter, old in zip(model.q_net.parameters(), before, strict=True):
+        assert torch.equal(parameter, old)

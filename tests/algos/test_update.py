@@ -10,6 +10,7 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback
 
 from accelerated import minibatch_loss
+from fasttrain.algos import fast as fast_module
 from fasttrain.algos import update as update_module
 from fasttrain.algos.heads import head_of
 from fasttrain.algos.ppo import PPO, MaskablePPO
@@ -79,7 +80,10 @@ def count_steps(model) -> list[None]:
 def test_nothing_is_read_inside_the_minibatch_loop(monkeypatch: pytest.MonkeyPatch):
     model = collected(policy_kwargs={"activation_fn": torch.nn.ELU})  # which the compiled kernels do not serve
     model._fast.fused = True  # torch's fused Adam; SB3's own loop reads its step counter
-    monkeypatch.setattr(update_module, "_log", lambda *_: None)
+    for name, stand_in in (("_log", lambda *_: None), ("_note_norms", lambda *_: np.zeros(0))):  # once per rollout
+        monkeypatch.setattr(update_module, name, stand_in)
+    for module in (update_module, fast_module):  # as on CUDA
+        monkeypatch.setattr(module, "reading_waits", lambda _: True)
     read = []
     for name in ("item", "cpu", "tolist", "__bool__", "__float__"):
         original = getattr(torch.Tensor, name)

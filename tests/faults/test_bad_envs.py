@@ -53,7 +53,7 @@ def bad(tmp_path: Path) -> Path:
     ("fault", "message"),
     [
         ("nan_observation", "the observation of env 0, 1, 2, 3 is not finite"),
-        ("nan_reward", "parameters that are not finite"),
+        ("nan_reward", "the reward of env 0, 1, 2, 3 is not finite"),
         ("stuck", "no legal action"),
     ],
 )

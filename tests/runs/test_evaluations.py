@@ -25,3 +25,14 @@ def test_rows_are_there_at_once(tmp_path: Path):
     assert float(first["win_rate_low"]) < 0.5 < float(first["win_rate_high"])
     assert (second["win_rate"], second["win_rate_low"], second["mean_reward_low"]) == ("", "", "1.0")
     assert [row["env_steps"] for row in log.rows] == [100, 200]
+
+
+def test_what_is_known_of_earlier_policies_can_be_read_back(tmp_path: Path):
+    log = EvaluationLog(tmp_path / "evaluations.csv")
+    assert log.known(100) == []
+    for step in (10, 20, 30):
+        log.add(step, step / 8, summarise([(1.5, 3, {}), (2.0, 4, {})]))
+    again = EvaluationLog(tmp_path / "evaluations.csv")
+    assert again.known(20) == log.rows[:2]
+    (tmp_path / "evaluations.csv").write_text("env_steps\nx\n")
+    assert again.known(20) == []

@@ -26,7 +26,16 @@ def test_plain_lines_where_there_is_no_terminal(progress: Progress):
     assert output.getvalue() == progress.line() + "\n"
 
 
-def test_panel_shows_progress_and_phases(progress: Progress):
+def test_panel_shows_what_reward_gains_per_hour(progress: Progress, monkeypatch: pytest.MonkeyPatch):
+    output = io.StringIO()
+    console = Console(file=output, width=140)
+    progress.add_episode(1.5, {})
+    monkeypatch.setattr(progress.curve, "slope_per_hour", lambda: -3456.0)
+    console.print(LiveView(progress, console, "ppo on X", panel=True).render())
+    assert "reward 1.5 -3,456/h" in output.getvalue()
+
+
+def test_panel_shows_progress_progress_and_phases(progress: Progress):
     output = io.StringIO()
     console = Console(file=output, width=140)
     progress.add_episode(1.5, {"is_win": True})

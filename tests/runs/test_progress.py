@@ -47,6 +47,28 @@ def test_draws_and_scores_where_there_are_any(progress: Progress):
     assert "win 50.0 %, draw 50.0 % · score +1.5 · env" in progress.line()
 
 
+def test_the_line_says_what_reward_gains_per_hour_where_that_is_known(
+    progress: Progress, monkeypatch: pytest.MonkeyPatch
+):
+    assert progress.trend() == ""
+    now = [0.0]
+    monkeypatch.setattr("fasttrain.runs.progress.time.perf_counter", lambda: now[0])
+    progress.started = 0.0
+    for episode in range(1000):
+        now[0] = 36.0 * episode
+        progress.env_steps = 4 * episode
+        progress.add_episode(episode * 0.012, {})
+    assert progress.trend() == " +1.2/h"
+    assert " · reward 5.99 +1.2/h · env" in progress.line()
+
+
+def test_minutes_shorten_the_eta(progress: Progress):
+    progress.max_s = 25.0
+    assert progress.eta_s == 15.0
+    progress.max_s = 5.0
+    assert progress.eta_s == 0.0
+
+
 def test_reward_terms_are_means_per_episode(progress: Progress):
     assert progress.mean_terms() == {}
     progress.add_episode(1.0, {"reward_terms": {"vp": 1.0, "win": 1.0}})

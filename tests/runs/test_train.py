@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,9 @@ def test_a_run_leaves_every_file(skull_king: Finished):
         "plan.json", "model.zip", "best_model.zip", "checkpoints", "episodes.csv", "progress.csv", "perf.json",
         "summary.json", ".hydra",
     } <= names  # fmt: skip
-    assert sorted(p.name for p in (skull_king.folder / "checkpoints").iterdir()) == ["model_4096.zip", "model_8192.zip"]
+    found = sorted((skull_king.folder / "checkpoints").iterdir())
+    assert [folder.name for folder in found] == ["step_000000004096", "step_000000008192"]
+    StockMaskablePPO.load(found[0] / "model.zip", device="cpu")
 
 
 def test_summary_has_what_the_design_names(skull_king: Finished):
@@ -159,6 +162,15 @@ def test_opponents_of_python_envs_are_timed_from_info(fasttrain: RunCommand, tmp
     assert done.json("perf.json")["total"]["enemy_turn_ms"] == pytest.approx(2000.0)  # 2 ms × 1,000 steps
 
 
+@pytest.fixture
+def ctrl_c_is_heard() -> Iterator[None]:
+    """A shell starts background jobs with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c_is_heard")
 def test_a_signal_ends_the_run_with_everything_saved(fasttrain: RunCommand):
     def stop_when_training() -> None:
         deadline = time.monotonic() + 60
@@ -171,7 +183,9 @@ def test_a_signal_ends_the_run_with_everything_saved(fasttrain: RunCommand):
     done = fasttrain("+profile=speed", *SMALL, "total_timesteps=50000000")
     killer.join()
     assert done.exit_code == 4, done.err
-    assert done.json("summary.json")["status"] == "stopped"
+    summary = done.json("summary.json")
+    assert (summary["status"], summary["stopped_by"]) == ("stopped", "signal")
+    assert f"stopped at {summary['env_steps']:,} steps: by a signal" in done.out
     StockMaskablePPO.load(done.folder / "model.zip", device="cpu")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 

@@ -122,10 +122,12 @@ def test_a_run_leaves_the_statistics_beside_every_model(fasttrain: RunCommand, a
     done = fasttrain(*RUN, f"algo={algo}", "total_timesteps=960", *small)
     assert done.exit_code == 0, done.err
     models = sorted(done.folder.rglob("*.zip"))
-    assert [model.name for model in models] == ["best_model.zip", "model_480.zip", "model_960.zip", "model.zip"]
+    names = [model.relative_to(done.folder).as_posix() for model in models]
+    half, whole = (f"checkpoints/step_{steps:012d}/model.zip" for steps in (480, 960))
+    assert names == ["best_model.zip", half, whole, "model.zip"]
     final = DummyVecEnv([lambda: gymnasium.make("CartPole-v1")])
-    counts = {model.name: VecNormalize.load(str(statistics_of(model)), final).ret_rms.count for model in models}
-    assert counts["model_480.zip"] < counts["model_960.zip"] == counts["model.zip"]
+    counted = [VecNormalize.load(str(statistics_of(model)), final).ret_rms.count for model in models]
+    assert counted[1] < counted[2] == counted[3]
     quality = done.json("summary.json")["quality"]
     assert quality["mean_reward"] == quality["mean_length"], "rewards of the evaluation are the env's own"
     (PPO if algo == "ppo" else DQN).load(done.folder / "model.zip", device="cpu")

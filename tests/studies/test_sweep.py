@@ -8,7 +8,8 @@ import pytest
 
 from conftest import RunCommand
 from fasttrain.runs.console import make_console
-from fasttrain.studies.sweep import Cell, Sweep
+from fasttrain.studies.cells import Cell
+from fasttrain.studies.sweep import Sweep, figures
 
 SMALL = ("total_timesteps=1024", "algo.rollout_size=512", "batch_size=64", "algo.n_epochs=1", "eval.episodes=4",
          "eval.num_envs=2", "vec_env=dummy", "torch_threads=1")  # fmt: skip
@@ -32,6 +33,9 @@ def test_every_cell_runs_in_its_own_process_and_an_illegal_one_stops_nothing(fas
     assert float(rows[2]["speed_up"]) > 0
     assert "[2/3] num_envs=4: done" in done.out
     assert "Sweep: 3 cells, speed-up against cell 1" in done.out
+    assert f"report: {done.folder / 'report.html'}" in done.out
+    assert "Speed against mean reward" in (done.folder / "report.html").read_text(encoding="utf-8")
+    assert not list(done.folder.glob("*/report.html")), "cells have none unless asked for"
 
 
 def test_a_cell_that_crashes_is_listed(fasttrain: RunCommand, tmp_path: Path):
@@ -67,7 +71,7 @@ def sweep_of(cells: list[dict[str, Any]], folder: Path) -> Sweep:
     sweep = Sweep("train", ["-m", "num_envs=1,2"], make_console())
     sweep.folder = folder
     sweep.cells = [
-        Cell(number=i, overrides=c["overrides"], folder=folder, exit_code=c.get("code", 0), error="", seconds=1.0,
+        Cell(label=str(i), overrides=c["overrides"], folder=folder, exit_code=c.get("code", 0), error="", seconds=1.0,
              summary={"steps_per_s": c["speed"]} if "speed" in c else {})
         for i, c in enumerate(cells)
     ]  # fmt: skip
@@ -78,7 +82,7 @@ def test_speed_up_is_against_the_baseline_profile_where_there_is_one(tmp_path: P
     cells = [{"overrides": ["+profile=speed"], "speed": 50.0}, {"overrides": ["+profile=baseline"], "speed": 10.0}]
     sweep = sweep_of(cells, tmp_path)
     assert sweep._reference() == (10.0, "cell 1")
-    assert sweep.cells[0].figures(10.0)["speed_up"] == 5.0
+    assert figures(sweep.cells[0], 10.0)["speed_up"] == 5.0
 
 
 @pytest.mark.parametrize(

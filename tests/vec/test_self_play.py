@@ -175,5 +175,4 @@ def test_calls_reach_the_envs():
     assert env.get_attr("opponents_turn", indices=[]) == []
     env.reset()
     assert env.env_method("action_masks", indices=[0])[0].tolist() == [True] * 4
-    assert env.has_attr("opponents_ns")
     assert env.get_attr("episodes") == [0, 0, 0]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import prange
 
-from fasttrain.algos.dense import add_to_rows, clip_and_adam, sum_rows
+from fasttrain.algos.dense import add_to_rows, clip_and_adam, sum_rows, worst_of
 from fasttrain.algos.nets import (
     POLICY,
     VALUE,
@@ -33,8 +33,9 @@ from fasttrain.algos.simd import dot_rows, fetch
 from fasttrain.batch import Float32Array, Float64Array, Int32Array, Int64Array
 from fasttrain.jit import njit_bare, njit_parallel, njit_relaxed
 
-NUM_STATISTICS = 6
-POLICY_LOSS, VALUE_LOSS, ENTROPY, CLIPPED, APPROX_KL, LOSS = range(NUM_STATISTICS)
+NUM_STATISTICS = 7
+POLICY_LOSS, VALUE_LOSS, ENTROPY, CLIPPED, APPROX_KL, LOSS, GRAD_NORM = range(NUM_STATISTICS)
+NO_STEP = -1.0  # in the place of a gradient norm: none was asked for
 
 
 class LossSettings(NamedTuple):
@@ -299,11 +300,13 @@ def train_epoch(
     loss: LossSettings,
     adam: AdamSettings,
     scratch: Scratch,
-    statistics: Float64Array,  # (minibatches, NUM_STATISTICS) out: means
+    statistics: Float64Array,  # (minibatches, NUM_STATISTICS) out: means, and the gradient's norm
     on_threads: bool,
+    guarded: bool,  # no step where loss or gradient is not finite; its norm is then NaN
+    blamed: Int64Array,  # (1,) in and out: the parameter, in `flat`, that was the cause of the first; -1: none yet
 ) -> int:
-    """One epoch of minibatch steps; returns how many were taken: fewer than all where `target_kl` was exceeded."""
-    done = 0
+    """One epoch of minibatch steps; returns how many it came to: fewer than all where `target_kl` was exceeded."""
+    done, skipped = 0, 0
     for begin in range(0, len(order), batch_size):
         batch = order[begin : begin + batch_size]
         minibatch_gradient(batch, flat, layout, rows, loss, scratch, on_threads)
@@ -311,8 +314,15 @@ def train_epoch(
         means[:] = scratch.statistics[0] / len(batch)
         means[LOSS] = means[POLICY_LOSS] - loss.ent_coef * means[ENTROPY] + loss.vf_coef * means[VALUE_LOSS]
         if loss.target_kl >= 0.0 and means[APPROX_KL] > 1.5 * loss.target_kl:
+            means[GRAD_NORM] = NO_STEP
             return done
-        clip_and_adam(flat, scratch.gradients[0], exp_avg, exp_avg_sq, first_step + done, adam.learning_rate,
-                      adam.beta1, adam.beta2, adam.eps, adam.max_grad_norm)  # fmt: skip
+        norm = clip_and_adam(flat, scratch.gradients[0], exp_avg, exp_avg_sq, first_step + done - skipped,
+                             adam.learning_rate, adam.beta1, adam.beta2, adam.eps, adam.max_grad_norm, means[LOSS],
+                             guarded)  # fmt: skip
+        means[GRAD_NORM] = norm
+        if guarded and math.isnan(norm):
+            skipped += 1
+            if blamed[0] < 0:
+                blamed[0] = worst_of(scratch.gradients[0])
         done += 1
     return done

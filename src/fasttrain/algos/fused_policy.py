@@ -26,7 +26,9 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from torch import Tensor, nn
 
+from fasttrain.algos.finite import why_no_action
 from fasttrain.algos.fused import (
+    GRAD_NORM,
     NUM_STATISTICS,
     AdamSettings,
     LossSettings,
@@ -35,7 +37,7 @@ from fasttrain.algos.fused import (
 )
 from fasttrain.algos.fused_acting import act_rows, value_rows
 from fasttrain.algos.fused_layout import KINDS, make_layout
-from fasttrain.algos.heads import is_unchanged
+from fasttrain.algos.heads import LOST, OUTPUT, is_unchanged
 from fasttrain.algos.nets import Lists, Rows, compress, empty_lists
 from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array
 from fasttrain.buffers.rollout import RolloutStorage, TensorObservations
@@ -115,6 +117,7 @@ class FusedPolicy:
         self._choice, self._acting_choice = ThreadChoice(), ThreadChoice(trial=8)
         self._recording = self._spare = empty_lists(0, 0, 0)  # of a rollout's rows, of rows that nobody asks for again
         self._recorded = 0  # rows of the rollout so far
+        self.blamed = ""  # the parameter whose gradient was the first that was not finite in the last update
         self._uniforms: Iterator[Float32Array] = iter(())
         self._filling: tuple[RolloutStorage | None, int] = (None, 0)
 
@@ -160,7 +163,7 @@ class FusedPolicy:
                          log_probs, on_threads)  # fmt: skip
         self._acting_choice.took(on_threads, time.perf_counter() - begun)
         if not math.isfinite(total):
-            raise EnvError(_what_is_not_finite(seen))
+            raise EnvError(why_no_action(self.policy, seen, OUTPUT) or LOST)
         drawn = torch.from_numpy(actions)
         return drawn[:, 0] if self._single else drawn, torch.from_numpy(values)[:, None], torch.from_numpy(log_probs)
 
@@ -205,9 +208,18 @@ class FusedPolicy:
         return self._legal
 
     def train(
-        self, storage: RolloutStorage, n_epochs: int, batch_size: int, loss: LossSettings, max_grad_norm: float
+        self,
+        storage: RolloutStorage,
+        n_epochs: int,
+        batch_size: int,
+        loss: LossSettings,
+        max_grad_norm: float,
+        guarded: bool = False,
     ) -> tuple[list[Float64Array], int, int]:
         """Train on a filled storage.
+
+        Args:
+            guarded: take no step where loss or gradient is not finite; its norm among the statistics is NaN.
 
         Returns:
             statistics of every epoch, (minibatches seen, NUM_STATISTICS); optimizer steps taken; epochs begun.
@@ -223,7 +235,7 @@ class FusedPolicy:
         scratch = self._memory(batch_size)
         flat, exp_avg, exp_avg_sq = (t.numpy() for t in (self.parameters, self._exp_avg, self._exp_avg_sq))
         seen: list[Float64Array] = []
-        taken = 0
+        taken, blamed = 0, np.full(1, -1)
         use_threads(len(scratch.gradients))
         for _ in range(n_epochs):
             statistics = np.zeros((minibatches, NUM_STATISTICS))
@@ -231,19 +243,30 @@ class FusedPolicy:
             on_threads = len(scratch.gradients) > 1 and self._choice.next()
             begun = time.perf_counter()
             done = train_epoch(order, batch_size, flat, exp_avg, exp_avg_sq, first, self.layout, rows, loss, adam,
-                               scratch, statistics, on_threads)  # fmt: skip
+                               scratch, statistics, on_threads, guarded, blamed)  # fmt: skip
             self._choice.took(on_threads, (time.perf_counter() - begun) / max(1, done))
-            taken += done
+            taken += done - (np.count_nonzero(np.isnan(statistics[:done, GRAD_NORM])) if guarded else 0)
             seen.append(statistics[: min(done + 1, minibatches)])
             if done < minibatches:
                 break
-        if not np.isfinite(flat.sum()):
+        if (taken or not guarded) and not np.isfinite(flat.sum()):
             raise EnvError(
                 "the update gave parameters that are not finite (a reward, advantage or coefficient too large?); the "
                 "policy keeps the parameters it had before this update"
             )
-        self._write(optimizer, step + taken)
+        self.blamed = self._name_at(int(blamed[0]))
+        if taken:
+            self._write(optimizer, step + taken)
         return seen, taken, len(seen)
+
+    def _name_at(self, index: int) -> str:
+        """The parameter that stands there in the flat vectors."""
+        if index < 0:
+            return ""
+        names = {id(parameter): name for name, parameter in self.policy.named_parameters()}
+        numbered = torch.arange(self.size)
+        found = [names[id(place.parameter)] for place in self._places if bool((place.of(numbered) == index).any())]
+        return found[0] if found else "padding"
 
     def _rows_of_rollout(self, storage: RolloutStorage) -> Rows:
         """The storage's transitions: as they were acted on, or read anew (0.1 µs a row)."""
@@ -304,13 +327,6 @@ class FusedPolicy:
                 every=torch.arange(block, dtype=torch.int32).numpy(),
             )
         return self._scratch[parts]
-
-
-def _what_is_not_finite(observations: NDArray[Any]) -> str:
-    bad = np.flatnonzero(~np.isfinite(observations).all(axis=1))
-    if len(bad):
-        return f"the observation of env {', '.join(map(str, bad[:5]))} is not finite; check what the env returns"
-    return "the policy's output is not finite although its inputs are: its weights are lost; lower algo.learning_rate"
 
 
 def _zeros(*shape: int) -> Float32Array:

@@ -17,11 +17,20 @@ padded layers would save these: but torch's fused Adam, 2.13, writes strided par
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fasttrain.algos.dense import activate, add_product, clip_and_adam, set_product, sum_rows, through_activation
+from fasttrain.algos.dense import (
+    activate,
+    add_product,
+    clip_and_adam,
+    set_product,
+    sum_rows,
+    through_activation,
+    worst_of,
+)
 from fasttrain.algos.fused import AdamSettings
 from fasttrain.algos.fused_q_heads import add_slope, greedy_row, join, value_of
 from fasttrain.algos.nets import Layout, forward_hidden, layer_of, padded_rows
@@ -319,16 +328,29 @@ def train_updates(
     scratch: QScratch,
     losses: Float64Array,  # (U,) out
     errors: Float32Array,  # (U, B) out: absolute temporal difference errors, each before its own update
-) -> bool:
-    """U gradient updates one after the other; False, with nothing done, where a row or an action is out of range."""
+    norms: Float64Array,  # (U,) out: of the gradients
+    guarded: bool,  # no step where loss or gradient is not finite; its norm is then NaN
+    blamed: Int64Array,  # (1,) in and out: the parameter that was the cause of the first; -1: none yet
+) -> int:
+    """U gradient updates one after the other.
+
+    Returns how many steps were taken: all, or those that were finite; -1, with nothing done, where a row or an action
+    is out of range.
+    """
     if not are_within(batches, layout.dims):
-        return False
+        return -1
+    taken = 0
     lay_ahead(target, pieces, scratch.target)
     for update in range(len(losses)):
         losses[update] = update_gradient(update, online, layout, pieces, batches, settings, scratch, errors)
-        clip_and_adam(online, scratch.gradient, exp_avg, exp_avg_sq, first_step + update, adam.learning_rate,
-                      adam.beta1, adam.beta2, adam.eps, adam.max_grad_norm)  # fmt: skip
-    return True
+        norms[update] = clip_and_adam(online, scratch.gradient, exp_avg, exp_avg_sq, first_step + taken,
+                                      adam.learning_rate, adam.beta1, adam.beta2, adam.eps, adam.max_grad_norm,
+                                      losses[update], guarded)  # fmt: skip
+        if not guarded or not math.isnan(norms[update]):
+            taken += 1
+        elif blamed[0] < 0:
+            blamed[0] = worst_of(scratch.gradient)
+    return taken
 
 
 @njit_relaxed

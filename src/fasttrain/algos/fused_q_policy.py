@@ -18,6 +18,7 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.dqn.policies import DQNPolicy, QNetwork
 from torch import Tensor, nn
 
+from fasttrain.algos.finite import why_no_action
 from fasttrain.algos.fused import AdamSettings
 from fasttrain.algos.fused_layout import KINDS, padded
 from fasttrain.algos.fused_policy import BLOCK, WIDE, WIDE_BLOCK, _why_not_optimizer
@@ -37,6 +38,8 @@ _STORED = {
     "rows": np.dtype(np.int64),
     "next_rows": np.dtype(np.int64),
 }
+OUTPUT = "the net's output (Q-values)"  # in messages
+LOST = f"{OUTPUT} is not finite although its inputs are: its weights are too large; lower algo.learning_rate"
 _NO_MASKS: BoolArray = np.zeros((0, 0, 0), np.bool_)
 _NO_MASK: BoolArray = np.zeros((0, 0), np.bool_)
 _NO_WEIGHTS: Float32Array = np.zeros((0, 0), np.float32)
@@ -162,6 +165,10 @@ class FusedQ:
             (module._modules, name, child) for module in policy.modules() for name, child in module._modules.items()
         ]
         self._scratch = _make_scratch(self.layout, size, layers_size, row_size)
+        self.norms: Float64Array = np.zeros(0)  # of the gradients of the last call of `train`
+        self.skipped = 0  # of its updates
+        self._blamed = np.full(1, -1)
+        self.blamed = ""  # the parameter whose gradient was the first in it that was not finite
 
     def serves(self, policy: Any) -> bool:
         """Whether every tensor still is where it was put; if not, make a new FusedQ.
@@ -201,8 +208,7 @@ class FusedQ:
         total = act_rows(seen, masks, self._flat[0], self.layout, self.pieces, self.dueling, self._scratch, values,
                          actions)  # fmt: skip
         if not np.isfinite(total):
-            where = "the net's output" if np.isfinite(seen).all() else "an observation"
-            raise EnvError(f"{where} is not finite; check what the env returns, and lower the learning rate")
+            raise EnvError(why_no_action(self.policy, seen, OUTPUT) or LOST)
         return values, actions[:, 0] if actions.shape[1] == 1 else actions
 
     def train(
@@ -221,6 +227,7 @@ class FusedQ:
         double: bool = False,
         huber: bool = True,
         max_grad_norm: float = 10.0,
+        guarded: bool = False,  # take no step where loss or gradient is not finite; its place in `norms` is NaN
     ) -> tuple[Float64Array, Float32Array]:
         """U gradient updates of the policy, one after the other, as SB3's `DQN.train` with `gradient_steps=U`.
 
@@ -246,12 +253,23 @@ class FusedQ:
         online, target, exp_avg, exp_avg_sq = self._flat
         losses, errors = np.zeros(len(rows)), np.zeros(rows.shape, np.float32)
         first_step, settings = int(self._taken[0]) + 1, QSettings(double, huber, self.dueling)
-        done = train_updates(batches, online, target, exp_avg, exp_avg_sq, first_step, self.layout, self.pieces,
-                             settings, adam, self._scratch, losses, errors)  # fmt: skip
-        if not done:
+        self.norms, blamed = np.empty(len(rows)), self._blamed
+        blamed[0] = -1
+        taken = train_updates(batches, online, target, exp_avg, exp_avg_sq, first_step, self.layout, self.pieces,
+                              settings, adam, self._scratch, losses, errors, self.norms, guarded,
+                              blamed)  # fmt: skip
+        if taken < 0:
             raise IndexError("a sampled row is not in the storage, or an action is not one of the policy's")
-        self._taken.fill(first_step - 1 + len(rows))
+        self._taken.fill(first_step - 1 + taken)
+        self.skipped = len(rows) - taken
+        self.blamed = self._name_at(int(blamed[0])) if self.skipped else ""
         return losses, errors
+
+    def _name_at(self, index: int) -> str:
+        """The parameter that stands there in the flat vectors."""
+        names = [name for name, _ in self.policy.q_net.named_parameters()]
+        ends = np.cumsum([shape.numel() for shape in self._shapes])
+        return f"q_net.{names[int(np.searchsorted(ends, index, side='right'))]}"
 
     def polyak(self, tau: float) -> None:
         """target = (1 - tau) target + tau online, as SB3's `polyak_update`."""

@@ -38,6 +38,8 @@ _MULTI = (MultiCategoricalDistribution, MaskableMultiCategoricalDistribution, Ma
 
 
 Outputs = tuple[Tensor, Tensor]  # logits (B, A) and values (B, 1)
+OUTPUT = "the policy's output (logits)"  # in messages
+LOST = f"{OUTPUT} is not finite although its inputs are: its weights are too large; lower algo.learning_rate"
 
 
 class ActingHead(Protocol):

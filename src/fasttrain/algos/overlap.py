@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -91,6 +92,23 @@ class OverlappedUpdate:
         for key, value in learner.logger.name_to_value.items():
             model.logger.record(key, value, exclude=learner.logger.name_to_excluded[key])
 
+    def wait(self) -> Any:
+        """Wait for the update under way without taking it over; its learner, or None if there is none."""
+        if self._thread is None:
+            return None
+        self._thread.join()
+        if self._error is not None:
+            self.finish()  # raises it
+        return self._learner
+
+    def hold(self, fill: Callable[[Any], None]) -> None:
+        """As after `wait`, with a learner that `fill` makes what it was in another process."""
+        self._learner = learner = self._prepared()
+        learner.rollout_buffer = None  # the model's own; a spare one is made with the next `start`
+        fill(learner)
+        self._thread = threading.Thread(target=lambda: None, name="fasttrain-update", daemon=True)
+        self._thread.start()
+
     def _prepared(self) -> Any:
         """The learner, with the model's present weights, settings and progress."""
         model, state = self.model, self._state
@@ -102,6 +120,7 @@ class OverlappedUpdate:
             copy_weights(model.policy, self._policy)
             copy_optimizer(model.policy.optimizer, self._policy.optimizer)
         state.fused, state.acceleration = fast.fused, without_graphs(fast.acceleration)
+        state.guard = fast.guard  # one for both: it counts rounds
         state.gradient_updates, state.skipped_steps = fast.gradient_updates, fast.skipped_steps
         learner = copy.copy(model)
         learner.policy, learner._fast = self._policy, state

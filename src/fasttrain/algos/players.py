@@ -18,7 +18,7 @@ from fasttrain.algos.fused_policy import FusedPolicy
 from fasttrain.algos.fused_q_policy import FusedQ
 from fasttrain.algos.heads import action_dims, head_of
 from fasttrain.algos.q_networks import greedy
-from fasttrain.batch import BoolArray
+from fasttrain.batch import BoolArray, draw_choices
 
 Weights = dict[str, Tensor]
 
@@ -86,11 +86,7 @@ class QPlayer:
 
     def act(self, observations: Any, action_masks: BoolArray | None) -> NDArray[Any]:
         best = self._best(observations, action_masks)
-        keys = np.random.random((len(best), sum(self.dims)))
-        if action_masks is not None:
-            keys[~action_masks] = -1.0
-        parts = np.split(keys, np.cumsum(self.dims)[:-1], axis=1)
-        drawn = np.stack([part.argmax(axis=1) for part in parts], axis=1)
+        drawn = draw_choices(np.random, self.dims, len(best), action_masks)
         errs = np.random.random(len(best)) < self.exploration
         best[errs] = drawn[errs].reshape(-1, *self._shape)
         return best

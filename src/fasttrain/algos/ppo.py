@@ -22,7 +22,9 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.algos.accelerator import Acceleration
 from fasttrain.algos.fast import FastState, has_stock_buffer, storage_of
+from fasttrain.algos.finite import check_step
 from fasttrain.algos.grouped import GroupedRollout
+from fasttrain.algos.guard import GuardedHead
 from fasttrain.algos.heads import ActingHead, MaskCheck
 from fasttrain.algos.overlap import OverlappedUpdate
 from fasttrain.algos.rollouts import bootstrap_truncated, clip_actions, note_episodes
@@ -168,12 +170,12 @@ def collect(
     check_masks = MaskCheck(model.action_space) if use_masking else None
     policy.set_training_mode(False)
     rollout_buffer.reset()
-    groups = None if model.use_sde else fast.groups_of(source)
-    head = _acting_head(model, None if groups else rollout_buffer)
     if model.use_sde:
         policy.reset_noise(env.num_envs)
     with clock.phase("log"):
-        callback.on_rollout_start()
+        callback.on_rollout_start()  # before the head draws a rollout's random numbers: checkpoints are taken there
+    groups = None if model.use_sde else fast.groups_of(source)
+    head = _acting_head(model, None if groups else rollout_buffer)
     try:
         going_on = _fill(model, source, groups, rollout_buffer, head, check_masks, callback)
         if going_on:
@@ -249,6 +251,9 @@ def _collect_in_lockstep(
         rewards = np.array(slots.rewards, np.float32)
         dones = slots.terminations | slots.truncations
         infos = source.infos()
+        if fast.guard is not None:  # of last observations only those count that are going to be rated
+            cut = [episode for episode in slots.finished if episode.truncated and not episode.lost]
+            check_step(new_obs, rewards, cut, model.num_timesteps, model._vec_normalize_env)
         clock.enter("log")
         callback.update_locals({**locals(), "self": model})
         if not callback.on_step():
@@ -270,7 +275,8 @@ def _acting_head(model: OnPolicyAlgorithm, storage: RolloutStorage | None) -> Ac
     fast: FastState = model._fast  # type: ignore[attr-defined]
     kernels = fast.kernels_of(model.policy, model.observation_space)
     if kernels is None:
-        return fast.accelerator_of(model.policy).acting_head(model.action_space)
+        head = fast.accelerator_of(model.policy).acting_head(model.action_space)
+        return head if fast.guard is None else GuardedHead(head, model.policy)
     kernels.begin_rollout(storage)
     return kernels
 

@@ -27,7 +27,6 @@ class QAccelerator(BaseAccelerator):
         self._values: Any = None  # compiled
         self._acting: Any = None  # the same, or graphs of it
         self._rule: QRule | None = None  # of the compiled loss
-        self._rows = 0  # of the compiled loss
         self._acting_addresses: tuple[int, ...] = ()  # of the parameters that graphs of acting read
 
     def values(self, observations: TensorObservations) -> Tensor:  # (N, A)
@@ -41,7 +40,7 @@ class QAccelerator(BaseAccelerator):
 
     def loss(self, batch: ReplayBatch, rule: QRule) -> QTerms:
         """`td_loss`, compiled where that was asked for and came about for such a batch."""
-        if self._loss is None or rule != self._rule or num_rows(batch.observations) != self._rows:
+        if self._loss is None or rule != self._rule or num_rows(batch.observations) != self._sizes[0]:
             return td_loss(self.networks, batch, rule)
         terms: QTerms = self._loss(tensors_of(batch))
         return terms
@@ -59,7 +58,7 @@ class QAccelerator(BaseAccelerator):
             def loss_of_batch(batch: ReplayBatch) -> QTerms:
                 return td_loss(networks, batch, rule)
 
-            self._rule, self._rows = rule, batch_size
+            self._rule = rule
             self._loss, self._values = self.compiler(loss_of_batch), self.compiler(networks.values)
             self.policy.set_training_mode(False)
             observations = repeated(batch.observations, num_envs)

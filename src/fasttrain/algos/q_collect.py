@@ -11,13 +11,14 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import RolloutReturn, TrainFreq
 from stable_baselines3.common.utils import should_collect_more_steps
 
+from fasttrain.algos.finite import check_step, marked, why_no_action
 from fasttrain.algos.heads import MaskCheck, action_dims
 from fasttrain.algos.q_networks import greedy
 from fasttrain.algos.q_update import QState
 from fasttrain.algos.rollouts import note_episodes
-from fasttrain.batch import LAST_MASKS, BoolArray, FinishedEpisode
+from fasttrain.batch import LAST_MASKS, BoolArray, FinishedEpisode, draw_choices
 from fasttrain.buffers.replay_storage import ReplayStorage
-from fasttrain.errors import EnvSpecError
+from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.vec.base import SlotSource, copy_observations
 
 
@@ -56,6 +57,8 @@ def collect(
         rewards = np.array(slots.rewards, np.float32)
         dones = slots.terminations | slots.truncations
         infos = source.infos()
+        if fast.guard is not None:  # last observations are stored, even of episodes that ended by the rules
+            check_step(new_obs, rewards, slots.finished, model.num_timesteps, model._vec_normalize_env)
         clock.enter("log")
         callback.update_locals({**locals(), "self": model})
         if not callback.on_step():
@@ -87,7 +90,10 @@ def _choose(model: Any, learning_starts: int, count: int, masks: BoolArray | Non
     transfer = accelerator.transfer
     values = accelerator.values(transfer.observations(model._last_obs))
     legal = None if masks is None else transfer.masks(masks)
-    chosen = transfer.actions(greedy(values, legal, action_dims(model.action_space)))
+    best = greedy(values, legal, action_dims(model.action_space))
+    chosen = transfer.actions(best if fast.guard is None else marked(best, values))
+    if fast.guard is not None and chosen.flat[0] < 0:
+        raise EnvError(why_no_action(model.policy, model._last_obs, "a Q-value") or "a Q-value is not finite")
     return chosen.reshape(-1, *(model.action_space.shape or ()))  # one sub-action has a column of its own
 
 
@@ -104,12 +110,8 @@ def random_actions(
         rows = [tuple(np.split(row, ends)) if len(dims) > 1 else row for row in given]
         return np.array([space.sample(mask=row) for row in rows])
     rng = space.np_random
-    if masks is None:
-        drawn = rng.integers(0, dims, size=(count, len(dims)))
-    else:
-        keys = rng.random(masks.shape)
-        keys[~masks] = -1.0
-        drawn = np.stack([part.argmax(axis=1) for part in np.split(keys, np.cumsum(dims)[:-1], axis=1)], axis=1)
+    size = (count, len(dims))
+    drawn = rng.integers(0, dims, size=size) if masks is None else draw_choices(rng, dims, count, masks)
     return drawn[:, 0] if isinstance(space, spaces.Discrete) else drawn
 
 

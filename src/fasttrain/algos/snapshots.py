@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fasttrain.algos.players import Player, Weights, player_for, weights_of
 from fasttrain.batch import BoolArray, Int64Array, select_rows
+from fasttrain.errors import ConfigError
 
 FIRST_RATING = 1000.0
 K_FACTOR = 16.0  # points that one game can move; FIDE's for strong players is 10, for others 20
@@ -98,19 +99,16 @@ class SnapshotPool:
     def act(self, observations: Any, action_masks: BoolArray | None, envs: Int64Array) -> NDArray[Any]:
         """Each env's own opponent decides; one forward per snapshot."""
         numbers = np.array([self._playing[env].number for env in envs.tolist()])
-        found = np.unique(numbers)
-        if len(found) == 1:
-            return self._player(self._playing[int(envs[0])]).act(observations, action_masks)
-        actions: NDArray[Any] | None = None
-        for number in found:
-            rows = np.flatnonzero(numbers == number)
-            seen = select_rows(observations, rows)
+        groups = [np.flatnonzero(numbers == number) for number in np.unique(numbers)]
+        drawn = []
+        for rows in groups:
             masks = None if action_masks is None else action_masks[rows]
-            drawn = self._player(self._playing[int(envs[rows[0]])]).act(seen, masks)
-            if actions is None:
-                actions = np.empty((len(envs), *drawn.shape[1:]), drawn.dtype)
-            actions[rows] = drawn
-        return actions  # type: ignore[return-value]
+            player = self._player(self._playing[int(envs[rows[0]])])
+            drawn.append(player.act(select_rows(observations, rows), masks))
+        by_group = np.concatenate(drawn)
+        actions = np.empty_like(by_group)
+        actions[np.concatenate(groups)] = by_group
+        return actions
 
     def episode_over(self, env: int, info: Mapping[str, Any]) -> None:
         """Rate the opponent of that episode, and draw one for the next."""
@@ -148,6 +146,25 @@ class SnapshotPool:
         self._choose_active()
         self._spare += self._players.values()  # whose weights are those of other snapshots of the same numbers
         self._players.clear()
+
+    def positions(self) -> dict[str, list[int]]:
+        """Who plays where, by numbers: with `state` all that decides how the games go on."""
+        return {"active": [each.number for each in self.active], "playing": [each.number for each in self._playing]}
+
+    def resume(self, state: Mapping[str, Any], positions: Mapping[str, Any]) -> None:
+        """Go on with what `state` and `positions` gave, running episodes with their own opponents.
+
+        Raises:
+            ConfigError: the positions are of other envs or of snapshots that `state` lacks.
+        """
+        self.load(state)
+        known = {each.number: each for each in (*self.pool, self.current)}
+        numbers = [*positions["active"], *positions["playing"]]
+        if len(positions["playing"]) != self.num_envs or not set(numbers) <= set(known):
+            raise ConfigError("the checkpoint's opponents are not those of this run's envs")
+        self.active = [known[number] for number in positions["active"]]
+        self._playing = [known[number] for number in positions["playing"]]
+        self._rng.bit_generator.state = state["rng"]  # choosing the active ones has drawn from it
 
     def summary(self) -> dict[str, Any]:
         """For summary.json: ratings of the learner and the pool, the oldest first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -14,11 +15,24 @@ from stable_baselines3.common.utils import explained_variance
 from torch import Tensor
 
 from fasttrain.algos.accelerator import Acceleration
-from fasttrain.algos.fast import FastState, clip_gradients, faster_adam
-from fasttrain.algos.fused import APPROX_KL, CLIPPED, ENTROPY, LOSS, POLICY_LOSS, VALUE_LOSS, LossSettings
+from fasttrain.algos.causes import blame, why_rollout
+from fasttrain.algos.fast import FastState, faster_adam, reading_waits, step_clipped
+from fasttrain.algos.finite import bad_gradients, listed
+from fasttrain.algos.fused import (
+    APPROX_KL,
+    CLIPPED,
+    ENTROPY,
+    GRAD_NORM,
+    LOSS,
+    NO_STEP,
+    POLICY_LOSS,
+    VALUE_LOSS,
+    LossSettings,
+)
 from fasttrain.algos.fused_policy import FusedPolicy
 from fasttrain.algos.graphs import capturable
 from fasttrain.algos.minibatch import Coefficients, micro_batches, normalized
+from fasttrain.batch import Float64Array
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
 from fasttrain.perf.clock import PhaseClock
 
@@ -33,7 +47,8 @@ class Statistics:
     clip_fractions: list[Tensor] = field(default_factory=list)
     approx_kls: list[Tensor] = field(default_factory=list)  # of the last epoch only, as SB3 logs it
     loss: Tensor | None = None
-    skipped: list[Tensor] = field(default_factory=list)  # bool: gradients overflowed, no step was taken
+    norms: list[Tensor] = field(default_factory=list)  # of gradients, where steps are watched; not finite: none taken
+    blamed: str = ""  # loss or gradient that was not finite first, where the host could see it
 
     def note(self, terms: Iterable[Tensor]) -> None:
         """Take in one minibatch's `Terms`."""
@@ -45,7 +60,11 @@ class Statistics:
 
 
 def update(model: Any) -> None:
-    """Train `model` (a PPO or MaskablePPO) for `n_epochs` on its filled storage, then log what SB3 logs."""
+    """Train `model` (a PPO or MaskablePPO) for `n_epochs` on its filled storage, then log what SB3 logs.
+
+    Raises:
+        DivergedError: round after round no update was finite; see `guard.py`.
+    """
     fast: FastState = model._fast
     policy, storage = model.policy, model.rollout_buffer
     policy.set_training_mode(True)
@@ -60,7 +79,13 @@ def update(model: Any) -> None:
         with faster_adam(policy.optimizer, fast.fused or fast.acceleration != Acceleration()):
             _epochs(model, storage, clip_range, clip_range_vf, statistics)
     fast.clock.enter("log")
+    norms = _note_norms(model, statistics)
     _log(model, statistics, clip_range, clip_range_vf)
+    if fast.guard is not None:
+        precision = None if kernels is not None else fast.accelerator_of(policy).precision
+        scaled = precision is not None and precision.scaler is not None
+        kl = float(model.logger.name_to_value["train/approx_kl"])
+        fast.guard.note(model, norms, lambda: why_rollout(model, statistics.blamed), kl, expected=scaled)
 
 
 def clip_ranges(model: Any) -> tuple[float, float | None]:
@@ -82,18 +107,24 @@ class MinibatchStep:
         numbers = Coefficients(clip_range, clip_range_vf, model.ent_coef, model.vf_coef)
         self.coefficients = accelerator.coefficients(numbers)
         # What a graph of `whole` has fixed.
-        self.key = (model.max_grad_norm, clip_range_vf is None, model.ent_coef != 0.0, model.normalize_advantage)
+        self.guarded = fast.guard is not None
+        self.key = (
+            model.max_grad_norm, clip_range_vf is None, model.ent_coef != 0.0, model.normalize_advantage, self.guarded
+        )  # fmt: skip
         self.parameters = list(model.policy.parameters())
-        self.alike = len({(parameter.device, parameter.dtype) for parameter in self.parameters}) == 1
+        self.loss: Tensor | None = None  # of the last minibatch
 
     def gradients(self, batch: RolloutBatch) -> bool:
         """Fill the gradients and note the statistics. False: `target_kl` is exceeded, no step shall be taken."""
         batch = normalized(batch, self.model.normalize_advantage)
         if self.parts > 1:
-            self.statistics.note(self._accumulated(batch))
+            found = self._accumulated(batch)
+            self.loss = found[0]
+            self.statistics.note(found)
             return not self._diverged()
         self.clock.enter("train_fwd")
         terms = self.loss_of(batch, self.coefficients)
+        self.loss = terms.loss
         self.statistics.note(terms)
         if self._diverged():
             return False
@@ -102,30 +133,30 @@ class MinibatchStep:
         self._backward(terms.loss)
         return True
 
-    def apply(self) -> None:
-        """Clip the gradients and let the optimizer step."""
-        optimizer = self.model.policy.optimizer
-        if self.scaler is not None:
-            self.scaler.unscale_(optimizer)
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        if self.alike:
-            norm = clip_gradients(gradients, self.model.max_grad_norm)
-        else:
-            norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.model.max_grad_norm)
-        if self.scaler is None:
-            optimizer.step()
-        else:
-            self.scaler.step(optimizer)
-            self.scaler.update()
-            self.statistics.skipped.append(~torch.isfinite(norm))
+    def apply(self) -> Tensor:  # () norm of the gradients; not finite where no step was taken
+        """Clip the gradients and let the optimizer step, if they and the loss are finite."""
+        loss = self.loss if self.guarded else None
+        policy = self.model.policy
+        return step_clipped(policy.optimizer, self.parameters, self.model.max_grad_norm, self.scaler, loss)
 
-    def whole(self, batch: RolloutBatch) -> Tensor:  # (6,) statistics
+    def watch(self, norm: Tensor) -> None:
+        """Keep what `apply` said for the end of the round."""
+        if not self.guarded and self.scaler is None:
+            return
+        self.statistics.norms.append(norm)
+        on_host = not reading_waits(norm) and not self.statistics.blamed
+        if on_host and self.scaler is None and not math.isfinite(norm.item()):
+            good_loss = self.loss is not None and math.isfinite(self.loss.item())
+            self.statistics.blamed = blame(good_loss, listed(bad_gradients(self.model.policy)))
+
+    def whole(self, batch: RolloutBatch) -> Tensor:  # (7,) statistics, and the gradient's norm
         """From the loss to the step with nothing decided on the host: what a CUDA graph captures."""
         clock, self.clock = self.clock, PhaseClock()  # a capture is no phase of training
         statistics = self._accumulated(normalized(batch, self.model.normalize_advantage))
-        self.apply()
+        self.loss = statistics[0]
+        norm = self.apply()
         self.clock = clock
-        return statistics
+        return torch.cat([statistics, norm.detach().reshape(1)])
 
     def _accumulated(self, batch: RolloutBatch) -> Tensor:  # (6,) statistics
         """The gradient of the whole batch as the sum over its parts."""
@@ -169,10 +200,12 @@ def _epochs(
             for batch in storage.minibatches(model.batch_size):
                 if graph is not None and graph.fits(batch):
                     clock.enter("train")
-                    statistics.note(graph(batch).unbind())
+                    *terms, norm = graph(batch).unbind()
+                    statistics.note(terms)
+                    step.watch(norm)
                 elif step.gradients(batch):
                     clock.enter("optim")
-                    step.apply()
+                    step.watch(step.apply())
                 else:
                     _note_stop(model, epoch, statistics)
                     return
@@ -202,10 +235,15 @@ def _fused_epochs(
     )
     storage = model.rollout_buffer
     batch_size = model.batch_size or storage.num_steps * storage.num_envs
-    epochs, taken, begun = kernels.train(storage, model.n_epochs, batch_size, settings, model.max_grad_norm)
+    guarded = model._fast.guard is not None
+    epochs, taken, begun = kernels.train(storage, model.n_epochs, batch_size, settings, model.max_grad_norm, guarded)
     model._n_updates += begun
-    model._fast.gradient_updates += taken
     means = torch.from_numpy(np.concatenate(epochs))
+    tried = means[:, GRAD_NORM] != NO_STEP
+    model._fast.gradient_updates += int(tried.sum()) if guarded else taken
+    statistics.norms = [means[tried, GRAD_NORM]] if guarded else []
+    bad = np.flatnonzero(np.isnan(means[:, GRAD_NORM].numpy()))
+    statistics.blamed = blame(bool(torch.isfinite(means[bad[0], LOSS])), kernels.blamed) if guarded and len(bad) else ""
     statistics.policy_losses = list(means[:, POLICY_LOSS])
     statistics.value_losses = list(means[:, VALUE_LOSS])
     statistics.entropy_losses = list(-means[:, ENTROPY])
@@ -217,6 +255,22 @@ def _fused_epochs(
 def _mean(values: list[Tensor]) -> float:
     """Mean in float64 of float32 scalars, as SB3 takes it of Python floats."""
     return float(np.mean(torch.stack(values).cpu().numpy().astype(np.float64)))
+
+
+def _note_norms(model: Any, statistics: Statistics) -> Float64Array:  # one for each step that was asked for
+    """Gradient norms, read from the device once; steps that were not taken are counted as skipped."""
+    if not statistics.norms:
+        return np.zeros(0)
+    fast: FastState = model._fast
+    norms: Float64Array = (
+        torch.cat([norm.reshape(-1) for norm in statistics.norms]).detach().cpu().numpy().astype(np.float64)
+    )
+    skipped = int(np.count_nonzero(~np.isfinite(norms)))
+    fast.skipped_steps += skipped
+    fast.gradient_updates -= skipped
+    if fast.skipped_steps:
+        model.logger.record("train/skipped_steps", fast.skipped_steps)
+    return norms
 
 
 def _log(model: OnPolicyAlgorithm, statistics: Statistics, clip_range: float, clip_range_vf: float | None) -> None:
@@ -235,11 +289,5 @@ def _log(model: OnPolicyAlgorithm, statistics: Statistics, clip_range: float, cl
         record("train/std", torch.exp(model.policy.log_std).mean().item())
     record("train/n_updates", model._n_updates, exclude="tensorboard")
     record("train/clip_range", clip_range)
-    if statistics.skipped:
-        skipped = int(torch.stack(statistics.skipped).sum().item())
-        fast: FastState = model._fast  # type: ignore[attr-defined]
-        fast.skipped_steps += skipped
-        fast.gradient_updates -= skipped
-        record("train/skipped_steps", fast.skipped_steps)
     if clip_range_vf is not None:
         record("train/clip_range_vf", clip_range_vf)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -47,6 +47,20 @@ class NativeGame(Protocol):
 
     def episode_info(self, index: int) -> dict[str, Any]:
         """The end-of-episode info of env `index`, valid in the step in which it ended."""
+
+
+class ResumableGame(NativeGame, Protocol):
+    """A native game whose state can be written to a checkpoint and read back; without, a resumed run begins anew."""
+
+    def state_arrays(self) -> dict[str, NDArray[Any]]:
+        """Everything that decides how the games go on: views, not copies. What the game was made with stays out."""
+
+    def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from there; of a game made with the same arguments, and bound. Slots are the caller's to fill.
+
+        Raises:
+            ConfigError: an array is missing, of another shape or dtype, or holds what no game can hold.
+        """
 
 
 class TwoSidedGame(NativeGame, Protocol):

@@ -17,15 +17,18 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
+from fasttrain.algos.finite import check_step, compile_finite
 from fasttrain.config import Config
 from fasttrain.perf.meter import PerfMeter
+from fasttrain.runs.checkpoints import Checkpoints
 from fasttrain.runs.episodes import EpisodeLog
 from fasttrain.runs.live import LiveView
 from fasttrain.runs.progress import Progress
+from fasttrain.runs.stopping import Stop, Stopping
 
 
 class StopFlag:
-    """Set by SIGINT or SIGTERM; the run then ends after the current vector step and saves. A second signal kills."""
+    """Set by SIGINT or SIGTERM; the run then ends after the current update (`Checkpoints`). A second signal kills."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -73,8 +76,10 @@ class Parts:
     live: LiveView
     meter: PerfMeter
     stop: StopFlag
+    stopping: Stopping
     evaluate: Callable[[], None]  # called every `eval_every` env steps
-    checkpoint: Callable[[], None]  # called every `checkpoint_every` env steps
+    collect_evaluations: Callable[[], None]  # of those beside training, at every rollout's start
+    checkpoints: Checkpoints
     say: Callable[[str], None]
 
 
@@ -86,19 +91,28 @@ class RunCallback(BaseCallback):
         self.parts = parts
         self.enemy_turn_ms = 0.0  # of Python envs that report info["perf"]["enemy_turn_ms"]
         self._log = Interval(config.log_every)
+        self.stopped: Stop | None = None  # before the horizon, by a rule of `stop` or a signal
+        self.at_rest = True  # False: stopped within a rollout
         self._evaluate = Interval(config.eval_every)
         self._checkpoint = Interval(config.checkpoint_every)
         self._to_console = config.train_log_to_console
         self._enabled = config.train_log_enabled
+        self._nan_guard = config.nan_guard
         self._logged_updates = 0
 
     def _on_training_start(self) -> None:
         # Ours count their own updates: a hook on the optimizer would keep the fused kernels away.
         self._fast: Any = getattr(self.model, "_fast", None)
+        self._checks_steps = self._nan_guard and self._fast is None  # a stock class; ours look for themselves
+        if self._checks_steps:
+            compile_finite()
+        if self._fast is not None and self._fast.guard is not None:
+            self._fast.guard.say = self.parts.say
         optimizer: Any = self.model.policy.optimizer
         self._hooks = [] if self._fast else [optimizer.register_step_post_hook(self._count_update)]
-        self.parts.progress.started = time.perf_counter()
-        self.parts.meter.start()
+        progress = self.parts.progress
+        self.parts.meter.start(progress.env_steps, progress.updates)
+        progress.started = time.perf_counter() - progress.before_s
 
     def _count_update(self, *_: Any) -> None:
         self.parts.progress.updates += 1
@@ -109,6 +123,11 @@ class RunCallback(BaseCallback):
         if self._log.due(self.parts.progress.updates):
             with self.parts.meter.clock.phase("log"):
                 self._write_logs()
+        self.parts.meter.tick(self.parts.progress.env_steps, self.parts.progress.updates)
+        self.parts.collect_evaluations()
+        env_steps = self.model.num_timesteps  # the callback's own is that of the last step it saw
+        stopping = self.stopped is not None or self.parts.stop.requested
+        self.parts.checkpoints.rest(env_steps, self._checkpoint.due(env_steps), stopping)
 
     def _write_logs(self) -> None:
         progress = self.parts.progress
@@ -122,16 +141,40 @@ class RunCallback(BaseCallback):
     def _on_step(self) -> bool:
         parts = self.parts
         with parts.meter.clock.phase("log"):
+            if self._checks_steps:
+                seen = self.locals
+                check_step(seen["new_obs"], seen["rewards"], (), self.num_timesteps, self.model._vec_normalize_env)
             parts.progress.env_steps = self.num_timesteps
             self._collect_episodes()
             parts.live.tick()
         if self._evaluate.due(self.num_timesteps):
             with parts.meter.clock.phase("eval"):
                 parts.evaluate()
-        if self._checkpoint.due(self.num_timesteps):
-            with parts.meter.clock.phase("checkpoint"):
-                parts.checkpoint()
-        return not parts.stop.requested
+        return self._goes_on()
+
+    def _goes_on(self) -> bool:
+        """False once there is a reason to stop, said in one line, and nothing to wait for: `Checkpoints.may_stop`.
+
+        Evaluations and checkpoints count as training.
+        """
+        parts = self.parts
+        if self.stopped is None:
+            self.stopped = self._reason()
+        if self.stopped is None or not parts.checkpoints.may_stop(for_signal=parts.stop.requested):
+            return True
+        self.at_rest = False
+        parts.say(f"stopped at {self.num_timesteps:,} steps: {self.stopped.text.partition(': ')[2]}")
+        return False
+
+    def _reason(self) -> Stop | None:
+        parts = self.parts
+        if parts.stop.requested:
+            return Stop("signal", f"stopped at {self.num_timesteps:,} steps: by a signal")
+        if not parts.stopping.active:
+            return None
+        with parts.meter.clock.phase("log"):
+            wall_s = time.perf_counter() - parts.progress.started
+            return parts.stopping.reason(self.num_timesteps, wall_s)
 
     def _collect_episodes(self) -> None:
         infos: list[dict[str, Any]] = self.locals["infos"]
@@ -145,6 +188,8 @@ class RunCallback(BaseCallback):
             if episode is None:
                 continue
             progress.add_episode(float(episode["r"]), info)
+            if self.parts.stopping.active:
+                self.parts.stopping.add(self.num_timesteps, float(episode["r"]))
             wall_s = round(time.perf_counter() - progress.started, 3)
             fixed = (progress.episodes, self.num_timesteps, int(index), episode["r"], episode["l"], wall_s)
             self.parts.episodes.add(fixed, info)
@@ -154,6 +199,8 @@ class RunCallback(BaseCallback):
             hook.remove()
         if self._fast is not None:
             self.parts.progress.updates = self._fast.gradient_updates
+        if self.at_rest:  # whatever wanted to stop it, the horizon came first
+            self.stopped = None
         with self.parts.meter.clock.phase("log"):
             if self.parts.progress.updates > self._logged_updates:  # the last stretch is rarely a whole interval
                 self._write_logs()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,25 @@ class EpisodeLog:
         self._rows.append((fixed, info))
         if len(self._rows) >= FLUSH_EVERY:
             self.flush()
+
+    def position(self) -> dict[str, Any]:
+        """How long the file is now and which columns it has: what a resumed run cuts it back to. Writes what waits."""
+        if self._rows:
+            self.flush()
+        size = self.path.stat().st_size if self._keys is not None and self.path.is_file() else 0
+        return {"bytes": size, "keys": self._keys}
+
+    def go_on(self, position: Mapping[str, Any]) -> bool:
+        """Drop what was written after `position` and append from there; False: the file is shorter, or is gone."""
+        keys, size = position["keys"], int(position["bytes"])
+        self._keys = None if keys is None else [str(key) for key in keys]
+        there = self.path.stat().st_size if self.path.is_file() else 0
+        if there < size:
+            self._keys = None
+            return False
+        if there:
+            os.truncate(self.path, size)
+        return True
 
     def flush(self) -> None:
         """Append what was collected."""

@@ -224,27 +224,32 @@ def load_run(folder: Path, model: str = "model.zip") -> tuple[Config, BaseAlgori
             best = name == "best_model.zip"
             way_out = "the run was made without eval_every=…" if best else "name the folder of a finished run"
             raise ConfigError(f"run={folder}: no {name} there; {way_out}")
+    config = config_of(folder)
+    statistics = statistics_of(folder / model)
+    if config.env.normalize and not statistics.is_file():
+        raise ConfigError(f"run={folder}: trained with env.normalize, but no {statistics.name} lies beside its model")
+    return config, load_policy(config, folder / model)
+
+
+def load_policy(config: Config, file: Path) -> BaseAlgorithm:
+    """The model in `file` as one that only plays, on the CPU."""
     from sb3_contrib import MaskablePPO, RecurrentPPO
     from stable_baselines3 import PPO
 
     from fasttrain.algos.dqn import DQN
 
-    config = _config_of(folder)
-    statistics = statistics_of(folder / model)
-    if config.env.normalize and not statistics.is_file():
-        raise ConfigError(f"run={folder}: trained with env.normalize, but no {statistics.name} lies beside its model")
     classes: dict[str, type[BaseAlgorithm]] = {
         "maskable_ppo": MaskablePPO,
         "ppo": PPO,
         "recurrent_ppo": RecurrentPPO,
         "dqn": DQN,
     }
-    # A policy that only plays needs no replay buffer, which may be too large for this machine.
+    # It needs no replay buffer, which may be too large for this machine.
     small: dict[str, Any] = {"buffer_size": 1} if config.algo.name == "dqn" else {}
-    return config, classes[config.algo.name].load(folder / model, device="cpu", **small)
+    return classes[config.algo.name].load(file, device="cpu", **small)
 
 
-def _config_of(folder: Path) -> Config:
+def config_of(folder: Path) -> Config:
     """What plan.json holds. A flag younger than the run has the value of a plain SB3 script, which is what it did."""
     stored = json.loads((folder / "plan.json").read_text(encoding="utf-8"))["config"]
     try:

@@ -62,7 +62,7 @@ class LiveView:
         head.add_row(Text(self._title, style="bold"), bar, f"{progress.env_steps:,}/{progress.total_timesteps:,}{eta}")
         facts = [f"{progress.steps_per_s:,.0f} steps/s", f"{progress.updates:,} updates"]
         if progress.mean_return is not None:
-            facts.append(f"reward {progress.mean_return:.3g}")
+            facts.append(f"reward {progress.mean_return:.3g}{progress.trend()}")
         if progress.win_rate is not None:
             facts.append(f"win {100 * progress.win_rate:.1f} %")
         return Group(head, Text("   ".join(facts)), self._phase_bar())

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fasttrain.perf.clock import PhaseClock
+from fasttrain.runs.curve import LearningCurve
 
 WIN_KEYS = ("is_win", "is_success")
 SCORE_KEYS = ("score_diff", "vp_diff")  # how far ahead of the others the learner ended
@@ -46,11 +47,18 @@ class Progress:
     draws: deque[bool] = field(default_factory=lambda: deque(maxlen=1000))
     score_diffs: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
     reward_terms: dict[str, deque[float]] = field(default_factory=dict)  # sums of the last episodes, by term
+    before_s: float = 0.0  # of the training that a resumed run goes on with
+    max_s: float | None = None  # the training ends after so many seconds, if not before
+    curve: LearningCurve = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.curve = LearningCurve(self.total_timesteps)
 
     def add_episode(self, episode_return: float, info: dict[str, Any]) -> None:
         """Count one finished episode."""
         self.episodes += 1
         self.returns.append(episode_return)
+        self.curve.add(self.env_steps, time.perf_counter() - self.started, episode_return)
         won = win_of(info)
         if won is not None:
             self.wins.append(won)
@@ -71,7 +79,12 @@ class Progress:
     def eta_s(self) -> float | None:
         """Seconds to go at the mean rate so far; None before anything is known."""
         rate = self.steps_per_s
-        return max(0.0, (self.total_timesteps - self.env_steps) / rate) if rate > 0 else None
+        if rate <= 0:
+            return None
+        left = (self.total_timesteps - self.env_steps) / rate
+        if self.max_s is not None:
+            left = min(left, self.max_s - (time.perf_counter() - self.started))
+        return max(0.0, left)
 
     @property
     def mean_return(self) -> float | None:
@@ -80,6 +93,11 @@ class Progress:
     @property
     def win_rate(self) -> float | None:
         return sum(self.wins) / len(self.wins) if self.wins else None
+
+    def trend(self) -> str:
+        """` +1.2/h`: what the mean return gains per hour now; empty where that is not known."""
+        slope = self.curve.slope_per_hour()
+        return "" if slope is None else f" {slope:+,.0f}/h" if abs(slope) >= 1000 else f" {slope:+.2g}/h"
 
     def mean_terms(self) -> dict[str, float]:
         """Means per episode of the reward's terms, of envs that tell them (`reward_debug`)."""
@@ -97,7 +115,7 @@ class Progress:
         return {**groups, "rest": 1.0 - sum(groups.values())}
 
     def line(self) -> str:
-        """`1,200,000/3,000,000 steps 40 % · 61,234 steps/s · ETA 0:29 · reward 0.52 · win 31 % · env 20 % …`."""
+        """`1,200,000/3,000,000 steps 40 % · 61,234 steps/s · ETA 0:29 · reward 0.52 +1.2/h · win 31 % · env 20 % …`."""
         percent = min(100.0, 100 * self.env_steps / self.total_timesteps)  # SB3 finishes the rollout it is in
         parts = [
             f"{self.env_steps:,}/{self.total_timesteps:,} steps {percent:.0f} %",
@@ -106,7 +124,7 @@ class Progress:
         if self.eta_s is not None:
             parts.append(f"ETA {clock_text(self.eta_s)}")
         if self.mean_return is not None:
-            parts.append(f"reward {self.mean_return:.3g}")
+            parts.append(f"reward {self.mean_return:.3g}{self.trend()}")
         if self.win_rate is not None:
             draws = f", draw {100 * sum(self.draws) / len(self.draws):.1f} %" if any(self.draws) else ""
             parts.append(f"win {100 * self.win_rate:.1f} %{draws}")

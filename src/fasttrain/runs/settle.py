@@ -9,6 +9,8 @@ from fasttrain.acceleration import envs_per_forward
 from fasttrain.algos import dqn, ppo
 from fasttrain.algos.accelerator import Acceleration
 from fasttrain.algos.dqn import DQN
+from fasttrain.algos.finite import compile_finite
+from fasttrain.algos.guard import Guard
 from fasttrain.algos.heads import StockHead, head_of
 from fasttrain.algos.ppo import PPO, MaskablePPO
 from fasttrain.config import Config
@@ -34,6 +36,9 @@ def settle_acceleration(plan: Plan, model: BaseAlgorithm) -> Plan:
     if not isinstance(model, DQN):
         plan = _with_chunks_for_eager(plan)
     model.accelerate(acceleration_of(plan.config))
+    if plan.config.nan_guard:
+        compile_finite()
+    model._fast.guard = Guard(plan.config.guard) if plan.config.nan_guard else None
     if plan.config.use_compile != "on" or model.env is None:
         return plan
     failure = dqn.warm_up(model, model.env) if isinstance(model, DQN) else ppo.warm_up(model, model.env)

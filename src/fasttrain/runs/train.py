@@ -22,7 +22,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from fasttrain import __version__
 from fasttrain.algos.ppo import PPO, MaskablePPO
 from fasttrain.config import Config, against_bots
-from fasttrain.errors import EnvError
+from fasttrain.errors import DivergedError, EnvError
 from fasttrain.machine import usable_cores
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.meter import PerfMeter
@@ -41,15 +41,21 @@ from fasttrain.runs.build import (
 )
 from fasttrain.runs.callbacks import Parts, RunCallback, StopFlag
 from fasttrain.runs.check import run_checkup
+from fasttrain.runs.checkpoint_files import CheckpointFolder
+from fasttrain.runs.checkpoint_state import snapshot
+from fasttrain.runs.checkpoints import Checkpoints, Settings
 from fasttrain.runs.episodes import EpisodeLog
 from fasttrain.runs.evaluate import Quality, evaluate_both
-from fasttrain.runs.evaluations import EvaluationLog
+from fasttrain.runs.evaluating import Evaluator
 from fasttrain.runs.files import SUMMARY_SCHEMA, write_json
 from fasttrain.runs.live import LiveView
 from fasttrain.runs.opponents import SnapshotCallback, pool_for, save_pool
+from fasttrain.runs.profiling import check_profiler, profiling
 from fasttrain.runs.progress import Progress
+from fasttrain.runs.progress_csv import continued_logger
 from fasttrain.runs.replay_report import replay_dict, replay_line, replay_words
 from fasttrain.runs.settle import settle_acceleration, warmup_s
+from fasttrain.runs.stopping import StoppedBy, stopping_for
 from fasttrain.runs.wrap import save_model
 from fasttrain.vec.self_play import SelfPlayVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
@@ -60,16 +66,23 @@ WORKER_ERRORS = (EOFError, BrokenPipeError, ConnectionResetError)  # what SB3 ra
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
     """Train as `config` says and leave everything in `folder`; returns the exit code."""
+    check_profiler(config.profiler)
     console = show.make_console()
     facts = env_facts(against_bots(config), measure=lambda: run_checkup(config, folder, console))
     plan = make_plan(config, sources, facts, this_machine())
     run = Run(plan, folder, console)
     write_json(folder / "plan.json", run.plan.to_dict())
     show.show_plan(console, run.plan)
+    return carry_out(run, overrides)
+
+
+def carry_out(run: Run, overrides: Sequence[str]) -> int:
+    """Train a run that was built, or restored, until its end, and leave everything in its folder."""
     try:
         with run.stop.listening():
             window = run.learn()
-            run.save(folder / "model.zip")
+            run.evaluator.finish(lambda: not run.stop.requested)
+            run.save(run.folder / "model.zip")
             run.report(window, list(overrides))
     except Exception as error:
         run.note_crash(error)
@@ -77,6 +90,8 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
             raise EnvError("a worker process died; what it said stands above") from error
         raise
     finally:
+        run.checkpoints.wait()
+        run.evaluator.close()
         run.model.logger.close()
         with suppress(*WORKER_ERRORS):  # a dead worker's pipe
             run.env.close()
@@ -84,14 +99,15 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
 
 
 class Run:
-    """The parts of one run, wired."""
+    """The parts of one run, wired. `resumes`: the folder has files that the run goes on with."""
 
-    def __init__(self, plan: Plan, folder: Path, console: Console) -> None:
-        self.folder, self.console = folder, console
+    def __init__(self, plan: Plan, folder: Path, console: Console, resumes: bool = False) -> None:
+        self.folder, self.console, self.resumes = folder, console, resumes
+        self.resumed_at: list[int] = []  # env steps
         self.config = config = plan.config
         self.clock = PhaseClock()
         self.stop = StopFlag()
-        self.best_reward = float("-inf")
+        self.stopping = stopping_for(config)
         torch.use_deterministic_algorithms(config.deterministic)
         set_threads(config.torch_threads)
         with console.status("compiling kernels (a few seconds on the first use)"):
@@ -108,10 +124,13 @@ class Run:
             self.env.close()
             raise
         self.pool = pool_for(config, self.model, self.env)
-        self.evaluations = EvaluationLog(folder / "evaluations.csv")
+        self.snapshots = None if self.pool is None else SnapshotCallback(self.pool, config.self_play.every, self.clock)
+        self.evaluator = Evaluator(config, folder, self._greedy_quality, self.save, self.say)
         self._counts_opponents = self.env.has_attr("opponents_ns")
         self.progress = Progress(config.total_timesteps, self.clock)
+        self.progress.max_s = None if config.stop.max_minutes is None else 60 * config.stop.max_minutes
         self.meter = PerfMeter(self.clock, self._env_times, lambda: replay_words(self.model))
+        self.checkpoints = self._build_checkpoints()
         self.callback = self._build_callback()
 
     def _build_model(self) -> BaseAlgorithm:
@@ -121,8 +140,16 @@ class Run:
             self.say(f"replay buffer: {replay['capacity']:,} transitions, {replay['memory_bytes']:,} bytes when full")
         formats = ["csv"] if config.train_log_to_file and config.train_log_enabled else []
         formats += ["stdout"] if config.train_log_to_console and config.train_log_enabled else []
-        model.set_logger(configure(str(self.folder), formats))
+        make_logger = continued_logger if self.resumes else configure
+        model.set_logger(make_logger(str(self.folder), formats))
         return model
+
+    def _build_checkpoints(self) -> Checkpoints:
+        config = self.config
+        folder = CheckpointFolder(self.folder / "checkpoints", config.checkpoint.keep)
+        folder.clean()
+        settings = Settings(config.checkpoint_every, config.checkpoint_async, config.checkpoint.grace_s)
+        return Checkpoints(folder, lambda: snapshot(self), settings, self.clock, self.say)
 
     def _build_callback(self) -> RunCallback:
         config = self.config
@@ -134,8 +161,10 @@ class Run:
             live=LiveView(self.progress, self.console, title, panel),
             meter=self.meter,
             stop=self.stop,
+            stopping=self.stopping,
             evaluate=self.evaluate,
-            checkpoint=self.checkpoint,
+            collect_evaluations=self.evaluator.collect,
+            checkpoints=self.checkpoints,
             say=self.say,
         )
         return RunCallback(config, parts)
@@ -143,18 +172,17 @@ class Run:
     def learn(self) -> PerfWindow:
         """Train until the horizon or a signal; where the time of that went."""
         callbacks: list[BaseCallback] = [StockPhases(self.clock)] if is_stock(self.model) else []
-        if self.pool is not None:
-            callbacks.append(SnapshotCallback(self.pool, self.config.self_play.every, self.clock))
+        if self.snapshots is not None:
+            callbacks.append(self.snapshots)
         self.startup_s = time.time() - psutil.Process().create_time()
-        with self.callback.parts.live:
-            self.model.learn(self.config.total_timesteps, callback=[*callbacks, self.callback], log_interval=None)  # type: ignore[arg-type]
+        with profiling(self.config.profiler, self.folder, self.say) as watching, self.callback.parts.live:
+            callbacks += [*watching, self.callback]
+            done = self.model.num_timesteps
+            more: Any = {"callback": callbacks, "log_interval": None, "reset_num_timesteps": not done}
+            self.model.learn(self.config.total_timesteps - done, **more)
+            wanted = self.config.checkpoint_every > 0 or self.stop.requested
+            self.checkpoints.finish(self.model.num_timesteps, self.callback.at_rest, wanted)
             return self.meter.overall(self.progress.env_steps, self.progress.updates)
-
-    def checkpoint(self) -> None:
-        """checkpoints/model_STEPS.zip."""
-        target = self.folder / "checkpoints"
-        target.mkdir(exist_ok=True)
-        self.save(target / f"model_{self.progress.env_steps}.zip")
 
     def save(self, file: Path) -> None:
         """The model, and what belongs to it."""
@@ -163,16 +191,11 @@ class Run:
             save_pool(self.pool, file)
 
     def evaluate(self) -> None:
-        """Quality now; the best greedy mean reward so far goes to best_model.zip."""
-        greedy = self._quality(sampled=False)["greedy"]
-        if not greedy["episodes"]:
-            return
-        self.evaluations.add(self.progress.env_steps, time.perf_counter() - self.progress.started, greedy)
-        if greedy["mean_reward"] > self.best_reward:
-            self.best_reward = greedy["mean_reward"]
-            self.save(self.folder / "best_model.zip")
-        win = "" if greedy["win_rate"] is None else f", win rate {100 * greedy['win_rate']:.1f} %"
-        self.say(f"[EVAL] {self.progress.env_steps:,} steps: mean reward {greedy['mean_reward']:.3g}{win}")
+        """Quality now, or soon of what the policy is now."""
+        self.evaluator.evaluate(self.progress.env_steps, time.perf_counter() - self.progress.started)
+
+    def _greedy_quality(self) -> dict[str, Any]:
+        return self._quality(sampled=False)["greedy"]
 
     def say(self, line: str) -> None:
         """One line, above the live view where there is one."""
@@ -187,7 +210,7 @@ class Run:
         if terms := self.progress.mean_terms():
             parts = ", ".join(f"{name} {value:+.3g}" for name, value in terms.items())
             self.say(f"  reward per episode, last {len(self.progress.returns):,} episodes: {parts}")
-        perf = {"total": perf_dict(window), "lines": self.meter.lines}
+        perf = {"total": perf_dict(window), "lines": self.meter.lines, "windows": self.meter.windows.rows()}
         if (replay := replay_dict(self.model)) is not None:
             self.say(f"  {replay_line(replay)}")
             perf["replay"] = replay
@@ -199,7 +222,9 @@ class Run:
         self.say(f"everything is in {self.folder}")
 
     def note_crash(self, error: Exception) -> None:
-        """Keep what there is: the episodes so far and a summary.json that says what happened."""
+        """Keep what there is: the episodes so far, good weights, and a summary.json that says what happened."""
+        if isinstance(error, DivergedError):
+            self.save(self.folder / "last_good.zip")
         self.callback.parts.episodes.flush()
         what = {"schema": SUMMARY_SCHEMA, "version": __version__, "status": "crashed", "error": repr(error)}
         write_json(
@@ -215,41 +240,59 @@ class Run:
             "schema": SUMMARY_SCHEMA,
             "version": __version__,
             "status": "stopped" if self.stop.requested else "done",
+            "stopped_by": self._stopped_by(),
             **{key: perf[key] for key in ("env_steps", "wall_s", "steps_per_s", "updates", "update_ratio")},
+            **self._whole_run(perf["wall_s"]),
             "startup_s": round(self.startup_s, 3),
             "compile_s": round(warmup_s(self.model), 3),  # of the startup: torch.compile
             "episodes": self.progress.episodes,
+            "reward_per_hour": self.progress.curve.reward_per_hour(),
             "perf": perf,
             "limits": limits_dict(window),
             "utilization": {"cpu": window.cpu_share, "gpu": window.gpu_share, "memory_bytes": window.memory_bytes},
             **({} if (replay := replay_dict(self.model)) is None else {"replay": replay}),
             "quality": {**quality["greedy"], **({"sampled": quality["sampled"]} if "sampled" in quality else {})},
             **({} if self.pool is None else {"self_play": self.pool.summary()}),
-            "evaluations": self.evaluations.rows,
+            "evaluations": self.evaluator.log.rows,
+            **({"eval_beside_s": round(seconds, 3)} if (seconds := self.evaluator.beside_s) else {}),
             **({"reward_terms": terms} if (terms := self.progress.mean_terms()) else {}),
             "plan": self.plan.to_dict()["flags"],
             "seed": self.config.seed,
+            **({} if self.config.profiler == "off" else {"profiler": self.config.profiler}),  # its speed is no measure
             "overrides": overrides,
             "model": "model.zip",
         }
 
+    def _whole_run(self, wall_s: float) -> dict[str, Any]:
+        """Of a resumed run: `perf`, and what is derived from it, measured the last part alone."""
+        if not self.resumed_at:
+            return {}
+        steps, updates = self.progress.env_steps, self.progress.updates
+        totals = {"env_steps": steps, "wall_s": wall_s + self.progress.before_s, "updates": updates}
+        return {**totals, "update_ratio": updates / steps, "resumed_at": self.resumed_at}
+
+    def _stopped_by(self) -> StoppedBy:
+        if self.stop.requested:  # perhaps only while the final model was evaluated
+            return "signal"
+        return "horizon" if self.callback.stopped is None else self.callback.stopped.by
+
     def _env_times(self) -> EnvTimes:
         """What the envs report: opponents' time by `opponents_ns` or info["perf"], and where workers spent theirs."""
-        stepping = self.env.inner if isinstance(self.env, SelfPlayVecEnv) else self.env.unwrapped
+        itself = self.env if isinstance(self.env, SelfPlayVecEnv) else None
+        stepping = self.env.unwrapped if itself is None else itself.inner
         shared = stepping if isinstance(stepping, SharedMemoryVecEnv) else None
         opponents = int(self.callback.enemy_turn_ms * 1e6) if hasattr(self, "callback") else 0
         if self._counts_opponents:
             counts = self.env.get_attr("opponents_ns")
-            one_count = self.config.vec_env == "native" or self.pool is not None
-            opponents = int(counts[0] if one_count else sum(counts))
-        outside = 0
-        if self.pool is not None:  # decided here, whatever the envs below do meanwhile
-            opponents, outside = 0, opponents
+            opponents = int(counts[0] if self.config.vec_env == "native" else sum(counts))
+        if itself is not None:  # the trainer decides for them; what the envs count lies within
+            opponents = itself.opponents_ns
         if shared is None:
-            return EnvTimes(opponents + outside)
+            return EnvTimes(opponents)
         times = shared.times_ns()
+        of_workers = (times["opponents"] or opponents) // shared.num_workers  # side by side
         return EnvTimes(
-            opponents_ns=(times["opponents"] or opponents) // shared.num_workers + outside,
+            opponents_ns=of_workers if itself is None else opponents,
             num_workers=shared.num_workers,
             envs_ns=times["envs"],
             slowest_ns=times["slowest"],

@@ -8,24 +8,19 @@ from __future__ import annotations
 
 import csv
 import math
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from fasttrain.overrides import key_of, split_options
-from fasttrain.runs.files import read_json, write_json
+from fasttrain.overrides import config_dir_options, key_of, split_options
+from fasttrain.runs.files import write_json
 from fasttrain.runs.progress import clock_text
+from fasttrain.studies.cells import Cell, run_cell
+from fasttrain.studies.reports import write_report
 
-STATUS = {0: "done", 2: "illegal", 4: "stopped"}
 CSV_COLUMNS = (
     "status",
     "steps_per_s",
@@ -41,36 +36,20 @@ CSV_COLUMNS = (
 )
 
 
-@dataclass(slots=True)
-class Cell:
-    """One combination and what became of it."""
-
-    number: int
-    overrides: list[str]
-    folder: Path
-    exit_code: int
-    error: str
-    seconds: float
-    summary: dict[str, Any]  # summary.json, empty where the cell left none
-
-    @property
-    def status(self) -> str:
-        return STATUS.get(self.exit_code, "failed")
-
-    def figures(self, reference: float | None) -> dict[str, Any]:
-        """The cell's row: what `CSV_COLUMNS` names."""
-        summary, quality = self.summary, self.summary.get("quality", {})
-        speed = summary.get("steps_per_s")
-        return {
-            "status": self.status,
-            "steps_per_s": speed,
-            "speed_up": speed / reference if speed and reference else None,
-            "mean_reward": quality.get("mean_reward"),
-            "win_rate": quality.get("win_rate"),
-            **{key: summary.get(key) for key in ("update_ratio", "env_steps", "wall_s", "startup_s")},
-            "error": self.error,
-            "folder": str(self.folder),
-        }
+def figures(cell: Cell, reference: float | None) -> dict[str, Any]:
+    """The cell's row: what `CSV_COLUMNS` names."""
+    summary, quality = cell.summary, cell.summary.get("quality", {})
+    speed = summary.get("steps_per_s")
+    return {
+        "status": cell.status,
+        "steps_per_s": speed,
+        "speed_up": speed / reference if speed and reference else None,
+        "mean_reward": quality.get("mean_reward"),
+        "win_rate": quality.get("win_rate"),
+        **{key: summary.get(key) for key in ("update_ratio", "env_steps", "wall_s", "startup_s")},
+        "error": cell.error,
+        "folder": str(cell.folder),
+    }
 
 
 class Sweep:
@@ -93,42 +72,25 @@ class Sweep:
         """
         self.folder = Path(job.sweep.dir).absolute()
         folder = Path(job.runtime.output_dir).absolute()
-        overrides = list(job.overrides.task)
-        begun = time.perf_counter()
-        exit_code, interrupted = self._run_process(overrides, folder)
-        self.cells.append(
-            Cell(
-                number=len(self.cells),
-                overrides=overrides,
-                folder=folder,
-                exit_code=exit_code,
-                error=_why(exit_code, folder / "log.txt"),
-                seconds=time.perf_counter() - begun,
-                summary=read_json(folder / "summary.json"),
-            )
-        )
+        overrides = [*job.overrides.task, *self._without_report(), *config_dir_options(self.arguments)]
+        cell, interrupted = run_cell(self.command, overrides, folder, label=str(len(self.cells)))
+        cell.overrides = list(job.overrides.task)
+        self.cells.append(cell)
         self._say_cell(self.cells[-1])
-        if interrupted or exit_code == 4:
+        if interrupted or cell.exit_code == 4:
             raise KeyboardInterrupt
-        return exit_code
+        return cell.exit_code
 
-    def _run_process(self, overrides: list[str], folder: Path) -> tuple[int, bool]:
-        directory = "hydra.run.dir='" + str(folder).replace("\\", "\\\\").replace("'", "\\'") + "'"
-        options = _kept_options(self.arguments)
-        command = [sys.executable, "-m", "fasttrain", self.command, *overrides, directory, *options]
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-        with (folder / "log.txt").open("w", encoding="utf-8") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
-            try:
-                return process.wait(), False
-            except KeyboardInterrupt:  # the cell got the signal too and is saving
-                return process.wait(), True
+    def _without_report(self) -> list[str]:
+        """A cell's own page takes a second and is rarely looked at; the sweep has one, `report=true` asks for all."""
+        typed = {key_of(text) for text in split_options(self.arguments)[1]}
+        return ["report=false"] if self.command == "train" and "report" not in typed else []
 
     def _say_cell(self, cell: Cell) -> None:
-        figures = cell.figures(None)
-        facts = [f"{figures['steps_per_s']:,.0f} steps/s"] if figures["steps_per_s"] else []
-        facts += [f"reward {figures['mean_reward']:.3g}"] if figures["mean_reward"] is not None else []
-        facts += [f"win {100 * figures['win_rate']:.1f} %"] if figures["win_rate"] is not None else []
+        row = figures(cell, None)
+        facts = [f"{row['steps_per_s']:,.0f} steps/s"] if row["steps_per_s"] else []
+        facts += [f"reward {row['mean_reward']:.3g}"] if row["mean_reward"] is not None else []
+        facts += [f"win {100 * row['win_rate']:.1f} %"] if row["win_rate"] is not None else []
         facts += [cell.error] if cell.error else []
         left = self._total - len(self.cells)
         mean_s = sum(c.seconds for c in self.cells) / len(self.cells)
@@ -146,14 +108,23 @@ class Sweep:
         if self.folder is None:
             return 0
         reference, against = self._reference()
-        rows = [cell.figures(reference) for cell in self.cells]
+        rows = [figures(cell, reference) for cell in self.cells]
         keys = _varying_keys([cell.overrides for cell in self.cells])
         self._print(rows, keys, against)
         self._write(rows, keys, against)
+        self._draw()
         codes = {cell.exit_code for cell in self.cells}
         if 4 in codes:
             return 4
         return 0 if codes == {0} else 1 if codes - {0, 2} else 2
+
+    def _draw(self) -> None:
+        """report.html; where it cannot be drawn, a line says why: the figures are in sweep.json."""
+        try:
+            line = f"report: {write_report(self.folder or Path())}"
+        except Exception as error:  # drawing must not lose a sweep
+            line = f"no report.html: {type(error).__name__}: {error}"
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _reference(self) -> tuple[float | None, str]:
         """What speed-ups are relative to: the baseline profile's cell if there is one, else the first that is done."""
@@ -162,7 +133,7 @@ class Sweep:
             return None, "-"
         baseline = [cell for cell in done if any(o.lstrip("+") == "profile=baseline" for o in cell.overrides)]
         cell = (baseline or done)[0]
-        return float(cell.summary["steps_per_s"]), f"cell {cell.number}"
+        return float(cell.summary["steps_per_s"]), f"cell {cell.label}"
 
     def _print(self, rows: list[dict[str, Any]], keys: list[str], against: str) -> None:
         table = Table(box=None, pad_edge=False)
@@ -182,7 +153,7 @@ class Sweep:
             values = _values(cell.overrides)
             quality = cell.summary.get("quality", {})
             table.add_row(
-                str(cell.number),
+                cell.label,
                 *(values.get(key, "") for key in keys),
                 _form(row["steps_per_s"], "{:,.0f}"),
                 _form(row["speed_up"], "{:.2f}×"),
@@ -202,10 +173,10 @@ class Sweep:
             writer.writerow(["cell", *keys, *CSV_COLUMNS])
             for cell, row in zip(self.cells, rows, strict=True):
                 values = _values(cell.overrides)
-                writer.writerow([cell.number, *(values.get(k, "") for k in keys), *(row[c] for c in CSV_COLUMNS)])
+                writer.writerow([cell.label, *(values.get(k, "") for k in keys), *(row[c] for c in CSV_COLUMNS)])
         cells = [
             {
-                "cell": cell.number,
+                "cell": int(cell.label),
                 "overrides": cell.overrides,
                 "exit_code": cell.exit_code,
                 **row,
@@ -228,18 +199,6 @@ def _swept_keys(arguments: Sequence[str]) -> dict[str, int]:
     return {o.key_or_group: len(list(o.sweep_string_iterator())) for o in overrides if o.is_sweep_override()}
 
 
-def _kept_options(arguments: Sequence[str]) -> list[str]:
-    """Hydra's options that a cell needs too: where the user's own configuration lies."""
-    options = split_options(arguments)[0]
-    return [
-        option
-        for index, option in enumerate(options)
-        if option.startswith("--config-dir=")
-        or option in ("--config-dir", "-cd")
-        or (index and options[index - 1] in ("--config-dir", "-cd"))
-    ]
-
-
 def _values(overrides: Sequence[str]) -> dict[str, str]:
     return {key_of(o): o.partition("=")[2] for o in overrides}
 
@@ -248,17 +207,6 @@ def _varying_keys(cells: Sequence[Sequence[str]]) -> list[str]:
     """Keys whose value differs between cells, in the order they were typed."""
     keys = list(dict.fromkeys(key_of(o) for overrides in cells for o in overrides))
     return [key for key in keys if len({_values(overrides).get(key) for overrides in cells}) > 1]
-
-
-def _why(exit_code: int, log: Path) -> str:
-    """What ended a cell: a signal, its `fasttrain: error:` line, else the last line it wrote; empty if it went well."""
-    if exit_code in (0, 4):
-        return ""
-    if exit_code < 0:
-        return f"killed by signal {signal.Signals(-exit_code).name}"
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    marked = [line.partition("fasttrain: error: ")[2] for line in lines if line.startswith("fasttrain: error: ")]
-    return (marked or lines or ["no output"])[-1]
 
 
 def _form(value: Any, form: str) -> str:

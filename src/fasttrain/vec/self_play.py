@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvObs
 
 from fasttrain.batch import OPPONENTS_TURN as TURN
-from fasttrain.batch import BoolArray, FinishedEpisode, Int64Array, Slots, select_rows
+from fasttrain.batch import BoolArray, FinishedEpisode, Int64Array, Slots, draw_choices, select_rows
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.vec.adapter import slots_of
 from fasttrain.vec.base import SlotSource, SlotVecEnv, copy_observations
@@ -37,15 +37,10 @@ class RandomOpponent:
 
     def __init__(self, action_space: Any, seed: int = 0) -> None:
         self.action_space, self._rng = action_space, np.random.default_rng(seed)
-        self._dims = np.atleast_1d(getattr(action_space, "nvec", getattr(action_space, "n", 0)))
+        self._dims = np.atleast_1d(getattr(action_space, "nvec", getattr(action_space, "n", 0))).tolist()
 
     def act(self, observations: Any, action_masks: BoolArray | None, envs: Int64Array) -> NDArray[Any]:
-        keys = self._rng.random((len(envs), int(self._dims.sum())))
-        if action_masks is not None:
-            keys[~action_masks] = -1.0
-        heads = [part.argmax(axis=1) for part in np.split(keys, np.cumsum(self._dims)[:-1], axis=1)]
-        actions: NDArray[Any] = np.stack(heads, axis=1)
-        return actions if self.action_space.shape else actions[:, 0]
+        return draw_choices(self._rng, self._dims, len(envs), action_masks).reshape(-1, *self.action_space.shape)
 
     def episode_over(self, env: int, info: dict[str, Any]) -> None:
         pass
@@ -247,8 +242,6 @@ class SelfPlayVecEnv(SlotVecEnv):
         return self.inner.env_method(name, *args, indices=indices, **kwargs)
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        if attr_name == "opponents_ns":
-            return [self.opponents_ns] * len(self.env_indices(indices))
         return self.inner.get_attr(attr_name, indices)
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:

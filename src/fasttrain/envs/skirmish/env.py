@@ -6,8 +6,10 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from numpy.typing import NDArray
 
 from fasttrain.batch import BoolArray, Float32Array, Slots
+from fasttrain.envs.retrace import bytes_of, load_bytes
 from fasttrain.envs.skirmish.actions import head_values, named_heads, replace_illegal
 from fasttrain.envs.skirmish.game import SkirmishGame
 from fasttrain.envs.skirmish.options import OpponentMix
@@ -91,6 +93,24 @@ class SkirmishEnv(gymnasium.Env[Float32Array, Any]):
         self._next_game_begun = False
         self._illegal_actions = 0
         return self._observation(), {}
+
+    def get_state(self) -> dict[str, Any]:
+        """Where the game is, for `set_state`: plain values and arrays."""
+        return {"begun": self._next_game_begun, **bytes_of(self._arrays())}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from there.
+
+        Raises:
+            ConfigError, ValueError: no game can be there.
+        """
+        arrays = load_bytes(self._arrays(), state)
+        self._game.load_state_arrays(arrays)
+        self._observations[:], self._masks[:] = arrays["observations"], arrays["masks"]
+        self._next_game_begun, self._illegal_actions = bool(state["begun"]), 0
+
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        return {**self._game.state_arrays(), "observations": self._observations, "masks": self._masks}
 
     def step(self, action: Any) -> tuple[Float32Array, float, bool, bool, dict[str, Any]]:
         """One decision; the info is empty but for illegal actions, debugging and, at the end, the episode's.

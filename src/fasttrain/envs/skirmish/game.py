@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from fasttrain.batch import BoolArray, Float32Array, Int64Array, Slots
+from fasttrain.batch import BoolArray, Float32Array, Int64Array, Slots, load_into
 from fasttrain.envs.skirmish import kernels
 from fasttrain.envs.skirmish.actions import action_space, illegal_head
 from fasttrain.envs.skirmish.layout import observation_width
 from fasttrain.envs.skirmish.options import OpponentMix, Options, make_options, opponents_for
 from fasttrain.envs.skirmish.render import BoardView
-from fasttrain.envs.skirmish.state import GAME, OVER, TERMS, UNSTARTED, make_setup
+from fasttrain.envs.skirmish.state import GAME, OVER, TERMS, UNSTARTED, impossible, make_setup
 from fasttrain.errors import ConfigError, EnvError, EnvSpecError
 from fasttrain.jit import use_threads
 from fasttrain.threads import ThreadChoice
@@ -245,6 +245,23 @@ class SkirmishGame:
             units=units,
             sheets=self.options.rosters,
         )
+
+    def state_arrays(self) -> dict[str, NDArray[Any]]:
+        """What decides how the games go on (a `ResumableGame`); views."""
+        named = {"games": self._games, "seeded": self._seeded, "opponents_turn": self.opponents_turn, "mix": self._mix}
+        return named | {"final_observations": self.final_observations}
+
+    def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from there.
+
+        Raises:
+            ConfigError: see `ResumableGame`; kernels index by these numbers without looking.
+        """
+        games = arrays.get("games")
+        if games is not None and games.dtype == GAME and (why := impossible(games, self._setup[0])):
+            raise ConfigError(f"the checkpoint's games of Skirmish cannot be: {why}")
+        for name, array in self.state_arrays().items():
+            load_into(array, arrays, name)
 
     def _bound(self) -> Slots:
         if self._slots is None:

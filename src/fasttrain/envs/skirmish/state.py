@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasttrain.envs.skirmish.missions import MAX_HEIGHT, MAX_MARKERS, MAX_MISSIONS, MAX_TERRAIN
-from fasttrain.envs.skirmish.options import Options
+from fasttrain.envs.skirmish.options import OPPONENTS, Options
 from fasttrain.envs.skirmish.sheets import MAX_UNITS, Sheet, Weapon
 
 MOVE, SHOOT, CHARGE, OVER, UNSTARTED = range(5)
@@ -122,6 +122,21 @@ SETUP = np.dtype(
     ],
     align=True,
 )
+
+
+def impossible(games: NDArray[Any], setup: Any) -> str:
+    """What no game can hold, in records that somebody else has written; empty if there is nothing."""
+    last = MAX_UNITS - 1
+    ranges = {
+        "phase": (0, UNSTARTED), "active": (0, 1), "first": (0, 1), "cursor": (-1, MAX_UNITS), "reroll": (-1, last),
+        "mission": (0, int(setup["num_missions"]) - 1), "level": (0, len(OPPONENTS) - 1),
+        "result_mission": (0, int(setup["num_missions"]) - 1), "cp": (0, MAX_CP),
+        "x": (-1, int(setup["width"])), "y": (-1, int(setup["height"])), "plan_known": (0, 2 * MAX_UNITS),
+    }  # fmt: skip
+    for name, (least, most) in ranges.items():
+        if games[name].size and not (least <= games[name].min() and games[name].max() <= most):
+            return f"{name} must lie between {least} and {most}"
+    return ""
 
 
 def make_setup(options: Options) -> NDArray[Any]:

@@ -88,6 +88,17 @@ class SkirmishPythonEnv(gymnasium.Env[Float32Array, Any]):
             self._begin()
         return self._observation(), {}
 
+    def get_state(self) -> dict[str, Any]:
+        """The random stream: where the next game comes from, not where this one is."""
+        return {"stream": None if self._stream is None else self._stream.state}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """The next `reset()` goes on with that stream."""
+        self._stream = None
+        if state["stream"] is not None:
+            self._stream = Stream(0)
+            self._stream.state = int(state["stream"])
+
     def step(self, action: Any) -> tuple[Float32Array, float, bool, bool, dict[str, Any]]:
         """One decision; the info holds `perf`, illegal actions and, at the end, the episode's.
 

@@ -6,8 +6,10 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from numpy.typing import NDArray
 
 from fasttrain.batch import BoolArray, Float32Array, Slots
+from fasttrain.envs.retrace import bytes_of, load_bytes
 from fasttrain.envs.skullking.game import GameView, SkullKingGame
 from fasttrain.envs.skullking.opponents import OpponentMix
 from fasttrain.envs.skullking.render import describe_action, describe_step, render_table, render_totals
@@ -101,6 +103,24 @@ class SkullKingEnv(gymnasium.Env[Float32Array, np.int64]):
         self._illegal_actions = 0
         self._before = None
         return self._observation(), {}
+
+    def get_state(self) -> dict[str, Any]:
+        """Where the game is, for `set_state`: plain values and arrays."""
+        return {"dealt": self._next_game_dealt, **bytes_of(self._arrays())}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from there.
+
+        Raises:
+            ConfigError, ValueError: no game can be there.
+        """
+        arrays = load_bytes(self._arrays(), state)
+        self._game.load_state_arrays(arrays)
+        self._observations[:], self._masks[:] = arrays["observations"], arrays["masks"]
+        self._next_game_dealt, self._illegal_actions, self._before = bool(state["dealt"]), 0, None
+
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        return {**self._game.state_arrays(), "observations": self._observations, "masks": self._masks}
 
     def step(self, action: Any) -> tuple[Float32Array, float, bool, bool, dict[str, Any]]:
         """One decision; the info is empty but for illegal actions and, at the end, the episode's.

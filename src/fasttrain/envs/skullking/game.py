@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, Slots
+from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, Slots, load_into
 from fasttrain.envs.skullking import kernels
 from fasttrain.envs.skullking.bots import SEAT_NAMES
 from fasttrain.envs.skullking.observation import observation_width
 from fasttrain.envs.skullking.opponents import OpponentMix, cumulative_mix, level_of
 from fasttrain.envs.skullking.rules import MAX_PLAYERS, MIN_PLAYERS, NUM_ACTIONS, NUM_NUMBERED
-from fasttrain.envs.skullking.state import ENDED, GAME, NUM_WEIGHTS, UNSTARTED
+from fasttrain.envs.skullking.state import ENDED, GAME, NUM_WEIGHTS, UNSTARTED, impossible
 from fasttrain.errors import ConfigError, EnvError, EnvSpecError
 from fasttrain.jit import use_threads
 from fasttrain.threads import ThreadChoice
@@ -308,6 +308,23 @@ class SkullKingGame:
             seat=int(game["seat"]),
             final_totals=game["result_totals"][:seats].tolist(),
         )
+
+    def state_arrays(self) -> dict[str, NDArray[Any]]:
+        """What decides how the games go on (a `ResumableGame`); views."""
+        named = {"games": self._games, "seeded": self._seeded, "opponents_turn": self.opponents_turn, "mix": self._mix}
+        return named | {"final_observations": self.final_observations}
+
+    def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from there.
+
+        Raises:
+            ConfigError: see `ResumableGame`; kernels index by these numbers without looking.
+        """
+        games = arrays.get("games")
+        if games is not None and games.dtype == GAME and (why := impossible(games, len(SEAT_NAMES))):
+            raise ConfigError(f"the checkpoint's games of Skull King cannot be: {why}")
+        for name, array in self.state_arrays().items():
+            load_into(array, arrays, name)
 
     def _bound(self) -> Slots:
         if self._slots is None:

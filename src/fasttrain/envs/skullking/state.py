@@ -13,10 +13,12 @@ import numpy as np
 
 from fasttrain.envs.skullking.rules import (
     KIND,
+    LEAD_NONE,
     LEAD_OPEN,
     LOOT,
     MAX_PLAYERS,
     NUM_CARDS,
+    NUM_CODES,
     NUM_NUMBERED,
     NUM_ROUNDS,
     TIGRESS,
@@ -75,6 +77,27 @@ GAME = np.dtype(
     ],
     align=True,
 )
+
+
+# Least and most of every field that a kernel indexes by, or counts to.
+RANGES = {
+    "num_players": (2, MAX_PLAYERS), "phase": (UNSTARTED, ENDED), "round": (0, NUM_ROUNDS),
+    "dealer": (0, MAX_PLAYERS - 1), "leader": (0, MAX_PLAYERS - 1), "seat": (0, MAX_PLAYERS - 1),
+    "played": (0, MAX_PLAYERS), "trick": (0, NUM_ROUNDS), "lead": (LEAD_OPEN, LEAD_NONE), "tigress": (-1, 1),
+    "num_plays": (0, MAX_PLAYS), "num_allied": (0, 2), "ally_player": (0, MAX_PLAYERS - 1),
+    "ally_winner": (0, MAX_PLAYERS - 1), "bids": (0, NUM_ROUNDS), "tricks": (0, NUM_ROUNDS),
+    "codes": (0, NUM_CODES - 1), "plays": (0, NUM_CODES - 1),
+}  # fmt: skip
+
+
+def impossible(games: Any, num_levels: int) -> str:
+    """What no game can hold, in records that somebody else has written; empty if there is nothing."""
+    for name, (least, most) in {**RANGES, "levels": (0, num_levels - 1)}.items():
+        if games[name].size and not (least <= games[name].min() and games[name].max() <= most):
+            return f"{name} must lie between {least} and {most}"
+    started = games["phase"] != UNSTARTED
+    whole = np.sort(games["deck"][started], axis=1) == np.arange(NUM_CARDS)
+    return "" if whole.all() else "a deck is no permutation of the cards"
 
 
 @njit

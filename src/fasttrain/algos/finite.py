@@ -1,0 +1,160 @@
+"""Whether numbers are finite, and which are not: what `nan_guard` looks at, and the places it names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fasttrain.batch import FinishedEpisode, Float32Array, Observations
+from fasttrain.errors import EnvError
+from fasttrain.jit import njit_relaxed
+
+SHOWN = 5  # envs named in a message
+_FLOAT32 = np.dtype(np.float32)
+
+
+@njit_relaxed
+def total_of(numbers: Float32Array, more: Float32Array) -> float:
+    """The sum of both, float32, in any order: not finite where one of the numbers is not (∞ - ∞ is NaN).
+
+    63,488 floats (256 envs × 248) take 1.3 µs, `np.isfinite(...).all()` 4.6.
+    """
+    total = np.float32(0)
+    for i in range(len(numbers)):
+        total += numbers[i]
+    for i in range(len(more)):
+        total += more[i]
+    return float(total)
+
+
+def compile_finite() -> None:
+    """Compile `total_of` now, not inside the first rollout."""
+    total_of(np.zeros(1, np.float32), np.zeros(1, np.float32))
+
+
+def all_finite(array: NDArray[Any]) -> bool:
+    """Whether no entry is NaN or infinite."""
+    return array.dtype.kind != "f" or bool(np.isfinite(array).all())
+
+
+def _surely_finite(observations: Any, rewards: Any) -> bool:
+    """Whether one sum shows it. False: look closer, at other types, keys, or huge numbers whose sum overflows."""
+    return (
+        type(observations) is np.ndarray
+        and observations.dtype is _FLOAT32
+        and rewards.dtype is _FLOAT32
+        and observations.flags.c_contiguous
+        and rewards.flags.c_contiguous
+        and math.isfinite(total_of(observations.reshape(-1), rewards))
+    )
+
+
+def first_bad(array: NDArray[Any]) -> tuple[int, ...] | None:
+    """Index of the first entry that is not finite."""
+    if array.dtype.kind != "f":
+        return None
+    found = np.argwhere(~np.isfinite(array))
+    return tuple(int(i) for i in found[0]) if len(found) else None
+
+
+def parts_of(observations: Observations) -> Iterable[tuple[str, NDArray[Any]]]:
+    """What to call it, and the array: one, or one per key."""
+    if isinstance(observations, dict):
+        return [(f"observation {key!r}", part) for key, part in observations.items()]
+    return [("observation", observations)]
+
+
+def check_step(
+    observations: Observations,  # (N, ...)
+    rewards: Float32Array,  # (N,)
+    finished: Iterable[FinishedEpisode],  # whose last observation is going to be used
+    step: int,
+    normalizer: Any = None,
+) -> None:
+    """What a vector step brought, before anything acts on it or stores it.
+
+    Once per vector step, not once per rollout: 1.5 µs, and no action is ever drawn from NaN.
+
+    Raises:
+        EnvError: a number is not finite; env, field and step are named. Behind `normalizer` (SB3's VecNormalize) the
+            numbers that the envs gave are named, because one NaN in its statistics spoils all envs.
+    """
+    if not _surely_finite(observations, rewards):
+        _refuse_bad(observations, rewards, step, normalizer)
+    for episode in finished:
+        if episode.final_observation is not None:
+            for name, part in parts_of(episode.final_observation):
+                if not all_finite(np.asarray(part)):
+                    raise EnvError(_refusal(f"last {name} of the episode", [episode.env_index], np.asarray(part), step))
+
+
+def _refuse_bad(observations: Observations, rewards: Float32Array, step: int, normalizer: Any) -> None:
+    given = [*parts_of(observations), ("reward", rewards)]
+    if all(all_finite(array) for _, array in given):
+        return
+    if normalizer is not None:
+        given = [*parts_of(normalizer.get_original_obs()), ("reward", normalizer.get_original_reward()), *given]
+    for name, array in given:
+        if not all_finite(array):
+            envs = np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(axis=1)).tolist()
+            raise EnvError(_refusal(name, envs, array[envs[0]], step))
+
+
+def _refusal(field: str, envs: list[int], row: Any, step: int) -> str:
+    at = first_bad(np.asarray(row)) or ()
+    where = f" at index {', '.join(map(str, at))}" if at else ""
+    named = ", ".join(map(str, envs[:SHOWN])) + (f" and {len(envs) - SHOWN} more" if len(envs) > SHOWN else "")
+    return (
+        f"the {field} of env {named} is not finite ({np.asarray(row)[at]}{where}) at step {step}: check what the env "
+        "returns; vec_env=shared with env.on_env_error=restart goes on without such an episode"
+    )
+
+
+def bad_parameters(module: nn.Module) -> list[str]:
+    """Names of the parameters that hold something not finite."""
+    return [name for name, values in module.named_parameters() if not bool(torch.isfinite(values).all())]
+
+
+def bad_gradients(module: nn.Module) -> list[str]:
+    """Names of the parameters whose gradient holds something not finite; if none does, of the largest."""
+    named = {name: values.grad for name, values in module.named_parameters() if values.grad is not None}
+    bad = [name for name, grad in named.items() if not bool(torch.isfinite(grad).all())]
+    return bad or [max(named, key=lambda name: float(named[name].abs().max()))]
+
+
+def listed(names: list[str]) -> str:
+    """The first few of them."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def why_no_action(policy: nn.Module, observations: Any, what: str) -> str:
+    """Why a policy's output is not finite; `what` is the output's name. Empty if nothing explains it."""
+    given = observations if isinstance(observations, dict) else {"": observations}
+    for key, part in given.items():
+        array = part.detach().cpu().numpy() if isinstance(part, Tensor) else np.asarray(part)
+        if first_bad(array) is not None:
+            envs = np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(axis=1)).tolist()
+            named = ", ".join(map(str, envs[:SHOWN]))
+            field = f"observation {key!r}" if key else "observation"
+            return f"the {field} of env {named} is not finite; check what the env returns"
+    if names := bad_parameters(policy):
+        return (
+            f"{what} is not finite although its inputs are: parameter {listed(names)} is not; lower the learning rate"
+        )
+    return ""
+
+
+def marked(chosen: Tensor, values: Tensor) -> Tensor:
+    """`chosen`, or -1 everywhere where one of the values (N, A) is not finite, which nothing else would show.
+
+    On the CPU the host looks (2.5 µs); elsewhere nothing waits for the device, the mark travels with the actions.
+    """
+    if values.device.type == "cpu":
+        return chosen if math.isfinite(values.sum().item()) else torch.full_like(chosen, -1)
+    return torch.where(torch.isfinite(values.sum()), chosen, -1)

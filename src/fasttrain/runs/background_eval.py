@@ -1,0 +1,194 @@
+"""Evaluation beside training (`eval_async`): a process of its own plays snapshots of the policy while training goes on.
+
+The trainer only saves a snapshot; loading it, stepping the envs and counting is the process's work, with its own envs,
+seeds and random state. A snapshot that is due while two wait is left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from fasttrain.config import Config
+from fasttrain.runs.wrap import statistics_of
+from fasttrain.vec.process import default_start_method
+
+MOST_WAITING = 2  # snapshots, the one that is being played included
+PATIENCE_S = 600.0  # for what is still being played when training is over
+
+
+class Result(NamedTuple):
+    """What came of one snapshot."""
+
+    env_steps: int
+    wall_s: float  # of training, when the snapshot was taken
+    quality: dict[str, Any]  # of the greedy policy, as `evaluate.summarise` gives it
+    seconds: float  # that the process played
+    file: Path  # the snapshot
+
+
+class EvaluationError(Exception):
+    """The process failed or died; the text says how."""
+
+
+class BackgroundEvaluation:
+    """The process and the snapshots that wait for it. It is started with the first one.
+
+    Args:
+        folder: of the run; snapshots lie in `evaluating` below it and are gone when they are done with.
+        save: writes the model, and what belongs to it, to a file.
+    """
+
+    def __init__(self, config: Config, folder: Path, save: Callable[[Path], None]) -> None:
+        self._config, self._save = config, save
+        self.folder = folder / "evaluating"
+        self.waiting: list[tuple[int, float, Path]] = []
+        self.left_out = 0
+        self.seconds = 0.0  # played beside training
+        self._process: Any = None
+        self._connection: Any = None
+
+    def submit(self, env_steps: int, wall_s: float) -> None:
+        """Have the policy as it is now evaluated.
+
+        Raises:
+            EvaluationError: the process has died.
+        """
+        if len(self.waiting) >= MOST_WAITING:
+            self.left_out += 1
+            return
+        if self._process is None:
+            self._start()
+        self.folder.mkdir(exist_ok=True)
+        file = self.folder / f"{env_steps}.zip"
+        self._save(file)
+        self.waiting.append((env_steps, wall_s, file))
+        try:
+            self._connection.send(str(file))
+        except OSError as error:
+            raise EvaluationError(f"the process that evaluates has died (exit code {self._exit_code()})") from error
+
+    def poll(self, timeout_s: float = 0.0) -> Result | None:
+        """The next result, if there is one within `timeout_s`. The caller says `forget` when the file is done with.
+
+        Raises:
+            EvaluationError: the process failed or died.
+        """
+        if not self.waiting:
+            return None
+        try:
+            if not self._connection.poll(timeout_s):
+                return None
+            answer = self._connection.recv()
+        except (EOFError, OSError) as error:
+            raise EvaluationError(f"the process that evaluates has died (exit code {self._exit_code()})") from error
+        env_steps, wall_s, file = self.waiting.pop(0)
+        if "error" in answer:
+            raise EvaluationError(answer["error"])
+        self.seconds += answer["seconds"]
+        return Result(env_steps, wall_s, answer["quality"], answer["seconds"], file)
+
+    def wait(self, keep_on: Callable[[], bool]) -> Result | None:
+        """The next result of those that wait, at most `PATIENCE_S` later; None if there is none, or `keep_on` ends it.
+
+        Raises:
+            EvaluationError: as `poll`.
+        """
+        deadline = time.monotonic() + PATIENCE_S
+        while self.waiting and keep_on() and time.monotonic() < deadline:
+            if (result := self.poll(0.2)) is not None:
+                return result
+        return None
+
+    def close(self) -> None:
+        """End the process and remove what was not evaluated."""
+        if self._process is not None:
+            with suppress(OSError):
+                self._connection.close()  # it ends when it reads that
+            self._process.join(timeout=1.0)
+            if self._process.is_alive():
+                self._process.kill()
+                self._process.join(timeout=5.0)
+            self._process = None
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _start(self) -> None:
+        context: Any = multiprocessing.get_context(default_start_method())
+        self._connection, theirs = context.Pipe()
+        # Evaluation shall not take the trainer's cores away with threads, nor write progress into its output.
+        config = dataclasses.replace(self._config, torch_threads=1)
+        self._process = context.Process(target=serve, args=(config, theirs, os.getpid()), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def _exit_code(self) -> int | None:
+        self._process.join(timeout=1.0)
+        code: int | None = self._process.exitcode
+        return code
+
+
+def serve(config: Config, connection: Connection, trainer: int) -> None:
+    """In the process: evaluate each file that comes, until the other side is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer decides when it is over
+    import torch
+
+    torch.set_num_threads(1)
+    while True:
+        while not connection.poll(1.0):
+            if not _lives(trainer):
+                return
+        try:
+            file = Path(connection.recv())
+        except (EOFError, OSError):
+            return
+        try:
+            answer = _evaluated(config, file)
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        with suppress(OSError):
+            connection.send(answer)
+
+
+def _lives(process: int) -> bool:
+    """The trainer may be killed without closing its end; a forkserver's child is nobody's it knows."""
+    return psutil.pid_exists(process)
+
+
+def _evaluated(config: Config, file: Path) -> dict[str, Any]:
+    from fasttrain.runs.evaluate import evaluate_both, load_policy
+
+    begun = time.perf_counter()
+    model = load_policy(config, file)
+    statistics = statistics_of(file) if config.env.normalize else None
+    quality = evaluate_both(model, config, lambda _: None, statistics=statistics, sampled=False)
+    return {"quality": quality["greedy"], "seconds": time.perf_counter() - begun}
+
+
+def belongings(file: Path) -> list[Path]:
+    """The files of a snapshot: the zip, and what lies beside it under the same name."""
+    return [
+        path for path in file.parent.glob(f"{file.stem}*") if path.name.startswith((f"{file.stem}.", f"{file.stem}_"))
+    ]
+
+
+def keep_as(file: Path, target: Path) -> None:
+    """Rename a snapshot and what belongs to it; `target` is another zip in the run's folder."""
+    for path in belongings(file):
+        os.replace(path, target.with_name(target.stem + path.name.removeprefix(file.stem)))
+
+
+def forget(file: Path) -> None:
+    """Remove a snapshot and what belongs to it."""
+    for path in belongings(file):
+        path.unlink(missing_ok=True)

@@ -1,0 +1,208 @@
+"""Checkpoints on disk: whole or not there at all.
+
+A checkpoint is a folder `step_000001234`. It is written under another name, every file and the folder itself forced to
+disk, with a manifest of sizes and SHA-256 sums; only then does it get its name, by one rename. Whoever looks for the
+newest one checks the manifest and goes back to an older one if it does not fit. Nothing that is read here is executed.
+
+Order of operations after the study of file systems by Pillai et al. (OSDI 2014): a rename orders nothing by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+MANIFEST = "manifest.json"
+MANIFEST_SCHEMA = 1
+PREFIX, STAGED, REMOVED = "step_", ".staged-", ".removed-"
+CHUNK_BYTES = 1 << 20
+MOST_MANIFEST_BYTES = 1 << 20
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+Writer = Callable[[BinaryIO], None]
+
+
+class Disk:
+    """The operations that a checkpoint is made of. Tests put faults between them."""
+
+    def make(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=False)
+
+    def write(self, path: Path, write: Writer) -> None:
+        """The file, forced to disk."""
+        with path.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def sync(self, folder: Path) -> None:
+        """Force the folder's list of names to disk; Windows does that by itself and cannot open folders."""
+        if os.name == "nt":
+            return
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def rename(self, source: Path, target: Path) -> None:
+        os.rename(source, target)
+
+    def remove(self, folder: Path) -> None:
+        shutil.rmtree(folder)
+
+
+class Found(NamedTuple):
+    """The newest checkpoint that is whole, and what is wrong with newer ones."""
+
+    folder: Path | None
+    problems: list[str]
+
+
+class CheckpointFolder:
+    """The checkpoints of one run.
+
+    Args:
+        root: `checkpoints` in the run's folder; made when the first is published.
+        keep: so many are kept, the newest.
+    """
+
+    def __init__(self, root: Path, keep: int = 3, disk: Disk | None = None) -> None:
+        self.root, self.keep, self.disk = root, keep, disk or Disk()
+
+    def publish(self, step: int, files: Mapping[str, bytes | Writer]) -> Path:
+        """Write a checkpoint; afterwards it is there whole, and older ones than `keep` are gone.
+
+        Raises:
+            OSError: it could not be written (disk full, no permission). Checkpoints that were there still are.
+        """
+        target = self.root / f"{PREFIX}{step:012d}"
+        staged = self.root / f"{STAGED}{target.name}-{os.getpid()}"
+        with suppress(FileNotFoundError):
+            self.disk.remove(staged)
+        try:
+            self.disk.make(staged)
+            for name, content in files.items():
+                self.disk.write(staged / name, _writer(content))
+            entries = {name: _fingerprint(staged / name) for name in files}
+            manifest = {"schema": MANIFEST_SCHEMA, "step": step, "files": entries}
+            self.disk.write(staged / MANIFEST, _writer(json.dumps(manifest, indent=1).encode()))
+            self.disk.sync(staged)
+            if target.exists():  # the same step again, after a resume
+                self._discard(target)
+            self.disk.rename(staged, target)
+            self.disk.sync(self.root)
+        except OSError:
+            with suppress(OSError):
+                self.disk.remove(staged)
+            raise
+        self._forget_old()
+        return target
+
+    def all(self) -> list[Path]:
+        """Published ones, the newest first; whether they are whole is not looked at."""
+        if not self.root.is_dir():
+            return []
+        return sorted((path for path in self.root.iterdir() if path.name.startswith(PREFIX)), reverse=True)
+
+    def newest(self) -> Found:
+        """The newest one that is whole."""
+        problems: list[str] = []
+        for folder in self.all():
+            problem = problem_of(folder)
+            if not problem:
+                return Found(folder, problems)
+            problems.append(f"{folder.name}: {problem}")
+        return Found(None, problems)
+
+    def clean(self) -> None:
+        """Remove what a killed process left half done."""
+        for path in self.root.glob(".*") if self.root.is_dir() else ():
+            if path.name.startswith((STAGED, REMOVED)):
+                with suppress(OSError):
+                    self.disk.remove(path)
+
+    def _forget_old(self) -> None:
+        for folder in self.all()[self.keep :]:
+            with suppress(OSError):  # it is of no use, but it does no harm
+                self._discard(folder)
+
+    def _discard(self, folder: Path) -> None:
+        """Rename first: half a removed checkpoint must not look like a damaged one."""
+        away = self.root / f"{REMOVED}{folder.name}-{os.getpid()}"
+        self.disk.rename(folder, away)
+        self.disk.remove(away)
+
+
+def problem_of(folder: Path) -> str:
+    """What keeps this folder from being a whole checkpoint; empty if nothing does."""
+    manifest = read_manifest(folder)
+    if isinstance(manifest, str):
+        return manifest
+    for name, entry in manifest["files"].items():
+        path = folder / name
+        if path.is_symlink() or not path.is_file():
+            return f"{name} is missing"
+        size = path.stat().st_size
+        if size != entry["bytes"]:
+            return f"{name} has {size:,} bytes, not {entry['bytes']:,}"
+        if _fingerprint(path)["sha256"] != entry["sha256"]:
+            return f"{name} is not what was written (SHA-256 differs)"
+    return ""
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | str:
+    """The manifest, or what is wrong with it."""
+    path = folder / MANIFEST
+    try:
+        if path.stat().st_size > MOST_MANIFEST_BYTES:
+            return f"{MANIFEST} is too large"
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        return f"{MANIFEST} is missing"
+    except ValueError:
+        return f"{MANIFEST} is not readable"
+    return manifest if _is_manifest(manifest) else f"{MANIFEST} is none of this version's"
+
+
+def _is_manifest(manifest: Any) -> bool:
+    if not isinstance(manifest, dict) or manifest.get("schema") != MANIFEST_SCHEMA:
+        return False
+    files = manifest.get("files")
+    return (
+        isinstance(files, dict)
+        and len(files) > 0
+        and all(
+            NAME.fullmatch(name)
+            and isinstance(entry, dict)
+            and isinstance(entry.get("bytes"), int)
+            and isinstance(entry.get("sha256"), str)
+            for name, entry in files.items()
+        )
+    )
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+            size += len(chunk)
+    return {"bytes": size, "sha256": digest.hexdigest()}
+
+
+def _writer(content: bytes | Writer) -> Writer:
+    if callable(content):
+        return content
+
+    def write(file: BinaryIO) -> None:
+        file.write(content)
+
+    return write

@@ -1,0 +1,145 @@
+"""When a run writes checkpoints, who waits for that, and where a run that is to stop comes to rest.
+
+A run is at rest between an update and the next rollout (DQN: before a vector step). Only there its state is one that
+another process can go on from, so a stop in the middle of a rollout waits for the next rest. Where that would take
+longer than `checkpoint.grace_s`, the state at the last rest, kept in memory, is what is written.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import psutil
+
+from fasttrain.perf.clock import PhaseClock
+from fasttrain.runs.checkpoint_files import CheckpointFolder
+from fasttrain.runs.checkpoint_format import Snapshot
+
+HOLD_MOST_BYTES = 256 << 20  # a larger state is not kept at every rest, only written where it is due
+COPY_SHARE = 0.25  # of the free memory: a replay buffer larger than that is written while training waits
+Take = Callable[[], Snapshot]  # with views, to be copied or written before training goes on
+
+
+class Settings(NamedTuple):
+    """What the configuration says of checkpoints."""
+
+    every: int  # env steps; 0: only at a signal
+    background: bool
+    grace_s: float
+
+
+class Checkpoints:
+    """Of one run. An error while one is made or written is said once and tried again when the next is due.
+
+    Attributes:
+        failed: why the newest checkpoint that was due is not there; empty if it is, or none was due.
+        at: env steps of the newest one that was handed over for writing; -1 before the first.
+    """
+
+    def __init__(
+        self, folder: CheckpointFolder, take: Take, settings: Settings, clock: PhaseClock, say: Callable[[str], None]
+    ) -> None:
+        self.folder, self.settings = folder, settings
+        self.failed, self.at = "", -1
+        self._take, self._clock, self._say = take, clock, say
+        self._thread: threading.Thread | None = None
+        self._held: Snapshot | None = None  # of the last rest
+        self._rest_at = -1  # env steps at the last rest
+        self._rested = 0.0  # when that was
+        self._cycle_s: float | None = None  # from rest to rest; None before the second
+        self._asked: float | None = None  # when somebody first wanted to stop
+
+    def goes_on_from(self, env_steps: int) -> None:
+        """The run was resumed from the checkpoint of so many steps, which is there."""
+        self.at = env_steps
+
+    def rest(self, env_steps: int, due: bool, stopping: bool) -> None:
+        """The run is at rest; `stopping`: it is to end here."""
+        now = time.perf_counter()
+        if self._rest_at >= 0:
+            self._cycle_s = now - self._rested
+        self._held, self._rest_at = None, env_steps
+        if (due or stopping) and self.at != env_steps:
+            with self._clock.phase("checkpoint"):
+                self._write(None, background=self.settings.background and not stopping)
+        elif self.at != env_steps and (self._cycle_s is None or self._cycle_s > self.settings.grace_s / 2):
+            with self._clock.phase("checkpoint"):
+                self._hold()
+        self._rested = time.perf_counter()
+
+    def may_stop(self, for_signal: bool) -> bool:
+        """Whether a run that wants to stop now, in a rollout, may: there is nothing to wait for, or no time."""
+        if not (for_signal or self.settings.every):
+            return True
+        now = time.perf_counter()
+        if self._asked is None:
+            self._asked = now
+        if self.at == self._rest_at:  # written when this rollout began
+            return True
+        left_s = 0.0 if self._cycle_s is None else self._cycle_s - (now - self._rested)
+        if max(left_s, now - self._asked) <= self.settings.grace_s:
+            return False
+        if self._held is not None:
+            with self._clock.phase("checkpoint"):
+                self._write(self._held, background=False)
+        return True
+
+    def finish(self, env_steps: int, at_rest: bool, wanted: bool) -> None:
+        """Training has ended, `at_rest` or in a rollout that is dropped; waits for everything to be written."""
+        with self._clock.phase("checkpoint"):
+            self._held, self._rest_at = None, env_steps if at_rest else self._rest_at
+            if at_rest and wanted and self.at != env_steps:
+                self._write(None, background=False)
+            self.wait()
+        if not at_rest and self.at >= 0 and not self.failed:
+            self._say(f"checkpoint of {self.at:,} steps written; the {env_steps - self.at:,} steps since are dropped")
+        if self.failed:
+            self._say(f"warning: not saved for a resume: {self.failed}")
+
+    def wait(self) -> None:
+        """Until what is being written is written."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _hold(self) -> None:
+        try:
+            views = self._take()
+            if views.size_bytes <= HOLD_MOST_BYTES:
+                self._held = views.copied()
+        except Exception as error:
+            self._note(self._rest_at, error)
+
+    def _write(self, snapshot: Snapshot | None, background: bool) -> None:
+        self.wait()  # for the one before: two at a time would hold two copies
+        self.at = self._rest_at
+        try:
+            taken = snapshot or self._take()
+            background = background and taken.size_bytes <= COPY_SHARE * psutil.virtual_memory().available
+            taken = taken.copied() if background else taken
+        except Exception as error:  # training must not end because it could not be written down
+            self._note(self._rest_at, error)
+            return
+        if not background:
+            self._publish(taken)
+            return
+        self._thread = threading.Thread(target=self._publish, args=(taken,), name="fasttrain-checkpoint")
+        self._thread.start()
+
+    def _publish(self, snapshot: Snapshot) -> None:
+        try:
+            self.folder.publish(snapshot.env_steps, snapshot.files())
+        except Exception as error:
+            self._note(snapshot.env_steps, error)
+        else:
+            self.failed = ""
+
+    def _note(self, env_steps: int, error: Exception) -> None:
+        said = bool(self.failed)
+        self.failed = f"the checkpoint of {env_steps:,} steps could not be written ({type(error).__name__}: {error})"
+        if not said:
+            again = f"; the next try is in {self.settings.every:,} steps" if self.settings.every else ""
+            self._say(f"warning: {self.failed}; training goes on{again}")

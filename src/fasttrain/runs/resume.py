@@ -1,0 +1,168 @@
+"""`fasttrain resume run=FOLDER`: go on with a run from its newest whole checkpoint, in the same folder.
+
+What plan.json says stays in force, but for what may change on the way: how long to train, when to stop, what to log,
+how to measure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
+from rich.console import Console
+
+from fasttrain.config import Config, to_dict
+from fasttrain.errors import ConfigError
+from fasttrain.plan import Plan, Row
+from fasttrain.runs import console as show
+from fasttrain.runs.checkpoint_files import CheckpointFolder, problem_of
+from fasttrain.runs.checkpoint_format import stored
+from fasttrain.runs.checkpoint_state import restore
+from fasttrain.runs.evaluate import config_of
+from fasttrain.runs.files import write_json
+from fasttrain.runs.progress_csv import cut_back
+from fasttrain.runs.train import EXIT_DONE, Run, carry_out
+
+MAY_CHANGE = (
+    "total_timesteps", "log_every", "train_log_enabled", "train_log_to_console", "train_log_to_file", "live", "report",
+    "eval_every", "checkpoint_every", "checkpoint_async",
+)  # fmt: skip
+MAY_CHANGE_BELOW = ("eval", "stop", "checkpoint")
+
+
+class Point(NamedTuple):
+    """Where to go on from."""
+
+    folder: Path
+    state: Mapping[str, Any]
+    arrays: Mapping[str, NDArray[Any]]
+
+
+def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
+    """Train on; returns the exit code of a training.
+
+    Raises:
+        ConfigError: no run is named, it has no whole checkpoint, or something typed may not change on the way.
+    """
+    if config.run is None:
+        raise ConfigError("resume needs run=FOLDER, a run's folder (outputs/DATE/TIME_…)")
+    where = Path(config.run)
+    if not (where / "plan.json").is_file():
+        raise ConfigError(f"run={where}: no plan.json there; name the folder of a run")
+    typed = [key for key, source in sources.items() if source == "command line" and key != "run"]
+    plan = changed_plan(where, config, typed)
+    console = show.make_console()
+    with ExitStack() as files:
+        point = newest_point(where, plan.config.checkpoint.keep, files, console)
+        done, wanted = int(point.state["env_steps"]), plan.config.total_timesteps
+        if done >= wanted:
+            _say(console, f"{where} has {done:,} of {wanted:,} steps: nothing is left to do; total_timesteps=… goes on")
+            return EXIT_DONE
+        run = _restored(plan, where, point, console)
+    write_json(where / "plan.json", run.plan.to_dict())
+    return carry_out(run, [*_first_overrides(where), *(text for text in overrides if not text.startswith("run="))])
+
+
+def _restored(plan: Plan, where: Path, point: Point, console: Console) -> Run:
+    """The run at that point, its files cut back to what the checkpoint knows."""
+    run = Run(plan, where, console, resumes=True)
+    try:
+        anew = restore(run, point.state, point.arrays)
+    except BaseException:
+        run.model.logger.close()
+        run.env.close()
+        raise
+    steps = run.model.num_timesteps
+    run.checkpoints.goes_on_from(steps)
+    run.say(f"going on from {point.folder.name}: {steps:,} of {run.config.total_timesteps:,} steps")
+    if anew:
+        count = run.env.num_envs
+        run.say(
+            f"warning: {len(anew)} of {count} envs could not be brought back to where they were (state outside of "
+            "np_random, or no checkpoint_every); they begin a new episode, and the run is no exact continuation"
+        )
+    own = point.state["run"]
+    if not run.callback.parts.episodes.go_on(own["episodes_file"]):
+        run.say("warning: episodes.csv is shorter than the checkpoint knows it; new episodes are appended to it")
+    # Evaluated beside training, a policy from before the checkpoint may have come back after it was written.
+    rows = max(own["evaluations"], run.evaluator.log.known(steps), key=len)
+    run.evaluator.go_on(rows)
+    cut_back(run.model.logger, steps)
+    return run
+
+
+def changed_plan(where: Path, config: Config, typed: Sequence[str]) -> Plan:
+    """The stored plan, with what was typed in its place.
+
+    Raises:
+        ConfigError: something typed may not change.
+    """
+    kept = config_of(where)
+    wrong = sorted(key for key in typed if key not in MAY_CHANGE and key.split(".")[0] not in MAY_CHANGE_BELOW)
+    if wrong:
+        may = ", ".join((*MAY_CHANGE, *(f"{name}.…" for name in MAY_CHANGE_BELOW)))
+        env = kept.env.id or kept.env.entry_point
+        raise ConfigError(
+            f"{', '.join(wrong)} cannot change in a run that goes on (algo={kept.algo.name} on {env} as in its "
+            f"plan.json); resume takes run=… and {may}"
+        )
+    changes: dict[str, Any] = {}
+    for key in typed:
+        group, _, name = key.partition(".")
+        if name:
+            known = changes.get(group, getattr(kept, group))
+            changes[group] = dataclasses.replace(known, **{name: getattr(getattr(config, group), name)})
+        else:
+            changes[key] = getattr(config, key)
+    changed = dataclasses.replace(kept, **changes)
+    rows = tuple(_row(row, changes) for row in json.loads((where / "plan.json").read_text(encoding="utf-8"))["flags"])
+    return Plan(changed, rows)
+
+
+def _row(stored_row: Mapping[str, Any], changes: Mapping[str, Any]) -> Row:
+    row = Row(*(stored_row[name] for name in ("flag", "requested", "effective", "source", "class", "reason")))
+    if row.flag not in changes:
+        return row
+    value = to_dict(changes[row.flag])
+    return row._replace(requested=value, effective=value, source="command line of resume", reason="")
+
+
+def newest_point(where: Path, keep: int, files: ExitStack, console: Console) -> Point:
+    """The newest checkpoint that is whole and of this version, its files held open by `files`.
+
+    Raises:
+        ConfigError: there is none; nothing begins from scratch by itself.
+    """
+    problems: list[str] = []
+    for folder in CheckpointFolder(where / "checkpoints", keep).all():
+        problem = problem_of(folder)
+        if not problem:
+            try:
+                state, arrays = files.enter_context(stored(folder))
+            except ConfigError as error:
+                problem = str(error)
+            else:
+                for text in problems:
+                    _say(console, f"warning: {text}; going back to an older checkpoint")
+                return Point(folder, state, arrays)
+        problems.append(f"{folder.name}: {problem}")
+    found = "; ".join(problems) or "it has none (checkpoint_every=… writes them, and so does a stop by a signal)"
+    raise ConfigError(f"run={where}: no checkpoint to go on from: {found}")
+
+
+def _first_overrides(where: Path) -> list[str]:
+    """What the run was begun with, as its last summary.json says, if it came to have one."""
+    try:
+        known = json.loads((where / "summary.json").read_text(encoding="utf-8")).get("overrides", [])
+    except (OSError, ValueError):
+        return []
+    return [str(text) for text in known] if isinstance(known, list) else []
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)

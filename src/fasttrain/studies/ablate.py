@@ -1,0 +1,318 @@
+"""`fasttrain ablate +profile=speed`: which of the profile's flags pay on this env and this machine.
+
+Two ways through the same levers: from the baseline to the profile one after the other (what each adds), and the
+profile without each (what is lost without it). A lever is dropped if the profile is surely no slower without it, or
+learns better, and kept otherwise.
+What is kept becomes profile/measured.yaml, which then runs beside the profile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from fasttrain.config import Config
+from fasttrain.errors import ConfigError
+from fasttrain.overrides import key_of
+from fasttrain.runs.console import make_console
+from fasttrain.runs.files import read_json
+from fasttrain.studies.cells import Cell, merged
+from fasttrain.studies.judge import choose_metric, values_of
+from fasttrain.studies.levers import Lever, chosen_levers, effective_levers, find_levers, values_with
+from fasttrain.studies.outcome import Outcome, read_outcome
+from fasttrain.studies.profiles import settings, use_profile, way_to_use, write_profile
+from fasttrain.studies.rates import Ratio, ratio, steady_rate
+from fasttrain.studies.statistics import FAIL, Comparison, compare, margin_of
+from fasttrain.studies.study import Compose, Study, Wanted, base_overrides
+
+BASELINE, WHOLE = "baseline", "profile"
+FIRST_S = 6.0  # of training, of the first two cells, which tell how fast both ends are
+SHARE_OF_CELLS = 0.8  # of the time; the rest is for running the result beside the profile
+ROUNDS = 2
+CHECKS = 3  # pairs of the result beside the profile
+LONGEST_S, SHORTEST_S = 60.0, 2.0  # of training, per cell
+MOST_OVERTIME = 1.5  # slow cells end after so much more than the profile takes
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a lever brings."""
+
+    lever: Lever
+    added: Ratio | None  # speed with it ÷ without it, on the way from the baseline
+    within: Ratio | None  # speed of the profile ÷ of the profile without it
+    quality: Comparison | None  # profile − without it; None for flags that change no number, or too few episodes
+    failed: bool = False  # the profile does not run without it
+
+    @property
+    def keep(self) -> bool:
+        """Whether the profile is worse off without it, or may be: only what surely brings nothing is dropped."""
+        if self.costs_quality or self.brings_quality:
+            return not self.costs_quality
+        if self.within is None:
+            return True
+        return not self.within.alike and not (self.within.clear and self.within.interval.value < 1)
+
+    @property
+    def costs_quality(self) -> bool:
+        return self.quality is not None and self.quality.verdict == FAIL
+
+    @property
+    def brings_quality(self) -> bool:
+        return self.quality is not None and self.quality.pairs > 1 and self.quality.low > 0
+
+    def why(self) -> str:
+        """In a few words."""
+        if self.costs_quality:
+            return "drop: the profile learns better without it"
+        if self.within is None:
+            return "keep: the profile does not run without it" if self.failed else "kept unmeasured: the time was up"
+        if self.brings_quality:
+            return "keep: the profile learns worse without it"
+        gain = f"{self.within.text()} as fast with it"
+        if self.within.clear:
+            return f"keep: {gain}" if self.within.interval.value > 1 else f"drop: slower with it, {gain}"
+        return f"drop: no gain, {gain}" if self.within.alike else f"kept, for it drowns in noise: {gain}"
+
+
+def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str], compose: Compose) -> int:
+    """Run the cells, write study.json, profile/measured.yaml and the report; the exit code.
+
+    Returns 4 if stopped by a signal, 1 if either end could not be run, else 0.
+
+    Raises:
+        ConfigError: no profile named, or nothing differs from the baseline.
+    """
+    profiles = [key for key in overrides if key_of(key) == "profile"]
+    if not profiles or profiles[-1].partition("=")[2] == BASELINE:
+        raise ConfigError("ablate needs the profile that is to be taken apart: fasttrain ablate +profile=speed")
+    base = [text for text in base_overrides(overrides) if key_of(text) != "profile"]
+    before = settings(compose(merged(base, ["profile=baseline"])))
+    levers = find_levers(before, settings(config))
+    if not levers:
+        raise ConfigError(f"{profiles[-1]}: nothing in it differs from the baseline")
+    study = Study("ablate", folder, overrides, make_console())
+    ablation = Ablation(study, config, base, before, levers)
+    try:
+        return ablation.run()
+    except KeyboardInterrupt:
+        ablation.conclude(written=False)
+        study.say(f"stopped; fasttrain ablate study={study.folder} goes on")
+        return 4
+
+
+class Ablation:
+    """One study of levers."""
+
+    def __init__(
+        self, study: Study, config: Config, base: Sequence[str], before: Mapping[str, Any], levers: Sequence[Lever]
+    ) -> None:
+        self.study, self.config, self.base = study, config, list(base)
+        self.before, self.after, self.all_levers = before, settings(config), list(levers)
+        self.levers: list[Lever] = []
+        self.found: dict[str, dict[int, Cell]] = {}
+        self.budget_s = 60 * config.ablate.minutes
+
+    def run(self) -> int:
+        """Both ends, every lever, the result beside the profile."""
+        if not self._run_ends():
+            return 1
+        wanted = self._plan_cells()
+        self.found = self.study.run(wanted, SHARE_OF_CELLS * self.budget_s)
+        self.conclude(written=True)
+        return 0
+
+    def _run_ends(self) -> bool:
+        """How fast both ends are, and which levers make a difference at all."""
+        steps, limit = 10**9, FIRST_S
+        seed = self.config.seed
+        ends = [self._wanted(BASELINE, (), seed, steps, limit), self._wanted(WHOLE, self._names(), seed, steps, limit)]
+        found = self.study.run(ends)
+        cells = [found[wanted.label].get(seed) for wanted in ends]
+        if cells[0] is None or cells[1] is None:
+            self.study.say("ablate: an end of the way could not be run; see above")
+            return False
+        plans = [read_json(cell.folder / "plan.json") for cell in cells if cell is not None]
+        self.levers = chosen_levers(effective_levers(self.all_levers, *plans), self.config.ablate.flags)
+        skipped = [lever.name for lever in self.all_levers if lever not in self.levers]
+        self.study.say(f"levers: {', '.join(lever.name for lever in self.levers)}")
+        if skipped:
+            self.study.say(f"without effect here, or not asked for: {', '.join(skipped)}")
+        self.speeds = [steady_rate(cell) for cell in cells if cell is not None]
+        self.overhead_s = sum(c.seconds - c.summary["wall_s"] for c in cells if c is not None) / 2
+        return True
+
+    def _names(self) -> tuple[str, ...]:
+        return tuple(lever.name for lever in self.all_levers)
+
+    def _plan_cells(self) -> list[Wanted]:
+        """Two rounds of all cells in turn, each so long that they fit into the time."""
+        names = [lever.name for lever in self.levers]
+        fixed = [name for name in self._names() if name not in names]  # not asked for: as in the profile
+        ways: list[tuple[str, tuple[str, ...]]] = [(WHOLE, self._names())]  # first what decides
+        ways += [(f"-{name}", (*fixed, *(other for other in names if other != name))) for name in names]
+        ways += [(BASELINE, tuple(fixed))]
+        ways += [(f"+{name}", (*fixed, *names[: place + 1])) for place, name in enumerate(names[:-1])]
+        left = SHARE_OF_CELLS * self.budget_s - self.study.spent_s()
+        seconds = min(LONGEST_S, max(SHORTEST_S, left / (ROUNDS * len(ways)) - self.overhead_s))
+        self.seconds = self.study.notes.setdefault("cell_s", round(seconds, 1))  # gone on with, cells stay the same
+        self.steps = max(1, round(self.speeds[1] * self.seconds))
+        return [
+            self._wanted(label, applied, self.config.seed + number, self.steps, MOST_OVERTIME * self.seconds)
+            for number in range(ROUNDS)
+            for label, applied in ways
+        ]
+
+    def _wanted(self, label: str, applied: Sequence[str], seed: int, steps: int, limit_s: float) -> Wanted:
+        name = "cell-" + "".join(letter if letter.isalnum() else "_" for letter in label.replace("-", "without_"))
+        values = values_with(self.before, self.after, self.all_levers, applied)
+        write_profile(self.study.folder, name, values, f"a cell of the study: {label}", {})
+        return self._cell(label, use_profile(self.study.folder, name), seed, (steps, limit_s))
+
+    def _cell(self, label: str, profile: Sequence[str], seed: int, horizon: tuple[int, float]) -> Wanted:
+        steps, limit_s = horizon
+        typed = {key_of(text) for text in self.base}
+        more = [f"stop.max_minutes={limit_s / 60:.4f}"]
+        more += [] if "total_timesteps" in typed else [f"total_timesteps={steps}"]
+        more += [] if "eval.episodes" in typed else [f"eval.episodes={self.episodes}"]
+        return Wanted(label, seed, tuple(merged(self.base, [*more, *profile])))
+
+    @property
+    def episodes(self) -> int:
+        """Enough for a rough look at quality; the whole study shall take minutes."""
+        return min(self.config.eval.episodes, 300 if self.config.env.native_game else 20)
+
+    def conclude(self, written: bool) -> None:
+        """Say and store what was found; `written`: the profile too."""
+        findings = self.findings()
+        rows = [_row(finding) for finding in findings]
+        self.study.notes["rows"] = rows
+        if findings:
+            self.study.console.print()
+            self.study.console.print(_table(findings))
+        if written and findings:
+            self._write(findings)
+        for cell in self.study.failures:
+            self.study.say(f"{cell.status}: {cell.label} seed {cell.seed}: {cell.error} ({cell.folder / 'log.txt'})")
+        self.study.store()
+        if self.config.report:
+            self.study.draw()
+
+    def findings(self) -> list[Finding]:
+        """From the cells that are finished."""
+        whole = self.found.get(WHOLE, {})
+        if not whole:
+            return []
+        found, before = [], self.found.get(BASELINE, {})
+        for lever in self.levers:
+            after = self.found.get(f"+{lever.name}", whole if lever is self.levers[-1] else {})
+            without = self.found.get(f"-{lever.name}", {})
+            failed = any(cell.label == f"-{lever.name}" for cell in self.study.failures)
+            quality = self._quality(lever, without)
+            found.append(Finding(lever, ratio(after, before), ratio(whole, without), quality, failed))
+            before = after
+        return found
+
+    def _quality(self, lever: Lever, without: Mapping[int, Cell]) -> Comparison | None:
+        """Profile − profile without it, over cells that made the same number of steps."""
+        if lever.flag_class == "exact":
+            return None
+        sides = [self._outcomes(cells) for cells in (without, self.found[WHOLE])]
+        if not sides[0].keys() & sides[1].keys():
+            return None
+        every = [outcome for side in sides for outcome in side.values()]
+        metric = choose_metric(every, self.config.gate, [self.config.algo.name])
+        theirs, ours = (values_of(side, metric) for side in sides)
+        if not theirs.keys() & ours.keys():
+            return None
+        rate = metric == "win_rate" or every[0].curve_of == "win rate"
+        margin = self.config.gate.margin if self.config.gate.margin is not None else margin_of(theirs, rate)
+        return compare(theirs, ours, margin, self.config.gate.min_pairs)
+
+    def _outcomes(self, cells: Mapping[int, Cell]) -> dict[int, Outcome]:
+        whole = [seed for seed, cell in cells.items() if cell.summary["env_steps"] >= self.steps]
+        return {seed: read_outcome(cells[seed]) for seed in whole}
+
+    def _write(self, findings: Sequence[Finding]) -> None:
+        """The profile of what paid, and how fast it is beside the whole one."""
+        name = self.config.ablate.name
+        kept = [finding.lever.name for finding in findings if finding.keep]
+        others = [lever.name for lever in self.all_levers if lever not in self.levers]
+        path = self._write_profile(findings, [*kept, *others], "")
+        horizon = (self.steps, MOST_OVERTIME * self.seconds)
+        checks = []
+        for number in range(CHECKS):
+            seed = self.config.seed + ROUNDS + number
+            checks += [
+                self._wanted(WHOLE, self._names(), seed, *horizon),
+                self._cell(name, use_profile(self.study.folder, name), seed, horizon),
+            ]
+        cells = self.study.run(checks, self.budget_s)
+        result = ratio(cells[name], cells[WHOLE])
+        said = (
+            "not run beside the profile: the time was up"
+            if result is None
+            else f"{result.text()} as fast as the profile"
+        )
+        if result is not None and result.clear and result.interval.value < 1:
+            said += "; the levers pay only together, so that all were kept after all"
+            path = self._write_profile(findings, self._names(), said)
+            kept = [finding.lever.name for finding in findings]
+        else:
+            self._write_profile(findings, [*kept, *others], said)
+        self.study.notes["kept"] = kept
+        self.study.notes["result"] = None if result is None else result.interval.to_dict()
+        self.study.say(f"kept: {', '.join(kept) or 'nothing'}; the result is {said}")
+        self.study.say(f"written to {path}: {way_to_use(self.study.folder, name)}")
+
+    def _write_profile(self, findings: Sequence[Finding], applied: Sequence[str], said: str) -> Path:
+        values = values_with(self.before, self.after, self.all_levers, applied)
+        notes = {key: finding.why() for finding in findings for key in finding.lever.before}
+        head = (
+            f"What pays of the profile on {self.config.env.name} with {self.config.algo.name}, measured in "
+            f"{ROUNDS} rounds of {self.seconds:.0f} s a cell. {said}"
+        )
+        return write_profile(self.study.folder, self.config.ablate.name, values, head, notes)
+
+
+def _row(finding: Finding) -> dict[str, Any]:
+    """For study.json."""
+    return {
+        "name": finding.lever.name,
+        "class": finding.lever.flag_class,
+        "change": finding.lever.text(),
+        "added": None if finding.added is None else finding.added.interval.to_dict(),
+        "within": None if finding.within is None else finding.within.interval.to_dict(),
+        "quality": None if finding.quality is None else asdict(finding.quality),
+        "keep": finding.keep,
+        "why": finding.why(),
+    }
+
+
+def _table(findings: Sequence[Finding]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("flag", "change", "class", "added on the way", "profile ÷ without", "quality with it", "verdict"):
+        table.add_column(name, overflow="fold")
+    for finding in findings:
+        quality = finding.quality
+        shown = "same numbers" if finding.lever.flag_class == "exact" else "-"
+        if quality is not None:
+            shown = f"{quality.difference:+.3g}" + (
+                f" [{quality.low:+.3g}, {quality.high:+.3g}]" if quality.pairs > 1 else ""
+            )
+        ratios = ["-" if each is None else each.text() for each in (finding.added, finding.within)]
+        style = "" if finding.keep else "dim"
+        table.add_row(
+            finding.lever.name,
+            finding.lever.text(),
+            finding.lever.flag_class,
+            *ratios,
+            shown,
+            finding.why(),
+            style=style,
+        )
+    return table

@@ -1,0 +1,261 @@
+"""Changes that might pay: which a configuration leaves open, and what each is expected to gain.
+
+A change's gain is what the model of `perf.limits` makes of it after the parts that it changes were measured again, in
+turn with the same parts of the present configuration. What the run takes besides stays as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from fasttrain.acceleration import FUSED_PAYS_BELOW_WIDTH
+from fasttrain.config import Config, DQNConfig, OnPolicyConfig, against_bots, plays_itself
+from fasttrain.errors import ConfigError, EnvSpecError
+from fasttrain.flags import BY_NAME, EnvFacts, FlagClass, Machine
+from fasttrain.perf.limits import WORTH, Flow, Rates, expected_s, gain_of, most_gain
+from fasttrain.plan import Plan, make_plan
+from fasttrain.runs.build import env_facts
+
+MOST = 7  # candidates that are built and measured: each takes some seconds
+SLOWER_FROM = 1.2  # slowest worker's work over the mean, from which serving whoever is ready may pay
+PARTS = ("env", "policy", "update")
+
+
+class Situation(NamedTuple):
+    """What advice is given on."""
+
+    requested: Config
+    sources: Mapping[str, str]
+    facts: EnvFacts
+    machine: Machine
+    effective: Config
+    rates: Rates
+    flow: Flow
+    present_s: float  # seconds per env step of the run itself
+    slowest_over_mean: float | None = None  # workers' work
+
+
+class Candidate(NamedTuple):
+    """A change that might pay."""
+
+    changes: tuple[tuple[str, Any], ...]  # dotted key, value
+    parts: tuple[str, ...]  # what has to be measured again
+    flag_class: FlagClass
+    why: str
+
+    @property
+    def overrides(self) -> list[str]:
+        """As typed."""
+        return [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in self.changes]
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.overrides)
+
+
+class Advice(NamedTuple):
+    """A change, and what came of it."""
+
+    candidate: Candidate
+    expected: float  # 0.25: a quarter more steps/s
+    real: float | None = None  # where it was tried
+    error: str = ""  # why trying it failed
+
+    def to_dict(self) -> dict[str, Any]:
+        """For doctor.json."""
+        given = self.candidate
+        return {
+            "change": given.text, "class": given.flag_class, "why": given.why, "measured_again": list(given.parts),
+            "expected_gain": self.expected, "real_gain": self.real, "error": self.error,
+        }  # fmt: skip
+
+
+def candidates(now: Situation) -> list[Candidate]:
+    """Those whose parts take enough time that they can gain `WORTH`, the most promising first."""
+    found = [*_engine(now), *_stepping(now), *_sizes(now), *_computing(now), *_learning(now)]
+    able = [(most_gain(_share(candidate, now.rates), now.present_s), candidate) for candidate in found]
+    worth = sorted((entry for entry in able if entry[0] >= WORTH), key=lambda entry: -entry[0])
+    return [candidate for _, candidate in worth][:MOST]
+
+
+def logging_advice(now: Situation) -> list[Advice]:
+    """What logging costs needs no second measurement: with ten times the interval a tenth of it remains, at most."""
+    cost, config = now.rates.logging or 0.0, now.effective
+    gain = gain_of(now.present_s, now.present_s - 0.9 * cost)
+    if gain < WORTH:
+        return []
+    change = (("log_every", 10 * config.log_every), *_quiet(config))
+    return [Advice(Candidate(change, ("logging",), "exact", "logging costs more than it tells"), gain)]
+
+
+def _quiet(config: Config) -> tuple[tuple[str, Any], ...]:
+    return (("train_log_to_console", False),) if config.train_log_to_console and config.train_log_enabled else ()
+
+
+def _share(candidate: Candidate, rates: Rates) -> float:
+    return sum(getattr(rates, part) or 0.0 for part in candidate.parts if part in PARTS)
+
+
+def _engine(now: Situation) -> Iterator[Candidate]:
+    config = now.effective
+    if config.engine == "stock" and config.algo.name != "recurrent_ppo":
+        changes: list[tuple[str, Any]] = [
+            ("engine", "fast"),
+            ("vec_env", "auto"),
+            ("fused_update", "auto"),
+            ("torch_threads", "auto"),
+        ]
+        changes += [("local_random_actions", True)] if isinstance(config.algo, DQNConfig) else []
+        yield Candidate(tuple(changes), PARTS, "rounding", "the stock classes' own overhead")
+
+
+def _stepping(now: Situation) -> Iterator[Candidate]:
+    """Other ways of stepping the same envs."""
+    config, facts, machine, rates = now.effective, now.facts, now.machine, now.rates
+    fast_on_policy = config.engine == "fast" and isinstance(config.algo, OnPolicyConfig)
+    if config.vec_env == "subproc" or (config.vec_env == "dummy" and machine.cores > 1):
+        yield Candidate((("vec_env", "shared"),), ("env",), "exact", "one process steps all envs, or one process each")
+    if config.vec_env != "shared":
+        return
+    if (rates.transport or 0.0) > 0.4 * (rates.env or 0.0):
+        yield Candidate((("vec_env", "dummy"),), ("env",), "exact", "the way to the workers costs more than their work")
+    workers = config.num_workers if isinstance(config.num_workers, int) else machine.cores
+    more = min(config.num_envs, 2 * workers)
+    if more > workers and (facts.cpu_share < 0.9 or workers < machine.cores):
+        yield Candidate((("num_workers", more),), ("env",), "exact", "the envs wait, or cores are free")
+    if now.flow.groups or not fast_on_policy:
+        return
+    if facts.cpu_share < 0.9 or machine.cores > workers:
+        yield Candidate((("pipeline", 2),), ("env", "policy"), "rounding", "the policy acts while half the envs step")
+    if (now.slowest_over_mean or 1.0) > SLOWER_FROM:
+        yield Candidate((("async_envs", True),), ("env", "policy"), "trade-off", "all wait for the slowest worker")
+
+
+def _sizes(now: Situation) -> Iterator[Candidate]:
+    """More envs per vector step, the updates per env step as they were."""
+    config = now.effective
+    changes: list[tuple[str, Any]] = [("num_envs", 2 * config.num_envs)]
+    parts: tuple[str, ...] = ("env", "policy")
+    if isinstance(config.algo, DQNConfig):
+        changes.append(("updates_per_step", 2 * config.updates_per_step))
+        parts = PARTS
+    yield Candidate(tuple(changes), parts, "trade-off", "each vector step costs something, however many envs it has")
+
+
+def _computing(now: Situation) -> Iterator[Candidate]:
+    """The same learning, computed otherwise."""
+    config, machine = now.effective, now.machine
+    if config.engine == "stock":
+        yield from _threads(now)
+        return
+    networks = ("policy", "update")
+    if config.fused_update == "off" and _widest(config) < 2 * FUSED_PAYS_BELOW_WIDTH:
+        kernels = (("fused_update", "on"), ("use_amp", "off"), ("use_compile", "off"))
+        yield Candidate(kernels, networks, "rounding", "compiled kernels for small networks")
+    if config.use_amp == "off" and (machine.cuda or machine.bf16_units) and _widest(config) >= 128:
+        change = (("use_amp", "on"), ("fused_update", "auto"))
+        yield Candidate(change, networks, BY_NAME["use_amp"].flag_class, "bfloat16 products are faster")
+    if config.use_compile == "off" and machine.cuda and config.fused_update == "off":
+        yield Candidate((("use_compile", "on"),), networks, "rounding", "fewer, larger operations")
+    if config.fused_update == "off":
+        yield from _threads(now)
+    if isinstance(config.algo, DQNConfig):
+        if config.prefetch == "off" and most_gain(now.rates.replay, now.present_s) >= WORTH:
+            yield Candidate((("prefetch", "on"),), ("update",), "trade-off", "batches drawn beside the update")
+    elif not config.overlap and not plays_itself(config) and _has_free_cores(now):
+        yield Candidate((("overlap", True),), ("update",), "trade-off", "the update runs beside collecting")
+
+
+def _has_free_cores(now: Situation) -> bool:
+    """Whether an update would find a core of its own beside collecting.
+
+    With one core to spare of two, 13 to 32 % were expected of it and 4 to 9 % came: the second is never all free.
+    """
+    return now.machine.cuda or now.machine.cores - now.flow.env_cores >= 2
+
+
+def _threads(now: Situation) -> Iterator[Candidate]:
+    machine, config = now.machine, now.effective
+    if machine.cores > 1:
+        other = machine.cores if config.torch_threads == 1 else 1
+        why = "cores are free" if other > 1 else "small operations wait for their threads"
+        yield Candidate((("torch_threads", other),), ("policy", "update"), "rounding", why)
+
+
+def _learning(now: Situation) -> Iterator[Candidate]:
+    """Less work per env step, for which the learning pays or not."""
+    config, algo = now.effective, now.effective.algo
+    batch_size = config.batch_size or config.own.batch_size
+    if isinstance(algo, DQNConfig):
+        if config.updates_per_step > 1:
+            change = (("updates_per_step", config.updates_per_step // 2),)
+            yield Candidate(change, ("update",), "trade-off", "half the updates per env step")
+        if batch_size >= 64:
+            yield Candidate((("batch_size", batch_size // 2),), ("update",), "trade-off", "smaller batches")
+        return
+    if algo.n_epochs > 1:
+        yield Candidate((("algo.n_epochs", algo.n_epochs // 2),), ("update",), "trade-off", "half the updates")
+    if 4 * batch_size <= algo.rollout_size:
+        change = (("batch_size", 4 * batch_size),)
+        yield Candidate(change, ("update",), "trade-off", "fewer and larger minibatches")
+
+
+def _widest(config: Config) -> int:
+    arch = config.algo.net_arch
+    parts = arch.values() if isinstance(arch, dict) else [arch if arch is not None else (64,)]
+    return max((width for part in parts for width in part), default=0)
+
+
+# --- what a change would be, and gain
+
+
+def changed_plan(now: Situation, candidate: Candidate) -> Plan | None:
+    """The plan after the change; None where it cannot be, or would change nothing that was asked for."""
+    config = with_changes(now.requested, candidate.changes)
+    sources = {**now.sources, **dict.fromkeys((key for key, _ in candidate.changes), "command line")}
+    try:
+        facts = now.facts
+        if {"engine", "vec_env"} & set(dict(candidate.changes)):  # who steps the envs is chosen by other facts then
+            facts = env_facts(against_bots(config))
+        plan = make_plan(config, sources, facts, now.machine)
+    except (ConfigError, EnvSpecError):
+        return None
+    return None if plan.config == now.effective else plan
+
+
+def with_changes(config: Config, changes: tuple[tuple[str, Any], ...]) -> Config:
+    """`config` with other values under dotted keys."""
+    for key, value in changes:
+        group, _, name = key.rpartition(".")
+        if group:
+            config = dataclasses.replace(
+                config, **{group: dataclasses.replace(getattr(config, group), **{name: value})}
+            )
+        else:
+            config = dataclasses.replace(config, **{name: value})
+    return config
+
+
+def advise(
+    now: Situation, measure_again: Callable[[Plan, Candidate], tuple[Rates, Flow] | None], tell: Callable[[str], None]
+) -> list[Advice]:
+    """All that gain `WORTH`, the best first.
+
+    Args:
+        measure_again: builds a candidate's run and gives its rates; None where it cannot be built.
+    """
+    found = logging_advice(now)
+    for candidate in candidates(now):
+        plan = changed_plan(now, candidate)
+        if plan is None:
+            continue
+        tell(f"trying on: {candidate.text}")
+        changed = measure_again(plan, candidate)
+        if changed is None:
+            continue
+        gain = gain_of(now.present_s, expected_s(now.present_s, (now.rates, now.flow), changed))
+        if gain >= WORTH:
+            found.append(Advice(candidate, gain))
+    return sorted(found, key=lambda advice: -advice.expected)

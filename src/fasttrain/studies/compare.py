@@ -1,0 +1,162 @@
+"""`fasttrain compare candidates=[baseline,speed]`: is it faster, and does it learn as well?
+
+Every candidate trains with the same seeds, in turn (A B C, A B C …) so that the machine's drift meets all of them, each
+in a process of its own. The first candidate is what the others must match; `judge` says how that is decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from fasttrain.config import Config
+from fasttrain.errors import ConfigError
+from fasttrain.runs.console import make_console
+from fasttrain.studies.cells import merged
+from fasttrain.studies.judge import Row, choose_metric, choose_threshold, judge
+from fasttrain.studies.outcome import read_outcome
+from fasttrain.studies.statistics import FAIL
+from fasttrain.studies.study import Compose, Study, Wanted, base_overrides
+from fasttrain.studies.verdicts import show_comparison
+
+EXIT_CRASHED, EXIT_FAILED, EXIT_STOPPED = 1, 3, 4
+ENDLESS = 10**12  # total_timesteps under horizon_minutes
+
+
+class Candidate(NamedTuple):
+    """A name and what is typed for it."""
+
+    name: str
+    overrides: tuple[str, ...]
+
+
+def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str], compose: Compose) -> int:
+    """Run the cells that are missing, judge, write study.json and the report; the exit code.
+
+    Returns 3 if a candidate failed the gate, 4 if stopped by a signal, 1 if a cell crashed, else 0.
+
+    Raises:
+        ConfigError: the candidates cannot be read, or one of them is no valid run.
+    """
+    candidates = parse_candidates(config.candidates)
+    base = [*base_overrides(overrides), *_horizon(config, sources)]
+    cells = {each.name: tuple(merged(base, each.overrides)) for each in candidates}
+    algorithms = [_checked(name, cells[name], compose).algo.name for name in cells]
+    study = Study("compare", folder, overrides, make_console())
+    seeds = range(config.seed, config.seed + config.seeds)
+    study.say(f"compare: {', '.join(cells)}; {config.seeds} seeds, {len(cells) * config.seeds} cells, in turn")
+    wanted = [Wanted(name, seed, cells[name]) for seed in seeds for name in cells]
+    stopped = False
+    try:
+        study.run(wanted)
+    except KeyboardInterrupt:
+        stopped = True
+    rows = conclude(study, config, candidates, wanted, algorithms)
+    if stopped:
+        study.say(f"stopped; fasttrain compare study={study.folder} goes on")
+        return EXIT_STOPPED
+    if any(row.verdict == FAIL for row in rows):
+        return EXIT_FAILED
+    asked = {tuple(cell.overrides) for cell in study.failures}
+    return EXIT_CRASHED if asked else 0
+
+
+def conclude(
+    study: Study, config: Config, candidates: Sequence[Candidate], wanted: Sequence[Wanted], algorithms: Sequence[str]
+) -> list[Row]:
+    """Judge what is finished, print it, store it in study.json, draw the report."""
+    found = {wanted.label: {} for wanted in wanted}  # type: dict[str, dict[int, Any]]
+    for each in wanted:
+        if (cell := study.find(each)) is not None:
+            found[each.label][each.seed] = read_outcome(cell)
+    every = [outcome for by_seed in found.values() for outcome in by_seed.values()]
+    study.notes["candidates"] = [{"name": name, "overrides": list(more)} for name, more in candidates]
+    rows: list[Row] = []
+    if every:
+        baseline = list(found[candidates[0].name].values())
+        metric = choose_metric(every, config.gate, algorithms)
+        threshold = choose_threshold(baseline, config.gate)
+        rows = judge(found, config.gate, metric, threshold)
+        margins = [row.comparison.margin for row in rows if row.comparison is not None]
+        study.notes["rows"] = [row.to_dict() for row in rows]
+        study.notes["gate"] = {
+            "metric": metric,
+            "threshold": threshold,
+            "curve_of": every[0].curve_of,
+            "margin": margins[0] if margins else None,
+            "min_speed_up": config.gate.min_speed_up,
+            "min_pairs": config.gate.min_pairs,
+        }
+        show_comparison(study.console, rows, study.notes["gate"])
+    for cell in study.failures:
+        study.say(f"{cell.status}: {cell.label} seed {cell.seed}: {cell.error} ({cell.folder / 'log.txt'})")
+    study.store()
+    if config.report:
+        study.draw()
+    return rows
+
+
+def parse_candidates(text: str | None) -> list[Candidate]:
+    """`[baseline, speed, num_envs=8, {name: mine, overrides: [profile=speed, num_envs=8]}]` → candidates.
+
+    A bare word is a profile, `key=value` an override of its own.
+
+    Raises:
+        ConfigError: that is no such list, has fewer than two entries, or two of the same name.
+    """
+    example = "candidates='[baseline, speed, {name: mine, overrides: [profile=speed, num_envs=8]}]'"
+    if text is None:
+        raise ConfigError(f"compare needs {example}")
+    try:
+        entries = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            f"candidates={text}: not readable as a list; write {example}, overrides with brackets in quotes"
+        ) from error
+    if not isinstance(entries, list):
+        raise ConfigError(f"candidates={text}: expected a list; write {example}")
+    candidates = [_candidate(entry, example) for entry in entries]
+    names = [candidate.name for candidate in candidates]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"candidates={text}: two are called {twice}; give one another name")
+    if len(candidates) < 2:
+        raise ConfigError(f"candidates={text}: a comparison needs two; the first is what the others must match")
+    return candidates
+
+
+def _candidate(entry: Any, example: str) -> Candidate:
+    if isinstance(entry, str) and entry:
+        return Candidate(entry, (entry if "=" in entry else f"profile={entry}",))
+    if isinstance(entry, dict) and set(entry) == {"name", "overrides"} and isinstance(entry["overrides"], list):
+        return Candidate(str(entry["name"]), tuple(str(override) for override in entry["overrides"]))
+    raise ConfigError(f"candidates: cannot read {entry!r}; write {example}")
+
+
+def _horizon(config: Config, sources: Mapping[str, str]) -> list[str]:
+    """Under `horizon_minutes` time ends a cell, not steps.
+
+    Raises:
+        ConfigError: something stretches over total_timesteps, which was not given.
+    """
+    if config.horizon_minutes is None:
+        return []
+    ends = [f"stop.max_minutes={config.horizon_minutes:g}"]
+    if "total_timesteps" in sources:
+        return ends
+    schedules = (str(getattr(config.algo, key, "")) for key in ("learning_rate", "clip_range"))
+    if config.algo.name == "dqn" or any(schedule.startswith("linear") for schedule in schedules):
+        raise ConfigError(
+            f"horizon_minutes={config.horizon_minutes:g}: exploration and schedules stretch over total_timesteps; give "
+            "it too, about as many steps as the fastest candidate will make"
+        )
+    return [*ends, f"total_timesteps={ENDLESS}"]
+
+
+def _checked(name: str, overrides: Sequence[str], compose: Compose) -> Config:
+    try:
+        return compose(overrides)
+    except ConfigError as error:
+        raise ConfigError(f"candidate {name}: {error}") from error

@@ -1,0 +1,293 @@
+"""`fasttrain doctor`: what each part of a run could do alone, what that allows together, and what to change.
+
+It measures the run's own parts on this machine (`probes`), puts them together (`perf.limits`), looks for changes that
+pay (`advice`) and tries the best of them as real trainings, in turn with the present configuration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.status import Status
+
+from fasttrain.config import Config, DQNConfig, against_bots
+from fasttrain.envs.probe import probe
+from fasttrain.errors import ConfigError, EnvError, FastTrainError
+from fasttrain.flags import BY_NAME
+from fasttrain.overrides import key_of
+from fasttrain.perf.limits import Flow, Rates, composed_limit
+from fasttrain.plan import Plan, make_plan
+from fasttrain.runs.build import MonitoredEnv, env_facts, env_spec, this_machine
+from fasttrain.runs.console import make_console
+from fasttrain.runs.evaluate import config_of
+from fasttrain.runs.files import read_json, write_json
+from fasttrain.studies import prescription as show
+from fasttrain.studies.advice import Advice, Candidate, Situation, advise
+from fasttrain.studies.cells import Cell, merged, run_cell
+from fasttrain.studies.probes import Samples, measure, rates_of, ratios_of, typical, windows_of
+from fasttrain.studies.rig import Rig
+
+DOCTOR_SCHEMA = 1
+EXIT_STOPPED = 4
+SHOWN = 2  # advices
+AGAIN_ROUNDS = 7  # of a part that a candidate changes, beside the present one
+TRY_S = 4.0  # of training in each process that tries a change, at least
+OWN_KEYS = ("doctor", "run")
+# What a training that tries a change does not take over: its length, and what interrupts it.
+NOT_TRIED = ("stop", "total_timesteps", "eval", "eval_every", "checkpoint_every", "profiler")
+
+
+def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
+    """Examine the configuration, or that of `run=FOLDER`; print it and write doctor.json. 4 if stopped by Ctrl-C.
+
+    Raises:
+        ConfigError: the part named does not exist in this run, or `run` is no finished run's folder.
+    """
+    console = make_console()
+    case = _case(config, sources, overrides)
+    doctor = Doctor(case, folder, console)
+    stopped = False
+    try:
+        doctor.examine()
+    except KeyboardInterrupt:
+        stopped = True
+    finally:
+        doctor.close()
+    doctor.report("stopped" if stopped else "done")
+    return EXIT_STOPPED if stopped else 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Case:
+    """What is examined."""
+
+    config: Config  # as requested
+    sources: Mapping[str, str]
+    overrides: list[str]  # that a training of it is started with
+    run: str | None = None  # the finished run it is of,
+    then_steps_per_s: float | None = None  # and its speed
+
+
+def _case(config: Config, sources: Mapping[str, str], overrides: Sequence[str]) -> Case:
+    if config.run is None:
+        return Case(config, sources, [text for text in overrides if key_of(text).split(".")[0] not in OWN_KEYS])
+    typed = [key for key, source in sources.items() if source == "command line"]
+    ignored = sorted(key for key in typed if key != "run" and not key.startswith("doctor."))
+    if ignored:
+        raise ConfigError(f"doctor run=… takes doctor.… besides only: {', '.join(ignored)} would do nothing")
+    folder = Path(config.run)
+    summary = read_json(folder / "summary.json")
+    if not (folder / "plan.json").is_file() or not summary.get("steps_per_s"):
+        raise ConfigError(f"run={folder}: no plan.json and summary.json of a finished run there; name its folder")
+    rows = json.loads((folder / "plan.json").read_text(encoding="utf-8"))["flags"]
+    flags = [row for row in rows if row["flag"] in BY_NAME]
+    requested = {row["flag"]: row["requested"] for row in flags}
+    trained = dataclasses.replace(config_of(folder), **requested, doctor=config.doctor)
+    of_flags = {row["flag"]: row["source"] for row in flags if row["source"] != "default"}
+    return Case(
+        trained, of_flags, [str(text) for text in summary["overrides"]], str(folder), float(summary["steps_per_s"])
+    )
+
+
+class Doctor:
+    """One examination; what it has found so far can be reported at any moment."""
+
+    def __init__(self, case: Case, folder: Path, console: Console) -> None:
+        self.case, self.folder, self.console = case, folder, console
+        self.config = config = case.config
+        self.machine = this_machine()
+        self.samples: Samples = {}
+        self.advices: list[Advice] = []
+        self.tried: list[dict[str, Any]] = []
+        self.slowest_over_mean: float | None = None
+        self.advised = False  # everything was looked at
+        self._torch_threads = torch.get_num_threads()
+        self._rigs = 0
+        self.rig: Rig | None = None
+        with console.status("building the env"):
+            self.facts = env_facts(against_bots(config))
+            if config.vec_env == "shared":  # whether its envs compute or wait is asked for elsewhere only under auto
+                found = probe(MonitoredEnv(env_spec(against_bots(config))))
+                self.facts = self.facts._replace(cpu_share=found.cpu_share)
+        self.plan = make_plan(config, case.sources, self.facts, self.machine)
+        self.flow = Flow()
+        self._check_test()
+
+    def _check_test(self) -> None:
+        test, config = self.config.doctor.test, self.plan.config
+        if test == "replay" and not isinstance(config.algo, DQNConfig):
+            raise ConfigError(f"doctor.test=replay means nothing for algo={config.algo.name}: it has no replay buffer")
+        if test == "transport" and config.vec_env != "shared":
+            raise ConfigError(
+                f"doctor.test=transport with vec_env={config.vec_env}: no workers of fasttrain's to reach"
+            )
+
+    @property
+    def rates(self) -> Rates:
+        return rates_of(self.samples)
+
+    @property
+    def present_s(self) -> float | None:
+        """Seconds per env step of the run itself."""
+        if self.case.then_steps_per_s is not None:
+            return 1.0 / self.case.then_steps_per_s
+        return typical(self.samples["train"]) if "train" in self.samples else None
+
+    def examine(self) -> None:
+        """Everything, in the order of its worth."""
+        settings = self.config.doctor
+        with self.console.status("building the run") as status:
+            self.rig = rig = self._build(self.plan)
+            status.update("training for a moment")
+            slow_s = rig.warm_up(settings.seconds)
+            if slow_s is not None and settings.test == "all":
+                self.samples["train"] = [slow_s]
+            self.flow = rig.flow(self.facts, self.machine)
+            parts = ["env", "policy", "update", "replay", "logging", "train"]
+            names = windows_of(rig, parts if settings.test == "all" else [settings.test])
+            measure({"now": rig}, names, settings.seconds, {"now": self.samples}, lambda text: _tell(status, text))
+            self._note_workers(rig)
+        if settings.test != "all":
+            return
+        show.parts(self.console, self.findings)
+        with self.console.status("looking for what would pay") as status:
+            self.advices = advise(self.situation(), self._measure_again, status.update)
+        self.advised = True
+        rig.close()
+        self.rig = None
+        for index, advice in enumerate(self.advices[: settings.tries]):
+            self.advices[index] = self._try(advice, index)
+
+    @property
+    def findings(self) -> show.Findings:
+        """What is said of them."""
+        config, finished = self.plan.config, self.case.then_steps_per_s is not None
+        return show.Findings(self.machine, config, self.case.overrides, self.rates, self.flow, self.present_s, finished)
+
+    def situation(self) -> Situation:
+        """What advice is given on; the run itself as it trains here and now."""
+        now_s = typical(self.samples["train"])
+        return Situation(
+            self.config, self.case.sources, self.facts, self.machine, self.plan.config, self.rates, self.flow,
+            now_s, self.slowest_over_mean,
+        )  # fmt: skip
+
+    def _build(self, plan: Plan) -> Rig:
+        self._rigs += 1
+        return Rig(plan, self.folder / "parts" / str(self._rigs), self._torch_threads)
+
+    def _note_workers(self, rig: Rig) -> None:
+        if rig.shared is not None:
+            times = rig.shared.times_ns()
+            mean = times["envs"] / rig.shared.num_workers
+            self.slowest_over_mean = times["slowest"] / mean if mean else None
+
+    def _measure_again(self, plan: Plan, candidate: Candidate) -> tuple[Rates, Flow] | None:
+        """The parts that `candidate` changes, in turn with the present ones."""
+        if self.rig is None:
+            return None
+        try:
+            rig = self._build(plan)
+        except FastTrainError:  # the built model may refuse what the plan could not know
+            return None
+        seconds = self.config.doctor.seconds / 2
+        try:
+            rig.warm_up(seconds)
+            both: dict[str, Samples] = {"now": {}, "changed": {}}
+            names = windows_of(rig, candidate.parts)
+            measure({"now": self.rig, "changed": rig}, names, seconds, both, rounds=AGAIN_ROUNDS)
+            changed = self.rates.scaled(ratios_of(both["changed"], both["now"]))
+            return changed, rig.flow(self.facts, self.machine)
+        except EnvError:
+            return None
+        finally:
+            rig.close()
+
+    def _try(self, advice: Advice, number: int) -> Advice:
+        """The present and the changed configuration as real trainings, in turn; the better of two of each counts."""
+        steps = self._try_steps()
+        short = [f"total_timesteps={steps}", "eval.episodes=2", "live=off", "report=false", "profiler=off"]
+        if isinstance(self.plan.config.algo, DQNConfig):
+            short.append(f"warmup_steps={min(self.plan.config.warmup_steps, steps // 10)}")
+        typed = [text for text in self.case.overrides if key_of(text).split(".")[0] not in NOT_TRIED]
+        base = merged(typed, short)
+        sides = {"now": base, "changed": merged(base, advice.candidate.overrides)}
+        rates: dict[str, list[float]] = {"now": [], "changed": []}
+        for turn, side in enumerate(("now", "changed", "changed", "now")):
+            with self.console.status(f"trying {advice.candidate.text}: training {turn + 1} of 4"):
+                cell, stopped = run_cell("train", sides[side], self.folder / "tries" / f"{number}_{turn}_{side}")
+            if stopped:
+                raise KeyboardInterrupt
+            if not cell.done:
+                return advice._replace(error=cell.error or "it left no summary")
+            rates[side].append(trained_rate(cell))
+        self.tried.append({"change": advice.candidate.text, "env_steps": steps, "steps_per_s": rates})
+        return advice._replace(real=max(rates["changed"]) / max(rates["now"]) - 1.0)
+
+    def _try_steps(self) -> int:
+        config = self.plan.config
+        wanted = max(TRY_S, 2 * self.config.doctor.seconds) / typical(self.samples["train"])
+        rollout = config.num_envs if isinstance(config.algo, DQNConfig) else config.algo.rollout_size
+        return max(int(wanted), 6 * rollout)
+
+    def report(self, status: str) -> None:
+        """Print what is not printed yet; write doctor.json."""
+        if self.config.doctor.test != "all" or not self.advised:
+            show.parts(self.console, self.findings)
+        if self.advised:
+            show.advices(self.console, self.advices[:SHOWN], self.findings)
+        if status == "stopped":
+            show.say(self.console, "stopped; this is what was measured until then")
+        write_json(self.folder / "doctor.json", self.to_dict(status))
+        show.say(self.console, f"written to {self.folder / 'doctor.json'}")
+
+    def to_dict(self, status: str) -> dict[str, Any]:
+        """doctor.json; rates in env steps per second."""
+        rates, present_s = self.rates, self.present_s
+        whole = {"env", "policy", "update"} <= set(self.samples)
+        limit = composed_limit(rates, self.flow) if whole else None
+        steps_per_s = None if present_s is None else 1.0 / present_s
+        return {
+            "schema": DOCTOR_SCHEMA,
+            "status": status,
+            "machine": show.machine_dict(self.machine, self.plan.config),
+            "overrides": self.case.overrides,
+            "alone_steps_per_s": {part: 1.0 / value for part, value in rates._asdict().items() if value},
+            "seconds_per_step": {part: value for part, value in rates._asdict().items() if value is not None},
+            "windows_s": self.samples,
+            "flow": self.flow._asdict(),
+            "limit_steps_per_s": limit,
+            "steps_per_s": steps_per_s,
+            "of_run": self.case.run,
+            "share_of_limit": steps_per_s / limit if limit and steps_per_s else None,
+            "advice": [advice.to_dict() for advice in self.advices],
+            "tries": self.tried,
+        }
+
+    def close(self) -> None:
+        """End what is still running."""
+        if self.rig is not None:
+            self.rig.close()
+            self.rig = None
+        torch.set_num_threads(self._torch_threads)
+
+
+def trained_rate(cell: Cell) -> float:
+    """Steps/s of a training that tries a change: the upper quartile of its windows of a second, warm-up left out.
+
+    What else the machine does only takes time, see `probes.typical`. Of a training without such windows all of it.
+    """
+    windows = read_json(cell.folder / "perf.json").get("windows") or []
+    counted = [float(row["steps_per_s"]) for row in windows[len(windows) // 5 :]]
+    return float(np.quantile(counted, 0.75)) if len(counted) > 2 else float(cell.summary["steps_per_s"])
+
+
+def _tell(status: Status, text: str) -> None:
+    status.update(f"measuring {text}")

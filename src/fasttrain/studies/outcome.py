@@ -1,0 +1,95 @@
+"""What a finished cell says: its final quality and its training curve, over env steps and over time."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fasttrain.runs.progress import WIN_KEYS
+from fasttrain.studies.cells import Cell
+from fasttrain.studies.statistics import Floats, learning_curve, trail
+
+TAIL = 0.2  # the last fifth of a training curve: what was learned, without the luck of one final policy
+WINDOW = 100  # episodes whose mean is a point of the curve, as in the live view
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run. Episodes in the order in which they ended."""
+
+    seed: int
+    summary: dict[str, Any]
+    curve_of: str  # "win rate" where the env tells who won, else "return"
+    env_steps: Floats  # (E,) when each training episode ended
+    wall_s: Floats  # (E,)
+    values: Floats  # (E,) 0 or 1 of a win rate, else returns
+
+    @property
+    def steps_per_s(self) -> float:
+        return float(self.summary["steps_per_s"])
+
+    def quality(self, name: str) -> float | None:
+        """Of the final greedy policy: win_rate, mean_reward, score_diff, draw_rate, mean_turns; None: not told."""
+        value = self.summary["quality"].get(name)
+        return None if value is None else float(value)
+
+    def tail(self) -> float | None:
+        """Mean over the last fifth of the training curve; None without an episode."""
+        curve = learning_curve(self.env_steps, self.values, self.total)  # type: ignore[arg-type]
+        return float(np.mean(curve[-round(len(curve) * TAIL) :])) if curve else None
+
+    @property
+    def total(self) -> float:
+        return float(self.summary["env_steps"])
+
+    def efficiency(self, env_steps: float) -> float | None:
+        """Mean of the training curve up to `env_steps`: how much was had of so many steps."""
+        within = self.env_steps <= env_steps
+        curve = learning_curve(self.env_steps[within], self.values[within], env_steps)  # type: ignore[arg-type]
+        return float(np.mean(curve)) if curve else None
+
+    def begins_with(self) -> float | None:
+        """Mean of the first 100 episodes; None with fewer."""
+        return float(self.values[:WINDOW].mean()) if len(self.values) >= WINDOW else None
+
+    def time_to(self, threshold: float) -> tuple[float, float] | None:
+        """(env steps, seconds of training) when the mean of 100 episodes first reached it; None: never."""
+        for index, best in trail(self.values, WINDOW, levels=1000):  # type: ignore[arg-type]
+            if best >= threshold:
+                return float(self.env_steps[index]), float(self.wall_s[index])
+        return None
+
+
+def read_outcome(cell: Cell) -> Outcome:
+    """The outcome of a cell that is done."""
+    columns = _columns(cell, ("env_steps", "wall_s", "return", *WIN_KEYS))
+    won = next((name for name in WIN_KEYS if len(columns[name])), None)
+    quality = cell.summary["quality"]
+    by_wins = won is not None and quality.get("win_rate") is not None
+    return Outcome(
+        seed=cell.seed or 0,
+        summary=cell.summary,
+        curve_of="win rate" if by_wins else "return",
+        env_steps=columns["env_steps"],
+        wall_s=columns["wall_s"],
+        values=columns[won] if by_wins and won else columns["return"],
+    )
+
+
+def _columns(cell: Cell, names: Sequence[str]) -> dict[str, Floats]:
+    """Numeric columns of episodes.csv; empty where the file or a column is missing."""
+    found: dict[str, list[str]] = {name: [] for name in names}
+    path = cell.folder / "episodes.csv"
+    if path.is_file():
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = csv.reader(file)
+            header = next(rows, [])
+            places = [(found[name], header.index(name)) for name in names if name in header]
+            for row in rows:
+                for column, place in places:
+                    column.append(row[place])
+    return {name: np.array([float(text or "nan") for text in column]) for name, column in found.items()}

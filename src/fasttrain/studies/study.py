@@ -1,0 +1,161 @@
+"""A study: many cells in one folder, run in turn, stored one by one, gone on with where they stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from fasttrain.config import Config
+from fasttrain.overrides import key_of
+from fasttrain.runs.files import read_json, write_json
+from fasttrain.runs.progress import clock_text
+from fasttrain.studies.cells import Cell, run_cell
+from fasttrain.studies.reports import write_report
+
+STUDY_SCHEMA = 1
+# Keys that speak to the study, not to its cells.
+OWN_KEYS = ("candidates", "seeds", "horizon_minutes", "study", "seed", "gate", "ablate", "tune", "report", "live")
+FIXED = ("schema", "command", "arguments", "cells")  # entries of study.json that are no notes
+CELL_OVERRIDES = ("live=off", "report=false")
+
+Compose = Callable[[Sequence[str]], Config]  # command line arguments → the typed configuration
+
+
+class Wanted(NamedTuple):
+    """A cell that is to be run."""
+
+    label: str
+    seed: int
+    overrides: tuple[str, ...]  # without seed and folder
+
+
+def base_overrides(overrides: Sequence[str]) -> list[str]:
+    """Of what was typed, what every cell shares."""
+    return [text for text in overrides if key_of(text).split(".")[0] not in OWN_KEYS]
+
+
+class Study:
+    """The cells of one folder. `study.json` is rewritten after each; `notes` are its further entries.
+
+    Args:
+        folder: of the study; finished cells that it holds already are not run again.
+        overrides: what was typed, stored so that `study=FOLDER` alone goes on.
+    """
+
+    def __init__(self, command: str, folder: Path, overrides: Sequence[str], console: Console) -> None:
+        self.command, self.folder, self.console = command, folder.absolute(), console
+        self.arguments = [text for text in overrides if key_of(text) != "study"]
+        stored = read_json(self.folder / "study.json")
+        self.notes: dict[str, Any] = {key: value for key, value in stored.items() if key not in FIXED}
+        self.cells = [Cell.from_dict(cell, self.folder) for cell in stored.get("cells", [])]
+        self.begun = time.perf_counter()
+
+    def find(self, wanted: Wanted) -> Cell | None:
+        """The finished cell for just this. Of two candidates that ask for the same each has its own."""
+        return next((cell for cell in self.cells if cell.done and self._is(cell, wanted)), None)
+
+    def _is(self, cell: Cell, wanted: Wanted) -> bool:
+        return cell.label == wanted.label and cell.overrides == self._overrides(wanted)
+
+    def run(self, cells: Iterable[Wanted], until_s: float = math.inf) -> dict[str, dict[int, Cell]]:
+        """Run what is not finished, in this order; returns the finished ones by label and seed.
+
+        A cell that fails is said and stored and stops nothing; a label whose cell was illegal is not tried again with
+        other seeds. None is begun when `until_s` seconds of the study are over.
+
+        Raises:
+            KeyboardInterrupt: SIGINT or SIGTERM came; what is finished is stored.
+        """
+        todo = list(cells)
+        found: dict[str, dict[int, Cell]] = {wanted.label: {} for wanted in todo}
+        illegal: set[str] = set()
+        for number, wanted in enumerate(todo):
+            cell = self.find(wanted)
+            if cell is None and wanted.label not in illegal and self.spent_s() < until_s:
+                cell = self._run(wanted, f"[{number + 1}/{len(todo)}]", todo[number + 1 :], until_s)
+                if cell.exit_code == 2:
+                    illegal.add(wanted.label)
+            if cell is not None and cell.done:
+                found[wanted.label][wanted.seed] = cell
+        return found
+
+    def _run(self, wanted: Wanted, place: str, later: Sequence[Wanted], until_s: float) -> Cell:
+        title = f"{place} {wanted.label} seed {wanted.seed}"
+        with self.console.status(f"{title}: running{self._eta([wanted, *later], until_s)}"):
+            cell, stopped = run_cell(
+                "train", self._overrides(wanted), self._folder_of(wanted), wanted.label, wanted.seed
+            )
+        self.cells = [*(other for other in self.cells if not self._is(other, wanted)), cell]
+        self.store()
+        self.say(f"{title}: {described(cell)} · {cell.seconds:.0f} s{self._eta(later, until_s)}")
+        if stopped or cell.exit_code == 4:
+            raise KeyboardInterrupt
+        return cell
+
+    def _overrides(self, wanted: Wanted) -> list[str]:
+        return [*wanted.overrides, *CELL_OVERRIDES, f"seed={wanted.seed}"]
+
+    def _folder_of(self, wanted: Wanted) -> Path:
+        """Told apart by what was asked for: a candidate may keep its name and change."""
+        mark = hashlib.sha256("\n".join(self._overrides(wanted)).encode()).hexdigest()[:6]
+        name = "".join(letter if letter.isalnum() or letter in "-+.=_" else "-" for letter in wanted.label)[:60]
+        return self.folder / "cells" / f"{name}_seed{wanted.seed}_{mark}"
+
+    def _eta(self, later: Sequence[Wanted], until_s: float) -> str:
+        """From what cells of the same label took, else from all; no later than when no more are begun."""
+        done = [cell for cell in self.cells if cell.done]
+        todo = [wanted for wanted in later if self.find(wanted) is None]
+        if not done or not todo:
+            return ""
+        overall = sum(cell.seconds for cell in done) / len(done)
+        total = 0.0
+        for wanted in todo:
+            same = [cell.seconds for cell in done if cell.label == wanted.label]
+            total += sum(same) / len(same) if same else overall
+        return f" · ETA {clock_text(min(total, max(0.0, until_s - self.spent_s())))}"
+
+    def store(self) -> None:
+        """Write study.json."""
+        content = {"schema": STUDY_SCHEMA, "command": self.command, "arguments": self.arguments, **self.notes}
+        write_json(self.folder / "study.json", {**content, "cells": [cell.to_dict(self.folder) for cell in self.cells]})
+
+    def say(self, line: str) -> None:
+        """One line, whole and as it is."""
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def draw(self) -> None:
+        """report.html; where it cannot be drawn, a line says why: the figures are in study.json."""
+        try:
+            self.say(f"report: {write_report(self.folder)}")
+        except Exception as error:  # drawing must not lose a study
+            self.say(f"no report.html: {error!r}")
+
+    def spent_s(self) -> float:
+        """Seconds since the study was begun or gone on with."""
+        return time.perf_counter() - self.begun
+
+    @property
+    def failures(self) -> list[Cell]:
+        """Cells that ended with an error."""
+        return [cell for cell in self.cells if cell.exit_code not in (0, 4)]
+
+
+def described(cell: Cell) -> str:
+    """`done · 61,234 steps/s · reward 2.9 · win 61.3 %`, or what went wrong."""
+    quality, speed = cell.summary.get("quality") or {}, cell.summary.get("steps_per_s")
+    facts = [cell.status]
+    if speed is not None:
+        facts.append(f"{speed:,.0f} steps/s")
+    if quality.get("mean_reward") is not None:
+        facts.append(f"reward {quality['mean_reward']:.3g}")
+    if quality.get("win_rate") is not None:
+        facts.append(f"win {100 * quality['win_rate']:.1f} %")
+    if cell.error:
+        facts.append(cell.error)
+    return " · ".join(facts)

@@ -1,0 +1,278 @@
+"""Where the envs of a training are, as plain values and named arrays, and back into fresh envs.
+
+Exactly for native games, whose state are arrays. Other envs are retraced (`envs/retrace.py`): brought by their own
+steps to where they were, or, where what they show then differs, into a new episode. Wrappers around the vector env are
+restored with their statistics and frames.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack, VecNormalize, VecTransposeImage
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvWrapper
+
+from fasttrain.batch import inside, load_into, under
+from fasttrain.errors import ConfigError
+from fasttrain.vec.base import SlotVecEnv
+from fasttrain.vec.native import NativeVecEnv
+from fasttrain.vec.self_play import InfoTurns, SelfPlayVecEnv
+from fasttrain.vec.shared import SharedMemoryVecEnv
+
+Arrays = dict[str, NDArray[Any]]
+State = dict[str, Any]
+NATIVE, TRACED, OPAQUE = "native", "traced", "opaque"
+
+
+class NewEpisodes(NamedTuple):
+    """Envs that could not go on where they were."""
+
+    rows: list[int]
+    observations: Any  # (N, ...) as the policy gets them; the listed rows count
+    original: Any  # the same before VecNormalize
+
+
+def env_state(env: VecEnv, traced: bool) -> tuple[State, Arrays]:
+    """Of the envs between two steps; arrays are views. `traced`: Python envs wear `Retrace`."""
+    state: State = {}
+    arrays: Arrays = {}
+    for layer in _layers(env):
+        if isinstance(layer, VecNormalize):
+            arrays |= under("normalize", {name: np.asarray(part) for name, part in _statistics(layer).items()})
+            arrays["normalize/returns"] = layer.returns
+        elif isinstance(layer, VecFrameStack):
+            arrays |= under("stack", dict(_frames(layer.stacked_obs)))
+    base = _base(env)
+    if isinstance(base, SelfPlayVecEnv):
+        arrays |= under("self_play", _own_arrays(base))
+        base = base.inner
+    if isinstance(base, NativeVecEnv) and _is_resumable(base):
+        state["kind"] = NATIVE
+        arrays |= under("slots", _slot_arrays(base)) | under("game", base.game.state_arrays())  # type: ignore[attr-defined]
+        arrays |= under("native", {"returns": base._returns, "lengths": base._lengths})
+    elif traced and not isinstance(base, NativeVecEnv):
+        state["kind"] = TRACED
+        state["envs"] = [_note(index, notes, arrays) for index, notes in enumerate(base.env_method("retrace_notes"))]
+        if isinstance(base, SharedMemoryVecEnv):
+            arrays |= under("shared", {"returns": base._returns, "lengths": base._lengths})
+    else:
+        state["kind"] = OPAQUE
+    return state, arrays
+
+
+def load_env_state(
+    env: VecEnv, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], other_seed: int, traced: bool
+) -> NewEpisodes | None:
+    """Bring fresh envs of the same configuration to where the others were; None if every one of them is there.
+
+    Args:
+        other_seed: env i begins with this + i if it cannot be where it was.
+
+    Raises:
+        ConfigError: an array is missing or does not fit these envs.
+    """
+    for layer in _layers(env):
+        if isinstance(layer, VecNormalize):
+            _load_statistics(layer, inside(arrays, "normalize"))
+        elif isinstance(layer, VecFrameStack):
+            for name, frames in _frames(layer.stacked_obs):
+                load_into(frames, arrays, f"stack/{name}")
+    outer = _base(env)
+    base = outer.inner if isinstance(outer, SelfPlayVecEnv) else outer
+    kind = state["kind"]
+    if kind == NATIVE and isinstance(base, NativeVecEnv) and _is_resumable(base):
+        _load_native(base, arrays)
+        begun = None
+    else:
+        outer.seed(other_seed)
+        fresh = outer.reset()
+        begun = list(range(env.num_envs)), fresh
+        if kind == TRACED and traced:
+            begun = _retraced(outer, base, state["envs"], arrays, other_seed)
+    if isinstance(outer, SelfPlayVecEnv) and begun is None:
+        _load_self_play(outer, inside(arrays, "self_play"))
+    return None if begun is None or not begun[0] else _lifted(env, *begun)
+
+
+# --- kinds of envs
+
+
+def _load_native(base: NativeVecEnv, arrays: Mapping[str, NDArray[Any]]) -> None:
+    game: Any = base.game
+    for name, array in _slot_arrays(base).items():
+        load_into(array, arrays, f"slots/{name}")
+    game.load_state_arrays(inside(arrays, "game"))
+    load_into(base._returns, arrays, "native/returns")
+    load_into(base._lengths, arrays, "native/lengths")
+    base.slots.finished = []
+    base._reset_seeds()
+
+
+def _retraced(
+    outer: VecEnv, base: VecEnv, notes: Sequence[Any], arrays: Mapping[str, NDArray[Any]], other_seed: int
+) -> tuple[list[int], Any] | None:
+    """Envs that begin a new episode, and all observations; None if there are none."""
+    if len(notes) != base.num_envs:
+        raise ConfigError(f"the checkpoint has {len(notes)} envs, this run {base.num_envs}")
+    found = []
+    for index, note in enumerate(notes):
+        whole = _whole(note, inside(arrays, f"envs/{index}"))
+        found += base.env_method("retrace", whole, other_seed + index, indices=[index])
+    anew = [index for index, answer in enumerate(found) if not answer["same"]]
+    if anew and isinstance(outer, SelfPlayVecEnv):  # where the opponent may have to decide first
+        outer.seed(other_seed)
+        return list(range(base.num_envs)), outer.reset()
+    seen = _stacked([answer["observation"] for answer in found])
+    if isinstance(base, DummyVecEnv):
+        for index, answer in enumerate(found):
+            base._save_obs(index, answer["observation"])
+    if isinstance(base, SharedMemoryVecEnv):
+        _load_shared(base, seen, [answer["mask"] for answer in found], arrays, anew)
+    return (anew, seen) if anew else None
+
+
+def _load_shared(
+    base: SharedMemoryVecEnv, seen: Any, masks: list[Any], arrays: Mapping[str, NDArray[Any]], anew: list[int]
+) -> None:
+    """What the workers would have written; they did these steps without."""
+    slots = base.slots
+    for key, part in seen.items() if isinstance(seen, dict) else [("", seen)]:
+        place: Any = slots.observations[key] if isinstance(slots.observations, dict) else slots.observations
+        place[...] = part
+    if slots.action_masks is not None and all(mask is not None for mask in masks):
+        slots.action_masks[...] = np.stack([np.asarray(mask).reshape(-1) for mask in masks])
+    for name, target in (("returns", base._returns), ("lengths", base._lengths)):
+        load_into(target, arrays, f"shared/{name}")
+        target[anew] = 0
+
+
+def _load_self_play(outer: SelfPlayVecEnv, arrays: Mapping[str, NDArray[Any]]) -> None:
+    for name, array in _own_arrays(outer).items():
+        load_into(array, arrays, name)
+    outer.slots.finished = []
+    outer._show()
+
+
+def _is_resumable(base: NativeVecEnv) -> bool:
+    return hasattr(base.game, "state_arrays") and hasattr(base.game, "load_state_arrays")
+
+
+def _slot_arrays(env: SlotVecEnv) -> Arrays:
+    slots = env.slots
+    found: Arrays = {name: getattr(slots, name) for name in ("actions", "rewards", "terminations", "truncations")}
+    if slots.action_masks is not None:
+        found["action_masks"] = slots.action_masks
+    seen = slots.observations
+    return found | (under("observations", seen) if isinstance(seen, dict) else {"observations": seen})
+
+
+def _own_arrays(env: SelfPlayVecEnv) -> Arrays:
+    slots = env.slots
+    found: Arrays = {"returns": env._returns, "lengths": env._lengths, "next_rewards": env._next_rewards}
+    found |= {"rewards": slots.rewards, "terminations": slots.terminations, "truncations": slots.truncations}
+    if isinstance(env.turns, InfoTurns):
+        found["turn"] = env.turns._turn
+    return found
+
+
+# --- notes of `Retrace`
+
+
+def _note(index: int, notes: Mapping[str, Any] | None, arrays: Arrays) -> State | None:
+    if notes is None:
+        return None
+    seen, prefix = notes["observation"], f"envs/{index}"
+    arrays[f"{prefix}/actions"] = notes["actions"]
+    parts = {f"observation/{key}": part for key, part in seen.items()} if isinstance(seen, Mapping) else None
+    named: Mapping[str, Any] = {"observation": seen} if parts is None else parts
+    arrays |= under(prefix, {name: np.array(part) for name, part in named.items()})
+    return {name: notes[name] for name in ("seed", "begin", "now", "total")}
+
+
+def _whole(note: Mapping[str, Any] | None, arrays: Mapping[str, NDArray[Any]]) -> State | None:
+    if note is None:
+        return None
+    seen = arrays.get("observation")
+    return {
+        **note,
+        "actions": arrays["actions"],
+        "observation": inside(arrays, "observation") if seen is None else seen,
+    }
+
+
+def _stacked(rows: Sequence[Any]) -> Any:
+    if isinstance(rows[0], Mapping):
+        return {key: np.stack([np.asarray(row[key]) for row in rows]) for key in rows[0]}
+    return np.stack([np.asarray(row) for row in rows])
+
+
+# --- wrappers
+
+
+def _layers(env: VecEnv) -> Iterator[VecEnvWrapper]:
+    """From outside."""
+    while isinstance(env, VecEnvWrapper):
+        yield env
+        env = env.venv
+
+
+def _base(env: VecEnv) -> VecEnv:
+    while isinstance(env, VecEnvWrapper):
+        env = env.venv
+    return env
+
+
+def _lifted(env: VecEnv, rows: list[int], observations: Any) -> NewEpisodes:
+    """First observations as every wrapper would have made them at a reset of these envs."""
+    original = observations
+    for layer in reversed(list(_layers(env))):
+        if isinstance(layer, VecFrameStack):
+            begun = copy.deepcopy(layer.stacked_obs)
+            observations = begun.reset(observations)
+            for (_, frames), (_, first) in zip(_frames(layer.stacked_obs), _frames(begun), strict=True):
+                frames[rows] = first[rows]
+        elif isinstance(layer, VecTransposeImage):
+            observations = layer.transpose_observations(observations)
+        elif isinstance(layer, VecNormalize):
+            layer.returns[rows] = 0.0
+            original, observations = observations, layer.normalize_obs(observations)
+            continue
+        original = observations
+    return NewEpisodes(rows, observations, original)
+
+
+def _frames(stacked: Any) -> Iterator[tuple[str, NDArray[Any]]]:
+    """SB3's stacked frames, of a Dict space key by key."""
+    parts = getattr(stacked, "sub_stacked_observations", None)
+    if parts is None:
+        yield "frames", stacked.stacked_obs
+    else:
+        for key, part in parts.items():
+            yield key, part.stacked_obs
+
+
+def _moments(layer: VecNormalize) -> Iterator[tuple[str, Any]]:
+    """SB3's running means by name."""
+    yield "rewards", layer.ret_rms
+    seen: Any = getattr(layer, "obs_rms", None)
+    if isinstance(seen, Mapping):
+        yield from ((f"observations/{key}", part) for key, part in seen.items())
+    elif seen is not None:
+        yield "observations", seen
+
+
+def _statistics(layer: VecNormalize) -> dict[str, Any]:
+    return {f"{name}.{part}": getattr(rms, part) for name, rms in _moments(layer) for part in ("mean", "var", "count")}
+
+
+def _load_statistics(layer: VecNormalize, arrays: Mapping[str, NDArray[Any]]) -> None:
+    load_into(layer.returns, arrays, "returns")
+    for name, rms in _moments(layer):
+        for part in ("mean", "var", "count"):
+            array = np.zeros(np.shape(getattr(rms, part)))
+            load_into(array, arrays, f"{name}.{part}")
+            setattr(rms, part, float(array) if part == "count" else array if array.ndim else array[()])

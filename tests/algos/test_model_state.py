@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from fasttrain.algos.dqn import DQN
+from fasttrain.algos.model_state import load_model_state, model_state
+from fasttrain.algos.ppo import PPO
+from fasttrain.errors import ConfigError
+
+
+def model(kind: Any, width: int = 8, fused: bool = False) -> Any:
+    env = DummyVecEnv([lambda: gymnasium.make("CartPole-v1")] * 2)
+    more: dict[str, Any] = {"n_steps": 16, "batch_size": 8} if kind is PPO else {"buffer_size": 50, "prioritized": {}}
+    made = kind("MlpPolicy", env, seed=1, policy_kwargs={"net_arch": [width]}, device="cpu", **more)
+    made.set_logger(Logger(None, []))
+    if fused:
+        made.use_kernels()
+    return made
+
+
+def travelled(state: Any) -> Any:
+    return json.loads(json.dumps(state))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("kind", [PPO, DQN])
+def test_a_fresh_model_is_where_the_other_was(kind: Any, fused: bool):
+    trained, fresh = model(kind, fused=fused), model(kind, fused=fused)
+    trained.learn(200, log_interval=None)
+    trained.logger.record("train/loss", 0.25)
+    state, arrays = model_state(trained)
+    load_model_state(fresh, travelled(state), {name: array.copy() for name, array in arrays.items()})
+    again, same = model_state(fresh)
+    assert travelled(again) == travelled(state)
+    assert set(same) == set(arrays)
+    assert all(same[name].tobytes() == arrays[name].tobytes() for name in arrays)
+    assert fresh.num_timesteps == trained.num_timesteps >= 200
+    assert len(fresh.ep_info_buffer) == len(trained.ep_info_buffer)
+    assert fresh._last_obs is not trained._last_obs
+    assert fresh.logger.name_to_value["train/loss"] == 0.25
+
+
+def test_tensors_are_filled_in_place():
+    """Kernels hold views of them."""
+    trained, fresh = model(DQN, fused=True), model(DQN, fused=True)
+    trained.learn(200, log_interval=None)
+    fresh.learn(150, log_interval=None)
+    places = {name: tensor.data_ptr() for name, tensor in fresh.policy.state_dict().items()}
+    load_model_state(fresh, *model_state(trained))
+    assert {name: tensor.data_ptr() for name, tensor in fresh.policy.state_dict().items()} == places
+    assert fresh._fast.kernels.serves(fresh.policy)
+    (step,) = {float(state["step"]) for state in fresh.policy.optimizer.state.values()}
+    assert step == trained._fast.gradient_updates
+
+
+def test_another_network_is_refused_by_name():
+    state, arrays = model_state(model(PPO))
+    with pytest.raises(ConfigError, match=r"mlp_extractor.*has shape \(8, 4\), not \(9, 4\)"):
+        load_model_state(model(PPO, width=9), state, arrays)
+    with pytest.raises(ConfigError, match="another network: value_net.bias"):
+        load_model_state(model(PPO), state, {k: v for k, v in arrays.items() if k != "policy/value_net.bias"})
+    with pytest.raises(ConfigError, match="parameter 99"):
+        load_model_state(model(PPO), state, {**arrays, "policy_optimizer/99/step": np.zeros((), np.float32)})
+    with pytest.raises(ConfigError, match="counter"):
+        load_model_state(model(PPO), {**state, "counters": {"__class__": 1}}, arrays)
+
+
+def test_views_not_copies():
+    trained = model(PPO)
+    _, arrays = model_state(trained)
+    with torch.no_grad():
+        trained.policy.value_net.bias.fill_(5.0)
+    assert arrays["policy/value_net.bias"].tolist() == [5.0]

@@ -1,0 +1,356 @@
+"""NaN and infinity in five places, for three algorithms, with kernels and without: named, and no weight changes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecEnvWrapper
+
+from conftest import RunCommand
+from fasttrain.algos.dqn import DQN
+from fasttrain.algos.guard import Guard
+from fasttrain.algos.ppo import PPO, MaskablePPO
+from fasttrain.config import GuardConfig
+from fasttrain.errors import DivergedError, EnvError
+from toys import RandomEnv, seeded_vec, single_thread, toy_gym_vec
+
+one_thread = pytest.fixture(autouse=True)(single_thread)
+KINDS = ("ppo", "maskable_ppo", "dqn")
+every_kind = pytest.mark.parametrize("kind", KINDS)
+both_ways = pytest.mark.parametrize("fused", [False, True], ids=["eager", "fused"])
+both_values = pytest.mark.parametrize("value", [np.nan, np.inf])
+NEVER = 10**9
+
+
+class Spoiling(VecEnvWrapper):
+    """Puts `value` into one place at the `at`-th step; what the model weighed at that moment is kept."""
+
+    def __init__(self, venv: Any, scale: float = 1.0) -> None:
+        super().__init__(venv)
+        self.at, self.field, self.value, self.steps, self.scale = NEVER, "", 0.0, 0, scale
+        self.model: Any = None
+        self.before = b""
+
+    def reset(self) -> Any:
+        return self.venv.reset() * np.float32(self.scale)
+
+    def step_wait(self) -> Any:
+        observations, rewards, dones, infos = self.venv.step_wait()
+        observations = observations * np.float32(self.scale)
+        self.steps += 1
+        if self.steps == self.at:
+            self.before = fingerprint(self.model)
+            if self.field == "observation":
+                observations[2, 1] = self.value
+            else:
+                rewards[2] = self.value
+        return observations, rewards, dones, infos
+
+
+def made(kind: str, fused: bool, scale: float = 1.0, **kwargs: Any) -> tuple[Any, list[str]]:
+    """A model on five spoilable envs, and the lines its guard has said."""
+    lines: list[str] = []
+    shared: dict[str, Any] = {"device": "cpu", "seed": 0} | kwargs
+    if kind == "dqn":
+        settings = {"learning_starts": 20, "train_freq": 1, "gradient_steps": 2, "batch_size": 16, "buffer_size": 500}
+        model: Any = DQN("MlpPolicy", Spoiling(plain_vec(), scale), **(settings | shared))
+    else:
+        env = Spoiling(toy_gym_vec() if kind == "maskable_ppo" else plain_vec(), scale)
+        kind_of_model: Any = PPO if kind == "ppo" else MaskablePPO
+        settings = {"n_steps": 8, "batch_size": 40, "n_epochs": 2}
+        model = kind_of_model("MlpPolicy", env, **(settings | shared))
+    if fused:
+        model.use_kernels()
+    model._fast.guard = Guard(say=lines.append)
+    model.env.model = model
+    return model, lines
+
+
+def plain_vec() -> Any:
+    return seeded_vec(lambda: RandomEnv(spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(4)), 5)
+
+
+def fingerprint(model: Any) -> bytes:
+    """Every byte of the weights and of the optimizer's state."""
+    tensors = [*model.policy.state_dict().values()]
+    optimizer = model.policy.optimizer
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            tensors += [optimizer.state.get(parameter, {}).get(key) for key in ("step", "exp_avg", "exp_avg_sq")]
+    return b"".join(b"-" if tensor is None else tensor.detach().numpy().tobytes() for tensor in tensors)
+
+
+def trained(kind: str, fused: bool, **kwargs: Any) -> tuple[Any, list[str]]:
+    """After some updates, so that Adam has a state; another round of data is there to learn from."""
+    model, lines = made(kind, fused, **kwargs)
+    model.learn(80)
+    assert lines == []
+    return model, lines
+
+
+def train(model: Any) -> None:
+    if isinstance(model, DQN):
+        model.train(2, 16)
+    else:
+        model.train()
+
+
+def a_weight(model: Any) -> tuple[str, torch.Tensor]:
+    if isinstance(model, DQN):
+        return "q_net.q_net.4.weight", model.q_net.q_net[4].weight
+    return "action_net.weight", model.policy.action_net.weight
+
+
+@every_kind
+@both_ways
+@both_values
+@pytest.mark.parametrize("field", ["observation", "reward"])
+def test_bad_data_is_named_before_anything_uses_it(kind: str, fused: bool, value: float, field: str):
+    model, _ = trained(kind, fused)
+    model.env.at, model.env.field, model.env.value = model.env.steps + 5, field, value
+    where = " at index 1" if field == "observation" else ""
+    message = rf"the {field} of env 2 is not finite \({value}{where}\) at step 105: check what the env returns"
+    with pytest.raises(EnvError, match=message):
+        model.learn(80, reset_num_timesteps=False)
+    assert fingerprint(model) == model.env.before
+
+
+@every_kind
+@both_ways
+@both_values
+def test_a_bad_weight_is_named_when_it_acts(kind: str, fused: bool, value: float):
+    model, _ = trained(kind, fused)
+    name, weight = a_weight(model)
+    with torch.no_grad():
+        weight[0, 0] = value
+    model.exploration_rate = 0.0
+    model.exploration_schedule = lambda _: 0.0
+    before = fingerprint(model)
+    with pytest.raises(EnvError, match=f"is not finite although its inputs are: parameter {name} is not"):
+        model.learn(80, reset_num_timesteps=False)
+    assert fingerprint(model) == before
+
+
+@every_kind
+@both_ways
+@both_values
+def test_a_bad_weight_is_named_when_it_learns(kind: str, fused: bool, value: float):
+    model, lines = trained(kind, fused)
+    name, weight = a_weight(model)
+    with torch.no_grad():
+        weight[0, 0] = value
+    before, updates = fingerprint(model), model._fast.gradient_updates
+    train(model)
+    assert fingerprint(model) == before
+    assert f"2 of 2 updates skipped: parameter {name} is not finite; weights and optimizer are as they were" in lines[0]
+    assert (model._fast.skipped_steps, model._fast.gradient_updates) == (2, updates)
+    assert model.logger.name_to_value["train/skipped_steps"] == 2
+
+
+@every_kind
+@both_ways
+@both_values
+def test_a_bad_loss_is_skipped_and_the_run_goes_on(kind: str, fused: bool, value: float):
+    model, lines = trained(kind, fused, **({"loss": "mse"} if kind == "dqn" else {}))
+    before = fingerprint(model)
+    if kind == "dqn":
+        good = model.replay_buffer.rewards.copy()
+        model.replay_buffer.rewards[:] = 3e38
+    else:
+        model.vf_coef = value
+    train(model)
+    assert fingerprint(model) == before
+    assert "2 of 2 updates skipped: the loss;" in lines[0]
+    if kind == "dqn":
+        model.replay_buffer.rewards[:] = good
+    else:
+        model.vf_coef = 0.5
+    model.learn(80, reset_num_timesteps=False)
+    assert fingerprint(model) != before
+    assert np.isfinite(np.concatenate([t.numpy().reshape(-1) for t in model.policy.state_dict().values()])).all()
+    assert len(lines) == 1
+    assert model._fast.skipped_steps == 2
+
+
+@every_kind
+@both_ways
+def test_a_gradient_that_overflows_is_named(kind: str, fused: bool):
+    """A rectified net and huge observations: the loss is finite, the gradient's square is more than float32 holds."""
+    policy = {"activation_fn": torch.nn.ReLU}
+    special: dict[str, Any] = {"loss": "mse"} if kind == "dqn" else {"vf_coef": 1e14}
+    model, lines = made(kind, fused, 1e15 if kind == "dqn" else 1e5, policy_kwargs=policy, **special)
+    before = fingerprint(model)
+    model._fast.guard.settings = GuardConfig(max_skipped=NEVER)
+    model.learn(40)
+    if kind != "dqn" or not fused:  # there the state has been made, as a first step would have made it
+        assert fingerprint(model) == before
+    assert model._fast.skipped_steps == (2 * 4 if kind == "dqn" else 2)
+    named = "q_net.q_net." if kind == "dqn" else "(mlp_extractor.)?value_net."
+    assert re.search(rf"2 of 2 updates skipped: the gradient of parameter {named}[a-z0-9_.]+; weights", lines[0])
+
+
+@both_ways
+@both_values
+@pytest.mark.parametrize("kind", ["ppo", "maskable_ppo"])
+def test_bad_rows_cost_their_minibatches_alone(kind: str, fused: bool, value: float):
+    model, lines = trained(kind, fused, batch_size=10)
+    model.rollout_buffer._advantages[3, 2] = value
+    before, updates = fingerprint(model), model._fast.gradient_updates
+    model.train()
+    assert model._fast.gradient_updates == updates + 6
+    assert f"2 of 8 updates skipped: the advantage of env 2 in row 3 of the rollout is {value};" in lines[0]
+    assert fingerprint(model) != before
+    steps = {float(state["step"]) for state in model.policy.optimizer.state.values()}
+    assert steps == {updates + 6.0}, "Adam counts the steps that it took"
+
+
+@both_ways
+@both_values
+def test_bad_rows_of_a_replay_buffer_are_named(fused: bool, value: float):
+    model, lines = trained("dqn", fused)
+    model.replay_buffer.next_observations[3, 4, 1] = value
+    model.replay_buffer.rewards[7, 1] = value
+    model.train(200, 32)
+    assert 0 < model._fast.skipped_steps < 200
+    assert f"updates skipped: the next observation of env 4 in row 3 of the replay buffer is {value};" in lines[0]
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in model.policy.state_dict().values())
+
+
+@both_ways
+def test_priorities_stay_where_an_error_is_not_finite(fused: bool):
+    model, _ = trained("dqn", fused, prioritized={})
+    model.replay_buffer.rewards[:8] = np.inf
+    model.train(20, 32)
+    assert model._fast.skipped_steps > 0
+    assert np.isfinite(model.replay_buffer._tree.total())
+
+
+@every_kind
+@both_ways
+def test_too_many_rounds_in_a_row_stop_the_run(kind: str, fused: bool):
+    model, lines = trained(kind, fused)
+    model._fast.guard.settings = GuardConfig(max_skipped=2)
+    name, weight = a_weight(model)
+    with torch.no_grad():
+        weight[0, 0] = np.nan
+    before = fingerprint(model)
+    train(model)
+    train(model)
+    message = rf"in 3 rounds in a row \(guard.max_skipped\), at step 80: parameter {name}"
+    with pytest.raises(DivergedError, match=message):
+        train(model)
+    assert fingerprint(model) == before
+    assert len(lines) == 1, "one line in a minute"
+
+
+@every_kind
+@both_ways
+def test_a_rollback_goes_to_the_last_good_weights_once(kind: str, fused: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("fasttrain.algos.guard.KEEP_EVERY", 1)
+    model, lines = trained(kind, fused)
+    guard = model._fast.guard
+    guard.settings = GuardConfig(max_skipped=0, at_limit="rollback")
+    kept = fingerprint(model)
+    train(model)
+    first = fingerprint(model)
+    assert first != kept
+    train(model)
+    _, weight = a_weight(model)
+    with torch.no_grad():
+        weight[0, 0] = np.inf
+    train(model)
+    assert fingerprint(model) == first, "the weights that the last good round began with"
+    assert "back to the last good weights" in lines[-1]
+    with torch.no_grad():
+        weight[0, 0] = np.inf
+    with pytest.raises(DivergedError, match="again after going back"):
+        train(model)
+
+
+@every_kind
+def test_without_the_guard_the_weights_are_lost(kind: str):
+    """The test that fails if the flag does nothing."""
+    model, _ = trained(kind, False)
+    model._fast.guard = None
+    if kind == "dqn":
+        model.replay_buffer.rewards[:] = np.nan
+    else:
+        model.vf_coef = np.nan
+    train(model)
+    assert not all(bool(torch.isfinite(tensor).all()) for tensor in model.policy.state_dict().values())
+
+
+@every_kind
+def test_without_the_guard_bad_rewards_come_in(kind: str):
+    model, _ = made(kind, False, **({"learning_starts": NEVER} if kind == "dqn" else {}))
+    model._fast.guard = None
+    model.env.at, model.env.field, model.env.value = 3, "reward", np.nan
+    model.train = lambda *_, **__: None
+    model.learn(40)
+    stored = model.replay_buffer.rewards if kind == "dqn" else model.rollout_buffer.rewards
+    assert np.isnan(stored).any()
+
+
+ENV = """
+import gymnasium as gym, numpy as np
+class Bad(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
+    action_space = gym.spaces.Discrete(3)
+    def __init__(self, field="none", at=205):
+        self.field, self.at, self.total = field, at, 0
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(3, np.float32), {}
+    def step(self, action):
+        self.t += 1
+        self.total += 1
+        bad = {self.field: np.nan} if self.total == self.at else {}
+        observation = np.array([0.1, bad.get("observation", 0.0), 0.0], np.float32)
+        return observation, bad.get("reward", self.reward()), self.t >= 10, False, {}
+    def reward(self):
+        return 3e38 if self.field == "overflow" else 1.0
+"""
+SMALL = ("env.entry_point=badnan:Bad", "num_envs=2", "total_timesteps=2000", "eval.episodes=2", "eval.num_envs=2")
+
+
+@pytest.fixture
+def bad(tmp_path: Path) -> None:
+    (tmp_path / "badnan.py").write_text(ENV)
+
+
+@pytest.mark.parametrize("algo", [("algo=ppo", "algo.rollout_size=200", "batch_size=100"), ("algo=dqn",)])
+@pytest.mark.parametrize("engine", ["stock", "fast"])
+@pytest.mark.parametrize("field", ["observation", "reward"])
+def test_a_run_stops_with_the_place(fasttrain: RunCommand, bad: None, algo: tuple[str, ...], engine: str, field: str):
+    done = fasttrain(*SMALL, *algo, f"engine={engine}", "vec_env=dummy", f"env.kwargs.field={field}")
+    assert done.exit_code == 1
+    assert f"the {field} of env 0, 1 is not finite (nan" in done.err
+    assert "at step 410" in done.err
+    assert done.err.count("\n") == 1
+    assert not (done.folder / "last_good.zip").exists()
+
+
+@pytest.mark.parametrize("engine", ["stock", "fast"])
+def test_nan_guard_false_looks_for_nothing(fasttrain: RunCommand, bad: None, engine: str):
+    done = fasttrain(*SMALL, "algo=dqn", "warmup_steps=3000", f"engine={engine}", "vec_env=dummy", "nan_guard=false",
+                     "env.kwargs.field=reward")  # fmt: skip
+    assert done.exit_code == 0, done.err
+
+
+def test_a_run_that_diverged_leaves_its_last_good_weights(fasttrain: RunCommand, bad: None):
+    done = fasttrain(*SMALL, "engine=fast", "vec_env=dummy", "algo=ppo", "algo.rollout_size=200", "batch_size=100",
+                     "env.kwargs.field=overflow", "guard.max_skipped=3")  # fmt: skip
+    assert done.exit_code == 1
+    assert "no update could be applied in 4 rounds in a row (guard.max_skipped), at step 800: " in done.err
+    assert done.err.count("\n") == 1
+    assert "[GUARD] step 200: " in done.out
+    weights = PPO.load(done.folder / "last_good.zip", device="cpu").policy.state_dict().values()
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in weights)
+    assert done.json("summary.json")["status"] == "crashed"

@@ -1,0 +1,160 @@
+"""When checkpoints are written, and what happens if they cannot be."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conftest import RunCommand
+from fasttrain.perf.clock import PhaseClock
+from fasttrain.runs import checkpoints as module
+from fasttrain.runs import train
+from fasttrain.runs.checkpoint_files import CheckpointFolder, Disk
+from fasttrain.runs.checkpoint_format import Snapshot
+from fasttrain.runs.checkpoints import Checkpoints, Settings
+
+
+class FullDisk(Disk):
+    """Has no room while `full`."""
+
+    full = True
+
+    def write(self, path: Path, write: Any) -> None:
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().write(path, write)
+
+
+class Trainer:
+    """Something that counts, and its checkpoints."""
+
+    def __init__(self, folder: Path, every: int = 10, background: bool = False, grace_s: float = 5.0) -> None:
+        self.said: list[str] = []
+        self.value, self.steps = np.zeros(1), 0
+        self.disk = FullDisk()
+        self.disk.full = False
+        store = CheckpointFolder(folder, disk=self.disk)
+        settings = Settings(every, background, grace_s)
+        self.checkpoints = Checkpoints(store, self.take, settings, PhaseClock(), self.said.append)
+
+    def take(self) -> Snapshot:
+        return Snapshot(self.steps, {"env_steps": self.steps}, {"value": self.value}, lambda file: None)
+
+    def go(self, steps: int, due: bool = False, stopping: bool = False) -> None:
+        self.steps = steps
+        self.value[:] = steps
+        self.checkpoints.rest(steps, due, stopping)
+
+
+def names(folder: Path) -> list[str]:
+    return [path.name[-3:] for path in sorted(folder.glob("step_*"))]
+
+
+def test_one_is_written_when_due_and_at_the_end(tmp_path: Path):
+    trainer = Trainer(tmp_path)
+    for steps in (0, 5, 10, 15):
+        trainer.go(steps, due=steps == 10)
+    trainer.steps = 20
+    trainer.checkpoints.finish(20, at_rest=True, wanted=True)
+    assert names(tmp_path) == ["010", "020"]
+    assert trainer.said == []
+
+
+def test_in_the_background_training_goes_on_and_the_copy_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    trainer, gate = Trainer(tmp_path, background=True), threading.Event()
+    publish = trainer.checkpoints.folder.publish
+
+    def slowly(*arguments: Any) -> Any:
+        assert gate.wait(30)
+        return publish(*arguments)
+
+    monkeypatch.setattr(trainer.checkpoints.folder, "publish", slowly)
+    trainer.go(10, due=True)
+    trainer.go(15)
+    assert names(tmp_path) == [], "not written yet, and nobody waited"
+    gate.set()
+    trainer.go(20, due=True)
+    trainer.checkpoints.finish(20, at_rest=True, wanted=True)
+    assert names(tmp_path) == ["010", "020"]
+    with np.load(tmp_path / "step_000000000010" / "arrays.npz") as arrays:
+        assert arrays["value"].tolist() == [10]
+
+
+def test_a_stop_waits_for_the_next_rest(tmp_path: Path):
+    trainer = Trainer(tmp_path)
+    trainer.go(0)
+    trainer.go(5)
+    assert not trainer.checkpoints.may_stop(for_signal=True)
+    trainer.go(8, stopping=True)
+    assert trainer.checkpoints.may_stop(for_signal=True)
+    trainer.checkpoints.finish(9, at_rest=False, wanted=True)
+    assert names(tmp_path) == ["008"]
+    assert trainer.said == ["checkpoint of 8 steps written; the 1 steps since are dropped"]
+
+
+def test_a_stop_in_a_long_rollout_takes_the_state_at_its_beginning(tmp_path: Path):
+    trainer = Trainer(tmp_path, grace_s=0.0)
+    trainer.go(0)
+    trainer.go(5)
+    trainer.value[:] = 99  # the rollout goes on
+    while not trainer.checkpoints.may_stop(for_signal=True):
+        pass
+    trainer.checkpoints.finish(7, at_rest=False, wanted=True)
+    assert names(tmp_path) == ["005"]
+    with np.load(tmp_path / "step_000000000005" / "arrays.npz") as arrays:
+        assert arrays["value"].tolist() == [5]
+
+
+def test_a_rule_that_stops_waits_only_where_checkpoints_are_on(tmp_path: Path):
+    trainer = Trainer(tmp_path, every=0)
+    trainer.go(0)
+    assert trainer.checkpoints.may_stop(for_signal=False)
+    assert not trainer.checkpoints.may_stop(for_signal=True)
+
+
+def test_a_state_too_large_to_keep_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "HOLD_MOST_BYTES", 4)
+    trainer = Trainer(tmp_path, grace_s=0.0)
+    trainer.go(0)
+    trainer.go(5)
+    while not trainer.checkpoints.may_stop(for_signal=True):
+        pass
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_full_disk_is_said_once_and_tried_again(tmp_path: Path, background: bool):
+    trainer = Trainer(tmp_path, background=background)
+    trainer.go(10, due=True)
+    trainer.checkpoints.wait()
+    trainer.disk.full = True
+    for steps in (20, 30):
+        trainer.go(steps, due=True)
+    trainer.checkpoints.wait()
+    assert len(trainer.said) == 1
+    assert trainer.said[0].startswith("warning: the checkpoint of 20 steps could not be written (OSError: [Errno 28]")
+    assert trainer.said[0].endswith("training goes on; the next try is in 10 steps")
+    assert names(tmp_path) == ["010"]
+    trainer.checkpoints.finish(40, at_rest=False, wanted=True)
+    assert trainer.said[1].startswith("warning: not saved for a resume: the checkpoint of 30 steps")
+    trainer.disk.full = False
+    trainer.go(50, due=True)
+    trainer.checkpoints.wait()
+    assert names(tmp_path) == ["010", "050"]
+    assert trainer.checkpoints.failed == ""
+
+
+def test_a_whole_run_on_a_full_disk_trains_to_its_end(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(train, "CheckpointFolder", lambda root, keep: CheckpointFolder(root, keep, FullDisk()))
+    done = fasttrain("+profile=speed", "num_envs=8", "algo.rollout_size=256", "batch_size=64", "checkup=off",
+                     "eval.episodes=2", "total_timesteps=1024", "checkpoint_every=256")  # fmt: skip
+    assert done.exit_code == 0, done.err
+    assert done.out.count("warning: the checkpoint of 256 steps could not be written") == 1
+    assert "warning: not saved for a resume: the checkpoint of 1,024 steps" in done.out
+    assert done.json("summary.json")["env_steps"] == 1024
+    assert not list((done.folder / "checkpoints").iterdir())

@@ -1,0 +1,154 @@
+"""`fasttrain ablate`: what each flag brings, what is kept, the profile that comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from conftest import RunCommand
+from fasttrain.overrides import key_of
+from fasttrain.studies.ablate import Finding
+from fasttrain.studies.cells import Cell
+from fasttrain.studies.levers import Lever
+from fasttrain.studies.rates import Ratio
+from fasttrain.studies.statistics import Interval, compare
+from study_toys import Fakes, summary
+
+GAINS = {"engine": ("fast", 2.0), "fused_update": ("auto", 3.0), "lean_info": (True, 1.0), "own.n_epochs": (4, 1.5)}
+
+
+def profile_of(typed: Mapping[str, str]) -> dict[str, Any]:
+    """What the cell's generated profile says, flat."""
+    conf = Path(typed["hydra.searchpath"].removeprefix("['file://").removesuffix("']"))
+    content = yaml.safe_load((conf / "profile" / f"{typed['profile']}.yaml").read_text(encoding="utf-8"))
+    own = content.pop("own")
+    return {**content, **{f"own.{key}": value for key, value in own.items()}}
+
+
+def speed_of(values: Mapping[str, Any]) -> float:
+    rate = 100.0
+    for key, (wanted, gain) in GAINS.items():
+        rate *= gain if values[key] == wanted else 1.0
+    return rate
+
+
+class Ablated(Fakes):
+    """Every cell leaves the plan of its profile."""
+
+    def __call__(self, command: str, overrides: Any, folder: Path, label: str = "", seed: int | None = None) -> Any:
+        values = profile_of({key_of(text): text.partition("=")[2] for text in overrides})
+        flags = [{"flag": key, "effective": value} for key, value in values.items() if not key.startswith("own.")]
+        self.plan = {"flags": flags}
+        return super().__call__(command, overrides, folder, label, seed)
+
+
+def measured(change: Callable[[dict[str, Any], int], dict[str, Any]] = lambda values, seed: {}) -> Ablated:
+    def run(typed: Mapping[str, str], seed: int) -> dict[str, Any]:
+        values = profile_of(typed)
+        won = 0.6 if values["own.learning_rate"] == 0.001 else 0.4
+        steps = int(typed["total_timesteps"])
+        return {
+            **summary(speed_of(values) * (1 + 0.001 * seed), won + 0.001 * seed, env_steps=steps),
+            **change(values, seed),
+        }
+
+    return Ablated(run)
+
+
+def test_what_pays_is_kept_and_becomes_a_profile(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
+    fakes = measured().use(monkeypatch)
+    done = fasttrain("ablate", "+profile=speed", "report=false", "gate.min_pairs=2",
+                     "ablate.flags=[engine,fused_update,lean_info,n_epochs,learning_rate]")  # fmt: skip
+    assert done.exit_code == 0, done.err
+    rows = {row["name"]: row for row in done.json("study.json")["rows"]}
+    assert list(rows) == ["engine", "fused_update", "lean_info", "learning_rate", "n_epochs"]
+    assert rows["engine"]["added"]["value"] == pytest.approx(2.0)
+    assert rows["fused_update"]["within"]["value"] == pytest.approx(3.0)
+    assert rows["n_epochs"]["added"]["value"] == pytest.approx(1.5)
+    assert rows["engine"]["quality"] is None, "of class exact: the same numbers"
+    assert rows["learning_rate"]["quality"]["difference"] == pytest.approx(0.2)
+    assert {name: row["keep"] for name, row in rows.items()} == {
+        "engine": True, "fused_update": True, "lean_info": False, "learning_rate": True, "n_epochs": True,
+    }  # fmt: skip
+    assert rows["learning_rate"]["why"] == "keep: the profile learns worse without it"
+    assert rows["lean_info"]["why"].startswith("drop: no gain, 1.00×")
+    labels = [label for label, _ in fakes.ran]
+    assert labels[:2] == ["baseline", "profile"], "both ends first"
+    assert labels[2:8] == ["profile", "-engine", "-fused_update", "-lean_info", "-learning_rate", "-n_epochs"]
+    assert labels[8:13] == ["baseline", "+engine", "+fused_update", "+lean_info", "+learning_rate"]
+    assert labels[-6:] == ["profile", "measured"] * 3
+    profile = (done.folder / "conf" / "profile" / "measured.yaml").read_text(encoding="utf-8")
+    values = yaml.safe_load(profile)
+    assert (values["engine"], values["lean_info"], values["own"]["n_epochs"]) == ("fast", False, 4)
+    assert "lean_info: false # drop: no gain" in profile
+    assert "+profile=measured" in done.out
+
+
+def test_what_pays_only_together_is_kept_after_all(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
+    def redundant(values: dict[str, Any], seed: int) -> dict[str, Any]:
+        either = values["engine"] == "fast" or values["lean_info"]
+        return summary(1000.0 if either else 100.0, env_steps=10**12)
+
+    measured(redundant).use(monkeypatch)
+    done = fasttrain("ablate", "+profile=speed", "report=false", "ablate.flags=[engine,lean_info]")
+    assert "the levers pay only together, so that all were kept after all" in done.out
+    values = yaml.safe_load((done.folder / "conf" / "profile" / "measured.yaml").read_text(encoding="utf-8"))
+    assert (values["engine"], values["lean_info"]) == ("fast", True)
+
+
+def test_a_lever_without_which_nothing_runs_is_kept(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
+    def brittle(values: dict[str, Any], seed: int) -> dict[str, Any]:
+        whole = values["engine"] == "stock" and values["own.n_epochs"] == 4
+        return {"exit_code": 1, "error": "too slow"} if whole else {}
+
+    measured(brittle).use(monkeypatch)
+    done = fasttrain("ablate", "+profile=speed", "report=false", "ablate.flags=[engine,lean_info]")
+    engine = done.json("study.json")["rows"][0]
+    assert (engine["keep"], engine["why"]) == (True, "keep: the profile does not run without it")
+    assert "failed: -engine seed 0: too slow" in done.out
+
+
+def test_the_time_is_kept(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
+    fakes = measured().use(monkeypatch)
+    clock = iter(range(0, 100000, 20))
+    monkeypatch.setattr("fasttrain.studies.study.Study.spent_s", lambda self: float(next(clock)))
+    done = fasttrain("ablate", "+profile=speed", "report=false", "ablate.minutes=3")
+    assert len(fakes.ran) <= 9
+    last = done.json("study.json")["rows"][-1]
+    assert (last["keep"], last["why"]) == (True, "kept unmeasured: the time was up")
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ([], "ablate needs the profile that is to be taken apart: fasttrain ablate +profile=speed"),
+        (["+profile=baseline"], "ablate needs the profile"),
+        (["+profile=speed", "candidates=[a,b]"], "candidates=[a,b] means nothing for ablate"),
+        (["+profile=speed", "ablate.minutes=0"], "ablate.minutes=0.0: must be at least 0.1"),
+        (["+profile=spede"], "no such profile"),
+    ],
+)
+def test_wrong_input(fasttrain: RunCommand, typed: list[str], message: str):
+    done = fasttrain("ablate", *typed)
+    assert done.exit_code == 2
+    assert message in done.err.replace("'", "")
+
+
+def test_an_end_that_cannot_run_ends_it(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
+    Ablated(lambda typed, seed: {"exit_code": 1, "error": "the board fell"}).use(monkeypatch)
+    done = fasttrain("ablate", "+profile=speed", "report=false")
+    assert done.exit_code == 1
+    assert "an end of the way could not be run" in done.out
+
+
+def test_a_flag_that_costs_quality_is_dropped_however_fast():
+    lever = Lever("n_epochs", {"own.n_epochs": 10}, {"own.n_epochs": 1})
+    worse = compare(dict.fromkeys(range(5), 0.6), dict.fromkeys(range(5), 0.3), 0.03)
+    finding = Finding(lever, None, Ratio(Interval(5.0, 4.0, 6.0), 3), worse)
+    assert not finding.keep
+    assert finding.why() == "drop: the profile learns better without it"
+    assert Cell("x", [], Path(), 0, "", 0.0).status == "done"

@@ -1,0 +1,154 @@
+"""Which changes are proposed, and what they are expected to gain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from conftest import configured
+from fasttrain.flags import BY_NAME, EnvFacts, Machine
+from fasttrain.perf.limits import Flow, Rates
+from fasttrain.plan import Plan, make_plan
+from fasttrain.studies.advice import (
+    Candidate,
+    Situation,
+    advise,
+    candidates,
+    changed_plan,
+    logging_advice,
+    with_changes,
+)
+
+PPO = ("env.id=CartPole-v1", "algo=ppo", "+profile=speed")
+DQN = ("env.id=CartPole-v1", "algo=dqn", "+profile=speed")
+BASELINE = ("env.id=CartPole-v1", "algo=ppo", "+profile=baseline")
+EVEN = Rates(env=4e-6, policy=3e-6, update=3e-6, logging=0.0, storing=0.5e-6)
+
+
+def situation(
+    *arguments: str,
+    rates: Rates = EVEN,
+    machine: Machine | None = None,
+    cpu_share: float = 1.0,
+    slowest: float | None = None,
+) -> Situation:
+    config = configured(*arguments)
+    sources = {text.partition("=")[0]: "command line" for text in arguments if text.startswith(("num_", "vec_"))}
+    facts, machine = EnvFacts(False, 3e-6, cpu_share), machine or Machine(2, False, False)
+    plan = make_plan(config, sources, facts, machine)
+    present_s = sum(value or 0.0 for value in rates) - (rates.transport or 0.0) - (rates.replay or 0.0)
+    return Situation(config, sources, facts, machine, plan.config, rates, Flow(), present_s, slowest)
+
+
+def texts(now: Situation) -> list[str]:
+    return [candidate.text for candidate in candidates(now)]
+
+
+def test_stock_is_told_of_the_engine_first():
+    first = candidates(situation(*BASELINE))[0]
+    assert first.text == "engine=fast vec_env=auto fused_update=auto torch_threads=auto"
+    assert (first.flag_class, first.parts) == ("rounding", ("env", "policy", "update"))
+    assert "engine=fast" not in " ".join(texts(situation(*PPO)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rates", "expected", "unexpected"),
+    [
+        ((*PPO, "vec_env=dummy"), Rates(env=9e-6), ["vec_env=shared"], ["algo.n_epochs=5", "batch_size=1024"]),
+        ((*BASELINE,), Rates(env=9e-6), ["vec_env=shared"], ["pipeline=2"]),
+        ((*PPO, "vec_env=shared"), Rates(env=9e-6, transport=6e-6), ["vec_env=dummy"], ["async_envs=true"]),
+        ((*PPO, "vec_env=shared"), Rates(env=9e-6, transport=1e-6), ["num_envs=24"], ["vec_env=dummy"]),
+        ((*PPO,), Rates(policy=9e-6), ["num_envs=24"], ["algo.n_epochs=5"]),
+        ((*PPO,), Rates(update=9e-6), ["algo.n_epochs=5", "batch_size=1024"], ["num_envs=24", "overlap=true"]),
+        ((*DQN,), Rates(update=9e-6, replay=3e-6),
+         ["updates_per_step=5", "batch_size=128", "prefetch=on", "num_envs=24 updates_per_step=20"], ["overlap=true"]),
+        ((*PPO, "fused_update=off"), Rates(update=9e-6),
+         ["fused_update=on use_amp=off use_compile=off", "torch_threads=2"], ["use_amp=on fused_update=auto"]),
+    ],
+)  # fmt: skip
+def test_changes_are_for_the_part_that_takes_the_time(
+    arguments: tuple[str, ...], rates: Rates, expected: list[str], unexpected: list[str]
+):
+    found = texts(situation(*arguments, rates=rates))
+    assert set(expected) <= set(found)
+    assert not set(unexpected) & set(found)
+
+
+def test_envs_that_wait_and_workers_that_differ():
+    waiting = situation(*PPO, "vec_env=shared", "num_workers=4", rates=Rates(env=9e-6), cpu_share=0.6, slowest=1.5)
+    assert {"num_workers=8", "pipeline=2", "async_envs=true"} <= set(texts(waiting))
+    alike = situation(*PPO, "vec_env=shared", rates=Rates(env=9e-6), slowest=1.1)
+    assert not {"num_workers=4", "pipeline=2", "async_envs=true"} & set(texts(alike))
+
+
+def test_precision_is_for_wide_networks_on_a_machine_that_has_it():
+    wide = (*PPO, "algo.net_arch=[256,256]", "use_amp=off", "fused_update=off")
+    units = Machine(2, False, False, bf16_units="AMX")
+    amp = [c for c in candidates(situation(*wide, rates=Rates(update=9e-6), machine=units)) if "use_amp=on" in c.text]
+    assert [c.flag_class for c in amp] == [BY_NAME["use_amp"].flag_class] == ["trade-off"]
+    assert "use_amp=on" not in " ".join(texts(situation(*wide, rates=Rates(update=9e-6))))
+
+
+def test_classes_are_those_of_the_flags():
+    shown = [c for args in (PPO, DQN, BASELINE) for c in candidates(situation(*args))]
+    shown += candidates(situation(*PPO, "vec_env=shared", "num_workers=4", cpu_share=0.5, slowest=2.0))
+    order = ("exact", "rounding", "trade-off")
+    for candidate in shown:
+        if candidate.text.startswith("engine"):
+            continue  # stepping and threads alone: the numbers are those of stock
+        classes = [BY_NAME[key].flag_class if key in BY_NAME else "trade-off" for key, _ in candidate.changes]
+        strongest = max(order.index(name) for name in classes if "=off" not in candidate.text or name != "trade-off")
+        assert order.index(candidate.flag_class) >= strongest, candidate.text
+
+
+def test_a_change_goes_through_the_plan():
+    now = situation(*PPO)
+    plan = changed_plan(now, Candidate((("num_envs", 24),), ("env",), "trade-off", ""))
+    assert plan is not None
+    assert plan.config.num_envs == 24
+    assert changed_plan(now, Candidate((("num_envs", 12),), ("env",), "trade-off", "")) is None, "as it is"
+    assert changed_plan(now, Candidate((("pipeline", 2),), ("env",), "rounding", "")) is None, "refused: no workers"
+
+
+def test_dotted_keys_are_replaced_where_they_are():
+    config = with_changes(configured(*PPO), (("algo.n_epochs", 3), ("num_envs", 7)))
+    assert (config.algo.n_epochs, config.num_envs) == (3, 7)  # type: ignore[union-attr]
+
+
+def test_overlapping_is_advised_where_cores_are_free():
+    update = Rates(update=9e-6)
+    assert "overlap=true" in texts(situation(*PPO, rates=update, machine=Machine(4, False, False)))
+    busy = situation(*PPO, rates=update, machine=Machine(4, False, False))._replace(flow=Flow(cores=4, env_cores=3.0))
+    assert "overlap=true" not in texts(busy), "three of four cores step envs"
+    assert "overlap=true" in texts(situation(*PPO, rates=update, machine=Machine(2, False, True))), "on a GPU"
+
+
+def test_gains_are_sorted_and_small_ones_left_out():
+    now = situation(*PPO, rates=Rates(env=1e-6, policy=1e-6, update=8e-6))  # 10 µs a step
+    told: list[str] = []
+    update = {"algo.n_epochs=5": 0.5, "batch_size=1024": 0.25, "overlap=true": 0.99}
+
+    def again(plan: Plan, candidate: Candidate) -> tuple[Rates, Flow] | None:
+        ratio = update.get(candidate.text)
+        return None if ratio is None else (now.rates.scaled({"update": ratio}), Flow())
+
+    found = advise(now, again, told.append)
+    assert [advice.candidate.text for advice in found] == ["batch_size=1024", "algo.n_epochs=5"]
+    assert [advice.expected for advice in found] == pytest.approx([10 / 4 - 1, 10 / 6 - 1])
+    assert "trying on: algo.n_epochs=5" in told
+
+
+def test_logging_needs_no_second_measurement():
+    now = situation(*BASELINE, rates=Rates(env=4e-6, update=4e-6, logging=2e-6))
+    (advice,) = logging_advice(now)
+    assert advice.candidate.text == "log_every=100 train_log_to_console=false"
+    assert advice.expected == pytest.approx(10 / 8.2 - 1)
+    assert logging_advice(situation(*BASELINE, rates=Rates(env=9e-6, logging=0.1e-6))) == []
+
+
+def test_what_is_stored_of_an_advice():
+    given: Any = Candidate((("use_x", True),), ("env",), "exact", "why")
+    (advice,) = logging_advice(situation(*BASELINE, rates=Rates(env=1e-6, logging=9e-6)))
+    stored = advice._replace(candidate=given, expected=0.5, real=0.25).to_dict()
+    assert (stored["change"], stored["expected_gain"], stored["real_gain"]) == ("use_x=true", 0.5, 0.25)

@@ -1,0 +1,176 @@
+"""A run on the bench: its parts measured one by one leave it able to train on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import configured
+from fasttrain.config import DQNConfig
+from fasttrain.errors import FastTrainError
+from fasttrain.flags import EnvFacts, Machine
+from fasttrain.plan import make_plan
+from fasttrain.runs.build import env_facts, this_machine
+from fasttrain.studies import probes
+from fasttrain.studies.rig import WARMUP, Beat, Rig, steady
+from toys import single_thread
+
+CARTPOLE = ("env.id=CartPole-v1", "vec_env=dummy", "num_envs=4", "torch_threads=1", "algo.net_arch=[8]")
+PPO = (*CARTPOLE, "algo=ppo", "algo.rollout_size=64", "batch_size=32", "algo.n_epochs=2")
+DQN = (*CARTPOLE, "algo=dqn", "warmup_steps=200", "batch_size=16", "total_timesteps=400", "updates_per_step=2")
+KINDS = {
+    "ours": ("+profile=speed", *PPO),
+    "stock": ("+profile=baseline", *PPO),
+    "recurrent": ("+profile=baseline", *PPO, "algo=recurrent_ppo", "algo.lstm_hidden_size=8"),
+    "our DQN": ("+profile=speed", *DQN),
+    "stock DQN": ("+profile=baseline", *DQN),
+    "shared": ("+profile=speed", *PPO, "vec_env=shared", "num_workers=2"),
+    "pipeline": ("+profile=speed", *PPO, "vec_env=shared", "num_workers=2", "pipeline=2"),
+    "async": ("+profile=speed", *PPO, "vec_env=shared", "num_workers=2", "async_envs=true"),
+    "overlap": ("+profile=speed", *PPO, "overlap=true"),
+    "normalised": ("+profile=speed", *DQN, "env.normalize=[obs]"),
+    "native": ("+profile=speed", "num_envs=8", "algo.rollout_size=64", "batch_size=32", "algo.n_epochs=1"),
+}
+single = pytest.fixture(single_thread, autouse=True)
+
+
+def rig_of(folder: Path, *arguments: str) -> Rig:
+    kept = {text.partition("=")[0]: text for text in arguments}  # the last of a key
+    config = configured(*kept.values())
+    return Rig(make_plan(config, {"num_envs": "command line"}, env_facts(config), this_machine()), folder / "rig")
+
+
+@pytest.fixture(params=sorted(KINDS))
+def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
+    rig = rig_of(tmp_path, *KINDS[request.param])
+    yield rig
+    rig.close()
+
+
+def test_every_part_can_be_measured_and_training_goes_on(rig: Rig):
+    rig.warm_up(0.2)
+    samples: dict[str, list[float]] = {}
+    names = probes.windows_of(rig, ["env", "policy", "update", "replay", "transport", "logging", "train"])
+    before = rig.model.num_timesteps
+    probes.measure({"now": rig}, names, 0.06, {"now": samples}, rounds=3)
+    wanted = {"env", "policy", "storing", "update", "logging", "train"}
+    wanted |= {"replay"} if rig.off_policy else set()
+    in_step = rig.shared is not None and rig.config.pipeline == 1 and not rig.config.async_envs
+    wanted |= {"transport"} if in_step else set()
+    assert set(samples) == wanted
+    assert all(value > 0 for part in wanted - {"transport"} for value in samples[part])
+    rates = probes.rates_of(samples)
+    assert rates.update is not None
+    if rates.transport is not None and rates.env is not None:
+        assert rates.transport <= rates.env
+    trained = rig.model.num_timesteps
+    assert trained > before
+    rig.train(0.01)
+    assert rig.model.num_timesteps > trained
+    assert all(torch.isfinite(parameter).all() for parameter in rig.model.policy.parameters())
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> Iterator[Rig]:
+    rig = rig_of(tmp_path, *KINDS["ours"])
+    rig.warm_up(0.1)
+    yield rig
+    rig.close()
+
+
+def test_measuring_parts_changes_neither_weights_nor_step_count(ours: Rig):
+    weights = [parameter.detach().clone() for parameter in ours.model.policy.parameters()]
+    steps = ours.model.num_timesteps
+    for name in ("env", "policy", "update", "logging"):
+        probes.WINDOWS[name](ours, 0.01)
+    assert ours.model.num_timesteps == steps
+    now = list(ours.model.policy.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(weights, now, strict=True))
+    assert np.array_equal(ours.model._last_obs, ours.source.slots.observations)
+
+
+def test_the_update_does_all_its_minibatches(ours: Rig):
+    before = ours.model._fast.gradient_updates
+    window = probes.update_window(ours, 0.0)
+    assert ours.model._fast.gradient_updates - before == 2 * 64 // 32
+    assert window["update"] > 0
+    assert probes.updates_per_step(ours) == 4 / 64
+
+
+def test_a_slow_update_goes_on_with_one_epoch_counted_as_all(ours: Rig, monkeypatch: pytest.MonkeyPatch):
+    epochs: list[int] = []
+
+    def train() -> None:
+        epochs.append(ours.model.n_epochs)
+        time.sleep(0.01)
+
+    monkeypatch.setattr(ours.model, "train", train)
+    probes.update_window(ours, 0.005)
+    probes.update_window(ours, 0.005)
+    assert epochs == [2, 1]
+    assert ours.model.n_epochs == 2
+
+
+def test_the_recorded_env_costs_the_real_one_no_step(ours: Rig, monkeypatch: pytest.MonkeyPatch):
+    def fail(actions: Any) -> None:
+        raise FastTrainError("stepped")
+
+    monkeypatch.setattr(ours.source, "step_slots", fail)
+    probes.policy_window(ours, 0.01)
+    with pytest.raises(FastTrainError, match="stepped"):
+        probes.env_window(ours, 0.01)
+
+
+def test_logging_writes_the_lines_that_fall_due(tmp_path: Path):
+    rig = rig_of(tmp_path, *KINDS["ours"], "log_every=4", "train_log_enabled=true")
+    rig.warm_up(0.1)
+    updates, lines = rig.model._fast.gradient_updates, len(rig.run.meter.lines)
+    probes.logging_window(rig, 0.02)
+    assert len(rig.run.meter.lines) > lines
+    assert rig.model._fast.gradient_updates == updates
+    rig.close()
+
+
+def test_what_a_run_says_goes_to_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    rig = rig_of(tmp_path, *KINDS["stock"], "log_every=1")
+    rig.warm_up(0.1)
+    rig.close()
+    assert capsys.readouterr().out == ""
+    assert "[PERF]" in (tmp_path / "rig" / "said.txt").read_text(encoding="utf-8")
+
+
+def test_the_steady_state_has_neither_warm_up_nor_exploring_nor_an_end():
+    config = configured(*DQN, "+profile=speed", "stop.max_minutes=1", "eval_every=10", "checkpoint_every=10")
+    now = steady(configured(*[text for text in DQN if "warmup" not in text], "warmup_steps=9000"))
+    assert now.warmup_steps == WARMUP
+    now = steady(config)
+    assert (now.warmup_steps, now.eval_every, now.checkpoint_every, now.stop.max_minutes) == (200, 0, 0, None)
+    assert isinstance(now.algo, DQNConfig)
+    assert now.algo.exploration_initial_eps == now.algo.exploration_final_eps
+
+
+def test_iterations_are_counted_from_start_to_start():
+    class Model:
+        num_timesteps = 0
+
+    beat = Beat(seconds=0.0)
+    beat.model = Model()  # type: ignore[assignment]
+    beat._on_rollout_start()
+    assert beat._on_step()
+    beat.model.num_timesteps = 64
+    beat._on_rollout_start()
+    assert beat.steps == 64
+    assert not beat._on_step(), "one iteration is enough"
+
+
+def test_how_parts_overlap_is_read_from_the_configuration(tmp_path: Path):
+    rig = rig_of(tmp_path, *KINDS["async"], "overlap=true")
+    flow = rig.flow(EnvFacts(False, None, cpu_share=0.25), Machine(8, False, False))
+    rig.close()
+    assert (flow.groups, flow.overlap, flow.cores, flow.env_cores) == (True, True, 8, 0.5)

@@ -1,0 +1,105 @@
+"""What tune searches: the space around a plan, and which points are worth a trial."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from conftest import configured
+from fasttrain.studies.space import (
+    OptunaSampler,
+    RandomSampler,
+    changes,
+    default_space,
+    is_legal,
+    legal_points,
+    update_ratio,
+)
+
+PPO = {"num_envs": 256, "vec_env": "native", "batch_size": 1024, "torch_threads": 1, "fused_update": "on",
+       "num_workers": "not applicable", "use_amp": "off", "use_compile": "off",
+       "updates_per_step": "not applicable"}  # fmt: skip
+DQN = {**PPO, "num_envs": 12, "vec_env": "shared", "num_workers": 2, "batch_size": 256, "updates_per_step": 10}
+
+
+def plan(effective: dict[str, Any]) -> dict[str, Any]:
+    return {"flags": [{"flag": name, "effective": value} for name, value in effective.items()]}
+
+
+def test_the_space_lies_around_the_plan():
+    assert default_space(configured("+profile=speed"), plan(PPO), cores=4) == {
+        "num_envs": [64, 128, 256, 512, 1024],
+        "batch_size": [512, 1024, 2048],
+        "torch_threads": [1, 4],
+        "fused_update": ["on", "off"],
+    }
+    space = default_space(configured("+profile=speed", "algo=dqn"), plan(DQN), cores=4)
+    assert space["updates_per_step"] == [5, 10, 20]
+    assert space["num_workers"] == [2, 4, 8]
+    assert space["num_envs"] == [3, 6, 12, 24, 48]
+
+
+def test_update_ratios():
+    ppo, dqn = configured("+profile=speed"), configured("+profile=speed", "algo=dqn")
+    assert update_ratio(ppo, {}, PPO) == 4 * 16 / 16384
+    assert update_ratio(ppo, {"batch_size": 512}, PPO) == 4 * 32 / 16384
+    assert update_ratio(ppo, {"algo.n_epochs": 2}, PPO) == 2 * 16 / 16384
+    assert update_ratio(dqn, {"num_envs": 20}, DQN) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("point", "legal"),
+    [
+        ({"num_envs": 1024}, True),
+        ({"batch_size": 2048}, False),  # half as many updates
+        ({"num_envs": 32768}, False),  # more than the rollout
+        ({"fused_update": "on", "use_amp": "on"}, False),
+        ({"fused_update": "off", "use_amp": "on"}, True),
+        ({"num_envs": 4, "num_workers": 8}, False),
+    ],
+)
+def test_points_that_are_worth_a_trial(point: dict[str, Any], legal: bool):
+    assert is_legal(configured("+profile=speed"), point, PPO, least_ratio=0.00390625) == legal
+
+
+def test_the_point_that_changes_nothing_is_left_out():
+    space = {"num_envs": [128, 256], "batch_size": [512, 1024]}
+    points = legal_points(configured("+profile=speed"), space, PPO, 0.00390625)
+    assert len(points) == 3
+    assert changes({"num_envs": 256, "batch_size": 512, "algo.gamma": 0.9}, PPO) == {
+        "batch_size": 512,
+        "algo.gamma": 0.9,
+    }
+
+
+def test_random_search_asks_for_every_point_once():
+    points = [{"num_envs": count} for count in range(20)]
+    sampler = RandomSampler(points, seed=1)
+    asked = []
+    while (point := sampler.ask()) is not None:
+        sampler.tell(point, 1.0)
+        asked.append(point)
+    assert asked != points
+    assert sorted(point["num_envs"] for point in asked) == list(range(20))
+    first, second = RandomSampler(points, seed=2).ask(), RandomSampler(points, seed=2).ask()
+    assert first == second
+
+
+def test_optuna_asks_for_every_point_once_and_comes_to_the_best_sooner():
+    pytest.importorskip("optuna", reason="optuna is not installed")
+    space = {"num_envs": list(range(8)), "batch_size": list(range(8))}
+    points = [{"num_envs": n, "batch_size": b} for n in range(8) for b in range(8)]
+    ranks = []
+    for seed in range(6):
+        sampler = OptunaSampler(space, points, seed)
+        asked = []
+        while (point := sampler.ask()) is not None:
+            sampler.tell(
+                point,
+                None if point == {"num_envs": 3, "batch_size": 3} else 10.0 * point["num_envs"] + point["batch_size"],
+            )
+            asked.append((point["num_envs"], point["batch_size"]))
+        assert sorted(asked) == sorted((p["num_envs"], p["batch_size"]) for p in points)
+        ranks.append(asked.index((7, 7)))
+    assert sum(ranks) / len(ranks) < 26, "by chance after 31.5 others"

@@ -1,0 +1,223 @@
+"""The statistics of the quality gate against known truths."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fasttrain.studies.statistics import (
+    Interval,
+    bootstrap_interval,
+    compare,
+    interquartile_mean,
+    learning_curve,
+    margin_of,
+    median_time,
+    ratio_interval,
+    seeds_needed,
+    stratified_interval,
+    t_interval,
+    trail,
+)
+
+# --- intervals and verdicts
+
+
+def test_t_interval_is_the_textbooks() -> None:
+    """Of 1 … 5: mean 3, standard error √0.5, t(0.975, 4) = 2.776445."""
+    low, high = t_interval(np.arange(1.0, 6.0))
+    assert low == pytest.approx(3 - 2.776445 * math.sqrt(0.5), abs=1e-5)
+    assert high == pytest.approx(3 + 2.776445 * math.sqrt(0.5), abs=1e-5)
+
+
+def test_one_value_bounds_nothing_and_equal_values_are_a_point() -> None:
+    assert t_interval(np.array([2.0])) == (-math.inf, math.inf)
+    assert t_interval(np.full(4, 2.0)) == (2.0, 2.0)
+
+
+def test_t_interval_covers_the_truth_as_often_as_it_says_and_the_bootstrap_less() -> None:
+    """2,000 samples of 10 normal values: 95 % ± 1.5 (three standard errors); the percentile bootstrap about 90 %."""
+    samples = np.random.default_rng(1).normal(1.0, 2.0, (2000, 10))
+    covered = np.mean([low < 1 < high for low, high in map(t_interval, samples)])
+    assert covered == pytest.approx(0.95, abs=0.015)
+    few = samples[:300]
+    narrow = np.mean([low < 1 < high for low, high in (bootstrap_interval(s, resamples=500) for s in few)])
+    assert 0.84 < narrow < 0.94
+
+
+def test_bootstrap_of_the_mean_matches_its_normal_limit() -> None:
+    values = np.random.default_rng(0).normal(5.0, 3.0, 400)
+    low, high = bootstrap_interval(values)
+    half = 1.96 * values.std() / math.sqrt(len(values))
+    assert low == pytest.approx(values.mean() - half, abs=0.02)
+    assert high == pytest.approx(values.mean() + half, abs=0.02)
+    assert bootstrap_interval(values) == (low, high)
+
+
+def by_seed(values: Any) -> dict[int, float]:
+    return {seed: float(value) for seed, value in enumerate(values)}
+
+
+@pytest.mark.parametrize(
+    ("difference", "spread", "verdict"),
+    [
+        (0.0, 0.5, "pass"),
+        (-0.5, 0.5, "pass"),  # a little worse, surely within the margin
+        (+3.0, 0.5, "pass"),
+        (-2.0, 0.5, "fail"),
+        (-1.0, 0.5, "not enough seeds"),  # on the margin
+        (0.0, 9.0, "not enough seeds"),  # all noise
+    ],
+)
+def test_verdict_of_known_differences(difference: float, spread: float, verdict: str) -> None:
+    """10 seeds whose differences have exactly this mean and spread; margin 1."""
+    wave = np.tile([-1.0, 1.0], 5)
+    baseline = np.linspace(50, 150, 10)  # seeds differ far more than sides do: pairing removes it
+    result = compare(by_seed(baseline), by_seed(baseline + difference + spread * wave), margin=1.0)
+    assert result.verdict == verdict
+    assert result.difference == pytest.approx(difference)
+    assert result.pairs == 10
+
+
+def test_few_seeds_never_pass_but_may_fail() -> None:
+    assert compare(by_seed([1, 2, 3]), by_seed([1, 2, 3]), margin=1.0).verdict == "not enough seeds"
+    assert compare(by_seed([10, 20, 30]), by_seed([0, 10, 20]), margin=1.0).verdict == "fail"
+
+
+def test_only_common_seeds_are_compared() -> None:
+    result = compare({0: 1.0, 1: 2.0, 5: 100.0}, {0: 2.0, 1: 3.0, 7: -100.0}, margin=1.0)
+    assert (result.pairs, result.baseline, result.candidate, result.difference) == (2, 1.5, 2.5, 1.0)
+    with pytest.raises(ValueError, match="no seed"):
+        compare({0: 1.0}, {1: 1.0}, margin=1.0)
+
+
+def test_margin_is_of_the_rate_or_of_the_size_of_the_reward() -> None:
+    assert margin_of({0: 0.4, 1: 0.6}, is_rate=True) == 0.03
+    assert margin_of({0: -80.0, 1: -120.0}, is_rate=False) == pytest.approx(5.0)
+
+
+# --- curves and times
+
+
+def test_curve_averages_shares_of_the_steps_and_fills_gaps() -> None:
+    curve = learning_curve([11, 20, 40, 100], [1.0, 3.0, 5.0, 7.0], total=100, bins=10)
+    #        1-10 (none yet) 11-20 21-30 (as before) 31-40 … 91-100
+    assert curve == [2.0, 2.0, 2.0, 5.0, 5.0, 5.0, 5.0, 5.0, 5.0, 7.0]
+    assert learning_curve([], [], total=100) == []
+    late = learning_curve([50, 130], [1.0, 3.0], total=100, bins=2)
+    assert late == [1.0, 3.0]  # an episode beyond the end counts to the last share
+
+
+def test_trail_finds_when_the_running_mean_first_came_to_a_level() -> None:
+    values = [0.0] * 100 + [1.0] * 100 + [0.0] * 300
+    found = trail(values)
+    assert found[0] == (99, 0.0)
+    assert next(at for at, best in found if best >= 0.5) == 149
+    assert found[-1] == (199, pytest.approx(1.0))
+    assert trail([1.0] * 99) == []
+    assert trail([2.0] * 150) == [(99, 2.0)]
+    rising = np.random.default_rng(0).random(5000).cumsum()
+    assert len(trail(rising)) <= 101
+
+
+def test_median_time_is_an_order_statistic_and_knows_never() -> None:
+    assert median_time([3.0, 1.0, 2.0]).value == 2.0
+    assert median_time([1.0, 2.0, 3.0, None]).value == 2.0  # half of the runs had got there
+    assert median_time([1.0, 2.0, None, None, None]) == Interval(math.inf, 1.0, math.inf)
+    values = [float(v) for v in range(1, 100)]
+    found = median_time(values)
+    # ranks of the binomial interval of a median of 99: 50 ± 1.96 · √99 / 2
+    assert found.value == 50.0
+    assert found.low == pytest.approx(40, abs=1)
+    assert found.high == pytest.approx(60, abs=1)
+
+
+# --- the gate over many simulated studies
+
+STUDIES = 1000
+# Spreads between seeds as they are: final win rates of Skull King, DQN's tails in CartPole (long) and, in two groups,
+# a greedy policy that is either perfect or useless.
+SPREADS = {
+    "normal": lambda rng, count: rng.normal(0.6, 0.02, count),
+    "long tail": lambda rng, count: 0.6 - rng.exponential(0.02, count),
+    "two groups": lambda rng, count: rng.choice([0.3, 0.6], count, p=[0.2, 0.8]),
+}
+
+
+def verdicts(spread: str, shift: float, seeds: int, margin: float) -> dict[str, float]:
+    """Shares of each verdict among studies whose candidate is truly `shift` better than the baseline."""
+    rng = np.random.default_rng(seeds)
+    draw = SPREADS[spread]
+    found = [
+        compare(by_seed(draw(rng, seeds)), by_seed(draw(rng, seeds) + shift), margin).verdict for _ in range(STUDIES)
+    ]
+    return {verdict: found.count(verdict) / STUDIES for verdict in ("pass", "fail", "not enough seeds")}
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("seeds", [3, 5, 10, 20])
+def test_an_equal_candidate_hardly_ever_fails(spread: str, seeds: int):
+    """False-fail rate of a candidate that is as good as its baseline: at most 5 %; drawn without pairing, the worst."""
+    assert verdicts(spread, 0.0, seeds, margin=0.03)["fail"] <= 0.05
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("seeds", [5, 10, 20])
+def test_a_candidate_worse_by_the_margin_hardly_ever_passes(spread: str, seeds: int):
+    assert verdicts(spread, -0.03, seeds, margin=0.03)["pass"] <= 0.05
+
+
+def test_twice_the_margin_is_found_with_as_many_seeds_as_were_said_to_do():
+    """Power of at least 80 % at twice the margin: 10 pairs where seeds differ by two thirds of it (normal, 0.02)."""
+    differences = np.tile([-1.0, 1.0], 500) * 0.02 * math.sqrt(2)
+    wanted = seeds_needed(differences, 0.03)
+    assert wanted == 10
+    assert verdicts("normal", -0.06, wanted, margin=0.03)["fail"] >= 0.8
+    assert verdicts("normal", 0.0, wanted, margin=0.03)["pass"] >= 0.8
+    few = verdicts("normal", -0.06, 3, margin=0.03)
+    assert few["pass"] == 0.0, "three seeds prove nothing"
+
+
+def test_an_open_verdict_says_how_many_seeds_would_do():
+    noisy = compare(by_seed([0.5, 0.6, 0.4, 0.7, 0.5]), by_seed([0.6, 0.5, 0.5, 0.5, 0.6]), margin=0.03)
+    assert noisy.verdict == "not enough seeds"
+    assert noisy.seeds_needed is not None
+    assert noisy.seeds_needed > 100
+    assert compare(by_seed([0.5] * 5), by_seed([0.5] * 5), margin=0.03).seeds_needed is None
+    assert compare({0: 0.5}, {0: 0.5}, margin=0.03).seeds_needed is None
+    assert compare(by_seed([0.5] * 3), by_seed([0.6] * 3), margin=0.03).seeds_needed == 5, "good enough, but too few"
+
+
+def test_two_seeds_never_fail():
+    assert compare(by_seed([0.6, 0.6]), by_seed([0.1, 0.1]), margin=0.03).verdict == "not enough seeds"
+
+
+# --- intervals of what is shown
+
+
+def test_interquartile_mean_leaves_out_both_quarters():
+    assert interquartile_mean(np.array([0.0, 1.0, 2.0, 3.0, 100.0, 4.0, 5.0, -50.0])) == pytest.approx(2.5)
+
+
+def test_the_stratified_bootstrap_covers_the_truth_and_keeps_strata_apart():
+    rng = np.random.default_rng(1)
+    covered = 0
+    for study in range(300):
+        values = rng.normal(1.0, 1.0, 20)
+        found = stratified_interval([values], lambda row: float(row.mean()), resamples=300, seed=study)
+        covered += found.low < 1.0 < found.high
+    assert 0.88 <= covered / 300 <= 0.98
+    two = stratified_interval([np.zeros(10), np.full(10, 9.0)], lambda row: float(row.mean()))
+    assert (two.value, two.low, two.high) == (4.5, 4.5, 4.5), "mixed, the halves would not stay halves"
+    assert stratified_interval([np.array([2.0])]) == Interval(2.0, -math.inf, math.inf)
+
+
+def test_the_ratio_is_a_median_of_pairs():
+    found = ratio_interval({0: 20.0, 1: 30.0, 2: 1.0, 9: 5.0}, {0: 10.0, 1: 10.0, 2: 10.0})
+    assert found.value == 2.0
+    assert (found.low, found.high) == (0.1, 3.0)
+    with pytest.raises(ValueError, match="no seed"):
+        ratio_interval({0: 1.0}, {1: 1.0})

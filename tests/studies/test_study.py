@@ -1,0 +1,95 @@
+"""A study: cells stored one by one, found again, told apart by what was typed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fasttrain.commands import OWNERS, STUDIES
+from fasttrain.runs.console import make_console
+from fasttrain.runs.files import read_json
+from fasttrain.studies.study import OWN_KEYS, Study, Wanted, base_overrides, described
+from study_toys import Fakes, summary
+
+
+def study_in(folder: Path) -> Study:
+    return Study("compare", folder, ["candidates=[a,b]", "num_envs=4", "study=x"], make_console())
+
+
+def test_what_speaks_to_the_study_does_not_reach_its_cells():
+    typed = [
+        "+profile=speed",
+        "seeds=3",
+        "gate.margin=2",
+        "study=x",
+        "num_envs=4",
+        "tune.minutes=1",
+        "--config-dir=here",
+    ]
+    assert base_overrides(typed) == ["+profile=speed", "num_envs=4", "--config-dir=here"]
+    of_studies = {key.rstrip(".") for key, owner in OWNERS.items() if set(owner.commands) <= set(STUDIES)}
+    assert of_studies <= set(OWN_KEYS)
+
+
+def test_cells_are_stored_at_once_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    fakes = Fakes(lambda typed, seed: summary(100.0 + seed)).use(monkeypatch)
+    wanted = [Wanted("a", seed, ("num_envs=4",)) for seed in (0, 1)]
+    first = study_in(tmp_path)
+    first.notes["what"] = 1
+    found = first.run(wanted)
+    assert {seed: cell.summary["steps_per_s"] for seed, cell in found["a"].items()} == {0: 100.0, 1: 101.0}
+    stored = read_json(tmp_path / "study.json")
+    assert stored["arguments"] == ["candidates=[a,b]", "num_envs=4"]
+    assert stored["cells"][1]["overrides"] == ["num_envs=4", "live=off", "report=false", "seed=1"]
+    again = study_in(tmp_path)
+    assert again.notes == {"what": 1}
+    assert set(again.run([*wanted, Wanted("a", 0, ("num_envs=8",))])["a"]) == {0, 1}
+    assert len(fakes.ran) == 3, "only the new cell ran"
+
+
+def test_a_failed_cell_is_run_again_but_an_illegal_label_is_not_tried_with_other_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    codes = iter([2, 1, 1])
+    fakes = Fakes(lambda typed, seed: {"exit_code": next(codes), "error": "no"}).use(monkeypatch)
+    study = study_in(tmp_path)
+    cells = [Wanted("bad", seed, ("num_envs=0",)) for seed in range(3)] + [Wanted("worse", 0, ())]
+    assert study.run(cells) == {"bad": {}, "worse": {}}
+    assert fakes.ran == [("bad", 0), ("worse", 0)]
+    study.run([Wanted("worse", 0, ())])
+    assert fakes.ran[-1] == ("worse", 0)
+    assert len(study.cells) == 2, "the later try replaces the earlier one"
+    assert [cell.status for cell in study.failures] == ["illegal", "failed"]
+
+
+def test_none_is_begun_when_the_time_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    fakes = Fakes(lambda typed, seed: summary()).use(monkeypatch)
+    study = study_in(tmp_path)
+    assert study.run([Wanted("a", 0, ())], until_s=0.0) == {"a": {}}
+    assert fakes.ran == []
+
+
+def test_a_signal_ends_it_after_the_cell_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    Fakes(lambda typed, seed: summary(), stop_at=1).use(monkeypatch)
+    study = study_in(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        study.run([Wanted("a", 0, ()), Wanted("a", 1, ())])
+    assert len(read_json(tmp_path / "study.json")["cells"]) == 1
+
+
+def test_a_report_that_cannot_be_drawn_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def fails(folder: Path) -> Path:
+        raise RuntimeError("no ink")
+
+    monkeypatch.setattr("fasttrain.studies.study.write_report", fails)
+    study_in(tmp_path).draw()
+    assert "no report.html: RuntimeError('no ink')" in capsys.readouterr().out
+
+
+def test_a_cell_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    Fakes(lambda typed, seed: summary(61234.0, 0.613, mean_reward=2.9)).use(monkeypatch)
+    cell = study_in(tmp_path).run([Wanted("a", 0, ())])["a"][0]
+    assert described(cell) == "done · 61,234 steps/s · reward 2.9 · win 61.3 %"
