@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 from numpy.typing import NDArray
 
-from fasttrain.batch import BoolArray, Float32Array, Int64Array, Slots, load_into
+from fasttrain.batch import Int64Array, Slots
+from fasttrain.envs.game_batch import GAMES_PER_THREAD, GameBatch
 from fasttrain.envs.skirmish import kernels
 from fasttrain.envs.skirmish.actions import action_space, illegal_head
 from fasttrain.envs.skirmish.layout import observation_width
 from fasttrain.envs.skirmish.options import OpponentMix, Options, make_options, opponents_for
 from fasttrain.envs.skirmish.render import BoardView
 from fasttrain.envs.skirmish.state import GAME, OVER, TERMS, UNSTARTED, impossible, make_setup
-from fasttrain.errors import ConfigError, EnvError, EnvSpecError
+from fasttrain.errors import ConfigError, EnvError
 from fasttrain.jit import use_threads
 from fasttrain.threads import ThreadChoice
 
-GAMES_PER_THREAD = 64  # fewer are stepped sooner than a second thread wakes
 
-
-class SkirmishGame:
+class SkirmishGame(GameBatch):
     """N independent games; the learner is side 0, below.
 
     Reward of every step: `reward_vp` per point by which the VP difference changed; at the end `reward_win` for a win,
@@ -47,8 +44,6 @@ class SkirmishGame:
         cache: keep tables of distances, lines of sight and targets (`tables.py`); changes no number.
         reward_debug: sums of the reward's terms as `reward_terms` in the episode's info.
 
-    `max_threads`, 1 as made, may be set to the number of cores: it changes no number.
-
     Raises:
         ConfigError: a value out of range, an unknown name, or a wrong file; names what fits.
     """
@@ -56,97 +51,34 @@ class SkirmishGame:
     def __init__(self, num_envs: int, action_mode: str = "heads", **options: Any) -> None:
         if num_envs < 1:
             raise ConfigError(f"num_envs={num_envs}: at least one game is needed")
-        self.num_envs = num_envs
         self.options: Options = make_options(action_mode=action_mode, **options)
         rosters = self.options.rosters
-        width = observation_width(len(rosters[0]), len(rosters[1]))
-        self.observation_space = spaces.Box(-1.0, 1.0, (width,), np.float32)
-        self.action_space = action_space(self.options)
-        self.mask_width = sum(self.options.head_sizes)
-        self.final_observations: Float32Array = np.zeros((num_envs, width), np.float32)
-        self.opponents_turn: BoolArray = np.zeros(num_envs, np.bool_)
-        self.opponents_ns = 0
-        self.max_threads = 1
-        self._games = np.zeros(num_envs, GAME)
+        super().__init__(
+            "Skirmish",
+            np.zeros(num_envs, GAME),
+            np.empty((num_envs, 4)),
+            action_space(self.options),
+            observation_width(len(rosters[0]), len(rosters[1])),
+            sum(self.options.head_sizes),
+        )
         self._games["phase"] = UNSTARTED
         self._setup = make_setup(self.options)
-        self._seeded = np.zeros(num_envs, np.bool_)
-        self._mix = np.empty((num_envs, 4))
         self._mix[:] = self.options.opponent
-        self._everyone: Int64Array = np.arange(num_envs, dtype=np.int64)
-        self._known = frozenset(range(num_envs))
-        self._thread_choices = {False: ThreadChoice(trial=8), True: ThreadChoice(trial=8)}  # by: step_listed
-        self._slots: Slots | None = None
         self._written: tuple[Any, ...] = ()  # arrays in the order of kernels.write_step
 
     def bind(self, slots: Slots) -> None:
-        """Take the arrays to read actions from and to write everything else to.
-
-        Raises:
-            EnvSpecError: an array of the wrong shape or dtype.
-        """
-        n, width = self.final_observations.shape
-        wanted: dict[str, tuple[tuple[int, ...], Any]] = {
-            "observations": ((n, width), np.float32),
-            "action_masks": ((n, self.mask_width), np.bool_),
-            "rewards": ((n,), np.float32),
-            "terminations": ((n,), np.bool_),
-            "truncations": ((n,), np.bool_),
-            "actions": ((n, *(self.action_space.shape or ())), np.int64),
-        }
-        for name, (shape, dtype) in wanted.items():
-            array = getattr(slots, name)
-            if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype != dtype:
-                raise EnvSpecError(f"Skirmish needs slots.{name} as an array {shape} of {np.dtype(dtype)}")
-        self._slots = slots
+        super().bind(slots)
         self._written = (
             slots.observations, slots.action_masks, slots.rewards, slots.terminations, self.opponents_turn,
         )  # fmt: skip
 
-    def reset(self, indices: NDArray[np.int64], seeds: Sequence[int | None]) -> None:
-        """Start a new game in each listed env and write its first observation and mask.
+    def _seed(self, indices: Int64Array, seeds: NDArray[np.uint64]) -> None:
+        kernels.seed_games(self._games, indices, seeds)
 
-        A game depends on its seed alone, neither on its index nor on the number of envs. An env whose seed is None
-        goes on with its own random stream, or begins one from entropy if it has none.
-        """
-        self._bound()
-        chosen: list[int] = []
-        values: list[int] = []
-        indices = np.asarray(indices, np.int64)
-        for index, seed in zip(indices.tolist(), seeds, strict=True):
-            if seed is None and self._seeded[index]:
-                continue
-            chosen.append(index)
-            values.append((secrets.randbits(64) if seed is None else int(seed)) & 0xFFFF_FFFF_FFFF_FFFF)
-        kernels.seed_games(self._games, np.array(chosen, np.int64), np.array(values, np.uint64))
-        self._seeded[chosen] = True
+    def _restart(self, indices: Int64Array) -> None:
         kernels.forget_outcomes(self._games, indices)
         kernels.advance(self._games, self._setup, self._mix, indices, True)
         kernels.write_step(self._games, self._setup, indices, *self._written)
-
-    def step(self) -> None:
-        """Apply `slots.actions`, let opponents play until somebody outside must decide, write all slots.
-
-        Games that end keep their last observation, always the learner's, in `final_observations` and begin anew in
-        the same step. `slots.finished` is left alone.
-
-        Raises:
-            EnvError: an action is illegal; names the env, the head and its legal values. No action was applied.
-        """
-        self._step(self._everyone, self._thread_choices[False])
-
-    def step_listed(self, indices: Sequence[int] | Int64Array) -> None:
-        """As `step`, for the listed games alone: the others are neither stepped nor written.
-
-        Raises:
-            EnvError: as `step`; or an index that is no game's, or listed twice.
-        """
-        listed = np.ascontiguousarray(indices, np.int64)
-        known = set(listed.tolist())
-        if len(known) != len(listed) or not known <= self._known:
-            raise EnvError(f"Skirmish: step_listed takes games 0 to {self.num_envs - 1}, each once: {listed.tolist()}")
-        if len(listed):
-            self._step(listed, self._thread_choices[True])
 
     def _step(self, indices: Int64Array, choice: ThreadChoice) -> None:
         slots, games, setup = self._bound(), self._games, self._setup
@@ -154,7 +86,7 @@ class SkirmishGame:
         illegal = kernels.apply_actions(games, setup, actions, indices)
         if illegal >= 0:
             raise self._illegal(int(illegal))
-        parts = min(self.max_threads, len(indices) // GAMES_PER_THREAD)
+        parts = self._parts(indices)
         on_threads = parts > 1 and choice.next()
         start_ns = time.perf_counter_ns()
         self._play_on(indices, False, parts if on_threads else 1)
@@ -246,27 +178,8 @@ class SkirmishGame:
             sheets=self.options.rosters,
         )
 
-    def state_arrays(self) -> dict[str, NDArray[Any]]:
-        """What decides how the games go on (a `ResumableGame`); views."""
-        named = {"games": self._games, "seeded": self._seeded, "opponents_turn": self.opponents_turn, "mix": self._mix}
-        return named | {"final_observations": self.final_observations}
-
-    def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from there.
-
-        Raises:
-            ConfigError: see `ResumableGame`; kernels index by these numbers without looking.
-        """
-        games = arrays.get("games")
-        if games is not None and games.dtype == GAME and (why := impossible(games, self._setup[0])):
-            raise ConfigError(f"the checkpoint's games of Skirmish cannot be: {why}")
-        for name, array in self.state_arrays().items():
-            load_into(array, arrays, name)
-
-    def _bound(self) -> Slots:
-        if self._slots is None:
-            raise EnvError("Skirmish: bind(slots) must come before reset() and step()")
-        return self._slots
+    def _impossible(self, games: NDArray[Any]) -> str:
+        return impossible(games, self._setup[0])
 
     def _illegal(self, index: int) -> EnvError:
         slots = self._bound()

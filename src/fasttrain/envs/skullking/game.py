@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, Slots, load_into
+from fasttrain.batch import Float64Array, Int64Array
+from fasttrain.envs.game_batch import GameBatch
 from fasttrain.envs.skullking import kernels
 from fasttrain.envs.skullking.bots import SEAT_NAMES
 from fasttrain.envs.skullking.observation import observation_width
 from fasttrain.envs.skullking.opponents import OpponentMix, cumulative_mix, level_of
 from fasttrain.envs.skullking.rules import MAX_PLAYERS, MIN_PLAYERS, NUM_ACTIONS, NUM_NUMBERED
 from fasttrain.envs.skullking.state import ENDED, GAME, NUM_WEIGHTS, UNSTARTED, impossible
-from fasttrain.errors import ConfigError, EnvError, EnvSpecError
+from fasttrain.errors import ConfigError, EnvError
 from fasttrain.jit import use_threads
 from fasttrain.threads import ThreadChoice
 
-GAMES_PER_THREAD = 64  # fewer are stepped sooner than a second thread wakes
 _SCRATCH_SHAPE = (2, 12)  # distribution of tricks, chance per held card: up to 10 cards and one more
 
 
@@ -46,7 +45,7 @@ class GameView(NamedTuple):
     final_totals: list[int]  # of the last game that ended
 
 
-class SkullKingGame:
+class SkullKingGame(GameBatch):
     """N independent games; seat 0 of each learns, bots of the chosen levels sit at the others.
 
     At a seat whose opponent is "self" somebody outside decides (a `TwoSidedGame`): the game stops there as it does at
@@ -65,8 +64,6 @@ class SkullKingGame:
         num_envs: N.
         num_players: seats per game, 2 to 8.
         opponents: a bot's name or "self", a list of one name per other seat, or a mapping of name to weight.
-
-    `max_threads`, 1 as made, may be set to the number of cores: it changes no number.
 
     Raises:
         ConfigError: a value out of range or an unknown opponent.
@@ -89,26 +86,17 @@ class SkullKingGame:
             raise ConfigError(f"num_envs={num_envs}: at least one game is needed")
         if not MIN_PLAYERS <= num_players <= MAX_PLAYERS:
             raise ConfigError(f"num_players={num_players}: Skull King takes {MIN_PLAYERS} to {MAX_PLAYERS} players")
-        self.num_envs = num_envs
+        super().__init__(
+            "Skull King",
+            np.zeros(num_envs, GAME),
+            np.empty((num_envs, num_players - 1, len(SEAT_NAMES))),
+            spaces.Discrete(NUM_ACTIONS),
+            observation_width(num_players),
+            NUM_ACTIONS,
+        )
         self.num_players = num_players
-        width = observation_width(num_players)
-        self.observation_space = spaces.Box(-1.0, 1.0, (width,), np.float32)
-        self.action_space = spaces.Discrete(NUM_ACTIONS)
-        self.final_observations: Float32Array = np.zeros((num_envs, width), np.float32)
-        self.opponents_ns = 0
-        self._games = np.zeros(num_envs, GAME)
         self._games["num_players"] = num_players
-        self._seeded = np.zeros(num_envs, np.bool_)
-        self.opponents_turn: BoolArray = np.zeros(num_envs, np.bool_)  # the seat to decide is not the learner's
-        self._mix = np.empty((num_envs, num_players - 1, len(SEAT_NAMES)))
         self._scratch: Float64Array = np.zeros((1, *_SCRATCH_SHAPE))
-        self.max_threads = 1
-        self._thread_choices = {False: ThreadChoice(trial=8), True: ThreadChoice(trial=8)}  # by: step_listed
-        self._all: Int64Array = np.arange(num_envs, dtype=np.int64)
-        self._marks: BoolArray = np.zeros(num_envs, np.bool_)
-        self._slots: Slots | None = None
-        self._observations = np.zeros((0, width), np.float32)
-        self._masks = np.zeros((0, NUM_ACTIONS), np.bool_)
         # The order is that of the W_ indices in state.py.
         self._weights = np.array(
             [
@@ -125,75 +113,11 @@ class SkullKingGame:
             raise ConfigError(f"reward and shaping keys must be finite numbers, got {self._weights.tolist()}")
         self.set_opponents(opponents)
 
-    def bind(self, slots: Slots) -> None:
-        """Take the arrays to read actions from and to write everything else to.
+    def _seed(self, indices: Int64Array, seeds: NDArray[np.uint64]) -> None:
+        kernels.seed_games(self._games, indices, seeds)
 
-        Raises:
-            EnvSpecError: an array of the wrong shape or dtype.
-        """
-        n, width = self.final_observations.shape
-        wanted: dict[str, tuple[tuple[int, ...], Any]] = {
-            "observations": ((n, width), np.float32),
-            "action_masks": ((n, NUM_ACTIONS), np.bool_),
-            "rewards": ((n,), np.float32),
-            "terminations": ((n,), np.bool_),
-            "truncations": ((n,), np.bool_),
-        }
-        for name, (shape, dtype) in wanted.items():
-            array = getattr(slots, name)
-            if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype != dtype:
-                raise EnvSpecError(f"Skull King needs slots.{name} as an array {shape} of {np.dtype(dtype)}")
-        if slots.actions.shape != (n,) or not np.issubdtype(slots.actions.dtype, np.integer):
-            raise EnvSpecError(f"Skull King needs slots.actions as an array {(n,)} of integers")
-        if not isinstance(slots.observations, np.ndarray) or slots.action_masks is None:
-            raise EnvSpecError("Skull King needs plain observations and action masks")
-        self._slots = slots
-        self._observations = slots.observations
-        self._masks = slots.action_masks
-
-    def reset(self, indices: NDArray[np.int64], seeds: Sequence[int | None]) -> None:
-        """Start a new game in each listed env and write its first observation and mask.
-
-        A game depends on its seed alone, neither on its index nor on the number of envs. An env whose seed is None
-        goes on with its own random stream, or begins one from entropy if it has none.
-        """
-        self._bound()
-        chosen: list[int] = []
-        values: list[int] = []
-        for index, seed in zip(np.asarray(indices).tolist(), seeds, strict=True):
-            if seed is None and self._seeded[index]:
-                continue
-            chosen.append(index)
-            values.append((secrets.randbits(64) if seed is None else int(seed)) & 0xFFFF_FFFF_FFFF_FFFF)
-        kernels.seed_games(self._games, np.array(chosen, np.int64), np.array(values, np.uint64))
-        self._seeded[chosen] = True
-        chosen_games = np.asarray(indices, np.int64)
-        kernels.restart_games(self._games, chosen_games, self._observations, self._masks, self.opponents_turn)
-
-    def step(self) -> None:
-        """Apply `slots.actions`, let the opponents play until each learner must decide again, write all slots.
-
-        With seats of "self" a step ends at their decisions too; rewards are the learner's, since the last decision.
-        Games that end keep the learner's last view in `final_observations` and begin anew in the same step. In a new
-        game the learner bids first, so no opponent moves before its first decision. `slots.finished` is left alone.
-
-        Raises:
-            EnvError: an action is illegal; names the env, the action and the legal ones. No action was applied.
-        """
-        self._step(self._all, self._thread_choices[False])
-
-    def step_listed(self, indices: Int64Array) -> None:
-        """`step` for the listed games alone, with their rows of `slots.actions`; only their rows are written.
-
-        Raises:
-            EnvError: as `step`; or an index that is no game's, or listed twice.
-        """
-        listed = np.ascontiguousarray(indices, np.int64)
-        if not kernels.occur_once(listed, self._marks):
-            last = self.num_envs - 1
-            raise EnvError(f"Skull King: step_listed takes games 0 to {last}, each once, not {listed.tolist()}")
-        if len(listed):
-            self._step(listed, self._thread_choices[True])
+    def _restart(self, indices: Int64Array) -> None:
+        kernels.restart_games(self._games, indices, self._observations, self._masks, self.opponents_turn)
 
     def _step(self, indices: Int64Array, choice: ThreadChoice) -> None:
         slots = self._bound()
@@ -201,7 +125,7 @@ class SkullKingGame:
         illegal = kernels.apply_actions(games, indices, slots.actions)
         if illegal >= 0:
             raise self._illegal(int(illegal), int(slots.actions[illegal]))
-        parts = min(self.max_threads, len(indices) // GAMES_PER_THREAD)
+        parts = self._parts(indices)
         on_threads = parts > 1 and choice.next()
         written = (self._observations, self._masks, slots.rewards, slots.terminations, slots.truncations,
                    self.final_observations, self.opponents_turn)  # fmt: skip
@@ -274,7 +198,7 @@ class SkullKingGame:
             ConfigError: unknown level.
         """
         self._bound()
-        listed = self._all if indices is None else np.asarray(indices, np.int64)
+        listed = self._everyone if indices is None else np.asarray(indices, np.int64)
         if (self._games["phase"][listed] == UNSTARTED).any():
             raise EnvError("Skull King: reset() every env before asking for bot_actions()")
         actions = np.empty(len(listed), np.int64)
@@ -309,27 +233,8 @@ class SkullKingGame:
             final_totals=game["result_totals"][:seats].tolist(),
         )
 
-    def state_arrays(self) -> dict[str, NDArray[Any]]:
-        """What decides how the games go on (a `ResumableGame`); views."""
-        named = {"games": self._games, "seeded": self._seeded, "opponents_turn": self.opponents_turn, "mix": self._mix}
-        return named | {"final_observations": self.final_observations}
-
-    def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from there.
-
-        Raises:
-            ConfigError: see `ResumableGame`; kernels index by these numbers without looking.
-        """
-        games = arrays.get("games")
-        if games is not None and games.dtype == GAME and (why := impossible(games, len(SEAT_NAMES))):
-            raise ConfigError(f"the checkpoint's games of Skull King cannot be: {why}")
-        for name, array in self.state_arrays().items():
-            load_into(array, arrays, name)
-
-    def _bound(self) -> Slots:
-        if self._slots is None:
-            raise EnvError("Skull King: bind(slots) must come before reset() and step()")
-        return self._slots
+    def _impossible(self, games: NDArray[Any]) -> str:
+        return impossible(games, len(SEAT_NAMES))
 
     def _illegal(self, index: int, action: int) -> EnvError:
         phase = int(self._games["phase"][index])

@@ -162,21 +162,6 @@ def write_step(
 
 
 @njit
-def occur_once(indices: Any, marks: Any) -> bool:
-    """Whether `indices` are games of the batch, each at most once. marks (N,) bool are all False, before and after."""
-    fine = True
-    for index in indices:
-        if index < 0 or index >= len(marks) or marks[index]:
-            fine = False
-            break
-        marks[index] = True
-    for index in indices:
-        if 0 <= index < len(marks):
-            marks[index] = False
-    return fine
-
-
-@njit
 def seed_games(games: Any, indices: Any, seeds: Any) -> None:
     """Begin the stream of seeds[k] (uint64) in game indices[k]."""
     for position in range(len(indices)):
