@@ -5,17 +5,20 @@ The command line prints the message alone and exits with `exit_code`; `FASTTRAIN
 
 from __future__ import annotations
 
+# How a process ends: done, crashed or an env broke, wrong input, a quality gate failed, stopped by a signal.
+EXIT_DONE, EXIT_CRASHED, EXIT_WRONG_INPUT, EXIT_GATE_FAILED, EXIT_STOPPED = range(5)
+
 
 class FastTrainError(Exception):
     """Root of all errors that fasttrain raises on purpose."""
 
-    exit_code = 1
+    exit_code = EXIT_CRASHED
 
 
 class ConfigError(FastTrainError):
     """The user asked for something that cannot be: unknown key, wrong type, values that contradict each other."""
 
-    exit_code = 2
+    exit_code = EXIT_WRONG_INPUT
 
 
 class EnvError(FastTrainError):
@@ -25,7 +28,7 @@ class EnvError(FastTrainError):
 class EnvSpecError(EnvError):
     """An environment cannot be built or does not fit the algorithm; found before training starts."""
 
-    exit_code = 2
+    exit_code = EXIT_WRONG_INPUT
 
 
 class DivergedError(FastTrainError):
@@ -35,10 +38,10 @@ class DivergedError(FastTrainError):
 class GateError(FastTrainError):
     """A quality gate failed: the candidate learns worse than the baseline."""
 
-    exit_code = 3
+    exit_code = EXIT_GATE_FAILED
 
 
 class StoppedError(FastTrainError):
     """A signal stopped the run; everything finished by then is saved."""
 
-    exit_code = 4
+    exit_code = EXIT_STOPPED

@@ -138,6 +138,18 @@ def test_wrong_input(fasttrain: RunCommand, typed: list[str], message: str):
     assert message in done.err.replace("'", "")
 
 
+def test_stopped_it_shows_and_keeps_what_it_found(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
+    flags = "ablate.flags=[engine,fused_update]"
+    fakes = measured().use(monkeypatch)
+    fakes.stop_at = 5  # both ends, then the profile and the profile without either
+    stopped = fasttrain("ablate", "+profile=speed", "report=false", flags)
+    assert stopped.exit_code == 4
+    assert "fasttrain ablate study=" in stopped.out
+    rows = {row["name"]: row for row in stopped.json("study.json")["rows"]}
+    assert rows["engine"]["within"]["value"] == pytest.approx(2.0)
+    assert rows["fused_update"]["within"]["value"] == pytest.approx(3.0)
+
+
 def test_an_end_that_cannot_run_ends_it(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
     Ablated(lambda typed, seed: {"exit_code": 1, "error": "the board fell"}).use(monkeypatch)
     done = fasttrain("ablate", "+profile=speed", "report=false")

@@ -11,7 +11,7 @@ from fasttrain.studies.judge import Row
 from fasttrain.studies.statistics import Comparison, Interval, compare
 from fasttrain.studies.verdicts import cell_text, ratio, sentence, show_comparison
 
-GATE = {"metric": "win_rate", "curve_of": "win rate", "threshold": 0.4, "min_speed_up": 1.1}
+GATE = {"metric": "win_rate", "curve_of": "win rate", "threshold": 0.4, "min_speed_up": 1.1, "min_pairs": 5}
 
 
 def row(comparison: Comparison | None, speed_up: Interval | None, faster: bool | None) -> Row:

@@ -94,6 +94,7 @@ class RunCallback(BaseCallback):
         self.stopped: Stop | None = None  # before the horizon, by a rule of `stop` or a signal
         self.at_rest = True  # False: stopped within a rollout
         self._evaluate = Interval(config.eval_every)
+        self._evaluates_beside = bool(config.eval_every and config.eval_async)
         self._checkpoint = Interval(config.checkpoint_every)
         self._to_console = config.train_log_to_console
         self._enabled = config.train_log_enabled
@@ -124,7 +125,9 @@ class RunCallback(BaseCallback):
             with self.parts.meter.clock.phase("log"):
                 self._write_logs()
         self.parts.meter.tick(self.parts.progress.env_steps, self.parts.progress.updates)
-        self.parts.collect_evaluations()
+        if self._evaluates_beside:
+            with self.parts.meter.clock.phase("eval"):
+                self.parts.collect_evaluations()
         env_steps = self.model.num_timesteps  # the callback's own is that of the last step it saw
         stopping = self.stopped is not None or self.parts.stop.requested
         self.parts.checkpoints.rest(env_steps, self._checkpoint.due(env_steps), stopping)

@@ -22,7 +22,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from fasttrain import __version__
 from fasttrain.algos.ppo import PPO, MaskablePPO
 from fasttrain.config import Config, against_bots
-from fasttrain.errors import DivergedError, EnvError
+from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, DivergedError, EnvError
 from fasttrain.machine import usable_cores
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.meter import PerfMeter
@@ -60,7 +60,6 @@ from fasttrain.runs.wrap import save_model
 from fasttrain.vec.self_play import SelfPlayVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
 
-EXIT_DONE, EXIT_STOPPED = 0, 4
 WORKER_ERRORS = (EOFError, BrokenPipeError, ConnectionResetError)  # what SB3 raises when a worker process is gone
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from rich.table import Table
 
 from fasttrain.config import Config
-from fasttrain.errors import ConfigError
+from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, ConfigError
 from fasttrain.overrides import key_of
 from fasttrain.runs.console import make_console
 from fasttrain.runs.files import read_json
@@ -102,7 +102,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     except KeyboardInterrupt:
         ablation.conclude(written=False)
         study.say(f"stopped; fasttrain ablate study={study.folder} goes on")
-        return 4
+        return EXIT_STOPPED
 
 
 class Ablation:
@@ -114,17 +114,17 @@ class Ablation:
         self.study, self.config, self.base = study, config, list(base)
         self.before, self.after, self.all_levers = before, settings(config), list(levers)
         self.levers: list[Lever] = []
-        self.found: dict[str, dict[int, Cell]] = {}
+        self.wanted: list[Wanted] = []
         self.budget_s = 60 * config.ablate.minutes
 
     def run(self) -> int:
         """Both ends, every lever, the result beside the profile."""
         if not self._run_ends():
-            return 1
-        wanted = self._plan_cells()
-        self.found = self.study.run(wanted, SHARE_OF_CELLS * self.budget_s)
+            return EXIT_CRASHED
+        self.wanted = self._plan_cells()
+        self.study.run(self.wanted, SHARE_OF_CELLS * self.budget_s)
         self.conclude(written=True)
-        return 0
+        return EXIT_DONE
 
     def _run_ends(self) -> bool:
         """How fast both ends are, and which levers make a difference at all."""
@@ -189,9 +189,8 @@ class Ablation:
     def conclude(self, written: bool) -> None:
         """Say and store what was found; `written`: the profile too."""
         findings = self.findings()
-        rows = [_row(finding) for finding in findings]
-        self.study.notes["rows"] = rows
-        if findings:
+        if findings:  # else those of an earlier part of the study stand
+            self.study.notes["rows"] = [_row(finding) for finding in findings]
             self.study.console.print()
             self.study.console.print(_table(findings))
         if written and findings:
@@ -204,24 +203,25 @@ class Ablation:
 
     def findings(self) -> list[Finding]:
         """From the cells that are finished."""
-        whole = self.found.get(WHOLE, {})
+        cells = self.study.finished(self.wanted)
+        whole = cells.get(WHOLE, {})
         if not whole:
             return []
-        found, before = [], self.found.get(BASELINE, {})
+        found, before = [], cells.get(BASELINE, {})
         for lever in self.levers:
-            after = self.found.get(f"+{lever.name}", whole if lever is self.levers[-1] else {})
-            without = self.found.get(f"-{lever.name}", {})
+            after = cells.get(f"+{lever.name}", whole if lever is self.levers[-1] else {})
+            without = cells.get(f"-{lever.name}", {})
             failed = any(cell.label == f"-{lever.name}" for cell in self.study.failures)
-            quality = self._quality(lever, without)
+            quality = self._quality(lever, whole, without)
             found.append(Finding(lever, ratio(after, before), ratio(whole, without), quality, failed))
             before = after
         return found
 
-    def _quality(self, lever: Lever, without: Mapping[int, Cell]) -> Comparison | None:
+    def _quality(self, lever: Lever, whole: Mapping[int, Cell], without: Mapping[int, Cell]) -> Comparison | None:
         """Profile − profile without it, over cells that made the same number of steps."""
         if lever.flag_class == "exact":
             return None
-        sides = [self._outcomes(cells) for cells in (without, self.found[WHOLE])]
+        sides = [self._outcomes(cells) for cells in (without, whole)]
         if not sides[0].keys() & sides[1].keys():
             return None
         every = [outcome for side in sides for outcome in side.values()]

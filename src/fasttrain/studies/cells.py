@@ -19,10 +19,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, EXIT_WRONG_INPUT
 from fasttrain.overrides import key_of
 from fasttrain.runs.files import read_json
 
-STATUS = {0: "done", 2: "illegal", 4: "stopped"}
+STATUS = {EXIT_DONE: "done", EXIT_WRONG_INPUT: "illegal", EXIT_STOPPED: "stopped"}
 
 
 @dataclass(slots=True)
@@ -44,7 +45,7 @@ class Cell:
 
     @property
     def done(self) -> bool:
-        return self.exit_code == 0 and bool(self.summary)
+        return self.exit_code == EXIT_DONE and bool(self.summary)
 
     def to_dict(self, study: Path) -> dict[str, Any]:
         """For study.json; the folder relative to the study's, so that the whole can be moved."""
@@ -142,7 +143,7 @@ def merged(base: Sequence[str], more: Sequence[str]) -> list[str]:
 
 def why(exit_code: int, log: Path) -> str:
     """What ended a cell: a signal, its `fasttrain: error:` line, else the last line it wrote; empty if it went well."""
-    if exit_code in (0, 4):
+    if exit_code in (EXIT_DONE, EXIT_STOPPED):
         return ""
     if exit_code < 0:
         return f"killed by signal {signal.Signals(-exit_code).name}"

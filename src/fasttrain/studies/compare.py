@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from fasttrain.config import Config
-from fasttrain.errors import ConfigError
+from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_GATE_FAILED, EXIT_STOPPED, ConfigError
 from fasttrain.runs.console import make_console
 from fasttrain.studies.cells import merged
 from fasttrain.studies.judge import Row, choose_metric, choose_threshold, judge
@@ -22,7 +22,6 @@ from fasttrain.studies.statistics import FAIL
 from fasttrain.studies.study import Compose, Study, Wanted, base_overrides
 from fasttrain.studies.verdicts import show_comparison
 
-EXIT_CRASHED, EXIT_FAILED, EXIT_STOPPED = 1, 3, 4
 ENDLESS = 10**12  # total_timesteps under horizon_minutes
 
 
@@ -59,19 +58,18 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         study.say(f"stopped; fasttrain compare study={study.folder} goes on")
         return EXIT_STOPPED
     if any(row.verdict == FAIL for row in rows):
-        return EXIT_FAILED
-    asked = {tuple(cell.overrides) for cell in study.failures}
-    return EXIT_CRASHED if asked else 0
+        return EXIT_GATE_FAILED
+    return EXIT_CRASHED if study.failed(wanted) else EXIT_DONE
 
 
 def conclude(
     study: Study, config: Config, candidates: Sequence[Candidate], wanted: Sequence[Wanted], algorithms: Sequence[str]
 ) -> list[Row]:
     """Judge what is finished, print it, store it in study.json, draw the report."""
-    found = {wanted.label: {} for wanted in wanted}  # type: dict[str, dict[int, Any]]
-    for each in wanted:
-        if (cell := study.find(each)) is not None:
-            found[each.label][each.seed] = read_outcome(cell)
+    found = {
+        label: {seed: read_outcome(cell) for seed, cell in cells.items()}
+        for label, cells in study.finished(wanted).items()
+    }
     every = [outcome for by_seed in found.values() for outcome in by_seed.values()]
     study.notes["candidates"] = [{"name": name, "overrides": list(more)} for name, more in candidates]
     rows: list[Row] = []
@@ -91,7 +89,7 @@ def conclude(
             "min_pairs": config.gate.min_pairs,
         }
         show_comparison(study.console, rows, study.notes["gate"])
-    for cell in study.failures:
+    for cell in study.failed(wanted):
         study.say(f"{cell.status}: {cell.label} seed {cell.seed}: {cell.error} ({cell.folder / 'log.txt'})")
     study.store()
     if config.report:

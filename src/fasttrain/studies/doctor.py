@@ -19,7 +19,7 @@ from rich.status import Status
 
 from fasttrain.config import Config, DQNConfig, against_bots
 from fasttrain.envs.probe import probe
-from fasttrain.errors import ConfigError, EnvError, FastTrainError
+from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, ConfigError, EnvError, FastTrainError
 from fasttrain.flags import BY_NAME
 from fasttrain.overrides import key_of
 from fasttrain.perf.limits import Flow, Rates, composed_limit
@@ -35,7 +35,6 @@ from fasttrain.studies.probes import Samples, measure, rates_of, ratios_of, typi
 from fasttrain.studies.rig import Rig
 
 DOCTOR_SCHEMA = 1
-EXIT_STOPPED = 4
 SHOWN = 2  # advices
 AGAIN_ROUNDS = 7  # of a part that a candidate changes, beside the present one
 TRY_S = 4.0  # of training in each process that tries a change, at least
@@ -61,7 +60,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     finally:
         doctor.close()
     doctor.report("stopped" if stopped else "done")
-    return EXIT_STOPPED if stopped else 0
+    return EXIT_STOPPED if stopped else EXIT_DONE
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

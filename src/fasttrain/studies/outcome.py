@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +9,11 @@ import numpy as np
 
 from fasttrain.runs.progress import WIN_KEYS
 from fasttrain.studies.cells import Cell
+from fasttrain.studies.pages.episodes import read_episodes
 from fasttrain.studies.statistics import Floats, learning_curve, trail
 
 TAIL = 0.2  # the last fifth of a training curve: what was learned, without the luck of one final policy
+EVERY_BYTE = 10**12  # a verdict takes no sample
 WINDOW = 100  # episodes whose mean is a point of the curve, as in the live view
 
 
@@ -66,30 +66,16 @@ class Outcome:
 
 def read_outcome(cell: Cell) -> Outcome:
     """The outcome of a cell that is done."""
-    columns = _columns(cell, ("env_steps", "wall_s", "return", *WIN_KEYS))
-    won = next((name for name in WIN_KEYS if len(columns[name])), None)
-    quality = cell.summary["quality"]
-    by_wins = won is not None and quality.get("win_rate") is not None
+    episodes = read_episodes(cell.folder / "episodes.csv", whole_bytes=EVERY_BYTE)
+    numbers = episodes.numbers
+    won = next((numbers[name] for name in WIN_KEYS if name in numbers), None)
+    by_wins = won is not None and cell.summary["quality"].get("win_rate") is not None
+    nothing = np.zeros(0)
     return Outcome(
         seed=cell.seed or 0,
         summary=cell.summary,
         curve_of="win rate" if by_wins else "return",
-        env_steps=columns["env_steps"],
-        wall_s=columns["wall_s"],
-        values=columns[won] if by_wins and won else columns["return"],
+        env_steps=numbers.get("env_steps", nothing),
+        wall_s=numbers.get("wall_s", nothing),
+        values=won if by_wins and won is not None else numbers.get("return", nothing),
     )
-
-
-def _columns(cell: Cell, names: Sequence[str]) -> dict[str, Floats]:
-    """Numeric columns of episodes.csv; empty where the file or a column is missing."""
-    found: dict[str, list[str]] = {name: [] for name in names}
-    path = cell.folder / "episodes.csv"
-    if path.is_file():
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = csv.reader(file)
-            header = next(rows, [])
-            places = [(found[name], header.index(name)) for name in names if name in header]
-            for row in rows:
-                for column, place in places:
-                    column.append(row[place])
-    return {name: np.array([float(text or "nan") for text in column]) for name, column in found.items()}

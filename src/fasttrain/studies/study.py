@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from fasttrain.config import Config
+from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, EXIT_WRONG_INPUT
 from fasttrain.overrides import key_of
 from fasttrain.runs.files import read_json, write_json
 from fasttrain.runs.progress import clock_text
@@ -73,17 +74,28 @@ class Study:
             KeyboardInterrupt: SIGINT or SIGTERM came; what is finished is stored.
         """
         todo = list(cells)
-        found: dict[str, dict[int, Cell]] = {wanted.label: {} for wanted in todo}
         illegal: set[str] = set()
         for number, wanted in enumerate(todo):
             cell = self.find(wanted)
             if cell is None and wanted.label not in illegal and self.spent_s() < until_s:
                 cell = self._run(wanted, f"[{number + 1}/{len(todo)}]", todo[number + 1 :], until_s)
-                if cell.exit_code == 2:
+                if cell.exit_code == EXIT_WRONG_INPUT:
                     illegal.add(wanted.label)
-            if cell is not None and cell.done:
-                found[wanted.label][wanted.seed] = cell
+        return self.finished(todo)
+
+    def finished(self, cells: Iterable[Wanted]) -> dict[str, dict[int, Cell]]:
+        """Those of `cells` that are finished, by label and seed; labels without any are there too."""
+        found: dict[str, dict[int, Cell]] = {}
+        for wanted in cells:
+            by_seed = found.setdefault(wanted.label, {})
+            if (cell := self.find(wanted)) is not None:
+                by_seed[wanted.seed] = cell
         return found
+
+    def failed(self, cells: Iterable[Wanted]) -> list[Cell]:
+        """Those of `cells` that ended with an error."""
+        asked = list(cells)
+        return [cell for cell in self.failures if any(self._is(cell, wanted) for wanted in asked)]
 
     def _run(self, wanted: Wanted, place: str, later: Sequence[Wanted], until_s: float) -> Cell:
         title = f"{place} {wanted.label} seed {wanted.seed}"
@@ -94,7 +106,7 @@ class Study:
         self.cells = [*(other for other in self.cells if not self._is(other, wanted)), cell]
         self.store()
         self.say(f"{title}: {described(cell)} · {cell.seconds:.0f} s{self._eta(later, until_s)}")
-        if stopped or cell.exit_code == 4:
+        if stopped or cell.exit_code == EXIT_STOPPED:
             raise KeyboardInterrupt
         return cell
 
@@ -142,8 +154,8 @@ class Study:
 
     @property
     def failures(self) -> list[Cell]:
-        """Cells that ended with an error."""
-        return [cell for cell in self.cells if cell.exit_code not in (0, 4)]
+        """All cells that ended with an error, those of candidates that are asked for no more included."""
+        return [cell for cell in self.cells if cell.exit_code not in (EXIT_DONE, EXIT_STOPPED)]
 
 
 def described(cell: Cell) -> str:

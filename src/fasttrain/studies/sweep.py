@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, EXIT_WRONG_INPUT
 from fasttrain.overrides import config_dir_options, key_of, split_options
 from fasttrain.runs.files import write_json
 from fasttrain.runs.progress import clock_text
@@ -77,7 +78,7 @@ class Sweep:
         cell.overrides = list(job.overrides.task)
         self.cells.append(cell)
         self._say_cell(self.cells[-1])
-        if interrupted or cell.exit_code == 4:
+        if interrupted or cell.exit_code == EXIT_STOPPED:
             raise KeyboardInterrupt
         return cell.exit_code
 
@@ -106,7 +107,7 @@ class Sweep:
         0 if every cell is done, 4 if stopped, else 1 if any failed, else 2 (only illegal ones).
         """
         if self.folder is None:
-            return 0
+            return EXIT_DONE
         reference, against = self._reference()
         rows = [figures(cell, reference) for cell in self.cells]
         keys = _varying_keys([cell.overrides for cell in self.cells])
@@ -114,9 +115,11 @@ class Sweep:
         self._write(rows, keys, against)
         self._draw()
         codes = {cell.exit_code for cell in self.cells}
-        if 4 in codes:
-            return 4
-        return 0 if codes == {0} else 1 if codes - {0, 2} else 2
+        if EXIT_STOPPED in codes:
+            return EXIT_STOPPED
+        if codes == {EXIT_DONE}:
+            return EXIT_DONE
+        return EXIT_CRASHED if codes - {EXIT_DONE, EXIT_WRONG_INPUT} else EXIT_WRONG_INPUT
 
     def _draw(self) -> None:
         """report.html; where it cannot be drawn, a line says why: the figures are in sweep.json."""

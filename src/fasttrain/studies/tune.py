@@ -16,7 +16,7 @@ import psutil
 from rich.table import Table
 
 from fasttrain.config import Config, all_keys
-from fasttrain.errors import ConfigError
+from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, ConfigError
 from fasttrain.flags import BY_NAME
 from fasttrain.machine import usable_cores
 from fasttrain.overrides import key_of
@@ -71,7 +71,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     except KeyboardInterrupt:
         search.conclude()
         study.say(f"stopped; fasttrain tune study={study.folder} goes on")
-        return 4
+        return EXIT_STOPPED
 
 
 class Search:
@@ -92,7 +92,7 @@ class Search:
         first = self._run_one({}, 0)
         if first is None:
             self.study.say("tune: the profile itself could not be run; see above")
-            return 1
+            return EXIT_CRASHED
         plan = read_json(first.folder / "plan.json")
         self.defaults = {row["flag"]: row["effective"] for row in plan["flags"]}
         wanted = self.config.tune.min_update_ratio
@@ -107,7 +107,7 @@ class Search:
         survivors = self._rung(survivors, 1, SHARES[1])
         self._finals(survivors[:FINALISTS])
         self.conclude()
-        return 0
+        return EXIT_DONE
 
     def _space(self, plan: Mapping[str, Any]) -> Space:
         given = self.config.tune.space

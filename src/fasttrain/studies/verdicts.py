@@ -45,14 +45,14 @@ def sentence(row: Row, gate: Mapping[str, Any]) -> str:
     speed = f"{ratio(row.speed_up)} as fast"
     if not row.faster:
         speed += f", less than the {gate['min_speed_up']:g}× that trade-offs are worth"
-    return f"{row.name}: {found.verdict.upper()}, {speed}; {facts}{_more_seeds(found)}"
+    return f"{row.name}: {found.verdict.upper()}, {speed}; {facts}{_more_seeds(found, gate)}"
 
 
-def _more_seeds(found: Comparison) -> str:
+def _more_seeds(found: Comparison, gate: Mapping[str, Any]) -> str:
     if found.verdict != OPEN:
         return ""
     if found.seeds_needed is None:
-        return "; take at least 5 seeds"
+        return f"; take at least {gate['min_pairs']} seeds"
     return f"; about {found.seeds_needed} would tell, if the two learn alike"
 
 
