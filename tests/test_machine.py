@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from fasttrain.machine import bf16_units, usable_cores
+from fasttrain import machine
+from fasttrain.machine import bf16_units, free_memory, usable_cores
 
 
 @pytest.mark.parametrize(
@@ -29,6 +31,70 @@ def test_a_system_without_affinity(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     monkeypatch.setattr(psutil, "cpu_count", lambda logical: None)
     assert usable_cores() == 1
+
+
+class Container:
+    """A machine of 16 cores and 64 GiB, and the files that say what a process in a container of it may have."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        monkeypatch.setattr(machine, "_CGROUPS", folder)
+        monkeypatch.setattr(machine, "_OWN_CGROUPS", folder / "own")
+        monkeypatch.setattr(psutil, "cpu_count", lambda logical: 16)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=64 << 30))
+
+    def own(self, text: str) -> None:
+        (self.folder / "own").write_text(text)
+
+    def put(self, **files: str) -> None:
+        for name, text in files.items():
+            path = self.folder / name.replace("__", "/").replace("_DOT_", ".")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+
+
+@pytest.fixture
+def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Container:
+    return Container(tmp_path, monkeypatch)
+
+
+def test_no_more_cores_than_the_container_gets_the_time_of(container: Container):
+    container.own("0::/\n")
+    container.put(cpu_DOT_max="250000 100000\n")
+    assert usable_cores() == 3, "2.5 cores' time keeps three threads from waiting for each other"
+    container.put(cpu_DOT_max="max 100000\n")
+    assert usable_cores() == 16
+
+
+def test_a_quota_of_the_older_kind_and_below_another(container: Container):
+    container.own("4:cpu,cpuacct:/pods/mine\n3:memory:/pods/mine\n0::/\n")
+    container.put(cpu__cpu_DOT_cfs_quota_us="-1\n", cpu__cpu_DOT_cfs_period_us="100000\n")
+    assert usable_cores() == 16
+    container.put(cpu__pods__cpu_DOT_cfs_quota_us="400000\n", cpu__pods__cpu_DOT_cfs_period_us="100000\n")
+    assert usable_cores() == 4
+
+
+def test_free_memory_is_the_containers(container: Container):
+    container.own("0::/\n")
+    assert free_memory() == 64 << 30
+    container.put(memory_DOT_max=f"{8 << 30}\n", memory_DOT_current=f"{5 << 30}\n")
+    assert free_memory() == 3 << 30
+    container.put(memory_DOT_stat=f"anon 1\ninactive_file {1 << 30}\n")
+    assert free_memory() == 4 << 30, "what files take can be dropped"
+    container.put(memory_DOT_max="max\n")
+    assert free_memory() == 64 << 30
+
+
+def test_free_memory_of_a_group_below_the_root(container: Container):
+    container.own("3:memory:/pods/mine\n")
+    container.put(memory__pods__memory_DOT_limit_in_bytes=f"{2 << 30}\n",
+                  memory__pods__memory_DOT_usage_in_bytes=f"{3 << 30}\n")  # fmt: skip
+    assert free_memory() == 0
+
+
+def test_a_system_without_control_groups(container: Container):
+    assert (usable_cores(), free_memory()) == (16, 64 << 30)
 
 
 @pytest.mark.parametrize(

@@ -2,22 +2,78 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
+_CGROUPS = Path("/sys/fs/cgroup")
+_OWN_CGROUPS = Path("/proc/self/cgroup")
 _CPUINFO = Path("/proc/cpuinfo")
 _BF16_UNITS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16"}  # CPU flag → name, the fastest first
 
 
 def usable_cores() -> int:
-    """Physical cores, but no more than this process may run on (containers, taskset)."""
+    """Physical cores, but no more than this process may run on (taskset) or get the time of (`docker run --cpus`)."""
     try:
         allowed = len(os.sched_getaffinity(0))  # type: ignore[attr-defined, unused-ignore]
     except AttributeError:  # not on Windows or macOS
         allowed = os.cpu_count() or 1
-    return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
+    return max(1, math.ceil(min(psutil.cpu_count(logical=False) or allowed, allowed, _cpu_quota())))
+
+
+def free_memory() -> int:
+    """Bytes that can still be had: of the machine, or of the container if that is allowed less."""
+    free = int(psutil.virtual_memory().available)
+    for folder in _own_folders("memory"):
+        for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            with suppress(OSError, ValueError, IndexError):  # not there, or the word "max": no limit
+                left = _number(folder / limit) - _number(folder / used) + _reclaimable(folder / "memory.stat")
+                free = min(free, max(0, int(left)))
+    return free
+
+
+def _cpu_quota() -> float:
+    """How many cores' time the container gets; infinite without a limit."""
+    quota = math.inf
+    for folder in _own_folders("cpu"):
+        with suppress(OSError, ValueError, IndexError, ZeroDivisionError):
+            quota = min(quota, _number(folder / "cpu.max") / _number(folder / "cpu.max", 1))
+        with suppress(OSError, ValueError, IndexError, ZeroDivisionError):
+            given = _number(folder / "cpu.cfs_quota_us")  # -1: no limit
+            quota = min(quota, given / _number(folder / "cpu.cfs_period_us") if given > 0 else math.inf)
+    return quota
+
+
+def _own_folders(controller: str) -> Iterator[Path]:
+    """Where Linux says what this process may have: its control group and those above it, version 2 and 1.
+
+    Inside a container the group is the root of what is mounted, whatever path /proc names.
+    """
+    with suppress(OSError):
+        for line in _OWN_CGROUPS.read_text(encoding="utf-8").splitlines():
+            _, names, path = line.split(":", 2)
+            if names and controller not in names.split(","):
+                continue
+            root = _CGROUPS / controller if names else _CGROUPS
+            place = Path(path.lstrip("/"))
+            yield root
+            yield from (root / folder for folder in (place, *place.parents) if folder != Path())
+
+
+def _number(file: Path, place: int = 0) -> float:
+    return float(file.read_text(encoding="utf-8").split()[place])
+
+
+def _reclaimable(file: Path) -> float:
+    """Bytes of files read or written that the system drops when memory is needed; 0 where it does not say."""
+    with suppress(OSError, ValueError):
+        named = dict(line.split() for line in file.read_text(encoding="utf-8").splitlines())
+        return float(named.get("total_inactive_file", named.get("inactive_file", 0)))
+    return 0.0
 
 
 def bf16_units(cpuinfo: Path = _CPUINFO) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 
 from fasttrain.algos.guard import Copy, Guard, GuardedHead, Quiet, Usual
 from fasttrain.config import GuardConfig
-from fasttrain.errors import DivergedError, EnvError
+from fasttrain.errors import ConfigError, DivergedError, EnvError
 
 BAD, HALF, GOOD = np.array([np.nan, np.inf]), np.array([1.0, np.nan]), np.array([1.0, 1.0])
 
@@ -139,6 +140,38 @@ def test_nothing_is_copied_unless_a_rollback_is_wanted():
     guard, _, _ = a_guard()
     guard.note(a_model(), GOOD, why)
     assert guard._copies == []
+
+
+def test_a_guard_goes_on_where_another_was():
+    one, _, _ = a_guard(at_limit="rollback", max_skipped=3)
+    model = a_model()
+    for norm in (1.0, 2.0, 3.0):
+        one.note(model, np.array([norm, norm]), why)
+    before = {name: value.clone() for name, value in model.policy.state_dict().items()}
+    for _ in range(3):
+        one.note(model, BAD, why)
+    state, arrays = one.state()
+    state, arrays = json.loads(json.dumps(state)), {name: array.copy() for name, array in arrays.items()}
+    assert (state["skipped"], state["in_a_row"], state["rolled_back"]) == (6, 3, False)
+
+    other, lines, _ = a_guard(at_limit="rollback", max_skipped=3)
+    later = a_model()
+    other.load(state, arrays, later.policy)
+    assert other.state()[0] == state
+    other.note(later, BAD, why)
+    assert other.rollbacks == 1
+    assert "back to the last good weights" in lines[0]
+    for name, value in later.policy.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_what_another_policy_kept_is_refused():
+    one, _, _ = a_guard(at_limit="rollback")
+    one.note(a_model(), GOOD, why)
+    state, arrays = one.state()
+    wrong = {name: np.zeros((3, 3), np.float32) for name in arrays}
+    with pytest.raises(ConfigError, match="this run needs"):
+        a_guard()[0].load(state, wrong, a_model().policy)
 
 
 class Failing:

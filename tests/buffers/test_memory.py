@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import types
-
 import pytest
 
 from fasttrain.buffers import memory
@@ -11,14 +9,14 @@ from fasttrain.errors import ConfigError
 
 
 def test_bytes(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: types.SimpleNamespace(available=1000))
+    monkeypatch.setattr(memory, "free_memory", lambda: 1000)
     assert memory.bytes_of_ring({"observations": 6, "rewards": 4}, 50, 2) == 1000
     with pytest.raises(ConfigError, match=r"needs 0.00 GB \(1,020 bytes\).*1,000 bytes\) are free: buffer_size=90"):
         memory.bytes_of_ring({"observations": 6, "rewards": 4}, 51, 2)
 
 
 def test_the_hint_is_given_where_it_helps(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: types.SimpleNamespace(available=1000))
+    monkeypatch.setattr(memory, "free_memory", lambda: 1000)
     with pytest.raises(ConfigError, match="optimize_memory_usage=True would save 40 bytes of each"):
         memory.bytes_of_ring({"observations": 40, "next_observations": 40}, 100, 1)
     with pytest.raises(ConfigError) as refusal:

@@ -10,21 +10,23 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fasttrain.algos.finite import why_no_action
 from fasttrain.algos.heads import LOST, OUTPUT, ActingHead
-from fasttrain.batch import Float64Array
+from fasttrain.batch import Float64Array, load_into
 from fasttrain.buffers.rollout import TensorObservations
 from fasttrain.config import GuardConfig
 from fasttrain.errors import DivergedError, EnvError
 
 NOT_FINITE = ("probability tensor contains", "Expected parameter", "Expected value argument")  # torch's words for it
+COUNTED = ("skipped", "in_a_row", "rollbacks", "rolled_back", "since_copy")
 QUIET_S = 60.0  # between two lines of one kind
 KEEP_EVERY = 1000  # updates between two copies of weights and optimizer for a rollback: 60 µs of a second or more
 SPIKE, SPIKE_AFTER, SPIKE_KL = 10.0, 20, 0.1  # times the usual; rounds before there is a usual; a KL that is never odd
@@ -54,11 +56,39 @@ class Guard:
         self.skipped = 0  # updates
         self.in_a_row = 0  # rounds in which none could be applied
         self.rollbacks = 0
-        self._rolled_back = False  # and no good round since
+        self.rolled_back = False  # and no good round since
         self._lines = {kind: Quiet(now) for kind in ("skipped", "gradient norm", "KL divergence")}
         self._usual_norm, self._usual_kl = Usual(), Usual()
-        self._since_copy = 0
+        self.since_copy = 0
         self._copies: list[Copy] = []  # the older is of before updates that were all good
+
+    def state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """What it has counted and kept, for a checkpoint: plain values, and arrays by name."""
+        counted = {name: getattr(self, name) for name in COUNTED}
+        usual = [[each.value, each.seen] for each in (self._usual_norm, self._usual_kl)]
+        arrays = {
+            f"{number}/{place}": tensor.cpu().numpy()
+            for number, copy in enumerate(self._copies)
+            for place, tensor in enumerate(copy.tensors)
+        }
+        return {**counted, "usual": usual, "copies": len(self._copies)}, arrays
+
+    def load(self, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], policy: Any) -> None:
+        """Go on from there, once the policy and its optimizer are as they were.
+
+        Raises:
+            ConfigError: what was kept is not of this policy.
+        """
+        for name in COUNTED:
+            setattr(self, name, type(getattr(self, name))(state[name]))
+        for each, (value, seen) in zip((self._usual_norm, self._usual_kl), state["usual"], strict=True):
+            each.value, each.seen = float(value), int(seen)
+        self._copies = [Copy(policy) for _ in range(min(2, int(state["copies"])))]
+        for number, copy in enumerate(self._copies):
+            for place, tensor in enumerate(copy.tensors):
+                given = tensor.numpy(force=True).copy()
+                load_into(given, arrays, f"{number}/{place}")
+                tensor.copy_(torch.from_numpy(given))
 
     def note(
         self, model: Any, norms: Float64Array, why: Callable[[], str], kl: float = 0.0, expected: bool = False
@@ -78,7 +108,7 @@ class Guard:
         if math.isfinite(total):
             self.in_a_row = 0
             if len(norms):
-                self._rolled_back = False
+                self.rolled_back = False
                 self._look_for_spikes(model, total / len(norms), kl)
                 self._keep(model.policy, len(norms))
             return
@@ -95,14 +125,14 @@ class Guard:
 
     def _give_up(self, model: Any, why: str) -> None:
         rounds = f"no update could be applied in {self.in_a_row} rounds in a row (guard.max_skipped)"
-        if self.settings.at_limit == "rollback" and self._copies and not self._rolled_back:
+        if self.settings.at_limit == "rollback" and self._copies and not self.rolled_back:
             self._copies[0].restore(model.policy)
             self._copies = self._copies[:1]
             self.rollbacks += 1
-            self.in_a_row, self._rolled_back = 0, True
+            self.in_a_row, self.rolled_back = 0, True
             self.say(f"[GUARD] step {model.num_timesteps:,}: {rounds}: {why}; back to the last good weights")
             return
-        again = " again after going back to the last good weights" if self._rolled_back else ""
+        again = " again after going back to the last good weights" if self.rolled_back else ""
         raise DivergedError(
             f"{rounds}{again}, at step {model.num_timesteps}: {why}. The weights are those of the last good update; "
             "lower algo.learning_rate, scale rewards and observations, or look at what was named"
@@ -128,9 +158,9 @@ class Guard:
         """Copies for a rollback, of now and of `KEEP_EVERY` good updates ago."""
         if self.settings.at_limit != "rollback":
             return
-        self._since_copy += updates
-        if self._since_copy >= KEEP_EVERY or not self._copies:
-            self._since_copy = 0
+        self.since_copy += updates
+        if self.since_copy >= KEEP_EVERY or not self._copies:
+            self.since_copy = 0
             self._copies = [*self._copies[-1:], Copy(policy)]
 
 
@@ -154,14 +184,14 @@ class Usual:
     """A running mean (of the last 100 or so) that spikes move little, and whether a number is one."""
 
     def __init__(self) -> None:
-        self.value, self._seen = 0.0, 0
+        self.value, self.seen = 0.0, 0
 
     def take(self, value: float) -> bool:
         """True for a spike: `SPIKE` times the usual, once there is a usual."""
-        spike = self._seen >= SPIKE_AFTER and value > SPIKE * self.value > 0.0
-        self._seen += 1
+        spike = self.seen >= SPIKE_AFTER and value > SPIKE * self.value > 0.0
+        self.seen += 1
         counted = SPIKE * self.value if spike else value
-        self.value += (counted - self.value) / min(self._seen, 100)
+        self.value += (counted - self.value) / min(self.seen, 100)
         return spike
 
 
@@ -169,22 +199,21 @@ class Copy:
     """Weights and optimizer state of one moment."""
 
     def __init__(self, policy: Any) -> None:
-        self._weights = [value.clone() for value in policy.state_dict().values()]
-        self._states = [value.clone() for value in _state_tensors(policy)]
+        self.tensors = [value.clone() for value in _tensors_of(policy)]
 
     @torch.no_grad()
     def restore(self, policy: Any) -> None:
         """In place: whoever holds the tensors sees the old values."""
-        for place, value in zip(policy.state_dict().values(), self._weights, strict=True):
-            place.copy_(value)
-        for place, value in zip(_state_tensors(policy), self._states, strict=True):
+        for place, value in zip(_tensors_of(policy), self.tensors, strict=True):
             place.copy_(value)
 
 
-def _state_tensors(policy: Any) -> list[Tensor]:
+def _tensors_of(policy: Any) -> list[Tensor]:
+    """Weights and buffers, then the optimizer's."""
     optimizer = policy.optimizer
     states = [optimizer.state.get(p, {}) for group in optimizer.param_groups for p in group["params"]]
-    return [value for state in states for value in state.values() if isinstance(value, Tensor)]
+    kept = [value for state in states for value in state.values() if isinstance(value, Tensor)]
+    return [*policy.state_dict().values(), *kept]
 
 
 class GuardedHead:

@@ -51,6 +51,9 @@ def model_state(model: BaseAlgorithm) -> tuple[State, Arrays]:
     if fast is not None:
         state["fast"] = {name: getattr(fast, name) for name in FAST_COUNTERS}
         state["scaler"] = _scaler_state(fast)
+        if fast.guard is not None:
+            state["guard"], kept = fast.guard.state()
+            arrays |= under("guard", kept)
         if isinstance(fast.source, SlotAdapter):
             arrays |= {"source/returns": fast.source._returns, "source/lengths": fast.source._lengths}
         if getattr(fast, "overlap", None) is not None:
@@ -100,6 +103,8 @@ def _load_fast(model: Any, fast: Any, state: Mapping[str, Any], arrays: Mapping[
     precision = fast.accelerator_of(model.policy).precision
     if state["scaler"] and precision is not None and precision.scaler is not None:
         precision.scaler.load_state_dict(dict(state["scaler"]))
+    if fast.guard is not None and "guard" in state:
+        fast.guard.load(state["guard"], inside(arrays, "guard"), model.policy)
     pending = state.get("overlap")
     if pending is not None and fast.overlap is not None:
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import psutil
-
 from fasttrain.errors import ConfigError
+from fasttrain.machine import free_memory
 
 
 def bytes_of_ring(sizes: Mapping[str, int], rows: int, num_envs: int) -> int:
@@ -18,7 +17,7 @@ def bytes_of_ring(sizes: Mapping[str, int], rows: int, num_envs: int) -> int:
         ConfigError: more than is free; says how many transitions would fit.
     """
     each = sum(sizes.values())
-    needed, free = each * rows * num_envs, int(psutil.virtual_memory().available)
+    needed, free = each * rows * num_envs, free_memory()
     if needed <= free:
         return needed
     fits = int(0.9 * free) // each // num_envs * num_envs  # 0.9: what is free changes until the next try

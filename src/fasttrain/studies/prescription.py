@@ -12,6 +12,7 @@ from rich.table import Table
 
 from fasttrain.config import Config
 from fasttrain.flags import Machine
+from fasttrain.machine import free_memory
 from fasttrain.perf.limits import Flow, Rates, composed_limit, most_gain
 from fasttrain.studies.advice import Advice
 
@@ -46,13 +47,12 @@ def say(console: Console, line: str) -> None:
 
 def machine_dict(machine: Machine, config: Config) -> dict[str, Any]:
     """What the machine is."""
-    memory = psutil.virtual_memory()
     return {
         "cores": machine.cores,
         "bf16_units": machine.bf16_units or None,
         "gpu": torch.cuda.get_device_name() if machine.cuda else None,
-        "memory_gb": round(memory.total / 2**30, 1),
-        "free_memory_gb": round(memory.available / 2**30, 1),
+        "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
+        "free_memory_gb": round(free_memory() / 2**30, 1),
         "device": config.device,
     }
 

@@ -12,13 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 from rich.table import Table
 
 from fasttrain.config import Config, all_keys
 from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, ConfigError
 from fasttrain.flags import BY_NAME
-from fasttrain.machine import usable_cores
+from fasttrain.machine import free_memory, usable_cores
 from fasttrain.overrides import key_of
 from fasttrain.runs.console import make_console
 from fasttrain.runs.files import read_json
@@ -80,7 +79,7 @@ class Search:
     def __init__(self, study: Study, config: Config, base: Sequence[str], compose: Compose) -> None:
         self.study, self.config, self.base, self.compose = study, config, list(base), compose
         self.budget_s = 60 * config.tune.minutes
-        free = psutil.virtual_memory().available
+        free = free_memory()
         limit = config.tune.max_memory_gb
         self.memory_bytes = FREE_SHARE * free if limit is None else limit * 2**30
         self.trials: list[dict[str, Any]] = []

@@ -78,7 +78,7 @@ class SlotVecEnv(VecEnv):
 
     def __init__(self, num_envs: int, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
         super().__init__(num_envs, observation_space, action_space)
-        self._started_at = time.time()
+        self._started_at = time.monotonic()  # not the wall clock, which may be set
         self._pending_actions: NDArray[Any] | None = None
 
     @abstractmethod
@@ -142,6 +142,6 @@ class SlotVecEnv(VecEnv):
 
     def _fill_infos(self, infos: list[dict[str, Any]]) -> None:
         if self.slots.finished:
-            elapsed_s = round(time.time() - self._started_at, 6)
+            elapsed_s = round(time.monotonic() - self._started_at, 6)
             for episode in self.slots.finished:
                 infos[episode.env_index] = episode_info(episode, elapsed_s)

@@ -229,7 +229,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
         if self._info_keys is None:  # whole infos have SB3's key at every step
             for index in range(rows.start, rows.stop):
                 infos[index]["TimeLimit.truncated"] = False
-        elapsed_s = round(time.time() - self._started_at, 6)
+        elapsed_s = round(time.monotonic() - self._started_at, 6)
         for episode in finished:
             infos[episode.env_index] = episode_info(episode, elapsed_s)
 
