@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +152,22 @@ def test_public_names_resolve_and_others_do_not():
         assert getattr(fasttrain, name)
     with pytest.raises(AttributeError, match="no attribute 'Maskable'"):
         fasttrain.Maskable  # noqa: B018
+
+
+def test_sigterm_ends_a_command_as_ctrl_c_does(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    closed: list[str] = []
+
+    def command(arguments: list[str]) -> int:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5.0)
+        finally:
+            closed.append("envs")
+        return 0
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(cli, "_dispatch", command)
+    assert main(["eval"]) == 130
+    assert closed == ["envs"]
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert capsys.readouterr().err == "fasttrain: stopped before anything could be saved\n"

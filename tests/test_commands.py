@@ -75,3 +75,10 @@ def test_what_is_no_single_run_cannot_be_swept(fasttrain: RunCommand, command: s
     assert (done.exit_code, done.err) == (
         2, f"fasttrain: error: -m sweeps over trainings; {command} cannot be swept\n"
     )  # fmt: skip
+
+
+def test_trust_is_an_option_of_what_loads_models():
+    for command in ("eval", "play", "export"):
+        assert "trust=true" in prepare(command, ["run=x", "--trust"])
+    with pytest.raises(ConfigError, match="--trust means nothing for resume; eval, play, export load models"):
+        prepare("resume", ["run=x", "--trust"])

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +49,7 @@ flags (variable in the environment: the name in capitals; command line > environ
 
 more       --cfg job      print the configuration without running     --info searchpath   where it comes from
            --version      --config-dir DIR   your own profiles        FASTTRAIN_TRACEBACK=1   tracebacks for errors
+           --trust   eval, play, export: load a model as SB3 does, running the code pickled in it
 exit code  0 done  1 crash  2 bad input  3 gate failed  4 stopped by a signal with everything saved"""
 
 
@@ -66,7 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Never raises for bad input."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _dispatch(arguments)
+        with _sigterm_as_ctrl_c():
+            return _dispatch(arguments)
     except FastTrainError as error:
         return _report(error, error.exit_code)
     except MemoryError as error:
@@ -81,10 +86,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
+@contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """SIGTERM ends any command as Ctrl-C does: what is open is closed, workers end, a study keeps what is finished.
+
+    A training has its own handlers while it lasts (`StopFlag`). Only the main thread may set any.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
 def _report(error: Exception, code: int, text: str = "") -> int:
+    from fasttrain.runs.env_text import shown
+
     if os.environ.get("FASTTRAIN_TRACEBACK"):
         traceback.print_exception(error)
-    print(f"fasttrain: error: {text or error}", file=sys.stderr)
+    print(f"fasttrain: error: {shown(text or str(error))}", file=sys.stderr)
     return code
 
 

@@ -29,6 +29,7 @@ COMMANDS = tuple(MODULES)
 STUDIES = ("compare", "ablate", "tune")  # many runs, each in a process of its own, in one folder
 STARTS_RUNS = (*STUDIES, "doctor")  # they get Hydra's --config-dir among their overrides, to pass it on
 SWEEPABLE = ("train", "eval", "check", "export")
+TRUSTING = ("eval", "play", "export")  # they load models, and take --trust
 WITHOUT_FOLDER = ("play", "report", "resume")  # leave no output folder of their own
 
 
@@ -46,6 +47,7 @@ OWNERS = {
     "format": Owner(("export",), "to export that run: fasttrain export run=…"),
     "model": Owner(("export",), "to export that run: fasttrain export run=…"),
     "output": Owner(("export",), "to export that run: fasttrain export run=…"),
+    "trust": Owner(TRUSTING, "to load a model with its pickles: fasttrain eval run=… --trust"),
     "play.": Owner(("play",), "to watch a run: fasttrain play run=…"),
     "candidates": Owner(("compare",), "to compare: fasttrain compare candidates=[baseline,speed]"),
     "horizon_minutes": Owner(("compare",), "a single run takes stop.max_minutes=…"),
@@ -94,13 +96,18 @@ def refuse_foreign_keys(command: str, typed: Iterable[str], overrides: Sequence[
 
 
 def prepare(command: str, arguments: Sequence[str]) -> list[str]:
-    """What was typed after `command`, as Hydra is to see it: `candidates` as text, `--test env` as a key, the folder.
+    """What was typed after `command`, as Hydra is to see it: `candidates` as text, `--test env` and
+    `--trust` as keys, the folder.
 
     Raises:
-        ConfigError: a sweep of something that is no single run.
+        ConfigError: a sweep of something that is no single run, or `--trust` for what loads no model.
     """
     if {"-m", "--multirun"} & set(arguments) and command not in SWEEPABLE:
         raise ConfigError(f"-m sweeps over trainings; {command} cannot be swept")
+    if "--trust" in arguments:
+        if command not in TRUSTING:
+            raise ConfigError(f"--trust means nothing for {command}; {', '.join(TRUSTING)} load models")
+        arguments = ["trust=true" if text == "--trust" else text for text in arguments]
     if command in WITHOUT_FOLDER:
         return ["hydra.run.dir=.", "hydra.output_subdir=null", *arguments]
     if command == "doctor":

@@ -241,6 +241,7 @@ class Config:
     format: Literal["onnx", "torchscript"] | None = None  # of `export`
     model: Literal["final", "best"] = "final"  # which model of the run `export` takes
     output: str | None = None  # the file `export` writes; into the run's folder if left out
+    trust: bool = False  # `eval`, `play`, `export`: load models as SB3 does, running what is pickled in them; --trust
     play: PlayConfig = PlayConfig()
     self_play: SelfPlayConfig = SelfPlayConfig()
     checkup: Literal["off", "warn", "strict"] = "off"  # a look at the env before training; strict: any finding stops

@@ -83,7 +83,7 @@ def lying() -> bytes:
         ("state.json", b"[]", "another version"),
         ("state.json", json.dumps({"schema": 2}).encode(), "another version"),
         ("arrays.npz", compressed(), "compressed"),
-        ("arrays.npz", lying(), "more than it is long"),
+        ("arrays.npz", lying(), "is compressed"),
         ("arrays.npz", b"PK nothing", "cannot be read"),
     ],
 )
@@ -97,8 +97,8 @@ def test_files_that_are_none_are_refused(tmp_path: Path, name: str, content: byt
 def test_a_pickle_among_the_arrays_is_not_opened(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     folder = published(tmp_path)
     (folder / "arrays.npz").write_bytes(trapped())
-    with pytest.raises(ValueError, match="allow_pickle=False"), stored(folder) as (_, arrays):
-        arrays["a"]
+    with pytest.raises(ConfigError, match="holds objects"), stored(folder):
+        pass
     assert "executed" not in capsys.readouterr().out
 
 

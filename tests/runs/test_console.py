@@ -10,6 +10,7 @@ from fasttrain.flags import EnvFacts, Machine
 from fasttrain.perf.report import EnvTimes, PerfWindow
 from fasttrain.plan import make_plan
 from fasttrain.runs.console import make_console, show_perf, show_plan, show_quality
+from fasttrain.runs.evaluate import summarise
 
 
 @pytest.fixture
@@ -71,3 +72,13 @@ def test_draws_are_shown_where_there_are_any(console: Console):
 def test_without_a_terminal_tables_are_wide_and_plain():
     console = make_console()
     assert console.is_terminal or (console.width == 140 and console.no_color)
+
+
+def test_an_envs_words_do_nothing_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    finished = [(1.0, 3, {"end_reason": "[/red]\x1b[2J[bold]\n\u202ewon\ud800"})] * 2
+    show_quality(make_console(), {"greedy": summarise(finished)})
+    told = capsys.readouterr().out
+    assert "\x1b" not in told
+    assert "\u202e" not in told
+    assert "[/red]" in told
+    assert "[bold]" in told

@@ -4,8 +4,10 @@ import csv
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from fasttrain.runs.episodes import FIXED, FLUSH_EVERY, EpisodeLog
+from fasttrain.runs.episodes import FIXED, FLUSH_EVERY, FLUSH_S, EpisodeLog
+from fasttrain.studies.pages.episodes import read_episodes
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -25,6 +27,16 @@ def test_rows_are_written_in_batches(tmp_path: Path):
     assert len(rows) == FLUSH_EVERY + 1
     assert list(rows[0]) == [*FIXED, "is_win"]
     assert (rows[0]["is_win"], rows[-1]["is_win"]) == ("1", "0")
+
+
+def test_rare_episodes_do_not_wait_for_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    now = [100.0]
+    monkeypatch.setattr("fasttrain.runs.episodes.time.monotonic", lambda: now[0])
+    log = EpisodeLog(tmp_path / "episodes.csv")
+    for second, written in ((1.0, 0), (FLUSH_S + 1.0, 2), (FLUSH_S + 2.0, 2), (2 * FLUSH_S + 2.0, 4)):
+        now[0] = 100.0 + second
+        log.add((1, 0, 0, 1.0, 2, 0.1), {})
+        assert (len(read(log.path)) if log.path.exists() else 0) == written
 
 
 def test_only_scalars_become_columns(tmp_path: Path):
@@ -50,3 +62,18 @@ def test_a_run_without_episodes_leaves_the_header(tmp_path: Path):
     log = EpisodeLog(tmp_path / "episodes.csv")
     log.flush()
     assert (tmp_path / "episodes.csv").read_text() == ",".join(FIXED) + "\n"
+
+
+def test_a_hostile_envs_rows_stay_rows_and_are_read_back(tmp_path: Path) -> None:
+    log = EpisodeLog(tmp_path / "episodes.csv")
+    reasons = ["=HYPERLINK(1)", "-3.5", "a\nb\r\x00", "'=x", "\ud800", '"quoted", and more']
+    for number, reason in enumerate(reasons):
+        log.add((number, number, 0, 1.0, 5, 0.1), {"end_reason": reason, "=key": 1, 7: 2, "long": 10**5000})
+    log.flush()
+    lines = (tmp_path / "episodes.csv").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 1 + len(reasons)
+    assert "'=HYPERLINK(1)" in lines[1]
+    assert "'=key" in lines[0]
+    found = read_episodes(tmp_path / "episodes.csv")
+    assert found.reasons[:4] == ["=HYPERLINK(1)", "-3.5", "a b \N{REPLACEMENT CHARACTER}", "'=x"]
+    assert found.reasons[5] == reasons[5]

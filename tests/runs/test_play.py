@@ -127,9 +127,10 @@ def test_an_agent_that_remembers_is_watched_without_ratings(runs: Callable[..., 
 
 def test_with_observations_normalised_as_in_training(runs: Callable[..., Path], fasttrain: RunCommand) -> None:
     run = runs("skull", "env.normalize=[obs]")
-    assert "no vecnormalize.pkl lies beside" in fasttrain("play", f"run={run}", FAST).err
+    assert "no vecnormalize.npz lies beside" in fasttrain("play", f"run={run}", FAST).err
     VecNormalize(DummyVecEnv([lambda: SkullKingEnv(3)])).save(str(run / "vecnormalize.pkl"))
-    done = fasttrain("play", f"run={run}", FAST)
+    assert "--trust" in fasttrain("play", f"run={run}", FAST).err
+    done = fasttrain("play", f"run={run}", FAST, "--trust")
     assert done.exit_code == 0, done.err
 
 
@@ -179,7 +180,11 @@ def test_leaving_is_no_error(
         ("", ["run=nowhere", "play.episodes=0"], "play.episodes=0: must be at least 1"),
         ("", ["run=nowhere", "play.model=last.zip"], "play.model=last.zip: not one of model.zip, best_model.zip"),
         ("", ["run=nowhere", "play.sped=1"], "unknown key 'play.sped'; did you mean 'play.speed'"),
-        ("", ["run=nowhere", "num_envs=3"], "play takes run=…, opponent=… and play.… only: num_envs would do nothing"),
+        (
+            "",
+            ["run=nowhere", "num_envs=3"],
+            "play.… and --trust only: num_envs would do nothing",
+        ),
         ("skull", ["play.model=best_model.zip"], "no best_model.zip there; the run was made without eval_every"),
         ("skull", ["opponent=hart"], "unknown opponent 'hart', did you mean 'hard'"),
         ("skull", ["opponent=hard", "play.human=true"], "opponent=hard contradicts play.human=true"),
@@ -210,7 +215,7 @@ def test_keys_of_play_mean_nothing_elsewhere(fasttrain: RunCommand) -> None:
 
 
 def test_an_agent_with_a_memory_plays_no_two_sides(runs: Callable[..., Path], fasttrain: RunCommand) -> None:
-    done = fasttrain("play", f"run={runs('skull', 'env.frame_stack=2')}", "play.human=true")
+    done = fasttrain("play", f"run={runs('skull', 'env.frame_stack=2')}", "play.human=true", "--trust")
     assert done.exit_code == 2
     assert "play with env.frame_stack=2" in done.err
 

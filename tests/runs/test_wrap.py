@@ -17,6 +17,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNorm
 from conftest import RunCommand, configured
 from fasttrain.config import Config
 from fasttrain.runs.build import build_vec_env
+from fasttrain.runs.safe_zip import read_arrays
 from fasttrain.runs.wrap import statistics_of, wrapped
 from fasttrain.vec.adapter import SlotAdapter, slots_of
 from fasttrain.vec.native import NativeVecEnv
@@ -126,8 +127,11 @@ def test_a_run_leaves_the_statistics_beside_every_model(fasttrain: RunCommand, a
     half, whole = (f"checkpoints/step_{steps:012d}/model.zip" for steps in (480, 960))
     assert names == ["best_model.zip", half, whole, "model.zip"]
     final = DummyVecEnv([lambda: gymnasium.make("CartPole-v1")])
-    counted = [VecNormalize.load(str(statistics_of(model)), final).ret_rms.count for model in models]
+    counted = [VecNormalize.load(str(statistics_of(model, True)), final).ret_rms.count for model in models]
     assert counted[1] < counted[2] == counted[3]
+    plain = read_arrays(done.folder / "vecnormalize.npz", 10**6)
+    assert plain["rewards.count"] == counted[3]
+    assert plain["observations.mean"].shape == (4,)
     quality = done.json("summary.json")["quality"]
     assert quality["mean_reward"] == quality["mean_length"], "rewards of the evaluation are the env's own"
     (PPO if algo == "ppo" else DQN).load(done.folder / "model.zip", device="cpu")
@@ -137,16 +141,28 @@ def test_a_run_leaves_the_statistics_beside_every_model(fasttrain: RunCommand, a
     greedy = again.json("eval.json")["quality"]["greedy"]
     assert greedy == {key: quality[key] for key in greedy}
 
-    other = VecNormalize.load(str(statistics_of(models[-1])), final)
+    (done.folder / "vecnormalize.npz").unlink()
+    refused = fasttrain("eval", f"run={done.folder}")
+    assert refused.exit_code == 2
+    assert "no vecnormalize.npz beside it, only vecnormalize.pkl, a pickle; --trust loads it" in refused.err
+    trusted = fasttrain("eval", f"run={done.folder}", "--trust").json("eval.json")["quality"]["greedy"]
+    assert trusted == greedy
+    other = VecNormalize.load(str(statistics_of(models[-1], True)), final)
     other.obs_rms.mean = other.obs_rms.mean + 5.0  # type: ignore[union-attr]
-    other.save(str(done.folder / "vecnormalize.pkl"))
-    changed = fasttrain("eval", f"run={done.folder}").json("eval.json")["quality"]["greedy"]
-    assert changed["mean_reward"] != greedy["mean_reward"], "the file is what decides"
+    for pickled in (False, True):
+        if pickled:
+            other.save(str(done.folder / "vecnormalize.pkl"))
+        else:
+            arrays = {**plain, "observations.mean": plain["observations.mean"] + 5.0}
+            np.savez(done.folder / "vecnormalize.npz", **arrays)
+        changed = fasttrain("eval", f"run={done.folder}", *(["--trust"] if pickled else []))
+        assert changed.json("eval.json")["quality"]["greedy"]["mean_reward"] != greedy["mean_reward"], "it decides"
+        (done.folder / "vecnormalize.npz").unlink(missing_ok=True)
 
     (done.folder / "vecnormalize.pkl").unlink()
     gone = fasttrain("eval", f"run={done.folder}")
     assert gone.exit_code == 2
-    assert "trained with env.normalize, but no vecnormalize.pkl lies beside its model" in gone.err
+    assert "trained with env.normalize, but no vecnormalize.npz lies beside its model" in gone.err
 
 
 def test_the_statistics_load_where_fasttrain_is_not_installed(fasttrain: RunCommand, tmp_path: Path):
@@ -168,6 +184,6 @@ def test_the_statistics_load_where_fasttrain_is_not_installed(fasttrain: RunComm
 def test_a_model_without_normalisation_has_no_statistics(fasttrain: RunCommand):
     done = fasttrain("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "vec_env=dummy", "total_timesteps=480",
                      "algo.rollout_size=480", "batch_size=48", "eval.episodes=2")  # fmt: skip
-    assert not list(done.folder.rglob("*.pkl"))
-    assert statistics_of(Path("a/model.zip")) == Path("a/vecnormalize.pkl")
-    assert statistics_of(Path("a/best_model.zip")) == Path("a/best_model_vecnormalize.pkl")
+    assert not list(done.folder.rglob("*vecnormalize*"))
+    assert statistics_of(Path("a/model.zip")) == Path("a/vecnormalize.npz")
+    assert statistics_of(Path("a/best_model.zip"), pickled=True) == Path("a/best_model_vecnormalize.pkl")

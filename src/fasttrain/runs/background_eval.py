@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import psutil
 
 from fasttrain.config import Config
-from fasttrain.runs.wrap import statistics_of
 from fasttrain.vec.process import default_start_method
 
 MOST_WAITING = 2  # snapshots, the one that is being played included
@@ -166,11 +165,12 @@ def _lives(process: int) -> bool:
 
 
 def _evaluated(config: Config, file: Path) -> dict[str, Any]:
-    from fasttrain.runs.evaluate import evaluate_both, load_policy
+    from fasttrain.runs.evaluate import evaluate_both
+    from fasttrain.runs.model_files import find_statistics, load_policy
 
     begun = time.perf_counter()
     model = load_policy(config, file)
-    statistics = statistics_of(file) if config.env.normalize else None
+    statistics = find_statistics(config, file)
     quality = evaluate_both(model, config, lambda _: None, statistics=statistics, sampled=False)
     return {"quality": quality["greedy"], "seconds": time.perf_counter() - begun}
 

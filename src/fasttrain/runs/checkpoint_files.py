@@ -83,7 +83,7 @@ class CheckpointFolder:
         Raises:
             OSError: it could not be written (disk full, no permission). Checkpoints that were there still are.
         """
-        target = self.root / f"{PREFIX}{step:012d}"
+        target = self.root / name_of(step)
         staged = self.root / f"{STAGED}{target.name}-{os.getpid()}"
         with suppress(FileNotFoundError):
             self.disk.remove(staged)
@@ -93,17 +93,17 @@ class CheckpointFolder:
                 self.disk.write(staged / name, _writer(content))
             entries = {name: _fingerprint(staged / name) for name in files}
             manifest = {"schema": MANIFEST_SCHEMA, "step": step, "files": entries}
-            self.disk.write(staged / MANIFEST, _writer(json.dumps(manifest, indent=1).encode()))
+            self.disk.write(staged / MANIFEST, _writer(_manifest_text(manifest)))
             self.disk.sync(staged)
             if target.exists():  # the same step again, after a resume
                 self._discard(target)
             self.disk.rename(staged, target)
             self.disk.sync(self.root)
-        except OSError:
+        except Exception:  # torch reports a full disk as a RuntimeError
             with suppress(OSError):
                 self.disk.remove(staged)
             raise
-        self._forget_old()
+        self._forget_old(target)
         return target
 
     def all(self) -> list[Path]:
@@ -129,8 +129,10 @@ class CheckpointFolder:
                 with suppress(OSError):
                     self.disk.remove(path)
 
-    def _forget_old(self) -> None:
-        for folder in self.all()[self.keep :]:
+    def _forget_old(self, newest: Path) -> None:
+        # Later steps than the one just written are damaged, else they would have been gone on from: they do not count.
+        known = [folder for folder in self.all() if folder.name <= newest.name]
+        for folder in known[self.keep :]:
             with suppress(OSError):  # it is of no use, but it does no harm
                 self._discard(folder)
 
@@ -143,18 +145,25 @@ class CheckpointFolder:
 
 def problem_of(folder: Path) -> str:
     """What keeps this folder from being a whole checkpoint; empty if nothing does."""
+    if folder.is_symlink() or (folder / MANIFEST).is_symlink():
+        return "it is a link to another place"
     manifest = read_manifest(folder)
     if isinstance(manifest, str):
         return manifest
+    if folder.name.startswith(PREFIX) and folder.name != name_of(manifest["step"]):
+        return f"{MANIFEST} is of step {manifest['step']:,}"
     for name, entry in manifest["files"].items():
         path = folder / name
         if path.is_symlink() or not path.is_file():
             return f"{name} is missing"
-        size = path.stat().st_size
-        if size != entry["bytes"]:
-            return f"{name} has {size:,} bytes, not {entry['bytes']:,}"
-        if _fingerprint(path)["sha256"] != entry["sha256"]:
-            return f"{name} is not what was written (SHA-256 differs)"
+        try:
+            size = path.stat().st_size
+            if size != entry["bytes"]:
+                return f"{name} has {size:,} bytes, not {entry['bytes']:,}"
+            if _fingerprint(path)["sha256"] != entry["sha256"]:
+                return f"{name} is not what was written (SHA-256 differs)"
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror})"
     return ""
 
 
@@ -164,12 +173,25 @@ def read_manifest(folder: Path) -> dict[str, Any] | str:
     try:
         if path.stat().st_size > MOST_MANIFEST_BYTES:
             return f"{MANIFEST} is too large"
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_bytes()
+        manifest = json.loads(text)
     except OSError:
         return f"{MANIFEST} is missing"
-    except ValueError:
+    except (ValueError, RecursionError):
         return f"{MANIFEST} is not readable"
-    return manifest if _is_manifest(manifest) else f"{MANIFEST} is none of this version's"
+    if not _is_manifest(manifest):
+        return f"{MANIFEST} is none of this version's"
+    # Nothing sums up the manifest itself, but it has only one spelling.
+    return manifest if text == _manifest_text(manifest) else f"{MANIFEST} is not what was written"
+
+
+def name_of(step: int) -> str:
+    """Of a checkpoint's folder; sorted by name they are sorted by step."""
+    return f"{PREFIX}{step:012d}"
+
+
+def _manifest_text(manifest: dict[str, Any]) -> bytes:
+    return json.dumps(manifest, indent=1).encode()
 
 
 def _is_manifest(manifest: Any) -> bool:
@@ -177,7 +199,8 @@ def _is_manifest(manifest: Any) -> bool:
         return False
     files = manifest.get("files")
     return (
-        isinstance(files, dict)
+        isinstance(manifest.get("step"), int)
+        and isinstance(files, dict)
         and len(files) > 0
         and all(
             NAME.fullmatch(name)

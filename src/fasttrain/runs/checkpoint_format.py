@@ -22,6 +22,8 @@ from stable_baselines3.common.save_util import recursive_getattr, save_to_zip_fi
 
 from fasttrain.errors import ConfigError
 from fasttrain.runs.checkpoint_files import Writer
+from fasttrain.runs.files import parse_json
+from fasttrain.runs.safe_zip import check_arrays, opened
 
 SCHEMA = 1
 STATE, ARRAYS, MODEL, STATISTICS = "state.json", "arrays.npz", "model.zip", "vecnormalize.pkl"
@@ -75,33 +77,19 @@ def stored(folder: Path) -> Iterator[tuple[dict[str, Any], Mapping[str, NDArray[
     path = folder / STATE
     if path.stat().st_size > MOST_STATE_BYTES:
         raise ConfigError(f"{path} is too large for a checkpoint's ({path.stat().st_size:,} bytes)")
-    try:
-        state = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path} is no JSON: {error}") from error
+    state = parse_json(path.read_bytes(), str(path))
     if not isinstance(state, dict) or state.get("schema") != SCHEMA:
         raise ConfigError(f"{folder} is of another version of fasttrain: its schema is not {SCHEMA}")
+    if type(state.get("env_steps")) is not int or state["env_steps"] < 0:
+        raise ConfigError(f"{path}: its env_steps are no number of steps")
     try:
-        check_archive(folder / ARRAYS)
+        with opened(folder / ARRAYS, str(folder / ARRAYS)) as archive:
+            check_arrays(archive, str(folder / ARRAYS))
         arrays = np.load(folder / ARRAYS, allow_pickle=False)
     except (ValueError, zipfile.BadZipFile, EOFError) as error:
         raise ConfigError(f"{folder} cannot be read: {error}") from error
     with arrays:
         yield state, arrays
-
-
-def check_archive(path: Path) -> None:
-    """Nothing compressed, and no more bytes than the file has.
-
-    Raises:
-        ConfigError: it is otherwise.
-    """
-    with zipfile.ZipFile(path) as archive:
-        members = archive.infolist()
-    if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-        raise ConfigError(f"{path} is compressed, which no checkpoint is")
-    if sum(member.file_size for member in members) > path.stat().st_size:
-        raise ConfigError(f"{path} says it holds more than it is long")
 
 
 def zip_writer(model: BaseAlgorithm) -> Writer:

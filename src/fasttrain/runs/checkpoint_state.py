@@ -7,6 +7,7 @@ Everything that decides what comes next is in it, so that a resumed run equals o
 from __future__ import annotations
 
 import pickle
+import zipfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,6 +36,8 @@ from fasttrain.vec.env_state import NewEpisodes, env_state, load_env_state
 
 SEED_STRIDE = 1_000_003  # between the seeds of an env and of the one after a resume, which must not play the same again
 OTHER_RUN = "another env or algorithm"
+# What reading values of a wrong kind or number ends in, and an array whose checksum is not its own.
+WRONG = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, zipfile.BadZipFile)
 
 
 def traced(config: Config) -> bool:
@@ -90,7 +93,7 @@ def restore(run: Any, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any
         raise ConfigError(f"the checkpoint is of {OTHER_RUN}: {state.get('of')}, not {identity(run.config)}")
     try:
         return _restore(run, state, arrays)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+    except WRONG as error:
         raise ConfigError(f"the checkpoint is not one of this version: {type(error).__name__} {error}") from error
 
 

@@ -8,10 +8,12 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fasttrain.machine import usable_cores
 from fasttrain.perf.report import PerfWindow, advice, perf_rows
 from fasttrain.plan import Plan
+from fasttrain.runs.env_text import one_line
 
 
 def make_console() -> Console:
@@ -86,7 +88,7 @@ def show_quality(console: Console, quality: Mapping[str, dict[str, Any]]) -> Non
             *([f"{100 * (result['draw_rate'] or 0):.1f} %"] if draws else []),
             _with_interval(result["score_diff"], ci95["score_diff"], 1, "{:.1f}"),
             f"{result['mean_length']:.1f}",
-            ends,
+            Text(one_line(ends, 2000)),
         )
     console.print(table)
 

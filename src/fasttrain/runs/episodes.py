@@ -5,12 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fasttrain.runs.env_text import csv_cell
+
 FIXED = ("episode", "env_steps", "env", "return", "length", "wall_s")
 FLUSH_EVERY = 2000  # rows; about one write a second at 2,000 episodes/s, a few hundred kB of memory
+FLUSH_S = 5.0  # where episodes are rarer: what a killed run loses of them, and what whoever watches the file waits
 
 
 class EpisodeLog:
@@ -26,13 +30,14 @@ class EpisodeLog:
         self.path, self.reward_terms = path, reward_terms
         self._rows: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         self._keys: list[str] | None = None
+        self._flushed = time.monotonic()
 
     def add(self, fixed: tuple[Any, ...], info: dict[str, Any]) -> None:
         """`fixed` in the order of `FIXED`; `info` of the episode's last step."""
         if self.reward_terms:
             info = {**info, **{f"reward_{name}": value for name, value in info.get("reward_terms", {}).items()}}
         self._rows.append((fixed, info))
-        if len(self._rows) >= FLUSH_EVERY:
+        if len(self._rows) >= FLUSH_EVERY or time.monotonic() - self._flushed > FLUSH_S:
             self.flush()
 
     def position(self) -> dict[str, Any]:
@@ -45,6 +50,8 @@ class EpisodeLog:
     def go_on(self, position: Mapping[str, Any]) -> bool:
         """Drop what was written after `position` and append from there; False: the file is shorter, or is gone."""
         keys, size = position["keys"], int(position["bytes"])
+        if size < 0:
+            raise ValueError(f"episodes.csv of {size} bytes")
         self._keys = None if keys is None else [str(key) for key in keys]
         there = self.path.stat().st_size if self.path.is_file() else 0
         if there < size:
@@ -64,22 +71,21 @@ class EpisodeLog:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         if first:
-            writer.writerow([*FIXED, *self._keys])  # type: ignore[misc]
+            writer.writerow([*FIXED, *map(csv_cell, self._keys or ())])
         for fixed, info in self._rows:
             writer.writerow([*fixed, *(_cell(info.get(key)) for key in self._keys or ())])
         with self.path.open("a", encoding="utf-8", newline="") as file:
             file.write(text.getvalue())
         self._rows.clear()
+        self._flushed = time.monotonic()
 
 
-def _is_scalar(key: str, value: Any) -> bool:
+def _is_scalar(key: Any, value: Any) -> bool:
+    if not isinstance(key, str):
+        return False
     reserved = key in ("episode", "TimeLimit.truncated", "terminal_observation", "action_mask", "perf")
     return not reserved and (isinstance(value, (bool, int, float, str)) or getattr(value, "shape", None) == ())
 
 
 def _cell(value: Any) -> Any:
-    if isinstance(value, bool):
-        return int(value)
-    if isinstance(value, float):
-        return round(value, 6)
-    return value
+    return round(value, 6) if isinstance(value, float) else csv_cell(value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
 import random
 import time
 from collections import Counter
@@ -23,10 +22,14 @@ from fasttrain.config import Config, against_bots, from_mapping
 from fasttrain.errors import ConfigError
 from fasttrain.flags import FLAGS
 from fasttrain.runs.console import make_console, show_quality
-from fasttrain.runs.files import write_json
+from fasttrain.runs.env_text import one_line
+from fasttrain.runs.files import parse_json, write_json
+from fasttrain.runs.model_files import find_statistics, load_policy
 from fasttrain.runs.progress import score_diff_of, win_of
-from fasttrain.runs.wrap import Statistics, statistics_of
+from fasttrain.runs.wrap import Statistics
 
+LONGEST_REASON, MOST_REASONS = 200, 100  # of an env's texts what summary.json keeps
+MOST_PLAN_BYTES = 16 << 20  # 10 kB are usual
 MAX_EPISODE_STEPS = 27_000  # the usual bound of an Atari episode; a greedy policy may walk in circles for ever
 Quality = dict[str, dict[str, Any]]  # way of acting ("greedy", "sampled") → what `summarise` returns
 
@@ -108,14 +111,14 @@ def summarise(finished: Sequence[tuple[float, int, Mapping[str, Any]]]) -> dict[
     scores = np.array([score for score in found if score is not None], dtype=np.float64)
     draws = [bool(info["is_draw"]) for _, _, info in finished if "is_draw" in info]
     turns = [float(info["turn"]) for _, _, info in finished if "turn" in info]
-    reasons = Counter(str(info.get("end_reason", _plain_end(info))) for _, _, info in finished)
+    reasons = Counter(one_line(info.get("end_reason", _plain_end(info)), LONGEST_REASON) for _, _, info in finished)
     return {
         "episodes": len(finished),
         "mean_reward": float(rewards.mean()),
         "win_rate": float(np.mean(wins)) if wins else None,
         "draw_rate": float(np.mean(draws)) if draws else None,
         "score_diff": float(scores.mean()) if len(scores) else None,
-        "end_reason": {name: count / len(finished) for name, count in reasons.most_common()},
+        "end_reason": {name: count / len(finished) for name, count in reasons.most_common(MOST_REASONS)},
         "mean_length": float(np.mean([length for _, length, _ in finished])),
         "mean_turns": float(np.mean(turns)) if turns else None,
         "ci95": {
@@ -191,7 +194,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     """
     if config.run is None:
         raise ConfigError("eval needs run=FOLDER, a finished run's folder (outputs/DATE/TIME_…)")
-    trained, model = load_run(Path(config.run))
+    trained, model = load_run(Path(config.run), trust=config.trust)
     typed = {key for key, source in sources.items() if source == "command line"}
     wanted = dataclasses.replace(
         trained.eval,
@@ -201,11 +204,11 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
             if f"eval.{field.name}" in typed
         },
     )
-    ignored = sorted(key for key in typed if key != "run" and not key.startswith("eval."))
+    ignored = sorted(key for key in typed if key not in ("run", "trust") and not key.startswith("eval."))
     if ignored:
-        raise ConfigError(f"eval takes run=… and eval.… only: {', '.join(ignored)} would do nothing")
+        raise ConfigError(f"eval takes run=…, eval.… and --trust only: {', '.join(ignored)} would do nothing")
     console = make_console()
-    statistics = statistics_of(Path(config.run) / "model.zip") if trained.env.normalize else None
+    statistics = find_statistics(trained, Path(config.run) / "model.zip", config.trust)
     quality = evaluate_both(model, dataclasses.replace(trained, eval=wanted), console.print, statistics=statistics)
     show_quality(console, quality)
     write_json(folder / "eval.json", {"run": config.run, "quality": quality})
@@ -213,11 +216,14 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     return 0
 
 
-def load_run(folder: Path, model: str = "model.zip") -> tuple[Config, BaseAlgorithm]:
+def load_run(folder: Path, model: str = "model.zip", trust: bool = False) -> tuple[Config, BaseAlgorithm]:
     """The effective configuration of a finished run, and its final or another of its models.
 
+    Args:
+        trust: the model and what belongs to it may be loaded by SB3, which executes the pickles in them.
+
     Raises:
-        ConfigError: the folder is not a finished run's, or lacks that model.
+        ConfigError: the folder is not a finished run's or lacks that model; or the model needs `trust`.
     """
     for name in ("plan.json", "model.zip", model):
         if not (folder / name).is_file():
@@ -225,34 +231,21 @@ def load_run(folder: Path, model: str = "model.zip") -> tuple[Config, BaseAlgori
             way_out = "the run was made without eval_every=…" if best else "name the folder of a finished run"
             raise ConfigError(f"run={folder}: no {name} there; {way_out}")
     config = config_of(folder)
-    statistics = statistics_of(folder / model)
-    if config.env.normalize and not statistics.is_file():
-        raise ConfigError(f"run={folder}: trained with env.normalize, but no {statistics.name} lies beside its model")
-    return config, load_policy(config, folder / model)
-
-
-def load_policy(config: Config, file: Path) -> BaseAlgorithm:
-    """The model in `file` as one that only plays, on the CPU."""
-    from sb3_contrib import MaskablePPO, RecurrentPPO
-    from stable_baselines3 import PPO
-
-    from fasttrain.algos.dqn import DQN
-
-    classes: dict[str, type[BaseAlgorithm]] = {
-        "maskable_ppo": MaskablePPO,
-        "ppo": PPO,
-        "recurrent_ppo": RecurrentPPO,
-        "dqn": DQN,
-    }
-    # It needs no replay buffer, which may be too large for this machine.
-    small: dict[str, Any] = {"buffer_size": 1} if config.algo.name == "dqn" else {}
-    return classes[config.algo.name].load(file, device="cpu", **small)
+    find_statistics(config, folder / model, trust)
+    with own_random_state(config.seed):  # weights that are overwritten at once need random numbers
+        return config, load_policy(config, folder / model, trust)
 
 
 def config_of(folder: Path) -> Config:
     """What plan.json holds. A flag younger than the run has the value of a plain SB3 script, which is what it did."""
-    stored = json.loads((folder / "plan.json").read_text(encoding="utf-8"))["config"]
+    path = folder / "plan.json"
+    if path.stat().st_size > MOST_PLAN_BYTES:
+        raise ConfigError(f"{path} is too large for a plan ({path.stat().st_size:,} bytes)")
+    plan = parse_json(path.read_bytes(), str(path))
+    stored = plan.get("config") if isinstance(plan, dict) else None
+    if not isinstance(stored, dict):
+        raise ConfigError(f"{path} holds no configuration; name the folder of a run")
     try:
-        return from_mapping({**{flag.name: flag.stock for flag in FLAGS}, **stored})
+        return from_mapping({**{flag.name: flag.stock for flag in FLAGS}, **stored, "trust": False})
     except ConfigError as error:
         raise ConfigError(f"run={folder}: its plan.json does not fit this version of fasttrain ({error})") from error

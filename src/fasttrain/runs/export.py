@@ -6,10 +6,8 @@ behind.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
-import pickle
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
@@ -25,13 +23,12 @@ from stable_baselines3.common.vec_env import VecNormalize
 from fasttrain.config import Config
 from fasttrain.errors import ConfigError, FastTrainError
 from fasttrain.runs.acting import ActingPath, Arrays, largest_difference, random_inputs
-from fasttrain.runs.build import build_vec_env
 from fasttrain.runs.console import make_console
 from fasttrain.runs.evaluate import load_run
 from fasttrain.runs.files import write_json
-from fasttrain.runs.wrap import statistics_of
+from fasttrain.runs.model_files import find_statistics, one_env
 
-KEYS = ("run", "format", "model", "output")
+KEYS = ("run", "format", "model", "output", "trust")
 STEMS = {"final": "model", "best": "best_model"}
 SUFFIXES = {"onnx": ".onnx", "torchscript": ".torchscript.pt"}
 ONNX_PACKAGES = ("onnx", "onnxscript")
@@ -55,7 +52,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         FastTrainError: the file disagrees with the policy.
     """
     path = _check_request(config, sources)
-    trained = _load(Path(str(config.run)), STEMS[config.model])
+    trained = _load(Path(str(config.run)), STEMS[config.model], config.trust)
     acting = ActingPath(trained.model, _shown_space(trained), trained.statistics).eval()
     report = export(acting, trained.model, trained.statistics, str(config.format), path)
     write_json(folder / "export.json", {"run": config.run, **report})
@@ -78,6 +75,7 @@ def export(
     """
     write, load = (_write_onnx, _load_onnx) if kind == "onnx" else (_write_torchscript, _load_torchscript)
     draft = path.with_name(path.name + ".unchecked")
+    draft.unlink(missing_ok=True)  # a link left there would be written through
     difference, outputs = 0.0, {}
     try:
         try:
@@ -142,8 +140,8 @@ def _check_request(config: Config, sources: Mapping[str, str]) -> Path:
     return path
 
 
-def _load(folder: Path, stem: str) -> Trained:
-    config, model = load_run(folder, f"{stem}.zip")
+def _load(folder: Path, stem: str, trust: bool) -> Trained:
+    config, model = load_run(folder, f"{stem}.zip", trust)
     if config.algo.name == "recurrent_ppo":
         raise ConfigError(
             "recurrent_ppo cannot be exported: its LSTM's states go from step to step, the exported path has "
@@ -151,8 +149,11 @@ def _load(folder: Path, stem: str) -> Trained:
         )
     if "obs" not in config.env.normalize:
         return Trained(config, model, None)
-    with statistics_of(folder / f"{stem}.zip").open("rb") as file:
-        return Trained(config, model, pickle.load(file))
+    env = one_env(config, find_statistics(config, folder / f"{stem}.zip", trust))
+    env.close()
+    if not isinstance(env, VecNormalize):
+        raise ConfigError(f"run={folder}: trained against itself, where observations cannot be normalised")
+    return Trained(config, model, env)
 
 
 def _shown_space(trained: Trained) -> spaces.Space[Any]:
@@ -161,9 +162,7 @@ def _shown_space(trained: Trained) -> spaces.Space[Any]:
     parts = list(space.values()) if isinstance(space, spaces.Dict) else [space]
     if not any(is_image_space(part) for part in parts):
         return space
-    config = trained.config
-    own = config if config.vec_env == "native" else dataclasses.replace(config, vec_env="dummy")
-    env = build_vec_env(own, 1, config.eval.seed)
+    env = one_env(trained.config)
     env.close()
     return env.observation_space
 

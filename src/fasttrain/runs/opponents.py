@@ -16,6 +16,7 @@ from fasttrain.config import SELF, Config
 from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.progress import win_of
+from fasttrain.runs.tensor_file import read_tensors
 from fasttrain.vec.self_play import SelfPlayVecEnv
 
 
@@ -74,9 +75,14 @@ def load_pool(pool: SnapshotPool, model_file: Path) -> None:
     """Go on with the opponents saved beside a model.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: there are none, or the file holds something else.
     """
     file = pool_file(model_file)
     if not file.is_file():
         raise ConfigError(f"{file} is missing: the opponents that belong to {model_file.name}")
-    pool.load(torch.load(file, map_location="cpu", weights_only=True))
+    with file.open("rb") as stream:
+        state = read_tensors(stream, str(file))
+    try:
+        pool.load(state)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{file} holds no opponents: {type(error).__name__} {error}") from error

@@ -37,9 +37,11 @@ from fasttrain.errors import ConfigError
 from fasttrain.runs.build import env_spec
 from fasttrain.runs.choices import best_choices
 from fasttrain.runs.console import make_console
+from fasttrain.runs.env_text import shown
 from fasttrain.runs.evaluate import load_run, own_random_state, summarise
+from fasttrain.runs.model_files import find_statistics
 from fasttrain.runs.progress import win_of
-from fasttrain.runs.wrap import statistics_of, wrapped
+from fasttrain.runs.wrap import wrapped
 
 MOST_LINES = 60  # legal actions in words, one a line; more are listed as numbers
 TOLD_APART = ("is_win", "is_success", "is_draw", "end_reason", "turn", TURN)  # of an info; the outcome says it already
@@ -94,15 +96,17 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         ConfigError: no run named, no such model, or an env that cannot be shown or played against.
     """
     typed = [key for key, source in sources.items() if source == "command line"]
-    ignored = sorted(key for key in typed if key not in ("run", "opponent") and not key.startswith("play."))
+    ignored = sorted(key for key in typed if key not in ("run", "opponent", "trust") and not key.startswith("play."))
     if ignored:
-        raise ConfigError(f"play takes run=…, opponent=… and play.… only: {', '.join(ignored)} would do nothing")
+        raise ConfigError(
+            f"play takes run=…, opponent=…, play.… and --trust only: {', '.join(ignored)} would do nothing"
+        )
     if config.run is None:
         raise ConfigError("play needs run=FOLDER, a finished run's folder (outputs/DATE/TIME_…)")
-    trained, model = load_run(Path(config.run), config.play.model)
+    trained, model = load_run(Path(config.run), config.play.model, config.trust)
     trained = _seated(dataclasses.replace(trained, play=config.play), config.opponent)
     watched = Watched(_textual_env(trained))
-    statistics = statistics_of(Path(config.run) / config.play.model) if trained.env.normalize else None
+    statistics = find_statistics(trained, Path(config.run) / config.play.model, config.trust)
     env = wrapped(DummyVecEnv([lambda: watched]), trained, statistics)
     seed = secrets.randbelow(10**6) if config.play.seed is None else config.play.seed
     console = make_console()
@@ -123,6 +127,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
 def show(console: Console, text: str, style: str = "") -> None:
     """A line or a picture as it is; a picture may bring its own colours."""
     line = Text.from_ansi(text)
+    line.plain = shown(line.plain)  # sequences that are no colours; the length, and with it the colours, stay
     line.stylize(style)
     console.print(line, soft_wrap=True, highlight=False)
 

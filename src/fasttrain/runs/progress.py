@@ -10,6 +10,7 @@ from typing import Any
 
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.curve import LearningCurve
+from fasttrain.runs.env_text import one_line
 
 WIN_KEYS = ("is_win", "is_success")
 SCORE_KEYS = ("score_diff", "vp_diff")  # how far ahead of the others the learner ended
@@ -68,7 +69,7 @@ class Progress:
         if score_diff is not None:
             self.score_diffs.append(score_diff)
         for name, value in info.get("reward_terms", {}).items():
-            self.reward_terms.setdefault(name, deque(maxlen=1000)).append(float(value))
+            self.reward_terms.setdefault(str(name), deque(maxlen=1000)).append(float(value))
 
     @property
     def steps_per_s(self) -> float:
@@ -101,7 +102,7 @@ class Progress:
 
     def mean_terms(self) -> dict[str, float]:
         """Means per episode of the reward's terms, of envs that tell them (`reward_debug`)."""
-        return {name: sum(values) / len(values) for name, values in self.reward_terms.items()}
+        return {one_line(name): sum(values) / len(values) for name, values in self.reward_terms.items()}
 
     def shares(self) -> dict[str, float]:
         """Shares of the time so far: env, act, update, rest."""

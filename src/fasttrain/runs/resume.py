@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from fasttrain.config import Config, to_dict
-from fasttrain.errors import ConfigError
+from fasttrain.errors import EXIT_DONE, ConfigError
 from fasttrain.plan import Plan, Row
 from fasttrain.runs import console as show
 from fasttrain.runs.checkpoint_files import CheckpointFolder, problem_of
 from fasttrain.runs.checkpoint_format import stored
-from fasttrain.runs.checkpoint_state import restore
+from fasttrain.runs.checkpoint_state import WRONG, restore
 from fasttrain.runs.evaluate import config_of
 from fasttrain.runs.files import write_json
 from fasttrain.runs.progress_csv import cut_back
-from fasttrain.runs.train import EXIT_DONE, Run, carry_out
+from fasttrain.runs.train import Run, carry_out
 
 MAY_CHANGE = (
     "total_timesteps", "log_every", "train_log_enabled", "train_log_to_console", "train_log_to_file", "live", "report",
@@ -54,6 +54,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     where = Path(config.run)
     if not (where / "plan.json").is_file():
         raise ConfigError(f"run={where}: no plan.json there; name the folder of a run")
+    refuse_links(where)
     typed = [key for key, source in sources.items() if source == "command line" and key != "run"]
     plan = changed_plan(where, config, typed)
     console = show.make_console()
@@ -73,9 +74,12 @@ def _restored(plan: Plan, where: Path, point: Point, console: Console) -> Run:
     run = Run(plan, where, console, resumes=True)
     try:
         anew = restore(run, point.state, point.arrays)
-    except BaseException:
+        _cut_files_back(run, point.state["run"])
+    except BaseException as error:
         run.model.logger.close()
         run.env.close()
+        if isinstance(error, WRONG):
+            raise ConfigError(f"{point.folder}: what it says of the run's files is wrong ({error})") from error
         raise
     steps = run.model.num_timesteps
     run.checkpoints.goes_on_from(steps)
@@ -86,14 +90,29 @@ def _restored(plan: Plan, where: Path, point: Point, console: Console) -> Run:
             f"warning: {len(anew)} of {count} envs could not be brought back to where they were (state outside of "
             "np_random, or no checkpoint_every); they begin a new episode, and the run is no exact continuation"
         )
-    own = point.state["run"]
+    return run
+
+
+def _cut_files_back(run: Run, own: Mapping[str, Any]) -> None:
+    """Episodes, evaluations and log lines of after the checkpoint are made again; `own` is what it says of the run."""
+    steps = run.model.num_timesteps
     if not run.callback.parts.episodes.go_on(own["episodes_file"]):
         run.say("warning: episodes.csv is shorter than the checkpoint knows it; new episodes are appended to it")
     # Evaluated beside training, a policy from before the checkpoint may have come back after it was written.
     rows = max(own["evaluations"], run.evaluator.log.known(steps), key=len)
     run.evaluator.go_on(rows)
     cut_back(run.model.logger, steps)
-    return run
+
+
+def refuse_links(where: Path) -> None:
+    """A run goes on in its own files: through a link among them it would write to another place.
+
+    Raises:
+        ConfigError: something in the folder is a link.
+    """
+    link = next((path for path in where.rglob("*") if path.is_symlink()), None)
+    if link is not None:
+        raise ConfigError(f"run={where}: {link.relative_to(where)} is a link to another place; put the file there")
 
 
 def changed_plan(where: Path, config: Config, typed: Sequence[str]) -> Plan:

@@ -173,7 +173,7 @@ class Run:
         callbacks: list[BaseCallback] = [StockPhases(self.clock)] if is_stock(self.model) else []
         if self.snapshots is not None:
             callbacks.append(self.snapshots)
-        self.startup_s = time.time() - psutil.Process().create_time()
+        self.startup_s = max(0.0, time.time() - psutil.Process().create_time())  # 0: the clock was set back
         with profiling(self.config.profiler, self.folder, self.say) as watching, self.callback.parts.live:
             callbacks += [*watching, self.callback]
             done = self.model.num_timesteps

@@ -17,9 +17,14 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecNormalize
 
 from fasttrain.config import Config
+from fasttrain.runs.checkpoint_format import array_writer
 from fasttrain.runs.env_options import is_normalisable
+from fasttrain.runs.safe_zip import read_arrays
+from fasttrain.vec.env_state import load_moments, moments
 
 Statistics = Path | VecNormalize
+PLAIN, PICKLED = ".npz", ".pkl"
+MOST_STATISTICS_BYTES = 1 << 30  # three float64 a number of an observation
 
 
 def wrapped(env: VecEnv, config: Config, statistics: Statistics | None = None) -> VecEnv:
@@ -33,7 +38,7 @@ def wrapped(env: VecEnv, config: Config, statistics: Statistics | None = None) -
         env = VecFrameStack(env, config.env.frame_stack)
     if not config.env.normalize:
         return env
-    return _learning(env, config) if statistics is None else _settled(env, statistics)
+    return _learning(env, config) if statistics is None else _settled(env, config, statistics)
 
 
 def _learning(env: VecEnv, config: Config) -> VecNormalize:
@@ -62,24 +67,34 @@ def _float_space(space: spaces.Space[Any], keys: list[str] | None, clip: float) 
     return space if space.dtype == np.float32 else spaces.Box(-clip, clip, space.shape, np.float32)
 
 
-def _settled(env: VecEnv, statistics: Statistics) -> VecNormalize:
+def _settled(env: VecEnv, config: Config, statistics: Statistics) -> VecNormalize:
     if isinstance(statistics, VecNormalize):
         normalised = copy.deepcopy(statistics)  # VecNormalize leaves its env out of copies
         normalised.set_venv(env)
-    else:
+    elif statistics.suffix == PLAIN:
+        normalised = _learning(env, config)
+        load_moments(normalised, read_arrays(statistics, MOST_STATISTICS_BYTES))
+    else:  # SB3's own file, a pickle: who names it trusts it (model_files.find_statistics)
         normalised = VecNormalize.load(str(statistics), env)
     normalised.training = normalised.norm_reward = False
     return normalised
 
 
 def save_model(model: BaseAlgorithm, path: Path) -> None:
-    """`path` and, where the env is normalised, its statistics in SB3's own format beside it."""
+    """`path` and, where the env is normalised, its statistics beside it: as plain arrays, and in SB3's own format."""
     statistics = model.get_vec_normalize_env()
     if statistics is not None:
-        statistics.save(str(statistics_of(path)))
+        with statistics_of(path).open("wb") as file:
+            array_writer({name: np.asarray(value) for name, value in moments(statistics).items()})(file)
+        statistics.save(str(statistics_of(path, pickled=True)))
     model.save(path)
 
 
-def statistics_of(path: Path) -> Path:
-    """Where the statistics of the model at `path` are: vecnormalize.pkl for model.zip, else with the model's name."""
-    return path.with_name("vecnormalize.pkl" if path.stem == "model" else f"{path.stem}_vecnormalize.pkl")
+def statistics_of(path: Path, pickled: bool = False) -> Path:
+    """Where the statistics of the model at `path` are: vecnormalize.npz for model.zip, else with the model's name.
+
+    Args:
+        pickled: SB3's own file, for its users; nothing here reads it unless it is told to trust it.
+    """
+    name = "vecnormalize" if path.stem == "model" else f"{path.stem}_vecnormalize"
+    return path.with_name(name + (PICKLED if pickled else PLAIN))

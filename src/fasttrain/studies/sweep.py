@@ -14,9 +14,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, EXIT_WRONG_INPUT
 from fasttrain.overrides import config_dir_options, key_of, split_options
+from fasttrain.runs.env_text import csv_cell, one_line
 from fasttrain.runs.files import write_json
 from fasttrain.runs.progress import clock_text
 from fasttrain.studies.cells import Cell, run_cell
@@ -163,7 +165,7 @@ class Sweep:
                 _with_interval(quality, "mean_reward", 1, "{:.3g}"),
                 _with_interval(quality, "win_rate", 100, "{:.1f}"),
                 _form(row["update_ratio"], "{:.5f}"),
-                f"{row['status']}{': ' + row['error'] if row['error'] else ''}",
+                Text(one_line(f"{row['status']}{': ' + row['error'] if row['error'] else ''}")),
             )
         self.console.print(f"\nSweep: {len(rows)} cells, speed-up against {against}", highlight=False)
         self.console.print(table)
@@ -176,7 +178,8 @@ class Sweep:
             writer.writerow(["cell", *keys, *CSV_COLUMNS])
             for cell, row in zip(self.cells, rows, strict=True):
                 values = _values(cell.overrides)
-                writer.writerow([cell.label, *(values.get(k, "") for k in keys), *(row[c] for c in CSV_COLUMNS)])
+                cells = [cell.label, *(values.get(k, "") for k in keys), *(row[c] for c in CSV_COLUMNS)]
+                writer.writerow([csv_cell(value) for value in cells])
         cells = [
             {
                 "cell": int(cell.label),

@@ -42,7 +42,7 @@ def env_state(env: VecEnv, traced: bool) -> tuple[State, Arrays]:
     arrays: Arrays = {}
     for layer in _layers(env):
         if isinstance(layer, VecNormalize):
-            arrays |= under("normalize", {name: np.asarray(part) for name, part in _statistics(layer).items()})
+            arrays |= under("normalize", {name: np.asarray(part) for name, part in moments(layer).items()})
             arrays["normalize/returns"] = layer.returns
         elif isinstance(layer, VecFrameStack):
             arrays |= under("stack", dict(_frames(layer.stacked_obs)))
@@ -77,7 +77,8 @@ def load_env_state(
     """
     for layer in _layers(env):
         if isinstance(layer, VecNormalize):
-            _load_statistics(layer, inside(arrays, "normalize"))
+            load_into(layer.returns, arrays, "normalize/returns")
+            load_moments(layer, inside(arrays, "normalize"))
         elif isinstance(layer, VecFrameStack):
             for name, frames in _frames(layer.stacked_obs):
                 load_into(frames, arrays, f"stack/{name}")
@@ -255,7 +256,7 @@ def _frames(stacked: Any) -> Iterator[tuple[str, NDArray[Any]]]:
             yield key, part.stacked_obs
 
 
-def _moments(layer: VecNormalize) -> Iterator[tuple[str, Any]]:
+def _running(layer: VecNormalize) -> Iterator[tuple[str, Any]]:
     """SB3's running means by name."""
     yield "rewards", layer.ret_rms
     seen: Any = getattr(layer, "obs_rms", None)
@@ -265,14 +266,21 @@ def _moments(layer: VecNormalize) -> Iterator[tuple[str, Any]]:
         yield "observations", seen
 
 
-def _statistics(layer: VecNormalize) -> dict[str, Any]:
-    return {f"{name}.{part}": getattr(rms, part) for name, rms in _moments(layer) for part in ("mean", "var", "count")}
+def moments(layer: VecNormalize) -> dict[str, Any]:
+    """SB3's running mean, variance and count of rewards and observations, by name."""
+    return {f"{name}.{part}": getattr(rms, part) for name, rms in _running(layer) for part in ("mean", "var", "count")}
 
 
-def _load_statistics(layer: VecNormalize, arrays: Mapping[str, NDArray[Any]]) -> None:
-    load_into(layer.returns, arrays, "returns")
-    for name, rms in _moments(layer):
+def load_moments(layer: VecNormalize, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """What `moments` gave, into a wrapper of the same observations.
+
+    Raises:
+        ConfigError: something is missing, has another shape, or is no statistics.
+    """
+    for name, rms in _running(layer):
         for part in ("mean", "var", "count"):
             array = np.zeros(np.shape(getattr(rms, part)))
             load_into(array, arrays, f"{name}.{part}")
+            if not np.isfinite(array).all() or (part != "mean" and (array < 0).any()):
+                raise ConfigError(f"{name}.{part} of the statistics of env.normalize is not finite, or negative")
             setattr(rms, part, float(array) if part == "count" else array if array.ndim else array[()])

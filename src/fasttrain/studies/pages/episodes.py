@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fasttrain.runs.env_text import from_csv_cell
 from fasttrain.runs.progress import SCORE_KEYS, WIN_KEYS
 from fasttrain.studies.pages.words import as_number
 
@@ -65,7 +66,7 @@ def read_episodes(file: Path, whole_bytes: int = WHOLE_BYTES, blocks: int = BLOC
     good = np.logical_and.reduce([np.isfinite(numbers[name]) for name in NEEDED]) if numbers else np.zeros(0, bool)
     return Episodes(
         {name: values[good] for name, values in numbers.items()},
-        [reason or "none given" for reason, kept in zip(reasons, good.tolist(), strict=False) if kept],
+        [from_csv_cell(reason) or "none given" for reason, kept in zip(reasons, good.tolist(), strict=False) if kept],
         sampled,
     )
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from fasttrain.runs.env_text import one_line
+
 LABEL_CHARACTERS = 34  # what fits beside a bar
 NOTHING = "–"
 
@@ -15,9 +17,7 @@ def clean(text: Any, limit: int = 400) -> str:
 
     Envs choose names of end reasons and info keys freely; a lone surrogate alone makes a file impossible to write.
     """
-    line = " ".join(str(text).split())
-    line = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in line)
-    return line if len(line) <= limit else line[: limit - 1] + "…"
+    return one_line(text, limit)
 
 
 def label(text: Any) -> str:

@@ -1,0 +1,174 @@
+"""Zip archives from anywhere: looked at before anything in them is read, and never unpacked to disk.
+
+What fasttrain reads (models, arrays, statistics) is stored, not compressed, so an archive can hold no more bytes than
+its file has. Everything that could be something else than it says is refused.
+"""
+
+from __future__ import annotations
+
+import re
+import stat
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasttrain.errors import ConfigError
+
+MOST_MEMBERS = 100_000
+BYTES_PER_ENTRY = 1000  # of the central directory: 46 bytes, the name, zip64 numbers
+ENCRYPTED = 0x1 | 0x40 | 0x2000
+DIRECTORY_SIZE = 5  # place in what zipfile's _EndRecData returns
+READ_ERRORS = (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError)
+
+
+@contextmanager
+def opened(file: Path | BinaryIO, what: str, most_members: int = MOST_MEMBERS) -> Iterator[zipfile.ZipFile]:
+    """The archive, if nothing about it is odd.
+
+    Args:
+        what: its name in messages.
+
+    Raises:
+        ConfigError: it is no zip; or says it holds what it cannot, twice the same, links, compressed or encrypted
+            members, or names that are no plain relative paths.
+    """
+    stream: BinaryIO = file.open("rb") if isinstance(file, Path) else file
+    try:
+        _check_directory(stream, what, most_members)
+        try:
+            archive = zipfile.ZipFile(stream)
+        except READ_ERRORS as error:
+            raise ConfigError(f"{what} cannot be read: {error}") from error
+        with archive:
+            _check_members(archive.infolist(), stream.seek(0, 2), what, most_members)
+            yield archive
+    finally:
+        if isinstance(file, Path):
+            stream.close()
+
+
+def read_member(archive: zipfile.ZipFile, name: str, most_bytes: int, what: str) -> bytes:
+    """A member's bytes, their checksum compared.
+
+    Raises:
+        ConfigError: it is missing, larger than `most_bytes`, or damaged.
+    """
+    try:
+        info = archive.getinfo(name)
+        if info.file_size > most_bytes:
+            raise ConfigError(f"{what}: its {name} is too large ({info.file_size:,} bytes; {most_bytes:,} allowed)")
+        return archive.read(name)
+    except KeyError:
+        raise ConfigError(f"{what}: there is no {name} in it") from None
+    except READ_ERRORS as error:
+        raise ConfigError(f"{what}: its {name} cannot be read: {error}") from error
+
+
+class Header(NamedTuple):
+    """What an .npy member says of its array."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+def check_arrays(archive: zipfile.ZipFile, what: str) -> None:
+    """Every member is an array without objects, as large as its header says, so that reading one takes no more.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    for info in archive.infolist():
+        try:
+            with archive.open(info) as member:
+                header, begin = _header(member)
+        except READ_ERRORS as error:
+            raise ConfigError(f"{what}: its {info.filename!r} is no array: {error}") from error
+        if header.dtype.hasobject:
+            raise ConfigError(f"{what}: its {info.filename!r} holds objects (pickles), which are never read")
+        count = 1
+        for size in header.shape:  # Python's numbers: NumPy's product may overflow
+            count *= size
+        if min(header.shape, default=0) < 0 or count * header.dtype.itemsize != info.file_size - begin:
+            raise ConfigError(f"{what}: its {info.filename!r} says it has shape {header.shape}, which it does not hold")
+
+
+def read_arrays(path: Path, most_bytes: int) -> dict[str, NDArray[Any]]:
+    """All arrays of a small .npz.
+
+    Raises:
+        ConfigError: it is larger than `most_bytes`, or not what an .npz without objects is.
+    """
+    if path.stat().st_size > most_bytes:
+        raise ConfigError(f"{path} is too large ({path.stat().st_size:,} bytes; {most_bytes:,} allowed)")
+    with opened(path, str(path)) as archive:
+        check_arrays(archive, str(path))
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: np.array(arrays[name]) for name in arrays.files}
+    except READ_ERRORS as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+
+
+def _header(member: IO[bytes]) -> tuple[Header, int]:
+    version = np.lib.format.read_magic(member)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"version {version} of the format")
+    reads = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    try:
+        shape, _, dtype = reads(member)
+    except (SyntaxError, TypeError, RecursionError, MemoryError, OverflowError) as error:  # of literal_eval
+        raise ValueError(f"its header is none: {type(error).__name__}") from error
+    if not all(type(size) is int for size in shape):
+        raise ValueError("its shape is none")
+    return Header(shape, dtype), member.tell()
+
+
+def _check_directory(stream: BinaryIO, what: str, most_members: int) -> None:
+    """Before zipfile makes an object of every entry. Its own search is used, so that both look at the same place."""
+    try:
+        found: Any = getattr(zipfile, "_EndRecData")(stream)  # noqa: B009 - typeshed does not know it
+    except READ_ERRORS as error:
+        raise ConfigError(f"{what} cannot be read: {error}") from error
+    if not found:
+        raise ConfigError(f"{what} cannot be read: it is no zip file, or was cut off")
+    if found[DIRECTORY_SIZE] > most_members * BYTES_PER_ENTRY:
+        raise ConfigError(f"{what}: its list of names is too long ({found[DIRECTORY_SIZE]:,} bytes)")
+
+
+def _check_members(members: list[zipfile.ZipInfo], length: int, what: str, most_members: int) -> None:
+    if len(members) > most_members:
+        raise ConfigError(f"{what} has {len(members):,} members; {most_members:,} allowed")
+    names = [info.filename for info in members]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(f"{what} has {twice!r} twice")
+    for info in members:
+        why = _oddity(info)
+        if why:
+            raise ConfigError(f"{what}: its member {info.orig_filename[:100]!r} {why}, which no file of ours is")
+    if sum(info.file_size for info in members) > length:
+        raise ConfigError(f"{what} says it holds more than it is long")
+
+
+def _oddity(info: zipfile.ZipInfo) -> str:
+    name = info.orig_filename
+    if name != info.filename or not is_plain_path(name):
+        return "has a name that leads elsewhere"
+    if info.flag_bits & ENCRYPTED:
+        return "is encrypted"
+    if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
+        return "is compressed"
+    kind = stat.S_IFMT(info.external_attr >> 16)
+    return "is a link or a device" if kind not in (0, stat.S_IFREG) else ""
+
+
+def is_plain_path(name: str) -> bool:
+    """Relative, below where it is, the same on every system."""
+    if not name or len(name) > 500 or re.search(r"[\\:\x00-\x1f\x7f]", name):
+        return False
+    return all(part not in ("", ".", "..") for part in name.split("/"))

@@ -1,0 +1,81 @@
+"""What no source of fasttrain does with a file: unpickle it, or run text as code. The exceptions are listed."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "fasttrain"
+# (file, call) → why it is no hole.
+ALLOWED = {
+    ("runs/model_files.py", ".load of a model"): "--trust: SB3's own way, asked for by name",
+    ("runs/wrap.py", "VecNormalize.load"): "--trust: SB3's own way, asked for by name",
+    ("vec/worker.py", "pickle.loads"): "from the trainer, over a pipe that the worker inherited",
+    ("vec/worker.py", "cloudpickle.loads"): "from the trainer, over a pipe that the worker inherited",
+    ("vec/process.py", "pickle.loads"): "from a worker of ours, over its pipe",
+    ("vec/shared.py", "pickle.loads"): "from a worker of ours, over its pipe",
+    ("envs/findings.py", "pickle.loads"): "what was pickled in the same line, to see whether it can be",
+}
+CODE = ("eval", "exec", "compile", "__import__", "os.system", "os.popen", "yaml.load", "yaml.unsafe_load")
+PICKLES = ("pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve")
+LOADERS = ("load", "loads", "Unpickler", "load_from_pkl", "read_pickle")
+
+
+def findings(name: str, source: str) -> Iterator[tuple[str, str, int]]:
+    """(file, call, line) of everything that executes what it reads."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        module, _, attribute = called.rpartition(".")
+        given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+        executes = (
+            called in CODE
+            or (module in PICKLES and attribute in LOADERS)
+            or (called == "torch.load" and given.get("weights_only") != "True")
+            or (called in ("np.load", "numpy.load") and given.get("allow_pickle") != "False")
+            or called == "VecNormalize.load"
+            or given.get("shell") == "True"
+        )
+        if executes:
+            yield name, called, node.lineno
+        elif attribute == "load" and "device" in given:
+            yield name, ".load of a model", node.lineno
+
+
+def all_findings() -> list[tuple[str, str, int]]:
+    found = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        found += findings(path.relative_to(SOURCE).as_posix(), path.read_text(encoding="utf-8"))
+    return found
+
+
+def test_nothing_executes_what_it_reads():
+    assert [each for each in all_findings() if each[:2] not in ALLOWED] == []
+
+
+def test_the_exceptions_exist():
+    assert set(ALLOWED) == {each[:2] for each in all_findings()}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "pickle.load(file)", "cloudpickle.loads(x)", "torch.load(file)", "torch.load(file, weights_only=False)",
+        "np.load(file)", "np.load(file, allow_pickle=True)", "eval(text)", "exec(text)", "PPO.load(file, device='cpu')",
+        "VecNormalize.load(file, env)", "subprocess.run(text, shell=True)", "yaml.load(text)", "os.system(text)",
+    ],
+)  # fmt: skip
+def test_the_rule_bites(source: str):
+    assert list(findings("a.py", source))
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["torch.load(f, weights_only=True)", "np.load(f, allow_pickle=False)", "json.loads(x)", "yaml.safe_load(x)"],
+)
+def test_the_rule_lets_pass(source: str):
+    assert not list(findings("a.py", source))
