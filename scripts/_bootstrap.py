@@ -271,10 +271,10 @@ def run_fasttrain(arguments: list[str], root: Path = ROOT) -> int:
         return 2
 
 
-def run_script(script: Path, arguments: list[str], root: Path = ROOT) -> int:
+def run_script(script: Path, arguments: list[str], root: Path = ROOT, extras: Iterable[str] = ()) -> int:
     """A script that needs what fasttrain needs, by the interpreter of .venv."""
     venv = Venv(root)
-    return _ready(venv, ()) or call([str(venv.python), str(script), *arguments])
+    return _ready(venv, extras) or call([str(venv.python), str(script), *arguments])
 
 
 def run_checks(arguments: list[str], root: Path = ROOT) -> int:

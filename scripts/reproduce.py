@@ -42,6 +42,7 @@ if __name__ == "__main__" and BARE:  # go on in the checkout's own .venv
     sys.exit(_bootstrap.run_script(Path(__file__), sys.argv[1:]))
 
 import rendering  # noqa: E402 - needs numpy
+import rendering_faults  # noqa: E402
 import rendering_studies  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
@@ -89,6 +90,7 @@ ENTRIES = (
         30,
         rendering_studies.limits,
     ),
+    Entry("faults", ("faults.json",), ("python3 scripts/faults.py",), 75, rendering_faults.faults),
     Entry("export", ("first-run.json",), ("python3 scripts/captures.py first-run",), 1, rendering.export),
     Entry(
         "speed",

@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-import psutil
-
+from fasttrain.machine import free_memory
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.checkpoint_files import CheckpointFolder
 from fasttrain.runs.checkpoint_format import Snapshot
@@ -118,7 +117,7 @@ class Checkpoints:
         self.at = self._rest_at
         try:
             taken = snapshot or self._take()
-            background = background and taken.size_bytes <= COPY_SHARE * psutil.virtual_memory().available
+            background = background and taken.size_bytes <= COPY_SHARE * free_memory()
             taken = taken.copied() if background else taken
         except Exception as error:  # training must not end because it could not be written down
             self._note(self._rest_at, error)

@@ -1,0 +1,148 @@
+"""What all guards together cost, within one run: iterations with them and without in turn. Part `guards` of faults.py.
+
+The guards are what a run may leave out: `nan_guard`, which looks at every step's numbers, every gradient norm and every
+action, and checkpoints written beside training. Other guards (masks without a legal action, workers' deadlines,
+signals) cannot be switched off.
+"""
+
+from __future__ import annotations
+
+import io
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from rich.console import Console
+from stable_baselines3.common.callbacks import BaseCallback
+
+from fasttrain.cli import conf_dir
+from fasttrain.config import from_mapping
+from fasttrain.overrides import normalise
+from fasttrain.plan import make_plan
+from fasttrain.runs.build import env_facts, this_machine
+from fasttrain.runs.train import Run
+
+WORKS = {
+    "Skull King, MaskablePPO": ("env=skullking",),
+    "CartPole, DQN": ("env.id=CartPole-v1", "algo=dqn"),
+}
+ITERATION_S = 0.1  # at least, of one timed stretch: many vector steps of DQN, a rollout of PPO
+SETTLE = 20  # pairs that are not counted: kernels are compiled, threads are tried
+CHECKPOINT_EVERY = 25  # pairs between two checkpoints
+AFTERWARDS = 4  # stretches that a checkpoint's writing may slow down
+A_MINUTE = 60.0  # s between checkpoints, for which their cost is told
+RESAMPLES = 2000
+
+
+class Alternate(BaseCallback):
+    """Stands first among a run's callbacks: ends a stretch where a rollout begins, and says how the next one goes.
+
+    Within a pair the order changes from pair to pair (with, without; without, with; ...), so that a machine that gets
+    slower slows both.
+
+    Attributes:
+        times: seconds per env step of each pair: with the guard, without.
+        checkpoint_s: seconds that a checkpoint took from training, of each that was written.
+    """
+
+    def __init__(self, run: Run, pairs: int) -> None:
+        super().__init__()
+        self._run, self._wanted = run, pairs
+        self.times: list[tuple[float, float]] = []
+        self.checkpoint_s: list[float] = []
+        self._pair: dict[bool, float] = {}
+        self._guarded = True
+        self._begun, self._from = time.perf_counter(), 0
+        self._after: list[tuple[float, int]] | None = None  # stretches since a checkpoint: seconds, env steps
+        self._settled = 0
+
+    def _on_training_start(self) -> None:
+        fast: Any = self.model._fast  # type: ignore[attr-defined]
+        self._fast, self._guard = fast, fast.guard
+
+    def _on_rollout_start(self) -> None:
+        now, steps = time.perf_counter(), self.model.num_timesteps
+        seconds, made = now - self._begun, steps - self._from
+        if not made or seconds < ITERATION_S:
+            return
+        if self._after is not None:
+            self._after.append((seconds, made))
+            if len(self._after) == AFTERWARDS:
+                self._end_of_checkpoint()
+        else:
+            self._pair[self._guarded] = seconds / made
+            if len(self._pair) == 2:
+                self._end_of_pair()
+            else:
+                self._guarded = not self._guarded
+        self._fast.guard = self._guard if self._guarded else None
+        self._begun, self._from = time.perf_counter(), steps
+
+    def _end_of_pair(self) -> None:
+        pair, self._pair = self._pair, {}
+        self._settled += 1
+        if self._settled <= SETTLE:
+            return
+        self.times.append((pair[True], pair[False]))
+        if len(self.times) % CHECKPOINT_EVERY == 0:
+            self._run.callback._checkpoint._next = 0  # the run's own callback, next in turn, finds it due
+            self._after, self._guarded = [], True
+
+    def _end_of_checkpoint(self) -> None:
+        usual = statistics.median(with_ for with_, _ in self.times[-CHECKPOINT_EVERY:])
+        self.checkpoint_s.append(sum(seconds - made * usual for seconds, made in self._after or ()))
+        self._after = None
+
+    def _on_step(self) -> bool:
+        return len(self.times) < self._wanted
+
+
+def measure(pairs: int, seed: int, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """Time `pairs` pairs of stretches of each work; `ratio` is the worst one's steps/s with all guards ÷ without."""
+    found = {name: _one(name, pairs, seed, folder / str(place), say) for place, name in enumerate(WORKS)}
+    worst = min(found.values(), key=lambda work: work["ratio"]["value"])
+    return {"pairs": pairs, "works": found, "ratio": worst["ratio"], "bad": []}
+
+
+def _one(name: str, pairs: int, seed: int, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    run = _built(name, folder)
+    alternate = Alternate(run, pairs)
+    run.model.learn(10**12, callback=[alternate, run.callback], log_interval=None)
+    run.checkpoints.wait()
+    run.model.logger.close()
+    run.env.close()
+    result = judged(alternate.times, alternate.checkpoint_s, seed)
+    guard, both = (100 * (1 - result[key]["value"]) for key in ("nan_guard", "ratio"))
+    say(f"{name}: nan_guard {guard:.2f} %, a checkpoint {result['checkpoint_s']:.3f} s; with one a minute {both:.2f} %")
+    return result
+
+
+def _built(name: str, folder: Path) -> Run:
+    typed = ["+profile=speed", *WORKS[name], "total_timesteps=1e12", "checkpoint_every=1000000000000", "eval_every=0"]
+    OmegaConf.register_new_resolver("pid", lambda: 0, replace=True)
+    with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
+        plain: Any = OmegaConf.to_container(compose("config", overrides=normalise(typed, {})), resolve=True)
+    config = from_mapping(plain)
+    folder.mkdir(parents=True)
+    plan = make_plan(config, {}, env_facts(config), this_machine())
+    return Run(plan, folder, Console(file=io.StringIO()))
+
+
+def judged(times: Sequence[tuple[float, float]], checkpoint_s: Sequence[float], seed: int) -> dict[str, Any]:
+    """From seconds per env step (with, without) of each pair, and seconds lost per checkpoint."""
+    rng = np.random.default_rng(seed)
+    logs = np.log([without / with_ for with_, without in times])
+    guard = _interval(np.median(logs[rng.integers(len(logs), size=(RESAMPLES, len(logs)))], axis=1), np.median(logs))
+    lost = statistics.median(checkpoint_s) / A_MINUTE if checkpoint_s else 0.0
+    both = {name: value * (1 - lost) for name, value in guard.items()}
+    return {"nan_guard": guard, "checkpoint_s": lost * A_MINUTE, "ratio": both}
+
+
+def _interval(resampled: Any, value: Any) -> dict[str, float]:
+    low, high = np.quantile(resampled, (0.025, 0.975))
+    return {"value": float(np.exp(value)), "low": float(np.exp(low)), "high": float(np.exp(high))}

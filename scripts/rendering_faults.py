@@ -1,0 +1,140 @@
+"""What runs survived, as the README shows it: docs/results/faults.json → a table. Used by reproduce.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+
+import rendering
+from rendering import Json, Load
+
+
+def faults(load: Load) -> str:
+    """A row for each part that is stored."""
+    found = load("faults")
+    rows = [
+        (what, how_often, result)
+        for name, render in ROWS.items()
+        if name in found["parts"]
+        for what, how_often, result in [render(found["parts"][name])]
+    ]
+    head = ("what was done", "times", "what came of it")
+    text = rendering.prose(f"Random instants and places come from a seed. On {rendering.cores(found)}:")
+    return f"{text}\n\n{rendering.table(head, rows)}"
+
+
+Row = tuple[str, str, str]
+
+
+def kills(part: Json) -> Row:
+    """Part `kills`."""
+    lost = part["lost"]
+    return (
+        f"`kill -9` around checkpoints, {part['while_writing']:,} of them while one was being written",
+        f"{part['kills']:,}",
+        f"{part['partial']:,} partial checkpoints; lost were at most {lost['waiting']:.2f} intervals where training "
+        f"waits for the disk, {lost['beside']:.2f} where it does not; {part['equal']:,} of {part['runs']:,} runs came "
+        "to the bits of one left alone",
+    )
+
+
+def corruptions(part: Json) -> Row:
+    """Part `corruptions`."""
+    return (
+        "checkpoints truncated, flipped, swapped, deleted",
+        f"{part['damages']:,}",
+        f"{part['found']:,} found, {part['fell_back']:,} times the one before taken with a warning",
+    )
+
+
+def equality(part: Json) -> Row:
+    """Part `equality`."""
+    return (
+        "stopped at random steps and resumed: PPO, MaskablePPO, DQN with PER; native and `shared`",
+        f"{part['points']:,}",
+        f"{part['equal']:,} equal to the run without a stop, bit for bit",
+    )
+
+
+def disk(part: Json) -> Row:
+    """Part `disk`."""
+    return (
+        "disk full or failing at every operation of a checkpoint, and after random numbers of bytes",
+        f"{part['points']:,}",
+        f"{part['kept']:,} times the older checkpoint stayed whole, {part['went_on']:,} times training went on; of "
+        f"{part['crashes']:,} states that a power cut may leave all load the old or the new one",
+    )
+
+
+def full(part: Json) -> Row:
+    """Part `full`."""
+    return (
+        "a file system that is full from a random instant on",
+        f"{part['points']:,}",
+        f"{part['went_on']:,} went on to the end; {part['kept']:,} kept a whole checkpoint, {part['resumed']:,} "
+        "resumed once there was room",
+    )
+
+
+def nan(part: Json) -> Row:
+    """Part `nan`."""
+    return (
+        "NaN and ∞ in observation, reward, logits, loss and gradient × PPO, MaskablePPO, DQN",
+        f"{part['cases']:,}",
+        f"{part['passed']:,} named, with weights as they were; the run went on, stopped or went back as configured",
+    )
+
+
+def stops(part: Json) -> Row:
+    """Part `stops`."""
+    seconds = part["seconds"]
+    return (
+        "SIGTERM at a random instant",
+        f"{part['stops']:,}",
+        f"{part['saved']:,} with a checkpoint and exit code 4, after {median(seconds):.1f} s (median), at most "
+        f"{max(seconds):.1f} s",
+    )
+
+
+def ends(part: Json) -> Row:
+    """Part `ends`."""
+    return (
+        "abnormal ends: killed alone or in a group, signals, an env that raises, dead workers",
+        f"{part['ends']:,}",
+        f"after 5 s {part['processes']:,} processes and {part['shared']:,} names in /dev/shm, after the next start "
+        f"{part['temporary']:,} temporary files",
+    )
+
+
+def evil(part: Json) -> Row:
+    """Part `evil`."""
+    return (
+        "malicious files to `eval`, `play`, `export` and `resume`",
+        f"{part['files']:,}",
+        f"{part['executed']:,} executed, {part['outside']:,} files written outside of the run, memory grew by at most "
+        f"{part['growth_mb']:.0f} MB",
+    )
+
+
+def guards(part: Json) -> Row:
+    """Part `guards`: with all guards ÷ without, in one process."""
+    return (
+        "all guards together, in `speed`",
+        f"{part['pairs']:,}",
+        f"cost {100 * (1 - part['ratio']['value']):.1f} % of the steps per second "
+        f"[{100 * (1 - part['ratio']['high']):.1f}, {100 * (1 - part['ratio']['low']):.1f}]",
+    )
+
+
+ROWS: dict[str, Callable[[Json], Row]] = {
+    "kills": kills,
+    "corruptions": corruptions,
+    "equality": equality,
+    "disk": disk,
+    "full": full,
+    "nan": nan,
+    "stops": stops,
+    "ends": ends,
+    "evil": evil,
+    "guards": guards,
+}

@@ -1,0 +1,283 @@
+"""Trainings that are killed, stopped and resumed at instants that a seed decides; what they leave is looked at.
+
+Every wait has a deadline. What misses it writes its stacks, is killed with all it started, and is an error that shows
+its log: a hang is a failure and no stuck test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from fasttrain.runs.checkpoint_files import REMOVED, STAGED, CheckpointFolder
+from fasttrain.runs.checkpoint_format import MODEL, stored
+
+HERE = Path(__file__).resolve().parent
+PATIENCE_S = 120.0  # for anything that takes seconds
+LITTER_S = 5.0  # the contract: so soon after the end no process is left
+SHM = Path("/dev/shm")
+
+
+class HangError(AssertionError):
+    """Something did not happen in time; the text has the stacks and the log."""
+
+
+class Nursery:
+    """Starts trainings by forking (nursery.py)."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "nursery.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._read()
+
+    def ask(self, **request: Any) -> Any:
+        """One request, its answer."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def _read(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise HangError(f"the nursery has died (exit code {self._process.wait(10)})")
+        return json.loads(line)
+
+    @classmethod
+    @contextmanager
+    def lent(cls, nursery: Nursery | None) -> Iterator[Nursery]:
+        """That one, or one of the block's own."""
+        if nursery is not None:
+            yield nursery
+            return
+        with cls() as own:
+            yield own
+
+    def close(self) -> None:
+        """End it, and what it started."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+    def __enter__(self) -> Nursery:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Training:
+    """A training process. `folder`: where it is started; its run is in `run` there. `special`: nursery.py."""
+
+    numbers = iter(range(10**9))
+
+    def __init__(
+        self, nursery: Nursery, folder: Path, arguments: Sequence[str], log: Path | None = None, **special: Any
+    ) -> None:
+        self.run = folder / "run"
+        self.log = log or folder / f"log{next(self.numbers)}"
+        self.names_before = shared_names()
+        self._nursery = nursery
+        self.begun = time.monotonic()
+        self.pid: int = nursery.ask(start=list(arguments), folder=str(folder), log=str(self.log), **special)["pid"]
+        self.code: int | None = None  # of its end
+
+    def said(self) -> str:
+        """Its output so far."""
+        return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
+
+    def lives(self) -> bool:
+        """Whether it has not ended."""
+        if self.code is None:
+            self.code = self._nursery.ask(wait=self.pid, timeout_s=0.0)["code"]
+        return self.code is None
+
+    def send(self, number: int, group: bool = False) -> None:
+        """A signal, to it or to all of its process group; to one that has ended, none."""
+        with suppress(ProcessLookupError):
+            if group:
+                os.killpg(self.pid, number)
+            else:
+                os.kill(self.pid, number)
+
+    def end(self, timeout_s: float = PATIENCE_S) -> int:
+        """Wait for its end; the exit code."""
+        if self.code is None:
+            self.code = self._nursery.ask(wait=self.pid, timeout_s=timeout_s)["code"]
+        if self.code is None:
+            self.hangs("end")
+        return int(self.code)
+
+    def until(self, what: str, holds: Callable[[], Any], pause_s: float = 0.002, timeout_s: float = PATIENCE_S) -> bool:
+        """Wait until it holds; False: the training has ended before."""
+        deadline, look = time.monotonic() + timeout_s, 0
+        while not holds():
+            look += 1
+            if look % 50 == 0 and not self.lives():
+                return bool(holds())
+            if time.monotonic() > deadline:
+                self.hangs(what)
+            time.sleep(pause_s)
+        return True
+
+    def until_said(self, words: str) -> bool:
+        """Wait until it has said that; False: it has ended without."""
+        return self.until(f"say {words!r}", lambda: words in self.said(), pause_s=0.01)
+
+    def hangs(self, what: str) -> None:
+        """Stacks, then SIGKILL to all.
+
+        Raises:
+            HangError: always.
+        """
+        self.send(signal.SIGUSR1)
+        time.sleep(1.0)
+        self.send(signal.SIGKILL, group=True)
+        self.code = self._nursery.ask(wait=self.pid, timeout_s=10.0)["code"]
+        raise HangError(f"it did not {what} in time; its output and stacks:\n{self.said()[-20_000:]}")
+
+    def others(self) -> list[int]:
+        """Living processes of its session but itself: workers, what evaluates, Python's helpers."""
+        return [pid for pid in psutil.pids() if pid != self.pid and _session(pid) == self.pid and not _is_zombie(pid)]
+
+    def litter(self, within_s: float = LITTER_S) -> Litter:
+        """What is left after its end, waited for."""
+        deadline = time.monotonic() + within_s
+        while True:
+            left = Litter(len(self.others()), len(unmapped(shared_names() - self.names_before)))
+            if not any(left) or time.monotonic() > deadline:
+                return left
+            time.sleep(0.05)
+
+
+class Litter(NamedTuple):
+    """Counts."""
+
+    processes: int
+    shared: int  # names in /dev/shm that no living process uses
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return True
+
+
+def shared_names() -> set[str]:
+    """All names in /dev/shm."""
+    return {path.name for path in SHM.iterdir()} if SHM.is_dir() else set()
+
+
+def unmapped(names: set[str]) -> set[str]:
+    """Those of them that no living process has mapped: others on this machine have shared memory too."""
+    if not names:
+        return names
+    used = set()
+    for pid in psutil.pids():
+        with suppress(OSError), open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as lines:
+            used |= {line.rpartition("/dev/shm/")[2].strip() for line in lines if "/dev/shm/" in line}
+    return {name for name in names - used if (SHM / name).exists()}
+
+
+# --- instants
+
+
+class Instant(NamedTuple):
+    """When to strike: at its start, while a checkpoint is being written, or any time later."""
+
+    phase: str  # start, write, any
+    delay_s: float
+
+
+PHASES = (("write", 0.6, 0.04), ("any", 0.3, 0.6), ("start", 0.1, 1.0))  # how often, and the longest delay
+
+
+def instant(seed: str) -> Instant:
+    """Decided by the seed alone."""
+    rng = random.Random(seed)
+    (phase, _, longest), *_ = rng.choices(PHASES, [share for _, share, _ in PHASES])
+    return Instant(phase, rng.random() * longest)
+
+
+def wait_for(training: Training, when: Instant, known: set[str]) -> bool:
+    """Until that instant; `known`: checkpoints from before its start. False: it ended before."""
+    checkpoints = training.run / "checkpoints"
+    there: Callable[[], Any] = lambda: True  # noqa: E731
+    if when.phase == "write":
+        there = lambda: any(name.startswith(STAGED) for name in listed(checkpoints))  # noqa: E731
+    elif when.phase == "any":
+        there = lambda: set(listed(checkpoints)) - known  # noqa: E731
+    came = training.until(f"write a checkpoint ({when.phase})", there, pause_s=0.0005)
+    time.sleep(when.delay_s)
+    return came and training.lives()
+
+
+def listed(folder: Path) -> list[str]:
+    """Names in it, none where it is not."""
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []
+
+
+# --- what is left
+
+
+def temporary(run: Path) -> list[str]:
+    """Files and folders of a run that nobody should find after its next start has begun to train."""
+    found = [name for name in listed(run / "checkpoints") if name.startswith((STAGED, REMOVED))]
+    return found + [path.name for path in run.rglob("*") if path.suffix in (".tmp", ".partial")]
+
+
+def partial(run: Path) -> list[str]:
+    """Published checkpoints that cannot be read to the last byte: there must be none."""
+    return [
+        f"{folder.name}: {why}" for folder in CheckpointFolder(run / "checkpoints").all() if (why := unread(folder))
+    ]
+
+
+def unread(folder: Path) -> str:
+    """Why not all of a checkpoint can be read, looked at without its manifest; empty if it can."""
+    try:
+        with ExitStack() as files:
+            _, arrays = files.enter_context(stored(folder))
+            for name in arrays:
+                arrays[name]
+            broken = files.enter_context(zipfile.ZipFile(folder / MODEL)).testzip()
+    except Exception as error:
+        return repr(error)
+    return f"{MODEL}: {broken}" if broken else ""
+
+
+def steps_of(folder: Path) -> int:
+    """Env steps of a checkpoint."""
+    return int(folder.name.removeprefix("step_"))

@@ -1,0 +1,133 @@
+"""A process that has loaded all of fasttrain and starts trainings by forking: in a second instead of ten.
+
+Each training is a session of its own with the signal handlers of a fresh interpreter. SIGUSR1 makes it write the stacks
+of all its threads into its log. The nursery ends with whoever started it and takes what still lives along.
+
+One request a line on standard input, one answer a line on standard output, both JSON:
+{"start": arguments, "folder": where, "log": file} → {"pid": number}; {"wait": pid, "timeout_s": seconds} → {"code": n}.
+Beside `start` may stand `disk`, arguments of a `BadDisk` for its checkpoints, and `stop_at`, the env step in which it
+sends itself SIGTERM.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import json
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).resolve().parent.parent
+
+
+def load() -> None:
+    """Everything that takes its time, without starting a thread that a fork would lose."""
+    import torch._inductor  # noqa: F401 - what torch.use_deterministic_algorithms loads
+
+    import fasttrain.runs.resume
+    import fasttrain.runs.train  # noqa: F401
+    from fasttrain.algos.finite import compile_finite
+
+    compile_finite()
+    gc.collect()
+    gc.freeze()  # else every training that ends looks through all of this again: seconds, on pages that it must copy
+
+
+def start(arguments: list[str], folder: str, log: str, disk: dict[str, Any] | None, stop_at: int | None) -> int:
+    """Fork a training; its process id."""
+    pid = os.fork()
+    if pid:
+        return pid
+    os.setsid()
+    os.chdir(folder)
+    for number, name, flags in ((0, os.devnull, os.O_RDONLY), (1, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)):
+        file = os.open(name, flags, 0o644)
+        os.dup2(file, number)
+        os.close(file)
+    os.dup2(1, 2)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    if disk is not None:
+        put_in(disk)
+    if stop_at is not None:
+        stop_itself(stop_at)
+    from fasttrain.cli import main
+
+    sys.exit(main(arguments))
+
+
+def put_in(disk: dict[str, Any]) -> None:
+    """Have checkpoints written through a `BadDisk`."""
+    import functools
+
+    from bad_disk import BadDisk
+
+    from fasttrain.runs import train
+
+    train.CheckpointFolder = functools.partial(train.CheckpointFolder, disk=BadDisk(**disk))  # type: ignore[assignment,misc]
+
+
+def stop_itself(at: int) -> None:
+    """SIGTERM in the step that reaches `at`."""
+    from fasttrain.runs.callbacks import RunCallback
+
+    on_step, sent = RunCallback._on_step, []
+
+    def stopping(self: RunCallback) -> bool:
+        if self.num_timesteps >= at and not sent:
+            sent.append(at)
+            signal.raise_signal(signal.SIGTERM)
+        return on_step(self)
+
+    RunCallback._on_step = stopping  # type: ignore[method-assign]
+
+
+def wait(pid: int, timeout_s: float) -> int | None:
+    """Exit code, negative after a signal; None: it still lives."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(0.002)
+
+
+def serve() -> None:
+    """Until standard input ends."""
+    living: set[int] = set()
+    answer({"ready": True})
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "start" in request:
+            more = (request.get(name) for name in ("disk", "stop_at"))
+            pid = start(request["start"], request["folder"], request["log"], *more)
+            living.add(pid)
+            answer({"pid": pid})
+        else:
+            code = wait(request["wait"], request["timeout_s"])
+            if code is not None:
+                living.discard(request["wait"])
+            answer({"code": code})
+    for pid in living:
+        with suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)
+
+
+def answer(content: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(content) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(TESTS), str(TESTS / "faults")]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started it
+    load()
+    serve()

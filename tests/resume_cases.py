@@ -1,0 +1,68 @@
+"""Small runs that can be resumed, and whether two of them came to the same, what tells the time left out."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+PPO = ("algo.rollout_size=256", "batch_size=64", "algo.n_epochs=2", "algo.net_arch=[8]", "num_envs=8",
+       "total_timesteps=1280", "checkpoint_every=256")  # fmt: skip
+DQN = ("algo=dqn", "algo.prioritized=true", "algo.n_steps=3", "algo.double_q=true", "algo.buffer_size=300",
+       "warmup_steps=100", "batch_size=16", "updates_per_step=2", "algo.net_arch=[8]", "num_envs=8",
+       "algo.target_update_interval=50", "prefetch=off", "total_timesteps=640", "checkpoint_every=80")  # fmt: skip
+CART = ("env.id=CartPole-v1", "num_envs=4")
+SHARED = ("vec_env=shared", "num_workers=2")
+SELF = ("opponent=self", "self_play.every=4", "self_play.pool=2")
+CASES = {
+    "maskable-native": (*PPO,),
+    "maskable-native-eager": (*PPO, "fused_update=off"),
+    "maskable-skirmish": (*PPO, "env=skirmish"),
+    "maskable-self-play": (*PPO, *SELF),
+    "maskable-overlap": (*PPO, "overlap=true"),
+    "maskable-dummy-self-play": (*PPO, *SELF, "vec_env=dummy", "num_envs=4"),
+    "maskable-shared": (*PPO, "env=skirmish_python", *SHARED, "num_envs=4"),
+    "ppo-dummy": (*PPO, *CART, "algo=ppo", "vec_env=dummy"),
+    "ppo-shared": (*PPO, *CART, "algo=ppo", *SHARED),
+    "ppo-dummy-wrapped": (*PPO, *CART, "algo=ppo", "vec_env=dummy", "env.normalize=[obs,reward]", "env.frame_stack=3"),
+    "dqn-native": (*DQN,),
+    "dqn-native-eager": (*DQN, "fused_update=off"),
+    "dqn-dummy": (*DQN, *CART, "vec_env=dummy"),
+    "dqn-shared": (*DQN, *CART, *SHARED),
+    "stock-ppo": (*PPO, *CART, "algo=ppo", "vec_env=dummy", "engine=stock"),
+}
+ABOUT_TIME = ("wall_s", "t", "enemy_turn_ms", "resumed_at", "episodes_file", "curve")
+
+
+def parts_of(folder: Path) -> tuple[Any, dict[str, Any]]:
+    """State without what tells the time, and arrays, of the newest checkpoint."""
+    newest = sorted((folder / "checkpoints").iterdir())[-1]
+    with np.load(newest / "arrays.npz", allow_pickle=False) as arrays:
+        return timeless(json.loads((newest / "state.json").read_text())), dict(arrays)
+
+
+def timeless(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: timeless(part) for name, part in value.items() if name not in ABOUT_TIME}
+    return [timeless(part) for part in value] if isinstance(value, list) else value
+
+
+def episodes_of(folder: Path) -> list[dict[str, str]]:
+    rows = list(csv.DictReader((folder / "episodes.csv").read_text().splitlines()))
+    return [{name: text for name, text in row.items() if name != "wall_s"} for row in rows]
+
+
+def assert_equal(folder: Path, whole: Path) -> None:
+    (state, arrays), (wanted_state, wanted_arrays) = parts_of(folder), parts_of(whole)
+    assert state == wanted_state
+    assert set(arrays) == set(wanted_arrays)
+    for name, array in wanted_arrays.items():
+        assert arrays[name].dtype == array.dtype, name
+        if array.dtype.names:  # records have gaps between their fields, in which anything may stand
+            assert (arrays[name] == array).all(), name
+        else:
+            assert arrays[name].tobytes() == array.tobytes(), name
+    assert episodes_of(folder) == episodes_of(whole)
