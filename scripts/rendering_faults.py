@@ -71,8 +71,8 @@ def full(part: Json) -> Row:
     return (
         "a file system that is full from a random instant on",
         f"{part['points']:,}",
-        f"{part['went_on']:,} went on to the end; {part['kept']:,} kept a whole checkpoint, {part['resumed']:,} "
-        "resumed once there was room",
+        f"{part['went_on']:,} trained on to the end and said in one line what was not saved; {part['kept']:,} kept a "
+        f"whole checkpoint, {part['resumed']:,} resumed once there was room",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -14,12 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fasttrain import __version__, commands
-from fasttrain.errors import ConfigError, FastTrainError
+from fasttrain.errors import EXIT_CRASHED, ConfigError, FastTrainError
 
 if TYPE_CHECKING:
     from fasttrain.config import Config
     from fasttrain.studies.sweep import Sweep
 
+NO_ROOM = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))  # Windows knows no quotas
 HELP = """fasttrain {version}: Stable-Baselines3 training several times faster, and where the time went.
 
 usage: fasttrain [train|resume|eval|check|export|play|compare|ablate|tune|doctor|report] [key=value …] [-m]
@@ -84,6 +86,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `fasttrain --help | head`
         sys.stderr.close()
         return 0
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        return _report(error, EXIT_CRASHED, f"{error}; make room, and begin again")
 
 
 @contextmanager

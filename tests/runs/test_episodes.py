@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fasttrain.runs.episodes import FIXED, FLUSH_EVERY, FLUSH_S, EpisodeLog
+from fasttrain.runs.saving import Saving
 from fasttrain.studies.pages.episodes import read_episodes
 
 
@@ -77,3 +79,67 @@ def test_a_hostile_envs_rows_stay_rows_and_are_read_back(tmp_path: Path) -> None
     found = read_episodes(tmp_path / "episodes.csv")
     assert found.reasons[:4] == ["=HYPERLINK(1)", "-3.5", "a b \N{REPLACEMENT CHARACTER}", "'=x"]
     assert found.reasons[5] == reasons[5]
+
+
+class Full:
+    """Takes the place of `Path.open`: a disk with room for so many bytes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.room: int | None = None
+        real = Path.open
+
+        def opened(path: Path, mode: str = "r", **more: Any) -> Any:
+            file = real(path, mode, **more)
+            if "a" in mode and self.room is not None:
+                room, write = self.room, file.write
+
+                def write_some(text: str) -> int:
+                    write(text[:room])
+                    file.flush()
+                    raise OSError(28, "No space left on device")
+
+                file.write = write_some
+            return file
+
+        monkeypatch.setattr(Path, "open", opened)
+
+
+@pytest.mark.parametrize("room", [0, 3, 70])
+def test_rows_wait_while_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int):
+    said: list[str] = []
+    full = Full(monkeypatch)
+    log = EpisodeLog(tmp_path / "episodes.csv", saving=Saving(said.append))
+    log.add((1, 0, 0, 1.0, 2, 0.1), {"is_win": True})
+    full.room = room
+    log.flush()
+    assert (log.path.stat().st_size, len(said)) == (0, 1)
+    log.add((2, 0, 0, 1.0, 2, 0.1), {"is_win": False})
+    log.flush()
+    full.room = None
+    log.flush()
+    assert [(row["episode"], row["is_win"]) for row in read(log.path)] == [("1", "1"), ("2", "0")]
+    log.add((3, 0, 0, 1.0, 2, 0.1), {"is_win": True})
+    full.room = room
+    log.flush()
+    log.flush()
+    full.room = None
+    log.flush()
+    assert [row["episode"] for row in read(log.path)] == ["1", "2", "3"]
+    assert (
+        said == ["warning: episodes.csv could not be written ([Errno 28] No space left on device); the run goes on"] * 2
+    )
+    assert log.saving.failed == {}
+
+
+def test_too_many_rows_that_wait_lose_the_oldest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("fasttrain.runs.episodes.MOST_ROWS", 10)
+    full = Full(monkeypatch)
+    log = EpisodeLog(tmp_path / "episodes.csv", saving=Saving(lambda line: None))
+    full.room = 0
+    for number in range(15):
+        log.add((number, 0, 0, 1.0, 2, 0.1), {})
+    log.flush()
+    full.room = None
+    log.flush()
+    assert [row["episode"] for row in read(log.path)] == [str(number) for number in range(5, 15)]
+    assert log.left_out == 5

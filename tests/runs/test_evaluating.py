@@ -12,6 +12,7 @@ from conftest import RunCommand, configured
 from fasttrain.runs import evaluating
 from fasttrain.runs.background_eval import EvaluationError, Result
 from fasttrain.runs.evaluating import Evaluator
+from fasttrain.runs.saving import Saving
 
 CONFIG = configured("env.id=CartPole-v1", "algo=ppo")
 
@@ -62,7 +63,7 @@ def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def make(beside: bool) -> Evaluator:
         config = dataclasses.replace(CONFIG, eval_async=beside)
-        return Evaluator(config, tmp_path, lambda: quality(next(rewards)), save, said.append)
+        return Evaluator(config, tmp_path, lambda: quality(next(rewards)), save, said.append, Saving(said.append))
 
     return make, said, saved, tmp_path
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+import pytest
+
 from fasttrain.runs.evaluate import summarise
 from fasttrain.runs.evaluations import FIELDS, EvaluationLog
 
@@ -36,3 +38,14 @@ def test_what_is_known_of_earlier_policies_can_be_read_back(tmp_path: Path):
     assert again.known(20) == log.rows[:2]
     (tmp_path / "evaluations.csv").write_text("env_steps\nx\n")
     assert again.known(20) == []
+
+
+def test_a_row_that_could_not_be_written_comes_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    log = EvaluationLog(tmp_path / "evaluations.csv")
+    log.add(10, 1.0, summarise([(1.5, 3, {})]))
+    monkeypatch.setattr(Path, "open", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space"):
+        log.add(20, 2.0, summarise([(1.5, 3, {})]))
+    monkeypatch.undo()
+    log.add(30, 3.0, summarise([(1.5, 3, {})]))
+    assert [row["env_steps"] for row in EvaluationLog(log.file).known(100)] == [10, 20, 30]

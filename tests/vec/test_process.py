@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from fasttrain.vec.process import WorkerLostError, WorkerProcess, WorkerTraceback
+from fasttrain.vec.semaphore import Bell
 from fasttrain.vec.worker import CallError, pack
 from fasttrain.vec.worker_envs import Packed, Settings
 from fasttrain.vec.worker_memory import NO_ROW, ROW, Layout, SharedBlock
@@ -35,7 +36,7 @@ class Started:
             worker=0, first=0, factories=cloudpickle.dumps(list(factories)), info_keys=(), use_masks=True,
             check_finite=True, restart_envs=False, spin_s=0.0,
         )  # fmt: skip
-        self.notify = context.Semaphore(0)
+        self.notify = Bell(context)
         self.worker = WorkerProcess(context, self.notify, settings, len(factories))
         self.pid = self.worker.process.pid
 

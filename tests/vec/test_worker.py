@@ -15,6 +15,7 @@ import pytest
 from gymnasium.wrappers import TimeLimit
 
 from fasttrain.envs.user_code import kept_random_state
+from fasttrain.vec.semaphore import Bell
 from fasttrain.vec.worker import (
     CALL,
     CLOSE,
@@ -58,7 +59,7 @@ class Trainer:
         ours, theirs = multiprocessing.Pipe()
         context = multiprocessing.get_context("spawn")
         go, done = context.Semaphore(0), context.Semaphore(0)
-        self.notify = context.Semaphore(0)
+        self.notify = Bell(context)
         self.channel = Channel(ours, go, done)
         values: dict[str, Any] = {
             "worker": 0, "first": 3, "factories": cloudpickle.dumps(factories), "info_keys": (), "use_masks": True,

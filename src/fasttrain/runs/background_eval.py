@@ -10,7 +10,6 @@ import dataclasses
 import multiprocessing
 import os
 import shutil
-import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,12 +17,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
-
 from fasttrain.config import Config
 from fasttrain.vec.process import default_start_method
+from fasttrain.vec.worker_start import start_function
 
 MOST_WAITING = 2  # snapshots, the one that is being played included
+SERVE = "fasttrain.runs.background_eval:serve"
 PATIENCE_S = 600.0  # for what is still being played when training is over
 
 
@@ -127,7 +126,7 @@ class BackgroundEvaluation:
         self._connection, theirs = context.Pipe()
         # Evaluation shall not take the trainer's cores away with threads, nor write progress into its output.
         config = dataclasses.replace(self._config, torch_threads=1)
-        self._process = context.Process(target=serve, args=(config, theirs, os.getpid()), daemon=True)
+        self._process = context.Process(target=start_function, args=(SERVE, config, theirs), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -137,16 +136,12 @@ class BackgroundEvaluation:
         return code
 
 
-def serve(config: Config, connection: Connection, trainer: int) -> None:
+def serve(config: Config, connection: Connection) -> None:
     """In the process: evaluate each file that comes, until the other side is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer decides when it is over
     import torch
 
     torch.set_num_threads(1)
     while True:
-        while not connection.poll(1.0):
-            if not _lives(trainer):
-                return
         try:
             file = Path(connection.recv())
         except (EOFError, OSError):
@@ -157,11 +152,6 @@ def serve(config: Config, connection: Connection, trainer: int) -> None:
             answer = {"error": f"{type(error).__name__}: {error}"}
         with suppress(OSError):
             connection.send(answer)
-
-
-def _lives(process: int) -> bool:
-    """The trainer may be killed without closing its end; a forkserver's child is nobody's it knows."""
-    return psutil.pid_exists(process)
 
 
 def _evaluated(config: Config, file: Path) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from fasttrain.runs.checkpoints import Checkpoints
 from fasttrain.runs.episodes import EpisodeLog
 from fasttrain.runs.live import LiveView
 from fasttrain.runs.progress import Progress
+from fasttrain.runs.saving import Saving
 from fasttrain.runs.stopping import Stop, Stopping
 
 
@@ -80,6 +81,7 @@ class Parts:
     evaluate: Callable[[], None]  # called every `eval_every` env steps
     collect_evaluations: Callable[[], None]  # of those beside training, at every rollout's start
     checkpoints: Checkpoints
+    saving: Saving
     say: Callable[[str], None]
 
 
@@ -139,7 +141,8 @@ class RunCallback(BaseCallback):
         if self._to_console:
             self.parts.say(line)
         if self._enabled:
-            _dump_logs(self.model)
+            with self.parts.saving.of("progress.csv"):
+                _dump_logs(self.model)
 
     def _on_step(self) -> bool:
         parts = self.parts

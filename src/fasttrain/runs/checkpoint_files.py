@@ -87,6 +87,7 @@ class CheckpointFolder:
         staged = self.root / f"{STAGED}{target.name}-{os.getpid()}"
         with suppress(FileNotFoundError):
             self.disk.remove(staged)
+        first = not self.root.exists()
         try:
             self.disk.make(staged)
             for name, content in files.items():
@@ -99,6 +100,8 @@ class CheckpointFolder:
                 self._discard(target)
             self.disk.rename(staged, target)
             self.disk.sync(self.root)
+            if first:
+                self.disk.sync(self.root.parent)
         except Exception:  # torch reports a full disk as a RuntimeError
             with suppress(OSError):
                 self.disk.remove(staged)

@@ -6,14 +6,17 @@ import csv
 import io
 import os
 import time
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fasttrain.runs.env_text import csv_cell
+from fasttrain.runs.saving import Saving
 
 FIXED = ("episode", "env_steps", "env", "return", "length", "wall_s")
 FLUSH_EVERY = 2000  # rows; about one write a second at 2,000 episodes/s, a few hundred kB of memory
+MOST_ROWS = 100_000  # that wait while the disk is full, 60 MB of memory; of more the oldest are left out
 FLUSH_S = 5.0  # where episodes are rarer: what a killed run loses of them, and what whoever watches the file waits
 
 
@@ -24,10 +27,14 @@ class EpisodeLog:
 
     Args:
         reward_terms: a column `reward_NAME` for every entry of the info's `reward_terms`, the episode's sums.
+        saving: is told when the file cannot be written; the rows then wait for the next time.
     """
 
-    def __init__(self, path: Path, reward_terms: bool = False) -> None:
+    def __init__(self, path: Path, reward_terms: bool = False, saving: Saving | None = None) -> None:
         self.path, self.reward_terms = path, reward_terms
+        self.saving = saving or Saving(warnings.warn)
+        self.left_out = 0  # episodes
+        self._flush_at = FLUSH_EVERY  # rows
         self._rows: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         self._keys: list[str] | None = None
         self._flushed = time.monotonic()
@@ -37,7 +44,7 @@ class EpisodeLog:
         if self.reward_terms:
             info = {**info, **{f"reward_{name}": value for name, value in info.get("reward_terms", {}).items()}}
         self._rows.append((fixed, info))
-        if len(self._rows) >= FLUSH_EVERY or time.monotonic() - self._flushed > FLUSH_S:
+        if len(self._rows) >= self._flush_at or time.monotonic() - self._flushed > FLUSH_S:
             self.flush()
 
     def position(self) -> dict[str, Any]:
@@ -63,6 +70,16 @@ class EpisodeLog:
 
     def flush(self) -> None:
         """Append what was collected."""
+        with self.saving.of(self.path.name):
+            self._append()
+            self._rows.clear()
+        if len(self._rows) > MOST_ROWS:
+            self.left_out += len(self._rows) - MOST_ROWS
+            del self._rows[:-MOST_ROWS]
+        self._flush_at = len(self._rows) + FLUSH_EVERY
+        self._flushed = time.monotonic()
+
+    def _append(self) -> None:
         first = self._keys is None
         if first:
             self._keys = sorted(
@@ -74,10 +91,15 @@ class EpisodeLog:
             writer.writerow([*FIXED, *map(csv_cell, self._keys or ())])
         for fixed, info in self._rows:
             writer.writerow([*fixed, *(_cell(info.get(key)) for key in self._keys or ())])
-        with self.path.open("a", encoding="utf-8", newline="") as file:
-            file.write(text.getvalue())
-        self._rows.clear()
-        self._flushed = time.monotonic()
+        before = self.path.stat().st_size if self.path.exists() else 0
+        try:
+            with self.path.open("a", encoding="utf-8", newline="") as file:
+                file.write(text.getvalue())
+        except OSError:
+            self._keys = None if first else self._keys
+            if self.path.exists():
+                os.truncate(self.path, before)  # half a row, which would be written again
+            raise
 
 
 def _is_scalar(key: Any, value: Any) -> bool:

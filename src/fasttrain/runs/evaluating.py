@@ -9,6 +9,7 @@ from typing import Any
 from fasttrain.config import Config
 from fasttrain.runs.background_eval import BackgroundEvaluation, EvaluationError, Result, forget, keep_as
 from fasttrain.runs.evaluations import EvaluationLog
+from fasttrain.runs.saving import Saving
 
 BEST = "best_model.zip"
 
@@ -20,6 +21,7 @@ class Evaluator:
         quality: evaluates the policy as it is now; the greedy one's `evaluate.summarise`.
         save: writes the model, and what belongs to it, to a file.
         say: one line.
+        saving: is told of what could not be written.
     """
 
     def __init__(
@@ -29,8 +31,10 @@ class Evaluator:
         quality: Callable[[], dict[str, Any]],
         save: Callable[[Path], None],
         say: Callable[[str], None],
+        saving: Saving,
     ) -> None:
         self.folder, self._quality, self._save, self._say = folder, quality, save, say
+        self._saving = saving
         self.log = EvaluationLog(folder / "evaluations.csv")
         self.best_reward = float("-inf")
         self.beside_s = 0.0  # evaluated beside training
@@ -40,13 +44,15 @@ class Evaluator:
         """Evaluate now, or hand a snapshot over."""
         if self._background is not None:
             try:
-                self._background.submit(env_steps, wall_s)
+                with self._saving.of("a snapshot to evaluate"):
+                    self._background.submit(env_steps, wall_s)
             except EvaluationError as error:
                 self._give_up(error)
         if self._background is None:
             quality = self._quality()
             if self._note(env_steps, wall_s, quality):
-                self._save(self.folder / BEST)
+                with self._saving.of(BEST):
+                    self._save(self.folder / BEST)
 
     def go_on(self, rows: list[dict[str, Any]]) -> None:
         """After a resume: these were made."""
@@ -88,7 +94,8 @@ class Evaluator:
             return False
         self.beside_s += result.seconds
         if self._note(result.env_steps, result.wall_s, result.quality):
-            keep_as(result.file, self.folder / BEST)
+            with self._saving.of(BEST):
+                keep_as(result.file, self.folder / BEST)
         forget(result.file)
         return True
 
@@ -96,7 +103,8 @@ class Evaluator:
         """Say and store it; whether it is the best so far."""
         if not quality["episodes"]:
             return False
-        self.log.add(env_steps, wall_s, quality)
+        with self._saving.of(self.log.file.name):
+            self.log.add(env_steps, wall_s, quality)
         win = "" if quality["win_rate"] is None else f", win rate {100 * quality['win_rate']:.1f} %"
         self._say(f"[EVAL] {env_steps:,} steps: mean reward {quality['mean_reward']:.3g}{win}")
         best = bool(quality["mean_reward"] > self.best_reward)

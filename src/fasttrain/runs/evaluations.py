@@ -18,17 +18,15 @@ class EvaluationLog:
     def __init__(self, file: Path) -> None:
         self.file = file
         self.rows: list[dict[str, Any]] = []
+        self._whole = False  # the file has all rows but the newest
 
     def go_on(self, rows: list[dict[str, Any]]) -> None:
         """The file with these rows alone, and on from there."""
         self.rows = [{name: row.get(name) for name in FIELDS} for row in rows]
-        if not rows:
+        if rows:
+            self._write(self.rows, "w")
+        else:
             self.file.unlink(missing_ok=True)
-            return
-        with self.file.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, FIELDS)
-            writer.writeheader()
-            writer.writerows(self.rows)
 
     def known(self, env_steps: int) -> list[dict[str, Any]]:
         """Rows of the file about policies of at most so many steps; what cannot be read is left out."""
@@ -40,20 +38,31 @@ class EvaluationLog:
         return [row for row in rows if row["env_steps"] is not None and row["env_steps"] <= env_steps]
 
     def add(self, env_steps: int, wall_s: float, quality: dict[str, Any]) -> None:
-        """Take in the greedy policy's `quality`, of `evaluate.summarise`."""
+        """Take in the greedy policy's `quality`, of `evaluate.summarise`.
+
+        Raises:
+            OSError: the file could not be written; the row is kept, and the next one brings it along.
+        """
         row: dict[str, Any] = {"env_steps": env_steps, "wall_s": round(wall_s, 3), "episodes": quality["episodes"]}
         for name in ("mean_reward", "win_rate"):
             row[name] = quality[name]
             low, high = quality["ci95"][name] or (None, None)
             row[f"{name}_low"], row[f"{name}_high"] = low, high
         row["score_diff"] = quality["score_diff"]
-        fresh = not self.rows
         self.rows.append(row)
-        with self.file.open("w" if fresh else "a", newline="", encoding="utf-8") as file:
+        if self._whole:
+            self._write([row], "a")
+        else:
+            self._write(self.rows, "w")
+
+    def _write(self, rows: list[dict[str, Any]], mode: str) -> None:
+        self._whole = False
+        with self.file.open(mode, newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, FIELDS)
-            if fresh:
+            if mode == "w":
                 writer.writeheader()
-            writer.writerow(row)
+            writer.writerows(rows)
+        self._whole = True
 
 
 def _number(text: str | None) -> float | int | None:

@@ -22,8 +22,11 @@ def write_json(path: Path, content: Any) -> None:
     NaN and infinities become null, keys texts.
     """
     temporary = path.with_suffix(path.suffix + ".tmp")
-    temporary.write_text(json.dumps(_finite(content), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(json.dumps(_finite(content), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)  # of a full disk; a written one has its name by now
 
 
 def _finite(value: Any) -> Any:

@@ -22,7 +22,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from fasttrain import __version__
 from fasttrain.algos.ppo import PPO, MaskablePPO
 from fasttrain.config import Config, against_bots
-from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, DivergedError, EnvError
+from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, DivergedError, EnvError, FastTrainError
 from fasttrain.machine import usable_cores
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.meter import PerfMeter
@@ -54,12 +54,14 @@ from fasttrain.runs.profiling import check_profiler, profiling
 from fasttrain.runs.progress import Progress
 from fasttrain.runs.progress_csv import continued_logger
 from fasttrain.runs.replay_report import replay_dict, replay_line, replay_words
+from fasttrain.runs.saving import Saving, into_place
 from fasttrain.runs.settle import settle_acceleration, warmup_s
 from fasttrain.runs.stopping import StoppedBy, stopping_for
 from fasttrain.runs.wrap import save_model
 from fasttrain.vec.self_play import SelfPlayVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
 
+MODEL = "model.zip"
 WORKER_ERRORS = (EOFError, BrokenPipeError, ConnectionResetError)  # what SB3 raises when a worker process is gone
 
 
@@ -81,7 +83,8 @@ def carry_out(run: Run, overrides: Sequence[str]) -> int:
         with run.stop.listening():
             window = run.learn()
             run.evaluator.finish(lambda: not run.stop.requested)
-            run.save(run.folder / "model.zip")
+            with run.saving.of(MODEL):
+                run.save(run.folder / MODEL)
             run.report(window, list(overrides))
     except Exception as error:
         run.note_crash(error)
@@ -91,9 +94,11 @@ def carry_out(run: Run, overrides: Sequence[str]) -> int:
     finally:
         run.checkpoints.wait()
         run.evaluator.close()
-        run.model.logger.close()
+        with run.saving.of("progress.csv"):
+            run.model.logger.close()
         with suppress(*WORKER_ERRORS):  # a dead worker's pipe
             run.env.close()
+    run.check_saved()
     return EXIT_STOPPED if run.stop.requested else EXIT_DONE
 
 
@@ -105,9 +110,11 @@ class Run:
         self.resumed_at: list[int] = []  # env steps
         self.config = config = plan.config
         self.clock = PhaseClock()
+        self.saving = Saving(self.say)
         self.stop = StopFlag()
         self.stopping = stopping_for(config)
-        torch.use_deterministic_algorithms(config.deterministic)
+        if torch.are_deterministic_algorithms_enabled() != config.deterministic:  # the call imports a compiler, 3 s
+            torch.use_deterministic_algorithms(config.deterministic)
         set_threads(config.torch_threads)
         with console.status("compiling kernels (a few seconds on the first use)"):
             compile_kernels(config)
@@ -124,7 +131,7 @@ class Run:
             raise
         self.pool = pool_for(config, self.model, self.env)
         self.snapshots = None if self.pool is None else SnapshotCallback(self.pool, config.self_play.every, self.clock)
-        self.evaluator = Evaluator(config, folder, self._greedy_quality, self.save, self.say)
+        self.evaluator = Evaluator(config, folder, self._greedy_quality, self.save, self.say, self.saving)
         self._counts_opponents = self.env.has_attr("opponents_ns")
         self.progress = Progress(config.total_timesteps, self.clock)
         self.progress.max_s = None if config.stop.max_minutes is None else 60 * config.stop.max_minutes
@@ -156,7 +163,7 @@ class Run:
         panel = config.live == "on" or (config.live == "auto" and self.console.is_terminal)
         parts = Parts(
             progress=self.progress,
-            episodes=EpisodeLog(self.folder / "episodes.csv", config.reward_debug),
+            episodes=EpisodeLog(self.folder / "episodes.csv", config.reward_debug, self.saving),
             live=LiveView(self.progress, self.console, title, panel),
             meter=self.meter,
             stop=self.stop,
@@ -164,6 +171,7 @@ class Run:
             evaluate=self.evaluate,
             collect_evaluations=self.evaluator.collect,
             checkpoints=self.checkpoints,
+            saving=self.saving,
             say=self.say,
         )
         return RunCallback(config, parts)
@@ -184,10 +192,27 @@ class Run:
             return self.meter.overall(self.progress.env_steps, self.progress.updates)
 
     def save(self, file: Path) -> None:
-        """The model, and what belongs to it."""
-        save_model(self.model, file)
-        if self.pool is not None:
-            save_pool(self.pool, file)
+        """The model, and what belongs to it: whole, or as it was."""
+        with into_place(file) as draft:
+            save_model(self.model, draft)
+            if self.pool is not None:
+                save_pool(self.pool, draft)
+
+    def check_saved(self) -> None:
+        """At the end, whether everything is there.
+
+        Raises:
+            FastTrainError: something could not be written; names it, and the way on.
+        """
+        missing = self.saving.missing()
+        if self.stop.requested and self.checkpoints.failed:
+            missing.append(self.checkpoints.failed)
+        if missing:
+            newest = self.checkpoints.folder.newest().folder
+            way_on = (
+                f"; make room, then fasttrain resume run={self.folder} goes on from {newest.name}" if newest else ""
+            )
+            raise FastTrainError(f"not saved: {'; '.join(missing)}{way_on}")
 
     def evaluate(self) -> None:
         """Quality now, or soon of what the policy is now."""
@@ -206,6 +231,8 @@ class Run:
         if window.envs.restarts:
             lost = window.envs.lost_steps
             self.say(f"  {window.envs.restarts} envs or workers failed and were replaced; {lost:,} env steps were lost")
+        if left_out := self.callback.parts.episodes.left_out:
+            self.say(f"  {left_out:,} episodes are missing in episodes.csv, which could not be written for too long")
         if terms := self.progress.mean_terms():
             parts = ", ".join(f"{name} {value:+.3g}" for name, value in terms.items())
             self.say(f"  reward per episode, last {len(self.progress.returns):,} episodes: {parts}")
@@ -213,22 +240,27 @@ class Run:
         if (replay := replay_dict(self.model)) is not None:
             self.say(f"  {replay_line(replay)}")
             perf["replay"] = replay
-        write_json(self.folder / "perf.json", perf)
+        with self.saving.of("perf.json"):
+            write_json(self.folder / "perf.json", perf)
         quality = self._quality()
         if quality["greedy"]["episodes"]:
             show.show_quality(self.console, quality)
-        write_json(self.folder / "summary.json", self._summary(window, quality, overrides))
-        self.say(f"everything is in {self.folder}")
+        with self.saving.of("summary.json"):
+            write_json(self.folder / "summary.json", self._summary(window, quality, overrides))
+        if not self.saving.failed:
+            self.say(f"everything is in {self.folder}")
 
     def note_crash(self, error: Exception) -> None:
         """Keep what there is: the episodes so far, good weights, and a summary.json that says what happened."""
         if isinstance(error, DivergedError):
-            self.save(self.folder / "last_good.zip")
+            with self.saving.of("last_good.zip"):
+                self.save(self.folder / "last_good.zip")
         self.callback.parts.episodes.flush()
         what = {"schema": SUMMARY_SCHEMA, "version": __version__, "status": "crashed", "error": repr(error)}
-        write_json(
-            self.folder / "summary.json", {**what, "env_steps": self.progress.env_steps, "seed": self.config.seed}
-        )
+        with self.saving.of("summary.json"):
+            write_json(
+                self.folder / "summary.json", {**what, "env_steps": self.progress.env_steps, "seed": self.config.seed}
+            )
 
     def _quality(self, sampled: bool = True) -> Quality:
         return evaluate_both(self.model, self.config, self.say, lambda: self.stop.requested, sampled=sampled)

@@ -21,6 +21,7 @@ import numpy as np
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.machine import usable_cores
 from fasttrain.vec.process import WorkerLostError, WorkerProcess, default_start_method
+from fasttrain.vec.semaphore import Bell
 from fasttrain.vec.worker import HOLD, STEP, CallError, Ready, pack
 from fasttrain.vec.worker_envs import Packed, Record, Settings, successor_seed
 from fasttrain.vec.worker_memory import (
@@ -87,7 +88,7 @@ class Crew:
         self._untold: dict[int, _Beginning] = {}  # worker → fresh episodes that its next step is to tell of
         self.buffers = [0] * self.num_workers  # which of the two observation arrays each worker's last step wrote
         self.context = multiprocessing.get_context(options.start_method or default_start_method())
-        self.notify = self.context.Semaphore(0)  # any worker → a trainer that waits for whoever is first
+        self.notify = Bell(self.context)  # any worker → a trainer that waits for whoever is first
         self.workers: list[WorkerProcess] = []
         # Runs before multiprocessing's own exit handler, which would wait for daemons that ignore SIGTERM.
         self._finalizer = Finalize(self, _close_workers, (self.workers,), exitpriority=100)
@@ -379,7 +380,7 @@ class Crew:
     def close(self) -> None:
         """End all workers within `CLOSE_TIMEOUT_S`, whatever state they are in."""
         self._finalizer()
-        vars(self).pop("notify", None)  # a semaphore has a name, which goes with its last user here
+        self.notify.close()
         if hasattr(self, "_block"):
             self._block.close()
 

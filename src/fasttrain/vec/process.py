@@ -7,11 +7,11 @@ import pickle
 import signal
 import time
 from contextlib import suppress
-from multiprocessing.synchronize import Semaphore
 from multiprocessing.util import Finalize
 from typing import Any
 
 from fasttrain.batch import Int64Array
+from fasttrain.vec.semaphore import Bell, make_semaphore, opened
 from fasttrain.vec.worker import CALL, CLOSE, FAILED, NO_MAIL, RESULT, STEP, CallError, Ready, pack
 from fasttrain.vec.worker_channel import Channel, DeadlineError, acquire
 from fasttrain.vec.worker_envs import Failure, Settings
@@ -50,12 +50,12 @@ class UnreadableError(WorkerLostError):
 class WorkerProcess:
     """Envs `first` to `stop` of the vector env. One request at a time: `post` or `call`, then `wait`."""
 
-    def __init__(self, context: Any, notify: Semaphore, settings: Settings, num_envs: int) -> None:
+    def __init__(self, context: Any, notify: Bell, settings: Settings, num_envs: int) -> None:
         self.settings = settings
         self.first, self.stop = settings.first, settings.first + num_envs
         self.pending = False
         ours, theirs = context.Pipe(duplex=True)
-        go, done = context.Semaphore(0), context.Semaphore(0)
+        go, done = make_semaphore(context), make_semaphore(context)
         self.channel = Channel(ours, go, done)
         self.process = context.Process(
             target=start, args=(Channel(theirs, go, done), notify, settings), daemon=True,
@@ -74,6 +74,8 @@ class WorkerProcess:
             WorkerLostError: they could not be, or not in time.
         """
         answer = self._receive(timeout_s, "building its envs")
+        opened(self.channel.go)
+        opened(self.channel.done)
         if isinstance(answer, Failure):
             raise WorkerLostError(answer.text, answer)
         return answer  # type: ignore[no-any-return]

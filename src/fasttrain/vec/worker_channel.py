@@ -11,8 +11,9 @@ import struct
 import sys
 import time
 from multiprocessing.connection import Connection
-from multiprocessing.synchronize import Semaphore
 from typing import NamedTuple
+
+from fasttrain.vec.semaphore import Semaphore
 
 PIECE_BYTES = 4096  # written whole or not at all: PIPE_BUF, and one buffer of a local socket
 _LENGTH = struct.Struct("<Q")

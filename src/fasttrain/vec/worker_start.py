@@ -1,4 +1,7 @@
-"""First thing that runs in a worker process. Imports nothing heavy: number libraries read their settings on import."""
+"""First thing that runs in a process that a trainer starts. Imports nothing heavy.
+
+Number libraries read their settings on import.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from multiprocessing import parent_process
 from multiprocessing.connection import wait
 from typing import Any
@@ -37,18 +41,30 @@ def one_thread_environment() -> Iterator[None]:
 
 def start(*arguments: Any) -> None:
     """Run a worker until it is told to close or the trainer is gone."""
-    # Ctrl-C and SIGTERM reach every process of the group: the trainer decides, and closes its workers. A program that
-    # an env starts inherits what is ignored, but not a handler: its `terminate()` must work.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _do_nothing)
-    _die_with_the_trainer()
-    threading.Thread(target=_end_with_the_trainer, name="fasttrain-parent-watch", daemon=True).start()
+    _belong_to_the_trainer()
     os.environ.update(ONE_THREAD)  # a fork server that was there before us has other values
     if "torch" in sys.modules:  # the user's main script imports it
         sys.modules["torch"].set_num_threads(1)
     from fasttrain.vec.worker import Worker
 
     Worker(*arguments).serve()
+
+
+def start_function(place: str, *arguments: Any) -> None:
+    """Call `module:function`, imported here: that takes seconds, within which the trainer may be killed."""
+    _belong_to_the_trainer()
+    module, _, name = place.partition(":")
+    getattr(import_module(module), name)(*arguments)
+
+
+def _belong_to_the_trainer() -> None:
+    """Signals to all of the group are the trainer's business, and its end is this process's end, whatever it does."""
+    # Ctrl-C and SIGTERM reach every process of the group: the trainer decides, and closes its workers. A program that
+    # an env starts inherits what is ignored, but not a handler: its `terminate()` must work.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _do_nothing)
+    _die_with_the_trainer()
+    threading.Thread(target=_end_with_the_trainer, name="fasttrain-parent-watch", daemon=True).start()
 
 
 def _do_nothing(number: int, frame: Any) -> None:
