@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from fasttrain.config import Config
     from fasttrain.studies.sweep import Sweep
 
-NO_ROOM = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))  # Windows knows no quotas
+# No room, no more of the quota (which Windows does not know), no permission, a disk that is only read.
+UNWRITABLE = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EACCES, errno.EROFS)
 HELP = """fasttrain {version}: Stable-Baselines3 training several times faster, and where the time went.
 
 usage: fasttrain [train|resume|eval|check|export|play|compare|ablate|tune|doctor|report] [key=value …] [-m]
@@ -87,9 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     except OSError as error:
-        if error.errno not in NO_ROOM:
+        if error.errno not in UNWRITABLE:
             raise
-        return _report(error, EXIT_CRASHED, f"{error}; make room, and begin again")
+        return _report(error, EXIT_CRASHED, f"{error}; make room or name another folder (hydra.run.dir=…)")
 
 
 @contextmanager
@@ -155,7 +156,7 @@ def _run_hydra(command: str, arguments: list[str]) -> int:
         running.append(command)
         try:
             outcome.append(sweep.run_cell(HydraConfig.get()) if sweep else _run_command(command, composed, arguments))
-        except (FastTrainError, MemoryError) as error:  # kept from Hydra, which would print lines of its own
+        except (FastTrainError, MemoryError, OSError) as error:  # kept from Hydra, which would print lines of its own
             failed.append(error)
         except (HydraException, OmegaConfBaseException) as error:
             failed.append(_clear_error(error, normalised))
