@@ -4,7 +4,7 @@
 Each part is a campaign of tests/faults/campaigns.py, tests/faults/test_nan.py or tests/faults/evil_files.py; the tests
 try the same a few times. A part that has come to its end is stored at once in docs/results/faults.json and is not
 tried again with the same count and seed, so that the command can be stopped (Ctrl-C) and given again. Exit code 1: a
-promise was broken, what is stored says which.
+promise was broken, what is stored says which; or nothing of a part could be tried here, which is said and not stored.
 
   --only PART …   some parts                     --count N   so often, in place of the README's numbers
   --seed N        other random instants          --again     also what is stored
@@ -94,7 +94,9 @@ def nan(count: int, seed: int, folder: Path, say: Say) -> Result:
     subprocess.run(
         [sys.executable, "-m", "pytest", str(tests), f"--junitxml={report}", "-p", "no:cacheprovider"], cwd=ROOT
     )
-    return by_place(ElementTree.parse(report).getroot().iter("testcase"))
+    result = by_place(ElementTree.parse(report).getroot().iter("testcase"))
+    result["bad"] += [f"{place}: not tried" for place in sorted({*PLACES.values()} - result["places"].keys())]
+    return result
 
 
 def by_place(cases: Iterable[ElementTree.Element]) -> Result:
@@ -134,12 +136,15 @@ def evil(count: int, seed: int, folder: Path, say: Say) -> Result:
     return judged(json.loads(done.stdout.splitlines()[-1]))
 
 
+MOST_GROWTH_MB = 100
+
+
 def judged(rows: Sequence[Mapping[str, Any]]) -> Result:
     """The files of `check_all` in figures."""
     bad = [
-        f"{row['name']} ({row['command']}): exit code {row['exit_code']}: {row['said']}"
+        f"{row['name']} ({row['command']}): exit code {row['exit_code']}, {row['growth_mb']:.0f} MB: {row['said']}"
         for row in rows
-        if row["executed"] or row["outside"] or row["exit_code"] != row["expected"]
+        if row["executed"] or row["outside"] or row["exit_code"] != row["expected"] or row["growth_mb"] > MOST_GROWTH_MB
     ]
     return {
         "files": len(rows),
@@ -193,6 +198,14 @@ def add(path: Path, name: str, found: Result) -> None:
     os.replace(partial, path)
 
 
+TRIES = ("kills", "damages", "points", "cases", "stops", "ends", "files", "pairs")  # names of what parts count
+
+
+def was_tried(found: Mapping[str, Any]) -> bool:
+    """False: this machine could not do anything of that part."""
+    return all(found[name] for name in TRIES if name in found)
+
+
 def is_done(stored: Mapping[str, Any] | None, count: int, seed: int) -> bool:
     """Whether it was tried so often with that seed, and no promise was broken."""
     return stored is not None and (stored["count"], stored["seed"], stored["bad"]) == (count, seed, [])
@@ -241,6 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.count is not None and options.count < 1:
         parser.error("--count must be at least 1")
+    untried: list[str] = []
     if not options.show:
         for name in options.only:
             count = options.count or PARTS[name].count
@@ -253,10 +267,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             except KeyboardInterrupt:
                 print(f"\nstopped; {name} begins again, what was finished before is stored")
                 return 130
+            if not was_tried(found):
+                print(f"{name}: nothing could be tried here; not stored")
+                untried.append(name)
+                continue
             add(options.results, name, found)
     stored = load(options.results)
     show(stored)
-    return 1 if any(found.get("bad") for found in stored.get("parts", {}).values()) else 0
+    return 1 if untried or any(found.get("bad") for found in stored.get("parts", {}).values()) else 0
 
 
 if __name__ == "__main__":

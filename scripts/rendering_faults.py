@@ -32,9 +32,9 @@ def kills(part: Json) -> Row:
     return (
         f"`kill -9` around checkpoints, {part['while_writing']:,} of them while one was being written",
         f"{part['kills']:,}",
-        f"{part['partial']:,} partial checkpoints; lost were at most {lost['waiting']:.2f} intervals where training "
-        f"waits for the disk, {lost['beside']:.2f} where it does not; {part['equal']:,} of {part['runs']:,} runs came "
-        "to the bits of one left alone",
+        f"{part['resumes']:,} resumed from a whole checkpoint, {part['partial']:,} partial ones; lost were at most "
+        f"{lost['waiting']:.2f} intervals where training waits for the disk, {lost['beside']:.2f} where it does not; "
+        f"{part['equal']:,} of {part['runs']:,} runs came to the bits of one left alone",
     )
 
 

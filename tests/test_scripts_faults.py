@@ -73,6 +73,35 @@ def test_a_broken_promise_is_stored_without_paths_and_fails(
     assert not faults.is_done(faults.load(tmp_path / "faults.json")["parts"]["a"], 3, 0), "it is tried again"
 
 
+def test_a_part_of_which_nothing_could_be_tried_is_not_stored(
+    faults: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    only(faults, monkeypatch, full=lambda *_: {"points": 0, "bad": []})
+    assert faults.main(["--results", str(tmp_path / "faults.json"), "--only", "full"]) == 1
+    assert "full: nothing could be tried here; not stored" in capsys.readouterr().out
+    assert faults.load(tmp_path / "faults.json") == {}
+
+
+@pytest.mark.parametrize(("high", "bad"), [(0.989, 1), (0.99, 0)])
+def test_guards_that_surely_cost_more_than_a_percent_are_a_broken_promise(
+    faults: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, high: float, bad: int
+):
+    bench_guards = importlib.import_module("bench_guards")
+    ratio = {"value": 0.98, "low": 0.97, "high": high}
+    works = iter(
+        [{"ratio": ratio, "checkpoint_s": 0.25}, {"ratio": {**ratio, "value": 1.0, "high": 1.1}, "checkpoint_s": 0.0}]
+    )
+    monkeypatch.setattr(bench_guards, "_one", lambda *_: next(works))
+    found = bench_guards.measure(10, 0, tmp_path, print)
+    assert (found["ratio"], found["checkpoint_s"], len(found["bad"])) == (ratio, 0.25, bad)
+
+
+def test_a_checkpoint_never_gives_time_back(faults: ModuleType):
+    found = importlib.import_module("bench_guards").judged([(1.0, 1.0)] * 9, [-0.5, -0.1, 0.2], 0)
+    assert found["checkpoint_s"] == 0.0
+    assert found["ratio"] == found["nan_guard"]
+
+
 @pytest.mark.parametrize("arguments", [["--only", "nothing"], ["--count", "0"]])
 def test_wrong_arguments_are_refused(faults: ModuleType, arguments: list[str]):
     with pytest.raises(SystemExit) as refused:
@@ -110,11 +139,12 @@ def test_malicious_files_are_judged_by_what_they_did(faults: ModuleType):
     assert (found["files"], found["as_expected"], found["executed"], found["outside"]) == (3, 1, 1, 1)
     assert found["growth_mb"] == 9
     assert len(found["bad"]) == 2
+    assert len(faults.judged([row, {**row, "growth_mb": 101.0}])["bad"]) == 1
 
 
 PARTS: dict[str, dict[str, Any]] = {
-    "kills": {"kills": 200, "while_writing": 120, "partial": 0, "lost": {"waiting": 0.97, "beside": 1.4}, "equal": 9,
-              "runs": 9},
+    "kills": {"kills": 200, "resumes": 200, "while_writing": 120, "partial": 0,
+              "lost": {"waiting": 0.97, "beside": 1.4}, "equal": 9, "runs": 9},
     "stops": {"stops": 3, "saved": 3, "seconds": [0.5, 0.25, 1.75]},
     "guards": {"pairs": 10, "ratio": {"value": 0.996, "low": 0.991, "high": 1.001}},
 }  # fmt: skip
@@ -126,7 +156,8 @@ def test_the_table_has_a_row_for_each_part_that_is_stored(rendering_faults: Modu
     assert "On 2 cores:" in text
     rows = [line for line in text.splitlines() if line.startswith("| ")][2:]
     assert len(rows) == 3
-    assert "120 of them while one was being written | 200 | 0 partial checkpoints; lost were at most 0.97" in rows[0]
+    assert "120 of them while one was being written | 200 | 200 resumed from a whole checkpoint, 0 partial" in rows[0]
+    assert "; lost were at most 0.97" in rows[0]
     assert "| 3 | 3 with a checkpoint and exit code 4, after 0.5 s (median), at most 1.8 s |" in rows[1]
     assert "| 10 | cost 0.4 % of the steps per second [-0.1, 0.9] |" in rows[2]
 

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fasttrain import __version__, commands
-from fasttrain.errors import EXIT_CRASHED, ConfigError, FastTrainError
+from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, ConfigError, FastTrainError
 
 if TYPE_CHECKING:
     from fasttrain.config import Config
     from fasttrain.studies.sweep import Sweep
 
+PRINTS_ONLY = {"-h", "--help", "--version", "--cfg", "-c", "--info", "-i"}
 # No room, no more of the quota (which Windows does not know), no permission, a disk that is only read.
 UNWRITABLE = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EACCES, errno.EROFS)
 HELP = """fasttrain {version}: Stable-Baselines3 training several times faster, and where the time went.
@@ -53,7 +54,8 @@ flags (variable in the environment: the name in capitals; command line > environ
 more       --cfg job      print the configuration without running     --info searchpath   where it comes from
            --version      --config-dir DIR   your own profiles        FASTTRAIN_TRACEBACK=1   tracebacks for errors
            --trust   eval, play, export: load a model as SB3 does, running the code pickled in it
-exit code  0 done  1 crash  2 bad input  3 gate failed  4 stopped by a signal with everything saved"""
+exit code  0 done  1 crash  2 bad input  3 gate failed  4 stopped by a signal with everything saved
+           130 stopped before there was anything to save"""
 
 
 def conf_dir() -> Path:
@@ -84,13 +86,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("fasttrain: stopped before anything could be saved", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # `fasttrain --help | head`
+    except BrokenPipeError:  # `fasttrain --help | head`; consoles of commands do not raise it
         sys.stderr.close()
-        return 0
+        return EXIT_DONE if PRINTS_ONLY & set(arguments) else EXIT_CRASHED
     except OSError as error:
         if error.errno not in UNWRITABLE:
             raise
-        return _report(error, EXIT_CRASHED, f"{error}; make room or name another folder (hydra.run.dir=…)")
+        return _report(error, EXIT_CRASHED, f"{error}; make room, or let it be written there")
 
 
 @contextmanager

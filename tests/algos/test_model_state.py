@@ -7,6 +7,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from sb3_contrib import RecurrentPPO
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import DummyVecEnv
 
@@ -79,3 +80,49 @@ def test_views_not_copies():
     with torch.no_grad():
         trained.policy.value_net.bias.fill_(5.0)
     assert arrays["policy/value_net.bias"].tolist() == [5.0]
+
+
+@pytest.mark.parametrize("name", ["policy/value_net.bias", "policy_optimizer/0/exp_avg"])
+def test_numbers_that_are_not_finite_are_refused(name: str):
+    trained = model(PPO)
+    trained.learn(32, log_interval=None)
+    state, arrays = model_state(trained)
+    with pytest.raises(ConfigError, match=f"{name.rpartition('/')[2]} has numbers that are not finite"):
+        load_model_state(model(PPO), state, {**arrays, name: np.full_like(arrays[name], np.nan)})
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [
+        ("_last_obs", np.zeros((1, 4), np.float32)),
+        ("_last_obs", np.zeros((2, 5), np.float32)),
+        ("_last_obs", np.zeros((2, 4), "U3")),
+        ("_last_obs/part", np.zeros((2, 4), np.float32)),
+        ("_last_episode_starts", np.zeros(3, np.bool_)),
+        ("_last_episode_starts", np.zeros(2)),
+    ],
+)
+def test_observations_of_other_shapes_are_refused(name: str, array: Any):
+    trained = model(PPO)
+    trained.learn(32, log_interval=None)
+    state, arrays = model_state(trained)
+    kept = {key: value for key, value in arrays.items() if key != name.partition("/")[0]}
+    with pytest.raises(ConfigError, match=f"the checkpoint's {name.partition('/')[0]} "):
+        load_model_state(model(PPO), state, {**kept, name: array})
+
+
+def test_lstm_states_of_other_shapes_are_refused():
+    def made() -> Any:
+        env = DummyVecEnv([lambda: gymnasium.make("CartPole-v1")] * 2)
+        found = RecurrentPPO("MlpLstmPolicy", env, n_steps=16, policy_kwargs={"lstm_hidden_size": 4}, device="cpu")
+        found.set_logger(Logger(None, []))
+        return found
+
+    trained, fresh = made(), made()
+    trained.learn(32, log_interval=None)
+    state, arrays = model_state(trained)
+    load_model_state(fresh, travelled(state), arrays)
+    assert torch.equal(fresh._last_lstm_states.vf[1], trained._last_lstm_states.vf[1])
+    for array in (np.zeros((1, 3, 4), np.float32), np.full((1, 2, 4), np.inf, np.float32)):
+        with pytest.raises(ConfigError, match="lstm/pi/1"):
+            load_model_state(made(), state, {**arrays, "lstm/pi/1": array})

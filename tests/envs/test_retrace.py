@@ -101,6 +101,16 @@ def test_hidden_randomness_is_noticed_and_a_new_episode_begun():
     assert not other.retrace(None, other_seed=78)["same"]
 
 
+def test_an_episode_that_takes_too_long_is_given_up():
+    env, other = Retrace(Walk()), Retrace(Walk())
+    played(env, 3)
+    notes = travelled(env.retrace_notes())
+    answer = other.retrace(notes, other_seed=77, most_s=-1.0)
+    assert not answer["same"]
+    assert answer["observation"]["x"] == Walk().reset(seed=77)[0]["x"]
+    assert other.retrace(notes, other_seed=77)["same"]
+
+
 def test_what_cannot_be_repeated_has_no_notes(monkeypatch: pytest.MonkeyPatch):
     env = Retrace(Walk())
     assert env.retrace_notes() is None, "no episode yet"

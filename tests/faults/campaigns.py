@@ -32,12 +32,13 @@ from injector import (
     temporary,
     unread,
     wait_for,
+    writing,
 )
 from rich.console import Console
 from wired import EXIT, LENGTH, RAISE, Wire
 
 from fasttrain.errors import ConfigError
-from fasttrain.runs.checkpoint_files import STAGED, CheckpointFolder, Writer
+from fasttrain.runs.checkpoint_files import CheckpointFolder, Writer
 from fasttrain.runs.resume import newest_point
 from resume_cases import DQN, PPO, SHARED, assert_equal
 
@@ -81,9 +82,14 @@ def resumed(run: str = "run") -> list[str]:
 
 def kills(count: int, seed: int, folder: Path, say: Say, lent: Nursery | None = None) -> Result:
     """`kill -9` around the writing of checkpoints. Each resume is the next victim; a run that comes to its horizon is
-    compared with one that was left alone."""
-    result: Result = {"kills": 0, "resumes": 0, "while_writing": 0, "while_starting": 0, "runs": 0, "equal": 0,
-                      "partial": 0, "lost": {"waiting": 0.0, "beside": 0.0}, "bad": []}  # fmt: skip
+    compared with one that was left alone.
+
+    `kills` are those of a training that had a checkpoint to go on from; `resumes` those of them after which a start
+    went on from it, whole. Further kills, of a resume that had not gone on yet and of a run without a checkpoint, are
+    `while_starting` and `too_early`; what a start leaves that was killed must be resumed all the same.
+    """
+    result: Result = {"kills": 0, "resumes": 0, "while_writing": 0, "while_starting": 0, "too_early": 0, "runs": 0,
+                      "equal": 0, "partial": 0, "lost": {"waiting": 0.0, "beside": 0.0}, "bad": []}  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     lanes = list(LANES)
     with Nursery.lent(lent) as nursery:
@@ -104,24 +110,25 @@ def _chain(nursery: Nursery, folder: Path, lane: str, wanted: int, seed: int, re
     training = Training(nursery, folder, arguments)
     expected: Path | None = None
     while result["kills"] < wanted:
-        when = instant(f"{seed}/{lane}/{result['kills']}")
+        struck = result["kills"] + result["while_starting"] + result["too_early"]
+        when = instant(f"{seed}/{lane}/{struck}")
         if expected is None and when.phase == "start":
             when = when._replace(phase="any")
         if not wait_for(training, when, set(listed(training.run / "checkpoints"))):
             break
         training.send(signal.SIGKILL)
         training.end()
-        result["kills"] += 1
-        _look(training, expected, wire, when.phase, lane, result)
+        _look(training, expected, wire, lane, result)
         expected = CheckpointFolder(training.run / "checkpoints").newest().folder
-        if expected is None:  # killed before its first checkpoint was there
+        if expected is None:
             shutil.rmtree(training.run)
         wire.clear()
         training = Training(nursery, folder, arguments if expected is None else resumed())
     if training.end() != 0:
         result["bad"].append(f"{lane}: exit code {training.code}: {training.said()[-2000:]}")
         return
-    result["resumes"] += expected is not None
+    if expected is not None:
+        _went_on(training, expected, lane, result)
     result["runs"] += 1
     whole = folder / "whole"
     whole.mkdir()
@@ -136,28 +143,42 @@ def _chain(nursery: Nursery, folder: Path, lane: str, wanted: int, seed: int, re
         shutil.rmtree(folder)
 
 
-def _look(training: Training, begun_at: Path | None, wire: Wire, phase: str, lane: str, result: Result) -> None:
+MOST_LOST = {"waiting": 1.0, "beside": 2.0}  # intervals; beside training one more may be on its way to the disk
+
+
+def _look(training: Training, begun_at: Path | None, wire: Wire, lane: str, result: Result) -> None:
     """What the victim had done, and what it left."""
-    said, checkpoints = training.said(), training.run / "checkpoints"
-    result["while_writing"] += any(name.startswith(STAGED) for name in listed(checkpoints))
     broken = partial(training.run)
     result["partial"] += len(broken)
     result["bad"] += [f"{lane}: {why}" for why in broken]
     if begun_at is not None:
-        if "going on from" not in said:
+        if "going on from" not in training.said():
             result["while_starting"] += 1
             return
-        result["resumes"] += 1
-        if f"going on from {begun_at.name}:" not in said or "warning" in said:
-            result["bad"].append(f"{lane}: did not simply go on from {begun_at.name}: {said[-2000:]}")
-    newest = CheckpointFolder(checkpoints).newest().folder
+        _went_on(training, begun_at, lane, result)
+    newest = CheckpointFolder(training.run / "checkpoints").newest().folder
     if newest is None:
+        result["too_early"] += 1
         return
+    result["kills"] += 1
+    result["while_writing"] += bool(writing(training))
     begun = 0 if begun_at is None else steps_of(begun_at)
     again = 2 * (begun // 2 % LENGTH)  # steps of unfinished episodes, which a resume repeats
     done = min(HORIZON, begun + wire.steps - again)
     kind = "beside" if "checkpoint_async=true" in LANES[lane] else "waiting"
-    result["lost"][kind] = max(result["lost"][kind], (done - steps_of(newest)) / INTERVAL)
+    lost = (done - steps_of(newest)) / INTERVAL
+    result["lost"][kind] = max(result["lost"][kind], lost)
+    if lost > MOST_LOST[kind]:
+        result["bad"].append(f"{lane}: {lost:.2f} intervals were lost after {newest.name}")
+
+
+def _went_on(training: Training, begun_at: Path, lane: str, result: Result) -> None:
+    """Whether it resumed from that checkpoint, whole as it was left by the kill before."""
+    said = training.said()
+    if f"going on from {begun_at.name}:" in said and "warning" not in said:
+        result["resumes"] += 1
+    else:
+        result["bad"].append(f"{lane}: did not simply go on from {begun_at.name}: {said[-2000:]}")
 
 
 # --- damaged checkpoints
@@ -316,9 +337,22 @@ def power_cuts(folder: Path) -> tuple[int, list[str]]:
 # --- stops
 
 
+GRACE_S = 5.0
+
+
+def _update_s(training: Training) -> float:
+    """A rollout and its update: each writes a line."""
+    before, begun = training.said().count("[PERF]"), time.monotonic()
+    training.until("train on", lambda: training.said().count("[PERF]") >= before + 2, pause_s=0.005)
+    return (time.monotonic() - begun) / max(1, training.said().count("[PERF]") - before)
+
+
 def stops(count: int, seed: int, folder: Path, say: Say, lent: Nursery | None = None) -> Result:
-    """SIGTERM at random instants of training; seconds until the process has ended, with exit code 4 and saved."""
-    result: Result = {"stops": 0, "saved": 0, "seconds": [], "dropped": 0, "bad": []}
+    """SIGTERM at random instants of training; seconds until the process has ended, with exit code 4 and saved.
+
+    `most_s`: how long that may take, `GRACE_S` and one rollout with its update as measured.
+    """
+    result: Result = {"stops": 0, "saved": 0, "seconds": [], "most_s": {}, "dropped": 0, "bad": []}
     rng = random.Random(seed)
     with Nursery.lent(lent) as nursery:
         for name, arguments in STOPPED.items():
@@ -330,6 +364,8 @@ def stops(count: int, seed: int, folder: Path, say: Say, lent: Nursery | None = 
                 if not training.until_said("[PERF]"):
                     result["bad"].append(f"{name}: ended by itself: {training.said()[-2000:]}")
                     break
+                if expected is None:
+                    result["most_s"][name] = round(GRACE_S + _update_s(training), 3)
                 time.sleep(rng.random() * 1.5)
                 sent = time.monotonic()
                 training.send(signal.SIGTERM)
@@ -346,6 +382,10 @@ def stops(count: int, seed: int, folder: Path, say: Say, lent: Nursery | None = 
                 result["seconds"].append(round(took, 3))
                 if not saved:
                     result["bad"].append(f"{name} {number}: exit code {code}, {newest}, {problems}: {said[-2000:]}")
+                if took > result["most_s"][name]:
+                    result["bad"].append(
+                        f"{name} {number}: {took:.1f} s until its end, {result['most_s'][name]} at most"
+                    )
                 expected = newest
             say(f"{result['stops']} of {count} stops")
     return result
@@ -428,7 +468,7 @@ def _kill_a_child(training: Training, rng: random.Random) -> None:
 def temporary_of_others(training: Training) -> list[str]:
     """What an earlier process of this run left half done; this one's own names have its number."""
     mine = f"-{training.pid}"
-    return [name for name in temporary(training.run) if name.startswith(".") and not name.endswith(mine)]
+    return [name for name in temporary(training.run) if not name.endswith(mine)]
 
 
 # --- resume equality

@@ -407,6 +407,10 @@ def _weights() -> Iterator[Evil]:
     allocates = b"\x80\x02cbuiltins\nbytearray\n\x8a\x06\x00\x00\x00\x00\x00\x01\x85R."
     yield Evil("a bytearray of a terabyte, which weights_only allows", "eval", weights(lambda _: torch_file(allocates)))
     yield Evil("a memo place of 4 billion", "eval", weights(lambda _: torch_file(b"\x80\x02}r\xff\xff\xff\xff.")), True)
+    deep = b")" + b"\x85" * 300_000
+    yield Evil(
+        "a tuple 300,000 deep as a key", "eval", weights(lambda _: torch_file(b"\x80\x02}" + deep + b"Ns.")), True
+    )
     yield Evil("INST, an old way to call", "eval", weights(lambda _: torch_file(b"(S'true'\nios\nsystem\n.")))
     yield Evil(
         "STACK_GLOBAL, a new way", "eval", weights(lambda _: torch_file(b"\x80\x04\x8c\x02os\x8c\x06system\x93."))

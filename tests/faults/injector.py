@@ -23,6 +23,7 @@ import psutil
 
 from fasttrain.runs.checkpoint_files import REMOVED, STAGED, CheckpointFolder
 from fasttrain.runs.checkpoint_format import MODEL, stored
+from fasttrain.runs.saving import SAVING
 
 HERE = Path(__file__).resolve().parent
 PATIENCE_S = 120.0  # for anything that takes seconds
@@ -233,12 +234,18 @@ def wait_for(training: Training, when: Instant, known: set[str]) -> bool:
     checkpoints = training.run / "checkpoints"
     there: Callable[[], Any] = lambda: True  # noqa: E731
     if when.phase == "write":
-        there = lambda: any(name.startswith(STAGED) for name in listed(checkpoints))  # noqa: E731
+        there = lambda: writing(training)  # noqa: E731
     elif when.phase == "any":
         there = lambda: set(listed(checkpoints)) - known  # noqa: E731
     came = training.until(f"write a checkpoint ({when.phase})", there, pause_s=0.0005)
     time.sleep(when.delay_s)
     return came and training.lives()
+
+
+def writing(training: Training) -> list[str]:
+    """Checkpoints that it has begun to write and not finished; another process's leftovers have another number."""
+    staged = listed(training.run / "checkpoints")
+    return [name for name in staged if name.startswith(STAGED) and name.endswith(f"-{training.pid}")]
 
 
 def listed(folder: Path) -> list[str]:
@@ -255,7 +262,9 @@ def listed(folder: Path) -> list[str]:
 def temporary(run: Path) -> list[str]:
     """Files and folders of a run that nobody should find after its next start has begun to train."""
     found = [name for name in listed(run / "checkpoints") if name.startswith((STAGED, REMOVED))]
-    return found + [path.name for path in run.rglob("*") if path.suffix in (".tmp", ".partial")]
+    return found + [
+        path.name for path in run.rglob("*") if path.suffix in (".tmp", ".partial") or path.name.startswith(SAVING)
+    ]
 
 
 def partial(run: Path) -> list[str]:

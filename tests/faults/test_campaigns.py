@@ -6,11 +6,15 @@ import errno
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import campaigns
 import pytest
-from injector import HangError, Nursery, Training, instant
+from injector import HangError, Nursery, Training, instant, writing
 from wired import Wire
+
+from fasttrain.runs.checkpoint_files import CheckpointFolder
 
 pytestmark = [
     pytest.mark.timeout(240),
@@ -36,11 +40,9 @@ def test_kills_around_checkpoints_lose_an_interval_at_most(
     monkeypatch.setattr(campaigns, "HORIZON", 640)
     found = campaigns.kills(4, 1, tmp_path, quiet, nursery)
     assert found["bad"] == []
-    assert found["kills"] == 4
+    assert found["kills"] == found["resumes"] == 4
     assert (found["partial"], found["equal"]) == (0, found["runs"])
     assert found["runs"] >= 2
-    assert found["lost"]["waiting"] <= 1.0, "it waits for the write"
-    assert found["lost"]["beside"] <= 2.0, "one interval, and what is trained while the newest one is being written"
 
 
 def test_damaged_checkpoints_are_named_and_the_one_before_taken(nursery: Nursery, tmp_path: Path):
@@ -55,6 +57,7 @@ def test_a_signal_stops_a_run_with_everything_saved(nursery: Nursery, tmp_path: 
     found = campaigns.stops(2, 1, tmp_path, quiet, nursery)
     assert found["bad"] == []
     assert found["stops"] == found["saved"] == 2
+    assert all(campaigns.GRACE_S < most < 2 * campaigns.GRACE_S for most in found["most_s"].values())
 
 
 def test_instants_replay_from_their_seed_and_are_of_all_phases():
@@ -62,6 +65,24 @@ def test_instants_replay_from_their_seed_and_are_of_all_phases():
     assert found == [instant(f"1/ppo/{number}") for number in range(200)]
     assert {when.phase for when in found} == {"write", "any", "start"}
     assert sum(when.phase == "write" for when in found) > 100
+
+
+def test_what_another_process_left_half_written_is_not_taken_for_writing(tmp_path: Path):
+    training = SimpleNamespace(run=tmp_path, pid=7)
+    (tmp_path / "checkpoints" / ".staged-step_000000000064-17").mkdir(parents=True)
+    assert writing(training) == []
+    (tmp_path / "checkpoints" / ".staged-step_000000000064-7").mkdir()
+    assert writing(training) == [".staged-step_000000000064-7"]
+
+
+def test_lost_intervals_are_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    CheckpointFolder(tmp_path / "checkpoints").publish(64, campaigns.PLAIN_FILES)
+    monkeypatch.setattr(campaigns, "partial", lambda run: [])
+    training = SimpleNamespace(run=tmp_path, pid=7)
+    for steps, bad in ((64 + 64, 0), (64 + 66, 1)):
+        result: dict[str, Any] = {"kills": 0, "while_writing": 0, "partial": 0, "lost": {"waiting": 0.0}, "bad": []}
+        campaigns._look(training, None, SimpleNamespace(steps=steps), "ppo", result)
+        assert (result["kills"], len(result["bad"])) == (1, bad)
 
 
 def test_a_training_that_hangs_is_an_error_with_its_stacks(nursery: Nursery, tmp_path: Path):

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from conftest import Finished, RunCommand
+from fasttrain.runs.checkpoints import Checkpoints
 from resume_cases import CASES, PPO, assert_equal, episodes_of
 
 
@@ -45,6 +46,21 @@ def test_a_resumed_run_equals_the_uninterrupted_one(name: str, fasttrain: RunCom
         assert done.exit_code == 0, done.err
         assert "warning" not in done.out
         assert_equal(folder, whole)
+
+
+@pytest.mark.parametrize("name", ["ppo-dummy-wrapped", "dqn-dummy"])
+def test_a_checkpoint_of_no_steps_too(
+    name: str, fasttrain: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As a signal before the first rollout leaves it."""
+    rest = Checkpoints.rest
+    monkeypatch.setattr(Checkpoints, "rest", lambda self, steps, due, stop: rest(self, steps, due or not steps, stop))
+    whole = trained(fasttrain, *CASES[name]).folder
+    folder = interrupted(whole, tmp_path / "resumed", "step_000000000000")
+    done = fasttrain("resume", f"run={folder}")
+    assert done.exit_code == 0, done.err
+    assert "going on from step_000000000000" in done.out
+    assert_equal(folder, whole)
 
 
 def test_writing_checkpoints_changes_no_number(fasttrain: RunCommand):

@@ -141,3 +141,12 @@ def test_what_belongs_to_a_snapshot_is_renamed_and_removed_with_it(tmp_path: Pat
     }  # fmt: skip
     forget(tmp_path / "best_model.zip")
     assert [path.name for path in tmp_path.iterdir()] == ["1000.zip"]
+
+
+def test_a_process_that_cannot_be_started_is_an_error_and_leaves_nothing(game: Any, monkeypatch: pytest.MonkeyPatch):
+    _, _, evaluation = game
+    monkeypatch.setattr(evaluation, "_start", lambda: (_ for _ in ()).throw(OSError(12, "Cannot allocate memory")))
+    with pytest.raises(EvaluationError, match=r"cannot be started \(\[Errno 12\] Cannot allocate memory\)"):
+        evaluation.submit(100, 1.0)
+    assert evaluation.waiting == []
+    evaluation.close()

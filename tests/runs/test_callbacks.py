@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from fasttrain.runs.callbacks import Interval, StopFlag
+from fasttrain.runs.callbacks import ONE_S, Interval, StopFlag
 
 
 def test_interval_is_due_once_per_multiple():
@@ -33,6 +33,20 @@ def test_a_signal_asks_to_stop_and_the_handler_goes_back(number: signal.Signals)
         os.kill(os.getpid(), number)
         assert stop.requested
     assert signal.getsignal(number) is before
+
+
+def test_the_same_signal_twice_at_once_is_one_and_later_it_ends_at_once(monkeypatch: pytest.MonkeyPatch):
+    now = [10.0]
+    monkeypatch.setattr("fasttrain.runs.callbacks.time.monotonic", lambda: now[0])
+    raised: list[int] = []
+    monkeypatch.setattr(signal, "raise_signal", raised.append)
+    before = signal.getsignal(signal.SIGTERM)
+    stop = StopFlag()
+    with stop.listening():
+        for now[0], expected in ((10.0, 0), (10.0 + ONE_S, 0), (10.1 + ONE_S, 1)):
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert (stop.requested, len(raised)) == (True, expected)
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_off_the_main_thread_nothing_is_changed():

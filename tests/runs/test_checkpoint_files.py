@@ -240,3 +240,16 @@ def test_a_link_is_no_file_of_a_checkpoint(tmp_path: Path):
     (published / "model.zip").symlink_to(outside)
     assert problem_of(published) == "model.zip is missing"
     assert json.loads((published / MANIFEST).read_text())["step"] == 1
+
+
+def test_copies_of_other_names_are_the_users(tmp_path: Path):
+    folder = CheckpointFolder(tmp_path, keep=2)
+    first = folder.publish(100, FILES)
+    for name in (f"{first.name}_good", "step_best", "step_1"):
+        shutil.copytree(first, tmp_path / name)
+    for step in (200, 300, 400):
+        folder.publish(step, FILES)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step_000000000100_good", "step_000000000300", "step_000000000400", "step_1", "step_best"
+    ]  # fmt: skip
+    assert folder.newest().folder == tmp_path / "step_000000000400"

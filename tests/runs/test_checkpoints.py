@@ -117,7 +117,7 @@ def test_a_rule_that_stops_waits_only_where_checkpoints_are_on(tmp_path: Path):
     assert not trainer.checkpoints.may_stop(for_signal=True)
 
 
-def test_a_state_too_large_to_keep_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_state_too_large_to_keep_is_not_kept_and_known_to_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "HOLD_MOST_BYTES", 4)
     trainer = Trainer(tmp_path, grace_s=0.0)
     trainer.go(0)
@@ -125,6 +125,18 @@ def test_a_state_too_large_to_keep_is_not_kept(tmp_path: Path, monkeypatch: pyte
     while not trainer.checkpoints.may_stop(for_signal=True):
         pass
     assert names(tmp_path) == []
+    assert "the state of 5 steps is too large to be kept in memory" in trainer.checkpoints.failed
+    assert "raise checkpoint.grace_s, or set checkpoint_every" in trainer.checkpoints.failed
+
+
+def test_the_last_checkpoint_is_tried_once_more_at_the_end(tmp_path: Path):
+    trainer = Trainer(tmp_path)
+    trainer.disk.full = True
+    trainer.go(20, due=True)
+    trainer.checkpoints.wait()
+    trainer.disk.full = False
+    trainer.checkpoints.finish(20, at_rest=True, wanted=True)
+    assert (names(tmp_path), trainer.checkpoints.failed) == (["020"], "")
 
 
 @pytest.mark.parametrize("background", [False, True])

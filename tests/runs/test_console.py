@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
@@ -82,3 +84,19 @@ def test_an_envs_words_do_nothing_to_the_terminal(capsys: pytest.CaptureFixture[
     assert "\u202e" not in told
     assert "[/red]" in told
     assert "[bold]" in told
+
+
+def test_a_reader_that_goes_away_ends_the_output_and_not_the_program():
+    code = (
+        "from fasttrain.runs.console import make_console\n"
+        "console = make_console()\n"
+        "for number in range(2000): console.print('x' * 100)\n"
+        "import sys; sys.stderr.write('went on')"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr is not None
+    assert (process.stderr.read(), process.wait(60)) == ("went on", 0)
+    process.stderr.close()

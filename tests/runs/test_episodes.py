@@ -143,3 +143,32 @@ def test_too_many_rows_that_wait_lose_the_oldest(tmp_path: Path, monkeypatch: py
     log.flush()
     assert [row["episode"] for row in read(log.path)] == [str(number) for number in range(5, 15)]
     assert log.left_out == 5
+
+
+@pytest.mark.parametrize("lost", [1, 15, 40, 10_000])
+def test_a_file_shorter_than_known_goes_on_with_its_own_header(tmp_path: Path, lost: int):
+    log = EpisodeLog(tmp_path / "episodes.csv")
+    for number in range(3):
+        log.add((number, 0, 0, 1.0, 2, 0.1), {"is_win": True, "=key": 1})
+    position = log.position()
+    content = log.path.read_bytes()
+    log.path.write_bytes(content[: max(5, len(content) - lost)])
+    again = EpisodeLog(log.path)
+    assert not again.go_on(position)
+    again.add((9, 0, 0, 1.0, 2, 0.1), {"is_win": False, "=key": 2})
+    again.flush()
+    lines = log.path.read_text().splitlines()
+    header = ",".join([*FIXED, "'=key", "is_win"])
+    assert [line == header for line in lines] == [True] + [False] * (len(lines) - 1)
+    rows = read(log.path)
+    assert [row["episode"] for row in rows] == [*map(str, range(len(rows) - 1)), "9"]
+    assert (rows[-1]["'=key"], rows[-1]["is_win"]) == ("2", "0")
+
+
+def test_a_shorter_file_of_other_columns_keeps_them(tmp_path: Path):
+    (tmp_path / "episodes.csv").write_text(",".join([*FIXED, "'=b"]) + "\n")
+    log = EpisodeLog(tmp_path / "episodes.csv")
+    assert not log.go_on({"keys": ["a"], "bytes": 1000})
+    log.add((9, 0, 0, 1.0, 2, 0.1), {"a": 1, "=b": 2})
+    log.flush()
+    assert log.path.read_text().splitlines()[1:] == ["9,0,0,1.0,2,0.1,2"]

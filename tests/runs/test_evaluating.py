@@ -10,7 +10,7 @@ import pytest
 
 from conftest import RunCommand, configured
 from fasttrain.runs import evaluating
-from fasttrain.runs.background_eval import EvaluationError, Result
+from fasttrain.runs.background_eval import EvaluationError, Result, keep_as
 from fasttrain.runs.evaluating import Evaluator
 from fasttrain.runs.saving import Saving
 
@@ -101,6 +101,27 @@ def test_beside_it_the_best_snapshot_becomes_the_best_model(parts: Any):
     assert beside.closed
     assert "waiting for 1 evaluations that began during training" in said
     assert "4 evaluations were left out: they take longer than eval_every" in said
+
+
+def test_a_best_model_that_could_not_be_written_is_tried_again(parts: Any, monkeypatch: pytest.MonkeyPatch):
+    make, said, _, folder = parts
+    full = iter([True])
+
+    def keep(file: Path, target: Path) -> None:
+        if next(full, False):
+            raise OSError(28, "No space left on device")
+        keep_as(file, target)
+
+    monkeypatch.setattr(evaluating, "keep_as", keep)
+    evaluator = make(beside=True)
+    evaluator._background.rewards = [1.0, 0.5, 2.0]
+    for step in (10, 20, 30):
+        evaluator.evaluate(step, step / 10)
+        evaluator.collect()
+        assert evaluator.best_reward == {10: float("-inf"), 20: 0.5, 30: 2.0}[step]
+    assert (folder / "best_model.zip").read_text() == "saved as 30.zip"
+    assert "warning: best_model.zip could not be written ([Errno 28] No space left on device); the run goes on" in said
+    assert evaluator._saving.failed == {}
 
 
 def test_where_the_process_fails_evaluation_goes_on_in_the_training(parts: Any):

@@ -49,3 +49,28 @@ def test_a_row_that_could_not_be_written_comes_with_the_next(tmp_path: Path, mon
     monkeypatch.undo()
     log.add(30, 3.0, summarise([(1.5, 3, {})]))
     assert [row["env_steps"] for row in EvaluationLog(log.file).known(100)] == [10, 20, 30]
+
+
+@pytest.mark.parametrize("torn", ["200,2.0,5", "200,2.0,5\n", "200,2.0,5,1.", "2"])
+def test_half_a_row_of_a_killed_run_is_left_out(tmp_path: Path, torn: str):
+    log = EvaluationLog(tmp_path / "evaluations.csv")
+    log.add(100, 1.0, summarise([(1.5, 3, {})]))
+    with log.file.open("a", encoding="utf-8") as file:
+        file.write(torn)
+    assert log.known(1000) == log.rows
+
+
+def test_good_rows_stay_where_the_rewrite_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    log = EvaluationLog(tmp_path / "evaluations.csv")
+    log.add(100, 1.0, summarise([(1.5, 3, {})]))
+    before = log.file.read_bytes()
+
+    class Full(csv.DictWriter):  # type: ignore[type-arg]
+        def writerows(self, rows: object) -> None:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(csv, "DictWriter", Full)
+    with pytest.raises(OSError, match="No space"):
+        EvaluationLog(log.file).go_on(log.rows)
+    assert log.file.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [log.file]

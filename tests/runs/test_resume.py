@@ -76,6 +76,42 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(stopped: Finishe
     assert stopped.json("summary.json")["resumed_at"] == [512]
 
 
+@pytest.mark.parametrize("name", ["state.json", "arrays.npz"])
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_manifest_that_leaves_a_file_out_is_damage(stopped: Finished, fasttrain: RunCommand, name: str, gone: bool):
+    newest = stopped.folder / "checkpoints" / "step_000000000768"
+    manifest = json.loads((newest / "manifest.json").read_text())
+    del manifest["files"][name]
+    (newest / "manifest.json").write_bytes(json.dumps(manifest, indent=1).encode())
+    if gone:
+        (newest / name).unlink()
+    done = fasttrain("resume", f"run={stopped.folder}")
+    assert done.exit_code == 0, done.err
+    assert f"warning: step_000000000768: manifest.json does not list {name}" in done.out
+    assert "going on from step_000000000512" in done.out
+
+
+@pytest.mark.parametrize("flags", [None, 7, [{}], ["x"]])
+def test_a_plan_without_flags_is_named(stopped: Finished, fasttrain: RunCommand, flags: object):
+    plan = stopped.json("plan.json")
+    del plan["flags"]
+    (stopped.folder / "plan.json").write_text(json.dumps(plan if flags is None else {**plan, "flags": flags}))
+    done = fasttrain("resume", f"run={stopped.folder}")
+    assert done.exit_code == 2
+    assert "its plan.json has no list of flags" in done.err
+
+
+def test_half_a_row_of_evaluations_is_left_out(stopped: Finished, fasttrain: RunCommand):
+    file = stopped.folder / "evaluations.csv"
+    whole = file.read_text().splitlines()
+    file.write_text("\n".join([*whole[:1], "512,2.0,5"]))
+    done = fasttrain("resume", f"run={stopped.folder}")
+    assert done.exit_code == 0, done.err
+    rows = rows_of(file)  # 512 is among them if it had come back when the checkpoint was taken
+    assert rows[-1]["env_steps"] == whole[-1].partition(",")[0]
+    assert all(row["mean_reward"] for row in rows)
+
+
 def test_without_a_whole_checkpoint_nothing_begins_from_scratch(stopped: Finished, fasttrain: RunCommand):
     for folder in (stopped.folder / "checkpoints").iterdir():
         (folder / "state.json").unlink()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.runs.saving import Saving, into_place
+from fasttrain.runs.saving import Saving, clean, into_place
 
 
 def test_a_failure_is_said_once_and_forgotten_when_it_works() -> None:
@@ -50,3 +50,15 @@ def test_what_is_replaced_stays_until_the_new_one_is_whole(tmp_path: Path) -> No
         draft.with_name("model.opponents.pt").write_text("pool")
     assert target.read_text() == "new"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.opponents.pt", "model.zip"]
+
+
+def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> None:
+    kept = [tmp_path / name for name in ("plan.json", "mine.tmp", "evaluating/64.zip")]
+    left = [tmp_path / name for name in (".saving-7/model.zip", "evaluating/.saving-7/64.zip", "plan.json.tmp")]
+    for path in (*kept, *left):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+    clean(tmp_path)
+    assert all(path.exists() for path in kept)
+    assert not any(path.exists() for path in left)
+    assert not list(tmp_path.rglob(".saving-*"))

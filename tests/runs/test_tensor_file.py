@@ -88,6 +88,7 @@ def with_pickle(pickle: bytes) -> bytes:
 PLAIN = zipfile.ZipFile(io.BytesIO(saved({"a": torch.ones(4), "b": [1, (2, 3)]}))).read("archive/data.pkl")
 
 
+@pytest.mark.filterwarnings("ignore:invalid escape sequence")  # of pickletools, reading an old kind of text
 @given(st.lists(st.tuples(st.integers(0, len(PLAIN) - 1), st.integers(0, 255)), min_size=1, max_size=4))
 def test_changed_bytes_are_read_or_refused(changes: list[tuple[int, int]]):
     pickle = bytearray(PLAIN)
@@ -97,7 +98,20 @@ def test_changed_bytes_are_read_or_refused(changes: list[tuple[int, int]]):
         read_tensors(with_pickle(bytes(pickle)), "x")
 
 
+@pytest.mark.filterwarnings("ignore:invalid escape sequence")
 @given(st.binary(max_size=60))
 def test_any_pickle_is_read_or_refused(pickle: bytes):
     with contextlib.suppress(ConfigError):
         read_tensors(with_pickle(pickle), "x")
+
+
+DEEP = b")" + b"\x85" * 300_000
+
+
+@pytest.mark.parametrize(
+    "pickle", [b"}" + DEEP + b"Ns.", b"}(" + DEEP + b"Nu.", b"}X\x01\x00\x00\x00a" + DEEP + b"s.", b"})Ns.", b"}NNs."]
+)
+def test_deep_tuples_and_keys_that_are_no_names_are_refused(pickle: bytes):
+    """The hash of such a tuple would overflow the stack, as a key here or where a value is looked up."""
+    with pytest.raises(ConfigError, match="tuples more than 8 deep|neither texts nor integers"):
+        read_tensors(with_pickle(b"\x80\x02" + pickle), "x")

@@ -86,6 +86,19 @@ def test_only_a_process_that_is_being_started_may_take_it_along() -> None:
         pickle.dumps(NamelessSemaphore(multiprocessing.get_context("spawn")))
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes there hold more")
+def test_a_bell_that_nobody_hears_blocks_nobody() -> None:
+    bell = Bell(multiprocessing.get_context())
+    for _ in range(30_000):
+        bell.release()
+    assert bell.acquire(False)
+    bell.hush()
+    assert not bell.acquire(False)
+    bell.release()
+    assert bell.acquire(False)
+    bell.close()
+
+
 def test_a_bell_counts_and_waits() -> None:
     bell = Bell(multiprocessing.get_context())
     for _ in range(2):

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium.spaces import Dict
 from numpy.typing import NDArray
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -84,13 +85,16 @@ def load_model_state(model: BaseAlgorithm, state: Mapping[str, Any], arrays: Map
     _load_policy(arrays, "policy", model.policy, state["policy"])
     for name in SEEN:
         if hasattr(model, name):
-            setattr(model, name, _own_observations(arrays, name))
+            found = _own_observations(arrays, name)
+            _check_seen(model, name, found)
+            setattr(model, name, found)
     if fast is not None:
         for name in FAST_COUNTERS:
             setattr(fast, name, int(state["fast"][name]))
         _load_fast(model, fast, state, arrays)
-    if any(name.startswith("lstm/") for name in arrays):
-        _load_lstm(model, arrays)
+    if (lstm := getattr(model, "_last_lstm_states", None)) is not None:
+        own = RNNStates(*(_own_lstm(arrays, part, getattr(lstm, part)) for part in ("pi", "vf")))
+        setattr(model, "_last_lstm_states", own)  # noqa: B010 - RecurrentPPO's
     if isinstance(buffer := getattr(model, "replay_buffer", None), ReplayBuffer):
         load_replay_state(buffer, state["replay"], inside(arrays, "replay"))
 
@@ -182,6 +186,7 @@ def _put_state(optimizer: torch.optim.Optimizer, parameter: Any, name: str, arra
     if isinstance(state.get(name), torch.Tensor):
         _put(state[name], array, name)
         return
+    _check_finite(array, name)
     tensor = torch.from_numpy(np.array(array))
     if tensor.ndim and tensor.shape != parameter.shape:
         raise ConfigError(f"the checkpoint's {name} has shape {tuple(tensor.shape)}, not {tuple(parameter.shape)}")
@@ -193,7 +198,13 @@ def _put(target: torch.Tensor, array: NDArray[Any], name: str) -> None:
         raise ConfigError(
             f"the checkpoint is of another network: {name} has shape {array.shape}, not {tuple(target.shape)}"
         )
+    _check_finite(array, name)
     target.copy_(torch.from_numpy(np.array(array)))
+
+
+def _check_finite(array: NDArray[Any], name: str) -> None:
+    if array.dtype.kind in "fc" and not np.isfinite(array).all():
+        raise ConfigError(f"the checkpoint's {name} has numbers that are not finite")
 
 
 def _checked(index: str, count: int) -> int:
@@ -240,12 +251,38 @@ def _scaler_state(fast: Any) -> State | None:
     return None if scaler is None else plain(scaler.state_dict())
 
 
-def _load_lstm(model: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
-    def part(name: str) -> Any:
-        found = inside(arrays, f"lstm/{name}")
-        return tuple(torch.from_numpy(np.array(found[key])).to(model.device) for key in sorted(found))
+def _own_lstm(arrays: Mapping[str, NDArray[Any]], part: str, like: tuple[torch.Tensor, ...]) -> Any:
+    found = []
+    for index, tensor in enumerate(like):
+        given = np.empty(tuple(tensor.shape), _host(tensor).dtype)
+        load_into(given, arrays, f"lstm/{part}/{index}")
+        _check_finite(given, f"lstm/{part}/{index}")
+        found.append(torch.from_numpy(given).to(tensor.device))
+    return tuple(found)
 
-    model._last_lstm_states = RNNStates(part("pi"), part("vf"))
+
+def _check_seen(model: Any, name: str, found: Any) -> None:
+    """ConfigError unless there are as many as envs, and observations are of the env's shapes."""
+    if found is None:
+        return
+    env, normalizer = model.env, model.get_vec_normalize_env()
+    if name == "_last_episode_starts":
+        _check_array(name, found, (env.num_envs,), "b")
+        return
+    # Where nothing is normalised, the original observations are the last ones themselves.
+    space = normalizer.venv.observation_space if name == "_last_original_obs" and normalizer else env.observation_space
+    parts: Mapping[str, Any] = space.spaces if isinstance(space, Dict) else {"": space}
+    given = found if isinstance(found, Mapping) else {"": found}
+    if set(given) != set(parts):
+        raise ConfigError(f"the checkpoint's {name} has parts {sorted(given)}, the env's {sorted(parts)}")
+    for key, part in parts.items():
+        _check_array(f"{name} {key}".strip(), given[key], (env.num_envs, *part.shape), "biuf")
+
+
+def _check_array(name: str, array: Any, shape: tuple[int, ...], kinds: str) -> None:
+    if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype.kind not in kinds:
+        found = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else "in parts"
+        raise ConfigError(f"the checkpoint's {name} is {found}, this run needs {shape}")
 
 
 def _log_state(logger: Any) -> State:

@@ -8,6 +8,7 @@ too, at the beginning of each episode alone, because wrappers (a time limit, say
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MOST_ACTIONS = 100_000  # of one episode: beyond, noting them costs memory, and repeating them minutes
+MOST_S = 60.0  # to repeat them in: each env is asked after the other
 
 
 class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -71,8 +73,11 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
             "observation": self._seen,
         }
 
-    def retrace(self, notes: Mapping[str, Any] | None, other_seed: int) -> dict[str, Any]:
+    def retrace(self, notes: Mapping[str, Any] | None, other_seed: int, most_s: float = MOST_S) -> dict[str, Any]:
         """Go where `notes` lead. If that is not where their observation was seen, begin an episode with `other_seed`.
+
+        Args:
+            most_s: of this time; an episode that takes longer is given up.
 
         Returns:
             same: whether it is; observation: the present one; mask: the present one of `action_masks()`, if there is.
@@ -80,7 +85,7 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
         same = False
         if notes is not None:
             try:
-                found = self._repeat(notes)
+                found = self._repeat(notes, time.monotonic() + most_s)
                 same = _equal(found, notes["observation"]) and plain_state(_state_of(self.env)) == notes["now"]
                 same = same and float(self._total) == notes["total"]
             except Exception:  # whatever an env does with actions that do not fit it: it is not where it was
@@ -90,13 +95,15 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
         masks = self.env.get_wrapper_attr("action_masks")() if self.env.has_wrapper_attr("action_masks") else None
         return {"same": same, "observation": found, "mask": masks}
 
-    def _repeat(self, notes: Mapping[str, Any]) -> Any:
+    def _repeat(self, notes: Mapping[str, Any], deadline: float) -> Any:
         if notes["seed"] is not None or notes["begin"] is None:
             observation = self.reset(seed=notes["seed"])[0]
         if notes["begin"] is not None:
             _load_state(self.env, notes["begin"])
             observation = self.reset()[0]
         for action in notes["actions"]:
+            if time.monotonic() > deadline:
+                raise TimeoutError("the episode is too long to repeat")
             observation, _, ended, cut, _ = self.step(action)
             if ended or cut:
                 raise ValueError("the episode ended before")

@@ -67,7 +67,11 @@ class BackgroundEvaluation:
             self.left_out += 1
             return
         if self._process is None:
-            self._start()
+            try:
+                self._start()
+            except OSError as error:  # no memory, no descriptors
+                self._process = None
+                raise EvaluationError(f"the process that evaluates cannot be started ({error})") from error
         self.folder.mkdir(exist_ok=True)
         file = self.folder / f"{env_steps}.zip"
         self._save(file)

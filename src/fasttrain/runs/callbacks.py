@@ -27,12 +27,19 @@ from fasttrain.runs.progress import Progress
 from fasttrain.runs.saving import Saving
 from fasttrain.runs.stopping import Stop, Stopping
 
+ONE_S = 0.5
+
 
 class StopFlag:
-    """Set by SIGINT or SIGTERM; the run then ends after the current update (`Checkpoints`). A second signal kills."""
+    """Set by SIGINT or SIGTERM; the run then ends after the current update (`Checkpoints`). A second signal kills.
+
+    One that comes within `ONE_S` is the first once more: a signal to the whole group reaches a study and its cell, and
+    the study passes it on.
+    """
 
     def __init__(self) -> None:
         self.requested = False
+        self._since = 0.0
 
     @contextmanager
     def listening(self) -> Iterator[StopFlag]:
@@ -48,10 +55,12 @@ class StopFlag:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
+        now = time.monotonic()
+        if not self.requested:
+            self.requested, self._since = True, now
+        elif now - self._since > ONE_S:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        self.requested = True
 
 
 class Interval:

@@ -24,6 +24,7 @@ MANIFEST_SCHEMA = 1
 PREFIX, STAGED, REMOVED = "step_", ".staged-", ".removed-"
 CHUNK_BYTES = 1 << 20
 MOST_MANIFEST_BYTES = 1 << 20
+PUBLISHED = re.compile(rf"{PREFIX}\d{{12,}}")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 Writer = Callable[[BinaryIO], None]
@@ -110,10 +111,10 @@ class CheckpointFolder:
         return target
 
     def all(self) -> list[Path]:
-        """Published ones, the newest first; whether they are whole is not looked at."""
+        """Published ones, the newest first; whether they are whole is not looked at. Other names are not ours."""
         if not self.root.is_dir():
             return []
-        return sorted((path for path in self.root.iterdir() if path.name.startswith(PREFIX)), reverse=True)
+        return sorted((path for path in self.root.iterdir() if PUBLISHED.fullmatch(path.name)), reverse=True)
 
     def newest(self) -> Found:
         """The newest one that is whole."""
@@ -178,8 +179,10 @@ def read_manifest(folder: Path) -> dict[str, Any] | str:
             return f"{MANIFEST} is too large"
         text = path.read_bytes()
         manifest = json.loads(text)
-    except OSError:
+    except FileNotFoundError:
         return f"{MANIFEST} is missing"
+    except OSError as error:
+        return f"{MANIFEST} cannot be read ({error.strerror})"
     except (ValueError, RecursionError):
         return f"{MANIFEST} is not readable"
     if not _is_manifest(manifest):

@@ -21,7 +21,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.save_util import recursive_getattr, save_to_zip_file
 
 from fasttrain.errors import ConfigError
-from fasttrain.runs.checkpoint_files import Writer
+from fasttrain.runs.checkpoint_files import MANIFEST, Writer, read_manifest
 from fasttrain.runs.files import parse_json
 from fasttrain.runs.safe_zip import check_arrays, opened
 
@@ -65,6 +65,14 @@ def array_writer(arrays: Mapping[str, NDArray[Any]]) -> Writer:
                     np.lib.format.write_array(member, array, allow_pickle=False)
 
     return write
+
+
+def lacks(folder: Path) -> str:
+    """What a manifest leaves out, and with it out of what is checked; empty if nothing that `stored` reads."""
+    manifest = read_manifest(folder)
+    listed = manifest["files"] if isinstance(manifest, dict) else {}
+    missing = [name for name in (STATE, ARRAYS) if name not in listed]
+    return f"{MANIFEST} does not list {' and '.join(missing)}" if missing else ""
 
 
 @contextmanager

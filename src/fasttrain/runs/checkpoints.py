@@ -84,15 +84,20 @@ class Checkpoints:
         if self._held is not None:
             with self._clock.phase("checkpoint"):
                 self._write(self._held, background=False)
+        elif not self.failed:
+            self.failed = (
+                f"the state of {self._rest_at:,} steps is too large to be kept in memory, and the rollout too long "
+                "to wait for: raise checkpoint.grace_s, or set checkpoint_every"
+            )
         return True
 
     def finish(self, env_steps: int, at_rest: bool, wanted: bool) -> None:
         """Training has ended, `at_rest` or in a rollout that is dropped; waits for everything to be written."""
         with self._clock.phase("checkpoint"):
             self._held, self._rest_at = None, env_steps if at_rest else self._rest_at
-            if at_rest and wanted and self.at != env_steps:
-                self._write(None, background=False)
             self.wait()
+            if at_rest and wanted and (self.at != env_steps or self.failed):
+                self._write(None, background=False)
         if not at_rest and self.at >= 0 and not self.failed:
             self._say(f"checkpoint of {self.at:,} steps written; the {env_steps - self.at:,} steps since are dropped")
         if self.failed:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
@@ -16,9 +18,18 @@ from fasttrain.plan import Plan
 from fasttrain.runs.env_text import one_line
 
 
+class LastingConsole(Console):
+    """A reader that goes away (`| tee` gets the same Ctrl-C) ends the output, not the run, as rich's own would."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        with suppress(OSError, ValueError):  # no file beneath: nothing is left to be written at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def make_console() -> Console:
     """Standard output; where it is no terminal, wide enough that tables do not wrap."""
-    return Console() if sys.stdout.isatty() else Console(width=140, no_color=True)
+    return LastingConsole() if sys.stdout.isatty() else LastingConsole(width=140, no_color=True)
 
 
 def show_plan(console: Console, plan: Plan) -> None:

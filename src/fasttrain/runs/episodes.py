@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fasttrain.runs.env_text import csv_cell
+from fasttrain.runs.env_text import csv_cell, from_csv_cell
 from fasttrain.runs.saving import Saving
 
 FIXED = ("episode", "env_steps", "env", "return", "length", "wall_s")
@@ -55,18 +55,33 @@ class EpisodeLog:
         return {"bytes": size, "keys": self._keys}
 
     def go_on(self, position: Mapping[str, Any]) -> bool:
-        """Drop what was written after `position` and append from there; False: the file is shorter, or is gone."""
+        """Drop what was written after `position` and append from there; False: the file is shorter, or is gone.
+
+        Of a shorter one the whole rows stay.
+        """
         keys, size = position["keys"], int(position["bytes"])
         if size < 0:
             raise ValueError(f"episodes.csv of {size} bytes")
-        self._keys = None if keys is None else [str(key) for key in keys]
+        self._keys = None if keys is None or not size else [str(key) for key in keys]
         there = self.path.stat().st_size if self.path.is_file() else 0
         if there < size:
-            self._keys = None
+            self._keys = self._keys_of_shorter(self._keys or []) if there else None
             return False
         if there:
             os.truncate(self.path, size)
         return True
+
+    def _keys_of_shorter(self, keys: list[str]) -> list[str] | None:
+        """The columns that the file has, cut back to its last whole line; None: it is without a header then."""
+        content = self.path.read_bytes()
+        header, end, _ = content.partition(b"\n")
+        os.truncate(self.path, content.rfind(b"\n") + 1)
+        if not end:
+            return None
+        names = next(csv.reader([header.decode("utf-8", "replace")]), [])
+        if names == [*FIXED, *map(csv_cell, keys)]:
+            return keys
+        return [from_csv_cell(name) for name in names[len(FIXED) :]] if names[: len(FIXED)] == [*FIXED] else None
 
     def flush(self) -> None:
         """Append what was collected."""

@@ -53,6 +53,7 @@ class Evaluator:
             if self._note(env_steps, wall_s, quality):
                 with self._saving.of(BEST):
                     self._save(self.folder / BEST)
+                    self.best_reward = quality["mean_reward"]
 
     def go_on(self, rows: list[dict[str, Any]]) -> None:
         """After a resume: these were made."""
@@ -79,6 +80,8 @@ class Evaluator:
                 pass
         except EvaluationError as error:
             self._give_up(error)
+        if background.waiting and keep_on():
+            self._say(f"{len(background.waiting)} evaluations were given up: they took too long")
         if background.left_out:
             self._say(f"{background.left_out} evaluations were left out: they take longer than eval_every")
         self.close()
@@ -96,7 +99,9 @@ class Evaluator:
         if self._note(result.env_steps, result.wall_s, result.quality):
             with self._saving.of(BEST):
                 keep_as(result.file, self.folder / BEST)
-        forget(result.file)
+                self.best_reward = result.quality["mean_reward"]
+        with self._saving.of(result.file.name):
+            forget(result.file)
         return True
 
     def _note(self, env_steps: int, wall_s: float, quality: dict[str, Any]) -> bool:
@@ -107,10 +112,7 @@ class Evaluator:
             self.log.add(env_steps, wall_s, quality)
         win = "" if quality["win_rate"] is None else f", win rate {100 * quality['win_rate']:.1f} %"
         self._say(f"[EVAL] {env_steps:,} steps: mean reward {quality['mean_reward']:.3g}{win}")
-        best = bool(quality["mean_reward"] > self.best_reward)
-        if best:
-            self.best_reward = quality["mean_reward"]
-        return best
+        return bool(quality["mean_reward"] > self.best_reward)
 
     def _give_up(self, error: EvaluationError) -> None:
         self._say(f"[EVAL] no evaluation beside training: {error}; from now on it is done in the training")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ class EvaluationLog:
         """The file with these rows alone, and on from there."""
         self.rows = [{name: row.get(name) for name in FIELDS} for row in rows]
         if rows:
-            self._write(self.rows, "w")
+            self._rewrite()
         else:
             self.file.unlink(missing_ok=True)
 
@@ -32,10 +34,16 @@ class EvaluationLog:
         """Rows of the file about policies of at most so many steps; what cannot be read is left out."""
         try:
             with self.file.open(newline="", encoding="utf-8") as file:
-                rows = [{name: _number(row.get(name)) for name in FIELDS} for row in csv.DictReader(file)]
+                text = file.read()
+            whole = io.StringIO(text[: text.rfind("\n") + 1], newline="")  # without half a row of a killed run
+            rows = [{name: _number(row.get(name)) for name in FIELDS} for row in csv.DictReader(whole)]
         except (OSError, ValueError, csv.Error):
             return []
-        return [row for row in rows if row["env_steps"] is not None and row["env_steps"] <= env_steps]
+        return [
+            row
+            for row in rows
+            if row["env_steps"] is not None and row["env_steps"] <= env_steps and row["mean_reward"] is not None
+        ]
 
     def add(self, env_steps: int, wall_s: float, quality: dict[str, Any]) -> None:
         """Take in the greedy policy's `quality`, of `evaluate.summarise`.
@@ -51,17 +59,28 @@ class EvaluationLog:
         row["score_diff"] = quality["score_diff"]
         self.rows.append(row)
         if self._whole:
-            self._write([row], "a")
+            self._append(row)
         else:
-            self._write(self.rows, "w")
+            self._rewrite()
 
-    def _write(self, rows: list[dict[str, Any]], mode: str) -> None:
+    def _append(self, row: dict[str, Any]) -> None:
         self._whole = False
-        with self.file.open(mode, newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, FIELDS)
-            if mode == "w":
+        with self.file.open("a", newline="", encoding="utf-8") as file:
+            csv.DictWriter(file, FIELDS).writerow(row)
+        self._whole = True
+
+    def _rewrite(self) -> None:
+        """All rows, in the place of what is there once they are written."""
+        self._whole = False
+        draft = self.file.with_name(f"{self.file.name}.tmp")
+        try:
+            with draft.open("w", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, FIELDS)
                 writer.writeheader()
-            writer.writerows(rows)
+                writer.writerows(self.rows)
+            os.replace(draft, self.file)
+        finally:
+            draft.unlink(missing_ok=True)
         self._whole = True
 
 

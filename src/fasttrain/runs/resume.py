@@ -21,11 +21,12 @@ from fasttrain.errors import EXIT_DONE, ConfigError
 from fasttrain.plan import Plan, Row
 from fasttrain.runs import console as show
 from fasttrain.runs.checkpoint_files import CheckpointFolder, problem_of
-from fasttrain.runs.checkpoint_format import stored
+from fasttrain.runs.checkpoint_format import lacks, stored
 from fasttrain.runs.checkpoint_state import WRONG, restore
 from fasttrain.runs.evaluate import config_of
 from fasttrain.runs.files import write_json
 from fasttrain.runs.progress_csv import cut_back
+from fasttrain.runs.run_lock import locked
 from fasttrain.runs.train import Run, carry_out
 
 MAY_CHANGE = (
@@ -47,7 +48,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     """Train on; returns the exit code of a training.
 
     Raises:
-        ConfigError: no run is named, it has no whole checkpoint, or something typed may not change on the way.
+        ConfigError: no run is named, it still goes on, it has no whole checkpoint, or something typed may not change.
     """
     if config.run is None:
         raise ConfigError("resume needs run=FOLDER, a run's folder (outputs/DATE/TIME_…)")
@@ -55,6 +56,12 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     if not (where / "plan.json").is_file():
         raise ConfigError(f"run={where}: no plan.json there; name the folder of a run")
     refuse_links(where)
+    with locked(where):
+        return _go_on(config, sources, where, overrides)
+
+
+def _go_on(config: Config, sources: Mapping[str, str], where: Path, overrides: Sequence[str]) -> int:
+    """Nobody else works in that folder."""
     typed = [key for key, source in sources.items() if source == "command line" and key != "run"]
     plan = changed_plan(where, config, typed)
     console = show.make_console()
@@ -88,7 +95,8 @@ def _restored(plan: Plan, where: Path, point: Point, console: Console) -> Run:
         count = run.env.num_envs
         run.say(
             f"warning: {len(anew)} of {count} envs could not be brought back to where they were (state outside of "
-            "np_random, or no checkpoint_every); they begin a new episode, and the run is no exact continuation"
+            "np_random, an episode too long to repeat, or no checkpoint_every); they begin a new episode, and the run "
+            "is no exact continuation"
         )
     return run
 
@@ -139,8 +147,13 @@ def changed_plan(where: Path, config: Config, typed: Sequence[str]) -> Plan:
         else:
             changes[key] = getattr(config, key)
     changed = dataclasses.replace(kept, **changes)
-    rows = tuple(_row(row, changes) for row in json.loads((where / "plan.json").read_text(encoding="utf-8"))["flags"])
-    return Plan(changed, rows)
+    try:
+        flags = json.loads((where / "plan.json").read_text(encoding="utf-8"))["flags"]
+        return Plan(changed, tuple(_row(row, changes) for row in flags))
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"run={where}: its plan.json has no list of flags ({type(error).__name__} {error})"
+        ) from error
 
 
 def _row(stored_row: Mapping[str, Any], changes: Mapping[str, Any]) -> Row:
@@ -159,11 +172,11 @@ def newest_point(where: Path, keep: int, files: ExitStack, console: Console) -> 
     """
     problems: list[str] = []
     for folder in CheckpointFolder(where / "checkpoints", keep).all():
-        problem = problem_of(folder)
+        problem = problem_of(folder) or lacks(folder)
         if not problem:
             try:
                 state, arrays = files.enter_context(stored(folder))
-            except ConfigError as error:
+            except (ConfigError, OSError) as error:
                 problem = str(error)
             else:
                 for text in problems:

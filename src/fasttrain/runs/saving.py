@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 FAILED_WRITES = (OSError, RuntimeError)  # torch's own writer raises the latter
@@ -47,13 +47,25 @@ class Saving:
             self.failed.pop(name, None)
 
 
+SAVING = ".saving-"
+
+
+def clean(folder: Path) -> None:
+    """Remove what a process that was killed left half written in a run's folder; nobody else may be at work there."""
+    for left in list(folder.rglob(f"{SAVING}*")):
+        shutil.rmtree(left, ignore_errors=True)
+    for left in folder.glob("*.json.tmp"):  # of write_json
+        with suppress(OSError):
+            left.unlink()
+
+
 @contextmanager
 def into_place(file: Path) -> Iterator[Path]:
     """A path of the same name in a folder of its own; what lies in that folder at the end comes to where `file` is.
 
     A model and what belongs to it replace older ones when they are written whole, not before.
     """
-    folder = file.parent / f".saving-{os.getpid()}"
+    folder = file.parent / f"{SAVING}{os.getpid()}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     try:

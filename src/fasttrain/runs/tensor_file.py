@@ -20,6 +20,7 @@ from fasttrain.runs.safe_zip import opened, read_member
 
 MOST_PICKLE_BYTES = 1 << 20  # 100 to 200 bytes a tensor; policies have 10 to 100, a pool of opponents ten times as many
 MOST_MEMBERS = 10_000
+MOST_DEPTH = 8  # of tuples in tuples; a tensor's are 2 deep
 DTYPES = {
     "FloatStorage": torch.float32,
     "DoubleStorage": torch.float64,
@@ -81,6 +82,7 @@ class _Builder:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
         self.storages: dict[str, bytearray] = {}
+        self.depths: dict[int, int] = {}  # id of a tuple with tuples in it → how deep it is
         order = f"{root}byteorder"
         if order in archive.namelist() and read_member(archive, order, 100, what) != b"little":
             raise ConfigError(f"{what} was written on a machine of another byte order")
@@ -117,14 +119,16 @@ class _Builder:
         if name in ("EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE"):
             stack.append({"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}[name]())
         elif name in ("TUPLE1", "TUPLE2", "TUPLE3"):
-            stack.append(tuple(self._taken(int(name[-1]))))
+            stack.append(self._tuple(self._taken(int(name[-1]))))
         elif name == "TUPLE":
-            stack.append(tuple(self._since_mark()))
+            stack.append(self._tuple(self._since_mark()))
         elif name in ("APPEND", "APPENDS"):
             items = self._taken(1) if name == "APPEND" else self._since_mark()
             self._top(list).extend(items)
         elif name in ("SETITEM", "SETITEMS"):
             items = self._taken(2) if name == "SETITEM" else self._since_mark()
+            if not all(type(key) in (str, int) for key in items[::2]):
+                raise ValueError("the pickle has a dict with keys that are neither texts nor integers")
             self._top(dict).update(zip(items[::2], items[1::2], strict=True))
         elif name == "BINPERSID":
             stack.append(self._storage(*stack.pop()))
@@ -136,6 +140,17 @@ class _Builder:
             self._top(dict)
         else:
             raise ConfigError(f"{self.what} has the pickle instruction {name}, which no tensor needs")
+
+    def _tuple(self, items: list[Any]) -> tuple[Any, ...]:
+        """Not deep: hashing one, which whoever looks it up does, recurses on the C stack without a limit."""
+        made = tuple(items)
+        inside = max((self.depths.get(id(item), 1) for item in items if type(item) is tuple), default=0)
+        if inside >= MOST_DEPTH:
+            raise ValueError(f"the pickle has tuples more than {MOST_DEPTH} deep")
+        self.depths.pop(id(made), None)  # of one that is gone and had this place in memory
+        if inside:
+            self.depths[id(made)] = inside + 1
+        return made
 
     def _taken(self, count: int) -> list[Any]:
         if len(self.stack) < count:

@@ -54,7 +54,8 @@ from fasttrain.runs.profiling import check_profiler, profiling
 from fasttrain.runs.progress import Progress
 from fasttrain.runs.progress_csv import continued_logger
 from fasttrain.runs.replay_report import replay_dict, replay_line, replay_words
-from fasttrain.runs.saving import Saving, into_place
+from fasttrain.runs.run_lock import locked
+from fasttrain.runs.saving import Saving, clean, into_place
 from fasttrain.runs.settle import settle_acceleration, warmup_s
 from fasttrain.runs.stopping import StoppedBy, stopping_for
 from fasttrain.runs.wrap import save_model
@@ -69,23 +70,30 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     """Train as `config` says and leave everything in `folder`; returns the exit code."""
     check_profiler(config.profiler)
     console = show.make_console()
-    facts = env_facts(against_bots(config), measure=lambda: run_checkup(config, folder, console))
-    plan = make_plan(config, sources, facts, this_machine())
-    run = Run(plan, folder, console)
-    write_json(folder / "plan.json", run.plan.to_dict())
-    show.show_plan(console, run.plan)
-    return carry_out(run, overrides)
+    with locked(folder):
+        facts = env_facts(against_bots(config), measure=lambda: run_checkup(config, folder, console))
+        plan = make_plan(config, sources, facts, this_machine())
+        run = Run(plan, folder, console)
+        write_json(folder / "plan.json", run.plan.to_dict())
+        show.show_plan(console, run.plan)
+        return carry_out(run, overrides)
 
 
 def carry_out(run: Run, overrides: Sequence[str]) -> int:
     """Train a run that was built, or restored, until its end, and leave everything in its folder."""
+    with run.stop.listening():
+        _to_the_end(run, overrides)
+    run.check_saved()
+    return EXIT_STOPPED if run.stop.requested else EXIT_DONE
+
+
+def _to_the_end(run: Run, overrides: Sequence[str]) -> None:
     try:
-        with run.stop.listening():
-            window = run.learn()
-            run.evaluator.finish(lambda: not run.stop.requested)
-            with run.saving.of(MODEL):
-                run.save(run.folder / MODEL)
-            run.report(window, list(overrides))
+        window = run.learn()
+        run.evaluator.finish(lambda: not run.stop.requested)
+        with run.saving.of(MODEL):
+            run.save(run.folder / MODEL)
+        run.report(window, list(overrides))
     except Exception as error:
         run.note_crash(error)
         if isinstance(error, WORKER_ERRORS) and run.config.vec_env == "subproc":
@@ -98,8 +106,6 @@ def carry_out(run: Run, overrides: Sequence[str]) -> int:
             run.model.logger.close()
         with suppress(*WORKER_ERRORS):  # a dead worker's pipe
             run.env.close()
-    run.check_saved()
-    return EXIT_STOPPED if run.stop.requested else EXIT_DONE
 
 
 class Run:
@@ -108,6 +114,8 @@ class Run:
     def __init__(self, plan: Plan, folder: Path, console: Console, resumes: bool = False) -> None:
         self.folder, self.console, self.resumes = folder, console, resumes
         self.resumed_at: list[int] = []  # env steps
+        if resumes:
+            clean(folder)
         self.config = config = plan.config
         self.clock = PhaseClock()
         self.saving = Saving(self.say)
@@ -185,7 +193,7 @@ class Run:
         with profiling(self.config.profiler, self.folder, self.say) as watching, self.callback.parts.live:
             callbacks += [*watching, self.callback]
             done = self.model.num_timesteps
-            more: Any = {"callback": callbacks, "log_interval": None, "reset_num_timesteps": not done}
+            more: Any = {"callback": callbacks, "log_interval": None, "reset_num_timesteps": not self.resumed_at}
             self.model.learn(self.config.total_timesteps - done, **more)
             wanted = self.config.checkpoint_every > 0 or self.stop.requested
             self.checkpoints.finish(self.model.num_timesteps, self.callback.at_rest, wanted)
@@ -300,7 +308,7 @@ class Run:
             return {}
         steps, updates = self.progress.env_steps, self.progress.updates
         totals = {"env_steps": steps, "wall_s": wall_s + self.progress.before_s, "updates": updates}
-        return {**totals, "update_ratio": updates / steps, "resumed_at": self.resumed_at}
+        return {**totals, "update_ratio": updates / max(1, steps), "resumed_at": self.resumed_at}
 
     def _stopped_by(self) -> StoppedBy:
         if self.stop.requested:  # perhaps only while the final model was evaluated

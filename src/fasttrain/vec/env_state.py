@@ -27,6 +27,8 @@ Arrays = dict[str, NDArray[Any]]
 State = dict[str, Any]
 NATIVE, TRACED, OPAQUE = "native", "traced", "opaque"
 
+RETRACE_S = 60.0  # at most, for repeating the episode of one env
+
 
 class NewEpisodes(NamedTuple):
     """Envs that could not go on where they were."""
@@ -119,10 +121,12 @@ def _retraced(
     """Envs that begin a new episode, and all observations; None if there are none."""
     if len(notes) != base.num_envs:
         raise ConfigError(f"the checkpoint has {len(notes)} envs, this run {base.num_envs}")
-    found = []
+    found, most_s = [], RETRACE_S
+    if isinstance(base, SharedMemoryVecEnv):
+        most_s = min(RETRACE_S, base.crew.options.step_timeout_s / 2)  # a worker that takes longer is taken for hung
     for index, note in enumerate(notes):
         whole = _whole(note, inside(arrays, f"envs/{index}"))
-        found += base.env_method("retrace", whole, other_seed + index, indices=[index])
+        found += base.env_method("retrace", whole, other_seed + index, most_s, indices=[index])
     anew = [index for index, answer in enumerate(found) if not answer["same"]]
     if anew and isinstance(outer, SelfPlayVecEnv):  # where the opponent may have to decide first
         outer.seed(other_seed)
@@ -201,8 +205,13 @@ def _whole(note: Mapping[str, Any] | None, arrays: Mapping[str, NDArray[Any]]) -
     return {
         **note,
         "actions": arrays["actions"],
-        "observation": inside(arrays, "observation") if seen is None else seen,
+        "observation": _copies(inside(arrays, "observation")) if seen is None else seen,
     }
+
+
+def _copies(arrays: Mapping[str, NDArray[Any]]) -> Arrays:
+    """To travel to workers; what reads them from an open file cannot."""
+    return {name: np.array(array) for name, array in arrays.items()}
 
 
 def _stacked(rows: Sequence[Any]) -> Any:

@@ -68,6 +68,7 @@ class WorkerGroups:
         began = time.perf_counter_ns()
         deadline = time.monotonic() + crew.options.step_timeout_s
         while True:
+            crew.notify.hush()
             ready = [group for group in groups if all(crew.workers[index].replied() for index in self._workers[group])]
             if ready or time.monotonic() > deadline:
                 break
@@ -91,8 +92,7 @@ class WorkerGroups:
             self.wait(group)
         crew = self.env.crew
         crew.align()
-        while crew.notify.acquire(False):
-            pass
+        crew.notify.hush()
         self.env.slots.observations = crew.arrays.observations[crew.buffers[0]]
 
     def _has_dead(self, group: int) -> bool:

@@ -7,6 +7,7 @@ killed, as a container's or a job's is, leaves it there for ever. Here the name 
 from __future__ import annotations
 
 import multiprocessing.context
+import os
 import secrets
 import select
 import sys
@@ -92,10 +93,12 @@ class Bell:
         if sys.platform != "win32":
             self._poller = select.poll()  # Connection.poll makes one every time, 10 µs
             self._poller.register(self._heard.fileno(), select.POLLIN)
+            os.set_blocking(self._rung.fileno(), False)  # for all who have this end
 
     def release(self) -> None:
-        """Ring."""
-        self._rung.send_bytes(b"\0")
+        """Ring. One more is not heard where thousands wait to be."""
+        with suppress(BlockingIOError):
+            self._rung.send_bytes(b"\0")
 
     def acquire(self, block: bool = True, timeout_s: float = 0.0) -> bool:
         """Whether it was rung once more than heard; with `block` waits for that, `timeout_s` at most."""
@@ -104,6 +107,11 @@ class Bell:
             return False
         self._heard.recv_bytes()
         return True
+
+    def hush(self) -> None:
+        """Forget what was rung so far."""
+        while self.acquire(block=False):
+            pass
 
     def close(self) -> None:
         """Give both ends back."""
