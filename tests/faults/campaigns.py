@@ -175,7 +175,8 @@ def _look(training: Training, begun_at: Path | None, wire: Wire, lane: str, resu
 def _went_on(training: Training, begun_at: Path, lane: str, result: Result) -> None:
     """Whether it resumed from that checkpoint, whole as it was left by the kill before."""
     said = training.said()
-    if f"going on from {begun_at.name}:" in said and "warning" not in said:
+    ended = "nothing is left to do" in said and steps_of(begun_at) >= HORIZON  # killed after its last checkpoint
+    if (f"going on from {begun_at.name}:" in said or ended) and "warning" not in said:
         result["resumes"] += 1
     else:
         result["bad"].append(f"{lane}: did not simply go on from {begun_at.name}: {said[-2000:]}")
