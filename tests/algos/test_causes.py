@@ -21,6 +21,7 @@ def test_data_comes_before_weights_before_what_was_made_of_them():
     storage = model.rollout_buffer
     assert why_rollout(model, "the loss") == "the loss"
     with torch.no_grad():
+        model.policy.mlp_extractor.policy_net[-2].bias[:] = 100.0  # all features are 1
         model.policy.action_net.weight[:] = 3e38  # finite, but not what comes of it
     assert why_rollout(model, "the loss").startswith("the logits of env 0 in row 0 of the rollout, with finite weights")
     storage._returns[2, 1] = np.inf

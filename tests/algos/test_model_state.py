@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 from sb3_contrib import RecurrentPPO
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import DummyVecEnv
 
+from fasttrain.algos.accelerator import Acceleration
 from fasttrain.algos.dqn import DQN
 from fasttrain.algos.model_state import load_model_state, model_state
 from fasttrain.algos.ppo import PPO
@@ -47,6 +49,37 @@ def test_a_fresh_model_is_where_the_other_was(kind: Any, fused: bool):
     assert len(fresh.ep_info_buffer) == len(trained.ep_info_buffer)
     assert fresh._last_obs is not trained._last_obs
     assert fresh.logger.name_to_value["train/loss"] == 0.25
+
+
+class Keep(BaseCallback):
+    """The state as a checkpoint takes it before the third rollout; with overlap an update is under way then."""
+
+    def _on_rollout_start(self) -> None:
+        if self.model.num_timesteps == 64:
+            self.kept = model_state(self.model)
+
+    def _on_step(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_guard_and_gradient_scaler(overlap: bool):
+    trained, fresh = model(PPO), model(PPO)
+    for each in (trained, fresh):
+        each.accelerate(Acceleration(amp_dtype=torch.float16))
+        if overlap:
+            each.overlap_updates(2)
+            each._fast.overlap._state.accelerator_of(each._fast.overlap._policy).precision.scaler._init_scale = 1e30
+        else:
+            each._fast.accelerator_of(each.policy).precision.scaler._init_scale = 1e30
+    keep = Keep()
+    trained.learn(96, callback=keep)
+    state, arrays = keep.kept
+    halved = (state["overlap"] if overlap else state)["scaler"]["scale"]
+    assert halved < 1e30
+    assert state["guard"]["skipped"] == 2 * 10 * 4, "of both updates, all minibatches of all epochs"
+    load_model_state(fresh, travelled(state), {name: array.copy() for name, array in arrays.items()})
+    assert travelled(model_state(fresh)[0]) == travelled(state)
 
 
 def test_tensors_are_filled_in_place():

@@ -27,6 +27,7 @@ from fasttrain.runs.saving import SAVING
 
 HERE = Path(__file__).resolve().parent
 PATIENCE_S = 120.0  # for anything that takes seconds
+LAST_WORDS = 10_000  # characters of the log before the stacks, and from them on
 LITTER_S = 5.0  # the contract: so soon after the end no process is left
 SHM = Path("/dev/shm")
 
@@ -152,11 +153,13 @@ class Training:
         Raises:
             HangError: always.
         """
+        before = len(self.said())
         self.send(signal.SIGUSR1)
         time.sleep(1.0)
         self.send(signal.SIGKILL, group=True)
         self.code = self._nursery.ask(wait=self.pid, timeout_s=10.0)["code"]
-        raise HangError(f"it did not {what} in time; its output and stacks:\n{self.said()[-20_000:]}")
+        said = self.said()[max(0, before - LAST_WORDS) : before + LAST_WORDS]
+        raise HangError(f"it did not {what} in time; its output and stacks:\n{said}")
 
     def others(self) -> list[int]:
         """Living processes of its session but itself: workers, what evaluates, Python's helpers."""

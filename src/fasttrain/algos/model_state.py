@@ -52,13 +52,13 @@ def model_state(model: BaseAlgorithm) -> tuple[State, Arrays]:
     if fast is not None:
         state["fast"] = {name: getattr(fast, name) for name in FAST_COUNTERS}
         state["scaler"] = _scaler_state(fast)
+        if getattr(fast, "overlap", None) is not None:  # first: the update that is waited for is the guard's too
+            state["overlap"] = _add_overlap(arrays, fast.overlap)
         if fast.guard is not None:
             state["guard"], kept = fast.guard.state()
             arrays |= under("guard", kept)
         if isinstance(fast.source, SlotAdapter):
             arrays |= {"source/returns": fast.source._returns, "source/lengths": fast.source._lengths}
-        if getattr(fast, "overlap", None) is not None:
-            state["overlap"] = _add_overlap(arrays, fast.overlap)
     if (lstm := getattr(model, "_last_lstm_states", None)) is not None:
         arrays |= {f"lstm/{part}/{i}": _host(t) for part in ("pi", "vf") for i, t in enumerate(getattr(lstm, part))}
     if isinstance(buffer := getattr(model, "replay_buffer", None), ReplayBuffer):
@@ -104,9 +104,8 @@ def _load_fast(model: Any, fast: Any, state: Mapping[str, Any], arrays: Mapping[
     if isinstance(source, SlotAdapter) and "source/returns" in arrays:
         load_into(source._returns, arrays, "source/returns")
         load_into(source._lengths, arrays, "source/lengths")
-    precision = fast.accelerator_of(model.policy).precision
-    if state["scaler"] and precision is not None and precision.scaler is not None:
-        precision.scaler.load_state_dict(dict(state["scaler"]))
+    fast.accelerator_of(model.policy)
+    _load_scaler(fast, state["scaler"])
     if fast.guard is not None and "guard" in state:
         fast.guard.load(state["guard"], inside(arrays, "guard"), model.policy)
     pending = state.get("overlap")
@@ -118,6 +117,7 @@ def _load_fast(model: Any, fast: Any, state: Mapping[str, Any], arrays: Mapping[
             learner._n_updates = int(pending["n_updates"])
             for name in FAST_COUNTERS:
                 setattr(learner._fast, name, int(pending["fast"][name]))
+            _load_scaler(learner._fast, pending["scaler"])
 
         fast.overlap.hold(fill)
 
@@ -132,6 +132,7 @@ def _add_overlap(arrays: Arrays, overlap: Any) -> State | None:
         "log": _log_state(learner.logger),
         "n_updates": int(learner._n_updates),
         "fast": {name: getattr(learner._fast, name) for name in FAST_COUNTERS},
+        "scaler": _scaler_state(learner._fast),
     }
 
 
@@ -246,9 +247,20 @@ def _own_observations(arrays: Mapping[str, NDArray[Any]], name: str) -> Any:
 
 
 def _scaler_state(fast: Any) -> State | None:
-    precision = None if fast.accelerator is None else fast.accelerator.precision
-    scaler = None if precision is None else precision.scaler
+    scaler = _scaler_of(fast)
     return None if scaler is None else plain(scaler.state_dict())
+
+
+def _load_scaler(fast: Any, state: Mapping[str, Any] | None) -> None:
+    scaler = _scaler_of(fast)
+    if state and scaler is not None:
+        scaler.load_state_dict(dict(state))
+
+
+def _scaler_of(fast: Any) -> Any:
+    """float16's gradient scaler, if there is one and it has been made."""
+    precision = None if fast.accelerator is None else fast.accelerator.precision
+    return None if precision is None else precision.scaler
 
 
 def _own_lstm(arrays: Mapping[str, NDArray[Any]], part: str, like: tuple[torch.Tensor, ...]) -> Any:
