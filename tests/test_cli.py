@@ -171,3 +171,21 @@ def test_sigterm_ends_a_command_as_ctrl_c_does(monkeypatch: pytest.MonkeyPatch, 
     assert closed == ["envs"]
     assert signal.getsignal(signal.SIGTERM) is before
     assert capsys.readouterr().err == "fasttrain: stopped before anything could be saved\n"
+
+
+def test_a_script_that_begins_a_run_when_it_is_imported_is_told(tmp_path: Path):
+    """As a process that evaluates imports it: it must not train, too."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, multiprocessing\n"
+        "from fasttrain.cli import main\n"
+        "if __name__ == '__main__':\n"
+        "    process = multiprocessing.get_context('spawn').Process(target=int)\n"
+        "    process.start()\n"
+        "    process.join(100)\n"
+        "    sys.exit(process.exitcode)\n"
+        "sys.exit(main([]))\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert "fasttrain: error: a process of a run imports the script that began the run" in done.stderr

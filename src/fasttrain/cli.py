@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
 import re
 import signal
@@ -75,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Never raises for bad input."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
+        _refuse_while_imported()
         with _sigterm_as_ctrl_c():
             return _dispatch(arguments)
     except FastTrainError as error:
@@ -93,6 +95,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.errno not in UNWRITABLE:
             raise
         return _report(error, EXIT_CRASHED, f"{error}; make room, or let it be written there")
+
+
+def _refuse_while_imported() -> None:
+    """A process that a run starts imports the main script first; where that calls `main` again, nobody ever evaluates."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ConfigError(
+            "a process of a run imports the script that began the run, and the script begins another one: put what "
+            'begins it under `if __name__ == "__main__":`'
+        )
 
 
 @contextmanager

@@ -70,7 +70,6 @@ class BackgroundEvaluation:
             try:
                 self._start()
             except OSError as error:  # no memory, no descriptors
-                self._process = None
                 raise EvaluationError(f"the process that evaluates cannot be started ({error})") from error
         self.folder.mkdir(exist_ok=True)
         file = self.folder / f"{env_steps}.zip"
@@ -130,8 +129,9 @@ class BackgroundEvaluation:
         self._connection, theirs = context.Pipe()
         # Evaluation shall not take the trainer's cores away with threads, nor write progress into its output.
         config = dataclasses.replace(self._config, torch_threads=1)
-        self._process = context.Process(target=start_function, args=(SERVE, config, theirs), daemon=True)
-        self._process.start()
+        process = context.Process(target=start_function, args=(SERVE, config, theirs), daemon=True)
+        process.start()
+        self._process = process
         theirs.close()
 
     def _exit_code(self) -> int | None:

@@ -81,7 +81,8 @@ class Evaluator:
         except EvaluationError as error:
             self._give_up(error)
         if background.waiting and keep_on():
-            self._say(f"{len(background.waiting)} evaluations were given up: they took too long")
+            why = "they took too long" if self._background is background else "their process has died"
+            self._say(f"{len(background.waiting)} evaluations were given up: {why}")
         if background.left_out:
             self._say(f"{background.left_out} evaluations were left out: they take longer than eval_every")
         self.close()
