@@ -24,7 +24,8 @@ SMALL = ("algo.rollout_size=2048", "batch_size=256", "algo.n_epochs=2", "eval.ep
 @pytest.fixture
 def skull_king(fasttrain: RunCommand) -> Finished:
     done = fasttrain("+profile=speed", *SMALL, "total_timesteps=8192", "log_every=16", "train_log_enabled=true",
-                     "train_log_to_file=true", "eval_every=4096", "checkpoint_every=4096", "seed=7")  # fmt: skip
+                     "train_log_to_file=true", "eval_every=4096", "eval_async=false", "checkpoint_every=4096",
+                     "seed=7")  # fmt: skip
     assert done.exit_code == 0, done.err
     return done
 
@@ -119,7 +120,7 @@ def test_same_seed_same_weights_and_evaluation_changes_nothing(fasttrain: RunCom
     arguments = ("+profile=speed", *SMALL, "total_timesteps=4096", "seed=1")
     plain, evaluated, other = (
         fasttrain(*arguments),
-        fasttrain(*arguments, "eval_every=2048"),
+        fasttrain(*arguments, "eval_every=2048", "eval_async=false"),  # beside: test_evaluating.py
         fasttrain(*arguments, "seed=2"),
     )
     weights = [
