@@ -47,7 +47,8 @@ def test_sigterm_ends_the_cell_and_keeps_what_there_is(name: str, tmp_path: Path
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=tmp_path)
     try:
-        until("episode", lambda: any(path.stat().st_size > 200 for path in folder.rglob("episodes.csv")), process, log)
+        until("plan of a cell", lambda: [*folder.rglob("plan.json")], process, log)
+        time.sleep(1.0)  # it learns by now
         children = psutil.Process(process.pid).children(recursive=True)
         assert children, "the cell is a process of its own"
         process.send_signal(signal.SIGTERM)
