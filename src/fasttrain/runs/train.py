@@ -35,6 +35,7 @@ from fasttrain.runs.build import (
     build_vec_env,
     compile_kernels,
     env_facts,
+    pick_device,
     set_threads,
     settle_fused_update,
     this_machine,
@@ -124,6 +125,7 @@ class Run:
         if torch.are_deterministic_algorithms_enabled() != config.deterministic:  # the call imports a compiler, 3 s
             torch.use_deterministic_algorithms(config.deterministic)
         set_threads(config.torch_threads)
+        pick_device(config.device, config.algo.policy)  # what is not there is told before workers start
         with console.status("compiling kernels (a few seconds on the first use)"):
             compile_kernels(config)
         self.env: VecEnv = build_vec_env(config, config.num_envs, config.seed)
