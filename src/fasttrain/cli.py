@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _refuse_while_imported() -> None:
-    """A process that a run starts imports the main script first; where that calls `main` again, nobody ever evaluates."""
+    """A process that a run starts imports the main script first: where that calls `main` again, nobody evaluates."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ConfigError(
             "a process of a run imports the script that began the run, and the script begins another one: put what "

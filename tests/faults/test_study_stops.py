@@ -17,7 +17,7 @@ import pytest
 PATIENCE_S = 120.0
 # A cell that lasts until it is stopped; SIGINT is ignored where tests run in the background of a shell, SIGTERM is not.
 ENDLESS = ("env.id=CartPole-v1", "algo=ppo", "num_envs=2", "vec_env=dummy", "checkup=off", "total_timesteps=1e9",
-           "eval.episodes=2", "torch_threads=1")  # fmt: skip
+           "algo.rollout_size=256", "eval.episodes=2", "torch_threads=1")  # fmt: skip
 COMMANDS = {
     "compare": ("compare", "candidates=[baseline,balance]", "seeds=1", "report=false", *ENDLESS),
     "sweep": ("train", "-m", "seed=1,2", *ENDLESS),
