@@ -164,7 +164,7 @@ class CheckpointConfig:
     """What `checkpoint_every` and a stop leave for `resume`."""
 
     keep: int = 3  # the newest so many
-    grace_s: float = 10.0  # a stop waits so long for the rollout under way and its update; else they are dropped
+    grace_s: float = 5.0  # a stop waits so long for the rollout under way and its update; else they are dropped
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

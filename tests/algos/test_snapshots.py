@@ -12,6 +12,7 @@ import torch
 
 import fasttrain
 from fasttrain.algos.snapshots import FIRST_RATING, K_FACTOR, SnapshotPool, expected_score
+from fasttrain.errors import ConfigError
 from toys import ToyGame, single_thread
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
@@ -135,6 +136,28 @@ def test_state_goes_through_a_file():
         pool._playing[env] = pool.current
     torch.manual_seed(0)
     np.testing.assert_array_equal(first, pool.act(observations, masks, np.arange(6)))
+
+
+@pytest.mark.parametrize(
+    ("weights", "told"),
+    [
+        (torch.full((8,), torch.nan), "action_net.bias of opponent 0 has numbers that are not finite"),
+        (torch.zeros(7), "opponent 0 is of another network"),
+        (None, "opponent 0 is of another network"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_changes_nothing(weights: torch.Tensor | None, told: str):
+    pool = pool_of(learner())
+    pool.take(1)
+    before, state = pool.summary(), pool.state()
+    bad = state["pool"][0]["weights"] = dict(state["pool"][0]["weights"])
+    if weights is None:
+        del bad["action_net.bias"]
+    else:
+        bad["action_net.bias"] = weights
+    with pytest.raises(ConfigError, match=told):
+        pool.load({**state, "rating": 1.0})
+    assert pool.summary() == before
 
 
 def test_players_are_used_again():

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fasttrain.algos.players import Player, Weights, player_for, weights_of
@@ -137,10 +138,16 @@ class SnapshotPool:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on with what `state` gave; running episodes are played by the latest."""
+        """Go on with what `state` gave; running episodes are played by the latest.
+
+        Raises:
+            ConfigError: weights are of another network or not finite.
+        """
+        loaded = [Snapshot(**each) for each in (state["current"], *state["pool"])]
+        for each in loaded:
+            _check_weights(each, self.current.weights)
         self.rating, self.taken = state["rating"], state["taken"]
-        self.current = Snapshot(**state["current"])
-        self.pool = [Snapshot(**each) for each in state["pool"]]
+        self.current, *self.pool = loaded
         self._rng.bit_generator.state = state["rng"]
         self._playing = [self.current] * self.num_envs
         self._choose_active()
@@ -192,3 +199,12 @@ class SnapshotPool:
         kept = {self.current.number, *(snapshot.number for snapshot in self.pool)}
         for number in [number for number in self._players if number not in kept]:
             self._spare.append(self._players.pop(number))
+
+
+def _check_weights(snapshot: Snapshot, like: Weights) -> None:
+    weights = snapshot.weights
+    if set(weights) != set(like) or any(weights[name].shape != tensor.shape for name, tensor in like.items()):
+        raise ConfigError(f"opponent {snapshot.number} is of another network")
+    for name, tensor in weights.items():
+        if not torch.isfinite(tensor).all():
+            raise ConfigError(f"{name} of opponent {snapshot.number} has numbers that are not finite")
