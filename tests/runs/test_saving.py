@@ -54,7 +54,8 @@ def test_what_is_replaced_stays_until_the_new_one_is_whole(tmp_path: Path) -> No
 
 def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> None:
     kept = [tmp_path / name for name in ("plan.json", "mine.tmp", "evaluating/64.zip")]
-    left = [tmp_path / name for name in (".saving-7/model.zip", "evaluating/.saving-7/64.zip", "plan.json.tmp")]
+    drafts = ("plan.json.tmp", "evaluations.csv.tmp", "report.html.tmp")
+    left = [tmp_path / name for name in (".saving-7/model.zip", "evaluating/.saving-7/64.zip", *drafts)]
     for path in (*kept, *left):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("x")

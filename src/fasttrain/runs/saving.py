@@ -48,13 +48,14 @@ class Saving:
 
 
 SAVING = ".saving-"
+DRAFTS = ("*.json.tmp", "evaluations.csv.tmp", "report.html.tmp")  # what is written whole or not at all, half written
 
 
 def clean(folder: Path) -> None:
     """Remove what a process that was killed left half written in a run's folder; nobody else may be at work there."""
     for left in list(folder.rglob(f"{SAVING}*")):
         shutil.rmtree(left, ignore_errors=True)
-    for left in folder.glob("*.json.tmp"):  # of write_json
+    for left in [draft for name in DRAFTS for draft in folder.glob(name)]:
         with suppress(OSError):
             left.unlink()
 
