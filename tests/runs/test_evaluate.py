@@ -3,6 +3,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,13 +135,18 @@ def test_truncated_and_terminated_without_a_reason():
     assert summarise(finished)["end_reason"] == {"truncated": 0.5, "terminated": 0.5}
 
 
-def test_wilson_interval_by_hand():
-    # 7 of 10, z = 1.959964: centre (0.7 + z²/20) / (1 + z²/10), half-width z/(1 + z²/10)·√(0.021 + z²/400)
-    z = 1.959964
-    centre = (0.7 + z**2 / 20) / (1 + z**2 / 10)
-    half = z / (1 + z**2 / 10) * np.sqrt(0.7 * 0.3 / 10 + z**2 / 400)
-    assert wilson_interval(7, 10) == pytest.approx([centre - half, centre + half], abs=1e-6)
-    assert wilson_interval(0, 10)[0] == 0.0
+@pytest.mark.parametrize(("successes", "trials"), [(0, 1), (1, 1), (7, 10), (0, 10), (10, 10), (1, 2000), (713, 2000)])
+def test_wilson_interval_is_scipys(successes: int, trials: int):
+    scipys = stats.binomtest(successes, trials).proportion_ci(0.95, method="wilson")
+    found = wilson_interval(successes, trials)
+    assert found == pytest.approx([scipys.low, scipys.high], rel=1e-12, abs=1e-15)
+    assert (found[0] == 0.0) == (successes == 0)
+    assert (found[1] == 1.0) == (successes == trials)
+
+
+def test_a_start_does_not_load_what_takes_a_second():
+    code = "import sys, fasttrain.runs.train; sys.exit('scipy.stats' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 
 def test_interval_of_one_value_is_a_point():
