@@ -21,7 +21,7 @@ GRAPH_MODES = ("reduce-overhead", "max-autotune")  # of torch.compile: those tha
 
 
 def device_of(context: Context) -> str:
-    """`cpu`, `cuda` or `mps`: where the run will compute, as `runs.build.pick_device` will say."""
+    """`cpu`, `cuda` or `mps`: where the run will compute, as `runs.device.pick_device` will say."""
     requested = context.config.device.split(":")[0]
     if requested != "auto":
         return requested
@@ -135,7 +135,7 @@ def resolve_pin_memory(requested: str, context: Context) -> Resolved:
         return "off", ""
     if unfit := _no_engine("pin_memory", requested, context):
         return "off", unfit
-    if device_of(context) == "cuda":  # a machine without it is refused by `runs.build.pick_device`
+    if device_of(context) == "cuda":  # a machine without it is refused by `runs.device.pick_device`
         return "on", "observations, masks and actions are copied without waiting"
     if requested == "on":
         raise ConfigError(

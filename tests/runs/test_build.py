@@ -17,7 +17,6 @@ from fasttrain.runs.build import (
     build_algorithm,
     build_vec_env,
     env_facts,
-    pick_device,
     set_threads,
     settle_fused_update,
 )
@@ -131,14 +130,6 @@ def test_env_facts_build_the_env_once_and_time_it_only_where_the_plan_must_choos
     assert env_facts(configured("+profile=speed")) == EnvFacts(True, None)
     with pytest.raises(EnvSpecError, match="offers no action masks"):
         env_facts(configured("env.id=CartPole-v1"))
-
-
-def test_device():
-    assert pick_device("auto", "MlpPolicy") == "cpu"
-    if not torch.cuda.is_available():
-        assert pick_device("auto", "CnnPolicy") == "cpu"
-        with pytest.raises(ConfigError, match="has no CUDA"):
-            pick_device("cuda", "MlpPolicy")
 
 
 def test_threads():

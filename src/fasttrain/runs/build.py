@@ -50,6 +50,7 @@ from fasttrain.machine import bf16_units, usable_cores
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.stock import TimedVecEnv
 from fasttrain.plan import Plan
+from fasttrain.runs.device import pick_device
 from fasttrain.runs.env_options import check_native_options, check_spaces, policy_for
 from fasttrain.runs.wrap import Statistics, wrapped
 from fasttrain.vec.self_play import RandomOpponent, SelfPlayVecEnv
@@ -376,21 +377,6 @@ def settle_fused_update(plan: Plan, model: BaseAlgorithm) -> Plan:
         raise ConfigError(f"fused_update=on: no compiled kernels for this policy ({reason}); take fused_update=auto")
     model._fast.fused = False
     return plan.replacing("fused_update", "off", reason)
-
-
-def pick_device(requested: str, policy: str) -> str:
-    """`auto`: a small MLP is faster on the CPU (SB3 warns of the GPU there), images belong on the GPU.
-
-    Raises:
-        ConfigError: a CUDA device was asked for and there is none.
-    """
-    if requested == "auto":
-        return "cuda" if policy.startswith("Cnn") and torch.cuda.is_available() else "cpu"
-    if requested == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError("device=mps: this machine (or this torch build) has no MPS; take device=cpu")
-    if requested.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"device={requested}: this machine (or this torch build) has no CUDA; take device=cpu")
-    return requested
 
 
 def set_threads(threads: int | str) -> int:

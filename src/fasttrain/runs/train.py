@@ -35,7 +35,6 @@ from fasttrain.runs.build import (
     build_vec_env,
     compile_kernels,
     env_facts,
-    pick_device,
     set_threads,
     settle_fused_update,
     this_machine,
@@ -45,6 +44,7 @@ from fasttrain.runs.check import run_checkup
 from fasttrain.runs.checkpoint_files import CheckpointFolder
 from fasttrain.runs.checkpoint_state import snapshot
 from fasttrain.runs.checkpoints import Checkpoints, Settings
+from fasttrain.runs.device import pick_device
 from fasttrain.runs.episodes import EpisodeLog
 from fasttrain.runs.evaluate import Quality, evaluate_both
 from fasttrain.runs.evaluating import Evaluator
