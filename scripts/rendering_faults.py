@@ -119,7 +119,7 @@ def evil(part: Json) -> Row:
 def guards(part: Json) -> Row:
     """Part `guards`: with all guards ÷ without, in one process."""
     return (
-        "all guards together, in `speed`",
+        "all guards together, in `speed`: `nan_guard`, and a checkpoint a minute; the worse of MaskablePPO and DQN",
         f"{part['pairs']:,}",
         f"cost {100 * (1 - part['ratio']['value']):.1f} % of the steps per second "
         f"[{100 * (1 - part['ratio']['high']):.1f}, {100 * (1 - part['ratio']['low']):.1f}]",

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import gymnasium
@@ -14,9 +15,11 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from fasttrain.algos.accelerator import Acceleration
 from fasttrain.algos.dqn import DQN
+from fasttrain.algos.guard import Guard
 from fasttrain.algos.model_state import load_model_state, model_state
 from fasttrain.algos.ppo import PPO
-from fasttrain.errors import ConfigError
+from fasttrain.config import GuardConfig
+from fasttrain.errors import ConfigError, DivergedError
 
 
 def model(kind: Any, width: int = 8, fused: bool = False) -> Any:
@@ -54,8 +57,12 @@ def test_a_fresh_model_is_where_the_other_was(kind: Any, fused: bool):
 class Keep(BaseCallback):
     """The state as a checkpoint takes it before the third rollout; with overlap an update is under way then."""
 
+    def __init__(self, at: int = 64) -> None:
+        super().__init__()
+        self.at = at
+
     def _on_rollout_start(self) -> None:
-        if self.model.num_timesteps == 64:
+        if self.model.num_timesteps == self.at:
             self.kept = model_state(self.model)
 
     def _on_step(self) -> bool:
@@ -80,6 +87,43 @@ def test_guard_and_gradient_scaler(overlap: bool):
     assert state["guard"]["skipped"] == 2 * 10 * 4, "of both updates, all minibatches of all epochs"
     load_model_state(fresh, travelled(state), {name: array.copy() for name, array in arrays.items()})
     assert travelled(model_state(fresh)[0]) == travelled(state)
+
+
+def test_an_update_that_fails_beside_a_checkpoint_still_ends_training(monkeypatch: pytest.MonkeyPatch):
+    def fail(learner: Any) -> None:
+        raise DivergedError("no update could be applied")
+
+    class Forgiving(Keep):
+        """As `Checkpoints`, which goes on where a state could not be taken."""
+
+        def _on_rollout_start(self) -> None:
+            with suppress(DivergedError):
+                model_state(self.model)
+
+    trained = model(PPO)
+    trained.overlap_updates(2)
+    monkeypatch.setattr("fasttrain.algos.overlap.update", fail)
+    with pytest.raises(DivergedError):
+        trained.learn(96, callback=Forgiving())
+
+
+def test_what_a_guard_goes_back_to_is_of_the_policy_that_is_trained():
+    """While the first update is under way, that policy has an optimizer state and the model's has none."""
+    trained, fresh = model(PPO), model(PPO)
+    for each in (trained, fresh):
+        each._fast.guard = Guard(GuardConfig(at_limit="rollback"))
+        each.overlap_updates(2)
+    keep = Keep(at=32)
+    trained.learn(64, callback=keep)
+    state, arrays = keep.kept
+    assert state["guard"]["copies"] > 0
+    load_model_state(fresh, travelled(state), {name: array.copy() for name, array in arrays.items()})
+    again, same = model_state(fresh)
+    assert travelled(again) == travelled(state)
+    assert all(same[name].tobytes() == array.tobytes() for name, array in arrays.items())
+    fresh._fast.guard._copies[0].restore(fresh._fast.overlap.wait().policy)
+    with pytest.raises(ConfigError, match="arrays to roll back to"):
+        fresh._fast.guard.load(state["guard"], {}, fresh.policy)
 
 
 def test_tensors_are_filled_in_place():

@@ -33,13 +33,15 @@ class FullDisk(Disk):
 class Trainer:
     """Something that counts, and its checkpoints."""
 
-    def __init__(self, folder: Path, every: int = 10, background: bool = False, grace_s: float = 5.0) -> None:
+    def __init__(
+        self, folder: Path, every: int = 10, background: bool = False, grace_s: float = 5.0, holds: bool = True
+    ) -> None:
         self.said: list[str] = []
         self.value, self.steps = np.zeros(1), 0
         self.disk = FullDisk()
         self.disk.full = False
         store = CheckpointFolder(folder, disk=self.disk)
-        settings = Settings(every, background, grace_s)
+        settings = Settings(every, background, grace_s, holds)
         self.checkpoints = Checkpoints(store, self.take, settings, PhaseClock(), self.said.append)
 
     def take(self) -> Snapshot:
@@ -127,6 +129,48 @@ def test_a_state_too_large_to_keep_is_not_kept_and_known_to_be_missing(tmp_path:
     assert names(tmp_path) == []
     assert "the state of 5 steps is too large to be kept in memory" in trainer.checkpoints.failed
     assert "raise checkpoint.grace_s, or set checkpoint_every" in trainer.checkpoints.failed
+
+
+def test_a_large_state_is_taken_once_to_know_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "HOLD_MOST_BYTES", 4)
+    trainer = Trainer(tmp_path, grace_s=0.0)
+    taken: list[int] = []
+    take = trainer.checkpoints._take
+    monkeypatch.setattr(trainer.checkpoints, "_take", lambda: taken.append(1) or take())
+    for steps in (0, 5, 6, 7):
+        trainer.go(steps)
+    assert len(taken) == 1
+
+
+def test_where_nothing_is_held_a_stop_waits_for_the_rollouts_end(tmp_path: Path):
+    """However long that takes: a rollout that was short before, or one beside whose update no state can be taken."""
+    trainer = Trainer(tmp_path, grace_s=0.0, holds=False)
+    trainer.go(0)
+    trainer.go(5)
+    for _ in range(3):
+        assert not trainer.checkpoints.may_stop(for_signal=True)
+    trainer.go(8, stopping=True)
+    assert trainer.checkpoints.may_stop(for_signal=True)
+    assert names(tmp_path) == ["008"]
+
+
+def test_a_checkpoint_that_failed_is_tried_again_before_a_stop_and_that_once(tmp_path: Path):
+    trainer = Trainer(tmp_path)
+    trainer.disk.full = True
+    trainer.go(10, due=True)
+    assert not trainer.checkpoints.may_stop(for_signal=True), "the disk may have room by the rollout's end"
+    trainer.go(12, stopping=True)
+    assert trainer.checkpoints.may_stop(for_signal=True), "it was tried"
+    assert "the checkpoint of 12 steps could not be written" in trainer.checkpoints.failed
+
+
+def test_what_another_process_wrote_is_not_said_to_be_written(tmp_path: Path):
+    trainer = Trainer(tmp_path, every=0)
+    trainer.checkpoints.goes_on_from(10)
+    trainer.go(10)
+    assert trainer.checkpoints.may_stop(for_signal=False)
+    trainer.checkpoints.finish(15, at_rest=False, wanted=False)
+    assert trainer.said == []
 
 
 def test_the_last_checkpoint_is_tried_once_more_at_the_end(tmp_path: Path):

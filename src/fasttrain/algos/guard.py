@@ -23,7 +23,7 @@ from fasttrain.algos.heads import LOST, OUTPUT, ActingHead
 from fasttrain.batch import Float64Array, load_into
 from fasttrain.buffers.rollout import TensorObservations
 from fasttrain.config import GuardConfig
-from fasttrain.errors import DivergedError, EnvError
+from fasttrain.errors import ConfigError, DivergedError, EnvError
 
 NOT_FINITE = ("probability tensor contains", "Expected parameter", "Expected value argument")  # torch's words for it
 COUNTED = ("skipped", "in_a_row", "rollbacks", "rolled_back", "since_copy")
@@ -84,6 +84,8 @@ class Guard:
         for each, (value, seen) in zip((self._usual_norm, self._usual_kl), state["usual"], strict=True):
             each.value, each.seen = float(value), int(seen)
         self._copies = [Copy(policy) for _ in range(min(2, int(state["copies"])))]
+        if (kept := sum(len(copy.tensors) for copy in self._copies)) != len(arrays):
+            raise ConfigError(f"the checkpoint has {len(arrays)} arrays to roll back to, this policy {kept}")
         for number, copy in enumerate(self._copies):
             for place, tensor in enumerate(copy.tensors):
                 given = tensor.numpy(force=True).copy()

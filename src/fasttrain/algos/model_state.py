@@ -106,9 +106,7 @@ def _load_fast(model: Any, fast: Any, state: Mapping[str, Any], arrays: Mapping[
         load_into(source._lengths, arrays, "source/lengths")
     fast.accelerator_of(model.policy)
     _load_scaler(fast, state["scaler"])
-    if fast.guard is not None and "guard" in state:
-        fast.guard.load(state["guard"], inside(arrays, "guard"), model.policy)
-    pending = state.get("overlap")
+    pending, trained = state.get("overlap"), model.policy
     if pending is not None and fast.overlap is not None:
 
         def fill(learner: Any) -> None:
@@ -120,6 +118,9 @@ def _load_fast(model: Any, fast: Any, state: Mapping[str, Any], arrays: Mapping[
             _load_scaler(learner._fast, pending["scaler"])
 
         fast.overlap.hold(fill)
+        trained = fast.overlap.wait().policy
+    if fast.guard is not None and "guard" in state:
+        fast.guard.load(state["guard"], inside(arrays, "guard"), trained)
 
 
 def _add_overlap(arrays: Arrays, overlap: Any) -> State | None:

@@ -93,12 +93,16 @@ class OverlappedUpdate:
             model.logger.record(key, value, exclude=learner.logger.name_to_excluded[key])
 
     def wait(self) -> Any:
-        """Wait for the update under way without taking it over; its learner, or None if there is none."""
+        """Wait for the update under way without taking it over; its learner, or None if there is none.
+
+        Raises:
+            whatever the update raised, as `finish` will.
+        """
         if self._thread is None:
             return None
         self._thread.join()
         if self._error is not None:
-            self.finish()  # raises it
+            raise self._error  # and again in `finish`: who waits may take it for a failure of what it waits for
         return self._learner
 
     def hold(self, fill: Callable[[Any], None]) -> None:

@@ -203,7 +203,7 @@ class SnapshotPool:
 
 def _check_weights(snapshot: Snapshot, like: Weights) -> None:
     weights = snapshot.weights
-    if set(weights) != set(like) or any(weights[name].shape != tensor.shape for name, tensor in like.items()):
+    if {name: (t.shape, t.dtype) for name, t in weights.items()} != {n: (t.shape, t.dtype) for n, t in like.items()}:
         raise ConfigError(f"opponent {snapshot.number} is of another network")
     for name, tensor in weights.items():
         if not torch.isfinite(tensor).all():

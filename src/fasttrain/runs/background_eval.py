@@ -69,7 +69,7 @@ class BackgroundEvaluation:
         if self._process is None:
             try:
                 self._start()
-            except OSError as error:  # no memory, no descriptors
+            except (OSError, EOFError) as error:  # no memory, no descriptors; a fork server that has died
                 raise EvaluationError(f"the process that evaluates cannot be started ({error})") from error
         self.folder.mkdir(exist_ok=True)
         file = self.folder / f"{env_steps}.zip"

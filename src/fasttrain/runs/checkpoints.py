@@ -28,6 +28,7 @@ class Settings(NamedTuple):
     every: int  # env steps; 0: only at a signal
     background: bool
     grace_s: float
+    holds: bool = True  # False: keep no state within a rollout; taking one would wait for the update beside it
 
 
 class Checkpoints:
@@ -46,7 +47,10 @@ class Checkpoints:
         self._take, self._clock, self._say = take, clock, say
         self._thread: threading.Thread | None = None
         self._held: Snapshot | None = None  # of the last rest
+        self._too_large = False  # for that
+        self._published = -1  # env steps of the newest one of this process
         self._rest_at = -1  # env steps at the last rest
+        self._stopping = False  # the run was to end there
         self._rested = 0.0  # when that was
         self._cycle_s: float | None = None  # from rest to rest; None before the second
         self._asked: float | None = None  # when somebody first wanted to stop
@@ -60,11 +64,11 @@ class Checkpoints:
         now = time.perf_counter()
         if self._rest_at >= 0:
             self._cycle_s = now - self._rested
-        self._held, self._rest_at = None, env_steps
+        self._held, self._rest_at, self._stopping = None, env_steps, stopping
         if (due or stopping) and self.at != env_steps:
             with self._clock.phase("checkpoint"):
                 self._write(None, background=self.settings.background and not stopping)
-        elif self.at != env_steps and (self._cycle_s is None or self._cycle_s > self.settings.grace_s / 2):
+        elif self.at != env_steps and self._may_be_held():
             with self._clock.phase("checkpoint"):
                 self._hold()
         self._rested = time.perf_counter()
@@ -76,8 +80,10 @@ class Checkpoints:
         now = time.perf_counter()
         if self._asked is None:
             self._asked = now
-        if self.at == self._rest_at:  # written when this rollout began
+        if self.at == self._rest_at and (self._stopping or not self.failed):  # tried, or written, when it began
             return True
+        if self._held is None and not self._too_large:  # a rollout that was short so far, or an update beside it
+            return False
         left_s = 0.0 if self._cycle_s is None else self._cycle_s - (now - self._rested)
         if max(left_s, now - self._asked) <= self.settings.grace_s:
             return False
@@ -98,7 +104,7 @@ class Checkpoints:
             self.wait()
             if at_rest and wanted and (self.at != env_steps or self.failed):
                 self._write(None, background=False)
-        if not at_rest and self.at >= 0 and not self.failed:
+        if not at_rest and self.at == self._published >= 0 and not self.failed:
             self._say(f"checkpoint of {self.at:,} steps written; the {env_steps - self.at:,} steps since are dropped")
         if self.failed:
             self._say(f"warning: not saved for a resume: {self.failed}")
@@ -109,10 +115,16 @@ class Checkpoints:
             self._thread.join()
             self._thread = None
 
+    def _may_be_held(self) -> bool:
+        if not self.settings.holds or self._too_large:
+            return False
+        return self._cycle_s is None or self._cycle_s > self.settings.grace_s / 2
+
     def _hold(self) -> None:
         try:
             views = self._take()
-            if views.size_bytes <= HOLD_MOST_BYTES:
+            self._too_large = views.size_bytes > HOLD_MOST_BYTES
+            if not self._too_large:
                 self._held = views.copied()
         except Exception as error:
             self._note(self._rest_at, error)
@@ -139,7 +151,7 @@ class Checkpoints:
         except Exception as error:
             self._note(snapshot.env_steps, error)
         else:
-            self.failed = ""
+            self.failed, self._published = "", snapshot.env_steps
 
     def _note(self, env_steps: int, error: Exception) -> None:
         said = bool(self.failed)

@@ -12,6 +12,7 @@ from fasttrain.runs.evaluations import EvaluationLog
 from fasttrain.runs.saving import Saving
 
 BEST = "best_model.zip"
+SNAPSHOT = "a snapshot to evaluate"
 
 
 class Evaluator:
@@ -44,7 +45,7 @@ class Evaluator:
         """Evaluate now, or hand a snapshot over."""
         if self._background is not None:
             try:
-                with self._saving.of("a snapshot to evaluate"):
+                with self._saving.of(SNAPSHOT):
                     self._background.submit(env_steps, wall_s)
             except EvaluationError as error:
                 self._give_up(error)
@@ -80,9 +81,8 @@ class Evaluator:
                 pass
         except EvaluationError as error:
             self._give_up(error)
-        if background.waiting and keep_on():
-            why = "they took too long" if self._background is background else "their process has died"
-            self._say(f"{len(background.waiting)} evaluations were given up: {why}")
+        if self._background is not None and background.waiting and keep_on():
+            self._say(f"{len(background.waiting)} evaluations were given up: they took too long")
         if background.left_out:
             self._say(f"{background.left_out} evaluations were left out: they take longer than eval_every")
         self.close()
@@ -116,5 +116,8 @@ class Evaluator:
         return bool(quality["mean_reward"] > self.best_reward)
 
     def _give_up(self, error: EvaluationError) -> None:
-        self._say(f"[EVAL] no evaluation beside training: {error}; from now on it is done in the training")
+        lost = 0 if self._background is None else len(self._background.waiting)
+        waited = f" ({lost} that waited are lost)" if lost else ""
+        self._say(f"[EVAL] no evaluation beside training: {error}{waited}; from now on it is done in the training")
+        self._saving.failed.pop(SNAPSHOT, None)  # none is wanted any more
         self.close()

@@ -164,7 +164,9 @@ class Run:
         config = self.config
         folder = CheckpointFolder(self.folder / "checkpoints", config.checkpoint.keep)
         folder.clean()
-        settings = Settings(config.checkpoint_every, config.checkpoint_async, config.checkpoint.grace_s)
+        overlaps = getattr(getattr(self.model, "_fast", None), "overlap", None) is not None
+        grace_s = config.checkpoint.grace_s
+        settings = Settings(config.checkpoint_every, config.checkpoint_async, grace_s, holds=not overlaps)
         return Checkpoints(folder, lambda: snapshot(self), settings, self.clock, self.say)
 
     def _build_callback(self) -> RunCallback:
