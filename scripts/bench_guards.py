@@ -44,8 +44,8 @@ RESAMPLES = 2000
 class Alternate(BaseCallback):
     """Stands first among a run's callbacks: ends a stretch where a rollout begins, and says how the next one goes.
 
-    Which of a pair comes first is drawn: in a fixed order (with, without, without, with) the cost was 2.5 %, in a drawn
-    one nothing, because some work of a run comes every few rollouts, such as trying threads.
+    Which of a pair comes first is drawn: in a fixed order (with, without, without, with) `nan_guard` cost 2.5 %, in a
+    drawn one 0.7 %, because some work of a run comes every few rollouts, such as trying threads.
 
     Attributes:
         times: seconds per env step of each pair: with the guard, without.

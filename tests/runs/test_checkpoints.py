@@ -214,3 +214,15 @@ def test_a_whole_run_on_a_full_disk_trains_to_its_end(fasttrain: RunCommand, mon
     assert "warning: not saved for a resume: the checkpoint of 1,024 steps" in done.out
     assert done.json("summary.json")["env_steps"] == 1024
     assert not list((done.folder / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_run_holds_no_state_beside_an_overlapped_update(
+    fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch, overlap: bool
+):
+    made: list[Settings] = []
+    monkeypatch.setattr(train, "Settings", lambda *args, **more: made.append(Settings(*args, **more)) or made[-1])
+    done = fasttrain("+profile=speed", "num_envs=8", "algo.rollout_size=256", "batch_size=64", "checkup=off",
+                     "eval.episodes=2", "total_timesteps=512", f"overlap={overlap}".lower())  # fmt: skip
+    assert done.exit_code == 0, done.err
+    assert [settings.holds for settings in made] == [not overlap]

@@ -137,6 +137,30 @@ def test_where_the_process_fails_evaluation_goes_on_in_the_training(parts: Any):
     assert [row["env_steps"] for row in evaluator.log.rows] == [20]
 
 
+def test_what_waited_for_a_process_that_fails_is_counted_and_no_snapshot_is_missed(parts: Any):
+    make, said, _, _ = parts
+    evaluator = make(beside=True)
+    beside = evaluator._background
+    for steps in (10, 20, 30):
+        evaluator.evaluate(steps, 1.0)
+    beside.rewards = [EvaluationError("it has died")]
+    evaluator._saving.failed["a snapshot to evaluate"] = "no room"
+    evaluator.finish(lambda: True)
+    assert said[1:] == [
+        "[EVAL] no evaluation beside training: it has died (2 that waited are lost); from now on it is done in the "
+        "training"
+    ]
+    assert evaluator._saving.failed == {}
+
+
+def test_what_never_comes_back_is_given_up(parts: Any):
+    make, said, _, _ = parts
+    evaluator = make(beside=True)
+    evaluator.evaluate(10, 1.0)
+    evaluator.finish(lambda: True)
+    assert said[-1] == "1 evaluations were given up: they took too long"
+
+
 def test_a_stopped_run_waits_for_nothing(parts: Any):
     make, said, _, _ = parts
     evaluator = make(beside=True)
