@@ -30,6 +30,7 @@ from fasttrain.perf.report import EnvTimes, PerfWindow, limits_dict, perf_dict
 from fasttrain.perf.stock import StockPhases, is_stock
 from fasttrain.plan import Plan, make_plan
 from fasttrain.runs import console as show
+from fasttrain.runs.activity import activity
 from fasttrain.runs.build import (
     build_algorithm,
     build_vec_env,
@@ -126,13 +127,13 @@ class Run:
             torch.use_deterministic_algorithms(config.deterministic)
         set_threads(config.torch_threads)
         pick_device(config.device, config.algo.policy)  # what is not there is told before workers start
-        with console.status("compiling kernels (a few seconds on the first use)"):
+        with activity(console, "compiling kernels"):
             compile_kernels(config)
         self.env: VecEnv = build_vec_env(config, config.num_envs, config.seed)
         try:
             self.model = self._build_model()
             plan = settle_fused_update(plan, self.model)
-            with console.status("compiling the policy (up to a minute)"):
+            with activity(console, "compiling the policy"):
                 self.plan = settle_acceleration(plan, self.model)
             if config.overlap and isinstance(self.model, (PPO, MaskablePPO)):
                 self.model.overlap_updates(usable_cores())
