@@ -6,7 +6,6 @@ tested against. The other forms are for `rounding` kernels and say what they rel
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -14,15 +13,42 @@ from typing import Any, TypeVar, cast
 
 import numba
 import numba.extending
+from numba import types
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+_RELAXED: Any = {"fastmath": {"contract", "reassoc", "nsz"}, "error_model": "numpy"}
+_BARE: Any = {**_RELAXED, "_nrt": False}
+
+
 def njit(function: F) -> F:
     """Compile `function` in nopython mode on first call; type checkers see the plain function."""
-    dispatcher = numba.njit(cache=True, nogil=True)(function)
+    return _kernel(function)
+
+
+def _kernel(function: F, **options: Any) -> F:
+    compiled: Any = numba.njit  # whose annotations know half of its options
+    dispatcher = compiled(cache=True, nogil=True, no_cfunc_wrapper=True, **options)(function)
     _stamp_with_neighbours(dispatcher, Path(function.__code__.co_filename).parent)
+    resolve = dispatcher.get_call_template
+
+    def resolve_types(args: Any, kws: Any) -> Any:
+        return resolve(tuple(map(_plain, args)), {name: _plain(kind) for name, kind in kws.items()})
+
+    dispatcher.get_call_template = resolve_types
     return cast(F, dispatcher)
+
+
+def _plain(kind: Any) -> Any:
+    """The type a kernel is compiled for where another one calls it with `kind`.
+
+    A number that stands in the call as such is a type of its own for numba, a field of a record is an int32: each would
+    compile the function once more (a quarter of Skull King's compiling). LLVM finds the numbers by itself.
+    """
+    known: Any = types
+    kind = known.unliteral(kind)
+    return known.int64 if isinstance(kind, known.Integer) and kind.signed else kind
 
 
 def _stamp_with_neighbours(dispatcher: Any, folder: Path) -> None:
@@ -43,71 +69,35 @@ def _fingerprint(folder: Path) -> tuple[tuple[str, int, int], ...]:
     return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
 
 
-def njit_threads(function: F) -> F:
-    """As `njit`, with `numba.prange` loops over threads; see `use_threads`."""
-    dispatcher = numba.njit(cache=True, nogil=True, parallel=True)(function)
-    _stamp_with_neighbours(dispatcher, Path(function.__code__.co_filename).parent)
-    return cast(F, dispatcher)
-
-
 def njit_relaxed(function: F) -> F:
     """As `njit`, for the arithmetic of `rounding` kernels: sums in any order, fused multiply-add, IEEE division.
 
     Reassociation is what lets LLVM vectorise a dot product (95 GFLOP/s of a core here). NaN and infinity keep their
     meaning, so that a guard can still see them.
     """
-    flags = {"contract", "reassoc", "nsz"}
-    dispatcher = numba.njit(cache=True, nogil=True, fastmath=flags, error_model="numpy")(function)
-    _stamp_with_neighbours(dispatcher, Path(function.__code__.co_filename).parent)
-    return cast(F, dispatcher)
+    return _kernel(function, **_RELAXED)
 
 
 def njit_bare(function: F) -> F:
-    """As `njit_relaxed`, for the inner kernels: arrays are not reference-counted, so none can be made.
+    """As `njit_relaxed`, without reference counts of arrays, so that none can be made.
 
     A view of a row costs two atomic operations otherwise. numba refuses such a function that makes an array or returns
     a view: what is wanted goes in as an argument, a view comes from an `njit_inline` function.
     """
-    options: Any = {"fastmath": {"contract", "reassoc", "nsz"}, "error_model": "numpy", "_nrt": False}
-    dispatcher = numba.njit(cache=True, nogil=True, **options)(function)
-    _stamp_with_neighbours(dispatcher, Path(function.__code__.co_filename).parent)
-    return cast(F, dispatcher)
+    return _kernel(function, **_BARE)
+
+
+def njit_inner(function: F) -> F:
+    """As `njit_bare`, for what other kernels alone call: without the way in from Python, an eighth of its compiling."""
+    return _kernel(function, no_cpython_wrapper=True, **_BARE)
 
 
 def njit_inline(function: F) -> F:
-    """As `njit_relaxed`, copied into every kernel that calls it."""
-    flags = {"contract", "reassoc", "nsz"}
-    dispatcher = numba.njit(cache=True, nogil=True, fastmath=flags, error_model="numpy", inline="always")(function)
-    _stamp_with_neighbours(dispatcher, Path(function.__code__.co_filename).parent)
-    return cast(F, dispatcher)
-
-
-def njit_parallel(function: F) -> F:
-    """As `njit_relaxed`, with `numba.prange` loops over threads; see `use_threads`."""
-    flags = {"contract", "reassoc", "nsz"}
-    dispatcher = numba.njit(cache=True, nogil=True, fastmath=flags, error_model="numpy", parallel=True)(function)
-    _stamp_with_neighbours(dispatcher, Path(function.__code__.co_filename).parent)
-    return cast(F, dispatcher)
+    """As `njit_relaxed`, copied into every kernel that calls it: for views, and for long functions called in one place,
+    which are optimised once that way and not once for themselves and once more in their caller."""
+    return _kernel(function, inline="always", **_RELAXED)
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
     """numba's `intrinsic`: a function of types that returns a signature and the LLVM code for a call of it."""
     return numba.extending.intrinsic(function)
-
-
-def use_threads(count: int) -> None:
-    """Start numba's threads, if that is still to do, and let kernels with `prange` loops use `count` of them.
-
-    Must come before such a kernel is reached through another one: machine code from the disk cache calls the threads
-    without starting them, and crashes. Starting them sets torch's number of threads too, as both share one OpenMP
-    library: it is put back here. Otherwise a run that asked for one torch thread has all of them from then on, and the
-    tanh of 256 × 64 numbers takes up to 20 ms, not 0.03, where another process wants the second core.
-    """
-    config: Any = numba.config
-    torch = sys.modules.get("torch")
-    before = None if torch is None else torch.get_num_threads()
-    try:
-        numba.set_num_threads(max(1, min(count, config.NUMBA_NUM_THREADS)))
-    finally:
-        if torch is not None and torch.get_num_threads() != before:
-            torch.set_num_threads(before)

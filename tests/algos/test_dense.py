@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compiled import from_python
 from fasttrain.algos.dense import (
     RELU,
     TANH,
@@ -20,6 +21,15 @@ from fasttrain.algos.dense import (
 )
 from fasttrain.algos.simd import PAD, TILE_ROWS
 from fasttrain.batch import Float32Array
+
+activate = from_python(activate)
+add_product = from_python(add_product)
+add_to_rows = from_python(add_to_rows)
+clip_and_adam = from_python(clip_and_adam)
+set_product = from_python(set_product)
+sum_rows = from_python(sum_rows)
+through_activation = from_python(through_activation)
+worst_of = from_python(worst_of)
 
 
 def random_array(seed: int, *shape: int) -> Float32Array:

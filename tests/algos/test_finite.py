@@ -12,7 +12,6 @@ from fasttrain.algos.finite import (
     bad_gradients,
     bad_parameters,
     check_step,
-    compile_finite,
     first_bad,
     listed,
     marked,
@@ -45,7 +44,6 @@ def test_huge_numbers_are_finite_though_their_sum_is_not():
 
 
 def test_whole_numbers_are_finite():
-    compile_finite()
     assert all_finite(np.full(3, 255, np.uint8))
     assert first_bad(np.zeros(3, np.int64)) is None
 

@@ -19,6 +19,7 @@ from fasttrain.algos.fused_policy import ROWS_PER_THREAD, FusedPolicy, _rows_of_
 from fasttrain.algos.heads import action_dims, head_of
 from fasttrain.algos.update import Statistics
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
+from fasttrain.threads import Team
 
 LOSS = LossSettings(
     clip_range=0.2, clip_range_vf=-1.0, ent_coef=0.01, vf_coef=0.5, normalize_advantage=True, target_kl=-1.0
@@ -109,7 +110,8 @@ def fused_gradients(
     kernels.pack()
     scratch = kernels._memory(threads * ROWS_PER_THREAD)
     rows = _rows_of_storage(storage, kernels.layout.dims)
-    minibatch_gradient(order, kernels.parameters.numpy(), kernels.layout, rows, loss, scratch, on_threads)
+    arguments = (order, kernels.parameters.numpy(), kernels.layout, rows, loss, scratch, 1)
+    Team().run(minibatch_gradient, threads if on_threads else 1, *arguments)
     flat = torch.from_numpy(scratch.gradients[0])
     views = {id(parameter): view for parameter, view in kernels._views(flat)}
     return [views[id(parameter)].numpy() for parameter in policy.parameters()], scratch.statistics[0] / len(order)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
+from compiled import from_python
 from fasttrain.algos.fused_q import QBatches, QSettings, collect, gather, lay_ahead, lay_back, update_gradient
 from fasttrain.algos.fused_q_policy import FusedQ
 from fasttrain.algos.heads import action_dims
@@ -24,6 +25,12 @@ from fasttrain.algos.q_networks import (
     chosen_values,
     greedy,
 )
+
+collect = from_python(collect)
+gather = from_python(gather)
+lay_ahead = from_python(lay_ahead)
+lay_back = from_python(lay_back)
+update_gradient = from_python(update_gradient)
 
 PARTS = (slice(0, 2), slice(2, 6))  # of six updates, in two calls
 PLAIN = QSettings(double=False, huber=True, dueling=False)

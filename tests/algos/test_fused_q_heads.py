@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from compiled import from_python
 from fasttrain.algos.fused_q_heads import add_slope, greedy_of, greedy_row, join, value_of
+
+add_slope = from_python(add_slope)
+greedy_of = from_python(greedy_of)
+greedy_row = from_python(greedy_row)
+join = from_python(join)
+value_of = from_python(value_of)
+
 
 ALL = np.zeros(0, np.bool_)
 

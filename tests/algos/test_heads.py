@@ -9,7 +9,7 @@ from gymnasium import spaces
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from stable_baselines3.common.policies import ActorCriticPolicy
 
-from fasttrain.algos.heads import CategoricalHead, MaskCheck, StockHead, action_dims, first_stuck_env, head_of
+from fasttrain.algos.heads import CategoricalHead, MaskCheck, StockHead, action_dims, head_of, stuck_envs
 from fasttrain.errors import EnvError
 
 BOX = spaces.Box(-1, 1, (5,), np.float32)
@@ -98,11 +98,11 @@ def test_widths_of_masks():
 
 def test_stuck_envs_are_found():
     masks = np.ones((3, 5), np.bool_)
-    dims = np.array([2, 3])
-    assert first_stuck_env(masks, dims) == -1
+    assert stuck_envs(masks, [2, 3]).tolist() == []
     masks[1, 2:] = False
-    assert first_stuck_env(masks, dims) == 1
-    assert first_stuck_env(masks, np.array([5])) == -1
+    assert stuck_envs(masks, [2, 3]).tolist() == [1]
+    assert stuck_envs(masks, [5]).tolist() == []
+    assert stuck_envs(masks[:, :4], [2, 2]).tolist() == [1], "sub-actions of one size are looked at together"
 
 
 def test_the_error_names_envs_and_step():

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stable_baselines3.common.policies import ActorCriticPolicy
 
+from compiled import from_python
 from fasttrain.algos.fused_policy import FusedPolicy
 from fasttrain.algos.nets import (
     POLICY,
@@ -27,6 +28,14 @@ from fasttrain.algos.nets import (
     where_nonzero,
 )
 from fasttrain.batch import Float32Array
+
+count_nonzero = from_python(count_nonzero)
+forward_block = from_python(forward_block)
+head_logits = from_python(head_logits)
+padded_rows = from_python(padded_rows)
+softmax = from_python(softmax)
+transpose_hidden = from_python(transpose_hidden)
+where_nonzero = from_python(where_nonzero)
 
 
 @given(st.integers(0, 6), st.integers(1, 40), st.integers(1, 40), st.integers(0, 2**16))

@@ -19,7 +19,7 @@ from fasttrain.envs.skullking import kernels, state
 from fasttrain.envs.skullking.game import GameView, SkullKingGame
 from fasttrain.envs.skullking.observation import describe_observation, observation_width
 from fasttrain.errors import ConfigError, EnvError, EnvSpecError
-from fasttrain.threads import ThreadChoice
+from fasttrain.threads import ThreadChoice, alone
 
 
 def load_reference() -> ModuleType:
@@ -494,6 +494,8 @@ def write_present(game: SkullKingGame, slots: Slots) -> None:
         slots.truncations,
         finals,
         game.opponents_turn,
+        alone(),
+        0,
     )
 
 

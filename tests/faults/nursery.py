@@ -31,9 +31,7 @@ def load() -> None:
 
     import fasttrain.runs.resume
     import fasttrain.runs.train  # noqa: F401
-    from fasttrain.algos.finite import compile_finite
 
-    compile_finite()
     gc.collect()
     gc.freeze()  # else every training that ends looks through all of this again: seconds, on pages that it must copy
 

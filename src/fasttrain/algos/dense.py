@@ -28,14 +28,14 @@ from fasttrain.algos.simd import (
     sum_wide_strip,
 )
 from fasttrain.batch import Float32Array, Int32Array, Int64Array
-from fasttrain.jit import njit_bare
+from fasttrain.jit import njit_inner
 
 TANH, RELU = 0, 1
 LARGEST = 1.7976931348623157e308  # a bound, because relaxed arithmetic turns math.isfinite (x - x == 0) into True
 _TILE, _STRIP, _HALF = TILE_VECTORS * LANES, STRIP_VECTORS * LANES, 4 * LANES  # floats
 
 
-@njit_bare
+@njit_inner
 def add_product(
     a: Float32Array,  # (≥rows, k), strides as they come: a transposed view is as good
     b: Float32Array,  # (k, n), n a multiple of PAD
@@ -55,7 +55,7 @@ def add_product(
         j += LANES
 
 
-@njit_bare
+@njit_inner
 def set_product(
     a: Float32Array,  # (≥rows, k)
     b: Float32Array,  # (k, n), n a multiple of PAD
@@ -76,7 +76,7 @@ def set_product(
         j += LANES
 
 
-@njit_bare
+@njit_inner
 def sum_rows(
     values: Float32Array,  # (m,)
     rows: Int32Array,  # (m,) rows of w
@@ -103,7 +103,7 @@ def sum_rows(
         j += LANES
 
 
-@njit_bare
+@njit_inner
 def add_to_rows(
     values: Float32Array,  # (m,)
     rows: Int32Array,  # (m,) rows of out
@@ -126,7 +126,7 @@ def add_to_rows(
         j += LANES
 
 
-@njit_bare
+@njit_inner
 def sparse_forward(
     values: Float32Array,  # non-zero inputs of all rows
     places: Int32Array,  # where they stand
@@ -146,7 +146,7 @@ def sparse_forward(
                      out[r, j : j + width])  # fmt: skip
 
 
-@njit_bare
+@njit_inner
 def sparse_backward(
     values: Float32Array,
     places: Int32Array,
@@ -164,7 +164,7 @@ def sparse_backward(
             add_to_rows(values, places, starts[row], starts[row + 1], d[r, j : j + width], out[:, j : j + width])
 
 
-@njit_bare
+@njit_inner
 def activate(x: Float32Array, kind: int) -> None:
     """x = tanh or relu of it, in place.
 
@@ -193,7 +193,7 @@ def activate(x: Float32Array, kind: int) -> None:
         x[c] = v * p / q
 
 
-@njit_bare
+@njit_inner
 def through_activation(d: Float32Array, a: Float32Array, kind: int) -> None:
     """d *= derivative of the activation, from its output a."""
     one = d.dtype.type(1)
@@ -205,7 +205,7 @@ def through_activation(d: Float32Array, a: Float32Array, kind: int) -> None:
             d[c] = d[c] if a[c] > 0 else d.dtype.type(0)
 
 
-@njit_bare
+@njit_inner
 def clip_and_adam(
     parameters: Float32Array,  # (P,) in and out
     gradient: Float32Array,  # (P,)
@@ -245,7 +245,7 @@ def clip_and_adam(
     return float(norm)
 
 
-@njit_bare
+@njit_inner
 def worst_of(numbers: Float32Array) -> int:
     """Where the first one is that is NaN or infinite; if none is, the largest by size."""
     worst = 0

@@ -11,7 +11,6 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import prange
 
 from fasttrain.algos.dense import add_to_rows, clip_and_adam, sum_rows, worst_of
 from fasttrain.algos.nets import (
@@ -19,6 +18,7 @@ from fasttrain.algos.nets import (
     VALUE,
     Constants,
     Layout,
+    Lists,
     Rows,
     backward_block,
     forward_block,
@@ -30,8 +30,9 @@ from fasttrain.algos.nets import (
     transpose_hidden,
 )
 from fasttrain.algos.simd import dot_rows, fetch
+from fasttrain.atomics import DONE, GATE, SIZE, fetch_add, look, tell, wait_for
 from fasttrain.batch import Float32Array, Float64Array, Int32Array, Int64Array
-from fasttrain.jit import njit_bare, njit_parallel, njit_relaxed
+from fasttrain.jit import njit_bare, njit_inline, njit_inner
 
 NUM_STATISTICS = 7
 POLICY_LOSS, VALUE_LOSS, ENTROPY, CLIPPED, APPROX_KL, LOSS, GRAD_NORM = range(NUM_STATISTICS)
@@ -69,12 +70,13 @@ class Scratch(NamedTuple):
     transposed: Float32Array  # (P,) hidden weights as (outputs, inputs)
     statistics: Float64Array  # (parts, NUM_STATISTICS)
     values: Float32Array  # (parts, 1) a row's value, then its gradient
-    zeros: Float32Array  # the rest as in `Constants`: numba's threads take no tuple inside a tuple
+    moments: Float64Array  # (2,) of a minibatch's advantages, see `moments`
+    zeros: Float32Array  # the rest as in `Constants`
     ones: Float32Array
     every: Int32Array
 
 
-@njit_bare
+@njit_inline
 def surrogate(advantage: float, ratio: float, clip_range: float) -> tuple[float, float, bool]:
     """Clipped policy loss of one row (Schulman et al. 2017, eq. 7), its slope in the log-probability, whether clipped.
 
@@ -87,7 +89,7 @@ def surrogate(advantage: float, ratio: float, clip_range: float) -> tuple[float,
     return -min(advantage * ratio, advantage * clipped), slope, outside
 
 
-@njit_bare
+@njit_inline
 def rate(dims: Int64Array, legal: Int32Array, actions: Int64Array, probs: Float32Array) -> tuple[Any, Any]:
     """Log-probability of the actions (K,) and entropy, of one row, from the logits of its legal actions in probs[1].
 
@@ -111,7 +113,7 @@ def rate(dims: Int64Array, legal: Int32Array, actions: Int64Array, probs: Float3
     return log_prob, entropy
 
 
-@njit_bare
+@njit_inner
 def policy_block(
     order: Int64Array,  # at most BLOCK rows
     share: float,  # 1 ÷ rows of the minibatch
@@ -155,7 +157,7 @@ def policy_block(
         add_to_rows(slopes, legal, 0, len(legal), hidden[r], out_w)
 
 
-@njit_bare
+@njit_inner
 def value_block(
     order: Int64Array,
     share: float,
@@ -190,12 +192,10 @@ def value_block(
         add_to_rows(out, only, 0, 1, hidden[r], out_w)
 
 
-@njit_bare
+@njit_inline
 def gradient_of_part(
     order: Int64Array,  # rows of one part
     batch: int,  # rows of the whole minibatch
-    mean: float,  # of the advantages, 0 if they are not normalised
-    scale: float,  # 1 ÷ (their standard deviation + 1e-8)
     flat: Float32Array,
     layout: Layout,
     rows: Rows,
@@ -210,15 +210,16 @@ def gradient_of_part(
     last_delta, value_delta = last_of_net(POLICY, layout, deltas), last_of_net(VALUE, layout, deltas)
     gradient[:] = 0.0
     statistics[:] = 0.0
-    share, size = 1.0 / batch, len(activations)
+    share, size, mean, scale = 1.0 / batch, len(activations), scratch.moments[0], scratch.moments[1]
     constants = Constants(scratch.zeros, scratch.ones, scratch.every)
+    lists = Lists(rows.values, rows.columns, rows.starts, rows.legal, rows.legal_starts)
     for begin in range(0, len(order), size):
         block = order[begin : begin + size]
         for row in order[begin + size : begin + 2 * size]:
             fetch(rows.values, rows.starts[row], rows.starts[row + 1])
             fetch(rows.columns, rows.starts[row], rows.starts[row + 1])
             fetch(rows.legal, rows.legal_starts[row], rows.legal_starts[row + 1])
-        forward_block(flat, layout, rows, block, activations)
+        forward_block(flat, layout, lists, block, activations)
         policy_block(block, share, mean, scale, flat, layout, rows, loss, last, probs, constants, last_delta, gradient,
                      statistics)  # fmt: skip
         value_block(block, share, flat, layout, rows, loss, value_last, scratch.values[part], constants, value_delta,
@@ -227,33 +228,26 @@ def gradient_of_part(
         backward_block(flat, layout, rows, block, activations, deltas, scratch.transposed, constants, gradient)
 
 
-@njit_bare
-def moments(order: Int64Array, advantages: Float32Array) -> tuple[float, float]:
-    """Mean and 1 ÷ (standard deviation + 1e-8) over a minibatch, as torch's; a single row is left as it is."""
+@njit_inline
+def moments(order: Int64Array, advantages: Float32Array, normalize: bool, out: Float64Array) -> None:  # …, (2,)
+    """Mean and 1 ÷ (standard deviation + 1e-8) over a minibatch, as torch's; 0 and 1 of a single row, or if nothing is
+    to be normalised."""
     count, total = len(order), 0.0
-    if count < 2:
-        return 0.0, 1.0
+    out[0], out[1] = 0.0, 1.0
+    if count < 2 or not normalize:
+        return
     for row in order:
         total += advantages[row]
     mean, square = total / count, 0.0
     for row in order:
         square += (advantages[row] - mean) ** 2
-    return mean, 1.0 / (math.sqrt(square / (count - 1)) + 1e-8)
+    out[0], out[1] = mean, 1.0 / (math.sqrt(square / (count - 1)) + 1e-8)
 
 
-@njit_parallel
-def parts_on_threads(
-    order: Int64Array, mean: float, scale: float, flat: Float32Array, layout: Layout, rows: Rows, loss: LossSettings,
-    scratch: Scratch,
-) -> None:  # fmt: skip
-    """Every part of a minibatch on a thread of its own."""
-    parts, count = len(scratch.gradients), len(order)
-    for part in prange(parts):
-        some = order[count * part // parts : count * (part + 1) // parts]
-        gradient_of_part(some, count, mean, scale, flat, layout, rows, loss, scratch, part)
+OVER = 1 << 40  # at the gate: no minibatch follows
 
 
-@njit_relaxed
+@njit_inline
 def minibatch_gradient(
     order: Int64Array,
     flat: Float32Array,
@@ -261,33 +255,41 @@ def minibatch_gradient(
     rows: Rows,
     loss: LossSettings,
     scratch: Scratch,
-    on_threads: bool,
-) -> None:
+    turn: int,  # of this minibatch, from 1
+    team: Int64Array,
+    me: int,
+) -> bool:
     """Loss gradient of the rows `order` into `scratch.gradients[0]`, sums of statistics into `scratch.statistics[0]`.
 
-    The rows are cut into as many parts as `scratch` has room for, and the parts are summed in order: the result does
-    not depend on whether they run on threads or one after the other.
+    The rows are cut into as many parts as `scratch` has room for, and thread 0 sums the parts in order: the result does
+    not depend on how many threads there are. False: there is no such minibatch, the epoch is over.
     """
     parts, count = len(scratch.gradients), len(order)
-    mean, scale = 0.0, 1.0
-    if loss.normalize_advantage:
-        mean, scale = moments(order, rows.advantages)
-    transpose_hidden(flat, layout, scratch.transposed)
-    if on_threads:
-        parts_on_threads(order, mean, scale, flat, layout, rows, loss, scratch)
+    if me == 0:
+        moments(order, rows.advantages, loss.normalize_advantage, scratch.moments)
+        transpose_hidden(flat, layout, scratch.transposed)
+        tell(team, GATE, turn)
     else:
-        for part in range(parts):
-            some = order[count * part // parts : count * (part + 1) // parts]
-            gradient_of_part(some, count, mean, scale, flat, layout, rows, loss, scratch, part)
+        wait_for(team, GATE, turn)
+        if look(team, GATE) == OVER:
+            return False
+    for part in range(me, parts, look(team, SIZE)):
+        some = order[count * part // parts : count * (part + 1) // parts]
+        gradient_of_part(some, count, flat, layout, rows, loss, scratch, part)
+    if me > 0:
+        fetch_add(team, DONE, 1)
+        return True
+    wait_for(team, DONE, turn * (look(team, SIZE) - 1))
     total, sums = scratch.gradients[0], scratch.statistics[0]
     for part in range(1, parts):
         for c in range(len(total)):
             total[c] += scratch.gradients[part, c]
         for c in range(len(sums)):
             sums[c] += scratch.statistics[part, c]
+    return True
 
 
-@njit_relaxed
+@njit_bare
 def train_epoch(
     order: Int64Array,  # (M,) rows in the order they are drawn
     batch_size: int,
@@ -301,21 +303,28 @@ def train_epoch(
     adam: AdamSettings,
     scratch: Scratch,
     statistics: Float64Array,  # (minibatches, NUM_STATISTICS) out: means, and the gradient's norm
-    on_threads: bool,
     guarded: bool,  # no step where loss or gradient is not finite; its norm is then NaN
     blamed: Int64Array,  # (1,) in and out: the parameter, in `flat`, that was the cause of the first; -1: none yet
+    team: Int64Array,
+    me: int,  # thread 0 takes the steps, the others compute parts of the gradients
 ) -> int:
     """One epoch of minibatch steps; returns how many it came to: fewer than all where `target_kl` was exceeded."""
     done, skipped = 0, 0
     for begin in range(0, len(order), batch_size):
         batch = order[begin : begin + batch_size]
-        minibatch_gradient(batch, flat, layout, rows, loss, scratch, on_threads)
+        going_on = minibatch_gradient(batch, flat, layout, rows, loss, scratch, begin // batch_size + 1, team, me)
+        if me > 0:
+            if not going_on:
+                break
+            continue
         means = statistics[done]
-        means[:] = scratch.statistics[0] / len(batch)
+        for c in range(len(means)):
+            means[c] = scratch.statistics[0, c] / len(batch)
         means[LOSS] = means[POLICY_LOSS] - loss.ent_coef * means[ENTROPY] + loss.vf_coef * means[VALUE_LOSS]
         if loss.target_kl >= 0.0 and means[APPROX_KL] > 1.5 * loss.target_kl:
             means[GRAD_NORM] = NO_STEP
-            return done
+            tell(team, GATE, OVER)
+            break
         norm = clip_and_adam(flat, scratch.gradients[0], exp_avg, exp_avg_sq, first_step + done - skipped,
                              adam.learning_rate, adam.beta1, adam.beta2, adam.eps, adam.max_grad_norm, means[LOSS],
                              guarded)  # fmt: skip

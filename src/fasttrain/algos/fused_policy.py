@@ -35,15 +35,14 @@ from fasttrain.algos.fused import (
     Scratch,
     train_epoch,
 )
-from fasttrain.algos.fused_acting import act_rows, value_rows
+from fasttrain.algos.fused_acting import act_rows
 from fasttrain.algos.fused_layout import KINDS, make_layout
 from fasttrain.algos.heads import LOST, OUTPUT, is_unchanged
 from fasttrain.algos.nets import Lists, Rows, compress, empty_lists
 from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array
 from fasttrain.buffers.rollout import RolloutStorage, TensorObservations
 from fasttrain.errors import EnvError
-from fasttrain.jit import use_threads
-from fasttrain.threads import ThreadChoice
+from fasttrain.threads import Team, ThreadChoice, alone
 
 # Rows that go through the nets together. Their activations stay in the cache, and the weights of a wide net, which do
 # not, are read once per block: 16.9 → 13.4 µs a sample for [256, 256] with 128 rows; [64, 64] does not care.
@@ -104,7 +103,6 @@ class FusedPolicy:
     """
 
     def __init__(self, policy: Any, max_threads: int = 1) -> None:
-        use_threads(max_threads)
         self.policy = policy
         self.max_threads = max_threads
         self.layout, self._places, self.size, self._row_size = make_layout(policy)
@@ -114,9 +112,10 @@ class FusedPolicy:
         self._legal: BoolArray = np.zeros((0, 0), np.bool_)
         self._exp_avg, self._exp_avg_sq = torch.zeros(self.size), torch.zeros(self.size)
         self._scratch: dict[int, Scratch] = {}  # by number of parts
-        self._choice, self._acting_choice = ThreadChoice(), ThreadChoice(trial=8)
+        self._choice, self._acting_choice, self._team = ThreadChoice(), ThreadChoice(trial=8), Team()
         self._recording = self._spare = empty_lists(0, 0, 0)  # of a rollout's rows, of rows that nobody asks for again
         self._recorded = 0  # rows of the rollout so far
+        self._order: Int64Array = np.arange(0)
         self.blamed = ""  # the parameter whose gradient was the first that was not finite in the last update
         self._uniforms: Iterator[Float32Array] = iter(())
         self._filling: tuple[RolloutStorage | None, int] = (None, 0)
@@ -154,14 +153,11 @@ class FusedPolicy:
         actions = np.empty((count, sub_actions), np.int64)
         values, log_probs = np.empty(count, np.float32), np.empty(count, np.float32)
         lists, first = self._place_of(count)
+        order = self._listed(first + count)[first : first + count]
         scratch = self._memory(count)
-        on_threads = len(scratch.gradients) > 1 and self._acting_choice.next()
-        if on_threads:
-            use_threads(len(scratch.gradients))
-        begun = time.perf_counter()
-        total = act_rows(seen, masks, uniforms, lists, first, self._flat, self.layout, scratch, actions, values,
-                         log_probs, on_threads)  # fmt: skip
-        self._acting_choice.took(on_threads, time.perf_counter() - begun)
+        arguments = (seen, masks, uniforms, lists, first, order, self._flat, self.layout, scratch, actions, values,
+                     log_probs)  # fmt: skip
+        total = self._call(self._acting_choice, len(scratch.gradients), act_rows, *arguments)
         if not math.isfinite(total):
             raise EnvError(why_no_action(self.policy, seen, OUTPUT) or LOST)
         drawn = torch.from_numpy(actions)
@@ -171,13 +167,32 @@ class FusedPolicy:
         """Values (N, 1) with the parameters last packed.
 
         torch would do too, but for a rollout's last observations it takes longer than for acting on them: 256 rows of
-        248 floats 0.4 ms, and many times that where another process wants the core its second thread waits for.
+        248 floats 0.4 ms, and many times that where another process wants the core its second thread waits for. They
+        are acted on, for a kernel of their own would be one more to compile.
         """
         seen = self._rows_seen(observations)
-        values = np.empty(len(seen), np.float32)
-        self._spare = self._resized(self._spare, len(seen))
-        value_rows(seen, self._spare, self._flat, self.layout, self._memory(1), values)
+        count, sub_actions = len(seen), len(self.layout.dims)
+        self._spare = self._resized(self._spare, count)
+        values, log_probs = np.empty(count, np.float32), np.empty(count, np.float32)
+        act_rows(seen, self._all_legal(count), np.zeros((count, sub_actions), np.float32), self._spare, 0,
+                 self._listed(count), self._flat, self.layout, self._memory(1),
+                 np.empty((count, sub_actions), np.int64), values, log_probs, alone(), 0)  # fmt: skip
         return torch.from_numpy(values)[:, None]
+
+    def _call(self, choice: ThreadChoice, threads: int, kernel: Any, *arguments: Any, runs: int = 1) -> Any:
+        """The kernel, on `threads` threads where that pays."""
+        on_threads = threads > 1 and choice.next()
+        begun = time.perf_counter()
+        result = self._team.run(kernel, threads, *arguments) if on_threads else kernel(*arguments, alone(), 0)
+        if threads > 1:
+            choice.took(on_threads, (time.perf_counter() - begun) / runs)
+        return result
+
+    def _listed(self, count: int) -> Int64Array:
+        """0, 1, … below `count`."""
+        if len(self._order) < count:
+            self._order = np.arange(count)
+        return self._order[:count]
 
     def _rows_seen(self, observations: TensorObservations) -> Any:
         """Contiguous (N, O) float32."""
@@ -236,15 +251,12 @@ class FusedPolicy:
         flat, exp_avg, exp_avg_sq = (t.numpy() for t in (self.parameters, self._exp_avg, self._exp_avg_sq))
         seen: list[Float64Array] = []
         taken, blamed = 0, np.full(1, -1)
-        use_threads(len(scratch.gradients))
         for _ in range(n_epochs):
             statistics = np.zeros((minibatches, NUM_STATISTICS))
             order, first = storage.draw_order(), step + taken + 1
-            on_threads = len(scratch.gradients) > 1 and self._choice.next()
-            begun = time.perf_counter()
-            done = train_epoch(order, batch_size, flat, exp_avg, exp_avg_sq, first, self.layout, rows, loss, adam,
-                               scratch, statistics, on_threads, guarded, blamed)  # fmt: skip
-            self._choice.took(on_threads, (time.perf_counter() - begun) / max(1, done))
+            done = self._call(self._choice, len(scratch.gradients), train_epoch, order, batch_size, flat, exp_avg,
+                              exp_avg_sq, first, self.layout, rows, loss, adam, scratch, statistics, guarded,
+                              blamed, runs=minibatches)  # fmt: skip
             taken += done - (np.count_nonzero(np.isnan(statistics[:done, GRAD_NORM])) if guarded else 0)
             seen.append(statistics[: min(done + 1, minibatches)])
             if done < minibatches:
@@ -322,6 +334,7 @@ class FusedPolicy:
                 transposed=_zeros(self.size),
                 statistics=np.zeros((parts, NUM_STATISTICS)),
                 values=_zeros(parts, 1),
+                moments=np.zeros(2),
                 zeros=_zeros(self._row_size),
                 ones=torch.ones(block).numpy(),
                 every=torch.arange(block, dtype=torch.int32).numpy(),

@@ -36,7 +36,7 @@ from fasttrain.algos.fused_q_heads import add_slope, greedy_row, join, value_of
 from fasttrain.algos.nets import Layout, forward_hidden, layer_of, padded_rows
 from fasttrain.algos.simd import LANES, fetch, transpose_tile
 from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int32Array, Int64Array
-from fasttrain.jit import njit_bare, njit_inline, njit_relaxed
+from fasttrain.jit import njit_inline, njit_inner, njit_relaxed
 
 NET = 0  # the only net of a Q-network's `Layout`; its head is the layer after the hidden ones and looks like them
 
@@ -88,13 +88,13 @@ Pieces = Int64Array
 FROM, OUTPUTS, INPUTS, AHEAD, ACROSS, BACK, DOWN = range(7)
 
 
-@njit_bare
+@njit_inner
 def copy(source: Float32Array, out: Float32Array) -> None:  # (n,), (n,)
     for c in range(len(source)):
         out[c] = source[c]
 
 
-@njit_bare
+@njit_inner
 def lay_ahead(parameters: Float32Array, pieces: Pieces, layers: Float32Array) -> None:
     """(P,) → (F,), (inputs, outputs)."""
     for p in range(len(pieces)):
@@ -109,7 +109,7 @@ def lay_ahead(parameters: Float32Array, pieces: Pieces, layers: Float32Array) ->
                 layers[ahead + c * across + j] = parameters[at + j * inputs + c]
 
 
-@njit_bare
+@njit_inner
 def lay_back(parameters: Float32Array, pieces: Pieces, layers: Float32Array) -> None:
     """(P,) → (F,), (outputs, inputs)."""
     for p in range(len(pieces)):
@@ -121,7 +121,7 @@ def lay_back(parameters: Float32Array, pieces: Pieces, layers: Float32Array) -> 
             )
 
 
-@njit_bare
+@njit_inner
 def collect(layers: Float32Array, pieces: Pieces, parameters: Float32Array) -> None:
     """The other way round: (F,), (outputs, inputs) → (P,)."""
     for p in range(len(pieces)):
@@ -140,7 +140,7 @@ def q_values_of(activations: Float32Array, layout: Layout) -> Float32Array:
     return activations[:, column : column + n]
 
 
-@njit_bare
+@njit_inner
 def gather(source: Float32Array, rows: Int64Array, inputs: Float32Array) -> None:
     """Rows of `source` (M, O) into `inputs` (BLOCK, ≥O), zeros into the rows up to a whole tile."""
     for row in rows:
@@ -154,7 +154,7 @@ def gather(source: Float32Array, rows: Int64Array, inputs: Float32Array) -> None
             inputs[r, c] = 0.0
 
 
-@njit_bare
+@njit_inner
 def forward(
     layers: Float32Array, layout: Layout, dueling: bool, inputs: Float32Array, count: int, activations: Float32Array
 ) -> None:
@@ -174,7 +174,7 @@ def forward(
             join(q_values[r], layout.dims)
 
 
-@njit_bare
+@njit_inner
 def target_block(
     update: int,
     begin: int,
@@ -207,7 +207,7 @@ def target_block(
         scratch.targets[r] = batches.rewards[update, at] + left * future
 
 
-@njit_bare
+@njit_inner
 def error_block(
     update: int,
     begin: int,
@@ -249,7 +249,7 @@ def error_block(
     return total
 
 
-@njit_bare
+@njit_inner
 def backward(layout: Layout, count: int, scratch: QScratch) -> None:
     """Gradients of all layers from the head's deltas, added to `scratch.sums`."""
     deltas, head = scratch.deltas, layout.depth[NET]
@@ -272,7 +272,7 @@ def backward(layout: Layout, count: int, scratch: QScratch) -> None:
             set_product(d, w, scratch.zeros[:k], padded, deltas[:, below : below + k])
 
 
-@njit_bare
+@njit_inner
 def update_gradient(
     update: int,
     parameters: Float32Array,  # (P,)
@@ -299,7 +299,7 @@ def update_gradient(
     return float(total / batch)
 
 
-@njit_bare
+@njit_inner
 def are_within(batches: QBatches, dims: Int64Array) -> bool:
     """Whether every row and every action named is there: nothing after this checks a bound."""
     for u in range(batches.rows.shape[0]):

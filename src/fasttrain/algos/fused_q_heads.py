@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from fasttrain.batch import BoolArray, Float32Array, Int64Array
-from fasttrain.jit import njit_bare
+from fasttrain.jit import njit_inner
 
 
-@njit_bare
+@njit_inner
 def join(outputs: Float32Array, dims: Int64Array) -> None:
     """Advantages (A,) and, behind them, the value → Q-values, in place: of each sub-action v + a - mean(a).
 
@@ -29,7 +29,7 @@ def join(outputs: Float32Array, dims: Int64Array) -> None:
         begin += choices
 
 
-@njit_bare
+@njit_inner
 def greedy_of(q_values: Float32Array, mask: BoolArray, begin: int, choices: int) -> int:
     """Of a sub-action's columns, from `begin`, the first legal one with the highest value, -1 if none is legal.
 
@@ -45,7 +45,7 @@ def greedy_of(q_values: Float32Array, mask: BoolArray, begin: int, choices: int)
     return best
 
 
-@njit_bare
+@njit_inner
 def greedy_row(q_values: Float32Array, mask: BoolArray, dims: Int64Array, chosen: Int64Array) -> None:  # …, (K,) out
     """`greedy_of` every sub-action."""
     begin = 0
@@ -54,7 +54,7 @@ def greedy_row(q_values: Float32Array, mask: BoolArray, dims: Int64Array, chosen
         begin += dims[k]
 
 
-@njit_bare
+@njit_inner
 def value_of(q_values: Float32Array, chosen: Int64Array, dims: Int64Array) -> float:
     """Mean of the values of the chosen sub-actions; 0 for one without a legal choice: nothing comes after it."""
     total, begin = np.float32(0), 0
@@ -66,7 +66,7 @@ def value_of(q_values: Float32Array, chosen: Int64Array, dims: Int64Array) -> fl
     return mean
 
 
-@njit_bare
+@njit_inner
 def add_slope(
     slope: float, action: int, begin: int, choices: int, dueling: bool, delta: Float32Array, value: int
 ) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,7 +30,6 @@ from fasttrain.algos.precision import Precision
 from fasttrain.batch import BoolArray, Int64Array
 from fasttrain.buffers.rollout import TensorObservations
 from fasttrain.errors import EnvError
-from fasttrain.jit import njit
 
 # A policy that overrides one of these acts in a way of its own, and its own methods are called.
 _ACTION_PATH = ("forward", "evaluate_actions", "_get_action_dist_from_latent", "__call__")
@@ -232,34 +232,22 @@ def action_dims(action_space: spaces.Space[Any]) -> list[int]:
     raise TypeError(f"{type(action_space).__name__} actions have no masks")
 
 
-@njit
-def first_stuck_env(action_masks: BoolArray, dims: Int64Array) -> int:  # (N, A), (K,) → env index, -1 if none
-    """The first env in which some sub-action has no legal choice. It looks up to the first legal one: 1 µs."""
-    for env in range(len(action_masks)):
-        start = 0
-        for size in dims:
-            found = False
-            for action in range(start, start + size):
-                if action_masks[env, action]:
-                    found = True
-                    break
-            if not found:
-                return env
-            start += size
-    return -1
-
-
-def compile_mask_check() -> None:
-    """Compile `first_stuck_env` now, not inside the first rollout."""
-    first_stuck_env(np.ones((1, 1), np.bool_), np.ones(1, np.int64))
+def stuck_envs(action_masks: BoolArray, dims: Sequence[int]) -> Int64Array:  # (N, A), (K,)
+    """Envs in which some sub-action has no legal choice. A product of booleans: 3 µs for 256 × 86, `any` takes 9."""
+    count, ones = len(action_masks), np.ones(max(dims), np.bool_)
+    if len(set(dims)) == 1:
+        return np.flatnonzero(~(action_masks.reshape(count, -1, dims[0]) @ ones).all(axis=1))
+    ends = list(accumulate(dims))
+    free = [action_masks[:, end - size : end] @ ones[:size] for end, size in zip(ends, dims, strict=True)]
+    return np.flatnonzero(~np.logical_and.reduce(free))
 
 
 class MaskCheck:
     """Refuses masks under which an env cannot move; SB3 would draw one of its illegal actions without a word."""
 
     def __init__(self, action_space: spaces.Space[Any]) -> None:
-        self.dims = np.array(action_dims(action_space), np.int64)
-        self.width = int(self.dims.sum())
+        self.dims = action_dims(action_space)
+        self.width = sum(self.dims)
 
     def __call__(self, action_masks: BoolArray, step: int) -> None:
         """Raise `EnvError` if the masks (N, A) have the wrong width or leave an env without a legal action."""
@@ -269,11 +257,9 @@ class MaskCheck:
                 f"action_masks() returned {action_masks.shape[1]} entries per env at step {step}, but the action space "
                 f"needs {width}: one per choice, the choices of all sub-actions one after the other"
             )
-        if first_stuck_env(action_masks, self.dims) < 0:
+        stuck = stuck_envs(action_masks, self.dims)
+        if not len(stuck):
             return
-        stuck = [
-            env for env in range(len(action_masks)) if first_stuck_env(action_masks[env : env + 1], self.dims) == 0
-        ]
         raise EnvError(
             f"no legal action in env {', '.join(map(str, stuck))} at step {step}: action_masks() is False for every "
             "choice of a (sub-)action. End the episode in such a state, or offer a pass action"

@@ -22,7 +22,7 @@ from fasttrain.algos.dense import (
 )
 from fasttrain.algos.simd import GROUP, TILE_ROWS, count_bits, dot_rows, lowest_bit, nonzero_bits
 from fasttrain.batch import BoolArray, Float32Array, Int32Array, Int64Array
-from fasttrain.jit import njit_bare, njit_inline, njit_relaxed
+from fasttrain.jit import njit_inline, njit_inner, njit_relaxed
 
 POLICY, VALUE = 0, 1
 
@@ -99,7 +99,7 @@ def compress(observations: Float32Array, masks: BoolArray, lists: Lists) -> None
         list_entries(observations[i], masks[i], i, lists)
 
 
-@njit_bare
+@njit_inner
 def count_entries(
     observations: Float32Array,  # (N, O)
     masks: BoolArray,  # (N, A)
@@ -114,7 +114,7 @@ def count_entries(
         legal_starts[row + 1] = legal_starts[row] + count_nonzero(masks[i])
 
 
-@njit_bare
+@njit_inner
 def list_entries(observation: Float32Array, mask: BoolArray, row: int, lists: Any) -> None:  # (O,), (A,)
     """What counts in one row, into its place in `lists`, which may be `Rows`."""
     begin, end = lists.starts[row], lists.starts[row + 1]
@@ -124,7 +124,7 @@ def list_entries(observation: Float32Array, mask: BoolArray, row: int, lists: An
     where_nonzero(mask, lists.legal[lists.legal_starts[row] : lists.legal_starts[row + 1]])
 
 
-@njit_bare
+@njit_inner
 def count_nonzero(row: Any) -> int:  # (n,) float32 or bool
     """Entries that are not zero."""
     whole, found = len(row) // GROUP * GROUP, 0
@@ -135,7 +135,7 @@ def count_nonzero(row: Any) -> int:  # (n,) float32 or bool
     return found
 
 
-@njit_bare
+@njit_inner
 def where_nonzero(row: Any, places: Int32Array) -> None:  # (n,) float32 or bool, (m,) out
     """Places of the entries that are not zero, in order."""
     whole, m = len(row) // GROUP * GROUP, 0
@@ -151,29 +151,29 @@ def where_nonzero(row: Any, places: Int32Array) -> None:  # (n,) float32 or bool
             m += 1
 
 
-@njit_bare
+@njit_inner
 def padded_rows(count: int) -> int:
     """Rows that go through the dense layers for `count` rows of data."""
     return (count + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
 
 
-@njit_bare
+@njit_inner
 def forward_block(
-    flat: Float32Array, layout: Layout, rows: Rows | Lists, order: Int64Array, activations: Float32Array
+    flat: Float32Array, layout: Layout, lists: Lists, order: Int64Array, activations: Float32Array
 ) -> None:
     """Hidden activations (BLOCK, S) of both nets for the rows named by `order` (at most BLOCK)."""
     inputs, width, at = layout.inputs, layout.first_width, layout.first_weights
     w = flat[at : at + inputs * width].reshape((inputs, width))
     bias = flat[layout.first_biases : layout.first_biases + width]
     padded = padded_rows(len(order))
-    sparse_forward(rows.values, rows.columns, rows.starts, order, w, bias, activations)
+    sparse_forward(lists.values, lists.columns, lists.starts, order, w, bias, activations)
     activations[len(order) : padded, :width] = 0.0
     for r in range(len(order)):
         activate(activations[r, :width], layout.kind)
     forward_hidden(flat, layout, padded, activations)
 
 
-@njit_bare
+@njit_inner
 def forward_hidden(flat: Float32Array, layout: Layout, padded: int, activations: Float32Array) -> None:
     """The hidden layers from the second on, of every net."""
     for net in range(len(layout.depth)):
@@ -195,7 +195,7 @@ def layer_of(
     return activations[:, column : column + k], flat[at : at + k * n].reshape((k, n)), flat[bias_at : bias_at + n]
 
 
-@njit_bare
+@njit_inner
 def backward_block(
     flat: Float32Array,
     layout: Layout,
@@ -247,7 +247,7 @@ def last_of_net(net: int, layout: Layout, activations: Float32Array) -> Float32A
     return activations[:, column : column + layout.sizes[net, last]]
 
 
-@njit_bare
+@njit_inner
 def head_logits(
     h: Float32Array,  # (k,) last hidden activations
     w: Float32Array,  # (A, k)
@@ -261,7 +261,7 @@ def head_logits(
         logits[m] += bias[legal[m]]
 
 
-@njit_bare
+@njit_inner
 def softmax(probs: Float32Array, begin: int, end: int) -> Any:
     """probs (2, m): of the logits in row 1, places `begin` to `end`, probabilities to row 0 and log-probabilities to
     row 1; returns the entropy, float32."""
@@ -281,7 +281,7 @@ def softmax(probs: Float32Array, begin: int, end: int) -> Any:
     return entropy
 
 
-@njit_bare
+@njit_inner
 def transpose_hidden(flat: Float32Array, layout: Layout, transposed: Float32Array) -> None:
     """Hidden weights as (outputs, inputs), which the gradient of a layer's inputs wants to read along."""
     for net in (POLICY, VALUE):

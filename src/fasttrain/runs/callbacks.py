@@ -17,7 +17,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
-from fasttrain.algos.finite import check_step, compile_finite
+from fasttrain.algos.finite import check_step
 from fasttrain.config import Config
 from fasttrain.perf.meter import PerfMeter
 from fasttrain.runs.checkpoints import Checkpoints
@@ -116,8 +116,6 @@ class RunCallback(BaseCallback):
         # Ours count their own updates: a hook on the optimizer would keep the fused kernels away.
         self._fast: Any = getattr(self.model, "_fast", None)
         self._checks_steps = self._nan_guard and self._fast is None  # a stock class; ours look for themselves
-        if self._checks_steps:
-            compile_finite()
         if self._fast is not None and self._fast.guard is not None:
             self._fast.guard.say = self.parts.say
         optimizer: Any = self.model.policy.optimizer

@@ -9,7 +9,6 @@ from fasttrain.acceleration import envs_per_forward
 from fasttrain.algos import dqn, ppo
 from fasttrain.algos.accelerator import Acceleration
 from fasttrain.algos.dqn import DQN
-from fasttrain.algos.finite import compile_finite
 from fasttrain.algos.guard import Guard
 from fasttrain.algos.heads import StockHead, head_of
 from fasttrain.algos.ppo import PPO, MaskablePPO
@@ -36,8 +35,6 @@ def settle_acceleration(plan: Plan, model: BaseAlgorithm) -> Plan:
     if not isinstance(model, DQN):
         plan = _with_chunks_for_eager(plan)
     model.accelerate(acceleration_of(plan.config))
-    if plan.config.nan_guard:
-        compile_finite()
     model._fast.guard = Guard(plan.config.guard) if plan.config.nan_guard else None
     if plan.config.use_compile != "on" or model.env is None:
         return plan

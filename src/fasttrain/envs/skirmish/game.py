@@ -18,7 +18,6 @@ from fasttrain.envs.skirmish.options import OpponentMix, Options, make_options, 
 from fasttrain.envs.skirmish.render import BoardView
 from fasttrain.envs.skirmish.state import GAME, OVER, TERMS, UNSTARTED, impossible, make_setup
 from fasttrain.errors import ConfigError, EnvError
-from fasttrain.jit import use_threads
 from fasttrain.threads import ThreadChoice
 
 
@@ -77,8 +76,8 @@ class SkirmishGame(GameBatch):
 
     def _restart(self, indices: Int64Array) -> None:
         kernels.forget_outcomes(self._games, indices)
-        kernels.advance(self._games, self._setup, self._mix, indices, True)
-        kernels.write_step(self._games, self._setup, indices, *self._written)
+        self._call(kernels.advance, 1, self._games, self._setup, self._mix, indices, True)
+        self._call(kernels.write_step, 1, self._games, self._setup, indices, *self._written)
 
     def _step(self, indices: Int64Array, choice: ThreadChoice) -> None:
         slots, games, setup = self._bound(), self._games, self._setup
@@ -98,20 +97,13 @@ class SkirmishGame(GameBatch):
         if parts > 1:  # per game: another number of them is listed every time
             choice.took(on_threads, (time.perf_counter_ns() - start_ns) / (1e9 * len(indices)))
 
-    def _play_on(self, indices: Int64Array, anew: bool, parts: int) -> None:
+    def _play_on(self, indices: Int64Array, anew: bool, threads: int) -> None:
         """To the next decision, or to the first one of a new game, and write it."""
         games, setup = self._games, self._setup
         start_ns = time.perf_counter_ns()
-        if parts > 1:
-            use_threads(parts)
-            kernels.advance_on_threads(games, setup, self._mix, indices, anew, parts)
-        else:
-            kernels.advance(games, setup, self._mix, indices, anew)
+        self._call(kernels.advance, threads, games, setup, self._mix, indices, anew)
         self.opponents_ns += time.perf_counter_ns() - start_ns
-        if parts > 1:
-            kernels.write_on_threads(games, setup, indices, *self._written, parts)  # type: ignore[call-arg]
-        else:
-            kernels.write_step(games, setup, indices, *self._written)
+        self._call(kernels.write_step, threads, games, setup, indices, *self._written)
 
     def episode_info(self, index: int) -> dict[str, Any]:
         """The end-of-episode info of env `index`, valid in the step in which it ended.

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import prange
-
+from fasttrain.atomics import CHUNK, DONE, NEXT, fetch_add, wait_for_all
 from fasttrain.envs.skirmish.bots import play_phase
 from fasttrain.envs.skirmish.moves import choices_of
 from fasttrain.envs.skirmish.observation import find_legal, is_legal, write_mask, write_observation
@@ -19,7 +18,7 @@ from fasttrain.envs.skirmish.options import SELF
 from fasttrain.envs.skirmish.state import MOVE, OVER, R_DAMAGE, R_PROGRESS, R_VP, R_WIN
 from fasttrain.envs.skirmish.turns import carry_out, end_phase, start_game, use_stratagem
 from fasttrain.envs.stream import seed_stream
-from fasttrain.jit import njit, njit_threads
+from fasttrain.jit import njit
 
 NUM_MOVES = 25
 
@@ -117,57 +116,40 @@ def _settle_reward(game: Any, setup: Any) -> None:
 
 
 @njit
-def advance(games: Any, setups: Any, mix: Any, indices: Any, anew: bool) -> None:
+def advance(games: Any, setups: Any, mix: Any, indices: Any, anew: bool, team: Any, me: int) -> None:
     """Let opponents play until somebody outside must decide or the game is over; with `anew` in a new game.
 
-    Of new games the first with a decision is taken: an opponent that goes first may win before it.
+    `CHUNK` games at a time go to whichever thread is free.
     """
-    setup = setups[0]
-    for index in indices:
-        game = games[index]
-        while True:
-            if anew:
-                start_game(game, setup, mix[index])
-            _to_decision(game, setup)
-            if not anew:
-                _settle_reward(game, setup)
-                game.ended = game.phase == OVER
-            elif game.phase == OVER:
-                continue
-            break
+    setup, count = setups[0], len(indices)
+    begin = fetch_add(team, NEXT, CHUNK)
+    while begin < count:
+        end = min(begin + CHUNK, count)
+        for position in range(begin, end):
+            index = indices[position]
+            _advance_game(games[index], setup, mix[index], anew)
+        fetch_add(team, DONE, end - begin)
+        begin = fetch_add(team, NEXT, CHUNK)
+    wait_for_all(team, me, count)
+
+
+@njit
+def _advance_game(game: Any, setup: Any, mix: Any, anew: bool) -> None:
+    """Of new games the first with a decision is taken: an opponent that goes first may win before it."""
+    while True:
+        if anew:
+            start_game(game, setup, mix)
+        _to_decision(game, setup)
+        if not anew:
+            _settle_reward(game, setup)
+            game.ended = game.phase == OVER
+        elif game.phase == OVER:
+            continue
+        break
 
 
 @njit
 def write_step(
-    games: Any, setups: Any, indices: Any, observations: Any, masks: Any, rewards: Any, terminations: Any, turns: Any
-) -> None:
-    """Write what the step brought, for the side that must decide next; `turns` (N,): whether that is the opponent.
-
-    Of a game that is over that is the learner's last view; called again once a new game has begun there.
-    """
-    setup = setups[0]
-    for index in indices:
-        game = games[index]
-        side = game.active if game.phase < OVER else 0
-        rewards[index] = game.reward
-        terminations[index] = game.ended != 0
-        turns[index] = side == 1
-        find_legal(game, setup, side)
-        write_observation(game, setup, side, observations[index])
-        write_mask(game, setup, side, masks[index])
-
-
-@njit_threads
-def advance_on_threads(games: Any, setups: Any, mix: Any, indices: Any, anew: bool, parts: int) -> None:
-    """`advance` in parts."""
-    count = len(indices)
-    for part in prange(parts):
-        begin, end = count * part // parts, count * (part + 1) // parts
-        advance(games, setups, mix, indices[begin:end], anew)
-
-
-@njit_threads
-def write_on_threads(
     games: Any,
     setups: Any,
     indices: Any,
@@ -176,13 +158,30 @@ def write_on_threads(
     rewards: Any,
     terminations: Any,
     turns: Any,
-    parts: int,
+    team: Any,
+    me: int,
 ) -> None:
-    """`write_step` in parts."""
-    count = len(indices)
-    for part in prange(parts):
-        begin, end = count * part // parts, count * (part + 1) // parts
-        write_step(games, setups, indices[begin:end], observations, masks, rewards, terminations, turns)
+    """Write what the step brought, for the side that must decide next; `turns` (N,): whether that is the opponent.
+
+    Of a game that is over that is the learner's last view; called again once a new game has begun there.
+    """
+    setup, count = setups[0], len(indices)
+    begin = fetch_add(team, NEXT, CHUNK)
+    while begin < count:
+        end = min(begin + CHUNK, count)
+        for position in range(begin, end):
+            index = indices[position]
+            game = games[index]
+            side = game.active if game.phase < OVER else 0
+            rewards[index] = game.reward
+            terminations[index] = game.ended != 0
+            turns[index] = side == 1
+            find_legal(game, setup, side)
+            write_observation(game, setup, side, observations[index])
+            write_mask(game, setup, side, masks[index])
+        fetch_add(team, DONE, end - begin)
+        begin = fetch_add(team, NEXT, CHUNK)
+    wait_for_all(team, me, count)
 
 
 @njit

@@ -31,7 +31,7 @@ from fasttrain.envs.skullking.tables import (
     beating_cards,
 )
 from fasttrain.envs.stream import random_below
-from fasttrain.jit import njit
+from fasttrain.jit import njit, njit_inline
 
 RANDOM, EASY, MEDIUM, HARD, SELF = range(5)  # SELF is no bot: the decision comes from outside
 LEVEL_NAMES = ("random", "easy", "medium", "hard")
@@ -54,7 +54,7 @@ def bot_bid(game: Any, seat: int, level: int, scratch: Any) -> Any:
     return hard_bid(game, seat, scratch)
 
 
-@njit
+@njit_inline
 def bot_play(game: Any, seat: int, level: int, scratch: Any) -> int:
     """The code a bot plays; always legal."""
     if level == HARD:

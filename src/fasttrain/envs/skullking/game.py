@@ -19,7 +19,6 @@ from fasttrain.envs.skullking.opponents import OpponentMix, cumulative_mix, leve
 from fasttrain.envs.skullking.rules import MAX_PLAYERS, MIN_PLAYERS, NUM_ACTIONS, NUM_NUMBERED
 from fasttrain.envs.skullking.state import ENDED, GAME, NUM_WEIGHTS, UNSTARTED, impossible
 from fasttrain.errors import ConfigError, EnvError
-from fasttrain.jit import use_threads
 from fasttrain.threads import ThreadChoice
 
 _SCRATCH_SHAPE = (2, 12)  # distribution of tricks, chance per held card: up to 10 cards and one more
@@ -127,26 +126,19 @@ class SkullKingGame(GameBatch):
             raise self._illegal(int(illegal), int(slots.actions[illegal]))
         parts = self._parts(indices)
         on_threads = parts > 1 and choice.next()
-        written = (self._observations, self._masks, slots.rewards, slots.terminations, slots.truncations,
-                   self.final_observations, self.opponents_turn)  # fmt: skip
+        threads = parts if on_threads else 1
         start_ns = time.perf_counter_ns()
-        if on_threads:
-            use_threads(parts)
-            kernels.advance_on_threads(games, indices, self._mix, self._weights, self._scratch_of(parts))
-        else:
-            kernels.advance(games, indices, self._mix, self._weights, self._scratch[0])
+        self._call(kernels.advance, threads, games, indices, self._mix, self._weights, self._scratch_of(threads))
         between_ns = time.perf_counter_ns()
-        if on_threads:
-            kernels.write_on_threads(games, indices, *written, parts)
-        else:
-            kernels.write_step(games, indices, *written)
+        self._call(kernels.write_step, threads, games, indices, self._observations, self._masks, slots.rewards,
+                   slots.terminations, slots.truncations, self.final_observations, self.opponents_turn)  # fmt: skip
         self.opponents_ns += between_ns - start_ns
         if parts > 1:  # per game: another number of them is listed every time
             choice.took(on_threads, (time.perf_counter_ns() - start_ns) / (1e9 * len(indices)))
 
-    def _scratch_of(self, parts: int) -> Float64Array:
-        if len(self._scratch) != parts:
-            self._scratch = np.zeros((parts, *_SCRATCH_SHAPE))
+    def _scratch_of(self, threads: int) -> Float64Array:
+        if len(self._scratch) < threads:
+            self._scratch = np.zeros((threads, *_SCRATCH_SHAPE))
         return self._scratch
 
     def episode_info(self, index: int) -> dict[str, Any]:

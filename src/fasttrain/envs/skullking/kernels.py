@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import prange
 
+from fasttrain.atomics import CHUNK, DONE, NEXT, fetch_add, wait_for_all
 from fasttrain.envs.skullking.bots import SELF, bot_bid, bot_play
 from fasttrain.envs.skullking.observation import is_legal, write_mask, write_observation
 from fasttrain.envs.skullking.rules import FIRST_PLAY_ACTION, cards_dealt
@@ -26,7 +26,7 @@ from fasttrain.envs.skullking.state import (
     start_game,
 )
 from fasttrain.envs.stream import random_unit
-from fasttrain.jit import njit, njit_threads
+from fasttrain.jit import njit, njit_inline
 
 
 @njit
@@ -64,7 +64,7 @@ def _seat_opponents(game: Any, mix: Any) -> None:
         game.levels[seat] = level
 
 
-@njit
+@njit_inline
 def _advance_game(game: Any, mix: Any, weights: Any, scratch: Any) -> None:
     """Play on after a decision from outside until the next one is due, which `game.seat` names, or the game ended."""
     num_players = game.num_players
@@ -95,40 +95,21 @@ def _advance_game(game: Any, mix: Any, weights: Any, scratch: Any) -> None:
 
 
 @njit
-def advance(games: Any, indices: Any, mix: Any, weights: Any, scratch: Any) -> None:
-    """Let the bots bid and play, resolve tricks, score rounds and deal, in every listed game."""
-    for index in indices:
-        _advance_game(games[index], mix[index], weights, scratch)
+def advance(games: Any, indices: Any, mix: Any, weights: Any, scratch: Any, team: Any, me: int) -> None:
+    """Let the bots bid and play, resolve tricks, score rounds and deal, in every listed game.
 
-
-@njit_threads
-def advance_on_threads(games: Any, indices: Any, mix: Any, weights: Any, scratch: Any) -> None:
-    """`advance`, a part of the listed games for each entry of scratch (parts, 2, 12)."""
-    count, parts = len(indices), len(scratch)
-    for part in prange(parts):
-        begin, end = count * part // parts, count * (part + 1) // parts
-        advance(games, indices[begin:end], mix, weights, scratch[part])
-
-
-@njit_threads
-def write_on_threads(
-    games: Any,
-    indices: Any,
-    observations: Any,
-    masks: Any,
-    rewards: Any,
-    terminations: Any,
-    truncations: Any,
-    finals: Any,
-    turns: Any,
-    parts: int,
-) -> None:
-    """`write_step` in parts."""
-    count = len(indices)
-    for part in prange(parts):
-        begin, end = count * part // parts, count * (part + 1) // parts
-        listed = indices[begin:end]
-        write_step(games, listed, observations, masks, rewards, terminations, truncations, finals, turns)
+    scratch (threads, 2, 12); `CHUNK` games at a time go to whichever thread is free.
+    """
+    own, count = scratch[me], len(indices)
+    begin = fetch_add(team, NEXT, CHUNK)
+    while begin < count:
+        end = min(begin + CHUNK, count)
+        for position in range(begin, end):
+            index = indices[position]
+            _advance_game(games[index], mix[index], weights, own)
+        fetch_add(team, DONE, end - begin)
+        begin = fetch_add(team, NEXT, CHUNK)
+    wait_for_all(team, me, count)
 
 
 @njit
@@ -142,23 +123,32 @@ def write_step(
     truncations: Any,
     finals: Any,
     turns: Any,
+    team: Any,
+    me: int,
 ) -> None:
     """Write what the step brought, seen from the seat to decide; games that ended leave the learner's last view in
     `finals` and begin anew. `turns` is (N,) bool: that seat is not the learner's."""
-    for position in range(len(indices)):
-        index = np.uint64(indices[position])
-        game = games[index]
-        rewards[index] = game.reward
-        game.reward = 0.0
-        ended = game.phase == ENDED
-        terminations[index] = ended
-        truncations[index] = False
-        if ended:
-            write_observation(game, 0, finals[index])
-            start_game(game)
-        turns[index] = game.seat != 0
-        write_observation(game, game.seat, observations[index])
-        write_mask(game, game.seat, masks[index])
+    count = len(indices)
+    begin = fetch_add(team, NEXT, CHUNK)
+    while begin < count:
+        end = min(begin + CHUNK, count)
+        for position in range(begin, end):
+            index = np.uint64(indices[position])
+            game = games[index]
+            rewards[index] = game.reward
+            game.reward = 0.0
+            ended = game.phase == ENDED
+            terminations[index] = ended
+            truncations[index] = False
+            if ended:
+                write_observation(game, 0, finals[index])
+                start_game(game)
+            turns[index] = game.seat != 0
+            write_observation(game, game.seat, observations[index])
+            write_mask(game, game.seat, masks[index])
+        fetch_add(team, DONE, end - begin)
+        begin = fetch_add(team, NEXT, CHUNK)
+    wait_for_all(team, me, count)
 
 
 @njit
