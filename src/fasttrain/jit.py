@@ -8,46 +8,30 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
 import numba.extending
+
+from fasttrain.kernel_cache import KernelCache
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def njit(function: F) -> F:
     """Compile `function` in nopython mode on first call; type checkers see the plain function."""
-    dispatcher = numba.njit(cache=True, nogil=True)(function)
-    _stamp_with_neighbours(dispatcher, Path(function.__code__.co_filename).parent)
+    return _kernel(function)
+
+
+def _kernel(function: F, **options: Any) -> F:
+    dispatcher: Any = numba.njit(nogil=True, **options)(function)
+    dispatcher._cache = KernelCache(dispatcher)  # what `cache=True` sets to numba's own
     return cast(F, dispatcher)
-
-
-def _stamp_with_neighbours(dispatcher: Any, folder: Path) -> None:
-    """Make a change of any file beside the kernel's own invalidate its cached machine code.
-
-    numba stamps a cache entry with the kernel's own file only, though the code of every kernel it calls is compiled
-    into it: without this, an edited rule in one file goes on being played by the old code of another.
-    """
-    index: Any = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
-    if hasattr(index, "_source_stamp"):  # numba's private names: where they are gone, its own stamp remains
-        index._source_stamp = (index._source_stamp, _fingerprint(folder))
-
-
-@cache
-def _fingerprint(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """Name, modification time and size of every source file in `folder`."""
-    stats = [(path.name, path.stat()) for path in sorted(folder.glob("*.py"))]
-    return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
 
 
 def njit_threads(function: F) -> F:
     """As `njit`, with `numba.prange` loops over threads; see `use_threads`."""
-    dispatcher = numba.njit(cache=True, nogil=True, parallel=True)(function)
-    _stamp_with_neighbours(dispatcher, Path(function.__code__.co_filename).parent)
-    return cast(F, dispatcher)
+    return _kernel(function, parallel=True)
 
 
 def njit_relaxed(function: F) -> F:
@@ -57,9 +41,7 @@ def njit_relaxed(function: F) -> F:
     meaning, so that a guard can still see them.
     """
     flags = {"contract", "reassoc", "nsz"}
-    dispatcher = numba.njit(cache=True, nogil=True, fastmath=flags, error_model="numpy")(function)
-    _stamp_with_neighbours(dispatcher, Path(function.__code__.co_filename).parent)
-    return cast(F, dispatcher)
+    return _kernel(function, fastmath=flags, error_model="numpy")
 
 
 def njit_bare(function: F) -> F:
@@ -69,25 +51,19 @@ def njit_bare(function: F) -> F:
     a view: what is wanted goes in as an argument, a view comes from an `njit_inline` function.
     """
     options: Any = {"fastmath": {"contract", "reassoc", "nsz"}, "error_model": "numpy", "_nrt": False}
-    dispatcher = numba.njit(cache=True, nogil=True, **options)(function)
-    _stamp_with_neighbours(dispatcher, Path(function.__code__.co_filename).parent)
-    return cast(F, dispatcher)
+    return _kernel(function, **options)
 
 
 def njit_inline(function: F) -> F:
     """As `njit_relaxed`, copied into every kernel that calls it."""
     flags = {"contract", "reassoc", "nsz"}
-    dispatcher = numba.njit(cache=True, nogil=True, fastmath=flags, error_model="numpy", inline="always")(function)
-    _stamp_with_neighbours(dispatcher, Path(function.__code__.co_filename).parent)
-    return cast(F, dispatcher)
+    return _kernel(function, fastmath=flags, error_model="numpy", inline="always")
 
 
 def njit_parallel(function: F) -> F:
     """As `njit_relaxed`, with `numba.prange` loops over threads; see `use_threads`."""
     flags = {"contract", "reassoc", "nsz"}
-    dispatcher = numba.njit(cache=True, nogil=True, fastmath=flags, error_model="numpy", parallel=True)(function)
-    _stamp_with_neighbours(dispatcher, Path(function.__code__.co_filename).parent)
-    return cast(F, dispatcher)
+    return _kernel(function, fastmath=flags, error_model="numpy", parallel=True)
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
