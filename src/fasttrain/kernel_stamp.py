@@ -15,8 +15,7 @@ import numpy as np
 from numba.core import types
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, range, slice, type(...))
-_CODE = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount", "co_flags",
-         "co_exceptiontable")  # fmt: skip
+_CODE = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount", "co_exceptiontable")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _VERSIONED = {"numba", "llvmlite", "numpy", *sys.stdlib_module_names}  # named, not read: the cache knows the versions
 
