@@ -50,6 +50,7 @@ from fasttrain.runs.episodes import EpisodeLog
 from fasttrain.runs.evaluate import Quality, evaluate_both
 from fasttrain.runs.evaluating import Evaluator
 from fasttrain.runs.files import SUMMARY_SCHEMA, write_json
+from fasttrain.runs.light_torch import leave_compiler_out
 from fasttrain.runs.live import LiveView
 from fasttrain.runs.opponents import SnapshotCallback, pool_for, save_pool
 from fasttrain.runs.profiling import check_profiler, profiling
@@ -125,6 +126,8 @@ class Run:
         self.stopping = stopping_for(config)
         if torch.are_deterministic_algorithms_enabled() != config.deterministic:  # the call imports a compiler, 3 s
             torch.use_deterministic_algorithms(config.deterministic)
+        if config.use_compile != "on":
+            leave_compiler_out()
         set_threads(config.torch_threads)
         pick_device(config.device, config.algo.policy)  # what is not there is told before workers start
         with activity(console, "compiling kernels"):
