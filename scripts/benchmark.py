@@ -26,6 +26,9 @@ down slows all of them; the ratio is taken turn by turn and its median reported.
                     against numpy in O(N) and with --peers against cpprb and TorchRL
   limits            all works limits-*: what `fasttrain doctor` says of Skull King, a 100 µs Python env and DQN CartPole
                     beside measurements that do without it, and its first advice, followed (scripts/bench_limits.py)
+  start             from the command to the first update of the default job and of CartPole, with an empty cache of
+                    compiled kernels and with a full one, and CPU seconds of compiling; with --against CHECKOUT in turn
+                    with another checkout (scripts/bench_start.py)
   skirmish          all works skirmish-* (scripts/bench_skirmish.py): native stepping against the plain Python env, with
                     the planner, without caches, with secondary rewards, and training against itself
 """
@@ -37,7 +40,6 @@ import json
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,157 +52,17 @@ import bench_per
 import bench_plot
 import bench_ppo
 import bench_skirmish
+import bench_skullking
+import bench_start
 import bench_vecenv
 import learning
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
-SKULLKING = "fasttrain/SkullKing-v0"
-# One set of hyperparameters for ours and stock: the game's own in the speed profile. 12 rollouts: the choice between
-# one and two threads is settled in the first ones.
-TRAIN = {
-    "num_envs": 256,
-    "rollout_size": 16_384,
-    "batch_size": 1024,
-    "n_epochs": 4,
-    "learning_rate": 1e-3,
-    "rollouts": 12,
-}
-
-
-# --- measurements: each runs in its own process and returns {rate, env_steps, updates, samples_per_update, …}
-
-
-def native_step() -> dict[str, Any]:
-    """256 native games, actions drawn by a compiled helper outside the timed calls."""
-    import numpy as np
-
-    from fasttrain.envs.skullking.game import SkullKingGame
-    from fasttrain.jit import njit
-    from fasttrain.vec.native import NativeVecEnv
-
-    @njit
-    def draw(masks: Any, noise: Any, actions: Any) -> None:
-        for i in range(len(masks)):
-            left = int(noise[i] * masks[i].sum())
-            for action in range(masks.shape[1]):
-                if masks[i, action]:
-                    if left == 0:
-                        actions[i] = action
-                        break
-                    left -= 1
-
-    num_envs, rng = 256, np.random.default_rng(0)
-    env = NativeVecEnv(SkullKingGame(num_envs))
-    env.seed(0)
-    env.reset()
-    actions = np.zeros(num_envs, np.int64)
-
-    def run(steps: int) -> float:
-        spent = 0.0
-        for _ in range(steps):
-            draw(env.slots.action_masks, rng.random(num_envs), actions)
-            begun = time.perf_counter()
-            env.step_slots(actions)
-            spent += time.perf_counter() - begun
-        return spent
-
-    run(200)
-    steps = 8000
-    seconds = run(steps)
-    return {"rate": steps * num_envs / seconds, **_no_training()}
-
-
-def single_step(vectorised: bool) -> dict[str, Any]:
-    """The single-env class, 8 of them, in a plain loop or in DummyVecEnv."""
-    import gymnasium as gym
-    import numpy as np
-    from stable_baselines3.common.vec_env import DummyVecEnv
-
-    import fasttrain.envs  # noqa: F401 - registers the game
-
-    rng = np.random.default_rng(0)
-    num_envs, steps = 8, 2000
-    envs: list[Any] = []
-    if vectorised:
-        venv: Any = DummyVecEnv([lambda: gym.make(SKULLKING) for _ in range(num_envs)])
-        venv.seed(0)
-        venv.reset()
-    else:
-        envs = [gym.make(SKULLKING) for _ in range(num_envs)]
-        for seed, env in enumerate(envs):
-            env.reset(seed=seed)
-    spent = 0.0
-    for step in range(steps + 100):
-        masks = venv.env_method("action_masks") if vectorised else [e.unwrapped.action_masks() for e in envs]
-        actions = [int(rng.choice(np.flatnonzero(mask))) for mask in masks]
-        begun = time.perf_counter()
-        if vectorised:
-            venv.step(np.array(actions))
-        else:
-            for env, action in zip(envs, actions, strict=True):
-                *_, terminated, truncated, _ = env.step(action)
-                if terminated or truncated:
-                    env.reset()
-        if step >= 100:
-            spent += time.perf_counter() - begun
-    return {"rate": steps * num_envs / spent, **_no_training()}
-
-
-def _no_training() -> dict[str, Any]:
-    return {"env_steps": "rate", "updates": 0, "samples_per_update": 0}
-
-
-def skullking_ours() -> dict[str, Any]:
-    """A whole `fasttrain` run."""
-    arguments = [
-        "+profile=speed",
-        f"num_envs={TRAIN['num_envs']}",
-        f"batch_size={TRAIN['batch_size']}",
-        f"algo.rollout_size={TRAIN['rollout_size']}",
-        f"algo.n_epochs={TRAIN['n_epochs']}",
-        f"algo.learning_rate={TRAIN['learning_rate']}",
-        f"total_timesteps={TRAIN['rollout_size'] * TRAIN['rollouts']}",
-        "eval.episodes=100",
-    ]
-    return bench_ppo.command_run(arguments, TRAIN["batch_size"])
-
-
-def stock_run() -> dict[str, Any]:
-    """What an SB3 user writes: MaskablePPO on the single-env class."""
-    begun = time.perf_counter()
-    from sb3_contrib import MaskablePPO
-    from stable_baselines3.common.env_util import make_vec_env
-    from stable_baselines3.common.vec_env import DummyVecEnv
-
-    import fasttrain.envs  # noqa: F401 - registers the game
-
-    env = make_vec_env("fasttrain.envs:" + SKULLKING, n_envs=TRAIN["num_envs"], seed=0, vec_env_cls=DummyVecEnv)
-    n_steps = TRAIN["rollout_size"] // TRAIN["num_envs"]
-    model = MaskablePPO(
-        "MlpPolicy",
-        env,
-        n_steps=n_steps,
-        batch_size=TRAIN["batch_size"],
-        n_epochs=TRAIN["n_epochs"],
-        learning_rate=TRAIN["learning_rate"],
-        seed=0,
-        device="cpu",
-    )
-    return bench_ppo.stock_learn(model, TRAIN["rollout_size"] * TRAIN["rollouts"], begun)
-
 
 PEERS_ONLY = bench_ppo.PEERS_ONLY | bench_per.PEERS_ONLY
-Measurement = Callable[[], dict[str, Any]]
+Measurement = Callable[[], dict[str, Any]]  # rate, env_steps, updates, samples_per_update, …; in its own process
 WORKS: dict[str, dict[str, Measurement]] = {
-    "skullking-step": {
-        "fasttrain": native_step,
-        "single env, plain loop": lambda: single_step(False),
-        "single env, DummyVecEnv": lambda: single_step(True),
-    },
-    "skullking-train": {
-        "fasttrain": skullking_ours,
-        "sb3-contrib, DummyVecEnv": stock_run,
-    },
+    **bench_skullking.WORKS,
     **bench_vecenv.WORKS,
     **bench_ppo.WORKS,
     **bench_dqn.WORKS,
@@ -322,6 +184,7 @@ def show() -> None:
         result = json.loads(path.read_text(encoding="utf-8"))
         if "ratio" in result:  # captures of single runs lie there too
             show_result(result)
+    bench_start.show(RESULTS / "start.json")
     bench_limits.show(RESULTS / "limits")
     learning.show(learning.RESULTS, list(learning.TASKS))
 
@@ -366,10 +229,13 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path, help="where to write the result (default: docs/results/WORK.json)")
     parser.add_argument("--peers", action="store_true", help="also the opponents that are slow or heavy to run")
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="of `start`: another checkout, in turn")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work in ("limits", *bench_limits.CASES):
         return bench_limits.run(arguments.work, max(1, arguments.repeats), RESULTS / "limits")
+    if arguments.work == "start":
+        return bench_start.run(max(1, arguments.repeats), RESULTS, arguments.against)
     if arguments.work not in ("show", "plot") and not works_of(arguments.work):
         parser.error(f"no work {arguments.work!r}; choose from {', '.join([*WORKS, *TOGETHER])}, all, show, plot")
     if arguments.one:

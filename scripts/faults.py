@@ -136,6 +136,24 @@ def evil(count: int, seed: int, folder: Path, say: Say) -> Result:
     return judged(json.loads(done.stdout.splitlines()[-1]))
 
 
+def cold_cache(count: int, seed: int, folder: Path, say: Say) -> Result:
+    """tests/faults/cold_cache.py, in a process of its own, which forks those that compile."""
+    folder.mkdir(parents=True)
+    script = TESTS / "faults" / "cold_cache.py"
+    lines: list[str] = []
+    with subprocess.Popen(
+        [sys.executable, str(script), str(count), str(seed), str(folder)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        for line in process.stdout or ():
+            lines.append(line)
+            if not line.startswith("{"):
+                say(line.rstrip())
+    if process.returncode:
+        raise SystemExit(f"{script.name}: exit code {process.returncode}")
+    found: Result = json.loads(lines[-1])
+    return found
+
+
 MOST_GROWTH_MB = 100
 
 
@@ -173,6 +191,7 @@ PARTS = {
     "stops": Part(100, 8, "SIGTERM at random instants", campaign("stops")),
     "ends": Part(100, 15, "abnormal ends", campaign("ends")),
     "evil": Part(1, 3, "malicious files", evil),
+    "cold-cache": Part(200, 5, "caches of compiled kernels: cold, shared, damaged, unwritable", cold_cache),
     "guards": Part(600, 6, "pairs of stretches with all guards and without", guards),
 }
 

@@ -116,6 +116,17 @@ def evil(part: Json) -> Row:
     )
 
 
+def cold_cache(part: Json) -> Row:
+    """Part `cold-cache`."""
+    unwritable = part["kinds"]["unwritable"]
+    return (
+        "two processes on one cold cache of compiled kernels, one killed there, damaged files, no place to write",
+        f"{part['cases']:,}",
+        f"{part['right']:,} right results; the next run compiled nothing in {part['warm']:,} of "
+        f"{part['cases'] - unwritable:,}; one line said {part['said_once']:,} of {unwritable:,} times that nothing can be kept",
+    )
+
+
 def guards(part: Json) -> Row:
     """Part `guards`: with all guards ÷ without, in one process."""
     return (
@@ -136,5 +147,6 @@ ROWS: dict[str, Callable[[Json], Row]] = {
     "stops": stops,
     "ends": ends,
     "evil": evil,
+    "cold-cache": cold_cache,
     "guards": guards,
 }

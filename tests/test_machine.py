@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import psutil
 import pytest
 
 from fasttrain import machine
-from fasttrain.machine import bf16_units, free_memory, usable_cores
+from fasttrain.machine import bf16_units, free_memory, process_age_s, usable_cores
 
 
 @pytest.mark.parametrize(
@@ -113,3 +114,11 @@ def test_units_for_bfloat16(tmp_path: Path, flags: str, expected: str):
 
 def test_units_of_a_system_that_does_not_say(tmp_path: Path):
     assert bf16_units(tmp_path / "nothing") == ""
+
+
+def test_the_age_of_this_process(monkeypatch: pytest.MonkeyPatch):
+    created = psutil.Process().create_time()
+    monkeypatch.setattr(time, "time", lambda: created + 5)
+    assert process_age_s() == pytest.approx(5)
+    monkeypatch.setattr(time, "time", lambda: created - 3600)
+    assert process_age_s() == 0, "the clock was set back"

@@ -146,6 +146,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "kills": {"kills": 200, "resumes": 200, "while_writing": 120, "partial": 0,
               "lost": {"waiting": 0.97, "beside": 1.4}, "equal": 9, "runs": 9},
     "stops": {"stops": 3, "saved": 3, "seconds": [0.5, 0.25, 1.75]},
+    "cold-cache": {"cases": 8, "right": 8, "warm": 6, "said_once": 2, "kinds": {"unwritable": 2}},
     "guards": {"pairs": 10, "ratio": {"value": 0.996, "low": 0.991, "high": 1.001}},
 }  # fmt: skip
 
@@ -155,11 +156,12 @@ def test_the_table_has_a_row_for_each_part_that_is_stored(rendering_faults: Modu
     text = rendering_faults.faults(lambda name: found)
     assert "On 2 cores:" in text
     rows = [line for line in text.splitlines() if line.startswith("| ")][2:]
-    assert len(rows) == 3
+    assert len(rows) == 4
     assert "120 of them while one was being written | 200 | 200 resumed from a whole checkpoint, 0 partial" in rows[0]
     assert "; lost were at most 0.97" in rows[0]
     assert "| 3 | 3 with a checkpoint and exit code 4, after 0.5 s (median), at most 1.8 s |" in rows[1]
-    assert "| 10 | cost 0.4 % of the steps per second [-0.1, 0.9] |" in rows[2]
+    assert "| 8 | 8 right results; the next run compiled nothing in 6 of 6; one line said 2 of 2 times" in rows[2]
+    assert "| 10 | cost 0.4 % of the steps per second [-0.1, 0.9] |" in rows[3]
 
 
 def test_every_part_has_a_row(faults: ModuleType, rendering_faults: ModuleType):

@@ -7,13 +7,13 @@ tested against. The other forms are for `rounding` kernels and say what they rel
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
 import numba.extending
 from numba import types
+
+from fasttrain.kernel_cache import KernelCache
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -29,8 +29,8 @@ def njit(function: F) -> F:
 
 def _kernel(function: F, **options: Any) -> F:
     compiled: Any = numba.njit  # whose annotations know half of its options
-    dispatcher = compiled(cache=True, nogil=True, no_cfunc_wrapper=True, **options)(function)
-    _stamp_with_neighbours(dispatcher, Path(function.__code__.co_filename).parent)
+    dispatcher = compiled(nogil=True, no_cfunc_wrapper=True, **options)(function)
+    dispatcher._cache = KernelCache(dispatcher)  # what `cache=True` sets to numba's own
     resolve = dispatcher.get_call_template
 
     def resolve_types(args: Any, kws: Any) -> Any:
@@ -49,24 +49,6 @@ def _plain(kind: Any) -> Any:
     known: Any = types
     kind = known.unliteral(kind)
     return known.int64 if isinstance(kind, known.Integer) and kind.signed else kind
-
-
-def _stamp_with_neighbours(dispatcher: Any, folder: Path) -> None:
-    """Make a change of any file beside the kernel's own invalidate its cached machine code.
-
-    numba stamps a cache entry with the kernel's own file only, though the code of every kernel it calls is compiled
-    into it: without this, an edited rule in one file goes on being played by the old code of another.
-    """
-    index: Any = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
-    if hasattr(index, "_source_stamp"):  # numba's private names: where they are gone, its own stamp remains
-        index._source_stamp = (index._source_stamp, _fingerprint(folder))
-
-
-@cache
-def _fingerprint(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """Name, modification time and size of every source file in `folder`."""
-    stats = [(path.name, path.stat()) for path in sorted(folder.glob("*.py"))]
-    return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
 
 
 def njit_relaxed(function: F) -> F:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -34,6 +35,11 @@ def free_memory() -> int:
                 left = _number(folder / limit) - _number(folder / used) + _reclaimable(folder / "memory.stat")
                 free = min(free, max(0, int(left)))
     return free
+
+
+def process_age_s() -> float:
+    """Seconds since this process was created; 0 if the clock was set back meanwhile."""
+    return max(0.0, time.time() - psutil.Process().create_time())
 
 
 def _cpu_quota() -> float:

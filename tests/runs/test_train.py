@@ -51,6 +51,7 @@ def test_summary_has_what_the_design_names(skull_king: Finished):
     assert summary["env_steps"] == 8192
     assert summary["updates"] == 8192 // 2048 * 2 * (2048 // 256)
     assert summary["update_ratio"] == summary["updates"] / 8192
+    assert summary["startup_s"] < summary["first_update_s"] < summary["startup_s"] + summary["wall_s"]
     assert summary["seed"] == 7
     assert "total_timesteps=8192" in summary["overrides"]
     assert set(summary["quality"]) >= {"mean_reward", "win_rate", "score_diff", "end_reason", "episodes", "ci95"}

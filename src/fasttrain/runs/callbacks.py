@@ -19,6 +19,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from fasttrain.algos.finite import check_step
 from fasttrain.config import Config
+from fasttrain.machine import process_age_s
 from fasttrain.perf.meter import PerfMeter
 from fasttrain.runs.checkpoints import Checkpoints
 from fasttrain.runs.episodes import EpisodeLog
@@ -121,15 +122,23 @@ class RunCallback(BaseCallback):
         optimizer: Any = self.model.policy.optimizer
         self._hooks = [] if self._fast else [optimizer.register_step_post_hook(self._count_update)]
         progress = self.parts.progress
+        self._updates_before = progress.updates
         self.parts.meter.start(progress.env_steps, progress.updates)
         progress.started = time.perf_counter() - progress.before_s
 
     def _count_update(self, *_: Any) -> None:
         self.parts.progress.updates += 1
 
-    def _on_rollout_start(self) -> None:
+    def _take_updates(self) -> None:
+        """How many there were so far. Between updates, so that the first one has just ended."""
+        progress = self.parts.progress
         if self._fast is not None:
-            self.parts.progress.updates = self._fast.gradient_updates
+            progress.updates = self._fast.gradient_updates
+        if progress.first_update_s is None and progress.updates > self._updates_before:
+            progress.first_update_s = round(process_age_s(), 3)
+
+    def _on_rollout_start(self) -> None:
+        self._take_updates()
         if self._log.due(self.parts.progress.updates):
             with self.parts.meter.clock.phase("log"):
                 self._write_logs()
@@ -210,8 +219,7 @@ class RunCallback(BaseCallback):
     def _on_training_end(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        if self._fast is not None:
-            self.parts.progress.updates = self._fast.gradient_updates
+        self._take_updates()
         if self.at_rest:  # whatever wanted to stop it, the horizon came first
             self.stopped = None
         with self.parts.meter.clock.phase("log"):

@@ -48,6 +48,7 @@ class Progress:
     draws: deque[bool] = field(default_factory=lambda: deque(maxlen=1000))
     score_diffs: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
     reward_terms: dict[str, deque[float]] = field(default_factory=dict)  # sums of the last episodes, by term
+    first_update_s: float | None = None  # from the creation of the process to the end of its first update
     before_s: float = 0.0  # of the training that a resumed run goes on with
     max_s: float | None = None  # the training ends after so many seconds, if not before
     curve: LearningCurve = field(init=False)

@@ -11,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from rich.console import Console
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -23,7 +22,7 @@ from fasttrain import __version__
 from fasttrain.algos.ppo import PPO, MaskablePPO
 from fasttrain.config import Config, against_bots
 from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, DivergedError, EnvError, FastTrainError
-from fasttrain.machine import usable_cores
+from fasttrain.machine import process_age_s, usable_cores
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.meter import PerfMeter
 from fasttrain.perf.report import EnvTimes, PerfWindow, limits_dict, perf_dict
@@ -50,6 +49,7 @@ from fasttrain.runs.episodes import EpisodeLog
 from fasttrain.runs.evaluate import Quality, evaluate_both
 from fasttrain.runs.evaluating import Evaluator
 from fasttrain.runs.files import SUMMARY_SCHEMA, write_json
+from fasttrain.runs.light_torch import leave_compiler_out
 from fasttrain.runs.live import LiveView
 from fasttrain.runs.opponents import SnapshotCallback, pool_for, save_pool
 from fasttrain.runs.profiling import check_profiler, profiling
@@ -125,6 +125,8 @@ class Run:
         self.stopping = stopping_for(config)
         if torch.are_deterministic_algorithms_enabled() != config.deterministic:  # the call imports a compiler, 3 s
             torch.use_deterministic_algorithms(config.deterministic)
+        if config.use_compile != "on":
+            leave_compiler_out()
         set_threads(config.torch_threads)
         pick_device(config.device, config.algo.policy)  # what is not there is told before workers start
         with activity(console, "compiling kernels"):
@@ -194,7 +196,7 @@ class Run:
         callbacks: list[BaseCallback] = [StockPhases(self.clock)] if is_stock(self.model) else []
         if self.snapshots is not None:
             callbacks.append(self.snapshots)
-        self.startup_s = max(0.0, time.time() - psutil.Process().create_time())  # 0: the clock was set back
+        self.startup_s = process_age_s()
         with profiling(self.config.profiler, self.folder, self.say) as watching, self.callback.parts.live:
             callbacks += [*watching, self.callback]
             done = self.model.num_timesteps
@@ -288,6 +290,7 @@ class Run:
             **{key: perf[key] for key in ("env_steps", "wall_s", "steps_per_s", "updates", "update_ratio")},
             **self._whole_run(perf["wall_s"]),
             "startup_s": round(self.startup_s, 3),
+            "first_update_s": self.progress.first_update_s,
             "compile_s": round(warmup_s(self.model), 3),  # of the startup: torch.compile
             "episodes": self.progress.episodes,
             "reward_per_hour": self.progress.curve.reward_per_hour(),

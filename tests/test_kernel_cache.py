@@ -1,0 +1,191 @@
+"""The cache of compiled kernels: what stays warm, what never serves another's code, and what a bad disk does to it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import numba
+import pytest
+
+from fasttrain import kernel_cache
+from fasttrain.jit import njit
+
+RULE = "from fasttrain.jit import njit\n@njit\ndef rule(x):\n    return 2 * x\n"
+CALLER = "from fasttrain.jit import njit\nfrom game.rule import rule\n@njit\ndef score(x):\n    return rule(x) + 1\n"
+OTHER_USER = """import os, numba, fasttrain.jit
+numba.njit(lambda x: x)(1)  # loads all of numba, which that user may not read
+if os.geteuid() == 0:  # modes do not bind root
+    os.setuid(65534)
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    return write_package(tmp_path / "site")
+
+
+def write_package(site: Path) -> Path:
+    (site / "game").mkdir(parents=True)
+    (site / "game" / "__init__.py").touch()
+    (site / "game" / "rule.py").write_text(RULE)
+    (site / "game" / "caller.py").write_text(CALLER)
+    return site
+
+
+def play(site: Path, kept: Path | None, before: str = "", **variables: str) -> list[str]:
+    """What `score(3)` is in a fresh process, whether its code came from the disk (1) or not (0), and what was said."""
+    code = "from game.caller import score; print(score(3)); print(sum(score.stats.cache_hits.values()))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])}
+    environment |= {"NUMBA_CACHE_DIR": str(kept or ""), **variables}
+    command = [sys.executable, "-B", "-c", before + code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return [*done.stdout.split(), *done.stderr.splitlines()]
+
+
+def test_another_clone_written_later_is_warm_and_an_edited_callee_is_not(package: Path, tmp_path: Path):
+    kept = tmp_path / "kept"
+    assert play(package, kept) == ["7", "0"]
+    clone = write_package(tmp_path / "clone")
+    os.utime(clone / "game" / "caller.py", (1, 1))
+    (clone / "game" / "unrelated.py").write_text("# beside it\n")
+    assert play(clone, kept) == ["7", "1"], "same contents at another place and time"
+    (clone / "game" / "rule.py").write_text(RULE.replace("2 * x", "10 * x"))
+    assert play(clone, kept) == ["31", "0"], "old machine code of the caller was played on"
+    assert play(package, kept) == ["7", "1"], "one version put the other out"
+
+
+def test_two_processors_share_a_folder(package: Path, tmp_path: Path):
+    kept = tmp_path / "kept"
+    plain = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
+    assert play(package, kept) == ["7", "0"]
+    assert play(package, kept, **plain) == ["7", "0"], "it loaded the code of another processor"
+    assert play(package, kept, NUMBA_CPU_FEATURES="") == ["7", "0"], "… of one with other features"
+    assert [play(package, kept), play(package, kept, **plain)] == [["7", "1"]] * 2, "one put the other out"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="modes of folders bind nobody there")
+def test_what_one_user_of_an_image_compiled_another_reads(tmp_path: Path):
+    """The package is read-only for that user; without a home nothing new can be kept, which is said in one line."""
+    site = write_package(tmp_path / "site")
+    package = Path(kernel_cache.__file__).parent
+    shutil.copytree(package, site / "fasttrain", ignore=shutil.ignore_patterns("__pycache__"))
+    home = tmp_path / "home"
+    settings = {"XDG_CACHE_HOME": str(home), "HOME": str(home)}
+    assert play(site, None, **settings) == ["7", "0"]
+    shutil.rmtree(home)
+    home.mkdir()
+    for parent in tmp_path.parents[:-2] if os.geteuid() == 0 else ():
+        parent.chmod(parent.stat().st_mode | 0o055)
+    folders = [folder for folder in tmp_path.rglob("*") if folder.is_dir()]
+    for folder in (tmp_path, *folders):
+        folder.chmod(0o555)
+    try:
+        assert play(site, None, OTHER_USER, **settings) == ["7", "1"]
+        (site / "game" / "rule.py").write_text(RULE.replace("2 * x", "10 * x"))
+        value, hits, *said = play(site, None, OTHER_USER, **settings)
+    finally:
+        for folder in (tmp_path, *folders):
+            folder.chmod(0o755)
+    assert (value, hits, len(said)) == ("31", "0", 1)
+    assert str(home) in said[0]
+    assert "cannot be written" in said[0]
+
+
+# --- in this process
+
+
+def triple(x: int) -> int:
+    return 3 * x
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    kernel_cache._cannot_keep.cache_clear()
+    return tmp_path / "fasttrain"
+
+
+def compiled(function: Callable[..., Any] = triple) -> Any:
+    """A kernel as in a new process."""
+    return njit(FunctionType(function.__code__, function.__globals__))
+
+
+def hits(kernel: Any) -> int:
+    assert kernel(5) == 15
+    return sum(kernel.stats.cache_hits.values())
+
+
+def test_it_says_what_need_not_be_compiled(kept: Path):
+    arguments = (numba.typeof(5),)
+    kernel = compiled()
+    assert not kernel._cache.holds(arguments)
+    kernel.compile(arguments)
+    assert compiled()._cache.holds(arguments)
+    assert not compiled()._cache.holds((numba.typeof(0.5),))
+    assert hits(compiled()) == 1
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda data: b"",
+    "cut": lambda data: data[: len(data) // 2],
+    "a bit": lambda data: data[:-100] + bytes([data[-100] ^ 1]) + data[-99:],
+    "longer": lambda data: data + b"\0",
+    "zeros": lambda data: bytes(len(data)),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_a_damaged_file_is_compiled_anew_and_replaced(kept: Path, how: str):
+    assert hits(compiled()) == 0
+    (file,) = kept.iterdir()
+    file.write_bytes(DAMAGE[how](file.read_bytes()))
+    assert [hits(compiled()), hits(compiled())] == [0, 1]
+    assert list(kept.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
+def test_a_disk_that_takes_nothing_costs_one_line(
+    kept: Path, error: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    def fails(*_: Any) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(os, "replace", fails)
+    assert [hits(compiled()), hits(compiled())] == [0, 0]
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert str(kept) in said[0]
+    assert list(kept.iterdir()) == [], "drafts were left"
+
+
+def test_a_folder_that_cannot_be_made_costs_one_line(kept: Path, capfd: pytest.CaptureFixture[str]):
+    kept.write_text("a file")
+    assert hits(compiled()) == 0
+    assert capfd.readouterr().err.count("\n") == 1
+
+
+def test_old_versions_and_drafts_of_the_dead_go(kept: Path):
+    def version(number: int) -> Any:
+        code = triple.__code__
+        return njit(FunctionType(code.replace(co_consts=(None, 3, number)), triple.__globals__))
+
+    kept.mkdir()
+    for number in range(5):
+        assert hits(version(number)) == 0
+        (newest,) = (file for file in kept.iterdir() if file.stat().st_mtime > 1000)
+        os.utime(newest, (number, number))
+        if number == 2:
+            draft = newest.with_name(newest.name.split(".nbc")[0].rpartition(".")[0] + ".0123abcd.tmp")
+            draft.touch()
+            os.utime(draft, (0, 0))
+    assert len(list(kept.iterdir())) == kernel_cache.KEPT
+    assert hits(version(4)) == 1
