@@ -135,11 +135,12 @@ def our_model(work: dict[str, Any]) -> Any:
     from stable_baselines3.common.env_util import make_vec_env
 
     from fasttrain.algos.dqn import DQN
-    from fasttrain.algos.fused_q_policy import compile_fused_q
+    from fasttrain.algos.fused_q_policy import kernel_calls
     from fasttrain.envs.skullking.game import SkullKingGame
+    from fasttrain.kernel_jobs import compile_all
     from fasttrain.vec.native import NativeVecEnv
 
-    compile_fused_q()
+    compile_all(kernel_calls())
     masked = work.get("masked", False)
     env: Any = NativeVecEnv(SkullKingGame(NUM_ENVS)) if masked else make_vec_env("CartPole-v1", NUM_ENVS, seed=0)
     env.seed(0)

@@ -60,10 +60,12 @@ def built(case: Case) -> tuple[Any, Any]:
 
     from fasttrain.cli import conf_dir
     from fasttrain.config import from_mapping
+    from fasttrain.kernel_jobs import compile_all
     from fasttrain.overrides import normalise
     from fasttrain.perf.clock import PhaseClock
     from fasttrain.plan import make_plan
     from fasttrain.runs import build
+    from fasttrain.runs.engine_switch import learner_calls
     from fasttrain.runs.settle import settle_acceleration
 
     OmegaConf.register_new_resolver("pid", lambda: 0, replace=True)
@@ -73,7 +75,7 @@ def built(case: Case) -> tuple[Any, Any]:
     config = from_mapping(plain)
     plan = make_plan(config, {}, build.env_facts(config), build.this_machine())
     build.set_threads(plan.config.torch_threads)
-    build.compile_kernels(plan.config)
+    compile_all([*build.game_calls(plan.config), *learner_calls(plan.config)])
     env = build.build_vec_env(plan.config, plan.config.num_envs, seed=0)
     model: Any = build.build_algorithm(plan.config, env, PhaseClock())
     plan = settle_acceleration(build.settle_fused_update(plan, model), model)

@@ -106,9 +106,11 @@ def speed_model(work: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
 
     from fasttrain.cli import conf_dir
     from fasttrain.config import from_mapping
+    from fasttrain.kernel_jobs import compile_all
     from fasttrain.perf.clock import PhaseClock
     from fasttrain.plan import make_plan
     from fasttrain.runs import build
+    from fasttrain.runs.engine_switch import learner_calls
     from fasttrain.runs.settle import settle_acceleration
 
     env = ("env=gym", "env.id=CartPole-v1", "algo=ppo", "vec_env=dummy") if work.get("cartpole") else ()
@@ -128,7 +130,7 @@ def speed_model(work: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     config = from_mapping(plain)
     plan = make_plan(config, {}, build.env_facts(config), build.this_machine())
     build.set_threads(plan.config.torch_threads)
-    build.compile_kernels(plan.config)
+    compile_all([*build.game_calls(plan.config), *learner_calls(plan.config)])
     model = build.build_algorithm(
         plan.config, build.build_vec_env(plan.config, plan.config.num_envs, seed=0), PhaseClock()
     )

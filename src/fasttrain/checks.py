@@ -25,6 +25,7 @@ AT_LEAST: dict[str, float] = {
     "log_every": 1,
     "eval_every": 0,
     "checkpoint_every": 0,
+    "engine_switch_at": 0,
     "total_timesteps": 1,
     "env.max_episode_steps": 1,
     "env.frame_stack": 1,

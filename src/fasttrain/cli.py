@@ -27,7 +27,7 @@ PRINTS_ONLY = {"-h", "--help", "--version", "--cfg", "-c", "--info", "-i"}
 UNWRITABLE = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EACCES, errno.EROFS)
 HELP = """fasttrain {version}: Stable-Baselines3 training several times faster, and where the time went.
 
-usage: fasttrain [train|resume|eval|check|export|play|compare|ablate|tune|doctor|report] [key=value …] [-m]
+usage: fasttrain [train|resume|eval|check|export|play|compare|ablate|tune|doctor|report|warmup] [key=value …] [-m]
 
   fasttrain +profile=speed                                   Skull King with MaskablePPO, the main job
   fasttrain +profile=speed env.kwargs.opponents=hard         against stronger opponents
@@ -44,6 +44,7 @@ usage: fasttrain [train|resume|eval|check|export|play|compare|ablate|tune|doctor
   fasttrain ablate +profile=speed                            which flags pay here; tune: the fastest values
   fasttrain doctor +profile=speed                            where the wall is, and what would pay
   fasttrain check env.entry_point=my_game.envs:MyGame        looks for faults in an env and measures it
+  fasttrain warmup +profile=speed                            compiles the kernels of such a run, for an image
   NUM_ENVS=16 fasttrain +profile=speed                       a flag from the environment
 
 profiles   baseline (stock SB3)  exact (same numbers, faster)  balance  speed  debug

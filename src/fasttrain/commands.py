@@ -24,13 +24,14 @@ MODULES = {
     "tune": "fasttrain.studies.tune",
     "doctor": "fasttrain.studies.doctor",
     "report": "fasttrain.studies.reports",
+    "warmup": "fasttrain.runs.warmup",
 }
 COMMANDS = tuple(MODULES)
 STUDIES = ("compare", "ablate", "tune")  # many runs, each in a process of its own, in one folder
 STARTS_RUNS = (*STUDIES, "doctor")  # they get Hydra's --config-dir among their overrides, to pass it on
 SWEEPABLE = ("train", "eval", "check", "export")
 TRUSTING = ("eval", "play", "export")  # they load models, and take --trust
-WITHOUT_FOLDER = ("play", "report", "resume")  # leave no output folder of their own
+WITHOUT_FOLDER = ("play", "report", "resume", "warmup")  # leave no output folder of their own
 
 
 class Owner(NamedTuple):

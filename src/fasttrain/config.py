@@ -208,6 +208,7 @@ class Config:
     use_compile: Switch
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"]
     fused_update: Switch
+    engine_switch_at: int | None = None
     prefetch: Switch
     pin_memory: Switch
     lean_info: bool

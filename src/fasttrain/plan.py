@@ -278,6 +278,17 @@ def _fused_update(requested: str, context: Context) -> Resolved:
     return "on", "compiled kernels, on several threads where it pays"
 
 
+def _engine_switch_at(requested: int | None, context: Context) -> Resolved:
+    """When kernels take over; whether they have to be waited for is known once it is seen whether they are on disk."""
+    if context.effective["fused_update"] != "on":
+        if requested is not None and context.sources.get("engine_switch_at") == "command line":
+            raise ConfigError(f"engine_switch_at={requested}: this run has no compiled kernels; leave it out")
+        return None, ""
+    if context.config.deterministic or context.effective["overlap"]:
+        return 0, "deterministic and overlapped runs never switch"
+    return requested, ""
+
+
 def _why_no_own_algorithm(config: Config) -> str:
     """The error about fused_update=on: which of algo and engine is in the way."""
     stock = config.engine == "stock"
@@ -327,6 +338,7 @@ _RESOLVERS: dict[str, Callable[[Any, Context], Resolved]] = {
     "use_compile": resolve_use_compile,
     "compile_mode": resolve_compile_mode,
     "fused_update": _fused_update,
+    "engine_switch_at": _engine_switch_at,
     "pin_memory": resolve_pin_memory,
     "gradient_accumulation": resolve_gradient_accumulation,
     "inference_batch_size": resolve_inference_batch_size,

@@ -55,6 +55,7 @@ def start(arguments: list[str], folder: str, log: str, disk: dict[str, Any] | No
         put_in(disk)
     if stop_at is not None:
         stop_itself(stop_at)
+    os.environ["FASTTRAIN_ENGINE_SWITCH_AT"] = "0"  # trainings are compared
     from fasttrain.cli import main
 
     sys.exit(main(arguments))

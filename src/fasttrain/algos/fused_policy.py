@@ -42,6 +42,7 @@ from fasttrain.algos.nets import Lists, Rows, compress, empty_lists
 from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array
 from fasttrain.buffers.rollout import RolloutStorage, TensorObservations
 from fasttrain.errors import EnvError
+from fasttrain.kernel_jobs import KernelCall
 from fasttrain.threads import Team, ThreadChoice, alone
 
 # Rows that go through the nets together. Their activations stay in the cache, and the weights of a wide net, which do
@@ -374,17 +375,26 @@ def _scalars_of(storage: RolloutStorage) -> tuple[Any, ...]:
     return actions, *(array.reshape(-1) for array in scalars)
 
 
-def compile_fused() -> None:
-    """Compile the kernels now (about a minute once per machine), on a net of no consequence."""
-    box = spaces.Box(-1.0, 1.0, (3,), np.float32)
+def kernel_calls(in_groups: bool = False) -> list[KernelCall]:
+    """Calls of the kernels that `FusedPolicy` makes, on a net of no consequence; types do not depend on its sizes.
+
+    `in_groups`: envs act in groups, so that a rollout's rows are read anew for the update.
+    """
+    box, calls = spaces.Box(-1.0, 1.0, (3,), np.float32), list[KernelCall]()
+
+    class Noting(FusedPolicy):
+        def _call(self, choice: ThreadChoice, threads: int, kernel: Any, *arguments: Any, runs: int = 1) -> Any:
+            calls.append(KernelCall(kernel, (*arguments, alone(), 0)))
+            return 0
+
+    before = np.random.get_state()
     with torch.random.fork_rng(devices=[]):
-        policy = ActorCriticPolicy(box, spaces.Discrete(2), lambda _: 1e-3, net_arch=[4, 4])
-        fused = FusedPolicy(policy)
-        fused.pack()
-        storage = RolloutStorage(2, 1, box, spaces.Discrete(2), device=torch.device("cpu"), gamma=1.0, gae_lambda=1.0)
-        storage.full = True  # zeros are as good as any
+        fused = Noting(ActorCriticPolicy(box, spaces.Discrete(2), lambda _: 1e-3, net_arch=[4, 4]))
+        storage = RolloutStorage(1, 1, box, spaces.Discrete(2), device=torch.device("cpu"), gamma=1.0, gae_lambda=1.0)
+        fused.begin_rollout(storage)
         fused.act(torch.zeros(1, 3), None)
-        fused.values(torch.zeros(1, 3))
-        state = np.random.get_state()
-        fused.train(storage, 1, 2, LossSettings(0.2, -1.0, 0.0, 0.5, True, -1.0), 0.5)
-        np.random.set_state(state)
+        storage.full = True  # zeros are as good as any
+        fused.train(storage, 1, 1, LossSettings(0.2, -1.0, 0.0, 0.5, True, -1.0), 0.5)
+    np.random.set_state(before)
+    seen, masks = np.zeros((1, 3), np.float32), np.ones((1, 2), np.bool_)
+    return [*calls, *([KernelCall(compress, (seen, masks, empty_lists(1, 3, 2)))] if in_groups else [])]

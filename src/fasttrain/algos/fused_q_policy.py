@@ -28,6 +28,7 @@ from fasttrain.algos.q_networks import BranchingQNetwork, DuelingQNetwork, Maske
 from fasttrain.algos.simd import PAD
 from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array
 from fasttrain.errors import EnvError
+from fasttrain.kernel_jobs import KernelCall
 
 _NETWORKS = (QNetwork, BranchingQNetwork, DuelingQNetwork)
 # What is not converted: copying the storage, or compiling the kernels for another type, takes longer than to train.
@@ -205,8 +206,8 @@ class FusedQ:
             _check_shapes(action_masks=(masks, (count, self.actions)))
         values = np.empty((count, self.actions), np.float32)
         actions = np.empty((count, len(self.layout.dims)), np.int64)
-        total = act_rows(seen, masks, self._flat[0], self.layout, self.pieces, self.dueling, self._scratch, values,
-                         actions)  # fmt: skip
+        total = self._call(act_rows, seen, masks, self._flat[0], self.layout, self.pieces, self.dueling, self._scratch,
+                           values, actions)  # fmt: skip
         if not np.isfinite(total):
             raise EnvError(why_no_action(self.policy, seen, OUTPUT) or LOST)
         return values, actions[:, 0] if actions.shape[1] == 1 else actions
@@ -255,15 +256,18 @@ class FusedQ:
         first_step, settings = int(self._taken[0]) + 1, QSettings(double, huber, self.dueling)
         self.norms, blamed = np.empty(len(rows)), self._blamed
         blamed[0] = -1
-        taken = train_updates(batches, online, target, exp_avg, exp_avg_sq, first_step, self.layout, self.pieces,
-                              settings, adam, self._scratch, losses, errors, self.norms, guarded,
-                              blamed)  # fmt: skip
+        taken = self._call(train_updates, batches, online, target, exp_avg, exp_avg_sq, first_step, self.layout,
+                           self.pieces, settings, adam, self._scratch, losses, errors, self.norms, guarded,
+                           blamed)  # fmt: skip
         if taken < 0:
             raise IndexError("a sampled row is not in the storage, or an action is not one of the policy's")
         self._taken.fill(first_step - 1 + taken)
         self.skipped = len(rows) - taken
         self.blamed = self._name_at(int(blamed[0])) if self.skipped else ""
         return losses, errors
+
+    def _call(self, kernel: Any, *arguments: Any) -> Any:
+        return kernel(*arguments)
 
     def _name_at(self, index: int) -> str:
         """The parameter that stands there in the flat vectors."""
@@ -357,11 +361,18 @@ def _zeros(*shape: int) -> Float32Array:
     return array
 
 
-def compile_fused_q() -> None:
-    """Compile the kernels now (about 20 s once per machine), on a net of no consequence."""
-    box, pair = spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Discrete(2)
+def kernel_calls() -> list[KernelCall]:
+    """Calls of the kernels that `FusedQ` makes, on a net of no consequence; types do not depend on its sizes."""
+    box, pair, calls = spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Discrete(2), list[KernelCall]()
+
+    class Noting(FusedQ):
+        def _call(self, kernel: Any, *arguments: Any) -> Any:
+            calls.append(KernelCall(kernel, arguments))
+            return 1
+
     with torch.random.fork_rng(devices=[]):
-        kernels = FusedQ(DQNPolicy(box, pair, lambda _: 1e-3, net_arch=[4, 4]))
+        kernels = Noting(DQNPolicy(box, pair, lambda _: 1e-3, net_arch=[4, 4]))
     seen, row, number = np.zeros((1, 3), np.float32), np.zeros((1, 1), np.int64), np.zeros((1, 1), np.float32)
     kernels.act(seen)
     kernels.train(seen, seen, row, row, row, number, number, number)
+    return calls

@@ -14,6 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, Slots, load_into
 from fasttrain.errors import ConfigError, EnvError, EnvSpecError
 from fasttrain.jit import njit
+from fasttrain.kernel_jobs import KernelCall
 from fasttrain.threads import Team, ThreadChoice, alone
 
 GAMES_PER_THREAD = 64  # fewer are stepped sooner than a second thread wakes
@@ -142,6 +143,10 @@ class GameBatch(ABC):
             raise ConfigError(f"the checkpoint's games of {self._title} cannot be: {why}")
         for name, array in self.state_arrays().items():
             load_into(array, arrays, name)
+
+    @abstractmethod
+    def kernel_calls(self) -> list[KernelCall]:
+        """What reset and step call, once bound, the longest to compile first: for compiling it ahead."""
 
     @abstractmethod
     def episode_info(self, index: int) -> dict[str, Any]:

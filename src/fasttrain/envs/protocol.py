@@ -17,6 +17,7 @@ class NativeGame(Protocol):
 
     Any further public method (`set_opponents(mix, indices=None)` say) is reachable through `VecEnv.env_method`.
     A game that can step on threads has an attribute `max_threads`, 1 as made; a run sets it to the machine's cores.
+    A game that lists its kernels (`kernel_calls`, see `GameBatch`) has them compiled before training, shown by name.
     A two-sided game, where somebody outside may also decide for the opponent, is a `TwoSidedGame`.
     """
 

@@ -23,8 +23,7 @@ from stable_baselines3.dqn import DQN as StockDQN  # noqa: N811
 from stable_baselines3.ppo import PPO as StockPPO  # noqa: N811 - a class named like a constant
 
 from fasttrain.algos.dqn import DQN
-from fasttrain.algos.fused_policy import compile_fused, why_not_fused
-from fasttrain.algos.fused_q_policy import compile_fused_q
+from fasttrain.algos.fused_policy import why_not_fused
 from fasttrain.algos.fused_q_policy import why_not_fused as why_not_fused_q
 from fasttrain.algos.ppo import PPO, MaskablePPO
 from fasttrain.algos.q_networks import DUELING_POLICIES
@@ -41,8 +40,9 @@ from fasttrain.config import (
 from fasttrain.envs.make import EnvFactory, EnvSpec, make_env
 from fasttrain.envs.probe import ProbeResult, probe
 from fasttrain.envs.retrace import Retraced
-from fasttrain.errors import ConfigError
+from fasttrain.errors import ConfigError, FastTrainError
 from fasttrain.flags import EnvFacts, Machine
+from fasttrain.kernel_jobs import KernelCall
 from fasttrain.machine import bf16_units, usable_cores
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.stock import TimedVecEnv
@@ -213,17 +213,21 @@ def _native_game(config: Config, num_envs: int) -> Any:
     return made
 
 
-def compile_kernels(config: Config) -> None:
-    """Compile (or load from the disk cache) what training will call, so that no phase of [PERF] pays for it."""
-    if config.fused_update == "on":
-        (compile_fused_q if isinstance(config.algo, DQNConfig) else compile_fused)()
-    if config.vec_env == "native" and config.env.backend == "gymnasium":
-        for count in {1, config.num_envs}:  # many games may be stepped by other kernels than one, on threads
-            games = build_vec_env(config, count, seed=0)
-            games.reset()
-            masks = np.stack(games.env_method("action_masks"))
-            games.step(RandomOpponent(games.action_space).act(None, masks, np.arange(count)))
-            games.close()
+def game_calls(config: Config) -> list[KernelCall]:
+    """The kernels of the native game, if the env is one that lists them."""
+    if config.env.native_game is None or config.env.backend != "gymnasium":
+        return []
+    from fasttrain.vec.native import NativeVecEnv
+
+    try:
+        env = NativeVecEnv(_native_game(config, 1), seed=0)
+    except FastTrainError:  # is told where the env is looked at
+        return []
+    if hasattr(env.game, "kernel_calls"):
+        return list(env.game.kernel_calls())
+    env.reset()  # of one that lists none, what a step compiles comes before training all the same
+    env.step(RandomOpponent(env.action_space).act(None, np.stack(env.env_method("action_masks")), np.arange(1)))
+    return []
 
 
 def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgorithm:

@@ -91,6 +91,7 @@ class Parts:
     evaluate: Callable[[], None]  # called every `eval_every` env steps
     collect_evaluations: Callable[[], None]  # of those beside training, at every rollout's start
     checkpoints: Checkpoints
+    change_engine: Callable[[], None]  # at a rollout's start, after the checkpoint
     saving: Saving
     say: Callable[[str], None]
 
@@ -149,6 +150,8 @@ class RunCallback(BaseCallback):
         env_steps = self.model.num_timesteps  # the callback's own is that of the last step it saw
         stopping = self.stopped is not None or self.parts.stop.requested
         self.parts.checkpoints.rest(env_steps, self._checkpoint.due(env_steps), stopping)
+        with self.parts.meter.clock.phase("other"):
+            self.parts.change_engine()
 
     def _write_logs(self) -> None:
         progress = self.parts.progress

@@ -33,8 +33,8 @@ from fasttrain.runs.activity import activity
 from fasttrain.runs.build import (
     build_algorithm,
     build_vec_env,
-    compile_kernels,
     env_facts,
+    game_calls,
     set_threads,
     settle_fused_update,
     this_machine,
@@ -45,6 +45,7 @@ from fasttrain.runs.checkpoint_files import CheckpointFolder
 from fasttrain.runs.checkpoint_state import snapshot
 from fasttrain.runs.checkpoints import Checkpoints, Settings
 from fasttrain.runs.device import pick_device
+from fasttrain.runs.engine_switch import compile_shown, settle_engine
 from fasttrain.runs.episodes import EpisodeLog
 from fasttrain.runs.evaluate import Quality, evaluate_both
 from fasttrain.runs.evaluating import Evaluator
@@ -73,9 +74,11 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     check_profiler(config.profiler)
     console = show.make_console()
     with locked(folder):
+        compile_s = compile_shown(game_calls(config), console)  # before the checkup plays it
         facts = env_facts(against_bots(config), measure=lambda: run_checkup(config, folder, console))
         plan = make_plan(config, sources, facts, this_machine())
         run = Run(plan, folder, console)
+        run.compile_s += compile_s
         write_json(folder / "plan.json", run.plan.to_dict())
         show.show_plan(console, run.plan)
         return carry_out(run, overrides)
@@ -102,6 +105,8 @@ def _to_the_end(run: Run, overrides: Sequence[str]) -> None:
             raise EnvError("a worker process died; what it said stands above") from error
         raise
     finally:
+        if run.engine_switch is not None:
+            run.engine_switch.close()
         run.checkpoints.wait()
         run.evaluator.close()
         with run.saving.of("progress.csv"):
@@ -129,12 +134,13 @@ class Run:
             leave_compiler_out()
         set_threads(config.torch_threads)
         pick_device(config.device, config.algo.policy)  # what is not there is told before workers start
-        with activity(console, "compiling kernels"):
-            compile_kernels(config)
+        self.compile_s = compile_shown(game_calls(config), console)  # waited for; what is loaded already takes no time
         self.env: VecEnv = build_vec_env(config, config.num_envs, config.seed)
         try:
             self.model = self._build_model()
             plan = settle_fused_update(plan, self.model)
+            self.engine_switch, took = settle_engine(plan.config, self.model, console, self.say, resumes)
+            self.compile_s += took
             with activity(console, "compiling the policy"):
                 self.plan = settle_acceleration(plan, self.model)
             if config.overlap and isinstance(self.model, (PPO, MaskablePPO)):
@@ -186,6 +192,7 @@ class Run:
             evaluate=self.evaluate,
             collect_evaluations=self.evaluator.collect,
             checkpoints=self.checkpoints,
+            change_engine=self.change_engine,
             saving=self.saving,
             say=self.say,
         )
@@ -205,6 +212,17 @@ class Run:
             wanted = self.config.checkpoint_every > 0 or self.stop.requested
             self.checkpoints.finish(self.model.num_timesteps, self.callback.at_rest, wanted)
             return self.meter.overall(self.progress.env_steps, self.progress.updates)
+
+    def change_engine(self) -> None:
+        """Nothing is under way: let the compiled kernels take over if it is time, and write down when they did."""
+        switch = self.engine_switch
+        if switch is None or switch.done:
+            return
+        switch.at_rest(self.progress)
+        if switch.done and switch.at is not None:
+            self.plan = self.plan.replacing("engine_switch_at", switch.at, "compiled beside training until then")
+            with self.saving.of("plan.json"):
+                write_json(self.folder / "plan.json", self.plan.to_dict())
 
     def save(self, file: Path) -> None:
         """The model, and what belongs to it: whole, or as it was."""
@@ -252,6 +270,8 @@ class Run:
             parts = ", ".join(f"{name} {value:+.3g}" for name, value in terms.items())
             self.say(f"  reward per episode, last {len(self.progress.returns):,} episodes: {parts}")
         perf = {"total": perf_dict(window), "lines": self.meter.lines, "windows": self.meter.windows.rows()}
+        if self.engine_switch is not None:
+            perf["engine_switch"] = self.engine_switch.to_dict()
         if (replay := replay_dict(self.model)) is not None:
             self.say(f"  {replay_line(replay)}")
             perf["replay"] = replay
@@ -291,7 +311,8 @@ class Run:
             **self._whole_run(perf["wall_s"]),
             "startup_s": round(self.startup_s, 3),
             "first_update_s": self.progress.first_update_s,
-            "compile_s": round(warmup_s(self.model), 3),  # of the startup: torch.compile
+            "compile_s": round(self.compile_s + warmup_s(self.model), 3),  # of the startup: kernels, torch.compile
+            **({} if self.engine_switch is None else {"engine_switch": self.engine_switch.to_dict()}),
             "episodes": self.progress.episodes,
             "reward_per_hour": self.progress.curve.reward_per_hour(),
             "perf": perf,

@@ -18,7 +18,8 @@ from fasttrain.envs.skirmish.options import OpponentMix, Options, make_options, 
 from fasttrain.envs.skirmish.render import BoardView
 from fasttrain.envs.skirmish.state import GAME, OVER, TERMS, UNSTARTED, impossible, make_setup
 from fasttrain.errors import ConfigError, EnvError
-from fasttrain.threads import ThreadChoice
+from fasttrain.kernel_jobs import KernelCall
+from fasttrain.threads import ThreadChoice, alone
 
 
 class SkirmishGame(GameBatch):
@@ -70,6 +71,17 @@ class SkirmishGame(GameBatch):
         self._written = (
             slots.observations, slots.action_masks, slots.rewards, slots.terminations, self.opponents_turn,
         )  # fmt: skip
+
+    def kernel_calls(self) -> list[KernelCall]:
+        games, setup, none, team = self._games, self._setup, self._everyone[:0], (alone(), 0)
+        actions = self._bound().actions.reshape(self.num_envs, -1)
+        return [
+            KernelCall(kernels.advance, (games, setup, self._mix, none, False, *team)),
+            KernelCall(kernels.write_step, (games, setup, none, *self._written, *team)),
+            KernelCall(kernels.apply_actions, (games, setup, actions, none)),
+            KernelCall(kernels.forget_outcomes, (games, none)),
+            KernelCall(kernels.seed_games, (games, none, np.zeros(0, np.uint64))),
+        ]
 
     def _seed(self, indices: Int64Array, seeds: NDArray[np.uint64]) -> None:
         kernels.seed_games(self._games, indices, seeds)

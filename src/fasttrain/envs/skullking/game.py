@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from fasttrain.batch import Float64Array, Int64Array
+from fasttrain.batch import Float64Array, Int64Array, Slots
 from fasttrain.envs.game_batch import GameBatch
 from fasttrain.envs.skullking import kernels
 from fasttrain.envs.skullking.bots import SEAT_NAMES
@@ -19,7 +19,8 @@ from fasttrain.envs.skullking.opponents import OpponentMix, cumulative_mix, leve
 from fasttrain.envs.skullking.rules import MAX_PLAYERS, MIN_PLAYERS, NUM_ACTIONS, NUM_NUMBERED
 from fasttrain.envs.skullking.state import ENDED, GAME, NUM_WEIGHTS, UNSTARTED, impossible
 from fasttrain.errors import ConfigError, EnvError
-from fasttrain.threads import ThreadChoice
+from fasttrain.kernel_jobs import KernelCall
+from fasttrain.threads import ThreadChoice, alone
 
 _SCRATCH_SHAPE = (2, 12)  # distribution of tricks, chance per held card: up to 10 cards and one more
 
@@ -110,7 +111,26 @@ class SkullKingGame(GameBatch):
         )
         if self._weights.shape != (NUM_WEIGHTS,) or not np.isfinite(self._weights).all():
             raise ConfigError(f"reward and shaping keys must be finite numbers, got {self._weights.tolist()}")
+        self._written: tuple[Any, ...] = ()  # arrays in the order of kernels.write_step
         self.set_opponents(opponents)
+
+    def bind(self, slots: Slots) -> None:
+        super().bind(slots)
+        self._written = (
+            slots.observations, slots.action_masks, slots.rewards, slots.terminations, slots.truncations,
+            self.final_observations, self.opponents_turn,
+        )  # fmt: skip
+
+    def kernel_calls(self) -> list[KernelCall]:
+        games, none, team = self._games, self._everyone[:0], (alone(), 0)
+        views = (self._observations, self._masks, self.opponents_turn)
+        return [
+            KernelCall(kernels.advance, (games, none, self._mix, self._weights, self._scratch, *team)),
+            KernelCall(kernels.write_step, (games, none, *self._written, *team)),
+            KernelCall(kernels.restart_games, (games, none, *views)),
+            KernelCall(kernels.apply_actions, (games, none, self._bound().actions)),
+            KernelCall(kernels.seed_games, (games, none, np.zeros(0, np.uint64))),
+        ]
 
     def _seed(self, indices: Int64Array, seeds: NDArray[np.uint64]) -> None:
         kernels.seed_games(self._games, indices, seeds)
@@ -130,8 +150,7 @@ class SkullKingGame(GameBatch):
         start_ns = time.perf_counter_ns()
         self._call(kernels.advance, threads, games, indices, self._mix, self._weights, self._scratch_of(threads))
         between_ns = time.perf_counter_ns()
-        self._call(kernels.write_step, threads, games, indices, self._observations, self._masks, slots.rewards,
-                   slots.terminations, slots.truncations, self.final_observations, self.opponents_turn)  # fmt: skip
+        self._call(kernels.write_step, threads, games, indices, *self._written)
         self.opponents_ns += between_ns - start_ns
         if parts > 1:  # per game: another number of them is listed every time
             choice.took(on_threads, (time.perf_counter_ns() - start_ns) / (1e9 * len(indices)))

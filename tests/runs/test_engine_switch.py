@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fasttrain.algos import fused_policy, fused_q_policy
+from fasttrain.algos.fused import train_epoch
+from fasttrain.algos.fused_acting import act_rows
+from fasttrain.perf.clock import PhaseClock
+from fasttrain.runs.engine_switch import EngineSwitch
+from fasttrain.runs.progress import Progress
+
+SMALL = ("+profile=speed", "env.id=CartPole-v1", "vec_env=dummy", "num_envs=4", "eval.episodes=2", "report=false")
+PPO = (*SMALL, "algo=ppo", "algo.rollout_size=64", "batch_size=32", "algo.n_epochs=1", "total_timesteps=512")
+DQN = (*SMALL, "algo=dqn", "warmup_steps=32", "batch_size=16", "updates_per_step=2", "total_timesteps=400")
+
+
+def rows(plan: Any) -> dict[str, Any]:
+    return {row["flag"]: row["effective"] for row in plan["flags"]}
+
+
+class Switching:
+    """A switch without a compiler: `ready` says whether its process is done."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int | None, failure: str = "") -> None:
+        self.said: list[str] = []
+        self.used = self.started = 0
+        self.ready, self.failure = False, failure
+        monkeypatch.setattr("fasttrain.runs.engine_switch.Compiler", self._start)
+        self.switch = EngineSwitch([], at, self._use, self.said.append)
+        self.progress = Progress(1_000_000, PhaseClock())
+        self.progress.started -= 10.0
+
+    def _use(self) -> None:
+        self.used += 1
+
+    def _start(self, _: Any) -> Switching:
+        self.started += 1
+        return self
+
+    def is_done(self) -> bool:
+        return self.ready
+
+    def stop(self) -> None:
+        pass
+
+    def rest(self, env_steps: int, updates: int) -> None:
+        self.progress.env_steps, self.progress.updates = env_steps, updates
+        self.switch.at_rest(self.progress)
+
+
+def test_the_first_update_waits_for_no_compiler(monkeypatch: pytest.MonkeyPatch):
+    toy = Switching(monkeypatch, None)
+    toy.rest(0, 0)
+    assert toy.started == 0
+    toy.rest(100, 4)
+    toy.rest(200, 8)
+    assert (toy.started, toy.used) == (1, 0)
+    toy.ready = True
+    toy.rest(300, 12)
+    toy.rest(400, 16)
+    assert (toy.used, toy.switch.at) == (1, 300)
+    assert "compiled kernels from step 300 on" in toy.said[-1]
+    assert toy.switch.to_dict()["at"] == 300
+
+
+def test_a_run_that_ends_soon_compiles_nothing(monkeypatch: pytest.MonkeyPatch):
+    toy = Switching(monkeypatch, None)
+    toy.rest(900_000, 4)
+    toy.rest(950_000, 8)
+    assert (toy.started, toy.used) == (0, 0)
+    assert "sooner than compiled kernels would pay" in toy.said[-1]
+    assert "sooner" in toy.switch.to_dict()["why_not"]
+
+
+def test_what_cannot_be_compiled_leaves_the_torch_engine(monkeypatch: pytest.MonkeyPatch):
+    toy = Switching(monkeypatch, None, failure="no room")
+    toy.rest(100, 4)
+    toy.ready = True
+    toy.rest(200, 8)
+    toy.rest(300, 12)
+    assert (toy.started, toy.used) == (1, 0)
+    assert "could not be compiled (no room)" in toy.said[-1]
+
+
+def test_a_step_that_was_asked_for_is_waited_for(monkeypatch: pytest.MonkeyPatch):
+    toy = Switching(monkeypatch, 250)
+    for step in (100, 200, 300, 400):
+        toy.rest(step, step)
+        assert toy.used == (step >= 300)
+    assert (toy.started, toy.switch.at, toy.said) == (0, 250, [])
+
+
+@pytest.mark.parametrize("arguments", [PPO, DQN], ids=["ppo", "dqn"])
+def test_a_switch_is_repeated_to_the_bit_and_changes_what_computes(fasttrain: Any, arguments: tuple[str, ...]):
+    files = []
+    for name, step in (("a", 256), ("b", 256), ("never", 10_000), ("always", 0)):
+        done = fasttrain(*arguments, f"engine_switch_at={step}", f"hydra.run.dir={name}")
+        assert done.exit_code == 0, done.err
+        assert rows(done.json("plan.json"))["engine_switch_at"] == step
+        files.append(_weights(done.folder / "model.zip"))
+    assert files[0] == files[1]
+    assert len(set(files)) == 3, "torch before, kernels after, and neither alone"
+
+
+def _weights(file: Path) -> bytes:
+    import io
+    import zipfile
+
+    import torch
+
+    with zipfile.ZipFile(file) as archive:
+        tensors = torch.load(io.BytesIO(archive.read("policy.pth")), weights_only=True)
+    return b"".join(tensor.numpy().tobytes() for tensor in tensors.values())
+
+
+def test_types_listed_are_the_types_called(fasttrain: Any):
+    """Else a kernel would be compiled once ahead and once more in training."""
+    known = {kernel: set(kernel.signatures) for kernel in (act_rows, train_epoch)}
+    for call in fused_policy.kernel_calls():
+        call.kernel.compile(call.signature)
+    listed = {kernel: set(kernel.signatures) for kernel in known}
+    assert fasttrain(*PPO).exit_code == 0
+    assert {kernel: set(kernel.signatures) for kernel in known} == listed
+    assert len(fused_q_policy.kernel_calls()) == 2
+
+
+def test_a_step_without_kernels_is_refused(fasttrain: Any):
+    done = fasttrain(*PPO, "fused_update=off", "engine_switch_at=5")
+    assert (done.exit_code, "engine_switch_at=5: this run has no compiled kernels" in done.err) == (2, True)
+
+
+def test_no_kernel_runs_before_the_first_update_is_made(tmp_path: Path):
+    """With an empty cache, in a process of its own: no dispatcher of any module has a signature by then."""
+    code = (
+        "import gc, sys\n"
+        "from numba.core.dispatcher import Dispatcher\n"
+        "from fasttrain.runs.callbacks import RunCallback\n"
+        "before = RunCallback._on_rollout_start\n"
+        "def look(self):\n"
+        "    before(self)\n"
+        "    if self.parts.progress.updates and not found:\n"
+        "        each = [d for d in gc.get_objects() if isinstance(d, Dispatcher)]\n"
+        "        found.append([d.py_func.__name__ for d in each if d.signatures])\n"
+        "found = []\n"
+        "RunCallback._on_rollout_start = look\n"
+        "from fasttrain.cli import main\n"
+        "for word in (sys.argv[1:4], sys.argv[4:7]):\n"
+        "    found.clear()\n"
+        "    assert main([*word, *sys.argv[7:], 'hydra.run.dir=' + word[0]]) == 0\n"
+        "    print('compiled', found)\n"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "FASTTRAIN_ENGINE_SWITCH_AT"}
+    ppo = ("algo=ppo", "algo.rollout_size=64", "batch_size=32")
+    dqn = ("algo=dqn", "warmup_steps=32", "batch_size=16")
+    done = subprocess.run(
+        [sys.executable, "-c", code, *ppo, *dqn, *SMALL, "total_timesteps=256"],
+        cwd=tmp_path, env={**environment, "NUMBA_CACHE_DIR": str(tmp_path / "cold")}, capture_output=True, text=True,
+        timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("compiled [[]]") == 2, done.stdout
+    for name in ("algo=ppo", "algo=dqn"):
+        summary = json.loads((tmp_path / name / "summary.json").read_text())
+        assert summary["engine_switch"]["at"] is None
+        assert "sooner" in summary["engine_switch"]["why_not"]
