@@ -27,6 +27,8 @@ def wrong(x):
 def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A module of two kernels that nobody compiled yet, one of which cannot be; also for processes started here."""
     (tmp_path / "kernels_of_a_test.py").write_text(KERNELS)
+    monkeypatch.setattr("numba.config.CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     import kernels_of_a_test as module
