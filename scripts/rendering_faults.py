@@ -123,7 +123,8 @@ def cold_cache(part: Json) -> Row:
         "two processes on one cold cache of compiled kernels, one killed there, damaged files, no place to write",
         f"{part['cases']:,}",
         f"{part['right']:,} right results; the next run compiled nothing in {part['warm']:,} of "
-        f"{part['cases'] - unwritable:,}; one line said {part['said_once']:,} of {unwritable:,} times that nothing can be kept",
+        f"{part['cases'] - unwritable:,}; one line said {part['said_once']:,} of {unwritable:,} times that nothing can "
+        "be kept",
     )
 
 

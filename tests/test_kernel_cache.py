@@ -134,6 +134,15 @@ def test_it_says_what_need_not_be_compiled(kept: Path):
     assert hits(compiled()) == 1
 
 
+def test_code_without_checks_is_not_taken_for_code_with_them(kept: Path, monkeypatch: pytest.MonkeyPatch):
+    """NUMBA_BOUNDSCHECK=1 looks for a fault: machine code of other days would hide it."""
+    assert hits(compiled()) == 0
+    monkeypatch.setattr(numba.config, "BOUNDSCHECK", 1)
+    assert [hits(compiled()), hits(compiled())] == [0, 1]
+    monkeypatch.setattr(numba.config, "BOUNDSCHECK", None)
+    assert hits(compiled()) == 1
+
+
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda data: b"",
     "cut": lambda data: data[: len(data) // 2],

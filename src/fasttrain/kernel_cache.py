@@ -35,6 +35,7 @@ _AppDirs: Any = appdirs.AppDirs
 
 KEPT = 2  # versions of one kernel for one processor: going back to another branch compiles nothing
 _DIGEST_SIZE = 32  # bytes
+_CHOICES = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO_DEFAULT")  # NUMBA_… of the environment
 _VERSIONS = (numba.__version__, llvmlite.__version__, sys.implementation.cache_tag)
 
 
@@ -91,7 +92,8 @@ class KernelCache(NullCache):
     def _name(self, sig: Any, target_context: Any) -> tuple[str, str]:
         """Which kernel for which processor, and which version of it."""
         function = self._dispatcher.py_func
-        key = digest_of((_normalised(sig), target_context.codegen().magic_tuple(), _VERSIONS))
+        chosen = [repr(getattr(numba.config, name, None)) for name in _CHOICES]
+        key = digest_of((_normalised(sig), target_context.codegen().magic_tuple(), _VERSIONS, chosen))
         kernel = f"{function.__module__}.{function.__qualname__}".replace("<", "").replace(">", "")
         return f"{kernel[-120:]}-{key.hex()[:24]}", f".{self._stamp.hex()[:24]}.nbc"
 
