@@ -190,11 +190,15 @@ def test_old_versions_and_drafts_of_the_dead_go(kept: Path):
     kept.mkdir()
     for number in range(5):
         assert hits(version(number)) == 0
-        (newest,) = (file for file in kept.iterdir() if file.stat().st_mtime > 1000)
+        (newest,) = (file for file in kept.glob("*.nbc") if file.stat().st_mtime > 1000)
         os.utime(newest, (number, number))
         if number == 2:
-            draft = newest.with_name(newest.name.split(".nbc")[0].rpartition(".")[0] + ".0123abcd.tmp")
-            draft.touch()
-            os.utime(draft, (0, 0))
-    assert len(list(kept.iterdir())) == kernel_cache.KEPT
+            drafts = [
+                newest.with_name(f"{newest.name.split('.nbc')[0].rpartition('.')[0]}.{at}.tmp") for at in range(2)
+            ]
+            for draft in drafts:
+                draft.touch()
+            os.utime(drafts[0], (0, 0))
+    assert {*kept.glob("*.tmp")} == {drafts[1]}, "of two drafts that of one who may still be writing stays"
+    assert len(list(kept.glob("*.nbc"))) == kernel_cache.KEPT
     assert hits(version(4)) == 1
