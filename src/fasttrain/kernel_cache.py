@@ -122,9 +122,9 @@ def _write(folder: Path, kernel: str, version: str, payload: bytes) -> bool:
         with suppress(OSError):
             draft.unlink()
         return False
-    for file in _outdated(folder, kernel):
+    for old in _outdated(folder, kernel):
         with suppress(OSError):  # another process removes the same
-            file.unlink()
+            old.unlink()
     return True
 
 
