@@ -120,10 +120,11 @@ def cold_cache(part: Json) -> Row:
     """Part `cold-cache`."""
     unwritable = part["kinds"]["unwritable"]
     return (
-        "two processes on one cold cache of compiled kernels, one killed there, damaged files, no place to write",
+        "up to four processes on one cold cache of compiled kernels, one killed there, damaged files, no place for any",
         f"{part['cases']:,}",
         f"{part['right']:,} right results; the next run compiled nothing in {part['warm']:,} of "
-        f"{part['cases'] - unwritable:,}; one line said {part['said_once']:,} of {unwritable:,} times that nothing is kept",
+        f"{part['cases'] - unwritable:,}; one line said {part['said_once']:,} of {unwritable:,} times that nothing can "
+        "be kept",
     )
 
 

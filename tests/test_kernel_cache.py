@@ -134,6 +134,15 @@ def test_it_says_what_need_not_be_compiled(kept: Path):
     assert hits(compiled()) == 1
 
 
+def test_code_without_checks_is_not_taken_for_code_with_them(kept: Path, monkeypatch: pytest.MonkeyPatch):
+    """NUMBA_BOUNDSCHECK=1 looks for a fault: machine code of other days would hide it."""
+    assert hits(compiled()) == 0
+    monkeypatch.setattr(numba.config, "BOUNDSCHECK", 1)
+    assert [hits(compiled()), hits(compiled())] == [0, 1]
+    monkeypatch.setattr(numba.config, "BOUNDSCHECK", None)
+    assert hits(compiled()) == 1
+
+
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda data: b"",
     "cut": lambda data: data[: len(data) // 2],
@@ -181,11 +190,15 @@ def test_old_versions_and_drafts_of_the_dead_go(kept: Path):
     kept.mkdir()
     for number in range(5):
         assert hits(version(number)) == 0
-        (newest,) = (file for file in kept.iterdir() if file.stat().st_mtime > 1000)
+        (newest,) = (file for file in kept.glob("*.nbc") if file.stat().st_mtime > 1000)
         os.utime(newest, (number, number))
         if number == 2:
-            draft = newest.with_name(newest.name.split(".nbc")[0].rpartition(".")[0] + ".0123abcd.tmp")
-            draft.touch()
-            os.utime(draft, (0, 0))
-    assert len(list(kept.iterdir())) == kernel_cache.KEPT
+            drafts = [
+                newest.with_name(f"{newest.name.split('.nbc')[0].rpartition('.')[0]}.{at}.tmp") for at in range(2)
+            ]
+            for draft in drafts:
+                draft.touch()
+            os.utime(drafts[0], (0, 0))
+    assert {*kept.glob("*.tmp")} == {drafts[1]}, "of two drafts that of one who may still be writing stays"
+    assert len(list(kept.glob("*.nbc"))) == kernel_cache.KEPT
     assert hits(version(4)) == 1

@@ -13,8 +13,8 @@ import hashlib
 import os
 import pickle
 import sys
+import time
 import uuid
-from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache, cached_property
 from pathlib import Path
@@ -34,7 +34,9 @@ _normalised: Any = sigutils.normalize_signature
 _AppDirs: Any = appdirs.AppDirs
 
 KEPT = 2  # versions of one kernel for one processor: going back to another branch compiles nothing
+DEAD_S = 3600  # nobody writes a file for so long
 _DIGEST_SIZE = 32  # bytes
+_CHOICES = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO_DEFAULT")  # NUMBA_… of the environment
 _VERSIONS = (numba.__version__, llvmlite.__version__, sys.implementation.cache_tag)
 
 
@@ -91,7 +93,8 @@ class KernelCache(NullCache):
     def _name(self, sig: Any, target_context: Any) -> tuple[str, str]:
         """Which kernel for which processor, and which version of it."""
         function = self._dispatcher.py_func
-        key = digest_of((_normalised(sig), target_context.codegen().magic_tuple(), _VERSIONS))
+        chosen = [repr(getattr(numba.config, name, None)) for name in _CHOICES]
+        key = digest_of((_normalised(sig), target_context.codegen().magic_tuple(), _VERSIONS, chosen))
         kernel = f"{function.__module__}.{function.__qualname__}".replace("<", "").replace(">", "")
         return f"{kernel[-120:]}-{key.hex()[:24]}", f".{self._stamp.hex()[:24]}.nbc"
 
@@ -119,21 +122,20 @@ def _write(folder: Path, kernel: str, version: str, payload: bytes) -> bool:
         with suppress(OSError):
             draft.unlink()
         return False
-    _remove(_oldest(folder.glob(f"{kernel}.*")))
+    for old in _outdated(folder, kernel):
+        with suppress(OSError):  # another process removes the same
+            old.unlink()
     return True
 
 
-def _oldest(files: Iterable[Path]) -> list[Path]:
-    """All but the `KEPT` that were written last; drafts whose writer was killed are among them sooner or later."""
-    with suppress(OSError):  # another process removes the same
-        return sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)[KEPT:]
+def _outdated(folder: Path, kernel: str) -> list[Path]:
+    """All versions but the `KEPT` that were written last, and drafts whose writer must be dead."""
+    with suppress(OSError):
+        written = {file: file.stat().st_mtime for file in folder.glob(f"{kernel}.*")}
+        versions = sorted((file for file in written if file.suffix == ".nbc"), key=written.__getitem__, reverse=True)
+        drafts = (file for file, when in written.items() if file.suffix == ".tmp" and when < time.time() - DEAD_S)
+        return [*versions[KEPT:], *drafts]
     return []
-
-
-def _remove(files: Iterable[Path]) -> None:
-    for file in files:
-        with suppress(OSError):
-            file.unlink()
 
 
 @cache

@@ -89,11 +89,13 @@ def start(cache: Path, first: Callable[[], None] = lambda: None) -> Child:
 # --- what is done to a cache
 
 
-def two_at_once(cache: Path, rng: random.Random) -> list[Result]:
-    """Both on an empty one, the second up to a whole compilation later."""
-    one = start(cache)
-    time.sleep(rng.uniform(0, 0.3))
-    return [start(cache).end(), one.end()]
+def at_once(cache: Path, rng: random.Random) -> list[Result]:
+    """Two to four on an empty one, each up to a whole compilation later than the one before."""
+    children = [start(cache)]
+    for _ in range(rng.randint(1, 3)):
+        time.sleep(rng.uniform(0, 0.2))
+        children.append(start(cache))
+    return [child.end() for child in children]
 
 
 def killed(cache: Path, rng: random.Random) -> list[Result]:
@@ -141,7 +143,7 @@ def unwritable(cache: Path, rng: random.Random) -> list[Result]:
     return [start(cache, lambda: os.setuid(NOBODY) if os.geteuid() == 0 else None).end()]
 
 
-KINDS = {"two_at_once": two_at_once, "killed": killed, "damaged": damaged, "unwritable": unwritable}
+KINDS = {"at_once": at_once, "killed": killed, "damaged": damaged, "unwritable": unwritable}
 
 
 def cold_cache(count: int, seed: int, folder: Path, say: Callable[[str], None]) -> Result:

@@ -17,5 +17,5 @@ def test_caches_that_are_cold_shared_damaged_or_unwritable(tmp_path: Path, monke
     said: list[str] = []
     found = importlib.import_module("faults").cold_cache(8, 1, tmp_path / "caches", said.append)
     assert found["bad"] == []
-    assert found["kinds"] == {"two_at_once": 2, "killed": 2, "damaged": 2, "unwritable": 2}
+    assert found["kinds"] == {"at_once": 2, "killed": 2, "damaged": 2, "unwritable": 2}
     assert (found["cases"], found["right"], found["warm"], found["said_once"]) == (8, 8, 6, 2)
