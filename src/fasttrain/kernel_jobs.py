@@ -96,11 +96,11 @@ def compile_asked() -> None:
         os.nice(NICE)
     asked = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with_trainer, daemon=True).start()
-    for module, name, signature in asked:
-        try:
+    try:
+        for module, name, signature in asked:
             getattr(import_module(module), name).compile(signature)
-        except Exception as error:  # whatever it is, one line tells the trainer
-            sys.exit(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+    except Exception as error:  # whatever it is, one line tells the trainer
+        sys.exit(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
 
 
 def _end_with_trainer() -> None:
