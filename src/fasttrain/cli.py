@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fasttrain import __version__, commands
+from fasttrain import __version__, commands, terminal
 from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, ConfigError, FastTrainError
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ def conf_dir() -> Path:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Never raises for bad input."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    terminal.speak_its_letters()
     try:
         _refuse_while_imported()
         with _sigterm_as_ctrl_c():
@@ -127,7 +128,8 @@ def _report(error: Exception, code: int, text: str = "") -> int:
 
     if os.environ.get("FASTTRAIN_TRACEBACK"):
         traceback.print_exception(error)
-    print(f"fasttrain: error: {shown(text or str(error))}", file=sys.stderr)
+    told = f"fasttrain: error: {shown(text or str(error))}"
+    print(terminal.fitting(told, sys.stderr), file=sys.stderr)
     return code
 
 
@@ -139,7 +141,7 @@ def _dispatch(arguments: list[str]) -> int:
         from fasttrain.flags import FLAGS
 
         flags = "\n".join(f"  {flag.name:<22} {flag.flag_class:<10} {flag.text}" for flag in FLAGS)
-        print(HELP.format(version=__version__, flags=flags))
+        print(terminal.as_typed(HELP.format(version=__version__, flags=flags)))
         return 0
     command = "train"
     if arguments and re.fullmatch(r"[a-z_]+", arguments[0]):
@@ -220,6 +222,8 @@ def _run_command(command: str, composed: Any, arguments: Sequence[str]) -> int:
 
     from fasttrain.config import from_mapping
     from fasttrain.overrides import config_dir_options, sources
+    from fasttrain.runs.activity import activity
+    from fasttrain.runs.console import make_console
     from fasttrain.runs.files import read_json
 
     job = HydraConfig.get()
@@ -233,7 +237,9 @@ def _run_command(command: str, composed: Any, arguments: Sequence[str]) -> int:
         overrides += config_dir_options(arguments)
     more = {"compose": _compose} if command in commands.STUDIES else {}
     folder = Path(job.runtime.output_dir)
-    exit_code: int = commands.implementation(command)(config, origin, folder, overrides, **more)
+    with activity(make_console(), "loading PyTorch"):
+        main = commands.implementation(command)
+    exit_code: int = main(config, origin, folder, overrides, **more)
     if command == "train" and config.report:
         draw_report(folder)
     if command == "resume" and read_json(Path(str(config.run)) / "plan.json")["config"]["report"]:
@@ -243,14 +249,21 @@ def _run_command(command: str, composed: Any, arguments: Sequence[str]) -> int:
 
 def draw_report(folder: Path) -> None:
     """report.html of a run that is saved: whatever goes wrong here is one line, and the run stays what it is."""
-    try:
-        from fasttrain.studies.reports import write_report
+    from fasttrain.runs.activity import activity
+    from fasttrain.runs.console import make_console, say
 
-        print(f"report: {write_report(folder)}")
+    console = make_console()
+    try:
+        with activity(console, "drawing report.html"):
+            from fasttrain.studies.reports import write_report
+
+            page = write_report(folder)
+        say(console, f"report: {page}")
     except (Exception, KeyboardInterrupt) as error:
         reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
-        again = f"fasttrain report run={folder} tries again"
-        print(f"fasttrain: warning: no report.html ({reason}); the run is saved, {again}", file=sys.stderr)
+        again = f"{terminal.command()} report run={folder} tries again"
+        told = f"fasttrain: warning: no report.html ({reason}); the run is saved, {again}"
+        print(terminal.fitting(told, sys.stderr), file=sys.stderr)
 
 
 def _compose(arguments: Sequence[str]) -> Config:

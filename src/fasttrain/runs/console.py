@@ -16,6 +16,7 @@ from fasttrain.machine import usable_cores
 from fasttrain.perf.report import PerfWindow, advice, perf_rows
 from fasttrain.plan import Plan
 from fasttrain.runs.env_text import one_line
+from fasttrain.terminal import folded
 
 
 class LastingConsole(Console):
@@ -29,7 +30,15 @@ class LastingConsole(Console):
 
 def make_console() -> Console:
     """Standard output; where it is no terminal, wide enough that tables do not wrap."""
-    return LastingConsole() if sys.stdout.isatty() else LastingConsole(width=140, no_color=True)
+    if sys.stdout.isatty():
+        return LastingConsole()
+    return LastingConsole(width=140, no_color=True, force_terminal=False)  # whatever FORCE_COLOR wishes: it is a file
+
+
+def say(console: Console, line: str, style: str = "") -> None:
+    """One line as it is; on a terminal it is folded between words."""
+    text = folded(line, console.width) if console.is_terminal else line
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def show_plan(console: Console, plan: Plan) -> None:

@@ -6,11 +6,12 @@ import time
 from types import TracebackType
 
 from rich.console import Console, Group
-from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from fasttrain.runs.activity import moves, screen_of
+from fasttrain.runs.console import say
 from fasttrain.runs.progress import Progress, clock_text
 
 REFRESH_S = 0.25  # of the panel
@@ -25,22 +26,23 @@ class LiveView:
         self._progress = progress
         self._console = console
         self._title = title
-        self._live = Live(console=console, auto_refresh=False, transient=True) if panel else None
-        self._every_s = REFRESH_S if panel else PLAIN_EVERY_S
+        self._panel = panel and moves(console)
+        self._drawn = Group()  # an activity beside the training draws what is there, and reads no counters that change
+        self._every_s = REFRESH_S if self._panel else PLAIN_EVERY_S
         self._next = time.perf_counter() + self._every_s
 
     def __enter__(self) -> LiveView:
-        if self._live is not None:
-            self._live.start()
+        if self._panel:
+            screen_of(self._console).show(self._last_drawn)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._live is not None:
-            self._live.stop()
+        if self._panel:
+            screen_of(self._console).hide(self._last_drawn)
         if self._progress.env_steps:
-            self._console.print(self._progress.line(), highlight=False, soft_wrap=True)
+            say(self._console, self._progress.line())
 
     def tick(self) -> None:
         """Draw if the last drawing is old enough."""
@@ -48,10 +50,14 @@ class LiveView:
         if now < self._next:
             return
         self._next = now + self._every_s
-        if self._live is None:
-            self._console.print(self._progress.line(), highlight=False, soft_wrap=True)
+        if self._panel:
+            self._drawn = self.render()
+            screen_of(self._console).draw()
         else:
-            self._live.update(self.render(), refresh=True)
+            say(self._console, self._progress.line())
+
+    def _last_drawn(self) -> Group:
+        return self._drawn
 
     def render(self) -> Group:
         """The panel: progress, rates, where the time goes, how it learns."""

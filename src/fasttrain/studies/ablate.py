@@ -28,6 +28,7 @@ from fasttrain.studies.profiles import settings, use_profile, way_to_use, write_
 from fasttrain.studies.rates import Ratio, ratio, steady_rate
 from fasttrain.studies.statistics import FAIL, Comparison, compare, margin_of
 from fasttrain.studies.study import Compose, Study, Wanted, base_overrides
+from fasttrain.terminal import command
 
 BASELINE, WHOLE = "baseline", "profile"
 FIRST_S = 6.0  # of training, of the first two cells, which tell how fast both ends are
@@ -89,7 +90,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     """
     profiles = [key for key in overrides if key_of(key) == "profile"]
     if not profiles or profiles[-1].partition("=")[2] == BASELINE:
-        raise ConfigError("ablate needs the profile that is to be taken apart: fasttrain ablate +profile=speed")
+        raise ConfigError(f"ablate needs the profile that is to be taken apart: {command()} ablate +profile=speed")
     base = [text for text in base_overrides(overrides) if key_of(text) != "profile"]
     before = settings(compose(merged(base, ["profile=baseline"])))
     levers = find_levers(before, settings(config))
@@ -101,7 +102,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         return ablation.run()
     except KeyboardInterrupt:
         ablation.conclude(written=False)
-        study.say(f"stopped; fasttrain ablate study={study.folder} goes on")
+        study.say(f"stopped; {command()} ablate study={study.folder} goes on")
         return EXIT_STOPPED
 
 

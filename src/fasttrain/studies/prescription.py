@@ -14,7 +14,9 @@ from fasttrain.config import Config
 from fasttrain.flags import Machine
 from fasttrain.machine import free_memory
 from fasttrain.perf.limits import Flow, Rates, composed_limit, most_gain
+from fasttrain.runs.console import say
 from fasttrain.studies.advice import Advice
+from fasttrain.terminal import command
 
 NAMES = {
     "env": "stepping the envs",
@@ -38,11 +40,6 @@ class Findings(NamedTuple):
     flow: Flow
     present_s: float | None  # seconds per env step of the run
     finished: bool = False  # that of a finished run, not of a short training now
-
-
-def say(console: Console, line: str) -> None:
-    """One line, whatever is in it."""
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def machine_dict(machine: Machine, config: Config) -> dict[str, Any]:
@@ -117,7 +114,7 @@ def advices(console: Console, best: Sequence[Advice], found: Findings) -> None:
 def comparison(base: Sequence[str], changes: Sequence[str]) -> str:
     """The command that shows whether learning is as good."""
     changed = f"candidates=[{{name: now, overrides: []}}, {{name: changed, overrides: [{', '.join(changes)}]}}]"
-    return f'fasttrain compare {" ".join([*base, ""])}"{changed}"'
+    return f'{command()} compare {" ".join([*base, ""])}"{changed}"'
 
 
 def what_is_left(found: Findings) -> str:

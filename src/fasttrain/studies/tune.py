@@ -36,6 +36,7 @@ from fasttrain.studies.space import (
     update_ratio,
 )
 from fasttrain.studies.study import Compose, Study, Wanted, base_overrides
+from fasttrain.terminal import command
 from fasttrain.typed import did_you_mean
 
 PROFILE = "profile"
@@ -69,7 +70,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         return search.run()
     except KeyboardInterrupt:
         search.conclude()
-        study.say(f"stopped; fasttrain tune study={study.folder} goes on")
+        study.say(f"stopped; {command()} tune study={study.folder} goes on")
         return EXIT_STOPPED
 
 
@@ -228,7 +229,7 @@ class Search:
         changed = [key for key in chosen if key not in BY_NAME or BY_NAME[key].flag_class == "trade-off"]
         if changed:
             said = f"{', '.join(changed)} change{'s' if len(changed) == 1 else ''} what is learned"
-            self.study.say(f"{said}: fasttrain compare with it before you rely on it")
+            self.study.say(f"{said}: {command()} compare with it before you rely on it")
         self.study.say(f"written to {path}: {way_to_use(self.study.folder, name)}")
 
     def _evidence(self, key: str, value: Any) -> str:

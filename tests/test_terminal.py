@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from fasttrain.terminal import COMMAND_VARIABLE, command, folded, speak_its_letters
+
+
+def test_a_command_reads_as_it_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(COMMAND_VARIABLE, raising=False)
+    assert command() == "fasttrain"
+    monkeypatch.setenv(COMMAND_VARIABLE, "python3 scripts/run.py")
+    assert command() == "python3 scripts/run.py"
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_lines_are_cut_between_words_and_a_command_stays_whole(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(COMMAND_VARIABLE, "python3 scripts/run.py")
+    whole = "python3 scripts/run.py resume run=outputs/2026-01-31/12-00-00_skullking_maskable_ppo_1"
+    text = f"  saved: model.zip, checkpoint of 1,234,567 steps and more; {whole} goes on, at 99.5 % of it all"
+    lines = folded(text, width).split("\n")
+    assert " ".join(line.strip() for line in lines) == text.strip()
+    assert all(len(line) <= width or whole in line for line in lines)
+    assert any(whole in line for line in lines)
+    assert any("99.5 %" in line for line in lines)
+    assert lines[0].startswith("  saved")
+    assert lines[1].startswith("    ")
+
+
+def test_lines_that_fit_stay_as_they_are() -> None:
+    assert folded("a\n\n  b", 60) == "a\n\n  b"
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("ascii", "a | b... 2x ? done"), ("latin-1", "a · b... 2× ? done")])
+def test_letters_that_cannot_be_shown_are_written_plainly(
+    encoding: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+    speak_its_letters()
+    sys.stdout.write("a · b… 2× 雪 done")
+    sys.stdout.flush()
+    assert written.getvalue().decode(encoding) == shown
+
+
+def test_a_terminal_of_utf_8_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="surrogateescape")
+    monkeypatch.setattr(sys, "stdout", stream)
+    speak_its_letters()
+    assert stream.errors == "surrogateescape"
