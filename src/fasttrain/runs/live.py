@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from types import TracebackType
 
+from rich.cells import cell_len
 from rich.console import Console, Group
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -13,9 +14,11 @@ from rich.text import Text
 from fasttrain.runs.activity import moves, screen_of
 from fasttrain.runs.console import say
 from fasttrain.runs.progress import Progress, clock_text
+from fasttrain.terminal import GLUE, folded
 
 REFRESH_S = 0.25  # of the panel
 PLAIN_EVERY_S = 10.0
+SHORTEST_BAR = 10  # columns
 BAR_COLOURS = {"env": "green", "act": "cyan", "update": "magenta", "rest": "bright_black"}
 
 
@@ -61,22 +64,33 @@ class LiveView:
 
     def render(self) -> Group:
         """The panel: progress, rates, where the time goes, how it learns."""
-        progress = self._progress
-        bar = ProgressBar(progress.total_timesteps, min(progress.env_steps, progress.total_timesteps), width=40)
+        progress, width = self._progress, self._console.width - 1
         eta = "" if progress.eta_s is None else f"  ETA {clock_text(progress.eta_s)}"
+        counts = f"{progress.env_steps:,}/{progress.total_timesteps:,}{eta}"
+        title = Text(self._title, style="bold", no_wrap=True, overflow="ellipsis")
+        beside = width - len(counts) - cell_len(self._title) - 2 >= SHORTEST_BAR  # else the title stands above
+        room = width - len(counts) - 1 - (cell_len(self._title) + 1 if beside else 0)
+        bar = ProgressBar(
+            progress.total_timesteps, min(progress.env_steps, progress.total_timesteps), width=max(1, min(40, room))
+        )
         head = Table.grid(padding=(0, 1))
-        head.add_row(Text(self._title, style="bold"), bar, f"{progress.env_steps:,}/{progress.total_timesteps:,}{eta}")
+        head.add_row(*([title] if beside else []), bar, counts)
         facts = [f"{progress.steps_per_s:,.0f} steps/s", f"{progress.updates:,} updates"]
         if progress.mean_return is not None:
             facts.append(f"reward {progress.mean_return:.3g}{progress.trend()}")
         if progress.win_rate is not None:
             facts.append(f"win {100 * progress.win_rate:.1f} %")
-        return Group(head, Text("   ".join(facts)), self._phase_bar())
+        told = Text(folded("   ".join(fact.replace(" ", GLUE) for fact in facts), width))
+        return Group(*([] if beside else [title]), head, told, self._phase_bar(width))
 
-    def _phase_bar(self) -> Text:
-        text = Text()
-        for name, share in self._progress.shares().items():
-            text.append("█" * round(40 * share), style=BAR_COLOURS[name])
-        for name, share in self._progress.shares().items():
-            text.append(f"  {name} {100 * share:.0f} %", style=BAR_COLOURS[name])
+    def _phase_bar(self, width: int) -> Text:
+        shares = self._progress.shares().items()
+        words = [f"  {name} {100 * share:.0f} %" for name, share in shares]
+        room = min(40, width - len("".join(words)) - 2)  # rounding up may add two
+        text = Text(no_wrap=True, overflow="crop")
+        if room >= SHORTEST_BAR:
+            for name, share in shares:
+                text.append("█" * round(room * share), style=BAR_COLOURS[name])
+        for (name, _), word in zip(shares, words, strict=True):
+            text.append(word if text else word.lstrip(), style=BAR_COLOURS[name])
         return text

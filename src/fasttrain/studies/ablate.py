@@ -13,13 +13,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from fasttrain.config import Config
 from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, ConfigError
 from fasttrain.overrides import key_of
 from fasttrain.runs.console import make_console
 from fasttrain.runs.files import read_json
+from fasttrain.runs.tables import FittingTable
 from fasttrain.studies.cells import Cell, merged
 from fasttrain.studies.judge import choose_metric, values_of
 from fasttrain.studies.levers import Lever, chosen_levers, effective_levers, find_levers, values_with
@@ -294,10 +293,9 @@ def _row(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _table(findings: Sequence[Finding]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in ("flag", "change", "class", "added on the way", "profile ÷ without", "quality with it", "verdict"):
-        table.add_column(name, overflow="fold")
+def _table(findings: Sequence[Finding]) -> FittingTable:
+    names = ["flag", "change", "class", "added on the way", "profile ÷ without", "quality with it", "verdict"]
+    table = FittingTable(names)
     for finding in findings:
         quality = finding.quality
         shown = "same numbers" if finding.lever.flag_class == "exact" else "-"

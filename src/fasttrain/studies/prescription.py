@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from fasttrain.config import Config
 from fasttrain.flags import Machine
 from fasttrain.machine import free_memory
 from fasttrain.perf.limits import Flow, Rates, composed_limit, most_gain
 from fasttrain.runs.console import say
+from fasttrain.runs.tables import FittingTable
 from fasttrain.studies.advice import Advice
 from fasttrain.terminal import command
 
@@ -64,16 +64,14 @@ def parts(console: Console, found: Findings) -> None:
         f"{is_['free_memory_gb']:g} of {is_['memory_gb']:g} GB of memory free",
     )
     rates, present_s = found.rates, found.present_s
-    table = Table(box=None, pad_edge=False)
-    table.add_column("part, by itself")
-    for name in ("steps/s", "µs per step", "of the run's time"):
-        table.add_column(name, justify="right")
+    names = ["steps/s", "µs per step", "of the run's time"]
+    table = FittingTable(["part, by itself", *names], right=names)
     for part, name in NAMES.items():
         seconds = getattr(rates, part)
         if seconds is not None:
             share = "" if present_s is None else f"{100 * seconds / present_s:.0f} %"
             table.add_row(name, _rate(seconds), f"{1e6 * seconds:.3g}", share)
-    if table.row_count:
+    if table.rows:
         console.print(table)
     if all(getattr(rates, part) is not None for part in LIMIT_PARTS):
         limit = composed_limit(rates, found.flow)

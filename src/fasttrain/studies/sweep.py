@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, EXIT_WRONG_INPUT
 from fasttrain.overrides import config_dir_options, key_of, split_options
@@ -23,6 +21,7 @@ from fasttrain.runs.console import say
 from fasttrain.runs.env_text import csv_cell, one_line
 from fasttrain.runs.files import write_json
 from fasttrain.runs.progress import clock_text
+from fasttrain.runs.tables import FittingTable
 from fasttrain.studies.cells import Cell, last_line, run_cell
 from fasttrain.studies.reports import write_report
 
@@ -151,7 +150,6 @@ class Sweep:
         return float(cell.summary["steps_per_s"]), f"cell {cell.label}"
 
     def _print(self, rows: list[dict[str, Any]], keys: list[str], against: str) -> None:
-        table = Table(box=None, pad_edge=False)
         names = [
             "cell",
             *keys,
@@ -162,8 +160,7 @@ class Sweep:
             "updates/step",
             "status",
         ]
-        for name in names:
-            table.add_column(name, overflow="fold")
+        table = FittingTable(names)
         for cell, row in zip(self.cells, rows, strict=True):
             values = _values(cell.overrides)
             quality = cell.summary.get("quality", {})
@@ -175,7 +172,7 @@ class Sweep:
                 _with_interval(quality, "mean_reward", 1, "{:.3g}"),
                 _with_interval(quality, "win_rate", 100, "{:.1f}"),
                 _form(row["update_ratio"], "{:.5f}"),
-                Text(one_line(f"{row['status']}{': ' + row['error'] if row['error'] else ''}")),
+                one_line(f"{row['status']}{': ' + row['error'] if row['error'] else ''}"),
             )
         self.console.print(f"\nSweep: {len(rows)} cells, speed-up against {against}", highlight=False)
         self.console.print(table)
