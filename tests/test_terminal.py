@@ -29,6 +29,12 @@ def test_lines_are_cut_between_words_and_a_command_stays_whole(width: int, monke
     assert lines[1].startswith("    ")
 
 
+def test_columns_that_do_not_fit_stand_below_each_other() -> None:
+    text = "  fasttrain doctor +profile=speed        where the wall is, and what would pay"
+    assert folded(text, 60) == "  fasttrain doctor +profile=speed\n    where the wall is, and what would pay"
+    assert folded(text, 90) == text
+
+
 def test_lines_that_fit_stay_as_they_are() -> None:
     assert folded("a\n\n  b", 60) == "a\n\n  b"
 

@@ -141,7 +141,7 @@ def _dispatch(arguments: list[str]) -> int:
         from fasttrain.flags import FLAGS
 
         flags = "\n".join(f"  {flag.name:<22} {flag.flag_class:<10} {flag.text}" for flag in FLAGS)
-        print(terminal.as_typed(HELP.format(version=__version__, flags=flags)))
+        print(terminal.fitting(terminal.as_typed(HELP.format(version=__version__, flags=flags)), sys.stdout))
         return 0
     command = "train"
     if arguments and re.fullmatch(r"[a-z_]+", arguments[0]):

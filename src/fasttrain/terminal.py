@@ -30,14 +30,18 @@ def as_typed(text: str) -> str:
 
 def folded(text: str, width: int) -> str:
     """`text` in lines of at most `width`, never cut in a word, before its %, or in a command that is to be copied."""
-    one_piece = re.compile(rf"{re.escape(command())} \S+(?: \S*=\S*)*|[\d.]+ %")
-    lines = []
+    one_piece = re.compile(rf"{re.escape(command())} \S+(?: [^\s\[]+=\S*)*|(?:[a-z]+ )?[\d.]+ %")
+    lines: list[str] = []
     for line in text.split("\n"):
         indent = line[: len(line) - len(line.lstrip())]
-        glued = one_piece.sub(lambda found: found[0].replace(" ", GLUE), line)
-        lines += textwrap.wrap(
-            glued, max(20, width), subsequent_indent=f"{indent}  ", break_long_words=False, break_on_hyphens=False
-        ) or [""]  # fmt: skip
+        if len(line) > width and (columns := re.match(r"(\s*\S.*\S) {3,}(\S.*)", line)):
+            lines += [folded(columns[1], width), folded(f"{indent}  {columns[2]}", width)]
+            continue
+        glued = one_piece.sub(lambda found: found[0].replace(" ", GLUE), line.lstrip())
+        wrapper = textwrap.TextWrapper(
+            max(20, width), indent, f"{indent}  ", break_long_words=False, break_on_hyphens=False
+        )
+        lines += wrapper.wrap(glued) or [""]
     return "\n".join(lines).replace(GLUE, " ")
 
 
