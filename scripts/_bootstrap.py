@@ -158,9 +158,9 @@ def locked(path: Path) -> Iterator[None]:
     """Hold an operating-system lock on `path`; it ends with the process, so that none can be left behind."""
     with path.open("a+b") as file:
         if not _try_lock(file.fileno()):
-            say("another first use is at work on .venv; waiting for it")
-            while not _try_lock(file.fileno()):
-                time.sleep(0.2)
+            with counting("waiting for another first use, at work on .venv"):
+                while not _try_lock(file.fileno()):
+                    time.sleep(0.2)
         try:
             yield
         finally:
@@ -364,7 +364,7 @@ def call(command: list[str], cwd: Path | None = None) -> int:
 def run_fasttrain(arguments: list[str], root: Path = ROOT) -> int:
     """`python -m fasttrain` with the arguments, in the caller's working directory."""
     venv = Venv(root)
-    typed = shlex.join([sys.orig_argv[0], sys.argv[0]])
+    typed = shlex.join([_python_as_typed(sys.orig_argv[0]), sys.argv[0]])
     fresh = not venv.stamp.exists()
     code = _ready(venv, ())
     if code:
@@ -380,6 +380,12 @@ def run_fasttrain(arguments: list[str], root: Path = ROOT) -> int:
     except OSError as error:
         say(f"cannot start {command[0]}: {error}; delete {venv.folder} and try again")
         return 2
+
+
+def _python_as_typed(path: str) -> str:
+    """`python3` again, where a shim on the PATH has made a path of it."""
+    found = shutil.which(Path(path).name)
+    return Path(path).name if found and os.path.realpath(found) == os.path.realpath(path) else path
 
 
 def run_script(script: Path, arguments: list[str], root: Path = ROOT, extras: Iterable[str] = ()) -> int:

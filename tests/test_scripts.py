@@ -465,7 +465,7 @@ def test_ctrl_c_reaches_the_child_which_decides_the_exit_code(bootstrap: ModuleT
 
 
 @posix
-def test_what_is_printed_to_be_typed_is_what_was_typed(bootstrap: ModuleType, checkout: Path) -> None:
+def test_what_is_printed_to_be_typed_is_what_was_typed(bootstrap: ModuleType, checkout: Path, uv: Path) -> None:
     put_venv(checkout)
     (checkout / ".venv" / "bin" / "fake.py").write_text("import os; print(os.environ['FASTTRAIN_COMMAND'])")
     put_stamp(bootstrap, checkout)
@@ -474,6 +474,9 @@ def test_what_is_printed_to_be_typed_is_what_was_typed(bootstrap: ModuleType, ch
         timeout=60, check=True,
     )  # fmt: skip
     assert started.stdout == f"{sys.executable} 'check out/scripts/run.py'\n"
+    (uv / "python9").symlink_to(sys.executable)  # as a shim hands over, by its path
+    typed = bootstrap._python_as_typed(str(uv / "python9"))
+    assert typed == "python9"
 
 
 # --- progress
