@@ -165,13 +165,14 @@ class Watch:
             self.command.pauses.append({**pause, "screen": shown or ["(nothing)"]})
 
     def _note_phase(self, now: float, shown: list[str]) -> None:
-        if now - self.phase_begun > LONG_S and shown:
+        if now - self.phase_begun > LONG_S and shown and re.search(r"\d:\d\d|\d s\b", shown[-1]):
             self.command.phases.append({"seconds": round(now - self.phase_begun, 1), "line": shown[-1]})
 
 
 def _title(line: str) -> str:
     """What a moving line is about: without the wheel, numbers and details."""
-    return re.sub(r"[\d.,:]+", "#", line.lstrip("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏|/-\\ ").partition(": ")[0])[:40]
+    told = line.lstrip("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏|/-\\ ").removeprefix("fasttrain: ")
+    return re.sub(r"[\d.,:]+", "#", told.partition(": ")[0])[:40]
 
 
 def environment(folder: Path) -> dict[str, str]:

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import io
 import sys
+from pathlib import Path
 
 import pytest
 
-from fasttrain.terminal import COMMAND_VARIABLE, command, folded, speak_its_letters
+from fasttrain.terminal import COMMAND_VARIABLE, command, folded, near, speak_its_letters
 
 
 def test_a_command_reads_as_it_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,3 +57,11 @@ def test_a_terminal_of_utf_8_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(sys, "stdout", stream)
     speak_its_letters()
     assert stream.errors == "surrogateescape"
+
+
+def test_a_path_is_as_short_as_it_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert near(tmp_path / "outputs" / "a") == Path("outputs/a")
+    assert near(tmp_path) == tmp_path
+    assert near(tmp_path.parent / "b") == tmp_path.parent / "b"
+    assert near(Path("c")) == Path("c")

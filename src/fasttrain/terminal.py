@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import textwrap
+from pathlib import Path
 from typing import TextIO
 
 COMMAND_VARIABLE = "FASTTRAIN_COMMAND"  # set by scripts/run.py, whose user has no `fasttrain` on the PATH
@@ -21,6 +22,12 @@ GLUE = "\N{NO-BREAK SPACE}"
 def command() -> str:
     """What to type for `fasttrain` where the user is: for every message that shows a command."""
     return os.environ.get(COMMAND_VARIABLE) or "fasttrain"
+
+
+def near(path: Path) -> Path:
+    """`path` as it can be typed where the user is: short, if it lies below."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) and path != here else path
 
 
 def as_typed(text: str) -> str:

@@ -65,7 +65,8 @@ class Activity:
             done, wanted, unit = self._counted
             detail, tail = f"{done:,} of {wanted:,} {unit}", tail + self._eta(done, wanted)
         head = f"{self._title}: {detail}" if detail else self._title
-        return (head if width is None else head[: max(0, width - len(tail))]) + tail
+        room = len(head) if width is None else max(0, width - len(tail))
+        return (head if len(head) <= room else f"{head[: room - 1]}…") + tail
 
     def _eta(self, done: int, wanted: int) -> str:
         since, took_s = done - self._first[0], time.monotonic() - self._first[1]
@@ -140,7 +141,7 @@ def activity(console: Console, title: str, ask: Callable[[], str] | None = None)
 
     def drawn() -> Text:
         turn = wheel[int(time.monotonic() / MOVING_EVERY_S) % len(wheel)]
-        return Text(f"{turn} {doing.line(console.width - 3)}", no_wrap=True, overflow="crop")
+        return Text(f"{turn} {doing.line(console.width - 5)}", no_wrap=True, overflow="crop")
 
     def go_on() -> None:
         wait_s = MOVING_EVERY_S if moving else SILENT_S

@@ -29,6 +29,7 @@ from fasttrain.runs.files import parse_json, write_json
 from fasttrain.runs.model_files import find_statistics, load_policy
 from fasttrain.runs.progress import score_diff_of, win_of
 from fasttrain.runs.wrap import Statistics
+from fasttrain.terminal import near
 
 LONGEST_REASON, MOST_REASONS = 200, 100  # of an env's texts what summary.json keeps
 MOST_PLAN_BYTES = 16 << 20  # 10 kB are usual
@@ -165,8 +166,9 @@ def evaluate_both(
     Shows how far it is; `stop` ends it early. `statistics` of `env.normalize`: those of the env the model is training
     on, if left out.
     """
-    from fasttrain.runs.build import build_vec_env
+    from fasttrain.runs.build import build_vec_env, set_threads
 
+    set_threads(config.torch_threads)  # as in training: two on two busy cores took five times as long as one
     config = against_bots(config)
     own = config if config.vec_env == "native" else dataclasses.replace(config, vec_env="dummy")
     statistics = model.get_vec_normalize_env() if statistics is None else statistics
@@ -215,7 +217,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     quality = evaluate_both(model, dataclasses.replace(trained, eval=wanted), console, statistics=statistics)
     show_quality(console, quality)
     write_json(folder / "eval.json", {"run": config.run, "quality": quality})
-    say(console, f"written to {folder / 'eval.json'}")
+    say(console, f"written to {near(folder / 'eval.json')}")
     return 0
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from types import TracebackType
 
-from rich.cells import cell_len
 from rich.console import Console, Group
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fasttrain.runs.activity import moves, screen_of
+from fasttrain.runs.activity import activity, moves, screen_of
 from fasttrain.runs.console import say
 from fasttrain.runs.progress import Progress, clock_text
 from fasttrain.terminal import GLUE, folded
@@ -30,20 +30,23 @@ class LiveView:
         self._console = console
         self._title = title
         self._panel = panel and moves(console)
-        self._drawn = Group()  # an activity beside the training draws what is there, and reads no counters that change
+        self._drawn = Group()  # what is drawn beside the training is what was there at the last tick: counters change
+        self._shown = ExitStack()
         self._every_s = REFRESH_S if self._panel else PLAIN_EVERY_S
         self._next = time.perf_counter() + self._every_s
 
     def __enter__(self) -> LiveView:
         if self._panel:
-            screen_of(self._console).show(self._last_drawn)
+            screen = screen_of(self._console)
+            screen.show(self._last_drawn)
+            self._shown.callback(screen.hide, self._last_drawn)
+            self._shown.enter_context(activity(self._console, self._title))  # it moves while an update takes long
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._panel:
-            screen_of(self._console).hide(self._last_drawn)
+        self._shown.close()
         if self._progress.env_steps:
             say(self._console, self._progress.line())
 
@@ -54,8 +57,7 @@ class LiveView:
             return
         self._next = now + self._every_s
         if self._panel:
-            self._drawn = self.render()
-            screen_of(self._console).draw()
+            self._drawn = self.render()  # and drawn by the activity's thread
         else:
             say(self._console, self._progress.line())
 
@@ -67,21 +69,17 @@ class LiveView:
         progress, width = self._progress, self._console.width - 1
         eta = "" if progress.eta_s is None else f"  ETA {clock_text(progress.eta_s)}"
         counts = f"{progress.env_steps:,}/{progress.total_timesteps:,}{eta}"
-        title = Text(self._title, style="bold", no_wrap=True, overflow="ellipsis")
-        beside = width - len(counts) - cell_len(self._title) - 2 >= SHORTEST_BAR  # else the title stands above
-        room = width - len(counts) - 1 - (cell_len(self._title) + 1 if beside else 0)
-        bar = ProgressBar(
-            progress.total_timesteps, min(progress.env_steps, progress.total_timesteps), width=max(1, min(40, room))
-        )
+        done, room = min(progress.env_steps, progress.total_timesteps), width - len(counts) - 1
+        bar = ProgressBar(progress.total_timesteps, done, width=max(1, min(40, room)))
         head = Table.grid(padding=(0, 1))
-        head.add_row(*([title] if beside else []), bar, counts)
+        head.add_row(bar, counts)
         facts = [f"{progress.steps_per_s:,.0f} steps/s", f"{progress.updates:,} updates"]
         if progress.mean_return is not None:
             facts.append(f"reward {progress.mean_return:.3g}{progress.trend()}")
         if progress.win_rate is not None:
             facts.append(f"win {100 * progress.win_rate:.1f} %")
         told = Text(folded("   ".join(fact.replace(" ", GLUE) for fact in facts), width))
-        return Group(*([] if beside else [title]), head, told, self._phase_bar(width))
+        return Group(head, told, self._phase_bar(width))
 
     def _phase_bar(self, width: int) -> Text:
         shares = self._progress.shares().items()

@@ -61,7 +61,7 @@ from fasttrain.runs.saving import Saving, clean, into_place
 from fasttrain.runs.settle import settle_acceleration, warmup_s
 from fasttrain.runs.stopping import StoppedBy, stopping_for
 from fasttrain.runs.wrap import save_model
-from fasttrain.terminal import command
+from fasttrain.terminal import command, near
 from fasttrain.vec.self_play import SelfPlayVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
 
@@ -227,10 +227,8 @@ class Run:
         if self.stop.requested and self.checkpoints.failed:
             missing.append(self.checkpoints.failed)
         if missing:
-            newest = self.checkpoints.folder.newest().folder
-            way_on = (
-                f"; make room, then {command()} resume run={self.folder} goes on from {newest.name}" if newest else ""
-            )
+            newest, resume = self.checkpoints.folder.newest().folder, f"{command()} resume run={near(self.folder)}"
+            way_on = f"; make room, then {resume} goes on from {newest.name}" if newest else ""
             raise FastTrainError(f"not saved: {'; '.join(missing)}{way_on}")
 
     def evaluate(self) -> None:
@@ -267,7 +265,7 @@ class Run:
         with self.saving.of("summary.json"):
             write_json(self.folder / "summary.json", self._summary(window, quality, overrides))
         if not self.saving.failed:
-            self.say(f"everything is in {self.folder}")
+            self.say(f"everything is in {near(self.folder)}")
 
     def note_crash(self, error: Exception) -> None:
         """Keep what there is: the episodes so far, good weights, and a summary.json that says what happened."""

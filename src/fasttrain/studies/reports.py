@@ -36,7 +36,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         raise ConfigError(f"report takes run=… only: {', '.join(ignored)} would do nothing")
     console = make_console()
     try:
-        with activity(console, f"drawing {config.run}/report.html"):
+        with activity(console, "drawing report.html"):
             file = write_report(Path(config.run))
     except OSError as error:
         raise ConfigError(f"run={config.run}: cannot write the report there ({error})") from error

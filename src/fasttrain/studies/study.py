@@ -20,6 +20,7 @@ from fasttrain.runs.files import read_json, write_json
 from fasttrain.runs.progress import clock_text
 from fasttrain.studies.cells import Cell, last_line, run_cell
 from fasttrain.studies.reports import write_report
+from fasttrain.terminal import near
 
 STUDY_SCHEMA = 1
 # Keys that speak to the study, not to its cells.
@@ -146,7 +147,7 @@ class Study:
         try:
             with activity(self.console, "drawing report.html"):
                 page = write_report(self.folder)
-            self.say(f"report: {page}")
+            self.say(f"report: {near(page)}")
         except Exception as error:  # drawing must not lose a study
             self.say(f"no report.html: {error!r}")
 

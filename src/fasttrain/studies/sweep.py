@@ -24,6 +24,7 @@ from fasttrain.runs.progress import clock_text
 from fasttrain.runs.tables import FittingTable
 from fasttrain.studies.cells import Cell, last_line, run_cell
 from fasttrain.studies.reports import write_report
+from fasttrain.terminal import near
 
 CSV_COLUMNS = (
     "status",
@@ -135,7 +136,7 @@ class Sweep:
         """report.html; where it cannot be drawn, a line says why: the figures are in sweep.json."""
         try:
             with activity(self.console, "drawing report.html"):
-                line = f"report: {write_report(self.folder or Path())}"
+                line = f"report: {near(write_report(self.folder or Path()))}"
         except Exception as error:  # drawing must not lose a sweep
             line = f"no report.html: {type(error).__name__}: {error}"
         say(self.console, line)
@@ -176,7 +177,7 @@ class Sweep:
             )
         self.console.print(f"\nSweep: {len(rows)} cells, speed-up against {against}", highlight=False)
         self.console.print(table)
-        say(self.console, f"written to {self.folder}/sweep.csv and sweep.json")
+        say(self.console, f"written to {near(self.folder or Path())}/sweep.csv and sweep.json")
 
     def _write(self, rows: list[dict[str, Any]], keys: list[str], against: str) -> None:
         folder = self.folder or Path()
