@@ -77,7 +77,8 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         with activity(console, f"building an env of {config.env.id or config.env.entry_point}"):
             facts = env_facts(against_bots(config), measure=lambda: run_checkup(config, folder, console))
         plan = make_plan(config, sources, facts, this_machine())
-        run = Run(plan, folder, console)
+        with activity(console, "building the run"):
+            run = Run(plan, folder, console)
         write_json(folder / "plan.json", run.plan.to_dict())
         show.show_plan(console, run.plan)
         return carry_out(run, overrides)
