@@ -154,7 +154,8 @@ def _dispatch(arguments: list[str]) -> int:
     from fasttrain.runs.console import make_console
 
     with ExitStack() as starting:  # until the command, or a sweep's first cell, has something to show
-        starting.enter_context(activity(make_console(), "loading fasttrain and PyTorch"))
+        if not PRINTS_ONLY & set(arguments):
+            starting.enter_context(activity(make_console(), "loading fasttrain and PyTorch"))
         return _run_hydra(command, arguments, starting)
 
 
