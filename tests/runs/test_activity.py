@@ -151,6 +151,7 @@ def test_a_dumb_terminal_gets_lines() -> None:
     assert not moves(Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": "dumb"}))
     assert not moves(Console(file=io.StringIO(), _environ={"TERM": "xterm"}))
     assert moves(Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": "xterm", "NO_COLOR": "1"}))
+    assert not moves(Console(quiet=True, force_terminal=True, _environ={"TERM": "xterm"})), "prints would be lost"
 
 
 def test_an_error_inside_leaves_the_terminal_as_it_was(hurried: None) -> None:

@@ -29,7 +29,7 @@ WHEELS = {"utf": "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "": "|/-\\"}  # by the beginn
 
 def moves(console: Console) -> bool:
     """Whether lines can be drawn over there."""
-    return console.is_terminal and not console.is_dumb_terminal
+    return console.is_terminal and not console.is_dumb_terminal and not console.quiet
 
 
 class Activity:
