@@ -25,9 +25,9 @@ def command() -> str:
 
 
 def near(path: Path) -> Path:
-    """`path` as it can be typed where the user is: short, if it lies below."""
+    """`path` as it can be typed at this terminal: short, if it lies below. In a file it stays whole."""
     here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) and path != here else path
+    return path.relative_to(here) if sys.stdout.isatty() and path != here and path.is_relative_to(here) else path
 
 
 def as_typed(text: str) -> str:
