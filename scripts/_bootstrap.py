@@ -6,17 +6,20 @@ made is installed into, and one that does not work is named in a message.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 WINDOWS = os.name == "nt"
@@ -26,6 +29,17 @@ CHECKS = (
     ("mypy", ("mypy",)),
     ("pytest", ("pytest", "-n", "2", "--dist", "loadfile")),  # last, so that its closing line is the last thing printed
 )
+# pip's settings that uv takes from the environment, and those that do not decide what is chosen. With any other: pip.
+FOR_UV = {
+    "index-url": "UV_INDEX_URL",
+    "extra-index-url": "UV_EXTRA_INDEX_URL",
+    "find-links": "UV_FIND_LINKS",
+    "cert": "SSL_CERT_FILE",
+}
+HARMLESS = {
+    "cache-dir", "default-timeout", "disable-pip-version-check", "no-color", "no-input", "progress-bar", "quiet",
+    "require-virtualenv", "retries", "root-user-action", "timeout", "verbose",
+}  # fmt: skip
 
 
 class SetupError(Exception):
@@ -93,7 +107,13 @@ class Venv:
                 return
             if self._must_be_created():
                 self._create()
-            self._install({*extras, *self.recorded().get("extras", ())})  # type: ignore[misc]
+            extras = {*extras, *self.recorded().get("extras", ())}  # type: ignore[misc]
+            self._install(extras)
+            stamp = {**self.wanted(extras), "python": self.version()}
+            partial = self.stamp.with_suffix(".partial")
+            partial.write_text(json.dumps(stamp), encoding="utf-8")
+            os.replace(partial, self.stamp)
+            self.unfinished.unlink(missing_ok=True)
 
     def _must_be_created(self) -> bool:
         content = {path.name for path in self.folder.iterdir()} - {self.lock.name}
@@ -122,14 +142,15 @@ class Venv:
 
     def _install(self, extras: set[str]) -> None:
         target = f".[{','.join(sorted(extras))}]" if extras else "."
-        pip = [str(self.python), "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
-        title = "installing fasttrain and what it needs into .venv (once)"
-        watch(title, [*pip, "-c", "constraints.txt", "-e", target], self.root)
-        stamp = {**self.wanted(extras), "python": self.version()}
-        partial = self.stamp.with_suffix(".partial")
-        partial.write_text(json.dumps(stamp), encoding="utf-8")
-        os.replace(partial, self.stamp)
-        self.unfinished.unlink(missing_ok=True)
+        pip = [str(self.python), "-m", "pip", "--disable-pip-version-check", "--no-input"]
+        what, title = ["-c", "constraints.txt", "-e", target], "installing into .venv (once)"
+        uv = uv_like_pip(pip, self.root)
+        try:
+            if uv is not None:
+                return watch(f"{title} by uv", [*uv.command, *what], self.root, uv.environment)
+        except SetupError:  # its output stands there
+            title += " by pip"
+        watch(title, [*pip, "install", *what], self.root)
 
 
 @contextmanager
@@ -137,9 +158,9 @@ def locked(path: Path) -> Iterator[None]:
     """Hold an operating-system lock on `path`; it ends with the process, so that none can be left behind."""
     with path.open("a+b") as file:
         if not _try_lock(file.fileno()):
-            say("another first use is at work on .venv; waiting for it")
-            while not _try_lock(file.fileno()):
-                time.sleep(0.2)
+            with counting("waiting for another first use, at work on .venv"):
+                while not _try_lock(file.fileno()):
+                    time.sleep(0.2)
         try:
             yield
         finally:
@@ -178,31 +199,84 @@ else:
             fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
-def watch(title: str, command: list[str], cwd: Path) -> None:
+class Uv(NamedTuple):
+    """uv, told what pip's configuration says."""
+
+    command: list[str]
+    environment: dict[str, str]
+
+
+def uv_like_pip(pip: list[str], cwd: Path) -> Uv | None:
+    """uv where it is there and takes the very torch build that pip would; None, for pip, where anything is in doubt.
+
+    Everything else is pinned by constraints.txt; of torch 2.13.0 there are builds of 0.2 and of 3 GB.
+    """
+    uv = shutil.which("uv")
+    if uv is None:
+        return None
+    with counting("looking whether uv would install the same"):
+        try:
+            environment = _uvs_environment(uv, pip, cwd)
+        except (OSError, ValueError, LookupError, TypeError, SyntaxError, subprocess.SubprocessError):
+            return None
+    compiled = ["--compile-bytecode"] if sys.dont_write_bytecode else []  # else each start would compile again
+    return Uv([uv, "pip", "install", *compiled, "--python", pip[0]], environment) if environment else None
+
+
+def _uvs_environment(uv: str, pip: list[str], cwd: Path) -> dict[str, str]:
+    """pip's configuration as uv reads it; empty if it cannot be said, or if torch would be another."""
+    alone = ["--quiet", "--no-deps", "-c", "constraints.txt"]
+    settings = pips_settings(_output([*pip, "config", "list"], cwd))
+    if not settings.keys() <= FOR_UV.keys() | HARMLESS:
+        return {}
+    told = {FOR_UV[name]: value for name, value in settings.items() if name in FOR_UV}
+    environment = {**os.environ, "UV_NO_CONFIG": "1", "UV_INDEX_STRATEGY": "unsafe-best-match", **told}
+    report = _output([*pip, "install", "--dry-run", "--ignore-installed", "--report", "-", *alone, "torch"], cwd)
+    [torch] = json.loads(report)["install"]
+    chosen = torch["download_info"]["archive_info"]["hashes"]["sha256"]
+    lock = [uv, "pip", "compile", "-", *alone, "--python", pip[0], "--format", "pylock.toml"]
+    return environment if chosen in _output(lock, cwd, environment, "torch") else {}
+
+
+def pips_settings(listed: str) -> dict[str, str]:
+    """What `pip config list` says of installing: the environment before `install.…` before `global.…`."""
+    found: dict[str, str] = {}
+    for section in ("global.", "install.", ":env:."):
+        for line in listed.splitlines():
+            key, equals, value = line.partition("=")
+            if equals and key.startswith(section):
+                name, words = key[len(section) :], ast.literal_eval(value).split()
+                found[name] = ("," if name == "find-links" else " ").join(words)
+    return found
+
+
+def _output(command: list[str], cwd: Path, environment: Mapping[str, str] = os.environ, typed: str = "") -> str:
+    """What it prints, within a minute."""
+    asked = subprocess.run(
+        command, cwd=cwd, env=environment, input=typed, capture_output=True, text=True, encoding="utf-8", timeout=60,
+        check=True,
+    )  # fmt: skip
+    return asked.stdout
+
+
+def watch(title: str, command: list[str], cwd: Path, environment: Mapping[str, str] = os.environ) -> None:
     """Run `command` with one line of progress; its own output appears, in full, only if it fails.
 
     Raises:
         SetupError: it failed.
     """
-    began = time.monotonic()
     output: list[str] = []
-    environment = {key: value for key, value in os.environ.items() if key != "__PYVENV_LAUNCHER__"}  # macOS
+    environment = {key: value for key, value in environment.items() if key != "__PYVENV_LAUNCHER__"}  # macOS
+    began = time.monotonic()
     process = subprocess.Popen(
         command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, encoding="utf-8", errors="replace",
     )  # fmt: skip
     reader = threading.Thread(target=_collect, args=(process, output), daemon=True)
     reader.start()
-    terminal = sys.stderr.isatty()
-    if not terminal:
-        say(f"{title} ...")
     try:
-        while process.poll() is None:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=0.5 if terminal else 30)
-                break
-            line = f"{title}: {time.monotonic() - began:.0f} s{_activity(output)}"
-            say(line, end="" if terminal else "\n", over=terminal)
+        with counting(title, lambda: _activity(output)):
+            process.wait()
     except KeyboardInterrupt:  # the child got it too
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=10)
@@ -211,10 +285,42 @@ def watch(title: str, command: list[str], cwd: Path) -> None:
     reader.join(timeout=5)
     took = f"{time.monotonic() - began:.0f} s"
     if process.returncode != 0:
-        say(f"{title}: failed after {took}", over=terminal)
+        say(f"{title}: failed after {took}")
         sys.stderr.write("".join(output))
         raise SetupError(f"{title} failed with exit code {process.returncode}; the output is above")
-    say(f"{title}: done in {took}", over=terminal)
+    say(f"{title}: done in {took}")
+
+
+@contextmanager
+def counting(title: str, detail: Callable[[], str] = lambda: "") -> Iterator[None]:
+    """One line with the seconds that the block takes: on a terminal moving, and gone at its end; else at times."""
+    moving = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    began, over = time.monotonic(), threading.Event()
+
+    def count() -> None:
+        while not over.wait(0.5 if moving else 30):
+            line = f"fasttrain: {title}: {time.monotonic() - began:.0f} s{detail()}"
+            sys.stderr.write(f"\r\033[K{line[: _columns() - 1]}" if moving else f"{line}\n")
+            sys.stderr.flush()
+
+    counter = threading.Thread(target=count, daemon=True)
+    if not moving:
+        say(f"{title} ...")
+    counter.start()
+    try:
+        yield
+    finally:
+        over.set()
+        counter.join()
+        if moving:
+            sys.stderr.write("\r\033[K")
+
+
+def _columns() -> int:
+    """Of the terminal now: people resize it."""
+    with suppress(OSError):
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    return 80
 
 
 def _collect(process: subprocess.Popen[str], output: list[str]) -> None:
@@ -225,19 +331,19 @@ def _collect(process: subprocess.Popen[str], output: list[str]) -> None:
 
 
 def _activity(output: list[str]) -> str:
-    """What pip last said it is doing, as " (downloading torch-2.13.0...)"; an address is cut to the file's name."""
+    """What pip or uv last said it does, as " (downloading torch-2.13.0...)"; an address is cut to the file's name."""
     for line in reversed(output):
         words = line.split()
-        if line.startswith("Installing collected packages"):
+        if line.startswith(("Installing collected packages", "Prepared")):
             return " (unpacking)"
         if len(words) > 1 and words[0] in ("Collecting", "Downloading", "Processing", "Building"):
             return f" ({words[0].lower()} {words[1].rsplit('/', maxsplit=1)[-1][:50]})"
     return ""
 
 
-def say(text: str, end: str = "\n", over: bool = False) -> None:
+def say(text: str) -> None:
     """Write to stderr, so that stdout holds only what fasttrain prints."""
-    sys.stderr.write(("\r\033[K" if over else "") + f"fasttrain: {text}{end}")
+    sys.stderr.write(f"fasttrain: {text}\n")
     sys.stderr.flush()
 
 
@@ -258,9 +364,14 @@ def call(command: list[str], cwd: Path | None = None) -> int:
 def run_fasttrain(arguments: list[str], root: Path = ROOT) -> int:
     """`python -m fasttrain` with the arguments, in the caller's working directory."""
     venv = Venv(root)
+    typed = shlex.join([_python_as_typed(sys.orig_argv[0]), sys.argv[0]])
+    fresh = not venv.stamp.exists()
     code = _ready(venv, ())
     if code:
         return code
+    if fresh:
+        say(f"ready; wherever it says fasttrain, type {typed}")
+    os.environ["FASTTRAIN_COMMAND"] = typed  # in what it prints to be typed
     command = [str(venv.python), "-m", "fasttrain", *arguments]
     if WINDOWS:  # exec there returns to the shell at once
         return call(command)
@@ -269,6 +380,12 @@ def run_fasttrain(arguments: list[str], root: Path = ROOT) -> int:
     except OSError as error:
         say(f"cannot start {command[0]}: {error}; delete {venv.folder} and try again")
         return 2
+
+
+def _python_as_typed(path: str) -> str:
+    """`python3` again, where a shim on the PATH has made a path of it."""
+    found = shutil.which(Path(path).name)
+    return Path(path).name if found and os.path.realpath(found) == os.path.realpath(path) else path
 
 
 def run_script(script: Path, arguments: list[str], root: Path = ROOT, extras: Iterable[str] = ()) -> int:
@@ -311,6 +428,6 @@ def _ready(venv: Venv, extras: Iterable[str]) -> int:
         say(f"cannot set up {venv.folder}: {error}")
         return 2
     except KeyboardInterrupt:
-        say("stopped; the next use begins again", over=sys.stderr.isatty())
+        say("stopped; the next use begins again")
         return 130
     return 0

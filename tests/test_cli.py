@@ -189,3 +189,12 @@ def test_a_script_that_begins_a_run_when_it_is_imported_is_told(tmp_path: Path):
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
     assert "fasttrain: error: a process of a run imports the script that began the run" in done.stderr
+
+
+def test_a_process_does_not_look_through_its_objects_before_it_ends():
+    code = (
+        "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count() > 0))\n"  # runs last
+        "from fasttrain.cli import main; main(['--version'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.splitlines()[-1] == "True"

@@ -20,7 +20,8 @@ SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 HERE = "%d.%d" % sys.version_info[:2]  # noqa: UP031 - as the script asks
 posix = pytest.mark.skipif(os.name == "nt", reason="the stand-in for Python is a shell script")
 
-# Stands in for .venv's Python: notes its calls; answers the version; otherwise obeys FAKE_EXIT.
+# Stands in for .venv's Python: notes its calls; answers the version, pip's settings and what torch it would take;
+# otherwise obeys FAKE_EXIT.
 FAKE_PYTHON = """
 import json, os, signal, sys
 from pathlib import Path
@@ -29,6 +30,10 @@ with open(here / "calls.jsonl", "a") as file:
     file.write(json.dumps({"args": sys.argv[1:], "cwd": os.getcwd()}) + "\\n")
 if sys.argv[1] == "-c":
     print((here / "version").read_text())
+elif "config" in sys.argv:
+    print(os.environ.get("FAKE_CONFIG", ""))
+elif "--report" in sys.argv:
+    print(json.dumps({"install": [{"download_info": {"archive_info": {"hashes": {"sha256": "abc123"}}}}]}))
 elif "pip" in sys.argv:
     print("Collecting torch==2.13.0\\nsecret noise of pip")
     sys.exit(int(os.environ.get("FAKE_PIP_EXIT", "0")))
@@ -61,6 +66,37 @@ def checkout(tmp_path: Path) -> Path:
     (root / "pyproject.toml").write_text("[project]\n", encoding="utf-8")
     (root / "constraints.txt").write_text("torch==2.13.0\n", encoding="utf-8")
     return root
+
+
+# Stands in for uv: notes what it is told, takes the torch of FAKE_TORCH, and installs with the exit code FAKE_UV_EXIT.
+FAKE_UV = """
+import json, os, sys
+from pathlib import Path
+if "compile" in sys.argv:
+    print("hashes = { sha256 = \\"%s\\" }" % os.environ.get("FAKE_TORCH", ""))
+else:
+    told = {name: os.environ[name] for name in os.environ if name.startswith("UV_") or name == "SSL_CERT_FILE"}
+    Path(os.environ["FAKE_TOLD"]).write_text(json.dumps({"args": sys.argv[1:], **told}))
+    sys.exit(int(os.environ.get("FAKE_UV_EXIT", "0")))
+"""
+
+
+@pytest.fixture(autouse=True)
+def uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A PATH with nothing but the stand-in for uv once `put_uv` is called, so that no uv of this machine is used."""
+    folder = tmp_path / "path"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    monkeypatch.setenv("FAKE_TOLD", str(folder / "told.json"))
+    for name in ("UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+def put_uv(folder: Path) -> None:
+    (folder / "fake_uv.py").write_text(FAKE_UV, encoding="utf-8")
+    (folder / "uv").write_text(f"#!/bin/sh\nexec '{sys.executable}' '{folder}/fake_uv.py' \"$@\"\n", encoding="utf-8")
+    (folder / "uv").chmod(0o755)
 
 
 def put_venv(root: Path, version: str = HERE) -> None:
@@ -96,9 +132,9 @@ def created(bootstrap: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Path
     made: list[Path] = []
     real = bootstrap.watch
 
-    def watch(title: str, command: list[str], cwd: Path) -> None:
+    def watch(title: str, command: list[str], cwd: Path, *environment: Any) -> None:
         if command[1:3] != ["-m", "venv"]:
-            return real(title, command, cwd)  # type: ignore[no-any-return]
+            return real(title, command, cwd, *environment)  # type: ignore[no-any-return]
         made.append(cwd)
         put_venv(cwd)
         return None
@@ -218,6 +254,55 @@ def test_failed_install_shows_pips_output_and_is_repeated(
     venv.prepare()
     assert len(created) == 2
     assert "secret noise" not in capfd.readouterr().err
+
+
+# --- uv or pip
+
+
+@posix
+def test_uv_installs_what_pip_would_and_is_told_pips_settings(
+    bootstrap: ModuleType, checkout: Path, created: list[Path], uv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_uv(uv)
+    monkeypatch.setenv("FAKE_TORCH", "abc123")
+    monkeypatch.setenv("FAKE_CONFIG", "\n".join([
+        "global.find-links='/old'", ":env:.find-links='/a /b'", "global.extra-index-url='https://one https://two'",
+        "install.index-url='https://mine'", "global.cert='/c.pem'", "global.timeout='60'", "download.pre='true'",
+    ]))  # fmt: skip
+    bootstrap.Venv(checkout).prepare()
+    told = json.loads((uv / "told.json").read_text())
+    assert told["args"][:2] == ["pip", "install"]
+    assert told["args"][-4:] == ["-c", "constraints.txt", "-e", "."]
+    assert told["args"][told["args"].index("--python") + 1] == str(bootstrap.Venv(checkout).python)
+    assert told["UV_FIND_LINKS"] == "/a,/b"
+    assert told["UV_EXTRA_INDEX_URL"] == "https://one https://two"
+    assert told["UV_INDEX_URL"] == "https://mine"
+    assert told["SSL_CERT_FILE"] == "/c.pem"
+    assert not any(args[-1] == "." for args in calls(checkout)), "pip installs nothing then"
+    assert bootstrap.Venv(checkout).is_ready(())
+
+
+@posix
+@pytest.mark.parametrize(
+    ("torch", "config", "uv_exit"),
+    [
+        ("another", "", "0"),
+        ("abc123", "global.no-binary=':all:'", "0"),
+        ("abc123", "global.cert=not quoted", "0"),
+        ("abc123", "", "1"),
+    ],
+)
+def test_pip_installs_where_anything_is_in_doubt(
+    bootstrap: ModuleType, checkout: Path, created: list[Path], uv: Path, monkeypatch: pytest.MonkeyPatch,
+    torch: str, config: str, uv_exit: str,
+) -> None:  # fmt: skip
+    put_uv(uv)
+    for name, value in (("FAKE_TORCH", torch), ("FAKE_CONFIG", config), ("FAKE_UV_EXIT", uv_exit)):
+        monkeypatch.setenv(name, value)
+    bootstrap.Venv(checkout).prepare()
+    assert (uv / "told.json").exists() == (uv_exit == "1")
+    assert installs(checkout)[-1] == "."
+    assert bootstrap.Venv(checkout).is_ready(())
 
 
 # --- what it leaves alone
@@ -379,7 +464,51 @@ def test_ctrl_c_reaches_the_child_which_decides_the_exit_code(bootstrap: ModuleT
         assert process.wait(timeout=30) == 4
 
 
+@posix
+def test_what_is_printed_to_be_typed_is_what_was_typed(bootstrap: ModuleType, checkout: Path, uv: Path) -> None:
+    put_venv(checkout)
+    (checkout / ".venv" / "bin" / "fake.py").write_text("import os; print(os.environ['FASTTRAIN_COMMAND'])")
+    put_stamp(bootstrap, checkout)
+    started = subprocess.run(
+        [sys.executable, "check out/scripts/run.py", "eval"], capture_output=True, text=True, cwd=checkout.parent,
+        timeout=60, check=True,
+    )  # fmt: skip
+    assert started.stdout == f"{sys.executable} 'check out/scripts/run.py'\n"
+    (uv / "python9").symlink_to(sys.executable)  # as a shim hands over, by its path
+    typed = bootstrap._python_as_typed(str(uv / "python9"))
+    assert typed == "python9"
+
+
 # --- progress
+
+
+@posix
+@pytest.mark.parametrize("columns", [60, 80])
+def test_progress_is_one_line_of_the_terminals_width(columns: int) -> None:
+    import fcntl
+    import pty
+    import struct
+    import termios
+
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    code = (
+        "import importlib.util, sys, pathlib\n"
+        f"spec = importlib.util.spec_from_file_location('b', {str(SCRIPTS / '_bootstrap.py')!r})\n"
+        "b = importlib.util.module_from_spec(spec)\nspec.loader.exec_module(b)\n"
+        'print_and_wait = \'import time; print("Downloading https://host/" + 90 * "x", flush=True); time.sleep(1.8)\'\n'
+        "b.watch('installing into .venv (once)', [sys.executable, '-c', print_and_wait], pathlib.Path())\n"
+    )
+    environment = {**os.environ, "TERM": "xterm"}
+    subprocess.run([sys.executable, "-c", code], stderr=theirs, env=environment, timeout=60, check=True)
+    os.close(theirs)
+    written = os.read(ours, 65536).decode()
+    os.close(ours)
+    shown = [text for text in written.replace("\r\n", "").split("\r\x1b[K") if text]
+    assert len(shown) >= 3
+    assert all(len(text) < columns for text in shown)
+    assert any("(downloading" in text for text in shown)
+    assert "done in" in shown[-1]
 
 
 def test_activity_names_what_pip_does_without_addresses(bootstrap: ModuleType) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
+import gc
 import multiprocessing
 import os
 import re
@@ -11,11 +13,11 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fasttrain import __version__, commands
+from fasttrain import __version__, commands, terminal
 from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, ConfigError, FastTrainError
 
 if TYPE_CHECKING:
@@ -76,6 +78,8 @@ def conf_dir() -> Path:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Never raises for bad input."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    terminal.speak_its_letters()
+    atexit.register(gc.freeze)  # 400,000 objects die with the process: looking through them first costs 1.5 s of CPU
     try:
         _refuse_while_imported()
         with _sigterm_as_ctrl_c():
@@ -128,7 +132,8 @@ def _report(error: Exception, code: int, text: str = "") -> int:
 
     if os.environ.get("FASTTRAIN_TRACEBACK"):
         traceback.print_exception(error)
-    print(f"fasttrain: error: {shown(text or str(error))}", file=sys.stderr)
+    told = f"fasttrain: error: {shown(text or str(error))}"
+    print(terminal.fitting(told, sys.stderr), file=sys.stderr)
     return code
 
 
@@ -140,15 +145,22 @@ def _dispatch(arguments: list[str]) -> int:
         from fasttrain.flags import FLAGS
 
         flags = "\n".join(f"  {flag.name:<22} {flag.flag_class:<10} {flag.text}" for flag in FLAGS)
-        print(HELP.format(version=__version__, flags=flags))
+        print(terminal.fitting(terminal.as_typed(HELP.format(version=__version__, flags=flags)), sys.stdout))
         return 0
     command = "train"
     if arguments and re.fullmatch(r"[a-z_]+", arguments[0]):
         command = commands.known(arguments.pop(0))
-    return _run_hydra(command, commands.prepare(command, arguments))
+    arguments = commands.prepare(command, arguments)
+    from fasttrain.runs.activity import activity
+    from fasttrain.runs.console import make_console
+
+    with ExitStack() as starting:  # until the command, or a sweep's first cell, has something to show
+        if not PRINTS_ONLY & set(arguments):
+            starting.enter_context(activity(make_console(), "loading fasttrain and PyTorch"))
+        return _run_hydra(command, arguments, starting)
 
 
-def _run_hydra(command: str, arguments: list[str]) -> int:
+def _run_hydra(command: str, arguments: list[str], starting: ExitStack) -> int:
     """Compose the configuration with Hydra and run `command` on it, once or once per sweep cell."""
     import hydra
     from hydra.core.hydra_config import HydraConfig
@@ -169,7 +181,11 @@ def _run_hydra(command: str, arguments: list[str]) -> int:
     def task(composed: Any) -> None:
         running.append(command)
         try:
-            outcome.append(sweep.run_cell(HydraConfig.get()) if sweep else _run_command(command, composed, arguments))
+            if sweep:
+                starting.close()
+                outcome.append(sweep.run_cell(HydraConfig.get()))
+            else:
+                outcome.append(_run_command(command, composed, arguments, starting))
         except (FastTrainError, MemoryError, OSError) as error:  # kept from Hydra, which would print lines of its own
             failed.append(error)
         except (HydraException, OmegaConfBaseException) as error:
@@ -214,8 +230,8 @@ def _sweep(command: str, arguments: Sequence[str]) -> Sweep | None:
     return Sweep(command, arguments, make_console())
 
 
-def _run_command(command: str, composed: Any, arguments: Sequence[str]) -> int:
-    """One composed configuration → one command → its exit code."""
+def _run_command(command: str, composed: Any, arguments: Sequence[str], starting: ExitStack) -> int:
+    """One composed configuration → one command → its exit code. `starting` ends when its modules are there."""
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
@@ -234,7 +250,9 @@ def _run_command(command: str, composed: Any, arguments: Sequence[str]) -> int:
         overrides += config_dir_options(arguments)
     more = {"compose": _compose} if command in commands.STUDIES else {}
     folder = Path(job.runtime.output_dir)
-    exit_code: int = commands.implementation(command)(config, origin, folder, overrides, **more)
+    main = commands.implementation(command)
+    starting.close()
+    exit_code: int = main(config, origin, folder, overrides, **more)
     if command == "train" and config.report:
         draw_report(folder)
     if command == "resume" and read_json(Path(str(config.run)) / "plan.json")["config"]["report"]:
@@ -244,14 +262,21 @@ def _run_command(command: str, composed: Any, arguments: Sequence[str]) -> int:
 
 def draw_report(folder: Path) -> None:
     """report.html of a run that is saved: whatever goes wrong here is one line, and the run stays what it is."""
-    try:
-        from fasttrain.studies.reports import write_report
+    from fasttrain.runs.activity import activity
+    from fasttrain.runs.console import make_console, say
 
-        print(f"report: {write_report(folder)}")
+    console = make_console()
+    try:
+        with activity(console, "drawing report.html"):
+            from fasttrain.studies.reports import write_report
+
+            page = write_report(folder)
+        say(console, f"report: {terminal.near(page)}")
     except (Exception, KeyboardInterrupt) as error:
         reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
-        again = f"fasttrain report run={folder} tries again"
-        print(f"fasttrain: warning: no report.html ({reason}); the run is saved, {again}", file=sys.stderr)
+        again = f"{terminal.command()} report run={folder} tries again"
+        told = f"fasttrain: warning: no report.html ({reason}); the run is saved, {again}"
+        print(terminal.fitting(told, sys.stderr), file=sys.stderr)
 
 
 def _compose(arguments: Sequence[str]) -> Config:

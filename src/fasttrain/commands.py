@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fasttrain import terminal
 from fasttrain.errors import ConfigError
 from fasttrain.overrides import key_of, split_options
 from fasttrain.runs.files import read_json
@@ -93,7 +94,7 @@ def refuse_foreign_keys(command: str, typed: Iterable[str], overrides: Sequence[
         if owner is not None and command not in owner.commands:
             value = next((text.partition("=")[2] for text in reversed(overrides) if key_of(text) == key), "")
             shown = key if owner.commands == ("play",) else f"{key}={value}"
-            raise ConfigError(f"{shown} means nothing for {command}; {owner.use}")
+            raise ConfigError(f"{shown} means nothing for {command}; {terminal.as_typed(owner.use)}")
 
 
 def prepare(command: str, arguments: Sequence[str]) -> list[str]:
@@ -133,7 +134,8 @@ def _going_on(folder: Path, command: str, typed: Sequence[str]) -> list[str]:
     if not stored and len(typed) == 1:
         raise ConfigError(f"study={folder}: no study.json there; name the folder of a study, or say what to {command}")
     if stored and stored["command"] != command:
-        raise ConfigError(f"study={folder} is one of {stored['command']}: fasttrain {stored['command']} study={folder}")
+        way_on = f"{terminal.command()} {stored['command']} study={folder}"
+        raise ConfigError(f"study={folder} is one of {stored['command']}: {way_on}")
     keys = {key_of(text) for text in typed} - {""}
     return [*(str(text) for text in stored.get("arguments", ()) if key_of(str(text)) not in keys), *typed]
 

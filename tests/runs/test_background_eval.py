@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from rich.console import Console
 
 from conftest import configured
 from fasttrain.perf.clock import PhaseClock
@@ -56,7 +57,7 @@ def test_it_gives_what_an_evaluation_in_the_trainer_gives_and_leaves_its_random_
     result = wait_for(evaluation)
     assert torch.equal(torch.get_rng_state(), states[0])
     assert np.random.get_state()[1].tolist() == states[1]
-    expected = evaluate_both(model, config, lambda _: None, sampled=False)["greedy"]
+    expected = evaluate_both(model, config, Console(quiet=True), sampled=False)["greedy"]
     assert (result.env_steps, result.wall_s, result.quality) == (1000, 2.5, expected)
     assert result.seconds > 0
     assert evaluation.seconds == result.seconds

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ from conftest import configured
 from fasttrain.flags import EnvFacts, Machine
 from fasttrain.perf.report import EnvTimes, PerfWindow
 from fasttrain.plan import make_plan
-from fasttrain.runs.console import make_console, show_perf, show_plan, show_quality
+from fasttrain.runs.console import make_console, say, show_perf, show_plan, show_quality
 from fasttrain.runs.evaluate import summarise
 
 
@@ -100,3 +101,39 @@ def test_a_reader_that_goes_away_ends_the_output_and_not_the_program():
     assert process.stderr is not None
     assert (process.stderr.read(), process.wait(60)) == ("went on", 0)
     process.stderr.close()
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_nothing_is_cut_in_a_word_however_narrow_the_terminal(width: int):
+    narrow, wide = (
+        Console(file=io.StringIO(), width=each, force_terminal=True, no_color=True) for each in (width, 400)
+    )
+    window = PerfWindow(
+        env_steps=3_014_656, updates=11_776, phases_ns={"action": 3 * 10**9, "train": 10**10, "other": 10**6},
+        envs=EnvTimes(opponents_ns=10**9), cpu_share=None, gpu_share=None, memory_bytes=0,
+    )  # fmt: skip
+    ci95 = {"mean_reward": [3.03, 3.21], "win_rate": [0.64, 0.68], "score_diff": [44.7, 58.0]}
+    result = {"episodes": 2000, "mean_reward": 3.12, "win_rate": 0.66, "draw_rate": 0.02, "score_diff": 51.4,
+              "mean_length": 65.0, "end_reason": {"won": 0.6, "lost": 0.4}, "ci95": ci95}  # fmt: skip
+    for console in (narrow, wide):
+        plan = make_plan(configured("+profile=speed"), {}, EnvFacts(True, None), Machine(2, False, False))
+        show_plan(console, plan)
+        show_perf(console, window, kernels=True)
+        show_quality(console, {"greedy": result, "sampled": result})
+        say(console, "a line of many words that says what was saved where, and how much of it: 66.1 % " * 3)
+    lines = unstyled(text_of(narrow)).splitlines()
+    assert all(len(line) <= width for line in lines)
+    words = set(unstyled(text_of(narrow)).split())
+    known = set(unstyled(text_of(wide)).split()) | {"·", "/s", "alone", "ms/1,000", "draws", "score", "difference"}
+    assert words <= known, "a piece of a word"
+    assert not any(line.strip().startswith("%") for line in lines)
+
+
+def unstyled(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def test_a_line_in_a_file_is_never_folded():
+    console = Console(file=io.StringIO(), width=60)
+    say(console, "  word" * 40 + " [bold]")
+    assert text_of(console) == "  word" * 40 + " [bold]\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.studies.cells import Cell, merged, run_cell, why
+from fasttrain.studies.cells import Cell, last_line, merged, run_cell, why
 
 SMALL = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "algo.rollout_size=512", "batch_size=64",
          "algo.n_epochs=1", "eval.episodes=4", "eval.num_envs=2", "vec_env=dummy", "torch_threads=1", "checkup=off",
@@ -76,3 +76,13 @@ def test_what_ended_a_cell(tmp_path: Path):
     assert why(0, log) == why(4, log) == ""
     log.write_text("")
     assert why(1, log) == "no output"
+
+
+def test_what_a_cell_says_last_is_read_while_it_runs(tmp_path: Path):
+    with pytest.raises(OSError, match="log.txt"):
+        last_line(tmp_path)
+    log = tmp_path / "log.txt"
+    log.touch()
+    assert last_line(tmp_path) == "starting"
+    log.write_bytes(b"x" * 5000 + b"\n 12,000/40,000 steps 30 % \xc2\xb7 reward\x1b[2J 5\n\n")
+    assert last_line(tmp_path) == "12,000/40,000 steps 30 % · reward\N{REPLACEMENT CHARACTER}[2J 5"

@@ -159,13 +159,15 @@ def serve(config: Config, connection: Connection) -> None:
 
 
 def _evaluated(config: Config, file: Path) -> dict[str, Any]:
+    from rich.console import Console
+
     from fasttrain.runs.evaluate import evaluate_both
     from fasttrain.runs.model_files import find_statistics, load_policy
 
     begun = time.perf_counter()
     model = load_policy(config, file)
     statistics = find_statistics(config, file)
-    quality = evaluate_both(model, config, lambda _: None, statistics=statistics, sampled=False)
+    quality = evaluate_both(model, config, Console(quiet=True), statistics=statistics, sampled=False)
     return {"quality": quality["greedy"], "seconds": time.perf_counter() - begun}
 
 

@@ -47,6 +47,7 @@ from fasttrain.machine import bf16_units, usable_cores
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.stock import TimedVecEnv
 from fasttrain.plan import Plan
+from fasttrain.runs.activity import telling
 from fasttrain.runs.device import pick_device
 from fasttrain.runs.env_options import check_native_options, check_spaces, policy_for
 from fasttrain.runs.wrap import Statistics, wrapped
@@ -151,10 +152,17 @@ def _check_envpool(config: Config) -> bool:
     return policy_for(config.algo.policy, env.observation_space).startswith("Cnn")
 
 
-def build_vec_env(config: Config, num_envs: int, seed: int, statistics: Statistics | None = None) -> VecEnv:
+def build_vec_env(
+    config: Config,
+    num_envs: int,
+    seed: int,
+    statistics: Statistics | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> VecEnv:
     """`num_envs` copies as the (effective) `vec_env` says; env i is seeded with `seed + i`.
 
-    `statistics` of a training: the envs are to be played with `env.normalize` as it was learned there.
+    `statistics` of a training: the envs are to be played with `env.normalize` as it was learned there. `tell` hears
+    which env is being built, where that is known.
     """
     env: VecEnv
     if config.env.backend == "envpool":
@@ -167,7 +175,7 @@ def build_vec_env(config: Config, num_envs: int, seed: int, statistics: Statisti
         env = _shared(config, num_envs)
     else:
         factories = [_noted(MonitoredEnv(env_spec(config)), config) for _ in range(num_envs)]
-        env = SubprocVecEnv(factories) if config.vec_env == "subproc" else DummyVecEnv(factories)
+        env = SubprocVecEnv(factories) if config.vec_env == "subproc" else DummyVecEnv(telling(factories, tell))
     env.seed(seed)
     return SelfPlayVecEnv(env) if plays_itself(config) else wrapped(env, config, statistics)
 

@@ -14,9 +14,11 @@ from fasttrain.envs.checkup import CheckupResult, checkup
 from fasttrain.envs.make import EnvFactory, EnvSpec
 from fasttrain.envs.probe import ProbeResult
 from fasttrain.errors import ConfigError, EnvSpecError
+from fasttrain.runs.activity import activity
 from fasttrain.runs.build import env_spec
-from fasttrain.runs.console import make_console
+from fasttrain.runs.console import make_console, say
 from fasttrain.runs.files import write_json
+from fasttrain.terminal import command
 
 CHECK_SCHEMA = 1
 # Of `fasttrain check`; before training the checkup's own, smaller, limits hold.
@@ -38,19 +40,19 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     if "algo" not in sources:  # the default, which needs masks, was not asked for
         spec = dataclasses.replace(spec, needs_masks=False, use_masks=True)
     console = make_console()
-    with console.status(f"playing {spec.option}"):
+    with activity(console, f"playing {spec.option}"):
         result = checkup(EnvFactory(spec), max_steps=CHECK_STEPS, max_seconds=CHECK_SECONDS, use_masks=spec.use_masks)
     _write(result, spec, folder)
-    _say(console, f"Checkup of {spec.option}: {result.steps:,} steps by random legal actions, {result.seconds:.1f} s")
+    say(console, f"Checkup of {spec.option}: {result.steps:,} steps by random legal actions, {result.seconds:.1f} s")
     if result.costs is not None:
         console.print(_cost_table(result, result.costs))
     for text in result.not_checked:
-        _say(console, f"not checked: {text}")
+        say(console, f"not checked: {text}")
     for finding in result.findings:
-        _say(console, f"{finding.severity} {finding.code}: {finding}")
+        say(console, f"{finding.severity} {finding.code}: {finding}")
     if not result.findings:
-        _say(console, "nothing found")
-    _say(console, f"written to {folder / 'checkup.json'}")
+        say(console, "nothing found")
+    say(console, f"written to {folder / 'checkup.json'}")
     return EnvSpecError.exit_code if result.errors or (config.checkup == "strict" and result.findings) else 0
 
 
@@ -65,7 +67,7 @@ def run_checkup(config: Config, folder: Path, console: Console) -> ProbeResult |
     if config.checkup == "off" or config.env.backend == "envpool":
         return None
     spec = env_spec(against_bots(config))
-    with console.status(f"checkup: playing {spec.option} (its kernels, if it has any, compile on the first use)"):
+    with activity(console, f"checkup: playing {spec.option} (its kernels, if it has any, compile on the first use)"):
         result = checkup(EnvFactory(spec), use_masks=spec.use_masks)
     _write(result, spec, folder)
     lines = [f"  {finding.severity} {finding.code}: {finding}" for finding in result.findings]
@@ -73,23 +75,18 @@ def run_checkup(config: Config, folder: Path, console: Console) -> ProbeResult |
     if lines and config.checkup == "strict":
         what = f"checkup=strict: {count} in {spec.option}; mend it, or take checkup=warn"
         raise EnvSpecError("\n".join([what, *lines]))
-    _say(console, f"Checkup: {count} in {result.steps:,} steps by random legal actions")
+    say(console, f"Checkup: {count} in {result.steps:,} steps by random legal actions")
     for line in lines[:MOST_LINES]:
-        _say(console, line)
+        say(console, line)
     if lines:
         more = f"{len(lines) - MOST_LINES} more in" if len(lines) > MOST_LINES else "stored in"
-        _say(
-            console, f"  ({more} {folder / 'checkup.json'}; checkup=strict stops here, `fasttrain check` looks longer)"
-        )
+        longer = f"checkup=strict stops here, `{command()} check` looks longer"
+        say(console, f"  ({more} {folder / 'checkup.json'}; {longer})")
     return None if result.errors else result.costs
 
 
 def _write(result: CheckupResult, spec: EnvSpec, folder: Path) -> None:
     write_json(folder / "checkup.json", {"schema": CHECK_SCHEMA, "env": spec.option, **result.to_dict()})
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _cost_table(result: CheckupResult, costs: ProbeResult) -> Table:

@@ -9,13 +9,15 @@ from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from fasttrain.machine import usable_cores
 from fasttrain.perf.report import PerfWindow, advice, perf_rows
 from fasttrain.plan import Plan
 from fasttrain.runs.env_text import one_line
+from fasttrain.runs.tables import FittingTable
+from fasttrain.terminal import folded
+
+WIDE, NARROW = 100, 80  # columns; below the first, the plan's sources stand in plan.json alone
 
 
 class LastingConsole(Console):
@@ -29,19 +31,28 @@ class LastingConsole(Console):
 
 def make_console() -> Console:
     """Standard output; where it is no terminal, wide enough that tables do not wrap."""
-    return LastingConsole() if sys.stdout.isatty() else LastingConsole(width=140, no_color=True)
+    if sys.stdout.isatty():
+        return LastingConsole()
+    return LastingConsole(width=140, no_color=True, force_terminal=False)  # whatever FORCE_COLOR wishes: it is a file
+
+
+def say(console: Console, line: str, style: str = "") -> None:
+    """One line as it is; on a terminal it is folded between words."""
+    text = folded(line, console.width) if console.is_terminal else line
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def show_plan(console: Console, plan: Plan) -> None:
     """Flags that differ from a plain SB3 script or from what was requested."""
     console.print("Plan: what differs from a plain SB3 script", style="bold")
-    table = Table(box=None, pad_edge=False)
-    for name in ("flag", "requested", "effective", "class", "source", "why"):
-        table.add_column(name, overflow="fold")
+    names = ["flag", "requested", "effective", "class", *(["source"] if console.width >= WIDE else []), "why"]
+    table = FittingTable(names, plain=["why"])
     for row in plan.notable():
         requested, effective = _cell(row.requested), _cell(row.effective)
         style = "bold" if requested != effective else ""
-        table.add_row(row.flag, requested, effective, row.flag_class, row.source, row.reason, style=style)
+        cells = {"flag": row.flag, "requested": requested, "effective": effective, "class": row.flag_class,
+                 "source": row.source, "why": row.reason}  # fmt: skip
+        table.add_row(*(cells[name] for name in names), style=style)
     console.print(table)
     console.print(f"  ({len(plan.rows)} flags in all: plan.json)", style="dim", highlight=False)
 
@@ -54,40 +65,34 @@ def _cell(value: Any) -> str:
 
 def show_perf(console: Console, window: PerfWindow, kernels: bool) -> None:
     """Where the time of training went; `kernels`: updates went through the compiled ones of `fused_update`."""
-    console.print(
+    say(
+        console,
         f"\n[PERF] {window.steps_per_s:,.0f} steps/s over {window.env_steps:,} env steps "
         f"in {window.wall_ns / 1e9:.1f} s, {window.updates:,} updates ({window.update_ratio:.5f} per step)",
         style="bold",
-        markup=False,
-        highlight=False,
     )
-    table = Table(box=None, pad_edge=False)
-    table.add_column("phase")
-    for name in ("ms per 1,000 steps", "share", "steps/s if alone"):
-        table.add_column(name, justify="right")
+    names = ["ms per 1,000 steps", "share", "steps/s if alone"]
+    if console.width < NARROW:
+        names = ["ms/1,000", "share", "/s if alone"]
+    table = FittingTable(["phase", *names], right=names)
     for row in perf_rows(window):
         table.add_row(*row)
     console.print(table)
     if window.phases_ns.get("train") and not window.background_ns:
         optimizer = ", in compiled kernels the optimizer too" if kernels else ""
-        console.print(f"  train_ms: forward and backward together{optimizer}", style="dim", highlight=False)
+        say(console, f"  train_ms: forward and backward together{optimizer}", style="dim")
     if window.background_ns:
-        console.print(
-            "  overlap: updates ran beside collecting, train_ms is the wait for them; data were one update old",
-            style="dim",
-            highlight=False,
-        )
-    console.print(f"  {advice(window, usable_cores())}", highlight=False, soft_wrap=True)
+        overlap = "updates ran beside collecting, train_ms is the wait for them; data were one update old"
+        say(console, f"  overlap: {overlap}", style="dim")
+    say(console, f"  {advice(window, usable_cores())}")
 
 
 def show_quality(console: Console, quality: Mapping[str, dict[str, Any]]) -> None:
     """Evaluation results, one row per way of acting."""
     console.print("\nQuality (own seeds, 95 % intervals)", style="bold")
-    table = Table(box=None, pad_edge=False)
     draws = any(result.get("draw_rate") for result in quality.values())
     columns = ["acting", "episodes", "mean reward", "win rate", *(["draws"] if draws else []), "score difference"]
-    for name in (*columns, "length", "ends"):
-        table.add_column(name)
+    table = FittingTable([*columns, "length", "ends"])
     for acting, result in quality.items():
         ci95 = result["ci95"]
         ends = ", ".join(f"{name} {100 * share:.0f} %" for name, share in result["end_reason"].items())
@@ -99,7 +104,7 @@ def show_quality(console: Console, quality: Mapping[str, dict[str, Any]]) -> Non
             *([f"{100 * (result['draw_rate'] or 0):.1f} %"] if draws else []),
             _with_interval(result["score_diff"], ci95["score_diff"], 1, "{:.1f}"),
             f"{result['mean_length']:.1f}",
-            Text(one_line(ends, 2000)),
+            one_line(ends, 2000),
         )
     console.print(table)
 

@@ -6,7 +6,6 @@ import dataclasses
 import inspect
 import math
 import random
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,18 +14,21 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.console import Console
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.config import Config, against_bots, from_mapping
 from fasttrain.errors import ConfigError
 from fasttrain.flags import FLAGS
-from fasttrain.runs.console import make_console, show_quality
+from fasttrain.runs.activity import activity
+from fasttrain.runs.console import make_console, say, show_quality
 from fasttrain.runs.env_text import one_line
 from fasttrain.runs.files import parse_json, write_json
 from fasttrain.runs.model_files import find_statistics, load_policy
 from fasttrain.runs.progress import score_diff_of, win_of
 from fasttrain.runs.wrap import Statistics
+from fasttrain.terminal import near
 
 LONGEST_REASON, MOST_REASONS = 200, 100  # of an env's texts what summary.json keeps
 MOST_PLAN_BYTES = 16 << 20  # 10 kB are usual
@@ -155,38 +157,37 @@ def wilson_interval(successes: int, trials: int) -> list[float]:
 def evaluate_both(
     model: BaseAlgorithm,
     config: Config,
-    say: Callable[[str], None],
+    console: Console,
     stop: Callable[[], bool] = lambda: False,
     statistics: Statistics | None = None,
     sampled: bool = True,
 ) -> Quality:
     """Greedy play and, for a policy that samples and if `sampled`, sampled play; on fresh envs that are closed again.
 
-    Says how far it is every ten seconds; `stop` ends it early. `statistics` of `env.normalize`: those of the env the
-    model is training on, if left out.
+    Shows how far it is; `stop` ends it early. `statistics` of `env.normalize`: those of the env the model is training
+    on, if left out.
     """
-    from fasttrain.runs.build import build_vec_env
+    from fasttrain.runs.build import build_vec_env, set_threads
 
+    set_threads(config.torch_threads)  # as in training: two on two busy cores took five times as long as one
     config = against_bots(config)
     own = config if config.vec_env == "native" else dataclasses.replace(config, vec_env="dummy")
     statistics = model.get_vec_normalize_env() if statistics is None else statistics
     count = config.eval.num_envs or min(config.eval.episodes, 64 if config.vec_env == "native" else 8)
-    env = build_vec_env(own, count, config.eval.seed, statistics)
-    said = time.perf_counter()
+    ways = ["greedy", "sampled"] if sampled and config.algo.name != "dqn" else ["greedy"]
+    quality: Quality = {}
+    with activity(console, "evaluating") as doing:
+        env = build_vec_env(own, count, config.eval.seed, statistics, doing.now)
+        try:
+            for way in ways:
 
-    def keep_on(played: int) -> bool:
-        nonlocal said
-        if time.perf_counter() - said > 10:
-            said = time.perf_counter()
-            say(f"evaluating: {played:,} of {config.eval.episodes:,} episodes")
-        return not stop()
+                def keep_on(played: int, way: str = way) -> bool:
+                    doing.count(played, config.eval.episodes, f"{way} episodes")
+                    return not stop()
 
-    try:
-        quality = {"greedy": evaluate(model, env, config.eval.episodes, True, config.eval.seed, keep_on)}
-        if sampled and config.algo.name != "dqn":
-            quality["sampled"] = evaluate(model, env, config.eval.episodes, False, config.eval.seed, keep_on)
-    finally:
-        env.close()
+                quality[way] = evaluate(model, env, config.eval.episodes, way == "greedy", config.eval.seed, keep_on)
+        finally:
+            env.close()
     return quality
 
 
@@ -198,7 +199,9 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     """
     if config.run is None:
         raise ConfigError("eval needs run=FOLDER, a finished run's folder (outputs/DATE/TIME_…)")
-    trained, model = load_run(Path(config.run), trust=config.trust)
+    console = make_console()
+    with activity(console, "loading the model"):
+        trained, model = load_run(Path(config.run), trust=config.trust)
     typed = {key for key, source in sources.items() if source == "command line"}
     wanted = dataclasses.replace(
         trained.eval,
@@ -211,12 +214,11 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     ignored = sorted(key for key in typed if key not in ("run", "trust") and not key.startswith("eval."))
     if ignored:
         raise ConfigError(f"eval takes run=…, eval.… and --trust only: {', '.join(ignored)} would do nothing")
-    console = make_console()
     statistics = find_statistics(trained, Path(config.run) / "model.zip", config.trust)
-    quality = evaluate_both(model, dataclasses.replace(trained, eval=wanted), console.print, statistics=statistics)
+    quality = evaluate_both(model, dataclasses.replace(trained, eval=wanted), console, statistics=statistics)
     show_quality(console, quality)
     write_json(folder / "eval.json", {"run": config.run, "quality": quality})
-    console.print(f"written to {folder / 'eval.json'}", highlight=False, soft_wrap=True)
+    say(console, f"written to {near(folder / 'eval.json')}")
     return 0
 
 

@@ -23,7 +23,8 @@ from stable_baselines3.common.vec_env import VecNormalize
 from fasttrain.config import Config
 from fasttrain.errors import ConfigError, FastTrainError
 from fasttrain.runs.acting import ActingPath, Arrays, largest_difference, random_inputs
-from fasttrain.runs.console import make_console
+from fasttrain.runs.activity import activity
+from fasttrain.runs.console import make_console, say
 from fasttrain.runs.evaluate import load_run
 from fasttrain.runs.files import write_json
 from fasttrain.runs.model_files import find_statistics, one_env
@@ -52,16 +53,18 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         FastTrainError: the file disagrees with the policy.
     """
     path = _check_request(config, sources)
-    trained = _load(Path(str(config.run)), STEMS[config.model], config.trust)
-    acting = ActingPath(trained.model, _shown_space(trained), trained.statistics).eval()
-    report = export(acting, trained.model, trained.statistics, str(config.format), path)
-    write_json(folder / "export.json", {"run": config.run, **report})
     console = make_console()
+    with activity(console, f"exporting to {path.name}") as doing:
+        doing.now("loading the model")
+        trained = _load(Path(str(config.run)), STEMS[config.model], config.trust)
+        doing.now("writing it, and trying it beside the policy")
+        acting = ActingPath(trained.model, _shown_space(trained), trained.statistics).eval()
+        report = export(acting, trained.model, trained.statistics, str(config.format), path)
+    write_json(folder / "export.json", {"run": config.run, **report})
     for what in ("inputs", "outputs"):
         text = ", ".join(f"{name} {kind}" for name, kind in report[what].items())
-        console.print(f"{what:<8} {text}", highlight=False, markup=False, soft_wrap=True)
-    text = f"{path}: max difference from the policy {report['max_difference']:.1e} ({report['checked_with']})"
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+        say(console, f"{what:<8} {text}")
+    say(console, f"{path}: max difference from the policy {report['max_difference']:.1e} ({report['checked_with']})")
     return 0
 
 

@@ -34,6 +34,7 @@ from fasttrain.batch import OPPONENTS_TURN as TURN
 from fasttrain.config import SELF, Config, against, plays_itself
 from fasttrain.envs.make import EnvSpec, make_env
 from fasttrain.errors import ConfigError
+from fasttrain.runs.activity import activity
 from fasttrain.runs.build import env_spec
 from fasttrain.runs.choices import best_choices
 from fasttrain.runs.console import make_console
@@ -103,13 +104,14 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         )
     if config.run is None:
         raise ConfigError("play needs run=FOLDER, a finished run's folder (outputs/DATE/TIME_…)")
-    trained, model = load_run(Path(config.run), config.play.model, config.trust)
+    console = make_console()
+    with activity(console, "loading the model"):
+        trained, model = load_run(Path(config.run), config.play.model, config.trust)
     trained = _seated(dataclasses.replace(trained, play=config.play), config.opponent)
     watched = Watched(_textual_env(trained))
     statistics = find_statistics(trained, Path(config.run) / config.play.model, config.trust)
     env = wrapped(DummyVecEnv([lambda: watched]), trained, statistics)
     seed = secrets.randbelow(10**6) if config.play.seed is None else config.play.seed
-    console = make_console()
     show(console, f"{_title(trained, model)}, play.seed={seed}", "bold")
     play = Play(trained, model, env, watched, console)
     try:

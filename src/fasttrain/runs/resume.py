@@ -20,6 +20,7 @@ from fasttrain.config import Config, to_dict
 from fasttrain.errors import EXIT_DONE, ConfigError
 from fasttrain.plan import Plan, Row
 from fasttrain.runs import console as show
+from fasttrain.runs.activity import activity
 from fasttrain.runs.checkpoint_files import CheckpointFolder, problem_of
 from fasttrain.runs.checkpoint_format import lacks, stored
 from fasttrain.runs.checkpoint_state import WRONG, restore
@@ -69,9 +70,11 @@ def _go_on(config: Config, sources: Mapping[str, str], where: Path, overrides: S
         point = newest_point(where, plan.config.checkpoint.keep, files, console)
         done, wanted = int(point.state["env_steps"]), plan.config.total_timesteps
         if done >= wanted:
-            _say(console, f"{where} has {done:,} of {wanted:,} steps: nothing is left to do; total_timesteps=… goes on")
+            left = "nothing is left to do; total_timesteps=… goes on"
+            show.say(console, f"{where} has {done:,} of {wanted:,} steps: {left}")
             return EXIT_DONE
-        run = _restored(plan, where, point, console)
+        with activity(console, f"going back to {point.folder.name}"):
+            run = _restored(plan, where, point, console)
     write_json(where / "plan.json", run.plan.to_dict())
     return carry_out(run, [*_first_overrides(where), *(text for text in overrides if not text.startswith("run="))])
 
@@ -180,7 +183,7 @@ def newest_point(where: Path, keep: int, files: ExitStack, console: Console) -> 
                 problem = str(error)
             else:
                 for text in problems:
-                    _say(console, f"warning: {text}; going back to an older checkpoint")
+                    show.say(console, f"warning: {text}; going back to an older checkpoint")
                 return Point(folder, state, arrays)
         problems.append(f"{folder.name}: {problem}")
     found = "; ".join(problems) or "it has none (checkpoint_every=… writes them, and so does a stop by a signal)"
@@ -194,7 +197,3 @@ def _first_overrides(where: Path) -> list[str]:
     except (OSError, ValueError):
         return []
     return [str(text) for text in known] if isinstance(known, list) else []
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(line, markup=False, highlight=False, soft_wrap=True)

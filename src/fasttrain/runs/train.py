@@ -62,6 +62,7 @@ from fasttrain.runs.saving import Saving, clean, into_place
 from fasttrain.runs.settle import settle_acceleration, warmup_s
 from fasttrain.runs.stopping import StoppedBy, stopping_for
 from fasttrain.runs.wrap import save_model
+from fasttrain.terminal import command, near
 from fasttrain.vec.self_play import SelfPlayVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
 
@@ -75,9 +76,11 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     console = show.make_console()
     with locked(folder):
         compile_s = compile_shown(game_calls(config), console)  # before the checkup plays it
-        facts = env_facts(against_bots(config), measure=lambda: run_checkup(config, folder, console))
+        with activity(console, f"building an env of {config.env.id or config.env.entry_point}"):
+            facts = env_facts(against_bots(config), measure=lambda: run_checkup(config, folder, console))
         plan = make_plan(config, sources, facts, this_machine())
-        run = Run(plan, folder, console)
+        with activity(console, "building the run"):
+            run = Run(plan, folder, console)
         run.compile_s += compile_s
         write_json(folder / "plan.json", run.plan.to_dict())
         show.show_plan(console, run.plan)
@@ -95,8 +98,9 @@ def carry_out(run: Run, overrides: Sequence[str]) -> int:
 def _to_the_end(run: Run, overrides: Sequence[str]) -> None:
     try:
         window = run.learn()
-        run.evaluator.finish(lambda: not run.stop.requested)
-        with run.saving.of(MODEL):
+        with activity(run.console, "waiting for evaluations beside training"):
+            run.evaluator.finish(lambda: not run.stop.requested)
+        with activity(run.console, f"saving {MODEL}"), run.saving.of(MODEL):
             run.save(run.folder / MODEL)
         run.report(window, list(overrides))
     except Exception as error:
@@ -107,11 +111,12 @@ def _to_the_end(run: Run, overrides: Sequence[str]) -> None:
     finally:
         if run.engine_switch is not None:
             run.engine_switch.close()
-        run.checkpoints.wait()
+        with activity(run.console, "writing the last checkpoint"):
+            run.checkpoints.wait()
         run.evaluator.close()
         with run.saving.of("progress.csv"):
             run.model.logger.close()
-        with suppress(*WORKER_ERRORS):  # a dead worker's pipe
+        with suppress(*WORKER_ERRORS), activity(run.console, "closing the envs"):  # a dead worker's pipe
             run.env.close()
 
 
@@ -135,7 +140,8 @@ class Run:
         set_threads(config.torch_threads)
         pick_device(config.device, config.algo.policy)  # what is not there is told before workers start
         self.compile_s = compile_shown(game_calls(config), console)  # waited for; what is loaded already takes no time
-        self.env: VecEnv = build_vec_env(config, config.num_envs, config.seed)
+        with activity(console, f"starting {config.num_envs:,} envs") as doing:
+            self.env: VecEnv = build_vec_env(config, config.num_envs, config.seed, tell=doing.now)
         try:
             self.model = self._build_model()
             plan = settle_fused_update(plan, self.model)
@@ -210,7 +216,8 @@ class Run:
             more: Any = {"callback": callbacks, "log_interval": None, "reset_num_timesteps": not self.resumed_at}
             self.model.learn(self.config.total_timesteps - done, **more)
             wanted = self.config.checkpoint_every > 0 or self.stop.requested
-            self.checkpoints.finish(self.model.num_timesteps, self.callback.at_rest, wanted)
+            with activity(self.console, "writing the last checkpoint"):
+                self.checkpoints.finish(self.model.num_timesteps, self.callback.at_rest, wanted)
             return self.meter.overall(self.progress.env_steps, self.progress.updates)
 
     def change_engine(self) -> None:
@@ -241,10 +248,8 @@ class Run:
         if self.stop.requested and self.checkpoints.failed:
             missing.append(self.checkpoints.failed)
         if missing:
-            newest = self.checkpoints.folder.newest().folder
-            way_on = (
-                f"; make room, then fasttrain resume run={self.folder} goes on from {newest.name}" if newest else ""
-            )
+            newest, resume = self.checkpoints.folder.newest().folder, f"{command()} resume run={near(self.folder)}"
+            way_on = f"; make room, then {resume} goes on from {newest.name}" if newest else ""
             raise FastTrainError(f"not saved: {'; '.join(missing)}{way_on}")
 
     def evaluate(self) -> None:
@@ -256,7 +261,7 @@ class Run:
 
     def say(self, line: str) -> None:
         """One line, above the live view where there is one."""
-        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        show.say(self.console, line)
 
     def report(self, window: PerfWindow, overrides: list[str]) -> None:
         """Evaluate the final model; print and write perf.json and summary.json."""
@@ -283,7 +288,7 @@ class Run:
         with self.saving.of("summary.json"):
             write_json(self.folder / "summary.json", self._summary(window, quality, overrides))
         if not self.saving.failed:
-            self.say(f"everything is in {self.folder}")
+            self.say(f"everything is in {near(self.folder)}")
 
     def note_crash(self, error: Exception) -> None:
         """Keep what there is: the episodes so far, good weights, and a summary.json that says what happened."""
@@ -298,7 +303,7 @@ class Run:
             )
 
     def _quality(self, sampled: bool = True) -> Quality:
-        return evaluate_both(self.model, self.config, self.say, lambda: self.stop.requested, sampled=sampled)
+        return evaluate_both(self.model, self.config, self.console, lambda: self.stop.requested, sampled=sampled)
 
     def _summary(self, window: PerfWindow, quality: Quality, overrides: list[str]) -> dict[str, Any]:
         perf = perf_dict(window)

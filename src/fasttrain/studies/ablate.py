@@ -13,13 +13,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from fasttrain.config import Config
 from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, ConfigError
 from fasttrain.overrides import key_of
 from fasttrain.runs.console import make_console
 from fasttrain.runs.files import read_json
+from fasttrain.runs.tables import FittingTable
 from fasttrain.studies.cells import Cell, merged
 from fasttrain.studies.judge import choose_metric, values_of
 from fasttrain.studies.levers import Lever, chosen_levers, effective_levers, find_levers, values_with
@@ -28,6 +27,7 @@ from fasttrain.studies.profiles import settings, use_profile, way_to_use, write_
 from fasttrain.studies.rates import Ratio, ratio, steady_rate
 from fasttrain.studies.statistics import FAIL, Comparison, compare, margin_of
 from fasttrain.studies.study import Compose, Study, Wanted, base_overrides
+from fasttrain.terminal import command
 
 BASELINE, WHOLE = "baseline", "profile"
 FIRST_S = 6.0  # of training, of the first two cells, which tell how fast both ends are
@@ -89,7 +89,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     """
     profiles = [key for key in overrides if key_of(key) == "profile"]
     if not profiles or profiles[-1].partition("=")[2] == BASELINE:
-        raise ConfigError("ablate needs the profile that is to be taken apart: fasttrain ablate +profile=speed")
+        raise ConfigError(f"ablate needs the profile that is to be taken apart: {command()} ablate +profile=speed")
     base = [text for text in base_overrides(overrides) if key_of(text) != "profile"]
     before = settings(compose(merged(base, ["profile=baseline"])))
     levers = find_levers(before, settings(config))
@@ -101,7 +101,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         return ablation.run()
     except KeyboardInterrupt:
         ablation.conclude(written=False)
-        study.say(f"stopped; fasttrain ablate study={study.folder} goes on")
+        study.say(f"stopped; {command()} ablate study={study.folder} goes on")
         return EXIT_STOPPED
 
 
@@ -293,10 +293,9 @@ def _row(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _table(findings: Sequence[Finding]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in ("flag", "change", "class", "added on the way", "profile ÷ without", "quality with it", "verdict"):
-        table.add_column(name, overflow="fold")
+def _table(findings: Sequence[Finding]) -> FittingTable:
+    names = ["flag", "change", "class", "added on the way", "profile ÷ without", "quality with it", "verdict"]
+    table = FittingTable(names)
     for finding in findings:
         quality = finding.quality
         shown = "same numbers" if finding.lever.flag_class == "exact" else "-"

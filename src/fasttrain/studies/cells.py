@@ -21,6 +21,7 @@ from typing import Any
 
 from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, EXIT_WRONG_INPUT
 from fasttrain.overrides import key_of
+from fasttrain.runs.env_text import one_line
 from fasttrain.runs.files import read_json
 
 STATUS = {EXIT_DONE: "done", EXIT_WRONG_INPUT: "illegal", EXIT_STOPPED: "stopped"}
@@ -102,6 +103,18 @@ def run_cell(
         summary=read_json(folder / "summary.json"),
     )
     return cell, bool(signals)
+
+
+def last_line(folder: Path) -> str:
+    """What the cell in `folder` said last; read while it runs.
+
+    Raises:
+        OSError: it has not begun.
+    """
+    with (folder / "log.txt").open("rb") as log:
+        log.seek(max(0, log.seek(0, os.SEEK_END) - 4096))
+        lines = log.read().decode(errors="replace").splitlines()
+    return one_line(next((line.strip() for line in reversed(lines) if line.strip()), "starting"))
 
 
 @contextmanager

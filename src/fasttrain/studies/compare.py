@@ -21,6 +21,7 @@ from fasttrain.studies.outcome import read_outcome
 from fasttrain.studies.statistics import FAIL
 from fasttrain.studies.study import Compose, Study, Wanted, base_overrides
 from fasttrain.studies.verdicts import show_comparison
+from fasttrain.terminal import command
 
 ENDLESS = 10**12  # total_timesteps under horizon_minutes
 
@@ -55,7 +56,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         stopped = True
     rows = conclude(study, config, candidates, wanted, algorithms)
     if stopped:
-        study.say(f"stopped; fasttrain compare study={study.folder} goes on")
+        study.say(f"stopped; {command()} compare study={study.folder} goes on")
         return EXIT_STOPPED
     if any(row.verdict == FAIL for row in rows):
         return EXIT_GATE_FAILED

@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
-from rich.status import Status
 
 from fasttrain.config import Config, DQNConfig, against_bots
 from fasttrain.envs.probe import probe
@@ -24,13 +24,14 @@ from fasttrain.flags import BY_NAME
 from fasttrain.overrides import key_of
 from fasttrain.perf.limits import Flow, Rates, composed_limit
 from fasttrain.plan import Plan, make_plan
+from fasttrain.runs.activity import activity
 from fasttrain.runs.build import MonitoredEnv, env_facts, env_spec, this_machine
-from fasttrain.runs.console import make_console
+from fasttrain.runs.console import make_console, say
 from fasttrain.runs.evaluate import config_of
 from fasttrain.runs.files import read_json, write_json
 from fasttrain.studies import prescription as show
 from fasttrain.studies.advice import Advice, Candidate, Situation, advise
-from fasttrain.studies.cells import Cell, merged, run_cell
+from fasttrain.studies.cells import Cell, last_line, merged, run_cell
 from fasttrain.studies.probes import Samples, measure, rates_of, ratios_of, typical, windows_of
 from fasttrain.studies.rig import Rig
 
@@ -110,7 +111,7 @@ class Doctor:
         self._torch_threads = torch.get_num_threads()
         self._rigs = 0
         self.rig: Rig | None = None
-        with console.status("building the env"):
+        with activity(console, "building the env"):
             self.facts = env_facts(against_bots(config))
             if config.vec_env == "shared":  # whether its envs compute or wait is asked for elsewhere only under auto
                 found = probe(MonitoredEnv(env_spec(against_bots(config))))
@@ -142,22 +143,23 @@ class Doctor:
     def examine(self) -> None:
         """Everything, in the order of its worth."""
         settings = self.config.doctor
-        with self.console.status("building the run") as status:
+        with activity(self.console, "looking at the run") as doing:
+            doing.now("building it")
             self.rig = rig = self._build(self.plan)
-            status.update("training for a moment")
+            doing.now("training for a moment")
             slow_s = rig.warm_up(settings.seconds)
             if slow_s is not None and settings.test == "all":
                 self.samples["train"] = [slow_s]
             self.flow = rig.flow(self.facts, self.machine)
             parts = ["env", "policy", "update", "replay", "logging", "train"]
             names = windows_of(rig, parts if settings.test == "all" else [settings.test])
-            measure({"now": rig}, names, settings.seconds, {"now": self.samples}, lambda text: _tell(status, text))
+            measure({"now": rig}, names, settings.seconds, {"now": self.samples}, doing.now)
             self._note_workers(rig)
         if settings.test != "all":
             return
         show.parts(self.console, self.findings)
-        with self.console.status("looking for what would pay") as status:
-            self.advices = advise(self.situation(), self._measure_again, status.update)
+        with activity(self.console, "looking for what would pay") as doing:
+            self.advices = advise(self.situation(), self._measure_again, doing.now)
         self.advised = True
         rig.close()
         self.rig = None
@@ -220,8 +222,10 @@ class Doctor:
         sides = {"now": base, "changed": merged(base, advice.candidate.overrides)}
         rates: dict[str, list[float]] = {"now": [], "changed": []}
         for turn, side in enumerate(("now", "changed", "changed", "now")):
-            with self.console.status(f"trying {advice.candidate.text}: training {turn + 1} of 4"):
-                cell, stopped = run_cell("train", sides[side], self.folder / "tries" / f"{number}_{turn}_{side}")
+            folder = self.folder / "tries" / f"{number}_{turn}_{side}"
+            title = f"trying {advice.candidate.text}: training {turn + 1} of 4"
+            with activity(self.console, title, partial(last_line, folder)):
+                cell, stopped = run_cell("train", sides[side], folder)
             if stopped:
                 raise KeyboardInterrupt
             if not cell.done:
@@ -243,9 +247,9 @@ class Doctor:
         if self.advised:
             show.advices(self.console, self.advices[:SHOWN], self.findings)
         if status == "stopped":
-            show.say(self.console, "stopped; this is what was measured until then")
+            say(self.console, "stopped; this is what was measured until then")
         write_json(self.folder / "doctor.json", self.to_dict(status))
-        show.say(self.console, f"written to {self.folder / 'doctor.json'}")
+        say(self.console, f"written to {self.folder / 'doctor.json'}")
 
     def to_dict(self, status: str) -> dict[str, Any]:
         """doctor.json; rates in env steps per second."""
@@ -286,7 +290,3 @@ def trained_rate(cell: Cell) -> float:
     windows = read_json(cell.folder / "perf.json").get("windows") or []
     counted = [float(row["steps_per_s"]) for row in windows[len(windows) // 5 :]]
     return float(np.quantile(counted, 0.75)) if len(counted) > 2 else float(cell.summary["steps_per_s"])
-
-
-def _tell(status: Status, text: str) -> None:
-    status.update(f"measuring {text}")

@@ -8,13 +8,15 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from fasttrain.config import Config
 from fasttrain.flags import Machine
 from fasttrain.machine import free_memory
 from fasttrain.perf.limits import Flow, Rates, composed_limit, most_gain
+from fasttrain.runs.console import say
+from fasttrain.runs.tables import FittingTable
 from fasttrain.studies.advice import Advice
+from fasttrain.terminal import command
 
 NAMES = {
     "env": "stepping the envs",
@@ -40,11 +42,6 @@ class Findings(NamedTuple):
     finished: bool = False  # that of a finished run, not of a short training now
 
 
-def say(console: Console, line: str) -> None:
-    """One line, whatever is in it."""
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
 def machine_dict(machine: Machine, config: Config) -> dict[str, Any]:
     """What the machine is."""
     return {
@@ -67,16 +64,14 @@ def parts(console: Console, found: Findings) -> None:
         f"{is_['free_memory_gb']:g} of {is_['memory_gb']:g} GB of memory free",
     )
     rates, present_s = found.rates, found.present_s
-    table = Table(box=None, pad_edge=False)
-    table.add_column("part, by itself")
-    for name in ("steps/s", "µs per step", "of the run's time"):
-        table.add_column(name, justify="right")
+    names = ["steps/s", "µs per step", "of the run's time"]
+    table = FittingTable(["part, by itself", *names], right=names)
     for part, name in NAMES.items():
         seconds = getattr(rates, part)
         if seconds is not None:
             share = "" if present_s is None else f"{100 * seconds / present_s:.0f} %"
             table.add_row(name, _rate(seconds), f"{1e6 * seconds:.3g}", share)
-    if table.row_count:
+    if table.rows:
         console.print(table)
     if all(getattr(rates, part) is not None for part in LIMIT_PARTS):
         limit = composed_limit(rates, found.flow)
@@ -117,7 +112,7 @@ def advices(console: Console, best: Sequence[Advice], found: Findings) -> None:
 def comparison(base: Sequence[str], changes: Sequence[str]) -> str:
     """The command that shows whether learning is as good."""
     changed = f"candidates=[{{name: now, overrides: []}}, {{name: changed, overrides: [{', '.join(changes)}]}}]"
-    return f'fasttrain compare {" ".join([*base, ""])}"{changed}"'
+    return f'{command()} compare {" ".join([*base, ""])}"{changed}"'
 
 
 def what_is_left(found: Findings) -> str:

@@ -12,6 +12,7 @@ import yaml
 
 from fasttrain.config import Config, OwnConfig
 from fasttrain.flags import FLAGS
+from fasttrain.terminal import command
 
 OWN = tuple(f"own.{field.name}" for field in fields(OwnConfig))
 
@@ -52,4 +53,4 @@ def use_profile(study: Path, name: str) -> list[str]:
 
 def way_to_use(study: Path, name: str) -> str:
     """What to type to train with it."""
-    return f"fasttrain --config-dir {shlex.quote(str(study / 'conf'))} +profile={name}"
+    return f"{command()} --config-dir {shlex.quote(str(study / 'conf'))} +profile={name}"

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from fasttrain.config import Config
 from fasttrain.errors import ConfigError
-from fasttrain.runs.console import make_console
+from fasttrain.runs.activity import activity
+from fasttrain.runs.console import make_console, say
 from fasttrain.runs.files import read_json
 from fasttrain.studies.pages.compare_page import FILE as STUDY_FILE
 from fasttrain.studies.pages.compare_page import compare_page
@@ -33,11 +34,13 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     ignored = sorted(key for key, source in sources.items() if source == "command line" and key != "run")
     if ignored:
         raise ConfigError(f"report takes run=… only: {', '.join(ignored)} would do nothing")
+    console = make_console()
     try:
-        file = write_report(Path(config.run))
+        with activity(console, "drawing report.html"):
+            file = write_report(Path(config.run))
     except OSError as error:
         raise ConfigError(f"run={config.run}: cannot write the report there ({error})") from error
-    make_console().print(f"report: {file}", markup=False, highlight=False, soft_wrap=True)
+    say(console, f"report: {file}")
     return 0
 
 

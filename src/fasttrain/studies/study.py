@@ -14,10 +14,13 @@ from rich.console import Console
 from fasttrain.config import Config
 from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, EXIT_WRONG_INPUT
 from fasttrain.overrides import key_of
+from fasttrain.runs.activity import activity
+from fasttrain.runs.console import say
 from fasttrain.runs.files import read_json, write_json
 from fasttrain.runs.progress import clock_text
-from fasttrain.studies.cells import Cell, run_cell
+from fasttrain.studies.cells import Cell, last_line, run_cell
 from fasttrain.studies.reports import write_report
+from fasttrain.terminal import near
 
 STUDY_SCHEMA = 1
 # Keys that speak to the study, not to its cells.
@@ -98,11 +101,9 @@ class Study:
         return [cell for cell in self.failures if any(self._is(cell, wanted) for wanted in asked)]
 
     def _run(self, wanted: Wanted, place: str, later: Sequence[Wanted], until_s: float) -> Cell:
-        title = f"{place} {wanted.label} seed {wanted.seed}"
-        with self.console.status(f"{title}: running{self._eta([wanted, *later], until_s)}"):
-            cell, stopped = run_cell(
-                "train", self._overrides(wanted), self._folder_of(wanted), wanted.label, wanted.seed
-            )
+        title, folder = f"{place} {wanted.label} seed {wanted.seed}", self._folder_of(wanted)
+        with activity(self.console, title + self._eta([wanted, *later], until_s), lambda: last_line(folder)):
+            cell, stopped = run_cell("train", self._overrides(wanted), folder, wanted.label, wanted.seed)
         self.cells = [*(other for other in self.cells if not self._is(other, wanted)), cell]
         self.store()
         self.say(f"{title}: {described(cell)} · {cell.seconds:.0f} s{self._eta(later, until_s)}")
@@ -139,12 +140,14 @@ class Study:
 
     def say(self, line: str) -> None:
         """One line, whole and as it is."""
-        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(self.console, line)
 
     def draw(self) -> None:
         """report.html; where it cannot be drawn, a line says why: the figures are in study.json."""
         try:
-            self.say(f"report: {write_report(self.folder)}")
+            with activity(self.console, "drawing report.html"):
+                page = write_report(self.folder)
+            self.say(f"report: {near(page)}")
         except Exception as error:  # drawing must not lose a study
             self.say(f"no report.html: {error!r}")
 

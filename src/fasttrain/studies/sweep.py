@@ -13,16 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, EXIT_WRONG_INPUT
 from fasttrain.overrides import config_dir_options, key_of, split_options
+from fasttrain.runs.activity import activity
+from fasttrain.runs.console import say
 from fasttrain.runs.env_text import csv_cell, one_line
 from fasttrain.runs.files import write_json
 from fasttrain.runs.progress import clock_text
-from fasttrain.studies.cells import Cell, run_cell
+from fasttrain.runs.tables import FittingTable
+from fasttrain.studies.cells import Cell, last_line, run_cell
 from fasttrain.studies.reports import write_report
+from fasttrain.terminal import near
 
 CSV_COLUMNS = (
     "status",
@@ -76,7 +78,9 @@ class Sweep:
         self.folder = Path(job.sweep.dir).absolute()
         folder = Path(job.runtime.output_dir).absolute()
         overrides = [*job.overrides.task, *self._without_report(), *config_dir_options(self.arguments)]
-        cell, interrupted = run_cell(self.command, overrides, folder, label=str(len(self.cells)))
+        title = self._place(len(self.cells) + 1, job.overrides.task) + self._eta()
+        with activity(self.console, title, lambda: last_line(folder)):
+            cell, interrupted = run_cell(self.command, overrides, folder, label=str(len(self.cells)))
         cell.overrides = list(job.overrides.task)
         self.cells.append(cell)
         self._say_cell(self.cells[-1])
@@ -95,13 +99,18 @@ class Sweep:
         facts += [f"reward {row['mean_reward']:.3g}"] if row["mean_reward"] is not None else []
         facts += [f"win {100 * row['win_rate']:.1f} %"] if row["win_rate"] is not None else []
         facts += [cell.error] if cell.error else []
+        head = f"{self._place(len(self.cells), cell.overrides)}: {cell.status} · "
+        say(self.console, head + " · ".join([*facts, f"{cell.seconds:.0f} s"]) + self._eta())
+
+    def _place(self, number: int, overrides: Sequence[str]) -> str:
+        swept = " ".join(text for text in overrides if key_of(text) in self._swept) or "the one cell"
+        return f"[{number}/{self._total}] {swept}"
+
+    def _eta(self) -> str:
         left = self._total - len(self.cells)
-        mean_s = sum(c.seconds for c in self.cells) / len(self.cells)
-        eta = f" · ETA {clock_text(left * mean_s)}" if left > 0 else ""
-        swept = " ".join(text for text in cell.overrides if key_of(text) in self._swept) or "the one cell"
-        head = f"[{len(self.cells)}/{self._total}] {swept}: {cell.status} · "
-        line = head + " · ".join([*facts, f"{cell.seconds:.0f} s"]) + eta
-        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        if not self.cells or left <= 0:
+            return ""
+        return f" · ETA {clock_text(left * sum(cell.seconds for cell in self.cells) / len(self.cells))}"
 
     def finish(self) -> int:
         """Print the table, write sweep.csv and sweep.json beside the cells; the sweep's exit code.
@@ -126,10 +135,11 @@ class Sweep:
     def _draw(self) -> None:
         """report.html; where it cannot be drawn, a line says why: the figures are in sweep.json."""
         try:
-            line = f"report: {write_report(self.folder or Path())}"
+            with activity(self.console, "drawing report.html"):
+                line = f"report: {near(write_report(self.folder or Path()))}"
         except Exception as error:  # drawing must not lose a sweep
             line = f"no report.html: {type(error).__name__}: {error}"
-        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(self.console, line)
 
     def _reference(self) -> tuple[float | None, str]:
         """What speed-ups are relative to: the baseline profile's cell if there is one, else the first that is done."""
@@ -141,7 +151,6 @@ class Sweep:
         return float(cell.summary["steps_per_s"]), f"cell {cell.label}"
 
     def _print(self, rows: list[dict[str, Any]], keys: list[str], against: str) -> None:
-        table = Table(box=None, pad_edge=False)
         names = [
             "cell",
             *keys,
@@ -152,8 +161,7 @@ class Sweep:
             "updates/step",
             "status",
         ]
-        for name in names:
-            table.add_column(name, overflow="fold")
+        table = FittingTable(names)
         for cell, row in zip(self.cells, rows, strict=True):
             values = _values(cell.overrides)
             quality = cell.summary.get("quality", {})
@@ -165,11 +173,11 @@ class Sweep:
                 _with_interval(quality, "mean_reward", 1, "{:.3g}"),
                 _with_interval(quality, "win_rate", 100, "{:.1f}"),
                 _form(row["update_ratio"], "{:.5f}"),
-                Text(one_line(f"{row['status']}{': ' + row['error'] if row['error'] else ''}")),
+                one_line(f"{row['status']}{': ' + row['error'] if row['error'] else ''}"),
             )
         self.console.print(f"\nSweep: {len(rows)} cells, speed-up against {against}", highlight=False)
         self.console.print(table)
-        self.console.print(f"written to {self.folder}/sweep.csv and sweep.json", highlight=False, soft_wrap=True)
+        say(self.console, f"written to {near(self.folder or Path())}/sweep.csv and sweep.json")
 
     def _write(self, rows: list[dict[str, Any]], keys: list[str], against: str) -> None:
         folder = self.folder or Path()

@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from fasttrain.config import Config, all_keys
 from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, ConfigError
 from fasttrain.flags import BY_NAME
@@ -21,6 +19,7 @@ from fasttrain.machine import free_memory, usable_cores
 from fasttrain.overrides import key_of
 from fasttrain.runs.console import make_console
 from fasttrain.runs.files import read_json
+from fasttrain.runs.tables import FittingTable
 from fasttrain.studies.cells import Cell, merged
 from fasttrain.studies.profiles import settings, way_to_use, write_profile
 from fasttrain.studies.rates import Ratio, ratio, steady_rate
@@ -36,6 +35,7 @@ from fasttrain.studies.space import (
     update_ratio,
 )
 from fasttrain.studies.study import Compose, Study, Wanted, base_overrides
+from fasttrain.terminal import command
 from fasttrain.typed import did_you_mean
 
 PROFILE = "profile"
@@ -69,7 +69,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         return search.run()
     except KeyboardInterrupt:
         search.conclude()
-        study.say(f"stopped; fasttrain tune study={study.folder} goes on")
+        study.say(f"stopped; {command()} tune study={study.folder} goes on")
         return EXIT_STOPPED
 
 
@@ -209,6 +209,7 @@ class Search:
         better = result.clear and result.interval.value > 1
         chosen = best if better else {}
         self.study.console.print()
+        self.study.say("the best trials")
         self.study.console.print(_table(self.trials))
         notes = {key: self._evidence(key, value) for key, value in chosen.items()}
         values = {**settings(self.config), **chosen}
@@ -228,7 +229,7 @@ class Search:
         changed = [key for key in chosen if key not in BY_NAME or BY_NAME[key].flag_class == "trade-off"]
         if changed:
             said = f"{', '.join(changed)} change{'s' if len(changed) == 1 else ''} what is learned"
-            self.study.say(f"{said}: fasttrain compare with it before you rely on it")
+            self.study.say(f"{said}: {command()} compare with it before you rely on it")
         self.study.say(f"written to {path}: {way_to_use(self.study.folder, name)}")
 
     def _evidence(self, key: str, value: Any) -> str:
@@ -246,10 +247,8 @@ def label_of(point: Point) -> str:
     return " ".join(f"{key}={value}" for key, value in point.items()) or PROFILE
 
 
-def _table(trials: Sequence[Mapping[str, Any]], most: int = 12) -> Table:
-    table = Table(box=None, pad_edge=False, title="the best trials", title_justify="left")
-    for name in ("setting", "seconds", "steps/s", "updates/step", "memory"):
-        table.add_column(name, overflow="fold")
+def _table(trials: Sequence[Mapping[str, Any]], most: int = 12) -> FittingTable:
+    table = FittingTable(["setting", "seconds", "steps/s", "updates/step", "memory"])
     for trial in sorted(trials, key=lambda each: (-each["rung"], -each["steps_per_s"]))[:most]:
         table.add_row(
             label_of(trial["point"]),

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
+from fasttrain.runs.console import say
+from fasttrain.runs.tables import FittingTable
 from fasttrain.studies.judge import TITLES, Row
 from fasttrain.studies.statistics import OPEN, PASS, Comparison, Interval
 
@@ -25,12 +26,10 @@ def show_comparison(console: Console, rows: Sequence[Row], gate: Mapping[str, An
     console.print(_quality_table(rows))
     for row in rows:
         ends = ", ".join(f"{name} {100 * share:.0f} %" for name, share in row.end_reason.items())
-        console.print(f"  {row.name} ends: {ends}", style="dim", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"  {row.name} ends: {ends}", style="dim")
     console.print()
     for row in rows[1:]:
-        console.print(
-            sentence(row, gate), style=STYLES.get(row.verdict or "", ""), markup=False, highlight=False, soft_wrap=True
-        )
+        say(console, sentence(row, gate), style=STYLES.get(row.verdict or "", ""))
 
 
 def sentence(row: Row, gate: Mapping[str, Any]) -> str:
@@ -82,11 +81,9 @@ def _bounds(interval: Interval) -> tuple[float, float, float]:
     return interval.value, interval.low, interval.high
 
 
-def _speed_table(rows: Sequence[Row], gate: Mapping[str, Any]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    reached = "" if gate["threshold"] is None else f" to {gate['threshold']:.3g}"
-    for name in ("candidate", "seeds", "steps/s", "speed-up", "env steps", "updates", f"seconds{reached}", "reward/h"):
-        table.add_column(name, overflow="fold")
+def _speed_table(rows: Sequence[Row], gate: Mapping[str, Any]) -> FittingTable:
+    seconds = "seconds" if gate["threshold"] is None else f"seconds to {gate['threshold']:.3g}"
+    table = FittingTable(["candidate", "seeds", "steps/s", "speed-up", "env steps", "updates", seconds, "reward/h"])
     for row in rows:
         figures = row.figures
         table.add_row(
@@ -119,11 +116,9 @@ QUALITY = (
 )
 
 
-def _quality_table(rows: Sequence[Row]) -> Table:
-    table = Table(box=None, pad_edge=False)
+def _quality_table(rows: Sequence[Row]) -> FittingTable:
     shown = [column for column in QUALITY if any(row.figures[column[1]] is not None for row in rows)]
-    for name in ("candidate", *(title for title, _, _, _ in shown), "verdict"):
-        table.add_column(name, overflow="fold")
+    table = FittingTable(["candidate", *(title for title, _, _, _ in shown), "verdict"])
     for row in rows:
         texts = [cell_text(row.figures[name], scale, form) for _, name, scale, form in shown]
         verdict = row.verdict or ("baseline" if row is rows[0] else "-")

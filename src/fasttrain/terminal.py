@@ -1,0 +1,75 @@
+"""The terminal that a person sits at: how the command was typed, what fits into a line, which letters it shows."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import os
+import re
+import sys
+import textwrap
+from pathlib import Path
+from typing import TextIO
+
+COMMAND_VARIABLE = "FASTTRAIN_COMMAND"  # set by scripts/run.py, whose user has no `fasttrain` on the PATH
+PLAIN = str.maketrans({
+    "·": "|", "…": "...", "→": "->", "×": "x", "±": "+-", "µ": "u", "–": "-", "█": "#", "’": "'", "“": '"', "”": '"',
+})  # fmt: skip
+PLAIN_WORDS = "fasttrain.plain"
+GLUE = "\N{NO-BREAK SPACE}"
+
+
+def command() -> str:
+    """What to type for `fasttrain` where the user is: for every message that shows a command."""
+    return os.environ.get(COMMAND_VARIABLE) or "fasttrain"
+
+
+def near(path: Path) -> Path:
+    """`path` as it can be typed at this terminal: short, if it lies below. In a file it stays whole."""
+    here = Path.cwd()
+    return path.relative_to(here) if sys.stdout.isatty() and path != here and path.is_relative_to(here) else path
+
+
+def as_typed(text: str) -> str:
+    """`text` with every `fasttrain …` in it as `command` has it."""
+    return re.sub(r"\bfasttrain (?=[-+a-z\[]+)", lambda _: f"{command()} ", text)
+
+
+def folded(text: str, width: int) -> str:
+    """`text` in lines of at most `width`, never cut in a word, before its %, or in a command that is to be copied."""
+    one_piece = re.compile(rf"{re.escape(command())} \S+(?: [^\s\[]+=\S*)*|(?:[a-z]+ )?[\d.]+ %")
+    lines: list[str] = []
+    for line in text.split("\n"):
+        indent = line[: len(line) - len(line.lstrip())]
+        if len(line) > width and (columns := re.match(r"(\s*\S.*\S) {3,}(\S.*)", line)):
+            lines += [folded(columns[1], width), folded(f"{indent}  {columns[2]}", width)]
+            continue
+        glued = one_piece.sub(lambda found: found[0].replace(" ", GLUE), line.lstrip())
+        wrapper = textwrap.TextWrapper(
+            max(20, width), indent, f"{indent}  ", break_long_words=False, break_on_hyphens=False
+        )
+        lines += wrapper.wrap(glued) or [""]
+    return "\n".join(lines).replace(GLUE, " ")
+
+
+def fitting(text: str, stream: TextIO) -> str:
+    """`text` as it is, or folded where `stream` is a terminal."""
+    try:
+        return folded(text, os.get_terminal_size(stream.fileno()).columns or 80)
+    except (OSError, ValueError):  # a file; or closed
+        return text
+
+
+def speak_its_letters() -> None:
+    """What stdout and stderr cannot encode is written in ASCII (`...` for an ellipsis) instead of raising."""
+    codecs.register_error(PLAIN_WORDS, _plain)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
+            stream.reconfigure(errors=PLAIN_WORDS)
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    plain = error.object[error.start : error.end].translate(PLAIN)
+    return "".join(letter if letter.isascii() else "?" for letter in plain), error.end

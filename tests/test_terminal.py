@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+from fasttrain.terminal import COMMAND_VARIABLE, command, folded, near, speak_its_letters
+
+
+def test_a_command_reads_as_it_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(COMMAND_VARIABLE, raising=False)
+    assert command() == "fasttrain"
+    monkeypatch.setenv(COMMAND_VARIABLE, "python3 scripts/run.py")
+    assert command() == "python3 scripts/run.py"
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_lines_are_cut_between_words_and_a_command_stays_whole(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(COMMAND_VARIABLE, "python3 scripts/run.py")
+    whole = "python3 scripts/run.py resume run=outputs/2026-01-31/12-00-00_skullking_maskable_ppo_1"
+    text = f"  saved: model.zip, checkpoint of 1,234,567 steps and more; {whole} goes on, at 99.5 % of it all"
+    lines = folded(text, width).split("\n")
+    assert " ".join(line.strip() for line in lines) == text.strip()
+    assert all(len(line) <= width or whole in line for line in lines)
+    assert any(whole in line for line in lines)
+    assert any("99.5 %" in line for line in lines)
+    assert lines[0].startswith("  saved")
+    assert lines[1].startswith("    ")
+
+
+def test_columns_that_do_not_fit_stand_below_each_other() -> None:
+    text = "  fasttrain doctor +profile=speed        where the wall is, and what would pay"
+    assert folded(text, 60) == "  fasttrain doctor +profile=speed\n    where the wall is, and what would pay"
+    assert folded(text, 90) == text
+
+
+def test_lines_that_fit_stay_as_they_are() -> None:
+    assert folded("a\n\n  b", 60) == "a\n\n  b"
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("ascii", "a | b... 2x ? done"), ("latin-1", "a · b... 2× ? done")])
+def test_letters_that_cannot_be_shown_are_written_plainly(
+    encoding: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+    speak_its_letters()
+    sys.stdout.write("a · b… 2× 雪 done")
+    sys.stdout.flush()
+    assert written.getvalue().decode(encoding) == shown
+
+
+def test_a_terminal_of_utf_8_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="surrogateescape")
+    monkeypatch.setattr(sys, "stdout", stream)
+    speak_its_letters()
+    assert stream.errors == "surrogateescape"
+
+
+def test_a_path_is_as_short_as_it_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert near(tmp_path / "outputs" / "a") == tmp_path / "outputs" / "a", "no terminal"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert near(tmp_path / "outputs" / "a") == Path("outputs/a")
+    assert near(tmp_path) == tmp_path
+    assert near(tmp_path.parent / "b") == tmp_path.parent / "b"
+    assert near(Path("c")) == Path("c")
