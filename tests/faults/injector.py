@@ -189,6 +189,24 @@ def _session(pid: int) -> int | None:
         return None
 
 
+def of_group(group: int) -> list[int]:
+    """Living processes of a process group."""
+    found = []
+    for pid in psutil.pids():
+        with suppress(ProcessLookupError):
+            if os.getpgid(pid) == group and not _is_zombie(pid):
+                found.append(pid)
+    return found
+
+
+def wait_until_empty(group: int, within_s: float = LITTER_S) -> list[int]:
+    """Those of a process group that live even then."""
+    deadline = time.monotonic() + within_s
+    while (left := of_group(group)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
 def _is_zombie(pid: int) -> bool:
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
