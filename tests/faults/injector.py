@@ -223,11 +223,16 @@ def unmapped(names: set[str]) -> set[str]:
     """Those of them that no living process has mapped: others on this machine have shared memory too."""
     if not names:
         return names
-    used = set()
+    used = set()  # inodes: a semaphore is mapped under the name that it had before its own
     for pid in psutil.pids():
         with suppress(OSError), open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as lines:
-            used |= {line.rpartition("/dev/shm/")[2].strip() for line in lines if "/dev/shm/" in line}
-    return {name for name in names - used if (SHM / name).exists()}
+            used |= {int(line.split()[4]) for line in lines if "/dev/shm/" in line}
+    left = set()
+    for name in names:
+        with suppress(FileNotFoundError):
+            if (SHM / name).stat().st_ino not in used:
+                left.add(name)
+    return left
 
 
 # --- instants
