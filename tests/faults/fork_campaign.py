@@ -14,7 +14,7 @@ import numpy as np
 from campaigns import FOREVER, QUIET, Result, Say
 from forking import KINDS, Forking
 from group_signals import kill_a_worker
-from injector import Nursery, Training, of_group, wait_until_empty
+from injector import Nursery, Training, wait_until_empty
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from fasttrain.vec.shared import SharedMemoryVecEnv
@@ -37,7 +37,7 @@ ENDS: dict[str, int] = {  # → exit code
 def forks(count: int, seed: int, folder: Path, say: Say, lent: Nursery | None = None) -> Result:
     """`count` lives of a vector env and as many trainings, all of envs that fork; counted are steps that forked."""
     rng = random.Random(seed)
-    result: Result = {"lives": 0, "forks": 0, "wrong": 0, "replaced": 0, "trainings": 0, "held": 0, "processes": 0,
+    result: Result = {"lives": 0, "forks": 0, "wrong": 0, "replaced": 0, "trainings": 0, "beside": 0, "processes": 0,
                       "kinds": {}, "ends": {}, "bad": []}  # fmt: skip
     with Nursery.lent(lent) as nursery:
         for number in range(count):
@@ -81,14 +81,14 @@ def live(rng: random.Random, number: int, result: Result) -> None:
 
 
 def end(nursery: Nursery, place: Path, kind: str, rng: random.Random, result: Result) -> None:
-    """A training ends; `held` is how many processes its envs had forked then."""
+    """A training ends; `beside` is how many processes were beside it then, workers and what their envs forked."""
     place.mkdir(parents=True)
     training = Training(nursery, place, TRAINED)
     if not training.until("write a checkpoint", lambda: (training.run / "checkpoints").is_dir(), pause_s=0.01):
         result["bad"].append(f"{kind}: it ended by itself: {training.said()[-2000:]}")
         return
     time.sleep(rng.random())
-    result["held"] += sum(len(of_group(pid)) - 1 for pid in training.others() if os.getpgid(pid) == pid)
+    result["beside"] += len(training.others())
     strike(training, kind, rng)
     code, left = training.end(), training.litter()
     result["trainings"] += 1
