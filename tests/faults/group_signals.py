@@ -10,12 +10,13 @@ import itertools
 import os
 import pty
 import random
+import select
 import shutil
 import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +37,8 @@ ENVS: dict[str, tuple[str, float]] = {
 GROUP_TERM, GROUP_INT = "SIGTERM to the group", "SIGINT to the group"
 JOB, CTRL_C = "SIGTERM to every process", "Ctrl-C in a terminal"
 SIGNALS = (GROUP_TERM, GROUP_INT, CTRL_C, JOB)
+CLOSES = "a terminal closes"  # in the tests alone: nothing is heard of it from then on
+NEXT = dict(zip((*SIGNALS, CLOSES), (*SIGNALS[1:], *SIGNALS[:1], GROUP_TERM), strict=True))  # of the resumed run
 ALGORITHMS = ("ppo", "dqn")
 
 OF_ALGORITHM = {
@@ -88,24 +91,31 @@ def arguments(cell: Cell) -> tuple[str, ...]:
             *OF_ALGORITHM[cell.algorithm])  # fmt: skip
 
 
-@contextmanager
-def terminal(log: Path) -> Iterator[tuple[int, str]]:
-    """A terminal as a person has it: where to type, and its name. What is shown goes to the log."""
-    ours, theirs = pty.openpty()
+class Terminal:
+    """A terminal as a person has it; what is shown goes to the log."""
 
-    def copy() -> None:
-        with suppress(OSError), log.open("ab", buffering=0) as file:  # the last program that used it has ended
-            while text := os.read(ours, 65536):
-                file.write(text)
+    def __init__(self, log: Path) -> None:
+        self._ours, self._theirs = pty.openpty()
+        self.name = os.ttyname(self._theirs)
+        self._log, self._closed = log, threading.Event()
+        self._shown = threading.Thread(target=self._copy)
+        self._shown.start()
 
-    shown = threading.Thread(target=copy)
-    shown.start()
-    try:
-        yield ours, os.ttyname(theirs)
-    finally:
-        os.close(theirs)
-        shown.join(10.0)
-        os.close(ours)
+    def press(self, keys: bytes) -> None:
+        os.write(self._ours, keys)
+
+    def close(self) -> None:
+        """As its window does: whoever still uses it is told by SIGHUP."""
+        self._closed.set()
+        self._shown.join(10.0)
+
+    def _copy(self) -> None:
+        with self._log.open("ab", buffering=0) as file:
+            while not self._closed.is_set():
+                if select.select([self._ours], [], [], 0.05)[0]:
+                    file.write(os.read(self._ours, 65536))
+        os.close(self._ours)
+        os.close(self._theirs)
 
 
 def groups(count: int, seed: int, folder: Path, say: Say, lent: Nursery | None = None) -> Result:
@@ -120,7 +130,7 @@ def groups(count: int, seed: int, folder: Path, say: Say, lent: Nursery | None =
             place.mkdir(parents=True)
             first = stop(nursery, place, cell, None, rng, result)
             if first is not None:
-                again = cell._replace(signal=SIGNALS[(SIGNALS.index(cell.signal) + 1) % len(SIGNALS)])
+                again = cell._replace(signal=NEXT[cell.signal])
                 result["resumed"] += stop(nursery, place, again, first, rng, result) is not None
                 shutil.rmtree(place, ignore_errors=True)
             result["cells"] += 1
@@ -137,8 +147,8 @@ def stop(
     wire, log = Wire(place / "wire"), place / f"log-{'resume' if resumes else 'train'}"
     wire.clear()
     said = resumed() if resumes else arguments(cell)
-    with terminal(log) as (keyboard, name):
-        special = {"tty": name} if cell.signal == CTRL_C else {}
+    with closing(Terminal(log)) as terminal:
+        special = {"tty": terminal.name} if cell.signal in (CTRL_C, CLOSES) else {}
         training = Training(nursery, place, said, log, **special)
         if not until_it_steps(training, wire, cell):
             result["bad"].append(f"{cell}: ended by itself: {training.said()[-2000:]}")
@@ -148,7 +158,7 @@ def stop(
             result["workers_killed"] += kill_a_worker(training, rng)
             time.sleep(rng.random() * 1.5)
         sent = time.monotonic()
-        strike(training, cell.signal, keyboard)
+        strike(training, cell.signal, terminal)
         code = training.end()
         took = time.monotonic() - sent
     return judge(training, cell, code, took, resumes, result)
@@ -163,10 +173,12 @@ def until_it_steps(training: Training, wire: Wire, cell: Cell) -> bool:
     return training.until("train", lambda: wire.steps >= wanted, pause_s=0.01)
 
 
-def strike(training: Training, how: str, keyboard: int) -> None:
+def strike(training: Training, how: str, terminal: Terminal) -> None:
     """Bring about one of `SIGNALS`."""
     if how == CTRL_C:
-        os.write(keyboard, b"\x03")
+        terminal.press(b"\x03")
+    elif how == CLOSES:
+        terminal.close()
     elif how == JOB:  # as `scancel` and `systemctl stop` do
         for pid in [training.pid, *training.others()]:
             with suppress(ProcessLookupError):

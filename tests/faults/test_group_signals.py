@@ -14,7 +14,7 @@ if sys.platform == "win32":
 
 import fork_campaign
 import group_signals
-from group_signals import CTRL_C, GROUP_TERM, JOB, Cell
+from group_signals import CLOSES, GROUP_TERM, JOB, Cell
 from injector import Nursery
 
 pytestmark = [
@@ -31,7 +31,7 @@ def quiet(line: str) -> None:
 def test_signals_to_the_group_stop_a_run_in_mid_rollout_with_everything_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    chosen = [Cell("shared, 0.3 s", GROUP_TERM, "ppo"), Cell("subproc, 0.001 s", CTRL_C, "dqn")]
+    chosen = [Cell("shared, 0.3 s", GROUP_TERM, "ppo"), Cell("subproc, 0.001 s", CLOSES, "dqn")]
     monkeypatch.setattr(group_signals, "cells", lambda rng: iter(chosen))
     with Nursery() as nursery:
         found = group_signals.groups(len(chosen), 1, tmp_path / "groups", quiet, nursery)
