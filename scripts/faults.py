@@ -174,7 +174,7 @@ PARTS = {
     "groups": Part(
         40, 25, "runs with signals to their group, a Ctrl-C or a stopped job", campaign("groups", "group_signals")
     ),
-    "forks": Part(60, 15, "lives and trainings of envs that fork", campaign("forks", "fork_campaign")),
+    "forks": Part(40, 10, "lives and trainings of envs that fork", campaign("forks", "fork_campaign")),
     "evil": Part(1, 3, "malicious files", evil),
     "guards": Part(600, 6, "pairs of stretches with all guards and without", guards),
 }

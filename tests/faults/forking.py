@@ -79,6 +79,15 @@ class Forking(gym.Env[Any, Any]):
         pid = self._fork(lambda: sys.exit(CODE))
         self.codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
+    def terminate_at_once(self) -> None:
+        def stay() -> None:
+            while True:
+                signal.pause()
+
+        pid = self._fork(stay)
+        os.kill(pid, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
+
     def fork_in_a_thread(self) -> None:
         def work() -> None:
             if os.fork() == 0:
@@ -139,6 +148,7 @@ KINDS: dict[str, Callable[[Forking], None]] = {
     "the child comes back": Forking.come_back,
     "the child raises": Forking.raise_in_the_child,
     "the child exits": Forking.exit_in_the_child,
+    "the child is terminated at once": Forking.terminate_at_once,
     "forked in a thread": Forking.fork_in_a_thread,
     "the child lives on": Forking.live_on,
     "a program": Forking.start_a_program,

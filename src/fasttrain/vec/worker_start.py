@@ -96,7 +96,7 @@ def belong_to_the_trainer() -> None:
     signal.signal(signal.SIGTERM, _do_nothing)
     current_process().daemon = False  # an env may have a pool of processes
     if sys.platform != "win32":
-        os.register_at_fork(after_in_child=_obey_sigterm)
+        _let_sigterm_end_forks()
         os.setpgid(0, 0)
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a group in the background may print, whatever `stty` says
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
@@ -113,9 +113,20 @@ def _do_nothing(number: int, frame: Any) -> None:
     """A handler, where SIG_IGN would be inherited."""
 
 
-def _obey_sigterm() -> None:
-    """In a process that an env forks: `terminate()` is how a pool ends it."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def _let_sigterm_end_forks() -> None:
+    """`terminate()` is how a pool ends a process that it has forked, be it a moment ago: until then it waits."""
+
+    def obey() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        hear()
+
+    def hear() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
+
+    def wait() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+
+    os.register_at_fork(before=wait, after_in_parent=hear, after_in_child=obey)
 
 
 def _die_with_the_trainer() -> bool:
