@@ -106,6 +106,28 @@ def ends(part: Json) -> Row:
     )
 
 
+def groups(part: Json) -> Row:
+    """Part `groups`."""
+    seconds = part["seconds"]
+    return (
+        "SIGTERM or SIGINT to the process group, Ctrl-C in a terminal, SIGTERM to every process of the job; steps of "
+        "1 ms, 0.3 s and 2 s in dummy, subproc and shared, and native; PPO and DQN",
+        f"{part['stops']:,}",
+        f"{part['saved']:,} with model, checkpoint and exit code 4, {part['resumed']:,} of {part['cells']:,} resumed, "
+        f"after at most {max(seconds):.1f} s; {part['processes']:,} processes were left",
+    )
+
+
+def forks(part: Json) -> Row:
+    """Part `forks`."""
+    return (
+        "envs that fork in their worker: children that come back, raise, live on; pools, programs; "
+        f"{part['trainings']:,} trainings of them ended in five ways",
+        f"{part['forks']:,}",
+        f"{part['wrong']:,} wrong steps in {part['lives']:,} vector envs; {part['processes']:,} processes were left",
+    )
+
+
 def evil(part: Json) -> Row:
     """Part `evil`."""
     return (
@@ -147,6 +169,8 @@ ROWS: dict[str, Callable[[Json], Row]] = {
     "nan": nan,
     "stops": stops,
     "ends": ends,
+    "groups": groups,
+    "forks": forks,
     "evil": evil,
     "cold-cache": cold_cache,
     "guards": guards,

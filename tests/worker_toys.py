@@ -8,9 +8,11 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from typing import Any
 
@@ -349,6 +351,27 @@ class Flaky(gym.Env[Any, Any]):
 
     def action_masks(self) -> Any:
         return np.array([True, True, False])
+
+
+@contextmanager
+def signals_rained() -> Iterator[None]:
+    """Inside, processes that this one starts get SIGINT and SIGTERM all the time, from their first instruction on."""
+    before, over = set(multiprocessing.active_children()), threading.Event()
+
+    def strike() -> None:
+        while not over.wait(0.005):
+            for process in set(multiprocessing.active_children()) - before:
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    with suppress(ProcessLookupError):
+                        os.kill(process.pid, number)  # type: ignore[arg-type]
+
+    striking = threading.Thread(target=strike)
+    striking.start()
+    try:
+        yield
+    finally:
+        over.set()
+        striking.join()
 
 
 def processes_left() -> list[psutil.Process]:

@@ -189,6 +189,24 @@ def _session(pid: int) -> int | None:
         return None
 
 
+def of_group(group: int) -> list[int]:
+    """Living processes of a process group."""
+    found = []
+    for pid in psutil.pids():
+        with suppress(ProcessLookupError):
+            if os.getpgid(pid) == group and not _is_zombie(pid):
+                found.append(pid)
+    return found
+
+
+def wait_until_empty(group: int, within_s: float = LITTER_S) -> list[int]:
+    """Those of a process group that live even then."""
+    deadline = time.monotonic() + within_s
+    while (left := of_group(group)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
 def _is_zombie(pid: int) -> bool:
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
@@ -205,11 +223,16 @@ def unmapped(names: set[str]) -> set[str]:
     """Those of them that no living process has mapped: others on this machine have shared memory too."""
     if not names:
         return names
-    used = set()
+    used = set()  # inodes: a semaphore is mapped under the name that it had before its own
     for pid in psutil.pids():
         with suppress(OSError), open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as lines:
-            used |= {line.rpartition("/dev/shm/")[2].strip() for line in lines if "/dev/shm/" in line}
-    return {name for name in names - used if (SHM / name).exists()}
+            used |= {int(line.split()[4]) for line in lines if "/dev/shm/" in line}
+    left = set()
+    for name in names:
+        with suppress(FileNotFoundError):
+            if (SHM / name).stat().st_ino not in used:
+                left.add(name)
+    return left
 
 
 # --- instants

@@ -5,8 +5,8 @@ of all its threads into its log. The nursery ends with whoever started it and ta
 
 One request a line on standard input, one answer a line on standard output, both JSON:
 {"start": arguments, "folder": where, "log": file} → {"pid": number}; {"wait": pid, "timeout_s": seconds} → {"code": n}.
-Beside `start` may stand `disk`, arguments of a `BadDisk` for its checkpoints, and `stop_at`, the env step in which it
-sends itself SIGTERM.
+Beside `start` may stand `disk`, arguments of a `BadDisk` for its checkpoints, `stop_at`, the env step in which it sends
+itself SIGTERM, and `tty`, the terminal that it is started in; what it says there is not in the log.
 """
 
 from __future__ import annotations
@@ -36,15 +36,18 @@ def load() -> None:
     gc.freeze()  # else every training that ends looks through all of this again: seconds, on pages that it must copy
 
 
-def start(arguments: list[str], folder: str, log: str, disk: dict[str, Any] | None, stop_at: int | None) -> int:
+def start(
+    arguments: list[str], folder: str, log: str, disk: dict[str, Any] | None, stop_at: int | None, tty: str | None
+) -> int:
     """Fork a training; its process id."""
     pid = os.fork()
     if pid:
         return pid
     os.setsid()
     os.chdir(folder)
-    for number, name, flags in ((0, os.devnull, os.O_RDONLY), (1, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)):
-        file = os.open(name, flags, 0o644)
+    to_log = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    for number, name, flags in ((0, tty or os.devnull, os.O_RDWR), (1, tty or log, os.O_RDWR if tty else to_log)):
+        file = os.open(name, flags, 0o644)  # the first terminal that a session opens is its own
         os.dup2(file, number)
         os.close(file)
     os.dup2(1, 2)
@@ -106,7 +109,7 @@ def serve() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         if "start" in request:
-            more = (request.get(name) for name in ("disk", "stop_at"))
+            more = (request.get(name) for name in ("disk", "stop_at", "tty"))
             pid = start(request["start"], request["folder"], request["log"], *more)
             living.add(pid)
             answer({"pid": pid})

@@ -70,7 +70,7 @@ def test_bad_data_is_named_and_the_episodes_are_kept(fasttrain: RunCommand, bad:
 
 
 def test_an_env_that_raises_in_a_stock_worker_process(bad: Path):
-    # A process of its own: the fork server hands its workers the stderr of whoever started it first.
+    # A process of its own: its workers write to its stderr, not to what pytest catches.
     command = [sys.executable, "-m", "fasttrain", *SMALL, "vec_env=subproc", "num_envs=2", "env.kwargs.fault=raise"]
     done = subprocess.run(command, cwd=bad, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +40,15 @@ class WiredEnv(gym.Env[Any, Any]):
 
     Args:
         wire: the file; empty: none.
+        step_s: how long a step takes.
     """
 
     observation_space = spaces.Box(-9.0, 9.0, (3,), np.float32)
     action_space = spaces.Discrete(4)
 
-    def __init__(self, wire: str = "") -> None:
+    def __init__(self, wire: str = "", step_s: float = 0.0) -> None:
         self._wire = Wire(Path(wire)) if wire else None
+        self._step_s = step_s
         self.t = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -60,6 +63,7 @@ class WiredEnv(gym.Env[Any, Any]):
                 raise ValueError("as ordered")
             if self._wire.numbers[ORDER] == EXIT:
                 os._exit(3)
+        time.sleep(self._step_s)
         self.t += 1
         reward = float(int(action) == self.t % 3) + 0.1 * float(self.np_random.normal())
         return self._observation(), reward, self.t == LENGTH, False, {}

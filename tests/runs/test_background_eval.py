@@ -28,6 +28,7 @@ from fasttrain.runs.background_eval import (
 )
 from fasttrain.runs.build import build_algorithm, build_vec_env, env_facts, this_machine
 from fasttrain.runs.evaluate import evaluate_both
+from worker_toys import signals_rained
 
 SMALL = ("+profile=speed", "vec_env=native", "num_envs=4", "eval.episodes=6", "algo.rollout_size=256", "batch_size=64")
 
@@ -68,15 +69,17 @@ def test_it_gives_what_an_evaluation_in_the_trainer_gives_and_leaves_its_random_
 
 def test_snapshots_are_taken_when_submitted_and_come_back_in_order(game: Any):
     _, model, evaluation = game
-    evaluation.submit(1, 0.0)
-    with torch.no_grad():
-        for parameter in model.policy.parameters():
-            parameter.normal_()
-    for step in range(2, 5):
-        evaluation.submit(step, 0.0)
-    assert [step for step, _, _ in evaluation.waiting] == list(range(1, 1 + MOST_WAITING))
-    assert evaluation.left_out == 4 - MOST_WAITING
-    first, second = wait_for(evaluation), wait_for(evaluation)
+    with signals_rained():  # on it, while it starts and while it plays: they are for the trainer
+        evaluation.submit(1, 0.0)
+        with torch.no_grad():
+            for parameter in model.policy.parameters():
+                parameter.normal_()
+        for step in range(2, 5):
+            evaluation.submit(step, 0.0)
+        assert [step for step, _, _ in evaluation.waiting] == list(range(1, 1 + MOST_WAITING))
+        assert evaluation.left_out == 4 - MOST_WAITING
+        first = wait_for(evaluation)
+    second = wait_for(evaluation)
     assert (first.env_steps, second.env_steps) == (1, 2)
     assert first.quality != second.quality
     process = psutil.Process(evaluation._process.pid)

@@ -35,6 +35,23 @@ def test_a_signal_asks_to_stop_and_the_handler_goes_back(number: signal.Signals)
     assert signal.getsignal(number) is before
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no such signal there")
+def test_a_terminal_that_closes_stops_the_run_unless_under_nohup(monkeypatch: pytest.MonkeyPatch):
+    silenced: list[bool] = []
+    monkeypatch.setattr("fasttrain.runs.callbacks.silence_terminals", lambda: silenced.append(True))
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        for handler, stops in ((signal.SIG_IGN, False), (signal.SIG_DFL, True)):
+            signal.signal(signal.SIGHUP, handler)
+            stop = StopFlag()
+            with stop.listening():
+                os.kill(os.getpid(), signal.SIGHUP)
+                assert stop.requested == bool(silenced) == stops
+            assert signal.getsignal(signal.SIGHUP) is handler
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_the_same_signal_twice_at_once_is_one_and_later_it_ends_at_once(monkeypatch: pytest.MonkeyPatch):
     now = [10.0]
     monkeypatch.setattr("fasttrain.runs.callbacks.time.monotonic", lambda: now[0])

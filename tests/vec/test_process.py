@@ -14,7 +14,7 @@ import cloudpickle
 import psutil
 import pytest
 
-from fasttrain.vec.process import WorkerLostError, WorkerProcess, WorkerTraceback
+from fasttrain.vec.process import START_METHOD, WorkerLostError, WorkerProcess, WorkerTraceback
 from fasttrain.vec.semaphore import Bell
 from fasttrain.vec.worker import CallError, pack
 from fasttrain.vec.worker_envs import Packed, Settings
@@ -31,7 +31,7 @@ class Started:
     """A worker with its memory."""
 
     def __init__(self, *factories: Callable[[], Any]) -> None:
-        context = multiprocessing.get_context("forkserver")
+        context = multiprocessing.get_context(START_METHOD)
         settings = Settings(
             worker=0, first=0, factories=cloudpickle.dumps(list(factories)), info_keys=(), use_masks=True,
             check_finite=True, restart_envs=False, spin_s=0.0,

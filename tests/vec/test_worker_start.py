@@ -14,10 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
-from fasttrain.vec.process import default_start_method
 from fasttrain.vec.shared import SharedMemoryVecEnv
 from fasttrain.vec.worker_start import ONE_THREAD, one_thread_environment
-from worker_toys import Walker, walkers
+from worker_toys import Walker, signals_rained, walkers
 
 pytestmark = pytest.mark.timeout(120)
 TESTS = Path(__file__).parent.parent
@@ -55,12 +54,6 @@ def test_start_methods(method: str, monkeypatch: pytest.MonkeyPatch):
     assert dict(os.environ) == before
 
 
-def test_fork_only_if_asked_for(monkeypatch: pytest.MonkeyPatch):
-    assert default_start_method() == ("spawn" if sys.platform == "win32" else "forkserver")
-    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn", "fork"])
-    assert default_start_method() == "spawn"
-
-
 def test_a_fork_server_that_was_there_before_us():
     """Started by somebody else with other values, it hands those to every process."""
     script = """
@@ -71,7 +64,7 @@ from fasttrain.vec import SharedMemoryVecEnv
 if __name__ == "__main__":
     process = multiprocessing.get_context("forkserver").Process(target=print)
     process.start(), process.join()
-    env = SharedMemoryVecEnv(walkers(1), num_workers=1)
+    env = SharedMemoryVecEnv(walkers(1), num_workers=1, start_method="forkserver")
     print(env.env_method("process")[0]["threads"]["OMP_NUM_THREADS"], os.environ["OMP_NUM_THREADS"])
     env.close()
 """
@@ -91,6 +84,19 @@ class Engine(Walker):
     def end_engine(self) -> Any:
         self.engine.terminate()
         return self.engine.wait(timeout=5.0)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_signals_from_the_first_instruction_on_leave_the_worker_and_its_trainer_as_they_were():
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    with signals_rained():
+        env = SharedMemoryVecEnv(walkers(1), num_workers=1)
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
+        env.reset()
+        env.step([0])
+    pid = env.crew.workers[0].process.pid
+    assert os.getpgid(pid) == pid, "what its env starts ends with it"
+    env.close()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fasttrain.config import Config
-from fasttrain.vec.process import default_start_method
-from fasttrain.vec.worker_start import start_function
+from fasttrain.vec.process import START_METHOD, ended, kill_group
+from fasttrain.vec.worker_start import signals_held, start_function
 
 MOST_WAITING = 2  # snapshots, the one that is being played included
 SERVE = "fasttrain.runs.background_eval:serve"
@@ -69,7 +69,7 @@ class BackgroundEvaluation:
         if self._process is None:
             try:
                 self._start()
-            except (OSError, EOFError) as error:  # no memory, no descriptors; a fork server that has died
+            except OSError as error:  # no memory, no descriptors
                 raise EvaluationError(f"the process that evaluates cannot be started ({error})") from error
         self.folder.mkdir(exist_ok=True)
         file = self.folder / f"{env_steps}.zip"
@@ -117,25 +117,24 @@ class BackgroundEvaluation:
         if self._process is not None:
             with suppress(OSError):
                 self._connection.close()  # it ends when it reads that
-            self._process.join(timeout=1.0)
-            if self._process.is_alive():
-                self._process.kill()
-                self._process.join(timeout=5.0)
+            ended(self._process, 1.0)
+            kill_group(self._process)
             self._process = None
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _start(self) -> None:
-        context: Any = multiprocessing.get_context(default_start_method())
+        context: Any = multiprocessing.get_context(START_METHOD)
         self._connection, theirs = context.Pipe()
         # Evaluation shall not take the trainer's cores away with threads, nor write progress into its output.
         config = dataclasses.replace(self._config, torch_threads=1)
         process = context.Process(target=start_function, args=(SERVE, config, theirs), daemon=True)
-        process.start()
+        with signals_held():
+            process.start()
         self._process = process
         theirs.close()
 
     def _exit_code(self) -> int | None:
-        self._process.join(timeout=1.0)
+        ended(self._process, 1.0)
         code: int | None = self._process.exitcode
         return code
 

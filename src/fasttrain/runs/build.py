@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
 import platform
-import signal
 import warnings
 from collections.abc import Callable
 from importlib import import_module
@@ -18,7 +16,7 @@ from sb3_contrib import RecurrentPPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.utils import LinearSchedule
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from stable_baselines3.dqn import DQN as StockDQN  # noqa: N811
 from stable_baselines3.ppo import PPO as StockPPO  # noqa: N811 - a class named like a constant
 
@@ -53,6 +51,7 @@ from fasttrain.runs.env_options import check_native_options, check_spaces, polic
 from fasttrain.runs.wrap import Statistics, wrapped
 from fasttrain.vec.self_play import RandomOpponent, SelfPlayVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
+from fasttrain.vec.subproc import start_subproc
 
 
 class MonitoredEnv:
@@ -62,10 +61,6 @@ class MonitoredEnv:
         self.factory = EnvFactory(spec)
 
     def __call__(self) -> Monitor[Any, Any]:
-        if multiprocessing.parent_process() is not None:
-            # Ctrl-C reaches every process of the terminal: the trainer decides, a worker ends when its pipe closes.
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, signal.SIG_IGN)
         return Monitor(self.factory())
 
 
@@ -175,7 +170,7 @@ def build_vec_env(
         env = _shared(config, num_envs)
     else:
         factories = [_noted(MonitoredEnv(env_spec(config)), config) for _ in range(num_envs)]
-        env = SubprocVecEnv(factories) if config.vec_env == "subproc" else DummyVecEnv(telling(factories, tell))
+        env = start_subproc(factories) if config.vec_env == "subproc" else DummyVecEnv(telling(factories, tell))
     env.seed(seed)
     return SelfPlayVecEnv(env) if plays_itself(config) else wrapped(env, config, statistics)
 

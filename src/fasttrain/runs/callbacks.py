@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -31,11 +33,15 @@ from fasttrain.runs.stopping import Stop, Stopping
 ONE_S = 0.5
 
 
-class StopFlag:
-    """Set by SIGINT or SIGTERM; the run then ends after the current update (`Checkpoints`). A second signal kills.
+HANG_UP = getattr(signal, "SIGHUP", None)  # a terminal that closes
 
-    One that comes within `ONE_S` is the first once more: a signal to the whole group reaches a study and its cell, and
-    the study passes it on.
+
+class StopFlag:
+    """Set by SIGINT, SIGTERM, or a terminal that closes (unless under nohup).
+
+    The run then ends after the current update (`Checkpoints`). A second signal kills; one that comes within
+    `ONE_S` is the first once more: a signal to the whole group reaches a study and its cell, and the study passes it
+    on.
     """
 
     def __init__(self) -> None:
@@ -44,11 +50,14 @@ class StopFlag:
 
     @contextmanager
     def listening(self) -> Iterator[StopFlag]:
-        """Handle both signals inside the block; only the main thread may, elsewhere nothing is changed."""
+        """Handle the signals inside the block; only the main thread may, elsewhere nothing is changed."""
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
-        previous = [(number, signal.signal(number, self._on_signal)) for number in (signal.SIGINT, signal.SIGTERM)]
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if HANG_UP is not None and signal.getsignal(HANG_UP) is signal.SIG_DFL:
+            numbers.append(HANG_UP)
+        previous = [(number, signal.signal(number, self._on_signal)) for number in numbers]
         try:
             yield self
         finally:
@@ -57,11 +66,23 @@ class StopFlag:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
+        if number == HANG_UP:
+            silence_terminals()
         if not self.requested:
             self.requested, self._since = True, now
         elif now - self._since > ONE_S:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
+
+
+def silence_terminals() -> None:
+    """What goes to a terminal goes nowhere from now on: one that has closed makes every line an error."""
+    for descriptor in (1, 2):
+        with suppress(OSError):
+            if stat.S_ISCHR(os.fstat(descriptor).st_mode):  # `isatty` says no of one that has closed
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)
 
 
 class Interval:

@@ -20,7 +20,7 @@ import numpy as np
 
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.machine import usable_cores
-from fasttrain.vec.process import WorkerLostError, WorkerProcess, default_start_method
+from fasttrain.vec.process import START_METHOD, WorkerLostError, WorkerProcess
 from fasttrain.vec.semaphore import Bell
 from fasttrain.vec.worker import HOLD, STEP, CallError, Ready, pack
 from fasttrain.vec.worker_envs import Packed, Record, Settings, successor_seed
@@ -87,7 +87,7 @@ class Crew:
         self._early: dict[int, list[Record]] = {}  # what some of those brought already, because a call came between
         self._untold: dict[int, _Beginning] = {}  # worker → fresh episodes that its next step is to tell of
         self.buffers = [0] * self.num_workers  # which of the two observation arrays each worker's last step wrote
-        self.context = multiprocessing.get_context(options.start_method or default_start_method())
+        self.context = multiprocessing.get_context(options.start_method or START_METHOD)
         self.notify = Bell(self.context)  # any worker → a trainer that waits for whoever is first
         self.workers: list[WorkerProcess] = []
         # Runs before multiprocessing's own exit handler, which would wait for daemons that ignore SIGTERM.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import os
 import pickle
 import signal
+import sys
 import time
 from contextlib import suppress
 from multiprocessing.util import Finalize
@@ -16,14 +17,12 @@ from fasttrain.vec.worker import CALL, CLOSE, FAILED, NO_MAIL, RESULT, STEP, Cal
 from fasttrain.vec.worker_channel import Channel, DeadlineError, acquire
 from fasttrain.vec.worker_envs import Failure, Settings
 from fasttrain.vec.worker_memory import COMMAND, MAIL, NO_ROW, REPLY, REQUEST, ROW, STEP_NS, Layout, SharedBlock
-from fasttrain.vec.worker_start import one_thread_environment, start
+from fasttrain.vec.worker_start import one_thread_environment, signals_held, start
 
+# Forking a process with threads (torch, CUDA) can deadlock, and a fork server is one process more that a signal to the
+# group ends: with it every worker looks dead. What it would save is 20 ms of 1 s; the imports are each worker's own.
+START_METHOD = "spawn"
 LOOK_EVERY_S = 0.1  # whether a worker that is waited for still lives
-
-
-def default_start_method() -> str:
-    """`forkserver`, or `spawn` where there is none: forking a process with threads (torch, CUDA) can deadlock."""
-    return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 
 class WorkerTraceback(Exception):  # noqa: N818 - shown as the cause, as concurrent.futures does with its own
@@ -61,11 +60,11 @@ class WorkerProcess:
             target=start, args=(Channel(theirs, go, done), notify, settings), daemon=True,
             name=f"fasttrain-worker-{settings.worker}",
         )  # fmt: skip
-        with one_thread_environment():
+        with one_thread_environment(), signals_held():
             self.process.start()
         theirs.close()
         # A worker ignores SIGTERM, and multiprocessing's own exit handler would wait for it for ever: kill it before.
-        self._at_exit = Finalize(self, _kill, (self.process,), exitpriority=50)
+        self._at_exit = Finalize(self, kill_group, (self.process,), exitpriority=50)
 
     def ready(self, timeout_s: float) -> Ready:
         """The spaces of its envs, once they are built.
@@ -154,11 +153,11 @@ class WorkerProcess:
         """Wait for its end; kill it when that does not come. One that is busy with a request is killed at once."""
         with suppress(ValueError):
             if hasattr(self, "control") and self.pending and self.control[COMMAND] == CLOSE:
-                self.process.join(timeout_s)
+                ended(self.process, timeout_s)
         self.kill()
 
     def kill(self) -> None:
-        """End it at once."""
+        """End it at once, and all that its envs started."""
         self._at_exit()
         self.channel.connection.close()
 
@@ -168,7 +167,7 @@ class WorkerProcess:
         except DeadlineError:
             raise WorkerLostError(f"it did not answer in {timeout_s:.3g} s, {doing}") from None
         except (EOFError, OSError) as error:
-            self.process.join(1.0)
+            ended(self.process, 1.0)
             raise WorkerLostError(self._state(doing)) from error
         try:
             return pickle.loads(payload)
@@ -177,7 +176,7 @@ class WorkerProcess:
 
     def _state(self, doing: str = "stepping") -> str:
         """ "it was killed by SIGKILL, stepping"."""
-        self.process.join(0.1)
+        ended(self.process, 0.1)
         code = self.process.exitcode
         if code is None:
             return f"its pipe broke, {doing}"
@@ -188,9 +187,23 @@ class WorkerProcess:
         return f"it was killed by signal {-code}, {doing}"
 
 
-def _kill(process: Any) -> None:
+def ended(process: Any, timeout_s: float) -> bool:
+    """Whether it has ended, at the latest then. `join` would wait for the children of its envs too."""
+    deadline, pause_s = time.monotonic() + timeout_s, 0.001
+    while process.is_alive():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.05)
+    return True
+
+
+def kill_group(process: Any) -> None:
+    """End a process that `belong_to_the_trainer` was said in, dead or alive, and all that it started."""
     with suppress(ValueError, AttributeError):  # closed already
-        if process.is_alive():
-            process.kill()
-        process.join(5.0)
+        if sys.platform != "win32":
+            with suppress(ProcessLookupError, PermissionError):  # nobody is left, or it had not come so far
+                os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        ended(process, 5.0)
         process.close()

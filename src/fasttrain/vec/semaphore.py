@@ -115,11 +115,12 @@ class Bell:
 
     def close(self) -> None:
         """Give both ends back."""
-        self._heard.close()
+        if self._heard is not None:
+            self._heard.close()
         self._rung.close()
 
     def __getstate__(self) -> Any:
         return self._rung
 
     def __setstate__(self, state: Any) -> None:
-        self._rung = state
+        self._heard, self._rung = None, state

@@ -33,7 +33,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
     Args:
         env_fns: one function per env; pickled by cloudpickle, called in a worker. All envs need the same spaces.
         num_workers: processes; None for one per usable core, at most one per env. Envs are split evenly.
-        start_method: of the processes; None for forkserver, or spawn where there is none. `fork` only if asked for.
+        start_method: of the processes; None for spawn.
         info_keys: info entries that are kept at every step. Infos arrive whole when an episode ends and are otherwise
             empty but for these; None keeps everything, as SB3's classes do.
         on_env_error: "raise" ends with one `EnvError` when an env raises, breaks its contract or its worker dies;

@@ -17,6 +17,7 @@ import numpy as np
 
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import EnvSpecError
+from fasttrain.vec.forks import ForkGuard
 from fasttrain.vec.worker_channel import Channel, acquire
 from fasttrain.vec.worker_envs import EnvRows, Failure, MaskReader, NeedsRestartError, Settings, failure_of
 from fasttrain.vec.worker_memory import (
@@ -65,12 +66,20 @@ class Worker:
         self.channel = channel
         self.notify = notify  # one semaphore of all workers, for a trainer that waits for whoever is first
         self.settings = settings
+        self.guard = ForkGuard()
+
+    def disown(self) -> None:
+        """In a child that an env has forked: it may live on, but not here, and nothing here is its own."""
+        self.guard.forked = True
+        self.channel.connection.close()
+        self.notify.close()
 
     def serve(self) -> None:
         """Until CLOSE, or until the trainer is gone."""
         try:
             factories, envs, masks = self._build()
         except (Exception, SystemExit) as error:
+            self.guard.check(error)
             self._send(_startup_failure(error, self.settings))
             return
         try:
@@ -81,12 +90,13 @@ class Worker:
             settings = self.settings
             self.control = control[settings.worker]
             mine = rows_of(arrays, settings.first, settings.first + len(envs))
-            self.rows = EnvRows(settings, factories, envs, masks, mine, self.control[ROW : ROW + 1])
+            self.rows = EnvRows(settings, factories, envs, masks, mine, self.control[ROW : ROW + 1], self.guard)
             self._send(None)
             self._loop()
         except (EOFError, OSError):  # the trainer is gone
             pass
         finally:
+            self.guard.check()
             for env in envs:
                 env.close()
 
@@ -122,6 +132,7 @@ class Worker:
                 kind, mail = self._step()
             elif command == CALL:
                 kind, mail = RESULT, self._call()
+            self.guard.check()
             control[MAIL] = kind
             control[REPLY] = request
             channel.done.release()

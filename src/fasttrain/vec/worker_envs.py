@@ -17,6 +17,7 @@ from fasttrain.batch import Int64Array, Observations
 from fasttrain.envs.masks import KEY, MASKABLE_SPACES, find_mask_convention, flat_mask, mask_width
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import EnvError
+from fasttrain.vec.forks import ForkGuard
 from fasttrain.vec.worker_memory import ABSENT, BOOL, FLOAT, INT, NO_ROW, Arrays
 
 Env = gymnasium.Env[Any, Any]
@@ -139,10 +140,12 @@ class EnvRows:
         masks: MaskReader,
         arrays: Arrays,
         current: Int64Array,
+        guard: ForkGuard | None = None,
     ) -> None:
         self.settings, self.factories, self.envs, self.masks, self.arrays = settings, factories, envs, masks, arrays
         self.current = current  # (1,): the row in whose step or reset this worker is, for who finds it hung or dead
         self.opponents_ns = 0
+        self._guard = guard or ForkGuard()  # asked whenever an env returns, before anything is written
         count = len(envs)
         self._mask_methods = [masks.method_of(env) for env in envs]
         self._seeds: list[int | None] = [None] * count
@@ -204,6 +207,8 @@ class EnvRows:
         return self._records
 
     def _take(self, row: int, env: Env, answer: Any) -> None:
+        if self._guard.forked:  # 20 ns
+            self._guard.check()
         if type(answer) is not tuple or len(answer) != 5 or type(answer[4]) is not dict:  # 60 ns, not 400
             _check_answer(answer)
         observation, reward, terminated, truncated, info = answer
@@ -239,6 +244,7 @@ class EnvRows:
 
     def _begin(self, row: int, answer: Any) -> Mapping[str, Any]:
         """Write what `reset()` answered; its info."""
+        self._guard.check()
         if not isinstance(answer, tuple | list) or len(answer) != 2 or not isinstance(answer[1], Mapping):
             raise BadDataError(
                 f"reset() returned {answer!r:.80}, expected (observation, info) (env.api=gym adapts the old interface)"
@@ -324,6 +330,7 @@ class EnvRows:
         self._records.append(Record(failure.env_index, b"", first, failure, unsent))
 
     def _failure(self, row: int, action: Any, error: BaseException) -> Failure:
+        self._guard.check(error)
         failure = failure_of(error, self.settings.first + row)
         shown = "" if action is None else str(action)
         return failure._replace(seed=self._seeds[row], action=shown, step=self._steps[row])

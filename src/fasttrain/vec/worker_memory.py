@@ -212,6 +212,9 @@ def receive_block(connection: Connection) -> mmap.mmap:
         return mmap.mmap(-1, size_bytes, tagname=name)
     handle = reduction.recv_handle(connection)
     try:
-        return mmap.mmap(handle, size_bytes)
+        memory = mmap.mmap(handle, size_bytes)
     finally:
         os.close(handle)
+    if hasattr(mmap, "MADV_DONTFORK"):  # Linux: what an env forks, by whatever means, has none of it
+        memory.madvise(mmap.MADV_DONTFORK)
+    return memory
