@@ -106,6 +106,16 @@ def ends(part: Json) -> Row:
     )
 
 
+def victims(part: Json) -> Row:
+    """Part `victims`."""
+    return (
+        "envs that hang, end their process, crash it, eat memory or raise before a training or in `fasttrain check`",
+        f"{part['victims']:,}",
+        f"{part['named']:,} named in one line with their place; left behind {part['processes']:,} processes and "
+        f"{part['shared']:,} names in /dev/shm",
+    )
+
+
 def evil(part: Json) -> Row:
     """Part `evil`."""
     return (
@@ -135,6 +145,7 @@ ROWS: dict[str, Callable[[Json], Row]] = {
     "nan": nan,
     "stops": stops,
     "ends": ends,
+    "victims": victims,
     "evil": evil,
     "guards": guards,
 }

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from fasttrain import machine
-from fasttrain.machine import bf16_units, free_memory, usable_cores
+from fasttrain.machine import bf16_units, free_memory, outgrows, usable_cores
 
 
 @pytest.mark.parametrize(
@@ -113,3 +113,13 @@ def test_units_for_bfloat16(tmp_path: Path, flags: str, expected: str):
 
 def test_units_of_a_system_that_does_not_say(tmp_path: Path):
     assert bf16_units(tmp_path / "nothing") == ""
+
+
+def test_a_process_that_takes_the_last_memory_is_told_from_one_that_suffers(monkeypatch: pytest.MonkeyPatch):
+    held = psutil.Process().memory_info().rss
+    for free in (64 << 30, 2 * held):
+        monkeypatch.setattr(machine, "free_memory", lambda free=free: free)
+        assert outgrows(os.getpid()) == 0
+    monkeypatch.setattr(machine, "free_memory", lambda: 1 << 20)
+    assert outgrows(os.getpid()) > held // 2
+    assert outgrows(2**30) == 0, "there is no such process"

@@ -5,8 +5,8 @@ of all its threads into its log. The nursery ends with whoever started it and ta
 
 One request a line on standard input, one answer a line on standard output, both JSON:
 {"start": arguments, "folder": where, "log": file} → {"pid": number}; {"wait": pid, "timeout_s": seconds} → {"code": n}.
-Beside `start` may stand `disk`, arguments of a `BadDisk` for its checkpoints, and `stop_at`, the env step in which it
-sends itself SIGTERM.
+Beside `start` may stand `disk`, arguments of a `BadDisk` for its checkpoints, `stop_at`, the env step in which it sends
+itself SIGTERM, and `memory`, bytes that seem to be all that the processes it starts can have.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def load() -> None:
     gc.freeze()  # else every training that ends looks through all of this again: seconds, on pages that it must copy
 
 
-def start(arguments: list[str], folder: str, log: str, disk: dict[str, Any] | None, stop_at: int | None) -> int:
+def start(
+    arguments: list[str], folder: str, log: str, disk: dict[str, Any] | None, stop_at: int | None, memory: int | None
+) -> int:
     """Fork a training; its process id."""
     pid = os.fork()
     if pid:
@@ -57,6 +59,8 @@ def start(arguments: list[str], folder: str, log: str, disk: dict[str, Any] | No
         put_in(disk)
     if stop_at is not None:
         stop_itself(stop_at)
+    if memory is not None:
+        have_only(memory)
     from fasttrain.cli import main
 
     sys.exit(main(arguments))
@@ -88,6 +92,22 @@ def stop_itself(at: int) -> None:
     RunCallback._on_step = stopping  # type: ignore[method-assign]
 
 
+def have_only(size_bytes: int) -> None:
+    """A small machine: what its children hold is taken from that."""
+    import psutil
+
+    from fasttrain import machine
+
+    def free_memory() -> int:
+        held = 0
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                held += child.memory_info().rss
+        return max(0, size_bytes - held)
+
+    machine.free_memory = free_memory
+
+
 def wait(pid: int, timeout_s: float) -> int | None:
     """Exit code, negative after a signal; None: it still lives."""
     deadline = time.monotonic() + timeout_s
@@ -107,7 +127,7 @@ def serve() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         if "start" in request:
-            more = (request.get(name) for name in ("disk", "stop_at"))
+            more = (request.get(name) for name in ("disk", "stop_at", "memory"))
             pid = start(request["start"], request["folder"], request["log"], *more)
             living.add(pid)
             answer({"pid": pid})

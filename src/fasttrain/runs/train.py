@@ -36,8 +36,10 @@ from fasttrain.runs.build import (
     build_vec_env,
     compile_kernels,
     env_facts,
+    env_spec,
     set_threads,
     settle_fused_update,
+    survey_of,
     this_machine,
 )
 from fasttrain.runs.callbacks import Parts, RunCallback, StopFlag
@@ -61,6 +63,7 @@ from fasttrain.runs.saving import Saving, clean, into_place
 from fasttrain.runs.settle import settle_acceleration, warmup_s
 from fasttrain.runs.stopping import StoppedBy, stopping_for
 from fasttrain.runs.wrap import save_model
+from fasttrain.vec.scout import Scout
 from fasttrain.vec.self_play import SelfPlayVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
 
@@ -72,10 +75,10 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     """Train as `config` says and leave everything in `folder`; returns the exit code."""
     check_profiler(config.profiler)
     console = show.make_console()
-    with locked(folder):
-        facts = env_facts(against_bots(config), measure=lambda: run_checkup(config, folder, console))
+    with locked(folder), survey_of(against_bots(config), console) as survey:
+        facts = env_facts(against_bots(config), survey, lambda: run_checkup(config, folder, console, survey))
         plan = make_plan(config, sources, facts, this_machine())
-        run = Run(plan, folder, console)
+        run = Run(plan, folder, console, scout=survey.first_worker(plan.config, env_spec(plan.config)))
         write_json(folder / "plan.json", run.plan.to_dict())
         show.show_plan(console, run.plan)
         return carry_out(run, overrides)
@@ -111,9 +114,12 @@ def _to_the_end(run: Run, overrides: Sequence[str]) -> None:
 
 
 class Run:
-    """The parts of one run, wired. `resumes`: the folder has files that the run goes on with."""
+    """The parts of one run, wired. `resumes`: the folder has files that the run goes on with. `scout`: the process that
+    looked at the env, for a training that has workers."""
 
-    def __init__(self, plan: Plan, folder: Path, console: Console, resumes: bool = False) -> None:
+    def __init__(
+        self, plan: Plan, folder: Path, console: Console, resumes: bool = False, scout: Scout | None = None
+    ) -> None:
         self.folder, self.console, self.resumes = folder, console, resumes
         self.resumed_at: list[int] = []  # env steps
         if resumes:
@@ -129,7 +135,7 @@ class Run:
         pick_device(config.device, config.algo.policy)  # what is not there is told before workers start
         with activity(console, "compiling kernels"):
             compile_kernels(config)
-        self.env: VecEnv = build_vec_env(config, config.num_envs, config.seed)
+        self.env: VecEnv = build_vec_env(config, config.num_envs, config.seed, scout=scout)
         try:
             self.model = self._build_model()
             plan = settle_fused_update(plan, self.model)
