@@ -92,5 +92,5 @@ def _eat() -> None:
     eaten = []
     while len(eaten) << 24 < MOST_BYTES:
         eaten.append(b"\1" * (1 << 24))
-        time.sleep(0.02)
+        time.sleep(0.005)
     time.sleep(600)

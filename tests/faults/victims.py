@@ -16,6 +16,7 @@ from injector import Nursery, Training
 Say = Callable[[str], None]
 Result = dict[str, Any]
 TIMEOUT_S = 5.0
+PATIENCE_S = 30.0
 MEMORY_BYTES = 600 << 20  # what the machine seems to have
 NAMED: Mapping[str, str] = {  # how → what is said of it
     "hang": "hangs in {place}: nothing came back for 5 s",
@@ -74,7 +75,7 @@ def victims(count: int, seed: int, folder: Path, say: Say, lent: Nursery | None 
 
 def _judge(training: Training, what: str, how: str, place: str, result: Result) -> None:
     took, said = time.monotonic() - training.begun, training.said()
-    left = training.litter()
+    left = training.litter(PATIENCE_S)  # what others on this machine leave for a moment is not of this run
     lines = [line for line in said.splitlines() if re.search(NAMED[how].format(place=place), line)]
     named = len(lines) == 1 and training.code == 2 and "Traceback" not in said and f"about to {how}" in said
     result["victims"] += 1

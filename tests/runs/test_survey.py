@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -81,9 +82,14 @@ def test_the_env_of_a_checkup_goes_on_into_the_training_where_it_is_dear(monkeyp
         if sys.platform == "linux":
             assert "libtorch" not in Path(f"/proc/{scout.pid}/maps").read_text()
         env = build_vec_env(config, 4, 0, scout=scout)
+        fresh = build_vec_env(dataclasses.replace(config, vec_env="dummy"), 4, 0)
         assert env.get_attr("episodes")[0] > env.get_attr("episodes")[1] == 0
+        np.testing.assert_array_equal(env.reset(), fresh.reset())
+        for step in range(25):
+            for mine, theirs in zip(env.step([step % 3] * 4)[:3], fresh.step([step % 3] * 4)[:3], strict=True):
+                np.testing.assert_array_equal(mine, theirs)
         env.close()
-    assert builds() == [2, 2]
+    assert builds() == [2, 2, 4], "two workers' and, here, those to compare with"
 
 
 @pytest.mark.parametrize(
@@ -133,8 +139,9 @@ def test_without_play_and_workers_there_is_no_process():
 
 def test_spaces_of_the_users_own_class_come_back(tmp_path: Path):
     (tmp_path / "spaced.py").write_text(
-        "import gymnasium as gym\nfrom counted import Counted\nclass Mine(gym.spaces.Discrete): pass\n"
-        "class Spaced(Counted):\n    action_space = Mine(3)\n"
+        "import gymnasium as gym\nfrom counted import Counted\ndef mine():\n"
+        "    class Mine(gym.spaces.Discrete): pass\n    return Mine(3)\n"
+        "class Spaced(Counted):\n    action_space = mine()\n"
     )
     with Survey(EnvSpec(entry_point="spaced:Spaced", use_masks=False), 60.0, quiet()) as looking:
         assert type(looking.build().action_space).__name__ == "Mine"

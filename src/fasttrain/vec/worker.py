@@ -234,7 +234,8 @@ def pack(value: Any) -> bytes:
 
 def _answer(errand: Callable[[Any, list[Env]], Any], memory: Any, kept: list[Env]) -> bytes:
     try:
-        return pack(errand(memory, kept))
+        answer: bytes = cloudpickle.dumps(errand(memory, kept))  # spaces may be of classes that pickle cannot name
+        return answer
     except (Exception, SystemExit) as error:
         return pack(failure_of(error, env_index=0)._replace(spec=isinstance(error, EnvSpecError)))
 
