@@ -193,6 +193,7 @@ PARTS = {
         40, 25, "runs with signals to their group, a Ctrl-C or a stopped job", campaign("groups", "group_signals")
     ),
     "forks": Part(40, 10, "lives and trainings of envs that fork", campaign("forks", "fork_campaign")),
+    "victims": Part(90, 8, "envs that hang, end their process, crash it, eat memory", campaign("victims", "victims")),
     "evil": Part(1, 3, "malicious files", evil),
     "cold-cache": Part(200, 5, "caches of compiled kernels: cold, shared, damaged, unwritable", cold_cache),
     "guards": Part(600, 6, "pairs of stretches with all guards and without", guards),
@@ -220,7 +221,9 @@ def add(path: Path, name: str, found: Result) -> None:
     os.replace(partial, path)
 
 
-TRIES = ("kills", "damages", "points", "cases", "stops", "ends", "files", "pairs", "lives")  # names of what parts count
+TRIES = (  # names of what parts count
+    "kills", "damages", "points", "cases", "stops", "ends", "victims", "files", "pairs", "lives",
+)  # fmt: skip
 
 
 def was_tried(found: Mapping[str, Any]) -> bool:

@@ -128,6 +128,16 @@ def forks(part: Json) -> Row:
     )
 
 
+def victims(part: Json) -> Row:
+    """Part `victims`."""
+    return (
+        "envs that hang, end their process, crash it, eat memory or raise before a training or in `fasttrain check`",
+        f"{part['victims']:,}",
+        f"{part['named']:,} named in one line with their place; left behind {part['processes']:,} processes and "
+        f"{part['shared']:,} names in /dev/shm",
+    )
+
+
 def evil(part: Json) -> Row:
     """Part `evil`."""
     return (
@@ -171,6 +181,7 @@ ROWS: dict[str, Callable[[Json], Row]] = {
     "ends": ends,
     "groups": groups,
     "forks": forks,
+    "victims": victims,
     "evil": evil,
     "cold-cache": cold_cache,
     "guards": guards,

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from fasttrain import machine
-from fasttrain.machine import bf16_units, free_memory, process_age_s, usable_cores
+from fasttrain.machine import bf16_units, free_memory, outgrows, process_age_s, usable_cores
 
 
 @pytest.mark.parametrize(
@@ -122,3 +122,13 @@ def test_the_age_of_this_process(monkeypatch: pytest.MonkeyPatch):
     assert process_age_s() == pytest.approx(5)
     monkeypatch.setattr(time, "time", lambda: created - 3600)
     assert process_age_s() == 0, "the clock was set back"
+
+
+def test_a_process_that_takes_the_last_memory_is_told_from_one_that_suffers(monkeypatch: pytest.MonkeyPatch):
+    held = psutil.Process().memory_info().rss
+    for free in (64 << 30, 2 * held):
+        monkeypatch.setattr(machine, "free_memory", lambda free=free: free)
+        assert outgrows(os.getpid()) == 0
+    monkeypatch.setattr(machine, "free_memory", lambda: 1 << 20)
+    assert outgrows(os.getpid()) > held // 2
+    assert outgrows(2**30) == 0, "there is no such process"

@@ -45,6 +45,7 @@ AT_LEAST: dict[str, float] = {
     "guard.max_skipped": 0,
     "checkpoint.keep": 1,
     "checkpoint.grace_s": 0,
+    "checkup_timeout_s": 0.1,
     "seeds": 1,
     "horizon_minutes": 0.001,
     "gate.margin": 0,

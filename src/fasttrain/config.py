@@ -246,6 +246,7 @@ class Config:
     play: PlayConfig = PlayConfig()
     self_play: SelfPlayConfig = SelfPlayConfig()
     checkup: Literal["off", "warn", "strict"] = "off"  # a look at the env before training; strict: any finding stops
+    checkup_timeout_s: float = 120.0  # no call of the env's may take longer there: it is taken for hung
     stop: StopConfig = StopConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     guard: GuardConfig = GuardConfig()

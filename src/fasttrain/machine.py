@@ -42,6 +42,23 @@ def process_age_s() -> float:
     return max(0.0, time.time() - psutil.Process().create_time())
 
 
+def outgrows(pid: int) -> int:
+    """Bytes that the process `pid` and those it started hold, if they are what the memory is about to end for; else 0.
+
+    Known a moment before the system kills something: with a sixteenth left of what they could have at most.
+    """
+    free = free_memory()
+    if free > 2**31:  # counting takes longer than this
+        return 0
+    held = 0
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for each in (process, *process.children(recursive=True)):
+            with suppress(psutil.Error):
+                held += each.memory_info().rss
+    return held if held > free and free < max((held + free) // 16, 2**26) else 0
+
+
 def _cpu_quota() -> float:
     """How many cores' time the container gets; infinite without a limit."""
     quota = math.inf

@@ -6,7 +6,8 @@ of all its threads into its log. The nursery ends with whoever started it and ta
 One request a line on standard input, one answer a line on standard output, both JSON:
 {"start": arguments, "folder": where, "log": file} → {"pid": number}; {"wait": pid, "timeout_s": seconds} → {"code": n}.
 Beside `start` may stand `disk`, arguments of a `BadDisk` for its checkpoints, `stop_at`, the env step in which it sends
-itself SIGTERM, and `tty`, the terminal that it is started in; what it says there is not in the log.
+itself SIGTERM, `tty`, the terminal that it is started in (what it says there is not in the log), and `memory`, bytes
+that seem to be all that the processes it starts can have.
 """
 
 from __future__ import annotations
@@ -37,7 +38,13 @@ def load() -> None:
 
 
 def start(
-    arguments: list[str], folder: str, log: str, disk: dict[str, Any] | None, stop_at: int | None, tty: str | None
+    arguments: list[str],
+    folder: str,
+    log: str,
+    disk: dict[str, Any] | None,
+    stop_at: int | None,
+    tty: str | None,
+    memory: int | None,
 ) -> int:
     """Fork a training; its process id."""
     pid = os.fork()
@@ -58,6 +65,8 @@ def start(
         put_in(disk)
     if stop_at is not None:
         stop_itself(stop_at)
+    if memory is not None:
+        have_only(memory)
     os.environ["FASTTRAIN_ENGINE_SWITCH_AT"] = "0"  # trainings are compared
     from fasttrain.cli import main
 
@@ -90,6 +99,22 @@ def stop_itself(at: int) -> None:
     RunCallback._on_step = stopping  # type: ignore[method-assign]
 
 
+def have_only(size_bytes: int) -> None:
+    """A small machine: what its children hold is taken from that."""
+    import psutil
+
+    from fasttrain import machine
+
+    def free_memory() -> int:
+        held = 0
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                held += child.memory_info().rss
+        return max(0, size_bytes - held)
+
+    machine.free_memory = free_memory
+
+
 def wait(pid: int, timeout_s: float) -> int | None:
     """Exit code, negative after a signal; None: it still lives."""
     deadline = time.monotonic() + timeout_s
@@ -109,7 +134,7 @@ def serve() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         if "start" in request:
-            more = (request.get(name) for name in ("disk", "stop_at", "tty"))
+            more = (request.get(name) for name in ("disk", "stop_at", "tty", "memory"))
             pid = start(request["start"], request["folder"], request["log"], *more)
             living.add(pid)
             answer({"pid": pid})

@@ -10,9 +10,10 @@ from conftest import RunCommand, configured
 from fasttrain.envs.probe import ProbeResult
 from fasttrain.errors import EnvSpecError
 from fasttrain.runs import check
-from fasttrain.runs.build import env_facts
+from fasttrain.runs.build import env_facts, survey_of
 from fasttrain.runs.check import run_checkup
 from fasttrain.runs.console import make_console
+from fasttrain.runs.survey import Survey
 
 ENV = """
 import random
@@ -160,7 +161,8 @@ def test_few_lines_are_printed_and_all_are_stored(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(check, "MOST_LINES", 1)
     monkeypatch.chdir(tmp_path)
     config = configured("+profile=speed", *WALK, "algo=ppo", "env.kwargs.faults=[unseeded,shape]")
-    run_checkup(config, tmp_path, make_console())
+    with survey_of(config, make_console()) as survey:
+        run_checkup(config, tmp_path, make_console(), survey)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
     assert lines[0].startswith("Checkup: 2 findings in ")
@@ -169,10 +171,16 @@ def test_few_lines_are_printed_and_all_are_stored(tmp_path: Path, monkeypatch: p
 
 def test_what_the_checkup_measured_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fasttrain.runs.build.probe", lambda *_: pytest.fail("played twice"))
+    monkeypatch.setattr(Survey, "costs", lambda _: pytest.fail("played twice"))
     config = configured("+profile=speed", *WALK, "algo=ppo", "vec_env=auto")
     costs: list[ProbeResult | None] = []
-    facts = env_facts(config, lambda: costs.append(run_checkup(config, tmp_path, make_console())) or costs[0])  # type: ignore[func-returns-value]
+    with survey_of(config, make_console()) as survey:
+
+        def measure() -> ProbeResult | None:
+            costs.append(run_checkup(config, tmp_path, make_console(), survey))
+            return costs[0]
+
+        facts = env_facts(config, survey, measure)
     assert costs[0] is not None
     assert facts.step_s == costs[0].step_s + costs[0].mask_s
     assert facts.cpu_share == costs[0].cpu_share
@@ -181,6 +189,7 @@ def test_what_the_checkup_measured_is_not_measured_again(tmp_path: Path, monkeyp
 def test_what_an_erring_env_cost_is_no_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     config = configured("+profile=speed", *WALK, "algo=ppo", "vec_env=auto", "env.kwargs.faults=[raises]")
-    assert run_checkup(config, tmp_path, make_console()) is None
+    with survey_of(config, make_console()) as survey:
+        assert run_checkup(config, tmp_path, make_console(), survey) is None
     with pytest.raises(EnvSpecError, match="the board fell"):
-        env_facts(config, lambda: None)
+        env_facts(config)

@@ -11,14 +11,15 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 
 from fasttrain.envs.branches import Branches
 from fasttrain.envs.findings import Finding, Witness, found
+from fasttrain.envs.place import CLOSING, Place
 from fasttrain.envs.probe import SEED, Moment, Play, PlayError, ProbeResult, Watch
-from fasttrain.envs.replay import Difference, Recorder, first_difference, refused, seed_streams, unseeded
+from fasttrain.envs.replay import Difference, Recorder, first_difference, not_fresh, refused, seed_streams, unseeded
 from fasttrain.envs.user_code import kept_random_state
 
 EnvMaker = Callable[[], gymnasium.Env[Any, Any]]
@@ -42,6 +43,7 @@ class CheckupResult:
     reward_range: tuple[float, float] | None  # lowest and highest reward of a step
     returns: tuple[float, ...]  # of the episodes that ended in the first pass
     not_checked: tuple[str, ...]  # what there was no time for
+    not_fresh: str = ""  # why the env that was lent and stays is not like a fresh one after a seeded reset
 
     @property
     def errors(self) -> tuple[Finding, ...]:
@@ -61,27 +63,50 @@ class CheckupResult:
         }
 
 
+class Lent(NamedTuple):
+    """An env that was built before, to be played first and left open."""
+
+    env: gymnasium.Env[Any, Any]
+    build_s: float  # what building it took
+    stays: bool  # somebody goes on with it: does it repeat, after all play, what it did when it was new?
+
+
 def checkup(
-    env_factory: EnvMaker, *, max_steps: int = 300, max_seconds: float = 1.5, use_masks: bool = True
+    env_factory: EnvMaker,
+    *,
+    max_steps: int = 300,
+    max_seconds: float = 1.5,
+    use_masks: bool = True,
+    lent: Lent | None = None,
+    place: Place | None = None,
 ) -> CheckupResult:
     """Build the env, play it, look at what it answers, build it again and play the same actions and others.
 
     `max_steps` bounds the first pass, `max_seconds` all play together (not building the env, which happens twice, up to
     six times where the same seed gives another trajectory). Python's and NumPy's global random streams are left as they
-    were. With `use_masks=False` actions are drawn from the whole space, as an algorithm without masks will.
+    were. With `use_masks=False` actions are drawn from the whole space, as an algorithm without masks will. `lent` is
+    played in place of the first build; `place` is told where the play is.
 
     Raises:
         EnvSpecError: the env cannot be built. What it does wrong while playing is a finding.
     """
     with kept_random_state():
-        return _Checkup(env_factory, max_steps, max_seconds, use_masks).result()
+        return _Checkup(env_factory, max_steps, max_seconds, use_masks, lent, place or Place()).result()
 
 
 class _Checkup:
     """The passes of play, one after another, within one budget of time."""
 
-    def __init__(self, env_factory: EnvMaker, max_steps: int, max_seconds: float, use_masks: bool) -> None:
-        self._env_factory, self._use_masks = env_factory, use_masks
+    def __init__(
+        self,
+        env_factory: EnvMaker,
+        max_steps: int,
+        max_seconds: float,
+        use_masks: bool,
+        lent: Lent | None,
+        place: Place,
+    ) -> None:
+        self._env_factory, self._use_masks, self._lent, self._place = env_factory, use_masks, lent, place
         self._max_steps, self._max_seconds = max_steps, max_seconds
         self._findings: list[Finding] = []
         self._not_checked: list[str] = []
@@ -104,6 +129,7 @@ class _Checkup:
                 )
             elif self._same_again():
                 self._other_actions(self._costs)
+        lent = self._lent
         return CheckupResult(
             findings=tuple(_without_echoes(self._findings)),
             costs=self._costs,
@@ -112,28 +138,40 @@ class _Checkup:
             reward_range=witness.reward_range,
             returns=tuple(end.episode_return for end in witness.ends),
             not_checked=tuple(self._not_checked),
+            not_fresh=self._not_fresh(lent) if lent is not None and lent.stays else "",
         )
 
+    def _not_fresh(self, lent: Lent) -> str:
+        if self._spoilt or self._statistics:
+            return f"{self._statistics} carries statistics over episodes" if self._statistics else "it broke off"
+        with self._playing(2, 2, lent) as play:
+            return not_fresh(play, self._recorder.frames)
+
     @contextlib.contextmanager
-    def _playing(self, python: int = 1, numpy: int = 1) -> Iterator[Play]:
-        """A fresh env, built and played with the global streams in a known state."""
+    def _playing(self, python: int = 1, numpy: int = 1, lent: Lent | None = None) -> Iterator[Play]:
+        """A fresh env (or the one that was lent), played with the global streams in a known state."""
         seed_streams(python, numpy)
-        play = Play(self._env_factory, self._use_masks, lenient=True)
+        if lent is None:
+            play = Play(self._env_factory, self._use_masks, lenient=True, place=self._place)
+        else:
+            play = Play(lambda: lent.env, self._use_masks, lenient=True, place=self._place, build_s=lent.build_s)
         began = time.perf_counter()
         try:
             yield play
         finally:
             self._spent_s += time.perf_counter() - began - play.warm_up_s
             self._steps += play.total_steps
-            with contextlib.suppress(Exception):  # an env that cannot close has shown what it can
-                play.env.close()
+            if lent is None:
+                self._place.enter(CLOSING)
+                with contextlib.suppress(Exception, SystemExit):  # an env that cannot close has shown what it can
+                    play.env.close()
 
     def _deadline(self, until_share: float = 1.0) -> float:
         return time.perf_counter() + max(until_share * self._max_seconds - self._spent_s, 0.0)
 
     def _first_pass(self) -> Witness:
         fault: PlayError | None = None
-        with self._playing() as play:
+        with self._playing(lent=self._lent) as play:
             witness = Witness(play.env.observation_space, play.action_space)
             names = (type(layer).__name__ for layer in _layers(play.env))
             self._statistics = next((name for name in names if "Normalize" in name), "")
@@ -214,7 +252,7 @@ class _Checkup:
 
     def _other_actions(self, costs: ProbeResult) -> None:
         try:
-            with self._playing(3, 3) as play:
+            with self._playing(3, 3, self._lent) as play:  # one build less; fresh or not, its seeds must do the same
                 branches = Branches(play, costs, self._deadline())
                 branches.run(self._recorder.frames[0])
                 self._findings += branches.findings()

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import ModuleType
@@ -70,6 +70,10 @@ class EnvFactory:
     def __call__(self) -> Env:
         return make_env(self.spec, self.folder)
 
+    def around(self, core: Env) -> Env:
+        """The same, from a `core_env` that was built before."""
+        return wrapped_core(core, self.spec)
+
     def __repr__(self) -> str:
         return f"EnvFactory({self.spec.option})"
 
@@ -83,19 +87,43 @@ def make_env(spec: EnvSpec, folder: str | None = None) -> Env:
     Raises:
         EnvSpecError: it cannot be built, or offers no masks although `needs_masks`; says why and what to change.
     """
+    return wrapped_core(core_env(spec, folder), spec)
+
+
+def core_env(spec: EnvSpec, folder: str | None = None) -> Env:
+    """The user's env in the user's wrappers: what can take long to build, and can be wrapped by us more than once.
+
+    Raises:
+        EnvSpecError: it cannot be built.
+    """
     folder = folder if folder is not None else os.getcwd()
     env = _from_id(spec, folder) if spec.id is not None else _from_entry_point(spec, folder)
-    try:
+    with _closed_on_error(env):
         _check_spaces(env, spec)
-        return _wrapped(env, spec, folder)
+        return _with_users_wrappers(env, spec, folder)
+
+
+def wrapped_core(env: Env, spec: EnvSpec) -> Env:
+    """A `core_env` with what the spec asks for around it, our own wrappers.
+
+    Raises:
+        EnvSpecError: it offers no masks although `needs_masks`.
+    """
+    with _closed_on_error(env):
+        return _wrapped(env, spec)
+
+
+@contextlib.contextmanager
+def _closed_on_error(env: Env) -> Iterator[None]:
+    try:
+        yield
     except BaseException:
         with contextlib.suppress(Exception):  # the first error is the one to see
             env.close()
         raise
 
 
-def _wrapped(env: Env, spec: EnvSpec, folder: str) -> Env:
-    env = _with_users_wrappers(env, spec, folder)
+def _wrapped(env: Env, spec: EnvSpec) -> Env:
     if isinstance(env.action_space, spaces.Dict):
         try:
             env = DictActions(env, env.action_space)
@@ -131,7 +159,7 @@ def _from_id(spec: EnvSpec, folder: str) -> Env:
         raise EnvSpecError(f"{spec.option} needs a package that is not installed: {error}") from error
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
         raise EnvSpecError(_unknown_id(spec, name, module, before, error)) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise EnvSpecError(f"{spec.option} could not be built: {blame(error)}") from error
 
 
@@ -173,7 +201,7 @@ def _from_entry_point(spec: EnvSpec, folder: str) -> Env:
     _check_kwargs(creator, spec.kwargs, spec)
     try:
         env = creator(**copy.deepcopy(dict(spec.kwargs)))  # a copy: envs of one process must not share a list
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise EnvSpecError(f"{spec.option} could not be built: {blame(error)}") from error
     return _time_limited(_adapted(env, spec), spec)
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from fasttrain.batch import BoolArray
 from fasttrain.envs.masks import MASKABLE_SPACES, flat_mask, mask_width, random_legal_action
+from fasttrain.envs.place import BUILDING, MASKING, Place
 from fasttrain.envs.user_code import blame, kept_random_state
 from fasttrain.errors import EnvError, EnvSpecError
 
@@ -23,6 +24,7 @@ except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
 SEED = 20_260_101  # of probe and checkup alone: their episodes must not coincide with those of trainings seeded 0, 1, …
+PROBE_SECONDS, PROBE_STEPS = 0.3, 500
 
 
 class PlayError(EnvSpecError):
@@ -68,7 +70,9 @@ class ProbeResult:
 
 
 def probe(
-    env_factory: Callable[[], gymnasium.Env[Any, Any]], max_seconds: float = 0.3, max_steps: int = 500
+    env_factory: Callable[[], gymnasium.Env[Any, Any]],
+    max_seconds: float = PROBE_SECONDS,
+    max_steps: int = PROBE_STEPS,
 ) -> ProbeResult:
     """Build an env, play random legal actions, close it; at least one step and one reset whatever the limits are.
 
@@ -94,17 +98,27 @@ class Play:
         use_masks: choose among the actions that the env's masks allow, where it offers any.
         lenient: an empty mask is no fault but an action outside it is taken, and every mask is read twice
             (`unstable_mask` says where the two differed): the checkup wants to see what comes after.
+        place: told what is about to be called.
+        build_s: what `env_factory` took, where it hands out an env that was built before.
 
     Raises (all methods that call the env):
         PlayError: the env raised or broke its contract.
     """
 
     def __init__(
-        self, env_factory: Callable[[], gymnasium.Env[Any, Any]], use_masks: bool = True, lenient: bool = False
+        self,
+        env_factory: Callable[[], gymnasium.Env[Any, Any]],
+        use_masks: bool = True,
+        lenient: bool = False,
+        place: Place | None = None,
+        build_s: float | None = None,
     ) -> None:
+        self.place = place or Place()
         began = time.perf_counter()
+        if build_s is None:
+            self.place.enter(BUILDING)
         self.env = env = env_factory()
-        self._build_s = time.perf_counter() - began
+        self._build_s = time.perf_counter() - began if build_s is None else build_s
         self.action_space = copy.deepcopy(env.action_space)  # some envs draw their states from their own action space
         self.action_space.seed(SEED)
         self.has_masks = (
@@ -152,10 +166,11 @@ class Play:
 
     def reset(self, seed: int | None = None) -> Moment:
         self.length, self._action = 0, None
+        self.place.reset(seed)
         began = time.perf_counter()
         try:
             answer = self.env.reset(seed=seed)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._failed(error) from error
         self.resets_s.append(time.perf_counter() - began)
         if not isinstance(answer, tuple) or len(answer) != 2:
@@ -169,10 +184,11 @@ class Play:
 
     def step(self, action: Any) -> Moment:
         self._action = action
+        self.place.step(self.length + 1)
         preempted, cpu_began, began = _preemptions(), time.process_time(), time.perf_counter()
         try:
             answer = self.env.step(action)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if "values to unpack (expected 5" in str(error):  # a wrapper took the answer apart before we could
                 raise self._wrong_step(f"the wrong number of values ({error})") from error
             raise self._failed(error, at_action=True) from error
@@ -230,6 +246,7 @@ class Play:
     def _mask(self) -> BoolArray | None:
         if self._action_masks is None:
             return None
+        self.place.enter(MASKING)
         try:
             began = time.perf_counter()
             answer = self._action_masks()
@@ -243,7 +260,7 @@ class Play:
             text = str(error) if str(error).startswith("env ") else f"env {self.env.unwrapped}: {error}"
             remedy = "give one entry per action, 1 = legal, after every reset and step"
             raise PlayError("bad_mask", f"{text}, at {self.position()}", remedy) from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._failed(error) from error
         return mask
 
@@ -255,7 +272,7 @@ class Play:
             undisturbed = [(wall_s, cpu_s) for wall_s, cpu_s, _ in self._times_s]
         return sum(cpu_s for _, cpu_s in undisturbed) / sum(wall_s for wall_s, _ in undisturbed)
 
-    def _failed(self, error: Exception, at_action: bool = False) -> PlayError:
+    def _failed(self, error: BaseException, at_action: bool = False) -> PlayError:
         what = f"env {self.env.unwrapped} failed at {self.position()}: {blame(error)}"
         return PlayError("raised", what, at_action=at_action)
 

@@ -87,6 +87,15 @@ def first_difference(
     return None
 
 
+def not_fresh(play: Play, recorded: Sequence[Frame]) -> str:
+    """Why an env that was played does not repeat, from the seed, what it did when it was new; empty: it does."""
+    try:
+        difference = first_difference(play, recorded, SEED, deadline=0.0, at_least=len(recorded))
+    except PlayError as fault:
+        return fault.what
+    return "" if difference is None else f"the same seed gave another trajectory, first {difference}"
+
+
 def differing_part(one: Frame, other: Frame) -> str:
     if one.observation != other.observation:
         return "observation"

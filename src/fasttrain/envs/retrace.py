@@ -119,6 +119,10 @@ class Retraced:
     def __call__(self) -> Retrace:
         return Retrace(self.factory())
 
+    def around(self, core: gymnasium.Env[Any, Any]) -> Retrace:
+        """The same, from a `core_env` that was built before; the factory must be one of ours."""
+        return Retrace(self.factory.around(core))  # type: ignore[attr-defined]
+
 
 def _state_of(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:
     """Of the env's generator, if it has one yet, and its own, if it tells."""

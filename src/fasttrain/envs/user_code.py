@@ -52,14 +52,19 @@ def blame(error: BaseException) -> str:
     return f"{text} ({_short_path(frame.filename)}:{frame.lineno}, in {frame.name})"
 
 
+def findable(folder: str) -> None:
+    """Let modules of `folder` be imported."""
+    if folder not in sys.path and not (folder == os.getcwd() and "" in sys.path):
+        sys.path.insert(0, folder)
+
+
 def import_user_module(name: str, folder: str, option: str) -> ModuleType:
     """Import `name` from an installed package or from `folder`, which goes first on `sys.path` as for `python -m`.
 
     Raises:
         EnvSpecError: the module is not there, or its own code fails on import; `option` is named as the one to change.
     """
-    if folder not in sys.path and not (folder == os.getcwd() and "" in sys.path):
-        sys.path.insert(0, folder)
+    findable(folder)
     importlib.invalidate_caches()  # the file may be younger than the import system's view of its folder
     try:
         return importlib.import_module(name)

@@ -6,11 +6,13 @@ import dataclasses
 import platform
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 import torch
+from rich.console import Console
 from sb3_contrib import MaskablePPO as StockMaskablePPO
 from sb3_contrib import RecurrentPPO
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -35,10 +37,10 @@ from fasttrain.config import (
     env_kwargs,
     plays_itself,
 )
-from fasttrain.envs.make import EnvFactory, EnvSpec, make_env
-from fasttrain.envs.probe import ProbeResult, probe
+from fasttrain.envs.make import EnvFactory, EnvSpec
+from fasttrain.envs.probe import ProbeResult
 from fasttrain.envs.retrace import Retraced
-from fasttrain.errors import ConfigError, FastTrainError
+from fasttrain.errors import ConfigError, EnvSpecError, FastTrainError
 from fasttrain.flags import EnvFacts, Machine
 from fasttrain.kernel_jobs import KernelCall
 from fasttrain.machine import bf16_units, usable_cores
@@ -48,7 +50,9 @@ from fasttrain.plan import Plan
 from fasttrain.runs.activity import telling
 from fasttrain.runs.device import pick_device
 from fasttrain.runs.env_options import check_native_options, check_spaces, policy_for
+from fasttrain.runs.survey import Survey
 from fasttrain.runs.wrap import Statistics, wrapped
+from fasttrain.vec.scout import Scout
 from fasttrain.vec.self_play import RandomOpponent, SelfPlayVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
 from fasttrain.vec.subproc import start_subproc
@@ -94,10 +98,18 @@ def uses_masks(config: Config) -> bool:
     return config.algo.name == "maskable_ppo"
 
 
-def env_facts(config: Config, measure: Callable[[], ProbeResult | None] = lambda: None) -> EnvFacts:
+def survey_of(config: Config, console: Console) -> Survey:
+    """What will look at the env of a run."""
+    return Survey(env_spec(config), config.checkup_timeout_s, console)
+
+
+def env_facts(
+    config: Config, survey: Survey | None = None, measure: Callable[[], ProbeResult | None] = lambda: None
+) -> EnvFacts:
     """Build the env once, so that a wrong one fails here with one clear message; time it where the plan must choose.
 
-    `measure` plays it for reasons of its own (the checkup); if it returns what the env costs, nothing is played twice.
+    `survey` belongs to a training that goes on with its process. `measure` plays the env for reasons of its own (the
+    checkup); if it returns what the env costs, nothing is played twice.
 
     Raises:
         EnvSpecError: the env cannot be built or does not fit the algorithm.
@@ -114,28 +126,19 @@ def env_facts(config: Config, measure: Callable[[], ProbeResult | None] = lambda
         )
     if native and config.vec_env in ("auto", "native") and not config.force_dummy_vec_env:
         check_native_options(config)
-    spec = env_spec(config)
-    images = _check_env(config)
-    measured = measure()
-    if config.vec_env != "auto" or native or not config.use_subproc_envs or config.force_dummy_vec_env:
-        return EnvFacts(native, None, images=images)
-    found = measured or probe(MonitoredEnv(spec))
-    return EnvFacts(native, found.step_s + found.mask_s, found.cpu_share, images)
-
-
-def _check_env(config: Config) -> bool:
-    """Build the env once and see whether its spaces suit the algorithm, the policy and the wrappers.
-
-    Returns:
-        whether the policy will be one for images.
-    """
-    spec = env_spec(config)
-    env = make_env(dataclasses.replace(spec, needs_masks=False))
-    action, observation = env.action_space, env.observation_space
-    env.close()
-    check_spaces(config, spec.option, action, observation)
-    make_env(spec).close()  # with masks, where the algorithm needs them
-    return policy_for(config.algo.policy, observation).startswith("Cnn")
+    times = config.vec_env == "auto" and not native and config.use_subproc_envs and not config.force_dummy_vec_env
+    plays = times or (survey is not None and (config.checkup != "off" or config.vec_env == "shared"))
+    with nullcontext(survey) if survey else survey_of(config, Console(quiet=True)) as asked:
+        built = asked.build() if plays else asked.build_here()
+        check_spaces(config, asked.spec.option, built.action_space, built.observation_space)
+        if built.lacks_masks:
+            raise EnvSpecError(built.lacks_masks)
+        images = policy_for(config.algo.policy, built.observation_space).startswith("Cnn")
+        measured = measure()
+        if not times:
+            return EnvFacts(native, None, images=images)
+        found = measured or asked.costs()
+        return EnvFacts(native, found.step_s + found.mask_s, found.cpu_share, images)
 
 
 def _check_envpool(config: Config) -> bool:
@@ -153,11 +156,12 @@ def build_vec_env(
     seed: int,
     statistics: Statistics | None = None,
     tell: Callable[[str], None] = lambda _: None,
+    scout: Scout | None = None,
 ) -> VecEnv:
     """`num_envs` copies as the (effective) `vec_env` says; env i is seeded with `seed + i`.
 
     `statistics` of a training: the envs are to be played with `env.normalize` as it was learned there. `tell` hears
-    which env is being built, where that is known.
+    which env is being built, where that is known. `scout` is to be the first worker.
     """
     env: VecEnv
     if config.env.backend == "envpool":
@@ -167,7 +171,7 @@ def build_vec_env(
 
         env = NativeVecEnv(_native_game(config, num_envs))
     elif config.vec_env == "shared":
-        env = _shared(config, num_envs)
+        env = _shared(config, num_envs, scout)
     else:
         factories = [_noted(MonitoredEnv(env_spec(config)), config) for _ in range(num_envs)]
         env = start_subproc(factories) if config.vec_env == "subproc" else DummyVecEnv(telling(factories, tell))
@@ -180,7 +184,7 @@ def _noted(factory: Callable[[], Any], config: Config) -> Callable[[], Any]:
     return Retraced(factory) if config.checkpoint_every else factory
 
 
-def _shared(config: Config, num_envs: int) -> SharedMemoryVecEnv:
+def _shared(config: Config, num_envs: int, scout: Scout | None) -> SharedMemoryVecEnv:
     """Workers build plain envs: returns, lengths and lean infos are the vector env's own work."""
     spec = dataclasses.replace(env_spec(config), lean_info=False)
     return SharedMemoryVecEnv(
@@ -192,6 +196,7 @@ def _shared(config: Config, num_envs: int) -> SharedMemoryVecEnv:
         max_restarts=config.env.max_restarts,
         use_masks=spec.use_masks,
         check_finite=config.nan_guard,
+        scout=scout,
     )
 
 

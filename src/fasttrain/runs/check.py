@@ -5,19 +5,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from fasttrain.config import Config, against_bots
-from fasttrain.envs.checkup import CheckupResult, checkup
-from fasttrain.envs.make import EnvFactory, EnvSpec
+from fasttrain.envs.checkup import CheckupResult
+from fasttrain.envs.make import EnvSpec
 from fasttrain.envs.probe import ProbeResult
 from fasttrain.errors import ConfigError, EnvSpecError
-from fasttrain.runs.activity import activity
 from fasttrain.runs.build import env_spec
 from fasttrain.runs.console import make_console, say
 from fasttrain.runs.files import write_json
+from fasttrain.runs.survey import BrokenEnvError, Survey
 from fasttrain.terminal import command
 
 CHECK_SCHEMA = 1
@@ -40,9 +41,10 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     if "algo" not in sources:  # the default, which needs masks, was not asked for
         spec = dataclasses.replace(spec, needs_masks=False, use_masks=True)
     console = make_console()
-    with activity(console, f"playing {spec.option}"):
-        result = checkup(EnvFactory(spec), max_steps=CHECK_STEPS, max_seconds=CHECK_SECONDS, use_masks=spec.use_masks)
-    _write(result, spec, folder)
+    with Survey(spec, config.checkup_timeout_s, console) as survey:
+        if lacks_masks := survey.build().lacks_masks:
+            raise EnvSpecError(lacks_masks)
+        result = _looked(survey, folder, {"max_steps": CHECK_STEPS, "max_seconds": CHECK_SECONDS})
     say(console, f"Checkup of {spec.option}: {result.steps:,} steps by random legal actions, {result.seconds:.1f} s")
     if result.costs is not None:
         console.print(_cost_table(result, result.costs))
@@ -56,7 +58,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     return EnvSpecError.exit_code if result.errors or (config.checkup == "strict" and result.findings) else 0
 
 
-def run_checkup(config: Config, folder: Path, console: Console) -> ProbeResult | None:
+def run_checkup(config: Config, folder: Path, console: Console, survey: Survey) -> ProbeResult | None:
     """The checkup before a training: says what it found, writes checkup.json, returns what the env costs.
 
     None where nothing was played (checkup=off, EnvPool) or where what was played is no measure (an error was found).
@@ -66,14 +68,12 @@ def run_checkup(config: Config, folder: Path, console: Console) -> ProbeResult |
     """
     if config.checkup == "off" or config.env.backend == "envpool":
         return None
-    spec = env_spec(against_bots(config))
-    with activity(console, f"checkup: playing {spec.option} (its kernels, if it has any, compile on the first use)"):
-        result = checkup(EnvFactory(spec), use_masks=spec.use_masks)
-    _write(result, spec, folder)
+    may_stay = config.vec_env in ("auto", "shared") and not config.deterministic
+    result = _looked(survey, folder, {}, may_stay)
     lines = [f"  {finding.severity} {finding.code}: {finding}" for finding in result.findings]
     count = f"{len(lines)} finding{'s' if len(lines) > 1 else ''}" if lines else "nothing found"
     if lines and config.checkup == "strict":
-        what = f"checkup=strict: {count} in {spec.option}; mend it, or take checkup=warn"
+        what = f"checkup=strict: {count} in {survey.spec.option}; mend it, or take checkup=warn"
         raise EnvSpecError("\n".join([what, *lines]))
     say(console, f"Checkup: {count} in {result.steps:,} steps by random legal actions")
     for line in lines[:MOST_LINES]:
@@ -85,8 +85,19 @@ def run_checkup(config: Config, folder: Path, console: Console) -> ProbeResult |
     return None if result.errors else result.costs
 
 
-def _write(result: CheckupResult, spec: EnvSpec, folder: Path) -> None:
-    write_json(folder / "checkup.json", {"schema": CHECK_SCHEMA, "env": spec.option, **result.to_dict()})
+def _looked(survey: Survey, folder: Path, limits: Mapping[str, Any], may_stay: bool = False) -> CheckupResult:
+    """The checkup, written down; also one that the env did not survive."""
+    try:
+        result = survey.checkup(limits, may_stay)
+    except BrokenEnvError as error:
+        _write({"findings": [{"code": error.code, "severity": "error", "message": str(error)}]}, survey.spec, folder)
+        raise
+    _write(result.to_dict(), survey.spec, folder)
+    return result
+
+
+def _write(found: Mapping[str, Any], spec: EnvSpec, folder: Path) -> None:
+    write_json(folder / "checkup.json", {"schema": CHECK_SCHEMA, "env": spec.option, **found})
 
 
 def _cost_table(result: CheckupResult, costs: ProbeResult) -> Table:

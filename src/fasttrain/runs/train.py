@@ -34,9 +34,11 @@ from fasttrain.runs.build import (
     build_algorithm,
     build_vec_env,
     env_facts,
+    env_spec,
     game_calls,
     set_threads,
     settle_fused_update,
+    survey_of,
     this_machine,
 )
 from fasttrain.runs.callbacks import Parts, RunCallback, StopFlag
@@ -63,6 +65,7 @@ from fasttrain.runs.settle import settle_acceleration, warmup_s
 from fasttrain.runs.stopping import StoppedBy, stopping_for
 from fasttrain.runs.wrap import save_model
 from fasttrain.terminal import command, near
+from fasttrain.vec.scout import Scout
 from fasttrain.vec.self_play import SelfPlayVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
 
@@ -74,13 +77,12 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     """Train as `config` says and leave everything in `folder`; returns the exit code."""
     check_profiler(config.profiler)
     console = show.make_console()
-    with locked(folder):
+    with locked(folder), survey_of(against_bots(config), console) as survey:
         compile_s = compile_shown(game_calls(config), console)  # before the checkup plays it
-        with activity(console, f"building an env of {config.env.id or config.env.entry_point}"):
-            facts = env_facts(against_bots(config), measure=lambda: run_checkup(config, folder, console))
+        facts = env_facts(against_bots(config), survey, lambda: run_checkup(config, folder, console, survey))
         plan = make_plan(config, sources, facts, this_machine())
         with activity(console, "building the run"):
-            run = Run(plan, folder, console)
+            run = Run(plan, folder, console, scout=survey.first_worker(plan.config, env_spec(plan.config)))
         run.compile_s += compile_s
         write_json(folder / "plan.json", run.plan.to_dict())
         show.show_plan(console, run.plan)
@@ -121,9 +123,12 @@ def _to_the_end(run: Run, overrides: Sequence[str]) -> None:
 
 
 class Run:
-    """The parts of one run, wired. `resumes`: the folder has files that the run goes on with."""
+    """The parts of one run, wired. `resumes`: the folder has files that the run goes on with. `scout`: the process that
+    looked at the env, for a training that has workers."""
 
-    def __init__(self, plan: Plan, folder: Path, console: Console, resumes: bool = False) -> None:
+    def __init__(
+        self, plan: Plan, folder: Path, console: Console, resumes: bool = False, scout: Scout | None = None
+    ) -> None:
         self.folder, self.console, self.resumes = folder, console, resumes
         self.resumed_at: list[int] = []  # env steps
         if resumes:
@@ -141,7 +146,7 @@ class Run:
         pick_device(config.device, config.algo.policy)  # what is not there is told before workers start
         self.compile_s = compile_shown(game_calls(config), console)  # waited for; what is loaded already takes no time
         with activity(console, f"starting {config.num_envs:,} envs") as doing:
-            self.env: VecEnv = build_vec_env(config, config.num_envs, config.seed, tell=doing.now)
+            self.env: VecEnv = build_vec_env(config, config.num_envs, config.seed, tell=doing.now, scout=scout)
         try:
             self.model = self._build_model()
             plan = settle_fused_update(plan, self.model)

@@ -5,12 +5,12 @@ Knows nothing of SB3. Who fails is named: env, worker, seed, last action, step.
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from multiprocessing import get_context
 from multiprocessing.util import Finalize
 from typing import Any, Literal, NamedTuple
 
@@ -21,6 +21,7 @@ import numpy as np
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.machine import usable_cores
 from fasttrain.vec.process import START_METHOD, WorkerLostError, WorkerProcess
+from fasttrain.vec.scout import Scout
 from fasttrain.vec.semaphore import Bell
 from fasttrain.vec.worker import HOLD, STEP, CallError, Ready, pack
 from fasttrain.vec.worker_envs import Packed, Record, Settings, successor_seed
@@ -72,7 +73,7 @@ class CrewOptions:
 class Crew:
     """K workers for N envs. Envs are split evenly, in order."""
 
-    def __init__(self, env_fns: Sequence[EnvFn], options: CrewOptions) -> None:
+    def __init__(self, env_fns: Sequence[EnvFn], options: CrewOptions, scout: Scout | None = None) -> None:
         self.options = options
         self.num_envs = len(env_fns)
         cores = usable_cores()
@@ -87,18 +88,18 @@ class Crew:
         self._early: dict[int, list[Record]] = {}  # what some of those brought already, because a call came between
         self._untold: dict[int, _Beginning] = {}  # worker → fresh episodes that its next step is to tell of
         self.buffers = [0] * self.num_workers  # which of the two observation arrays each worker's last step wrote
-        self.context = multiprocessing.get_context(options.start_method or START_METHOD)
-        self.notify = Bell(self.context)  # any worker → a trainer that waits for whoever is first
+        self.context = scout.context if scout else get_context(options.start_method or START_METHOD)
+        self.notify = scout.notify if scout else Bell(self.context)  # any worker → who waits for the first of all
         self.workers: list[WorkerProcess] = []
         # Runs before multiprocessing's own exit handler, which would wait for daemons that ignore SIGTERM.
         self._finalizer = Finalize(self, _close_workers, (self.workers,), exitpriority=100)
         try:
-            self._start(env_fns)
+            self._start(env_fns, scout)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, env_fns: Sequence[EnvFn]) -> None:
+    def _start(self, env_fns: Sequence[EnvFn], scout: Scout | None) -> None:
         bounds = np.linspace(0, self.num_envs, self.num_workers + 1).round().astype(int).tolist()
         for index, (first, stop) in enumerate(pairwise(bounds)):
             settings = Settings(
@@ -111,7 +112,8 @@ class Crew:
                 restart_envs=self.options.on_env_error == "restart",
                 spin_s=SPIN_S,
             )
-            self.workers.append(self._process(settings, stop - first))
+            start = self._process if scout is None or index else scout.hand_over
+            self.workers.append(start(settings, stop - first))
         ready = [self._ready(worker) for worker in self.workers]
         for worker, other in zip(self.workers, ready, strict=True):
             if other != ready[0]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from fasttrain.batch import Int64Array
 from fasttrain.vec.semaphore import Bell, make_semaphore, opened
-from fasttrain.vec.worker import CALL, CLOSE, FAILED, NO_MAIL, RESULT, STEP, CallError, Ready, pack
+from fasttrain.vec.worker import CALL, CLOSE, FAILED, NO_MAIL, RESULT, STEP, CallError, Ready, TakeOn, pack
 from fasttrain.vec.worker_channel import Channel, DeadlineError, acquire
 from fasttrain.vec.worker_envs import Failure, Settings
 from fasttrain.vec.worker_memory import COMMAND, MAIL, NO_ROW, REPLY, REQUEST, ROW, STEP_NS, Layout, SharedBlock
@@ -47,18 +47,25 @@ class UnreadableError(WorkerLostError):
 
 
 class WorkerProcess:
-    """Envs `first` to `stop` of the vector env. One request at a time: `post` or `call`, then `wait`."""
+    """Envs `first` to `stop` of the vector env. One request at a time: `post` or `call`, then `wait`.
 
-    def __init__(self, context: Any, notify: Bell, settings: Settings, num_envs: int) -> None:
-        self.settings = settings
-        self.first, self.stop = settings.first, settings.first + num_envs
+    Without settings it runs errands until it is `take_on`.
+    """
+
+    settings: Settings
+    first: int
+    stop: int
+
+    def __init__(self, context: Any, notify: Bell, settings: Settings | None, num_envs: int) -> None:
+        if settings is not None:
+            self._has(settings, num_envs)
         self.pending = False
         ours, theirs = context.Pipe(duplex=True)
         go, done = make_semaphore(context), make_semaphore(context)
         self.channel = Channel(ours, go, done)
         self.process = context.Process(
             target=start, args=(Channel(theirs, go, done), notify, settings), daemon=True,
-            name=f"fasttrain-worker-{settings.worker}",
+            name=f"fasttrain-worker-{0 if settings is None else settings.worker}",
         )  # fmt: skip
         with one_thread_environment(), signals_held():
             self.process.start()
@@ -66,13 +73,23 @@ class WorkerProcess:
         # A worker ignores SIGTERM, and multiprocessing's own exit handler would wait for it for ever: kill it before.
         self._at_exit = Finalize(self, kill_group, (self.process,), exitpriority=50)
 
+    def _has(self, settings: Settings, num_envs: int) -> None:
+        self.settings = settings
+        self.first, self.stop = settings.first, settings.first + num_envs
+
+    def take_on(self, settings: Settings, num_envs: int, keeps: bool, timeout_s: float) -> None:
+        """Give it its envs, after errands; with `keeps` it goes on with the one that it has."""
+        self._has(settings, num_envs)
+        with suppress(DeadlineError, OSError):  # `ready` says what became of it
+            self.channel.send(pack(TakeOn(settings, keeps)), timeout_s)
+
     def ready(self, timeout_s: float) -> Ready:
         """The spaces of its envs, once they are built.
 
         Raises:
             WorkerLostError: they could not be, or not in time.
         """
-        answer = self._receive(timeout_s, "building its envs")
+        answer = self.receive(timeout_s, "building its envs")
         opened(self.channel.go)
         opened(self.channel.done)
         if isinstance(answer, Failure):
@@ -91,7 +108,7 @@ class WorkerProcess:
             raise WorkerLostError("it did not read in time, mapping its memory") from error
         except OSError as error:
             raise WorkerLostError(self._state("mapping its memory")) from error
-        self._receive(timeout_s, "mapping its memory")
+        self.receive(timeout_s, "mapping its memory")
 
     def post(self, command: int = STEP) -> None:
         """Start a step (or close). Costs one semaphore."""
@@ -134,7 +151,7 @@ class WorkerProcess:
         if kind == NO_MAIL:
             return None
         try:
-            answer = self._receive(max(1.0, deadline - time.monotonic()), "answering")
+            answer = self.receive(max(1.0, deadline - time.monotonic()), "answering")
         except UnreadableError as error:
             if kind == RESULT:  # of a class that only exists over there: the worker goes on
                 return CallError(str(error), False, "")
@@ -161,7 +178,12 @@ class WorkerProcess:
         self._at_exit()
         self.channel.connection.close()
 
-    def _receive(self, timeout_s: float, doing: str) -> Any:
+    def receive(self, timeout_s: float, doing: str) -> Any:
+        """Its next message.
+
+        Raises:
+            WorkerLostError: it died, or sent none in time.
+        """
         try:
             payload = self.channel.receive(timeout_s)
         except DeadlineError:

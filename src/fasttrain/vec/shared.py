@@ -22,6 +22,7 @@ from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.vec.base import SlotVecEnv, copy_observations, episode_info
 from fasttrain.vec.crew import Crew, CrewOptions, EnvFn, OnEnvError
 from fasttrain.vec.process import WorkerTraceback
+from fasttrain.vec.scout import Scout
 from fasttrain.vec.worker import CallError
 from fasttrain.vec.worker_envs import Record
 from fasttrain.vec.worker_memory import BOOL, BUSY_NS, INT, OPPONENTS_NS, STEP_NS
@@ -43,6 +44,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
         use_masks: read action masks, of any of the three conventions, together with each step.
         check_finite: NaN and infinity in observations and rewards are errors.
         max_restarts: more restarts than this within `restart_window_s` end with an error in any case.
+        scout: a process that has looked at such an env already; it becomes the first worker, in its own start method.
 
     Raises:
         EnvSpecError: an env cannot be built, or the envs' spaces differ or do not suit.
@@ -64,6 +66,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
         check_finite: bool = True,
         max_restarts: int = 10,
         restart_window_s: float = 600.0,
+        scout: Scout | None = None,
     ) -> None:
         if not env_fns:
             raise EnvSpecError("SharedMemoryVecEnv needs at least one env function")
@@ -90,7 +93,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
             max_restarts=max_restarts,
             restart_window_s=restart_window_s,
         )
-        self.crew = Crew(env_fns, options)
+        self.crew = Crew(env_fns, options, scout)
         arrays = self.crew.arrays
         self.slots = Slots(
             observations=arrays.observations[0],

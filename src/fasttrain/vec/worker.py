@@ -9,6 +9,7 @@ import pickle
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -51,6 +52,13 @@ class Ready(NamedTuple):
     mask_width: int
 
 
+class TakeOn(NamedTuple):
+    """The end of a worker's errands."""
+
+    settings: Settings
+    keeps: bool  # its first env is to be the one that it built for them, in the wrappers of its factory
+
+
 class CallError(NamedTuple):
     """A call that raised. The env goes on."""
 
@@ -62,10 +70,10 @@ class CallError(NamedTuple):
 class Worker:
     """Serves one channel."""
 
-    def __init__(self, channel: Channel, notify: Any, settings: Settings) -> None:
+    def __init__(self, channel: Channel, notify: Any, settings: Settings | None) -> None:
         self.channel = channel
         self.notify = notify  # one semaphore of all workers, for a trainer that waits for whoever is first
-        self.settings = settings
+        self._given = settings
         self.guard = ForkGuard()
 
     def disown(self) -> None:
@@ -76,8 +84,14 @@ class Worker:
 
     def serve(self) -> None:
         """Until CLOSE, or until the trainer is gone."""
+        kept: list[Env] = []
+        settings = self._errands(kept) if self._given is None else self._given
+        if settings is None:
+            _close(kept)
+            return
+        self.settings = settings
         try:
-            factories, envs, masks = self._build()
+            factories, envs, masks = self._build(kept)
         except (Exception, SystemExit) as error:
             self.guard.check(error)
             self._send(_startup_failure(error, self.settings))
@@ -87,7 +101,6 @@ class Worker:
             self._send(Ready(env.observation_space, env.action_space, masks.width))
             layout: Layout = pickle.loads(self.channel.receive())
             arrays, control = layout.views(receive_block(self.channel.connection))
-            settings = self.settings
             self.control = control[settings.worker]
             mine = rows_of(arrays, settings.first, settings.first + len(envs))
             self.rows = EnvRows(settings, factories, envs, masks, mine, self.control[ROW : ROW + 1], self.guard)
@@ -100,11 +113,29 @@ class Worker:
             for env in envs:
                 env.close()
 
-    def _build(self) -> tuple[list[Callable[[], Env]], list[Env], MaskReader]:
+    def _errands(self, kept: list[Env]) -> Settings | None:
+        """Do what the trainer asks for until it says which envs are this worker's. None: it needs no worker."""
+        with suppress(EOFError, OSError):  # it is gone
+            memory = receive_block(self.channel.connection)
+            while True:
+                work = pickle.loads(self.channel.receive())
+                if work is None:
+                    return None
+                if isinstance(work, TakeOn):
+                    if not work.keeps:
+                        _close(kept)
+                    return work.settings
+                answer = _answer(work, memory, kept)
+                self.guard.check()
+                self.channel.send(answer)
+        return None
+
+    def _build(self, kept: list[Env]) -> tuple[list[Callable[[], Env]], list[Env], MaskReader]:
         factories = cloudpickle.loads(self.settings.factories)
         random.seed()  # a forked process begins with its parent's streams, all workers with the same
         np.random.seed()
-        envs = [factory() for factory in factories]
+        first = factories[0].around(kept.pop()) if kept else factories[0]()
+        envs = [first, *(factory() for factory in factories[1:])]
         masks = MaskReader(envs[0], self.settings.use_masks)
         for row, env in enumerate(envs):
             if not masks.suits(env):
@@ -114,7 +145,9 @@ class Worker:
                     f"{(env.observation_space, env.action_space)}; a vector env needs the same spaces in all, and "
                     "masks in all or in none"
                 )
-        if masks.used_env:  # a fresh one: its first episode is to be the one that a DummyVecEnv gets
+        # A fresh one: its first episode is to be the one that a DummyVecEnv gets. Our own factories look for masks
+        # themselves wherever they build.
+        if masks.used_env and not hasattr(factories[0], "around"):
             envs[0].close()
             envs[0] = factories[0]()
         return factories, envs, masks
@@ -210,6 +243,20 @@ def pack(value: Any) -> bytes:
         return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     except Exception as error:
         raise TypeError(f"{type(value).__name__} cannot be sent to another process: {error}") from error
+
+
+def _answer(errand: Callable[[Any, list[Env]], Any], memory: Any, kept: list[Env]) -> bytes:
+    try:
+        answer: bytes = cloudpickle.dumps(errand(memory, kept))  # spaces may be of classes that pickle cannot name
+        return answer
+    except (Exception, SystemExit) as error:
+        return pack(failure_of(error, env_index=0)._replace(spec=isinstance(error, EnvSpecError)))
+
+
+def _close(envs: list[Env]) -> None:
+    while envs:
+        with suppress(Exception, SystemExit):
+            envs.pop().close()
 
 
 def _startup_failure(error: BaseException, settings: Settings) -> Failure:

@@ -1,0 +1,205 @@
+"""What is to be known of a run's env before the plan, found out in a process of its own: the trainer outlives the env.
+
+The process is the first worker of the training where that has workers of ours; then its env is not built again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+
+from fasttrain.config import Config
+from fasttrain.envs.checkup import CheckupResult
+from fasttrain.envs.make import Env, EnvSpec
+from fasttrain.envs.place import Place
+from fasttrain.envs.probe import ProbeResult
+from fasttrain.envs.rehearsal import Build, Built, Look, Measure, Measured
+from fasttrain.envs.user_code import findable
+from fasttrain.errors import EnvError, EnvSpecError
+from fasttrain.machine import outgrows
+from fasttrain.runs.activity import Activity, activity
+from fasttrain.vec.process import WorkerLostError
+from fasttrain.vec.scout import Scout, ScoutLostError
+
+START_S = 120.0  # for the process itself, on a machine that may be busy
+DEAR_S = 1.0  # a build that takes so long is worth a played env, and a line where there is another
+
+
+class BrokenEnvError(EnvSpecError):
+    """The env hangs, ends its process or needs more memory than there is: `code` for programs."""
+
+    def __init__(self, code: str, what: str) -> None:
+        super().__init__(what)
+        self.code = code
+
+
+class Survey:
+    """One env of the spec in a process that ends with the survey, unless a training takes it over."""
+
+    def __init__(self, spec: EnvSpec, timeout_s: float, console: Console) -> None:
+        self.spec, self.console = spec, console
+        self._timeout_s = timeout_s
+        self._scout: Scout | None = None
+        self._built: Built | None = None
+        self._played = False
+        self._not_fresh = ""  # why, once it was played
+
+    def __enter__(self) -> Survey:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process, if no training has taken it over."""
+        if self._scout is not None:
+            self._scout.close()
+
+    # --- what is asked
+
+    def build(self) -> Built:
+        """Build the env; its spaces.
+
+        Raises (as all methods that ask):
+            EnvSpecError: it cannot be built.
+            BrokenEnvError: it hangs, ends its process or needs more memory than there is.
+        """
+        if self._built is None:
+            self._built = self._ask(Build(self.spec), f"building {self.spec.option}")
+        return self._built
+
+    def build_here(self) -> Built:
+        """The same in this process, where nothing is going to be played."""
+        kept: list[Env] = []
+        built = Build(self.spec)(None, kept)
+        for env in kept:
+            env.close()
+        return built
+
+    def checkup(self, limits: Mapping[str, Any], stays: bool) -> CheckupResult:
+        """Play it; `stays`: a training may go on with this env."""
+        built = self.build()
+        look = Look(self.spec, built.build_s, stays and built.build_s >= DEAR_S, dict(limits))
+        result: CheckupResult = self._ask(look, f"checkup of {self.spec.option}")
+        self._played, self._not_fresh = True, result.not_fresh
+        return result
+
+    def costs(self) -> ProbeResult:
+        """What a short play costs."""
+        measured: Measured = self._ask(Measure(self.spec, self.build().build_s), f"timing {self.spec.option}")
+        self._played, self._not_fresh = True, measured.not_fresh
+        return measured.costs
+
+    def _ask(self, errand: Callable[[Any, list[Any]], Any], title: str) -> Any:
+        option = self.spec.option
+        findable(os.getcwd())  # what comes back may be of classes of the user's
+        if self._scout is None:
+            self._scout = Scout()
+        place = Place(self._scout.memory)
+        with activity(self.console, title) as doing:
+            watch = _Watch(option, place, self._scout.pid, self._timeout_s, doing)
+            try:
+                return self._scout.ask(errand, watch)
+            except ScoutLostError as lost:
+                raise _death(option, place, lost.exit_code) from None
+            except WorkerLostError as error:
+                if error.failure is not None and not error.failure.spec:  # not the user's: a fault of ours
+                    raise EnvError(f"{option}: {error}") from error.cause
+                raise EnvSpecError(str(error)) from error.cause
+
+    # --- what becomes of it
+
+    def first_worker(self, config: Config, spec: EnvSpec) -> Scout | None:
+        """The process, for a training of the (effective) configuration whose envs are of `spec`; None if it needs none.
+
+        Its env is kept where that saves time and changes no number: never played, or dear and seen to repeat from a
+        seed what it did when it was new. `deterministic=true` takes no played one.
+        """
+        if self._scout is None or self._built is None:
+            return None
+        why = self._why_anew(config, spec)
+        if why and config.vec_env != "native" and self._built.build_s >= DEAR_S:
+            self.console.print(
+                f"  building the env takes {self._built.build_s:.1f} s, and it is built again for training: {why}",
+                markup=False, highlight=False, soft_wrap=True,
+            )  # fmt: skip
+        if config.vec_env != "shared":
+            self.close()
+            return None
+        self._scout.keeps = not why
+        return self._scout
+
+    def _why_anew(self, config: Config, spec: EnvSpec) -> str:
+        if config.vec_env != "shared":
+            return f"vec_env={config.vec_env} plays it in another process than the checkup"
+        if _core(spec) != _core(self.spec):
+            return "with other arguments"
+        if not self._played:
+            return ""
+        if config.deterministic:
+            return "deterministic=true takes none that was played"
+        return self._not_fresh if self._built is not None and self._built.build_s >= DEAR_S else "it is quickly done"
+
+
+def _core(spec: EnvSpec) -> EnvSpec:
+    """As far as `core_env` looks at it."""
+    ours: dict[str, Any] = {"needs_masks": False, "use_masks": False, "info_keys": (), "lean_info": False,
+                            "action_repeat": 1, "two_sided": False}  # fmt: skip
+    return dataclasses.replace(spec, **ours)
+
+
+class _Watch:
+    """Looks at the process while it plays, says where it is, and raises where it will not come back."""
+
+    def __init__(self, option: str, place: Place, pid: int, timeout_s: float, doing: Activity) -> None:
+        self._option, self._place, self._pid, self._doing = option, place, pid, doing
+        self._timeout_s = timeout_s
+        self._beats, self._since = -1, time.monotonic()
+
+    def __call__(self) -> None:
+        place, now = self._place, time.monotonic()
+        if place.beats != self._beats:
+            self._beats, self._since = place.beats, now
+        self._doing.now(str(place))
+        limit_s = self._timeout_s if place.started else START_S
+        if now - self._since > limit_s:
+            raise BrokenEnvError(
+                "hangs",
+                f"{self._option} hangs in {place}: nothing came back for {limit_s:g} s; mend it there, or "
+                "raise checkup_timeout_s",
+            )
+        if held := outgrows(self._pid):
+            raise BrokenEnvError(
+                "too_much_memory",
+                f"{self._option} needs {held / 1e9:.2g} GB or more in {place}, and there is hardly any left; mend it "
+                "there, or give it a larger machine or container",
+            )
+
+
+def _death(option: str, place: Place, exit_code: int | None) -> Exception:
+    """What to say of a process that ended at `place`."""
+    if not place.started:
+        how = "no word" if exit_code is None else f"exit code {exit_code}"
+        return EnvError(f"the process that was to build {option} ended with {how} while starting; see above")
+    if exit_code is None or exit_code >= 0:
+        what = f"ends the process with code {exit_code}" if exit_code is not None else "ends the process"
+        return BrokenEnvError("ends_process", f"{option} {what} in {place}; let it raise an exception instead")
+    if exit_code == -9:
+        return BrokenEnvError(
+            "killed",
+            f"{option} was killed by signal 9 in {place}: by the system, if memory ran out, or by another program",
+        )
+    name = f"signal {-exit_code}"
+    with suppress(ValueError):
+        name += f" ({(signal.strsignal(-exit_code) or '').lower()})"
+    return BrokenEnvError("dies", f"{option} dies by {name} in {place}: look at the compiled code that it calls there")
