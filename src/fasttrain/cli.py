@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fasttrain import __version__, commands
-from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, ConfigError, FastTrainError
+from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, ConfigError, CrashedError, FastTrainError, too_little_memory
 
 if TYPE_CHECKING:
     from fasttrain.config import Config
@@ -82,9 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FastTrainError as error:
         return _report(error, error.exit_code)
     except MemoryError as error:
-        wanted = f": {error}" if str(error) else ""
-        text = f"not enough memory{wanted}; take fewer envs or a smaller rollout or buffer"
-        return _report(error, ConfigError.exit_code, text)
+        return _report(error, ConfigError.exit_code, too_little_memory(error))
     except KeyboardInterrupt:
         print("fasttrain: stopped before anything could be saved", file=sys.stderr)
         return 130
@@ -127,6 +125,8 @@ def _report(error: Exception, code: int, text: str = "") -> int:
 
     if os.environ.get("FASTTRAIN_TRACEBACK"):
         traceback.print_exception(error)
+    elif isinstance(error, CrashedError) and not isinstance(error.__cause__, (FastTrainError, MemoryError)):
+        traceback.print_exception(error.__cause__)  # of the user's own code
     print(f"fasttrain: error: {shown(text or str(error))}", file=sys.stderr)
     return code
 

@@ -224,6 +224,7 @@ class Config:
     eval_every: int
     eval_async: bool
     checkpoint_every: int
+    checkpoint_every_minutes: float = 0.0
     checkpoint_async: bool
     nan_guard: bool
 

@@ -31,7 +31,7 @@ from fasttrain.runs.train import Run, carry_out
 
 MAY_CHANGE = (
     "total_timesteps", "log_every", "train_log_enabled", "train_log_to_console", "train_log_to_file", "live", "report",
-    "eval_every", "checkpoint_every", "checkpoint_async",
+    "eval_every", "checkpoint_every", "checkpoint_every_minutes", "checkpoint_async",
 )  # fmt: skip
 MAY_CHANGE_BELOW = ("eval", "stop", "checkpoint")
 
@@ -95,8 +95,8 @@ def _restored(plan: Plan, where: Path, point: Point, console: Console) -> Run:
         count = run.env.num_envs
         run.say(
             f"warning: {len(anew)} of {count} envs could not be brought back to where they were (state outside of "
-            "np_random, an episode too long to repeat, or no checkpoint_every); they begin a new episode, and the run "
-            "is no exact continuation"
+            "np_random, an episode too long to repeat, or an error before anything was kept); they begin a new "
+            "episode, and the run is no exact continuation"
         )
     return run
 
@@ -183,7 +183,10 @@ def newest_point(where: Path, keep: int, files: ExitStack, console: Console) -> 
                     _say(console, f"warning: {text}; going back to an older checkpoint")
                 return Point(folder, state, arrays)
         problems.append(f"{folder.name}: {problem}")
-    found = "; ".join(problems) or "it has none (checkpoint_every=… writes them, and so does a stop by a signal)"
+    found = (
+        "; ".join(problems)
+        or "it has none (checkpoint_every=… and …_minutes=… write them, and so does a stop by a signal or an error)"
+    )
     raise ConfigError(f"run={where}: no checkpoint to go on from: {found}")
 
 

@@ -22,7 +22,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from fasttrain import __version__
 from fasttrain.algos.ppo import PPO, MaskablePPO
 from fasttrain.config import Config, against_bots
-from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, DivergedError, EnvError, FastTrainError
+from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, FastTrainError
 from fasttrain.machine import usable_cores
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.meter import PerfMeter
@@ -45,6 +45,7 @@ from fasttrain.runs.check import run_checkup
 from fasttrain.runs.checkpoint_files import CheckpointFolder
 from fasttrain.runs.checkpoint_state import snapshot
 from fasttrain.runs.checkpoints import Checkpoints, Settings
+from fasttrain.runs.crash import MODEL, WORKER_ERRORS, raise_crash
 from fasttrain.runs.device import pick_device
 from fasttrain.runs.episodes import EpisodeLog
 from fasttrain.runs.evaluate import Quality, evaluate_both
@@ -63,9 +64,6 @@ from fasttrain.runs.stopping import StoppedBy, stopping_for
 from fasttrain.runs.wrap import save_model
 from fasttrain.vec.self_play import SelfPlayVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
-
-MODEL = "model.zip"
-WORKER_ERRORS = (EOFError, BrokenPipeError, ConnectionResetError)  # what SB3 raises when a worker process is gone
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
@@ -96,11 +94,8 @@ def _to_the_end(run: Run, overrides: Sequence[str]) -> None:
         with run.saving.of(MODEL):
             run.save(run.folder / MODEL)
         run.report(window, list(overrides))
-    except Exception as error:
-        run.note_crash(error)
-        if isinstance(error, WORKER_ERRORS) and run.config.vec_env == "subproc":
-            raise EnvError("a worker process died; what it said stands above") from error
-        raise
+    except BaseException as error:
+        raise_crash(run, error, overrides)
     finally:
         run.checkpoints.wait()
         run.evaluator.close()
@@ -167,7 +162,8 @@ class Run:
         folder.clean()
         overlaps = getattr(getattr(self.model, "_fast", None), "overlap", None) is not None
         grace_s = config.checkpoint.grace_s
-        settings = Settings(config.checkpoint_every, config.checkpoint_async, grace_s, holds=not overlaps)
+        every_s = 60 * config.checkpoint_every_minutes
+        settings = Settings(config.checkpoint_every, config.checkpoint_async, grace_s, not overlaps, every_s)
         return Checkpoints(folder, lambda: snapshot(self), settings, self.clock, self.say)
 
     def _build_callback(self) -> RunCallback:
@@ -200,9 +196,9 @@ class Run:
             done = self.model.num_timesteps
             more: Any = {"callback": callbacks, "log_interval": None, "reset_num_timesteps": not self.resumed_at}
             self.model.learn(self.config.total_timesteps - done, **more)
-            wanted = self.config.checkpoint_every > 0 or self.stop.requested
-            self.checkpoints.finish(self.model.num_timesteps, self.callback.at_rest, wanted)
-            return self.meter.overall(self.progress.env_steps, self.progress.updates)
+            window = self.meter.overall(self.progress.env_steps, self.progress.updates)  # the last checkpoint apart
+            self.checkpoints.finish(self.model.num_timesteps, self.callback.at_rest, self.stop.requested)
+            return window
 
     def save(self, file: Path) -> None:
         """The model, and what belongs to it: whole, or as it was."""
@@ -262,18 +258,6 @@ class Run:
             write_json(self.folder / "summary.json", self._summary(window, quality, overrides))
         if not self.saving.failed:
             self.say(f"everything is in {self.folder}")
-
-    def note_crash(self, error: Exception) -> None:
-        """Keep what there is: the episodes so far, good weights, and a summary.json that says what happened."""
-        if isinstance(error, DivergedError):
-            with self.saving.of("last_good.zip"):
-                self.save(self.folder / "last_good.zip")
-        self.callback.parts.episodes.flush()
-        what = {"schema": SUMMARY_SCHEMA, "version": __version__, "status": "crashed", "error": repr(error)}
-        with self.saving.of("summary.json"):
-            write_json(
-                self.folder / "summary.json", {**what, "env_steps": self.progress.env_steps, "seed": self.config.seed}
-            )
 
     def _quality(self, sampled: bool = True) -> Quality:
         return evaluate_both(self.model, self.config, self.say, lambda: self.stop.requested, sampled=sampled)

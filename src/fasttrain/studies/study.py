@@ -23,7 +23,8 @@ STUDY_SCHEMA = 1
 # Keys that speak to the study, not to its cells.
 OWN_KEYS = ("candidates", "seeds", "horizon_minutes", "study", "seed", "gate", "ablate", "tune", "report", "live")
 FIXED = ("schema", "command", "arguments", "cells")  # entries of study.json that are no notes
-CELL_OVERRIDES = ("live=off", "report=false")
+# A study begins an unfinished cell anew: a checkpoint of it would only take time.
+CELL_OVERRIDES = ("live=off", "report=false", "checkpoint_every_minutes=0")
 
 Compose = Callable[[Sequence[str]], Config]  # command line arguments → the typed configuration
 
