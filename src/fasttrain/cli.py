@@ -11,12 +11,20 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fasttrain import __version__, commands
-from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, ConfigError, CrashedError, FastTrainError, too_little_memory
+from fasttrain.errors import (
+    EXIT_CRASHED,
+    EXIT_DONE,
+    EXIT_STOPPED,
+    ConfigError,
+    CrashedError,
+    FastTrainError,
+    too_little_memory,
+)
 
 if TYPE_CHECKING:
     from fasttrain.config import Config
@@ -144,7 +152,16 @@ def _dispatch(arguments: list[str]) -> int:
     command = "train"
     if arguments and re.fullmatch(r"[a-z_]+", arguments[0]):
         command = commands.known(arguments.pop(0))
-    return _run_hydra(command, commands.prepare(command, arguments))
+    arguments = commands.prepare(command, arguments)
+    if not PRINTS_ONLY & set(arguments):
+        from fasttrain.existing import settled
+
+        found = settled(command, arguments, _composed_before)
+        if isinstance(found, str):
+            print(found)
+            return EXIT_DONE
+        command, arguments = found
+    return _run_hydra(command, arguments)
 
 
 def _run_hydra(command: str, arguments: list[str]) -> int:
@@ -190,6 +207,7 @@ def _run_hydra(command: str, arguments: list[str]) -> int:
     except KeyboardInterrupt:
         if sweep is None or not sweep.cells:
             raise
+        sweep.stopped = True
     finally:
         sys.argv = previous_argv
         if previous_full is None:
@@ -221,6 +239,8 @@ def _run_command(command: str, composed: Any, arguments: Sequence[str]) -> int:
     from fasttrain.config import from_mapping
     from fasttrain.overrides import config_dir_options, sources
     from fasttrain.runs.files import read_json
+    from fasttrain.runs.folders import way_on
+    from fasttrain.runs.run_lock import locked
 
     job = HydraConfig.get()
     plain: dict[str, Any] = OmegaConf.to_container(composed, resolve=True)  # type: ignore[assignment]
@@ -232,12 +252,14 @@ def _run_command(command: str, composed: Any, arguments: Sequence[str]) -> int:
     if command in commands.STARTS_RUNS:
         overrides += config_dir_options(arguments)
     more = {"compose": _compose} if command in commands.STUDIES else {}
-    folder = Path(job.runtime.output_dir)
-    exit_code: int = commands.implementation(command)(config, origin, folder, overrides, **more)
-    if command == "train" and config.report:
-        draw_report(folder)
-    if command == "resume" and read_json(Path(str(config.run)) / "plan.json")["config"]["report"]:
-        draw_report(Path(str(config.run)))
+    folder = Path(str(config.run)) if command == "resume" else Path(job.runtime.output_dir)
+    with locked(folder) if command in commands.STUDIES else nullcontext():
+        exit_code: int = commands.implementation(command)(config, origin, folder, overrides, **more)
+    if command in ("train", "resume"):
+        if read_json(folder / "plan.json").get("config", {}).get("report", config.report):
+            draw_report(folder)
+        if exit_code == EXIT_STOPPED:
+            print(f"stopped; {way_on(folder)}")
     return exit_code
 
 
@@ -251,6 +273,20 @@ def draw_report(folder: Path) -> None:
         reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
         again = f"fasttrain report run={folder} tries again"
         print(f"fasttrain: warning: no report.html ({reason}); the run is saved, {again}", file=sys.stderr)
+
+
+def _composed_before(overrides: Sequence[str]) -> Any:
+    """What Hydra will make of these overrides, its own part included, before it runs."""
+    from hydra import compose, initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+
+    OmegaConf.register_new_resolver("pid", os.getpid, replace=True)
+    try:
+        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            return compose("config", overrides=list(overrides), return_hydra_config=True)
+    except HydraException as error:
+        raise _clear_error(error, overrides) from error
 
 
 def _compose(arguments: Sequence[str]) -> Config:

@@ -233,6 +233,7 @@ class Config:
     device: str
     deterministic: bool
     live: Switch
+    on_existing: Literal["refuse", "resume", "overwrite"] = "refuse"  # where the output folder holds a run already
     env: EnvConfig
     algo: PPOConfig | RecurrentPPOConfig | DQNConfig
     eval: EvalConfig

@@ -16,7 +16,7 @@ import pytest
 from conftest import Finished, RunCommand
 from fasttrain.runs import checkpoints
 from fasttrain.runs.checkpoints import Checkpoints
-from resume_cases import CASES, PPO, assert_equal, episodes_of, parts_of
+from resume_cases import CASES, PPO, assert_equal, assert_equal_arrays, episodes_of, parts_of
 
 
 def trained(fasttrain: RunCommand, *arguments: str) -> Finished:
@@ -77,15 +77,13 @@ def test_writing_checkpoints_changes_no_number(name: str, fasttrain: RunCommand,
         patched.setattr(checkpoints, "HOLD_SHARE", 1e12)
         kept = trained(fasttrain, *case, *none)
         patched.setattr(checkpoints, "TIMED_SHARE", 1e12)
-        by_time = trained(fasttrain, *case, "checkpoint_every=0", "checkpoint_every_minutes=0.0001")
+        by_time = trained(fasttrain, *case, "checkpoint_every=0", "checkpoint_every_minutes=1e-9")
     assert not (kept.folder / "checkpoints").exists()
-    assert len(list((by_time.folder / "checkpoints").iterdir())) > 5
+    assert len(list((by_time.folder / "checkpoints").iterdir())) >= 5
     for other in (by_steps, kept, by_time):
         assert episodes_of(other.folder) == episodes_of(without.folder)
         assert other.json("summary.json")["quality"] == without.json("summary.json")["quality"]
-    arrays, wanted = (parts_of(other.folder)[1] for other in (by_time, by_steps))
-    assert set(arrays) == set(wanted)
-    assert all(arrays[name].tobytes() == wanted[name].tobytes() for name in wanted)
+    assert_equal_arrays(parts_of(by_time.folder)[1], parts_of(by_steps.folder)[1])
 
 
 def test_the_other_seed_is_another_run(fasttrain: RunCommand):

@@ -12,10 +12,9 @@ from fasttrain import __version__
 from fasttrain.envs.retrace import Retrace
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import CrashedError, DivergedError, EnvError, FastTrainError, too_little_memory
-from fasttrain.runs.checkpoint_files import PREFIX
 from fasttrain.runs.checkpoint_state import snapshot
 from fasttrain.runs.files import SUMMARY_SCHEMA, read_json, write_json
-from fasttrain.runs.folders import command_line
+from fasttrain.runs.folders import way_on
 
 MODEL, LAST_GOOD = "model.zip", "last_good.zip"
 WORKER_ERRORS = (EOFError, BrokenPipeError, ConnectionResetError)  # what SB3 raises when a worker process is gone
@@ -39,43 +38,28 @@ def raise_crash(run: Any, error: BaseException, overrides: Sequence[str]) -> NoR
                **({"resumed_at": run.resumed_at} if run.resumed_at else {})}  # fmt: skip
     run.callback.parts.episodes.flush()
     trained = run.progress.updates > 0
-    if trained:
-        content["saved"] = _saved(run, told)
+    missing = _save(run, told) if trained else ""
     with run.saving.of(summary.name):
         write_json(summary, content)
     if not trained:
         raise told
-    text = f"{_what(told, run.progress.env_steps)}\n{_way_on(run, content['saved'])}"
+    text = f"{_what(told, run.progress.env_steps)}\n{missing}{way_on(run.folder)}"
     raise CrashedError(text + (f"; {AGAIN}" if _is_again(before, content) else "")) from told
 
 
 AGAIN = "it is the same error at the same place as before it was resumed, and will be again until that is repaired"
 
 
-def _saved(run: Any, error: BaseException) -> dict[str, Any]:
-    """Write model and checkpoint; what is there now: the model's name, and the env steps of the newest checkpoint."""
+def _save(run: Any, error: BaseException) -> str:
+    """Write checkpoint and model; what could not be written."""
     run.checkpoints.broke_off(lambda: snapshot(run, broken=True))
     for name in (MODEL, *([LAST_GOOD] if isinstance(error, DivergedError) else [])):
         with run.saving.of(name):
             run.save(run.folder / name)
-    newest = run.checkpoints.folder.newest().folder
-    steps = None if newest is None else int(newest.name.removeprefix(PREFIX))
-    return {"checkpoint": steps, "model": None if MODEL in run.saving.failed else MODEL}
-
-
-def _way_on(run: Any, saved: dict[str, Any]) -> str:
     missing = run.saving.missing()
     if run.checkpoints.failed:
         missing.append(f"the newest checkpoint ({run.checkpoints.failed})")
-    lost = f"not saved: {'; '.join(missing)}; " if missing else ""
-    steps = "" if saved["checkpoint"] is None else f"the checkpoint of {saved['checkpoint']:,} steps"
-    there = [name for name in (saved["model"], steps) if name]
-    kept = f"saved in {run.folder}: {' and '.join(there)}; " if there else ""
-    if saved["checkpoint"] is None:
-        return f"{lost}{kept}there is no checkpoint to go on from"
-    if run.progress.env_steps >= run.config.total_timesteps:
-        return f"{lost}{kept}training was over, {command_line('eval', run=run.folder)} measures the model"
-    return f"{lost}{kept}{command_line('resume', run=run.folder)} goes on"
+    return f"not saved: {'; '.join(missing)}; " if missing else ""
 
 
 def _what(error: BaseException, env_steps: int) -> str:

@@ -123,6 +123,11 @@ def refuse_links(where: Path) -> None:
         raise ConfigError(f"run={where}: {link.relative_to(where)} is a link to another place; put the file there")
 
 
+def may_change(key: str) -> bool:
+    """Whether a run that goes on may have another value there."""
+    return key in MAY_CHANGE or key.split(".")[0] in MAY_CHANGE_BELOW
+
+
 def changed_plan(where: Path, config: Config, typed: Sequence[str]) -> Plan:
     """The stored plan, with what was typed in its place.
 
@@ -130,7 +135,7 @@ def changed_plan(where: Path, config: Config, typed: Sequence[str]) -> Plan:
         ConfigError: something typed may not change.
     """
     kept = config_of(where)
-    wrong = sorted(key for key in typed if key not in MAY_CHANGE and key.split(".")[0] not in MAY_CHANGE_BELOW)
+    wrong = sorted(key for key in typed if not may_change(key))
     if wrong:
         may = ", ".join((*MAY_CHANGE, *(f"{name}.…" for name in MAY_CHANGE_BELOW)))
         env = kept.env.id or kept.env.entry_point

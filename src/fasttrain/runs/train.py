@@ -51,6 +51,7 @@ from fasttrain.runs.episodes import EpisodeLog
 from fasttrain.runs.evaluate import Quality, evaluate_both
 from fasttrain.runs.evaluating import Evaluator
 from fasttrain.runs.files import SUMMARY_SCHEMA, write_json
+from fasttrain.runs.folders import clear
 from fasttrain.runs.live import LiveView
 from fasttrain.runs.opponents import SnapshotCallback, pool_for, save_pool
 from fasttrain.runs.profiling import check_profiler, profiling
@@ -73,6 +74,8 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     with locked(folder):
         facts = env_facts(against_bots(config), measure=lambda: run_checkup(config, folder, console))
         plan = make_plan(config, sources, facts, this_machine())
+        if config.on_existing != "refuse":
+            clear(folder, but="checkup.json" if config.checkup != "off" else "")
         run = Run(plan, folder, console)
         write_json(folder / "plan.json", run.plan.to_dict())
         show.show_plan(console, run.plan)
