@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Runs killed, stopped, damaged and out of disk as often as the README says: python3 scripts/faults.py [--only kills …]
 
-Each part is a campaign of tests/faults/campaigns.py, tests/faults/test_nan.py or tests/faults/evil_files.py; the tests
-try the same a few times. A part that has come to its end is stored at once in docs/results/faults.json and is not
+Each part is a campaign of tests/faults/campaigns.py, lost.py, test_nan.py or evil_files.py; the tests try the same a
+few times. A part that has come to its end is stored at once in docs/results/faults.json and is not
 tried again with the same count and seed, so that the command can be stopped (Ctrl-C) and given again. Exit code 1: a
 promise was broken, what is stored says which; or nothing of a part could be tried here, which is said and not stored.
 
@@ -32,6 +32,7 @@ import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,14 +61,12 @@ class Part(NamedTuple):
     run: Callable[[int, int, Path, Say], Result]
 
 
-def campaign(name: str) -> Callable[[int, int, Path, Say], Result]:
-    """That of tests/faults/campaigns.py; imported when it is run."""
+def campaign(name: str, module: str = "campaigns") -> Callable[[int, int, Path, Say], Result]:
+    """That of tests/faults/MODULE.py; imported when it is run."""
 
     def run(count: int, seed: int, folder: Path, say: Say) -> Result:
         sys.path[:0] = [str(TESTS), str(TESTS / "faults")]
-        import campaigns
-
-        result: Result = getattr(campaigns, name)(count, seed, folder, say)
+        result: Result = getattr(import_module(module), name)(count, seed, folder, say)
         return result
 
     return run
@@ -172,6 +171,8 @@ PARTS = {
     "nan": Part(1, 2, "NaN and infinity in five places", nan),
     "stops": Part(100, 8, "SIGTERM at random instants", campaign("stops")),
     "ends": Part(100, 15, "abnormal ends", campaign("ends")),
+    "late-errors": Part(50, 6, "errors in random late steps", campaign("late_errors", "lost")),
+    "overwrites": Part(50, 3, "folders that hold something", campaign("overwrites", "lost")),
     "evil": Part(1, 3, "malicious files", evil),
     "guards": Part(600, 6, "pairs of stretches with all guards and without", guards),
 }
@@ -198,7 +199,18 @@ def add(path: Path, name: str, found: Result) -> None:
     os.replace(partial, path)
 
 
-TRIES = ("kills", "damages", "points", "cases", "stops", "ends", "files", "pairs")  # names of what parts count
+TRIES = (
+    "kills",
+    "damages",
+    "points",
+    "cases",
+    "stops",
+    "ends",
+    "files",
+    "pairs",
+    "errors",
+    "folders",
+)  # names of what parts count
 
 
 def was_tried(found: Mapping[str, Any]) -> bool:

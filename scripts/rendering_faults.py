@@ -106,6 +106,26 @@ def ends(part: Json) -> Row:
     )
 
 
+def late_errors(part: Json) -> Row:
+    """Part `late-errors`."""
+    return (
+        "an error of an env or a callback in a random late step, no checkpoints asked for: PPO, MaskablePPO, DQN with "
+        "PER; `dummy`, `shared`, native",
+        f"{part['errors']:,}",
+        f"{part['left']:,} left model and checkpoint, {part['resumed']:,} were resumed, {part['equal']:,} came to the "
+        "bits of a run without the error",
+    )
+
+
+def overwrites(part: Json) -> Row:
+    """Part `overwrites`."""
+    return (
+        "something begun in a folder that holds a run (finished, crashed, at work), a sweep or a study",
+        f"{part['folders']:,}",
+        f"{part['refused']:,} refused in one line, {part['written_over']:,} written over",
+    )
+
+
 def evil(part: Json) -> Row:
     """Part `evil`."""
     return (
@@ -119,7 +139,8 @@ def evil(part: Json) -> Row:
 def guards(part: Json) -> Row:
     """Part `guards`: with all guards ÷ without, in one process."""
     return (
-        "all guards together, in `speed`: `nan_guard`, and a checkpoint a minute; the worse of MaskablePPO and DQN",
+        "all guards together, in `speed`: `nan_guard`, what is kept for a crash, and a checkpoint a minute; the "
+        "worst of MaskablePPO, DQN and PPO",
         f"{part['pairs']:,}",
         f"cost {100 * (1 - part['ratio']['value']):.1f} % of the steps per second "
         f"[{100 * (1 - part['ratio']['high']):.1f}, {100 * (1 - part['ratio']['low']):.1f}]",
@@ -135,6 +156,8 @@ ROWS: dict[str, Callable[[Json], Row]] = {
     "nan": nan,
     "stops": stops,
     "ends": ends,
+    "late-errors": late_errors,
+    "overwrites": overwrites,
     "evil": evil,
     "guards": guards,
 }

@@ -5,8 +5,8 @@ of all its threads into its log. The nursery ends with whoever started it and ta
 
 One request a line on standard input, one answer a line on standard output, both JSON:
 {"start": arguments, "folder": where, "log": file} → {"pid": number}; {"wait": pid, "timeout_s": seconds} → {"code": n}.
-Beside `start` may stand `disk`, arguments of a `BadDisk` for its checkpoints, and `stop_at`, the env step in which it
-sends itself SIGTERM.
+Beside `start` may stand `disk`, arguments of a `BadDisk` for its checkpoints, `stop_at`, the env step in which it
+sends itself SIGTERM, and `fail_at`, that in which a callback raises.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,9 @@ def load() -> None:
     gc.freeze()  # else every training that ends looks through all of this again: seconds, on pages that it must copy
 
 
-def start(arguments: list[str], folder: str, log: str, disk: dict[str, Any] | None, stop_at: int | None) -> int:
+def start(
+    arguments: list[str], folder: str, log: str, disk: dict[str, Any] | None, stop_at: int | None, fail_at: int | None
+) -> int:
     """Fork a training; its process id."""
     pid = os.fork()
     if pid:
@@ -56,7 +59,9 @@ def start(arguments: list[str], folder: str, log: str, disk: dict[str, Any] | No
     if disk is not None:
         put_in(disk)
     if stop_at is not None:
-        stop_itself(stop_at)
+        at_step(stop_at, lambda: signal.raise_signal(signal.SIGTERM))
+    if fail_at is not None:
+        at_step(fail_at, fail)
     from fasttrain.cli import main
 
     sys.exit(main(arguments))
@@ -73,19 +78,24 @@ def put_in(disk: dict[str, Any]) -> None:
     train.CheckpointFolder = functools.partial(train.CheckpointFolder, disk=BadDisk(**disk))  # type: ignore[assignment,misc]
 
 
-def stop_itself(at: int) -> None:
-    """SIGTERM in the step that reaches `at`."""
+def fail() -> None:
+    """As a user's callback may."""
+    raise ValueError("the board fell")
+
+
+def at_step(at: int, act: Callable[[], None]) -> None:
+    """Once, in the step that reaches `at`."""
     from fasttrain.runs.callbacks import RunCallback
 
-    on_step, sent = RunCallback._on_step, []
+    on_step, done = RunCallback._on_step, []
 
-    def stopping(self: RunCallback) -> bool:
-        if self.num_timesteps >= at and not sent:
-            sent.append(at)
-            signal.raise_signal(signal.SIGTERM)
+    def acting(self: RunCallback) -> bool:
+        if self.num_timesteps >= at and not done:
+            done.append(at)
+            act()
         return on_step(self)
 
-    RunCallback._on_step = stopping  # type: ignore[method-assign]
+    RunCallback._on_step = acting  # type: ignore[method-assign]
 
 
 def wait(pid: int, timeout_s: float) -> int | None:
@@ -107,7 +117,7 @@ def serve() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         if "start" in request:
-            more = (request.get(name) for name in ("disk", "stop_at"))
+            more = (request.get(name) for name in ("disk", "stop_at", "fail_at"))
             pid = start(request["start"], request["folder"], request["log"], *more)
             living.add(pid)
             answer({"pid": pid})
