@@ -37,7 +37,7 @@ def raise_crash(run: Any, error: BaseException, overrides: Sequence[str]) -> NoR
                "env_steps": run.progress.env_steps, "seed": run.config.seed, "overrides": list(overrides),
                **({"resumed_at": run.resumed_at} if run.resumed_at else {})}  # fmt: skip
     run.callback.parts.episodes.flush()
-    trained = run.progress.updates > 0
+    trained = run.progress.updates > 0 or isinstance(error, DivergedError)  # which leaves its last good weights
     missing = _save(run, told) if trained else ""
     with run.saving.of(summary.name):
         write_json(summary, content)
