@@ -1,7 +1,8 @@
 """What all guards together cost, within one run: iterations with them and without in turn. Part `guards` of faults.py.
 
-The guards are what a run may leave out: `nan_guard`, which looks at every step's numbers, every gradient norm and every
-action, and checkpoints written beside training. Other guards (masks without a legal action, workers' deadlines,
+The guards are what a run could do without: `nan_guard`, which looks at every step's numbers, every gradient norm and
+every action; what is kept for a crash, a state now and then and of Python envs each action; and checkpoints written
+beside training. Other guards (masks without a legal action, workers' deadlines,
 signals) cannot be switched off.
 """
 
@@ -31,6 +32,7 @@ from fasttrain.runs.train import Run
 WORKS = {
     "Skull King, MaskablePPO": ("env=skullking",),
     "CartPole, DQN": ("env.id=CartPole-v1", "algo=dqn"),
+    "CartPole, PPO": ("env.id=CartPole-v1", "algo=ppo"),
 }
 ITERATION_S = 0.1  # at least, of one timed stretch: many vector steps of DQN, a rollout of PPO
 SETTLE = 20  # pairs that are not counted: kernels are compiled, threads are tried
@@ -62,6 +64,7 @@ class Alternate(BaseCallback):
         self._begun, self._from = time.perf_counter(), 0
         self._after: list[tuple[float, int]] | None = None  # stretches since a checkpoint: seconds, env steps
         self._settled = 0
+        self._noting = list(getattr(run.env, "envs", ()))  # in a `Retrace` each
 
     def _on_training_start(self) -> None:
         fast: Any = self.model._fast  # type: ignore[attr-defined]
@@ -82,8 +85,14 @@ class Alternate(BaseCallback):
                 self._end_of_pair()
             else:
                 self._guarded = not self._guarded
-        self._fast.guard = self._guard if self._guarded else None
+        self._switch()
         self._begun, self._from = time.perf_counter(), steps
+
+    def _switch(self) -> None:
+        self._fast.guard = self._guard if self._guarded else None
+        self._run.checkpoints._too_large = not self._guarded  # nothing is kept then
+        if self._noting:
+            self._run.env.envs[:] = [env if self._guarded else env.env for env in self._noting]  # type: ignore[attr-defined]
 
     def _end_of_pair(self) -> None:
         pair, self._pair = self._pair, {}
@@ -139,7 +148,8 @@ def _one(name: str, pairs: int, seed: int, folder: Path, say: Callable[[str], No
 
 
 def _built(name: str, folder: Path) -> Run:
-    typed = ["+profile=speed", *WORKS[name], "total_timesteps=1e12", "checkpoint_every=1000000000000", "eval_every=0"]
+    typed = ["+profile=speed", *WORKS[name], "total_timesteps=1e12", "checkpoint_every=1000000000000", "eval_every=0",
+             "checkpoint_every_minutes=0"]  # fmt: skip
     OmegaConf.register_new_resolver("pid", lambda: 0, replace=True)
     with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
         plain: Any = OmegaConf.to_container(compose("config", overrides=normalise(typed, {})), resolve=True)

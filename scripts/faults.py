@@ -194,6 +194,8 @@ PARTS = {
     ),
     "forks": Part(40, 10, "lives and trainings of envs that fork", campaign("forks", "fork_campaign")),
     "victims": Part(90, 8, "envs that hang, end their process, crash it, eat memory", campaign("victims", "victims")),
+    "late-errors": Part(50, 6, "errors in random late steps", campaign("late_errors", "lost")),
+    "overwrites": Part(50, 3, "folders that hold something", campaign("overwrites", "lost")),
     "evil": Part(1, 3, "malicious files", evil),
     "cold-cache": Part(200, 5, "caches of compiled kernels: cold, shared, damaged, unwritable", cold_cache),
     "guards": Part(600, 6, "pairs of stretches with all guards and without", guards),
@@ -222,7 +224,7 @@ def add(path: Path, name: str, found: Result) -> None:
 
 
 TRIES = (  # names of what parts count
-    "kills", "damages", "points", "cases", "stops", "ends", "victims", "files", "pairs", "lives",
+    "kills", "damages", "points", "cases", "stops", "ends", "victims", "files", "pairs", "lives", "errors", "folders",
 )  # fmt: skip
 
 

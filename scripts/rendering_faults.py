@@ -138,6 +138,26 @@ def victims(part: Json) -> Row:
     )
 
 
+def late_errors(part: Json) -> Row:
+    """Part `late-errors`."""
+    return (
+        "an error of an env or a callback in a random late step, no checkpoints asked for: PPO, MaskablePPO, DQN with "
+        "PER; `dummy`, `shared`, native",
+        f"{part['errors']:,}",
+        f"{part['left']:,} left model and checkpoint, {part['resumed']:,} were resumed, {part['equal']:,} came to the "
+        "bits of a run without the error",
+    )
+
+
+def overwrites(part: Json) -> Row:
+    """Part `overwrites`."""
+    return (
+        "something begun in a folder that holds a run (finished, crashed, at work), a sweep or a study",
+        f"{part['folders']:,}",
+        f"{part['refused']:,} refused in one line, {part['written_over']:,} written over",
+    )
+
+
 def evil(part: Json) -> Row:
     """Part `evil`."""
     return (
@@ -161,9 +181,12 @@ def cold_cache(part: Json) -> Row:
 
 
 def guards(part: Json) -> Row:
-    """Part `guards`: with all guards ÷ without, in one process."""
+    """Part `guards`: with all guards ÷ without, in one process. Older results are without what is kept for a crash."""
+    kept = "CartPole, PPO" in part.get("works", ())
+    what = "`nan_guard`, what is kept for a crash, and" if kept else "`nan_guard`, and"
+    worst = "worst of MaskablePPO, DQN and PPO" if kept else "worse of MaskablePPO and DQN"
     return (
-        "all guards together, in `speed`: `nan_guard`, and a checkpoint a minute; the worse of MaskablePPO and DQN",
+        f"all guards together, in `speed`: {what} a checkpoint a minute; the {worst}",
         f"{part['pairs']:,}",
         f"cost {100 * (1 - part['ratio']['value']):.1f} % of the steps per second "
         f"[{100 * (1 - part['ratio']['high']):.1f}, {100 * (1 - part['ratio']['low']):.1f}]",
@@ -182,6 +205,8 @@ ROWS: dict[str, Callable[[Json], Row]] = {
     "groups": groups,
     "forks": forks,
     "victims": victims,
+    "late-errors": late_errors,
+    "overwrites": overwrites,
     "evil": evil,
     "cold-cache": cold_cache,
     "guards": guards,

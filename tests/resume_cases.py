@@ -58,11 +58,15 @@ def episodes_of(folder: Path) -> list[dict[str, str]]:
 def assert_equal(folder: Path, whole: Path) -> None:
     (state, arrays), (wanted_state, wanted_arrays) = parts_of(folder), parts_of(whole)
     assert state == wanted_state
-    assert set(arrays) == set(wanted_arrays)
-    for name, array in wanted_arrays.items():
+    assert_equal_arrays(arrays, wanted_arrays)
+    assert episodes_of(folder) == episodes_of(whole)
+
+
+def assert_equal_arrays(arrays: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert set(arrays) == set(wanted)
+    for name, array in wanted.items():
         assert arrays[name].dtype == array.dtype, name
         if array.dtype.names:  # records have gaps between their fields, in which anything may stand
             assert (arrays[name] == array).all(), name
         else:
             assert arrays[name].tobytes() == array.tobytes(), name
-    assert episodes_of(folder) == episodes_of(whole)

@@ -31,7 +31,7 @@ LAYERS = {
     "algos": 2,
     "runs": 3,
     "studies": 4,
-    "cli": 5, "commands": 5, "__main__": 5,
+    "cli": 5, "commands": 5, "existing": 5, "__main__": 5,
 }  # fmt: skip
 # Within layer 1, where rooms otherwise do not know each other: what an env is, and what went wrong in one.
 SIDEWAYS = {("vec", f"fasttrain.envs.{name}") for name in ("protocol", "masks", "user_code")}

@@ -26,6 +26,7 @@ AT_LEAST: dict[str, float] = {
     "eval_every": 0,
     "checkpoint_every": 0,
     "engine_switch_at": 0,
+    "checkpoint_every_minutes": 0,
     "total_timesteps": 1,
     "env.max_episode_steps": 1,
     "env.frame_stack": 1,

@@ -13,12 +13,20 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fasttrain import __version__, commands, terminal
-from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, ConfigError, FastTrainError
+from fasttrain.errors import (
+    EXIT_CRASHED,
+    EXIT_DONE,
+    EXIT_STOPPED,
+    ConfigError,
+    CrashedError,
+    FastTrainError,
+    too_little_memory,
+)
 
 if TYPE_CHECKING:
     from fasttrain.config import Config
@@ -87,9 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FastTrainError as error:
         return _report(error, error.exit_code)
     except MemoryError as error:
-        wanted = f": {error}" if str(error) else ""
-        text = f"not enough memory{wanted}; take fewer envs or a smaller rollout or buffer"
-        return _report(error, ConfigError.exit_code, text)
+        return _report(error, ConfigError.exit_code, too_little_memory(error))
     except KeyboardInterrupt:
         print("fasttrain: stopped before anything could be saved", file=sys.stderr)
         return 130
@@ -132,6 +138,8 @@ def _report(error: Exception, code: int, text: str = "") -> int:
 
     if os.environ.get("FASTTRAIN_TRACEBACK"):
         traceback.print_exception(error)
+    elif isinstance(error, CrashedError) and not isinstance(error.__cause__, (FastTrainError, MemoryError)):
+        traceback.print_exception(error.__cause__)  # of the user's own code
     told = f"fasttrain: error: {shown(text or str(error))}"
     print(terminal.fitting(told, sys.stderr), file=sys.stderr)
     return code
@@ -156,6 +164,13 @@ def _dispatch(arguments: list[str]) -> int:
 
     with ExitStack() as starting:  # until the command, or a sweep's first cell, has something to show
         if not PRINTS_ONLY & set(arguments):
+            from fasttrain.existing import settled
+
+            found = settled(command, arguments, _composed_before)
+            if isinstance(found, str):
+                print(found)
+                return EXIT_DONE
+            command, arguments = found
             starting.enter_context(activity(make_console(), "loading fasttrain and PyTorch"))
         return _run_hydra(command, arguments, starting)
 
@@ -207,6 +222,7 @@ def _run_hydra(command: str, arguments: list[str], starting: ExitStack) -> int:
     except KeyboardInterrupt:
         if sweep is None or not sweep.cells:
             raise
+        sweep.stopped = True
     finally:
         sys.argv = previous_argv
         if previous_full is None:
@@ -238,6 +254,8 @@ def _run_command(command: str, composed: Any, arguments: Sequence[str], starting
     from fasttrain.config import from_mapping
     from fasttrain.overrides import config_dir_options, sources
     from fasttrain.runs.files import read_json
+    from fasttrain.runs.folders import way_on
+    from fasttrain.runs.run_lock import locked
 
     job = HydraConfig.get()
     plain: dict[str, Any] = OmegaConf.to_container(composed, resolve=True)  # type: ignore[assignment]
@@ -249,14 +267,16 @@ def _run_command(command: str, composed: Any, arguments: Sequence[str], starting
     if command in commands.STARTS_RUNS:
         overrides += config_dir_options(arguments)
     more = {"compose": _compose} if command in commands.STUDIES else {}
-    folder = Path(job.runtime.output_dir)
+    folder = Path(str(config.run)) if command == "resume" else Path(job.runtime.output_dir)
     main = commands.implementation(command)
     starting.close()
-    exit_code: int = main(config, origin, folder, overrides, **more)
-    if command == "train" and config.report:
-        draw_report(folder)
-    if command == "resume" and read_json(Path(str(config.run)) / "plan.json")["config"]["report"]:
-        draw_report(Path(str(config.run)))
+    with locked(folder) if command in commands.STUDIES else nullcontext():
+        exit_code: int = main(config, origin, folder, overrides, **more)
+    if command in ("train", "resume"):
+        if read_json(folder / "plan.json").get("config", {}).get("report", config.report):
+            draw_report(folder)
+        if exit_code == EXIT_STOPPED:
+            print(f"stopped; {way_on(folder)}")
     return exit_code
 
 
@@ -277,6 +297,20 @@ def draw_report(folder: Path) -> None:
         again = f"{terminal.command()} report run={folder} tries again"
         told = f"fasttrain: warning: no report.html ({reason}); the run is saved, {again}"
         print(terminal.fitting(told, sys.stderr), file=sys.stderr)
+
+
+def _composed_before(overrides: Sequence[str]) -> Any:
+    """What Hydra will make of these overrides, its own part included, before it runs."""
+    from hydra import compose, initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+
+    OmegaConf.register_new_resolver("pid", os.getpid, replace=True)
+    try:
+        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            return compose("config", overrides=list(overrides), return_hydra_config=True)
+    except HydraException as error:
+        raise _clear_error(error, overrides) from error
 
 
 def _compose(arguments: Sequence[str]) -> Config:

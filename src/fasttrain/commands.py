@@ -58,6 +58,7 @@ OWNERS = {
     "stop.": Owner(
         ("train", "resume", "compare", "doctor"), "to end a training early: fasttrain +profile=speed stop.max_minutes=…"
     ),
+    "on_existing": Owner(("train", *STUDIES), "take another folder: hydra.run.dir=…"),
     "profiler": Owner(("train",), "to profile a training: fasttrain +profile=speed profiler=cprofile"),
     "study": Owner(STUDIES, "to go on with a study: fasttrain compare study=FOLDER"),
     "ablate.": Owner(("ablate",), "to try flags one by one: fasttrain ablate +profile=speed"),

@@ -225,6 +225,7 @@ class Config:
     eval_every: int
     eval_async: bool
     checkpoint_every: int
+    checkpoint_every_minutes: float = 0.0
     checkpoint_async: bool
     nan_guard: bool
 
@@ -233,6 +234,7 @@ class Config:
     device: str
     deterministic: bool
     live: Switch
+    on_existing: Literal["refuse", "resume", "overwrite"] = "refuse"  # where the output folder holds a run already
     env: EnvConfig
     algo: PPOConfig | RecurrentPPOConfig | DQNConfig
     eval: EvalConfig

@@ -35,6 +35,10 @@ class DivergedError(FastTrainError):
     """Round after round no update was finite; the weights are those of the last good one."""
 
 
+class CrashedError(FastTrainError):
+    """An error ended a training of which something is saved; `__cause__` is the error."""
+
+
 class GateError(FastTrainError):
     """A quality gate failed: the candidate learns worse than the baseline."""
 
@@ -45,3 +49,9 @@ class StoppedError(FastTrainError):
     """A signal stopped the run; everything finished by then is saved."""
 
     exit_code = EXIT_STOPPED
+
+
+def too_little_memory(error: MemoryError) -> str:
+    """It in one line, with the way out."""
+    wanted = f": {error}" if str(error) else ""
+    return f"not enough memory{wanted}; take fewer envs or a smaller rollout or buffer"

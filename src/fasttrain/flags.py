@@ -65,7 +65,20 @@ FLAGS: tuple[Flag, ...] = (
     Flag("reward_debug", "exact", ANY, False, "report reward terms one by one"),
     Flag("eval_every", "exact", ANY, 0, "env steps between evaluations, 0 = only at the end"),
     Flag("eval_async", "exact", ANY, False, "evaluate in a process beside training"),
-    Flag("checkpoint_every", "exact", ANY, 0, "env steps between checkpoints, 0 = only where a signal stops the run"),
+    Flag(
+        "checkpoint_every",
+        "exact",
+        ANY,
+        0,
+        "env steps between checkpoints, 0 = only where a signal or an error stops the run",
+    ),
+    Flag(
+        "checkpoint_every_minutes",
+        "exact",
+        ANY,
+        0.0,
+        "minutes between checkpoints, and one at the end; 0 = none by time",
+    ),
     Flag("checkpoint_async", "exact", ANY, False, "write checkpoints in a thread while training goes on"),
     Flag("nan_guard", "exact", ANY, False, "refuse non-finite data and updates"),
 )

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from fasttrain.flags import FLAGS
 
+OUTPUT_KEYS = ("hydra.run.dir", "hydra.sweep.dir")  # of a single command, of a sweep
 OPTIONS_WITH_VALUE = frozenset(
     (
         "--config-dir",
@@ -68,6 +69,11 @@ def split_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         else:
             overrides.append(argument)
     return options, overrides
+
+
+def asked(arguments: Sequence[str]) -> list[str]:
+    """Of what was typed, all but where it is to be written."""
+    return [text for text in arguments if key_of(text) not in ("on_existing", *OUTPUT_KEYS)]
 
 
 def config_dir_options(arguments: Sequence[str]) -> list[str]:

@@ -173,8 +173,8 @@ def _batch_size(requested: int | None, context: Context) -> Resolved:
 
 
 def _checkpoint_async(requested: bool, context: Context) -> Resolved:
-    if requested and not context.effective["checkpoint_every"]:
-        return False, "no checkpoints without checkpoint_every=…"
+    if requested and not (context.effective["checkpoint_every"] or context.effective["checkpoint_every_minutes"]):
+        return False, "no checkpoints without checkpoint_every=… or checkpoint_every_minutes=…"
     return requested, ""
 
 

@@ -6,8 +6,8 @@ of all its threads into its log. The nursery ends with whoever started it and ta
 One request a line on standard input, one answer a line on standard output, both JSON:
 {"start": arguments, "folder": where, "log": file} → {"pid": number}; {"wait": pid, "timeout_s": seconds} → {"code": n}.
 Beside `start` may stand `disk`, arguments of a `BadDisk` for its checkpoints, `stop_at`, the env step in which it sends
-itself SIGTERM, `tty`, the terminal that it is started in (what it says there is not in the log), and `memory`, bytes
-that seem to be all that the processes it starts can have.
+itself SIGTERM, `fail_at`, that in which a callback raises, `tty`, its terminal (what it says there
+is not in the log), and `memory`, bytes that seem to be all that the processes it starts can have.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ def start(
     stop_at: int | None,
     tty: str | None,
     memory: int | None,
+    fail_at: int | None,
 ) -> int:
     """Fork a training; its process id."""
     pid = os.fork()
@@ -64,7 +66,9 @@ def start(
     if disk is not None:
         put_in(disk)
     if stop_at is not None:
-        stop_itself(stop_at)
+        at_step(stop_at, lambda: signal.raise_signal(signal.SIGTERM))
+    if fail_at is not None:
+        at_step(fail_at, fail)
     if memory is not None:
         have_only(memory)
     os.environ["FASTTRAIN_ENGINE_SWITCH_AT"] = "0"  # trainings are compared
@@ -84,19 +88,24 @@ def put_in(disk: dict[str, Any]) -> None:
     train.CheckpointFolder = functools.partial(train.CheckpointFolder, disk=BadDisk(**disk))  # type: ignore[assignment,misc]
 
 
-def stop_itself(at: int) -> None:
-    """SIGTERM in the step that reaches `at`."""
+def fail() -> None:
+    """As a user's callback may."""
+    raise ValueError("the board fell")
+
+
+def at_step(at: int, act: Callable[[], None]) -> None:
+    """Once, in the step that reaches `at`."""
     from fasttrain.runs.callbacks import RunCallback
 
-    on_step, sent = RunCallback._on_step, []
+    on_step, done = RunCallback._on_step, []
 
-    def stopping(self: RunCallback) -> bool:
-        if self.num_timesteps >= at and not sent:
-            sent.append(at)
-            signal.raise_signal(signal.SIGTERM)
+    def acting(self: RunCallback) -> bool:
+        if self.num_timesteps >= at and not done:
+            done.append(at)
+            act()
         return on_step(self)
 
-    RunCallback._on_step = stopping  # type: ignore[method-assign]
+    RunCallback._on_step = acting  # type: ignore[method-assign]
 
 
 def have_only(size_bytes: int) -> None:
@@ -134,7 +143,7 @@ def serve() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         if "start" in request:
-            more = (request.get(name) for name in ("disk", "stop_at", "tty", "memory"))
+            more = (request.get(name) for name in ("disk", "stop_at", "tty", "memory", "fail_at"))
             pid = start(request["start"], request["folder"], request["log"], *more)
             living.add(pid)
             answer({"pid": pid})

@@ -333,7 +333,8 @@ def test_a_run_stops_with_the_place(fasttrain: RunCommand, bad: None, algo: tupl
     assert done.exit_code == 1
     assert f"the {field} of env 0, 1 is not finite (nan" in done.err
     assert "at step 410" in done.err
-    assert done.err.count("\n") == 1
+    trained = "algo=ppo" in algo  # DQN still warms up
+    assert done.err.count("\n") == 1 + trained, "what happened, and what was saved"
     assert not (done.folder / "last_good.zip").exists()
 
 
@@ -349,7 +350,7 @@ def test_a_run_that_diverged_leaves_its_last_good_weights(fasttrain: RunCommand,
                      "env.kwargs.field=overflow", "guard.max_skipped=3")  # fmt: skip
     assert done.exit_code == 1
     assert "no update could be applied in 4 rounds in a row (guard.max_skipped), at step 800: " in done.err
-    assert done.err.count("\n") == 1
+    assert done.err.count("\n") == 2, "what happened, and what was saved"
     assert "[GUARD] step 200: " in done.out
     weights = PPO.load(done.folder / "last_good.zip", device="cpu").policy.state_dict().values()
     assert all(bool(torch.isfinite(tensor).all()) for tensor in weights)

@@ -67,5 +67,12 @@ def test_sigterm_ends_the_cell_and_keeps_what_there_is(name: str, tmp_path: Path
     assert [cell["status"] for cell in stored["cells"]] == ["stopped"]
     said = log.read_text()
     assert "Traceback" not in said
-    if name == "compare":
-        assert f"fasttrain compare study={folder} goes on" in said
+    last = said.splitlines()[-1]
+    again = {
+        "compare": f"fasttrain compare study={folder} goes on",
+        "sweep": f"hydra.sweep.dir={folder} on_existing=resume",
+    }
+    assert again[name] in last
+    cell = (summary.parent / "log.txt").read_text().splitlines()[-1]
+    assert cell.startswith(f"stopped; saved in {summary.parent}: model.zip and the checkpoint of ")
+    assert cell.endswith(f"; fasttrain resume run={summary.parent} goes on")

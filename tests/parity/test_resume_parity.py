@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from conftest import Finished, RunCommand
+from fasttrain.runs import checkpoints
 from fasttrain.runs.checkpoints import Checkpoints
-from resume_cases import CASES, PPO, assert_equal, episodes_of
+from resume_cases import CASES, PPO, assert_equal, assert_equal_arrays, episodes_of, parts_of
 
 
 def trained(fasttrain: RunCommand, *arguments: str) -> Finished:
@@ -63,11 +64,26 @@ def test_a_checkpoint_of_no_steps_too(
     assert_equal(folder, whole)
 
 
-def test_writing_checkpoints_changes_no_number(fasttrain: RunCommand):
-    with_them, without = trained(fasttrain, *PPO), trained(fasttrain, *PPO, "checkpoint_every=0")
-    assert episodes_of(with_them.folder) == episodes_of(without.folder)
-    quality = [done.json("summary.json")["quality"] for done in (with_them, without)]
-    assert quality[0] == quality[1]
+@pytest.mark.parametrize("name", ["maskable-native", "dqn-dummy"])
+def test_writing_checkpoints_changes_no_number(name: str, fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
+    """Neither by steps nor by the clock, nor what is kept in memory for a crash."""
+    case = [text for text in CASES[name] if not text.startswith("checkpoint_every")]
+    none = ("checkpoint_every=0", "checkpoint_every_minutes=0")
+    by_steps = trained(fasttrain, *CASES[name], "checkpoint_every_minutes=0")
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints, "HOLD_MOST_BYTES", 0)
+        without = trained(fasttrain, *case, *none)
+        patched.setattr(checkpoints, "HOLD_MOST_BYTES", 1 << 40)
+        patched.setattr(checkpoints, "HOLD_SHARE", 1e12)
+        kept = trained(fasttrain, *case, *none)
+        patched.setattr(checkpoints, "TIMED_SHARE", 1e12)
+        by_time = trained(fasttrain, *case, "checkpoint_every=0", "checkpoint_every_minutes=1e-9")
+    assert not (kept.folder / "checkpoints").exists()
+    assert len(list((by_time.folder / "checkpoints").iterdir())) >= 5
+    for other in (by_steps, kept, by_time):
+        assert episodes_of(other.folder) == episodes_of(without.folder)
+        assert other.json("summary.json")["quality"] == without.json("summary.json")["quality"]
+    assert_equal_arrays(parts_of(by_time.folder)[1], parts_of(by_steps.folder)[1])
 
 
 def test_the_other_seed_is_another_run(fasttrain: RunCommand):

@@ -51,9 +51,8 @@ def test_what_does_not_fit_is_one_clear_error(run: Finished, fasttrain: RunComma
     assert "Traceback" not in done.err
 
 
-def test_python_envs_are_noted_only_where_checkpoints_are_written():
+def test_python_envs_are_noted():
     plain = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "vec_env=dummy")
-    assert not traced(configured(*plain))
-    assert traced(configured(*plain, "checkpoint_every=10"))
+    assert traced(configured(*plain))
     assert not traced(configured("+profile=speed", "vec_env=native", "checkpoint_every=10"))
     assert identity(configured(*plain)) == {"algo": "ppo", "env": "CartPole-v1", "num_envs": 12}

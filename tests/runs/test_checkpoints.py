@@ -34,14 +34,20 @@ class Trainer:
     """Something that counts, and its checkpoints."""
 
     def __init__(
-        self, folder: Path, every: int = 10, background: bool = False, grace_s: float = 5.0, holds: bool = True
+        self,
+        folder: Path,
+        every: int = 10,
+        background: bool = False,
+        grace_s: float = 5.0,
+        holds: bool = True,
+        every_s: float = 0.0,
     ) -> None:
         self.said: list[str] = []
         self.value, self.steps = np.zeros(1), 0
         self.disk = FullDisk()
         self.disk.full = False
         store = CheckpointFolder(folder, disk=self.disk)
-        settings = Settings(every, background, grace_s, holds)
+        settings = Settings(every, background, grace_s, holds, every_s)
         self.checkpoints = Checkpoints(store, self.take, settings, PhaseClock(), self.said.append)
 
     def take(self) -> Snapshot:
@@ -62,7 +68,7 @@ def test_one_is_written_when_due_and_at_the_end(tmp_path: Path):
     for steps in (0, 5, 10, 15):
         trainer.go(steps, due=steps == 10)
     trainer.steps = 20
-    trainer.checkpoints.finish(20, at_rest=True, wanted=True)
+    trainer.checkpoints.finish(20, at_rest=True, stopped=True)
     assert names(tmp_path) == ["010", "020"]
     assert trainer.said == []
 
@@ -81,7 +87,7 @@ def test_in_the_background_training_goes_on_and_the_copy_stays(tmp_path: Path, m
     assert names(tmp_path) == [], "not written yet, and nobody waited"
     gate.set()
     trainer.go(20, due=True)
-    trainer.checkpoints.finish(20, at_rest=True, wanted=True)
+    trainer.checkpoints.finish(20, at_rest=True, stopped=True)
     assert names(tmp_path) == ["010", "020"]
     with np.load(tmp_path / "step_000000000010" / "arrays.npz") as arrays:
         assert arrays["value"].tolist() == [10]
@@ -94,7 +100,7 @@ def test_a_stop_waits_for_the_next_rest(tmp_path: Path):
     assert not trainer.checkpoints.may_stop(for_signal=True)
     trainer.go(8, stopping=True)
     assert trainer.checkpoints.may_stop(for_signal=True)
-    trainer.checkpoints.finish(9, at_rest=False, wanted=True)
+    trainer.checkpoints.finish(9, at_rest=False, stopped=True)
     assert names(tmp_path) == ["008"]
     assert trainer.said == ["checkpoint of 8 steps written; the 1 steps since are dropped"]
 
@@ -106,7 +112,7 @@ def test_a_stop_in_a_long_rollout_takes_the_state_at_its_beginning(tmp_path: Pat
     trainer.value[:] = 99  # the rollout goes on
     while not trainer.checkpoints.may_stop(for_signal=True):
         pass
-    trainer.checkpoints.finish(7, at_rest=False, wanted=True)
+    trainer.checkpoints.finish(7, at_rest=False, stopped=True)
     assert names(tmp_path) == ["005"]
     with np.load(tmp_path / "step_000000000005" / "arrays.npz") as arrays:
         assert arrays["value"].tolist() == [5]
@@ -142,16 +148,117 @@ def test_a_large_state_is_taken_once_to_know_that(tmp_path: Path, monkeypatch: p
     assert len(taken) == 1
 
 
-def test_where_nothing_is_held_a_stop_waits_for_the_rollouts_end(tmp_path: Path):
+def test_where_nothing_is_held_a_stop_waits_for_the_rollouts_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """However long that takes: a rollout that was short before, or one beside whose update no state can be taken."""
+    monkeypatch.setattr(module, "HOLD_SHARE", 1e-12)  # what is kept for a crash is older
     trainer = Trainer(tmp_path, grace_s=0.0, holds=False)
-    trainer.go(0)
-    trainer.go(5)
+    for steps in (0, 5, 6):
+        trainer.go(steps)
     for _ in range(3):
         assert not trainer.checkpoints.may_stop(for_signal=True)
     trainer.go(8, stopping=True)
     assert trainer.checkpoints.may_stop(for_signal=True)
     assert names(tmp_path) == ["008"]
+
+
+def test_for_a_crash_a_state_is_kept_seldom_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "HOLD_SHARE", 1e-12)
+    trainer = Trainer(tmp_path, every=0)
+    for steps in (0, 5, 10, 15):
+        trainer.go(steps)
+    trainer.value[:] = 99
+    trainer.checkpoints.broke_off(trainer.take)
+    assert names(tmp_path) == ["005"], "after the first two the next one is far away"
+    with np.load(tmp_path / "step_000000000005" / "arrays.npz") as arrays:
+        assert arrays["value"].tolist() == [5]
+    monkeypatch.setattr(module, "HOLD_SHARE", 1e12)
+    for steps in (20, 25):
+        trainer.go(steps)
+    trainer.checkpoints.broke_off(trainer.take)
+    assert names(tmp_path) == ["005", "025"]
+
+
+def test_a_crash_leaves_what_is_written_alone_and_takes_a_large_state_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    trainer = Trainer(tmp_path)
+    trainer.go(10, due=True)
+    trainer.steps = 11
+    trainer.checkpoints.broke_off(trainer.take)
+    assert names(tmp_path) == ["010"]
+    monkeypatch.setattr(module, "HOLD_MOST_BYTES", 4)
+    trainer.go(12)
+    trainer.steps = 13
+    trainer.checkpoints.broke_off(trainer.take)
+    assert names(tmp_path) == ["010", "013"]
+
+
+def test_a_crash_on_a_full_disk_says_so(tmp_path: Path):
+    trainer = Trainer(tmp_path)
+    trainer.go(10)
+    trainer.disk.full = True
+    trainer.checkpoints.broke_off(trainer.take)
+    assert "No space left on device" in trainer.checkpoints.failed
+
+
+class Clock:
+    """In the place of the module `time`."""
+
+    now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+def test_by_time_they_come_every_so_many_seconds_of_training_and_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    trainer = Trainer(tmp_path, every=0, every_s=60.0)
+    for steps, now in ((0, 1000.0), (5, 1059.0), (6, 1061.0), (7, 1120.0), (8, 1122.0)):
+        clock.now = now
+        trainer.go(steps)
+    assert names(tmp_path) == ["006", "008"]
+    trainer.steps = 9
+    trainer.checkpoints.finish(9, at_rest=True, stopped=False)
+    assert names(tmp_path) == ["006", "008", "009"]
+
+
+def test_by_time_they_take_a_hundredth_of_it_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    trainer = Trainer(tmp_path, every=0, every_s=60.0)
+    publish = trainer.checkpoints.folder.publish
+
+    def slowly(*arguments: Any) -> Any:
+        clock.now += 2.0
+        return publish(*arguments)
+
+    monkeypatch.setattr(trainer.checkpoints.folder, "publish", slowly)
+    for steps, now in ((0, 1000.0), (5, 1061.0), (6, 1130.0), (7, 1262.0), (8, 1264.0)):
+        clock.now = now
+        trainer.go(steps)
+    assert names(tmp_path) == ["005", "008"]
+
+
+def test_by_time_nothing_large_is_written_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "TIMED_MOST_BYTES", 4)
+    trainer = Trainer(tmp_path, every=0, every_s=1e-9)
+    for steps in (0, 5):
+        trainer.go(steps)
+    trainer.checkpoints.finish(5, at_rest=True, stopped=False)
+    assert names(tmp_path) == []
+    assert trainer.said == ["the run's state takes 0.0 GB: none is written by time; checkpoint_every=… does"]
+
+
+def test_where_a_rule_stopped_a_rollout_the_state_kept_last_is_the_final_one(tmp_path: Path):
+    trainer = Trainer(tmp_path, every=0, every_s=60.0)
+    for steps in (0, 5):
+        trainer.go(steps)
+    assert trainer.checkpoints.may_stop(for_signal=False), "by time or not, a rule stops at the same step"
+    trainer.checkpoints.finish(7, at_rest=False, stopped=False)
+    assert names(tmp_path) == ["005"]
 
 
 def test_a_checkpoint_that_failed_is_tried_again_before_a_stop_and_that_once(tmp_path: Path):
@@ -169,7 +276,7 @@ def test_what_another_process_wrote_is_not_said_to_be_written(tmp_path: Path):
     trainer.checkpoints.goes_on_from(10)
     trainer.go(10)
     assert trainer.checkpoints.may_stop(for_signal=False)
-    trainer.checkpoints.finish(15, at_rest=False, wanted=False)
+    trainer.checkpoints.finish(15, at_rest=False, stopped=False)
     assert trainer.said == []
 
 
@@ -179,7 +286,7 @@ def test_the_last_checkpoint_is_tried_once_more_at_the_end(tmp_path: Path):
     trainer.go(20, due=True)
     trainer.checkpoints.wait()
     trainer.disk.full = False
-    trainer.checkpoints.finish(20, at_rest=True, wanted=True)
+    trainer.checkpoints.finish(20, at_rest=True, stopped=True)
     assert (names(tmp_path), trainer.checkpoints.failed) == (["020"], "")
 
 
@@ -196,7 +303,7 @@ def test_a_full_disk_is_said_once_and_tried_again(tmp_path: Path, background: bo
     assert trainer.said[0].startswith("warning: the checkpoint of 20 steps could not be written (OSError: [Errno 28]")
     assert trainer.said[0].endswith("training goes on; the next try is in 10 steps")
     assert names(tmp_path) == ["010"]
-    trainer.checkpoints.finish(40, at_rest=False, wanted=True)
+    trainer.checkpoints.finish(40, at_rest=False, stopped=True)
     assert trainer.said[1].startswith("warning: not saved for a resume: the checkpoint of 30 steps")
     trainer.disk.full = False
     trainer.go(50, due=True)

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import csv
+import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conftest import RunCommand
+from fasttrain.cli import main
 from fasttrain.runs.console import make_console
 from fasttrain.studies.cells import Cell
 from fasttrain.studies.sweep import Sweep, figures
@@ -91,6 +94,35 @@ def test_speed_up_is_against_the_baseline_profile_where_there_is_one(tmp_path: P
 def test_exit_code(codes: list[int], expected: int, tmp_path: Path):
     sweep = sweep_of([{"overrides": [f"num_envs={i}"], "code": code} for i, code in enumerate(codes)], tmp_path)
     assert sweep.finish() == expected
+
+
+def test_a_stopped_sweep_says_how_to_go_on_and_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Ctrl-C reaches a cell that is still starting, which ends with 130; then the command that was named is given."""
+    monkeypatch.chdir(tmp_path)
+    ran: list[str] = []
+
+    def cell(command: str, overrides: list[str], folder: Path, label: str) -> tuple[Cell, bool]:
+        interrupted = ran == ["0"]
+        ran.append(label)
+        summary = {} if interrupted else {"steps_per_s": 9.0, "env_steps": 64}
+        return Cell(label, overrides, folder, 130 if interrupted else 0, "", 1.0, summary=summary), interrupted
+
+    monkeypatch.setattr("fasttrain.studies.sweep.run_cell", cell)
+    sweep = ["-m", "+profile=speed", "report=true", "seed=1,2,3", "env.kwargs={}"]
+    assert main([*sweep, "hydra.sweep.dir='my sweep'"]) == 4
+    last = capsys.readouterr().out.splitlines()[-1]
+    head, tail = f"stopped: 1 of 3 cells are done, in {tmp_path / 'my sweep'}; ", " goes on"
+    assert last.startswith(head)
+    assert last.endswith(tail)
+    again = shlex.split(last.removeprefix(head).removesuffix(tail))
+    assert again[0] == "fasttrain"
+    assert main(again[1:]) == 0
+    assert ran == ["0", "1", "1", "2"]
+    cells = json.loads((tmp_path / "my sweep" / "sweep.json").read_text())["cells"]
+    assert [(row["cell"], row["status"], row["steps_per_s"]) for row in cells] == [(i, "done", 9.0) for i in range(3)]
+    assert main(again[1:-1]) == 2, "without on_existing=resume"
 
 
 def test_a_sweep_without_a_finished_cell_has_no_reference(tmp_path: Path):

@@ -9,6 +9,7 @@ too, at the beginning of each episode alone, because wrappers (a time limit, say
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -22,18 +23,21 @@ MOST_S = 60.0  # to repeat them in: each env is asked after the other
 
 
 class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Outermost wrapper. Costs 0.05 µs a step and 1.1 µs an episode (0.05 % of an env of 100 µs)."""
+    """Outermost wrapper. Costs 0.1 µs a step and 1.1 µs an episode (0.1 % of an env of 100 µs)."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
         self._first_seed: int | None = None  # of the last seeded reset: what an env derives from it is not in np_random
         self._begin: dict[str, Any] | None = None  # the generator before the episode; None: its reset was seeded
-        self._actions: list[Any] | None = None  # None: no episode, or one that cannot be repeated
-        self._total = 0.0
+        self._actions: deque[Any] = deque(maxlen=MOST_ACTIONS + 1)
+        self._begun = False  # False: no episode, or one that cannot be repeated
+        self._inner_step = env.step
+        self._total: Any = 0.0
         self._seen: Any = None  # as the env handed it out; one that it changes since is as present as its state
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        self._actions, self._total = (None if options else []), 0.0
+        self._actions.clear()
+        self._begun, self._total = not options, 0.0
         if seed is None:
             self._begin = _state_of(self.env)
         else:
@@ -43,33 +47,33 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
         return answer
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        actions = self._actions
-        if actions is not None:
-            if len(actions) == MOST_ACTIONS:
-                self._actions = None
-            else:
-                actions.append(action.copy() if isinstance(action, np.ndarray) else action)
-        answer = self.env.step(action)
+        self._actions.append(action.copy() if type(action) is np.ndarray else action)
+        answer = self._inner_step(action)
         self._seen = answer[0]
-        self._total += answer[1]  # type: ignore[operator]
+        self._total += answer[1]
         return answer
+
+    @property
+    def steps_begun(self) -> int:
+        """Of the running episode; one that raised counts."""
+        return len(self._actions)
 
     def retrace_notes(self) -> dict[str, Any] | None:
         """How to come to where the env is now; None where nobody can. Plain values but for actions, observation."""
-        if self._actions is None:
+        if not self._begun or len(self._actions) > MOST_ACTIONS:
             return None
         try:
-            return self._notes(self._actions)
+            return self._notes()
         except TypeError:  # a state of the env's own that is none of plain values
             return None
 
-    def _notes(self, actions: list[Any]) -> dict[str, Any]:
+    def _notes(self) -> dict[str, Any]:
         return {
             "seed": self._first_seed,
             "begin": None if self._begin is None else plain_state(self._begin),
             "now": plain_state(_state_of(self.env)),
             "total": float(self._total),
-            "actions": np.asarray(actions),
+            "actions": np.asarray(list(self._actions)),
             "observation": self._seen,
         }
 

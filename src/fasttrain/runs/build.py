@@ -173,22 +173,17 @@ def build_vec_env(
     elif config.vec_env == "shared":
         env = _shared(config, num_envs, scout)
     else:
-        factories = [_noted(MonitoredEnv(env_spec(config)), config) for _ in range(num_envs)]
+        factories: list[Callable[[], Any]] = [Retraced(MonitoredEnv(env_spec(config))) for _ in range(num_envs)]
         env = start_subproc(factories) if config.vec_env == "subproc" else DummyVecEnv(telling(factories, tell))
     env.seed(seed)
     return SelfPlayVecEnv(env) if plays_itself(config) else wrapped(env, config, statistics)
-
-
-def _noted(factory: Callable[[], Any], config: Config) -> Callable[[], Any]:
-    """With what a checkpoint needs to bring the env back to where it was."""
-    return Retraced(factory) if config.checkpoint_every else factory
 
 
 def _shared(config: Config, num_envs: int, scout: Scout | None) -> SharedMemoryVecEnv:
     """Workers build plain envs: returns, lengths and lean infos are the vector env's own work."""
     spec = dataclasses.replace(env_spec(config), lean_info=False)
     return SharedMemoryVecEnv(
-        [_noted(EnvFactory(spec), config)] * num_envs,
+        [Retraced(EnvFactory(spec))] * num_envs,
         config.num_workers if isinstance(config.num_workers, int) else None,
         info_keys=(*config.env.info_keys, *([OPPONENTS_TURN] if spec.two_sided else [])) if config.lean_info else None,
         on_env_error=config.env.on_env_error,

@@ -41,18 +41,18 @@ WRONG = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, Ru
 
 
 def traced(config: Config) -> bool:
-    """Whether Python envs of this run wear `Retrace`: only where checkpoints are to be written."""
-    return config.checkpoint_every > 0 and config.env.backend == "gymnasium" and config.vec_env != "native"
+    """Whether envs of this run wear `Retrace`."""
+    return config.env.backend == "gymnasium" and config.vec_env != "native"
 
 
-def snapshot(run: Any) -> Snapshot:
-    """Of a `train.Run` at rest."""
+def snapshot(run: Any, broken: bool = False) -> Snapshot:
+    """Of a `train.Run` at rest. `broken`: an error ended a rollout; where envs are is not asked any more."""
     model, normalizer = run.model, run.model.get_vec_normalize_env()
     found: dict[str, Any] = {}
     arrays: dict[str, NDArray[Any]] = {}
     parts = {
         "model": model_state(model),
-        "envs": env_state(model.env, traced(run.config)),
+        "envs": env_state(model.env, traced(run.config), broken),
         "random": random_state(),
     }
     if run.pool is not None:

@@ -32,7 +32,7 @@ from fasttrain.runs.train import Run, carry_out
 
 MAY_CHANGE = (
     "total_timesteps", "log_every", "train_log_enabled", "train_log_to_console", "train_log_to_file", "live", "report",
-    "eval_every", "checkpoint_every", "checkpoint_async",
+    "eval_every", "checkpoint_every", "checkpoint_every_minutes", "checkpoint_async",
 )  # fmt: skip
 MAY_CHANGE_BELOW = ("eval", "stop", "checkpoint")
 
@@ -98,8 +98,8 @@ def _restored(plan: Plan, where: Path, point: Point, console: Console) -> Run:
         count = run.env.num_envs
         run.say(
             f"warning: {len(anew)} of {count} envs could not be brought back to where they were (state outside of "
-            "np_random, an episode too long to repeat, or no checkpoint_every); they begin a new episode, and the run "
-            "is no exact continuation"
+            "np_random, an episode too long to repeat, or an error before anything was kept); they begin a new "
+            "episode, and the run is no exact continuation"
         )
     return run
 
@@ -126,6 +126,11 @@ def refuse_links(where: Path) -> None:
         raise ConfigError(f"run={where}: {link.relative_to(where)} is a link to another place; put the file there")
 
 
+def may_change(key: str) -> bool:
+    """Whether a run that goes on may have another value there."""
+    return key in MAY_CHANGE or key.split(".")[0] in MAY_CHANGE_BELOW
+
+
 def changed_plan(where: Path, config: Config, typed: Sequence[str]) -> Plan:
     """The stored plan, with what was typed in its place.
 
@@ -133,7 +138,7 @@ def changed_plan(where: Path, config: Config, typed: Sequence[str]) -> Plan:
         ConfigError: something typed may not change.
     """
     kept = config_of(where)
-    wrong = sorted(key for key in typed if key not in MAY_CHANGE and key.split(".")[0] not in MAY_CHANGE_BELOW)
+    wrong = sorted(key for key in typed if not may_change(key))
     if wrong:
         may = ", ".join((*MAY_CHANGE, *(f"{name}.…" for name in MAY_CHANGE_BELOW)))
         env = kept.env.id or kept.env.entry_point
@@ -186,7 +191,10 @@ def newest_point(where: Path, keep: int, files: ExitStack, console: Console) -> 
                     show.say(console, f"warning: {text}; going back to an older checkpoint")
                 return Point(folder, state, arrays)
         problems.append(f"{folder.name}: {problem}")
-    found = "; ".join(problems) or "it has none (checkpoint_every=… writes them, and so does a stop by a signal)"
+    found = (
+        "; ".join(problems)
+        or "it has none (checkpoint_every=… and …_minutes=… write them, and so does a stop by a signal or an error)"
+    )
     raise ConfigError(f"run={where}: no checkpoint to go on from: {found}")
 
 

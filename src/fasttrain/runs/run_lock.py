@@ -42,6 +42,18 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(file)
 
 
+def holder(folder: Path) -> str:
+    """The process that works there, as far as can be told; empty if none does."""
+    try:
+        file = os.open(folder / LOCK, os.O_RDWR)
+    except OSError:
+        return ""
+    try:
+        return "" if _take(file) else _holder(file)
+    finally:
+        os.close(file)
+
+
 def _opened(path: Path) -> int | None:
     """Python has it closed in processes that this one starts: none of them keeps the lock."""
     try:

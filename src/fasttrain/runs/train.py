@@ -21,7 +21,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from fasttrain import __version__
 from fasttrain.algos.ppo import PPO, MaskablePPO
 from fasttrain.config import Config, against_bots
-from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, DivergedError, EnvError, FastTrainError
+from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, FastTrainError
 from fasttrain.machine import process_age_s, usable_cores
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.meter import PerfMeter
@@ -46,12 +46,14 @@ from fasttrain.runs.check import run_checkup
 from fasttrain.runs.checkpoint_files import CheckpointFolder
 from fasttrain.runs.checkpoint_state import snapshot
 from fasttrain.runs.checkpoints import Checkpoints, Settings
+from fasttrain.runs.crash import MODEL, WORKER_ERRORS, raise_crash
 from fasttrain.runs.device import pick_device
 from fasttrain.runs.engine_switch import compile_shown, settle_engine
 from fasttrain.runs.episodes import EpisodeLog
 from fasttrain.runs.evaluate import Quality, evaluate_both
 from fasttrain.runs.evaluating import Evaluator
 from fasttrain.runs.files import SUMMARY_SCHEMA, write_json
+from fasttrain.runs.folders import clear
 from fasttrain.runs.light_torch import leave_compiler_out
 from fasttrain.runs.live import LiveView
 from fasttrain.runs.opponents import SnapshotCallback, pool_for, save_pool
@@ -69,9 +71,6 @@ from fasttrain.vec.scout import Scout
 from fasttrain.vec.self_play import SelfPlayVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
 
-MODEL = "model.zip"
-WORKER_ERRORS = (EOFError, BrokenPipeError, ConnectionResetError)  # what SB3 raises when a worker process is gone
-
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
     """Train as `config` says and leave everything in `folder`; returns the exit code."""
@@ -81,6 +80,8 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         compile_s = compile_shown(game_calls(config), console)  # before the checkup plays it
         facts = env_facts(against_bots(config), survey, lambda: run_checkup(config, folder, console, survey))
         plan = make_plan(config, sources, facts, this_machine())
+        if config.on_existing != "refuse":
+            clear(folder, but="checkup.json" if config.checkup != "off" else "")
         with activity(console, "building the run"):
             run = Run(plan, folder, console, scout=survey.first_worker(plan.config, env_spec(plan.config)))
         run.compile_s += compile_s
@@ -105,11 +106,8 @@ def _to_the_end(run: Run, overrides: Sequence[str]) -> None:
         with activity(run.console, f"saving {MODEL}"), run.saving.of(MODEL):
             run.save(run.folder / MODEL)
         run.report(window, list(overrides))
-    except Exception as error:
-        run.note_crash(error)
-        if isinstance(error, WORKER_ERRORS) and run.config.vec_env == "subproc":
-            raise EnvError("a worker process died; what it said stands above") from error
-        raise
+    except BaseException as error:
+        raise_crash(run, error, overrides)
     finally:
         if run.engine_switch is not None:
             run.engine_switch.close()
@@ -186,7 +184,8 @@ class Run:
         folder.clean()
         overlaps = getattr(getattr(self.model, "_fast", None), "overlap", None) is not None
         grace_s = config.checkpoint.grace_s
-        settings = Settings(config.checkpoint_every, config.checkpoint_async, grace_s, holds=not overlaps)
+        every_s = 60 * config.checkpoint_every_minutes
+        settings = Settings(config.checkpoint_every, config.checkpoint_async, grace_s, not overlaps, every_s)
         return Checkpoints(folder, lambda: snapshot(self), settings, self.clock, self.say)
 
     def _build_callback(self) -> RunCallback:
@@ -220,10 +219,10 @@ class Run:
             done = self.model.num_timesteps
             more: Any = {"callback": callbacks, "log_interval": None, "reset_num_timesteps": not self.resumed_at}
             self.model.learn(self.config.total_timesteps - done, **more)
-            wanted = self.config.checkpoint_every > 0 or self.stop.requested
+            window = self.meter.overall(self.progress.env_steps, self.progress.updates)  # the last checkpoint apart
             with activity(self.console, "writing the last checkpoint"):
-                self.checkpoints.finish(self.model.num_timesteps, self.callback.at_rest, wanted)
-            return self.meter.overall(self.progress.env_steps, self.progress.updates)
+                self.checkpoints.finish(self.model.num_timesteps, self.callback.at_rest, self.stop.requested)
+            return window
 
     def change_engine(self) -> None:
         """Nothing is under way: let the compiled kernels take over if it is time, and write down when they did."""
@@ -294,18 +293,6 @@ class Run:
             write_json(self.folder / "summary.json", self._summary(window, quality, overrides))
         if not self.saving.failed:
             self.say(f"everything is in {near(self.folder)}")
-
-    def note_crash(self, error: Exception) -> None:
-        """Keep what there is: the episodes so far, good weights, and a summary.json that says what happened."""
-        if isinstance(error, DivergedError):
-            with self.saving.of("last_good.zip"):
-                self.save(self.folder / "last_good.zip")
-        self.callback.parts.episodes.flush()
-        what = {"schema": SUMMARY_SCHEMA, "version": __version__, "status": "crashed", "error": repr(error)}
-        with self.saving.of("summary.json"):
-            write_json(
-                self.folder / "summary.json", {**what, "env_steps": self.progress.env_steps, "seed": self.config.seed}
-            )
 
     def _quality(self, sampled: bool = True) -> Quality:
         return evaluate_both(self.model, self.config, self.console, lambda: self.stop.requested, sampled=sampled)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fasttrain.config import Config
-from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, ConfigError
+from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, ConfigError
 from fasttrain.overrides import key_of
 from fasttrain.runs.console import make_console
 from fasttrain.runs.files import read_json
@@ -101,8 +101,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         return ablation.run()
     except KeyboardInterrupt:
         ablation.conclude(written=False)
-        study.say(f"stopped; {command()} ablate study={study.folder} goes on")
-        return EXIT_STOPPED
+        return study.stopped()
 
 
 class Ablation:

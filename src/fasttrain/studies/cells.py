@@ -23,6 +23,7 @@ from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, EXIT_WRONG_INPUT
 from fasttrain.overrides import key_of
 from fasttrain.runs.env_text import one_line
 from fasttrain.runs.files import read_json
+from fasttrain.runs.folders import override
 
 STATUS = {EXIT_DONE: "done", EXIT_WRONG_INPUT: "illegal", EXIT_STOPPED: "stopped"}
 
@@ -86,9 +87,9 @@ def run_cell(
     """
     folder.mkdir(parents=True, exist_ok=True)
     begun = time.perf_counter()
-    command_line = [sys.executable, "-m", "fasttrain", command, *overrides, run_dir(folder)]
+    command_line = [sys.executable, "-m", "fasttrain", command, *overrides, override("hydra.run.dir", folder)]
     environment = {"FASTTRAIN_ENGINE_SWITCH_AT": "0", **os.environ, "PYTHONUNBUFFERED": "1"}  # they are compared
-    with (folder / "log.txt").open("w", encoding="utf-8") as log:
+    with (folder / "log.txt").open("a" if "on_existing=resume" in overrides else "w", encoding="utf-8") as log:
         process = subprocess.Popen(command_line, stdout=log, stderr=subprocess.STDOUT, env=environment)
         with _passing_on_signals(process) as signals:
             exit_code = process.wait()
@@ -141,11 +142,6 @@ def _passing_on_signals(process: subprocess.Popen[bytes]) -> Iterator[list[int]]
     finally:
         for number, handler in previous:
             signal.signal(number, handler)
-
-
-def run_dir(folder: Path) -> str:
-    """The override that makes a run write into `folder`."""
-    return "hydra.run.dir='" + str(folder).replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def merged(base: Sequence[str], more: Sequence[str]) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from fasttrain.config import Config
-from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_GATE_FAILED, EXIT_STOPPED, ConfigError
+from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_GATE_FAILED, ConfigError
 from fasttrain.runs.console import make_console
 from fasttrain.studies.cells import merged
 from fasttrain.studies.judge import Row, choose_metric, choose_threshold, judge
@@ -21,7 +21,6 @@ from fasttrain.studies.outcome import read_outcome
 from fasttrain.studies.statistics import FAIL
 from fasttrain.studies.study import Compose, Study, Wanted, base_overrides
 from fasttrain.studies.verdicts import show_comparison
-from fasttrain.terminal import command
 
 ENDLESS = 10**12  # total_timesteps under horizon_minutes
 
@@ -56,8 +55,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         stopped = True
     rows = conclude(study, config, candidates, wanted, algorithms)
     if stopped:
-        study.say(f"stopped; {command()} compare study={study.folder} goes on")
-        return EXIT_STOPPED
+        return study.stopped()
     if any(row.verdict == FAIL for row in rows):
         return EXIT_GATE_FAILED
     return EXIT_CRASHED if study.failed(wanted) else EXIT_DONE

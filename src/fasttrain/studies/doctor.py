@@ -41,7 +41,8 @@ AGAIN_ROUNDS = 7  # of a part that a candidate changes, beside the present one
 TRY_S = 4.0  # of training in each process that tries a change, at least
 OWN_KEYS = ("doctor", "run")
 # What a training that tries a change does not take over: its length, and what interrupts it.
-NOT_TRIED = ("stop", "total_timesteps", "eval", "eval_every", "checkpoint_every", "profiler")
+NOT_TRIED = ("stop", "total_timesteps", "eval", "eval_every", "checkpoint_every", "checkpoint_every_minutes",
+             "profiler")  # fmt: skip
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:

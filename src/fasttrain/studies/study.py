@@ -17,6 +17,7 @@ from fasttrain.overrides import key_of
 from fasttrain.runs.activity import activity
 from fasttrain.runs.console import say
 from fasttrain.runs.files import read_json, write_json
+from fasttrain.runs.folders import clear, command_line
 from fasttrain.runs.progress import clock_text
 from fasttrain.studies.cells import Cell, last_line, run_cell
 from fasttrain.studies.reports import write_report
@@ -24,9 +25,24 @@ from fasttrain.terminal import near
 
 STUDY_SCHEMA = 1
 # Keys that speak to the study, not to its cells.
-OWN_KEYS = ("candidates", "seeds", "horizon_minutes", "study", "seed", "gate", "ablate", "tune", "report", "live")
+OWN_KEYS = (
+    "candidates",
+    "on_existing",
+    "seeds",
+    "horizon_minutes",
+    "study",
+    "seed",
+    "gate",
+    "ablate",
+    "tune",
+    "report",
+    "live",
+)
 FIXED = ("schema", "command", "arguments", "cells")  # entries of study.json that are no notes
 CELL_OVERRIDES = ("live=off", "report=false")
+# What is no part of what a cell is: one that was not finished is begun anew, so a checkpoint would only take time.
+BESIDES = ("on_existing=overwrite", "checkpoint_every_minutes=0")
+
 
 Compose = Callable[[Sequence[str]], Config]  # command line arguments → the typed configuration
 
@@ -54,11 +70,14 @@ class Study:
 
     def __init__(self, command: str, folder: Path, overrides: Sequence[str], console: Console) -> None:
         self.command, self.folder, self.console = command, folder.absolute(), console
-        self.arguments = [text for text in overrides if key_of(text) != "study"]
+        self.arguments = [text for text in overrides if key_of(text) not in ("study", "on_existing")]
+        if "on_existing=overwrite" in overrides:
+            clear(self.folder, "study")
         stored = read_json(self.folder / "study.json")
         self.notes: dict[str, Any] = {key: value for key, value in stored.items() if key not in FIXED}
         self.cells = [Cell.from_dict(cell, self.folder) for cell in stored.get("cells", [])]
         self.begun = time.perf_counter()
+        self.store()  # from now on the folder is known for a study's
 
     def find(self, wanted: Wanted) -> Cell | None:
         """The finished cell for just this. Of two candidates that ask for the same each has its own."""
@@ -103,7 +122,9 @@ class Study:
     def _run(self, wanted: Wanted, place: str, later: Sequence[Wanted], until_s: float) -> Cell:
         title, folder = f"{place} {wanted.label} seed {wanted.seed}", self._folder_of(wanted)
         with activity(self.console, title + self._eta([wanted, *later], until_s), lambda: last_line(folder)):
-            cell, stopped = run_cell("train", self._overrides(wanted), folder, wanted.label, wanted.seed)
+            overrides = self._overrides(wanted)
+            cell, stopped = run_cell("train", [*overrides, *BESIDES], folder, wanted.label, wanted.seed)
+            cell.overrides = overrides
         self.cells = [*(other for other in self.cells if not self._is(other, wanted)), cell]
         self.store()
         self.say(f"{title}: {described(cell)} · {cell.seconds:.0f} s{self._eta(later, until_s)}")
@@ -150,6 +171,14 @@ class Study:
             self.say(f"report: {near(page)}")
         except Exception as error:  # drawing must not lose a study
             self.say(f"no report.html: {error!r}")
+
+    def stopped(self) -> int:
+        """Say what there is after a signal and how to go on; the exit code."""
+        done = sum(cell.done for cell in self.cells)
+        self.say(
+            f"stopped: {done} cells are done, in {self.folder}; {command_line(self.command, study=self.folder)} goes on"
+        )
+        return EXIT_STOPPED
 
     def spent_s(self) -> float:
         """Seconds since the study was begun or gone on with."""

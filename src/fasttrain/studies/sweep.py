@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import csv
 import math
+import shlex
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, EXIT_WRONG_INPUT
-from fasttrain.overrides import config_dir_options, key_of, split_options
+from fasttrain.overrides import asked, config_dir_options, key_of, split_options
 from fasttrain.runs.activity import activity
 from fasttrain.runs.console import say
 from fasttrain.runs.env_text import csv_cell, one_line
-from fasttrain.runs.files import write_json
+from fasttrain.runs.files import read_json, write_json
+from fasttrain.runs.folders import clear, override
 from fasttrain.runs.progress import clock_text
+from fasttrain.runs.run_lock import locked
 from fasttrain.runs.tables import FittingTable
 from fasttrain.studies.cells import Cell, last_line, run_cell
 from fasttrain.studies.reports import write_report
-from fasttrain.terminal import near
+from fasttrain.terminal import command, near
 
 CSV_COLUMNS = (
     "status",
@@ -66,6 +70,9 @@ class Sweep:
         self.console = console
         self.cells: list[Cell] = []
         self.folder: Path | None = None
+        self.stopped = False  # by a signal
+        self._stored: list[dict[str, Any]] = []  # cells of a sweep that this one goes on with
+        self._lock = ExitStack()
         self._swept = _swept_keys(arguments)
         self._total = math.prod(self._swept.values())
 
@@ -75,18 +82,43 @@ class Sweep:
         Raises:
             KeyboardInterrupt: after the cell has stopped and is recorded; ends the sweep.
         """
-        self.folder = Path(job.sweep.dir).absolute()
+        if self.folder is None:
+            self._open(Path(job.sweep.dir).absolute())
         folder = Path(job.runtime.output_dir).absolute()
-        overrides = [*job.overrides.task, *self._without_report(), *config_dir_options(self.arguments)]
-        title = self._place(len(self.cells) + 1, job.overrides.task) + self._eta()
-        with activity(self.console, title, lambda: last_line(folder)):
-            cell, interrupted = run_cell(self.command, overrides, folder, label=str(len(self.cells)))
-        cell.overrides = list(job.overrides.task)
+        label, own = str(len(self.cells)), asked(job.overrides.task)
+        cell, interrupted = self._known(label, own, folder), False
+        if cell is None:
+            overrides = [*job.overrides.task, *self._without_report(), *config_dir_options(self.arguments)]
+            title = self._place(len(self.cells) + 1, job.overrides.task) + self._eta()
+            with activity(self.console, title, lambda: last_line(folder)):
+                cell, interrupted = run_cell(self.command, overrides, folder, label)
+            cell.overrides = own
         self.cells.append(cell)
-        self._say_cell(self.cells[-1])
+        self._write(*self._rows())
+        self._say_cell(cell)
         if interrupted or cell.exit_code == EXIT_STOPPED:
             raise KeyboardInterrupt
         return cell.exit_code
+
+    def _open(self, folder: Path) -> None:
+        """The folder is this process's alone until `finish`."""
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock.enter_context(locked(folder))
+        way = {key_of(text): text.partition("=")[2] for text in self.arguments}.get("on_existing")
+        if way == "overwrite":
+            clear(folder, "sweep")
+        elif way == "resume":
+            self._stored = read_json(folder / "sweep.json").get("cells", [])
+
+    def _known(self, label: str, overrides: list[str], folder: Path) -> Cell | None:
+        """A cell that was done before the sweep was stopped."""
+        for row in self._stored:
+            if (str(row["cell"]), row["overrides"], row["exit_code"]) == (label, overrides, EXIT_DONE):
+                return Cell(
+                    label, overrides, folder, EXIT_DONE, "", float(row.get("seconds", 0)), summary=row["summary"]
+                )
+        return None
 
     def _without_report(self) -> list[str]:
         """A cell's own page takes a second and is rarely looked at; the sweep has one, `report=true` asks for all."""
@@ -119,18 +151,32 @@ class Sweep:
         """
         if self.folder is None:
             return EXIT_DONE
-        reference, against = self._reference()
-        rows = [figures(cell, reference) for cell in self.cells]
-        keys = _varying_keys([cell.overrides for cell in self.cells])
-        self._print(rows, keys, against)
-        self._write(rows, keys, against)
+        found = self._rows()
+        self._print(*found)
+        self._write(*found)
         self._draw()
+        self._lock.close()
         codes = {cell.exit_code for cell in self.cells}
-        if EXIT_STOPPED in codes:
+        if self.stopped or EXIT_STOPPED in codes:
+            say(self.console, self._way_on())
             return EXIT_STOPPED
         if codes == {EXIT_DONE}:
             return EXIT_DONE
         return EXIT_CRASHED if codes - {EXIT_DONE, EXIT_WRONG_INPUT} else EXIT_WRONG_INPUT
+
+    def _way_on(self) -> str:
+        """What there is of a sweep that was stopped, and the command that goes on."""
+        done = sum(cell.exit_code == EXIT_DONE for cell in self.cells)
+        text = f"stopped: {done} of {self._total} cells are done, in {self.folder}"
+        if self.command != "train" or self.folder is None:
+            return text
+        words = [*asked(self.arguments), override("hydra.sweep.dir", self.folder), "on_existing=resume"]
+        return f"{text}; {command()} {shlex.join(words)} goes on"
+
+    def _rows(self) -> tuple[list[dict[str, Any]], list[str], str]:
+        reference, against = self._reference()
+        rows = [figures(cell, reference) for cell in self.cells]
+        return rows, _varying_keys([cell.overrides for cell in self.cells]), against
 
     def _draw(self) -> None:
         """report.html; where it cannot be drawn, a line says why: the figures are in sweep.json."""
@@ -193,12 +239,14 @@ class Sweep:
                 "cell": int(cell.label),
                 "overrides": cell.overrides,
                 "exit_code": cell.exit_code,
+                "seconds": round(cell.seconds, 2),
                 **row,
                 "summary": cell.summary,
             }
             for cell, row in zip(self.cells, rows, strict=True)
         ]
-        write_json(folder / "sweep.json", {"schema": 1, "swept": keys, "speed_up_against": against, "cells": cells})
+        content = {"schema": 1, "arguments": asked(self.arguments), "swept": keys, "speed_up_against": against}
+        write_json(folder / "sweep.json", {**content, "cells": cells})
 
 
 def _swept_keys(arguments: Sequence[str]) -> dict[str, int]:

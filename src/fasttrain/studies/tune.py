@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fasttrain.config import Config, all_keys
-from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, ConfigError
+from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, ConfigError
 from fasttrain.flags import BY_NAME
 from fasttrain.machine import free_memory, usable_cores
 from fasttrain.overrides import key_of
@@ -69,8 +69,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         return search.run()
     except KeyboardInterrupt:
         search.conclude()
-        study.say(f"stopped; {command()} tune study={study.folder} goes on")
-        return EXIT_STOPPED
+        return study.stopped()
 
 
 class Search:

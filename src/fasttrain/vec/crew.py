@@ -74,8 +74,7 @@ class Crew:
     """K workers for N envs. Envs are split evenly, in order."""
 
     def __init__(self, env_fns: Sequence[EnvFn], options: CrewOptions, scout: Scout | None = None) -> None:
-        self.options = options
-        self.num_envs = len(env_fns)
+        self.options, self.num_envs = options, len(env_fns)
         cores = usable_cores()
         self.num_workers = min(self.num_envs, options.num_workers or cores)
         # The trainer spins only on a core of its own. A worker always does after its reply: the next request comes soon

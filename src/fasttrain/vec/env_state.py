@@ -38,8 +38,11 @@ class NewEpisodes(NamedTuple):
     original: Any  # the same before VecNormalize
 
 
-def env_state(env: VecEnv, traced: bool) -> tuple[State, Arrays]:
-    """Of the envs between two steps; arrays are views. `traced`: Python envs wear `Retrace`."""
+def env_state(env: VecEnv, traced: bool, broken: bool = False) -> tuple[State, Arrays]:
+    """Of the envs between two steps; arrays are views. `traced`: Python envs wear `Retrace`.
+
+    `broken`: they may be dead, or in the middle of a step; then only wrappers around them have a state.
+    """
     state: State = {}
     arrays: Arrays = {}
     for layer in _layers(env):
@@ -52,7 +55,9 @@ def env_state(env: VecEnv, traced: bool) -> tuple[State, Arrays]:
     if isinstance(base, SelfPlayVecEnv):
         arrays |= under("self_play", _own_arrays(base))
         base = base.inner
-    if isinstance(base, NativeVecEnv) and _is_resumable(base):
+    if broken:
+        state["kind"] = OPAQUE
+    elif isinstance(base, NativeVecEnv) and _is_resumable(base):
         state["kind"] = NATIVE
         arrays |= under("slots", _slot_arrays(base)) | under("game", base.game.state_arrays())  # type: ignore[attr-defined]
         arrays |= under("native", {"returns": base._returns, "lengths": base._lengths})

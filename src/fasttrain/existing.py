@@ -1,0 +1,147 @@
+"""A command whose output folder holds a run, a sweep or a study: refused, gone on with, or begun anew.
+
+Decided before Hydra opens the folder, which it does by writing into it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fasttrain import commands
+from fasttrain.errors import ConfigError
+from fasttrain.overrides import OUTPUT_KEYS, asked, config_dir_options, key_of, normalise, split_options
+from fasttrain.runs.files import read_json
+from fasttrain.runs.folders import Held, held, override
+
+Compose = Callable[[Sequence[str]], Any]  # overrides → Hydra's whole configuration, its own part included
+
+
+def settled(command: str, arguments: Sequence[str], compose: Compose) -> tuple[str, list[str]] | str:
+    """The command to run and its arguments, as Hydra is to see them; a text: there is nothing left to do, and why.
+
+    Raises:
+        ConfigError: the output folder holds something that this command would write over, or somebody works there.
+    """
+    same = command, list(arguments)
+    if command in commands.WITHOUT_FOLDER:
+        return same
+    options, overrides = split_options(normalise(arguments, os.environ))
+    swept = bool({"-m", "--multirun"} & set(options))
+    overrides = _plain(overrides) + _search_path(arguments)
+    folder = _folder(OUTPUT_KEYS[swept], overrides, compose)
+    found = None if folder is None else held(folder)
+    if found is None:
+        return same
+    own = "study" if command in commands.STUDIES else "sweep" if swept else "run"
+    way, typed = "refuse", [text for text in overrides if key_of(text) == "study"]
+    if found.kind == own and (typed or command in ("train", *commands.STUDIES)):
+        composed = compose(overrides)
+        way = "resume" if typed else str(composed.on_existing)
+        if way == "resume":
+            return _going_on(found, command, arguments, composed)
+        if way == "overwrite":
+            return same
+        ways = ", on_existing=resume goes on with it, on_existing=overwrite begins it anew"
+    else:
+        ways = ""
+    raise ConfigError(f"{found.about()}: take another folder{ways}")
+
+
+def _plain(overrides: Sequence[str]) -> list[str]:
+    """Without what is swept over, which cannot be composed; what cannot be read is left to Hydra to say."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    parser, kept = OverridesParser.create(), []
+    for text in overrides:
+        try:
+            swept = parser.parse_override(text).is_sweep_override()
+        except HydraException:
+            swept = False
+        kept += [] if swept else [text]
+    return kept
+
+
+def _search_path(arguments: Sequence[str]) -> list[str]:
+    """What `--config-dir` is for a composition of one's own."""
+    folder = [text.partition("=")[2] or text for text in config_dir_options(arguments)][-1:]
+    return [f"hydra.searchpath=['file://{Path(folder[0]).absolute()}']"] if folder else []
+
+
+def _folder(key: str, overrides: Sequence[str], compose: Compose) -> Path | None:
+    """Where the output goes, if that is not a folder of this very second."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    typed = [text for text in overrides if key_of(text) == key]
+    if not typed and not any(key_of(text) == "hydra.searchpath" for text in overrides):
+        return None
+    try:
+        value = OverridesParser.create().parse_override(typed[-1]).value() if typed else "${"
+    except HydraException:
+        return None
+    if "${" in str(value):
+        hydra = compose(overrides).hydra
+        value = hydra.sweep.dir if key == OUTPUT_KEYS[True] else hydra.run.dir
+    return Path(str(value))
+
+
+def _going_on(found: Held, command: str, arguments: Sequence[str], composed: Any) -> tuple[str, list[str]] | str:
+    if found.kind == "sweep":
+        before = read_json(found.folder / "sweep.json").get("arguments")
+        if before is not None and before != asked(arguments):
+            raise ConfigError(f"{found.about()} of other arguments ({' '.join(before)}): take another folder")
+        return command, list(arguments)
+    if found.kind == "study":
+        if any(key_of(text) == "study" for text in arguments):
+            return command, list(arguments)
+        return command, commands.prepare(command, [override("study", found.folder), *asked(arguments)])
+    return _run_again(found, arguments, composed)
+
+
+def _run_again(found: Held, arguments: Sequence[str], composed: Any) -> tuple[str, list[str]] | str:
+    from fasttrain.config import from_mapping
+    from fasttrain.runs.checkpoint_files import CheckpointFolder
+    from fasttrain.runs.folders import changes
+    from fasttrain.runs.resume import may_change
+
+    config = from_mapping(_without_hydra(composed))
+    where, summary = found.folder, read_json(found.folder / "summary.json")
+    different = changes(where, config)
+    if wrong := sorted(key for key in different if not may_change(key)):
+        raise ConfigError(
+            f"{found.about()} of other values of {', '.join(wrong)}, which cannot change on the way: take another "
+            "folder, or on_existing=overwrite begins anew"
+        )
+    if summary.get("status") == "done" and config.total_timesteps <= summary.get("env_steps", 0):
+        return f"{where} holds this run, finished after {summary['env_steps']:,} steps: nothing is left to do"
+    if summary.get("status") == "done" and "total_timesteps" not in different:
+        return f"{where} holds this run, finished (by {summary.get('stopped_by')}): nothing is left to do"
+    if CheckpointFolder(where / "checkpoints").newest().folder is None:
+        if (where / "model.zip").exists():
+            raise ConfigError(f"{found.about()} without a checkpoint to go on from: take another folder")
+        kept = [text for text in arguments if key_of(text) != "on_existing"]
+        return "train", [*kept, "on_existing=overwrite"]  # it ended before there was anything to go on from
+    values = [f"{key}={_spelt(value)}" for key, value in different.items()]
+    return "resume", commands.prepare("resume", [override("run", where), *values])
+
+
+def _without_hydra(composed: Any) -> dict[str, Any]:
+    """The task's own part, its references looked up; Hydra's has some that are known only while it runs."""
+    from omegaconf import OmegaConf, open_dict
+
+    task = composed.copy()
+    OmegaConf.set_readonly(task, False)
+    with open_dict(task):
+        del task["hydra"]
+    found: dict[str, Any] = OmegaConf.to_container(task, resolve=True)  # type: ignore[assignment]
+    return found
+
+
+def _spelt(value: Any) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

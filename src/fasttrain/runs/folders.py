@@ -1,0 +1,130 @@
+"""The folders that commands write into: what is in one already, what may be removed, how a command names it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fasttrain.config import Config, to_dict
+from fasttrain.errors import ConfigError
+from fasttrain.runs.checkpoint_files import PREFIX, CheckpointFolder
+from fasttrain.runs.files import read_json
+from fasttrain.runs.run_lock import holder
+from fasttrain.terminal import command as typed
+
+PLAIN = re.compile(r"[\w./:+-]+")
+MARKS = {  # what tells that a folder is one of these, the first that fits
+    "study": ("study.json",),
+    "sweep": ("sweep.json", "multirun.yaml"),
+    "run": ("plan.json", "summary.json", "model.zip"),
+}
+OWN = {  # what fasttrain itself writes there
+    "study": ("study.json", "conf/profile/measured.yaml", "conf/profile/tuned.yaml"),
+    "sweep": ("sweep.json", "sweep.csv"),
+    "run": ("plan.json", "summary.json", "perf.json", "checkup.json", "episodes.csv", "progress.csv", "evaluations.csv",
+            "profile.txt", "profile.prof", "profile.html", "trace.json", "vecnormalize.npz", "vecnormalize.pkl",
+            "checkpoints/step_*",
+            *(f"{stem}{end}" for stem in ("model", "best_model", "last_good")
+              for end in (".zip", ".opponents.pt", "_vecnormalize.npz", "_vecnormalize.pkl"))),
+}  # fmt: skip
+PAGE = ("report.html", "report")
+# Of the configuration what a training does not read, or what its plan.json says by other keys.
+NOT_COMPARED = ("run", "on_existing", "format", "model", "output", "trust", "play", "candidates", "seeds",
+                "horizon_minutes", "study", "gate", "ablate", "tune", "doctor")  # fmt: skip
+
+
+class Held(NamedTuple):
+    """What is in a folder."""
+
+    folder: Path
+    kind: str  # run, sweep or study
+
+    def about(self) -> str:
+        """`hydra.run.dir=x holds a run (crashed)`."""
+        key = "hydra.sweep.dir" if self.kind == "sweep" else "hydra.run.dir"
+        state = read_json(self.folder / "summary.json").get("status") if self.kind == "run" else None
+        return f"{key}={self.folder} holds a {self.kind}{f' ({state})' if isinstance(state, str) else ''}"
+
+
+def held(folder: Path) -> Held | None:
+    """What fasttrain wrote there before; None if nothing.
+
+    Raises:
+        ConfigError: a process is at work there.
+    """
+    if process := holder(folder):
+        raise ConfigError(f"{folder}: still going on (process {process}); take another folder, or wait for its end")
+    kind = next((kind for kind, names in MARKS.items() if any((folder / name).exists() for name in names)), None)
+    return None if kind is None else Held(folder, kind)
+
+
+def clear(folder: Path, kind: str = "run", but: str = "") -> None:
+    """Remove what fasttrain wrote there, and nothing else; `but`: a file that stays."""
+    if kind != "run":
+        parts = [path for path in (folder / "cells" if kind == "study" else folder).glob("*") if path.is_dir()]
+        for cell in parts:
+            if held(cell) is not None:
+                clear(cell)
+    own = (*OWN[kind], *(PAGE if (folder / PAGE[0]).exists() else ()))
+    for path in [found for name in own if name != but for found in folder.glob(name)]:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def changes(where: Path, config: Config) -> dict[str, Any]:
+    """Dotted keys in which `config` differs from what the run in that folder was asked for, and their values here."""
+    stored = read_json(where / "plan.json")
+    before = _flat(stored.get("config", {}))
+    before |= {row["flag"]: row["requested"] for row in stored.get("flags", ()) if row["flag"] in before}
+    now = _flat(json.loads(json.dumps(to_dict(config))))
+    keys = [key for key in now if key.split(".")[0] not in NOT_COMPARED and now[key] != before.get(key)]
+    gone = [key for key in before if key.split(".")[0] not in NOT_COMPARED and key not in now]
+    return {key: now.get(key) for key in (*keys, *gone)}
+
+
+def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(node, Mapping) or not node:
+        return {prefix: node}
+    return {k: v for key, part in node.items() for k, v in _flat(part, f"{prefix}.{key}" if prefix else key).items()}
+
+
+# --- how it is named
+
+
+def way_on(folder: Path) -> str:
+    """`saved in F: model.zip and the checkpoint of 1,600 steps; fasttrain resume run=F goes on`, as it is there."""
+    steps = [int(path.name.removeprefix(PREFIX)) for path in CheckpointFolder(folder / "checkpoints").all()]
+    there = ["model.zip"] if (folder / "model.zip").is_file() else []
+    there += [f"the checkpoint of {steps[0]:,} steps"] if steps else []
+    kept = f"saved in {folder}: {' and '.join(there)}; " if there else ""
+    done = read_json(folder / "summary.json").get("env_steps", 0)
+    if done >= _flat(read_json(folder / "plan.json")).get("config.total_timesteps", done + 1):
+        return f"{kept}training was over, {command_line('eval', run=folder)} measures the model"
+    if not steps:
+        return f"{kept}there is no checkpoint to go on from"
+    return f"{kept}{command_line('resume', run=folder)} goes on"
+
+
+def command_line(command: str, *options: str, **folders: Path) -> str:
+    """`fasttrain resume run=outputs/…`: to be typed as it is, whatever is in the folder's name."""
+    return " ".join([typed(), command, *options, *(argument(key, folder) for key, folder in folders.items())])
+
+
+def argument(key: str, folder: Path) -> str:
+    """`run=outputs/…` for a shell and for Hydra behind it."""
+    return shlex.quote(override(key, folder))
+
+
+def override(key: str, folder: Path) -> str:
+    """The same for Hydra alone."""
+    text = str(folder)
+    if PLAIN.fullmatch(text):
+        return f"{key}={text}"
+    return f"{key}='" + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + (found[2] and "\\'"), text) + "'"

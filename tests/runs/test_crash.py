@@ -1,0 +1,140 @@
+"""An error in the middle of training leaves model, checkpoint and the command that goes on."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from stable_baselines3 import PPO
+
+from conftest import Finished, RunCommand
+from fasttrain.runs import checkpoints
+from resume_cases import episodes_of
+
+ENV = """
+import gymnasium as gym, numpy as np
+
+KINDS = {"error": ValueError("the board fell"), "exit": SystemExit(3), "memory": MemoryError("9 TiB"),
+         "ctrl": KeyboardInterrupt(), "odd": ValueError(f"at {object()}")}
+
+class Late(gym.Env):
+    observation_space = gym.spaces.Box(-9, 9, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, kind="", last=9.0):
+        self.kind, self.last = kind, last
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self._seen(), {}
+
+    def _seen(self):
+        return self.np_random.normal(size=2).clip(-9, 9).astype(np.float32)
+
+    def step(self, action):
+        self.t += 1
+        seen = self._seen()
+        if self.kind and seen[0] > self.last:
+            raise KINDS[self.kind]
+        return seen, float(action), self.t == 7, False, {}
+"""
+SMALL = ("+profile=speed", "env.entry_point=late:Late", "vec_env=dummy", "num_envs=2", "checkup=off", "seed=3",
+         "fused_update=off", "eval.episodes=2", "eval.num_envs=2", "batch_size=32", "algo.net_arch=[8]")  # fmt: skip
+PPO_SMALL = (*SMALL, "algo=ppo", "algo.rollout_size=64", "total_timesteps=1024")
+LAST = "env.kwargs.last=2.75"  # one number in 336 is larger: with these seeds none in the first 64 steps
+CASES = {
+    "ppo": PPO_SMALL,
+    "stock": (*PPO_SMALL, "engine=stock"),
+    "overlap": (*PPO_SMALL, "overlap=true"),
+    "recurrent": (*SMALL, "algo=recurrent_ppo", "algo.rollout_size=64", "algo.lstm_hidden_size=4",
+                  "total_timesteps=1024"),
+    "dqn": (*SMALL, "algo=dqn", "warmup_steps=32", "updates_per_step=1", "prefetch=off", "total_timesteps=1024"),
+    "stock dqn": (*SMALL, "algo=dqn", "warmup_steps=32", "engine=stock", "total_timesteps=1024"),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "late.py").write_text(ENV)
+    monkeypatch.delitem(sys.modules, "late", raising=False)
+    monkeypatch.setattr(checkpoints, "HOLD_SHARE", 1e12)  # at every rest: which one is no matter of time here
+    return tmp_path
+
+
+def crashed(fasttrain: RunCommand, *arguments: str) -> Finished:
+    done = fasttrain(*arguments)
+    assert done.exit_code == 1, done.err
+    assert done.json("summary.json")["status"] == "crashed"
+    return done
+
+
+def newest(done: Finished) -> int:
+    return max(int(path.name.removeprefix("step_")) for path in (done.folder / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_crash_is_gone_on_from_as_if_it_had_not_been(name: str, fasttrain: RunCommand, tmp_path: Path):
+    done = crashed(fasttrain, *CASES[name], "env.kwargs.kind=error", LAST)
+    *_, told, saved = done.err.splitlines()
+    assert "ValueError: the board fell (late.py:" in told
+    assert "step " in told
+    assert told.startswith("fasttrain: error: env ")
+    assert saved.endswith(f"fasttrain resume run={done.folder} goes on")
+    assert "model.zip" in saved
+    assert "Traceback" in done.err, "of the user's own code"
+    steps = newest(done)
+    assert 0 <= done.json("summary.json")["env_steps"] - steps <= 64
+    # Repaired, it goes on, and comes to what it would have come to.
+    plan = done.json("plan.json")
+    plan["config"]["env"]["kwargs"]["kind"] = ""
+    (done.folder / "plan.json").write_text(json.dumps(plan))
+    again = fasttrain("resume", f"run={done.folder}")
+    assert again.exit_code == 0, again.err
+    assert f"going on from step_{steps:012d}: " in again.out
+    assert "warning" not in again.out
+    whole = fasttrain(*CASES[name], "env.kwargs.kind=''", LAST)
+    assert episodes_of(done.folder) == episodes_of(whole.folder)
+    assert done.json("summary.json")["status"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"), [("exit", "SystemExit: 3"), ("memory", "not enough memory: 9 TiB"), ("ctrl", "KeyboardInterrupt")]
+)
+def test_whatever_ends_it(kind: str, told: str, fasttrain: RunCommand):
+    done = crashed(fasttrain, *PPO_SMALL, f"env.kwargs.kind={kind}", LAST)
+    assert told in done.err
+    assert newest(done) > 0
+    PPO.load(done.folder / "model.zip", device="cpu")
+
+
+def test_an_error_that_comes_again_at_the_same_place_is_said_to(fasttrain: RunCommand):
+    done = crashed(fasttrain, *PPO_SMALL, "env.kwargs.kind=odd", LAST)
+    assert "same error" not in done.err
+    for _ in range(2):
+        again = fasttrain("resume", f"run={done.folder}")
+        assert again.exit_code == 1
+        assert "it is the same error at the same place as before it was resumed" in again.err
+    assert "checkup=off" in done.json("summary.json")["overrides"], "those of the first start are kept"
+
+
+def test_a_state_too_large_to_keep_is_taken_as_the_error_left_it(
+    fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(checkpoints, "HOLD_MOST_BYTES", 4)
+    done = crashed(fasttrain, *CASES["dqn"], "env.kwargs.kind=error", LAST)
+    summary = done.json("summary.json")
+    assert newest(done) == summary["env_steps"]
+    again = fasttrain("resume", f"run={done.folder}", f"total_timesteps={summary['env_steps'] + 2}")
+    assert again.exit_code == 0, again.err
+    assert "2 of 2 envs could not be brought back to where they were" in again.out
+
+
+def test_before_the_first_update_there_is_nothing_to_save(fasttrain: RunCommand, tmp_path: Path):
+    with pytest.raises(ValueError, match="the board fell"):
+        fasttrain(*PPO_SMALL, "env.kwargs.kind=error", "env.kwargs.last=0")
+    assert json.loads((tmp_path / "run0" / "summary.json").read_text())["status"] == "crashed"
+    assert not (tmp_path / "run0" / "model.zip").exists()
+    assert not (tmp_path / "run0" / "checkpoints").exists()
