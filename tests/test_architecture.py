@@ -24,7 +24,7 @@ MAX_FUNCTION_LINES = 60
 # Room (first name below `fasttrain`) → layer. `""` is the package itself, which imports nothing of ours by statement.
 LAYERS = {
     "": 0, "acceleration": 0, "atomics": 0, "batch": 0, "checks": 0, "config": 0, "errors": 0, "flags": 0, "jit": 0,
-    "machine": 0, "kernel_cache": 0, "kernel_stamp": 0,
+    "machine": 0, "kernel_cache": 0, "kernel_jobs": 0, "kernel_stamp": 0,
     "off_policy": 0, "overrides": 0, "plan": 0, "stepping": 0, "study_config": 0, "terminal": 0, "threads": 0,
     "typed": 0,
     "envs": 1, "vec": 1, "buffers": 1, "perf": 1,
@@ -38,7 +38,7 @@ SIDEWAYS = {("vec", f"fasttrain.envs.{name}") for name in ("protocol", "masks", 
 FORBIDDEN_ROOMS = {("algos", "envs")}  # an algorithm sees vector environments, never the games
 TORCH = ("torch", "stable_baselines3", "sb3_contrib")
 # Third-party packages of layer 0, which everything loads.
-NUMBA = ("atomics", "jit", "kernel_cache", "kernel_stamp")
+NUMBA = ("atomics", "jit", "kernel_cache", "kernel_jobs", "kernel_stamp")
 LAYER_0_PACKAGES = {"numpy": (), "numba": NUMBA, "llvmlite": NUMBA, "psutil": ("machine",)}  # (): any module
 
 # Source module → why it has no test file of its own name.

@@ -70,3 +70,36 @@ def powers_of(gamma: float, n_steps: int) -> Float32Array:
     """gamma ** 0 … n_steps, (n_steps + 1,) float32: numpy's float32 power, whose last bit is not always libm's."""
     powers: Float32Array = gamma ** np.arange(n_steps + 1, dtype=np.float32)
     return powers
+
+
+def windows_of(
+    rows: Int64Array,  # (B,) where the windows begin
+    envs: Int64Array,  # (B,)
+    rewards: Float32Array,  # (size, N)
+    dones: Float32Array,  # (size, N)
+    timeouts: Float32Array,  # (size, N)
+    newest: int,
+    powers: Float32Array,  # (n + 1,)
+) -> tuple[Int64Array, Float32Array, Float32Array, Float32Array]:
+    """Last row, return, discount and end (B,) of each window, as `n_step_kernel` has them.
+
+    One step is taken in numpy: that takes as long, and no compiler has to be waited for before the first update.
+
+    Raises:
+        IndexError: a row or an env is out of range.
+    """
+    size, num_envs = rewards.shape
+    if len(powers) == 2:
+        # As unsigned numbers the negative ones are the largest.
+        outside = (rows.view(np.uint64) >= size) | (envs.view(np.uint64) >= num_envs)
+        wrong = int(outside.argmax()) if outside.any() else -1
+        flat = (rows * num_envs + envs)[: None if wrong < 0 else 0]
+        returns, over, cut = (array.reshape(-1).take(flat) for array in (rewards, dones, timeouts))
+        last_rows, discounts, ends = rows, np.full(len(flat), powers[1]), over * (np.float32(1.0) - cut)
+    else:
+        last_rows = np.empty(len(rows), np.int64)
+        returns, discounts, ends = np.empty((3, len(rows)), np.float32)
+        wrong = n_step_kernel(rows, envs, rewards, dones, timeouts, newest, powers, last_rows, returns, discounts, ends)
+    if wrong >= 0:
+        raise IndexError(f"row {rows[wrong]} of env {envs[wrong]} is outside of {size} × {num_envs}")
+    return last_rows, returns, discounts, ends

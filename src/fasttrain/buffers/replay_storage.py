@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fasttrain.batch import BoolArray, Float32Array, Int64Array, Observations
 from fasttrain.buffers.memory import bytes_of_ring
-from fasttrain.buffers.n_step import MAX_N_STEPS, n_step_kernel, powers_of
+from fasttrain.buffers.n_step import MAX_N_STEPS, powers_of, windows_of
 from fasttrain.errors import ConfigError
 
 TensorObservations = Tensor | dict[str, Tensor]
@@ -342,14 +342,10 @@ class ReplayStorage(ReplayBuffer):
     def windows(
         self, rows: Int64Array, envs: Int64Array, env: VecNormalize | None = None
     ) -> tuple[Int64Array, Float32Array, Float32Array, Float32Array]:
-        """Of the windows (B,) that begin there: last row, return, discount and end, as `n_step_kernel` has them."""
-        last_rows = np.empty(len(rows), np.int64)
-        returns, discounts, ends = np.empty((3, len(rows)), np.float32)
+        """Of the windows (B,) that begin there: last row, return, discount and end, as `windows_of` has them."""
         newest = (self.pos - 1) % self.buffer_size
         arrays = self.rewards, self.dones, self.timeouts
-        wrong = n_step_kernel(rows, envs, *arrays, newest, self._powers, last_rows, returns, discounts, ends)
-        if wrong >= 0:
-            raise IndexError(f"row {rows[wrong]} of env {envs[wrong]} is outside of {self.buffer_size} × {self.n_envs}")
+        last_rows, returns, discounts, ends = windows_of(rows, envs, *arrays, newest, self._powers)
         if env is not None and env.norm_reward:  # rewards are normalised before they are summed
             steps = np.arange(self.n_steps)
             spread = self.rewards[(rows[:, None] + steps) % self.buffer_size, envs[:, None]]

@@ -26,7 +26,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     took += compile_shown(of_learner, console)
     count = len(of_game) + len(of_learner)
     what = (
-        f"{len(missing)} of {count} kernels compiled in {took:.0f} s" if missing else f"all {count} kernels are there"
+        f"{len(missing)} of {count} kernels compiled in {took:.0f} s" if missing else f"all {count} kernels were there"
     )
     line = f"{what}; they are kept in {folders()[0]}" if count else "this run has no compiled kernels"
     console.print(line, markup=False, highlight=False, soft_wrap=True)
