@@ -161,7 +161,8 @@ def _in_turn(checkouts: Mapping[str, Path], repeats: int, folder: Path) -> dict[
     with_warmup = {name for name, checkout in checkouts.items() if has_warmup(checkout, folder)}
     for name, checkout in checkouts.items():
         for job, arguments in COMPILING.items():  # fills the warm cache; not counted
-            measured(checkout, Case(arguments), folder / name, folder / f"{name}-{job}")
+            case = warm_up(arguments) if name in with_warmup else Case(arguments)
+            measured(checkout, case, folder / name, folder / f"{name}-{job}")
     for turn in range(1, repeats + 1):
         of_turn = folder / str(turn)
         for case, settings in CASES.items():

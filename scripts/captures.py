@@ -6,7 +6,6 @@ Each capture starts `fasttrain` in an empty folder and stores what the README ne
   first-run           the default job under speed, and its model exported (half a minute)
   checkup             the README's example env with the mask of the step before (a few seconds)
   workers             what vec_env=auto decides for 64 envs of 100 µs (a few seconds)
-  compile             start-up with an empty cache of compiled kernels (a minute)
   skirmish-learning   what Skirmish learns in 15 million steps, DQN in 200,000, self-play in 15 million (a quarter of
                       an hour)
   compare             stock, speed and a crippled candidate on CartPole and Skull King, five seeds (20 minutes)
@@ -129,17 +128,6 @@ def workers(folder: Path) -> dict[str, Any]:
     return {"rows": [{**row} for name in wanted for row in rows if row["flag"] == name]}
 
 
-def compile_all(folder: Path) -> dict[str, Any]:
-    """Start-up with nothing compiled, and again."""
-    small = ("+profile=speed", "total_timesteps=16384", "eval.episodes=2")
-    cache = {"NUMBA_CACHE_DIR": str(folder / "cache")}
-    found = {}
-    for name in ("cold", "warm"):
-        fasttrain(folder, *small, f"hydra.run.dir={name}", environment=cache)
-        found[f"{name}_startup_s"] = summary_of(folder / name)["startup_s"]
-    return found
-
-
 def skirmish_learning(folder: Path) -> dict[str, Any]:
     """Quality of three runs, one seed each."""
     found = {}
@@ -186,7 +174,6 @@ CAPTURES: dict[str, Callable[[Path], dict[str, Any]]] = {
     "first-run": first_run,
     "checkup": checkup,
     "workers": workers,
-    "compile": compile_all,
     "skirmish-learning": skirmish_learning,
     "compare": compare,
     "ablate": ablate,

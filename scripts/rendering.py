@@ -54,13 +54,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def first_run(load: Load) -> str:
     """What to expect of the default job, and its last lines."""
-    found, compiling = load("first-run"), load("compile")
+    found = load("first-run")
     summary, quality = found["summary"], found["summary"]["quality"]
-    waits = compiling["cold_startup_s"] - compiling["warm_startup_s"]
     text = (
-        f"Captured on {cores(found)}: {summary['wall_s']:.0f} seconds of training, after {waits:.0f} seconds of "
-        f"compiling on the first use. It wins {percent(quality['sampled']['win_rate'], digits=0)} of its games with "
-        f"sampled and {percent(quality['win_rate'], digits=0)} with greedy actions; chance is 25 %."
+        f"Captured on {cores(found)}: {summary['wall_s']:.0f} seconds of training. It wins "
+        f"{percent(quality['sampled']['win_rate'], digits=0)} of its games with sampled and "
+        f"{percent(quality['win_rate'], digits=0)} with greedy actions; chance is 25 %."
     )
     return f"{prose(text)}\n\n{code(found['lines'])}"
 
@@ -81,11 +80,19 @@ def workers(load: Load) -> str:
     return code(f"{row['flag']:<11}  {row['requested']}  {row['effective']!s:<6}  {row['reason']}" for row in rows)
 
 
-def compiling(load: Load) -> str:
-    """A limit in the list of them."""
-    found = load("compile")
-    cold, warm = found["cold_startup_s"], found["warm_startup_s"]
-    return f"- The first run on a machine compiles the kernels: it starts in {cold:.0f} s, later ones in {warm:.0f} s."
+def start(load: Load) -> str:
+    """From the command to the first update, and what compiling costs; the checkout in turn is the first version's."""
+    found = load("start")
+    rows = []
+    for case, ours in found["ours"].items():
+        wall, cpu, before = ours["wall_s"], ours["cpu_s"], found.get("against", {}).get(case)
+        told = f"{before['wall_s']['median']:.1f} s, {before['cpu_s']['median']:.1f} s of CPU" if before else "-"
+        span = f"{wall['median']:.1f} s [{wall['min']:.1f}, {wall['max']:.1f}]"
+        rows.append([case, span, f"{cpu['median']:.1f} s", told])
+    head = ("", "first update after", "CPU until then", "the version before")
+    return (
+        f"{table(head, rows)}\n\nOn {cores(found)}; `compiling`: all of the run's kernels, `help`: `fasttrain --help`."
+    )
 
 
 def skirmish_learning(load: Load) -> str:

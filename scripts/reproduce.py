@@ -66,9 +66,9 @@ BENCHMARK = "python3 scripts/benchmark.py"
 ENTRIES = (
     Entry(
         "first-run",
-        ("first-run.json", "compile.json"),
-        ("python3 scripts/captures.py first-run", "python3 scripts/captures.py compile"),
-        2,
+        ("first-run.json",),
+        ("python3 scripts/captures.py first-run",),
+        1,
         rendering.first_run,
     ),
     Entry(
@@ -157,7 +157,7 @@ ENTRIES = (
         5,
         rendering.faster_settings,
     ),
-    Entry("compile", ("compile.json",), ("python3 scripts/captures.py compile",), 1, rendering.compiling),
+    Entry("start", ("start.json",), (f"{BENCHMARK} start --repeats 3 --against CHECKOUT",), 20, rendering.start),
 )
 
 
