@@ -178,3 +178,13 @@ def test_an_env_that_does_not_come_back_is_killed_and_named(tmp_path: Path):
     ):
         looking.checkup({}, stays=False)
     assert processes_left() == []
+
+
+def test_a_compiled_game_is_looked_at_in_this_process():
+    spec = EnvSpec(id="fasttrain/SkullKing-v0")
+    with Survey(spec, 60.0, quiet(), here=True) as looking:
+        assert looking.build().observation_space.shape == (248,)
+        assert looking.checkup({"max_steps": 50}, False).steps >= 50
+        assert looking._scout is None
+        assert looking._kept
+    assert not looking._kept

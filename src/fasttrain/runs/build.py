@@ -100,7 +100,9 @@ def uses_masks(config: Config) -> bool:
 
 def survey_of(config: Config, console: Console) -> Survey:
     """What will look at the env of a run."""
-    return Survey(env_spec(config), config.checkup_timeout_s, console)
+    compiled = config.env.native_game is not None and config.env.backend == "gymnasium" and uses_masks(config)
+    here = compiled and config.vec_env in ("auto", "native") and not config.force_dummy_vec_env
+    return Survey(env_spec(config), config.checkup_timeout_s, console, here)
 
 
 def env_facts(

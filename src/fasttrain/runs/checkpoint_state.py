@@ -72,6 +72,7 @@ def snapshot(run: Any, broken: bool = False) -> Snapshot:
             "evaluations": plain(run.evaluator.log.rows),
             "episodes_file": run.callback.parts.episodes.position(),
             "resumed_at": run.resumed_at,
+            "engine_switch_at": run.plan.config.engine_switch_at,
         },
     }
     statistics = None if normalizer is None else pickle.dumps(normalizer)

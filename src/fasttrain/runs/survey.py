@@ -42,10 +42,14 @@ class BrokenEnvError(EnvSpecError):
 
 
 class Survey:
-    """One env of the spec in a process that ends with the survey, unless a training takes it over."""
+    """One env of the spec in a process that ends with the survey, unless a training takes it over.
 
-    def __init__(self, spec: EnvSpec, timeout_s: float, console: Console) -> None:
+    `here`: in this process, which is to play it anyway; for compiled games, where another would be a second of loading.
+    """
+
+    def __init__(self, spec: EnvSpec, timeout_s: float, console: Console, here: bool = False) -> None:
         self.spec, self.console = spec, console
+        self._here, self._kept = here, list[Env]()
         self._timeout_s = timeout_s
         self._scout: Scout | None = None
         self._built: Built | None = None
@@ -62,6 +66,8 @@ class Survey:
 
     def close(self) -> None:
         """End the process, if no training has taken it over."""
+        while self._kept:
+            self._kept.pop().close()
         if self._scout is not None:
             self._scout.close()
 
@@ -102,6 +108,9 @@ class Survey:
 
     def _ask(self, errand: Callable[[Any, list[Any]], Any], title: str) -> Any:
         option = self.spec.option
+        if self._here:
+            with activity(self.console, title):
+                return errand(None, self._kept)
         findable(os.getcwd())  # what comes back may be of classes of the user's
         if self._scout is None:
             self._scout = Scout()
