@@ -29,9 +29,13 @@ def test_everything_that_is_missing_is_named_once(fasttrain: RunCommand, monkeyp
     monkeypatch.setattr(EpisodeLog, "_append", full)
     done = fasttrain(*SMALL, "eval_every=512")
     assert done.exit_code == 1
-    assert done.err.splitlines() == [
-        f"fasttrain: error: not saved: best_model.zip, episodes.csv, model.zip ({NO_ROOM})"
-    ], done.err
+    (line,) = done.err.splitlines()
+    what = (
+        f"fasttrain: error: not saved: best_model.zip, episodes.csv, model.zip ({NO_ROOM}); make room, then fasttrain"
+    )
+    assert line == f"{what} resume run={done.folder} goes on from step_000000002048", (
+        "the checkpoint of the end is there"
+    )
     for name in ("best_model.zip", "episodes.csv", "model.zip"):
         assert done.out.count(f"warning: {name} could not be written ({NO_ROOM}); the run goes on") == 1
     assert done.json("summary.json")["env_steps"] == 2048

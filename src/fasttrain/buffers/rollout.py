@@ -257,11 +257,12 @@ class RolloutStorage:
         """Fill `advantages` and `returns` once all steps are stored; last_values (N, 1) or (N,), last_dones (N,)."""
         if not self.full:
             raise RuntimeError(f"only {self.pos} of {self.num_steps} steps are stored")
-        values = _host(last_values.detach()).reshape(-1)
-        of_rollout = (self.rewards, self.values, self.episode_starts)
+        last, values = _host(last_values.detach()).reshape(-1), self.values
         with np.errstate(over="ignore", invalid="ignore"):  # the guard tells what is not finite
-            advantages = advantages_of(*of_rollout, values, last_dones, self.gamma, self.gae_lambda)
-            returns = advantages + self.values
+            advantages = advantages_of(
+                self.rewards, values, self.episode_starts, last, last_dones, self.gamma, self.gae_lambda
+            )
+            returns = advantages + values
         self._advantages.copy_(torch.from_numpy(advantages))
         self._returns.copy_(torch.from_numpy(returns))
 
