@@ -25,7 +25,7 @@ def _no_flags_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flag exported in the tester's shell must not decide a test, nor whether its kernels were compiled before."""
     for flag in FLAGS:
         monkeypatch.delenv(flag.name.upper(), raising=False)
-    monkeypatch.setenv("FASTTRAIN_ENGINE_SWITCH_AT", "0")
+    monkeypatch.setenv("ENGINE_SWITCH_AT", "0")
 
 
 def composed(*arguments: str, config_dir: Path | None = None) -> dict[str, Any]:
