@@ -110,7 +110,7 @@ def test_other_commands_have_no_way_on(capsys: pytest.CaptureFixture[str], tmp_p
 
 def test_a_plan_tells_what_was_asked_for(run: Run, tmp_path: Path):
     assert run()[0] == 0
-    same = (*SMALL, "total_timesteps=128")
+    same = (*SMALL, "total_timesteps=128", "engine_switch_at=0")  # the last as the environment of tests says
     assert changes(tmp_path / "it", configured(*same)) == {}
     assert changes(tmp_path / "it", configured(*same, "num_envs=4", "+env.kwargs.size=2")) == {
         "num_envs": 4, "env.kwargs.size": 2, "env.kwargs": None,

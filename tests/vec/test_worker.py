@@ -170,7 +170,7 @@ def test_whoever_waits_for_the_first_is_told_only_if_asked(trainer: Trainer):
     assert not trainer.notify.acquire(False)
     trainer.control[NOTIFY] = 1
     trainer.step()
-    assert trainer.notify.acquire(False)
+    assert trainer.notify.acquire(True, 10.0), "a moment after the reply"
 
 
 def test_a_late_reply_bears_the_number_of_its_own_request():
