@@ -89,6 +89,29 @@ def test_what_cannot_be_compiled_leaves_the_torch_engine(monkeypatch: pytest.Mon
     assert "could not be compiled (no room)" in toy.said[-1]
 
 
+def test_a_process_that_cannot_be_started_ends_no_training(monkeypatch: pytest.MonkeyPatch):
+    toy = Switching(monkeypatch, None)
+
+    def refuse(_: Any) -> None:
+        raise OSError("Cannot allocate memory")
+
+    monkeypatch.setattr("fasttrain.runs.engine_switch.Compiler", refuse)
+    toy.rest(100, 4)
+    toy.rest(200, 8)
+    assert toy.used == 0
+    assert "nothing can be compiled beside it (Cannot allocate memory)" in toy.said[-1]
+
+
+def test_what_was_kept_nowhere_is_not_compiled_in_the_training(monkeypatch: pytest.MonkeyPatch):
+    toy = Switching(monkeypatch, None)
+    toy.switch._calls = [type("Call", (), {"is_kept": False})()]
+    toy.rest(100, 4)
+    toy.ready = True
+    toy.rest(200, 8)
+    assert toy.used == 0
+    assert "no place to keep them" in toy.said[-1]
+
+
 def test_a_step_that_was_asked_for_is_waited_for(monkeypatch: pytest.MonkeyPatch):
     toy = Switching(monkeypatch, 250)
     for step in (100, 200, 300, 400):

@@ -171,8 +171,7 @@ class RunCallback(BaseCallback):
         env_steps = self.model.num_timesteps  # the callback's own is that of the last step it saw
         stopping = self.stopped is not None or self.parts.stop.requested
         self.parts.checkpoints.rest(env_steps, self._checkpoint.due(env_steps), stopping)
-        with self.parts.meter.clock.phase("other"):
-            self.parts.change_engine()
+        self.parts.change_engine()
 
     def _write_logs(self) -> None:
         progress = self.parts.progress

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
@@ -38,7 +39,9 @@ def compile_shown(calls: list[KernelCall], console: Console) -> float:
     beside = missing[0] if len(missing) > 1 and usable_cores() > 1 else None
     if calls:
         with activity(console, "compiling kernels") as doing:
-            compiler = None if beside is None else Compiler([beside], nice=0)
+            compiler: Compiler | None = None
+            with suppress(OSError):  # no memory for a process: all are compiled here
+                compiler = None if beside is None else Compiler([beside], nice=0)
             try:
                 compile_all([call for call in calls if call is not beside], doing.now)
                 while compiler is not None and not compiler.is_done():
@@ -117,6 +120,8 @@ class EngineSwitch:
         self.beside_s = round(time.perf_counter() - self._began, 3)
         failure = self._compiler.failure
         self.close()
+        if not failure and not all(call.is_kept for call in self._calls):
+            failure = "no place to keep them"  # compiled once more here, they would stop the training meanwhile
         if failure:
             self._give_up(f"its kernels could not be compiled ({failure})")
         return not failure
@@ -129,7 +134,10 @@ class EngineSwitch:
             self._give_up("it ends sooner than compiled kernels would pay")
             return
         self._began = time.perf_counter()
-        self._compiler = Compiler(self._calls)
+        try:
+            self._compiler = Compiler(self._calls)
+        except OSError as error:  # no memory for a process: no reason to end the run
+            self._give_up(f"nothing can be compiled beside it ({error})")
 
     def _give_up(self, why: str) -> None:
         self.done, self.why_not = True, why

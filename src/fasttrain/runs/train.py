@@ -229,8 +229,9 @@ class Run:
         switch = self.engine_switch
         if switch is None or switch.done:
             return
-        switch.at_rest(self.progress)
-        if switch.done and switch.at is not None:
+        with self.clock.phase("other"):
+            switch.at_rest(self.progress)
+        if switch.done and switch.beside_s is not None and switch.at is not None:  # not where the step was asked for
             self.plan = self.plan.replacing("engine_switch_at", switch.at, "compiled beside training until then")
             with self.saving.of("plan.json"):
                 write_json(self.folder / "plan.json", self.plan.to_dict())
