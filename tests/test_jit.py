@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+from pathlib import Path
+
+import numba
+import pytest
+
 from fasttrain.jit import njit, njit_inner
 
 
@@ -11,7 +16,9 @@ def test_arithmetic_is_strict():
     assert cancel(1e16, 1.0) == 0.0, "fastmath would simplify this to 1"
 
 
-def test_a_kernel_is_compiled_once_whatever_stands_in_the_call():
+def test_a_kernel_is_compiled_once_whatever_stands_in_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))  # found compiled, it would call for no inner one
+
     @njit_inner
     def double(x: int) -> int:
         return 2 * x
