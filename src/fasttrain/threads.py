@@ -9,54 +9,79 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-import numpy as np
+from fasttrain.atomics import SIZE, follow, new_team
+from fasttrain.kernel_jobs import KernelCall
 
-from fasttrain.batch import Int64Array
-
-
-def alone() -> Int64Array:
-    """The counters (4,) of a kernel that runs on the calling thread only; `atomics.py` names them."""
-    return np.array([0, 0, 0, 1])
+MOST = 256  # threads of a team
+FOLLOW = KernelCall(follow, (new_team(), 1))  # what a team needs compiled besides its kernels
 
 
 class Team:
-    """Plain threads that call a kernel together with the caller.
+    """Plain threads that work on a kernel together with the caller; `atomics.py` has what they share its work out by.
 
-    The kernel's last two arguments are the team's counters and the caller's number; `atomics.py` has what it shares its
-    work out by. It releases the GIL, waits inside for what the others took on, and returns the same whoever did what:
-    nothing is waited for in Python, where handing the GIL over costs more than a step of 256 games.
+    The kernel's last two arguments are the team's counters and the caller's number, 0. It releases the GIL and returns
+    the same whoever did what: nothing is waited for in Python, where handing the GIL over costs more than a step of 256
+    games. For one caller at a time; `run` finds one that is free.
     """
 
     def __init__(self) -> None:
-        self._queues: list[SimpleQueue[Any]] = []
-        self._process = os.getpid()
+        self._counters = new_team(MOST)
+        self._followers: list[_Follower] = []
 
     def run(self, kernel: Callable[..., Any], threads: int, *arguments: Any) -> Any:
-        """What `kernel(*arguments, team, 0)` returns, called here while `threads` - 1 others call it as 1, 2, …"""
-        team = np.array([0, 0, 0, threads])
-        for number, queue in enumerate(self._followers(threads - 1), start=1):
-            queue.put((kernel, (*arguments, team, number)))
-        return kernel(*arguments, team, 0)
-
-    def _followers(self, count: int) -> list[SimpleQueue[Any]]:
-        if self._process != os.getpid():  # a fork has none of the threads
-            self._queues, self._process = [], os.getpid()
-        while len(self._queues) < count:
-            queue: SimpleQueue[Any] = SimpleQueue()
-            threading.Thread(target=_follow, args=(queue,), name="fasttrain-kernels", daemon=True).start()
-            self._queues.append(queue)
-        return self._queues[:count]
-
-    def __del__(self) -> None:
-        for queue in self._queues:
-            queue.put(None)
+        """What `kernel(*arguments, counters, 0)` returns, while up to `threads` - 1 others take part."""
+        counters, followers, threads = self._counters, self._followers, min(threads, MOST)
+        while len(followers) < threads - 1:
+            followers.append(_Follower(counters, len(followers) + 1))
+        for number in range(threads - 1):
+            followers[number].wake()
+        counters[SIZE] = threads
+        return kernel(*arguments, counters, 0)
 
 
-def _follow(queue: SimpleQueue[Any]) -> None:
-    while (work := queue.get()) is not None:
-        kernel, arguments = work
-        kernel(*arguments)
-        del work, kernel, arguments  # they hold a rollout's arrays
+class _Follower:
+    """A thread that is in `follow` or asleep."""
+
+    def __init__(self, counters: Any, number: int) -> None:
+        self._work, self._asleep = SimpleQueue[None](), True
+        run = threading.Thread(target=self._run, args=(counters, number), name="fasttrain-kernels", daemon=True)
+        run.start()
+
+    def wake(self) -> None:
+        if self._asleep:
+            self._asleep = False
+            self._work.put(None)
+
+    def _run(self, counters: Any, number: int) -> None:
+        while True:
+            self._work.get()
+            follow(counters, number)
+            self._asleep = True
+
+
+class Teams:
+    """Acting, updating and the games in turn use one team; two callers at once have two."""
+
+    def __init__(self) -> None:
+        self._free: list[Team] = []
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._free.clear)  # a fork has none of the threads
+
+    def run(self, kernel: Callable[..., Any], threads: int, *arguments: Any) -> Any:
+        """What the kernel returns, called here alone or with others; `arguments` are all but its last two."""
+        if threads < 2:
+            return kernel(*arguments, new_team(), 0)
+        try:
+            team = self._free.pop()
+        except IndexError:
+            team = Team()
+        try:
+            return team.run(kernel, threads, *arguments)
+        finally:
+            self._free.append(team)
+
+
+run = Teams().run  # of this process
 
 
 class ThreadChoice:

@@ -18,7 +18,9 @@ from fasttrain.algos.fused import LossSettings, minibatch_gradient, rate, surrog
 from fasttrain.algos.fused_policy import ROWS_PER_THREAD, FusedPolicy, _rows_of_storage
 from fasttrain.algos.heads import action_dims, head_of
 from fasttrain.algos.update import Statistics
+from fasttrain.atomics import begin_work, end_work, is_open
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
+from fasttrain.jit import njit_bare
 from fasttrain.threads import Team
 
 LOSS = LossSettings(
@@ -103,6 +105,15 @@ def autograd(policy: Any, storage: RolloutStorage, order: np.ndarray, loss: Loss
     return [parameter.grad for parameter in double.parameters()], found
 
 
+@njit_bare
+def one_minibatch(order: Any, flat: Any, layout: Any, rows: Any, loss: Any, scratch: Any, team: Any, me: int) -> None:
+    begin_work(team, me, 0)
+    minibatch_gradient(order, len(order), 0, flat, layout, rows, loss, scratch, team, me)
+    while me > 0 and is_open(team):
+        minibatch_gradient(order, len(order), 0, flat, layout, rows, loss, scratch, team, me)
+    end_work(team, me)
+
+
 def fused_gradients(
     policy: Any, storage: RolloutStorage, order: np.ndarray, loss: LossSettings, threads: int, on_threads: bool = False
 ) -> tuple[list[np.ndarray], np.ndarray]:
@@ -110,8 +121,8 @@ def fused_gradients(
     kernels.pack()
     scratch = kernels._memory(threads * ROWS_PER_THREAD)
     rows = _rows_of_storage(storage, kernels.layout.dims)
-    arguments = (order, kernels.parameters.numpy(), kernels.layout, rows, loss, scratch, 1)
-    Team().run(minibatch_gradient, threads if on_threads else 1, *arguments)
+    arguments = (order, kernels.parameters.numpy(), kernels.layout, rows, loss, scratch)
+    Team().run(one_minibatch, threads if on_threads else 1, *arguments)
     flat = torch.from_numpy(scratch.gradients[0])
     views = {id(parameter): view for parameter, view in kernels._views(flat)}
     return [views[id(parameter)].numpy() for parameter in policy.parameters()], scratch.statistics[0] / len(order)

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for running it by hand
 
+from fasttrain.atomics import new_team
 from fasttrain.envs.masks import random_legal_action
 from fasttrain.envs.skirmish import kernels, state, tables
 from fasttrain.envs.skirmish.game import SkirmishGame
 from fasttrain.envs.skirmish.layout import describe_observation, observation_width
 from fasttrain.envs.skirmish.options import OPPONENTS
 from fasttrain.errors import ConfigError, EnvError, EnvSpecError
-from fasttrain.threads import alone
 from reference.skirmish import FLAGS, SideBySide, bound, play, stale_tables, state_differences
 
 BOTH_MISSIONS = ["only_war", "take_and_hold"]
@@ -215,7 +215,7 @@ def test_the_opponents_view_is_the_learners_in_its_place() -> None:
         turned._copy(index, other)
     views = []
     for side in (both, turned):
-        kernels.write_step(side.game._games, side.game._setup, np.arange(4), *side.game._written, alone(), 0)
+        kernels.write_step(side.game._games, side.game._setup, np.arange(4), *side.game._written, new_team(), 0)
         views.append((side.slots.observations.copy(), side.slots.action_masks.copy()))
     assert both.game.opponents_turn.all()
     assert not turned.game.opponents_turn.any()

@@ -14,12 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fasttrain.atomics import new_team
 from fasttrain.batch import Slots
 from fasttrain.envs.skullking import kernels, state
 from fasttrain.envs.skullking.game import GameView, SkullKingGame
 from fasttrain.envs.skullking.observation import describe_observation, observation_width
 from fasttrain.errors import ConfigError, EnvError, EnvSpecError
-from fasttrain.threads import ThreadChoice, alone
+from fasttrain.threads import ThreadChoice
 
 
 def load_reference() -> ModuleType:
@@ -494,7 +495,7 @@ def write_present(game: SkullKingGame, slots: Slots) -> None:
         slots.truncations,
         finals,
         game.opponents_turn,
-        alone(),
+        new_team(),
         0,
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fasttrain.atomics import new_team
 from fasttrain.batch import Slots
 from fasttrain.envs.masks import random_legal_action
 from fasttrain.envs.skirmish import kernels, state, tables
@@ -19,7 +20,6 @@ from fasttrain.envs.skirmish_python.battle import Battle
 from fasttrain.envs.skirmish_python.bots import expected_damage, melee_margin
 from fasttrain.envs.skirmish_python.env import SkirmishPythonEnv
 from fasttrain.envs.skirmish_python.units import squared_distance
-from fasttrain.threads import alone
 
 FLAGS = {
     "advanced": state.ADVANCED,
@@ -188,7 +188,7 @@ class SideBySide:
             battle.active = int(rng.integers(2)) if battle.level == SELF else 0
             self._copy(index, battle)
         everyone = np.arange(self.game.num_envs)
-        kernels.write_step(self.game._games, self.game._setup, everyone, *self.game._written, alone(), 0)
+        kernels.write_step(self.game._games, self.game._setup, everyone, *self.game._written, new_team(), 0)
 
     def _copy(self, index: int, battle: Battle) -> None:
         """Make the record of a game the plain battle."""

@@ -30,7 +30,7 @@ from fasttrain.algos.nets import (
     transpose_hidden,
 )
 from fasttrain.algos.simd import dot_rows, fetch
-from fasttrain.atomics import DONE, GATE, SIZE, fetch_add, look, tell, wait_for
+from fasttrain.atomics import DONE, NOTE, begin_work, claim, end_work, fetch_add, is_open, open_pieces, rest, wait_for
 from fasttrain.batch import Float32Array, Float64Array, Int32Array, Int64Array
 from fasttrain.jit import njit_bare, njit_inline, njit_inner
 
@@ -244,42 +244,44 @@ def moments(order: Int64Array, advantages: Float32Array, normalize: bool, out: F
     out[0], out[1] = mean, 1.0 / (math.sqrt(square / (count - 1)) + 1e-8)
 
 
-OVER = 1 << 40  # at the gate: no minibatch follows
-
-
 @njit_inline
 def minibatch_gradient(
-    order: Int64Array,
+    order: Int64Array,  # of the epoch
+    batch_size: int,
+    number: int,  # of the minibatch, from 0
     flat: Float32Array,
     layout: Layout,
     rows: Rows,
     loss: LossSettings,
     scratch: Scratch,
-    turn: int,  # of this minibatch, from 1
     team: Int64Array,
     me: int,
 ) -> bool:
-    """Loss gradient of the rows `order` into `scratch.gradients[0]`, sums of statistics into `scratch.statistics[0]`.
+    """Loss gradient of a minibatch into `scratch.gradients[0]`, sums of statistics into `scratch.statistics[0]`.
 
     The rows are cut into as many parts as `scratch` has room for, and thread 0 sums the parts in order: the result does
-    not depend on how many threads there are. False: there is no such minibatch, the epoch is over.
+    not depend on how many threads there are. The others take parts of the one that is
+    open; False: there was none.
     """
-    parts, count = len(scratch.gradients), len(order)
+    parts, came = len(scratch.gradients), False
     if me == 0:
-        moments(order, rows.advantages, loss.normalize_advantage, scratch.moments)
+        moments(order[number * batch_size : (number + 1) * batch_size], rows.advantages, loss.normalize_advantage,
+                scratch.moments)  # fmt: skip
         transpose_hidden(flat, layout, scratch.transposed)
-        tell(team, GATE, turn)
-    else:
-        wait_for(team, GATE, turn)
-        if look(team, GATE) == OVER:
-            return False
-    for part in range(me, parts, look(team, SIZE)):
-        some = order[count * part // parts : count * (part + 1) // parts]
+        team[NOTE] = number
+        open_pieces(team, parts)
+    part = claim(team, me)
+    while part >= 0:
+        begin = team[NOTE] * batch_size
+        batch = order[begin : begin + batch_size]
+        count = len(batch)
+        some = batch[count * part // parts : count * (part + 1) // parts]
         gradient_of_part(some, count, flat, layout, rows, loss, scratch, part)
-    if me > 0:
         fetch_add(team, DONE, 1)
-        return True
-    wait_for(team, DONE, turn * (look(team, SIZE) - 1))
+        part, came = claim(team, me), True
+    if me > 0:
+        return came
+    wait_for(team, DONE, parts)
     total, sums = scratch.gradients[0], scratch.statistics[0]
     for part in range(1, parts):
         for c in range(len(total)):
@@ -309,21 +311,20 @@ def train_epoch(
     me: int,  # thread 0 takes the steps, the others compute parts of the gradients
 ) -> int:
     """One epoch of minibatch steps; returns how many it came to: fewer than all where `target_kl` was exceeded."""
-    done, skipped = 0, 0
-    for begin in range(0, len(order), batch_size):
-        batch = order[begin : begin + batch_size]
-        going_on = minibatch_gradient(batch, flat, layout, rows, loss, scratch, begin // batch_size + 1, team, me)
+    done, skipped, looks, minibatches = 0, 0, 0, -(-len(order) // batch_size)
+    begin_work(team, me, 0)
+    while is_open(team) if me > 0 else done < minibatches:
+        came = minibatch_gradient(order, batch_size, done, flat, layout, rows, loss, scratch, team, me)
         if me > 0:
-            if not going_on:
-                break
+            looks = 0 if came else looks + 1
+            rest(looks)
             continue
-        means = statistics[done]
+        means, count = statistics[done], min(batch_size, len(order) - done * batch_size)
         for c in range(len(means)):
-            means[c] = scratch.statistics[0, c] / len(batch)
+            means[c] = scratch.statistics[0, c] / count
         means[LOSS] = means[POLICY_LOSS] - loss.ent_coef * means[ENTROPY] + loss.vf_coef * means[VALUE_LOSS]
         if loss.target_kl >= 0.0 and means[APPROX_KL] > 1.5 * loss.target_kl:
             means[GRAD_NORM] = NO_STEP
-            tell(team, GATE, OVER)
             break
         norm = clip_and_adam(flat, scratch.gradients[0], exp_avg, exp_avg_sq, first_step + done - skipped,
                              adam.learning_rate, adam.beta1, adam.beta2, adam.eps, adam.max_grad_norm, means[LOSS],
@@ -334,4 +335,5 @@ def train_epoch(
             if blamed[0] < 0:
                 blamed[0] = worst_of(scratch.gradients[0])
         done += 1
+    end_work(team, me)
     return done

@@ -21,7 +21,7 @@ from fasttrain.algos.nets import (
     softmax,
 )
 from fasttrain.algos.simd import dot_rows
-from fasttrain.atomics import DONE, GATE, NEXT, fetch_add, tell, wait_for
+from fasttrain.atomics import begin_work, claim, end_work
 from fasttrain.batch import BoolArray, Float32Array, Int32Array, Int64Array
 from fasttrain.jit import njit_bare, njit_inner
 
@@ -54,13 +54,12 @@ def act_rows(
     activations, probs, count = scratch.activations[me], scratch.probs[me], len(observations)
     if me == 0:
         count_entries(observations, masks, first, lists.starts, lists.legal_starts)
-        tell(team, GATE, 1)
-    else:
-        wait_for(team, GATE, 1)
+    begin_work(team, me, -(-count // len(activations)))
     w, bias = head_of_net(POLICY, layout.dims.sum(), flat, layout)
     last, size, total = last_of_net(POLICY, layout, activations), len(activations), np.float32(0)
-    begin = fetch_add(team, NEXT, size)
-    while begin < count:
+    piece = claim(team, me)
+    while piece >= 0:
+        begin = piece * size
         block = order[begin : begin + size]
         for i in range(begin, begin + len(block)):
             list_entries(observations[i], masks[i], first + i, lists)
@@ -71,10 +70,9 @@ def act_rows(
             legal = lists.legal[lists.legal_starts[row] : lists.legal_starts[row + 1]]
             head_logits(last[r], w, bias, legal, probs[1])
             log_probs[i] = draw(layout.dims, legal, uniforms[i], probs, actions[i])
-        fetch_add(team, DONE, len(block))
-        begin = fetch_add(team, NEXT, size)
+        piece = claim(team, me)
+    end_work(team, me)
     if me == 0:
-        wait_for(team, DONE, count)
         for i in range(count):
             total += values[i] + log_probs[i]
     return total

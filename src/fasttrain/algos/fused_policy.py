@@ -27,23 +27,17 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from torch import Tensor, nn
 
 from fasttrain.algos.finite import why_no_action
-from fasttrain.algos.fused import (
-    GRAD_NORM,
-    NUM_STATISTICS,
-    AdamSettings,
-    LossSettings,
-    Scratch,
-    train_epoch,
-)
+from fasttrain.algos.fused import GRAD_NORM, NUM_STATISTICS, AdamSettings, LossSettings, Scratch, train_epoch
 from fasttrain.algos.fused_acting import act_rows
 from fasttrain.algos.fused_layout import KINDS, make_layout
 from fasttrain.algos.heads import LOST, OUTPUT, is_unchanged
 from fasttrain.algos.nets import Lists, Rows, compress, empty_lists
+from fasttrain.atomics import new_team
 from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array
 from fasttrain.buffers.rollout import RolloutStorage, TensorObservations
 from fasttrain.errors import EnvError
 from fasttrain.kernel_jobs import KernelCall
-from fasttrain.threads import Team, ThreadChoice, alone
+from fasttrain.threads import FOLLOW, ThreadChoice, run
 
 # Rows that go through the nets together. Their activations stay in the cache, and the weights of a wide net, which do
 # not, are read once per block: 16.9 → 13.4 µs a sample for [256, 256] with 128 rows; [64, 64] does not care.
@@ -113,7 +107,7 @@ class FusedPolicy:
         self._legal: BoolArray = np.zeros((0, 0), np.bool_)
         self._exp_avg, self._exp_avg_sq = torch.zeros(self.size), torch.zeros(self.size)
         self._scratch: dict[int, Scratch] = {}  # by number of parts
-        self._choice, self._acting_choice, self._team = ThreadChoice(), ThreadChoice(trial=8), Team()
+        self._choice, self._acting_choice = ThreadChoice(), ThreadChoice(trial=8)
         self._recording = self._spare = empty_lists(0, 0, 0)  # of a rollout's rows, of rows that nobody asks for again
         self._recorded = 0  # rows of the rollout so far
         self._order: Int64Array = np.arange(0)
@@ -177,14 +171,14 @@ class FusedPolicy:
         values, log_probs = np.empty(count, np.float32), np.empty(count, np.float32)
         act_rows(seen, self._all_legal(count), np.zeros((count, sub_actions), np.float32), self._spare, 0,
                  self._listed(count), self._flat, self.layout, self._memory(1),
-                 np.empty((count, sub_actions), np.int64), values, log_probs, alone(), 0)  # fmt: skip
+                 np.empty((count, sub_actions), np.int64), values, log_probs, new_team(), 0)  # fmt: skip
         return torch.from_numpy(values)[:, None]
 
     def _call(self, choice: ThreadChoice, threads: int, kernel: Any, *arguments: Any, runs: int = 1) -> Any:
         """The kernel, on `threads` threads where that pays."""
         on_threads = threads > 1 and choice.next()
         begun = time.perf_counter()
-        result = self._team.run(kernel, threads, *arguments) if on_threads else kernel(*arguments, alone(), 0)
+        result = run(kernel, threads if on_threads else 1, *arguments)
         if threads > 1:
             choice.took(on_threads, (time.perf_counter() - begun) / runs)
         return result
@@ -384,7 +378,7 @@ def kernel_calls(in_groups: bool = False) -> list[KernelCall]:
 
     class Noting(FusedPolicy):
         def _call(self, choice: ThreadChoice, threads: int, kernel: Any, *arguments: Any, runs: int = 1) -> Any:
-            calls.append(KernelCall(kernel, (*arguments, alone(), 0)))
+            calls.append(KernelCall(kernel, (*arguments, new_team(), 0)))
             return 0
 
     before = np.random.get_state()
@@ -397,4 +391,4 @@ def kernel_calls(in_groups: bool = False) -> list[KernelCall]:
         fused.train(storage, 1, 1, LossSettings(0.2, -1.0, 0.0, 0.5, True, -1.0), 0.5)
     np.random.set_state(before)
     seen, masks = np.zeros((1, 3), np.float32), np.ones((1, 2), np.bool_)
-    return [*calls, *([KernelCall(compress, (seen, masks, empty_lists(1, 3, 2)))] if in_groups else [])]
+    return [*calls, FOLLOW, *([KernelCall(compress, (seen, masks, empty_lists(1, 3, 2)))] if in_groups else [])]

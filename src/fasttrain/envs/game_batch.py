@@ -15,7 +15,7 @@ from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, S
 from fasttrain.errors import ConfigError, EnvError, EnvSpecError
 from fasttrain.jit import njit
 from fasttrain.kernel_jobs import KernelCall
-from fasttrain.threads import Team, ThreadChoice, alone
+from fasttrain.threads import ThreadChoice
 
 GAMES_PER_THREAD = 64  # fewer are stepped sooner than a second thread wakes
 
@@ -57,7 +57,6 @@ class GameBatch(ABC):
         self._everyone: Int64Array = np.arange(num_envs, dtype=np.int64)
         self._marks: BoolArray = np.zeros(num_envs, np.bool_)
         self._thread_choices = {False: ThreadChoice(trial=8), True: ThreadChoice(trial=8)}  # by: step_listed
-        self._team = Team()
         self._slots: Slots | None = None
         self._observations: Float32Array = np.zeros((0, width), np.float32)
         self._masks: BoolArray = np.zeros((0, mask_width), np.bool_)
@@ -160,13 +159,6 @@ class GameBatch(ABC):
     def _parts(self, listed: Int64Array) -> int:
         """Into how many parts these games are split, one for each thread."""
         return min(self.max_threads, len(listed) // GAMES_PER_THREAD)
-
-    def _call(self, kernel: Any, threads: int, *arguments: Any) -> None:
-        """A kernel that shares its games out (`atomics.py`)."""
-        if threads > 1:
-            self._team.run(kernel, threads, *arguments)
-        else:
-            kernel(*arguments, alone(), 0)
 
     @abstractmethod
     def _seed(self, indices: Int64Array, seeds: NDArray[np.uint64]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fasttrain.atomics import new_team
 from fasttrain.batch import Int64Array, Slots
 from fasttrain.envs.game_batch import GAMES_PER_THREAD, GameBatch
 from fasttrain.envs.skirmish import kernels
@@ -19,7 +20,7 @@ from fasttrain.envs.skirmish.render import BoardView
 from fasttrain.envs.skirmish.state import GAME, OVER, TERMS, UNSTARTED, impossible, make_setup
 from fasttrain.errors import ConfigError, EnvError
 from fasttrain.kernel_jobs import KernelCall
-from fasttrain.threads import ThreadChoice, alone
+from fasttrain.threads import FOLLOW, ThreadChoice, run
 
 
 class SkirmishGame(GameBatch):
@@ -73,7 +74,7 @@ class SkirmishGame(GameBatch):
         )  # fmt: skip
 
     def kernel_calls(self) -> list[KernelCall]:
-        games, setup, none, team = self._games, self._setup, self._everyone[:0], (alone(), 0)
+        games, setup, none, team = self._games, self._setup, self._everyone[:0], (new_team(), 0)
         actions = self._bound().actions.reshape(self.num_envs, -1)
         return [
             KernelCall(kernels.advance, (games, setup, self._mix, none, False, *team)),
@@ -81,6 +82,7 @@ class SkirmishGame(GameBatch):
             KernelCall(kernels.apply_actions, (games, setup, actions, none)),
             KernelCall(kernels.forget_outcomes, (games, none)),
             KernelCall(kernels.seed_games, (games, none, np.zeros(0, np.uint64))),
+            FOLLOW,
         ]
 
     def _seed(self, indices: Int64Array, seeds: NDArray[np.uint64]) -> None:
@@ -88,8 +90,8 @@ class SkirmishGame(GameBatch):
 
     def _restart(self, indices: Int64Array) -> None:
         kernels.forget_outcomes(self._games, indices)
-        self._call(kernels.advance, 1, self._games, self._setup, self._mix, indices, True)
-        self._call(kernels.write_step, 1, self._games, self._setup, indices, *self._written)
+        run(kernels.advance, 1, self._games, self._setup, self._mix, indices, True)
+        run(kernels.write_step, 1, self._games, self._setup, indices, *self._written)
 
     def _step(self, indices: Int64Array, choice: ThreadChoice) -> None:
         slots, games, setup = self._bound(), self._games, self._setup
@@ -113,9 +115,9 @@ class SkirmishGame(GameBatch):
         """To the next decision, or to the first one of a new game, and write it."""
         games, setup = self._games, self._setup
         start_ns = time.perf_counter_ns()
-        self._call(kernels.advance, threads, games, setup, self._mix, indices, anew)
+        run(kernels.advance, threads, games, setup, self._mix, indices, anew)
         self.opponents_ns += time.perf_counter_ns() - start_ns
-        self._call(kernels.write_step, threads, games, setup, indices, *self._written)
+        run(kernels.write_step, threads, games, setup, indices, *self._written)
 
     def episode_info(self, index: int) -> dict[str, Any]:
         """The end-of-episode info of env `index`, valid in the step in which it ended.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fasttrain.atomics import CHUNK, DONE, NEXT, fetch_add, wait_for_all
+from fasttrain.atomics import CHUNK, begin_work, claim, end_work
 from fasttrain.envs.skirmish.bots import play_phase
 from fasttrain.envs.skirmish.moves import choices_of
 from fasttrain.envs.skirmish.observation import find_legal, is_legal, write_mask, write_observation
@@ -122,15 +122,14 @@ def advance(games: Any, setups: Any, mix: Any, indices: Any, anew: bool, team: A
     `CHUNK` games at a time go to whichever thread is free.
     """
     setup, count = setups[0], len(indices)
-    begin = fetch_add(team, NEXT, CHUNK)
-    while begin < count:
-        end = min(begin + CHUNK, count)
-        for position in range(begin, end):
+    begin_work(team, me, -(-count // CHUNK))
+    piece = claim(team, me)
+    while piece >= 0:
+        for position in range(piece * CHUNK, min((piece + 1) * CHUNK, count)):
             index = indices[position]
             _advance_game(games[index], setup, mix[index], anew)
-        fetch_add(team, DONE, end - begin)
-        begin = fetch_add(team, NEXT, CHUNK)
-    wait_for_all(team, me, count)
+        piece = claim(team, me)
+    end_work(team, me)
 
 
 @njit
@@ -166,10 +165,10 @@ def write_step(
     Of a game that is over that is the learner's last view; called again once a new game has begun there.
     """
     setup, count = setups[0], len(indices)
-    begin = fetch_add(team, NEXT, CHUNK)
-    while begin < count:
-        end = min(begin + CHUNK, count)
-        for position in range(begin, end):
+    begin_work(team, me, -(-count // CHUNK))
+    piece = claim(team, me)
+    while piece >= 0:
+        for position in range(piece * CHUNK, min((piece + 1) * CHUNK, count)):
             index = indices[position]
             game = games[index]
             side = game.active if game.phase < OVER else 0
@@ -179,9 +178,8 @@ def write_step(
             find_legal(game, setup, side)
             write_observation(game, setup, side, observations[index])
             write_mask(game, setup, side, masks[index])
-        fetch_add(team, DONE, end - begin)
-        begin = fetch_add(team, NEXT, CHUNK)
-    wait_for_all(team, me, count)
+        piece = claim(team, me)
+    end_work(team, me)
 
 
 @njit

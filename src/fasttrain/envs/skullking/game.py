@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from fasttrain.atomics import new_team
 from fasttrain.batch import Float64Array, Int64Array, Slots
 from fasttrain.envs.game_batch import GameBatch
 from fasttrain.envs.skullking import kernels
@@ -20,7 +21,7 @@ from fasttrain.envs.skullking.rules import MAX_PLAYERS, MIN_PLAYERS, NUM_ACTIONS
 from fasttrain.envs.skullking.state import ENDED, GAME, NUM_WEIGHTS, UNSTARTED, impossible
 from fasttrain.errors import ConfigError, EnvError
 from fasttrain.kernel_jobs import KernelCall
-from fasttrain.threads import ThreadChoice, alone
+from fasttrain.threads import FOLLOW, ThreadChoice, run
 
 _SCRATCH_SHAPE = (2, 12)  # distribution of tricks, chance per held card: up to 10 cards and one more
 
@@ -122,7 +123,7 @@ class SkullKingGame(GameBatch):
         )  # fmt: skip
 
     def kernel_calls(self) -> list[KernelCall]:
-        games, none, team = self._games, self._everyone[:0], (alone(), 0)
+        games, none, team = self._games, self._everyone[:0], (new_team(), 0)
         views = (self._observations, self._masks, self.opponents_turn)
         return [
             KernelCall(kernels.advance, (games, none, self._mix, self._weights, self._scratch, *team)),
@@ -130,6 +131,7 @@ class SkullKingGame(GameBatch):
             KernelCall(kernels.restart_games, (games, none, *views)),
             KernelCall(kernels.apply_actions, (games, none, self._bound().actions)),
             KernelCall(kernels.seed_games, (games, none, np.zeros(0, np.uint64))),
+            FOLLOW,
         ]
 
     def _seed(self, indices: Int64Array, seeds: NDArray[np.uint64]) -> None:
@@ -148,9 +150,9 @@ class SkullKingGame(GameBatch):
         on_threads = parts > 1 and choice.next()
         threads = parts if on_threads else 1
         start_ns = time.perf_counter_ns()
-        self._call(kernels.advance, threads, games, indices, self._mix, self._weights, self._scratch_of(threads))
+        run(kernels.advance, threads, games, indices, self._mix, self._weights, self._scratch_of(threads))
         between_ns = time.perf_counter_ns()
-        self._call(kernels.write_step, threads, games, indices, *self._written)
+        run(kernels.write_step, threads, games, indices, *self._written)
         self.opponents_ns += between_ns - start_ns
         if parts > 1:  # per game: another number of them is listed every time
             choice.took(on_threads, (time.perf_counter_ns() - start_ns) / (1e9 * len(indices)))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fasttrain.atomics import CHUNK, DONE, NEXT, fetch_add, wait_for_all
+from fasttrain.atomics import CHUNK, begin_work, claim, end_work
 from fasttrain.envs.skullking.bots import SELF, bot_bid, bot_play
 from fasttrain.envs.skullking.observation import is_legal, write_mask, write_observation
 from fasttrain.envs.skullking.rules import FIRST_PLAY_ACTION, cards_dealt
@@ -101,15 +101,14 @@ def advance(games: Any, indices: Any, mix: Any, weights: Any, scratch: Any, team
     scratch (threads, 2, 12); `CHUNK` games at a time go to whichever thread is free.
     """
     own, count = scratch[me], len(indices)
-    begin = fetch_add(team, NEXT, CHUNK)
-    while begin < count:
-        end = min(begin + CHUNK, count)
-        for position in range(begin, end):
+    begin_work(team, me, -(-count // CHUNK))
+    piece = claim(team, me)
+    while piece >= 0:
+        for position in range(piece * CHUNK, min((piece + 1) * CHUNK, count)):
             index = indices[position]
             _advance_game(games[index], mix[index], weights, own)
-        fetch_add(team, DONE, end - begin)
-        begin = fetch_add(team, NEXT, CHUNK)
-    wait_for_all(team, me, count)
+        piece = claim(team, me)
+    end_work(team, me)
 
 
 @njit
@@ -129,10 +128,10 @@ def write_step(
     """Write what the step brought, seen from the seat to decide; games that ended leave the learner's last view in
     `finals` and begin anew. `turns` is (N,) bool: that seat is not the learner's."""
     count = len(indices)
-    begin = fetch_add(team, NEXT, CHUNK)
-    while begin < count:
-        end = min(begin + CHUNK, count)
-        for position in range(begin, end):
+    begin_work(team, me, -(-count // CHUNK))
+    piece = claim(team, me)
+    while piece >= 0:
+        for position in range(piece * CHUNK, min((piece + 1) * CHUNK, count)):
             index = np.uint64(indices[position])
             game = games[index]
             rewards[index] = game.reward
@@ -146,9 +145,8 @@ def write_step(
             turns[index] = game.seat != 0
             write_observation(game, game.seat, observations[index])
             write_mask(game, game.seat, masks[index])
-        fetch_add(team, DONE, end - begin)
-        begin = fetch_add(team, NEXT, CHUNK)
-    wait_for_all(team, me, count)
+        piece = claim(team, me)
+    end_work(team, me)
 
 
 @njit
