@@ -45,6 +45,8 @@ def test_a_second_run_is_refused_before_anything_is_written(
     code, _, err = run("seed=1")
     assert code == 2
     assert "hydra.run.dir=it holds a run (done): take another folder, on_existing=resume goes on with it, " in err
+    code, _, err = run("on_existing=maybe")
+    assert (code, "on_existing=maybe: not one of refuse, resume, overwrite" in err) == (2, True)
     for other in (["check", "env.id=CartPole-v1"], ["compare", "candidates=[baseline,speed]"], ["-m", "seed=1,2"]):
         assert main([*other, "hydra.run.dir=it", "hydra.sweep.dir=it"]) == 2
     monkeypatch.setenv("NAME_OF_IT", "it")

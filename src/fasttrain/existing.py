@@ -16,6 +16,7 @@ from fasttrain.overrides import OUTPUT_KEYS, asked, config_dir_options, key_of, 
 from fasttrain.runs.files import read_json
 from fasttrain.runs.folders import Held, held, override
 
+WAYS = ("refuse", "resume", "overwrite")
 Compose = Callable[[Sequence[str]], Any]  # overrides → Hydra's whole configuration, its own part included
 
 
@@ -44,6 +45,8 @@ def settled(command: str, arguments: Sequence[str], compose: Compose) -> tuple[s
             return _going_on(found, command, arguments, composed)
         if way == "overwrite":
             return same
+        if way not in WAYS:
+            raise ConfigError(f"on_existing={way}: not one of {', '.join(WAYS)}")
         ways = ", on_existing=resume goes on with it, on_existing=overwrite begins it anew"
     else:
         ways = ""

@@ -12,6 +12,7 @@ import pytest
 from fasttrain.algos import fused_policy, fused_q_policy
 from fasttrain.algos.fused import train_epoch
 from fasttrain.algos.fused_acting import act_rows
+from fasttrain.buffers import n_step, prioritized
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.engine_switch import EngineSwitch
 from fasttrain.runs.progress import Progress
@@ -152,6 +153,17 @@ def test_types_listed_are_the_types_called(fasttrain: Any):
     assert fasttrain(*PPO).exit_code == 0
     assert {kernel: set(kernel.signatures) for kernel in known} == listed
     assert len(fused_q_policy.kernel_calls()) == 2
+
+
+def test_what_a_replay_buffer_draws_by_is_compiled_before_training(fasttrain: Any):
+    kernels = (prioritized.update_kernel, prioritized.draw_kernel, prioritized.set_kernel, n_step.n_step_kernel)
+    for call in [*prioritized.kernel_calls(), *n_step.kernel_calls()]:
+        call.kernel.compile(call.signature)
+    listed = [set(kernel.signatures) for kernel in kernels]
+    assert all(listed)
+    done = fasttrain(*DQN, "algo.prioritized=true", "algo.n_steps=3")
+    assert done.exit_code == 0, done.err
+    assert [set(kernel.signatures) for kernel in kernels] == listed
 
 
 def test_a_step_without_kernels_is_refused(fasttrain: Any):

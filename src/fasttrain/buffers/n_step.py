@@ -6,6 +6,7 @@ import numpy as np
 
 from fasttrain.batch import Float32Array, Int64Array
 from fasttrain.jit import njit
+from fasttrain.kernel_jobs import KernelCall
 
 MAX_N_STEPS = 128  # numpy sums blocks of 128 in the order that `_sum_as_numpy` repeats
 
@@ -64,6 +65,13 @@ def n_step_kernel(
         last_rows[i], discounts[i] = row, powers[length]
         ends[i] = dones[row, env] * (np.float32(1.0) - timeouts[row, env])
     return -1
+
+
+def kernel_calls() -> list[KernelCall]:
+    """What `windows_of` calls for more than one step: for compiling it ahead."""
+    places, numbers, stored = np.zeros(0, np.int64), np.zeros(0, np.float32), np.zeros((1, 1), np.float32)
+    outs = places, numbers, numbers, numbers
+    return [KernelCall(n_step_kernel, (places, places, stored, stored, stored, 0, numbers, *outs))]
 
 
 def powers_of(gamma: float, n_steps: int) -> Float32Array:

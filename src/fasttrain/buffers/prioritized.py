@@ -18,6 +18,7 @@ from fasttrain.buffers.replay_storage import ReplayBatch, ReplayStorage
 from fasttrain.buffers.sum_tree import SumTree, find_kernel, refresh, set_kernel
 from fasttrain.errors import ConfigError
 from fasttrain.jit import njit
+from fasttrain.kernel_jobs import KernelCall
 
 LEAST, MOST = 1e-150, 1e150  # of a priority, so that no alpha makes it 0 (free slots have that) or the total infinite
 
@@ -101,6 +102,17 @@ def update_kernel(
         highest = max(highest, nodes[kept[i]])
     refresh(nodes, starts, kept[:count])
     return -1, count, highest
+
+
+def kernel_calls() -> list[KernelCall]:
+    """What a `PrioritizedReplayBuffer` calls: for compiling it ahead."""
+    tree, places, numbers = SumTree(1), np.zeros(0, np.int64), np.zeros(0)
+    own = tree.nodes, tree.starts
+    return [
+        KernelCall(update_kernel, (*own, (1, 1), places, numbers, places, 0, 0, 0.6, 1e-6)),
+        KernelCall(draw_kernel, (*own, numbers, 1, 0.4, places, np.zeros(0, np.float32))),
+        KernelCall(set_kernel, (*own, 1, places, numbers)),
+    ]
 
 
 class PrioritizedReplayBuffer(ReplayStorage):

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from fasttrain.algos import fused_policy, fused_q_policy
+from fasttrain.buffers import n_step, prioritized
 from fasttrain.config import Config, DQNConfig
 from fasttrain.kernel_jobs import Compiler, KernelCall, compile_all
 from fasttrain.machine import usable_cores
@@ -27,6 +28,14 @@ def learner_calls(config: Config) -> list[KernelCall]:
         return fused_q_policy.kernel_calls()
     in_groups = config.async_envs or config.pipeline not in (1, "auto")
     return fused_policy.kernel_calls(in_groups)
+
+
+def replay_calls(config: Config) -> list[KernelCall]:
+    """The kernels that a replay buffer draws by, whichever engine learns: they are waited for."""
+    if not isinstance(config.algo, DQNConfig):
+        return []
+    by_priority = prioritized.kernel_calls() if config.algo.prioritized else []
+    return by_priority + (n_step.kernel_calls() if config.algo.n_steps > 1 else [])
 
 
 def compile_shown(calls: list[KernelCall], console: Console) -> float:
@@ -67,7 +76,7 @@ def settle_engine(
     calls, at = learner_calls(config), config.engine_switch_at
     if at is None and (resumes or all(call.is_kept for call in calls)):
         at = 0
-    took = 0.0 if at is None else compile_shown(calls, console)
+    took = compile_shown(replay_calls(config) + ([] if at is None else calls), console)
     if not calls or at == 0:
         return None, took
     model._fast.fused = False

@@ -11,7 +11,7 @@ from fasttrain.kernel_cache import folders
 from fasttrain.plan import make_plan
 from fasttrain.runs.build import env_facts, game_calls, this_machine
 from fasttrain.runs.console import make_console
-from fasttrain.runs.engine_switch import compile_shown, learner_calls
+from fasttrain.runs.engine_switch import compile_shown, learner_calls, replay_calls
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
@@ -21,7 +21,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     missing = [call for call in of_game if not call.is_kept]  # before the env is looked at, which plays it
     took = compile_shown(of_game, console)
     plan = make_plan(config, sources, env_facts(against_bots(config)), this_machine())
-    of_learner = learner_calls(plan.config)
+    of_learner = learner_calls(plan.config) + replay_calls(plan.config)
     missing += [call for call in of_learner if not call.is_kept]
     took += compile_shown(of_learner, console)
     count = len(of_game) + len(of_learner)
