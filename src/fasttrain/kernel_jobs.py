@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import numba
 
-NICE = 5  # the trainer goes first where cores are short; at 19 beside two busy cores it would never be done
 _START = "from fasttrain.kernel_jobs import compile_asked; compile_asked()"
 
 
@@ -51,15 +50,19 @@ def compile_all(calls: Sequence[KernelCall], now: Callable[[str], None] = lambda
 
 
 class Compiler:
-    """A process that compiles what is called into the cache. It ends with this one, whatever ends that."""
+    """A process that compiles what is called into the cache. It ends with this one, whatever ends that.
 
-    def __init__(self, calls: Sequence[KernelCall], nice: int = NICE) -> None:
+    Not a nice one: a million steps of CartPole beside two busy cores took 84 s so, and 133 s with niceness 5, since
+    compiling then took 85 s instead of 29; on idle cores both took the same.
+    """
+
+    def __init__(self, calls: Sequence[KernelCall]) -> None:
         asked = [(call.kernel.py_func.__module__, call.name, call.signature) for call in calls]
         self._process = subprocess.Popen(
             [sys.executable, "-c", _START], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
         try:
-            self._pipe.write(pickle.dumps((nice, asked)))
+            self._pipe.write(pickle.dumps(asked))
             self._pipe.flush()  # and it stays open: its end tells the process that nobody waits any more
         except OSError:
             pass  # it died at once: `failure` says of what
@@ -92,9 +95,7 @@ class Compiler:
 def compile_asked() -> None:
     """What the process of `Compiler` does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it too: its trainer decides
-    nice, asked = pickle.load(sys.stdin.buffer)
-    if hasattr(os, "nice"):
-        os.nice(nice)
+    asked = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with_trainer, daemon=True).start()
     try:
         for module, name, signature in asked:

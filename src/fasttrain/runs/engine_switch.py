@@ -50,7 +50,7 @@ def compile_shown(calls: list[KernelCall], console: Console) -> float:
         with activity(console, "compiling kernels") as doing:
             compiler: Compiler | None = None
             with suppress(OSError):  # no memory for a process: all are compiled here
-                compiler = None if beside is None else Compiler([beside], nice=0)
+                compiler = None if beside is None else Compiler([beside])
             try:
                 compile_all([call for call in calls if call is not beside], doing.now)
                 while compiler is not None and not compiler.is_done():
