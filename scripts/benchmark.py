@@ -42,8 +42,14 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__" and find_spec("fasttrain") is None:  # go on in the checkout's own .venv
+    import _bootstrap
+
+    sys.exit(_bootstrap.run_script(Path(__file__), sys.argv[1:], extras=("dev",)))
 
 import bench_dqn
 import bench_limits
