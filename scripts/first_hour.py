@@ -4,7 +4,7 @@
 Clones this checkout into an empty folder and types there, one after another, what the README says: install, the default
 job, CartPole with PPO and DQN, a wrong input, Ctrl-C and the command that the program then names, eval, report, export,
 a small sweep. Notes every pause of more than two seconds in which nothing on the screen changed, with what stood there,
-and every line that was shown for longer. Writes docs/results/first-hour.md and .json. Takes about ten minutes; the
+and every line that was shown for longer. Writes docs/results/first-hour.md. Takes about ten minutes; the
 machine should be idle. Only the standard library is used; Linux and macOS.
 """
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import codecs
 import fcntl
-import json
 import os
 import pty
 import re
@@ -27,7 +26,7 @@ import tempfile
 import termios
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import bench_machine
@@ -284,11 +283,11 @@ def as_text(about: dict[str, object], columns: int, commands: list[Command]) -> 
 
 
 def main() -> int:
-    """Watch, and write both files."""
+    """Watch, and write what was seen."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--columns", type=int, default=80)
     parser.add_argument("--quick", action="store_true", help="shorter trainings")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results", help="folder of the two files")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results", help="folder of the file")
     parser.add_argument("--keep", action="store_true", help="keep the clone")
     chosen = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="fasttrain-first-hour-"))
@@ -300,10 +299,8 @@ def main() -> int:
     finally:
         about = bench_machine.about()
         chosen.out.mkdir(parents=True, exist_ok=True)
-        stored = {**about, "columns": chosen.columns, "commands": [asdict(one) for one in commands]}
-        text = json.dumps(stored, indent=1, ensure_ascii=False) + "\n"
-        (chosen.out / "first-hour.json").write_text(text, encoding="utf-8")
-        (chosen.out / "first-hour.md").write_text(as_text(about, chosen.columns, commands), encoding="utf-8")
+        text = as_text(about, chosen.columns, commands).replace(f"{folder / 'fasttrain'}/", "")
+        (chosen.out / "first-hour.md").write_text(text, encoding="utf-8")
         if chosen.keep:
             print(f"the clone is {folder}")
         else:

@@ -19,7 +19,7 @@ from fasttrain.runs.checkpoint_files import CheckpointFolder
 from fasttrain.runs.checkpoint_format import Snapshot
 
 HOLD_MOST_BYTES = 256 << 20  # a larger state is not kept in memory, only written where it is due
-HOLD_SHARE = 0.005  # of a training's time, for keeping states: one that takes 3 ms is kept every 0.6 s
+HOLD_SHARE = 0.002  # of a training's time, for keeping states: one that takes 3 ms is kept every 1.5 s
 TIMED_MOST_BYTES = 2 << 30
 TIMED_SHARE = 0.01  # the same of checkpoints by time: where one takes training 10 s, they come every 1,000 s
 COPY_SHARE = 0.25  # of the free memory: a replay buffer larger than that is written while training waits
