@@ -13,13 +13,49 @@ from torch import Tensor, nn
 
 from fasttrain.batch import FinishedEpisode, Float32Array, Observations
 from fasttrain.errors import EnvError
+from fasttrain.jit import njit_relaxed
+from fasttrain.kernel_jobs import KernelCall
 
 SHOWN = 5  # envs named in a message
+_FLOAT32 = np.dtype(np.float32)
+
+
+@njit_relaxed
+def total_of(numbers: Float32Array, more: Float32Array) -> float:
+    """The sum of both, float32, in any order: not finite where one of the numbers is not (∞ - ∞ is NaN).
+
+    63,488 floats (256 envs × 248) take 1.3 µs, `np.isfinite(...).all()` 4.6.
+    """
+    total = np.float32(0)
+    for i in range(len(numbers)):
+        total += numbers[i]
+    for i in range(len(more)):
+        total += more[i]
+    return float(total)
+
+
+def kernel_calls() -> list[KernelCall]:
+    """What `check_step` calls once it is compiled; until then numpy looks."""
+    return [KernelCall(total_of, (np.zeros(1, np.float32), np.zeros(1, np.float32)))]
 
 
 def all_finite(array: NDArray[Any]) -> bool:
     """Whether no entry is NaN or infinite."""
     return array.dtype.kind != "f" or bool(np.isfinite(array).all())
+
+
+def _surely_finite(observations: Any, rewards: Any) -> bool:
+    """Whether one sum shows it. False: look closer, at other types, keys, or huge numbers whose sum overflows."""
+    compiled: Any = total_of
+    return (
+        bool(compiled.overloads)
+        and type(observations) is np.ndarray
+        and observations.dtype is _FLOAT32
+        and rewards.dtype is _FLOAT32
+        and observations.flags.c_contiguous
+        and rewards.flags.c_contiguous
+        and math.isfinite(total_of(observations.reshape(-1), rewards))
+    )
 
 
 def first_bad(array: NDArray[Any]) -> tuple[int, ...] | None:
@@ -46,15 +82,16 @@ def check_step(
 ) -> None:
     """What a vector step brought, before anything acts on it or stores it.
 
-    Once per vector step, not once per rollout: 7 µs for 256 envs × 248 floats, and no action is ever drawn from NaN.
+    Once per vector step, not once per rollout: 1.5 µs compiled, 3.5 to 8 in numpy, and no action is drawn from NaN.
 
     Raises:
         EnvError: a number is not finite; env, field and step are named. Behind `normalizer` (SB3's VecNormalize) the
             numbers that the envs gave are named, because one NaN in its statistics spoils all envs.
     """
-    given = [*parts_of(observations), ("reward", rewards)]
-    if not all(all_finite(array) for _, array in given):
-        _refuse_bad(given, step, normalizer)
+    if not _surely_finite(observations, rewards):
+        given = [*parts_of(observations), ("reward", rewards)]
+        if not all(all_finite(array) for _, array in given):
+            _refuse_bad(given, step, normalizer)
     for episode in finished:
         if episode.final_observation is not None:
             for name, part in parts_of(episode.final_observation):
