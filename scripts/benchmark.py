@@ -46,7 +46,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__" and find_spec("fasttrain") is None:  # go on in the checkout's own .venv
+if (
+    __name__ == "__main__" and find_spec("fasttrain") is None and Path(sys.prefix).name != ".venv"
+):  # go on in the checkout's own .venv
     import _bootstrap
 
     sys.exit(_bootstrap.run_script(Path(__file__), sys.argv[1:], extras=("dev",)))

@@ -5,7 +5,7 @@ kernel calls the others in by itself (`begin_work`): they are within compiled co
 work there, since waking a thread that sleeps takes 10 to 80 µs and a step of 256 games 90. What they enter is the
 kernel's own machine code with the arguments of thread 0, so it is compiled once, for one thread and for many; numba's
 `prange` would compile every function below it a second time, and bring threads of its own. Nobody waits for a thread
-that did not come: pieces go to whoever takes them.
+that did not come: pieces go to whoever takes them. Such a kernel must not raise, for then it would not wait for others.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from fasttrain.overrides import OUTPUT_KEYS, asked, config_dir_options, key_of, 
 from fasttrain.runs.files import read_json
 from fasttrain.runs.folders import Held, held, override
 
-WAYS = ("refuse", "resume", "overwrite")
 Compose = Callable[[Sequence[str]], Any]  # overrides → Hydra's whole configuration, its own part included
 
 
@@ -45,8 +44,8 @@ def settled(command: str, arguments: Sequence[str], compose: Compose) -> tuple[s
             return _going_on(found, command, arguments, composed)
         if way == "overwrite":
             return same
-        if way not in WAYS:
-            raise ConfigError(f"on_existing={way}: not one of {', '.join(WAYS)}")
+        if way != "refuse":
+            _configured(composed)  # says what there is
         ways = ", on_existing=resume goes on with it, on_existing=overwrite begins it anew"
     else:
         ways = ""
@@ -106,12 +105,11 @@ def _going_on(found: Held, command: str, arguments: Sequence[str], composed: Any
 
 
 def _run_again(found: Held, arguments: Sequence[str], composed: Any) -> tuple[str, list[str]] | str:
-    from fasttrain.config import from_mapping
     from fasttrain.runs.checkpoint_files import CheckpointFolder
     from fasttrain.runs.folders import changes
     from fasttrain.runs.resume import may_change
 
-    config = from_mapping(_without_hydra(composed))
+    config = _configured(composed)
     where, summary = found.folder, read_json(found.folder / "summary.json")
     different = changes(where, config)
     if wrong := sorted(key for key in different if not may_change(key)):
@@ -130,6 +128,13 @@ def _run_again(found: Held, arguments: Sequence[str], composed: Any) -> tuple[st
         return "train", [*kept, "on_existing=overwrite"]  # it ended before there was anything to go on from
     values = [f"{key}={_spelt(value)}" for key, value in different.items()]
     return "resume", commands.prepare("resume", [override("run", where), *values])
+
+
+def _configured(composed: Any) -> Any:
+    """The typed configuration; raises ConfigError where that says what is wrong."""
+    from fasttrain.config import from_mapping
+
+    return from_mapping(_without_hydra(composed))
 
 
 def _without_hydra(composed: Any) -> dict[str, Any]:

@@ -75,10 +75,9 @@ class Teams:
             team = self._free.pop()
         except IndexError:
             team = Team()
-        try:
-            return team.run(kernel, threads, *arguments)
-        finally:
-            self._free.append(team)
+        result = team.run(kernel, threads, *arguments)
+        self._free.append(team)  # not after an error: the others may be in that kernel still
+        return result
 
 
 run = Teams().run  # of this process
