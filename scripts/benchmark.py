@@ -46,9 +46,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-if (
-    __name__ == "__main__" and find_spec("fasttrain") is None and Path(sys.prefix).name != ".venv"
-):  # go on in the checkout's own .venv
+ROOT = Path(__file__).resolve().parent.parent
+BARE = find_spec("fasttrain") is None and Path(sys.prefix) != ROOT / ".venv"
+if __name__ == "__main__" and BARE:  # go on in the checkout's own .venv
     import _bootstrap
 
     sys.exit(_bootstrap.run_script(Path(__file__), sys.argv[1:], extras=("dev",)))
@@ -66,7 +66,7 @@ import bench_start
 import bench_vecenv
 import learning
 
-RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
+RESULTS = ROOT / "docs" / "results"
 
 PEERS_ONLY = bench_ppo.PEERS_ONLY | bench_per.PEERS_ONLY
 Measurement = Callable[[], dict[str, Any]]  # rate, env_steps, updates, samples_per_update, …; in its own process
