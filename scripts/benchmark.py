@@ -53,18 +53,18 @@ if __name__ == "__main__" and BARE:  # go on in the checkout's own .venv
 
     sys.exit(_bootstrap.run_script(Path(__file__), sys.argv[1:], extras=("dev",)))
 
-import bench_dqn
-import bench_limits
-import bench_machine
-import bench_peers
-import bench_per
-import bench_plot
-import bench_ppo
-import bench_skirmish
-import bench_skullking
-import bench_start
-import bench_vecenv
-import learning
+import bench_dqn  # noqa: E402
+import bench_limits  # noqa: E402
+import bench_machine  # noqa: E402
+import bench_peers  # noqa: E402
+import bench_per  # noqa: E402
+import bench_plot  # noqa: E402
+import bench_ppo  # noqa: E402
+import bench_skirmish  # noqa: E402
+import bench_skullking  # noqa: E402
+import bench_start  # noqa: E402
+import bench_vecenv  # noqa: E402
+import learning  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
 
