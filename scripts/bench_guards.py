@@ -21,6 +21,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from rich.console import Console
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import DummyVecEnv
 
 from fasttrain.cli import conf_dir
 from fasttrain.config import from_mapping
@@ -28,6 +29,7 @@ from fasttrain.overrides import normalise
 from fasttrain.plan import make_plan
 from fasttrain.runs.build import env_facts, this_machine
 from fasttrain.runs.train import Run
+from fasttrain.vec.noted import NotedVecEnv
 
 WORKS = {
     "Skull King, MaskablePPO": ("env=skullking",),
@@ -64,7 +66,6 @@ class Alternate(BaseCallback):
         self._begun, self._from = time.perf_counter(), 0
         self._after: list[tuple[float, int]] | None = None  # stretches since a checkpoint: seconds, env steps
         self._settled = 0
-        self._noting = list(getattr(run.env, "envs", ()))  # in a `Retrace` each
 
     def _on_training_start(self) -> None:
         fast: Any = self.model._fast  # type: ignore[attr-defined]
@@ -91,8 +92,8 @@ class Alternate(BaseCallback):
     def _switch(self) -> None:
         self._fast.guard = self._guard if self._guarded else None
         self._run.checkpoints._too_large = not self._guarded  # nothing is kept then
-        if self._noting:
-            self._run.env.envs[:] = [env if self._guarded else env.env for env in self._noting]  # type: ignore[attr-defined]
+        if isinstance(self._run.env, DummyVecEnv):  # without guards it notes nothing
+            self._run.env.__class__ = NotedVecEnv if self._guarded else DummyVecEnv
 
     def _end_of_pair(self) -> None:
         pair, self._pair = self._pair, {}

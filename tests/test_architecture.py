@@ -34,7 +34,7 @@ LAYERS = {
     "cli": 5, "commands": 5, "existing": 5, "__main__": 5,
 }  # fmt: skip
 # Within layer 1, where rooms otherwise do not know each other: what an env is, and what went wrong in one.
-SIDEWAYS = {("vec", f"fasttrain.envs.{name}") for name in ("protocol", "masks", "user_code")}
+SIDEWAYS = {("vec", f"fasttrain.envs.{name}") for name in ("protocol", "masks", "retrace", "user_code")}
 FORBIDDEN_ROOMS = {("algos", "envs")}  # an algorithm sees vector environments, never the games
 TORCH = ("torch", "stable_baselines3", "sb3_contrib")
 # Third-party packages of layer 0, which everything loads.

@@ -129,7 +129,8 @@ def worst_error(policy: Any, batches: QBatches, settings: QSettings, ours: QSett
         np.testing.assert_allclose(errors, expected_errors.numpy(), rtol=1e-4, atol=1e-4)
     expected = [parameter.grad for parameter in reference.q_net.parameters()]
     norm = float(torch.sqrt(sum((gradient**2).sum() for gradient in expected)))
-    return max(float((f - e).abs().max()) for f, e in zip(found, expected, strict=True)) / max(norm, 1e-30)
+    worst = max(float((f - e).abs().max()) for f, e in zip(found, expected, strict=True))
+    return worst / max(norm, 0.1)  # a TD error near zero has lost digits, and with it the gradient
 
 
 @given(

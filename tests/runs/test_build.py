@@ -4,7 +4,7 @@ import pytest
 import sb3_contrib
 import stable_baselines3
 import torch
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
+from stable_baselines3.common.vec_env import SubprocVecEnv
 
 import fasttrain
 from conftest import configured
@@ -21,6 +21,7 @@ from fasttrain.runs.build import (
     settle_fused_update,
 )
 from fasttrain.vec.native import NativeVecEnv
+from fasttrain.vec.noted import NotedVecEnv
 
 CARTPOLE = ("env.id=CartPole-v1", "vec_env=dummy", "num_envs=2")
 
@@ -57,7 +58,7 @@ def test_native_game_and_masks(engine: str, expected: type):
 
 
 def test_vec_env_kinds():
-    for kind, expected in (("dummy", DummyVecEnv), ("subproc", SubprocVecEnv)):
+    for kind, expected in (("dummy", NotedVecEnv), ("subproc", SubprocVecEnv)):
         env = build_vec_env(effective("env.id=CartPole-v1", "algo=ppo", f"vec_env={kind}", "num_envs=2"), 2, 0)
         assert type(env) is expected
         env.close()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from fasttrain.perf.report import EnvTimes, PerfWindow
 from fasttrain.plan import make_plan
 from fasttrain.runs.console import make_console, say, show_perf, show_plan, show_quality
 from fasttrain.runs.evaluate import summarise
+
+POSIX = pytest.mark.skipif(not hasattr(os, "openpty"), reason="POSIX terminals")
 
 
 @pytest.fixture
@@ -87,20 +90,21 @@ def test_an_envs_words_do_nothing_to_the_terminal(capsys: pytest.CaptureFixture[
     assert "[bold]" in told
 
 
-def test_a_reader_that_goes_away_ends_the_output_and_not_the_program():
+@pytest.mark.parametrize("kind", ["pipe", pytest.param("terminal", marks=POSIX)])
+def test_a_reader_that_goes_away_ends_the_output_and_not_the_program(kind: str):
     code = (
         "from fasttrain.runs.console import make_console\n"
         "console = make_console()\n"
         "for number in range(2000): console.print('x' * 100)\n"
         "import sys; sys.stderr.write('went on')"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    process.stdout.readline()
-    process.stdout.close()
-    assert process.stderr is not None
-    assert (process.stderr.read(), process.wait(60)) == ("went on", 0)
-    process.stderr.close()
+    ours, theirs = os.pipe() if kind == "pipe" else os.openpty()
+    with subprocess.Popen([sys.executable, "-c", code], stdout=theirs, stderr=subprocess.PIPE, text=True) as process:
+        os.close(theirs)
+        os.read(ours, 100)
+        os.close(ours)
+        assert process.stderr is not None
+        assert (process.stderr.read(), process.wait(60)) == ("went on", 0)
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])

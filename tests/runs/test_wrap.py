@@ -21,6 +21,7 @@ from fasttrain.runs.safe_zip import read_arrays
 from fasttrain.runs.wrap import statistics_of, wrapped
 from fasttrain.vec.adapter import SlotAdapter, slots_of
 from fasttrain.vec.native import NativeVecEnv
+from fasttrain.vec.noted import NotedVecEnv
 from toys import RandomEnv, ToyGame
 
 CARTPOLE = ("env.id=CartPole-v1", "algo=ppo", "vec_env=dummy")
@@ -44,7 +45,7 @@ def test_what_is_named_is_normalised_and_nothing_else(what: str, obs: bool, rewa
         observations, rewards, _, _ = env.step(np.zeros(2, np.int64))
     assert (np.abs(np.asarray(observations)).max() > 1.0) == obs
     assert (rewards.tolist() != [1.0, 1.0]) == reward
-    assert type(build_vec_env(normalised(), 2, 0)) is DummyVecEnv
+    assert type(build_vec_env(normalised(), 2, 0)) is NotedVecEnv
 
 
 def test_frames_are_stacked_inside_so_that_the_replay_buffer_gets_whole_observations():

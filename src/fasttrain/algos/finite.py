@@ -12,31 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fasttrain.batch import FinishedEpisode, Float32Array, Observations
+from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.errors import EnvError
-from fasttrain.jit import njit_relaxed
-from fasttrain.kernel_jobs import KernelCall
 
 SHOWN = 5  # envs named in a message
+ONE_THREAD = 10_000  # numbers; of more, OpenBLAS takes the product on several threads
 _FLOAT32 = np.dtype(np.float32)
-
-
-@njit_relaxed
-def total_of(numbers: Float32Array, more: Float32Array) -> float:
-    """The sum of both, float32, in any order: not finite where one of the numbers is not (∞ - ∞ is NaN).
-
-    63,488 floats (256 envs × 248) take 1.3 µs, `np.isfinite(...).all()` 4.6.
-    """
-    total = np.float32(0)
-    for i in range(len(numbers)):
-        total += numbers[i]
-    for i in range(len(more)):
-        total += more[i]
-    return float(total)
-
-
-def kernel_calls() -> list[KernelCall]:
-    """What `check_step` calls once it is compiled; until then numpy looks."""
-    return [KernelCall(total_of, (np.zeros(1, np.float32), np.zeros(1, np.float32)))]
 
 
 def all_finite(array: NDArray[Any]) -> bool:
@@ -44,17 +25,14 @@ def all_finite(array: NDArray[Any]) -> bool:
     return array.dtype.kind != "f" or bool(np.isfinite(array).all())
 
 
-def _surely_finite(observations: Any, rewards: Any) -> bool:
-    """Whether one sum shows it. False: look closer, at other types, keys, or huge numbers whose sum overflows."""
-    compiled: Any = total_of
+def _surely_finite(observations: Any, rewards: Float32Array) -> bool:
+    """Whether sums of squares show it, 1 µs instead of 3. False: look closer, at other types, keys, or huge numbers."""
     return (
-        bool(compiled.overloads)
-        and type(observations) is np.ndarray
+        type(observations) is np.ndarray
         and observations.dtype is _FLOAT32
-        and rewards.dtype is _FLOAT32
-        and observations.flags.c_contiguous
-        and rewards.flags.c_contiguous
-        and math.isfinite(total_of(observations.reshape(-1), rewards))
+        and observations.size < ONE_THREAD
+        and math.isfinite(np.vdot(observations, observations))
+        and math.isfinite(np.vdot(rewards, rewards))
     )
 
 
@@ -82,8 +60,6 @@ def check_step(
 ) -> None:
     """What a vector step brought, before anything acts on it or stores it.
 
-    Once per vector step, not once per rollout: 1 to 3 µs compiled, 3 to 9 in numpy, and no action is drawn from NaN.
-
     Raises:
         EnvError: a number is not finite; env, field and step are named. Behind `normalizer` (SB3's VecNormalize) the
             numbers that the envs gave are named, because one NaN in its statistics spoils all envs.
@@ -97,6 +73,33 @@ def check_step(
             for name, part in parts_of(episode.final_observation):
                 if not all_finite(np.asarray(part)):
                     raise EnvError(_refusal(f"last {name} of the episode", [episode.env_index], np.asarray(part), step))
+
+
+def check_rollout(storage: RolloutStorage, last: Observations, step: int) -> None:
+    """What the vector steps of a rollout brought, at its end and before anything is learnt from it.
+
+    Once per rollout: a look at every step of 12 CartPoles took 2.3 % of PPO's time.
+
+    Args:
+        last: observations (N, ...) after the last step, which `storage` does not have.
+        step: env steps by then.
+
+    Raises:
+        EnvError: as `check_step` of the first step at which something was not finite.
+    """
+    if storage.finite() and all(all_finite(part) for _, part in parts_of(last)):
+        return
+    seen, steps = storage.observations, storage.num_steps
+    for number in range(1, steps + 1):
+        observations = last if number == steps else _at(seen, number)
+        check_step(observations, storage.rewards[number - 1], (), step - (steps - number) * storage.num_envs)
+
+
+def _at(observations: Observations, number: int) -> Observations:
+    if isinstance(observations, dict):
+        return {key: part[number] for key, part in observations.items()}
+    row: NDArray[Any] = observations[number]
+    return row
 
 
 def _refuse_bad(given: list[tuple[str, NDArray[Any]]], step: int, normalizer: Any) -> None:

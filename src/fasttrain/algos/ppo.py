@@ -22,7 +22,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.algos.accelerator import Acceleration
 from fasttrain.algos.fast import FastState, has_stock_buffer, storage_of
-from fasttrain.algos.finite import check_step
+from fasttrain.algos.finite import check_rollout, check_step
 from fasttrain.algos.grouped import GroupedRollout
 from fasttrain.algos.guard import GuardedHead
 from fasttrain.algos.heads import ActingHead, MaskCheck
@@ -32,7 +32,7 @@ from fasttrain.algos.transfer import Transfer
 from fasttrain.algos.update import MinibatchStep, Statistics, clip_ranges, update
 from fasttrain.batch import BoolArray
 from fasttrain.buffers.rollout import RolloutStorage
-from fasttrain.errors import EnvSpecError
+from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.vec.adapter import SlotAdapter
 from fasttrain.vec.base import SlotSource, copy_observations
 from fasttrain.vec.groups import WorkerGroups
@@ -226,6 +226,7 @@ def _collect_in_lockstep(
     fast: FastState = model._fast  # type: ignore[attr-defined]
     clock, policy = fast.clock, model.policy
     transfer: Transfer = fast.accelerator_of(policy).transfer
+    normalizer = model._vec_normalize_env
     for n_steps in range(rollout_buffer.num_steps):
         clock.enter("env_step")  # reading the masks is the env's work
         action_masks = None
@@ -238,7 +239,12 @@ def _collect_in_lockstep(
         with torch.no_grad():
             obs_tensor = transfer.observations(model._last_obs)
             mask_tensor = None if action_masks is None else transfer.masks(action_masks)
-            action_tensor, values, log_probs = head.act(obs_tensor, mask_tensor)
+            try:
+                action_tensor, values, log_probs = head.act(obs_tensor, mask_tensor)
+            except EnvError:  # for want of finite outputs: if that is the observation's fault, say which and since when
+                if fast.guard is not None:
+                    check_step(model._last_obs, np.zeros(1, np.float32), (), model.num_timesteps)  # type: ignore[arg-type]
+                raise
         actions = transfer.actions(action_tensor)
         clipped_actions = clip_actions(model, actions)
         clock.enter("env_step")
@@ -251,9 +257,11 @@ def _collect_in_lockstep(
         rewards = np.array(slots.rewards, np.float32)
         dones = slots.terminations | slots.truncations
         infos = source.infos()
-        if fast.guard is not None:  # of last observations only those count that are going to be rated
+        if fast.guard is not None and (slots.finished or normalizer is not None):
+            # Of last observations only those count that are going to be rated, and they are not kept; nor are the
+            # numbers that a normalizer was given.
             cut = [episode for episode in slots.finished if episode.truncated and not episode.lost]
-            check_step(new_obs, rewards, cut, model.num_timesteps, model._vec_normalize_env)
+            check_step(new_obs, rewards, cut, model.num_timesteps, normalizer)
         clock.enter("log")
         callback.update_locals({**locals(), "self": model})
         if not callback.on_step():
@@ -264,6 +272,8 @@ def _collect_in_lockstep(
         starts: Any = model._last_episode_starts
         rollout_buffer.add(obs_tensor, action_tensor, rewards, starts, values, log_probs, mask_tensor)
         model._last_obs, model._last_episode_starts = new_obs, dones
+    if fast.guard is not None and normalizer is None:
+        check_rollout(rollout_buffer, new_obs, model.num_timesteps)
     return True
 
 

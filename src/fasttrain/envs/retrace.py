@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from itertools import islice
+from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
@@ -22,21 +23,45 @@ MOST_ACTIONS = 100_000  # of one episode: beyond, noting them costs memory, and 
 MOST_S = 60.0  # to repeat them in: each env is asked after the other
 
 
+class Notes(Protocol):
+    """Who notes for a `Retrace` what it need not note itself: a vector env that steps many of them."""
+
+    rows: list[Any]  # actions, those of all envs in one (N, ...)
+
+    def seen(self, index: int) -> Any:
+        """The present observation of an env."""
+
+    def total(self, index: int) -> float:
+        """The sum of the rewards of its running episode."""
+
+
 class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Outermost wrapper. Costs 0.1 µs a step and 1.1 µs an episode (0.1 % of an env of 100 µs)."""
+    """Outermost wrapper. Costs 0.35 µs a step, or nothing where another notes (`noted_by`), and 1.1 µs an episode."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
         self._first_seed: int | None = None  # of the last seeded reset: what an env derives from it is not in np_random
         self._begin: dict[str, Any] | None = None  # the generator before the episode; None: its reset was seeded
-        self._actions: deque[Any] = deque(maxlen=MOST_ACTIONS + 1)
         self._begun = False  # False: no episode, or one that cannot be repeated
+        self._repeated: list[Any] = []  # the first actions, where another env made them and this one after it
+        self._actions: Any = deque(maxlen=MOST_ACTIONS + 1)  # the others; or the rows in which they are
+        self.begun_at = 0  # in these
         self._inner_step = env.step
         self._total: Any = 0.0
         self._seen: Any = None  # as the env handed it out; one that it changes since is as present as its state
+        self._notes_of: tuple[Notes, int] | None = None
+
+    def noted_by(self, notes: Notes, index: int) -> None:
+        """Leave noting to another; a step is then the inner env's own."""
+        self._notes_of = notes, index
+        self._actions = notes.rows
+        self.begun_at = len(notes.rows)
+        self.step = self._inner_step  # type: ignore[method-assign]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        self._actions.clear()
+        if self._notes_of is None:
+            self._actions.clear()
+        self.begun_at, self._repeated = len(self._actions), []
         self._begun, self._total = not options, 0.0
         if seed is None:
             self._begin = _state_of(self.env)
@@ -48,6 +73,9 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         self._actions.append(action.copy() if type(action) is np.ndarray else action)
+        return self._step(action)
+
+    def _step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         answer = self._inner_step(action)
         self._seen = answer[0]
         self._total += answer[1]
@@ -56,11 +84,11 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
     @property
     def steps_begun(self) -> int:
         """Of the running episode; one that raised counts."""
-        return len(self._actions)
+        return len(self._repeated) + len(self._actions) - self.begun_at
 
     def retrace_notes(self) -> dict[str, Any] | None:
         """How to come to where the env is now; None where nobody can. Plain values but for actions, observation."""
-        if not self._begun or len(self._actions) > MOST_ACTIONS:
+        if not self._begun or self.steps_begun > MOST_ACTIONS:
             return None
         try:
             return self._notes()
@@ -68,13 +96,19 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
             return None
 
     def _notes(self) -> dict[str, Any]:
+        since: Iterator[Any] = islice(self._actions, self.begun_at, None)
+        seen, total = self._seen, self._total
+        if self._notes_of is not None:
+            notes, index = self._notes_of
+            since = (row[index] for row in since)
+            seen, total = notes.seen(index), notes.total(index)
         return {
             "seed": self._first_seed,
             "begin": None if self._begin is None else plain_state(self._begin),
             "now": plain_state(_state_of(self.env)),
-            "total": float(self._total),
-            "actions": np.asarray(list(self._actions)),
-            "observation": self._seen,
+            "total": float(total),
+            "actions": np.asarray([*self._repeated, *since]),
+            "observation": seen,
         }
 
     def retrace(self, notes: Mapping[str, Any] | None, other_seed: int, most_s: float = MOST_S) -> dict[str, Any]:
@@ -108,9 +142,10 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
         for action in notes["actions"]:
             if time.monotonic() > deadline:
                 raise TimeoutError("the episode is too long to repeat")
-            observation, _, ended, cut, _ = self.step(action)
+            observation, _, ended, cut, _ = self._step(action)
             if ended or cut:
                 raise ValueError("the episode ended before")
+        self._repeated = list(notes["actions"])
         return observation
 
 
@@ -197,10 +232,8 @@ def _with_arrays(value: Any) -> Any:
 
 
 def _equal(found: Any, wanted: Any) -> bool:
+    """Of observations; `wanted` may have gone through the arrays of a vector env, which have the space's own type."""
     if isinstance(wanted, Mapping) and isinstance(found, Mapping):
         return set(found) == set(wanted) and all(_equal(found[key], value) for key, value in wanted.items())
-    return bool(np.array_equal(np.asarray(found), np.asarray(wanted), equal_nan=_has_nan(wanted)))
-
-
-def _has_nan(value: Any) -> bool:
-    return np.asarray(value).dtype.kind == "f"
+    wanted = np.asarray(wanted)
+    return np.array_equal(np.asarray(found).astype(wanted.dtype), wanted, equal_nan=wanted.dtype.kind == "f")

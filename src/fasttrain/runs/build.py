@@ -18,7 +18,7 @@ from sb3_contrib import RecurrentPPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.utils import LinearSchedule
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.dqn import DQN as StockDQN  # noqa: N811
 from stable_baselines3.ppo import PPO as StockPPO  # noqa: N811 - a class named like a constant
 
@@ -52,6 +52,7 @@ from fasttrain.runs.device import pick_device
 from fasttrain.runs.env_options import check_native_options, check_spaces, policy_for
 from fasttrain.runs.survey import Survey
 from fasttrain.runs.wrap import Statistics, wrapped
+from fasttrain.vec.noted import NotedVecEnv
 from fasttrain.vec.scout import Scout
 from fasttrain.vec.self_play import RandomOpponent, SelfPlayVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
@@ -176,7 +177,7 @@ def build_vec_env(
         env = _shared(config, num_envs, scout)
     else:
         factories: list[Callable[[], Any]] = [Retraced(MonitoredEnv(env_spec(config))) for _ in range(num_envs)]
-        env = start_subproc(factories) if config.vec_env == "subproc" else DummyVecEnv(telling(factories, tell))
+        env = start_subproc(factories) if config.vec_env == "subproc" else NotedVecEnv(telling(factories, tell))
     env.seed(seed)
     return SelfPlayVecEnv(env) if plays_itself(config) else wrapped(env, config, statistics)
 

