@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.terminal import COMMAND_VARIABLE, command, folded, near, speak_its_letters
+from fasttrain.terminal import COMMAND_VARIABLE, command, folded, near, rate_text, speak_its_letters
 
 
 def test_a_command_reads_as_it_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,3 +67,10 @@ def test_a_path_is_as_short_as_it_can_be_typed(tmp_path: Path, monkeypatch: pyte
     assert near(tmp_path) == tmp_path
     assert near(tmp_path.parent / "b") == tmp_path.parent / "b"
     assert near(Path("c")) == Path("c")
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"), [(61_234.4, "61,234"), (100, "100"), (8.31, "8.31"), (0.0125, "0.0125"), (0, "0")]
+)
+def test_rates_of_slow_environments_have_digits_too(rate: float, text: str):
+    assert rate_text(rate) == text

@@ -52,6 +52,11 @@ def folded(text: str, width: int) -> str:
     return "\n".join(lines).replace(GLUE, " ")
 
 
+def rate_text(per_s: float) -> str:
+    """`61,234`, `8.3`, `0.0125`: a rate, of slow environments too."""
+    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
+
+
 def fitting(text: str, stream: TextIO) -> str:
     """`text` as it is, or folded where `stream` is a terminal."""
     try:

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from fasttrain.perf.clock import PHASES
 from fasttrain.perf.report import EnvTimes, PerfWindow, advice, limits_dict, perf_dict, perf_line, perf_rows
 
 WINDOW = PerfWindow(
@@ -33,6 +34,13 @@ def test_rows_show_shares_and_the_limit_of_each_phase():
     assert rows["total"] == ("50.000", "100.0 %", "20,000")
 
 
+def test_slow_steps_are_told_one_by_one():
+    slow = dataclasses.replace(WINDOW, env_steps=4, phases_ns={"env_step": 7_000_000_000, "other": 1_000_000_000})
+    rows = {row[0]: row[1:] for row in perf_rows(slow)}
+    assert rows["env_step_ms"] == ("1,750.000", "87.5 %", "0.571")
+    assert perf_line(slow).startswith("[PERF] steps/s 0.5 env_step_ms 1750000.000 "), "programs read one unit"
+
+
 def test_dict_holds_every_phase_and_what_is_covered():
     content = perf_dict(WINDOW)
     assert content["covered_share"] == 0.95
@@ -48,10 +56,23 @@ def test_limits_are_what_remains_if_a_part_were_alone():
     }
 
 
-def test_advice_names_the_largest_share():
-    assert advice(WINDOW, 2).startswith("50 % of the time: the environment is the wall")
-    update = dataclasses.replace(WINDOW, phases_ns={"train": 90, "env_step": 10})
-    assert "the update is the wall" in advice(update, 2)
+WALL_OF = {
+    "action": "choosing actions", "env_step": "the environment", "buffer": "storing transitions",
+    "replay_sample": "drawing minibatches", "train_fwd": "the update", "train_bwd": "the update", "train": "the update",
+    "optim": "the update", "log": "logging", "eval": "evaluating", "checkpoint": "saving",
+    "other": "most of it lies in",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("largest", PHASES)
+def test_advice_names_the_largest_phase(largest: str):
+    window = dataclasses.replace(WINDOW, phases_ns={**dict.fromkeys(PHASES, 2), largest: 40})
+    assert re.match(rf"\d+ % of the time: {WALL_OF[largest]}", advice(window, 2))
+
+
+def test_what_updates_take_together_counts_as_one():
+    phases = {"env_step": 30, "replay_sample": 15, "train_fwd": 10, "train_bwd": 10, "optim": 5}
+    assert advice(dataclasses.replace(WINDOW, phases_ns=phases), 2).startswith("57 % of the time: the update is")
 
 
 def test_an_empty_window_divides_by_nothing():

@@ -22,6 +22,19 @@ def test_rates_and_eta(progress: Progress):
     assert progress.eta_s == 0.0
 
 
+def test_eta_is_that_of_the_last_minute(monkeypatch: pytest.MonkeyPatch):
+    now = [0.0]
+    monkeypatch.setattr("fasttrain.runs.progress.time.perf_counter", lambda: now[0])
+    slowing = Progress(total_timesteps=10_000, clock=PhaseClock(), started=0.0)
+    for second in range(600):
+        now[0] = float(second)
+        slowing.env_steps += 10 if second < 300 else 1
+        slowing.mark()
+    assert slowing.steps_per_s == pytest.approx(5.5, rel=0.01)
+    assert slowing.eta_s == pytest.approx(10_000 - 3300)
+    assert len(slowing._marks) < 65
+
+
 def test_episodes_and_wins(progress: Progress):
     assert progress.mean_return is None
     assert progress.win_rate is None

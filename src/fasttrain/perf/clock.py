@@ -25,6 +25,7 @@ PHASES = (
     "checkpoint",  # saving during training
     "other",  # all the rest
 )
+UPDATE_PHASES = ("replay_sample", "train_fwd", "train_bwd", "train", "optim")
 
 
 class PhaseClock:

@@ -10,7 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from fasttrain.perf.clock import PHASES
+from fasttrain.perf.clock import PHASES, UPDATE_PHASES
+from fasttrain.terminal import rate_text
+
+PER_STEP_BELOW = 20.0  # steps/s
 
 
 class EnvTimes(NamedTuple):
@@ -69,6 +72,11 @@ class PerfWindow:
         return self.env_steps * 1e9 / self.wall_ns if self.wall_ns else 0.0
 
     @property
+    def per_thousand(self) -> bool:
+        """Whether people read times per 1,000 steps; where a step takes long they read them per step."""
+        return self.steps_per_s >= PER_STEP_BELOW or not self.env_steps
+
+    @property
     def update_ratio(self) -> float:
         """Gradient updates per environment step (transition)."""
         return self.updates / self.env_steps if self.env_steps else 0.0
@@ -88,7 +96,7 @@ def _per_thousand_ms(nanoseconds: int, env_steps: int) -> float:
 
 def perf_line(window: PerfWindow) -> str:
     """`[PERF] steps/s 61234 action_ms 3.10 env_step_ms 2.20 (enemy_turn_ms 1.80) … update_ratio 0.004 cpu 97% …`."""
-    parts = [f"[PERF] steps/s {window.steps_per_s:.0f}"]
+    parts = [f"[PERF] steps/s {rate_text(window.steps_per_s).replace(',', '')}"]
     for phase in window.shown_phases():
         parts.append(f"{phase}_ms {window.ms(phase):.3f}")
         if phase == "env_step" and window.enemy_turn_ns:
@@ -110,7 +118,7 @@ def _percent(share: float | None) -> str:
 
 
 def perf_rows(window: PerfWindow) -> list[tuple[str, str, str, str]]:
-    """Rows of the table: phase, ms per 1,000 steps, share of the wall time, steps/s if it were alone."""
+    """Rows of the table: phase, ms per 1,000 steps or per step, share of the wall time, steps/s if it were alone."""
     rows = []
     for phase in window.shown_phases():
         rows.append(_row(f"{phase}_ms", window.phases_ns.get(phase, 0), window))
@@ -126,8 +134,9 @@ def perf_rows(window: PerfWindow) -> list[tuple[str, str, str, str]]:
 
 def _row(name: str, nanoseconds: int, window: PerfWindow) -> tuple[str, str, str, str]:
     share = nanoseconds / window.wall_ns if window.wall_ns else 0.0
-    alone = f"{window.env_steps * 1e9 / nanoseconds:,.0f}" if nanoseconds else "-"
-    return name, f"{_per_thousand_ms(nanoseconds, window.env_steps):.3f}", f"{100 * share:.1f} %", alone
+    alone = rate_text(window.env_steps * 1e9 / nanoseconds) if nanoseconds else "-"
+    milliseconds = _per_thousand_ms(nanoseconds, window.env_steps) / (1 if window.per_thousand else 1000)
+    return name, f"{milliseconds:,.3f}", f"{100 * share:.1f} %", alone
 
 
 def perf_dict(window: PerfWindow) -> dict[str, Any]:
@@ -183,33 +192,44 @@ def limits_dict(window: PerfWindow) -> dict[str, float | None]:
     groups = {
         "env_only_steps_per_s": phases.get("env_step", 0),
         "policy_only_steps_per_s": phases.get("action", 0),
-        "update_only_steps_per_s": sum(
-            phases.get(name, 0) for name in ("replay_sample", "train_fwd", "train_bwd", "train", "optim")
-        ),
+        "update_only_steps_per_s": sum(phases.get(name, 0) for name in UPDATE_PHASES),
     }
     return {name: round(window.env_steps * 1e9 / ns, 1) if ns else None for name, ns in groups.items()}
+
+
+WALLS = {  # what to do where it takes most of the time; each phase belongs to one of them
+    "env": (("env_step",), ""),  # `_env_advice` knows more
+    "act": (("action",), "choosing actions is the wall: more envs per step (num_envs) amortise each forward pass"),
+    "update": (
+        UPDATE_PHASES,
+        "the update is the wall: fewer or larger updates (PPO: algo.n_epochs, batch_size; DQN: updates_per_step), each "
+        "checked for quality",
+    ),
+    "buffer": (
+        ("buffer",),
+        "storing transitions is the wall: more envs per step (num_envs) amortise it, and smaller observations (uint8 "
+        "for images) or infos (lean_info=true) are copied faster",
+    ),
+    "log": (("log",), "logging is the wall: raise log_every, or train_log_enabled=false"),
+    "eval": (("eval",), "evaluating is the wall: raise eval_every, lower eval.episodes, or take eval_async=true"),
+    "checkpoint": (("checkpoint",), "saving is the wall: raise checkpoint_every, or take checkpoint_async=true"),
+    "other": (("other",), "most of it lies in no phase, such as callbacks of yours: profiler=cprofile names it"),
+}  # fmt: skip
+SAMPLING = (
+    "drawing minibatches from the replay buffer is the wall: fewer of them (updates_per_step), prefetch=on with a core "
+    "to spare, or algo.prioritized=false if it is on"
+)
 
 
 def advice(window: PerfWindow, cores: int) -> str:
     """The one change most worth trying, from where the time went. `cores`: what this process may use."""
     phases = window.phases_ns
-    update = sum(phases.get(name, 0) for name in ("train_fwd", "train_bwd", "train", "optim"))
-    shares = {
-        "env": phases.get("env_step", 0),
-        "act": phases.get("action", 0),
-        "update": update,
-        "log": phases.get("log", 0) + phases.get("eval", 0) + phases.get("checkpoint", 0),
-    }
-    wall = max(1, window.wall_ns)
-    name, nanoseconds = max(shares.items(), key=lambda item: item[1])
-    texts = {
-        "env": _env_advice(window, cores),
-        "act": "choosing actions is the wall: more envs per step (num_envs) amortise each forward pass",
-        "update": "the update is the wall: fewer or larger updates (PPO: algo.n_epochs, batch_size; DQN: "
-        "updates_per_step), each checked for quality",
-        "log": "logging and evaluation are the wall: raise log_every or eval_every",
-    }
-    return f"{100 * nanoseconds / wall:.0f} % of the time: {texts[name]}"
+    times = {name: sum(phases.get(phase, 0) for phase in members) for name, (members, _) in WALLS.items()}
+    name = max(times, key=times.__getitem__)
+    text = _env_advice(window, cores) if name == "env" else WALLS[name][1]
+    if name == "update" and phases.get("replay_sample", 0) > 0.5 * times[name]:
+        text = SAMPLING
+    return f"{100 * times[name] / max(1, window.wall_ns):.0f} % of the time: {text}"
 
 
 def _env_advice(window: PerfWindow, cores: int) -> str:

@@ -161,6 +161,7 @@ class RunCallback(BaseCallback):
 
     def _on_rollout_start(self) -> None:
         self._take_updates()
+        self.parts.progress.mark()
         if self._log.due(self.parts.progress.updates):
             with self.parts.meter.clock.phase("log"):
                 self._write_logs()

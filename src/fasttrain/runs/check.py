@@ -19,7 +19,7 @@ from fasttrain.runs.build import env_spec
 from fasttrain.runs.console import make_console, say
 from fasttrain.runs.files import write_json
 from fasttrain.runs.survey import BrokenEnvError, Survey
-from fasttrain.terminal import command
+from fasttrain.terminal import command, rate_text
 
 CHECK_SCHEMA = 1
 # Of `fasttrain check`; before training the checkup's own, smaller, limits hold.
@@ -111,7 +111,7 @@ def _cost_rows(result: CheckupResult, costs: ProbeResult) -> Iterator[tuple[str,
     yield "build", _duration(costs.build_s)
     yield "reset", _duration(costs.reset_s)
     step_s = costs.step_s + costs.mask_s
-    rate = f", {1 / step_s:,.0f} steps/s one after another" if step_s > 0 else ""
+    rate = f", {rate_text(1 / step_s)} steps/s one after another" if step_s > 0 else ""
     yield "step", f"{_duration(costs.step_s)} ± {_duration(costs.step_cv * costs.step_s)}{rate}"
     yield "action mask", _duration(costs.mask_s) if costs.has_masks else "none"
     count = len(result.returns)

@@ -16,7 +16,7 @@ from fasttrain.perf.report import PerfWindow, advice, perf_rows
 from fasttrain.plan import Plan
 from fasttrain.runs.env_text import one_line
 from fasttrain.runs.tables import FittingTable
-from fasttrain.terminal import folded
+from fasttrain.terminal import folded, rate_text
 
 WIDE, NARROW = 100, 80  # columns; below the first, the plan's sources stand in plan.json alone
 
@@ -76,13 +76,14 @@ def show_perf(console: Console, window: PerfWindow, kernels: bool) -> None:
     """Where the time of training went; `kernels`: updates went through the compiled ones of `fused_update`."""
     say(
         console,
-        f"\n[PERF] {window.steps_per_s:,.0f} steps/s over {window.env_steps:,} env steps "
+        f"\n[PERF] {rate_text(window.steps_per_s)} steps/s over {window.env_steps:,} env steps "
         f"in {window.wall_ns / 1e9:.1f} s, {window.updates:,} updates ({window.update_ratio:.5f} per step)",
         style="bold",
     )
-    names = ["ms per 1,000 steps", "share", "steps/s if alone"]
+    unit = "1,000 steps" if window.per_thousand else "step"
+    names = [f"ms per {unit}", "share", "steps/s if alone"]
     if console.width < NARROW:
-        names = ["ms/1,000", "share", "/s if alone"]
+        names = [f"ms/{unit.removesuffix(' steps')}", "share", "/s if alone"]
     table = FittingTable(["phase", *names], right=names)
     for row in perf_rows(window):
         table.add_row(*row)

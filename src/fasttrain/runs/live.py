@@ -14,7 +14,7 @@ from rich.text import Text
 from fasttrain.runs.activity import activity, moves, screen_of
 from fasttrain.runs.console import say
 from fasttrain.runs.progress import Progress, clock_text
-from fasttrain.terminal import GLUE, folded
+from fasttrain.terminal import GLUE, folded, rate_text
 
 REFRESH_S = 0.25  # of the panel
 PLAIN_EVERY_S = 10.0
@@ -73,7 +73,7 @@ class LiveView:
         bar = ProgressBar(progress.total_timesteps, done, width=max(1, min(40, room)))
         head = Table.grid(padding=(0, 1))
         head.add_row(bar, counts)
-        facts = [f"{progress.steps_per_s:,.0f} steps/s", f"{progress.updates:,} updates"]
+        facts = [f"{rate_text(progress.steps_per_s)} steps/s", f"{progress.updates:,} updates"]
         if progress.mean_return is not None:
             facts.append(f"reward {progress.mean_return:.3g}{progress.trend()}")
         if progress.win_rate is not None:

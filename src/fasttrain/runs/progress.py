@@ -8,13 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fasttrain.perf.clock import PhaseClock
+from fasttrain.perf.clock import UPDATE_PHASES, PhaseClock
 from fasttrain.runs.curve import LearningCurve
 from fasttrain.runs.env_text import one_line
+from fasttrain.terminal import rate_text
 
 WIN_KEYS = ("is_win", "is_success")
 SCORE_KEYS = ("score_diff", "vp_diff")  # how far ahead of the others the learner ended
-UPDATE_PHASES = ("replay_sample", "train_fwd", "train_bwd", "train", "optim")
+
+RECENT_S, MARK_EVERY_S = 60.0, 1.0
 
 
 def win_of(info: dict[str, Any]) -> bool | None:
@@ -52,6 +54,7 @@ class Progress:
     before_s: float = 0.0  # of the training that a resumed run goes on with
     max_s: float | None = None  # the training ends after so many seconds, if not before
     curve: LearningCurve = field(init=False)
+    _marks: deque[tuple[float, int]] = field(default_factory=deque)  # when, and env steps by then
 
     def __post_init__(self) -> None:
         self.curve = LearningCurve(self.total_timesteps)
@@ -72,6 +75,14 @@ class Progress:
         for name, value in info.get("reward_terms", {}).items():
             self.reward_terms.setdefault(str(name), deque(maxlen=1000)).append(float(value))
 
+    def mark(self) -> None:
+        """Called where a rollout begins: between two marks lie whole turns of collecting and updating."""
+        now = time.perf_counter()
+        if not self._marks or now - self._marks[-1][0] >= MARK_EVERY_S:
+            self._marks.append((now, self.env_steps))
+            while len(self._marks) > 2 and now - self._marks[1][0] > RECENT_S:
+                self._marks.popleft()
+
     @property
     def steps_per_s(self) -> float:
         elapsed = time.perf_counter() - self.started
@@ -79,14 +90,20 @@ class Progress:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds to go at the mean rate so far; None before anything is known."""
-        rate = self.steps_per_s
+        """Seconds to go at the rate of the last minute or so; None before anything is known."""
+        rate = self._recent_rate() or self.steps_per_s
         if rate <= 0:
             return None
         left = (self.total_timesteps - self.env_steps) / rate
         if self.max_s is not None:
             left = min(left, self.max_s - (time.perf_counter() - self.started))
         return max(0.0, left)
+
+    def _recent_rate(self) -> float:
+        if len(self._marks) < 2:
+            return 0.0
+        (began, first), (ended, last) = self._marks[0], self._marks[-1]
+        return (last - first) / (ended - began)
 
     @property
     def mean_return(self) -> float | None:
@@ -121,7 +138,7 @@ class Progress:
         percent = min(100.0, 100 * self.env_steps / self.total_timesteps)  # SB3 finishes the rollout it is in
         parts = [
             f"{self.env_steps:,}/{self.total_timesteps:,} steps {percent:.0f} %",
-            f"{self.steps_per_s:,.0f} steps/s",
+            f"{rate_text(self.steps_per_s)} steps/s",
         ]
         if self.eta_s is not None:
             parts.append(f"ETA {clock_text(self.eta_s)}")

@@ -16,7 +16,7 @@ from fasttrain.perf.limits import Flow, Rates, composed_limit, most_gain
 from fasttrain.runs.console import say
 from fasttrain.runs.tables import FittingTable
 from fasttrain.studies.advice import Advice
-from fasttrain.terminal import command
+from fasttrain.terminal import command, rate_text
 
 NAMES = {
     "env": "stepping the envs",
@@ -75,14 +75,14 @@ def parts(console: Console, found: Findings) -> None:
         console.print(table)
     if all(getattr(rates, part) is not None for part in LIMIT_PARTS):
         limit = composed_limit(rates, found.flow)
-        say(console, f"Limit of this configuration: {limit:,.0f} steps/s ({flow_words(found.flow)})")
+        say(console, f"Limit of this configuration: {rate_text(limit)} steps/s ({flow_words(found.flow)})")
         if present_s is not None:
             run = "The run" if found.finished else "A short training"
-            say(console, f"{run}: {1 / present_s:,.0f} steps/s, {100 / present_s / limit:.0f} % of the limit")
+            say(console, f"{run}: {rate_text(1 / present_s)} steps/s, {100 / present_s / limit:.0f} % of the limit")
 
 
 def _rate(seconds: float) -> str:
-    return f"{1 / seconds:,.0f}" if seconds > 0 else "-"
+    return rate_text(1 / seconds) if seconds > 0 else "-"
 
 
 def flow_words(flow: Flow) -> str:

@@ -21,7 +21,7 @@ from fasttrain.runs.folders import clear, command_line
 from fasttrain.runs.progress import clock_text
 from fasttrain.studies.cells import Cell, last_line, run_cell
 from fasttrain.studies.reports import write_report
-from fasttrain.terminal import near
+from fasttrain.terminal import near, rate_text
 
 STUDY_SCHEMA = 1
 # Keys that speak to the study, not to its cells.
@@ -195,7 +195,7 @@ def described(cell: Cell) -> str:
     quality, speed = cell.summary.get("quality") or {}, cell.summary.get("steps_per_s")
     facts = [cell.status]
     if speed is not None:
-        facts.append(f"{speed:,.0f} steps/s")
+        facts.append(f"{rate_text(speed)} steps/s")
     if quality.get("mean_reward") is not None:
         facts.append(f"reward {quality['mean_reward']:.3g}")
     if quality.get("win_rate") is not None:

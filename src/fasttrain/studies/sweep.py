@@ -28,7 +28,7 @@ from fasttrain.runs.run_lock import locked
 from fasttrain.runs.tables import FittingTable
 from fasttrain.studies.cells import Cell, last_line, run_cell
 from fasttrain.studies.reports import write_report
-from fasttrain.terminal import command, near
+from fasttrain.terminal import command, near, rate_text
 
 CSV_COLUMNS = (
     "status",
@@ -127,7 +127,7 @@ class Sweep:
 
     def _say_cell(self, cell: Cell) -> None:
         row = figures(cell, None)
-        facts = [f"{row['steps_per_s']:,.0f} steps/s"] if row["steps_per_s"] else []
+        facts = [f"{rate_text(row['steps_per_s'])} steps/s"] if row["steps_per_s"] else []
         facts += [f"reward {row['mean_reward']:.3g}"] if row["mean_reward"] is not None else []
         facts += [f"win {100 * row['win_rate']:.1f} %"] if row["win_rate"] is not None else []
         facts += [cell.error] if cell.error else []

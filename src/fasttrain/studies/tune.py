@@ -35,7 +35,7 @@ from fasttrain.studies.space import (
     update_ratio,
 )
 from fasttrain.studies.study import Compose, Study, Wanted, base_overrides
-from fasttrain.terminal import command
+from fasttrain.terminal import command, rate_text
 from fasttrain.typed import did_you_mean
 
 PROFILE = "profile"
@@ -238,7 +238,7 @@ class Search:
             if trial["rung"] == 1 and key in trial["point"] and not trial["refused"]:
                 said = str(trial["point"][key])
                 best[said] = max(best.get(said, 0.0), trial["steps_per_s"])
-        return "best steps/s by value: " + ", ".join(f"{said} {rate:,.0f}" for said, rate in sorted(best.items()))
+        return "best steps/s by value: " + ", ".join(f"{said} {rate_text(rate)}" for said, rate in sorted(best.items()))
 
 
 def label_of(point: Point) -> str:
@@ -252,7 +252,7 @@ def _table(trials: Sequence[Mapping[str, Any]], most: int = 12) -> FittingTable:
         table.add_row(
             label_of(trial["point"]),
             f"{TRIAL_S[trial['rung'] - 1]:.0f}",
-            f"{trial['steps_per_s']:,.0f}",
+            rate_text(trial["steps_per_s"]),
             f"{trial['update_ratio']:.5f}",
             f"{trial['memory_bytes'] / 2**20:,.0f} MB{' (refused)' if trial['refused'] else ''}",
         )
