@@ -325,7 +325,7 @@ DOCUMENTED = 'def f():\n    """One.\n' + "\n    More.\n" * 40 + '    """\n' + " 
         (errors_are_honest, {"fasttrain.a": "assert 1"}, "assert"),
         (errors_are_honest, {"fasttrain.a": "def f():\n    raise NotImplementedError"}, "NotImplementedError"),
         (mirrored_by_tests, {"fasttrain.vec.nowhere": "def f():\n    return 1"}, "no tests/vec/test_nowhere.py"),
-        (mirrored_by_tests, {"fasttrain.vec.no.where": "def f():\n    return 1"}, "nor tests/vec/test_no*.py"),
+        (mirrored_by_tests, {"fasttrain.vec.zero.where": "def f():\n    return 1"}, "nor tests/vec/test_zero*.py"),
     ],
 )  # fmt: skip
 def test_rule_bites(rule: Rule, sources: Sources, problem: str) -> None:

@@ -95,6 +95,9 @@ BETWEEN: dict[str, tuple[float, float]] = {
     "algo.exploration_initial_eps": (0, 1),
     "algo.exploration_final_eps": (0, 1),
 }
+METRICS = ("win_rate", "mean_reward", "tail")  # of gate.metric
+QUALITY_NAMES = ("episodes", "mean_reward", "win_rate", "draw_rate", "score_diff", "end_reason", "mean_length",
+                 "mean_turns", "scores", "untold", "ci95", "tail", "auto", "sampled")  # fmt: skip
 SCHEDULES = ("algo.learning_rate", "algo.clip_range", "algo.clip_range_vf")
 
 
@@ -133,6 +136,7 @@ def check(config: Any) -> None:
         _check_rollout,
         _check_replay,
         _check_device,
+        _check_scores,
     )
     for rule in rules:
         rule(config)
@@ -214,6 +218,16 @@ def _check_replay(config: Any) -> None:
         raise ConfigError(
             f"num_envs={config.num_envs} is more than algo.buffer_size={buffer_size}: the buffer holds no "
             "transition per env; take a larger buffer"
+        )
+
+
+def _check_scores(config: Any) -> None:
+    taken = sorted({*QUALITY_NAMES} & {*config.env.score_keys})
+    if taken:
+        raise ConfigError(f"env.score_keys: {', '.join(taken)} is told already; leave it out, or rename it in the info")
+    if config.gate.metric not in ("auto", *METRICS, *config.env.score_keys):
+        raise ConfigError(
+            f"gate.metric={config.gate.metric}: expected auto, {', '.join(METRICS)}, or a name that env.score_keys has"
         )
 
 

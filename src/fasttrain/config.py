@@ -43,6 +43,9 @@ class EnvConfig:
     opponent_key: str | None = None  # the entry of kwargs that names the opponents; None: the env has none
     eval_opponent: str | None = None  # a fixed one, by which quality is measured in self-play
     by_tier: dict[str, dict[str, dict[str, float]]] | None = None  # algorithm → tier → its own values, as algo.by_tier
+    win_key: str | None = None  # of the last info: whether the episode was won; None: is_win or is_success
+    score_keys: tuple[str, ...] = ()  # of the last info: numbers to be told of, [vp, damage]
+    end_key: str | None = None  # of the last info: how the episode ended; None: end_reason
     reward_debug_key: str | None = None  # the entry of kwargs that makes the env tell its reward term by term
     total_timesteps: int  # the env's own horizon; the top-level key of the same name decides
     eval_episodes: int  # likewise for eval.episodes

@@ -11,7 +11,7 @@ class GateConfig:
     """What a candidate must show beside its baseline (`compare`, `ablate`)."""
 
     margin: float | None = None  # in the metric's unit; None: 0.03 of a win rate, 5 % of the baseline's mean reward
-    metric: Literal["auto", "win_rate", "mean_reward", "tail"] = "auto"  # win_rate where there is one; tail: training's
+    metric: str = "auto"  # win_rate where there is one, else mean_reward; or tail: training's; or one of env.score_keys
     min_pairs: int = 5  # fewer seeds prove nothing, whatever their interval says
     min_speed_up: float = 1.1  # below it a candidate is not worth its trade-offs
     threshold: float | None = None  # of reward, or win rate: time to it; None: 90 % of the baseline's rise

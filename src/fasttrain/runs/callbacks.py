@@ -27,6 +27,7 @@ from fasttrain.runs.checkpoints import Checkpoints
 from fasttrain.runs.episodes import EpisodeLog
 from fasttrain.runs.live import LiveView
 from fasttrain.runs.progress import Progress
+from fasttrain.runs.quality_keys import QualityKeys
 from fasttrain.runs.saving import Saving
 from fasttrain.runs.stopping import Stop, Stopping
 
@@ -134,6 +135,7 @@ class RunCallback(BaseCallback):
         self._enabled = config.train_log_enabled
         self._nan_guard = config.nan_guard
         self._logged_updates = 0
+        self._keys = QualityKeys.of(config.env)
 
     def _on_training_start(self) -> None:
         # Ours count their own updates: a hook on the optimizer would keep the fused kernels away.
@@ -233,6 +235,7 @@ class RunCallback(BaseCallback):
             episode = info.get("episode")
             if episode is None:
                 continue
+            info = self._keys.read(info)
             progress.add_episode(float(episode["r"]), info)
             if self.parts.stopping.active:
                 self.parts.stopping.add(self.num_timesteps, float(episode["r"]))

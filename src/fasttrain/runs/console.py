@@ -102,7 +102,8 @@ def show_quality(console: Console, quality: Mapping[str, dict[str, Any]]) -> Non
     console.print("\nQuality (own seeds, 95 % intervals)", style="bold")
     draws = any(result.get("draw_rate") for result in quality.values())
     columns = ["acting", "episodes", "mean reward", "win rate", *(["draws"] if draws else []), "score difference"]
-    table = FittingTable([*columns, "length", "ends"])
+    scores = list(dict.fromkeys(name for result in quality.values() for name in result.get("scores", ())))
+    table = FittingTable([*columns, *map(one_line, scores), "length", "ends"])
     for acting, result in quality.items():
         ci95 = result["ci95"]
         ends = ", ".join(f"{name} {100 * share:.0f} %" for name, share in result["end_reason"].items())
@@ -113,10 +114,17 @@ def show_quality(console: Console, quality: Mapping[str, dict[str, Any]]) -> Non
             _with_interval(result["win_rate"], ci95["win_rate"], 100, "{:.1f} %"),
             *([f"{100 * (result['draw_rate'] or 0):.1f} %"] if draws else []),
             _with_interval(result["score_diff"], ci95["score_diff"], 1, "{:.1f}"),
+            *(_with_interval(result.get(name), ci95.get(name), 1, "{:.3g}") for name in scores),
             f"{result['mean_length']:.1f}",
             one_line(ends, 2000),
         )
     console.print(table)
+    for untold in [result["untold"] for result in quality.values() if "untold" in result][:1]:
+        held = f"the last info held {', '.join(untold['held']) or 'nothing'}"
+        if untold["missing"]:
+            say(console, f"  {', '.join(untold['missing'])}: no last info has it; {held}", style="bold")
+        else:
+            say(console, f"  {held}: name what counts by env.win_key, env.score_keys, env.end_key", style="dim")
 
 
 def _with_interval(value: float | None, interval: list[float] | None, scale: float, form: str) -> str:

@@ -26,13 +26,14 @@ from fasttrain.runs.console import make_console, say, show_quality
 from fasttrain.runs.env_text import one_line
 from fasttrain.runs.files import parse_json, write_json
 from fasttrain.runs.model_files import find_statistics, load_policy
-from fasttrain.runs.progress import score_diff_of, win_of
+from fasttrain.runs.quality_keys import END_KEY, SCORES, QualityKeys, held_by, score_diff_of, win_of
 from fasttrain.runs.wrap import Statistics
 from fasttrain.terminal import near
 
 LONGEST_REASON, MOST_REASONS = 200, 100  # of an env's texts what summary.json keeps
 MOST_PLAN_BYTES = 16 << 20  # 10 kB are usual
 MAX_EPISODE_STEPS = 27_000  # the usual bound of an Atari episode; a greedy policy may walk in circles for ever
+PLAIN_KEYS = QualityKeys()
 Quality = dict[str, dict[str, Any]]  # way of acting ("greedy", "sampled") → what `summarise` returns
 
 
@@ -58,6 +59,7 @@ def evaluate(
     deterministic: bool,
     seed: int,
     keep_on: Callable[[int], bool] = lambda _: True,
+    keys: QualityKeys = PLAIN_KEYS,
 ) -> dict[str, Any]:
     """Play `episodes` episodes and summarise them.
 
@@ -98,24 +100,34 @@ def evaluate(
             for index in np.flatnonzero((lengths >= MAX_EPISODE_STEPS) & (quota > 0)):
                 quota[index] = 0
                 finished.append((returns[index], lengths[index], {**infos[index], "end_reason": "not ended"}))
-    return summarise(finished)
+    return summarise(finished, keys)
 
 
-def summarise(finished: Sequence[tuple[float, int, Mapping[str, Any]]]) -> dict[str, Any]:
-    """Means and 95 % intervals over episodes given as (return, length, last info)."""
+def summarise(finished: Sequence[tuple[float, int, dict[str, Any]]], keys: QualityKeys = PLAIN_KEYS) -> dict[str, Any]:
+    """Means and 95 % intervals over episodes given as (return, length, last info).
+
+    What `keys.scores` names has a mean and an interval under its own name, and its name in `scores`. Where nothing but
+    reward is told, or a key was not found, `untold` says what the last info held and which keys were missing.
+    """
     if not finished:
         none = dict.fromkeys(("mean_reward", "win_rate", "score_diff"))
         more: dict[str, Any] = {"draw_rate": None, "end_reason": {}, "mean_length": 0.0, "mean_turns": None}
         return {"episodes": 0, **none, **more, "ci95": dict(none)}
     rewards = np.array([reward for reward, _, _ in finished], dtype=np.float64)
-    wins = [won for _, _, info in finished if (won := win_of(dict(info))) is not None]
+    last, missing = finished[-1][2], keys.missing([info for _, _, info in finished])
+    finished = [(reward, length, keys.read(info)) for reward, length, info in finished]
+    wins = [won for _, _, info in finished if (won := win_of(info)) is not None]
     found = (score_diff_of(info) for _, _, info in finished)
     scores = np.array([score for score in found if score is not None], dtype=np.float64)
     draws = [bool(info["is_draw"]) for _, _, info in finished if "is_draw" in info]
     turns = [float(info["turn"]) for _, _, info in finished if "turn" in info]
-    reasons = Counter(one_line(info.get("end_reason", _plain_end(info)), LONGEST_REASON) for _, _, info in finished)
+    reasons = Counter(one_line(info.get(END_KEY, _plain_end(info)), LONGEST_REASON) for _, _, info in finished)
+    named = {key: _told(key, finished) for key in keys.scores}
+    named = {key: values for key, values in named.items() if len(values)}
+    silent = not (len(wins) or len(scores) or named or any(END_KEY in info for _, _, info in finished))
     return {
         "episodes": len(finished),
+        **{key: float(values.mean()) for key, values in named.items()},
         "mean_reward": float(rewards.mean()),
         "win_rate": float(np.mean(wins)) if wins else None,
         "draw_rate": float(np.mean(draws)) if draws else None,
@@ -123,12 +135,19 @@ def summarise(finished: Sequence[tuple[float, int, Mapping[str, Any]]]) -> dict[
         "end_reason": {name: count / len(finished) for name, count in reasons.most_common(MOST_REASONS)},
         "mean_length": float(np.mean([length for _, length, _ in finished])),
         "mean_turns": float(np.mean(turns)) if turns else None,
+        **({"scores": list(named)} if named else {}),
+        **({"untold": {"missing": missing, "held": held_by(last)}} if missing or (silent and held_by(last)) else {}),
         "ci95": {
+            **{key: mean_interval(values) for key, values in named.items()},
             "mean_reward": mean_interval(rewards),
             "win_rate": wilson_interval(sum(wins), len(wins)) if wins else None,
             "score_diff": mean_interval(scores) if len(scores) else None,
         },
     }
+
+
+def _told(key: str, finished: Sequence[tuple[float, int, Mapping[str, Any]]]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return np.array([info[SCORES][key] for _, _, info in finished if key in info.get(SCORES, {})], dtype=np.float64)
 
 
 def _plain_end(info: Mapping[str, Any]) -> str:
@@ -175,7 +194,7 @@ def evaluate_both(
     statistics = model.get_vec_normalize_env() if statistics is None else statistics
     count = config.eval.num_envs or min(config.eval.episodes, 64 if config.vec_env == "native" else 8)
     ways = ["greedy", "sampled"] if sampled and config.algo.name != "dqn" else ["greedy"]
-    quality: Quality = {}
+    quality, keys = Quality(), QualityKeys.of(config.env)
     with activity(console, "evaluating") as doing:
         env = build_vec_env(own, count, config.eval.seed, statistics, doing.now)
         try:
@@ -185,7 +204,9 @@ def evaluate_both(
                     doing.count(played, config.eval.episodes, f"{way} episodes")
                     return not stop()
 
-                quality[way] = evaluate(model, env, config.eval.episodes, way == "greedy", config.eval.seed, keep_on)
+                quality[way] = evaluate(
+                    model, env, config.eval.episodes, way == "greedy", config.eval.seed, keep_on, keys
+                )
         finally:
             env.close()
     return quality

@@ -15,7 +15,7 @@ from fasttrain.algos.snapshots import SnapshotPool
 from fasttrain.config import SELF, Config
 from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.runs.progress import win_of
+from fasttrain.runs.quality_keys import QualityKeys, win_of
 from fasttrain.runs.tensor_file import read_tensors
 from fasttrain.vec.self_play import SelfPlayVecEnv
 
@@ -24,7 +24,7 @@ def score_of(info: Mapping[str, Any]) -> float | None:
     """The learner's share of the points: of opponents beaten, or 1, 0.5, 0 for a win, a draw, a loss."""
     if "opponents_beaten" in info:
         return float(info["opponents_beaten"])
-    won = win_of(dict(info))
+    won = win_of(info)
     if won is None:
         return None
     return 0.5 if info.get("is_draw") else float(won)
@@ -36,7 +36,8 @@ def pool_for(config: Config, model: BaseAlgorithm, env: VecEnv) -> SnapshotPool 
         return None
     settings = config.self_play
     alone = config.env.kwargs.get(str(config.env.opponent_key)) == SELF  # with bots among them a score is not theirs
-    rated = score_of if alone else lambda _: None
+    keys = QualityKeys.of(config.env)
+    rated = (lambda info: score_of(keys.read(info))) if alone else lambda _: None
     pool = SnapshotPool(model, env.num_envs, settings.latest, settings.pool, config.seed, rated)
     env.set_opponent(pool)
     return pool

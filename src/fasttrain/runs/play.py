@@ -41,7 +41,7 @@ from fasttrain.runs.console import make_console
 from fasttrain.runs.env_text import shown
 from fasttrain.runs.evaluate import load_run, own_random_state, summarise
 from fasttrain.runs.model_files import find_statistics
-from fasttrain.runs.progress import win_of
+from fasttrain.runs.quality_keys import QualityKeys, win_of
 from fasttrain.runs.wrap import wrapped
 
 MOST_LINES = 60  # legal actions in words, one a line; more are listed as numbers
@@ -210,6 +210,7 @@ class Play:
         self.settings, self.model, self.env, self.watched, self.console = trained.play, model, env, watched, console
         self.has_masks = env.has_attr("action_masks")
         self.masked = self.has_masks and "action_masks" in inspect.signature(model.predict).parameters
+        self.keys = QualityKeys.of(trained.env)
         self._states: Any = None  # of a policy that remembers
         self._starts = np.ones(1, np.bool_)
         self.finished: list[tuple[float, int, dict[str, Any]]] = []
@@ -244,6 +245,7 @@ class Play:
             over, total = bool(dones[0]), total + float(rewards[0])
             if self.watched.told and (over or not self.watched.opponents_decide):
                 self._show(self.watched.told)
+        infos[0] = self.keys.read(infos[0])
         self.finished.append((total, decisions, infos[0]))
         self._show(f"\n{self.watched.last_picture}")
         self._show(f"game {number}: {_outcome(infos[0])}, {decisions} decisions, return {total:.3g}", "bold")
@@ -324,7 +326,7 @@ class Play:
         """One line about all episodes."""
         if not self.finished:
             return "no game finished"
-        result = summarise(self.finished)
+        result = summarise(self.finished, self.keys)
         count = result["episodes"]
         parts = [f"{count} game{'s' if count > 1 else ''}", f"mean return {result['mean_reward']:.3g}"]
         if result["win_rate"] is not None:
@@ -337,7 +339,7 @@ class Play:
 
 def _outcome(info: Mapping[str, Any]) -> str:
     """won, lost or draw, and the env's own word for it where it has another."""
-    won, reason = win_of(dict(info)), str(info.get("end_reason", ""))
+    won, reason = win_of(info), str(info.get("end_reason", ""))
     if won is not None:
         word = "draw" if info.get("is_draw") else "won" if won else "lost"
         return f"{word} ({reason})" if reason not in ("", word) else word

@@ -4,35 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from fasttrain.perf.clock import UPDATE_PHASES, PhaseClock
 from fasttrain.runs.curve import LearningCurve
 from fasttrain.runs.env_text import one_line
+from fasttrain.runs.quality_keys import SCORES, score_diff_of, win_of
 from fasttrain.terminal import rate_text
 
-WIN_KEYS = ("is_win", "is_success")
-SCORE_KEYS = ("score_diff", "vp_diff")  # how far ahead of the others the learner ended
-
 RECENT_S, MARK_EVERY_S = 60.0, 1.0
-
-
-def win_of(info: dict[str, Any]) -> bool | None:
-    """Whether an episode was won, None where the env does not say."""
-    for key in WIN_KEYS:
-        if key in info:
-            return bool(info[key])
-    return None
-
-
-def score_diff_of(info: Mapping[str, Any]) -> float | None:
-    """By how much the learner was ahead in the end, None where the env does not say."""
-    for key in SCORE_KEYS:
-        if key in info:
-            return float(info[key])
-    return None
 
 
 @dataclass(slots=True)
@@ -50,6 +31,7 @@ class Progress:
     draws: deque[bool] = field(default_factory=lambda: deque(maxlen=1000))
     score_diffs: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
     reward_terms: dict[str, deque[float]] = field(default_factory=dict)  # sums of the last episodes, by term
+    scores: dict[str, deque[float]] = field(default_factory=dict)  # of the last episodes, by `env.score_keys`
     first_update_s: float | None = None  # from the creation of the process to the end of its first update
     before_s: float = 0.0  # of the training that a resumed run goes on with
     max_s: float | None = None  # the training ends after so many seconds, if not before
@@ -72,8 +54,9 @@ class Progress:
         score_diff = score_diff_of(info)
         if score_diff is not None:
             self.score_diffs.append(score_diff)
-        for name, value in info.get("reward_terms", {}).items():
-            self.reward_terms.setdefault(str(name), deque(maxlen=1000)).append(float(value))
+        for kept, named in ((self.reward_terms, "reward_terms"), (self.scores, SCORES)):
+            for name, value in info.get(named, {}).items():
+                kept.setdefault(str(name), deque(maxlen=1000)).append(float(value))
 
     def mark(self) -> None:
         """Called where a rollout begins: between two marks lie whole turns of collecting and updating."""
@@ -149,6 +132,7 @@ class Progress:
             parts.append(f"win {100 * self.win_rate:.1f} %{draws}")
         if self.score_diffs:
             parts.append(f"score {sum(self.score_diffs) / len(self.score_diffs):+.3g}")
+        parts += [f"{one_line(name)} {sum(values) / len(values):.3g}" for name, values in self.scores.items()]
         parts.append(" ".join(f"{name} {100 * share:.0f} %" for name, share in self.shares().items()))
         return " · ".join(parts)
 

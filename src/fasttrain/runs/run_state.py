@@ -15,6 +15,7 @@ from fasttrain.runs.progress import Progress
 from fasttrain.runs.stopping import Block, Plateau, Stopping
 
 RECENT = ("returns", "wins", "draws", "score_diffs")
+BY_NAME = ("reward_terms", "scores")  # a deque of each
 
 
 def progress_state(progress: Progress) -> dict[str, Any]:
@@ -25,7 +26,9 @@ def progress_state(progress: Progress) -> dict[str, Any]:
         "episodes": progress.episodes,
         "wall_s": time.perf_counter() - progress.started,
         **{name: plain(list(getattr(progress, name))) for name in RECENT},
-        "reward_terms": {name: plain(list(values)) for name, values in progress.reward_terms.items()},
+        **{
+            named: {name: plain(list(values)) for name, values in getattr(progress, named).items()} for named in BY_NAME
+        },
         "curve": curve_state(progress.curve),
     }
 
@@ -38,8 +41,9 @@ def load_progress(progress: Progress, state: Mapping[str, Any]) -> None:
     progress.started = time.perf_counter() - progress.before_s
     for name in RECENT:
         getattr(progress, name).extend(state[name])
-    for name, values in state["reward_terms"].items():
-        progress.reward_terms[name] = deque(values, maxlen=1000)
+    for named in BY_NAME:
+        for name, values in state.get(named, {}).items():
+            getattr(progress, named)[name] = deque(values, maxlen=1000)
     load_curve(progress.curve, state["curve"])
 
 

@@ -22,7 +22,7 @@ from fasttrain.studies.statistics import (
 from fasttrain.study_config import GateConfig
 
 RISE = 0.9  # share of the baseline's rise that counts as learned, where no threshold was named
-TITLES = {"win_rate": "win rate", "mean_reward": "mean reward", "tail": "training's last fifth"}
+TITLES = {"win_rate": "win rate", "mean_reward": "mean reward", "tail": "training's last fifth"}  # else its own name
 
 
 @dataclass(frozen=True)
@@ -152,6 +152,8 @@ def _row(
     gate, metric, threshold, common = how
     runs = list(outcomes.values())
     figures = {key: _interval([read(outcome) for outcome in runs]) for key, read in FIGURES.items()}
+    for key in dict.fromkeys(key for outcome in runs for key in outcome.summary["quality"].get("scores", ())):
+        figures[key] = _interval([outcome.quality(key) for outcome in runs])
     figures["sample_efficiency"] = _interval([outcome.efficiency(common) for outcome in runs])
     reached = [None if threshold is None else outcome.time_to(threshold) for outcome in runs]
     speed_up = comparison = None
@@ -182,7 +184,8 @@ def _speeds(outcomes: Mapping[int, Outcome]) -> dict[int, float]:
 
 def values_of(outcomes: Mapping[int, Outcome], metric: str) -> dict[int, float]:
     """The metric by seed; seeds that do not tell it are left out."""
-    found = {seed: FIGURES[metric](outcome) for seed, outcome in outcomes.items()}
+    read = FIGURES.get(metric) or _from_quality(metric)
+    found = {seed: read(outcome) for seed, outcome in outcomes.items()}
     return {seed: value for seed, value in found.items() if value is not None}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fasttrain.runs.progress import WIN_KEYS
+from fasttrain.runs.quality_keys import WIN_KEYS
 from fasttrain.studies.cells import Cell
 from fasttrain.studies.pages.episodes import read_episodes
 from fasttrain.studies.statistics import Floats, learning_curve, trail

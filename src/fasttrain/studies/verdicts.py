@@ -9,8 +9,9 @@ from typing import Any
 from rich.console import Console
 
 from fasttrain.runs.console import say
+from fasttrain.runs.env_text import one_line
 from fasttrain.runs.tables import FittingTable
-from fasttrain.studies.judge import TITLES, Row
+from fasttrain.studies.judge import FIGURES, TITLES, Row
 from fasttrain.studies.statistics import OPEN, PASS, Comparison, Interval
 
 STYLES = {"pass": "green", "fail": "bold red", "not enough seeds": "yellow"}
@@ -39,7 +40,7 @@ def sentence(row: Row, gate: Mapping[str, Any]) -> str:
         return f"{row.name}: no seed finished that the baseline finished too"
     scale, unit = _unit(gate)
     low, high = (f"{scale * bound:+.3g}" if math.isfinite(bound) else "?" for bound in (found.low, found.high))
-    difference = f"{TITLES[gate['metric']]} {scale * found.difference:+.3g} [{low}, {high}]{unit}"
+    difference = f"{TITLES.get(gate['metric'], gate['metric'])} {scale * found.difference:+.3g} [{low}, {high}]{unit}"
     facts = f"{difference}, margin {scale * found.margin:.3g} ({found.pairs} seeds)"
     speed = f"{ratio(row.speed_up)} as fast"
     if not row.faster:
@@ -117,10 +118,13 @@ QUALITY = (
 
 
 def _quality_table(rows: Sequence[Row]) -> FittingTable:
-    shown = [column for column in QUALITY if any(row.figures[column[1]] is not None for row in rows)]
+    known = {name for _, name, _, _ in QUALITY} | FIGURES.keys()
+    own = dict.fromkeys(name for row in rows for name in row.figures if name not in known)  # of env.score_keys
+    columns = [*QUALITY, *((one_line(name), name, 1.0, "{:.3g}") for name in own)]
+    shown = [column for column in columns if any(row.figures.get(column[1]) is not None for row in rows)]
     table = FittingTable(["candidate", *(title for title, _, _, _ in shown), "verdict"])
     for row in rows:
-        texts = [cell_text(row.figures[name], scale, form) for _, name, scale, form in shown]
+        texts = [cell_text(row.figures.get(name), scale, form) for _, name, scale, form in shown]
         verdict = row.verdict or ("baseline" if row is rows[0] else "-")
         table.add_row(row.name, *texts, verdict, style="bold" if verdict == PASS else "")
     return table

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from fasttrain.runs.files import read_json
-from fasttrain.runs.progress import WIN_KEYS
+from fasttrain.runs.quality_keys import WIN_KEYS
 from fasttrain.studies.pages.charts import XY, Axis, Chart, Level, Line, Row, Rows, color_of
 from fasttrain.studies.pages.curves import Curve, across_seeds, mean_interval, spread_curve
 from fasttrain.studies.pages.episodes import Episodes, read_episodes
-from fasttrain.studies.pages.metrics import METRICS, Form, Found, found, metric_of, quality_of
+from fasttrain.studies.pages.metrics import Form, Found, found, metric_of, quality_of
 from fasttrain.studies.pages.run_charts import OVER, OVER_WORDS
 from fasttrain.studies.pages.words import NOTHING, interval, number, percent
 
@@ -77,7 +77,7 @@ def difference_chart(
 
 def seeds_chart(folders: Mapping[str, Sequence[Path]], metric: str, is_rate: bool) -> Chart | None:
     """Final quality, a dot per seed."""
-    known, rows = METRICS[metric], []
+    known, rows = metric_of(metric), []
     form: Form = percent if is_rate else number
     for place, (name, cells) in enumerate(folders.items()):
         values = [value for cell in cells if (value := _final(cell, metric, is_rate)) is not None]

@@ -19,7 +19,7 @@ from fasttrain.studies.pages.compare_charts import (
     margin_text,
     seeds_chart,
 )
-from fasttrain.studies.pages.metrics import METRICS, cells_title, found, link_to, metric_of, quality_of
+from fasttrain.studies.pages.metrics import cells_title, found, link_to, metric_of, quality_of
 from fasttrain.studies.pages.page import Banner, Cell, Page, Section, Table, Tile, Tone
 from fasttrain.studies.pages.run_charts import endings
 from fasttrain.studies.pages.words import as_mapping, as_number, as_rows, clean, label, number, percent, seconds, times
@@ -51,8 +51,8 @@ class Comparison:
     def metric(self) -> str:
         """The gate's; of a file that says none, the win rate where there is one."""
         named = self.gate.get("metric")
-        if named in METRICS:
-            return str(named)
+        if isinstance(named, str):
+            return named
         told = any(found(row.get("win_rate")).value is not None for row in self.rows)
         return "win_rate" if told else "mean_reward"
 
@@ -112,7 +112,7 @@ def _facts(study: Comparison) -> list[tuple[str, str]]:
     seeds = {str(cell.get("seed")) for cell in study.cells if cell.get("status") == "done"}
     return [
         ("baseline", clean(study.names[0]) if study.names else "–"),
-        ("judged by", METRICS[study.metric].title),
+        ("judged by", metric_of(study.metric).title),
         ("margin", margin_text(as_number(study.gate.get("margin")), study.is_rate)),
         ("seeds", number(len(seeds))),
         ("date", date),
@@ -136,7 +136,7 @@ def _verdict(study: Comparison, row: Mapping[str, Any]) -> Banner:
     change = found(row.get("difference"))
     if change.value is not None:
         text = difference_text(change, study.is_rate)
-        facts.append(f"{METRICS[study.metric].title} {text}, margin {margin_text(_margin(study), study.is_rate)}")
+        facts.append(f"{metric_of(study.metric).title} {text}, margin {margin_text(_margin(study), study.is_rate)}")
     if needed := as_number(row.get("seeds_needed")):
         facts.append(f"about {needed:.0f} seeds would tell, if the two are alike")
     tone: Tone = TONES.get(verdict, "")
@@ -186,7 +186,7 @@ def _figure_tables(study: Comparison) -> list[Table]:
                 texts = [
                     Cell(difference_text(value, study.is_rate) if value.value is not None else "–") for value in values
                 ]
-                rows.append([f"difference in {METRICS[study.metric].title}", *texts])
+                rows.append([f"difference in {metric_of(study.metric).title}", *texts])
             else:
                 told = [row.get(name) is not None and name.startswith(NEVER) for row in study.rows]
                 cells = [each._replace(never=never).cell(metric) for each, never in zip(values, told, strict=True)]
@@ -222,10 +222,10 @@ def _cell_tables(study: Comparison) -> list[Table]:
             str(cell.get("seed", "")),
             Cell(status, tone=tone),
             number(summary.get("steps_per_s")),
-            quality_of(summary, metric).cell(METRICS[metric]),
+            quality_of(summary, metric).cell(metric_of(metric)),
             seconds(cell.get("seconds")),
             str(cell.get("error") or ""),
         ])  # fmt: skip
-    names = ["candidate", ">seed", "status", ">steps/s", f">{METRICS[metric].title}", ">seconds in all", "error"]
+    names = ["candidate", ">seed", "status", ">steps/s", f">{metric_of(metric).title}", ">seconds in all", "error"]
     title = cells_title(len(rows))
     return [Table(names, rows, title, folded=len(rows) > 12, optional=("error",))] if rows else []

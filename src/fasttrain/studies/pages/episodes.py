@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasttrain.runs.env_text import from_csv_cell
-from fasttrain.runs.progress import SCORE_KEYS, WIN_KEYS
+from fasttrain.runs.quality_keys import SCORE_KEYS, WIN_KEYS
 from fasttrain.studies.pages.words import as_number
 
 Floats = NDArray[np.float64]

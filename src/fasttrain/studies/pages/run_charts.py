@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fasttrain.runs.progress import SCORE_KEYS, WIN_KEYS
+from fasttrain.runs.quality_keys import SCORE_KEYS, WIN_KEYS
 from fasttrain.studies.pages.charts import (
     GREY,
     XY,

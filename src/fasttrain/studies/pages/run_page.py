@@ -154,10 +154,15 @@ def _quality_tables(run: RunFiles) -> list[Table]:
         (">win rate", "win_rate", percent),
         (">draws", "draw_rate", percent),
         (">score difference", "score_diff", number),
+        *((f">{name}", name, number) for result in results.values() for name in result.get("scores", ())),
         (">mean length", "mean_length", number),
         (">mean turns", "mean_turns", number),
     ]
-    shown = [column for column in columns if any(as_number(r.get(column[1])) is not None for r in results.values())]
+    shown = [
+        column
+        for column in dict.fromkeys(columns)
+        if any(as_number(r.get(column[1])) is not None for r in results.values())
+    ]
     rows: list[list[Cell | str]] = []
     for name, result in results.items():
         ci95 = as_mapping(result.get("ci95"))

@@ -1,0 +1,66 @@
+"""What the last info of an episode says, under the names that the user gives it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from conftest import configured
+from fasttrain.errors import ConfigError
+from fasttrain.runs.evaluate import summarise
+from fasttrain.runs.quality_keys import QualityKeys, held_by, score_diff_of, win_of
+
+KEYS = QualityKeys("victory", ("vp", "damage"), "how")
+ENDS = [
+    (1.0, 10, {"victory": True, "vp": 9, "damage": np.float32(2.5), "how": "time", "episode": {}}),
+    (3.0, 20, {"victory": 0, "vp": 11, "damage": 3.5, "how": "fell"}),
+]
+
+
+def test_wins_and_scores_by_their_usual_names():
+    assert win_of({}) is None
+    assert win_of({"is_win": 0}) is False
+    assert win_of({"is_success": True}) is True
+    assert score_diff_of({"vp_diff": 3}) == 3.0
+    assert score_diff_of({"vp": 3}) is None
+
+
+def test_the_users_names_are_read_as_the_usual_ones():
+    assert QualityKeys().read(ENDS[0][2]) is ENDS[0][2], "nothing named, nothing copied"
+    told = KEYS.read(ENDS[1][2])
+    assert (told["is_win"], told["end_reason"], told["scores"]) == (False, "fell", {"vp": 11.0, "damage": 3.5})
+    assert told["victory"] == 0
+    assert "scores" not in ENDS[1][2]
+
+
+def test_named_scores_have_means_and_intervals():
+    found = summarise(ENDS, KEYS)
+    assert (found["win_rate"], found["vp"], found["damage"]) == (0.5, 10.0, 3.0)
+    assert found["scores"] == ["vp", "damage"]
+    low, high = found["ci95"]["vp"]
+    assert (low + high) / 2 == pytest.approx(10.0)
+    assert high - 10 == pytest.approx(12.706, abs=1e-3), "Student's with one degree of freedom"
+    assert found["end_reason"] == {"time": 0.5, "fell": 0.5}
+    assert "untold" not in found
+
+
+def test_keys_that_no_info_has_are_named_with_what_there_was():
+    found = summarise(ENDS, QualityKeys("won", ("vp", "how"), "why"))
+    assert found["untold"]["missing"] == ["env.win_key=won", "env.end_key=why", "env.score_keys=[how]"]
+    assert found["untold"]["held"] == ["victory (0)", "vp (11)", "damage (3.5)", "how (fell)"]
+    assert (found["scores"], found["win_rate"]) == (["vp"], None)
+
+
+def test_where_nothing_but_reward_is_told_the_last_info_is_listed():
+    assert summarise(ENDS)["untold"] == {"missing": [], "held": held_by(ENDS[1][2])}
+    assert "untold" not in summarise([(1.0, 3, {"TimeLimit.truncated": True, "episode": {}})]), "nothing to name"
+    assert "untold" not in summarise([(1.0, 3, {"is_success": True, "vp": 3})])
+    assert held_by({"board": np.zeros(3), "text": "x" * 99, "episode": 3}) == [f"text ({'x' * 19}…)"]
+
+
+def test_a_study_may_be_judged_by_a_score():
+    assert configured("env.id=CartPole-v1", "env.score_keys=[vp]", "gate.metric=vp").gate.metric == "vp"
+    with pytest.raises(ConfigError, match=r"^gate.metric=vp: expected auto, win_rate, mean_reward, tail, or a name"):
+        configured("env.id=CartPole-v1", "gate.metric=vp")
+    with pytest.raises(ConfigError, match=r"^env.score_keys: mean_reward is told already"):
+        configured("env.id=CartPole-v1", "env.score_keys=[mean_reward]")
