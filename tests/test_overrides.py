@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from fasttrain.overrides import from_environment, key_of, normalise, sources, split_options
 
 
@@ -19,9 +21,19 @@ def test_profile_is_accepted_with_and_without_plus():
 
 
 def test_naming_an_env_selects_the_plain_group():
-    assert normalise(["env.id=A-v0"], {}) == ["env=gym", "env.id=A-v0"]
-    assert normalise(["env.entry_point=a:B"], {}) == ["env=gym", "env.entry_point=a:B"]
+    assert normalise(["env.id=A-v0"], {}) == ["env=gym", "env.name=A-v0", "env.id=A-v0"]
+    assert normalise(["env.entry_point=a.b:Go"], {}) == ["env=gym", "env.name=Go", "env.entry_point=a.b:Go"]
+    assert normalise(["env.id=ALE/Pong-v5", "env.name=p"], {}) == ["env=gym", "env.id=ALE/Pong-v5", "env.name=p"]
     assert normalise(["env=skullking", "env.id=A-v0"], {}) == ["env=skullking", "env.id=A-v0"]
+
+
+@pytest.mark.parametrize(
+    ("override", "name"),
+    [("env.id=ALE/Pong-v5", "ALE-Pong-v5"), ("env.id='a:B-v0'", "B-v0"), ("env.id=A-v0,B-v0", ""), ("env.id=", "")],
+)
+def test_folders_are_called_by_the_env(override: str, name: str):
+    named = [text for text in normalise([override], {}) if text.startswith("env.name=")]
+    assert named == ([f"env.name={name}"] if name else [])
 
 
 def test_constructor_arguments_need_no_plus():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from fasttrain.flags import FLAGS
@@ -36,16 +37,26 @@ def normalise(arguments: Sequence[str], environment: Mapping[str, str]) -> list[
     """Arguments for Hydra.
 
     `profile=speed` becomes `+profile=speed`; naming an env by `env.id` or `env.entry_point` alone selects the plain
-    `env=gym` group first; `env.kwargs.x=1` needs no plus; environment variables named like a speed flag in capitals
-    come before what was typed, so that the command line wins over them and they win over the profile.
+    `env=gym` group first and calls it so in folders and tables; `env.kwargs.x=1` needs no plus; environment variables
+    named like a speed flag in capitals come before what was typed, so that the command line wins over them and they win
+    over the profile.
     """
     options, overrides = split_options(arguments)
     typed = {key_of(override) for override in overrides}
     result = list(options)
     if typed & {"env.id", "env.entry_point"} and "env" not in typed:
         result.append("env=gym")
+        if "env.name" not in typed and (name := _name_of_env(overrides)):
+            result.append(f"env.name={name}")
     result += from_environment(environment, typed)
     return result + [_as_hydra_wants_it(override) for override in overrides]
+
+
+def _name_of_env(overrides: Iterable[str]) -> str:
+    """`ALE-Pong-v5` of `env.id=ALE/Pong-v5`, `MyGame` of `env.entry_point=my_game.envs:MyGame`; empty in a sweep."""
+    named = [text.partition("=")[2] for text in overrides if key_of(text) in ("env.id", "env.entry_point")]
+    words = [value.strip("\"'").rpartition(":")[2].replace("/", "-") for value in named]
+    return words[0] if len(words) == 1 and re.fullmatch(r"[A-Za-z_][\w.-]*", words[0]) else ""
 
 
 def _as_hydra_wants_it(override: str) -> str:

@@ -52,7 +52,7 @@ from fasttrain.runs.engine_switch import compile_shown, settle_engine
 from fasttrain.runs.episodes import EpisodeLog
 from fasttrain.runs.evaluate import Quality, evaluate_both
 from fasttrain.runs.evaluating import Evaluator
-from fasttrain.runs.files import SUMMARY_SCHEMA, write_json
+from fasttrain.runs.files import SUMMARY_SCHEMA, read_json, write_json
 from fasttrain.runs.folders import clear
 from fasttrain.runs.light_torch import leave_compiler_out
 from fasttrain.runs.live import LiveView
@@ -60,6 +60,7 @@ from fasttrain.runs.opponents import SnapshotCallback, pool_for, save_pool
 from fasttrain.runs.profiling import check_profiler, profiling
 from fasttrain.runs.progress import Progress
 from fasttrain.runs.progress_csv import continued_logger
+from fasttrain.runs.provenance import provenance
 from fasttrain.runs.replay_report import replay_dict, replay_line, replay_words
 from fasttrain.runs.run_lock import locked
 from fasttrain.runs.saving import Saving, clean, into_place
@@ -85,7 +86,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         with activity(console, "building the run"):
             run = Run(plan, folder, console, scout=survey.first_worker(plan.config, env_spec(plan.config)))
         run.compile_s += compile_s
-        write_json(folder / "plan.json", run.plan.to_dict())
+        write_json(folder / "plan.json", {**run.plan.to_dict(), "provenance": provenance(overrides)})
         show.show_plan(console, run.plan)
         return carry_out(run, overrides)
 
@@ -234,7 +235,8 @@ class Run:
         if switch.done and switch.beside_s is not None and switch.at is not None:  # not where the step was asked for
             self.plan = self.plan.replacing("engine_switch_at", switch.at, "compiled beside training until then")
             with self.saving.of("plan.json"):
-                write_json(self.folder / "plan.json", self.plan.to_dict())
+                whole = {**read_json(self.folder / "plan.json"), **self.plan.to_dict()}
+                write_json(self.folder / "plan.json", whole)
 
     def save(self, file: Path) -> None:
         """The model, and what belongs to it: whole, or as it was."""
