@@ -366,16 +366,39 @@ class AlwaysLost(gymnasium.Env[Any, Any]):
 @pytest.mark.parametrize(
     "make",
     [
-        Bandit,
         AlwaysLost,
         lambda: gymnasium.wrappers.TimeLimit(gymnasium.make("CartPole-v1"), 5),
         lambda: gymnasium.wrappers.FrameStackObservation(gymnasium.make("CartPole-v1"), 3),
         lambda: gymnasium.wrappers.RescaleAction(gymnasium.make("Pendulum-v1"), np.float32(-1), np.float32(1)),
     ],
-    ids=["bandit", "always lost", "cut short", "frames", "rescaled"],
+    ids=["always lost", "cut short", "frames", "rescaled"],
 )
 def test_less_ordinary_envs_are_passed(make: Callable[[], Any]) -> None:
     assert checked(make).findings == ()
+
+
+def test_episodes_of_one_step_may_be_meant_so() -> None:
+    (finding,) = checked(Bandit).findings
+    assert (finding.severity, finding.code) == ("warning", "one_step_episodes")
+
+
+def test_a_flag_that_no_reset_clears_is_found_whenever_it_is_set() -> None:
+    class Worn(Walk):
+        steps_of_all = 0
+
+        def step(self, action: Any) -> Any:
+            self.steps_of_all += 1
+            observation, reward, over, cut, info = super().step(action)
+            return observation, reward, over or self.steps_of_all > 60, cut, info
+
+    codes = {finding.code: finding for finding in checked(Worn).findings}
+    assert codes["done_for_ever"].severity == "error"
+    assert "unseeded_randomness" not in codes
+
+
+@pytest.mark.parametrize("use_masks", [True, False])
+def test_masks_that_the_algorithm_ignores_are_told(use_masks: bool) -> None:
+    assert checkup(Walk, max_seconds=UNHURRIED_S, use_masks=use_masks).masks_ignored == (not use_masks)
 
 
 def test_a_seed_that_decides_nothing() -> None:

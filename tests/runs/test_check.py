@@ -137,6 +137,7 @@ def test_a_training_goes_on_after_warnings(fasttrain: RunCommand):
     assert lines[0].startswith("Checkup: 1 finding in ")
     assert lines[1].startswith("  warning unseeded_randomness: ")
     assert "checkup.json" in lines[2]
+    assert lines[3] == "  the env offers action masks and algo=ppo ignores them: take algo=maskable_ppo"
     assert (done.folder / "model.zip").is_file()
     assert done.json("checkup.json")["findings"][0]["code"] == "unseeded_randomness"
 
@@ -164,7 +165,7 @@ def test_few_lines_are_printed_and_all_are_stored(tmp_path: Path, monkeypatch: p
     with survey_of(config, make_console()) as survey:
         run_checkup(config, tmp_path, make_console(), survey)
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 3
+    assert len(lines) == 4
     assert lines[0].startswith("Checkup: 2 findings in ")
     assert lines[2].startswith("  (1 more in ")
 

@@ -17,6 +17,7 @@ import gymnasium
 
 from fasttrain.envs.branches import Branches
 from fasttrain.envs.findings import Finding, Witness, found
+from fasttrain.envs.masks import MASKABLE_SPACES
 from fasttrain.envs.place import CLOSING, Place
 from fasttrain.envs.probe import SEED, Moment, Play, PlayError, ProbeResult, Watch
 from fasttrain.envs.replay import Difference, Recorder, first_difference, not_fresh, refused, seed_streams, unseeded
@@ -43,6 +44,7 @@ class CheckupResult:
     reward_range: tuple[float, float] | None  # lowest and highest reward of a step
     returns: tuple[float, ...]  # of the episodes that ended in the first pass
     not_checked: tuple[str, ...]  # what there was no time for
+    masks_ignored: bool = False  # the env has some, `use_masks` was false
     not_fresh: str = ""  # why the env that was lent and stays is not like a fresh one after a seeded reset
 
     @property
@@ -115,6 +117,7 @@ class _Checkup:
         self._recorder = Recorder()
         self._costs: ProbeResult | None = None
         self._spoilt = False  # the first pass broke off
+        self._masks_ignored = False
         self._statistics = ""  # the wrapper that keeps running ones
 
     def result(self) -> CheckupResult:
@@ -138,6 +141,7 @@ class _Checkup:
             reward_range=witness.reward_range,
             returns=tuple(end.episode_return for end in witness.ends),
             not_checked=tuple(self._not_checked),
+            masks_ignored=self._masks_ignored,
             not_fresh=self._not_fresh(lent) if lent is not None and lent.stays else "",
         )
 
@@ -174,6 +178,8 @@ class _Checkup:
         with self._playing(lent=self._lent) as play:
             witness = Witness(play.env.observation_space, play.action_space)
             names = (type(layer).__name__ for layer in _layers(play.env))
+            maskable = isinstance(play.action_space, MASKABLE_SPACES)
+            self._masks_ignored = not self._use_masks and maskable and play.env.has_wrapper_attr("action_masks")
             self._statistics = next((name for name in names if "Normalize" in name), "")
 
             def watch(moment: Moment) -> None:

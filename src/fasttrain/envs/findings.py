@@ -19,10 +19,11 @@ Severity = Literal["warning", "error"]
 # error: training stops there, or what is learned means nothing. warning: it may be meant so.
 WARNINGS = frozenset({
     "constant_observation", "out_of_bounds", "wrong_dtype", "ends_not_bool", "never_done", "constant_reward",
-    "reward_ignores_action", "unseeded_randomness",
+    "reward_ignores_action", "unseeded_randomness", "one_step_episodes",
 })  # fmt: skip
 ENOUGH_OBSERVATIONS = 50  # before "constant" is said: an env may well stand still for a moment
 ENOUGH_EPISODES = 10
+ENOUGH_ONES = 30  # episodes of one step in a row, after several longer ones, that are no chance
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,6 +196,7 @@ class Witness:
         self._seen: dict[tuple[str, str], _Seen] = {}
         self._first_observation: Any = None
         self._observation_varied = False
+        self._only_zeros = False
         self._observations = self._decisions = self._choices = 0
         self._longest = self._length = self._episode = 0
         self._return = 0.0
@@ -227,6 +229,7 @@ class Witness:
         mark = fingerprint(observation)
         if self._observations == 0:
             self._first_observation = mark
+            self._only_zeros = isinstance(observation, np.ndarray) and not observation.any()
         self._observations += 1
         self._observation_varied |= mark != self._first_observation
         for code, where, text, excess in misfits(self._observation_space, observation):
@@ -286,12 +289,15 @@ class Witness:
             yield found(code, f"{where} {seen.text}, in {seen.count:,} of {total:,} {of}")
         constant = not self._observation_varied and self._observations >= ENOUGH_OBSERVATIONS and self._longest > 1
         if constant and not single_valued(self._observation_space) and not single_valued(self._action_space):
-            yield found("constant_observation", f"all {self._observations:,} observations were the same")
-        first, ones = self.ends[0].length if self.ends else 0, len(self.ends) - 1
-        if ones >= ENOUGH_EPISODES and first > 1 and {end.length for end in self.ends[1:]} == {1}:
-            text = f"after the first episode ({first} steps) each of {ones} episodes ended at its first step"
-            yield found("done_for_ever", text)
-
+            zeros = ", all zeros" if self._only_zeros else ""
+            yield found("constant_observation", f"all {self._observations:,} observations were the same{zeros}")
+        longer = [number for number, end in enumerate(self.ends, 1) if end.length > 1]
+        ones = len(self.ends) - (longer[-1] if longer else 0)
+        if longer and ones >= (ENOUGH_EPISODES if longer[-1] == 1 else ENOUGH_ONES):
+            before = f"episode {longer[-1]} ({self.ends[longer[-1] - 1].length} steps)"
+            yield found("done_for_ever", f"after {before} each of {ones:,} episodes ended at its first step")
+        elif not longer and ones >= ENOUGH_EPISODES:
+            yield found("one_step_episodes", f"each of {ones:,} episodes ended at its first step")
         elif (
             self._terminated()
             and (self._choices or not self._decisions)
@@ -343,6 +349,7 @@ REMEDIES = {
     "stale_mask": "compute the mask from the present state, after the step and after reset()",
     "mask_not_respected": "let the mask and step() use the same rules, or mend what step() does there",
     "done_for_ever": "reset() must clear what ends the episode",
+    "one_step_episodes": "look at what ends an episode, if this is meant to be no bandit",
     "constant_reward": "look whether any is paid; if it is only rare, fine",
     "never_done": "look at what ends an episode, or set env.max_episode_steps=1000, say",
     "action_ignored": "look whether step() uses its argument",

@@ -48,8 +48,8 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     say(console, f"Checkup of {spec.option}: {result.steps:,} steps by random legal actions, {result.seconds:.1f} s")
     if result.costs is not None:
         console.print(_cost_table(result, result.costs))
-    for text in result.not_checked:
-        say(console, f"not checked: {text}")
+    for text in _notes(result, config):
+        say(console, text)
     for finding in result.findings:
         say(console, f"{finding.severity} {finding.code}: {finding}")
     if not result.findings:
@@ -82,7 +82,17 @@ def run_checkup(config: Config, folder: Path, console: Console, survey: Survey) 
         more = f"{len(lines) - MOST_LINES} more in" if len(lines) > MOST_LINES else "stored in"
         longer = f"checkup=strict stops here, `{command()} check` looks longer"
         say(console, f"  ({more} {folder / 'checkup.json'}; {longer})")
+    for text in _notes(result, config):
+        say(console, f"  {text}")
     return None if result.errors else result.costs
+
+
+def _notes(result: CheckupResult, config: Config) -> list[str]:
+    """What is no fault of the env's, and worth a line."""
+    notes = [f"not checked: {text}" for text in result.not_checked]
+    if result.masks_ignored and config.algo.name != "dqn":  # which reads masks, unless it was told not to
+        notes.append(f"the env offers action masks and algo={config.algo.name} ignores them: take algo=maskable_ppo")
+    return notes
 
 
 def _looked(survey: Survey, folder: Path, limits: Mapping[str, Any], may_stay: bool = False) -> CheckupResult:
