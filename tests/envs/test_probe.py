@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from fasttrain.envs.probe import Play, PlayError, probe
+from fasttrain.envs import probe as probing
+from fasttrain.envs.probe import PlayError, probe
 from fasttrain.errors import EnvSpecError
 
 
@@ -152,14 +154,33 @@ def test_an_env_may_draw_from_its_own_action_space() -> None:
 
 
 @pytest.mark.parametrize(
-    ("times", "share"),
+    ("cpu_s", "kept_off_s", "step_s", "share"),
     [
-        ([(1.0, 1.0, True), (4.0, 1.0, False)], 1.0),  # of the second step another process had most
-        ([(1.0, 0.5, True), (1.0, 0.0, True)], 0.25),  # it waits
-        ([(1.0, 0.0, True)] + [(2.0, 1.0, False)] * 40, 40 / 81),  # nearly all disturbed: all count
+        (1.0, 0.0, 4.0, 0.25),  # it waits
+        (1.0, 3.0, 1.0, 1.0),  # another process had its core
+        (1.0, 1.0, 3.0, 1 / 3),  # both
     ],
 )
-def test_a_step_without_its_core_does_not_count_as_waiting(times: list[tuple[float, float, bool]], share: float):
-    play = Play(Watched)
-    play._times_s = times
-    assert play._cpu_share() == pytest.approx(share, rel=1e-3)
+def test_time_without_a_core_is_no_time_of_the_step(
+    monkeypatch: pytest.MonkeyPatch, cpu_s: float, kept_off_s: float, step_s: float, share: float
+):
+    now = {"wall": 0.0, "cpu": 0.0, "off": 0.0}
+    monkeypatch.setattr(probing.time, "perf_counter", lambda: now["wall"])
+    monkeypatch.setattr(probing.time, "process_time", lambda: now["cpu"])
+    monkeypatch.setattr(probing.KeptOff, "seconds", lambda _: now["off"])
+    env = Watched()
+
+    def step(_: Any) -> Any:
+        for name, passed in (("wall", 4.0), ("cpu", cpu_s), ("off", kept_off_s)):
+            now[name] += passed
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+    env.step = step  # type: ignore[method-assign]
+    costs = probe(lambda: env, max_seconds=1000, max_steps=8)
+    assert (costs.step_s, costs.cpu_share) == (pytest.approx(step_s), pytest.approx(share))
+
+
+def test_where_no_run_delay_is_counted_there_is_none(tmp_path: Path):
+    assert probing.KeptOff(str(tmp_path / "none")).seconds() == 0.0
+    (tmp_path / "schedstat").write_text("829382 57004 2\n")
+    assert probing.KeptOff(str(tmp_path / "schedstat")).seconds() == pytest.approx(57004e-9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,11 +18,6 @@ from fasttrain.envs.masks import MASKABLE_SPACES, flat_mask, mask_width, random_
 from fasttrain.envs.place import BUILDING, MASKING, Place
 from fasttrain.envs.user_code import blame, kept_random_state
 from fasttrain.errors import EnvError, EnvSpecError
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None  # type: ignore[assignment]
 
 SEED = 20_260_101  # of probe and checkup alone: their episodes must not coincide with those of trainings seeded 0, 1, …
 PROBE_SECONDS, PROBE_STEPS = 0.3, 500
@@ -127,7 +123,7 @@ class Play:
         self.rng = np.random.default_rng(SEED)
         self.unstable_mask = ""
         self.lengths: list[int] = []  # of the episodes that ended
-        self.steps_s: list[float] = []
+        self.steps_s: list[float] = []  # without the time in which other processes had the core
         self.resets_s: list[float] = []
         self.total_steps = 0
         self.length = 0  # steps of this episode so far
@@ -136,7 +132,8 @@ class Play:
         self._action_masks = env.get_wrapper_attr("action_masks") if self.has_masks else None
         self._masks_s: list[float] = []
         self._infos_bytes: list[int] = []
-        self._times_s: list[tuple[float, float, bool]] = []  # of steps: wall, CPU, whether it ran undisturbed
+        self._cpu_s: list[float] = []  # of steps
+        self._kept_off = KeptOff()
         self._action: Any = None
 
     def run(self, max_seconds: float, max_steps: int, watch: Watch = lambda _: None) -> Moment:
@@ -145,7 +142,7 @@ class Play:
         moment = self.reset(SEED)
         watch(moment)
         watch(self.step(self.draw(moment.mask)))
-        for times in (self.steps_s, self._masks_s, self.resets_s, self.lengths, self._infos_bytes, self._times_s):
+        for times in (self.steps_s, self._masks_s, self.resets_s, self.lengths, self._infos_bytes, self._cpu_s):
             times.clear()
         self.warm_up_s = time.perf_counter() - began
         deadline = time.perf_counter() + max_seconds
@@ -185,7 +182,7 @@ class Play:
     def step(self, action: Any) -> Moment:
         self._action = action
         self.place.step(self.length + 1)
-        preempted, cpu_began, began = _preemptions(), time.process_time(), time.perf_counter()
+        kept_off, cpu_began, began = self._kept_off.seconds(), time.process_time(), time.perf_counter()
         try:
             answer = self.env.step(action)
         except (Exception, SystemExit) as error:
@@ -193,8 +190,9 @@ class Play:
                 raise self._wrong_step(f"the wrong number of values ({error})") from error
             raise self._failed(error, at_action=True) from error
         wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
-        self.steps_s.append(wall_s)
-        self._times_s.append((wall_s, cpu_s, _preemptions() == preempted))
+        kept_off = self._kept_off.seconds() - kept_off
+        self.steps_s.append(max(wall_s - kept_off, 1e-9))  # clocks of two kinds: of a short step little may be left
+        self._cpu_s.append(cpu_s)
         self.total_steps += 1
         if not isinstance(answer, (tuple, list)) or len(answer) != 5:
             raise self._wrong_step(f"{len(answer)} values" if isinstance(answer, (tuple, list)) else _shown(answer))
@@ -239,7 +237,7 @@ class Play:
             resets=len(self.resets_s),
             episode_steps=_mean(self.lengths) if self.lengths else None,
             has_masks=self.has_masks,
-            cpu_share=max(0.0, self._cpu_share() - _clock_cpu_s() / step_s) if step_s > 0 else 0.0,
+            cpu_share=max(0.0, _mean(self._cpu_s) - _clock_cpu_s()) / step_s if step_s > 0 else 0.0,
             info_bytes=_mean(self._infos_bytes),
         )
 
@@ -264,14 +262,6 @@ class Play:
             raise self._failed(error) from error
         return mask
 
-    def _cpu_share(self) -> float:
-        """Of the steps' time. A step whose core another process took would look like one that waits: it is left out,
-        unless nearly all are such."""
-        undisturbed = [(wall_s, cpu_s) for wall_s, cpu_s, calm in self._times_s if calm]
-        if len(undisturbed) < max(1, len(self._times_s) // 10):
-            undisturbed = [(wall_s, cpu_s) for wall_s, cpu_s, _ in self._times_s]
-        return sum(cpu_s for _, cpu_s in undisturbed) / sum(wall_s for wall_s, _ in undisturbed)
-
     def _failed(self, error: BaseException, at_action: bool = False) -> PlayError:
         what = f"env {self.env.unwrapped} failed at {self.position()}: {blame(error)}"
         return PlayError("raised", what, at_action=at_action)
@@ -285,9 +275,24 @@ class Play:
         )
 
 
-def _preemptions() -> int:
-    """How often this process has lost its core so far without waiting for anything; 0 on Windows."""
-    return 0 if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+class KeptOff:
+    """How long this thread has been kept off the cores so far, ready to run: its run delay, as Linux counts it.
+
+    A step whose core another process took would else look like one that waits. Reading it takes 2 µs.
+    """
+
+    def __init__(self, file: str = "/proc/thread-self/schedstat") -> None:
+        try:
+            self._file: int | None = os.open(file, os.O_RDONLY)
+        except OSError:  # another system, or a kernel that does not count it
+            self._file = None
+
+    def seconds(self) -> float:
+        return 0.0 if self._file is None else int(os.pread(self._file, 64, 0).split()[1]) * 1e-9
+
+    def __del__(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
 
 
 def _clock_cpu_s() -> float:
