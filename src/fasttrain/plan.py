@@ -193,6 +193,8 @@ def _torch_threads(requested: int | str, context: Context) -> Resolved:
     in_groups = effective["async_envs"] or effective["pipeline"] not in (1, "auto")  # the policy acts while envs step
     if effective["vec_env"] == "subproc" or in_groups:
         return 1, "the workers need the cores"
+    if context.env.images:
+        return min(context.machine.cores, MAX_TORCH_THREADS), "one per core, for convolutions"
     widths = context.config.algo.net_arch
     flat = [w for part in (widths.values() if isinstance(widths, dict) else [widths or (64,)]) for w in part]
     if max(flat, default=64) <= 128:  # 2 threads gained nothing idle and ran 20× slower on a machine at load 6

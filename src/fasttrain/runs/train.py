@@ -66,6 +66,7 @@ from fasttrain.runs.run_lock import locked
 from fasttrain.runs.saving import Saving, clean, into_place
 from fasttrain.runs.settle import settle_acceleration, warmup_s
 from fasttrain.runs.stopping import StoppedBy, stopping_for
+from fasttrain.runs.torch_threads import settle_threads
 from fasttrain.runs.wrap import save_model
 from fasttrain.terminal import command, near
 from fasttrain.vec.scout import Scout
@@ -151,6 +152,8 @@ class Run:
             plan = settle_fused_update(plan, self.model)
             self.engine_switch, took = settle_engine(plan.config, self.model, console, self.say, resumes)
             self.compile_s += took
+            with activity(console, "trying torch's threads"):
+                plan = settle_threads(plan, self.model)
             with activity(console, "compiling the policy"):
                 self.plan = settle_acceleration(plan, self.model)
             if config.overlap and isinstance(self.model, (PPO, MaskablePPO)):
