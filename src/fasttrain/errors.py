@@ -31,6 +31,10 @@ class EnvSpecError(EnvError):
     exit_code = EXIT_WRONG_INPUT
 
 
+class NoMasksError(EnvSpecError, ValueError):
+    """An env without action masks for an algorithm that wants them; a ValueError too, which sb3-contrib raises."""
+
+
 class DivergedError(FastTrainError):
     """Round after round no update was finite; the weights are those of the last good one."""
 

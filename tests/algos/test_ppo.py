@@ -124,7 +124,7 @@ def test_masks_are_respected_and_can_be_left_out(use_masking: bool):
 
     env = NativeVecEnv(ToyGame() if use_masking else NoMasks())
     model = MaskablePPO("MlpPolicy", env, **SETTINGS).learn(400, use_masking=use_masking)
-    assert model.rollout_buffer.action_masks.all() == (not use_masking)
+    assert model.rollout_buffer.masks.all() == (not use_masking)
 
 
 def test_a_state_without_legal_action_is_an_error():
@@ -148,7 +148,7 @@ def test_ppo_ignores_masks():
             self.slots.action_masks[index] = True
 
     model = PPO("MlpPolicy", NativeVecEnv(AnyAction()), **SETTINGS).learn(40)
-    assert model.rollout_buffer.action_masks is None
+    assert model.rollout_buffer.masks is None
 
 
 @pytest.mark.parametrize(("fused", "training"), [(False, ("train_fwd", "train_bwd", "optim")), (True, ("train",))])

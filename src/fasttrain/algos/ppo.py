@@ -32,7 +32,7 @@ from fasttrain.algos.transfer import Transfer
 from fasttrain.algos.update import MinibatchStep, Statistics, clip_ranges, update
 from fasttrain.batch import BoolArray
 from fasttrain.buffers.rollout import RolloutStorage
-from fasttrain.errors import EnvError, EnvSpecError
+from fasttrain.errors import EnvError, EnvSpecError, NoMasksError
 from fasttrain.vec.adapter import SlotAdapter
 from fasttrain.vec.base import SlotSource, copy_observations
 from fasttrain.vec.groups import WorkerGroups
@@ -172,6 +172,7 @@ def collect(
     rollout_buffer.reset()
     if model.use_sde:
         policy.reset_noise(env.num_envs)
+    callback.update_locals({**locals(), "self": model})  # `env` and others that stay, once and not at every step
     with clock.phase("log"):
         callback.on_rollout_start()  # before the head draws a rollout's random numbers: checkpoints are taken there
     groups = None if model.use_sde else fast.groups_of(source)
@@ -270,7 +271,8 @@ def _collect_in_lockstep(
         note_episodes(model, source, infos, dones)
         bootstrap_truncated(model, head, slots.finished, rewards, values)
         starts: Any = model._last_episode_starts
-        rollout_buffer.add(obs_tensor, action_tensor, rewards, starts, values, log_probs, mask_tensor)
+        # The storage's own `add`, for tensors; the buffer's is stock's, for arrays.
+        RolloutStorage.add(rollout_buffer, obs_tensor, action_tensor, rewards, starts, values, log_probs, mask_tensor)
         model._last_obs, model._last_episode_starts = new_obs, dones
     if fast.guard is not None and normalizer is None:
         check_rollout(rollout_buffer, new_obs, model.num_timesteps)
@@ -294,7 +296,7 @@ def _acting_head(model: OnPolicyAlgorithm, storage: RolloutStorage | None) -> Ac
 def _source(fast: FastState, env: VecEnv, episode_starts: NDArray[Any], use_masking: bool) -> SlotSource:
     source = fast.source_of(env)
     if use_masking and not source.masked:
-        raise EnvSpecError(
+        raise NoMasksError(
             f"{type(env).__name__} has no action masks: give the env an action_masks() method, wrap it in "
             "sb3_contrib's ActionMasker, or call learn(use_masking=False)"
         )
