@@ -1,5 +1,8 @@
 """One tree of errors. Every message says what happened, where (env 3, worker 1, step 812; which key) and what to do.
 
+Of a run, `step` is the number of env steps (`model.num_timesteps`) once what is named has happened; 0 is the reset. Of
+an env or an episode the steps count from 1, one that failed included.
+
 The command line prints the message alone and exits with `exit_code`; `FASTTRAIN_TRACEBACK=1` shows the traceback too.
 """
 

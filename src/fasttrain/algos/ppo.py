@@ -22,7 +22,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.algos.accelerator import Acceleration
 from fasttrain.algos.fast import FastState, has_stock_buffer, storage_of
-from fasttrain.algos.finite import check_rollout, check_step
+from fasttrain.algos.finite import check_actions, check_rollout, check_step
 from fasttrain.algos.grouped import GroupedRollout
 from fasttrain.algos.guard import GuardedHead
 from fasttrain.algos.heads import ActingHead, MaskCheck
@@ -240,14 +240,11 @@ def _collect_in_lockstep(
         with torch.no_grad():
             obs_tensor = transfer.observations(model._last_obs)
             mask_tensor = None if action_masks is None else transfer.masks(action_masks)
-            try:
-                action_tensor, values, log_probs = head.act(obs_tensor, mask_tensor)
-            except EnvError:  # for want of finite outputs: if that is the observation's fault, say which and since when
-                if fast.guard is not None:
-                    check_step(model._last_obs, np.zeros(1, np.float32), (), model.num_timesteps)  # type: ignore[arg-type]
-                raise
+            action_tensor, values, log_probs = _act(model, head, obs_tensor, mask_tensor)
         actions = transfer.actions(action_tensor)
         clipped_actions = clip_actions(model, actions)
+        if fast.guard is not None:
+            check_actions(clipped_actions, policy, obs_tensor, model.num_timesteps + source.num_envs)
         clock.enter("env_step")
         source.step_slots(clipped_actions)
         model.num_timesteps += source.num_envs
@@ -277,6 +274,15 @@ def _collect_in_lockstep(
     if fast.guard is not None and normalizer is None:
         check_rollout(rollout_buffer, new_obs, model.num_timesteps)
     return True
+
+
+def _act(model: OnPolicyAlgorithm, head: ActingHead, observations: Any, masks: Any) -> tuple[Any, Any, Any]:
+    try:
+        return head.act(observations, masks)
+    except EnvError:  # for want of finite outputs: if that is the observation's fault, say which and since when
+        if model._fast.guard is not None:  # type: ignore[attr-defined]
+            check_step(model._last_obs, np.zeros(1, np.float32), (), model.num_timesteps)  # type: ignore[arg-type]
+        raise
 
 
 def _acting_head(model: OnPolicyAlgorithm, storage: RolloutStorage | None) -> ActingHead:

@@ -130,7 +130,7 @@ class Play:
         self.steps_s: list[float] = []
         self.resets_s: list[float] = []
         self.total_steps = 0
-        self.length = 0  # steps of this episode so far
+        self.length = 0  # steps of this episode that were begun
         self.warm_up_s = 0.0
         self._lenient = lenient
         self._action_masks = env.get_wrapper_attr("action_masks") if self.has_masks else None
@@ -184,7 +184,8 @@ class Play:
 
     def step(self, action: Any) -> Moment:
         self._action = action
-        self.place.step(self.length + 1)
+        self.length += 1  # before: a step that fails has its number too
+        self.place.step(self.length)
         preempted, cpu_began, began = _preemptions(), time.process_time(), time.perf_counter()
         try:
             answer = self.env.step(action)
@@ -200,7 +201,6 @@ class Play:
             raise self._wrong_step(f"{len(answer)} values" if isinstance(answer, (tuple, list)) else _shown(answer))
         observation, reward, terminated, truncated, info = answer
         self._infos_bytes.append(_pickled_bytes(info))
-        self.length += 1
         try:
             ended = bool(terminated or truncated)
         except ValueError:  # NumPy's, of arrays
