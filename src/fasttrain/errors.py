@@ -1,5 +1,8 @@
 """One tree of errors. Every message says what happened, where (env 3, worker 1, step 812; which key) and what to do.
 
+Of a run, `step` is the number of env steps (`model.num_timesteps`) once what is named has happened; 0 is the reset. Of
+an env or an episode the steps count from 1, one that failed included.
+
 The command line prints the message alone and exits with `exit_code`; `FASTTRAIN_TRACEBACK=1` shows the traceback too.
 """
 
@@ -29,6 +32,10 @@ class EnvSpecError(EnvError):
     """An environment cannot be built or does not fit the algorithm; found before training starts."""
 
     exit_code = EXIT_WRONG_INPUT
+
+
+class NoMasksError(EnvSpecError, ValueError):
+    """An env without action masks for an algorithm that wants them; a ValueError too, which sb3-contrib raises."""
 
 
 class DivergedError(FastTrainError):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import stable_baselines3
 from gymnasium import spaces
-from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
@@ -241,3 +241,28 @@ def test_a_foreign_buffer_does_not_silently_drop_what_was_asked_for(options: dic
 
 class Foreign(ReplayBuffer):
     """One of the user's own."""
+
+
+@pytest.mark.parametrize(
+    ("settings", "window"),
+    [
+        ({"n_steps": 3, "gamma": 0.9}, (3, 0.9)),
+        ({"replay_buffer_class": NStepReplayBuffer, "gamma": 0.9}, (3, 0.99)),
+        ({"replay_buffer_class": NStepReplayBuffer, "replay_buffer_kwargs": {"n_steps": 4, "gamma": 0.95}}, (4, 0.95)),
+    ],
+)
+def test_n_steps_and_the_buffer_for_them_are_honoured_as_by_stock(settings: dict[str, Any], window: tuple[int, float]):
+    losses = []
+    for kind in (stable_baselines3.DQN, fasttrain.DQN):
+        model = kind("MlpPolicy", "CartPole-v1", learning_starts=20, buffer_size=500, seed=0, device="cpu", **settings)
+        assert isinstance(model.replay_buffer, NStepReplayBuffer)
+        assert (model.replay_buffer.n_steps, model.replay_buffer.gamma) == window
+        model.learn(120)
+        losses.append(model.logger.name_to_value["train/loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_n_steps_beside_a_buffer_class_warns_and_does_nothing_as_in_stock():
+    with pytest.warns(UserWarning, match="n_steps=3"):
+        model = fasttrain.DQN("MlpPolicy", "CartPole-v1", n_steps=3, replay_buffer_class=ReplayBuffer, buffer_size=100)
+    assert model.replay_buffer.n_steps == 1

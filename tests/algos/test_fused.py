@@ -95,7 +95,7 @@ def autograd(policy: Any, storage: RolloutStorage, order: np.ndarray, loss: Loss
         actions = actions.flatten()
     batch = RolloutBatch(
         pick(storage.observations), actions, pick(storage.values), pick(storage.log_probs), pick(storage.advantages),
-        pick(storage.returns), pick(storage.action_masks),
+        pick(storage.returns), pick(storage.masks),
     )  # fmt: skip
     found = Statistics()
     clip_range_vf = None if loss.clip_range_vf < 0 else loss.clip_range_vf

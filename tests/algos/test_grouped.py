@@ -68,7 +68,7 @@ def test_every_stored_row_is_a_real_transition(
     last_action = storage.observations[1:, :, 3]
     assert (last_action[~starts[1:]] == actions[:-1][~starts[1:]]).all()
     assert (actions != steps % 5).all(), "an illegal action"
-    assert (storage.action_masks == (np.arange(5) != (steps % 5)[..., None])).all()
+    assert (storage.masks == (np.arange(5) != (steps % 5)[..., None])).all()
     # What was acted with is what the policy of the time says.
     model.policy.load_state_dict(policy)
     total = NUM_ENVS * NUM_STEPS
@@ -76,7 +76,7 @@ def test_every_stored_row_is_a_real_transition(
         values, log_probs, _ = model.policy.evaluate_actions(
             torch.as_tensor(storage.observations).reshape(total, -1),
             torch.as_tensor(actions).reshape(-1),
-            action_masks=storage.action_masks.reshape(total, -1),
+            action_masks=storage.masks.reshape(total, -1),
         )
         ended = starts[1:]
         finals = np.stack([np.arange(NUM_ENVS), np.zeros(NUM_ENVS), lengths, np.zeros(NUM_ENVS)], 1)

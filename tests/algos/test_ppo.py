@@ -12,6 +12,7 @@ import pytest
 import sb3_contrib
 import stable_baselines3
 import torch
+from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecNormalize
@@ -124,7 +125,7 @@ def test_masks_are_respected_and_can_be_left_out(use_masking: bool):
 
     env = NativeVecEnv(ToyGame() if use_masking else NoMasks())
     model = MaskablePPO("MlpPolicy", env, **SETTINGS).learn(400, use_masking=use_masking)
-    assert model.rollout_buffer.action_masks.all() == (not use_masking)
+    assert model.rollout_buffer.masks.all() == (not use_masking)
 
 
 def test_a_state_without_legal_action_is_an_error():
@@ -140,6 +141,24 @@ def test_a_state_without_legal_action_is_an_error():
 def test_an_env_without_masks_is_an_error():
     with pytest.raises(EnvSpecError, match="ActionMasker"):
         MaskablePPO("MlpPolicy", "CartPole-v1", **SETTINGS).learn(40)
+    with pytest.raises(ValueError):  # noqa: PT011  # sb3-contrib's class
+        MaskablePPO("MlpPolicy", "CartPole-v1", **SETTINGS).learn(40)
+
+
+@pytest.mark.parametrize(("kind", "stock"), [(PPO, RolloutBuffer), (MaskablePPO, MaskableRolloutBuffer)])
+def test_the_rollout_buffer_is_one_of_stocks(kind, stock):
+    """And a subclass whose update is stock's own loop learns from it as stock does."""
+
+    class StockUpdate(kind):
+        def train(self) -> None:
+            (stable_baselines3.PPO if kind is PPO else sb3_contrib.MaskablePPO).train(self)
+
+    model = kind("MlpPolicy", toy_gym_vec(), **SETTINGS).learn(80)
+    other = StockUpdate("MlpPolicy", toy_gym_vec(), **SETTINGS).learn(80)
+    assert isinstance(model.rollout_buffer, stock)
+    assert type(model.rollout_buffer) is not stock
+    for one, two in zip(model.policy.parameters(), other.policy.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
 
 
 def test_ppo_ignores_masks():
@@ -148,7 +167,7 @@ def test_ppo_ignores_masks():
             self.slots.action_masks[index] = True
 
     model = PPO("MlpPolicy", NativeVecEnv(AnyAction()), **SETTINGS).learn(40)
-    assert model.rollout_buffer.action_masks is None
+    assert model.rollout_buffer.masks is None
 
 
 @pytest.mark.parametrize(("fused", "training"), [(False, ("train_fwd", "train_bwd", "optim")), (True, ("train",))])

@@ -30,3 +30,12 @@ def test_actions_drawn_at_once_are_distributed_as_the_spaces_own(space: Any, mas
     legal = np.outer(mask[:3], mask[3:]).ravel() if len(dims) == 2 else mask
     np.testing.assert_array_equal(possible, legal if masked else np.ones_like(possible))
     assert stats.chi2_contingency([table[possible] for table in tables]).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_single_sub_action_takes_masks_too(at_once: bool):
+    """`MultiDiscrete.sample` wants a tuple of masks, of one sub-action too."""
+    space = spaces.MultiDiscrete([4], seed=0)
+    masks = np.array([[False, True, False, False], [False, False, False, True]])
+    drawn = random_actions(space, 2, masks, at_once)
+    assert drawn.tolist() == [[1], [3]]

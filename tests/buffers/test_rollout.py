@@ -168,10 +168,10 @@ def test_one_row_leaves_the_device_not_all_of_them(monkeypatch: pytest.MonkeyPat
 
 def test_without_masks_given_every_action_counts_as_legal():
     ours = storage_for(BOX, spaces.Discrete(4), steps=1, mask_width=4)
-    ours.action_masks[:] = False
+    ours.masks[:] = False
     zeros = torch.zeros(3)
     ours.add(torch.zeros(3, 3), zeros.long(), zeros.numpy(), zeros.bool().numpy(), zeros, zeros)
-    assert ours.action_masks.all()
+    assert ours.masks.all()
 
 
 def test_misuse_is_refused():

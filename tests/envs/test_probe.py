@@ -98,7 +98,7 @@ def test_same_actions_every_time() -> None:
 @pytest.mark.parametrize(
     ("answer", "text"),
     [
-        (lambda: 1 / 0, r"failed at step 0 of an episode.*ZeroDivisionError.*test_probe\.py"),
+        (lambda: 1 / 0, r"failed at step 1 of an episode.*ZeroDivisionError.*test_probe\.py"),
         (lambda: (0, 0.0, False, {}), "returned 4 values"),
     ],
 )

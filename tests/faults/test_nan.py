@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from stable_baselines3.common.vec_env import VecEnvWrapper
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper
 
 from conftest import RunCommand
 from fasttrain.algos.dqn import DQN
@@ -18,6 +19,7 @@ from fasttrain.algos.guard import Guard
 from fasttrain.algos.ppo import PPO, MaskablePPO
 from fasttrain.config import GuardConfig
 from fasttrain.errors import DivergedError, EnvError
+from fasttrain.vec.shared import SharedMemoryVecEnv
 from toys import RandomEnv, seeded_vec, single_thread, toy_gym_vec
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
@@ -355,3 +357,32 @@ def test_a_run_that_diverged_leaves_its_last_good_weights(fasttrain: RunCommand,
     weights = PPO.load(done.folder / "last_good.zip", device="cpu").policy.state_dict().values()
     assert all(bool(torch.isfinite(tensor).all()) for tensor in weights)
     assert done.json("summary.json")["status"] == "crashed"
+
+
+class OddPolicy(ActorCriticPolicy):
+    """A user's own, whose actions are not finite from some step on."""
+
+    left = 9
+
+    def forward(self, obs: torch.Tensor, deterministic: bool = False) -> Any:
+        actions, values, log_probs = super().forward(obs, deterministic)
+        self.left -= 1
+        if self.left < 0:
+            actions[1, 0] = torch.nan
+        return actions, values, log_probs
+
+
+@pytest.mark.parametrize("grouped", [False, True], ids=["lockstep", "groups"])
+def test_an_action_that_is_not_finite_reaches_no_env(grouped: bool):
+    """np.clip leaves NaN as it is, and an env of whole numbers would get whatever the cast makes of it."""
+    space = spaces.Box(-1, 1, (2,), np.float32)
+    makers = [lambda: RandomEnv(spaces.Box(-1, 1, (3,), np.float32), space)] * 4
+    env = SharedMemoryVecEnv(makers, num_workers=2) if grouped else DummyVecEnv(makers)
+    try:
+        model = PPO(OddPolicy, env, n_steps=8, batch_size=8, n_epochs=1, seed=0, device="cpu")
+        model._fast.pipeline = 2
+        where = "env 3 is not finite at step 20" if grouped else "env 1 is not finite at step 40"
+        with pytest.raises(EnvError, match=f"the action of {where}: lower the learning rate, or look at the policy"):
+            model.learn(64)
+    finally:
+        env.close()

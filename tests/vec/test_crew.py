@@ -241,7 +241,7 @@ def test_too_many_restarts_end_the_run_with_the_last_cause():
         with pytest.raises(
             EnvError,
             match=r"3 restarts within 10 minutes, 2 allowed; the last: env 2 \(worker 1, seed 52, last action 3\) "
-            r"failed at its step 2: RuntimeError: the board fell",
+            r"failed at its step 3: RuntimeError: the board fell",
         ) as caught:
             started.step(GO, GO, action_of("raise"), GO)
         assert "in step" in str(caught.value.__cause__)
@@ -290,7 +290,7 @@ def test_the_seed_of_a_rebuilt_env_is_named_when_it_hangs_later():
 def test_when_failures_are_raised_all_replies_are_collected_first():
     """So that the same envs can be reset and used again, as a DummyVecEnv's can."""
     with Started(on_env_error="raise") as started:
-        with pytest.raises(EnvError, match=r"env 0 \(worker 0, seed 50, last action 3\) failed at its step 0"):
+        with pytest.raises(EnvError, match=r"env 0 \(worker 0, seed 50, last action 3\) failed at its step 1"):
             started.step(action_of("raise"), GO, GO, action_of("nan_reward"))
         assert started.crew.under_way == set()
         started.crew.reset([1, 2, 3, 4], [{}] * 4)

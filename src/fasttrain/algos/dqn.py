@@ -15,7 +15,7 @@ import stable_baselines3
 import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
-from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
@@ -31,11 +31,11 @@ from fasttrain.algos.q_update import QState, QStep, update
 from fasttrain.buffers.prefetch import Direct, Prefetching
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayStorage
+from fasttrain.buffers.stock_replay import STOCK_BUFFERS, replay_class, window_of
 from fasttrain.errors import ConfigError, EnvSpecError
 from fasttrain.vec.adapter import slots_of
 
 LOSSES = ("huber", "mse")
-_STOCK_BUFFERS = (None, ReplayBuffer, DictReplayBuffer, NStepReplayBuffer)
 SelfDQN = TypeVar("SelfDQN", bound="DQN")
 
 
@@ -107,7 +107,7 @@ class DQN(stable_baselines3.DQN):
             self._setup_model()
 
     def _setup_model(self) -> None:
-        if self.replay_buffer is None and self.replay_buffer_class in _STOCK_BUFFERS:
+        if self.replay_buffer is None and self.replay_buffer_class in STOCK_BUFFERS:
             masked = self.use_masking and self.env is not None and slots_of(self.env).masked
             self.replay_buffer = _new_storage(self, masked)
         super()._setup_model()
@@ -185,6 +185,11 @@ class DQN(stable_baselines3.DQN):
             )
         if failure := warm_up(self, env):
             warnings.warn(f"{failure}; training goes on without", stacklevel=3)
+        callback.update_locals(  # those of stock's that stay: once, and not at every step
+            {"self": self, "env": env, "callback": callback, "train_freq": train_freq, "replay_buffer": storage,
+             "action_noise": action_noise, "learning_starts": learning_starts, "log_interval": log_interval,
+             "continue_training": True}
+        )  # fmt: skip
         with self._fast.clock.phase("buffer"):
             return collect(self, source, masked, storage, callback, train_freq, learning_starts, log_interval)
 
@@ -224,7 +229,11 @@ class DQN(stable_baselines3.DQN):
 
 
 def _new_storage(model: DQN, masked: bool) -> ReplayStorage:
-    kind = ReplayStorage if model.prioritized is None else PrioritizedReplayBuffer
+    asked = model.replay_buffer_class
+    kind = replay_class(model.observation_space, model.n_steps, asked)
+    if model.prioritized is not None:
+        kind = PrioritizedReplayBuffer
+    window = window_of(model.n_steps, model.gamma, asked)
     return kind(
         model.buffer_size,
         model.observation_space,
@@ -232,10 +241,8 @@ def _new_storage(model: DQN, masked: bool) -> ReplayStorage:
         device=model.device,
         n_envs=model.n_envs,
         optimize_memory_usage=model.optimize_memory_usage,
-        n_steps=model.n_steps,
-        gamma=model.gamma,
         mask_width=sum(action_dims(model.action_space)) if masked else None,
-        **{**model.replay_buffer_kwargs, **(model.prioritized or {})},
+        **{**window, **model.replay_buffer_kwargs, **(model.prioritized or {})},
     )
 
 
@@ -250,7 +257,7 @@ def _storage_of(model: DQN, masked: bool) -> ReplayStorage | None:
         return buffer if isinstance(buffer, ReplayStorage) else None
     if isinstance(buffer, ReplayStorage) and buffer.mask_width is not None:
         return buffer
-    if isinstance(buffer, ReplayStorage) and buffer.size() == 0 and model.replay_buffer_class in _STOCK_BUFFERS:
+    if isinstance(buffer, ReplayStorage) and buffer.size() == 0 and model.replay_buffer_class in STOCK_BUFFERS:
         model.replay_buffer = storage = _new_storage(model, masked)
         return storage
     raise EnvSpecError(

@@ -13,8 +13,6 @@ from typing import Any, Protocol
 
 import torch
 from gymnasium import spaces
-from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableRolloutBuffer
-from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor, nn
@@ -24,6 +22,7 @@ from fasttrain.algos.fused_policy import FusedPolicy, why_not_fused
 from fasttrain.algos.guard import Guard
 from fasttrain.algos.heads import action_dims
 from fasttrain.buffers.rollout import RolloutStorage
+from fasttrain.buffers.stock_rollout import STOCK_BUFFERS, rollout_class
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.vec.adapter import slots_of
 from fasttrain.vec.base import SlotSource
@@ -43,9 +42,6 @@ class Overlap(Protocol):
 
     def finish(self) -> None:
         """Take the result over; nothing happens if no update is under way."""
-
-
-_STOCK_BUFFERS = (RolloutBuffer, DictRolloutBuffer, MaskableRolloutBuffer, MaskableDictRolloutBuffer)
 
 
 @dataclass(slots=True)
@@ -112,7 +108,7 @@ class FastState:
 
 def has_stock_buffer(model: OnPolicyAlgorithm) -> bool:
     """False for a rollout buffer class of the user's own: what it does is unknown, so SB3's own loops must serve it."""
-    return model.rollout_buffer_class in _STOCK_BUFFERS and not model.rollout_buffer_kwargs
+    return model.rollout_buffer_class in STOCK_BUFFERS and not model.rollout_buffer_kwargs
 
 
 def storage_of(model: OnPolicyAlgorithm, num_steps: int, num_envs: int) -> RolloutStorage:
@@ -122,7 +118,7 @@ def storage_of(model: OnPolicyAlgorithm, num_steps: int, num_envs: int) -> Rollo
     wanted = (num_steps, num_envs, model.gamma, model.gae_lambda)
     if isinstance(current, RolloutStorage) and current.settings == wanted:
         return current
-    storage = RolloutStorage(
+    storage = rollout_class(model.observation_space, fast.masked)(
         num_steps,
         num_envs,
         model.observation_space,
@@ -132,8 +128,7 @@ def storage_of(model: OnPolicyAlgorithm, num_steps: int, num_envs: int) -> Rollo
         gae_lambda=model.gae_lambda,
         mask_width=sum(action_dims(model.action_space)) if fast.masked else None,
     )
-    stock_typed: Any = model  # whose annotation names SB3's buffer
-    stock_typed.rollout_buffer = storage
+    model.rollout_buffer = storage  # type: ignore[assignment]
     return storage
 
 

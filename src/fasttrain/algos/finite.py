@@ -75,6 +75,20 @@ def check_step(
                     raise EnvError(_refusal(f"last {name} of the episode", [episode.env_index], np.asarray(part), step))
 
 
+def check_actions(actions: NDArray[Any], policy: nn.Module, observations: Any, step: int, first: int = 0) -> None:
+    """Actions (n, ...) of env `first` and the following ones, before an env gets them; `step` is that which they take.
+
+    Raises:
+        EnvError: one is not finite, which numpy would cast to some integer or the env simulate on.
+    """
+    if all_finite(actions):
+        return
+    envs = np.flatnonzero(~np.isfinite(actions).reshape(len(actions), -1).all(axis=1))
+    named = _listed_envs((envs + first).tolist())
+    why = why_no_action(policy, observations, "the action") or "lower the learning rate, or look at the policy"
+    raise EnvError(f"the action of env {named} is not finite at step {step}: {why}")
+
+
 def check_rollout(storage: RolloutStorage, last: Observations, step: int) -> None:
     """What the vector steps of a rollout brought, at its end and before anything is learnt from it.
 
@@ -114,11 +128,14 @@ def _refuse_bad(given: list[tuple[str, NDArray[Any]]], step: int, normalizer: An
 def _refusal(field: str, envs: list[int], row: Any, step: int) -> str:
     at = first_bad(np.asarray(row)) or ()
     where = f" at index {', '.join(map(str, at))}" if at else ""
-    named = ", ".join(map(str, envs[:SHOWN])) + (f" and {len(envs) - SHOWN} more" if len(envs) > SHOWN else "")
     return (
-        f"the {field} of env {named} is not finite ({np.asarray(row)[at]}{where}) at step {step}: check what the env "
-        "returns; vec_env=shared with env.on_env_error=restart goes on without such an episode"
+        f"the {field} of env {_listed_envs(envs)} is not finite ({np.asarray(row)[at]}{where}) at step {step}: check "
+        "what the env returns; vec_env=shared with env.on_env_error=restart goes on without such an episode"
     )
+
+
+def _listed_envs(envs: list[int]) -> str:
+    return ", ".join(map(str, envs[:SHOWN])) + (f" and {len(envs) - SHOWN} more" if len(envs) > SHOWN else "")
 
 
 def bad_parameters(module: nn.Module) -> list[str]:

@@ -356,7 +356,7 @@ def _rows_of(observations: NDArray[Any], masks: BoolArray | None, dims: Int64Arr
 def _rows_of_storage(storage: RolloutStorage, dims: Int64Array) -> Rows:
     """All T × N transitions, in the order they are stored in."""
     total = storage.num_steps * storage.num_envs
-    masks = storage.action_masks
+    masks = storage.masks
     observations = np.asarray(storage.observations).reshape(total, -1)
     masks = None if masks is None else masks.reshape(total, -1)
     return _rows_of(observations, masks, dims, _scalars_of(storage))
@@ -364,7 +364,7 @@ def _rows_of_storage(storage: RolloutStorage, dims: Int64Array) -> Rows:
 
 def _scalars_of(storage: RolloutStorage) -> tuple[Any, ...]:
     """`Rows.actions` and what follows."""
-    actions = storage.actions.reshape(storage.num_steps * storage.num_envs, -1)
+    actions = np.asarray(storage.actions, np.int64).reshape(storage.num_steps * storage.num_envs, -1)
     scalars = (storage.values, storage.log_probs, storage.advantages, storage.returns)
     return actions, *(array.reshape(-1) for array in scalars)
 

@@ -15,6 +15,7 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
+from fasttrain.algos.finite import check_actions
 from fasttrain.algos.heads import ActingHead
 from fasttrain.algos.rollouts import bootstrap_truncated, clip_actions
 from fasttrain.algos.transfer import Transfer
@@ -50,6 +51,8 @@ class GroupedRollout:
     ) -> None:
         self.model, self.groups, self.storage, self.head = model, groups, storage, head
         self.masked, self.clock, self.first_ready, self.transfer = masked, clock, first_ready, transfer
+        self.guarded = model._fast.guard is not None  # type: ignore[attr-defined]
+        self.begun = model.num_timesteps
         count, steps = len(groups.rows), storage.num_steps
         self.taken = [0] * count  # steps that each group has finished
         self.under_way: list[int] = []  # in the order they were sent
@@ -99,6 +102,10 @@ class GroupedRollout:
         self.clock.enter("env_step")
         ends = np.cumsum([rows.stop - rows.start for rows in parts])
         mine = [slice(end - (rows.stop - rows.start), end) for rows, end in zip(parts, ends.tolist(), strict=True)]
+        if self.guarded:
+            for group, rows, part in zip(groups, parts, mine, strict=True):
+                step = self.begun + (self.taken[group] + 1) * self.storage.num_envs
+                check_actions(drawn[part], self.model.policy, _rows(seen, part), step, rows.start)
         for group, part in zip(groups, mine, strict=True):
             self.groups.send(group, drawn[part])
             self.under_way.append(group)

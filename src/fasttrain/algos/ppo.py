@@ -22,7 +22,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.algos.accelerator import Acceleration
 from fasttrain.algos.fast import FastState, has_stock_buffer, storage_of
-from fasttrain.algos.finite import check_rollout, check_step
+from fasttrain.algos.finite import check_actions, check_rollout, check_step
 from fasttrain.algos.grouped import GroupedRollout
 from fasttrain.algos.guard import GuardedHead
 from fasttrain.algos.heads import ActingHead, MaskCheck
@@ -32,7 +32,7 @@ from fasttrain.algos.transfer import Transfer
 from fasttrain.algos.update import MinibatchStep, Statistics, clip_ranges, update
 from fasttrain.batch import BoolArray
 from fasttrain.buffers.rollout import RolloutStorage
-from fasttrain.errors import EnvError, EnvSpecError
+from fasttrain.errors import EnvError, EnvSpecError, NoMasksError
 from fasttrain.vec.adapter import SlotAdapter
 from fasttrain.vec.base import SlotSource, copy_observations
 from fasttrain.vec.groups import WorkerGroups
@@ -172,6 +172,7 @@ def collect(
     rollout_buffer.reset()
     if model.use_sde:
         policy.reset_noise(env.num_envs)
+    callback.update_locals({**locals(), "self": model})  # `env` and others that stay, once and not at every step
     with clock.phase("log"):
         callback.on_rollout_start()  # before the head draws a rollout's random numbers: checkpoints are taken there
     groups = None if model.use_sde else fast.groups_of(source)
@@ -239,14 +240,11 @@ def _collect_in_lockstep(
         with torch.no_grad():
             obs_tensor = transfer.observations(model._last_obs)
             mask_tensor = None if action_masks is None else transfer.masks(action_masks)
-            try:
-                action_tensor, values, log_probs = head.act(obs_tensor, mask_tensor)
-            except EnvError:  # for want of finite outputs: if that is the observation's fault, say which and since when
-                if fast.guard is not None:
-                    check_step(model._last_obs, np.zeros(1, np.float32), (), model.num_timesteps)  # type: ignore[arg-type]
-                raise
+            action_tensor, values, log_probs = _act(model, head, obs_tensor, mask_tensor)
         actions = transfer.actions(action_tensor)
         clipped_actions = clip_actions(model, actions)
+        if fast.guard is not None:
+            check_actions(clipped_actions, policy, obs_tensor, model.num_timesteps + source.num_envs)
         clock.enter("env_step")
         source.step_slots(clipped_actions)
         model.num_timesteps += source.num_envs
@@ -270,11 +268,21 @@ def _collect_in_lockstep(
         note_episodes(model, source, infos, dones)
         bootstrap_truncated(model, head, slots.finished, rewards, values)
         starts: Any = model._last_episode_starts
-        rollout_buffer.add(obs_tensor, action_tensor, rewards, starts, values, log_probs, mask_tensor)
+        # The storage's own `add`, for tensors; the buffer's is stock's, for arrays.
+        RolloutStorage.add(rollout_buffer, obs_tensor, action_tensor, rewards, starts, values, log_probs, mask_tensor)
         model._last_obs, model._last_episode_starts = new_obs, dones
     if fast.guard is not None and normalizer is None:
         check_rollout(rollout_buffer, new_obs, model.num_timesteps)
     return True
+
+
+def _act(model: OnPolicyAlgorithm, head: ActingHead, observations: Any, masks: Any) -> tuple[Any, Any, Any]:
+    try:
+        return head.act(observations, masks)
+    except EnvError:  # for want of finite outputs: if that is the observation's fault, say which and since when
+        if model._fast.guard is not None:  # type: ignore[attr-defined]
+            check_step(model._last_obs, np.zeros(1, np.float32), (), model.num_timesteps)  # type: ignore[arg-type]
+        raise
 
 
 def _acting_head(model: OnPolicyAlgorithm, storage: RolloutStorage | None) -> ActingHead:
@@ -294,7 +302,7 @@ def _acting_head(model: OnPolicyAlgorithm, storage: RolloutStorage | None) -> Ac
 def _source(fast: FastState, env: VecEnv, episode_starts: NDArray[Any], use_masking: bool) -> SlotSource:
     source = fast.source_of(env)
     if use_masking and not source.masked:
-        raise EnvSpecError(
+        raise NoMasksError(
             f"{type(env).__name__} has no action masks: give the env an action_masks() method, wrap it in "
             "sb3_contrib's ActionMasker, or call learn(use_masking=False)"
         )

@@ -46,7 +46,7 @@ def collect(
         clock.enter("env_step")  # reading the masks is the env's work
         action_masks = _read_masks(model, source) if masked else None
         clock.enter("action")
-        actions = _choose(model, learning_starts, source.num_envs, action_masks)
+        buffer_actions = actions = _choose(model, learning_starts, source.num_envs, action_masks)
         clock.enter("env_step")
         source.step_slots(actions)
         model.num_timesteps += source.num_envs
@@ -65,7 +65,7 @@ def collect(
             return RolloutReturn(num_collected_steps * source.num_envs, num_collected_episodes, continue_training=False)
         clock.enter("buffer")
         note_episodes(model, source, infos, dones)
-        _store(model, source, storage, actions, new_obs, rewards, dones, masked)
+        _store(model, source, storage, buffer_actions, new_obs, rewards, dones, masked)
         model._update_current_progress_remaining(model.num_timesteps, model._total_timesteps)
         model._on_step()
         for _ in range(np.count_nonzero(dones)):
@@ -107,7 +107,7 @@ def random_actions(
             return np.array([space.sample() for _ in range(count)])
         ends = np.cumsum(dims)[:-1]
         given = masks.astype(np.int8)
-        rows = [tuple(np.split(row, ends)) if len(dims) > 1 else row for row in given]
+        rows = [row if isinstance(space, spaces.Discrete) else tuple(np.split(row, ends)) for row in given]
         return np.array([space.sample(mask=row) for row in rows])
     rng = space.np_random
     size = (count, len(dims))

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
-from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
+from stable_baselines3.common.buffers import BaseBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor
 
@@ -39,7 +39,7 @@ class ReplayBatch(NamedTuple):
     next_observations: TensorObservations  # (B, ...) after the last step of the window
     dones: Tensor  # (B, 1) float32, 1 where the window ends by the rules; a timeout counts as 0
     rewards: Tensor  # (B, 1) float32, discounted sum over the window
-    discounts: Tensor | None = None  # (B, 1) float32, gamma ** length of the window; None for n_steps == 1, as stock
+    discounts: Tensor | None = None  # (B, 1) float32, gamma ** length of the window; None where stock has none
     next_action_masks: Tensor | None = None  # (B, A) bool, legal in next_observations
     weights: Tensor | None = None  # (B, 1) float32, importance weights of prioritized replay
     indices: Int64Array | None = None  # (B,) row * num_envs + env, of prioritized replay
@@ -324,7 +324,7 @@ class ReplayStorage(ReplayBuffer):
         rows, envs = np.ascontiguousarray(rows, np.int64), np.ascontiguousarray(envs, np.int64)
         last_rows, returns, discounts, ends = self.windows(rows, envs, env)
         flat, last = rows * self.n_envs + envs, last_rows * self.n_envs + envs
-        masks = self.masks_of(last)
+        masks, discounted = self.masks_of(last), self.n_steps > 1 or isinstance(self, NStepReplayBuffer)
         if self.optimize_memory_usage:
             following = self._take(self._stored, (last_rows + 1) % self.buffer_size * self.n_envs + envs, env, device)
         else:
@@ -335,7 +335,7 @@ class ReplayStorage(ReplayBuffer):
             next_observations=following,
             dones=self._tensor(ends[:, None], device),
             rewards=self._tensor(returns[:, None], device),
-            discounts=self._tensor(discounts[:, None], device) if self.n_steps > 1 else None,
+            discounts=self._tensor(discounts[:, None], device) if discounted else None,
             next_action_masks=None if masks is None else self._tensor(masks, device),
         )
 

@@ -174,7 +174,7 @@ class RolloutStorage:
         return _host(stored[name][step])
 
     @property
-    def action_masks(self) -> BoolArray | None:
+    def masks(self) -> BoolArray | None:
         """Masks (T, N, A)."""
         return None if self._action_masks is None else _host(self._action_masks)
 

@@ -126,7 +126,7 @@ class Play:
         self.steps_s: list[float] = []  # without the time in which other processes had the core
         self.resets_s: list[float] = []
         self.total_steps = 0
-        self.length = 0  # steps of this episode so far
+        self.length = 0  # steps of this episode that were begun
         self.warm_up_s = 0.0
         self._lenient = lenient
         self._action_masks = env.get_wrapper_attr("action_masks") if self.has_masks else None
@@ -181,7 +181,8 @@ class Play:
 
     def step(self, action: Any) -> Moment:
         self._action = action
-        self.place.step(self.length + 1)
+        self.length += 1  # before: a step that fails has its number too
+        self.place.step(self.length)
         kept_off, cpu_began, began = self._kept_off.seconds(), time.process_time(), time.perf_counter()
         try:
             answer = self.env.step(action)
@@ -198,7 +199,6 @@ class Play:
             raise self._wrong_step(f"{len(answer)} values" if isinstance(answer, (tuple, list)) else _shown(answer))
         observation, reward, terminated, truncated, info = answer
         self._infos_bytes.append(_pickled_bytes(info))
-        self.length += 1
         try:
             ended = bool(terminated or truncated)
         except ValueError:  # NumPy's, of arrays

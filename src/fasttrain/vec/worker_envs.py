@@ -195,6 +195,7 @@ class EnvRows:
         for row, env in enumerate(self.envs):
             action = actions[row].copy() if self._copies_actions else actions[row]
             self.current[0] = row
+            self._steps[row] += 1  # before: a step that fails has its number too
             try:
                 self._take(row, env, env.step(action))
             except (Exception, SystemExit) as error:
@@ -216,7 +217,6 @@ class EnvRows:
         arrays.rewards[row] = reward
         arrays.terminations[row] = terminated
         arrays.truncations[row] = truncated
-        self._steps[row] += 1
         if "perf" in info and isinstance(info["perf"], Mapping):  # a number under that name is the env's own affair
             self.opponents_ns += int(1e6 * info["perf"].get("enemy_turn_ms", 0.0))
         if terminated or truncated:
