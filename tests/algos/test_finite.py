@@ -11,6 +11,7 @@ from fasttrain.algos.finite import (
     all_finite,
     bad_gradients,
     bad_parameters,
+    check_actions,
     check_step,
     first_bad,
     listed,
@@ -115,3 +116,14 @@ def test_choices_are_marked_where_values_are_not_finite():
     assert marked(chosen, torch.zeros(2, 3)) is chosen
     assert marked(chosen, torch.tensor([[0.0, 1.0], [torch.nan, 0.0]])).tolist() == [-1, -1]
     assert marked(chosen.to("meta"), torch.zeros(2, 3, device="meta")).shape == (2,), "no host reads there"
+
+
+def test_an_action_that_is_not_finite_is_refused_with_env_and_step():
+    check_actions(np.array([1, 2]), torch.nn.Linear(1, 1), np.zeros((2, 1), np.float32), 7)
+    huge = np.full((3, 2), 1e30, np.float32)  # whose square is not a float32
+    check_actions(huge, torch.nn.Linear(1, 1), np.zeros((3, 1), np.float32), 7)
+    huge[1:, 0] = np.nan
+    with pytest.raises(EnvError, match="the action of env 5, 6 is not finite at step 7: lower the learning rate"):
+        check_actions(huge, torch.nn.Linear(1, 1), np.zeros((3, 1), np.float32), 7, first=4)
+    with pytest.raises(EnvError, match="at step 7: the observation of env 0, 1, 2 is not finite"):
+        check_actions(huge, torch.nn.Linear(1, 1), np.full((3, 1), np.inf, np.float32), 7)

@@ -81,6 +81,8 @@ def check_actions(actions: NDArray[Any], policy: nn.Module, observations: Any, s
     Raises:
         EnvError: one is not finite, which numpy would cast to some integer or the env simulate on.
     """
+    if actions.dtype.kind != "f" or (actions.size < ONE_THREAD and math.isfinite(np.vdot(actions, actions))):
+        return  # as `_surely_finite`: 1 µs instead of 3
     if all_finite(actions):
         return
     envs = np.flatnonzero(~np.isfinite(actions).reshape(len(actions), -1).all(axis=1))
