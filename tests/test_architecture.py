@@ -25,8 +25,8 @@ MAX_FUNCTION_LINES = 60
 LAYERS = {
     "": 0, "acceleration": 0, "atomics": 0, "batch": 0, "checks": 0, "config": 0, "errors": 0, "flags": 0, "jit": 0,
     "machine": 0, "kernel_cache": 0, "kernel_jobs": 0, "kernel_stamp": 0,
-    "off_policy": 0, "overrides": 0, "plan": 0, "stepping": 0, "study_config": 0, "terminal": 0, "threads": 0,
-    "typed": 0,
+    "off_policy": 0, "overrides": 0, "plan": 0, "sb3_names": 0, "stepping": 0, "study_config": 0, "terminal": 0,
+    "threads": 0, "typed": 0,
     "envs": 1, "vec": 1, "buffers": 1, "perf": 1,
     "algos": 2,
     "runs": 3,

@@ -73,6 +73,7 @@ AT_LEAST: dict[str, float] = {
 }
 MAX_SEED = 2**32 - 1 - 1_000_000  # numpy's bound, with room for one seed per env
 MAX_TORCH_THREADS = 256
+MAX_N_STEPS = 128  # of buffers/n_step.py
 AT_MOST: dict[str, int] = {
     "seed": MAX_SEED,
     "eval.seed": MAX_SEED,
@@ -82,7 +83,6 @@ AT_MOST: dict[str, int] = {
     "algo.ent_coef": 1_000_000,
     "algo.vf_coef": 1_000_000,
     "algo.learning_rate": 1_000_000,
-    "algo.n_steps": 128,  # of buffers/n_step.py
 }
 BETWEEN: dict[str, tuple[float, float]] = {
     "algo.gamma": (0, 1),
@@ -194,7 +194,7 @@ def _check_workers(config: Any) -> None:
 def _check_rollout(config: Any) -> None:
     rollout_size = lookup(config, "algo.rollout_size")
     batch_size = config.batch_size or config.own.batch_size
-    if rollout_size is not None and batch_size > rollout_size:
+    if rollout_size is not None and lookup(config, "algo.n_steps") is None and batch_size > rollout_size:
         raise ConfigError(
             f"batch_size={batch_size} is larger than algo.rollout_size={rollout_size}: a minibatch is drawn from "
             f"one rollout; take batch_size={rollout_size} or less, or a larger rollout"
@@ -205,6 +205,8 @@ def _check_replay(config: Any) -> None:
     buffer_size = lookup(config, "algo.buffer_size")
     if buffer_size is None:
         return
+    if config.algo.n_steps > MAX_N_STEPS:
+        raise ConfigError(f"algo.n_steps={config.algo.n_steps}: must be at most {MAX_N_STEPS}")
     batch_size = config.batch_size or config.own.batch_size
     if batch_size > buffer_size:
         raise ConfigError(
