@@ -31,7 +31,7 @@ LAYERS = {
     "algos": 2,
     "runs": 3,
     "studies": 4,
-    "cli": 5, "commands": 5, "existing": 5, "__main__": 5,
+    "cli": 5, "commands": 5, "composing": 5, "existing": 5, "__main__": 5,
 }  # fmt: skip
 # Within layer 1, where rooms otherwise do not know each other: what an env is, and what went wrong in one.
 SIDEWAYS = {("vec", f"fasttrain.envs.{name}") for name in ("protocol", "masks", "retrace", "user_code")}
@@ -325,7 +325,7 @@ DOCUMENTED = 'def f():\n    """One.\n' + "\n    More.\n" * 40 + '    """\n' + " 
         (errors_are_honest, {"fasttrain.a": "assert 1"}, "assert"),
         (errors_are_honest, {"fasttrain.a": "def f():\n    raise NotImplementedError"}, "NotImplementedError"),
         (mirrored_by_tests, {"fasttrain.vec.nowhere": "def f():\n    return 1"}, "no tests/vec/test_nowhere.py"),
-        (mirrored_by_tests, {"fasttrain.vec.no.where": "def f():\n    return 1"}, "nor tests/vec/test_no*.py"),
+        (mirrored_by_tests, {"fasttrain.vec.nil.where": "def f():\n    return 1"}, "nor tests/vec/test_nil*.py"),
     ],
 )  # fmt: skip
 def test_rule_bites(rule: Rule, sources: Sources, problem: str) -> None:

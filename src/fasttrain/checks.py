@@ -7,11 +7,19 @@ Every message names the fields, their values and a valid choice.
 from __future__ import annotations
 
 import math
+import re
 from typing import Any, Literal
 
 from fasttrain.errors import ConfigError
 
-AT_LEAST: dict[str, float] = {
+AT_LEAST: dict[str, float] = {  # a key before those that have their value from it
+    "env.total_timesteps": 1,
+    "env.eval_episodes": 2,
+    "own.batch_size": 2,
+    "own.learning_rate": 0,
+    "own.n_epochs": 1,
+    "own.rollout_size": 2,
+    "own.native_num_envs": 1,
     "num_envs": 1,
     "num_workers": 1,
     "pipeline": 1,
@@ -36,7 +44,6 @@ AT_LEAST: dict[str, float] = {
     "eval.episodes": 2,
     "eval.num_envs": 1,
     "eval.seed": 0,
-    "own.batch_size": 2,
     "play.episodes": 1,
     "play.speed": 0,
     "play.seed": 0,
@@ -95,6 +102,8 @@ BETWEEN: dict[str, tuple[float, float]] = {
     "algo.exploration_initial_eps": (0, 1),
     "algo.exploration_final_eps": (0, 1),
 }
+PATHS = ("run", "study", "output")
+LONGEST_NAME = 255  # bytes: of all usual file systems
 SCHEDULES = ("algo.learning_rate", "algo.clip_range", "algo.clip_range_vf")
 
 
@@ -125,6 +134,8 @@ def check(config: Any) -> None:
         value = lookup(config, key)
         if value is not None and parse_schedule(value, key)[1] <= 0:
             raise ConfigError(f"{key}={value}: must be positive")
+    for key in PATHS:
+        check_path(key, lookup(config, key))
     rules = (
         _check_net_arch,
         _check_lstm,
@@ -136,6 +147,20 @@ def check(config: Any) -> None:
     )
     for rule in rules:
         rule(config)
+
+
+def check_path(key: str, value: str | None) -> None:
+    """Whether a file or folder can be called that.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if value is None:
+        return
+    longest = max((len(name.encode("utf-8", "replace")) for name in value.split("/")), default=0)
+    if not value or "\0" in value or longest > LONGEST_NAME:
+        shown = value if len(value) < 60 else f"{value[:60]}…"
+        raise ConfigError(f"{key}={shown}: no file or folder can be called that")
 
 
 def parse_schedule(value: float | str, key: str) -> tuple[Literal["constant", "linear"], float]:
@@ -220,6 +245,5 @@ def _check_replay(config: Any) -> None:
 
 
 def _check_device(config: Any) -> None:
-    name = config.device.split(":")[0]
-    if name not in ("auto", "cpu", "cuda", "mps"):
+    if not re.fullmatch(r"auto|(cpu|cuda|mps)(:\d+)?", config.device):
         raise ConfigError(f"device={config.device}: expected auto, cpu, cuda, cuda:0 or mps")

@@ -14,7 +14,7 @@ from fasttrain.checks import check
 from fasttrain.errors import ConfigError
 from fasttrain.sb3_names import instead
 from fasttrain.study_config import AblateConfig, DoctorConfig, GateConfig, TuneConfig
-from fasttrain.typed import Switch, build
+from fasttrain.typed import Switch, build, convert
 
 NetArch = tuple[int, ...] | dict[str, tuple[int, ...]] | None
 SELF = "self"  # as an opponent: snapshots of the learner
@@ -296,6 +296,7 @@ def from_mapping(values: Mapping[str, Any]) -> Config:
     for key in algo:
         if why := foreign_key(f"algo.{key}", str(algo.get("name"))):
             raise ConfigError(why)
+    values["own"] = convert(values.get("own"), OwnConfig, "own")  # before algo, which has its values from there
     values["algo"] = build(algo_class, algo, "algo.")
     values["env"] = _build_env(values.get("env"))
     config = build(Config, values, known=all_keys())
