@@ -23,7 +23,7 @@ from rich.console import Console
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from fasttrain.cli import conf_dir
+from fasttrain.composing import conf_dir
 from fasttrain.config import from_mapping
 from fasttrain.overrides import normalise
 from fasttrain.plan import make_plan

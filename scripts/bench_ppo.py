@@ -104,7 +104,7 @@ def speed_model(work: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
 
-    from fasttrain.cli import conf_dir
+    from fasttrain.composing import conf_dir
     from fasttrain.config import from_mapping
     from fasttrain.kernel_jobs import compile_all
     from fasttrain.perf.clock import PhaseClock

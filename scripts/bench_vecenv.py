@@ -137,7 +137,7 @@ def auto(num_envs: int) -> dict[str, Any]:
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
 
-    from fasttrain.cli import conf_dir
+    from fasttrain.composing import conf_dir
     from fasttrain.config import from_mapping
     from fasttrain.plan import make_plan
     from fasttrain.runs.build import build_vec_env, env_facts, this_machine

@@ -14,7 +14,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from fasttrain import cli
-from fasttrain.cli import conf_dir, main
+from fasttrain.cli import main
+from fasttrain.composing import conf_dir
 from fasttrain.config import Config, from_mapping
 from fasttrain.flags import FLAGS
 from fasttrain.overrides import normalise

@@ -25,13 +25,13 @@ MAX_FUNCTION_LINES = 60
 LAYERS = {
     "": 0, "acceleration": 0, "atomics": 0, "batch": 0, "checks": 0, "config": 0, "errors": 0, "flags": 0, "jit": 0,
     "machine": 0, "kernel_cache": 0, "kernel_jobs": 0, "kernel_stamp": 0,
-    "off_policy": 0, "overrides": 0, "plan": 0, "stepping": 0, "study_config": 0, "terminal": 0, "threads": 0,
-    "typed": 0,
+    "off_policy": 0, "overrides": 0, "plan": 0, "sb3_names": 0, "stepping": 0, "study_config": 0, "terminal": 0,
+    "threads": 0, "typed": 0,
     "envs": 1, "vec": 1, "buffers": 1, "perf": 1,
     "algos": 2,
     "runs": 3,
     "studies": 4,
-    "cli": 5, "commands": 5, "existing": 5, "__main__": 5,
+    "cli": 5, "commands": 5, "composing": 5, "existing": 5, "__main__": 5,
 }  # fmt: skip
 # Within layer 1, where rooms otherwise do not know each other: what an env is, and what went wrong in one.
 SIDEWAYS = {("vec", f"fasttrain.envs.{name}") for name in ("protocol", "masks", "retrace", "user_code")}

@@ -13,7 +13,8 @@ import pytest
 import fasttrain
 from conftest import RunCommand
 from fasttrain import cli
-from fasttrain.cli import conf_dir, main
+from fasttrain.cli import main
+from fasttrain.composing import conf_dir
 from fasttrain.flags import FLAGS
 
 
@@ -77,7 +78,7 @@ FOREIGN = "algo.rollout_size means nothing for algo=dqn (only for ppo, maskable_
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["own.tier=xyz"], "Interpolation key 'algo.by_tier.xyz.batch_size' not found"),
+        (["own.tier=xyz"], "own.tier=xyz: Interpolation key 'algo.by_tier.xyz.batch_size' not found"),
         (["num_envs=4,8"], "num_envs=4,8: several values need a sweep: add -m"),
         (["num_envs=choice(4,8)"], "num_envs=choice(4,8): several values need a sweep: add -m"),
         (["+profile="], "profile= is empty; choose from balance, baseline, debug, exact, speed"),
@@ -103,6 +104,9 @@ def test_a_folder_that_cannot_be_written_is_one_line(fasttrain: RunCommand, tmp_
     assert done.err.count("\n") == 1
 
 
+SMALLER = "algo.rollout_size (algo.n_steps) or algo.buffer_size"
+
+
 def raising(error: Exception) -> Any:
     def command(*_: Any) -> int:
         raise error
@@ -121,7 +125,7 @@ def test_too_little_memory_is_one_line(fasttrain: RunCommand, monkeypatch: pytes
     monkeypatch.setattr(cli.commands, "implementation", raising(MemoryError(text)))
     done = fasttrain("num_envs=4")
     assert done.exit_code == 2
-    assert done.err == (f"fasttrain: error: not enough memory{said}; take fewer envs or a smaller rollout or buffer\n")
+    assert done.err == (f"fasttrain: error: not enough memory{said}; take a smaller num_envs, {SMALLER}\n")
 
 
 def test_too_little_memory_before_the_task(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):

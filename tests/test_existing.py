@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from conftest import configured
-from fasttrain import cli
+from fasttrain import composing
 from fasttrain.cli import main
 from fasttrain.runs.folders import changes
 from fasttrain.runs.run_lock import locked
@@ -145,6 +145,6 @@ def test_a_sweep_and_a_study_too(
 
 def test_where_nothing_lies_nothing_is_composed_twice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "_composed_before", lambda overrides: pytest.fail("composed"))
+    monkeypatch.setattr(composing, "composed_before", lambda overrides: pytest.fail("composed"))
     assert main(["+profile=speed", "num_envs=0", "hydra.run.dir=nowhere/at/all"]) == 2
     assert main(["+profile=speed", "num_envs=0"]) == 2

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from conftest import configured
-from fasttrain.config import Config
+from fasttrain.config import Config, OnPolicyConfig
 from fasttrain.errors import ConfigError
 from fasttrain.flags import FLAGS, NOT_APPLICABLE, EnvFacts, Machine
 from fasttrain.plan import Plan, Row, make_plan
@@ -56,6 +56,61 @@ def test_native_game_brings_its_own_number_of_envs():
 def test_a_typed_number_of_envs_wins_over_the_games_own(source: str):
     plan = plan_of(configured("+profile=speed", "num_envs=32"), NATIVE, num_envs=source)
     assert plan.config.num_envs == 32
+
+
+TYPED = "command line"
+
+
+@pytest.mark.parametrize("algo", ["ppo", "maskable_ppo", "recurrent_ppo"])
+def test_sb3s_n_steps_makes_the_rollout(algo: str):
+    config = configured("+profile=speed", f"algo={algo}", "algo.n_steps=96", "batch_size=32", "num_envs=10")
+    plan = plan_of(config, **{"algo.n_steps": TYPED})
+    assert isinstance(plan.config.algo, OnPolicyConfig)
+    assert plan.config.algo.rollout_size == 960
+    rows = [row_of(plan, "algo.n_steps"), row_of(plan, "algo.rollout_size")]
+    assert [(row.effective, row.source) for row in rows] == [(96, TYPED), (960, TYPED)]
+    assert rows[1].reason.startswith("10 envs × 96 steps, as algo.n_steps says")
+    assert set(rows) <= set(plan.notable())
+
+
+def test_n_steps_are_of_the_envs_that_there_are_in_the_end():
+    config = configured("+profile=speed", "algo.n_steps=16")
+    assert plan_of(config, NATIVE, **{"algo.n_steps": TYPED}).config.algo.rollout_size == 16 * 256
+
+
+@pytest.mark.parametrize(
+    ("of_steps", "of_size", "size"),
+    [
+        (TYPED, "profile mine", 8 * 100),
+        ("profile mine", TYPED, 8 * 512),
+        ("profile mine", None, 8 * 100),
+        (TYPED, TYPED, None),
+        ("profile mine", "profile mine", None),
+    ],
+)
+def test_of_n_steps_and_rollout_size_the_typed_one_holds(of_steps: str, of_size: str | None, size: int | None):
+    config = configured("algo.n_steps=100", "algo.rollout_size=4096")
+    sources = {"algo.n_steps": of_steps, **({"algo.rollout_size": of_size} if of_size else {})}
+    if size is None:
+        with pytest.raises(
+            ConfigError, match="algo.n_steps=100 contradicts algo.rollout_size=4096, which is 512 steps"
+        ):
+            plan_of(config, **sources)
+        return
+    plan = plan_of(config, **sources)
+    assert plan.config.algo.rollout_size == size
+    assert plan.config.algo.n_steps == row_of(plan, "algo.n_steps").effective == (100 if size == 800 else None)
+
+
+def test_n_steps_and_a_rollout_size_that_say_the_same_are_fine():
+    config = configured("algo.n_steps=512", "algo.rollout_size=4096")
+    plan = plan_of(config, **{"algo.n_steps": TYPED, "algo.rollout_size": TYPED})
+    assert plan.config.algo.rollout_size == 4096
+
+
+def test_a_batch_larger_than_n_steps_allow_is_refused():
+    with pytest.raises(ConfigError, match="batch_size=64 is larger than the rollout of 40 .* or a larger algo.n_steps"):
+        plan_of(configured("algo.n_steps=5"), **{"algo.n_steps": TYPED})
 
 
 def test_rollout_size_is_kept_to_whole_steps():

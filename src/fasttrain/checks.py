@@ -7,11 +7,19 @@ Every message names the fields, their values and a valid choice.
 from __future__ import annotations
 
 import math
+import re
 from typing import Any, Literal
 
 from fasttrain.errors import ConfigError
 
-AT_LEAST: dict[str, float] = {
+AT_LEAST: dict[str, float] = {  # a key before those that have their value from it
+    "env.total_timesteps": 1,
+    "env.eval_episodes": 2,
+    "own.batch_size": 2,
+    "own.learning_rate": 0,
+    "own.n_epochs": 1,
+    "own.rollout_size": 2,
+    "own.native_num_envs": 1,
     "num_envs": 1,
     "num_workers": 1,
     "pipeline": 1,
@@ -36,7 +44,6 @@ AT_LEAST: dict[str, float] = {
     "eval.episodes": 2,
     "eval.num_envs": 1,
     "eval.seed": 0,
-    "own.batch_size": 2,
     "play.episodes": 1,
     "play.speed": 0,
     "play.seed": 0,
@@ -73,6 +80,7 @@ AT_LEAST: dict[str, float] = {
 }
 MAX_SEED = 2**32 - 1 - 1_000_000  # numpy's bound, with room for one seed per env
 MAX_TORCH_THREADS = 256
+MAX_N_STEPS = 128  # of buffers/n_step.py
 AT_MOST: dict[str, int] = {
     "seed": MAX_SEED,
     "eval.seed": MAX_SEED,
@@ -82,7 +90,6 @@ AT_MOST: dict[str, int] = {
     "algo.ent_coef": 1_000_000,
     "algo.vf_coef": 1_000_000,
     "algo.learning_rate": 1_000_000,
-    "algo.n_steps": 128,  # of buffers/n_step.py
 }
 BETWEEN: dict[str, tuple[float, float]] = {
     "algo.gamma": (0, 1),
@@ -98,6 +105,8 @@ BETWEEN: dict[str, tuple[float, float]] = {
 METRICS = ("win_rate", "mean_reward", "tail")  # of gate.metric
 QUALITY_NAMES = ("episodes", "mean_reward", "win_rate", "draw_rate", "score_diff", "end_reason", "mean_length",
                  "mean_turns", "scores", "untold", "ci95", "tail", "auto", "sampled")  # fmt: skip
+PATHS = ("run", "study", "output")
+LONGEST_NAME = 255  # bytes: of all usual file systems
 SCHEDULES = ("algo.learning_rate", "algo.clip_range", "algo.clip_range_vf")
 
 
@@ -128,6 +137,8 @@ def check(config: Any) -> None:
         value = lookup(config, key)
         if value is not None and parse_schedule(value, key)[1] <= 0:
             raise ConfigError(f"{key}={value}: must be positive")
+    for key in PATHS:
+        check_path(key, lookup(config, key))
     rules = (
         _check_net_arch,
         _check_lstm,
@@ -140,6 +151,20 @@ def check(config: Any) -> None:
     )
     for rule in rules:
         rule(config)
+
+
+def check_path(key: str, value: str | None) -> None:
+    """Whether a file or folder can be called that.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if value is None:
+        return
+    longest = max((len(name.encode("utf-8", "replace")) for name in value.split("/")), default=0)
+    if not value or "\0" in value or longest > LONGEST_NAME:
+        shown = value if len(value) < 60 else f"{value[:60]}…"
+        raise ConfigError(f"{key}={shown}: no file or folder can be called that")
 
 
 def parse_schedule(value: float | str, key: str) -> tuple[Literal["constant", "linear"], float]:
@@ -198,7 +223,7 @@ def _check_workers(config: Any) -> None:
 def _check_rollout(config: Any) -> None:
     rollout_size = lookup(config, "algo.rollout_size")
     batch_size = config.batch_size or config.own.batch_size
-    if rollout_size is not None and batch_size > rollout_size:
+    if rollout_size is not None and lookup(config, "algo.n_steps") is None and batch_size > rollout_size:
         raise ConfigError(
             f"batch_size={batch_size} is larger than algo.rollout_size={rollout_size}: a minibatch is drawn from "
             f"one rollout; take batch_size={rollout_size} or less, or a larger rollout"
@@ -209,6 +234,8 @@ def _check_replay(config: Any) -> None:
     buffer_size = lookup(config, "algo.buffer_size")
     if buffer_size is None:
         return
+    if config.algo.n_steps > MAX_N_STEPS:
+        raise ConfigError(f"algo.n_steps={config.algo.n_steps}: must be at most {MAX_N_STEPS}")
     batch_size = config.batch_size or config.own.batch_size
     if batch_size > buffer_size:
         raise ConfigError(
@@ -232,6 +259,5 @@ def _check_scores(config: Any) -> None:
 
 
 def _check_device(config: Any) -> None:
-    name = config.device.split(":")[0]
-    if name not in ("auto", "cpu", "cuda", "mps"):
+    if not re.fullmatch(r"auto|(cpu|cuda|mps)(:\d+)?", config.device):
         raise ConfigError(f"device={config.device}: expected auto, cpu, cuda, cuda:0 or mps")

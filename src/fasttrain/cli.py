@@ -12,12 +12,12 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fasttrain import __version__, commands, terminal
+from fasttrain import __version__, commands, composing, terminal
 from fasttrain.errors import (
     EXIT_CRASHED,
     EXIT_DONE,
@@ -27,9 +27,9 @@ from fasttrain.errors import (
     FastTrainError,
     too_little_memory,
 )
+from fasttrain.overrides import normalise
 
 if TYPE_CHECKING:
-    from fasttrain.config import Config
     from fasttrain.studies.sweep import Sweep
 
 PRINTS_ONLY = {"-h", "--help", "--version", "--cfg", "-c", "--info", "-i"}
@@ -70,19 +70,6 @@ exit code  0 done  1 crash  2 bad input  3 gate failed  4 stopped by a signal wi
            130 stopped before there was anything to save"""
 
 
-def conf_dir() -> Path:
-    """The folder of YAML files: inside the wheel, or at the top of the checkout (an editable install).
-
-    Raises:
-        ConfigError: neither exists; the installation is broken.
-    """
-    here = Path(__file__).resolve().parent
-    for candidate in (here / "conf", here.parents[1] / "conf"):
-        if (candidate / "config.yaml").is_file():
-            return candidate
-    raise ConfigError(f"no conf/config.yaml beside {here}: reinstall fasttrain")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Never raises for bad input."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -115,6 +102,13 @@ def _refuse_while_imported() -> None:
             "a process of a run imports the script that began the run, and the script begins another one: put what "
             'begins it under `if __name__ == "__main__":`'
         )
+
+
+def _refuse_without_a_folder() -> None:
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise ConfigError(f"the working directory is gone ({error.strerror}): cd to one that is there") from error
 
 
 @contextmanager
@@ -155,10 +149,12 @@ def _dispatch(arguments: list[str]) -> int:
         flags = "\n".join(f"  {flag.name:<22} {flag.flag_class:<10} {flag.text}" for flag in FLAGS)
         print(terminal.fitting(terminal.as_typed(HELP.format(version=__version__, flags=flags)), sys.stdout))
         return 0
+    _refuse_without_a_folder()
     command = "train"
     if arguments and re.fullmatch(r"[a-z_]+", arguments[0]):
         command = commands.known(arguments.pop(0))
     arguments = commands.prepare(command, arguments)
+    composing.check_options(normalise(arguments, {}))
     from fasttrain.runs.activity import activity
     from fasttrain.runs.console import make_console
 
@@ -166,7 +162,7 @@ def _dispatch(arguments: list[str]) -> int:
         if not PRINTS_ONLY & set(arguments):
             from fasttrain.existing import settled
 
-            found = settled(command, arguments, _composed_before)
+            found = settled(command, arguments, composing.composed_before)
             if isinstance(found, str):
                 print(found)
                 return EXIT_DONE
@@ -180,19 +176,16 @@ def _run_hydra(command: str, arguments: list[str], starting: ExitStack) -> int:
     import hydra
     from hydra.core.hydra_config import HydraConfig
     from hydra.errors import HydraException
-    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from fasttrain.overrides import normalise
-
-    OmegaConf.register_new_resolver("pid", os.getpid, replace=True)
+    composing.register_resolvers()
     normalised = normalise(arguments, os.environ)
     sweep = _sweep(command, arguments)
     outcome: list[int] = []
     failed: list[Exception] = []
     running: list[str] = []  # what is inside `task` now; a crash leaves it there
 
-    @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
+    @hydra.main(version_base="1.3", config_path=str(composing.conf_dir()), config_name="config")
     def task(composed: Any) -> None:
         running.append(command)
         try:
@@ -204,7 +197,7 @@ def _run_hydra(command: str, arguments: list[str], starting: ExitStack) -> int:
         except (FastTrainError, MemoryError, OSError) as error:  # kept from Hydra, which would print lines of its own
             failed.append(error)
         except (HydraException, OmegaConfBaseException) as error:
-            failed.append(_clear_error(error, normalised))
+            failed.append(composing.clear_error(error, normalised))
             failed[0].__cause__ = error
         running.clear()
 
@@ -213,12 +206,10 @@ def _run_hydra(command: str, arguments: list[str], starting: ExitStack) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions reach us; the messages below replace Hydra's
     try:
         task()
-    except (HydraException, OmegaConfBaseException) as error:
-        raise _clear_error(error, normalised) from error
-    except OSError as error:
+    except Exception as error:
         if running or isinstance(error, BrokenPipeError):
             raise
-        raise ConfigError(f"cannot write the output folder: {error}") from error
+        raise composing.clear_error(error, normalised) from error
     except KeyboardInterrupt:
         if sweep is None or not sweep.cells:
             raise
@@ -249,24 +240,21 @@ def _sweep(command: str, arguments: Sequence[str]) -> Sweep | None:
 def _run_command(command: str, composed: Any, arguments: Sequence[str], starting: ExitStack) -> int:
     """One composed configuration → one command → its exit code. `starting` ends when its modules are there."""
     from hydra.core.hydra_config import HydraConfig
-    from omegaconf import OmegaConf
 
-    from fasttrain.config import from_mapping
     from fasttrain.overrides import config_dir_options, sources
     from fasttrain.runs.files import read_json
     from fasttrain.runs.folders import way_on
     from fasttrain.runs.run_lock import locked
 
     job = HydraConfig.get()
-    plain: dict[str, Any] = OmegaConf.to_container(composed, resolve=True)  # type: ignore[assignment]
-    profiles = {name: _profile_keys(name, job) for name in _chosen_profiles(job)}
-    config = from_mapping(plain)
+    config = composing.typed_config(composed, arguments)
+    profiles = composing.profile_keys(job)
     overrides = list(job.overrides.task)
     origin = sources(overrides, os.environ, profiles)
     commands.refuse_foreign_keys(command, origin, overrides)
     if command in commands.STARTS_RUNS:
         overrides += config_dir_options(arguments)
-    more = {"compose": _compose} if command in commands.STUDIES else {}
+    more = {"compose": composing.compose_typed} if command in commands.STUDIES else {}
     folder = Path(str(config.run)) if command == "resume" else Path(job.runtime.output_dir)
     main = commands.implementation(command)
     starting.close()
@@ -297,99 +285,3 @@ def draw_report(folder: Path) -> None:
         again = f"{terminal.command()} report run={folder} tries again"
         told = f"fasttrain: warning: no report.html ({reason}); the run is saved, {again}"
         print(terminal.fitting(told, sys.stderr), file=sys.stderr)
-
-
-def _composed_before(overrides: Sequence[str]) -> Any:
-    """What Hydra will make of these overrides, its own part included, before it runs."""
-    from hydra import compose, initialize_config_dir
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-
-    OmegaConf.register_new_resolver("pid", os.getpid, replace=True)
-    try:
-        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            return compose("config", overrides=list(overrides), return_hydra_config=True)
-    except HydraException as error:
-        raise _clear_error(error, overrides) from error
-
-
-def _compose(arguments: Sequence[str]) -> Config:
-    """The typed configuration of other arguments, with the same search path: what a cell of a study will see.
-
-    Raises:
-        ConfigError: they give none.
-    """
-    from hydra import compose
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    from fasttrain.config import from_mapping
-    from fasttrain.overrides import normalise, split_options
-
-    wanted = normalise(split_options(arguments)[1], {})
-    try:
-        plain = OmegaConf.to_container(compose("config", overrides=wanted), resolve=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise _clear_error(error, wanted) from error
-    return from_mapping(plain)  # type: ignore[arg-type]
-
-
-def _chosen_profiles(job: Any) -> list[str]:
-    chosen = job.runtime.choices.get("profile")
-    if chosen is None:
-        return []
-    return list(chosen) if not isinstance(chosen, str) else [chosen]
-
-
-def _profile_keys(name: str, job: Any) -> list[str]:
-    """Dotted keys that `profile/NAME.yaml` sets, read from wherever Hydra found it."""
-    from omegaconf import OmegaConf
-
-    for source in job.runtime.config_sources:
-        path = Path(source.path) / "profile" / f"{name}.yaml"
-        if source.schema == "file" and path.is_file():
-            return list(_flatten(OmegaConf.to_container(OmegaConf.load(path), resolve=False)))
-    return []
-
-
-def _flatten(node: Any, prefix: str = "") -> list[str]:
-    if not isinstance(node, Mapping):
-        return [prefix]
-    return [key for name, child in node.items() for key in _flatten(child, f"{prefix}.{name}" if prefix else str(name))]
-
-
-def _clear_error(error: Exception, overrides: Sequence[str]) -> ConfigError:
-    """Hydra's or OmegaConf's error as one sentence with the way out."""
-    from hydra.errors import OverrideParseException
-
-    from fasttrain.typed import did_you_mean
-
-    text = str(error)
-    if isinstance(error, OverrideParseException):
-        return ConfigError(f"cannot read '{error.override}': write key=value, and quote what has spaces")
-    if key := re.search(r"Could not override '([^']+)'", text):
-        return ConfigError(_unknown_key(key[1], overrides))
-    if several := re.search(r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)'(?: requires|$)", text, re.M):
-        return ConfigError(f"{several[1]}: several values need a sweep: add -m")
-    if option := re.search(r"Could not find '([^']+)/([^'/]*)'", text):
-        group, name = option[1], option[2]
-        choices = re.findall(r"^\t(\S+)$", text, flags=re.MULTILINE)
-        if not name:
-            return ConfigError(f"{group}= is empty; choose from {', '.join(choices)}")
-        hint = did_you_mean(name, choices)
-        return ConfigError(f"{group}={name}: no such {group}, choose from {', '.join(choices)}{hint}")
-    return ConfigError(text.strip().split("\n")[0])
-
-
-def _unknown_key(key: str, overrides: Sequence[str]) -> str:
-    """What to say of a key that the composed configuration lacks: misspelt, or another algorithm's."""
-    from fasttrain.config import all_keys, foreign_key
-    from fasttrain.overrides import key_of
-    from fasttrain.typed import did_you_mean
-
-    typed = [name for text in overrides if key_of(text) == "algo" for name in text.partition("=")[2].split(",")]
-    for algo in (*typed, "maskable_ppo", "dqn"):  # the one chosen; maskable_ppo is the default
-        if why := foreign_key(key, algo):
-            return why
-    return f"unknown key '{key}'{did_you_mean(key, all_keys())}"

@@ -134,9 +134,11 @@ def _going_on(folder: Path, command: str, typed: Sequence[str]) -> list[str]:
     stored = read_json(folder / "study.json")
     if not stored and len(typed) == 1:
         raise ConfigError(f"study={folder}: no study.json there; name the folder of a study, or say what to {command}")
-    if stored and stored["command"] != command:
-        way_on = f"{terminal.command()} {stored['command']} study={folder}"
-        raise ConfigError(f"study={folder} is one of {stored['command']}: {way_on}")
+    if stored and stored.get("command") != command:
+        other = stored.get("command")
+        raise ConfigError(f"study={folder} is one of {other}: {terminal.command()} {other} study={folder}")
+    if not isinstance(stored.get("arguments", []), list):
+        raise ConfigError(f"study={folder}: its study.json is none that fasttrain wrote")
     keys = {key_of(text) for text in typed} - {""}
     return [*(str(text) for text in stored.get("arguments", ()) if key_of(str(text)) not in keys), *typed]
 

@@ -12,8 +12,9 @@ from typing import Any, Literal, get_type_hints
 
 from fasttrain.checks import check
 from fasttrain.errors import ConfigError
+from fasttrain.sb3_names import instead
 from fasttrain.study_config import AblateConfig, DoctorConfig, GateConfig, TuneConfig
-from fasttrain.typed import Switch, build
+from fasttrain.typed import Switch, build, convert
 
 NetArch = tuple[int, ...] | dict[str, tuple[int, ...]] | None
 SELF = "self"  # as an opponent: snapshots of the learner
@@ -53,7 +54,10 @@ class EnvConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnPolicyConfig:
-    """Constructor arguments that SB3's PPO and its relatives share; `rollout_size` = num_steps × num_envs."""
+    """Constructor arguments that SB3's PPO and its relatives share; `rollout_size` = num_steps × num_envs.
+
+    `n_steps` is SB3's: steps of each env. None: as `rollout_size` says.
+    """
 
     name: str
     policy: str
@@ -61,6 +65,7 @@ class OnPolicyConfig:
     activation_fn: Literal["tanh", "relu", "elu", "gelu", "silu", "leaky_relu"] | None
     learning_rate: float | str
     rollout_size: int
+    n_steps: int | None = None
     n_epochs: int
     gamma: float
     gae_lambda: float
@@ -72,6 +77,10 @@ class OnPolicyConfig:
     max_grad_norm: float
     target_kl: float | None
     by_tier: dict[str, dict[str, float]]  # the algorithm's own values; `own` picks among them
+
+    def num_steps(self, num_envs: int) -> int:
+        """Of each env in a rollout: `n_steps`, else what is nearest to `rollout_size`."""
+        return self.n_steps or max(1, round(self.rollout_size / num_envs))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -290,6 +299,7 @@ def from_mapping(values: Mapping[str, Any]) -> Config:
     for key in algo:
         if why := foreign_key(f"algo.{key}", str(algo.get("name"))):
             raise ConfigError(why)
+    values["own"] = convert(values.get("own"), OwnConfig, "own")  # before algo, which has its values from there
     values["algo"] = build(algo_class, algo, "algo.")
     values["env"] = _build_env(values.get("env"))
     config = build(Config, values, known=all_keys())
@@ -356,7 +366,9 @@ def all_keys() -> list[str]:
 
 
 def foreign_key(key: str, algo: str) -> str:
-    """The sentence that refuses another algorithm's key below `algo.`; empty for every other key."""
+    """The sentence that refuses another algorithm's key below `algo.`, or one of SB3's; empty for every other key."""
+    if told := instead(key):
+        return told
     owners = [name for name, cls in ALGO_CLASSES.items() if key in {f"algo.{field.name}" for field in fields(cls)}]
     if not owners or algo in owners or algo not in ALGO_CLASSES:
         return ""

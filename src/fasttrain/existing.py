@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from fasttrain import commands
+from fasttrain.checks import check_path
+from fasttrain.composing import clear_error, search_path, typed_config, unswept
 from fasttrain.errors import ConfigError
-from fasttrain.overrides import OUTPUT_KEYS, asked, config_dir_options, key_of, normalise, split_options
+from fasttrain.overrides import OUTPUT_KEYS, asked, key_of, normalise, split_options
 from fasttrain.runs.files import read_json
 from fasttrain.runs.folders import Held, held, override
 
@@ -30,7 +32,7 @@ def settled(command: str, arguments: Sequence[str], compose: Compose) -> tuple[s
         return same
     options, overrides = split_options(normalise(arguments, os.environ))
     swept = bool({"-m", "--multirun"} & set(options))
-    overrides = _plain(overrides) + _search_path(arguments)
+    overrides = unswept(overrides) + search_path(arguments)
     folder = _folder(OUTPUT_KEYS[swept], overrides, compose)
     found = None if folder is None else held(folder)
     if found is None:
@@ -45,38 +47,18 @@ def settled(command: str, arguments: Sequence[str], compose: Compose) -> tuple[s
         if way == "overwrite":
             return same
         if way != "refuse":
-            _configured(composed)  # says what there is
+            _configured(composed, overrides)  # says what there is
         ways = ", on_existing=resume goes on with it, on_existing=overwrite begins it anew"
     else:
         ways = ""
     raise ConfigError(f"{found.about()}: take another folder{ways}")
 
 
-def _plain(overrides: Sequence[str]) -> list[str]:
-    """Without what is swept over, which cannot be composed; what cannot be read is left to Hydra to say."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    parser, kept = OverridesParser.create(), []
-    for text in overrides:
-        try:
-            swept = parser.parse_override(text).is_sweep_override()
-        except HydraException:
-            swept = False
-        kept += [] if swept else [text]
-    return kept
-
-
-def _search_path(arguments: Sequence[str]) -> list[str]:
-    """What `--config-dir` is for a composition of one's own."""
-    folder = [text.partition("=")[2] or text for text in config_dir_options(arguments)][-1:]
-    return [f"hydra.searchpath=['file://{Path(folder[0]).absolute()}']"] if folder else []
-
-
 def _folder(key: str, overrides: Sequence[str], compose: Compose) -> Path | None:
     """Where the output goes, if that is not a folder of this very second."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
 
     typed = [text for text in overrides if key_of(text) == key]
     if not typed and not any(key_of(text) == "hydra.searchpath" for text in overrides):
@@ -87,7 +69,11 @@ def _folder(key: str, overrides: Sequence[str], compose: Compose) -> Path | None
         return None
     if "${" in str(value):
         hydra = compose(overrides).hydra
-        value = hydra.sweep.dir if key == OUTPUT_KEYS[True] else hydra.run.dir
+        try:
+            value = hydra.sweep.dir if key == OUTPUT_KEYS[True] else hydra.run.dir
+        except OmegaConfBaseException as error:
+            raise clear_error(error, overrides) from error
+    check_path(key, str(value or ""))
     return Path(str(value))
 
 
@@ -109,7 +95,7 @@ def _run_again(found: Held, arguments: Sequence[str], composed: Any) -> tuple[st
     from fasttrain.runs.folders import changes
     from fasttrain.runs.resume import may_change
 
-    config = _configured(composed)
+    config = _configured(composed, arguments)
     where, summary = found.folder, read_json(found.folder / "summary.json")
     different = changes(where, config)
     if wrong := sorted(key for key in different if not may_change(key)):
@@ -130,23 +116,15 @@ def _run_again(found: Held, arguments: Sequence[str], composed: Any) -> tuple[st
     return "resume", commands.prepare("resume", [override("run", where), *values])
 
 
-def _configured(composed: Any) -> Any:
+def _configured(composed: Any, overrides: Sequence[str]) -> Any:
     """The typed configuration; raises ConfigError where that says what is wrong."""
-    from fasttrain.config import from_mapping
-
-    return from_mapping(_without_hydra(composed))
-
-
-def _without_hydra(composed: Any) -> dict[str, Any]:
-    """The task's own part, its references looked up; Hydra's has some that are known only while it runs."""
     from omegaconf import OmegaConf, open_dict
 
     task = composed.copy()
     OmegaConf.set_readonly(task, False)
     with open_dict(task):
-        del task["hydra"]
-    found: dict[str, Any] = OmegaConf.to_container(task, resolve=True)  # type: ignore[assignment]
-    return found
+        del task["hydra"]  # has references that are known only while it runs
+    return typed_config(task, overrides)
 
 
 def _spelt(value: Any) -> str:

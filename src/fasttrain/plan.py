@@ -122,9 +122,8 @@ def make_plan(config: Config, sources: Mapping[str, str], env: EnvFacts, machine
     check_self_play(config, effective, sources)
     changes = {name: value for name, value in effective.items() if name != "num_workers" or value is not None}
     if isinstance(config.algo, OnPolicyConfig):
-        algo, row = _rollout_row(config, config.algo, effective, sources)
-        changes["algo"] = algo
-        rows.append(row)
+        changes["algo"], of_rollout = _rollout_rows(config, config.algo, effective, sources)
+        rows += of_rollout
     if config.algo.name in OFF_POLICY:
         check_extras(config, effective["engine"], sources)
         ratio, reason = replay_ratio(effective)
@@ -235,34 +234,60 @@ def _reward_debug(requested: bool, context: Context) -> Resolved:
     return True, told or "sums of each episode in episodes.csv"
 
 
-def _rollout_row(
+def _n_steps_row(algo: OnPolicyConfig, num_envs: int, sources: Mapping[str, str]) -> Row | None:
+    """What becomes of `algo.n_steps`, where it is given. Of it and `algo.rollout_size` the typed one holds.
+
+    Raises:
+        ConfigError: both are typed, or both in a profile, and they contradict each other.
+    """
+    if algo.n_steps is None:
+        return None
+    source, of_size = sources.get("algo.n_steps", "default"), sources.get("algo.rollout_size", "default")
+    row = Row("algo.n_steps", algo.n_steps, algo.n_steps, source, "trade-off", f"of each of {num_envs} envs")
+    if (of_size == "command line") != (source == "command line"):
+        return row if source == "command line" else row._replace(effective=None, reason="algo.rollout_size was typed")
+    meant = max(1, round(algo.rollout_size / num_envs))
+    if of_size != "default" and meant != algo.n_steps:
+        raise ConfigError(
+            f"algo.n_steps={algo.n_steps} contradicts algo.rollout_size={algo.rollout_size}, which is {meant} steps of "
+            f"each of {num_envs} envs: leave one of them out"
+        )
+    return row
+
+
+def _rollout_rows(
     config: Config, algo: OnPolicyConfig, effective: Mapping[str, Any], sources: Mapping[str, str]
-) -> tuple[OnPolicyConfig, Row]:
-    """Keep the rollout's size when num_envs changes, to the nearest whole number of steps per env."""
+) -> tuple[OnPolicyConfig, list[Row]]:
+    """Keep the rollout's size when num_envs changes, to the nearest whole number of steps per env; or their number."""
     num_envs, batch_size = effective["num_envs"], effective["batch_size"]
     source = sources.get("algo.rollout_size", f"tier {config.own.tier}")
-    if num_envs > algo.rollout_size:
+    of_steps = _n_steps_row(algo, num_envs, sources)
+    algo = dataclasses.replace(algo, n_steps=None if of_steps is None else of_steps.effective)
+    key = "algo.rollout_size"
+    if of_steps is not None and algo.n_steps is not None:
+        key, source = "algo.n_steps", of_steps.source
+    if algo.n_steps is None and num_envs > algo.rollout_size:
         raise ConfigError(
             f"num_envs={num_envs} is more than algo.rollout_size={algo.rollout_size}: a rollout needs at least one "
             f"step per env; take num_envs={algo.rollout_size} or fewer, or a larger algo.rollout_size"
         )
-    num_steps = max(1, round(algo.rollout_size / num_envs))
+    num_steps = algo.num_steps(num_envs)
     size = num_steps * num_envs
     if batch_size > size:
         raise ConfigError(
             f"batch_size={batch_size} is larger than the rollout of {size} (num_envs={num_envs} × {num_steps} steps): "
-            f"take batch_size={size} or less, or a larger algo.rollout_size"
+            f"take batch_size={size} or less, or a larger {key}"
         )
     if size == 1:
-        raise ConfigError("algo.rollout_size: one transition is no rollout; take 2 or more")
-    reason = f"{num_envs} envs × {num_steps} steps"
+        raise ConfigError(f"{key}: one transition is no rollout; take 2 or more")
+    reason = f"{num_envs} envs × {num_steps} steps{'' if algo.n_steps is None else ', as algo.n_steps says'}"
     if size % batch_size:
         reason += f"; last minibatch of an epoch has {size % batch_size} of {batch_size} rows"
     stock = algo.by_tier["baseline"]["rollout_size"]
-    if "algo.rollout_size" not in sources and algo.rollout_size != stock:
+    if algo.n_steps is None and "algo.rollout_size" not in sources and algo.rollout_size != stock:
         reason += f"; {own_values_of(config, 'rollout_size')} own in this tier, stock {stock:,.0f}"
     row = Row("algo.rollout_size", algo.rollout_size, size, source, "trade-off", reason)
-    return dataclasses.replace(algo, rollout_size=size), row
+    return dataclasses.replace(algo, rollout_size=size), [*([of_steps] if of_steps else []), row]
 
 
 def _fused_update(requested: str, context: Context) -> Resolved:

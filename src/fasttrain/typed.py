@@ -96,7 +96,7 @@ def _scalar(value: Any, hint: Any, key: str) -> Any:
         return float(number)
     if hint is type(None) and value is None:
         return None
-    if hint is str and isinstance(value, str):
+    if hint is str and isinstance(value, str) and value:
         return value
     raise _misfit(key, value, "text" if hint is str else getattr(hint, "__name__", str(hint)))
 

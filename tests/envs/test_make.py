@@ -322,7 +322,7 @@ def test_constructor_that_raises_is_located(write_module: WriteModule, by_id: bo
     write_module("game_make_n", GAME + "gymnasium.register('MakeN-v0', entry_point=Game)\n")
     name = {"id": "game_make_n:MakeN-v0"} if by_id else {"entry_point": "game_make_n:Game"}
     message = message_of(**name, kwargs={"cards": cards})
-    assert f"could not be built: {error}" in message
+    assert f"could not be built with env.kwargs.cards={cards!r}: {error}" in message
     line = GAME[: GAME.index("if cards < 1" if cards == "x" else "raise ValueError")].count("\n") + 1
     assert f"(game_make_n.py:{line}, in __init__)" in message
 

@@ -493,7 +493,7 @@ class Opener:
         from hydra import compose, initialize_config_dir
         from omegaconf import OmegaConf
 
-        from fasttrain.cli import conf_dir
+        from fasttrain.composing import conf_dir
         from fasttrain.config import from_mapping
 
         self.configs = {}

@@ -160,7 +160,12 @@ def _from_id(spec: EnvSpec, folder: str) -> Env:
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
         raise EnvSpecError(_unknown_id(spec, name, module, before, error)) from error
     except (Exception, SystemExit) as error:
-        raise EnvSpecError(f"{spec.option} could not be built: {blame(error)}") from error
+        raise EnvSpecError(f"{spec.option} could not be built{_with_kwargs(spec)}: {blame(error)}") from error
+
+
+def _with_kwargs(spec: EnvSpec) -> str:
+    given = ", ".join(f"env.kwargs.{key}={value!r:.60}" for key, value in spec.kwargs.items())
+    return f" with {given}" if given else ""
 
 
 def _from_old_id(spec: EnvSpec, name: str) -> Env:
@@ -202,7 +207,7 @@ def _from_entry_point(spec: EnvSpec, folder: str) -> Env:
     try:
         env = creator(**copy.deepcopy(dict(spec.kwargs)))  # a copy: envs of one process must not share a list
     except (Exception, SystemExit) as error:
-        raise EnvSpecError(f"{spec.option} could not be built: {blame(error)}") from error
+        raise EnvSpecError(f"{spec.option} could not be built{_with_kwargs(spec)}: {blame(error)}") from error
     return _time_limited(_adapted(env, spec), spec)
 
 
@@ -227,7 +232,7 @@ def _with_users_wrappers(env: Env, spec: EnvSpec, folder: str) -> Env:
             raise EnvSpecError(f"{option}: expected a class or function that takes the env, got {wrapper!r}")
         try:
             wrapped = wrapper(env)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise EnvSpecError(f"{option} could not wrap {env}: {blame(error)}") from error
         if not isinstance(wrapped, gymnasium.Env):
             raise EnvSpecError(

@@ -41,7 +41,11 @@ def blame(error: BaseException) -> str:
     """Return "ValueError: text (my_game.py:12, in step)": the type, the text and the user's line that raised."""
     while error.__cause__ is not None and _raised_by_us(error):  # Gymnasium wraps errors of constructors
         error = error.__cause__
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    try:
+        words = str(error)
+    except Exception:  # the user's own class of errors may be broken too
+        words = ""
+    text = f"{type(error).__name__}: {words}" if words else type(error).__name__
     if isinstance(error, SyntaxError):
         return text  # carries file and line already
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]

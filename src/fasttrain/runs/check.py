@@ -17,6 +17,7 @@ from fasttrain.envs.probe import ProbeResult
 from fasttrain.errors import ConfigError, EnvSpecError
 from fasttrain.runs.build import env_spec
 from fasttrain.runs.console import make_console, say
+from fasttrain.runs.env_options import check_spaces
 from fasttrain.runs.files import write_json
 from fasttrain.runs.survey import BrokenEnvError, Survey
 from fasttrain.terminal import command, rate_text
@@ -42,8 +43,11 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         spec = dataclasses.replace(spec, needs_masks=False, use_masks=True)
     console = make_console()
     with Survey(spec, config.checkup_timeout_s, console) as survey:
-        if lacks_masks := survey.build().lacks_masks:
-            raise EnvSpecError(lacks_masks)
+        built = survey.build()
+        if built.lacks_masks:
+            raise EnvSpecError(built.lacks_masks)
+        if "algo" in sources:
+            check_spaces(config, spec.option, built.action_space, built.observation_space)
         result = _looked(survey, folder, {"max_steps": CHECK_STEPS, "max_seconds": CHECK_SECONDS})
     say(console, f"Checkup of {spec.option}: {result.steps:,} steps by random legal actions, {result.seconds:.1f} s")
     if result.costs is not None:

@@ -17,6 +17,7 @@ ACTION_SPACES: dict[str, tuple[type[spaces.Space[Any]], ...]] = {
     "ppo": (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box),
     "recurrent_ppo": (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box),
 }
+OBSERVATION_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
 def check_native_options(config: Config) -> None:
@@ -58,6 +59,10 @@ def check_spaces(config: Config, what: str, action: spaces.Space[Any], observati
         raise EnvSpecError(
             f"{what} counts its actions from {action.start}; SB3 sends 0 to n - 1: shift them in the env"
         )
+    parts = list(observation.values()) if isinstance(observation, spaces.Dict) else [observation]
+    if odd := next((part for part in parts if not isinstance(part, OBSERVATION_SPACES)), None):
+        wanted = ", ".join(kind.__name__ for kind in OBSERVATION_SPACES)
+        raise EnvSpecError(f"{what} observes {odd}; SB3's policies read {wanted} or a Dict of them")
     lstm = "Lstm" if name == "recurrent_ppo" else ""
     policy = policy_for(config.algo.policy, observation, lstm).replace("Lstm", "")
     if (policy == "MultiInputPolicy") != isinstance(observation, spaces.Dict):
@@ -68,7 +73,6 @@ def check_spaces(config: Config, what: str, action: spaces.Space[Any], observati
         raise ConfigError(
             f"algo.policy={config.algo.policy} needs images (uint8, 0 to 255), {what} observes {observation}; take auto"
         )
-    parts = list(observation.values()) if isinstance(observation, spaces.Dict) else [observation]
     if config.env.frame_stack > 1 and not all(isinstance(part, spaces.Box) for part in parts):
         raise ConfigError(
             f"env.frame_stack={config.env.frame_stack} stacks arrays (Box), {what} observes {observation}; "

@@ -263,13 +263,32 @@ def load_run(folder: Path, model: str = "model.zip", trust: bool = False) -> tup
         return config, load_policy(config, folder / model, trust)
 
 
-def config_of(folder: Path) -> Config:
-    """What plan.json holds. A flag younger than the run has the value of a plain SB3 script, which is what it did."""
+def _plan_of(folder: Path) -> dict[str, Any]:
     path = folder / "plan.json"
     if path.stat().st_size > MOST_PLAN_BYTES:
         raise ConfigError(f"{path} is too large for a plan ({path.stat().st_size:,} bytes)")
     plan = parse_json(path.read_bytes(), str(path))
-    stored = plan.get("config") if isinstance(plan, dict) else None
+    return plan if isinstance(plan, dict) else {}
+
+
+def flags_of(folder: Path) -> list[dict[str, Any]]:
+    """The rows of plan.json.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    rows = _plan_of(folder).get("flags")
+    if not isinstance(rows, list) or not all(
+        isinstance(row, dict) and {"flag", "requested", "source"} <= row.keys() for row in rows
+    ):
+        raise ConfigError(f"run={folder}: its plan.json has no list of flags")
+    return rows
+
+
+def config_of(folder: Path) -> Config:
+    """What plan.json holds. A flag younger than the run has the value of a plain SB3 script, which is what it did."""
+    path = folder / "plan.json"
+    stored = _plan_of(folder).get("config")
     if not isinstance(stored, dict):
         raise ConfigError(f"{path} holds no configuration; name the folder of a run")
     try:

@@ -24,7 +24,7 @@ from fasttrain.runs.activity import activity
 from fasttrain.runs.checkpoint_files import CheckpointFolder, problem_of
 from fasttrain.runs.checkpoint_format import lacks, stored
 from fasttrain.runs.checkpoint_state import WRONG, restore
-from fasttrain.runs.evaluate import config_of
+from fasttrain.runs.evaluate import config_of, flags_of
 from fasttrain.runs.files import write_json
 from fasttrain.runs.progress_csv import cut_back
 from fasttrain.runs.run_lock import locked
@@ -156,8 +156,7 @@ def changed_plan(where: Path, config: Config, typed: Sequence[str]) -> Plan:
             changes[key] = getattr(config, key)
     changed = dataclasses.replace(kept, **changes)
     try:
-        flags = json.loads((where / "plan.json").read_text(encoding="utf-8"))["flags"]
-        return Plan(changed, tuple(_row(row, changes) for row in flags))
+        return Plan(changed, tuple(_row(row, changes) for row in flags_of(where)))
     except (LookupError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"run={where}: its plan.json has no list of flags ({type(error).__name__} {error})"

@@ -95,6 +95,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     levers = find_levers(before, settings(config))
     if not levers:
         raise ConfigError(f"{profiles[-1]}: nothing in it differs from the baseline")
+    chosen_levers(levers, config.ablate.flags)  # a wrong name is told before anything runs
     study = Study("ablate", folder, overrides, make_console())
     ablation = Ablation(study, config, base, before, levers)
     try:

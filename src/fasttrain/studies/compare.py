@@ -128,7 +128,11 @@ def _candidate(entry: Any, example: str) -> Candidate:
     if isinstance(entry, str) and entry:
         return Candidate(entry, (entry if "=" in entry else f"profile={entry}",))
     if isinstance(entry, dict) and set(entry) == {"name", "overrides"} and isinstance(entry["overrides"], list):
-        return Candidate(str(entry["name"]), tuple(str(override) for override in entry["overrides"]))
+        name, overrides = entry["name"], [str(override) for override in entry["overrides"]]
+        if wrong := next((text for text in overrides if text.startswith("-") or "=" not in text[1:]), None):
+            raise ConfigError(f"candidates: {wrong!r} of {name} is no key=value; write {example}")
+        if isinstance(name, str) and name:
+            return Candidate(name, tuple(overrides))
     raise ConfigError(f"candidates: cannot read {entry!r}; write {example}")
 
 

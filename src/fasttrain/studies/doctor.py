@@ -7,7 +7,6 @@ pay (`advice`) and tries the best of them as real trainings, in turn with the pr
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,7 @@ from fasttrain.plan import Plan, make_plan
 from fasttrain.runs.activity import activity
 from fasttrain.runs.build import MonitoredEnv, env_facts, env_spec, this_machine
 from fasttrain.runs.console import make_console, say
-from fasttrain.runs.evaluate import config_of
+from fasttrain.runs.evaluate import config_of, flags_of
 from fasttrain.runs.files import read_json, write_json
 from fasttrain.studies import prescription as show
 from fasttrain.studies.advice import Advice, Candidate, Situation, advise
@@ -87,10 +86,10 @@ def _case(config: Config, sources: Mapping[str, str], overrides: Sequence[str]) 
     summary = read_json(folder / "summary.json")
     if not (folder / "plan.json").is_file() or not summary.get("steps_per_s"):
         raise ConfigError(f"run={folder}: no plan.json and summary.json of a finished run there; name its folder")
-    rows = json.loads((folder / "plan.json").read_text(encoding="utf-8"))["flags"]
-    flags = [row for row in rows if row["flag"] in BY_NAME]
+    stored = config_of(folder)
+    flags = [row for row in flags_of(folder) if row["flag"] in BY_NAME]
     requested = {row["flag"]: row["requested"] for row in flags}
-    trained = dataclasses.replace(config_of(folder), **requested, doctor=config.doctor)
+    trained = dataclasses.replace(stored, **requested, doctor=config.doctor)
     of_flags = {row["flag"]: row["source"] for row in flags if row["source"] != "default"}
     return Case(
         trained, of_flags, [str(text) for text in summary["overrides"]], str(folder), float(summary["steps_per_s"])

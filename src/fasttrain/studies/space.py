@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fasttrain.config import Config, DQNConfig
+from fasttrain.config import Config, DQNConfig, OnPolicyConfig
 from fasttrain.flags import NOT_APPLICABLE
 
 Space = dict[str, list[Any]]
@@ -62,7 +62,7 @@ def update_ratio(config: Config, point: Point, defaults: Mapping[str, Any]) -> f
     value = {**defaults, **point}
     if isinstance(config.algo, DQNConfig):
         return float(value["updates_per_step"]) / float(value["num_envs"])
-    rollout = max(1, round(config.algo.rollout_size / value["num_envs"])) * value["num_envs"]
+    rollout = config.algo.num_steps(value["num_envs"]) * value["num_envs"]
     epochs = int(value.get("algo.n_epochs", config.algo.n_epochs))
     return float(epochs * math.ceil(rollout / value["batch_size"]) / rollout)
 
@@ -70,9 +70,11 @@ def update_ratio(config: Config, point: Point, defaults: Mapping[str, Any]) -> f
 def is_legal(config: Config, point: Point, defaults: Mapping[str, Any], least_ratio: float) -> bool:
     """Whether the point can run and updates often enough. Ratios are compared to within 2 %: rollouts are whole."""
     value = {**defaults, **point}
-    rollout = getattr(config.algo, "rollout_size", None)
-    if rollout is not None and max(value["num_envs"], value["batch_size"]) > rollout:
-        return False
+    if isinstance(config.algo, OnPolicyConfig):
+        steps = config.algo.n_steps
+        rollout = steps * value["num_envs"] if steps else config.algo.rollout_size
+        if max(value["num_envs"], value["batch_size"]) > rollout:
+            return False
     if "num_workers" in point and point["num_workers"] > value["num_envs"]:
         return False
     if point.get("fused_update") == "on" and "on" in (point.get("use_amp"), point.get("use_compile")):

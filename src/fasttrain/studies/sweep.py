@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, EXIT_WRONG_INPUT
+from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, EXIT_WRONG_INPUT, ConfigError
 from fasttrain.overrides import asked, config_dir_options, key_of, split_options
 from fasttrain.runs.activity import activity
 from fasttrain.runs.console import say
@@ -150,7 +150,7 @@ class Sweep:
         0 if every cell is done, 4 if stopped, else 1 if any failed, else 2 (only illegal ones).
         """
         if self.folder is None:
-            return EXIT_DONE
+            raise ConfigError(f"{' '.join(_swept_keys(self.arguments)) or 'the sweep'}: no value, so no cell to run")
         found = self._rows()
         self._print(*found)
         self._write(*found)
@@ -256,9 +256,9 @@ def _swept_keys(arguments: Sequence[str]) -> dict[str, int]:
 
     try:
         overrides = OverridesParser.create().parse_overrides(split_options(arguments)[1])
+        return {o.key_or_group: len(list(o.sweep_string_iterator())) for o in overrides if o.is_sweep_override()}
     except HydraException:  # Hydra itself will say what is wrong
         return {}
-    return {o.key_or_group: len(list(o.sweep_string_iterator())) for o in overrides if o.is_sweep_override()}
 
 
 def _values(overrides: Sequence[str]) -> dict[str, str]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from fasttrain.config import Config, all_keys
 from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, ConfigError
@@ -36,7 +37,7 @@ from fasttrain.studies.space import (
 )
 from fasttrain.studies.study import Compose, Study, Wanted, base_overrides
 from fasttrain.terminal import command, rate_text
-from fasttrain.typed import did_you_mean
+from fasttrain.typed import convert, did_you_mean
 
 PROFILE = "profile"
 TRIAL_S = (3.0, 8.0, 16.0)  # of training, by rung; the last is run in turn with the profile
@@ -63,6 +64,8 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
             raise ConfigError(f"tune.space: unknown key '{key}'{did_you_mean(key, known)}")
         if not values:
             raise ConfigError(f"tune.space: {key} has no values to try")
+        for value in values:
+            convert(value, _type_of(config, key), f"tune.space: {key}")
     study = Study("tune", folder, overrides, make_console())
     search = Search(study, config, base_overrides(overrides), compose)
     try:
@@ -70,6 +73,12 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     except KeyboardInterrupt:
         search.conclude()
         return study.stopped()
+
+
+def _type_of(config: Config, key: str) -> Any:
+    *groups, name = key.split(".")
+    node = reduce(getattr, groups, config)
+    return get_type_hints(type(node)).get(name, Any)
 
 
 class Search:

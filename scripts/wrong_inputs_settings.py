@@ -1,0 +1,181 @@
+"""Wrong inputs made from the declared settings: every key with a wrong type, out of range, misspelt, of another
+algorithm or command, and from the environment.
+
+What fits a type is said here once more (`TAKES`), apart from `fasttrain.typed`: the tested code cannot be the test.
+"""
+
+from __future__ import annotations
+
+import random
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from fasttrain.checks import AT_LEAST, AT_MOST, BETWEEN, SCHEDULES
+from fasttrain.commands import COMMANDS, OWNERS
+from fasttrain.config import ALGO_CLASSES, Config, all_keys
+from fasttrain.flags import FLAGS, NEEDS_FAST_ENGINE, STOCK_ONLY
+
+Prepare = Callable[[Path, Callable[[], Path]], None]  # the case's working directory, what trains a run once
+
+Content = str | bytes
+
+
+class Case(NamedTuple):
+    """One wrong input."""
+
+    kind: str
+    arguments: tuple[str, ...]
+    named: tuple[str, ...]  # one of them is in the message's first line
+    environment: tuple[tuple[str, str], ...] = ()
+    prepare: Prepare | None = None
+    code: int = 2
+
+    def __str__(self) -> str:
+        before = [f"{name}={value}" for name, value in self.environment]
+        return " ".join([f"[{self.kind}]", *before, "fasttrain", *map(ascii_only, self.arguments)])
+
+
+def ascii_only(text: str) -> str:
+    """As it can be stored and shown."""
+    return text if text.isprintable() and len(text) < 200 else ascii(text[:200])
+
+
+def with_files(contents: dict[str, Content]) -> Prepare:
+    """These files, in the working directory."""
+
+    def prepare(folder: Path, _: Callable[[], Path]) -> None:
+        for name, content in contents.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+
+    return prepare
+
+
+ENV = ("env.id=CartPole-v1", "vec_env=dummy", "num_envs=1", "total_timesteps=8", "report=false")
+VALUES = ("abc", "3", "1.5", "true", "null", "[1,2]", "[a]", "{a: 1}", "nan", "inf")
+TAKES = {int: {"3"}, float: {"3", "1.5"}, bool: {"true"}, str: {"abc"}, type(None): {"null"}, Any: set(VALUES)}
+LISTS, MAPPINGS = {"[1,2]": "3", "[a]": "abc"}, {"{a: 1}": "3"}  # and what their items are
+MAY_BE_NEGATIVE = ("stop.at_reward", "gate.threshold")
+
+
+def takes(hint: Any, value: str) -> bool:
+    """Whether a setting of that type may have the value."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return any(takes(part, value) for part in parts)
+    if origin is Literal:
+        return value in parts or (value == "true" and "on" in parts)
+    if origin is tuple:
+        return value in LISTS and takes(parts[0], LISTS[value])
+    if origin is dict:
+        return value in MAPPINGS and takes(parts[1], MAPPINGS[value])
+    return not is_dataclass(hint) and value in TAKES[hint]
+
+
+def declared() -> dict[str, tuple[Any, tuple[str, ...]]]:
+    """Dotted key → its type, and the algorithms that have it."""
+    found: dict[str, tuple[Any, tuple[str, ...]]] = {}
+    every = tuple(ALGO_CLASSES)
+    hints = get_type_hints(Config)
+    for field in fields(Config):
+        hint = hints[field.name]
+        if field.name == "algo":
+            continue
+        found[field.name] = hint, every
+        if is_dataclass(hint):
+            below = get_type_hints(hint)
+            found |= {f"{field.name}.{part.name}": (below[part.name], every) for part in fields(hint)}
+    for algo, cls in ALGO_CLASSES.items():
+        below = get_type_hints(cls)
+        for part in fields(cls):
+            key = f"algo.{part.name}"
+            found[key] = below[part.name], (*found.get(key, ((), ()))[1], algo)
+    return found
+
+
+def base(algo: str) -> tuple[str, ...]:
+    """A run of that algorithm in which everything else is right."""
+    return (*ENV, f"algo={'ppo' if algo == 'maskable_ppo' else algo}")  # CartPole has no masks
+
+
+def settings(seed: int) -> Iterator[Case]:
+    """All of them; `seed` chooses the misspellings."""
+    rng = random.Random(seed)
+    every = declared()
+    missing = set(all_keys()) - every.keys() - {"profile", "algo"}
+    if missing:
+        raise SystemExit(f"no type known of {', '.join(sorted(missing))}")
+    for key, (hint, algos) in every.items():
+        start = base(algos[0])
+        yield from of_type(key, hint, start)
+        yield from out_of_range(key, hint, start)
+        yield from misspelt(key, start, rng, every)
+        for algo in ALGO_CLASSES:
+            if algo not in algos:
+                for plus in ("", "++"):
+                    yield Case("other algorithm", (*ENV, f"algo={algo}", f"{plus}{key}=3"), (key,))
+    yield from flags()
+    yield from other_commands()
+
+
+def of_type(key: str, hint: Any, start: tuple[str, ...]) -> Iterator[Case]:
+    wrong = [value for value in VALUES if not takes(hint, value)]
+    for value in wrong:
+        yield Case("wrong type", (*start, f"{key}={value}"), (key,))
+    yield Case("no value", (*start, key), (key,))
+    yield Case("no value", (*start, f"{key}="), (key,))
+    for plus in ("+", "++"):
+        yield from (Case("plus", (*start, f"{plus}{key}={value}"), (key,)) for value in wrong[:1])
+
+
+def out_of_range(key: str, hint: Any, start: tuple[str, ...]) -> Iterator[Case]:
+    if not (takes(hint, "3") or takes(hint, "1.5")) or get_origin(hint) is dict or hint is Any:
+        return
+    low, high = BETWEEN.get(key, (AT_LEAST.get(key), AT_MOST.get(key)))
+    beyond = [] if key in MAY_BE_NEGATIVE else ["-1", "-1000000"]
+    if low is not None:
+        beyond.append(f"{low - 1:g}")
+    if high is not None:
+        beyond.append(f"{high + 1:.0f}")
+    if key in SCHEDULES:
+        beyond += ["0", "linear_-1", "linear_abc", "linear_"]
+    for value in dict.fromkeys(beyond):
+        yield Case("out of range", (*start, f"{key}={value}"), (key,))
+
+
+def misspelt(key: str, start: tuple[str, ...], rng: random.Random, known: dict[str, Any]) -> Iterator[Case]:
+    for plus in ("", "++"):
+        head, _, name = key.rpartition(".")
+        at = rng.randrange(len(name))
+        letter = rng.choice("abcdefghijklmnopqrstuvwxyz_")
+        spelt = rng.choice((name[:at] + name[at + 1 :], name[:at] + letter + name[at:], name.upper(), name + "s"))
+        wrong = f"{head}.{spelt}" if head else spelt
+        if spelt and wrong not in known and wrong not in ("hydra", "algo", "profile"):
+            yield Case("misspelt", (*start, f"{plus}{wrong}=3"), (wrong,))
+
+
+def flags() -> Iterator[Case]:
+    for flag in FLAGS:
+        names = (flag.name, flag.name.upper())
+        for value in ("abc", "-1", "[1", "a=b", "${nothing}"):
+            variable = ((flag.name.upper(), value),)
+            yield Case("environment", base("ppo" if "ppo" in flag.algos else "dqn"), names, variable)
+        for algo in ALGO_CLASSES:
+            unfit = algo not in flag.algos or (algo in STOCK_ONLY and flag.name in NEEDS_FAST_ENGINE)
+            if unfit and flag.name != "amp_dtype":
+                value = {"prefetch": "on", "compile_mode": "max-autotune", "engine_switch_at": "5"}.get(flag.name)
+                value = value or ("true" if isinstance(flag.stock, bool) else "on" if flag.stock == "off" else "7")
+                yield Case("other algorithm", (*base(algo), f"{flag.name}={value}"), (flag.name,))
+
+
+def other_commands() -> Iterator[Case]:
+    for owned, owner in OWNERS.items():
+        key = next(name for name in declared() if name == owned or (name.startswith(owned) and owned.endswith(".")))
+        hint = declared()[key][0]
+        value = next((text for text in VALUES if takes(hint, text)), None) or str(get_args(hint)[-1])
+        for command in COMMANDS:
+            if command not in owner.commands:
+                yield Case("other command", (command, *ENV, "algo=ppo", f"{key}={value}"), (key,))

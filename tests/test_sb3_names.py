@@ -1,0 +1,65 @@
+"""Every constructor argument of the stock classes as `algo.NAME=…`: taken as SB3 means it, or our setting is named."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+from sb3_contrib import MaskablePPO, RecurrentPPO
+from stable_baselines3 import DQN, PPO
+
+from conftest import RunCommand, configured
+from fasttrain.composing import _unknown_key
+from fasttrain.config import all_keys
+from fasttrain.errors import ConfigError
+from fasttrain.sb3_names import INSTEAD, instead
+
+STOCK = {"ppo": PPO, "maskable_ppo": MaskablePPO, "recurrent_ppo": RecurrentPPO, "dqn": DQN}
+VALUES = {"policy": "auto", "n_steps": "4", "max_grad_norm": "1.0"}  # where SB3 has no default, or another than ours
+
+
+ARGUMENTS = [(algo, name) for algo, cls in STOCK.items() for name in inspect.signature(cls).parameters]
+
+
+@pytest.mark.parametrize(("algo", "name"), ARGUMENTS)
+def test_every_argument_of_sb3_is_taken_or_named(algo: str, name: str):
+    default = inspect.signature(STOCK[algo]).parameters[name].default
+    typed = VALUES.get(name, "null" if default in (None, inspect.Parameter.empty) else str(default).lower())
+    if told := instead(f"algo.{name}"):
+        assert _unknown_key(f"algo.{name}", [f"algo={algo}"]) == told  # Hydra's error, without a plus
+        with pytest.raises(ConfigError, match=f"^{re.escape(told)}$"):
+            configured(f"algo={algo}", f"++algo.{name}={typed}")
+        assert "\n" not in told
+    else:
+        configured(f"algo={algo}", f"algo.{name}={typed}")
+
+
+def test_settings_that_are_named_exist_and_none_is_refused_that_could_be_taken():
+    keys = set(all_keys())
+    for name, told in INSTEAD.items():
+        assert f"algo.{name}" not in keys
+        assert {key for key in re.findall(r"([a-z_][a-z_.]*)=", told) if key != "use_sde"} <= keys
+
+
+def test_other_keys_are_none_of_sb3s():
+    assert instead("batch_size") == instead("algo.gama") == instead("env.seed") == ""
+    assert instead("algo.policy_kwargs.net_arch").startswith(
+        "algo.policy_kwargs.net_arch is no setting here: take algo."
+    )
+
+
+def test_the_command_line_says_it_in_one_line(fasttrain: RunCommand):
+    for typed in ("algo.batch_size=64", "+algo.batch_size=64"):
+        done = fasttrain(typed)
+        told = "algo.batch_size is no setting here: take batch_size=…, a key of its own"
+        assert (done.exit_code, done.err) == (2, f"fasttrain: error: {told}\n")
+
+
+def test_n_steps_of_ppo_trains_so_many_steps_of_each_env(fasttrain: RunCommand):
+    done = fasttrain(
+        "env.id=CartPole-v1", "algo=ppo", "algo.n_steps=16", "num_envs=2", "batch_size=8", "total_timesteps=32",
+        "vec_env=dummy", "eval.episodes=2", "algo.n_epochs=1",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.err
+    assert done.json("plan.json")["config"]["algo"]["rollout_size"] == 32
