@@ -12,7 +12,9 @@ from fasttrain.algos.rollouts import bootstrap_truncated, clip_actions
 from fasttrain.batch import FinishedEpisode
 
 MODEL: Any = SimpleNamespace(
-    policy=SimpleNamespace(obs_to_tensor=lambda array: (torch.as_tensor(array), True)), gamma=0.5
+    policy=SimpleNamespace(obs_to_tensor=lambda array: (torch.as_tensor(array), True)),
+    gamma=0.5,
+    _fast=SimpleNamespace(fused=True),
 )
 
 
