@@ -24,6 +24,7 @@ MAX_FUNCTION_LINES = 60
 # Room (first name below `fasttrain`) → layer. `""` is the package itself, which imports nothing of ours by statement.
 LAYERS = {
     "": 0, "acceleration": 0, "atomics": 0, "batch": 0, "checks": 0, "config": 0, "errors": 0, "flags": 0, "jit": 0,
+    "horizon": 0,
     "machine": 0, "kernel_cache": 0, "kernel_jobs": 0, "kernel_stamp": 0,
     "off_policy": 0, "overrides": 0, "plan": 0, "sb3_names": 0, "stepping": 0, "study_config": 0, "terminal": 0,
     "threads": 0, "typed": 0,

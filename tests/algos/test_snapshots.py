@@ -54,6 +54,29 @@ def test_the_latest_and_a_sample_of_all_before():
     assert all(90 - 4 * 7.9 < count < 90 + 4 * 7.9 for count in counts.values())
 
 
+class Told:
+    """A generator whose places are given; it keeps what it was asked for."""
+
+    def __init__(self, places: list[int]) -> None:
+        self.places, self.asked = places, []
+
+    def integers(self, bound: int) -> int:
+        self.asked.append(bound)
+        return self.places.pop(0)
+
+    def permutation(self, count: int) -> Any:
+        return np.arange(count)
+
+
+def test_the_nth_snapshot_is_drawn_among_n_places():
+    pool = pool_of(learner(), size=3)
+    pool._rng = told = Told([3, 2, 0, 5])  # type: ignore[assignment]
+    for step in range(1, 8):
+        pool.take(step)
+    assert told.asked == [4, 5, 6, 7], "the fourth before the latest is one of four, each as probable"
+    assert [each.number for each in pool.pool] == [5, 1, 4], "place 3 is outside, 2 the last inside"
+
+
 def test_every_env_is_played_by_its_own_opponent():
     model = learner()
     pool = pool_of(model, latest=0.3)

@@ -22,6 +22,7 @@ from fasttrain import __version__
 from fasttrain.algos.ppo import PPO, MaskablePPO
 from fasttrain.config import Config, against_bots
 from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, FastTrainError
+from fasttrain.horizon import too_short
 from fasttrain.machine import process_age_s, usable_cores
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.meter import PerfMeter
@@ -89,6 +90,8 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         run.compile_s += compile_s
         write_json(folder / "plan.json", {**run.plan.to_dict(), "provenance": provenance(overrides)})
         show.show_plan(console, run.plan)
+        if warning := too_short(run.plan.config):
+            show.say(console, f"  {warning}", "bold")
         return carry_out(run, overrides)
 
 
