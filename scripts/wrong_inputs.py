@@ -80,9 +80,9 @@ def judged(case: Case, ended: Ended) -> str:
         return f"{ended.how}: {_last(ended.text)}" if ended.text.strip() else ended.how
     if "Traceback" in ended.text:
         return f"traceback: {_last(ended.text)}"
-    if ended.code != case.code:
-        return f"exit code {ended.code}, not {case.code}: {_last(ended.text)}"
-    if case.code == 2 and not lines:
+    if ended.code not in case.codes:
+        return f"exit code {ended.code}, not {' or '.join(map(str, case.codes))}: {_last(ended.text)}"
+    if case.named and not lines:
         return f"wordless: {_last(ended.text)}"
     if case.named and not any(name in lines[0] for name in case.named):
         return f"does not name {' or '.join(case.named)}: {lines[0]}"

@@ -74,14 +74,15 @@ ENVIRONMENTS: dict[str, dict[str, str | None]] = {
     "a variable that is no text": {"NUM_ENVS": "\udcff"},
 }
 WORDLESS = ("stderr closed", "stderr to a closed pipe")  # nobody can be told
-CTRL_C_AFTER_S = (0.02, 0.1, 0.3, 0.6, 1.0, 1.5)
+CTRL_C_AFTER_S = (0.05, 0.2, 0.4, 0.7, 1.0, 2.0)  # the last may come too late
+BEGUN = "print('begun', flush=True); import runpy; runpy.run_module('fasttrain', run_name='__main__')"
 
 
 def cases() -> Iterator[Case]:
     """All of them."""
     broken = with_files({"conf/profile/mine.yaml": PACKAGE + "num_envs: [1\n"})
     for way in BEFORE:
-        named = () if way in WORDLESS else ("num_envs", "working directory")
+        named = () if way in WORDLESS else ("num_envs", "working directory", "output folder")
         yield Case(way, (*RUN, "num_envs=abc"), named)
         if way not in ("working directory gone", "working directory that cannot be written"):
             named = () if way in WORDLESS else ("mine.yaml",)
@@ -92,7 +93,7 @@ def cases() -> Iterator[Case]:
         yield Case(way, (*RUN, "num_envs=abc"), ("num_envs",))
         yield Case(way, (*RUN, "batch_size=9", "algo.n_steps=4"), ("batch_size", "num_envs"))
     for seconds in CTRL_C_AFTER_S:
-        yield Case(f"Ctrl-C after {seconds:g} s", (*RUN, "num_envs=abc"), (), code=130)
+        yield Case(f"Ctrl-C after {seconds:g} s", (*RUN, "num_envs=abc"), (), codes=(130, 2))
     for what in ("exits on import", "exits in init", "reads in init", "syntax", "not text", "raises in init",
                  "prints in init"):  # fmt: skip
         source = MODULES[what]
@@ -118,13 +119,17 @@ def start(case: Case, folder: Path, most_s: float) -> Ended:
         else:
             environment[name] = value
     with (folder.with_suffix(".txt")).open("w+b") as said:
+        stops = case.kind.startswith("Ctrl-C")
+        program = ["-c", BEGUN] if stops else ["-m", "fasttrain"]
         process = subprocess.Popen(
-            [sys.executable, "-m", "fasttrain", *case.arguments], cwd=folder, env=environment, start_new_session=True,
+            [sys.executable, *program, *case.arguments], cwd=folder, env=environment, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=said, stderr=said, preexec_fn=BEFORE.get(case.kind),
         )  # fmt: skip
         how = ""
         try:
-            if case.kind.startswith("Ctrl-C"):
+            if stops:
+                while not os.pread(said.fileno(), 5, 0) and process.poll() is None:  # Python's own start
+                    time.sleep(0.005)
                 time.sleep(float(case.kind.split()[2]))
                 process.send_signal(signal.SIGINT)
             process.wait(most_s)

@@ -31,7 +31,7 @@ class Case(NamedTuple):
     named: tuple[str, ...]  # one of them is in the message's first line
     environment: tuple[tuple[str, str], ...] = ()
     prepare: Prepare | None = None
-    code: int = 2
+    codes: tuple[int, ...] = (2,)
 
     def __str__(self) -> str:
         before = [f"{name}={value}" for name, value in self.environment]

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import io
+import os
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -74,3 +77,20 @@ def test_a_path_is_as_short_as_it_can_be_typed(tmp_path: Path, monkeypatch: pyte
 )
 def test_rates_of_slow_environments_have_digits_too(rate: float, text: str):
     assert rate_text(rate) == text
+
+
+def test_what_is_told_to_nobody_leaves_nothing_to_be_written():
+    code = (
+        "import os, sys; from fasttrain import terminal\n"
+        "reading, writing = os.pipe(); os.close(reading); os.dup2(writing, 2)\n"
+        "terminal.tell('num_envs=0: must be at least 1'); sys.exit(2)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 2
+
+
+@pytest.mark.skipif(os.name == "nt", reason="descriptors of POSIX")
+@pytest.mark.parametrize(("name", "number"), [("stdout", 1), ("stderr", 2)])
+def test_a_stream_that_was_closed_before_the_start_is_replaced(name: str, number: int):
+    code = f"import sys; from fasttrain import terminal; terminal.speak_its_letters(); sys.exit(sys.{name} is None)"
+    command = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(code)} {number}>&-"
+    assert subprocess.run(["sh", "-c", command], timeout=60).returncode == 0

@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MemoryError as error:
         return _report(error, ConfigError.exit_code, too_little_memory(error))
     except KeyboardInterrupt:
-        print("fasttrain: stopped before anything could be saved", file=sys.stderr)
+        terminal.tell("fasttrain: stopped before anything could be saved")
         return 130
     except BrokenPipeError:  # `fasttrain --help | head`; consoles of commands do not raise it
         sys.stderr.close()
@@ -134,8 +134,7 @@ def _report(error: Exception, code: int, text: str = "") -> int:
         traceback.print_exception(error)
     elif isinstance(error, CrashedError) and not isinstance(error.__cause__, (FastTrainError, MemoryError)):
         traceback.print_exception(error.__cause__)  # of the user's own code
-    told = f"fasttrain: error: {shown(text or str(error))}"
-    print(terminal.fitting(told, sys.stderr), file=sys.stderr)
+    terminal.tell(f"fasttrain: error: {shown(text or str(error))}")
     return code
 
 
@@ -283,5 +282,4 @@ def draw_report(folder: Path) -> None:
     except (Exception, KeyboardInterrupt) as error:
         reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
         again = f"{terminal.command()} report run={folder} tries again"
-        told = f"fasttrain: warning: no report.html ({reason}); the run is saved, {again}"
-        print(terminal.fitting(told, sys.stderr), file=sys.stderr)
+        terminal.tell(f"fasttrain: warning: no report.html ({reason}); the run is saved, {again}")

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -65,8 +66,23 @@ def fitting(text: str, stream: TextIO) -> str:
         return text
 
 
+def tell(text: str) -> None:
+    """`text` to stderr. Where nobody reads that any more, nothing is left that would fail to be written at the end."""
+    try:
+        sys.stderr.write(f"{fitting(text, sys.stderr)}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
 def speak_its_letters() -> None:
-    """What stdout and stderr cannot encode is written in ASCII (`...` for an ellipsis) instead of raising."""
+    """What stdout and stderr cannot encode is written in ASCII (`...` for an ellipsis) instead of raising.
+
+    One that was closed before the process began is replaced by nothing.
+    """
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - as long as the process
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     codecs.register_error(PLAIN_WORDS, _plain)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
