@@ -171,7 +171,7 @@ def stock_twin(model: Any, work: dict[str, Any]) -> Any:
     for name in ("values", "returns", "advantages", "log_probs", "actions", "observations"):
         mine = getattr(buffer, name)
         mine[:] = np.asarray(getattr(storage, name)).reshape(mine.shape)
-    if storage.action_masks is not None:
+    if getattr(storage, "action_masks", None) is not None:
         buffer.action_masks[:] = storage.action_masks.reshape(buffer.action_masks.shape)
     buffer.pos, buffer.full = buffer.buffer_size, True
     return stock

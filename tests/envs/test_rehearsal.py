@@ -96,6 +96,9 @@ def test_missing_masks_are_told_with_the_spaces_and_not_before():
 
 
 def test_a_constructor_that_leaves_is_named():
-    with pytest.raises(EnvSpecError, match=r"could not be built: SystemExit: 3 \(rehearsed.py:10, in __init__\)"):
+    with pytest.raises(
+        EnvSpecError,
+        match=r"could not be built with env.kwargs.leaves=True: SystemExit: 3 \(rehearsed.py:10, in __init__\)",
+    ):
         Build(dataclasses.replace(SPEC, kwargs={"leaves": True}))(None, [])
     assert not sys.stdout.line_buffering

@@ -188,7 +188,7 @@ def test_leaving_is_no_error(
         ("skull", ["play.model=best_model.zip"], "no best_model.zip there; the run was made without eval_every"),
         ("skull", ["opponent=hart"], "unknown opponent 'hart', did you mean 'hard'"),
         ("skull", ["opponent=hard", "play.human=true"], "opponent=hard contradicts play.human=true"),
-        ("lake", ["play.human=true"], "env gym has no opponents that the agent could play"),
+        ("lake", ["play.human=true"], "env FrozenLake-v1 has no opponents that the agent could play"),
         ("pole", [], "env.id=CartPole-v1 draws itself only as human, rgb_array, play shows text: give it a render()"),
     ],
 )

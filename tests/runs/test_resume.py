@@ -126,7 +126,7 @@ def test_without_a_whole_checkpoint_nothing_begins_from_scratch(stopped: Finishe
         ((), "resume needs run=FOLDER"),
         (("run=nowhere",), "no plan.json there"),
         (("run={folder}", "algo=dqn"), "algo cannot change in a run that goes on (algo=maskable_ppo on "),
-        (("run={folder}", "env.id=CartPole-v1"), "env.id cannot change"),
+        (("run={folder}", "env.id=CartPole-v1"), "env.id, env.name cannot change"),
         (("run={folder}", "num_envs=16"), "num_envs cannot change"),
         (("run={folder}", "+profile=exact"), "profile cannot change"),
     ],
