@@ -162,7 +162,9 @@ def flags() -> Iterator[Case]:
         names = (flag.name, flag.name.upper())
         for value in ("abc", "-1", "[1", "a=b", "${nothing}"):
             variable = ((flag.name.upper(), value),)
-            yield Case("environment", base("ppo" if "ppo" in flag.algos else "dqn"), names, variable)
+            start = base("ppo" if "ppo" in flag.algos else "dqn")
+            untyped = tuple(text for text in start if not text.startswith(f"{flag.name}="))
+            yield Case("environment", untyped, names, variable)
         for algo in ALGO_CLASSES:
             unfit = algo not in flag.algos or (algo in STOCK_ONLY and flag.name in NEEDS_FAST_ENGINE)
             if unfit and flag.name != "amp_dtype":

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from conftest import configured
-from fasttrain.checks import MAX_SEED, lookup, parse_schedule
+from fasttrain.checks import MAX_SEED, check_path, lookup, parse_schedule
 from fasttrain.errors import ConfigError
 
 
@@ -28,6 +28,14 @@ from fasttrain.errors import ConfigError
         (["eval.seed=4293967296"], "^eval.seed=4293967296: must be at most 4293967295$"),
         (["torch_threads=257"], "^torch_threads=257: must be at most 256$"),
         (["own.batch_size=1"], "^own.batch_size=1: must be at least 2$"),
+        (["own.n_epochs=0"], "^own.n_epochs=0: must be at least 1$"),
+        (["own.learning_rate=x"], "^own.learning_rate=x: expected a number$"),
+        (["own.native_num_envs=0"], "^own.native_num_envs=0: must be at least 1$"),
+        (["env.total_timesteps=0"], "^env.total_timesteps=0: must be at least 1$"),
+        (["env.eval_episodes=1"], "^env.eval_episodes=1: must be at least 2$"),
+        (["device='cpu:x'"], "^device=cpu:x: expected auto"),
+        ([f"run={'x' * 256}"], "^run=x{60}…: no file or folder can be called that$"),
+        (["env.name="], "^env.name=: expected text$"),
         (["algo.learning_rate=linear_nan"], "^algo.learning_rate=linear_nan: expected a number, or a schedule"),
         (["algo.learning_rate=linear_inf"], "^algo.learning_rate=linear_inf: expected a number, or a schedule"),
         (["algo.clip_range='nan'"], "^algo.clip_range=nan: expected a number, or a schedule"),
@@ -60,3 +68,11 @@ def test_lookup():
     config = configured()
     assert lookup(config, "algo.gamma") == 0.99
     assert lookup(config, "algo.buffer_size") is None
+
+
+@pytest.mark.parametrize("path", ["", "a\0b", "a/" + "ä" * 128])
+def test_what_no_file_can_be_called_is_refused(path: str):
+    with pytest.raises(ConfigError, match="^run=.*: no file or folder can be called that$"):
+        check_path("run", path)
+    check_path("run", "a/" + "ä" * 127)
+    check_path("run", None)

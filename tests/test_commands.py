@@ -82,3 +82,9 @@ def test_trust_is_an_option_of_what_loads_models():
         assert "trust=true" in prepare(command, ["run=x", "--trust"])
     with pytest.raises(ConfigError, match="--trust means nothing for resume; eval, play, export load models"):
         prepare("resume", ["run=x", "--trust"])
+
+
+def test_a_study_json_that_fasttrain_never_wrote_is_wrong_input(tmp_path: Path):
+    (tmp_path / "study.json").write_text('{"command": "compare", "arguments": 5}')
+    with pytest.raises(ConfigError, match="its study.json is none that fasttrain wrote"):
+        prepare("compare", [f"study={tmp_path}"])

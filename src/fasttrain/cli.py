@@ -246,7 +246,7 @@ def _run_command(command: str, composed: Any, arguments: Sequence[str], starting
     from fasttrain.runs.run_lock import locked
 
     job = HydraConfig.get()
-    config = composing.typed_config(composed, arguments)
+    config = composing.typed_config(composed, normalise(arguments, os.environ))
     profiles = composing.profile_keys(job)
     overrides = list(job.overrides.task)
     origin = sources(overrides, os.environ, profiles)

@@ -143,6 +143,10 @@ def nothing(env):
     return None
 
 
+def leaves(env):
+    raise SystemExit(2)
+
+
 class Box:
     Inner = Noisy
 
@@ -179,6 +183,7 @@ def test_users_wrappers_lie_inside_masks_and_lean_info_outside_the_limit(write_m
             r"wrap_make_u:broken could not wrap <Noisy<Game.*KeyError: 5 \(wrap_make_u.py:\d+, in b",
         ),
         ("wrap_make_u:Needy", "could not wrap .*TypeError: .*missing 1 required positional argument: 'scale'"),
+        ("wrap_make_u:leaves", r"leaves could not wrap .*SystemExit: 2 \(wrap_make_u.py"),
         ("wrap_make_u:nothing", "must return a gymnasium.Env, it returned None"),
     ],
 )

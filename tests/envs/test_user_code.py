@@ -20,6 +20,14 @@ def raises_without_text() -> None:
     raise KeyboardInterrupt
 
 
+def test_an_error_that_cannot_be_shown_is_named_by_its_type() -> None:
+    class OddError(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no words")
+
+    assert blame(OddError()) == "OddError"
+
+
 @pytest.mark.parametrize(
     ("function", "text"),
     [(raises_with_text, "ValueError: bad deck (tests"), (raises_without_text, "KeyboardInterrupt (")],

@@ -102,6 +102,9 @@ def test_check_asks_for_masks_only_where_the_algorithm_was_chosen(fasttrain: Run
     refused = fasttrain("check", "env.id=CartPole-v1", "algo=maskable_ppo")
     assert refused.exit_code == 2
     assert "offers no action masks" in refused.err
+    refused = fasttrain("check", "env.id=Pendulum-v1", "algo=dqn")
+    assert refused.exit_code == 2
+    assert "algo=dqn needs Discrete" in refused.err
 
 
 def test_check_names_an_env_that_cannot_be_built(fasttrain: RunCommand):

@@ -196,6 +196,8 @@ DICT = spaces.Dict({"seen": NUMBERS, "seat": spaces.Discrete(4), "board": IMAGE}
         (("algo=dqn",), spaces.MultiDiscrete([2, 2]), NUMBERS, "E has MultiDiscrete.*algo=dqn needs Discrete; take"),
         (("algo=ppo",), spaces.Discrete(3, start=1), NUMBERS, "E counts its actions from 1; SB3 sends 0 to n - 1"),
         (("algo=ppo",), spaces.MultiDiscrete([2, 2], start=[0, 4]), NUMBERS, r"counts its actions from \[0 4\]"),
+        (("algo=ppo",), spaces.Discrete(2), spaces.Sequence(NUMBERS), "E observes Sequence.*read Box, Discrete"),
+        (("algo=ppo",), spaces.Discrete(2), spaces.Dict({"x": spaces.Text(3)}), r"E observes Text\("),
         (("algo=ppo", "algo.policy=MlpPolicy"), spaces.Discrete(2), DICT, "algo.policy=MlpPolicy does not suit E"),
         (("algo=ppo", "algo.policy=CnnPolicy"), spaces.Discrete(2), NUMBERS, "CnnPolicy needs images"),
         (("algo=ppo", "env.frame_stack=2"), spaces.Discrete(2), spaces.Discrete(4), "env.frame_stack=2 stacks arrays"),

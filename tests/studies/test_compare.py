@@ -38,6 +38,9 @@ def test_candidates_are_profiles_overrides_or_both():
         ("[speed, speed]", "two are called speed"),
         ("[speed, {name: x}]", "cannot read {'name': 'x'}"),
         ("[speed, 3]", "cannot read 3"),
+        ("[speed, {name: x, overrides: [-m]}]", "'-m' of x is no key=value"),
+        ("[speed, {name: '', overrides: []}]", "cannot read {'name': ''"),
+        ("[speed, {name: [x], overrides: []}]", "cannot read {'name': ['x']"),
     ],
 )
 def test_what_is_no_list_of_candidates_is_refused(text: str | None, message: str):

@@ -94,6 +94,10 @@ def test_a_finished_run_brings_its_configuration_and_its_speed(fasttrain: RunCom
     assert "The run: " in done.out
     assert fasttrain("doctor", f"run={run.folder}", "num_envs=3").exit_code == 2
     assert "no plan.json" in fasttrain("doctor", f"run={run.folder / 'none'}").err
+    for content, told in (("{", "plan.json is no JSON"), ("[]", "holds no configuration")):
+        (run.folder / "plan.json").write_text(content)
+        done = fasttrain("doctor", f"run={run.folder}")
+        assert (done.exit_code, told in done.err) == (2, True)
 
 
 def test_ctrl_c_leaves_what_was_measured(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):

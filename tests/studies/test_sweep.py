@@ -125,6 +125,14 @@ def test_a_stopped_sweep_says_how_to_go_on_and_does(
     assert main(again[1:-1]) == 2, "without on_existing=resume"
 
 
+@pytest.mark.parametrize("values", ["range(5,1)", "glob(*)"])
+def test_a_sweep_over_no_value_is_wrong_input(fasttrain: RunCommand, values: str):
+    done = fasttrain("-m", "env.id=CartPole-v1", "algo=ppo", f"num_envs={values}")
+    assert done.exit_code == 2
+    assert f"num_envs={values}" in done.err
+    assert done.err.count("\n") == 1
+
+
 def test_a_sweep_without_a_finished_cell_has_no_reference(tmp_path: Path):
     sweep = sweep_of([{"overrides": ["num_envs=1"], "code": 1}], tmp_path)
     assert sweep._reference() == (None, "-")

@@ -106,6 +106,8 @@ def test_optuna_may_choose(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatc
     [
         (["tune.space={num_env:[1,2]}"], "tune.space: unknown key 'num_env'; did you mean 'num_envs'"),
         (["tune.space={num_envs:[]}"], "tune.space: num_envs has no values to try"),
+        (["tune.space={num_envs:[abc]}"], "tune.space: num_envs=abc: expected a whole number"),
+        (["tune.space={algo.gamma:[x]}"], "tune.space: algo.gamma=x: expected a number"),
         (["tune.sampler=grid"], "tune.sampler=grid: not one of random, optuna"),
         (["seeds=3"], "seeds=3 means nothing for tune; a single run takes seed="),
     ],

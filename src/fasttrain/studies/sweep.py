@@ -150,7 +150,7 @@ class Sweep:
         0 if every cell is done, 4 if stopped, else 1 if any failed, else 2 (only illegal ones).
         """
         if self.folder is None:
-            raise ConfigError(f"{' '.join(_swept_keys(self.arguments)) or 'the sweep'}: no value, so no cell to run")
+            raise ConfigError(f"{' '.join(split_options(self.arguments)[1])}: no value is left, so no cell to run")
         found = self._rows()
         self._print(*found)
         self._write(*found)
