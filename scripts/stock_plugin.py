@@ -61,8 +61,7 @@ class Notes:
             self.unread[report.nodeid] = last_line(report.longrepr)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        noted = self.tests.setdefault(report.nodeid, {"outcome": "passed", "seconds": 0.0})
-        noted["seconds"] += report.duration
+        noted = self.tests.setdefault(report.nodeid, {"outcome": "passed"})
         if report.outcome != "passed" and noted["outcome"] != "failed":
             noted |= {"outcome": report.outcome, "why": last_line(report.longrepr)}
 

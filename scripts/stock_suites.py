@@ -127,10 +127,6 @@ def compared(stock: Result, ours: Result) -> Result:
             name: {classes: {each: counts[each] for each in OUTCOMES} for classes, counts in both.items()}
             for name, both in sorted(files.items())
         },
-        "seconds": {
-            classes: round(sum(one["seconds"] for one in noted["tests"].values()), 1)
-            for classes, noted in (("stock", stock), ("ours", ours))
-        },
         "failed_with_stock": sorted(anyway),
         "exceptions": {test: EXCEPTIONS[test] for test in sorted(failed.keys() - anyway) if test in EXCEPTIONS},
         "bad": [f"{test}: {failed[test]}" for test in sorted(failed.keys() - anyway - EXCEPTIONS.keys())],
