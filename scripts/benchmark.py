@@ -26,6 +26,9 @@ down slows all of them; the ratio is taken turn by turn and its median reported.
                     against numpy in O(N) and with --peers against cpprb and TorchRL
   limits            all works limits-*: what `fasttrain doctor` says of Skull King, a 100 µs Python env and DQN CartPole
                     beside measurements that do without it, and its first advice, followed (scripts/bench_limits.py)
+  auto              what the profiles `balance` and `speed` choose for 14 kinds of training, quiet and on busy cores,
+                    against the better of stock's own choices and against every explicit choice; `--only dqn` measures
+                    those whose name holds it (scripts/bench_auto.py)
   start             from the command to the first update of the default job and of CartPole, with an empty cache of
                     compiled kernels and with a full one, and CPU seconds of compiling; with --against CHECKOUT in turn
                     with another checkout (scripts/bench_start.py)
@@ -53,6 +56,7 @@ if __name__ == "__main__" and BARE:  # go on in the checkout's own .venv
 
     sys.exit(_bootstrap.run_script(Path(__file__), sys.argv[1:], extras=("dev",)))
 
+import bench_auto  # noqa: E402
 import bench_dqn  # noqa: E402
 import bench_limits  # noqa: E402
 import bench_machine  # noqa: E402
@@ -193,6 +197,7 @@ def show() -> None:
         result = json.loads(path.read_text(encoding="utf-8"))
         if "ratio" in result:  # captures of single runs lie there too
             show_result(result)
+    bench_auto.show(RESULTS / "auto.json")
     bench_start.show(RESULTS / "start.json")
     bench_limits.show(RESULTS / "limits")
     learning.show(learning.RESULTS, list(learning.TASKS))
@@ -239,10 +244,13 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="where to write the result (default: docs/results/WORK.json)")
     parser.add_argument("--peers", action="store_true", help="also the opponents that are slow or heavy to run")
     parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="of `start`: another checkout, in turn")
+    parser.add_argument("--only", metavar="PART", help="of `auto`: cells whose name holds it")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work in ("limits", *bench_limits.CASES):
         return bench_limits.run(arguments.work, max(1, arguments.repeats), RESULTS / "limits")
+    if arguments.work == "auto":
+        return bench_auto.run(max(1, arguments.repeats), RESULTS, arguments.only)
     if arguments.work == "start":
         return bench_start.run(max(1, arguments.repeats), RESULTS, arguments.against)
     os.environ.setdefault("ENGINE_SWITCH_AT", "0")  # compile first: what is measured is one engine

@@ -3,7 +3,8 @@
 
 Each capture starts `fasttrain` in an empty folder and stores what the README needs of it as docs/results/NAME.json.
 
-  first-run           the default job under speed, and its model exported (half a minute)
+  first-run           the default job under speed, its model exported, and the job once more on a machine that is half
+                      as fast and has compiled nothing (two minutes)
   checkup             the README's example env with the mask of the step before (a few seconds)
   workers             what vec_env=auto decides for 64 envs of 100 µs (a few seconds)
   skirmish-learning   what Skirmish learns in 15 million steps, DQN in 200,000, self-play in 15 million (a quarter of
@@ -22,11 +23,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import bench_machine
+from fasttrain.machine import usable_cores
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
@@ -93,12 +96,22 @@ def between(lines: Sequence[str], first: str, last: str) -> list[str]:
 
 
 def first_run(folder: Path) -> dict[str, Any]:
-    """The default job, and its export."""
+    """The default job, its export, and the job beside a process burning each core, with an empty cache of kernels."""
+    begun = time.perf_counter()
     lines = fasttrain(folder, "+profile=speed", f"hydra.run.dir={RUN}")
+    took = time.perf_counter() - begun
+    with bench_machine.burners(usable_cores()):
+        begun = time.perf_counter()
+        fasttrain(
+            folder, "+profile=speed", "hydra.run.dir=slow", environment={"NUMBA_CACHE_DIR": str(folder / "cache")}
+        )
+        slow = {"elapsed_s": time.perf_counter() - begun, "summary": summary_of(folder / "slow")}
     exported = fasttrain(folder, "export", f"run={RUN}", "format=onnx")
     return {
         "lines": between(lines, "[PERF] ", "everything is in"),
         "summary": summary_of(folder / RUN),
+        "elapsed_s": took,
+        "slow": slow,
         "export": between(exported, "inputs", "no such line"),
     }
 

@@ -61,6 +61,7 @@ BASELINE = "baseline"
 SIDES = {
     BASELINE: ("profile=baseline", "vec_env=dummy", "torch_threads=1"),
     "speed": ("profile=speed",),
+    "balance": ("profile=balance",),
     "double-per": ("profile=speed", "algo.double_q=true", "algo.prioritized=true"),  # of DQN, beside the plain one
 }
 
@@ -108,6 +109,8 @@ TASKS = {
         0.0,
     ),
     "skullking": Task(("total_timesteps=500000",), 0.4, eval_episodes=1000),
+    # Too short for the large batches of `speed`, of which the plan warns.
+    "skullking-short": Task(("total_timesteps=200000",), 0.4, eval_episodes=1000),
     "dqn-cartpole": Task(("env.id=CartPole-v1", *DQN, "total_timesteps=100000"), 195.0, gated="tail"),
     "dqn-acrobot": Task(("env.id=Acrobot-v1", *DQN, "total_timesteps=100000"), -100.0, gated="tail"),
     "dqn-lunarlander": Task(("env.id=LunarLander-v3", *DQN, "total_timesteps=200000"), 0.0, gated="tail"),

@@ -56,8 +56,11 @@ def first_run(load: Load) -> str:
     """What to expect of the default job, and its last lines."""
     found = load("first-run")
     summary, quality = found["summary"], found["summary"]["quality"]
+    slow = found["slow"]
     text = (
-        f"Captured on {cores(found)}: {summary['wall_s']:.0f} seconds of training. It wins "
+        f"Captured on {cores(found)}: {summary['wall_s']:.0f} seconds of training, {found['elapsed_s']:.0f} in all. On "
+        f"slower ones, a process burning each of them and no kernel compiled before, "
+        f"{slow['summary']['wall_s']:.0f} and {slow['elapsed_s']:.0f}. It wins "
         f"{percent(quality['sampled']['win_rate'], digits=0)} of its games with sampled and "
         f"{percent(quality['win_rate'], digits=0)} with greedy actions; chance is 25 %."
     )
