@@ -108,7 +108,7 @@ def first_run(folder: Path) -> dict[str, Any]:
         slow = {"elapsed_s": time.perf_counter() - begun, "summary": summary_of(folder / "slow")}
     exported = fasttrain(folder, "export", f"run={RUN}", "format=onnx")
     return {
-        "lines": between(lines, "[PERF] ", "everything is in"),
+        "lines": [line for line in between(lines, "[PERF] ", "everything is in") if not line.startswith("evaluating:")],
         "summary": summary_of(folder / RUN),
         "elapsed_s": took,
         "slow": slow,
