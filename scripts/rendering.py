@@ -215,12 +215,13 @@ TITLES = {
     "lunarlander": "LunarLander-v3",
     "invalid-actions": "InvalidActionEnvDiscrete (70 actions, 55 illegal), MaskablePPO",
     "skullking": "Skull King, MaskablePPO, win rate",
+    "skullking-short": "the same, too short for it",
     "dqn-cartpole": "CartPole-v1",
     "dqn-acrobot": "Acrobot-v1",
     "dqn-lunarlander": "LunarLander-v3",
     "dqn-skullking": "Skull King with masks against three `easy` bots, win rate",
 }
-PPO = ("cartpole", "acrobot", "lunarlander", "invalid-actions", "skullking")
+PPO = ("cartpole", "acrobot", "lunarlander", "invalid-actions", "skullking", "skullking-short")
 DQN = (
     ("dqn-cartpole", "speed"),
     ("dqn-acrobot", "speed"),

@@ -42,6 +42,7 @@ if __name__ == "__main__" and BARE:  # go on in the checkout's own .venv
     sys.exit(_bootstrap.run_script(Path(__file__), sys.argv[1:]))
 
 import rendering  # noqa: E402 - needs numpy
+import rendering_checks  # noqa: E402
 import rendering_faults  # noqa: E402
 import rendering_studies  # noqa: E402
 
@@ -80,6 +81,14 @@ ENTRIES = (
     ),
     Entry("checkup", ("checkup.json",), ("python3 scripts/captures.py checkup",), 0.1, rendering.checkup),
     Entry("workers", ("workers.json",), ("python3 scripts/captures.py workers",), 0.1, rendering.workers),
+    Entry("auto", ("auto.json",), (f"{BENCHMARK} auto --repeats 2",), 100, rendering_checks.auto),
+    Entry(
+        "stock-suites",
+        ("stock_suites.json",),
+        ("python3 scripts/stock_suites.py",),
+        10,
+        rendering_checks.stock_suites,
+    ),
     Entry("compare", ("compare.json",), ("python3 scripts/captures.py compare",), 20, rendering_studies.compare),
     Entry("ablate", ("ablate.json",), ("python3 scripts/captures.py ablate",), 10, rendering_studies.ablate),
     Entry("tune", ("tune.json",), ("python3 scripts/captures.py tune",), 5, rendering_studies.tune),
@@ -91,6 +100,13 @@ ENTRIES = (
         rendering_studies.limits,
     ),
     Entry("faults", ("faults.json",), ("python3 scripts/faults.py",), 75, rendering_faults.faults),
+    Entry(
+        "wrong-inputs",
+        ("wrong_inputs.json",),
+        ("python3 scripts/wrong_inputs.py",),
+        15,
+        rendering_checks.wrong_inputs,
+    ),
     Entry("export", ("first-run.json",), ("python3 scripts/captures.py first-run",), 1, rendering.export),
     Entry(
         "speed",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,12 @@ from fasttrain.composing import conf_dir
 from fasttrain.config import Config, from_mapping
 from fasttrain.flags import FLAGS
 from fasttrain.overrides import normalise
+
+
+def pytest_configure() -> None:
+    """A shell that starts the suite in the background lets it ignore Ctrl-C, and with it all that the tests start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

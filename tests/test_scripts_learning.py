@@ -131,7 +131,8 @@ def test_every_task_is_known_to_the_command(learning: ModuleType) -> None:
 
 
 def test_groups_of_tasks(learning: ModuleType) -> None:
-    assert learning.tasks_of("ppo") == ["cartpole", "invalid-actions", "acrobot", "lunarlander", "skullking"]
+    played = ["cartpole", "invalid-actions", "acrobot", "lunarlander", "skullking", "skullking-short"]
+    assert learning.tasks_of("ppo") == played
     assert learning.tasks_of("dqn,cartpole")[-1] == "cartpole"
     assert all("algo=dqn" in learning.TASKS[name].overrides for name in learning.tasks_of("dqn"))
     assert {name for group in learning.GROUPS.values() for name in group} == learning.TASKS.keys()

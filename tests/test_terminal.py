@@ -85,7 +85,7 @@ def test_what_is_told_to_nobody_leaves_nothing_to_be_written():
         "reading, writing = os.pipe(); os.close(reading); os.dup2(writing, 2)\n"
         "terminal.tell('num_envs=0: must be at least 1'); sys.exit(2)"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 2
+    assert subprocess.run([sys.executable, "-c", code], timeout=200).returncode == 2
 
 
 @pytest.mark.skipif(os.name == "nt", reason="descriptors of POSIX")
@@ -93,4 +93,4 @@ def test_what_is_told_to_nobody_leaves_nothing_to_be_written():
 def test_a_stream_that_was_closed_before_the_start_is_replaced(name: str, number: int):
     code = f"import sys; from fasttrain import terminal; terminal.speak_its_letters(); sys.exit(sys.{name} is None)"
     command = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(code)} {number}>&-"
-    assert subprocess.run(["sh", "-c", command], timeout=60).returncode == 0
+    assert subprocess.run(["sh", "-c", command], timeout=200).returncode == 0

@@ -175,7 +175,7 @@ def test_a_signal_to_the_whole_group_is_a_clean_stop_with_workers_too(bad: Path,
         time.sleep(0.1)
     time.sleep(2.0)  # it learns by now
     os.killpg(process.pid, number)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=200)
     assert process.returncode == 4, output.decode()
     assert (folder / "model.zip").is_file()
     assert "Traceback" not in output.decode()

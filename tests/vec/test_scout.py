@@ -19,10 +19,7 @@ from fasttrain.vec.scout import Scout, ScoutLostError
 from fasttrain.vec.shared import SharedMemoryVecEnv
 from worker_toys import Walker, processes_left
 
-pytestmark = [
-    pytest.mark.timeout(60),
-    pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals"),
-]
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 
 
 def note(memory: Any, kept: list[Any]) -> int:

@@ -19,7 +19,6 @@ SHM = Path("/dev/shm")
 METHODS = [name for name in ("fork", "forkserver", "spawn") if name in multiprocessing.get_all_start_methods()]
 linux = pytest.mark.skipif(not SHM.is_dir(), reason="names of semaphores cannot be listed here")
 pytestmark = [
-    pytest.mark.timeout(60),
     pytest.mark.filterwarnings("ignore:.*fork\\(\\) may lead to deadlocks:DeprecationWarning"),
 ]
 

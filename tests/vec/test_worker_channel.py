@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 
 from fasttrain.vec.worker_channel import PIECE_BYTES, Channel, DeadlineError, acquire
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture
 def ends() -> tuple[Channel, Channel]:
