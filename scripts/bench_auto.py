@@ -169,7 +169,7 @@ def measure(name: str, task_name: str, algo: str) -> dict[str, Any]:
     profile, overrides = (name, []) if name in ("balance", "speed") else ("speed", name.split())
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "fasttrain", f"+profile={profile}", *task.ours, *_settings(task, algo)]
-        _output([*command, *overrides, f"output_dir={folder}/run", "report=false"], folder)
+        _output([*command, *overrides, f"hydra.run.dir={folder}/run", "report=false", "live=off"], folder)
         summary = json.loads((Path(folder) / "run" / "summary.json").read_text(encoding="utf-8"))
     return {"rate": summary["steps_per_s"], "chosen": _chosen(summary["plan"])}
 
