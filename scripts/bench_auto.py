@@ -180,7 +180,7 @@ def _settings(task: Task, algo: str) -> list[str]:
         f"num_envs={NUM_ENVS}",
         f"total_timesteps={10_000_000}",
         f"stop.max_minutes={SECONDS / 60:.4f}",
-        "eval.episodes=1",
+        "eval.episodes=2",
         "eval_every=0",
     ]
     settings += [f"algo.net_arch=[{task.net},{task.net}]"] if task.net else []
