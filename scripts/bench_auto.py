@@ -27,7 +27,7 @@ import numpy as np
 import bench_machine
 from bench_vecenv import Waiting, Working
 
-SECONDS = 6.0  # of each measurement
+SECONDS = 5.0  # of each measurement
 NUM_ENVS = 8
 HOPELESS = 0.7  # of the best of its kind in the first turn: not measured again
 ENOUGH, AUTO_ENOUGH = 1.0, 0.9
