@@ -46,6 +46,23 @@ def test_auto_precision_is_by_hardware_and_width(machine: Machine, arguments: tu
     assert outcome(plan, "use_amp") == expected
 
 
+@pytest.mark.parametrize(
+    ("width", "rows", "fused", "expected"),
+    [
+        (512, 256, "auto", ("off", "on")),  # few rows: the compiled kernels are faster
+        (1024, 256, "auto", ("on", "off")),
+        (512, 2048, "auto", ("on", "off")),
+        (256, 2048, "auto", ("off", "on")),
+        (512, 256, "off", ("on", "off")),
+        (256, 256, "off", ("off", "off")),
+    ],
+)
+def test_precision_and_kernels_by_width_and_rows(width: int, rows: int, fused: str, expected: tuple[str, str]):
+    arguments = ("+profile=speed", f"algo.net_arch=[{width}]", f"batch_size={rows}", f"fused_update={fused}")
+    plan = plan_of(*arguments, machine=BF16)
+    assert tuple(row_of(plan, flag).effective for flag in ("use_amp", "fused_update")) == expected
+
+
 def test_images_go_to_cuda_by_themselves():
     plan = plan_of("+profile=speed", machine=CUDA, images=True)
     assert [row_of(plan, flag).effective for flag in ("use_amp", "use_compile", "pin_memory")] == ["on"] * 3
@@ -145,7 +162,7 @@ def test_kernels_asked_for_win_over_auto_and_over_a_profile():
 
 
 def test_wide_nets_leave_the_kernels_for_bfloat16():
-    plan = plan_of("+profile=speed", "algo.net_arch=[512, 512]", machine=BF16)
+    plan = plan_of("+profile=speed", "algo.net_arch=[1024, 512]", machine=BF16)
     assert outcome(plan, "use_amp")[0] == "on"
     assert outcome(plan, "fused_update") == ("off", "use_amp is on: the compiled kernels compute in float32")
 

@@ -310,10 +310,11 @@ def test_a_games_own_values_come_before_the_algorithms():
 
 
 def test_kernels_leave_wide_nets_to_torch():
-    plan = plan_of(configured("+profile=speed", "algo.net_arch=[256,64]"))
+    assert plan_of(configured("+profile=speed", "algo.net_arch=[1024,64]")).config.fused_update == "on"
+    plan = plan_of(configured("+profile=speed", "algo.net_arch=[1025,64]"))
     assert plan.config.fused_update == "off"
-    assert "layers of 256 units" in row_of(plan, "fused_update").reason
-    asked = plan_of(configured("+profile=speed", "algo.net_arch=[256,64]", "fused_update=on"))
+    assert "layers of 1,025 units" in row_of(plan, "fused_update").reason
+    asked = plan_of(configured("+profile=speed", "algo.net_arch=[1025,64]", "fused_update=on"))
     assert asked.config.fused_update == "on"
 
 

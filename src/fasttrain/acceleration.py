@@ -9,14 +9,16 @@ from __future__ import annotations
 from fasttrain.errors import ConfigError
 from fasttrain.flags import NOT_APPLICABLE, Context, Resolved
 
-# Hidden width from which bfloat16 pays on a CPU with bf16 units. One core with AVX512-BF16, 256 rows: torch.mm gains
-# 0.9 / 1.6 / 2.0 / 2.2 times at widths 64 / 128 / 256 / 512, forward and backward of two such layers 0.9 / 1.1 / 1.5 /
-# 2.0 times. A PPO update of 256 rows, float32 / bfloat16 / compiled float32 kernels of `fused_update`, in ms:
-# [128, 128] 2.9 / 2.6 / 1.9, [256, 256] 8.4 / 4.4 / 7.7, [512, 512, 256] 61 / 32 / 70.
-AMP_PAYS_FROM_WIDTH = 256
-# Hidden width from which torch's products beat the compiled kernels, whose weights then leave the L2 cache: updates of
-# 256 rows with 100 dense inputs on one core, eager / kernels in ms: [128, 128] 2.2 / 1.7, [256, 256] 3.7 / 4.3.
-FUSED_PAYS_BELOW_WIDTH = 256
+# Hidden width from which bfloat16 pays on a CPU with bf16 units, and up to which the compiled kernels of `fused_update`
+# beat torch's float32 products. Trainings with two layers of so many units on two cores with AVX512-BF16, 64 dense
+# inputs, env steps per second with float32 / bfloat16 / kernels, by the rows of a minibatch:
+#               256 units                512 units                1,024 units
+#   PPO, 256    2,651 / -      / 5,627   3,041 / 4,094 / 6,105    1,246 / 1,885 / 1,171
+#   PPO, 2,048  13,930 / 14,382 / 24,104 5,488 / 8,678 / 8,477    1,635 / 3,030 / 1,952
+#   DQN, 64     -                        1,286 / 1,334 / 2,871    481 / 753 / 761
+#   DQN, 256    2,023 / 2,372 / 3,517    896 / 1,513 / 1,170      351 / 709 / 356
+AMP_PAYS_FROM_WIDTH, AMP_PAYS_FOR_FEW_ROWS_FROM, FEW_ROWS = 512, 1024, 256
+FUSED_PAYS_UP_TO_WIDTH = 1024
 GRAPH_MODES = ("reduce-overhead", "max-autotune")  # of torch.compile: those that ask for CUDA graphs
 
 
@@ -80,8 +82,10 @@ def _amp_by_hardware(device: str, context: Context) -> Resolved:
     units, width = context.machine.bf16_units, widest_layer(context)
     if not units:
         return "off", "this CPU has no bf16 units"
-    if width < AMP_PAYS_FROM_WIDTH:
-        return "off", f"the widest layer has {width} units; on a CPU it pays from {AMP_PAYS_FROM_WIDTH}"
+    few = context.effective["batch_size"] <= FEW_ROWS and context.config.fused_update != "off"
+    pays_from = AMP_PAYS_FOR_FEW_ROWS_FROM if few else AMP_PAYS_FROM_WIDTH
+    if width < pays_from:
+        return "off", f"the widest layer has {width} units; on a CPU it pays from {pays_from:,}"
     return "on", f"{units}, and layers of {width} units"
 
 
@@ -201,8 +205,8 @@ def why_no_fused_kernels(context: Context) -> str:
         return "use_amp is on: the compiled kernels compute in float32"
     if effective["use_compile"] == "on":
         return "use_compile is on"
-    if (width := widest_layer(context)) >= FUSED_PAYS_BELOW_WIDTH:
-        return f"layers of {width} units: torch's own products are faster from {FUSED_PAYS_BELOW_WIDTH}"
+    if (width := widest_layer(context)) > FUSED_PAYS_UP_TO_WIDTH:
+        return f"layers of {width:,} units: torch's own products are faster above {FUSED_PAYS_UP_TO_WIDTH:,}"
     if context.config.gradient_accumulation > 1:
         return f"gradient_accumulation={context.config.gradient_accumulation} goes the eager way"
     return ""

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from fasttrain.acceleration import FUSED_PAYS_BELOW_WIDTH
+from fasttrain.acceleration import FUSED_PAYS_UP_TO_WIDTH
 from fasttrain.config import Config, DQNConfig, OnPolicyConfig, against_bots, plays_itself
 from fasttrain.errors import ConfigError, EnvSpecError
 from fasttrain.flags import BY_NAME, EnvFacts, FlagClass, Machine
@@ -151,7 +151,7 @@ def _computing(now: Situation) -> Iterator[Candidate]:
         yield from _threads(now)
         return
     networks = ("policy", "update")
-    if config.fused_update == "off" and _widest(config) < 2 * FUSED_PAYS_BELOW_WIDTH:
+    if config.fused_update == "off" and _widest(config) <= FUSED_PAYS_UP_TO_WIDTH:
         kernels = (("fused_update", "on"), ("use_amp", "off"), ("use_compile", "off"))
         yield Candidate(kernels, networks, "rounding", "compiled kernels for small networks")
     if config.use_amp == "off" and (machine.cuda or machine.bf16_units) and _widest(config) >= 128:
