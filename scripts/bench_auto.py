@@ -4,6 +4,7 @@ A cell is an env, an algorithm and a machine, quiet or with a process burning ea
 DummyVecEnv and SubprocVecEnv (start method fork: it is start-up that forkserver makes slow) and between one torch
 thread and torch's own number. All sides have the same envs, minibatches and updates, and are timed from the first env
 step to the end of the last whole rollout and its update. Whoever was far behind in the first turn is not asked again.
+Runs of ours whose plans came to the same are one side: what was measured of them differs by the machine's noise alone.
 """
 
 from __future__ import annotations
@@ -97,6 +98,7 @@ class Task:
     dqn: tuple[int, int] = (8, 64)
     buffer: int = 50_000
     threads_matter: bool = field(default=False)  # torch computes, no kernels
+    others: tuple[str, ...] = ()  # more explicit choices
 
 
 def _entry(name: str) -> tuple[str, ...]:
@@ -104,10 +106,11 @@ def _entry(name: str) -> tuple[str, ...]:
 
 
 CARTPOLE = ("env=gym", "env.id=CartPole-v1")
+COMPUTED = ("fused_update=on use_amp=off", "fused_update=off use_amp=off")
 TASKS: dict[str, Task] = {
     "cartpole": Task(cartpole, CARTPOLE),
-    "mlp-256": Task(cartpole, CARTPOLE, net=256, threads_matter=True),
-    "mlp-1024": Task(cartpole, CARTPOLE, net=1024, dqn=(1, 64), threads_matter=True),
+    "mlp-256": Task(cartpole, CARTPOLE, net=256, others=COMPUTED),
+    "mlp-1024": Task(cartpole, CARTPOLE, net=1024, dqn=(1, 64), threads_matter=True, others=COMPUTED),
     "computes-100us": Task(Computing, _entry("Computing")),
     "waits-2ms": Task(Engine, _entry("Engine")),
     "dict": Task(Parts, _entry("Parts"), policy="MultiInputPolicy", threads_matter=True),
@@ -144,6 +147,7 @@ def contestants(task: Task, algo: str) -> dict[str, list[str]]:
     threads = ["1", "all"] if task.threads_matter else ["all"]
     vec_envs = ["dummy", "subproc"] if task.env else ["envpool"]
     explicit = [f"torch_threads={1 if count == '1' else _cores()}" for count in threads] if task.threads_matter else []
+    explicit += task.others
     if task.env:
         explicit += ["vec_env=dummy", "vec_env=shared"]
         explicit += ["vec_env=shared pipeline=2"] if algo == "ppo" else []
@@ -201,7 +205,7 @@ def _settings(task: Task, algo: str) -> list[str]:
 
 def _chosen(plan: Any) -> dict[str, Any]:
     rows = plan["flags"] if isinstance(plan, Mapping) else plan
-    wanted = ("vec_env", "num_workers", "pipeline", "torch_threads", "fused_update")
+    wanted = ("vec_env", "num_workers", "pipeline", "torch_threads", "fused_update", "use_amp", "log_every")
     return {row["flag"]: row["effective"] for row in rows if row["flag"] in wanted}
 
 
@@ -272,7 +276,7 @@ def run_cell(task: str, algo: str, busy: bool, repeats: int) -> dict[str, Any]:
     """All sides in turn; rates by turn, and what the profiles make of the best of the others."""
     groups = contestants(TASKS[task], algo)
     rates: dict[str, list[float]] = {name: [] for names in groups.values() for name in names}
-    chosen: dict[str, Any] = {}
+    chosen: dict[str, list[Any]] = {name: [] for group in ("ours", "explicit") for name in groups[group]}
     with bench_machine.burners(_cores() if busy else 0):
         for turn in range(repeats):
             for group, names in groups.items():
@@ -282,22 +286,32 @@ def run_cell(task: str, algo: str, busy: bool, repeats: int) -> dict[str, Any]:
                         continue
                     found = measure(name, task, algo)
                     rates[name].append(found["rate"])
-                    if group == "ours":
-                        chosen[name] = found["chosen"]
-    medians = {name: statistics.median(found) for name, found in rates.items()}
-    best_stock = max(groups["stock"], key=medians.__getitem__)
-    best_explicit = max(groups["explicit"], key=medians.__getitem__)
+                    if group != "stock":
+                        chosen[name].append(found["chosen"])
+    return {"task": task, "algo": algo, "busy": busy, "rates": rates, "chosen": chosen, **judged(groups, rates, chosen)}
+
+
+def judged(
+    groups: Mapping[str, list[str]], rates: Mapping[str, list[float]], chosen: Mapping[str, list[Any]]
+) -> dict[str, Any]:
+    """Ratios of medians: the profiles to stock's best, `speed` to the best of what was chosen explicitly."""
+    alike: dict[str, list[float]] = {}  # rates by what a run came to
+    for name, plans in chosen.items():
+        for rate, plan in zip(rates[name], plans, strict=True):
+            alike.setdefault(json.dumps(plan, sort_keys=True), []).append(rate)
+
+    def rate_of(name: str) -> float:
+        own = [json.dumps(plan, sort_keys=True) for plan in chosen.get(name, [])]
+        return statistics.median([rate for plan in sorted(set(own)) for rate in alike[plan]] if own else rates[name])
+
+    best_stock = max(groups["stock"], key=rate_of)
+    best_explicit = max(groups["explicit"], key=rate_of)
     return {
-        "task": task,
-        "algo": algo,
-        "busy": busy,
-        "rates": rates,
-        "chosen": chosen,
         "best_stock": best_stock,
         "best_explicit": best_explicit,
-        "balance": medians["balance"] / medians[best_stock],
-        "speed": medians["speed"] / medians[best_stock],
-        "auto": medians["speed"] / medians[best_explicit],
+        "balance": rate_of("balance") / rate_of(best_stock),
+        "speed": rate_of("speed") / rate_of(best_stock),
+        "auto": rate_of("speed") / rate_of(best_explicit),
     }
 
 

@@ -31,7 +31,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def measure(name: str, task: str, algo: str) -> dict[str, Any]:
         names.append(name)
-        return {"rate": RATES[name], **({"chosen": {"vec_env": "dummy"}} if name in ("balance", "speed") else {})}
+        return {"rate": RATES[name], "chosen": {"name": name}}
 
     monkeypatch.setattr(bench_auto, "measure", measure)
     return names
@@ -41,10 +41,24 @@ def test_ours_against_the_best_of_stock_and_of_the_explicit_choices(asked: list[
     cell = bench_auto.run_cell("cartpole", "ppo", busy=False, repeats=3)
     assert (cell["best_stock"], cell["best_explicit"]) == ("stock dummy all", "vec_env=dummy")
     assert (cell["balance"], cell["speed"], cell["auto"]) == (0.9, 1.2, 0.96)
-    assert cell["chosen"]["speed"] == {"vec_env": "dummy"}
+    assert cell["chosen"]["speed"] == 3 * [{"name": "speed"}]
     assert asked.count("speed") == asked.count("vec_env=shared") == 3
     # Far behind the best of their kind: asked once.
     assert asked.count("stock subproc all") == asked.count("vec_env=shared pipeline=2") == 1
+
+
+def test_runs_whose_plans_came_to_the_same_are_one_side():
+    groups = {"ours": ["balance", "speed"], "stock": ["stock"], "explicit": ["vec_env=dummy", "vec_env=shared"]}
+    rates = {
+        "balance": [9.0],
+        "speed": [10.0, 12.0],
+        "stock": [5.0],
+        "vec_env=dummy": [20.0, 11.0],
+        "vec_env=shared": [11.0],
+    }
+    plans = {"balance": ["b"], "speed": ["d", "d"], "vec_env=dummy": ["d", "d"], "vec_env=shared": ["s"]}
+    found = bench_auto.judged(groups, rates, plans)
+    assert (found["speed"], found["auto"], found["balance"]) == (11.5 / 5, 1.0, 9.0 / 5)
 
 
 @pytest.mark.parametrize(("changes", "missed"), [({}, True), ({"balance": 1.0}, False), ({"auto": 0.89}, True)])
@@ -57,7 +71,7 @@ def test_cells_that_were_not_asked_for_stay(asked: list[str], tmp_path: Path, mo
     monkeypatch.setattr(bench_auto, "TASKS", {"cartpole": bench_auto.TASKS["cartpole"]})
     assert bench_auto.run(1, tmp_path, only=None) == 1  # balance is below stock
     again = {name: 2 * rate if name == "balance" else rate for name, rate in RATES.items()}
-    monkeypatch.setattr(bench_auto, "measure", lambda name, *_: {"rate": again[name], "chosen": {}})
+    monkeypatch.setattr(bench_auto, "measure", lambda name, *_: {"rate": again[name], "chosen": name})
     bench_auto.run(1, tmp_path, only="ppo cartpole busy")
     cells = json.loads((tmp_path / "auto.json").read_text(encoding="utf-8"))["cells"]
     found = {(cell["algo"], cell["busy"]): cell["balance"] for cell in cells}
