@@ -125,9 +125,12 @@ def test_fused_update_asked_for_by_name_and_impossible():
 
 def test_env_facts_build_the_env_once_and_time_it_only_where_the_plan_must_choose():
     assert env_facts(configured("env.id=CartPole-v1", "algo=ppo", "vec_env=dummy")).step_s is None
-    measured = env_facts(configured("env.id=CartPole-v1", "algo=ppo", "vec_env=auto")).step_s
-    assert measured is not None
-    assert measured > 0
+    settled = ("vec_env=shared", "num_workers=2", "pipeline=1")
+    assert env_facts(configured("env.id=CartPole-v1", "algo=ppo", *settled)).step_s is None
+    for open_one in ("vec_env=auto", "num_workers=auto", "pipeline=auto"):  # an env that waits wants more workers
+        measured = env_facts(configured("env.id=CartPole-v1", "algo=ppo", *settled, open_one)).step_s
+        assert measured is not None
+        assert measured > 0
     assert env_facts(configured("+profile=speed")) == EnvFacts(True, None)
     with pytest.raises(EnvSpecError, match="offers no action masks"):
         env_facts(configured("env.id=CartPole-v1"))

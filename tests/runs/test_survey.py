@@ -44,9 +44,9 @@ class Counted(gym.Env):
         return np.zeros(2, np.float32) + self.x
 """
 COUNTED = ("env.entry_point=counted:Counted", "algo=ppo")
-SHARED = (*COUNTED, "+profile=speed", "vec_env=shared", "num_envs=4", "num_workers=2", "fused_update=off",
-          "total_timesteps=64", "algo.rollout_size=64", "batch_size=32", "eval.episodes=2", "eval.num_envs=1",
-          "eval_async=false", "report=false")  # fmt: skip
+SHARED = (*COUNTED, "+profile=speed", "vec_env=shared", "num_envs=4", "num_workers=2", "pipeline=1",
+          "fused_update=off", "total_timesteps=64", "algo.rollout_size=64", "batch_size=32", "eval.episodes=2",
+          "eval.num_envs=1", "eval_async=false", "report=false")  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
