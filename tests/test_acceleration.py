@@ -46,6 +46,11 @@ def test_auto_precision_is_by_hardware_and_width(machine: Machine, arguments: tu
     assert outcome(plan, "use_amp") == expected
 
 
+def test_convolutions_take_bfloat16_where_the_cpu_has_units():
+    assert outcome(plan_of("+profile=speed", machine=BF16, images=True), "use_amp")[0] == "on"
+    assert outcome(plan_of("+profile=speed", machine=OLD, images=True), "use_amp")[0] == "off"
+
+
 @pytest.mark.parametrize(
     ("width", "rows", "fused", "expected"),
     [

@@ -27,8 +27,11 @@ def device_of(context: Context) -> str:
     requested = context.config.device.split(":")[0]
     if requested != "auto":
         return requested
-    images = context.env.images or context.config.algo.policy.startswith("Cnn")
-    return "cuda" if images and context.machine.cuda else "cpu"
+    return "cuda" if _has_images(context) and context.machine.cuda else "cpu"
+
+
+def _has_images(context: Context) -> bool:
+    return context.env.images or context.config.algo.policy.startswith("Cnn")
 
 
 def widest_layer(context: Context) -> int:
@@ -82,6 +85,8 @@ def _amp_by_hardware(device: str, context: Context) -> Resolved:
     units, width = context.machine.bf16_units, widest_layer(context)
     if not units:
         return "off", "this CPU has no bf16 units"
+    if _has_images(context):  # NatureCNN on two cores: PPO 2.1 times as fast, DQN 1.2
+        return "on", f"{units}, and convolutions"
     few = context.effective["batch_size"] <= FEW_ROWS and context.config.fused_update != "off"
     pays_from = AMP_PAYS_FOR_FEW_ROWS_FROM if few else AMP_PAYS_FROM_WIDTH
     if width < pays_from:

@@ -52,6 +52,15 @@ def test_envs_per_forward_come_back_where_no_kernels_serve():
     assert plan.config.inference_batch_size == model._fast.acceleration.inference_batch_size == 3
 
 
+def test_adam_is_fused_where_no_kernels_serve_and_rounding_was_allowed():
+    plan, model = settled("fused_update=auto", "algo.activation_fn=elu")
+    assert model._fast.acceleration == Acceleration(fused_adam=True)
+    assert row(plan, "fused_update")[1].endswith("; Adam by torch's fused kernel")
+    assert row(settle_acceleration(plan, model), "fused_update") == row(plan, "fused_update"), "resumed: said once"
+    assert settled("fused_update=off", "algo.activation_fn=elu")[1]._fast.acceleration == Acceleration()
+    assert settled("fused_update=auto")[1]._fast.acceleration == Acceleration(), "the kernels do it all"
+
+
 def test_compiling_is_told_and_timed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("fasttrain.algos.accelerator.inductor", lambda _mode: lambda function: function)
     plan, model = settled("use_compile=on")

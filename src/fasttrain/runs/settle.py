@@ -16,10 +16,13 @@ from fasttrain.config import Config
 from fasttrain.flags import NOT_APPLICABLE
 from fasttrain.plan import Plan, Row
 
+ADAM = "Adam by torch's fused kernel"
 
-def acceleration_of(config: Config) -> Acceleration:
+
+def acceleration_of(config: Config, fused_adam: bool) -> Acceleration:
     """What the effective flags ask of the eager path."""
     return Acceleration(
+        fused_adam=fused_adam,
         amp_dtype=getattr(torch, config.amp_dtype) if config.use_amp == "on" else None,
         compile_mode=config.compile_mode if config.use_compile == "on" else None,
         gradient_accumulation=config.gradient_accumulation,  # DQN has neither this flag nor the next
@@ -34,7 +37,11 @@ def settle_acceleration(plan: Plan, model: BaseAlgorithm) -> Plan:
         return plan
     if not isinstance(model, DQN):
         plan = _with_chunks_for_eager(plan)
-    model.accelerate(acceleration_of(plan.config))
+    row = _row(plan, "fused_update")
+    without_kernels = row.requested != "off" and row.effective == "off"
+    if without_kernels and model.device.type == "cpu" and ADAM not in row.reason:  # a resumed plan says it already
+        plan = plan.replacing("fused_update", "off", f"{row.reason}; {ADAM}")
+    model.accelerate(acceleration_of(plan.config, fused_adam=without_kernels))
     model._fast.guard = Guard(plan.config.guard) if plan.config.nan_guard else None
     if plan.config.use_compile != "on" or model.env is None:
         return plan
