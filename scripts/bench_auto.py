@@ -28,7 +28,7 @@ import numpy as np
 import bench_machine
 from bench_vecenv import Waiting, Working
 
-SECONDS = 5.0  # of each measurement
+SECONDS = 4.0  # of each measurement
 NUM_ENVS = 8
 HOPELESS = 0.7  # of the best of its kind in the first turn: not measured again
 ENOUGH, AUTO_ENOUGH = 1.0, 0.9
@@ -340,7 +340,7 @@ def run(repeats: int, folder: Path, only: str | None) -> int:
     cells = {(cell["task"], cell["algo"], cell["busy"]): cell for cell in stored}
     wanted = [(task, algo, busy) for busy in (False, True) for algo in ("ppo", "dqn") for task in TASKS]
     if only:
-        wanted = [key for key in wanted if only in f"{key[1]} {key[0]}{' busy' if key[2] else ''}"]
+        wanted = [key for key in wanted if only in f"{key[1]} {key[0]} {'busy' if key[2] else 'quiet'}"]
     print(f"{len(wanted)} cells, about {len(wanted) * 1.6 * repeats:.0f} minutes\n{HEAD}", flush=True)
     for key in wanted:
         cells[key] = run_cell(*key, repeats)

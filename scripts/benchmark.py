@@ -27,8 +27,8 @@ down slows all of them; the ratio is taken turn by turn and its median reported.
   limits            all works limits-*: what `fasttrain doctor` says of Skull King, a 100 µs Python env and DQN CartPole
                     beside measurements that do without it, and its first advice, followed (scripts/bench_limits.py)
   auto              what the profiles `balance` and `speed` choose for 14 kinds of training, quiet and on busy cores,
-                    against the better of stock's own choices and against every explicit choice; `--only dqn` measures
-                    those whose name holds it (scripts/bench_auto.py)
+                    against the better of stock's own choices and against every explicit choice; `--only quiet` measures
+                    those whose name (ppo cartpole quiet) holds it (scripts/bench_auto.py)
   start             from the command to the first update of the default job and of CartPole, with an empty cache of
                     compiled kernels and with a full one, and CPU seconds of compiling; with --against CHECKOUT in turn
                     with another checkout (scripts/bench_start.py)
