@@ -119,6 +119,7 @@ class EnvFacts(NamedTuple):
     step_s: float | None
     cpu_share: float = 1.0  # of the step's time that it computes; the rest it waits, for an engine or a socket
     images: bool = False  # the policy will be a convolutional one
+    tried: tuple[float, ...] | None = None  # seconds of a step of all envs: in one process, in workers
 
 
 class Context(NamedTuple):

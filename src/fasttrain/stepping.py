@@ -8,13 +8,14 @@ from typing import Any
 
 from fasttrain.config import plays_itself
 from fasttrain.errors import ConfigError
-from fasttrain.flags import NOT_APPLICABLE, ON_POLICY, Context, Resolved
+from fasttrain.flags import NOT_APPLICABLE, ON_POLICY, Context, EnvFacts, Machine, Resolved
 
 # What stepping costs besides the envs' own time, from CartPole (scripts/benchmark.py vecenv-auto): per env about the
 # same in a plain loop and in a worker; per step of all workers, waking them and being woken on a machine not all idle.
 PER_ENV_S = 2e-6
 PER_SHARED_STEP_S = 250e-6
-SHARED_MUST_GAIN = 1.25  # else the plain loop: it has no processes that could die
+# Else the plain loop: it has no processes that could die. By estimates, and where both were tried (runs/trial.py).
+SHARED_MUST_GAIN, TRIED_MUST_GAIN = 1.25, 1.1
 WAITS_BELOW = 0.5  # share of computing below which an env is one that waits, for an engine or a socket
 MOST_WORKERS_PER_CORE = 16
 EVALUATIONS = 10  # of a run in self-play that was given no eval_every
@@ -67,11 +68,13 @@ def _envpool(requested: str, typed: bool, context: Context) -> Resolved:
 
 
 def _by_cost(step_s: float, context: Context) -> Resolved:
-    num_envs = context.config.num_envs
-    workers = _auto_workers(num_envs, context)
-    loop_s = num_envs * (step_s + PER_ENV_S)
-    shared_s = PER_SHARED_STEP_S + _in_workers_s(num_envs, workers, step_s + PER_ENV_S, context)
+    num_envs, env = context.config.num_envs, context.env
+    loop_s, shared_s, workers = step_costs(num_envs, env, context.machine)
     measured = f"env.step takes {_spell(step_s)}: {num_envs} envs one after another {_spell(loop_s)}"
+    if env.tried:
+        loop_s, shared_s = env.tried
+        told = f"tried: a step of {num_envs} envs takes {_spell(loop_s)} in one process, {_spell(shared_s)} in workers"
+        return "shared" if loop_s > TRIED_MUST_GAIN * shared_s else "dummy", told
     if workers > 1 and loop_s > SHARED_MUST_GAIN * shared_s:
         return "shared", f"{measured}, in {workers} workers about {_spell(shared_s)}"
     if workers < 2:
@@ -79,17 +82,19 @@ def _by_cost(step_s: float, context: Context) -> Resolved:
     return "dummy", f"{measured}, in {workers} workers no less"
 
 
-def _in_workers_s(num_envs: int, workers: int, env_s: float, context: Context) -> float:
-    """One step of all: the longest worker, but no less than the computing spread over the cores."""
+def step_costs(num_envs: int, env: EnvFacts, machine: Machine) -> tuple[float, float, int]:
+    """About what a step of all envs costs in one process and in workers, in seconds, and how many workers that are."""
+    env_s = (env.step_s or 0.0) + PER_ENV_S
+    workers = _auto_workers(num_envs, env, machine)
     longest = math.ceil(num_envs / workers) * env_s
-    return max(longest, num_envs * env_s * context.env.cpu_share / context.machine.cores)
+    in_workers = max(longest, num_envs * env_s * env.cpu_share / machine.cores)  # no less than all computing
+    return num_envs * env_s, PER_SHARED_STEP_S + in_workers, workers
 
 
-def _auto_workers(num_envs: int, context: Context) -> int:
-    cores, share = context.machine.cores, context.env.cpu_share
-    if share >= WAITS_BELOW:
-        return min(num_envs, cores)
-    return min(num_envs, math.ceil(cores / max(share, 1 / MOST_WORKERS_PER_CORE)))
+def _auto_workers(num_envs: int, env: EnvFacts, machine: Machine) -> int:
+    if env.cpu_share >= WAITS_BELOW:
+        return min(num_envs, machine.cores)
+    return min(num_envs, math.ceil(machine.cores / max(env.cpu_share, 1 / MOST_WORKERS_PER_CORE)))
 
 
 def resolve_num_envs(requested: int, context: Context) -> Resolved:
@@ -124,7 +129,7 @@ def resolve_num_workers(requested: int | str, context: Context) -> Resolved:
 def _shared_workers(requested: int | str, num_envs: int, context: Context) -> Resolved:
     if isinstance(requested, int):
         return min(requested, num_envs), ""
-    workers, cores = _auto_workers(num_envs, context), context.machine.cores
+    workers, cores = _auto_workers(num_envs, context.env, context.machine), context.machine.cores
     if workers > cores:
         return workers, f"env.step computes {100 * context.env.cpu_share:.0f} % of its time and waits the rest"
     return workers, f"one per core, {num_envs / workers:.3g} envs each"

@@ -68,6 +68,7 @@ from fasttrain.runs.saving import Saving, clean, into_place
 from fasttrain.runs.settle import settle_acceleration, warmup_s
 from fasttrain.runs.stopping import StoppedBy, stopping_for
 from fasttrain.runs.torch_threads import settle_threads
+from fasttrain.runs.trial import with_trial
 from fasttrain.runs.wrap import save_model
 from fasttrain.terminal import command, near
 from fasttrain.vec.scout import Scout
@@ -83,6 +84,9 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         compile_s = compile_shown(game_calls(config), console)  # before the checkup plays it
         facts = env_facts(against_bots(config), survey, lambda: run_checkup(config, folder, console, survey))
         plan = make_plan(config, sources, facts, this_machine())
+        tried = with_trial(facts, plan, this_machine(), console)
+        if tried != facts:
+            plan = make_plan(config, sources, tried, this_machine())
         if config.on_existing != "refuse":
             clear(folder, but="checkup.json" if config.checkup != "off" else "")
         with activity(console, "building the run"):

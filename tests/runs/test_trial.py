@@ -1,0 +1,108 @@
+"""A close call between one process and workers is tried, and changes nothing else."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from conftest import RunCommand, configured
+from fasttrain.flags import EnvFacts, Machine
+from fasttrain.plan import make_plan
+from fasttrain.runs import trial
+from fasttrain.runs.trial import tried, with_trial
+
+CLOSE = EnvFacts(native=False, step_s=60e-6)  # 8 envs: 0.5 ms one after another, about as much in two workers
+TWO = Machine(2, False, False)
+CARTPOLE = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "num_envs=8")
+
+
+def after_trial(monkeypatch: pytest.MonkeyPatch, facts: EnvFacts, *arguments: str, takes: Any = (5e-4, 2e-4)) -> Any:
+    monkeypatch.setattr(trial, "tried", lambda *configs: takes)
+    config = configured(*CARTPOLE, *arguments)
+    return with_trial(facts, make_plan(config, {}, facts, TWO), TWO, Console(quiet=True)).tried
+
+
+def test_a_close_call_is_tried(monkeypatch: pytest.MonkeyPatch):
+    assert after_trial(monkeypatch, CLOSE) == (5e-4, 2e-4)
+
+
+@pytest.mark.parametrize(
+    ("facts", "arguments"),
+    [
+        (CLOSE._replace(step_s=5e-6), ()),
+        (CLOSE._replace(step_s=5e-3, cpu_share=0.0), ()),
+        (CLOSE._replace(step_s=None), ("vec_env=dummy",)),
+        (CLOSE, ("vec_env=dummy",)),
+        (CLOSE, ("deterministic=true",)),
+        (CLOSE, ("env.on_env_error=restart",)),
+        (CLOSE, ("num_envs=1",)),
+    ],
+)
+def test_a_clear_one_is_not(monkeypatch: pytest.MonkeyPatch, facts: EnvFacts, arguments: tuple[str, ...]):
+    assert after_trial(monkeypatch, facts, *arguments) is None
+
+
+@pytest.mark.parametrize(
+    ("takes", "expected"), [((5e-4, 4e-4), "shared"), ((4e-4, 5e-4), "dummy"), ((4.1e-4, 4e-4), "dummy")]
+)
+def test_what_was_tried_decides(takes: tuple[float, float], expected: str):
+    plan = make_plan(configured(*CARTPOLE), {}, CLOSE._replace(tried=takes), TWO)
+    row = next(row for row in plan.rows if row.flag == "vec_env")
+    assert (row.requested, row.effective) == ("auto", expected)
+    assert row.reason.startswith(f"tried: a step of 8 envs takes {1e6 * takes[0]:.0f} µs in one process")
+    assert plan.config.num_workers == (2 if expected == "shared" else "auto")
+
+
+def test_a_trial_that_fails_leaves_the_estimates(monkeypatch: pytest.MonkeyPatch):
+    def fails(*configs: Any) -> tuple[float, ...]:
+        raise OSError("the port is taken")
+
+    monkeypatch.setattr(trial, "tried", fails)
+    config = configured(*CARTPOLE)
+    assert with_trial(CLOSE, make_plan(config, {}, CLOSE, TWO), TWO, Console(quiet=True)) == CLOSE
+
+
+def test_real_envs_with_masks_are_played_and_closed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(trial, "TURN_S", 0.0)
+    masked = (
+        "env.entry_point=worker_toys:Walker",
+        "env.kwargs.number=0",
+        "algo=maskable_ppo",
+        "engine=fast",
+        "num_envs=2",
+    )
+    alone = configured(*masked, "vec_env=dummy")
+    shared = configured(*masked, "vec_env=shared", "num_workers=2")
+    assert all(0 < seconds < 10 for seconds in tried(alone, shared))
+
+
+def test_random_streams_stay(monkeypatch: pytest.MonkeyPatch):
+    def draws(*configs: Any) -> tuple[float, ...]:
+        return random.random(), np.random.random() + torch.rand(()).item()
+
+    before = (random.getstate(), torch.get_rng_state())
+    monkeypatch.setattr(trial, "tried", draws)
+    config = configured(*CARTPOLE)
+    assert with_trial(CLOSE, make_plan(config, {}, CLOSE, TWO), TWO, Console(quiet=True)).tried
+    assert random.getstate() == before[0]
+    assert torch.equal(torch.get_rng_state(), before[1])
+
+
+def test_a_training_is_the_one_it_would_have_been(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
+    """`vec_env=dummy` typed against the same after a trial: the same episodes."""
+    small = ("env.id=CartPole-v1", "algo=ppo", "engine=fast", "num_envs=2", "total_timesteps=256",
+             "algo.rollout_size=128", "batch_size=64", "eval.episodes=2", "fused_update=off")  # fmt: skip
+    monkeypatch.setattr(trial, "step_costs", lambda *_: (1.0, 1.0, 2))
+    monkeypatch.setattr(trial, "TURN_S", 0.0)
+    first = fasttrain(*small, "vec_env=auto")
+    assert first.exit_code == 0, first.err
+    (reason,) = (row["reason"] for row in first.json("plan.json")["flags"] if row["flag"] == "vec_env")
+    assert reason.startswith("tried: ")
+    columns = [line.split(",")[:4] for line in (first.folder / "episodes.csv").read_text().splitlines()]
+    second = fasttrain(*small, "vec_env=dummy")
+    assert [line.split(",")[:4] for line in (second.folder / "episodes.csv").read_text().splitlines()] == columns
