@@ -20,25 +20,27 @@ TASKS = {
 
 
 def auto(load: Load) -> str:
-    """The matrix: a row an env and algorithm, quiet and busy side by side."""
+    """The matrix: a row an env and algorithm, quiet and busy in each cell."""
     found = load("auto")
-    cells = {(cell["algo"], cell["task"], cell["busy"]): cell for cell in found["cells"]}
+    cells = {(cell["algo"], cell["task"], cell["busy"]): _cell(cell) for cell in found["cells"]}
     rows = []
     for algo in ("ppo", "dqn"):
         for task in TASKS:
             sides = [cells[algo, task, busy] for busy in (False, True) if (algo, task, busy) in cells]
             if sides:
-                rows.append((f"{algo.upper()}, {TASKS[task]}", *(text for side in sides for text in _cell(side))))
-    head = ("training", "stock's best", "`balance`", "`speed`", "of the best explicit")
-    head = (*head, *(f"{name}, busy" for name in head[1:]))
+                rows.append((f"{algo.upper()}, {TASKS[task]}", *map(" / ".join, zip(*sides, strict=True))))
     turns = statistics.median(len(cell["rates"]["speed"]) for cell in found["cells"])
-    text = f"On {rendering.cores(found)}, {turns:.0f} turns; *busy*: a process burning each core."
+    text = (
+        f"On {rendering.cores(found)}, {turns:.0f} turn{'s' if turns > 1 else ''}: on a quiet machine / with a process "
+        "burning each core."
+    )
+    head = ("training", "stock's best, steps/s", "`balance`", "`speed`", "`speed` to the best explicit choice")
     return f"{rendering.prose(text)}\n\n{rendering.table(head, rows)}"
 
 
 def _cell(cell: Json) -> tuple[str, str, str, str]:
     rate = statistics.median(cell["rates"][cell["best_stock"]])
-    return f"{rate:,.0f}/s", f"{cell['balance']:.2f}×", f"{cell['speed']:.2f}×", f"{100 * cell['auto']:.0f} %"
+    return f"{rate:,.0f}", f"{cell['balance']:.2f}×", f"{cell['speed']:.2f}×", f"{100 * cell['auto']:.0f} %"
 
 
 def wrong_inputs(load: Load) -> str:

@@ -12,14 +12,14 @@ import rendering_checks
 
 def test_the_matrix_has_quiet_and_busy_side_by_side():
     def cell(busy: bool) -> dict[str, Any]:
-        rates = {"stock dummy 1": [100.0, 1000.0, 10.0], "speed": [1.0, 2.0, 3.0]}
+        rates = {"stock dummy 1": [50.0 if busy else 100.0, 1000.0, 10.0], "speed": [1.0, 2.0, 3.0]}
         ours = {"balance": 1.5, "speed": 2.0, "auto": 0.98}
         return {"task": "dict", "algo": "dqn", "busy": busy, "rates": rates, "best_stock": "stock dummy 1", **ours}
 
     text = rendering_checks.auto(lambda name: {"machine": "2 cores, x", "cells": [cell(True), cell(False)]})
-    one = "100/s | 1.50× | 2.00× | 98 %"
-    assert text.splitlines()[-1] == f"| DQN, Dict observations | {one} | {one} |"
-    assert text.startswith("On 2 cores, 3 turns;")
+    pairs = "100 / 50 | 1.50× / 1.50× | 2.00× / 2.00× | 98 % / 98 %"
+    assert text.splitlines()[-1] == f"| DQN, Dict observations | {pairs} |"
+    assert text.startswith("On 2 cores, 3 turns:")
 
 
 def test_wrong_inputs_are_counted_by_the_door_they_came_through():

@@ -41,6 +41,7 @@ def test_a_close_call_is_tried(monkeypatch: pytest.MonkeyPatch):
         (CLOSE, ("deterministic=true",)),
         (CLOSE, ("env.on_env_error=restart",)),
         (CLOSE, ("num_envs=1",)),
+        (CLOSE, ("total_timesteps=10000",)),
     ],
 )
 def test_a_clear_one_is_not(monkeypatch: pytest.MonkeyPatch, facts: EnvFacts, arguments: tuple[str, ...]):

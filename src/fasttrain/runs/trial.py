@@ -22,6 +22,7 @@ from fasttrain.vec.adapter import slots_of
 
 CLOSE = 2.0  # estimates of which neither is so many times the other
 TURNS, TURN_S = 3, 0.1
+PAYS_FROM_S = 20.0  # of stepping in the whole training: starting workers for the trial takes two or three seconds
 
 
 def with_trial(facts: EnvFacts, plan: Plan, machine: Machine, console: Console) -> EnvFacts:
@@ -39,6 +40,8 @@ def with_trial(facts: EnvFacts, plan: Plan, machine: Machine, console: Console) 
         return facts
     loop_s, shared_s, workers = step_costs(config.num_envs, facts, machine)
     if workers < 2 or not 1 / CLOSE < loop_s / shared_s < CLOSE:
+        return facts
+    if config.total_timesteps / config.num_envs * loop_s < PAYS_FROM_S:
         return facts
     alone = dataclasses.replace(config, vec_env="dummy", pipeline=1)
     shared = dataclasses.replace(config, vec_env="shared", num_workers=workers, pipeline=1)
