@@ -18,7 +18,7 @@ from fasttrain.runs.trial import tried, with_trial
 
 CLOSE = EnvFacts(native=False, step_s=60e-6)  # 8 envs: 0.5 ms one after another, about as much in two workers
 TWO = Machine(2, False, False)
-CARTPOLE = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "num_envs=8")
+CARTPOLE = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "num_envs=8", "total_timesteps=1e6")
 
 
 def after_trial(monkeypatch: pytest.MonkeyPatch, facts: EnvFacts, *arguments: str, takes: Any = (5e-4, 2e-4)) -> Any:
