@@ -164,7 +164,7 @@ def test_gradients_equal_autograds(
     np.testing.assert_allclose(means[:5], reference, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("arch", [[128, 96, 48], [300]])
+@pytest.mark.parametrize("arch", [[128, 96, 48], [300], [1024, 520]])
 def test_gradients_of_wider_nets(arch: list[int]):
     """All kinds of tiles and strips, and blocks with rows to spare."""
     policy = make_policy(50, 40, arch, torch.nn.Tanh, 1)

@@ -108,6 +108,7 @@ def trained(fused: bool, rollouts: int, **settings: Any) -> Any:
         {"batch_size": 100},
         {"policy_kwargs": {"activation_fn": torch.nn.ReLU, "net_arch": [32]}},
         {"policy_kwargs": {"net_arch": {"pi": [16, 8, 4], "vf": [20]}}},
+        {"policy_kwargs": {"net_arch": [1024, 520]}},
     ],
 )
 def test_a_whole_update_equals_autograds(settings: dict[str, Any]):

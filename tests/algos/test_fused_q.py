@@ -156,7 +156,7 @@ def test_gradients_equal_autograds(
     assert worst_error(policy, batches, QSettings(double, huber, dueling)) <= 1e-5
 
 
-@pytest.mark.parametrize("arch", [[128, 96, 48], [300], [256, 256], [7, 33]])
+@pytest.mark.parametrize("arch", [[128, 96, 48], [300], [256, 256], [7, 33], [1024, 520]])
 @pytest.mark.parametrize("dueling", [False, True])
 def test_gradients_of_wider_nets(arch: list[int], dueling: bool):
     """All kinds of tiles, several blocks, and blocks with rows to spare."""
