@@ -92,7 +92,8 @@ def declared() -> dict[str, tuple[Any, tuple[str, ...]]]:
         below = get_type_hints(cls)
         for part in fields(cls):
             key = f"algo.{part.name}"
-            found[key] = below[part.name], (*found.get(key, ((), ()))[1], algo)
+            hint, algos = found.get(key, (below[part.name], ()))  # of the first algorithm, by which it is tried
+            found[key] = hint, (*algos, algo)
     return found
 
 
