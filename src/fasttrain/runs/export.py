@@ -77,7 +77,7 @@ def export(
         FastTrainError: it disagrees; nothing is left at `path`.
     """
     write, load = (_write_onnx, _load_onnx) if kind == "onnx" else (_write_torchscript, _load_torchscript)
-    draft = path.with_name(path.name + ".unchecked")
+    draft = _draft(path)
     draft.unlink(missing_ok=True)  # a link left there would be written through
     difference, outputs = 0.0, {}
     try:
@@ -140,7 +140,18 @@ def _check_request(config: Config, sources: Mapping[str, str]) -> Path:
     path = Path(config.output)
     if path.is_dir() or not path.parent.is_dir():
         raise ConfigError(f"output={path}: name a file in a folder that exists")
+    draft = _draft(path)
+    try:
+        draft.unlink(missing_ok=True)
+        draft.touch(exist_ok=False)
+        draft.unlink()
+    except OSError as error:
+        raise ConfigError(f"output={path}: {error.strerror}; name a file in a folder that can be written") from error
     return path
+
+
+def _draft(path: Path) -> Path:
+    return path.with_name(path.name + ".unchecked")
 
 
 def _load(folder: Path, stem: str, trust: bool) -> Trained:
