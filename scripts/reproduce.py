@@ -136,8 +136,12 @@ ENTRIES = (
     ),
     Entry(
         "learning-ppo",
-        tuple(f"learning/{task}.json" for task in rendering.PPO),
-        ("python3 scripts/learning.py --tasks ppo", "python3 scripts/learning.py --tasks lunarlander --seeds 11"),
+        tuple(sorted({f"learning/{task}.json" for task, _ in rendering.PPO})),
+        (
+            "python3 scripts/learning.py --tasks ppo",
+            "python3 scripts/learning.py --tasks lunarlander --seeds 11",
+            "python3 scripts/learning.py --tasks skullking-short --sides baseline,balance",
+        ),
         120,
         rendering.learning_ppo,
     ),

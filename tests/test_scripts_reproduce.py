@@ -60,7 +60,7 @@ def test_every_command_of_an_entry_is_a_script_that_takes_it(reproduce: ModuleTy
     commands = [command.split()[1:] for found in reproduce.ENTRIES for command in found.commands]
     for script, *arguments in commands:
         if script == "scripts/benchmark.py":
-            assert arguments[0] in ("plot", "limits", "start") or benchmark.works_of(arguments[0]), arguments
+            assert arguments[0] in ("plot", "limits", "start", "auto") or benchmark.works_of(arguments[0]), arguments
         if script == "scripts/captures.py":
             assert set(arguments) <= captures.CAPTURES.keys()
 
