@@ -159,7 +159,10 @@ WRONG = (
     (["fromat=onnx"], "unknown key 'fromat'; did you mean 'format'?"),
     (["format=torchscript", "seed=3"], "export takes run, format, model, output, trust only: seed would do nothing"),
     (["format=torchscript", "output=no/where.pt"], "output=no/where.pt: name a file in a folder that exists"),
-    (["format=torchscript", "output=/proc/x.pt"], "output=/proc/x.pt: "),  # nobody can write there
+    (
+        ["format=torchscript", "output=/proc/x.pt"],
+        "output=/proc/x.pt: No such file or directory; name a file in a folder that can be written",
+    ),
 )
 
 

@@ -144,11 +144,11 @@ def test_a_hang_is_noticed_at_the_deadline(chaos: Started):
 
 
 def test_a_reply_to_another_request_is_not_taken_for_this_one(start: Callable[..., Started], tmp_path: Path):
-    gate = tmp_path / "gate"
+    gates = [tmp_path / "first", tmp_path / "second"]
 
     class Slow(Chaos):
         def step(self, action: Any) -> Any:
-            while not gate.exists():
+            while not gates[self.steps].exists():
                 time.sleep(0.001)
             return super().step(action)
 
@@ -160,9 +160,10 @@ def test_a_reply_to_another_request_is_not_taken_for_this_one(start: Callable[..
     while worker.control[ROW] == NO_ROW and time.monotonic() < until:  # it has read the first request
         time.sleep(0.001)
     worker.post()  # gave up on the first
-    gate.touch()
+    gates[0].touch()
     with pytest.raises(WorkerLostError, match="it answered out of turn"):
         worker.wait(soon())
+    gates[1].touch()
 
 
 def test_a_worker_that_does_not_read_is_noticed(chaos: Started):

@@ -173,11 +173,11 @@ def test_whoever_waits_for_the_first_is_told_only_if_asked(trainer: Trainer):
 
 
 def test_a_late_reply_bears_the_number_of_its_own_request(tmp_path: Path):
-    gate = tmp_path / "gate"
+    gates = [tmp_path / "first", tmp_path / "second"]
 
     class Slow(Walker):
         def step(self, action: Any) -> Any:
-            while not gate.exists():
+            while not gates[self.steps].exists():
                 time.sleep(0.001)
             return super().step(action)
 
@@ -191,9 +191,10 @@ def test_a_late_reply_bears_the_number_of_its_own_request(tmp_path: Path):
         time.sleep(0.001)
     assert trainer.control[ROW] == 0, "who finds it hung sees where"
     trainer.post(STEP)  # gave up on the first
-    gate.touch()
+    gates[0].touch()
     trainer.wait()
     assert trainer.control[REPLY] == taken
+    gates[1].touch()
     trainer.wait()
     assert trainer.control[REPLY] == taken + 1
     trainer.close()

@@ -129,7 +129,7 @@ def env_facts(
         )
     if native and config.vec_env in ("auto", "native") and not config.force_dummy_vec_env:
         check_native_options(config)
-    times = _must_choose(config, native)
+    times = config.vec_env == "auto" and not native and config.use_subproc_envs and not config.force_dummy_vec_env
     plays = times or (survey is not None and (config.checkup != "off" or config.vec_env == "shared"))
     with nullcontext(survey) if survey else survey_of(config, Console(quiet=True)) as asked:
         built = asked.build() if plays else asked.build_here()
@@ -138,19 +138,10 @@ def env_facts(
             raise EnvSpecError(built.lacks_masks)
         images = policy_for(config.algo.policy, built.observation_space).startswith("Cnn")
         measured = measure()
-        if not times:
+        if not times and (measured is None or config.vec_env != "shared"):  # whose workers are fitted to envs that wait
             return EnvFacts(native, None, images=images)
         found = measured or asked.costs()
         return EnvFacts(native, found.step_s + found.mask_s, found.cpu_share, images)
-
-
-def _must_choose(config: Config, native: bool) -> bool:
-    """Whether what a step costs decides how the envs are stepped."""
-    if not config.use_subproc_envs or config.force_dummy_vec_env:
-        return False
-    if config.vec_env == "auto":
-        return not native
-    return config.vec_env == "shared" and "auto" in (config.num_workers, config.pipeline)
 
 
 def _check_envpool(config: Config) -> bool:
