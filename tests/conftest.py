@@ -23,9 +23,13 @@ from fasttrain.overrides import normalise
 
 
 def pytest_configure() -> None:
-    """A shell that starts the suite in the background lets it ignore Ctrl-C, and with it all that the tests start."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """`&` in a script lets the suite ignore Ctrl-C, nohup a closed terminal, and with it all that the tests start."""
+    for number, usual in (
+        (signal.SIGINT, signal.default_int_handler),
+        (getattr(signal, "SIGHUP", None), signal.SIG_DFL),
+    ):
+        if number is not None and signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
 
 
 @pytest.fixture(autouse=True)
