@@ -33,9 +33,7 @@ class Acceleration:
     gradient_accumulation: int = 1  # micro-batches per minibatch
     inference_batch_size: int | None = None  # envs per forward while acting; not with gSDE, whose noise is per env
     pin_memory: bool = False  # page-locked buffers between host and CUDA
-    fused_adam: bool = (
-        False  # torch's fused kernel on the CPU: 99 µs a step of [64, 64], not 275; any of the others too
-    )
+    fused_adam: bool = False  # torch's fused kernel on the CPU, 99 µs a step of [64, 64], not 275; others bring it too
 
 
 class BaseAccelerator:
