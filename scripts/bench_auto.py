@@ -1,10 +1,11 @@
 """`benchmark.py auto`: what the profiles choose, against the better of stock's own choices and every explicit one.
 
-A cell is an env, an algorithm and a machine, quiet or with a process burning each core. Stock chooses among
-DummyVecEnv and SubprocVecEnv (start method fork: it is start-up that forkserver makes slow) and, where ours computes by
-torch too, between one torch thread and torch's own number. All sides have the same envs, minibatches and updates, and are timed from the first env
-step to the end of the last whole rollout and its update. Whoever was far behind in the first turn is not asked again.
-Runs of ours whose plans came to the same are one side: what was measured of them differs by the machine's noise alone.
+A cell is an env, an algorithm and a machine, quiet or with a process burning each core. Stock chooses among DummyVecEnv
+and SubprocVecEnv (start method fork: it is start-up that forkserver makes slow) and, where ours computes by torch too,
+between one torch thread and torch's own number. All sides have the same envs, minibatches and updates, and are timed
+from the first env step to the end of the last whole rollout and its update. Whoever was far behind in the first turn is
+not asked again. Runs of ours whose plans came to the same are one side: what was measured of them differs by the
+machine's noise alone.
 """
 
 from __future__ import annotations
