@@ -82,6 +82,27 @@ def test_real_envs_with_masks_are_played_and_closed(monkeypatch: pytest.MonkeyPa
     assert all(0 < seconds < 10 for seconds in tried(alone, shared))
 
 
+def test_what_was_built_is_closed_where_the_other_cannot_be(monkeypatch: pytest.MonkeyPatch):
+    built: list[Any] = []
+
+    class Env:
+        closed = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    def build(*_: Any) -> Any:
+        if built:
+            raise OSError("the port is taken")
+        built.append(Env())
+        return built[0]
+
+    monkeypatch.setattr(trial, "build_vec_env", build)
+    with pytest.raises(OSError, match="port"):
+        tried(configured(*CARTPOLE), configured(*CARTPOLE))
+    assert built[0].closed
+
+
 def test_random_streams_stay(monkeypatch: pytest.MonkeyPatch):
     def draws(*configs: Any) -> tuple[float, ...]:
         return random.random(), np.random.random() + torch.rand(()).item()

@@ -54,16 +54,18 @@ def with_trial(facts: EnvFacts, plan: Plan, machine: Machine, console: Console) 
 
 def tried(*configs: Config) -> tuple[float, ...]:
     """Median seconds of a step of all envs, with masks where there are any, under each configuration; taken in turn."""
-    players: list[_Player] = []
+    envs: list[VecEnv] = []
     try:
-        players += (_Player(build_vec_env(config, config.num_envs, config.seed)) for config in configs)
+        for config in configs:
+            envs.append(build_vec_env(config, config.num_envs, config.seed))  # noqa: PERF401 - to be closed if one fails
+        players = [_Player(env) for env in envs]
         for _ in range(TURNS):
             for player in players:
                 player.play(TURN_S)
         return tuple(statistics.median(player.steps_s) for player in players)
     finally:
-        for player in players:
-            player.env.close()
+        for env in envs:
+            env.close()
 
 
 class _Player:
