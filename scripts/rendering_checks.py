@@ -30,10 +30,8 @@ def auto(load: Load) -> str:
             if sides:
                 rows.append((f"{algo.upper()}, {TASKS[task]}", *map(" / ".join, zip(*sides, strict=True))))
     turns = statistics.median(len(cell["rates"]["speed"]) for cell in found["cells"])
-    text = (
-        f"On {rendering.cores(found)}, {turns:.0f} turn{'s' if turns > 1 else ''}: on a quiet machine / with a process "
-        "burning each core."
-    )
+    text = f"On {rendering.cores(found)}, {turns:.0f} turn{'s' if turns > 1 else ''}, on a quiet machine"
+    text += " / with a process burning each core." if any(cell["busy"] for cell in found["cells"]) else "."
     head = ("training", "stock's best, steps/s", "`balance`", "`speed`", "`speed` to the best explicit choice")
     return f"{rendering.prose(text)}\n\n{rendering.table(head, rows)}"
 

@@ -19,7 +19,10 @@ def test_the_matrix_has_quiet_and_busy_side_by_side():
     text = rendering_checks.auto(lambda name: {"machine": "2 cores, x", "cells": [cell(True), cell(False)]})
     pairs = "100 / 50 | 1.50× / 1.50× | 2.00× / 2.00× | 98 % / 98 %"
     assert text.splitlines()[-1] == f"| DQN, Dict observations | {pairs} |"
-    assert text.startswith("On 2 cores, 3 turns:")
+    assert text.startswith("On 2 cores, 3 turns, on a quiet machine / with a process burning each core.")
+    quiet = rendering_checks.auto(lambda name: {"machine": "2 cores, x", "cells": [cell(False)]})
+    assert quiet.startswith("On 2 cores, 3 turns, on a quiet machine.")
+    assert quiet.endswith("| 100 | 1.50× | 2.00× | 98 % |")
 
 
 def test_wrong_inputs_are_counted_by_the_door_they_came_through():
