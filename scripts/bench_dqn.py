@@ -136,7 +136,7 @@ def our_model(work: dict[str, Any]) -> Any:
 
     from fasttrain.algos.dqn import DQN
     from fasttrain.algos.fused_q_policy import kernel_calls
-    from fasttrain.envs.skullking.game import SkullKingGame
+    from fasttrain.games.skullking.game import SkullKingGame
     from fasttrain.kernel_jobs import compile_all
     from fasttrain.vec.native import NativeVecEnv
 

@@ -23,13 +23,13 @@ from rich.console import Console
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from fasttrain.composing import conf_dir
+from fasttrain.cli.compose import conf_dir
 from fasttrain.config import from_mapping
 from fasttrain.overrides import normalise
 from fasttrain.plan import make_plan
 from fasttrain.runs.build import env_facts, this_machine
 from fasttrain.runs.train import Run
-from fasttrain.vec.noted import NotedVecEnv
+from fasttrain.vec.stock import NotedVecEnv
 
 WORKS = {
     "Skull King, MaskablePPO": ("env=skullking",),

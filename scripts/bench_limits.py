@@ -58,7 +58,7 @@ def built(case: Case) -> tuple[Any, Any]:
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
 
-    from fasttrain.composing import conf_dir
+    from fasttrain.cli.compose import conf_dir
     from fasttrain.config import from_mapping
     from fasttrain.kernel_jobs import compile_all
     from fasttrain.overrides import normalise

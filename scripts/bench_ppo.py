@@ -104,7 +104,7 @@ def speed_model(work: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
 
-    from fasttrain.composing import conf_dir
+    from fasttrain.cli.compose import conf_dir
     from fasttrain.config import from_mapping
     from fasttrain.kernel_jobs import compile_all
     from fasttrain.perf.clock import PhaseClock
@@ -297,7 +297,7 @@ def gpu_stock(native: bool, device: str = "cuda") -> dict[str, Any]:
     from stable_baselines3.common.env_util import make_vec_env
 
     import fasttrain.envs  # noqa: F401 - registers the game
-    from fasttrain.envs.skullking.game import SkullKingGame
+    from fasttrain.games.skullking.game import SkullKingGame
     from fasttrain.vec.native import NativeVecEnv
 
     # Stock reads episodes from infos; the native batch puts them there as Monitor does.

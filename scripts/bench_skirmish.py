@@ -21,7 +21,7 @@ def native(**kwargs: Any) -> dict[str, Any]:
     """256 native games on all cores, random legal actions that are drawn outside of what is timed."""
     import numpy as np
 
-    from fasttrain.envs.skirmish.game import SkirmishGame
+    from fasttrain.games.skirmish.game import SkirmishGame
     from fasttrain.machine import usable_cores
     from fasttrain.vec.native import NativeVecEnv
     from fasttrain.vec.self_play import RandomOpponent

@@ -26,7 +26,7 @@ def native_step() -> dict[str, Any]:
     """256 native games, actions drawn by a compiled helper outside the timed calls."""
     import numpy as np
 
-    from fasttrain.envs.skullking.game import SkullKingGame
+    from fasttrain.games.skullking.game import SkullKingGame
     from fasttrain.jit import njit
     from fasttrain.vec.native import NativeVecEnv
 

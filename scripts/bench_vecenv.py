@@ -102,7 +102,7 @@ def _result(rate: float, **more: float) -> dict[str, Any]:
 
 def wargame() -> gym.Env[Any, Any]:
     """Skirmish by its plain Python rules: a slow env as users have them, most of it the opponent's turn."""
-    from fasttrain.envs.skirmish_python.env import SkirmishPythonEnv
+    from fasttrain.games.skirmish_python.env import SkirmishPythonEnv
 
     return SkirmishPythonEnv(action_mode="units", opponent="greedy")
 
@@ -137,7 +137,7 @@ def auto(num_envs: int) -> dict[str, Any]:
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
 
-    from fasttrain.composing import conf_dir
+    from fasttrain.cli.compose import conf_dir
     from fasttrain.config import from_mapping
     from fasttrain.plan import make_plan
     from fasttrain.runs.build import build_vec_env, env_facts, this_machine

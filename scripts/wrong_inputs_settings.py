@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from fasttrain.checks import AT_LEAST, AT_MOST, BETWEEN, SCHEDULES
-from fasttrain.commands import COMMANDS, OWNERS
+from fasttrain.cli.commands import COMMANDS, OWNERS
 from fasttrain.config import ALGO_CLASSES, Config, all_keys
 from fasttrain.flags import FLAGS, NEEDS_FAST_ENGINE, STOCK_ONLY
 

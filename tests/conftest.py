@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from fasttrain import cli
 from fasttrain.cli import main
-from fasttrain.composing import conf_dir
+from fasttrain.cli.compose import conf_dir
 from fasttrain.config import Config, from_mapping
 from fasttrain.flags import FLAGS
 from fasttrain.overrides import normalise
@@ -71,7 +71,7 @@ RunCommand = Callable[..., Finished]
 def fasttrain(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> RunCommand:
     """Runs the command line in this process, in an empty working directory; `folder` is where the run wrote."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "draw_report", lambda folder: None)  # up to a second a run; tests/studies/test_reports.py
+    monkeypatch.setattr(cli, "draw_report", lambda folder: None)  # up to a second a run; tests/report/test_index.py
     numbers = itertools.count()
 
     def run(*arguments: str) -> Finished:

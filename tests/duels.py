@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from fasttrain.envs.two_sided import TwoSided
+from fasttrain.envs.wrappers import TwoSided
 
 DECISIONS = 5  # of both sides together, in an episode
 

@@ -23,33 +23,38 @@ MAX_FUNCTION_LINES = 60
 
 # Room (first name below `fasttrain`) → layer. `""` is the package itself, which imports nothing of ours by statement.
 LAYERS = {
-    "": 0, "acceleration": 0, "atomics": 0, "batch": 0, "checks": 0, "config": 0, "errors": 0, "flags": 0, "jit": 0,
+    "": 0, "acceleration": 0, "batch": 0, "checks": 0, "config": 0, "errors": 0, "flags": 0, "jit": 0,
     "horizon": 0,
-    "machine": 0, "kernel_cache": 0, "kernel_jobs": 0, "kernel_stamp": 0,
+    "machine": 0, "kernel_cache": 0, "kernel_jobs": 0,
     "off_policy": 0, "overrides": 0, "plan": 0, "sb3_names": 0, "stepping": 0, "study_config": 0, "terminal": 0,
     "threads": 0, "typed": 0,
-    "envs": 1, "vec": 1, "buffers": 1, "perf": 1,
-    "algos": 2,
+    "games": 1, "envs": 1, "kernels": 1, "vec": 1, "buffers": 1, "perf": 1,
+    "algos": 2, "saving": 2,
     "runs": 3,
-    "studies": 4,
-    "cli": 5, "commands": 5, "composing": 5, "existing": 5, "__main__": 5,
+    "studies": 4, "report": 4,
+    "cli": 5, "__main__": 5,
 }  # fmt: skip
 # Within layer 1, where rooms otherwise do not know each other: what an env is, and what went wrong in one.
 SIDEWAYS = {("vec", f"fasttrain.envs.{name}") for name in ("protocol", "masks", "retrace", "user_code")}
 FORBIDDEN_ROOMS = {("algos", "envs")}  # an algorithm sees vector environments, never the games
 TORCH = ("torch", "stable_baselines3", "sb3_contrib")
 # Third-party packages of layer 0, which everything loads.
-NUMBA = ("atomics", "jit", "kernel_cache", "kernel_jobs", "kernel_stamp")
+NUMBA = ("jit", "kernel_cache", "kernel_jobs", "threads")
 LAYER_0_PACKAGES = {"numpy": (), "numba": NUMBA, "llvmlite": NUMBA, "psutil": ("machine",)}  # (): any module
 
 # Source module → why it has no test file of its own name.
 WITHOUT_OWN_TEST = {
-    "atomics": "what threads agree by; tests/test_threads.py runs kernels that do",
     "batch": "types; used by every test of vec and buffers",
     "vec": "public names on first use; every test of vec imports through it",
     "envs": "registers the games; each game's test makes its ids",
     "study_config": "values alone; tests/test_config.py builds them",
-    "__main__": "one call; tests/test_cli.py starts it as a process",
+    "report.charts": "what a chart shows; tests/report/test_drawing.py draws them all",
+    "report.metrics": "what several pages say alike; the tests of the pages read it there",
+    "report.page": "what a page shows; every test of a page reads and writes one",
+    "report.run_charts": "charts of run_page.py; tests/report/test_run_page.py reads them",
+    "report.sweep_page": "tests/report/test_study_page.py has the pages over several runs",
+    "report.compare_page": "tests/report/test_study_page.py has the pages over several runs",
+    "__main__": "one call; tests/cli/test___init__.py starts it as a process",
 }
 
 Sources = dict[str, str]  # dotted module name → source text
@@ -140,14 +145,14 @@ def layer_0_is_light(sources: Sources) -> Iterator[str]:
 
 
 def no_torch_in_workers(sources: Sources) -> Iterator[str]:
-    """No file of envs and vec imports torch; envs and the workers' side of vec (worker*.py) not even through others."""
+    """No file of games, envs, vec imports torch; games, envs and vec's worker*.py not even through others."""
     for module, source in sources.items():
         room = room_of(module)
-        if room in ("envs", "vec"):
+        if room in ("games", "envs", "vec"):
             for line, name in imports_of(module, source, sources):
                 if name.split(".")[0] == "torch":
                     yield f"{module}:{line}: imports torch"
-        if room == "envs" or module.startswith("fasttrain.vec.worker"):
+        if room in ("games", "envs") or module.startswith("fasttrain.vec.worker"):
             yield from (f"{module}: loads {name}" for name in sorted(_loads(module, sources, set())))
 
 
@@ -247,7 +252,7 @@ def errors_are_honest(sources: Sources) -> Iterator[str]:
 
 
 def mirrored_by_tests(sources: Sources) -> Iterator[str]:
-    """A module with logic has tests/<room>/test_<module>.py; one in a sub-package may share test_<sub-package>*.py."""
+    """A module with logic has tests/<room>/test_<module>[_<part>].py; in a sub-package, or test_<sub-package>*.py."""
     tests = {path.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests").rglob("test_*.py")}
     for module, source in sources.items():
         below = module.split(".")[1:]
@@ -256,7 +261,8 @@ def mirrored_by_tests(sources: Sources) -> Iterator[str]:
         folder, name = "/".join(below[:-1]), below[-1]
         wanted = f"{folder}/test_{name}.py".lstrip("/")
         shared = f"{below[0]}/test_{below[1]}" if len(below) > 2 else None
-        if wanted not in tests and not (shared and any(test.startswith(shared) for test in tests)):
+        parts = wanted.removesuffix(".py") + "_"
+        if wanted not in tests and not any(test.startswith((parts, *([shared] if shared else []))) for test in tests):
             yield f"{module}: no tests/{wanted}" + (f" nor tests/{shared}*.py" if shared else "")
 
 
@@ -356,10 +362,10 @@ def test_exceptions_from_mirroring_exist() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["fasttrain", "fasttrain.envs", "fasttrain.envs.make", "fasttrain.envs.checkup", "fasttrain.envs.skullking.env"],
+    ["fasttrain", "fasttrain.envs", "fasttrain.envs.make", "fasttrain.envs.checkup", "fasttrain.games.skullking.env"],
 )
 def test_no_torch_in_a_process_that_loads(module: str) -> None:
-    if module.startswith("fasttrain.envs.skullking") and find_spec("fasttrain.envs.skullking") is None:
+    if module.startswith("fasttrain.games.skullking") and find_spec("fasttrain.games.skullking") is None:
         pytest.skip("the game is not part of this build")
     loads = f"import sys, {module}; print([name for name in {TORCH!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", loads], capture_output=True, text=True, timeout=120)

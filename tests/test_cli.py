@@ -14,7 +14,7 @@ import fasttrain
 from conftest import RunCommand
 from fasttrain import cli
 from fasttrain.cli import main
-from fasttrain.composing import conf_dir
+from fasttrain.cli.compose import conf_dir
 from fasttrain.flags import FLAGS
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fasttrain.envs.stream import random_unit
+from fasttrain.games.stream import random_unit
 from fasttrain.kernel_jobs import Compiler, KernelCall, compile_all
 
 KERNELS = """

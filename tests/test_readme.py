@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from conftest import RunCommand, configured
-from fasttrain.commands import COMMANDS, prepare
+from fasttrain.cli.commands import COMMANDS, prepare
 from fasttrain.flags import FLAGS
 
 README = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ from sb3_contrib import MaskablePPO, RecurrentPPO
 from stable_baselines3 import DQN, PPO
 
 from conftest import RunCommand, configured
-from fasttrain.composing import _unknown_key
+from fasttrain.cli.compose import _unknown_key
 from fasttrain.config import all_keys
 from fasttrain.errors import ConfigError
 from fasttrain.sb3_names import INSTEAD, instead

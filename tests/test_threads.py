@@ -8,9 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fasttrain.atomics import DONE, NOTE, begin_work, claim, end_work, fetch_add, is_open, open_pieces, wait_for
 from fasttrain.jit import njit
-from fasttrain.threads import Team, Teams, ThreadChoice, run
+from fasttrain.threads import (
+    DONE,
+    NOTE,
+    Team,
+    Teams,
+    ThreadChoice,
+    begin_work,
+    claim,
+    end_work,
+    fetch_add,
+    is_open,
+    open_pieces,
+    run,
+    wait_for,
+)
 
 
 @njit

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from stable_baselines3.common.policies import ActorCriticPolicy
 
 from fasttrain.algos.fused_layout import make_layout, padded
-from fasttrain.algos.simd import PAD
+from fasttrain.kernels.simd import PAD
 
 
 def test_padding():

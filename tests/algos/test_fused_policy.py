@@ -15,8 +15,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 import fasttrain
 from fasttrain.algos.fused_policy import FusedPolicy, _rows_of_storage, why_not_fused
-from fasttrain.envs.skullking.game import SkullKingGame
 from fasttrain.errors import EnvError
+from fasttrain.games.skullking.game import SkullKingGame
 from fasttrain.threads import ThreadChoice
 
 BOX = spaces.Box(-1.0, 1.0, (4,), np.float32)
@@ -202,7 +202,7 @@ def test_a_fresh_process_trains_with_kernels_from_the_disk_cache(tmp_path: Any):
     """Cached machine code reaches numba's threads without having started them; that crashed once."""
     code = (
         "import fasttrain\n"
-        "from fasttrain.envs.skullking.game import SkullKingGame\n"
+        "from fasttrain.games.skullking.game import SkullKingGame\n"
         "env = fasttrain.NativeVecEnv(SkullKingGame(8), seed=0)\n"
         "model = fasttrain.MaskablePPO('MlpPolicy', env, n_steps=64, batch_size=512, n_epochs=2, device='cpu')\n"
         "model.use_kernels(2)\n"
@@ -285,7 +285,7 @@ def test_torch_keeps_its_number_of_threads(tmp_path: Any, threads: int):
     """In a process of its own: numba starts its threads once, and sets torch's number when it does."""
     code = (
         "import stable_baselines3, torch, fasttrain\n"
-        "from fasttrain.envs.skullking.game import SkullKingGame\n"
+        "from fasttrain.games.skullking.game import SkullKingGame\n"
         f"torch.set_num_threads({threads})\n"
         "env = fasttrain.NativeVecEnv(SkullKingGame(8), seed=0)\n"
         "model = fasttrain.MaskablePPO('MlpPolicy', env, n_steps=4, batch_size=32, n_epochs=1, seed=0, device='cpu')\n"

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 
 from fasttrain.buffers.replay_storage import ReplayStorage
-from fasttrain.buffers.stock_replay import NStepStorage, replay_class, window_of
+from fasttrain.buffers.stock import NStepStorage, replay_class, window_of
 
 BOX = spaces.Box(-1, 1, (2,), np.float32)
 

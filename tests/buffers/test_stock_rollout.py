@@ -11,7 +11,7 @@ from gymnasium import spaces
 from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableRolloutBuffer
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 
-from fasttrain.buffers.stock_rollout import StockRollout, rollout_class
+from fasttrain.buffers.stock import StockRollout, rollout_class
 
 STEPS, ENVS = 5, 3
 BOX = spaces.Box(-1, 1, (3,), np.float32)

@@ -16,9 +16,9 @@ import gymnasium
 import numpy as np
 import pytest
 
-from fasttrain.envs.lean_info import LeanInfo
 from fasttrain.envs.make import EnvFactory, EnvSpec, make_env
 from fasttrain.envs.masks import ActionMasks
+from fasttrain.envs.wrappers import LeanInfo
 from fasttrain.errors import EnvSpecError
 
 WriteModule = Callable[[str, str], None]

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from fasttrain.batch import bytes_of, load_bytes
 from fasttrain.envs import retrace
-from fasttrain.envs.retrace import Retrace, Retraced, bytes_of, load_bytes
-from fasttrain.envs.skirmish.env import SkirmishEnv
-from fasttrain.envs.skirmish_python.env import SkirmishPythonEnv
-from fasttrain.envs.skullking.env import SkullKingEnv
+from fasttrain.envs.retrace import Retrace, Retraced
+from fasttrain.games.skirmish.env import SkirmishEnv
+from fasttrain.games.skirmish_python.env import SkirmishPythonEnv
+from fasttrain.games.skullking.env import SkullKingEnv
 
 
 class Walk(gymnasium.Env[Any, Any]):

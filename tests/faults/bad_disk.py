@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fasttrain.runs.checkpoint_files import Disk, Writer
+from fasttrain.saving.checkpoints import Disk, Writer
 
 NEVER = 10**9
 HOWS = ("before", "half", "after")  # of an operation, where it fails

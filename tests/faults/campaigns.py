@@ -38,8 +38,8 @@ from rich.console import Console
 from wired import EXIT, LENGTH, RAISE, Wire
 
 from fasttrain.errors import ConfigError
-from fasttrain.runs.checkpoint_files import CheckpointFolder, Writer
 from fasttrain.runs.resume import newest_point
+from fasttrain.saving.checkpoints import CheckpointFolder, Writer
 from resume_cases import DQN, PPO, SHARED, assert_equal
 
 Say = Callable[[str], None]

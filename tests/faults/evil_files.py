@@ -278,7 +278,7 @@ WIDE = "{'descr': '|V2000000000', 'fortran_order': False, 'shape': (500,), }"
 
 def checkpoint(change: Callable[[dict[str, bytes], Path], Any]) -> Callable[[Path, Path], None]:
     """The newest one with other files, its manifest made to agree."""
-    from fasttrain.runs.checkpoint_files import MANIFEST, CheckpointFolder
+    from fasttrain.saving.checkpoints import MANIFEST, CheckpointFolder
 
     def spoil(folder: Path, canary: Path) -> None:
         newest = folder / "checkpoints" / NEWEST
@@ -493,7 +493,7 @@ class Opener:
         from hydra import compose, initialize_config_dir
         from omegaconf import OmegaConf
 
-        from fasttrain.composing import conf_dir
+        from fasttrain.cli.compose import conf_dir
         from fasttrain.config import from_mapping
 
         self.configs = {}
@@ -505,7 +505,7 @@ class Opener:
 
     def open(self, command: str, run: Path) -> tuple[int, str]:
         """Exit code and message, as the command line gives them; -1 for what it would call a crash."""
-        from fasttrain.commands import implementation
+        from fasttrain.cli.commands import implementation
         from fasttrain.errors import FastTrainError
 
         config = dataclasses.replace(self.configs[command], run=str(run))

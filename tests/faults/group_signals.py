@@ -25,8 +25,8 @@ from campaigns import FOREVER, QUIET, STOPPED, TOLD, Result, Say, resumed
 from injector import Nursery, Training, steps_of, unread
 from wired import Wire
 
-from fasttrain.runs.checkpoint_files import CheckpointFolder
-from fasttrain.runs.files import read_json
+from fasttrain.saving.checkpoints import CheckpointFolder
+from fasttrain.saving.files import read_json
 from resume_cases import SHARED
 
 STEPS_S = (0.001, 0.3, 2.0)

@@ -21,9 +21,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from fasttrain.runs.checkpoint_files import REMOVED, STAGED, CheckpointFolder
-from fasttrain.runs.checkpoint_format import MODEL, stored
-from fasttrain.runs.saving import SAVING
+from fasttrain.saving.checkpoints import MODEL, REMOVED, STAGED, CheckpointFolder, stored
+from fasttrain.saving.files import SAVING
 
 HERE = Path(__file__).resolve().parent
 PATIENCE_S = 120.0  # for anything that takes seconds

@@ -15,7 +15,7 @@ from injector import Nursery, Training, steps_of, unread
 from stable_baselines3.common.save_util import load_from_zip_file
 from wired import GO, Wire
 
-from fasttrain.runs.checkpoint_files import CheckpointFolder
+from fasttrain.saving.checkpoints import CheckpointFolder
 from resume_cases import SHARED, assert_equal
 
 HORIZON = 3000

@@ -8,7 +8,7 @@ import campaigns
 import pytest
 from bad_disk import BadDisk, Operation, crashes
 
-from fasttrain.runs.checkpoint_files import CheckpointFolder
+from fasttrain.saving.checkpoints import CheckpointFolder
 
 FILES = campaigns.PLAIN_FILES
 

@@ -14,7 +14,7 @@ import pytest
 from injector import HangError, Nursery, Training, instant, writing
 from wired import Wire
 
-from fasttrain.runs.checkpoint_files import CheckpointFolder
+from fasttrain.saving.checkpoints import CheckpointFolder
 
 pytestmark = [
     pytest.mark.timeout(240),

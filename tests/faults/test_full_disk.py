@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from conftest import RunCommand
-from fasttrain.runs.checkpoint_files import CheckpointFolder
-from fasttrain.runs.episodes import EpisodeLog
+from fasttrain.runs.logs import EpisodeLog
+from fasttrain.saving.checkpoints import CheckpointFolder
 
 NO_ROOM = f"[Errno {errno.ENOSPC}] No space left on device"
 SMALL = ("+profile=speed", "algo.rollout_size=512", "batch_size=64", "algo.net_arch=[8]", "num_envs=8", "checkup=off",

@@ -11,7 +11,7 @@ import pytest
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "fasttrain"
 # (file, call) → why it is no hole.
 ALLOWED = {
-    ("runs/model_files.py", ".load of a model"): "--trust: SB3's own way, asked for by name",
+    ("runs/models.py", ".load of a model"): "--trust: SB3's own way, asked for by name",
     ("runs/wrap.py", "VecNormalize.load"): "--trust: SB3's own way, asked for by name",
     ("vec/worker.py", "pickle.loads"): "from the trainer, over a pipe that the worker inherited",
     ("vec/worker.py", "cloudpickle.loads"): "from the trainer, over a pipe that the worker inherited",

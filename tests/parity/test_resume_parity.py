@@ -1,6 +1,6 @@
 """A resumed run equals one that was never interrupted, bit for bit.
 
-One run leaves all its checkpoints. It is resumed from some of them in copies of its folder, and what the copies come to
+One run leaves all its rests. It is resumed from some of them in copies of its folder, and what the copies come to
 is compared with what it came to itself: the last checkpoint holds weights, optimizer, random streams, envs, buffers and
 counters. What tells the time is left out.
 """
@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from conftest import Finished, RunCommand
-from fasttrain.runs import checkpoints
-from fasttrain.runs.checkpoints import Checkpoints
+from fasttrain.saving import rests
+from fasttrain.saving.rests import Checkpoints
 from resume_cases import CASES, PPO, assert_equal, assert_equal_arrays, episodes_of, parts_of
 
 
@@ -71,12 +71,12 @@ def test_writing_checkpoints_changes_no_number(name: str, fasttrain: RunCommand,
     none = ("checkpoint_every=0", "checkpoint_every_minutes=0")
     by_steps = trained(fasttrain, *CASES[name], "checkpoint_every_minutes=0")
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoints, "HOLD_MOST_BYTES", 0)
+        patched.setattr(rests, "HOLD_MOST_BYTES", 0)
         without = trained(fasttrain, *case, *none)
-        patched.setattr(checkpoints, "HOLD_MOST_BYTES", 1 << 40)
-        patched.setattr(checkpoints, "HOLD_SHARE", 1e12)
+        patched.setattr(rests, "HOLD_MOST_BYTES", 1 << 40)
+        patched.setattr(rests, "HOLD_SHARE", 1e12)
         kept = trained(fasttrain, *case, *none)
-        patched.setattr(checkpoints, "TIMED_SHARE", 1e12)
+        patched.setattr(rests, "TIMED_SHARE", 1e12)
         by_time = trained(fasttrain, *case, "checkpoint_every=0", "checkpoint_every_minutes=1e-9")
     assert not (kept.folder / "checkpoints").exists()
     assert len(list((by_time.folder / "checkpoints").iterdir())) >= 5

@@ -6,9 +6,8 @@ import random
 import pytest
 
 from fasttrain.perf.clock import PHASES, PhaseClock
-from fasttrain.perf.meter import PerfMeter
 from fasttrain.perf.report import EnvTimes
-from fasttrain.perf.windows import COST_SHARE, MOST_WINDOWS, Mark, WindowLog
+from fasttrain.perf.windows import COST_SHARE, MOST_WINDOWS, Mark, PerfMeter, WindowLog
 
 
 def mark(env_steps: int, seconds: float, updates: int = 0, cpu_s: float = 0.0, **more: float | None) -> Mark:
@@ -110,7 +109,7 @@ def test_the_meter_cuts_windows_by_time_as_part_of_phase_log(monkeypatch: pytest
     clock, enemy, now = PhaseClock(), [5_000], [100.0]
     meter = PerfMeter(clock, lambda: EnvTimes(enemy[0]))
     meter.windows = WindowLog(meter.windows.last, now[0])
-    monkeypatch.setattr("fasttrain.perf.meter.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("fasttrain.perf.windows.time.perf_counter", lambda: now[0])
     meter.tick(500, 1)
     assert meter.windows.rows() == []
     assert clock.totals_ns["log"] == 0

@@ -1,6 +1,6 @@
 """Plays Skirmish's plain rules and its kernels side by side and compares all there is after every decision.
 
-The plain rules are shipped (`fasttrain.envs.skirmish_python`), because they are an environment too; this is the driver.
+The plain rules ship as an environment of their own (`fasttrain.games.skirmish_python`); this is the driver.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from fasttrain.atomics import new_team
 from fasttrain.batch import Slots
 from fasttrain.envs.masks import random_legal_action
-from fasttrain.envs.skirmish import kernels, state, tables
-from fasttrain.envs.skirmish.game import SkirmishGame
-from fasttrain.envs.skirmish.options import SELF
-from fasttrain.envs.skirmish_python.battle import Battle
-from fasttrain.envs.skirmish_python.bots import expected_damage, melee_margin
-from fasttrain.envs.skirmish_python.env import SkirmishPythonEnv
-from fasttrain.envs.skirmish_python.units import squared_distance
+from fasttrain.games.skirmish import kernels, state, tables
+from fasttrain.games.skirmish.game import SkirmishGame
+from fasttrain.games.skirmish.options import SELF
+from fasttrain.games.skirmish_python.battle import Battle
+from fasttrain.games.skirmish_python.bots import expected_damage, melee_margin
+from fasttrain.games.skirmish_python.env import SkirmishPythonEnv
+from fasttrain.games.skirmish_python.units import squared_distance
+from fasttrain.threads import new_team
 
 FLAGS = {
     "advanced": state.ADVANCED,

@@ -11,9 +11,8 @@ from rich.console import Console
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs import activity as module
 from fasttrain.runs.activity import Activity, activity, moves, screen_of, telling
-from fasttrain.runs.console import make_console
-from fasttrain.runs.live import LiveView
 from fasttrain.runs.progress import Progress
+from fasttrain.runs.view import LiveView, make_console
 
 
 @pytest.fixture

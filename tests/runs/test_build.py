@@ -23,7 +23,7 @@ from fasttrain.runs.build import (
     settle_fused_update,
 )
 from fasttrain.vec.native import NativeVecEnv
-from fasttrain.vec.noted import NotedVecEnv
+from fasttrain.vec.stock import NotedVecEnv
 
 CARTPOLE = ("env.id=CartPole-v1", "vec_env=dummy", "num_envs=2")
 

@@ -12,8 +12,8 @@ from fasttrain.errors import EnvSpecError
 from fasttrain.runs import check
 from fasttrain.runs.build import env_facts, survey_of
 from fasttrain.runs.check import run_checkup
-from fasttrain.runs.console import make_console
 from fasttrain.runs.survey import Survey
+from fasttrain.runs.view import make_console
 
 ENV = """
 import random

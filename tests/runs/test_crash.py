@@ -10,7 +10,7 @@ import pytest
 from stable_baselines3 import PPO
 
 from conftest import Finished, RunCommand
-from fasttrain.runs import checkpoints
+from fasttrain.saving import rests
 from resume_cases import episodes_of
 
 ENV = """
@@ -60,7 +60,7 @@ CASES = {
 def late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "late.py").write_text(ENV)
     monkeypatch.delitem(sys.modules, "late", raising=False)
-    monkeypatch.setattr(checkpoints, "HOLD_SHARE", 1e12)  # at every rest: which one is no matter of time here
+    monkeypatch.setattr(rests, "HOLD_SHARE", 1e12)  # at every rest: which one is no matter of time here
     return tmp_path
 
 
@@ -123,7 +123,7 @@ def test_an_error_that_comes_again_at_the_same_place_is_said_to(fasttrain: RunCo
 def test_a_state_too_large_to_keep_is_taken_as_the_error_left_it(
     fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(checkpoints, "HOLD_MOST_BYTES", 4)
+    monkeypatch.setattr(rests, "HOLD_MOST_BYTES", 4)
     done = crashed(fasttrain, *CASES["dqn"], "env.kwargs.kind=error", LAST)
     summary = done.json("summary.json")
     assert newest(done) == summary["env_steps"]

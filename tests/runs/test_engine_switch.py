@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from fasttrain.algos import fused_policy, fused_q_policy
-from fasttrain.algos.fused import train_epoch
-from fasttrain.algos.fused_acting import act_rows
 from fasttrain.buffers import n_step, prioritized
+from fasttrain.kernels.acting import act_rows
+from fasttrain.kernels.ppo import train_epoch
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.engine_switch import EngineSwitch
 from fasttrain.runs.progress import Progress

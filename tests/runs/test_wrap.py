@@ -17,11 +17,11 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNorm
 from conftest import RunCommand, configured
 from fasttrain.config import Config
 from fasttrain.runs.build import build_vec_env
-from fasttrain.runs.safe_zip import read_arrays
 from fasttrain.runs.wrap import statistics_of, wrapped
-from fasttrain.vec.adapter import SlotAdapter, slots_of
+from fasttrain.saving.archives import read_arrays
+from fasttrain.vec.base import SlotAdapter, slots_of
 from fasttrain.vec.native import NativeVecEnv
-from fasttrain.vec.noted import NotedVecEnv
+from fasttrain.vec.stock import NotedVecEnv
 from toys import RandomEnv, ToyGame
 
 CARTPOLE = ("env.id=CartPole-v1", "algo=ppo", "vec_env=dummy")

@@ -14,7 +14,7 @@ from fasttrain.overrides import key_of
 from fasttrain.studies.ablate import Finding
 from fasttrain.studies.cells import Cell
 from fasttrain.studies.levers import Lever
-from fasttrain.studies.rates import Ratio
+from fasttrain.studies.outcome import Ratio
 from fasttrain.studies.statistics import Interval, compare
 from study_toys import Fakes, summary
 

@@ -10,7 +10,7 @@ from conftest import configured
 from fasttrain.errors import ConfigError
 from fasttrain.flags import NOT_APPLICABLE
 from fasttrain.studies.levers import chosen_levers, effective_levers, find_levers, values_with
-from fasttrain.studies.profiles import settings
+from fasttrain.studies.study import settings
 
 
 def plan(**effective: Any) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def test_nothing_that_pays_is_said_with_what_is_left():
 
 
 def test_candidates_of_the_comparison_can_be_read():
-    from fasttrain.commands import quoted
+    from fasttrain.cli.commands import quoted
     from fasttrain.studies.compare import parse_candidates
 
     line = show.comparison(["+profile=speed"], ["num_envs=8", "updates_per_step=4"])

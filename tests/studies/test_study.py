@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.commands import OWNERS, STUDIES
-from fasttrain.runs.console import make_console
-from fasttrain.runs.files import read_json
+from fasttrain.cli.commands import OWNERS, STUDIES
+from fasttrain.runs.view import make_console
+from fasttrain.saving.files import read_json
 from fasttrain.studies.study import OWN_KEYS, Study, Wanted, base_overrides, described
 from study_toys import Fakes, summary
 

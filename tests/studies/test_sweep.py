@@ -10,7 +10,7 @@ import pytest
 
 from conftest import RunCommand
 from fasttrain.cli import main
-from fasttrain.runs.console import make_console
+from fasttrain.runs.view import make_console
 from fasttrain.studies.cells import Cell
 from fasttrain.studies.sweep import Sweep, figures
 

@@ -15,8 +15,8 @@ import cloudpickle
 import psutil
 import pytest
 
+from fasttrain.vec.channel import Bell
 from fasttrain.vec.process import START_METHOD, WorkerLostError, WorkerProcess, WorkerTraceback
-from fasttrain.vec.semaphore import Bell
 from fasttrain.vec.worker import CallError, pack
 from fasttrain.vec.worker_envs import Packed, Settings
 from fasttrain.vec.worker_memory import NO_ROW, ROW, Layout, SharedBlock

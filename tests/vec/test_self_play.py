@@ -11,7 +11,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from duels import DECISIONS, Duel, duel
 from fasttrain.envs.make import EnvFactory, EnvSpec
-from fasttrain.envs.two_sided import TwoSided
+from fasttrain.envs.wrappers import TwoSided
 from fasttrain.errors import EnvError
 from fasttrain.vec.self_play import RandomOpponent, SelfPlayVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv

@@ -16,7 +16,7 @@ import pytest
 from gymnasium.wrappers import TimeLimit
 
 from fasttrain.envs.user_code import kept_random_state
-from fasttrain.vec.semaphore import Bell
+from fasttrain.vec.channel import Bell, Channel
 from fasttrain.vec.worker import (
     CALL,
     CLOSE,
@@ -32,7 +32,6 @@ from fasttrain.vec.worker import (
     _same,
     pack,
 )
-from fasttrain.vec.worker_channel import Channel
 from fasttrain.vec.worker_envs import Failure, Packed, Record, Settings
 from fasttrain.vec.worker_memory import (
     BUFFER,

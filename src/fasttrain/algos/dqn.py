@@ -31,9 +31,9 @@ from fasttrain.algos.q_update import QState, QStep, update
 from fasttrain.buffers.prefetch import Direct, Prefetching
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayStorage
-from fasttrain.buffers.stock_replay import STOCK_BUFFERS, replay_class, window_of
+from fasttrain.buffers.stock import STOCK_REPLAYS, replay_class, window_of
 from fasttrain.errors import ConfigError, EnvSpecError
-from fasttrain.vec.adapter import slots_of
+from fasttrain.vec.base import slots_of
 
 LOSSES = ("huber", "mse")
 SelfDQN = TypeVar("SelfDQN", bound="DQN")
@@ -107,7 +107,7 @@ class DQN(stable_baselines3.DQN):
             self._setup_model()
 
     def _setup_model(self) -> None:
-        if self.replay_buffer is None and self.replay_buffer_class in STOCK_BUFFERS:
+        if self.replay_buffer is None and self.replay_buffer_class in STOCK_REPLAYS:
             masked = self.use_masking and self.env is not None and slots_of(self.env).masked
             self.replay_buffer = _new_storage(self, masked)
         super()._setup_model()
@@ -257,7 +257,7 @@ def _storage_of(model: DQN, masked: bool) -> ReplayStorage | None:
         return buffer if isinstance(buffer, ReplayStorage) else None
     if isinstance(buffer, ReplayStorage) and buffer.mask_width is not None:
         return buffer
-    if isinstance(buffer, ReplayStorage) and buffer.size() == 0 and model.replay_buffer_class in STOCK_BUFFERS:
+    if isinstance(buffer, ReplayStorage) and buffer.size() == 0 and model.replay_buffer_class in STOCK_REPLAYS:
         model.replay_buffer = storage = _new_storage(model, masked)
         return storage
     raise EnvSpecError(

@@ -22,10 +22,9 @@ from fasttrain.algos.fused_policy import FusedPolicy, why_not_fused
 from fasttrain.algos.guard import Guard
 from fasttrain.algos.heads import action_dims
 from fasttrain.buffers.rollout import RolloutStorage
-from fasttrain.buffers.stock_rollout import STOCK_BUFFERS, rollout_class
+from fasttrain.buffers.stock import STOCK_ROLLOUTS, rollout_class
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.vec.adapter import slots_of
-from fasttrain.vec.base import SlotSource
+from fasttrain.vec.base import SlotSource, slots_of
 from fasttrain.vec.groups import WorkerGroups
 from fasttrain.vec.shared import SharedMemoryVecEnv
 
@@ -108,7 +107,7 @@ class FastState:
 
 def has_stock_buffer(model: OnPolicyAlgorithm) -> bool:
     """False for a rollout buffer class of the user's own: what it does is unknown, so SB3's own loops must serve it."""
-    return model.rollout_buffer_class in STOCK_BUFFERS and not model.rollout_buffer_kwargs
+    return model.rollout_buffer_class in STOCK_ROLLOUTS and not model.rollout_buffer_kwargs
 
 
 def storage_of(model: OnPolicyAlgorithm, num_steps: int, num_envs: int) -> RolloutStorage:

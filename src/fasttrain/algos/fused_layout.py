@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor, nn
 
-from fasttrain.algos.dense import RELU, TANH
 from fasttrain.algos.heads import action_dims
-from fasttrain.algos.nets import Layout
-from fasttrain.algos.simd import PAD
+from fasttrain.kernels.dense import RELU, TANH
+from fasttrain.kernels.nets import Layout
+from fasttrain.kernels.simd import PAD
 
 KINDS: dict[type[nn.Module], int] = {nn.Tanh: TANH, nn.ReLU: RELU}
 

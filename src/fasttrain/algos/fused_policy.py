@@ -27,17 +27,16 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from torch import Tensor, nn
 
 from fasttrain.algos.finite import why_no_action
-from fasttrain.algos.fused import GRAD_NORM, NUM_STATISTICS, AdamSettings, LossSettings, Scratch, train_epoch
-from fasttrain.algos.fused_acting import act_rows
 from fasttrain.algos.fused_layout import KINDS, make_layout
 from fasttrain.algos.heads import LOST, OUTPUT, is_unchanged
-from fasttrain.algos.nets import Lists, Rows, compress, empty_lists
-from fasttrain.atomics import new_team
 from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array
 from fasttrain.buffers.rollout import RolloutStorage, TensorObservations
 from fasttrain.errors import EnvError
 from fasttrain.kernel_jobs import KernelCall
-from fasttrain.threads import FOLLOW, ThreadChoice, run
+from fasttrain.kernels.acting import act_rows
+from fasttrain.kernels.nets import Lists, Rows, compress, empty_lists
+from fasttrain.kernels.ppo import GRAD_NORM, NUM_STATISTICS, AdamSettings, LossSettings, Scratch, train_epoch
+from fasttrain.threads import FOLLOW, ThreadChoice, new_team, run
 
 # Rows that go through the nets together. Their activations stay in the cache, and the weights of a wide net, which do
 # not, are read once per block: 16.9 → 13.4 µs a sample for [256, 256] with 128 rows; [64, 64] does not care.

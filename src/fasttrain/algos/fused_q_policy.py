@@ -19,16 +19,16 @@ from stable_baselines3.dqn.policies import DQNPolicy, QNetwork
 from torch import Tensor, nn
 
 from fasttrain.algos.finite import why_no_action
-from fasttrain.algos.fused import AdamSettings
 from fasttrain.algos.fused_layout import KINDS, padded
 from fasttrain.algos.fused_policy import BLOCK, WIDE, WIDE_BLOCK, _why_not_optimizer
-from fasttrain.algos.fused_q import QBatches, QScratch, QSettings, act_rows, train_updates
-from fasttrain.algos.nets import Layout
 from fasttrain.algos.q_networks import BranchingQNetwork, DuelingQNetwork, MaskedQPolicy
-from fasttrain.algos.simd import PAD
 from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array
 from fasttrain.errors import EnvError
 from fasttrain.kernel_jobs import KernelCall
+from fasttrain.kernels.nets import Layout
+from fasttrain.kernels.ppo import AdamSettings
+from fasttrain.kernels.q import QBatches, QScratch, QSettings, act_rows, train_updates
+from fasttrain.kernels.simd import PAD
 
 _NETWORKS = (QNetwork, BranchingQNetwork, DuelingQNetwork)
 # What is not converted: copying the storage, or compiling the kernels for another type, takes longer than to train.

@@ -33,8 +33,7 @@ from fasttrain.algos.update import MinibatchStep, Statistics, clip_ranges, updat
 from fasttrain.batch import BoolArray
 from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.errors import EnvError, EnvSpecError, NoMasksError
-from fasttrain.vec.adapter import SlotAdapter
-from fasttrain.vec.base import SlotSource, copy_observations
+from fasttrain.vec.base import SlotAdapter, SlotSource, copy_observations
 from fasttrain.vec.groups import WorkerGroups
 
 

@@ -27,8 +27,7 @@ from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayBatch, ReplayStorage
 from fasttrain.errors import EnvError
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.vec.adapter import slots_of
-from fasttrain.vec.base import SlotSource
+from fasttrain.vec.base import SlotSource, slots_of
 
 
 @dataclass(slots=True)

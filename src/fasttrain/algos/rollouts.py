@@ -13,8 +13,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from fasttrain.algos.heads import ActingHead
 from fasttrain.batch import BoolArray, FinishedEpisode, Float32Array
-from fasttrain.vec.adapter import SlotAdapter
-from fasttrain.vec.base import SlotSource
+from fasttrain.vec.base import SlotAdapter, SlotSource
 
 
 def clip_actions(model: OnPolicyAlgorithm, actions: NDArray[Any]) -> NDArray[Any]:

@@ -18,7 +18,12 @@ from fasttrain.algos.accelerator import Acceleration
 from fasttrain.algos.causes import blame, why_rollout
 from fasttrain.algos.fast import FastState, faster_adam, reading_waits, step_clipped
 from fasttrain.algos.finite import bad_gradients, listed
-from fasttrain.algos.fused import (
+from fasttrain.algos.fused_policy import FusedPolicy
+from fasttrain.algos.graphs import capturable
+from fasttrain.algos.minibatch import Coefficients, micro_batches, normalized
+from fasttrain.batch import Float64Array
+from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
+from fasttrain.kernels.ppo import (
     APPROX_KL,
     CLIPPED,
     ENTROPY,
@@ -29,11 +34,6 @@ from fasttrain.algos.fused import (
     VALUE_LOSS,
     LossSettings,
 )
-from fasttrain.algos.fused_policy import FusedPolicy
-from fasttrain.algos.graphs import capturable
-from fasttrain.algos.minibatch import Coefficients, micro_batches, normalized
-from fasttrain.batch import Float64Array
-from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
 from fasttrain.perf.clock import PhaseClock
 
 

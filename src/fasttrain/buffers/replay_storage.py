@@ -21,8 +21,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor
 
 from fasttrain.batch import BoolArray, Float32Array, Int64Array, Observations
-from fasttrain.buffers.memory import bytes_of_ring
-from fasttrain.buffers.n_step import MAX_N_STEPS, powers_of, windows_of
+from fasttrain.buffers.n_step import MAX_N_STEPS, bytes_of_ring, powers_of, windows_of
 from fasttrain.errors import ConfigError
 
 TensorObservations = Tensor | dict[str, Tensor]

@@ -8,9 +8,9 @@ SKULL_KING_ID = "fasttrain/SkullKing-v0"
 SKIRMISH_ID = "fasttrain/Skirmish-v0"
 SKIRMISH_PYTHON_ID = "fasttrain/SkirmishPython-v0"
 ENTRY_POINTS = (
-    (SKULL_KING_ID, "fasttrain.envs.skullking.env:SkullKingEnv"),
-    (SKIRMISH_ID, "fasttrain.envs.skirmish.env:SkirmishEnv"),
-    (SKIRMISH_PYTHON_ID, "fasttrain.envs.skirmish_python.env:SkirmishPythonEnv"),
+    (SKULL_KING_ID, "fasttrain.games.skullking.env:SkullKingEnv"),
+    (SKIRMISH_ID, "fasttrain.games.skirmish.env:SkirmishEnv"),
+    (SKIRMISH_PYTHON_ID, "fasttrain.games.skirmish_python.env:SkirmishPythonEnv"),
 )
 
 __all__ = ["SKIRMISH_ID", "SKIRMISH_PYTHON_ID", "SKULL_KING_ID", "register_envs"]

@@ -15,13 +15,9 @@ from typing import Any, Literal
 import gymnasium
 from gymnasium import spaces
 
-from fasttrain.envs.action_repeat import ActionRepeat
-from fasttrain.envs.dict_actions import DictActions
-from fasttrain.envs.lean_info import LeanInfo
 from fasttrain.envs.masks import LOOKED_FOR, MASKABLE_SPACES, ActionMasks, find_mask_convention
-from fasttrain.envs.old_gym import OldGym
-from fasttrain.envs.two_sided import TwoSided
 from fasttrain.envs.user_code import blame, import_user_module
+from fasttrain.envs.wrappers import ActionRepeat, DictActions, LeanInfo, OldGym, TwoSided
 from fasttrain.errors import EnvSpecError
 from fasttrain.typed import did_you_mean
 

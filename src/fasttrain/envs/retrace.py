@@ -182,22 +182,6 @@ def _load_state(env: gymnasium.Env[Any, Any], state: Mapping[str, Any]) -> None:
         inner.set_state(array_state(state["own"]))
 
 
-def bytes_of(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Copies, as bytes: what `get_state` may return of arrays of records."""
-    return {name: np.frombuffer(array.tobytes(), np.uint8) for name, array in arrays.items()}
-
-
-def load_bytes(like: Mapping[str, NDArray[Any]], state: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """Arrays of the shapes and types of `like`. ValueError if there are not as many bytes."""
-    found = {}
-    for name, array in like.items():
-        given = np.asarray(state[name], np.uint8)
-        if given.size != array.nbytes:
-            raise ValueError(f"{name} has {given.size} bytes, not {array.nbytes}")
-        found[name] = given.view(array.dtype).reshape(array.shape)
-    return found
-
-
 def plain_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """A state with lists in the place of arrays: what JSON can hold. TypeError for what it cannot."""
     return {str(name): _plain(value) for name, value in state.items()}

@@ -52,11 +52,10 @@ from fasttrain.runs.device import pick_device
 from fasttrain.runs.env_options import check_native_options, check_spaces, policy_for
 from fasttrain.runs.survey import Survey
 from fasttrain.runs.wrap import Statistics, wrapped
-from fasttrain.vec.noted import NotedVecEnv
 from fasttrain.vec.scout import Scout
 from fasttrain.vec.self_play import RandomOpponent, SelfPlayVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
-from fasttrain.vec.subproc import start_subproc
+from fasttrain.vec.stock import NotedVecEnv, start_subproc
 
 
 class MonitoredEnv:

@@ -22,14 +22,14 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from fasttrain.algos.finite import check_step
 from fasttrain.config import Config
 from fasttrain.machine import process_age_s
-from fasttrain.perf.meter import PerfMeter
-from fasttrain.runs.checkpoints import Checkpoints
-from fasttrain.runs.episodes import EpisodeLog
-from fasttrain.runs.live import LiveView
+from fasttrain.perf.windows import PerfMeter
+from fasttrain.runs.logs import EpisodeLog
 from fasttrain.runs.progress import Progress
 from fasttrain.runs.quality_keys import QualityKeys
-from fasttrain.runs.saving import Saving
 from fasttrain.runs.stopping import Stop, Stopping
+from fasttrain.runs.view import LiveView
+from fasttrain.saving.files import Saving
+from fasttrain.saving.rests import Checkpoints
 
 ONE_S = 0.5
 

@@ -12,9 +12,9 @@ from fasttrain import __version__
 from fasttrain.envs.retrace import Retrace
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import CrashedError, DivergedError, EnvError, FastTrainError, too_little_memory
-from fasttrain.runs.checkpoint_state import snapshot
-from fasttrain.runs.files import SUMMARY_SCHEMA, read_json, write_json
 from fasttrain.runs.folders import way_on
+from fasttrain.runs.state import snapshot
+from fasttrain.saving.files import SUMMARY_SCHEMA, read_json, write_json
 
 MODEL, LAST_GOOD = "model.zip", "last_good.zip"
 WORKER_ERRORS = (EOFError, BrokenPipeError, ConnectionResetError)  # what SB3 raises when a worker process is gone

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import math
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,12 +23,12 @@ from fasttrain.config import Config, against_bots, from_mapping
 from fasttrain.errors import ConfigError
 from fasttrain.flags import FLAGS
 from fasttrain.runs.activity import activity
-from fasttrain.runs.console import make_console, say, show_quality
-from fasttrain.runs.env_text import one_line
-from fasttrain.runs.files import parse_json, write_json
-from fasttrain.runs.model_files import find_statistics, load_policy
+from fasttrain.runs.logs import one_line
+from fasttrain.runs.models import find_statistics, load_policy
 from fasttrain.runs.quality_keys import END_KEY, SCORES, QualityKeys, held_by, score_diff_of, win_of
+from fasttrain.runs.view import make_console, say, show_quality
 from fasttrain.runs.wrap import Statistics
+from fasttrain.saving.files import parse_json, write_json
 from fasttrain.terminal import near
 
 LONGEST_REASON, MOST_REASONS = 200, 100  # of an env's texts what summary.json keeps
@@ -291,7 +292,16 @@ def config_of(folder: Path) -> Config:
     stored = _plan_of(folder).get("config")
     if not isinstance(stored, dict):
         raise ConfigError(f"{path} holds no configuration; name the folder of a run")
+    stored = {**stored, "env": _games_of_today(stored.get("env"))}
     try:
         return from_mapping({**{flag.name: flag.stock for flag in FLAGS}, **stored, "trust": False})
     except ConfigError as error:
         raise ConfigError(f"run={folder}: its plan.json does not fit this version of fasttrain ({error})") from error
+
+
+def _games_of_today(env: Any) -> Any:
+    """The built-in games' classes, which lay in `fasttrain.envs` before version 0.2, by their names of today."""
+    if not isinstance(env, dict):
+        return env
+    named = {key: env[key] for key in ("entry_point", "native_game") if isinstance(env.get(key), str)}
+    return env | {key: re.sub(r"^fasttrain\.envs\.(?=sk)", "fasttrain.games.", name) for key, name in named.items()}

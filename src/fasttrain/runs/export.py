@@ -24,10 +24,10 @@ from fasttrain.config import Config
 from fasttrain.errors import ConfigError, FastTrainError
 from fasttrain.runs.acting import ActingPath, Arrays, largest_difference, random_inputs
 from fasttrain.runs.activity import activity
-from fasttrain.runs.console import make_console, say
 from fasttrain.runs.evaluate import load_run
-from fasttrain.runs.files import write_json
-from fasttrain.runs.model_files import find_statistics, one_env
+from fasttrain.runs.models import find_statistics, one_env
+from fasttrain.runs.view import make_console, say
+from fasttrain.saving.files import write_json
 
 KEYS = ("run", "format", "model", "output", "trust")
 STEMS = {"final": "model", "best": "best_model"}

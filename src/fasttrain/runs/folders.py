@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 from fasttrain.config import Config, to_dict
 from fasttrain.errors import ConfigError
-from fasttrain.runs.checkpoint_files import PREFIX, CheckpointFolder
-from fasttrain.runs.files import read_json
-from fasttrain.runs.run_lock import holder
+from fasttrain.saving.checkpoints import PREFIX, CheckpointFolder
+from fasttrain.saving.files import holder, read_json
 from fasttrain.terminal import command as typed
 
 PLAIN = re.compile(r"[\w./:+-]+")

@@ -19,16 +19,14 @@ from rich.console import Console
 from fasttrain.config import Config, to_dict
 from fasttrain.errors import EXIT_DONE, ConfigError
 from fasttrain.plan import Plan, Row
-from fasttrain.runs import console as show
+from fasttrain.runs import view as show
 from fasttrain.runs.activity import activity
-from fasttrain.runs.checkpoint_files import CheckpointFolder, problem_of
-from fasttrain.runs.checkpoint_format import lacks, stored
-from fasttrain.runs.checkpoint_state import WRONG, restore
 from fasttrain.runs.evaluate import config_of, flags_of
-from fasttrain.runs.files import write_json
-from fasttrain.runs.progress_csv import cut_back
-from fasttrain.runs.run_lock import locked
+from fasttrain.runs.logs import cut_back
+from fasttrain.runs.state import WRONG, restore
 from fasttrain.runs.train import Run, carry_out
+from fasttrain.saving.checkpoints import CheckpointFolder, lacks, problem_of, stored
+from fasttrain.saving.files import locked, write_json
 
 MAY_CHANGE = (
     "total_timesteps", "log_every", "train_log_enabled", "train_log_to_console", "train_log_to_file", "live", "report",

@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 
 from fasttrain.config import Config, StopConfig, plays_itself
 from fasttrain.errors import ConfigError
-from fasttrain.runs.curve import Moments, fit_line
+from fasttrain.runs.progress import Moments, fit_line
 
 RECENT_EPISODES = 100
 BLOCKS_PER_PATIENCE = 10

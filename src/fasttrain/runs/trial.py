@@ -18,7 +18,7 @@ from fasttrain.runs.activity import activity
 from fasttrain.runs.build import build_vec_env
 from fasttrain.runs.evaluate import own_random_state
 from fasttrain.stepping import step_costs
-from fasttrain.vec.adapter import slots_of
+from fasttrain.vec.base import slots_of
 
 CLOSE = 2.0  # estimates of which neither is so many times the other
 TURNS, TURN_S = 3, 0.1

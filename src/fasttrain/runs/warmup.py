@@ -10,8 +10,8 @@ from fasttrain.errors import EXIT_DONE
 from fasttrain.kernel_cache import folders
 from fasttrain.plan import make_plan
 from fasttrain.runs.build import env_facts, game_calls, this_machine
-from fasttrain.runs.console import make_console
 from fasttrain.runs.engine_switch import compile_shown, learner_calls, replay_calls
+from fasttrain.runs.view import make_console
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:

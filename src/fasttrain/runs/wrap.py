@@ -17,10 +17,10 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecNormalize
 
 from fasttrain.config import Config
-from fasttrain.runs.checkpoint_format import array_writer
 from fasttrain.runs.env_options import is_normalisable
-from fasttrain.runs.safe_zip import read_arrays
-from fasttrain.vec.env_state import load_moments, moments
+from fasttrain.saving.archives import read_arrays
+from fasttrain.saving.checkpoints import array_writer
+from fasttrain.saving.env_state import load_moments, moments
 
 Statistics = Path | VecNormalize
 PLAIN, PICKLED = ".npz", ".pkl"

@@ -16,17 +16,24 @@ from typing import Any
 from fasttrain.config import Config
 from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, ConfigError
 from fasttrain.overrides import key_of
-from fasttrain.runs.console import make_console
-from fasttrain.runs.files import read_json
 from fasttrain.runs.tables import FittingTable
+from fasttrain.runs.view import make_console
+from fasttrain.saving.files import read_json
 from fasttrain.studies.cells import Cell, merged
 from fasttrain.studies.judge import choose_metric, values_of
 from fasttrain.studies.levers import Lever, chosen_levers, effective_levers, find_levers, values_with
-from fasttrain.studies.outcome import Outcome, read_outcome
-from fasttrain.studies.profiles import settings, use_profile, way_to_use, write_profile
-from fasttrain.studies.rates import Ratio, ratio, steady_rate
+from fasttrain.studies.outcome import Outcome, Ratio, ratio, read_outcome, steady_rate
 from fasttrain.studies.statistics import FAIL, Comparison, compare, margin_of
-from fasttrain.studies.study import Compose, Study, Wanted, base_overrides
+from fasttrain.studies.study import (
+    Compose,
+    Study,
+    Wanted,
+    base_overrides,
+    settings,
+    use_profile,
+    way_to_use,
+    write_profile,
+)
 from fasttrain.terminal import command
 
 BASELINE, WHOLE = "baseline", "profile"

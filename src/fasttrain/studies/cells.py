@@ -21,9 +21,9 @@ from typing import Any
 
 from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, EXIT_WRONG_INPUT
 from fasttrain.overrides import key_of
-from fasttrain.runs.env_text import one_line
-from fasttrain.runs.files import read_json
 from fasttrain.runs.folders import override
+from fasttrain.runs.logs import one_line
+from fasttrain.saving.files import read_json
 
 STATUS = {EXIT_DONE: "done", EXIT_WRONG_INPUT: "illegal", EXIT_STOPPED: "stopped"}
 

@@ -14,13 +14,12 @@ import yaml
 
 from fasttrain.config import Config
 from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_GATE_FAILED, ConfigError
-from fasttrain.runs.console import make_console
+from fasttrain.runs.view import make_console
 from fasttrain.studies.cells import merged
-from fasttrain.studies.judge import Row, choose_metric, choose_threshold, judge
+from fasttrain.studies.judge import Row, choose_metric, choose_threshold, judge, show_comparison
 from fasttrain.studies.outcome import read_outcome
 from fasttrain.studies.statistics import FAIL
 from fasttrain.studies.study import Compose, Study, Wanted, base_overrides
-from fasttrain.studies.verdicts import show_comparison
 
 ENDLESS = 10**12  # total_timesteps under horizon_minutes
 

@@ -25,9 +25,9 @@ from fasttrain.perf.limits import Flow, Rates, composed_limit
 from fasttrain.plan import Plan, make_plan
 from fasttrain.runs.activity import activity
 from fasttrain.runs.build import MonitoredEnv, env_facts, env_spec, this_machine
-from fasttrain.runs.console import make_console, say
 from fasttrain.runs.evaluate import config_of, flags_of
-from fasttrain.runs.files import read_json, write_json
+from fasttrain.runs.view import make_console, say
+from fasttrain.saving.files import read_json, write_json
 from fasttrain.studies import prescription as show
 from fasttrain.studies.advice import Advice, Candidate, Situation, advise
 from fasttrain.studies.cells import Cell, last_line, merged, run_cell

@@ -13,8 +13,8 @@ from fasttrain.config import Config
 from fasttrain.flags import Machine
 from fasttrain.machine import free_memory
 from fasttrain.perf.limits import Flow, Rates, composed_limit, most_gain
-from fasttrain.runs.console import say
 from fasttrain.runs.tables import FittingTable
+from fasttrain.runs.view import say
 from fasttrain.studies.advice import Advice
 from fasttrain.terminal import command, rate_text
 

@@ -18,16 +18,15 @@ from rich.console import Console
 
 from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, EXIT_WRONG_INPUT, ConfigError
 from fasttrain.overrides import asked, config_dir_options, key_of, split_options
+from fasttrain.report.index import write_report
 from fasttrain.runs.activity import activity
-from fasttrain.runs.console import say
-from fasttrain.runs.env_text import csv_cell, one_line
-from fasttrain.runs.files import read_json, write_json
 from fasttrain.runs.folders import clear, override
+from fasttrain.runs.logs import csv_cell, one_line
 from fasttrain.runs.progress import clock_text
-from fasttrain.runs.run_lock import locked
 from fasttrain.runs.tables import FittingTable
+from fasttrain.runs.view import say
+from fasttrain.saving.files import locked, read_json, write_json
 from fasttrain.studies.cells import Cell, last_line, run_cell
-from fasttrain.studies.reports import write_report
 from fasttrain.terminal import command, near, rate_text
 
 CSV_COLUMNS = (

@@ -18,12 +18,11 @@ from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, ConfigError
 from fasttrain.flags import BY_NAME
 from fasttrain.machine import free_memory, usable_cores
 from fasttrain.overrides import key_of
-from fasttrain.runs.console import make_console
-from fasttrain.runs.files import read_json
 from fasttrain.runs.tables import FittingTable
+from fasttrain.runs.view import make_console
+from fasttrain.saving.files import read_json
 from fasttrain.studies.cells import Cell, merged
-from fasttrain.studies.profiles import settings, way_to_use, write_profile
-from fasttrain.studies.rates import Ratio, ratio, steady_rate
+from fasttrain.studies.outcome import Ratio, ratio, steady_rate
 from fasttrain.studies.space import (
     OptunaSampler,
     Point,
@@ -35,7 +34,7 @@ from fasttrain.studies.space import (
     legal_points,
     update_ratio,
 )
-from fasttrain.studies.study import Compose, Study, Wanted, base_overrides
+from fasttrain.studies.study import Compose, Study, Wanted, base_overrides, settings, way_to_use, write_profile
 from fasttrain.terminal import command, rate_text
 from fasttrain.typed import convert, did_you_mean
 

@@ -12,9 +12,8 @@ from multiprocessing.util import Finalize
 from typing import Any
 
 from fasttrain.batch import Int64Array
-from fasttrain.vec.semaphore import Bell, make_semaphore, opened
+from fasttrain.vec.channel import Bell, Channel, DeadlineError, acquire, make_semaphore, opened
 from fasttrain.vec.worker import CALL, CLOSE, FAILED, NO_MAIL, RESULT, STEP, CallError, Ready, TakeOn, pack
-from fasttrain.vec.worker_channel import Channel, DeadlineError, acquire
 from fasttrain.vec.worker_envs import Failure, Settings
 from fasttrain.vec.worker_memory import COMMAND, MAIL, NO_ROW, REPLY, REQUEST, ROW, STEP_NS, Layout, SharedBlock
 from fasttrain.vec.worker_start import one_thread_environment, signals_held, start

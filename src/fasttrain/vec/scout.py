@@ -10,10 +10,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from fasttrain.vec.channel import Bell, DeadlineError
 from fasttrain.vec.process import START_METHOD, WorkerLostError, WorkerProcess
-from fasttrain.vec.semaphore import Bell
 from fasttrain.vec.worker import pack
-from fasttrain.vec.worker_channel import DeadlineError
 from fasttrain.vec.worker_envs import Failure, Settings
 from fasttrain.vec.worker_memory import SharedBlock
 

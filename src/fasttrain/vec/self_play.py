@@ -17,8 +17,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices,
 from fasttrain.batch import OPPONENTS_TURN as TURN
 from fasttrain.batch import BoolArray, FinishedEpisode, Int64Array, Slots, draw_choices, select_rows
 from fasttrain.errors import EnvError, EnvSpecError
-from fasttrain.vec.adapter import slots_of
-from fasttrain.vec.base import SlotSource, SlotVecEnv, copy_observations
+from fasttrain.vec.base import SlotSource, SlotVecEnv, copy_observations, slots_of
 from fasttrain.vec.native import NativeVecEnv
 
 

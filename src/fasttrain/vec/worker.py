@@ -18,8 +18,7 @@ import numpy as np
 
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import EnvSpecError
-from fasttrain.vec.forks import ForkGuard
-from fasttrain.vec.worker_channel import Channel, acquire
+from fasttrain.vec.channel import Channel, acquire
 from fasttrain.vec.worker_envs import EnvRows, Failure, MaskReader, NeedsRestartError, Settings, failure_of
 from fasttrain.vec.worker_memory import (
     BUFFER,
@@ -33,6 +32,7 @@ from fasttrain.vec.worker_memory import (
     REQUEST,
     ROW,
     STEP_NS,
+    ForkGuard,
     Layout,
     receive_block,
     rows_of,

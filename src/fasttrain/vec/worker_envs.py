@@ -17,8 +17,7 @@ from fasttrain.batch import Int64Array, Observations
 from fasttrain.envs.masks import KEY, MASKABLE_SPACES, find_mask_convention, flat_mask, mask_width
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import EnvError
-from fasttrain.vec.forks import ForkGuard
-from fasttrain.vec.worker_memory import ABSENT, BOOL, FLOAT, INT, NO_ROW, Arrays
+from fasttrain.vec.worker_memory import ABSENT, BOOL, FLOAT, INT, NO_ROW, Arrays, ForkGuard
 
 Env = gymnasium.Env[Any, Any]
 SEED_STRIDE = 1_000_003  # between the seeds of an env and of its successors after a failure

@@ -1,0 +1,285 @@
+"""The door: argv → command word + Hydra → typed config → a command; errors → one message and an exit code."""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import gc
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fasttrain import __version__, terminal
+from fasttrain.cli import commands, compose
+from fasttrain.errors import (
+    EXIT_CRASHED,
+    EXIT_DONE,
+    EXIT_STOPPED,
+    ConfigError,
+    CrashedError,
+    FastTrainError,
+    too_little_memory,
+)
+from fasttrain.overrides import normalise
+
+if TYPE_CHECKING:
+    from fasttrain.studies.sweep import Sweep
+
+PRINTS_ONLY = {"-h", "--help", "--version", "--cfg", "-c", "--info", "-i"}
+# No room, no more of the quota (which Windows does not know), no permission, a disk that is only read.
+UNWRITABLE = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EACCES, errno.EROFS)
+HELP = """fasttrain {version}: Stable-Baselines3 training several times faster, and where the time went.
+
+usage: fasttrain [train|resume|eval|check|export|play|compare|ablate|tune|doctor|report|warmup] [key=value …] [-m]
+
+  fasttrain +profile=speed                                   Skull King with MaskablePPO, the main job
+  fasttrain +profile=speed env.kwargs.opponents=hard         against stronger opponents
+  fasttrain +profile=speed env.id=CartPole-v1 algo=ppo       any registered Gymnasium environment
+  fasttrain +profile=balance env.id=CartPole-v1 algo=dqn num_envs=16 updates_per_step=8
+  fasttrain +profile=speed env.entry_point=my_game.envs:MyGame env.kwargs.size=5
+  fasttrain -m +profile=speed num_envs=64,128,256 algo.n_epochs=2,4      a sweep, each cell in a fresh process
+  fasttrain resume run=outputs/2026-01-31/12-00-00_skullking_maskable_ppo_1     goes on after a stop or a crash
+  fasttrain eval run=outputs/2026-01-31/12-00-00_skullking_maskable_ppo_1 eval.episodes=5000
+  fasttrain export run=outputs/2026-01-31/12-00-00_skullking_maskable_ppo_1 format=onnx   (or torchscript)
+  fasttrain play run=outputs/2026-01-31/12-00-00_skullking_maskable_ppo_1       watch it; play.human=true: against it
+  fasttrain report run=outputs/2026-01-31/12-00-00_skullking_maskable_ppo_1     report.html of it, a sweep or a study
+  fasttrain compare candidates=[baseline,speed] seeds=5      is it faster, does it learn as well? (exit code 3: no)
+  fasttrain ablate +profile=speed                            which flags pay here; tune: the fastest values
+  fasttrain doctor +profile=speed                            where the wall is, and what would pay
+  fasttrain check env.entry_point=my_game.envs:MyGame        looks for faults in an env and measures it
+  fasttrain warmup +profile=speed                            compiles the kernels of such a run, for an image
+  NUM_ENVS=16 fasttrain +profile=speed                       a flag from the environment
+
+profiles   baseline (stock SB3)  exact (same numbers, faster)  balance  speed  debug
+algo=      maskable_ppo  ppo  recurrent_ppo  dqn   env=  skullking  skirmish, or env.id=…, env.entry_point=module:Class
+
+flags (variable in the environment: the name in capitals; command line > environment > profile > default)
+{flags}
+
+more       --cfg job      print the configuration without running     --info searchpath   where it comes from
+           --version      --config-dir DIR   your own profiles        FASTTRAIN_TRACEBACK=1   tracebacks for errors
+           --trust   eval, play, export: load a model as SB3 does, running the code pickled in it
+exit code  0 done  1 crash  2 bad input  3 gate failed  4 stopped by a signal with everything saved
+           130 stopped before there was anything to save"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code. Never raises for bad input."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    terminal.speak_its_letters()
+    atexit.register(gc.freeze)  # 400,000 objects die with the process: looking through them first costs 1.5 s of CPU
+    try:
+        _refuse_while_imported()
+        with _sigterm_as_ctrl_c():
+            return _dispatch(arguments)
+    except FastTrainError as error:
+        return _report(error, error.exit_code)
+    except MemoryError as error:
+        return _report(error, ConfigError.exit_code, too_little_memory(error))
+    except KeyboardInterrupt:
+        terminal.tell("fasttrain: stopped before anything could be saved")
+        return 130
+    except BrokenPipeError:  # `fasttrain --help | head`; consoles of commands do not raise it
+        sys.stderr.close()
+        return EXIT_DONE if PRINTS_ONLY & set(arguments) else EXIT_CRASHED
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        return _report(error, EXIT_CRASHED, f"{error}; make room, or let it be written there")
+
+
+def _refuse_while_imported() -> None:
+    """A process that a run starts imports the main script first: where that calls `main` again, nobody evaluates."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ConfigError(
+            "a process of a run imports the script that began the run, and the script begins another one: put what "
+            'begins it under `if __name__ == "__main__":`'
+        )
+
+
+def _refuse_without_a_folder() -> None:
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise ConfigError(f"the working directory is gone ({error.strerror}): cd to one that is there") from error
+
+
+@contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """SIGTERM ends any command as Ctrl-C does: what is open is closed, workers end, a study keeps what is finished.
+
+    A training has its own handlers while it lasts (`StopFlag`). Only the main thread may set any.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _report(error: Exception, code: int, text: str = "") -> int:
+    from fasttrain.runs.logs import shown
+
+    if os.environ.get("FASTTRAIN_TRACEBACK"):
+        traceback.print_exception(error)
+    elif isinstance(error, CrashedError) and not isinstance(error.__cause__, (FastTrainError, MemoryError)):
+        traceback.print_exception(error.__cause__)  # of the user's own code
+    terminal.tell(f"fasttrain: error: {shown(text or str(error))}")
+    return code
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if "--version" in arguments:
+        print(f"fasttrain {__version__}")
+        return 0
+    if {"-h", "--help"} & set(arguments):
+        from fasttrain.flags import FLAGS
+
+        flags = "\n".join(f"  {flag.name:<22} {flag.flag_class:<10} {flag.text}" for flag in FLAGS)
+        print(terminal.fitting(terminal.as_typed(HELP.format(version=__version__, flags=flags)), sys.stdout))
+        return 0
+    _refuse_without_a_folder()
+    command = "train"
+    if arguments and re.fullmatch(r"[a-z_]+", arguments[0]):
+        command = commands.known(arguments.pop(0))
+    arguments = commands.prepare(command, arguments)
+    compose.check_options(normalise(arguments, {}))
+    from fasttrain.runs.activity import activity
+    from fasttrain.runs.view import make_console
+
+    with ExitStack() as starting:  # until the command, or a sweep's first cell, has something to show
+        if not PRINTS_ONLY & set(arguments):
+            from fasttrain.cli.existing import settled
+
+            found = settled(command, arguments, compose.composed_before)
+            if isinstance(found, str):
+                print(found)
+                return EXIT_DONE
+            command, arguments = found
+            starting.enter_context(activity(make_console(), "loading fasttrain and PyTorch"))
+        return _run_hydra(command, arguments, starting)
+
+
+def _run_hydra(command: str, arguments: list[str], starting: ExitStack) -> int:
+    """Compose the configuration with Hydra and run `command` on it, once or once per sweep cell."""
+    import hydra
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    compose.register_resolvers()
+    normalised = normalise(arguments, os.environ)
+    sweep = _sweep(command, arguments)
+    outcome: list[int] = []
+    failed: list[Exception] = []
+    running: list[str] = []  # what is inside `task` now; a crash leaves it there
+
+    @hydra.main(version_base="1.3", config_path=str(compose.conf_dir()), config_name="config")
+    def task(composed: Any) -> None:
+        running.append(command)
+        try:
+            if sweep:
+                starting.close()
+                outcome.append(sweep.run_cell(HydraConfig.get()))
+            else:
+                outcome.append(_run_command(command, composed, arguments, starting))
+        except (FastTrainError, MemoryError, OSError) as error:  # kept from Hydra, which would print lines of its own
+            failed.append(error)
+        except (HydraException, OmegaConfBaseException) as error:
+            failed.append(compose.clear_error(error, normalised))
+            failed[0].__cause__ = error
+        running.clear()
+
+    previous_argv, previous_full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv = ["fasttrain", *normalised]
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions reach us; the messages below replace Hydra's
+    try:
+        task()
+    except Exception as error:
+        if running or isinstance(error, BrokenPipeError):
+            raise
+        raise compose.clear_error(error, normalised) from error
+    except KeyboardInterrupt:
+        if sweep is None or not sweep.cells:
+            raise
+        sweep.stopped = True
+    finally:
+        sys.argv = previous_argv
+        if previous_full is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = previous_full
+    if failed:
+        raise failed[0]
+    if sweep is not None:
+        return sweep.finish()
+    return outcome[0] if outcome else 0
+
+
+def _sweep(command: str, arguments: Sequence[str]) -> Sweep | None:
+    """The sweep these arguments ask for, if they do."""
+    if not {"-m", "--multirun"} & set(arguments):
+        return None
+    from fasttrain.runs.view import make_console
+    from fasttrain.studies.sweep import Sweep
+
+    return Sweep(command, arguments, make_console())
+
+
+def _run_command(command: str, composed: Any, arguments: Sequence[str], starting: ExitStack) -> int:
+    """One composed configuration → one command → its exit code. `starting` ends when its modules are there."""
+    from hydra.core.hydra_config import HydraConfig
+
+    from fasttrain.overrides import config_dir_options, sources
+    from fasttrain.runs.folders import way_on
+    from fasttrain.saving.files import locked, read_json
+
+    job = HydraConfig.get()
+    config = compose.typed_config(composed, normalise(arguments, os.environ))
+    profiles = compose.profile_keys(job)
+    overrides = list(job.overrides.task)
+    origin = sources(overrides, os.environ, profiles)
+    commands.refuse_foreign_keys(command, origin, overrides)
+    if command in commands.STARTS_RUNS:
+        overrides += config_dir_options(arguments)
+    more = {"compose": compose.compose_typed} if command in commands.STUDIES else {}
+    folder = Path(str(config.run)) if command == "resume" else Path(job.runtime.output_dir)
+    main = commands.implementation(command)
+    starting.close()
+    with locked(folder) if command in commands.STUDIES else nullcontext():
+        exit_code: int = main(config, origin, folder, overrides, **more)
+    if command in ("train", "resume"):
+        if read_json(folder / "plan.json").get("config", {}).get("report", config.report):
+            draw_report(folder)
+        if exit_code == EXIT_STOPPED:
+            print(f"stopped; {way_on(folder)}")
+    return exit_code
+
+
+def draw_report(folder: Path) -> None:
+    """report.html of a run that is saved: whatever goes wrong here is one line, and the run stays what it is."""
+    from fasttrain.runs.activity import activity
+    from fasttrain.runs.view import make_console, say
+
+    console = make_console()
+    try:
+        with activity(console, "drawing report.html"):
+            from fasttrain.report.index import write_report
+
+            page = write_report(folder)
+        say(console, f"report: {terminal.near(page)}")
+    except (Exception, KeyboardInterrupt) as error:
+        reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
+        again = f"{terminal.command()} report run={folder} tries again"
+        terminal.tell(f"fasttrain: warning: no report.html ({reason}); the run is saved, {again}")

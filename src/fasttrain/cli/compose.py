@@ -1,0 +1,266 @@
+"""From overrides to the typed configuration through Hydra, and whatever goes wrong there as one sentence.
+
+Hydra, OmegaConf and PyYAML say what they cannot do, seldom which argument or which file it was for: that is found here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NoReturn
+
+from fasttrain.config import Config, all_keys, foreign_key, from_mapping
+from fasttrain.errors import ConfigError
+from fasttrain.overrides import config_dir_options, key_of, normalise, split_options
+from fasttrain.typed import did_you_mean
+
+
+def conf_dir() -> Path:
+    """The folder of YAML files: inside the wheel, or at the top of the checkout (an editable install).
+
+    Raises:
+        ConfigError: neither exists; the installation is broken.
+    """
+    here = Path(__file__).resolve().parents[1]
+    for candidate in (here / "conf", here.parents[1] / "conf"):
+        if (candidate / "config.yaml").is_file():
+            return candidate
+    raise ConfigError(f"no conf/config.yaml beside {here}: reinstall fasttrain")
+
+
+def register_resolvers() -> None:
+    """What `${pid:}` in the configuration is."""
+    from omegaconf import OmegaConf
+
+    OmegaConf.register_new_resolver("pid", os.getpid, replace=True)
+
+
+class _Options(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; fasttrain --help lists what there is")
+
+
+def check_options(arguments: Sequence[str]) -> None:
+    """Hydra's own options, before its parser prints its usage and ends the process.
+
+    Raises:
+        ConfigError: one is unknown, lacks its value, or names a folder that is not there.
+    """
+    from hydra._internal.utils import get_args_parser
+
+    parser = get_args_parser()
+    parser.__class__ = _Options
+    parser.prog = "fasttrain"
+    found = parser.parse_args(list(arguments))
+    if found.config_dir is not None and not os.path.isdir(found.config_dir):
+        raise ConfigError(f"--config-dir={found.config_dir}: no such folder")
+    places = [conf_dir(), Path(found.config_dir or conf_dir())]
+    if found.config_name and not any((place / f"{found.config_name}.yaml").is_file() for place in places):
+        raise ConfigError(f"--config-name={found.config_name}: no such YAML file in --config-dir")
+    for option in ("config_path", "experimental_rerun"):
+        if getattr(found, option) is not None:
+            raise ConfigError(f"--{option.replace('_', '-')} means nothing here; your own files: --config-dir DIR")
+
+
+def composed_before(overrides: Sequence[str]) -> Any:
+    """What Hydra will make of these overrides, its own part included, before it runs.
+
+    Raises:
+        ConfigError: nothing.
+    """
+    from hydra import compose, initialize_config_dir
+
+    register_resolvers()
+    try:
+        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            return compose("config", overrides=list(overrides), return_hydra_config=True)
+    except Exception as error:
+        raise clear_error(error, overrides) from error
+
+
+def compose_typed(arguments: Sequence[str]) -> Config:
+    """The typed configuration of other arguments, with the same search path: what a cell of a study will see.
+
+    Raises:
+        ConfigError: they give none.
+    """
+    from hydra import compose
+    from omegaconf import OmegaConf
+
+    wanted = normalise(split_options(arguments)[1], {})
+    try:
+        plain = OmegaConf.to_container(compose("config", overrides=wanted), resolve=True)
+    except Exception as error:
+        raise clear_error(error, [*config_dir_options(arguments), *wanted]) from error
+    return from_mapping(plain)  # type: ignore[arg-type]
+
+
+def typed_config(composed: Any, overrides: Sequence[str]) -> Config:
+    """The typed configuration of what Hydra composed of these overrides.
+
+    Raises:
+        ConfigError: a reference in it leads nowhere, or the values are none.
+    """
+    from omegaconf import OmegaConf
+
+    if named := next((text for text in overrides if key_of(text) == "algo.name"), None):
+        raise ConfigError(f"{named}: choose the algorithm by algo=…")
+    try:
+        plain = OmegaConf.to_container(composed, resolve=True)
+    except Exception as error:
+        raise clear_error(error, overrides) from error
+    return from_mapping(plain)  # type: ignore[arg-type]
+
+
+def profile_keys(job: Any) -> dict[str, list[str]]:
+    """Of each chosen profile the dotted keys that it sets, read from wherever Hydra found it."""
+    chosen = job.runtime.choices.get("profile")
+    names = [] if chosen is None else [chosen] if isinstance(chosen, str) else list(chosen)
+    return {name: _keys_of(name, job.runtime.config_sources) for name in names}
+
+
+def _keys_of(name: str, sources: Sequence[Any]) -> list[str]:
+    from omegaconf import OmegaConf
+
+    for source in sources:
+        path = Path(source.path) / "profile" / f"{name}.yaml"
+        if source.schema == "file" and path.is_file():
+            return list(_flatten(OmegaConf.to_container(OmegaConf.load(path), resolve=False)))
+    return []
+
+
+def _flatten(node: Any, prefix: str = "") -> list[str]:
+    if not isinstance(node, Mapping):
+        return [prefix]
+    return [key for name, child in node.items() for key in _flatten(child, f"{prefix}.{name}" if prefix else str(name))]
+
+
+# --- errors
+
+
+def clear_error(error: Exception, overrides: Sequence[str]) -> ConfigError:
+    """What Hydra, OmegaConf or PyYAML raised while composing, as one sentence with the argument or the file in it."""
+    if isinstance(error, ConfigError):
+        return error
+    if told := _known(error, overrides) or _broken_file(overrides):
+        return ConfigError(told)
+    text = (str(error).strip() or type(error).__name__).split("\n")[0]
+    if isinstance(error, OSError):
+        return ConfigError(f"cannot write the output folder: {text}")
+    keys = "|".join(re.escape(key) for override in overrides if (key := key_of(override)))
+    if keys and re.search(rf"(?<![\w.])(?:{keys})(?![\w.])", text):
+        return ConfigError(text)
+    return ConfigError(": ".join([*_culprit(overrides), text]))
+
+
+def _known(error: Exception, overrides: Sequence[str]) -> str:
+    """Where the text says enough; empty for others."""
+    from hydra.errors import OverrideParseException
+
+    text = str(error)
+    if isinstance(error, OverrideParseException):
+        return f"cannot read '{error.override}': write key=value, and quote what has spaces"
+    if key := re.search(r"Could not override '([^']+)'", text):
+        return _unknown_key(key[1], overrides)
+    if several := re.search(r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)'(?: requires|$)", text, re.M):
+        return f"{several[1]}: several values need a sweep: add -m"
+    if option := re.search(r"Could not find '([^']+)/([^'/]*)'", text):
+        group, name = option[1], option[2]
+        choices = re.findall(r"^\t(\S+)$", text, flags=re.MULTILINE)
+        if not name:
+            return f"{group}= is empty; choose from {', '.join(choices)}"
+        hint = did_you_mean(name, choices)
+        return f"{group}={name}: no such {group}, choose from {', '.join(choices)}{hint}"
+    return ""
+
+
+def _unknown_key(key: str, overrides: Sequence[str]) -> str:
+    """What to say of a key that the composed configuration lacks: misspelt, or another algorithm's."""
+    chosen = [name for text in overrides if key_of(text) == "algo" for name in text.partition("=")[2].split(",")]
+    for algo in (*chosen, "maskable_ppo", "dqn"):  # the one chosen; maskable_ppo is the default
+        if why := foreign_key(key, algo):
+            return why
+    return f"unknown key '{key}'{did_you_mean(key, all_keys())}"
+
+
+def _broken_file(overrides: Sequence[str]) -> str:
+    """The first of the user's own files that cannot be read, those first that an argument names; else empty."""
+    given = search_path(overrides) or [text for text in overrides if key_of(text) == "hydra.searchpath"]
+    folder = re.search(r"file://([^']+)", "".join(given))
+    if folder is None:
+        return ""
+    values = {text.partition("=")[2] for text in overrides}
+    for path in sorted(Path(folder[1]).rglob("*.yaml"), key=lambda path: (path.stem not in values, path)):
+        if problem := _problem_of(path):
+            return f"{path}{problem}"
+    return ""
+
+
+def _problem_of(path: Path) -> str:
+    """`, line 3: …` of a file that holds no mapping; empty of one that does."""
+    import yaml
+    from omegaconf import DictConfig, OmegaConf
+
+    try:
+        content = path.read_bytes()
+        content.decode("utf-8")
+        if isinstance(OmegaConf.load(path), DictConfig):
+            return ""
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        return f", line {line}: no text in UTF-8; save it as such"
+    except yaml.MarkedYAMLError as error:
+        line = 0 if error.problem_mark is None else error.problem_mark.line + 1
+        return f", line {line}: no YAML: {error.problem}"
+    except Exception as error:  # whatever a YAML can be built to raise
+        return f": cannot be read: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
+    return ": holds no keys; write key: value, one a line"
+
+
+def _culprit(overrides: Sequence[str]) -> list[str]:
+    """The override without which the others compose; none where there is no such."""
+    kept = unswept(split_options(overrides)[1])
+    kept += search_path(overrides)
+    for index, override in enumerate(kept):
+        if _composes([*kept[:index], *kept[index + 1 :]]) and not _composes(kept):
+            return [override]
+    return []
+
+
+def _composes(overrides: Sequence[str]) -> bool:
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from omegaconf import OmegaConf
+
+    inside = GlobalHydra.instance().is_initialized()
+    try:
+        with nullcontext() if inside else initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            OmegaConf.to_container(compose("config", overrides=list(overrides)), resolve=True)
+    except Exception:  # of any kind: it is asked whether there is one
+        return False
+    return True
+
+
+def unswept(overrides: Sequence[str]) -> list[str]:
+    """Without what is swept over, which cannot be composed; what cannot be read is left to Hydra to say."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    parser, kept = OverridesParser.create(), []
+    for text in overrides:
+        try:
+            swept = parser.parse_override(text).is_sweep_override()
+        except HydraException:
+            swept = False
+        kept += [] if swept else [text]
+    return kept
+
+
+def search_path(arguments: Sequence[str]) -> list[str]:
+    """What `--config-dir` is for a composition of one's own."""
+    folder = [text.partition("=")[2] or text for text in config_dir_options(arguments)][-1:]
+    return [f"hydra.searchpath=['file://{Path(folder[0]).absolute()}']"] if folder else []

@@ -1,0 +1,256 @@
+"""ActionRepeat: one decision of the policy lasts several steps of the env.
+
+DictActions: an action space of named heads (a Dict of Discrete) becomes the MultiDiscrete that SB3 knows.
+
+LeanInfo: keep the info dict small on the steps between, whole on the step that ends the episode.
+
+OldGym: an env of the old gym interface (a step of four values, `seed()`) as a Gymnasium env.
+
+shimmy's `GymV21CompatibilityV0` does this for envs of the old `gym` package, and only where that package, unmaintained
+and at odds with NumPy 2, is installed. Classes that follow the interface without it are common; nothing here imports
+it, spaces are told apart by the names of their classes.
+
+TwoSided: tells the trainer whose decision comes next in an env where it decides for both sides.
+
+Such an env (self-play) has a property `opponents_turn`, true where the next `step` is the opponent's, whose view the
+observation and the mask then are; rewards are always the learner's. `vec.self_play` drives it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from fasttrain.batch import OPPONENTS_TURN as TURN
+from fasttrain.batch import BoolArray
+from fasttrain.envs.masks import is_legal
+from fasttrain.errors import EnvError, EnvSpecError
+
+
+class ActionRepeat(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Takes the chosen action up to `times` times; rewards add up, observation and info are those of the last step.
+
+    A repetition ends early where the episode does, and where `action_masks` (of an `ActionMasks` inside) no longer
+    allows the action. What `info["perf"]["enemy_turn_ms"]` reports is added up too: it is time, not state. Outside,
+    an env step is a decision: lengths, `total_timesteps` and rollouts count decisions.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], times: int, masked: bool) -> None:
+        super().__init__(env)
+        self._times = times
+        self._masks: Callable[[], BoolArray] | None = env.get_wrapper_attr("action_masks") if masked else None
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        reward: Any
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        enemy_turn_ms = _enemy_turn_ms(info)
+        for _ in range(self._times - 1):
+            if terminated or truncated or not self._still_legal(action):
+                break
+            observation, more, terminated, truncated, info = self.env.step(action)
+            reward = reward + more
+            enemy_turn_ms += _enemy_turn_ms(info)
+        if enemy_turn_ms:
+            info = {**info, "perf": {**info.get("perf", {}), "enemy_turn_ms": enemy_turn_ms}}
+        return observation, reward, terminated, truncated, info
+
+    def _still_legal(self, action: Any) -> bool:
+        return self._masks is None or is_legal(self.action_space, self._masks(), action)
+
+
+def _enemy_turn_ms(info: dict[str, Any]) -> float:
+    return float(info["perf"].get("enemy_turn_ms", 0.0)) if "perf" in info else 0.0
+
+
+class DictActions(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Heads in the order of the space's keys, which Gymnasium sorts; a Dict inside a Dict is walked through.
+
+    The env gets its own Dict back, each head counted from that head's `start`. `ActionMasks` outside reads
+    `action_heads` to lay masks given by name into the same order.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], action_heads: spaces.Dict) -> None:
+        super().__init__(env)
+        heads = list(_heads(action_heads, ""))
+        if not heads:
+            raise EnvSpecError(f"env {self.unwrapped}: the action space is a Dict without a head")
+        self.action_heads = action_heads
+        self.action_space = spaces.MultiDiscrete([int(head.n) for head in heads])
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        return self.env.step(_named(self.action_heads, iter(action)))
+
+
+def _heads(space: spaces.Dict, where: str) -> Iterator[spaces.Discrete]:
+    for key, part in space.spaces.items():
+        if isinstance(part, spaces.Dict):
+            yield from _heads(part, f"{where}{key}.")
+        elif isinstance(part, spaces.Discrete):
+            yield part
+        else:
+            raise EnvSpecError(
+                f"the action space is a Dict whose head {where}{key} is {part}: only heads that are Discrete can be "
+                "chosen by one policy; make it Discrete (bins for a Box), or turn the actions into one space in a "
+                "wrapper (env.wrappers)"
+            )
+
+
+def _named(space: spaces.Dict, values: Iterator[Any]) -> dict[str, Any]:
+    return {
+        key: _named(part, values) if isinstance(part, spaces.Dict) else np.int64(next(values) + part.start)  # type: ignore[attr-defined]
+        for key, part in space.spaces.items()
+    }
+
+
+# `episode` is Monitor's return and length, `perf` the time a game spent in its opponents' turns.
+ALWAYS_KEPT = ("episode", "perf")
+
+
+class LeanInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Drops info entries that nobody asked for, before a worker pickles them.
+
+    On the final step of an episode everything is kept, so that episode metrics survive; on the others, and on reset,
+    only `keys` are. Observations, rewards and ends of episodes pass unchanged: learning is exactly the same.
+    Put it outside whatever reads other entries (`ActionMasks` reads `action_mask`).
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], keys: Iterable[str] = ()) -> None:
+        super().__init__(env)
+        self._keys = tuple(dict.fromkeys((*keys, *ALWAYS_KEPT)))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(seed=seed, options=options)
+        return observation, self._cut(info)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if not (terminated or truncated):
+            info = self._cut(info)
+        return observation, reward, terminated, truncated, info
+
+    def _cut(self, info: dict[str, Any]) -> dict[str, Any]:
+        return {key: info[key] for key in self._keys if key in info} if info else info
+
+
+class OldGym(gymnasium.Env[Any, Any]):
+    """Adapts `old`, whose other attributes and methods stay reachable; envs of gym 0.22 to 0.26 work too.
+
+    A `done` is a truncation where `info["TimeLimit.truncated"]` says so, as gym's own TimeLimit did.
+    """
+
+    def __init__(self, old: Any) -> None:
+        self.old = old
+        self.observation_space = converted(old.observation_space, "observation_space")
+        self.action_space = converted(old.action_space, "action_space")
+        self.metadata = getattr(old, "metadata", None) or {}
+        self.render_mode = getattr(old, "render_mode", None)
+        self._reset_takes = {"seed", "options"} & set(inspect.signature(old.reset).parameters)  # from gym 0.22 on
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        given = {"seed": seed, "options": options}
+        arguments = {name: given[name] for name in self._reset_takes if given[name] is not None}
+        if seed is not None and "seed" not in arguments and hasattr(self.old, "seed"):
+            self.old.seed(seed)
+        answer = self.old.reset(**arguments)
+        if isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], dict):
+            return answer
+        return answer, {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        answer = self.old.step(action)
+        if len(answer) == 5:
+            return answer  # type: ignore[no-any-return]
+        if len(answer) != 4:
+            raise EnvError(
+                f"env {self.old}: step() returned {len(answer)} values; env.api=gym means (observation, reward, done, "
+                "info)"
+            )
+        observation, reward, done, info = answer
+        truncated = bool(done) and bool(info.get("TimeLimit.truncated", False))
+        return observation, reward, bool(done) and not truncated, truncated, info
+
+    def render(self) -> Any:
+        return self.old.render()
+
+    def close(self) -> None:
+        if hasattr(self.old, "close"):
+            self.old.close()
+
+    def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
+        """Set on the old env what is its own, so that `VecEnv.set_attr` reaches the game and not this adapter."""
+        if not (hasattr(self.old, name) or force):
+            return False
+        setattr(self.old, name, value)
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "old":  # not there yet while unpickling
+            raise AttributeError(name)
+        return getattr(self.old, name)
+
+    def __str__(self) -> str:
+        return str(self.old)
+
+
+def converted(space: Any, what: str) -> spaces.Space[Any]:
+    """The Gymnasium space of a space of the old gym, recognised by the name of its class; Gymnasium's stay.
+
+    Raises:
+        EnvSpecError: it is of another kind.
+    """
+    if isinstance(space, spaces.Space):
+        return space
+    kind = type(space).__name__
+    makers: dict[str, Callable[[], spaces.Space[Any]]] = {
+        "Discrete": lambda: spaces.Discrete(int(space.n), start=int(getattr(space, "start", 0))),
+        "Box": lambda: spaces.Box(space.low, space.high, space.shape, space.dtype),
+        "MultiDiscrete": lambda: spaces.MultiDiscrete(space.nvec),
+        "MultiBinary": lambda: spaces.MultiBinary(space.n),
+        "Tuple": lambda: spaces.Tuple(tuple(converted(part, what) for part in space.spaces)),
+        # OrderedDict: Gymnasium would sort the keys of a dict, and the order is that of the action's heads.
+        "Dict": lambda: spaces.Dict(OrderedDict((key, converted(part, what)) for key, part in space.spaces.items())),
+    }
+    if kind not in makers:
+        found = "nothing" if space is None else f"{type(space).__module__}.{kind}"
+        raise EnvSpecError(f"{what} must be a space of gym or gymnasium ({', '.join(makers)}), found {found}")
+    return makers[kind]()
+
+
+class TwoSided(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Puts `opponents_turn` into every info, and takes a negative action for "leave this env as it is".
+
+    So that one side's decisions of some envs can be made while the others wait. Outermost wrapper.
+
+    Raises:
+        EnvSpecError: the env has no such property, or actions that may be negative.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        if not env.has_wrapper_attr(TURN):
+            raise EnvSpecError(
+                f"env {env.unwrapped} cannot be played against oneself: it has no property {TURN} (true where the "
+                "next step is the opponent's decision)"
+            )
+        if not isinstance(env.action_space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+            raise EnvSpecError(f"env {env.unwrapped} cannot be played against oneself: {env.action_space} actions")
+        self._last: Any = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._last, info = self.env.reset(seed=seed, options=options)
+        return self._last, self._with_turn(info)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        if np.min(action) < 0:
+            return self._last, 0.0, False, False, self._with_turn({})
+        self._last, reward, terminated, truncated, info = self.env.step(action)
+        return self._last, reward, terminated, truncated, self._with_turn(info)
+
+    def _with_turn(self, info: dict[str, Any]) -> dict[str, Any]:
+        return {**info, TURN: bool(self.env.get_wrapper_attr(TURN))}

@@ -1,0 +1,300 @@
+"""GameBatch: what the built-in native games share around their kernels: slots, seeds, who is stepped, their state.
+
+SingleGame: one game of a `GameBatch` as a Gymnasium environment, with the batch's own kernels.
+"""
+
+from __future__ import annotations
+
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import DTypeLike, NDArray
+
+from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, Slots, bytes_of, load_bytes, load_into
+from fasttrain.errors import ConfigError, EnvError, EnvSpecError
+from fasttrain.jit import njit
+from fasttrain.kernel_jobs import KernelCall
+from fasttrain.threads import ThreadChoice
+
+GAMES_PER_THREAD = 64  # fewer are stepped sooner than a second thread wakes
+
+
+class GameBatch(ABC):
+    """N games of one kind: a `TwoSidedGame` and a `ResumableGame` but for the rules.
+
+    Args:
+        title: of the game, in messages.
+        records: (N,) one record per game, with a field `stream` or the like that `_seed` begins; changed in place.
+        mix: (N, …) cumulative weights of the opponents, as the game's kernels read them.
+        width: of an observation, all float32 in -1..1.
+        mask_width: of an action mask.
+
+    `max_threads`, 1 as made, may be set to the number of cores: it changes no number.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        records: NDArray[Any],
+        mix: Float64Array,
+        action_space: spaces.Discrete | spaces.MultiDiscrete,
+        width: int,
+        mask_width: int,
+    ) -> None:
+        num_envs = len(records)
+        self.num_envs = num_envs
+        self.observation_space = spaces.Box(-1.0, 1.0, (width,), np.float32)
+        self.action_space = action_space
+        self.mask_width = mask_width
+        self.final_observations: Float32Array = np.zeros((num_envs, width), np.float32)
+        self.opponents_turn: BoolArray = np.zeros(num_envs, np.bool_)  # the side to decide is not the learner's
+        self.opponents_ns = 0
+        self.max_threads = 1
+        self._title = title
+        self._games, self._mix = records, mix
+        self._seeded: BoolArray = np.zeros(num_envs, np.bool_)
+        self._everyone: Int64Array = np.arange(num_envs, dtype=np.int64)
+        self._marks: BoolArray = np.zeros(num_envs, np.bool_)
+        self._thread_choices = {False: ThreadChoice(trial=8), True: ThreadChoice(trial=8)}  # by: step_listed
+        self._slots: Slots | None = None
+        self._observations: Float32Array = np.zeros((0, width), np.float32)
+        self._masks: BoolArray = np.zeros((0, mask_width), np.bool_)
+
+    def bind(self, slots: Slots) -> None:
+        """Take the arrays to read actions from and to write everything else to.
+
+        Raises:
+            EnvSpecError: an array of the wrong shape or dtype.
+        """
+        n = self.num_envs
+        wanted: dict[str, tuple[tuple[int, ...], DTypeLike]] = {
+            "observations": (self.final_observations.shape, np.float32),
+            "action_masks": ((n, self.mask_width), np.bool_),
+            "rewards": ((n,), np.float32),
+            "terminations": ((n,), np.bool_),
+            "truncations": ((n,), np.bool_),
+        }
+        for name, (shape, dtype) in wanted.items():
+            array = getattr(slots, name)
+            if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype != dtype:
+                raise EnvSpecError(f"{self._title} needs slots.{name} as an array {shape} of {np.dtype(dtype)}")
+        shape = (n, *(self.action_space.shape or ()))
+        if slots.actions.shape != shape or not np.issubdtype(slots.actions.dtype, np.integer):
+            raise EnvSpecError(f"{self._title} needs slots.actions as an array {shape} of integers")
+        self._slots = slots
+        self._observations, self._masks = slots.observations, slots.action_masks  # type: ignore[assignment]
+
+    def reset(self, indices: NDArray[np.int64], seeds: Sequence[int | None]) -> None:
+        """Start a new game in each listed env and write its first observation and mask.
+
+        A game depends on its seed alone, neither on its index nor on the number of envs. An env whose seed is None
+        goes on with its own random stream, or begins one from entropy if it has none.
+        """
+        self._bound()
+        listed = np.asarray(indices, np.int64)
+        pairs = zip(listed.tolist(), seeds, strict=True)
+        chosen = [(index, seed) for index, seed in pairs if seed is not None or not self._seeded[index]]
+        values = [secrets.randbits(64) if seed is None else int(seed) & 0xFFFF_FFFF_FFFF_FFFF for _, seed in chosen]
+        begun = np.array([index for index, _ in chosen], np.int64)
+        self._seed(begun, np.array(values, np.uint64))
+        self._seeded[begun] = True
+        self._restart(listed)
+
+    def step(self) -> None:
+        """Apply `slots.actions`, let opponents play until somebody outside must decide, write all slots.
+
+        With opponents "self" a step ends at their decisions too; rewards are the learner's, since the last decision.
+        Games that end keep the learner's last view in `final_observations` and begin anew in the same step.
+        `slots.finished` is left alone.
+
+        Raises:
+            EnvError: an action is illegal; names the env, the action and what is legal. No action was applied.
+        """
+        self._step(self._everyone, self._thread_choices[False])
+
+    def step_listed(self, indices: Sequence[int] | Int64Array) -> None:
+        """`step` for the listed games alone, with their rows of `slots.actions`; only their rows are written.
+
+        Raises:
+            EnvError: as `step`; or an index that is no game's, or listed twice.
+        """
+        listed = np.ascontiguousarray(indices, np.int64)
+        if not occur_once(listed, self._marks):
+            last = self.num_envs - 1
+            raise EnvError(f"{self._title}: step_listed takes games 0 to {last}, each once, not {listed.tolist()}")
+        if len(listed):
+            self._step(listed, self._thread_choices[True])
+
+    def state_arrays(self) -> dict[str, NDArray[Any]]:
+        """What decides how the games go on; views."""
+        named = {"games": self._games, "seeded": self._seeded, "opponents_turn": self.opponents_turn, "mix": self._mix}
+        return named | {"final_observations": self.final_observations}
+
+    def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from there.
+
+        Raises:
+            ConfigError: see `ResumableGame`; kernels index by these numbers without looking.
+        """
+        games = arrays.get("games")
+        if games is not None and games.dtype == self._games.dtype and (why := self._impossible(games)):
+            raise ConfigError(f"the checkpoint's games of {self._title} cannot be: {why}")
+        for name, array in self.state_arrays().items():
+            load_into(array, arrays, name)
+
+    @abstractmethod
+    def kernel_calls(self) -> list[KernelCall]:
+        """What reset and step call, once bound, the longest to compile first: for compiling it ahead."""
+
+    @abstractmethod
+    def episode_info(self, index: int) -> dict[str, Any]:
+        """The end-of-episode info of env `index`, valid in the step in which it ended."""
+
+    def _bound(self) -> Slots:
+        if self._slots is None:
+            raise EnvError(f"{self._title}: bind(slots) must come before reset() and step()")
+        return self._slots
+
+    def _parts(self, listed: Int64Array) -> int:
+        """Into how many parts these games are split, one for each thread."""
+        return min(self.max_threads, len(listed) // GAMES_PER_THREAD)
+
+    @abstractmethod
+    def _seed(self, indices: Int64Array, seeds: NDArray[np.uint64]) -> None:
+        """Begin the random stream of each listed game."""
+
+    @abstractmethod
+    def _restart(self, indices: Int64Array) -> None:
+        """Start a game in each listed env and write its slots."""
+
+    @abstractmethod
+    def _step(self, indices: Int64Array, choice: ThreadChoice) -> None:
+        """Step the listed games; `choice` says whether threads pay."""
+
+    @abstractmethod
+    def _impossible(self, games: NDArray[Any]) -> str:
+        """What in these records no game can hold; empty if nothing."""
+
+
+@njit
+def occur_once(indices: Any, marks: Any) -> bool:
+    """Whether `indices` are games of the batch, each at most once. marks (N,) bool are all False, before and after."""
+    fine = True
+    for index in indices:
+        if index < 0 or index >= len(marks) or marks[index]:
+            fine = False
+            break
+        marks[index] = True
+    for index in indices:
+        if 0 <= index < len(marks):
+            marks[index] = False
+    return fine
+
+
+Action = TypeVar("Action")
+Game = TypeVar("Game", bound=GameBatch)
+_FIRST = np.zeros(1, np.int64)
+_FIRST.flags.writeable = False
+
+
+class SingleGame(gymnasium.Env[Float32Array, Action], Generic[Action, Game]):
+    """Base of the built-in games' envs: its slots, the game that follows one that ended, and its state.
+
+    As in the batch, the next game begins when one ends; `reset()` without a seed after an ended episode hands out that
+    game, any other `reset()` begins a new one.
+
+    `on_illegal` says what happens to an action outside the mask. "replace" takes a legal one instead and counts it in
+    `info["illegal_actions"]` (of the episode so far), because generic tools (Gymnasium's and SB3's checkers, unmasked
+    algorithms) sample the whole action space; "raise" raises EnvError as the batch does.
+
+    Raises:
+        ConfigError: `on_illegal` is neither.
+    """
+
+    def __init__(self, game: Game, on_illegal: str) -> None:
+        if on_illegal not in ("replace", "raise"):
+            raise ConfigError(f"on_illegal={on_illegal!r}: choose 'replace' or 'raise'")
+        self._replace_illegal = on_illegal == "replace"
+        self._game = game
+        self.observation_space = game.observation_space
+        self.action_space = game.action_space  # type: ignore[assignment]
+        self._masks: BoolArray = np.zeros((1, game.mask_width), np.bool_)
+        self._observations: Float32Array = np.zeros(game.final_observations.shape, np.float32)
+        self._slots = Slots(
+            observations=self._observations,
+            actions=np.zeros((1, *(game.action_space.shape or ())), np.int64),
+            rewards=np.zeros(1, np.float32),
+            terminations=np.zeros(1, np.bool_),
+            truncations=np.zeros(1, np.bool_),
+            action_masks=self._masks,
+        )
+        game.bind(self._slots)
+        self._next_game_begun = False
+        self._illegal_actions = 0
+
+    @property
+    def opponents_ns(self) -> int:
+        """Nanoseconds spent in the opponents' turns since construction."""
+        return self._game.opponents_ns
+
+    @property
+    def opponents_turn(self) -> bool:
+        """Whether the side to decide is not the learner's (with opponents "self")."""
+        return bool(self._game.opponents_turn[0]) and not self._next_game_begun
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Float32Array, dict[str, Any]]:
+        """Start a game; returns its first observation and an empty info. `options` are not used."""
+        super().reset(seed=seed)
+        if seed is not None or not self._next_game_begun:
+            self._game.reset(_FIRST, [seed])
+        self._next_game_begun = False
+        self._illegal_actions = 0
+        return self._observation(), {}
+
+    def action_masks(self) -> BoolArray:
+        """(A,) bool, True = legal: the mask of the next decision, head after head."""
+        mask: BoolArray = self._masks[0].copy()
+        return mask
+
+    def get_state(self) -> dict[str, Any]:
+        """Where the game is, for `set_state`: plain values and arrays."""
+        counted = {"begun": self._next_game_begun, "illegal_actions": self._illegal_actions}
+        return {**counted, **bytes_of(self._arrays())}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from there.
+
+        Raises:
+            ConfigError, ValueError: no game can be there.
+        """
+        arrays = load_bytes(self._arrays(), state)
+        self._game.load_state_arrays(arrays)
+        self._observations[:], self._masks[:] = arrays["observations"], arrays["masks"]
+        self._next_game_begun, self._illegal_actions = bool(state["begun"]), int(state["illegal_actions"])
+
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        return {**self._game.state_arrays(), "observations": self._observations, "masks": self._masks}
+
+    def _observation(self) -> Float32Array:
+        observation: Float32Array = self._observations[0].copy()
+        return observation
+
+    def _stepped(self) -> tuple[Float32Array, float, bool, bool, dict[str, Any]]:
+        """What `step` returns after the batch's: the info is empty but for illegal actions and the episode's, at its
+        end."""
+        info: dict[str, Any] = {}
+        if self._illegal_actions:
+            info["illegal_actions"] = self._illegal_actions
+        reward = float(self._slots.rewards[0])
+        self._next_game_begun = bool(self._slots.terminations[0])
+        if not self._next_game_begun:
+            return self._observation(), reward, False, False, info
+        info.update(self._game.episode_info(0))
+        return self._game.final_observations[0].copy(), reward, True, False, info

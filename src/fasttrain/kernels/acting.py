@@ -1,0 +1,115 @@
+"""The acting step of an MLP policy in one compiled call: forward, masked softmax, draw, log-probability, value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fasttrain.batch import BoolArray, Float32Array, Int32Array, Int64Array
+from fasttrain.jit import njit_bare, njit_inner
+from fasttrain.kernels.nets import (
+    POLICY,
+    VALUE,
+    Layout,
+    Lists,
+    count_entries,
+    forward_block,
+    head_logits,
+    head_of_net,
+    last_of_net,
+    list_entries,
+    softmax,
+)
+from fasttrain.kernels.ppo import Scratch
+from fasttrain.kernels.simd import dot_rows
+from fasttrain.threads import begin_work, claim, end_work
+
+
+@njit_bare
+def act_rows(
+    observations: Float32Array,  # (N, O)
+    masks: BoolArray,  # (N, A)
+    uniforms: Float32Array,  # (N, K) in [0, 1)
+    lists: Lists,  # out: what counts in the N rows, from row `first` on; the rows before are there already
+    first: int,
+    order: Int64Array,  # (N,) first, first + 1, …
+    flat: Float32Array,
+    layout: Layout,
+    scratch: Scratch,  # a part for each thread
+    actions: Int64Array,  # (N, K) out
+    values: Float32Array,  # (N,) out
+    log_probs: Float32Array,  # (N,) out
+    team: Int64Array,
+    me: int,
+) -> Any:
+    """Draw a legal action for each row from its softmax (inverse of the cumulative distribution), with its value.
+
+    Blocks of rows go to whichever thread is free; that changes no number.
+
+    Returns:
+        float32, the sum of values and log-probabilities, for the caller to see whether all are finite (here it would
+        not do: sums in any order make `isfinite(a + b)` true for LLVM). Of thread 0 alone.
+    """
+    activations, probs, count = scratch.activations[me], scratch.probs[me], len(observations)
+    if me == 0:
+        count_entries(observations, masks, first, lists.starts, lists.legal_starts)
+    begin_work(team, me, -(-count // len(activations)))
+    w, bias = head_of_net(POLICY, layout.dims.sum(), flat, layout)
+    last, size, total = last_of_net(POLICY, layout, activations), len(activations), np.float32(0)
+    piece = claim(team, me)
+    while piece >= 0:
+        begin = piece * size
+        block = order[begin : begin + size]
+        for i in range(begin, begin + len(block)):
+            list_entries(observations[i], masks[i], first + i, lists)
+        forward_block(flat, layout, lists, block, activations)
+        write_values(begin, len(block), flat, layout, activations, scratch.every, values)
+        for r in range(len(block)):
+            row, i = first + begin + r, begin + r
+            legal = lists.legal[lists.legal_starts[row] : lists.legal_starts[row + 1]]
+            head_logits(last[r], w, bias, legal, probs[1])
+            log_probs[i] = draw(layout.dims, legal, uniforms[i], probs, actions[i])
+        piece = claim(team, me)
+    end_work(team, me)
+    if me == 0:
+        for i in range(count):
+            total += values[i] + log_probs[i]
+    return total
+
+
+@njit_inner
+def write_values(
+    begin: int,
+    count: int,  # rows that went through the nets last
+    flat: Float32Array,
+    layout: Layout,
+    activations: Float32Array,
+    every: Int32Array,
+    values: Float32Array,  # (N,) out, from `begin` on
+) -> None:
+    """The value head of some rows."""
+    w, bias = head_of_net(VALUE, 1, flat, layout)
+    last = last_of_net(VALUE, layout, activations)
+    for r in range(count):
+        dot_rows(w, every, 0, 1, last[r], w.shape[1], values[begin + r : begin + r + 1])
+        values[begin + r] += bias[0]
+
+
+@njit_inner
+def draw(dims: Int64Array, legal: Int32Array, uniforms: Float32Array, probs: Float32Array, actions: Int64Array) -> Any:
+    """One action per sub-action into `actions` (K,), from the logits in probs[1]; returns their log-probability."""
+    log_prob, begin, offset = np.float32(0), 0, 0
+    for k in range(len(dims)):
+        end = begin
+        while end < len(legal) and legal[end] < offset + dims[k]:
+            end += 1
+        softmax(probs, begin, end)
+        chosen, cumulative = begin, probs[0, begin]
+        while chosen < end - 1 and uniforms[k] >= cumulative:
+            chosen += 1
+            cumulative += probs[0, chosen]
+        actions[k] = legal[chosen] - offset
+        log_prob += probs[1, chosen]
+        begin, offset = end, offset + dims[k]
+    return log_prob

@@ -1,0 +1,257 @@
+"""Dense and sparse layers on the CPU for small nets: the arithmetic under `fused.py`, on top of `simd.py`.
+
+Weights are stored (inputs, outputs), their widths padded with zeros to multiples of `simd.PAD`; rows of a batch come in
+multiples of `simd.TILE_ROWS`. Padding stays zero through forward, backward and Adam.
+
+Measured on one AVX-512 core at float32, 32 × 64 × 64: `add_product` 114 GFLOP/s (peak 118), as a gradient of weights
+110; `activate` 0.16 ns per tanh (torch.tanh: 2.4 ns).
+"""
+
+from __future__ import annotations
+
+import math
+
+from fasttrain.batch import Float32Array, Int32Array, Int64Array
+from fasttrain.jit import njit_inner
+from fasttrain.kernels.simd import (
+    LANES,
+    STRIP_VECTORS,
+    TILE_ROWS,
+    TILE_VECTORS,
+    add_narrow_tile,
+    add_to_half_strip,
+    add_to_narrow_strip,
+    add_to_wide_strip,
+    add_wide_tile,
+    set_narrow_tile,
+    set_wide_tile,
+    sum_half_strip,
+    sum_narrow_strip,
+    sum_wide_strip,
+)
+
+TANH, RELU = 0, 1
+LARGEST = 1.7976931348623157e308  # a bound, because relaxed arithmetic turns math.isfinite (x - x == 0) into True
+_TILE, _STRIP, _HALF = TILE_VECTORS * LANES, STRIP_VECTORS * LANES, 4 * LANES  # floats
+
+
+@njit_inner
+def add_product(
+    a: Float32Array,  # (≥rows, k), strides as they come: a transposed view is as good
+    b: Float32Array,  # (k, n), n a multiple of PAD
+    rows: int,  # a multiple of TILE_ROWS
+    out: Float32Array,  # (≥rows, n), added to
+) -> None:
+    """out[:rows] += a[:rows] @ b: the gradient of a layer's weights, where `a` is its inputs transposed."""
+    n = b.shape[1]
+    j = 0
+    while j + _TILE <= n:
+        for i in range(0, rows, TILE_ROWS):
+            add_wide_tile(a, i, b, j, out)
+        j += _TILE
+    while j < n:
+        for i in range(0, rows, TILE_ROWS):
+            add_narrow_tile(a, i, b, j, out)
+        j += LANES
+
+
+@njit_inner
+def set_product(
+    a: Float32Array,  # (≥rows, k)
+    b: Float32Array,  # (k, n), n a multiple of PAD
+    start: Float32Array,  # (n,)
+    rows: int,  # a multiple of TILE_ROWS
+    out: Float32Array,  # (≥rows, n), overwritten
+) -> None:
+    """out[:rows] = start + a[:rows] @ b."""
+    n = b.shape[1]
+    j = 0
+    while j + _TILE <= n:
+        for i in range(0, rows, TILE_ROWS):
+            set_wide_tile(a, i, b, j, start, out)
+        j += _TILE
+    while j < n:
+        for i in range(0, rows, TILE_ROWS):
+            set_narrow_tile(a, i, b, j, start, out)
+        j += LANES
+
+
+@njit_inner
+def sum_rows(
+    values: Float32Array,  # (m,)
+    rows: Int32Array,  # (m,) rows of w
+    begin: int,
+    end: int,
+    w: Float32Array,  # (R, n), n a multiple of PAD
+    start: Float32Array,  # (n,)
+    out: Float32Array,  # (n,), overwritten
+) -> None:
+    """out = start + values @ w[rows], of the entries from `begin` to `end`: a sparse input through a layer.
+
+    A game's observation is mostly zeros: 211 of 248 in Skull King.
+    """
+    n = w.shape[1]
+    j = 0
+    while j + _STRIP <= n:
+        sum_wide_strip(values, rows, begin, end, w, j, start, out)
+        j += _STRIP
+    while j + _HALF <= n:
+        sum_half_strip(values, rows, begin, end, w, j, start, out)
+        j += _HALF
+    while j < n:
+        sum_narrow_strip(values, rows, begin, end, w, j, start, out)
+        j += LANES
+
+
+@njit_inner
+def add_to_rows(
+    values: Float32Array,  # (m,)
+    rows: Int32Array,  # (m,) rows of out
+    begin: int,
+    end: int,
+    d: Float32Array,  # (n,), n a multiple of PAD
+    out: Float32Array,  # (R, n), added to
+) -> None:
+    """out[rows] += outer(values, d), of the entries from `begin` to `end`: that layer's weight gradient."""
+    n = out.shape[1]
+    j = 0
+    while j + _STRIP <= n:
+        add_to_wide_strip(values, rows, begin, end, d, j, out)
+        j += _STRIP
+    while j + _HALF <= n:
+        add_to_half_strip(values, rows, begin, end, d, j, out)
+        j += _HALF
+    while j < n:
+        add_to_narrow_strip(values, rows, begin, end, d, j, out)
+        j += LANES
+
+
+@njit_inner
+def sparse_forward(
+    values: Float32Array,  # non-zero inputs of all rows
+    places: Int32Array,  # where they stand
+    starts: Int64Array,  # row i has the entries from starts[i] to starts[i + 1]
+    order: Int64Array,  # (m,) rows
+    w: Float32Array,  # (inputs, n)
+    bias: Float32Array,  # (n,)
+    out: Float32Array,  # (≥m, ≥n), overwritten
+) -> None:
+    """out = bias + inputs @ w. All rows go through one strip of columns after the other: a strip stays in the cache."""
+    n = w.shape[1]
+    for j in range(0, n, _STRIP):
+        width = min(_STRIP, n - j)
+        for r in range(len(order)):
+            row = order[r]
+            sum_rows(values, places, starts[row], starts[row + 1], w[:, j : j + width], bias[j : j + width],
+                     out[r, j : j + width])  # fmt: skip
+
+
+@njit_inner
+def sparse_backward(
+    values: Float32Array,
+    places: Int32Array,
+    starts: Int64Array,
+    order: Int64Array,  # (m,) rows
+    d: Float32Array,  # (≥m, ≥n) gradients of the outputs
+    out: Float32Array,  # (inputs, n), added to
+) -> None:
+    """out += inputs.T @ d: the weight gradient that belongs to `sparse_forward`."""
+    n = out.shape[1]
+    for j in range(0, n, _STRIP):
+        width = min(_STRIP, n - j)
+        for r in range(len(order)):
+            row = order[r]
+            add_to_rows(values, places, starts[row], starts[row + 1], d[r, j : j + width], out[:, j : j + width])
+
+
+@njit_inner
+def activate(x: Float32Array, kind: int) -> None:
+    """x = tanh or relu of it, in place.
+
+    tanh is the rational approximation of Eigen and XLA (degree 13 over 6, error 2e-7); beyond ±7.9 it is ±1 in float32.
+    The comparisons are written so that NaN stays NaN.
+    """
+    f = x.dtype.type
+    if kind == RELU:
+        for c in range(len(x)):
+            x[c] = f(0) if x[c] < f(0) else x[c]
+        return
+    limit = f(7.90531110763549805)
+    for c in range(len(x)):
+        v = x[c]
+        v = limit if v > limit else (-limit if v < -limit else v)
+        s = v * v
+        p = f(-2.76076847742355e-16) * s + f(2.00018790482477e-13)
+        p = p * s + f(-8.60467152213735e-11)
+        p = p * s + f(5.12229709037114e-08)
+        p = p * s + f(1.48572235717979e-05)
+        p = p * s + f(6.37261928875436e-04)
+        p = p * s + f(4.89352455891786e-03)
+        q = f(1.19825839466702e-06) * s + f(1.18534705686654e-04)
+        q = q * s + f(2.26843463243900e-03)
+        q = q * s + f(4.89352518554385e-03)
+        x[c] = v * p / q
+
+
+@njit_inner
+def through_activation(d: Float32Array, a: Float32Array, kind: int) -> None:
+    """d *= derivative of the activation, from its output a."""
+    one = d.dtype.type(1)
+    if kind == TANH:
+        for c in range(len(d)):
+            d[c] *= one - a[c] * a[c]
+    else:
+        for c in range(len(d)):
+            d[c] = d[c] if a[c] > 0 else d.dtype.type(0)
+
+
+@njit_inner
+def clip_and_adam(
+    parameters: Float32Array,  # (P,) in and out
+    gradient: Float32Array,  # (P,)
+    exp_avg: Float32Array,  # (P,) in and out
+    exp_avg_sq: Float32Array,  # (P,) in and out
+    step: int,  # of this update, from 1
+    learning_rate: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    max_grad_norm: float,
+    loss: float = 0.0,
+    guarded: bool = False,
+) -> float:
+    """Scale the gradient to at most `max_grad_norm` (as `clip_grad_norm_`), then Adam (Kingma & Ba 2015) as torch's.
+
+    Returns the norm before. `guarded`: NaN, with nothing changed, where it or the loss is not finite.
+    """
+    f = parameters.dtype.type
+    square = 0.0
+    for c in range(len(gradient)):
+        square += gradient[c] * gradient[c]
+    norm = square**0.5
+    if guarded and not abs(norm + loss) <= LARGEST:
+        return math.nan
+    scale = max_grad_norm / (norm + 1e-6)
+    scale = 1.0 if scale > 1.0 else scale  # NaN stays NaN
+    bias1, bias2 = 1.0 - beta1**step, 1.0 - beta2**step
+    step_size, root_bias2 = f(learning_rate / bias1), f(bias2**0.5)
+    b1, b2, c1, c2, clip, e = f(beta1), f(beta2), f(1.0 - beta1), f(1.0 - beta2), f(scale), f(eps)
+    for c in range(len(parameters)):
+        g = gradient[c] * clip
+        m = b1 * exp_avg[c] + c1 * g
+        v = b2 * exp_avg_sq[c] + c2 * g * g
+        exp_avg[c], exp_avg_sq[c] = m, v
+        parameters[c] -= step_size * m / (v ** f(0.5) / root_bias2 + e)
+    return float(norm)
+
+
+@njit_inner
+def worst_of(numbers: Float32Array) -> int:
+    """Where the first one is that is NaN or infinite; if none is, the largest by size."""
+    worst = 0
+    for c in range(len(numbers)):
+        if not abs(numbers[c]) <= LARGEST:
+            return c
+        if abs(numbers[c]) > abs(numbers[worst]):
+            worst = c
+    return worst

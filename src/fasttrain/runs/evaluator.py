@@ -1,0 +1,305 @@
+"""Quality on the way (`eval_every`): in the training, or beside it in a process of its own (`eval_async`).
+
+Evaluation beside training (`eval_async`): a process of its own plays snapshots of the policy while training goes on.
+
+The trainer only saves a snapshot; loading it, stepping the envs and counting is the process's work, with its own envs,
+seeds and random state. A snapshot that is due while two wait is left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fasttrain.config import Config
+from fasttrain.runs.logs import EvaluationLog
+from fasttrain.saving.files import Saving
+from fasttrain.vec.process import START_METHOD, ended, kill_group
+from fasttrain.vec.worker_start import signals_held, start_function
+
+BEST = "best_model.zip"
+SNAPSHOT = "a snapshot to evaluate"
+
+
+class Evaluator:
+    """Keeps evaluations.csv, and the best greedy mean reward's model as best_model.zip.
+
+    Args:
+        quality: evaluates the policy as it is now; the greedy one's `evaluate.summarise`.
+        save: writes the model, and what belongs to it, to a file.
+        say: one line.
+        saving: is told of what could not be written.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        folder: Path,
+        quality: Callable[[], dict[str, Any]],
+        save: Callable[[Path], None],
+        say: Callable[[str], None],
+        saving: Saving,
+    ) -> None:
+        self.folder, self._quality, self._save, self._say = folder, quality, save, say
+        self._saving = saving
+        self.log = EvaluationLog(folder / "evaluations.csv")
+        self.best_reward = float("-inf")
+        self.beside_s = 0.0  # evaluated beside training
+        self._background = BackgroundEvaluation(config, folder, save) if config.eval_async else None
+
+    def evaluate(self, env_steps: int, wall_s: float) -> None:
+        """Evaluate now, or hand a snapshot over."""
+        if self._background is not None:
+            try:
+                with self._saving.of(SNAPSHOT):
+                    self._background.submit(env_steps, wall_s)
+            except EvaluationError as error:
+                self._give_up(error)
+        if self._background is None:
+            quality = self._quality()
+            if self._note(env_steps, wall_s, quality):
+                with self._saving.of(BEST):
+                    self._save(self.folder / BEST)
+                    self.best_reward = quality["mean_reward"]
+
+    def go_on(self, rows: list[dict[str, Any]]) -> None:
+        """After a resume: these were made."""
+        self.log.go_on(rows)
+        self.best_reward = max([self.best_reward, *(row["mean_reward"] for row in rows)])
+
+    def collect(self) -> None:
+        """Take in what has been evaluated beside training."""
+        if self._background is not None and self._background.waiting:
+            try:
+                self._take(self._background.poll())
+            except EvaluationError as error:
+                self._give_up(error)
+
+    def finish(self, keep_on: Callable[[], bool]) -> None:
+        """Wait for what is still evaluated, unless `keep_on` ends it; no process is left."""
+        background = self._background
+        if background is None:
+            return
+        try:
+            if background.waiting and keep_on():
+                self._say(f"waiting for {len(background.waiting)} evaluations that began during training")
+            while self._take(background.wait(keep_on)):
+                pass
+        except EvaluationError as error:
+            self._give_up(error)
+        if self._background is not None and background.waiting and keep_on():
+            self._say(f"{len(background.waiting)} evaluations were given up: they took too long")
+        if background.left_out:
+            self._say(f"{background.left_out} evaluations were left out: they take longer than eval_every")
+        self.close()
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        if self._background is not None:
+            self._background.close()
+            self._background = None
+
+    def _take(self, result: Result | None) -> bool:
+        if result is None:
+            return False
+        self.beside_s += result.seconds
+        if self._note(result.env_steps, result.wall_s, result.quality):
+            with self._saving.of(BEST):
+                keep_as(result.file, self.folder / BEST)
+                self.best_reward = result.quality["mean_reward"]
+        with self._saving.of(result.file.name):
+            forget(result.file)
+        return True
+
+    def _note(self, env_steps: int, wall_s: float, quality: dict[str, Any]) -> bool:
+        """Say and store it; whether it is the best so far."""
+        if not quality["episodes"]:
+            return False
+        with self._saving.of(self.log.file.name):
+            self.log.add(env_steps, wall_s, quality)
+        win = "" if quality["win_rate"] is None else f", win rate {100 * quality['win_rate']:.1f} %"
+        self._say(f"[EVAL] {env_steps:,} steps: mean reward {quality['mean_reward']:.3g}{win}")
+        return bool(quality["mean_reward"] > self.best_reward)
+
+    def _give_up(self, error: EvaluationError) -> None:
+        lost = 0 if self._background is None else len(self._background.waiting)
+        waited = f" ({lost} that waited are lost)" if lost else ""
+        self._say(f"[EVAL] no evaluation beside training: {error}{waited}; from now on it is done in the training")
+        self._saving.failed.pop(SNAPSHOT, None)  # none is wanted any more
+        self.close()
+
+
+MOST_WAITING = 2  # snapshots, the one that is being played included
+SERVE = "fasttrain.runs.evaluator:serve"
+PATIENCE_S = 600.0  # for what is still being played when training is over
+
+
+class Result(NamedTuple):
+    """What came of one snapshot."""
+
+    env_steps: int
+    wall_s: float  # of training, when the snapshot was taken
+    quality: dict[str, Any]  # of the greedy policy, as `evaluate.summarise` gives it
+    seconds: float  # that the process played
+    file: Path  # the snapshot
+
+
+class EvaluationError(Exception):
+    """The process failed or died; the text says how."""
+
+
+class BackgroundEvaluation:
+    """The process and the snapshots that wait for it. It is started with the first one.
+
+    Args:
+        folder: of the run; snapshots lie in `evaluating` below it and are gone when they are done with.
+        save: writes the model, and what belongs to it, to a file.
+    """
+
+    def __init__(self, config: Config, folder: Path, save: Callable[[Path], None]) -> None:
+        self._config, self._save = config, save
+        self.folder = folder / "evaluating"
+        self.waiting: list[tuple[int, float, Path]] = []
+        self.left_out = 0
+        self.seconds = 0.0  # played beside training
+        self._process: Any = None
+        self._connection: Any = None
+
+    def submit(self, env_steps: int, wall_s: float) -> None:
+        """Have the policy as it is now evaluated.
+
+        Raises:
+            EvaluationError: the process has died.
+        """
+        if len(self.waiting) >= MOST_WAITING:
+            self.left_out += 1
+            return
+        if self._process is None:
+            try:
+                self._start()
+            except OSError as error:  # no memory, no descriptors
+                raise EvaluationError(f"the process that evaluates cannot be started ({error})") from error
+        self.folder.mkdir(exist_ok=True)
+        file = self.folder / f"{env_steps}.zip"
+        self._save(file)
+        self.waiting.append((env_steps, wall_s, file))
+        try:
+            self._connection.send(str(file))
+        except OSError as error:
+            raise EvaluationError(f"the process that evaluates has died (exit code {self._exit_code()})") from error
+
+    def poll(self, timeout_s: float = 0.0) -> Result | None:
+        """The next result, if there is one within `timeout_s`. The caller says `forget` when the file is done with.
+
+        Raises:
+            EvaluationError: the process failed or died.
+        """
+        if not self.waiting:
+            return None
+        try:
+            if not self._connection.poll(timeout_s):
+                return None
+            answer = self._connection.recv()
+        except (EOFError, OSError) as error:
+            raise EvaluationError(f"the process that evaluates has died (exit code {self._exit_code()})") from error
+        env_steps, wall_s, file = self.waiting.pop(0)
+        if "error" in answer:
+            raise EvaluationError(answer["error"])
+        self.seconds += answer["seconds"]
+        return Result(env_steps, wall_s, answer["quality"], answer["seconds"], file)
+
+    def wait(self, keep_on: Callable[[], bool]) -> Result | None:
+        """The next result of those that wait, at most `PATIENCE_S` later; None if there is none, or `keep_on` ends it.
+
+        Raises:
+            EvaluationError: as `poll`.
+        """
+        deadline = time.monotonic() + PATIENCE_S
+        while self.waiting and keep_on() and time.monotonic() < deadline:
+            if (result := self.poll(0.2)) is not None:
+                return result
+        return None
+
+    def close(self) -> None:
+        """End the process and remove what was not evaluated."""
+        if self._process is not None:
+            with suppress(OSError):
+                self._connection.close()  # it ends when it reads that
+            ended(self._process, 1.0)
+            kill_group(self._process)
+            self._process = None
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _start(self) -> None:
+        context: Any = multiprocessing.get_context(START_METHOD)
+        self._connection, theirs = context.Pipe()
+        # Evaluation shall not take the trainer's cores away with threads, nor write progress into its output.
+        config = dataclasses.replace(self._config, torch_threads=1)
+        process = context.Process(target=start_function, args=(SERVE, config, theirs), daemon=True)
+        with signals_held():
+            process.start()
+        self._process = process
+        theirs.close()
+
+    def _exit_code(self) -> int | None:
+        ended(self._process, 1.0)
+        code: int | None = self._process.exitcode
+        return code
+
+
+def serve(config: Config, connection: Connection) -> None:
+    """In the process: evaluate each file that comes, until the other side is gone."""
+    import torch
+
+    torch.set_num_threads(1)
+    while True:
+        try:
+            file = Path(connection.recv())
+        except (EOFError, OSError):
+            return
+        try:
+            answer = _evaluated(config, file)
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        with suppress(OSError):
+            connection.send(answer)
+
+
+def _evaluated(config: Config, file: Path) -> dict[str, Any]:
+    from rich.console import Console
+
+    from fasttrain.runs.evaluate import evaluate_both
+    from fasttrain.runs.models import find_statistics, load_policy
+
+    begun = time.perf_counter()
+    model = load_policy(config, file)
+    statistics = find_statistics(config, file)
+    quality = evaluate_both(model, config, Console(quiet=True), statistics=statistics, sampled=False)
+    return {"quality": quality["greedy"], "seconds": time.perf_counter() - begun}
+
+
+def belongings(file: Path) -> list[Path]:
+    """The files of a snapshot: the zip, and what lies beside it under the same name."""
+    return [
+        path for path in file.parent.glob(f"{file.stem}*") if path.name.startswith((f"{file.stem}.", f"{file.stem}_"))
+    ]
+
+
+def keep_as(file: Path, target: Path) -> None:
+    """Rename a snapshot and what belongs to it; `target` is another zip in the run's folder."""
+    for path in belongings(file):
+        os.replace(path, target.with_name(target.stem + path.name.removeprefix(file.stem)))
+
+
+def forget(file: Path) -> None:
+    """Remove a snapshot and what belongs to it."""
+    for path in belongings(file):
+        path.unlink(missing_ok=True)

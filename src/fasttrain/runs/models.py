@@ -1,0 +1,221 @@
+"""Model zips of Stable-Baselines3, and the statistics beside them, opened without executing what is in them.
+
+SB3's own `load` unpickles: spaces, schedules, classes. Here the model is built from the run's typed configuration, as
+training builds it, and of the zip only the policy's numbers are taken. What the zip says in readable form about its
+policy must agree with that; where it cannot be built so, `--trust` loads it in SB3's way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.vec_env import VecEnv
+
+from fasttrain.config import Config, DQNConfig, against_bots
+from fasttrain.errors import ConfigError
+from fasttrain.perf.clock import PhaseClock
+from fasttrain.runs.build import build_algorithm, build_vec_env, uses_masks
+from fasttrain.runs.wrap import Statistics, statistics_of
+from fasttrain.saving.archives import opened, read_member, read_tensors
+from fasttrain.saving.files import parse_json
+
+# Everything that SB3 2 (tensors.pth: 0.x) and sb3-contrib write for the algorithms here.
+MEMBERS = frozenset(
+    ("data", "policy.pth", "policy.optimizer.pth", "pytorch_variables.pth", "tensors.pth",
+     "_stable_baselines3_version", "system_info.txt")
+)  # fmt: skip
+MOST_DATA_BYTES = 64 << 20  # 1 MB is usual; the last observations of many envs are in it
+MOST_WEIGHT_BYTES = 8 << 30
+POLICY_PACKAGES = ("stable_baselines3", "sb3_contrib", "fasttrain")
+# Of policy_kwargs what acting does not depend on, or what the shapes of the weights tell.
+TOLD_OTHERWISE = frozenset(
+    ("optimizer_class", "optimizer_kwargs", "ortho_init", "log_std_init", "net_arch", "device", "lstm_hidden_size",
+     "n_lstm_layers", "enable_critic_lstm", "shared_lstm")
+)  # fmt: skip
+WAY_OUT = "--trust loads it as Stable-Baselines3 does, running the code in it: only if you trust who made it"
+
+
+class ModelFile(NamedTuple):
+    """What is taken from a zip."""
+
+    facts: dict[str, Any]  # SB3's `data`; what is pickled in it stays text
+    weights: dict[str, torch.Tensor]  # of the policy, on the CPU
+
+
+def read_model_file(path: Path) -> ModelFile:
+    """Look into a zip. Nothing in it is executed, and no more memory is taken than it is long, but for a constant.
+
+    Raises:
+        ConfigError: it is not what SB3 writes.
+    """
+    with opened(path, str(path), most_members=len(MEMBERS)) as archive:
+        foreign = sorted(set(archive.namelist()) - MEMBERS)
+        if foreign:
+            raise ConfigError(f"{path}: {foreign[0][:100]!r} in it is no part of a model")
+        data = read_member(archive, "data", MOST_DATA_BYTES, str(path))
+        policy = read_member(archive, "policy.pth", MOST_WEIGHT_BYTES, str(path))
+    facts = parse_json(data, f"{path}: its data")
+    weights = read_tensors(policy, f"{path}: its policy.pth")
+    good = isinstance(weights, dict) and all(
+        isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in weights.items()
+    )
+    if not isinstance(facts, dict) or not good:
+        raise ConfigError(f"{path} is no model of Stable-Baselines3")
+    return ModelFile(facts, weights)
+
+
+def load_policy(config: Config, file: Path, trust: bool = False) -> BaseAlgorithm:
+    """The model in `file` as one that only plays, on the CPU.
+
+    Args:
+        trust: load it by SB3, which executes the pickles in it.
+
+    Raises:
+        ConfigError: without `trust`: the file is damaged, or no model that this configuration builds.
+    """
+    if trust:
+        return _load_trusted(config, file)
+    stored = read_model_file(file)
+    model = bare_model(config)
+    _check_policy(stored.facts, model, file)
+    _fill(model, stored.weights, file)
+    steps, exploration = stored.facts.get("num_timesteps"), stored.facts.get("exploration_rate")
+    model.num_timesteps = steps if type(steps) is int and 0 <= steps < 2**63 else 0
+    if isinstance(config.algo, DQNConfig) and isinstance(exploration, (int, float)) and 0 <= exploration <= 1:
+        model.exploration_rate = float(exploration)  # type: ignore[attr-defined]
+    return model
+
+
+def bare_model(config: Config) -> BaseAlgorithm:
+    """The algorithm as the configuration builds it, with fresh weights, without env, on the CPU.
+
+    Its spaces are those of the env, which is built for that and closed again. Buffers are as small as they can be.
+    """
+    config = against_bots(config)
+    small: dict[str, Any] = {"rollout_size": 2}
+    engine: Literal["stock", "fast"] = "stock"
+    if isinstance(config.algo, DQNConfig):  # ours plays with masks, and has heads that stock has not
+        small = {"buffer_size": 1, "prioritized": False, "n_steps": 1, "use_masking": uses_masks(config)}
+        engine = "fast"
+    own = dataclasses.replace(
+        config,
+        algo=dataclasses.replace(config.algo, **small),
+        engine=engine,
+        device="cpu",
+        num_envs=1,
+        batch_size=2,
+        fused_update="off",
+        prefetch="off",
+    )
+    env = one_env(config)
+    try:
+        model = build_algorithm(own, env, PhaseClock())
+    finally:
+        env.close()
+    model.env = model._vec_normalize_env = None
+    return model
+
+
+def one_env(config: Config, statistics: Statistics | None = None) -> VecEnv:
+    """The run's env once, in this process, as the policy sees it."""
+    own = config if config.vec_env == "native" else dataclasses.replace(config, vec_env="dummy")
+    return build_vec_env(own, 1, config.eval.seed, statistics)
+
+
+def find_statistics(config: Config, model_file: Path, trust: bool = False) -> Path | None:
+    """The file with `env.normalize`'s statistics that belong to a model; None if it needs none.
+
+    Raises:
+        ConfigError: there is none, or only a pickled one, which takes `trust`.
+    """
+    if not config.env.normalize:
+        return None
+    plain, pickled = statistics_of(model_file), statistics_of(model_file, pickled=True)
+    if plain.is_file():
+        return plain
+    if not pickled.is_file():
+        raise ConfigError(f"{model_file}: trained with env.normalize, but no {plain.name} lies beside its model")
+    if not trust:
+        raise ConfigError(f"{model_file}: no {plain.name} beside it, only {pickled.name}, a pickle; {WAY_OUT}")
+    return pickled
+
+
+# --- the policy
+
+
+def _check_policy(facts: dict[str, Any], model: BaseAlgorithm, file: Path) -> None:
+    """Whether the zip's policy is the one that was built, as far as weights cannot tell.
+
+    Raises:
+        ConfigError: it is another; names the key.
+    """
+    made = facts.get("policy_class")
+    module = made.get("__module__") if isinstance(made, dict) else made
+    if not isinstance(made, dict) or not isinstance(module, str) or module.split(".")[0] not in POLICY_PACKAGES:
+        where = module[:100] if isinstance(module, str) else "nothing known"
+        raise ConfigError(f"{file}: its policy_class is from {where!r}, no policy of SB3 or fasttrain; {WAY_OUT}")
+    given = facts.get("policy_kwargs", {})
+    if not isinstance(given, dict):
+        raise ConfigError(f"{file}: its policy_kwargs are none")
+    own, policy = model.policy_kwargs, model.policy
+    defaults = inspect.signature(model.policy_class.__init__).parameters
+    for key in sorted({*given, *own} - TOLD_OTHERWISE):
+        if key.startswith(":"):
+            continue
+        built = _readable(getattr(policy, key, own.get(key)))
+        stored = given[key] if key in given else _readable(defaults[key].default if key in defaults else None)
+        if stored != built:
+            raise ConfigError(
+                f"{file}: its policy_kwargs.{key[:50]} is {str(stored)[:80]!r}, the run's configuration builds "
+                f"{str(built)[:80]!r}; {WAY_OUT}"
+            )
+
+
+def _readable(value: Any) -> Any:
+    """As SB3 writes it beside a pickle: as JSON, or as text."""
+    try:
+        return json.loads(json.dumps(value))
+    except TypeError:
+        return str(value)
+
+
+def _fill(model: BaseAlgorithm, weights: dict[str, torch.Tensor], file: Path) -> None:
+    own = model.policy.state_dict()
+    different = sorted(set(own) ^ set(weights)) or [
+        name for name in own if own[name].shape != weights[name].shape or own[name].dtype != weights[name].dtype
+    ]
+    if different:
+        name = different[0]
+        shapes = [tuple(each[name].shape) if name in each else "none" for each in (weights, own)]
+        raise ConfigError(
+            f"{file} holds another network than the run's configuration builds: {name[:100]} has shape {shapes[0]}, "
+            f"not {shapes[1]}; {WAY_OUT}"
+        )
+    bad = next((name for name, tensor in weights.items() if not bool(torch.isfinite(tensor).all())), None)
+    if bad is not None:
+        raise ConfigError(f"{file}: its weights are not finite ({bad[:100]}); it cannot play")
+    model.policy.load_state_dict(weights, strict=True)
+    model.policy.set_training_mode(False)
+
+
+def _load_trusted(config: Config, file: Path) -> BaseAlgorithm:
+    from sb3_contrib import MaskablePPO, RecurrentPPO
+    from stable_baselines3 import PPO
+
+    from fasttrain.algos.dqn import DQN
+
+    classes: dict[str, type[BaseAlgorithm]] = {
+        "maskable_ppo": MaskablePPO,
+        "ppo": PPO,
+        "recurrent_ppo": RecurrentPPO,
+        "dqn": DQN,
+    }
+    # It needs no replay buffer, which may be too large for this machine.
+    small: dict[str, Any] = {"buffer_size": 1} if config.algo.name == "dqn" else {}
+    return classes[config.algo.name].load(file, device="cpu", **small)

@@ -1,0 +1,267 @@
+"""What a run counts besides its model, as plain values, and back: progress, rules that stop it, what is due when.
+
+A run between an update and the next rollout, as a `Snapshot`, and back into a run of the same configuration.
+
+Everything that decides what comes next is in it, so that a resumed run equals one that was never interrupted
+(tests/parity/test_resume_parity.py). The model is built anew from plan.json; only numbers are read from a checkpoint.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+import zipfile
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fasttrain import __version__
+from fasttrain.algos.snapshots import SnapshotPool
+from fasttrain.batch import inside, under
+from fasttrain.config import Config
+from fasttrain.errors import ConfigError
+from fasttrain.runs.callbacks import Interval, RunCallback
+from fasttrain.runs.opponents import SnapshotCallback
+from fasttrain.runs.progress import LearningCurve, Moments, Progress
+from fasttrain.runs.stopping import Block, Plateau, Stopping
+from fasttrain.saving.buffer_state import end_last_rows, load_random_state, plain, random_state
+from fasttrain.saving.checkpoints import Snapshot, zip_writer
+from fasttrain.saving.env_state import NewEpisodes, env_state, load_env_state
+from fasttrain.saving.model_state import load_model_state, model_state
+
+RECENT = ("returns", "wins", "draws", "score_diffs")
+BY_NAME = ("reward_terms", "scores")  # a deque of each
+
+
+def progress_state(progress: Progress) -> dict[str, Any]:
+    """Counters, the last thousand episodes and the learning curve."""
+    return {
+        "env_steps": progress.env_steps,
+        "updates": progress.updates,
+        "episodes": progress.episodes,
+        "wall_s": time.perf_counter() - progress.started,
+        **{name: plain(list(getattr(progress, name))) for name in RECENT},
+        **{
+            named: {name: plain(list(values)) for name, values in getattr(progress, named).items()} for named in BY_NAME
+        },
+        "curve": curve_state(progress.curve),
+    }
+
+
+def load_progress(progress: Progress, state: Mapping[str, Any]) -> None:
+    """Count on from there."""
+    for name in ("env_steps", "updates", "episodes"):
+        setattr(progress, name, int(state[name]))
+    progress.before_s = float(state["wall_s"])
+    progress.started = time.perf_counter() - progress.before_s
+    for name in RECENT:
+        getattr(progress, name).extend(state[name])
+    for named in BY_NAME:
+        for name, values in state.get(named, {}).items():
+            getattr(progress, named)[name] = deque(values, maxlen=1000)
+    load_curve(progress.curve, state["curve"])
+
+
+def curve_state(curve: LearningCurve) -> dict[str, Any]:
+    """Its stretches."""
+    rows = [[each.index, each.episodes, each.returns, each.wall_s] for each in curve._stretches]
+    return {"total": curve._total, "stretches": plain(rows)}
+
+
+def load_curve(curve: LearningCurve, state: Mapping[str, Any]) -> None:
+    """In stretches of this horizon: of a longer one several of the old make one."""
+    total = int(state["total"])
+    for index, episodes, returns, wall_s in state["stretches"]:
+        curve.add_stretch(int(index) * total // curve._total, int(episodes), float(returns), float(wall_s))
+
+
+def stopping_state(stopping: Stopping) -> dict[str, Any]:
+    """The last episodes, and the blocks of the rule about plateaus."""
+    plateau = stopping._plateau
+    return {"recent": plain(list(stopping._recent)), "plateau": None if plateau is None else _plateau_state(plateau)}
+
+
+def load_stopping(stopping: Stopping, state: Mapping[str, Any]) -> None:
+    """Rules that this run has anew begin with what the stored one counted for them, if it did."""
+    stopping._recent.extend(state["recent"])
+    if stopping._plateau is not None and state["plateau"] is not None:
+        _load_plateau(stopping._plateau, state["plateau"])
+
+
+def _plateau_state(plateau: Plateau) -> dict[str, Any]:
+    blocks = [[block.begin, block.end, *_moments(block.returns)] for block in plateau._blocks]
+    found = None
+    if plateau.found is not None:
+        found = [next(i for i, block in enumerate(plateau._blocks) if block is each) for each in plateau.found]
+    return {"begin": plateau._begin, "open": _moments(plateau._open), "blocks": blocks, "found": found}
+
+
+def _load_plateau(plateau: Plateau, state: Mapping[str, Any]) -> None:
+    plateau._begin = int(state["begin"])
+    plateau._open = Moments(*state["open"])
+    plateau._blocks = [Block(int(begin), int(end), Moments(*rest)) for begin, end, *rest in state["blocks"]]
+    if state["found"] is not None:
+        before, now = state["found"]
+        plateau.found = plateau._blocks[before], plateau._blocks[now]
+
+
+def _moments(moments: Moments) -> list[float]:
+    return [moments.count, float(moments.mean), float(moments.squares)]
+
+
+def callback_state(callback: RunCallback, snapshots: SnapshotCallback | None) -> dict[str, Any]:
+    """When what is due next."""
+    return {
+        "intervals": {name: [each.every, each._next] for name, each in _intervals(callback).items()},
+        "logged_updates": callback._logged_updates,
+        "enemy_turn_ms": float(callback.enemy_turn_ms),
+        "next_snapshot": None if snapshots is None else snapshots._next,
+    }
+
+
+def load_callback(
+    callback: RunCallback, snapshots: SnapshotCallback | None, state: Mapping[str, Any], progress: Progress
+) -> None:
+    """Intervals that were changed begin anew from here."""
+    for name, interval in _intervals(callback).items():
+        every, following = state["intervals"][name]
+        if every == interval.every:
+            interval._next = int(following)
+        else:
+            interval.due(progress.updates if name == "log" else progress.env_steps)
+    callback._logged_updates = int(state["logged_updates"])
+    callback.enemy_turn_ms = float(state["enemy_turn_ms"])
+    if snapshots is not None and state["next_snapshot"] is not None:
+        snapshots._next = int(state["next_snapshot"])
+
+
+def _intervals(callback: RunCallback) -> dict[str, Interval]:
+    return {"log": callback._log, "evaluate": callback._evaluate, "checkpoint": callback._checkpoint}
+
+
+SEED_STRIDE = 1_000_003  # between the seeds of an env and of the one after a resume, which must not play the same again
+OTHER_RUN = "another env or algorithm"
+# What reading values of a wrong kind or number ends in, and an array whose checksum is not its own.
+WRONG = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, zipfile.BadZipFile)
+
+
+def traced(config: Config) -> bool:
+    """Whether envs of this run wear `Retrace`."""
+    return config.env.backend == "gymnasium" and config.vec_env != "native"
+
+
+def snapshot(run: Any, broken: bool = False) -> Snapshot:
+    """Of a `train.Run` at rest. `broken`: an error ended a rollout; where envs are is not asked any more."""
+    model, normalizer = run.model, run.model.get_vec_normalize_env()
+    found: dict[str, Any] = {}
+    arrays: dict[str, NDArray[Any]] = {}
+    parts = {
+        "model": model_state(model),
+        "envs": env_state(model.env, traced(run.config), broken),
+        "random": random_state(),
+    }
+    if run.pool is not None:
+        parts["pool"] = _pool_state(run.pool)
+    for name, (state, named) in parts.items():
+        found[name] = state
+        arrays |= under(name, named)
+    found |= {
+        "version": __version__,
+        "env_steps": int(model.num_timesteps),
+        "of": identity(run.config),
+        "run": {
+            "progress": progress_state(run.progress),
+            "stopping": stopping_state(run.stopping),
+            "callback": callback_state(run.callback, run.snapshots),
+            "best_reward": None if run.evaluator.best_reward == float("-inf") else float(run.evaluator.best_reward),
+            "evaluations": plain(run.evaluator.log.rows),
+            "episodes_file": run.callback.parts.episodes.position(),
+            "resumed_at": run.resumed_at,
+            "engine_switch_at": run.plan.config.engine_switch_at,
+        },
+    }
+    statistics = None if normalizer is None else pickle.dumps(normalizer)
+    return Snapshot(int(model.num_timesteps), found, arrays, zip_writer(model), statistics)
+
+
+def identity(config: Config) -> dict[str, Any]:
+    """What a checkpoint must agree on with the run that goes on from it."""
+    return {"algo": config.algo.name, "env": config.env.id or config.env.entry_point, "num_envs": config.num_envs}
+
+
+def restore(run: Any, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> list[int]:
+    """Put a fresh `train.Run` where the other one was; the envs that begin a new episode.
+
+    Raises:
+        ConfigError: the checkpoint is of another run, or something in it does not fit this one.
+    """
+    if state.get("of") != identity(run.config):
+        raise ConfigError(f"the checkpoint is of {OTHER_RUN}: {state.get('of')}, not {identity(run.config)}")
+    try:
+        return _restore(run, state, arrays)
+    except WRONG as error:
+        raise ConfigError(f"the checkpoint is not one of this version: {type(error).__name__} {error}") from error
+
+
+def _restore(run: Any, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> list[int]:
+    model, own = run.model, state["run"]
+    if run.pool is not None:
+        _load_pool(run.pool, state["pool"], inside(arrays, "pool"))
+    other_seed = (run.config.seed + SEED_STRIDE * (1 + len(own["resumed_at"]))) % 2**31
+    begun = load_env_state(model.env, state["envs"], inside(arrays, "envs"), other_seed, traced(run.config))
+    load_model_state(model, state["model"], inside(arrays, "model"))
+    if begun is not None:
+        _begin(model, begun)
+    load_progress(run.progress, own["progress"])
+    load_stopping(run.stopping, own["stopping"])
+    load_callback(run.callback, run.snapshots, own["callback"], run.progress)
+    run.evaluator.best_reward = float("-inf") if own["best_reward"] is None else float(own["best_reward"])
+    run.resumed_at = [*own["resumed_at"], int(model.num_timesteps)]
+    load_random_state(state["random"], inside(arrays, "random"))
+    return [] if begun is None else begun.rows
+
+
+def _begin(model: Any, begun: NewEpisodes) -> None:
+    """New episodes of some envs, where the stored observations are of those that broke off."""
+    rows = begun.rows
+    for name, fresh in (("_last_obs", begun.observations), ("_last_original_obs", begun.original)):
+        known = getattr(model, name, None)
+        if isinstance(known, dict):
+            for key, part in known.items():
+                part[rows] = fresh[key][rows]
+        elif known is not None:
+            known[rows] = fresh[rows]
+    model._last_episode_starts[rows] = True
+    source = getattr(getattr(model, "_fast", None), "source", None)
+    for name in ("_returns", "_lengths"):
+        if isinstance(counted := getattr(source, name, None), np.ndarray):
+            counted[rows] = 0
+    if getattr(model, "replay_buffer", None) is not None:
+        end_last_rows(model.replay_buffer, rows)
+
+
+def _pool_state(pool: SnapshotPool) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    state = pool.state()
+    arrays: dict[str, NDArray[Any]] = {}
+    plainly = {**state, "pool": [dict(each) for each in state["pool"]], "current": dict(state["current"])}
+    for each in (plainly["current"], *plainly["pool"]):
+        arrays |= {f"{each['number']}/{name}": tensor.cpu().numpy() for name, tensor in each.pop("weights").items()}
+    return {"state": plain(plainly), "positions": pool.positions()}, arrays
+
+
+def _load_pool(pool: SnapshotPool, stored: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+    device, names = pool.model.device, set(pool.current.weights)
+
+    def whole(each: Mapping[str, Any]) -> dict[str, Any]:
+        found = inside(arrays, str(int(each["number"])))
+        if set(found) != names:
+            raise ConfigError("the checkpoint's opponents are of another network")
+        return {**each, "weights": {name: torch.from_numpy(np.array(found[name])).to(device) for name in found}}
+
+    state = stored["state"]
+    filled = {**state, "current": whole(state["current"]), "pool": [whole(each) for each in state["pool"]]}
+    pool.resume(filled, stored["positions"])

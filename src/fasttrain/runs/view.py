@@ -1,0 +1,222 @@
+"""The view of a running training: a rich panel on a terminal, a plain line every ten seconds elsewhere.
+
+Tables for people: the plan, [PERF], quality. One console per run, so that the live view and lines do not tear.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from fasttrain.machine import usable_cores
+from fasttrain.perf.report import PerfWindow, advice, perf_rows
+from fasttrain.plan import Plan
+from fasttrain.runs.activity import activity, moves, screen_of
+from fasttrain.runs.logs import one_line
+from fasttrain.runs.progress import Progress, clock_text
+from fasttrain.runs.tables import FittingTable
+from fasttrain.terminal import GLUE, folded, rate_text
+
+REFRESH_S = 0.25  # of the panel
+PLAIN_EVERY_S = 10.0
+SHORTEST_BAR = 10  # columns
+BAR_COLOURS = {"env": "green", "act": "cyan", "update": "magenta", "rest": "bright_black"}
+
+
+class LiveView:
+    """Shows a `Progress`; `tick` may be called as often as you like, it draws only when it is time."""
+
+    def __init__(self, progress: Progress, console: Console, title: str, panel: bool) -> None:
+        self._progress = progress
+        self._console = console
+        self._title = title
+        self._panel = panel and moves(console)
+        self._drawn = Group()  # what is drawn beside the training is what was there at the last tick: counters change
+        self._shown = ExitStack()
+        self._every_s = REFRESH_S if self._panel else PLAIN_EVERY_S
+        self._next = time.perf_counter() + self._every_s
+
+    def __enter__(self) -> LiveView:
+        if self._panel:
+            screen = screen_of(self._console)
+            screen.show(self._last_drawn)
+            self._shown.callback(screen.hide, self._last_drawn)
+            self._shown.enter_context(activity(self._console, self._title))  # it moves while an update takes long
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._shown.close()
+        if self._progress.env_steps:
+            say(self._console, self._progress.line())
+
+    def tick(self) -> None:
+        """Draw if the last drawing is old enough."""
+        now = time.perf_counter()
+        if now < self._next:
+            return
+        self._next = now + self._every_s
+        if self._panel:
+            self._drawn = self.render()  # and drawn by the activity's thread
+        else:
+            say(self._console, self._progress.line())
+
+    def _last_drawn(self) -> Group:
+        return self._drawn
+
+    def render(self) -> Group:
+        """The panel: progress, rates, where the time goes, how it learns."""
+        progress, width = self._progress, self._console.width - 1
+        eta = "" if progress.eta_s is None else f"  ETA {clock_text(progress.eta_s)}"
+        counts = f"{progress.env_steps:,}/{progress.total_timesteps:,}{eta}"
+        done, room = min(progress.env_steps, progress.total_timesteps), width - len(counts) - 1
+        bar = ProgressBar(progress.total_timesteps, done, width=max(1, min(40, room)))
+        head = Table.grid(padding=(0, 1))
+        head.add_row(bar, counts)
+        facts = [f"{rate_text(progress.steps_per_s)} steps/s", f"{progress.updates:,} updates"]
+        if progress.mean_return is not None:
+            facts.append(f"reward {progress.mean_return:.3g}{progress.trend()}")
+        if progress.win_rate is not None:
+            facts.append(f"win {100 * progress.win_rate:.1f} %")
+        told = Text(folded("   ".join(fact.replace(" ", GLUE) for fact in facts), width))
+        return Group(head, told, self._phase_bar(width))
+
+    def _phase_bar(self, width: int) -> Text:
+        shares = self._progress.shares().items()
+        words = [f"  {name} {100 * share:.0f} %" for name, share in shares]
+        room = min(40, width - len("".join(words)) - 2)  # rounding up may add two
+        text = Text(no_wrap=True, overflow="crop")
+        if room >= SHORTEST_BAR:
+            for name, share in shares:
+                text.append("█" * round(room * share), style=BAR_COLOURS[name])
+        for (name, _), word in zip(shares, words, strict=True):
+            text.append(word if text else word.lstrip(), style=BAR_COLOURS[name])
+        return text
+
+
+WIDE, NARROW = 100, 80  # columns; below the first, the plan's sources stand in plan.json alone
+
+
+class LastingConsole(Console):
+    """A reader that goes away (`| tee` gets the same Ctrl-C) ends the output, not the run, as rich's own would."""
+
+    def _check_buffer(self) -> None:
+        try:
+            super()._check_buffer()
+        except OSError as error:
+            if error.errno != errno.EIO:  # a terminal that has closed; its SIGHUP may come a moment later
+                raise
+            self.on_broken_pipe()
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        with suppress(OSError, ValueError):  # no file beneath: nothing is left to be written at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def make_console() -> Console:
+    """Standard output; where it is no terminal, wide enough that tables do not wrap."""
+    if sys.stdout.isatty():
+        return LastingConsole()
+    return LastingConsole(width=140, no_color=True, force_terminal=False)  # whatever FORCE_COLOR wishes: it is a file
+
+
+def say(console: Console, line: str, style: str = "") -> None:
+    """One line as it is; on a terminal it is folded between words."""
+    text = folded(line, console.width) if console.is_terminal else line
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def show_plan(console: Console, plan: Plan) -> None:
+    """Flags that differ from a plain SB3 script or from what was requested."""
+    console.print("Plan: what differs from a plain SB3 script", style="bold")
+    names = ["flag", "requested", "effective", "class", *(["source"] if console.width >= WIDE else []), "why"]
+    table = FittingTable(names, plain=["why"])
+    for row in plan.notable():
+        requested, effective = _cell(row.requested), _cell(row.effective)
+        style = "bold" if requested != effective else ""
+        cells = {"flag": row.flag, "requested": requested, "effective": effective, "class": row.flag_class,
+                 "source": row.source, "why": row.reason}  # fmt: skip
+        table.add_row(*(cells[name] for name in names), style=style)
+    console.print(table)
+    console.print(f"  ({len(plan.rows)} flags in all: plan.json)", style="dim", highlight=False)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def show_perf(console: Console, window: PerfWindow, kernels: bool) -> None:
+    """Where the time of training went; `kernels`: updates went through the compiled ones of `fused_update`."""
+    say(
+        console,
+        f"\n[PERF] {rate_text(window.steps_per_s)} steps/s over {window.env_steps:,} env steps "
+        f"in {window.wall_ns / 1e9:.1f} s, {window.updates:,} updates ({window.update_ratio:.5f} per step)",
+        style="bold",
+    )
+    unit = "1,000 steps" if window.per_thousand else "step"
+    names = [f"ms per {unit}", "share", "steps/s if alone"]
+    if console.width < NARROW:
+        names = [f"ms/{unit.removesuffix(' steps')}", "share", "/s if alone"]
+    table = FittingTable(["phase", *names], right=names)
+    for row in perf_rows(window):
+        table.add_row(*row)
+    console.print(table)
+    if window.phases_ns.get("train") and not window.background_ns:
+        optimizer = ", in compiled kernels the optimizer too" if kernels else ""
+        say(console, f"  train_ms: forward and backward together{optimizer}", style="dim")
+    if window.background_ns:
+        overlap = "updates ran beside collecting, train_ms is the wait for them; data were one update old"
+        say(console, f"  overlap: {overlap}", style="dim")
+    say(console, f"  {advice(window, usable_cores())}")
+
+
+def show_quality(console: Console, quality: Mapping[str, dict[str, Any]]) -> None:
+    """Evaluation results, one row per way of acting."""
+    console.print("\nQuality (own seeds, 95 % intervals)", style="bold")
+    draws = any(result.get("draw_rate") for result in quality.values())
+    columns = ["acting", "episodes", "mean reward", "win rate", *(["draws"] if draws else []), "score difference"]
+    scores = list(dict.fromkeys(name for result in quality.values() for name in result.get("scores", ())))
+    table = FittingTable([*columns, *map(one_line, scores), "length", "ends"])
+    for acting, result in quality.items():
+        ci95 = result["ci95"]
+        ends = ", ".join(f"{name} {100 * share:.0f} %" for name, share in result["end_reason"].items())
+        table.add_row(
+            acting,
+            f"{result['episodes']:,}",
+            _with_interval(result["mean_reward"], ci95["mean_reward"], 1, "{:.3g}"),
+            _with_interval(result["win_rate"], ci95["win_rate"], 100, "{:.1f} %"),
+            *([f"{100 * (result['draw_rate'] or 0):.1f} %"] if draws else []),
+            _with_interval(result["score_diff"], ci95["score_diff"], 1, "{:.1f}"),
+            *(_with_interval(result.get(name), ci95.get(name), 1, "{:.3g}") for name in scores),
+            f"{result['mean_length']:.1f}",
+            one_line(ends, 2000),
+        )
+    console.print(table)
+    for untold in [result["untold"] for result in quality.values() if "untold" in result][:1]:
+        held = f"the last info held {', '.join(untold['held']) or 'nothing'}"
+        if untold["missing"]:
+            say(console, f"  {', '.join(untold['missing'])}: no last info has it; {held}", style="bold")
+        else:
+            say(console, f"  {held}: name what counts by env.win_key, env.score_keys, env.end_key", style="dim")
+
+
+def _with_interval(value: float | None, interval: list[float] | None, scale: float, form: str) -> str:
+    if value is None or interval is None:
+        return "-"
+    low, high = (form.format(scale * bound).removesuffix(" %") for bound in interval)
+    return f"{form.format(scale * value)} [{low}, {high}]"

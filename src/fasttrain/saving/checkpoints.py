@@ -1,0 +1,361 @@
+"""Checkpoints on disk: whole or not there at all.
+
+A checkpoint is a folder `step_000001234`. It is written under another name, every file and the folder itself forced to
+disk, with a manifest of sizes and SHA-256 sums; only then does it get its name, by one rename. Whoever looks for the
+newest one checks the manifest and goes back to an older one if it does not fit. Nothing that is read here is executed.
+
+Order of operations after the study of file systems by Pillai et al. (OSDI 2014): a rename orders nothing by itself.
+
+The files of a checkpoint: state.json (plain values), arrays.npz (named arrays), and for users model.zip.
+
+Reading executes nothing: JSON, and NumPy arrays without objects, stored uncompressed, so that none is larger than its
+file. model.zip is a stock Stable-Baselines3 zip, which does hold pickles; `resume` never opens it.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+import re
+import shutil
+import zipfile
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.save_util import recursive_getattr, save_to_zip_file
+
+from fasttrain.errors import ConfigError
+from fasttrain.saving.archives import check_arrays, opened
+from fasttrain.saving.files import parse_json
+
+MANIFEST = "manifest.json"
+MANIFEST_SCHEMA = 1
+PREFIX, STAGED, REMOVED = "step_", ".staged-", ".removed-"
+CHUNK_BYTES = 1 << 20
+MOST_MANIFEST_BYTES = 1 << 20
+PUBLISHED = re.compile(rf"{PREFIX}\d{{12,}}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+Writer = Callable[[BinaryIO], None]
+
+
+class Disk:
+    """The operations that a checkpoint is made of. Tests put faults between them."""
+
+    def make(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=False)
+
+    def write(self, path: Path, write: Writer) -> None:
+        """The file, forced to disk."""
+        with path.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def sync(self, folder: Path) -> None:
+        """Force the folder's list of names to disk; Windows does that by itself and cannot open folders."""
+        if os.name == "nt":
+            return
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def rename(self, source: Path, target: Path) -> None:
+        os.rename(source, target)
+
+    def remove(self, folder: Path) -> None:
+        shutil.rmtree(folder)
+
+
+class Found(NamedTuple):
+    """The newest checkpoint that is whole, and what is wrong with newer ones."""
+
+    folder: Path | None
+    problems: list[str]
+
+
+class CheckpointFolder:
+    """The checkpoints of one run.
+
+    Args:
+        root: `checkpoints` in the run's folder; made when the first is published.
+        keep: so many are kept, the newest.
+    """
+
+    def __init__(self, root: Path, keep: int = 3, disk: Disk | None = None) -> None:
+        self.root, self.keep, self.disk = root, keep, disk or Disk()
+
+    def publish(self, step: int, files: Mapping[str, bytes | Writer]) -> Path:
+        """Write a checkpoint; afterwards it is there whole, and older ones than `keep` are gone.
+
+        Raises:
+            OSError: it could not be written (disk full, no permission). Checkpoints that were there still are.
+        """
+        target = self.root / name_of(step)
+        staged = self.root / f"{STAGED}{target.name}-{os.getpid()}"
+        with suppress(FileNotFoundError):
+            self.disk.remove(staged)
+        first = not self.root.exists()
+        try:
+            self.disk.make(staged)
+            for name, content in files.items():
+                self.disk.write(staged / name, _writer(content))
+            entries = {name: _fingerprint(staged / name) for name in files}
+            manifest = {"schema": MANIFEST_SCHEMA, "step": step, "files": entries}
+            self.disk.write(staged / MANIFEST, _writer(_manifest_text(manifest)))
+            self.disk.sync(staged)
+            if target.exists():  # the same step again, after a resume
+                self._discard(target)
+            self.disk.rename(staged, target)
+            self.disk.sync(self.root)
+            if first:
+                self.disk.sync(self.root.parent)
+        except Exception:  # torch reports a full disk as a RuntimeError
+            with suppress(OSError):
+                self.disk.remove(staged)
+            raise
+        self._forget_old(target)
+        return target
+
+    def all(self) -> list[Path]:
+        """Published ones, the newest first; whether they are whole is not looked at. Other names are not ours."""
+        if not self.root.is_dir():
+            return []
+        return sorted((path for path in self.root.iterdir() if PUBLISHED.fullmatch(path.name)), reverse=True)
+
+    def newest(self) -> Found:
+        """The newest one that is whole."""
+        problems: list[str] = []
+        for folder in self.all():
+            problem = problem_of(folder)
+            if not problem:
+                return Found(folder, problems)
+            problems.append(f"{folder.name}: {problem}")
+        return Found(None, problems)
+
+    def clean(self) -> None:
+        """Remove what a killed process left half done."""
+        for path in self.root.glob(".*") if self.root.is_dir() else ():
+            if path.name.startswith((STAGED, REMOVED)):
+                with suppress(OSError):
+                    self.disk.remove(path)
+
+    def _forget_old(self, newest: Path) -> None:
+        # Later steps than the one just written are damaged, else they would have been gone on from: they do not count.
+        known = [folder for folder in self.all() if folder.name <= newest.name]
+        for folder in known[self.keep :]:
+            with suppress(OSError):  # it is of no use, but it does no harm
+                self._discard(folder)
+
+    def _discard(self, folder: Path) -> None:
+        """Rename first: half a removed checkpoint must not look like a damaged one."""
+        away = self.root / f"{REMOVED}{folder.name}-{os.getpid()}"
+        self.disk.rename(folder, away)
+        self.disk.remove(away)
+
+
+def problem_of(folder: Path) -> str:
+    """What keeps this folder from being a whole checkpoint; empty if nothing does."""
+    if folder.is_symlink() or (folder / MANIFEST).is_symlink():
+        return "it is a link to another place"
+    manifest = read_manifest(folder)
+    if isinstance(manifest, str):
+        return manifest
+    if folder.name.startswith(PREFIX) and folder.name != name_of(manifest["step"]):
+        return f"{MANIFEST} is of step {manifest['step']:,}"
+    for name, entry in manifest["files"].items():
+        path = folder / name
+        if path.is_symlink() or not path.is_file():
+            return f"{name} is missing"
+        try:
+            size = path.stat().st_size
+            if size != entry["bytes"]:
+                return f"{name} has {size:,} bytes, not {entry['bytes']:,}"
+            if _fingerprint(path)["sha256"] != entry["sha256"]:
+                return f"{name} is not what was written (SHA-256 differs)"
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror})"
+    return ""
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | str:
+    """The manifest, or what is wrong with it."""
+    path = folder / MANIFEST
+    try:
+        if path.stat().st_size > MOST_MANIFEST_BYTES:
+            return f"{MANIFEST} is too large"
+        text = path.read_bytes()
+        manifest = json.loads(text)
+    except FileNotFoundError:
+        return f"{MANIFEST} is missing"
+    except OSError as error:
+        return f"{MANIFEST} cannot be read ({error.strerror})"
+    except (ValueError, RecursionError):
+        return f"{MANIFEST} is not readable"
+    if not _is_manifest(manifest):
+        return f"{MANIFEST} is none of this version's"
+    # Nothing sums up the manifest itself, but it has only one spelling.
+    return manifest if text == _manifest_text(manifest) else f"{MANIFEST} is not what was written"
+
+
+def name_of(step: int) -> str:
+    """Of a checkpoint's folder; sorted by name they are sorted by step."""
+    return f"{PREFIX}{step:012d}"
+
+
+def _manifest_text(manifest: dict[str, Any]) -> bytes:
+    return json.dumps(manifest, indent=1).encode()
+
+
+def _is_manifest(manifest: Any) -> bool:
+    if not isinstance(manifest, dict) or manifest.get("schema") != MANIFEST_SCHEMA:
+        return False
+    files = manifest.get("files")
+    return (
+        isinstance(manifest.get("step"), int)
+        and isinstance(files, dict)
+        and len(files) > 0
+        and all(
+            NAME.fullmatch(name)
+            and isinstance(entry, dict)
+            and isinstance(entry.get("bytes"), int)
+            and isinstance(entry.get("sha256"), str)
+            for name, entry in files.items()
+        )
+    )
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+            size += len(chunk)
+    return {"bytes": size, "sha256": digest.hexdigest()}
+
+
+def _writer(content: bytes | Writer) -> Writer:
+    if callable(content):
+        return content
+
+    def write(file: BinaryIO) -> None:
+        file.write(content)
+
+    return write
+
+
+SCHEMA = 1
+STATE, ARRAYS, MODEL, STATISTICS = "state.json", "arrays.npz", "model.zip", "vecnormalize.pkl"
+MOST_STATE_BYTES = 256 << 20
+
+
+class Snapshot(NamedTuple):
+    """A run at one moment; the arrays are views of what training will change."""
+
+    env_steps: int
+    state: dict[str, Any]
+    arrays: dict[str, NDArray[Any]]
+    model: Writer  # of model.zip
+    statistics: bytes | None = None  # of VecNormalize, in SB3's own format, for users of model.zip
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the arrays."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+    def copied(self) -> Snapshot:
+        """The same, of which training changes nothing when it goes on."""
+        return self._replace(arrays={name: np.array(array) for name, array in self.arrays.items()})
+
+    def files(self) -> dict[str, bytes | Writer]:
+        """What `CheckpointFolder.publish` takes."""
+        text = json.dumps({"schema": SCHEMA, **self.state}).encode()
+        files: dict[str, bytes | Writer] = {STATE: text, ARRAYS: array_writer(self.arrays), MODEL: self.model}
+        return files if self.statistics is None else {**files, STATISTICS: self.statistics}
+
+
+def array_writer(arrays: Mapping[str, NDArray[Any]]) -> Writer:
+    """Writes them as np.savez does, but refuses objects, and of views copies only what a file's buffer holds."""
+
+    def write(file: BinaryIO) -> None:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array, allow_pickle=False)
+
+    return write
+
+
+def lacks(folder: Path) -> str:
+    """What a manifest leaves out, and with it out of what is checked; empty if nothing that `stored` reads."""
+    manifest = read_manifest(folder)
+    listed = manifest["files"] if isinstance(manifest, dict) else {}
+    missing = [name for name in (STATE, ARRAYS) if name not in listed]
+    return f"{MANIFEST} does not list {' and '.join(missing)}" if missing else ""
+
+
+@contextmanager
+def stored(folder: Path) -> Iterator[tuple[dict[str, Any], Mapping[str, NDArray[Any]]]]:
+    """State and arrays of a checkpoint that is whole; an array is read when it is asked for.
+
+    Raises:
+        ConfigError: they are of another version, or not what a checkpoint has.
+    """
+    path = folder / STATE
+    if path.stat().st_size > MOST_STATE_BYTES:
+        raise ConfigError(f"{path} is too large for a checkpoint's ({path.stat().st_size:,} bytes)")
+    state = parse_json(path.read_bytes(), str(path))
+    if not isinstance(state, dict) or state.get("schema") != SCHEMA:
+        raise ConfigError(f"{folder} is of another version of fasttrain: its schema is not {SCHEMA}")
+    if type(state.get("env_steps")) is not int or state["env_steps"] < 0:
+        raise ConfigError(f"{path}: its env_steps are no number of steps")
+    try:
+        with opened(folder / ARRAYS, str(folder / ARRAYS)) as archive:
+            check_arrays(archive, str(folder / ARRAYS))
+        arrays = np.load(folder / ARRAYS, allow_pickle=False)
+    except (ValueError, zipfile.BadZipFile, EOFError) as error:
+        raise ConfigError(f"{folder} cannot be read: {error}") from error
+    with arrays:
+        yield state, arrays
+
+
+def zip_writer(model: BaseAlgorithm) -> Writer:
+    """Writes what `model.save` would write now, whatever the model does meanwhile. Copying takes 0.3 ms."""
+    excluded = set(model._excluded_save_params())
+    names, tensor_names = model._get_torch_save_params()
+    excluded |= {name.split(".")[0] for name in (*names, *tensor_names)}
+    data = {name: _kept(value) for name, value in model.__dict__.items() if name not in excluded}
+    params = {name: _cloned(recursive_getattr(model, name).state_dict()) for name in names}
+    tensors = {name: recursive_getattr(model, name).detach().clone() for name in tensor_names}
+
+    def write(file: BinaryIO) -> None:
+        save_to_zip_file(file, data=data, params=params, pytorch_variables=tensors)  # type: ignore[arg-type]
+
+    return write
+
+
+def _kept(value: Any) -> Any:
+    """Safe from what training changes in place."""
+    return copy.copy(value) if isinstance(value, (deque, dict, list, np.ndarray)) else value
+
+
+def _cloned(value: Any) -> Any:
+    clone: Callable[[], Any] | None = getattr(value, "detach", None)
+    if clone is not None:
+        return clone().clone()
+    if isinstance(value, Mapping):
+        copied = copy.copy(value)
+        for key, item in value.items():
+            copied[key] = _cloned(item)  # type: ignore[index]
+        return copied
+    return [_cloned(item) for item in value] if isinstance(value, list) else value

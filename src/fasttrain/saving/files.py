@@ -1,0 +1,222 @@
+"""The files of a run's folder.
+
+What a full disk or a folder without permission does to a run: a warning once, another try later, a list at the end.
+
+Training is worth more than its notes: whatever of a run's files cannot be written, training goes on.
+
+One process at a time in a run's folder.
+
+The kernel keeps the lock and lets go of it at any kind of death: what a killed trainer leaves behind stops nobody.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fasttrain.errors import ConfigError
+
+SUMMARY_SCHEMA = 1
+MOST_CONTAINERS, MOST_VALUES = 1_000_000, 20_000_000  # of JSON: 60 bytes each list or object, 40 each number
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write whole or not at all: to a temporary name first, then renamed. Strict JSON whatever comes in.
+
+    NaN and infinities become null, keys texts.
+    """
+    temporary = path.with_suffix(path.suffix + ".tmp")
+    try:
+        temporary.write_text(json.dumps(_finite(content), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)  # of a full disk; a written one has its name by now
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {_whole(str(key)): _finite(item) for key, item in value.items()}
+    if isinstance(value, str):
+        return _whole(value)
+    if isinstance(value, np.generic):
+        return _finite(value.item())
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _whole(text: str) -> str:
+    """Without halves of surrogate pairs, which are no text and which strict readers refuse."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
+def parse_json(text: bytes, what: str) -> Any:
+    """The value, if making it takes no more memory than a file of so many bytes should.
+
+    Raises:
+        ConfigError: it is no JSON in UTF-8, or has more parts than anything that fasttrain or SB3 writes.
+    """
+    if sum(map(text.count, (b"[", b"{"))) > MOST_CONTAINERS or text.count(b",") > MOST_VALUES:
+        raise ConfigError(f"{what} has too many parts for what it should be")
+    try:
+        return json.loads(text.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{what} is no JSON: {error}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in `path`, empty where there is none to read."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+FAILED_WRITES = (OSError, RuntimeError)  # torch's own writer raises the latter
+
+
+class Saving:
+    """Knows which files of a run are not there as they should be.
+
+    Args:
+        say: takes a line for the user.
+
+    Attributes:
+        failed: name of a file → why its last writing failed; one that worked since is not in it.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.failed: dict[str, str] = {}
+        self._say = say
+
+    def missing(self) -> list[str]:
+        """`a.csv, b.zip (No space left on device)`: names with the same reason together."""
+        reasons = dict.fromkeys(self.failed.values())
+        named = {why: [name for name, other in self.failed.items() if other == why] for why in reasons}
+        return [f"{', '.join(names)} ({why})" for why, names in named.items()]
+
+    @contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        """Writing of `name` inside; a failure ends the block and nothing else."""
+        try:
+            yield
+        except FAILED_WRITES as error:
+            if name not in self.failed:
+                self._say(f"warning: {name} could not be written ({error}); the run goes on")
+            self.failed[name] = str(error)
+        else:
+            self.failed.pop(name, None)
+
+
+SAVING = ".saving-"
+DRAFTS = ("*.json.tmp", "evaluations.csv.tmp", "report.html.tmp")  # what is written whole or not at all, half written
+
+
+def clean(folder: Path) -> None:
+    """Remove what a process that was killed left half written in a run's folder; nobody else may be at work there."""
+    for left in list(folder.rglob(f"{SAVING}*")):
+        shutil.rmtree(left, ignore_errors=True)
+    for left in [draft for name in DRAFTS for draft in folder.glob(name)]:
+        with suppress(OSError):
+            left.unlink()
+
+
+@contextmanager
+def into_place(file: Path) -> Iterator[Path]:
+    """A path of the same name in a folder of its own; what lies in that folder at the end comes to where `file` is.
+
+    A model and what belongs to it replace older ones when they are written whole, not before.
+    """
+    folder = file.parent / f"{SAVING}{os.getpid()}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        yield folder / file.name
+        for part in sorted(folder.iterdir()):
+            os.replace(part, file.parent / part.name)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+LOCK = ".lock"
+TAKEN = (errno.EAGAIN, errno.EACCES)  # the latter on Windows
+BEYOND = 1 << 20  # the byte that Windows locks: what is locked cannot be read, and the process id stands before it
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Inside, the folder is this process's alone; not so where nothing can be locked, on some network drives.
+
+    Raises:
+        ConfigError: another process has it.
+    """
+    file = _opened(folder / LOCK)
+    if file is None:
+        yield
+        return
+    try:
+        if not _take(file):
+            raise ConfigError(f"run={folder}: still going on (process {_holder(file)})")
+        with suppress(OSError):  # a full disk
+            os.ftruncate(file, 0)
+            os.lseek(file, 0, os.SEEK_SET)
+            os.write(file, str(os.getpid()).encode())
+        yield
+    finally:
+        os.close(file)
+
+
+def holder(folder: Path) -> str:
+    """The process that works there, as far as can be told; empty if none does."""
+    try:
+        file = os.open(folder / LOCK, os.O_RDWR)
+    except OSError:
+        return ""
+    try:
+        return "" if _take(file) else _holder(file)
+    finally:
+        os.close(file)
+
+
+def _opened(path: Path) -> int | None:
+    """Python has it closed in processes that this one starts: none of them keeps the lock."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError:
+        return None
+
+
+def _take(file: int) -> bool:
+    """Whether nobody else has it."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            os.lseek(file, BEYOND, os.SEEK_SET)
+            msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in TAKEN
+    return True
+
+
+def _holder(file: int) -> str:
+    os.lseek(file, 0, os.SEEK_SET)
+    said = os.read(file, 20)
+    return said.decode() if said.isdigit() else "unknown"

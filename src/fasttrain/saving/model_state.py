@@ -1,0 +1,319 @@
+"""An SB3 model as plain values and named arrays, and back into a fresh model of the same configuration.
+
+What a checkpoint needs beyond SB3's zip, which forgets where training was: the last observations, the counters, the
+random stream of the action space, the replay buffer, what `_fast` counts. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.spaces import Dict
+from numpy.typing import NDArray
+from sb3_contrib.common.recurrent.type_aliases import RNNStates
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.buffers import ReplayBuffer
+
+from fasttrain.batch import inside, load_into, under
+from fasttrain.errors import ConfigError
+from fasttrain.saving.buffer_state import load_replay_state, load_space_state, plain, replay_state, space_state
+from fasttrain.vec.base import SlotAdapter
+
+Arrays = dict[str, NDArray[Any]]
+State = dict[str, Any]
+COUNTERS = (
+    "num_timesteps", "_total_timesteps", "_episode_num", "_n_updates", "_n_calls", "_current_progress_remaining",
+    "exploration_rate",
+)  # fmt: skip
+FAST_COUNTERS = ("gradient_updates", "skipped_steps")
+SEEN = ("_last_obs", "_last_original_obs", "_last_episode_starts")
+
+
+def model_state(model: BaseAlgorithm) -> tuple[State, Arrays]:
+    """Of a model between an update and the next rollout. The arrays are views where they lie in host memory."""
+    fast: Any = getattr(model, "_fast", None)
+    state: State = {
+        "counters": {name: plain(getattr(model, name)) for name in COUNTERS if hasattr(model, name)},
+        "episodes": [plain(episode) for episode in model.ep_info_buffer or ()],
+        "successes": [bool(success) for success in model.ep_success_buffer or ()],
+        "action_space": space_state(model.action_space),
+        "log": _log_state(model.logger),
+    }
+    arrays: Arrays = {}
+    state["policy"] = _add_policy(arrays, "policy", model.policy)
+    for name in SEEN:
+        arrays |= _observations(name, getattr(model, name, None))
+    if fast is not None:
+        state["fast"] = {name: getattr(fast, name) for name in FAST_COUNTERS}
+        state["scaler"] = _scaler_state(fast)
+        if getattr(fast, "overlap", None) is not None:  # first: the update that is waited for is the guard's too
+            state["overlap"] = _add_overlap(arrays, fast.overlap)
+        if fast.guard is not None:
+            state["guard"], kept = fast.guard.state()
+            arrays |= under("guard", kept)
+        if isinstance(fast.source, SlotAdapter):
+            arrays |= {"source/returns": fast.source._returns, "source/lengths": fast.source._lengths}
+    if (lstm := getattr(model, "_last_lstm_states", None)) is not None:
+        arrays |= {f"lstm/{part}/{i}": _host(t) for part in ("pi", "vf") for i, t in enumerate(getattr(lstm, part))}
+    if isinstance(buffer := getattr(model, "replay_buffer", None), ReplayBuffer):
+        state["replay"], stored = replay_state(buffer)
+        arrays |= under("replay", stored)
+    return state, arrays
+
+
+def load_model_state(model: BaseAlgorithm, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Put a fresh model of the same configuration, with its env and logger, where the other one was.
+
+    Raises:
+        ConfigError: something is missing or does not fit this model.
+    """
+    fast: Any = getattr(model, "_fast", None)
+    for name, value in state["counters"].items():
+        if name not in COUNTERS or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise ConfigError(f"the checkpoint's counter {name}={value!r} is none of this version")
+        setattr(model, name, value)
+    model.ep_info_buffer = deque(state["episodes"], maxlen=model._stats_window_size)
+    model.ep_success_buffer = deque(state["successes"], maxlen=model._stats_window_size)
+    load_space_state(model.action_space, state["action_space"])
+    _load_log(model.logger, state["log"])
+    _load_policy(arrays, "policy", model.policy, state["policy"])
+    for name in SEEN:
+        if hasattr(model, name):
+            found = _own_observations(arrays, name)
+            _check_seen(model, name, found)
+            setattr(model, name, found)
+    if fast is not None:
+        for name in FAST_COUNTERS:
+            setattr(fast, name, int(state["fast"][name]))
+        _load_fast(model, fast, state, arrays)
+    if (lstm := getattr(model, "_last_lstm_states", None)) is not None:
+        own = RNNStates(*(_own_lstm(arrays, part, getattr(lstm, part)) for part in ("pi", "vf")))
+        setattr(model, "_last_lstm_states", own)  # noqa: B010 - RecurrentPPO's
+    if isinstance(buffer := getattr(model, "replay_buffer", None), ReplayBuffer):
+        load_replay_state(buffer, state["replay"], inside(arrays, "replay"))
+
+
+def _load_fast(model: Any, fast: Any, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+    source = fast.source_of(model.env)
+    if isinstance(source, SlotAdapter) and "source/returns" in arrays:
+        load_into(source._returns, arrays, "source/returns")
+        load_into(source._lengths, arrays, "source/lengths")
+    fast.accelerator_of(model.policy)
+    _load_scaler(fast, state["scaler"])
+    pending, trained = state.get("overlap"), model.policy
+    if pending is not None and fast.overlap is not None:
+
+        def fill(learner: Any) -> None:
+            _load_policy(arrays, "learner", learner.policy, pending["policy"])
+            _load_log(learner.logger, pending["log"])
+            learner._n_updates = int(pending["n_updates"])
+            for name in FAST_COUNTERS:
+                setattr(learner._fast, name, int(pending["fast"][name]))
+            _load_scaler(learner._fast, pending["scaler"])
+
+        fast.overlap.hold(fill)
+        trained = fast.overlap.wait().policy
+    if fast.guard is not None and "guard" in state:
+        fast.guard.load(state["guard"], inside(arrays, "guard"), trained)
+
+
+def _add_overlap(arrays: Arrays, overlap: Any) -> State | None:
+    """The update that is under way: waited for, not taken over, since the next rollout is still the old weights'."""
+    learner = overlap.wait()
+    if learner is None:
+        return None
+    return {
+        "policy": _add_policy(arrays, "learner", learner.policy),
+        "log": _log_state(learner.logger),
+        "n_updates": int(learner._n_updates),
+        "fast": {name: getattr(learner._fast, name) for name in FAST_COUNTERS},
+        "scaler": _scaler_state(learner._fast),
+    }
+
+
+# --- parameters
+
+
+def _add_policy(arrays: Arrays, prefix: str, policy: Any) -> State:
+    """Parameters and the optimizer's tensors into `arrays`; the optimizer's settings."""
+    arrays.update({f"{prefix}/{name}": _host(tensor) for name, tensor in policy.state_dict().items()})
+    optimizer: torch.optim.Optimizer = policy.optimizer
+    numbers: dict[str, Any] = {}
+    for index, parameter in enumerate(_parameters(optimizer)):
+        for name, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, torch.Tensor):
+                arrays[f"{prefix}_optimizer/{index}/{name}"] = _host(value)
+            else:
+                numbers[f"{index}/{name}"] = value
+    groups = [
+        {name: plain(value) for name, value in group.items() if name != "params" and _is_plain(value)}
+        for group in optimizer.param_groups
+    ]
+    return {"groups": groups, "numbers": numbers}
+
+
+@torch.no_grad()
+def _load_policy(arrays: Mapping[str, NDArray[Any]], prefix: str, policy: Any, state: Mapping[str, Any]) -> None:
+    """In place, as kernels and graphs hold views of these tensors."""
+    mine, given = policy.state_dict(), inside(arrays, prefix)
+    if set(mine) != set(given):
+        other = sorted(set(mine) ^ set(given))
+        raise ConfigError(f"the checkpoint is of another network: {', '.join(other[:3])} in one of the two only")
+    for name, tensor in mine.items():
+        _put(tensor, given[name], name)
+    optimizer: torch.optim.Optimizer = policy.optimizer
+    if len(state["groups"]) != len(optimizer.param_groups):
+        raise ConfigError("the checkpoint's optimizer has other groups of parameters than this run's")
+    for group, stored in zip(optimizer.param_groups, state["groups"], strict=True):
+        for name, value in stored.items():
+            if name in group and name != "params":
+                group[name] = tuple(value) if isinstance(group[name], tuple) else value
+    parameters = _parameters(optimizer)
+    for place, array in inside(arrays, f"{prefix}_optimizer").items():
+        index, _, name = place.partition("/")
+        _put_state(optimizer, parameters[_checked(index, len(parameters))], name, array)
+    for place, value in state["numbers"].items():
+        index, _, name = place.partition("/")
+        optimizer.state[parameters[_checked(index, len(parameters))]][name] = value
+
+
+def _put_state(optimizer: torch.optim.Optimizer, parameter: Any, name: str, array: NDArray[Any]) -> None:
+    state = optimizer.state[parameter]
+    if isinstance(state.get(name), torch.Tensor):
+        _put(state[name], array, name)
+        return
+    _check_finite(array, name)
+    tensor = torch.from_numpy(np.array(array))
+    if tensor.ndim and tensor.shape != parameter.shape:
+        raise ConfigError(f"the checkpoint's {name} has shape {tuple(tensor.shape)}, not {tuple(parameter.shape)}")
+    state[name] = tensor if name == "step" else tensor.to(parameter.device)
+
+
+def _put(target: torch.Tensor, array: NDArray[Any], name: str) -> None:
+    if tuple(target.shape) != array.shape or target.dtype != torch.from_numpy(np.empty(0, array.dtype)).dtype:
+        raise ConfigError(
+            f"the checkpoint is of another network: {name} has shape {array.shape}, not {tuple(target.shape)}"
+        )
+    _check_finite(array, name)
+    target.copy_(torch.from_numpy(np.array(array)))
+
+
+def _check_finite(array: NDArray[Any], name: str) -> None:
+    if array.dtype.kind in "fc" and not np.isfinite(array).all():
+        raise ConfigError(f"the checkpoint's {name} has numbers that are not finite")
+
+
+def _checked(index: str, count: int) -> int:
+    number = int(index) if index.isdecimal() else count
+    if number >= count:
+        raise ConfigError(f"the checkpoint's optimizer has a parameter {index}, this run's has {count}")
+    return number
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Any]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, (bool, int, float, str, np.generic))
+
+
+def _host(tensor: torch.Tensor) -> NDArray[Any]:
+    array: NDArray[Any] = tensor.detach().cpu().numpy()
+    return array
+
+
+# --- the rest
+
+
+def _observations(name: str, value: Any) -> Arrays:
+    if isinstance(value, Mapping):
+        return {f"{name}/{key}": np.asarray(part) for key, part in value.items()}
+    return {} if value is None else {name: np.asarray(value)}
+
+
+def _own_observations(arrays: Mapping[str, NDArray[Any]], name: str) -> Any:
+    if name in arrays:
+        return np.array(arrays[name])
+    parts = inside(arrays, name)
+    return {key: np.array(part) for key, part in parts.items()} if parts else None
+
+
+def _scaler_state(fast: Any) -> State | None:
+    scaler = _scaler_of(fast)
+    return None if scaler is None else plain(scaler.state_dict())
+
+
+def _load_scaler(fast: Any, state: Mapping[str, Any] | None) -> None:
+    scaler = _scaler_of(fast)
+    if state and scaler is not None:
+        scaler.load_state_dict(dict(state))
+
+
+def _scaler_of(fast: Any) -> Any:
+    """float16's gradient scaler, if there is one and it has been made."""
+    precision = None if fast.accelerator is None else fast.accelerator.precision
+    return None if precision is None else precision.scaler
+
+
+def _own_lstm(arrays: Mapping[str, NDArray[Any]], part: str, like: tuple[torch.Tensor, ...]) -> Any:
+    found = []
+    for index, tensor in enumerate(like):
+        given = np.empty(tuple(tensor.shape), _host(tensor).dtype)
+        load_into(given, arrays, f"lstm/{part}/{index}")
+        _check_finite(given, f"lstm/{part}/{index}")
+        found.append(torch.from_numpy(given).to(tensor.device))
+    return tuple(found)
+
+
+def _check_seen(model: Any, name: str, found: Any) -> None:
+    """ConfigError unless there are as many as envs, and observations are of the env's shapes."""
+    if found is None:
+        return
+    env, normalizer = model.env, model.get_vec_normalize_env()
+    if name == "_last_episode_starts":
+        _check_array(name, found, (env.num_envs,), "b")
+        return
+    # Where nothing is normalised, the original observations are the last ones themselves.
+    space = normalizer.venv.observation_space if name == "_last_original_obs" and normalizer else env.observation_space
+    parts: Mapping[str, Any] = space.spaces if isinstance(space, Dict) else {"": space}
+    given = found if isinstance(found, Mapping) else {"": found}
+    if set(given) != set(parts):
+        raise ConfigError(f"the checkpoint's {name} has parts {sorted(given)}, the env's {sorted(parts)}")
+    for key, part in parts.items():
+        _check_array(f"{name} {key}".strip(), given[key], (env.num_envs, *part.shape), "biuf")
+
+
+def _check_array(name: str, array: Any, shape: tuple[int, ...], kinds: str) -> None:
+    if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype.kind not in kinds:
+        found = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else "in parts"
+        raise ConfigError(f"the checkpoint's {name} is {found}, this run needs {shape}")
+
+
+def _log_state(logger: Any) -> State:
+    """What was recorded and is not written yet."""
+    values = {key: float(value) for key, value in logger.name_to_value.items() if _is_number(value)}
+    return {
+        "values": values,
+        "counts": {key: int(logger.name_to_count[key]) for key in values if key in logger.name_to_count},
+        "excluded": {key: list(logger.name_to_excluded.get(key) or ()) for key in values},
+    }
+
+
+def _load_log(logger: Any, state: Mapping[str, Any]) -> None:
+    for key, value in state["values"].items():
+        logger.name_to_value[key] = float(value)
+        logger.name_to_excluded[key] = tuple(state["excluded"].get(key, ()))
+    for key, count in state["counts"].items():
+        logger.name_to_count[key] = int(count)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, np.number)) and math.isfinite(value)

@@ -1,0 +1,220 @@
+"""When a run writes checkpoints, who waits for that, and where a run that is to stop comes to rest.
+
+A run is at rest between an update and the next rollout (DQN: before a vector step). Only there its state is one that
+another process can go on from, so a stop in the middle of a rollout waits for the next rest. Where that would take
+longer than `checkpoint.grace_s`, the state at the last rest, kept in memory, is what is written. An error leaves
+no next rest: for that a state is kept every now and then in every run, as often as costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from fasttrain.machine import free_memory
+from fasttrain.perf.clock import PhaseClock
+from fasttrain.saving.checkpoints import CheckpointFolder, Snapshot
+
+HOLD_MOST_BYTES = 256 << 20  # a larger state is not kept in memory, only written where it is due
+HOLD_SHARE = 0.002  # of a training's time, for keeping states: one that takes 3 ms is kept every 1.5 s
+TIMED_MOST_BYTES = 2 << 30
+TIMED_SHARE = 0.01  # the same of checkpoints by time: where one takes training 10 s, they come every 1,000 s
+COPY_SHARE = 0.25  # of the free memory: a replay buffer larger than that is written while training waits
+Take = Callable[[], Snapshot]  # with views, to be copied or written before training goes on
+
+
+class Settings(NamedTuple):
+    """What the configuration says of checkpoints."""
+
+    every: int  # env steps; 0: only at a signal
+    background: bool
+    grace_s: float
+    holds: bool = True  # False: keep none for a stop in a long rollout; taking one would wait for the update beside it
+    every_s: float = 0.0  # of training; 0: not by time
+
+
+class Checkpoints:
+    """Of one run. An error while one is made or written is said once and tried again when the next is due.
+
+    Attributes:
+        failed: why the newest checkpoint that was due is not there; empty if it is, or none was due.
+        at: env steps of the newest one that was handed over for writing; -1 before the first.
+    """
+
+    def __init__(
+        self, folder: CheckpointFolder, take: Take, settings: Settings, clock: PhaseClock, say: Callable[[str], None]
+    ) -> None:
+        self.folder, self.settings = folder, settings
+        self.failed, self.at = "", -1
+        self._take, self._clock, self._say = take, clock, say
+        self._thread: threading.Thread | None = None
+        self._held: Snapshot | None = None  # of the last rest, or of an earlier one
+        self._holds = 0  # so many were kept
+        self._hold_s, self._held_at = 0.0, 0.0  # what the last one took, and when that was
+        self._too_large = False  # for that
+        self._write_s, self._written_at = 0.0, time.perf_counter()  # the same of what was handed over for writing
+        self._published = -1  # env steps of the newest one of this process
+        self._rest_at = -1  # env steps at the last rest
+        self._stopping = False  # the run was to end there
+        self._rested = 0.0  # when that was
+        self._cycle_s: float | None = None  # from rest to rest; None before the second
+        self._asked: float | None = None  # when somebody first wanted to stop
+
+    def goes_on_from(self, env_steps: int) -> None:
+        """The run was resumed from the checkpoint of so many steps, which is there."""
+        self.at = env_steps
+
+    def rest(self, env_steps: int, due: bool, stopping: bool) -> None:
+        """The run is at rest; `stopping`: it is to end here."""
+        now = time.perf_counter()
+        if self._rest_at >= 0:
+            self._cycle_s = now - self._rested
+        else:
+            self._written_at = now
+        self._rest_at, self._stopping = env_steps, stopping
+        if (due or stopping or self._is_time(now)) and self.at != env_steps:
+            self._held = None
+            with self._clock.phase("checkpoint"):
+                self._write(None, background=self.settings.background and not stopping)
+            self._written_at = time.perf_counter()
+            self._write_s = self._written_at - now
+        elif self.at != env_steps and self._may_be_held(now):
+            self._held = None  # first: two copies at a time are one too many
+            with self._clock.phase("checkpoint"):
+                self._hold()
+            self._holds, self._held_at = self._holds + 1, time.perf_counter()
+            self._hold_s = self._held_at - now
+        self._rested = time.perf_counter()
+
+    def may_stop(self, for_signal: bool) -> bool:
+        """Whether a run that wants to stop now, in a rollout, may: there is nothing to wait for, or no time."""
+        if not (for_signal or self.settings.every):
+            return True
+        now = time.perf_counter()
+        if self._asked is None:
+            self._asked = now
+        if self.at == self._rest_at and (self._stopping or not self.failed):  # tried, or written, when it began
+            return True
+        held = self._held if self._held is not None and self._held.env_steps == self._rest_at else None
+        if held is None and not self._too_large:  # a rollout that was short so far, or an update beside it
+            return False
+        left_s = 0.0 if self._cycle_s is None else self._cycle_s - (now - self._rested)
+        if max(left_s, now - self._asked) <= self.settings.grace_s:
+            return False
+        if held is not None:
+            with self._clock.phase("checkpoint"):
+                self._write(held, background=False)
+        elif not self.failed:
+            self.failed = (
+                f"the state of {self._rest_at:,} steps is too large to be kept in memory, and the rollout too long "
+                "to wait for: raise checkpoint.grace_s, or set checkpoint_every"
+            )
+        return True
+
+    def finish(self, env_steps: int, at_rest: bool, stopped: bool) -> None:
+        """Training has ended, `at_rest` or in a rollout that is dropped; waits for everything to be written.
+
+        The final state is one that a longer run can go on from; without checkpoints only if a signal `stopped` the run.
+        """
+        with self._clock.phase("checkpoint"):
+            held, self._held = self._held, None
+            self.wait()
+            if not (stopped or self.settings.every or self._by_time()):
+                pass
+            elif at_rest:
+                self._rest_at = env_steps
+                if self.at != env_steps or self.failed:
+                    self._write(None, background=False)
+            elif held is not None and held.env_steps > self.at:
+                self._rest_at = held.env_steps
+                self._write(held, background=False)
+        if not at_rest and self.at == self._published >= 0 and not self.failed:
+            self._say(f"checkpoint of {self.at:,} steps written; the {env_steps - self.at:,} steps since are dropped")
+        if self.failed:
+            self._say(f"warning: not saved for a resume: {self.failed}")
+
+    def broke_off(self, now: Take) -> None:
+        """An error ended training: have a checkpoint of the newest state that another process can go on from.
+
+        Args:
+            now: takes the state in which the error left the run; what counts where none could be kept in memory.
+        """
+        self.wait()
+        held, self._held = self._held, None
+        known = -1 if self.failed else self.at
+        if (held.env_steps <= known) if held else (known >= 0 and not self._too_large):
+            return  # written, or gone on from, and nothing was kept since
+        try:
+            taken = held or now()
+            self.folder.publish(taken.env_steps, taken.files())
+        except Exception as error:
+            self.failed = f"{type(error).__name__}: {error}"
+        else:
+            self.failed, self.at = "", taken.env_steps
+
+    def wait(self) -> None:
+        """Until what is being written is written."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _is_time(self, now: float) -> bool:
+        every_s = self.settings.every_s
+        return 0 < every_s <= now - self._written_at >= self._write_s / TIMED_SHARE and self._by_time()
+
+    def _by_time(self) -> bool:
+        """Whether any are written by time: a large replay buffer fills a disk only if somebody asks for that."""
+        if self.settings.every_s and (size := self._take().size_bytes) > TIMED_MOST_BYTES:
+            self.settings = self.settings._replace(every_s=0.0)
+            self._say(f"the run's state takes {size / 1e9:.1f} GB: none is written by time; checkpoint_every=… does")
+        return self.settings.every_s > 0
+
+    def _may_be_held(self, now: float) -> bool:
+        """For a stop in a long rollout always; else the first two, of which one is after an update, and seldom."""
+        if self._too_large:
+            return False
+        if self.settings.holds and self._cycle_s is not None and self._cycle_s > self.settings.grace_s / 2:
+            return True
+        return self._holds < 2 or now - self._held_at >= self._hold_s / HOLD_SHARE
+
+    def _hold(self) -> None:
+        try:
+            views = self._take()
+            self._too_large = views.size_bytes > HOLD_MOST_BYTES
+            if not self._too_large:
+                self._held = views.copied()
+        except Exception as error:
+            self._note(self._rest_at, error)
+
+    def _write(self, snapshot: Snapshot | None, background: bool) -> None:
+        self.wait()  # for the one before: two at a time would hold two copies
+        self.at = self._rest_at
+        try:
+            taken = snapshot or self._take()
+            background = background and taken.size_bytes <= COPY_SHARE * free_memory()
+            taken = taken.copied() if background else taken
+        except Exception as error:  # training must not end because it could not be written down
+            self._note(self._rest_at, error)
+            return
+        if not background:
+            self._publish(taken)
+            return
+        self._thread = threading.Thread(target=self._publish, args=(taken,), name="fasttrain-checkpoint")
+        self._thread.start()
+
+    def _publish(self, snapshot: Snapshot) -> None:
+        try:
+            self.folder.publish(snapshot.env_steps, snapshot.files())
+        except Exception as error:
+            self._note(snapshot.env_steps, error)
+        else:
+            self.failed, self._published = "", snapshot.env_steps
+
+    def _note(self, env_steps: int, error: Exception) -> None:
+        said = bool(self.failed)
+        self.failed = f"the checkpoint of {env_steps:,} steps could not be written ({type(error).__name__}: {error})"
+        if not said:
+            again = f"; the next try is in {self.settings.every:,} steps" if self.settings.every else ""
+            self._say(f"warning: {self.failed}; training goes on{again}")

@@ -1,1 +1,0 @@
-"""What a report shows and how: files → numbers (`*_page`, `episodes`, `curves`) → charts → SVG, PNG and HTML."""

@@ -1,0 +1,107 @@
+"""Stable-Baselines3's own `SubprocVecEnv`, started so that signals to the whole group leave its workers alone.
+
+NotedVecEnv: SB3's DummyVecEnv, which notes the actions of its `Retrace` envs once per vector step.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
+
+from fasttrain.envs.retrace import MOST_ACTIONS, Retrace
+from fasttrain.vec.process import START_METHOD, kill_group
+from fasttrain.vec.worker_start import belong_to_the_trainer, end_at_once, hold_signals
+
+EnvFn = Callable[[], gym.Env[Any, Any]]
+
+
+class InWorker:
+    """Builds an env in a worker: the first code of ours that runs there."""
+
+    def __init__(self, factory: EnvFn) -> None:
+        self._factory = factory
+
+    def __call__(self) -> gym.Env[Any, Any]:
+        belong_to_the_trainer()
+        end_at_once()
+        return self._factory()
+
+
+def start_subproc(factories: Sequence[EnvFn]) -> SubprocVecEnv:
+    """One worker per env.
+
+    The constructor waits until the first worker has imported torch and built its env, seconds or for ever. So it runs
+    in a thread: signals are held back from there, and from the workers, while the main thread is open to Ctrl-C.
+    """
+    others = set(multiprocessing.active_children())
+    with ThreadPoolExecutor(1, initializer=hold_signals) as thread:
+        made = thread.submit(SubprocVecEnv, [InWorker(factory) for factory in factories], START_METHOD)
+        try:
+            return made.result()
+        except BaseException:
+            _kill_until(made, others)
+            raise
+
+
+def _kill_until(made: Future[Any], others: set[Any]) -> None:
+    """End what is started until nothing more is: nobody will use it."""
+    while True:
+        last = made.done()
+        for process in set(multiprocessing.active_children()) - others:
+            kill_group(process)
+        if last:
+            return
+        time.sleep(0.01)
+
+
+ROWS = 1000  # at least, between two looks for those of episodes that are over
+
+
+class NotedVecEnv(DummyVecEnv):
+    """Of PPO on CartPole noting env by env took 1.8 %, once per vector step 0.2 %.
+
+    Args:
+        factories: of a `Retrace` around a `Monitor` each.
+    """
+
+    envs: list[Retrace]  # type: ignore[assignment]
+
+    def __init__(self, factories: Sequence[Callable[[], Retrace]]) -> None:
+        super().__init__(list(factories))
+        self.rows: list[NDArray[Any]] = []  # actions (N, ...) since the oldest running episode began
+        self._most = ROWS
+        for index, env in enumerate(self.envs):
+            env.noted_by(self, index)
+
+    def step_async(self, actions: NDArray[Any]) -> None:
+        super().step_async(actions)
+        if len(self.rows) >= self._most:
+            self._forget()
+        self.rows.append(np.array(actions))
+
+    def seen(self, index: int) -> Any:
+        """The observation of one env, as the space has it."""
+        seen = self._obs_from_buf()
+        return {key: part[index] for key, part in seen.items()} if isinstance(seen, dict) else seen[index]
+
+    def total(self, index: int) -> float:
+        """The sum of the rewards of its running episode."""
+        monitor = self.envs[index].env
+        return float(sum(monitor.rewards)) if isinstance(monitor, Monitor) else 0.0
+
+    def _forget(self) -> None:
+        """Rows of episodes that are over, and of those that are too long to repeat."""
+        count = max(min(env.begun_at for env in self.envs), len(self.rows) - MOST_ACTIONS)
+        del self.rows[:count]
+        for env in self.envs:
+            env.begun_at -= count
+        self._most = 2 * len(self.rows) + ROWS

@@ -1,0 +1,90 @@
+"""Command words: their modules, their keys, their arguments."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from conftest import RunCommand, composed
+from fasttrain.cli.commands import COMMANDS, OWNERS, implementation, known, prepare, quoted, refuse_foreign_keys
+from fasttrain.config import all_keys
+from fasttrain.errors import ConfigError
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_an_implementation(command: str):
+    assert callable(implementation(command))
+
+
+def test_a_misspelt_command_names_the_right_one():
+    assert known("compare") == "compare"
+    with pytest.raises(ConfigError, match="unknown command 'compair'; did you mean 'compare'"):
+        known("compair")
+
+
+def test_owned_keys_exist():
+    keys = all_keys()
+    for owned, owner in OWNERS.items():
+        assert any(key.startswith(owned) if owned.endswith(".") else key == owned for key in keys), owned
+        assert set(owner.commands) <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", ["train", "eval", "tune", "doctor"])
+def test_a_key_of_another_command_is_refused_with_its_value(command: str):
+    with pytest.raises(ConfigError, match=f"^gate.margin=2 means nothing for {command}; to judge candidates: "):
+        refuse_foreign_keys(command, ["num_envs", "gate.margin"], ["num_envs=3", "gate.margin=1", "gate.margin=2"])
+    refuse_foreign_keys("compare", ["num_envs", "gate.margin"], ["num_envs=3", "gate.margin=1"])
+
+
+def test_candidates_reach_the_study_as_text():
+    for value in ("[baseline,speed]", "[{name: it's, overrides: [num_envs=8, env.kwargs.opponents=[hard,easy]]}]"):
+        assert composed(quoted(f"candidates={value}"))["candidates"] == value
+    assert quoted("candidates='[a]'") == "candidates='[a]'"
+
+
+def test_a_study_has_a_folder_of_its_own_or_the_one_named():
+    fresh, *rest = prepare("tune", ["+profile=speed"])
+    assert fresh.startswith("hydra.run.dir='studies/${now:%Y-%m-%d}/")
+    assert "_tune_" in fresh
+    assert rest == ["+profile=speed"]
+    assert prepare("tune", ["+profile=speed", "study=my study"])[0] == "hydra.run.dir='my study'"
+
+
+def test_a_study_named_alone_goes_on_with_its_own_arguments(tmp_path: Path):
+    begun = {"command": "compare", "arguments": ["candidates=[baseline,speed]", "seeds=3"]}
+    (tmp_path / "study.json").write_text(json.dumps(begun))
+    study = f"study={tmp_path}"
+    assert prepare("compare", [study])[1:] == ["candidates='[baseline,speed]'", "seeds=3", study]
+    assert prepare("compare", ["seeds=9", study])[1:] == ["candidates='[baseline,speed]'", "seeds=9", study]
+    with pytest.raises(ConfigError, match=f"is one of compare: fasttrain compare {study}"):
+        prepare("tune", [study])
+    with pytest.raises(ConfigError, match="no study.json there"):
+        prepare("compare", [f"study={tmp_path / 'none'}"])
+
+
+def test_the_doctors_test_may_be_an_option():
+    for typed in (["--test", "env"], ["--test=env"]):
+        assert prepare("doctor", ["+profile=speed", *typed]) == ["+profile=speed", "doctor.test=env"]
+
+
+@pytest.mark.parametrize("command", ["compare", "doctor", "play", "report"])
+def test_what_is_no_single_run_cannot_be_swept(fasttrain: RunCommand, command: str):
+    done = fasttrain(command, "-m", "num_envs=1,2")
+    assert (done.exit_code, done.err) == (
+        2, f"fasttrain: error: -m sweeps over trainings; {command} cannot be swept\n"
+    )  # fmt: skip
+
+
+def test_trust_is_an_option_of_what_loads_models():
+    for command in ("eval", "play", "export"):
+        assert "trust=true" in prepare(command, ["run=x", "--trust"])
+    with pytest.raises(ConfigError, match="--trust means nothing for resume; eval, play, export load models"):
+        prepare("resume", ["run=x", "--trust"])
+
+
+def test_a_study_json_that_fasttrain_never_wrote_is_wrong_input(tmp_path: Path):
+    (tmp_path / "study.json").write_text('{"command": "compare", "arguments": 5}')
+    with pytest.raises(ConfigError, match="its study.json is none that fasttrain wrote"):
+        prepare("compare", [f"study={tmp_path}"])

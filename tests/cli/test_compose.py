@@ -1,0 +1,105 @@
+"""Errors of Hydra, OmegaConf and PyYAML as one line with the argument or the file in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conftest import RunCommand
+from fasttrain.cli.compose import check_options, clear_error, conf_dir, unswept
+from fasttrain.errors import ConfigError
+
+PACKAGE = "# @package _global_\n"
+
+
+def own_file(tmp_path: Path, name: str, content: bytes) -> list[str]:
+    path = tmp_path / "mine" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return ["--config-dir", str(tmp_path / "mine")]
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"num_envs: [1, 2\n", ", line 3: no YAML: expected ',' or ']', but got '<stream end>'"),
+        (b"num_envs: 3\nnum_envs: 4\n", ", line 3: no YAML: found duplicate key num_envs"),
+        (b"\n\xff\xfe\n", ", line 3: no text in UTF-8; save it as such"),
+        (b"- num_envs\n", ": holds no keys; write key: value, one a line"),
+        (b"5\n", ": cannot be read: Invalid loaded object type: int"),
+    ],
+)
+@pytest.mark.parametrize("command", ["train", "eval", "compare"])
+def test_a_broken_profile_is_named_with_its_line(
+    fasttrain: RunCommand, tmp_path: Path, command: str, content: bytes, told: str
+):
+    options = own_file(tmp_path, "profile/broken.yaml", PACKAGE.encode() + content)
+    done = fasttrain(command, "+profile=broken", *options)
+    path = tmp_path / "mine" / "profile" / "broken.yaml"
+    assert (done.exit_code, done.err) == (2, f"fasttrain: error: {path}{told}\n")
+
+
+def test_the_file_that_is_asked_for_is_named_before_another(fasttrain: RunCommand, tmp_path: Path):
+    for name in ("a", "broken", "z"):
+        options = own_file(tmp_path, f"profile/{name}.yaml", b"x: [\n")
+    assert "/profile/broken.yaml, line 2: " in fasttrain("+profile=broken", *options).err
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("env=5", "env=5: Config group override must be a string or a list. Got int"),
+        ("num_envs=${nothing}", "num_envs=${nothing}: Interpolation key 'nothing' not found"),
+        ("env.by_tier=[1]", "env.by_tier=[1]: TypeError raised while resolving interpolation"),
+        ("algo.name=dqn", "algo.name=dqn: choose the algorithm by algo=…"),
+    ],
+)
+def test_what_does_not_say_its_argument_is_told_with_it(fasttrain: RunCommand, override: str, told: str):
+    done = fasttrain("env.id=CartPole-v1", "algo=ppo", override)
+    assert done.exit_code == 2
+    assert done.err.startswith(f"fasttrain: error: {told}")
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--nothing"], "unrecognized arguments: --nothing"),
+        (["--cfg", "x"], r"argument --cfg/-c: invalid choice: 'x'"),
+        (["--config-dir"], "argument --config-dir/-cd: expected one argument"),
+        (["--config-dir="], "--config-dir=: no such folder"),
+        (["--config-dir", "/no/such"], "--config-dir=/no/such: no such folder"),
+        (["--config-name", "x"], "--config-name=x: no such YAML file"),
+        (["--config-path", "x"], "--config-path means nothing here"),
+    ],
+)
+def test_options_are_checked_before_hydras_parser_ends_the_process(arguments: list[str], told: str):
+    with pytest.raises(ConfigError, match=f"^{told}"):
+        check_options(arguments)
+
+
+def test_options_that_hydra_knows_pass():
+    check_options(["-m", "--config-dir", str(conf_dir()), "--cfg", "job", "num_envs=4"])
+
+
+def test_an_error_of_ours_stays_what_it_is():
+    ours = ConfigError("num_envs=0: must be at least 1")
+    assert clear_error(ours, []) is ours
+
+
+def test_swept_arguments_are_left_out():
+    assert unswept(["num_envs=4,8", "seed=1", "x=[", "batch_size=range(1,3)"]) == ["seed=1", "x=["]
+
+
+def test_a_working_directory_that_is_gone_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    from fasttrain.cli import main
+
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main(["num_envs=4"]) == 2
+    assert capsys.readouterr().err.startswith("fasttrain: error: the working directory is gone")

@@ -1,0 +1,149 @@
+"""A folder that holds a run, a sweep or a study is not written over."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import configured
+from fasttrain.cli import compose, main
+from fasttrain.runs.folders import changes
+from fasttrain.saving.files import locked
+
+SMALL = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "vec_env=dummy", "num_envs=2", "checkup=off",
+         "fused_update=off", "eval.episodes=2", "eval.num_envs=2", "batch_size=32", "algo.net_arch=[8]",
+         "algo.rollout_size=64", "report=false")  # fmt: skip
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A training of 128 steps in the folder `it`; what it answers."""
+    monkeypatch.chdir(tmp_path)
+
+    def begin(*arguments: str) -> tuple[int, str, str]:
+        code = main([*SMALL, "total_timesteps=128", "hydra.run.dir=it", *arguments])
+        return code, *capfd.readouterr()
+
+    return begin
+
+
+def content(folder: Path) -> dict[str, Any]:
+    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*") if path.name != ".lock"}
+
+
+def test_a_second_run_is_refused_before_anything_is_written(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    assert run()[0] == 0
+    before = content(tmp_path / "it")
+    code, _, err = run("seed=1")
+    assert code == 2
+    assert "hydra.run.dir=it holds a run (done): take another folder, on_existing=resume goes on with it, " in err
+    code, _, err = run("on_existing=maybe")
+    assert (code, "on_existing=maybe: not one of refuse, resume, overwrite" in err) == (2, True)
+    for other in (["check", "env.id=CartPole-v1"], ["compare", "candidates=[baseline,speed]"], ["-m", "seed=1,2"]):
+        assert main([*other, "hydra.run.dir=it", "hydra.sweep.dir=it"]) == 2
+    monkeypatch.setenv("NAME_OF_IT", "it")
+    assert main([*SMALL, "hydra.run.dir=${oc.env:NAME_OF_IT}"]) == 2
+    (tmp_path / "mine" / "profile").mkdir(parents=True)
+    (tmp_path / "mine" / "profile" / "here.yaml").write_text("# @package _global_\nhydra:\n  run:\n    dir: it\n")
+    assert main(["--config-dir", str(tmp_path / "mine"), "+profile=here"]) == 2
+    assert capfd.readouterr().err.count("=it holds a run (done): take another folder") == 5
+    assert content(tmp_path / "it") == before
+
+
+def test_while_a_process_is_at_work_nobody_else_is(run: Run, tmp_path: Path):
+    (tmp_path / "it").mkdir()
+    with locked(tmp_path / "it"):
+        for way in ("refuse", "resume", "overwrite"):
+            code, _, err = run(f"on_existing={way}")
+            assert (code, "it: still going on (process " in err) == (2, True)
+    assert not (tmp_path / "it" / ".hydra").exists()
+
+
+def test_resume_begins_goes_on_and_ends(run: Run, tmp_path: Path):
+    """The same command again and again, as a queue gives it."""
+    assert run("on_existing=resume")[0] == 0
+    code, out, _ = run("on_existing=resume")
+    assert (code, out) == (0, "it holds this run, finished after 128 steps: nothing is left to do\n")
+    code, out, err = run("on_existing=resume", "total_timesteps=256", "eval.episodes=3")
+    assert code == 0, err
+    assert "going on from step_000000000128: 128 of 256 steps" in out, "what speed keeps at the end"
+    summary = json.loads((tmp_path / "it" / "summary.json").read_text())
+    assert (summary["env_steps"], summary["resumed_at"], summary["quality"]["episodes"]) == (256, [128], 3)
+    code, _, err = run("on_existing=resume", "num_envs=4", "algo.gamma=0.9")
+    assert code == 2
+    assert "of other values of algo.gamma, num_envs, which cannot change on the way" in err
+
+
+def test_resume_of_what_left_nothing_to_go_on_from_begins_anew(run: Run, tmp_path: Path):
+    assert run("checkpoint_every_minutes=0")[0] == 0
+    for name in ("model.zip", "summary.json"):
+        (tmp_path / "it" / name).unlink()
+    code, out, err = run("on_existing=resume")
+    assert (code, "going on" in out) == (0, False), err
+    assert (tmp_path / "it" / "model.zip").is_file()
+
+
+def test_overwrite_takes_nothing_but_its_own(run: Run, tmp_path: Path):
+    assert run("eval_every=64", "eval_async=false")[0] == 0
+    for name in ("notes.txt", "model.py"):
+        (tmp_path / "it" / name).write_text("mine")
+    assert run("on_existing=overwrite", "env.id=Nowhere-v0")[0] == 2
+    assert (tmp_path / "it" / "model.zip").is_file(), "wrong input costs nothing"
+    assert run("on_existing=overwrite", "seed=1", "checkpoint_every_minutes=0")[0] == 0
+    names = {path.name for path in (tmp_path / "it").iterdir()}
+    assert {"notes.txt", "model.py", "model.zip", "summary.json"} <= names
+    assert not {"best_model.zip", "evaluations.csv"} & names
+    assert not list((tmp_path / "it").rglob("step_*"))
+    assert json.loads((tmp_path / "it" / "summary.json").read_text())["seed"] == 1
+
+
+def test_other_commands_have_no_way_on(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    assert main(["check", "env.id=CartPole-v1", "on_existing=resume", f"hydra.run.dir={tmp_path}"]) == 2
+    assert "on_existing=resume means nothing for check; take another folder: hydra.run.dir=…" in capsys.readouterr().err
+
+
+def test_a_plan_tells_what_was_asked_for(run: Run, tmp_path: Path):
+    assert run()[0] == 0
+    same = (*SMALL, "total_timesteps=128", "engine_switch_at=0")  # the last as the environment of tests says
+    assert changes(tmp_path / "it", configured(*same)) == {}
+    assert changes(tmp_path / "it", configured(*same, "num_envs=4", "+env.kwargs.size=2")) == {
+        "num_envs": 4, "env.kwargs.size": 2, "env.kwargs": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "command"),
+    [
+        ("sweep", "sweep.json", ["-m", "seed=1,2", "hydra.sweep.dir=it"]),
+        ("study", "study.json", ["compare", "candidates=[baseline,speed]", "hydra.run.dir=it"]),
+    ],
+)
+def test_a_sweep_and_a_study_too(
+    kind: str, name: str, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "it").mkdir()
+    stored = json.dumps({"arguments": ["-m", "seed=1"], "command": "tune"})
+    (tmp_path / "it" / name).write_text(stored)
+    assert main(command) == 2
+    assert f"=it holds a {kind}: take another folder, on_existing=resume goes on" in capsys.readouterr().err
+    assert main([*command, "on_existing=resume"]) == 2
+    wrong = "of other arguments (-m seed=1): take another folder" if kind == "sweep" else "is one of tune"
+    assert wrong in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "it").iterdir()] == [name]
+    assert (tmp_path / "it" / name).read_text() == stored
+
+
+def test_where_nothing_lies_nothing_is_composed_twice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(compose, "composed_before", lambda overrides: pytest.fail("composed"))
+    assert main(["+profile=speed", "num_envs=0", "hydra.run.dir=nowhere/at/all"]) == 2
+    assert main(["+profile=speed", "num_envs=0"]) == 2

@@ -1,0 +1,356 @@
+"""The Gymnasium environments of Skirmish, kernels and plain: checkers, one trajectory, rendering, bad arguments."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.utils.env_checker import check_env as gymnasium_check_env
+from stable_baselines3.common.env_checker import check_env as sb3_check_env
+
+import fasttrain.envs
+from fasttrain.envs.make import EnvSpec, make_env
+from fasttrain.envs.masks import random_legal_action
+from fasttrain.errors import ConfigError, EnvError
+from fasttrain.games.skirmish.env import SkirmishEnv
+from fasttrain.games.skirmish.options import make_options
+from fasttrain.games.skirmish_python.env import SkirmishPythonEnv
+from fasttrain.vec.native import NativeVecEnv
+from reference.skirmish import SkirmishGame
+
+ENVS = [SkirmishEnv, SkirmishPythonEnv]
+EnvClass = type[SkirmishEnv] | type[SkirmishPythonEnv]
+
+
+def draw(env: Any, rng: np.random.Generator) -> Any:
+    return random_legal_action(env.action_space, env.action_masks(), rng)
+
+
+def test_registered_once_and_made_by_id() -> None:
+    before = dict(gymnasium.registry)
+    fasttrain.envs.register_envs()
+    assert dict(gymnasium.registry) == before
+    for name, kind in zip((fasttrain.envs.SKIRMISH_ID, fasttrain.envs.SKIRMISH_PYTHON_ID), ENVS, strict=True):
+        env = gymnasium.make(name, action_mode="units", mission="take_and_hold", opponent="random")
+        assert isinstance(env.unwrapped, kind)
+        observation, info = env.reset(seed=1)
+        assert observation.shape == (163,)
+        assert info == {}
+
+
+@pytest.mark.parametrize("name", [fasttrain.envs.SKIRMISH_ID, fasttrain.envs.SKIRMISH_PYTHON_ID])
+@pytest.mark.parametrize("action_mode", ["heads", "units"])
+def test_passes_both_checkers_without_a_warning(name: str, action_mode: str) -> None:
+    env = gymnasium.make(name, render_mode="rgb_array", action_mode=action_mode, rounds=2).unwrapped
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gymnasium_check_env(env)
+        sb3_check_env(env, warn=True, skip_render_check=False)
+
+
+@pytest.mark.parametrize("name", ["Skirmish", "SkirmishPython"])
+def test_importing_and_stepping_needs_no_torch(name: str) -> None:
+    code = (
+        "import sys, gymnasium, fasttrain.envs\n"
+        f"env = gymnasium.make('fasttrain/{name}-v0', roster='duel', enemy_roster='duel')\n"
+        "env.reset(seed=0)\n"
+        "env.step([0, 0, 0, 0])\n"
+        "assert 'torch' not in sys.modules and 'stable_baselines3' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("action_mode", ["heads", "units", "dict"])
+@pytest.mark.parametrize("opponent", ["planner", "self"])
+def test_single_env_plays_as_the_plain_one(action_mode: str, opponent: str) -> None:
+    options = {"action_mode": action_mode, "opponent": opponent, "reward_progress": 0.1, "reward_debug": True}
+    one, two = (kind(**options) for kind in ENVS)
+    rng = np.random.default_rng(2)
+    one.reset(seed=4)
+    two.reset(seed=4)
+    infos = []
+    turns = set()
+    for _ in range(70):
+        np.testing.assert_array_equal(one.action_masks(), two.action_masks())
+        assert one.opponents_turn is two.opponents_turn
+        turns.add(one.opponents_turn)
+        if action_mode == "dict":
+            values = random_legal_action(spaces.MultiDiscrete([25] * 3 + [4] * 3 + [5, 3]), one.action_masks(), rng)
+            action: Any = dict(zip(one.action_space, values, strict=True))
+        else:
+            action = draw(one, rng)
+        a, b = one.step(action), two.step(action)
+        np.testing.assert_array_equal(a[0], b[0])
+        assert a[1:4] == b[1:4]
+        assert set(b[4].pop("perf")) <= {"enemy_turn_ms"}
+        assert a[4] == b[4]
+        if a[2]:
+            infos.append(a[4])
+            np.testing.assert_array_equal(one.reset()[0], two.reset()[0])
+    assert infos
+    assert "reward_terms" in infos[0]
+    assert turns == ({True, False} if opponent == "self" else {False})
+    assert one.opponents_ns > 0
+
+
+def test_named_heads_through_our_wrappers() -> None:
+    env = make_env(EnvSpec(id=fasttrain.envs.SKIRMISH_ID, kwargs={"action_mode": "dict"}, needs_masks=True))
+    plain = SkirmishEnv()
+    assert isinstance(env.action_space, spaces.MultiDiscrete)
+    assert env.action_space.nvec.tolist() == plain.action_space.nvec.tolist() == [25, 25, 25, 4, 4, 4, 5, 3]
+    env.reset(seed=3)
+    plain.reset(seed=3)
+    rng = np.random.default_rng(0)
+    for _ in range(14):
+        mask = env.get_wrapper_attr("action_masks")()
+        np.testing.assert_array_equal(mask, plain.action_masks())
+        action = random_legal_action(env.action_space, mask, rng)
+        np.testing.assert_array_equal(env.step(action)[0], plain.step(action)[0])
+
+
+@pytest.mark.parametrize("kind", ENVS)
+def test_seeds_and_resets(kind: EnvClass) -> None:
+    env, other = kind(), kind()
+    np.testing.assert_array_equal(env.reset(seed=3)[0], other.reset(seed=3)[0])
+    for one in (env, other):
+        one.step(np.zeros(8, int))
+    following = env.reset()[0]
+    np.testing.assert_array_equal(following, other.reset()[0])
+    assert len({env.reset()[0].tobytes() for _ in range(20)}) == 20
+
+
+@pytest.mark.parametrize("kind", ENVS)
+def test_illegal_actions(kind: EnvClass) -> None:
+    env, plain = kind(), kind()
+    env.reset(seed=5)
+    plain.reset(seed=5)
+    action = np.array([0, 99, 0, 3, 0, 0, 1, 0])  # no such move; targets while moving; re-roll while moving
+    a = env.step(action)
+    assert action[1] == 99, "the caller's own"
+    b = plain.step(np.zeros(8, int))
+    np.testing.assert_array_equal(a[0], b[0])
+    assert a[4]["illegal_actions"] == 1
+    assert "illegal_actions" not in b[4]
+    strict = kind(on_illegal="raise", action_mode="units")
+    with pytest.raises(EnvError, match=r"reset\(\)"):
+        strict.step(0)
+    strict.reset(seed=1)
+    with pytest.raises(EnvError, match=r"27 in head 0 of action \[27\] is illegal now, legal there is \[0, "):
+        strict.step(27)
+
+
+@pytest.mark.parametrize("kind", ENVS)
+def test_observations_are_the_callers_own(kind: EnvClass) -> None:
+    env = kind()
+    first, _ = env.reset(seed=0)
+    copy, mask = first.copy(), env.action_masks()
+    env.step(np.zeros(8, int))
+    np.testing.assert_array_equal(first, copy)
+    assert first.dtype == np.float32
+    assert mask.dtype == np.bool_
+    assert mask.shape == (95,)
+
+
+@pytest.mark.parametrize("kind", ENVS)
+def test_a_copy_by_pickle_plays_on_alike(kind: EnvClass) -> None:
+    env = kind()
+    env.reset(seed=1)
+    env.step(np.zeros(8, int))
+    copy = pickle.loads(pickle.dumps(env))
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        action = draw(env, rng)
+        a, b = env.step(action), copy.step(action)
+        np.testing.assert_array_equal(a[0], b[0])
+        assert a[1:4] == b[1:4]
+        if a[2]:
+            env.reset()
+            copy.reset()
+
+
+def outcome(info: dict[str, Any]) -> str:
+    return "won" if info["is_win"] else "draw" if info["is_draw"] else "lost"
+
+
+@pytest.mark.parametrize("kind", ENVS)
+def test_render(kind: EnvClass) -> None:
+    env = kind(render_mode="ansi", roster="duel", enemy_roster="raiders", rounds=1)
+    env.reset(seed=2)
+    lines = env.render().splitlines()
+    assert lines[0].startswith("Skirmish only_war  round 1/1  movement (yours)  VP 0:0  CP ")
+    board = lines[1:31]
+    assert {len(line) for line in board} == {44}
+    text = "".join(board)
+    assert [text.count(letter) for letter in "1abcde+"] == [1, 1, 1, 1, 1, 1, 5]
+    assert text.count("#") > 50
+    assert any("1" in line for line in board[24:]), "the learner is below"
+    assert lines[31].startswith("1 champions: health 15/15 at ")
+    assert len(lines) == 31 + 1 + 5
+    info = [env.step(np.zeros(4, int)) for _ in range(3)][-1][4]
+    assert env.render().startswith(
+        f"game over: {outcome(info)} 0:0 (+0), {info['end_reason']}\nSkirmish only_war  round 1/1"
+    )
+    picture = kind(render_mode="rgb_array", width=20, height=30)
+    picture.reset(seed=2)
+    frame = picture.render()
+    assert frame.shape == (240, 160, 3)
+    assert frame.dtype == np.uint8
+    blue, red = ((frame == colour).all(axis=2) for colour in ((40, 90, 200), (200, 50, 40)))
+    assert blue[120:].sum() > 100
+    assert red[:120].sum() > 100
+    assert not blue[:96].any()
+    assert kind().render() is None
+    with pytest.raises(TypeError, match="render_mode='human': choose None, 'ansi' or 'rgb_array'"):
+        kind(render_mode="human")
+
+
+@pytest.mark.parametrize("kind", ENVS)
+def test_opponents_can_be_changed(kind: EnvClass) -> None:
+    env = kind(opponent="random")
+    env.reset(seed=0)
+    env.set_opponents("self")
+    env.reset(seed=3)
+    turns = []
+    for _ in range(6):
+        turns.append(env.opponents_turn)
+        env.step(np.zeros(8, int))
+    assert turns in ([True] * 3 + [False] * 3, [False] * 3 + [True] * 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"on_illegal": "ignore"}, "on_illegal='ignore': choose 'replace' or 'raise'"),
+        ({"action_mode": "unit"}, "action_mode='unit': choose heads or units"),
+        ({"opponent": "greed"}, "opponent='greed': choose random, greedy, planner, self; did you mean 'greedy'"),
+        ({"opponent": {"greedy": -1}}, "opponent: the weight of 'greedy' is -1, not a number >= 0"),
+        ({"opponent": {"greedy": 0}}, "at least one weight must be above 0"),
+        ({"opponent": 3}, "opponent=3: give one of random, greedy, planner, self"),
+        ({"opponent": "self", "roster": "duel"}, "roster has 1 units, enemy_roster 3; self-play needs as many"),
+        ({"mission": "only_wars"}, "mission='only_wars': no such file; did you mean 'only_war'"),
+        ({"mission": []}, "mission: give 1 to 8 missions, got 0"),
+        ({"mission": [7]}, "mission=7: give a name"),
+        ({"roster": "patrols"}, "roster='patrols': no such file; did you mean 'patrol'"),
+        ({"enemy_roster": ["patrol"]}, "enemy_roster=\\['patrol'\\]: give the name of a shipped roster"),
+        ({"rounds": 0}, "rounds=0: choose a whole number from 1 to 20"),
+        ({"width": 63}, "width=63: choose a whole number from 8 to 62"),
+        ({"height": 30.0}, "height=30.0: choose a whole number from 8 to 96"),
+        ({"cache": 1}, "cache=1: choose on or off"),
+        ({"reward_vp": "much"}, "reward_vp='much': choose a finite number"),
+        ({"reward_win": float("nan")}, "reward_win=nan: choose a finite number"),
+        ({"secondary_every": 0}, "secondary_every=0: choose a whole number from 1 to 10000"),
+    ],
+)
+@pytest.mark.parametrize("kind", ENVS)
+def test_bad_arguments_are_named(kind: EnvClass, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        kind(**options)
+
+
+def test_an_unknown_argument_is_refused() -> None:
+    with pytest.raises(TypeError, match="unexpected argument 'reward_dammage'; did you mean 'reward_damage'"):
+        SkirmishEnv(reward_dammage=1.0)
+
+
+UNIT = """units:
+  - {name: scouts, models: 3, wounds: 1, move: 6, toughness: 3, save: 5, invulnerable: 0, leadership: 7, control: 1,
+     ranged: {range: 12, attacks: 1, skill: 4, strength: 3, ap: 0, damage: 1},
+     melee: {attacks: 1, skill: 4, strength: 3, ap: 0, damage: 1}}
+"""
+MISSION = "board: [20, 20]\ndeployment_rows: 4\nmarkers: [[10, 10]]\nterrain: [[4, 8, 3, 2]]\n"
+
+
+def test_rosters_and_missions_of_ones_own(tmp_path: Path) -> None:
+    roster, mission = tmp_path / "mine.yaml", tmp_path / "duel_in_the_fog.yaml"
+    roster.write_text(UNIT)
+    mission.write_text(MISSION)
+    options = make_options(mission=str(mission), roster=str(roster), width=20, height=20)
+    assert [sheet.name for sheet in options.rosters[0]] == ["scouts"]
+    assert options.missions[0].name == "duel_in_the_fog"
+    assert options.missions[0].markers == ((20, 20),)
+    assert options.missions[0].terrain == ((4, 8, 7, 10), (13, 10, 16, 12))
+    stretched = make_options(mission=str(mission), width=40, height=30).missions[0]
+    assert stretched.markers == ((40, 30),)
+    assert stretched.terrain[0] == (8, 12, 14, 15)
+    assert stretched.deployment_rows == 6
+    env = SkirmishEnv(roster=str(roster), mission=str(mission), width=20, height=20)
+    env.reset(seed=1)
+    assert env.action_space.nvec.tolist() == [25, 4, 5, 1]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "models: 3",
+            "models: 0",
+            r"roster: .*mine.yaml: unit 1 \(scouts\): models=0: choose .* from 1 to 30",
+        ),
+        ("wounds: 1,", "", r"unit 1 \(scouts\): missing key 'wounds'"),
+        ("wounds: 1", "wound: 1", r"unit 1 \(scouts\): unknown key 'wound'; did you mean 'wounds'"),
+        ("invulnerable: 0", "invulnerable: 1", r"invulnerable=1: choose 0 \(none\) or 2 to 6"),
+        ("range: 12", "range: far", r"unit 1 \(scouts\): ranged: range='far': choose a whole number from 1 to 100"),
+        ("melee: {", "melee: {range: 1, ", "melee: unknown key 'range'"),
+        ("name: scouts", "name: 3", "name must be a text, got 3"),
+        ("units:", "unit:", "mine.yaml: unknown key 'unit'; did you mean 'units'"),
+        (UNIT, "units: []", "mine.yaml: units must be a list of 1 to 8, got 0"),
+        (UNIT, "units: [3]", "unit 1 must be a mapping, got 3"),
+        (UNIT, "- 3", "mine.yaml must hold a mapping"),
+        (UNIT, "units: [", "mine.yaml is no YAML"),
+    ],
+)
+def test_a_wrong_roster_names_file_unit_and_key(tmp_path: Path, old: str, new: str, message: str) -> None:
+    path = tmp_path / "mine.yaml"
+    assert old in UNIT
+    path.write_text(UNIT.replace(old, new))
+    with pytest.raises(ConfigError, match=message):
+        make_options(roster=str(path))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("board: [20, 20]", "board: [20]", r"mission: .*own.yaml: board: \[20\] is not a list of 2 numbers"),
+        ("board: [20, 20]", "board: [0, 20]", r"board=\[0, 20\]: give width and height in inches"),
+        ("board: [20, 20]\n", "", "own.yaml: missing key 'board'"),
+        ("markers", "marker", "own.yaml: unknown key 'marker'; did you mean 'markers'"),
+        ("[[10, 10]]", "[[10, 21]]", r"markers: \[10, 21\] is not on the board of \[20, 20\] inches"),
+        ("[[10, 10]]", "[]", "markers: 1 to 6 with their images, got 0"),
+        ("[[10, 10]]", "ten", "markers must be a list, got 'ten'"),
+        ("[4, 8, 3, 2]", "[4, 8, 30, 2]", r"terrain: \[4, 8, 30, 2\] is not on the board"),
+        ("[4, 8, 3, 2]", "[0, 0, 20, 4]", "no free cell for unit 1 of roster in its strip of the deployment zone"),
+        ("rows: 4", "rows: 10", "deployment_rows=10 of both sides leave nothing between on height=20"),
+        ("rows: 4", "rows: none", "deployment_rows='none': choose a whole number from 1 on"),
+    ],
+)
+def test_a_wrong_mission_names_file_and_key(tmp_path: Path, old: str, new: str, message: str) -> None:
+    path = tmp_path / "own.yaml"
+    assert old in MISSION
+    path.write_text(MISSION.replace(old, new))
+    with pytest.raises(ConfigError, match=message):
+        make_options(mission=str(path), width=20, height=20)
+
+
+@pytest.mark.parametrize("action_mode", ["heads", "units"])
+def test_the_native_vec_env_takes_one_action_or_one_per_head(action_mode: str) -> None:
+    env = NativeVecEnv(SkirmishGame(3, action_mode), seed=4)
+    env.reset()
+    rng = np.random.default_rng(0)
+    ended = 0
+    for _ in range(40):
+        masks = np.stack(env.env_method("action_masks"))
+        actions = np.stack([random_legal_action(env.action_space, mask, rng) for mask in masks])
+        assert actions.shape == ((3, 8) if action_mode == "heads" else (3,))
+        _, _, dones, infos = env.step(actions)
+        ended += dones.sum()
+        assert all(("vp_diff" in info) == done for info, done in zip(infos, dones, strict=True))
+    assert ended >= 3
+    assert env.get_attr("opponents_turn") == [False] * 3

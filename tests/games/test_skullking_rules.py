@@ -1,0 +1,281 @@
+"""Every line of the rules page as a hand-written case, and the kernels against the plain reference on random tricks."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fasttrain.games.skullking import rules
+from fasttrain.games.skullking.rules import (
+    deal_size,
+    legal_cards,
+    loot_allies,
+    score_round,
+    trick_bonus,
+    trick_winner,
+)
+
+
+def load_reference() -> ModuleType:
+    path = Path(__file__).resolve().parents[1] / "reference" / "skull_king.py"
+    spec = importlib.util.spec_from_file_location("skull_king_reference", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+reference = load_reference()
+
+
+def y(rank: int) -> int:
+    return rank - 1
+
+
+def g(rank: int) -> int:
+    return 13 + rank
+
+
+def p(rank: int) -> int:
+    return 27 + rank
+
+
+def b(rank: int) -> int:
+    return 41 + rank
+
+
+ESC, ESC2, ESC3 = 56, 57, 58
+PIR, PIR2 = 61, 62
+TIG = 66
+KING = 67
+MER, MER2 = 68, 69
+KRA, WHA = 70, 71
+LOOT, LOOT2 = 72, 73
+
+
+def test_card_ids_are_those_of_the_rules_page() -> None:
+    assert (y(1), y(14), g(1), g(14), p(1), p(14), b(1), b(14)) == (0, 13, 14, 27, 28, 41, 42, 55)
+    kinds = [rules.KIND_NAMES[kind] for kind in rules.KIND]
+    assert kinds[:56] == ["number"] * 56
+    assert kinds[56:61] == ["escape"] * 5
+    assert kinds[61:66] == ["pirate"] * 5
+    assert kinds[66:75] == [
+        "escape",
+        "skull_king",
+        "mermaid",
+        "mermaid",
+        "kraken",
+        "white_whale",
+        "loot",
+        "loot",
+        "pirate",
+    ]
+    assert rules.NUM_ACTIONS == 86
+    assert rules.FIRST_PLAY_ACTION + rules.TIGRESS == 77
+    assert rules.FIRST_PLAY_ACTION + rules.TIGRESS_PIRATE == 85
+
+
+# (cards, Tigress as Pirate, winner, next leader, bonus)
+TRICKS = {
+    # 5 numbers
+    "highest of the lead suit": ([y(5), y(9), g(14), y(2)], False, 1, 1, 10),
+    "off-suit never wins": ([y(1), g(14), p(14)], False, 0, 0, 20),
+    "black trumps": ([y(14), b(1), y(13)], False, 1, 1, 10),
+    "highest black": ([y(14), b(3), b(2), b(9)], False, 3, 3, 10),
+    "black led": ([b(5), y(14), b(14)], False, 2, 2, 30),
+    "escape led, next sets the suit": ([ESC, y(3), g(9)], False, 1, 1, 0),
+    "loot led, next sets the suit": ([LOOT, g(3), y(9)], False, 1, 1, 0),
+    "tigress as escape led": ([TIG, p(3), y(9)], False, 1, 1, 0),
+    "escape does not win over a one": ([y(1), ESC], False, 0, 0, 0),
+    # 4 characters
+    "pirate over black 14": ([b(14), PIR], False, 1, 1, 20),
+    "first pirate": ([y(3), PIR, PIR2], False, 1, 1, 0),
+    "tigress as pirate is a pirate": ([TIG, PIR, y(1)], True, 0, 0, 0),
+    "tigress as escape is none": ([TIG, y(1), y(2)], False, 2, 2, 0),
+    "mermaid over numbers": ([b(13), MER], False, 1, 1, 0),
+    "first mermaid": ([MER2, MER], False, 0, 0, 0),
+    "pirate takes mermaids": ([MER, MER2, PIR], False, 2, 2, 40),
+    "tigress takes a mermaid": ([MER, TIG], True, 1, 1, 20),
+    "king takes pirates": ([PIR, PIR2, KING], False, 2, 2, 60),
+    "king takes the tigress": ([TIG, KING, y(14)], True, 1, 1, 40),
+    "king takes no tigress as escape": ([TIG, KING], False, 1, 1, 0),
+    "mermaid takes the king": ([KING, MER], False, 1, 1, 40),
+    "mermaid takes the king under pirates": ([PIR, KING, MER, MER2], False, 2, 2, 40),
+    "mermaid before the king": ([MER, PIR, KING], False, 0, 0, 40),
+    "mermaid wins with 14s": ([MER, KING, b(14), g(14)], False, 0, 0, 70),
+    # 6 nothing but escapes and loot
+    "only escapes": ([ESC2, ESC, ESC3], False, 0, 0, 0),
+    "only escapes and loot": ([LOOT, ESC, LOOT2], False, 0, 0, 0),
+    "tigress as escape wins first": ([TIG, ESC, LOOT], False, 0, 0, 0),
+    # 2 kraken
+    "kraken destroys": ([y(3), y(9), KRA], False, None, 1, 0),
+    "kraken led: evaluated without it": ([KRA, y(3), g(9), y(5)], False, None, 3, 0),
+    "kraken and characters": ([PIR, KRA, KING], False, None, 2, 0),
+    "kraken and the king taken": ([KING, KRA, MER], False, None, 2, 0),
+    "kraken led, only escapes": ([KRA, ESC, LOOT], False, None, 1, 0),
+    "kraken second, only escapes": ([ESC, KRA, LOOT], False, None, 0, 0),
+    "kraken alone": ([KRA], False, None, 0, 0),
+    # 3 white whale
+    "whale: highest rank of any suit": ([y(5), g(9), WHA], False, 1, 1, 0),
+    "whale: black is no trump": ([b(5), WHA, p(6)], False, 2, 2, 0),
+    "whale: earlier on a tie": ([WHA, g(9), b(9), y(9)], False, 1, 1, 0),
+    "whale: characters are destroyed": ([KING, y(2), WHA, MER], False, 1, 1, 0),
+    "whale: 14s count": ([b(14), WHA, PIR, y(14)], False, 0, 0, 30),
+    "whale without numbers: destroyed": ([PIR, KING, WHA], False, None, 2, 0),
+    "whale led without numbers": ([WHA, ESC, LOOT], False, None, 0, 0),
+    # 1 both: the later acts, the earlier is an escape
+    "kraken then whale": ([KRA, y(3), WHA, b(2)], False, 1, 1, 0),
+    "whale then kraken": ([WHA, y(3), KRA, b(2)], False, None, 3, 0),
+    "kraken then whale, no number": ([KRA, PIR, WHA], False, None, 2, 0),
+    "whale then kraken, the whale leads as an escape": ([WHA, ESC, KRA], False, None, 0, 0),
+    "whale then kraken alone": ([WHA, KRA], False, None, 0, 0),
+    "kraken then whale alone": ([KRA, WHA], False, None, 1, 0),
+    "escape, whale, kraken": ([ESC, WHA, KRA], False, None, 0, 0),
+}
+
+
+@pytest.mark.parametrize("case", TRICKS)
+def test_trick(case: str) -> None:
+    cards, as_pirate, winner, leader, bonus = TRICKS[case]
+    assert trick_winner(cards, as_pirate) == (winner, leader)
+    assert trick_winner(np.array(cards), as_pirate) == (winner, leader)
+    assert trick_bonus(cards, as_pirate) == bonus
+    plays = [reference.Play(card, as_pirate and card == TIG) for card in cards]
+    assert reference.resolve(plays) == (winner, leader)
+    assert reference.bonus(plays, winner) == bonus
+
+
+@pytest.mark.parametrize(
+    ("cards", "allies"),
+    [
+        ([y(5), LOOT, y(9)], [1]),
+        ([LOOT, y(5), LOOT2], [0, 2]),
+        ([LOOT, ESC], []),  # the winning Loot allies nobody
+        ([LOOT, ESC, LOOT2], [2]),  # but the other Loot's player is allied with the winner
+        ([ESC, LOOT], [1]),
+        ([y(5), LOOT, KRA], []),  # destroyed
+        ([PIR, LOOT, WHA], []),  # destroyed as by a Kraken
+        ([y(5), LOOT, WHA], [1]),  # the White Whale's trick has a winner
+    ],
+)
+def test_loot_alliances(cards: list[int], allies: list[int]) -> None:
+    assert loot_allies(cards) == allies
+
+
+@pytest.mark.parametrize(
+    ("hand", "trick", "as_pirate", "legal"),
+    [
+        ([y(1), g(2), ESC], [], False, [y(1), g(2), ESC]),
+        ([y(1), g(2), b(3), PIR], [y(9)], False, [y(1), PIR]),  # follow or any special
+        ([g(2), b(3), PIR], [y(9)], False, [g(2), b(3), PIR]),  # void: anything
+        ([y(1), b(3)], [b(9)], False, [b(3)]),
+        ([y(1), g(2)], [ESC, g(9)], False, [g(2)]),  # the next card set the suit
+        ([y(1), g(2)], [LOOT], False, [y(1), g(2)]),  # still open
+        ([y(1), g(2)], [LOOT, ESC, y(5), g(5)], False, [y(1)]),
+        ([y(1), g(2)], [TIG, y(5)], False, [y(1)]),  # Tigress as Escape sets nothing
+        ([y(1), g(2)], [TIG, y(5)], True, [y(1), g(2)]),  # led by a Pirate: no lead suit
+        ([y(1), g(2)], [PIR, y(5)], False, [y(1), g(2)]),
+        ([y(1), g(2)], [MER, y(5)], False, [y(1), g(2)]),
+        ([y(1), g(2)], [KING, y(5)], False, [y(1), g(2)]),
+        ([y(1), g(2)], [KRA, y(5)], False, [y(1), g(2)]),
+        ([y(1), g(2)], [WHA, y(5)], False, [y(1), g(2)]),
+        ([y(1), g(2)], [ESC, PIR, y(5)], False, [y(1)]),  # the same cards played later change nothing
+        ([y(1), g(2)], [y(5), KRA, g(5)], False, [y(1)]),
+        ([TIG, y(1), g(2)], [g(9)], False, [g(2), TIG]),
+    ],
+)
+def test_legal_cards(hand: list[int], trick: list[int], as_pirate: bool, legal: list[int]) -> None:
+    assert legal_cards(hand, trick, as_pirate) == legal
+
+
+@pytest.mark.parametrize(
+    ("bids", "tricks", "round_number", "bonuses", "alliances", "scores"),
+    [
+        ([1, 3], [1, 3], 4, None, [], [20, 60]),
+        ([1, 3], [3, 1], 4, None, [], [-20, -20]),
+        ([0, 0], [0, 7], 7, None, [], [70, -70]),
+        ([0, 2], [1, 2], 3, [30, 40], [], [-30, 80]),  # bonuses only with the bid made
+        ([0, 2], [0, 2], 2, [0, 10], [], [20, 50]),
+        ([1, 1], [1, 1], 2, None, [(0, 1)], [40, 40]),
+        ([1, 0], [1, 1], 2, None, [(0, 1)], [20, -20]),  # both must make their bids
+        ([1, 0, 0], [1, 0, 0], 1, [30, 0, 0], [(1, 0), (2, 0)], [90, 30, 30]),
+        ([0, 8], [0, 8], 10, None, [], [100, 160]),  # r is the round number, also where 8 cards are dealt
+    ],
+)
+def test_score_round(
+    bids: list[int],
+    tricks: list[int],
+    round_number: int,
+    bonuses: list[int] | None,
+    alliances: list[tuple[int, int]],
+    scores: list[int],
+) -> None:
+    assert score_round(bids, tricks, round_number, bonuses, alliances) == scores
+
+
+def test_deal_size() -> None:
+    assert [deal_size(r, 4) for r in range(1, 11)] == list(range(1, 11))
+    assert [deal_size(r, 8) for r in range(1, 11)] == [1, 2, 3, 4, 5, 6, 7, 8, 8, 8]
+    assert max(deal_size(r, n) * n for r in range(1, 11) for n in range(2, 9)) == 70
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: trick_winner([]), "1 to 8 cards, not 0"),
+        (lambda: trick_winner(list(range(9))), "1 to 8 cards, not 9"),
+        (lambda: trick_winner([74]), "card 74 is not an id in 0..73"),
+        (lambda: trick_winner([3, -1]), "card -1 is not an id"),
+        (lambda: trick_winner([3, 4, 3]), "twice"),
+        (lambda: trick_bonus([]), "1 to 8 cards"),
+        (lambda: loot_allies([72, 72]), "twice"),
+        (lambda: legal_cards([], [1]), "hand is empty"),
+        (lambda: legal_cards([1, 2], [2]), "twice"),
+        (lambda: legal_cards([99], []), "card 99"),
+        (lambda: deal_size(0, 4), "round_number=0"),
+        (lambda: deal_size(11, 4), "rounds 1 to 10"),
+        (lambda: deal_size(1, 9), "2 to 8 players"),
+        (lambda: score_round([1], [1, 0], 1), "one entry per seat"),
+        (lambda: score_round([2, 0], [1, 0], 1), "bid of seat 0 is 2, not in 0..1"),
+        (lambda: score_round([0, 0], [0, 3], 2), "tricks of seat 1 is 3"),
+        (lambda: score_round([0, 0], [0, 0], 1, None, [(1, 1)]), "two different seats"),
+    ],
+)
+def test_bad_input_is_named(call: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()  # type: ignore[operator]
+
+
+def _agree(cards: list[int], hand: list[int], as_pirate: bool) -> None:
+    plays = [reference.Play(card, as_pirate and card == TIG) for card in cards]
+    winner, leader = reference.resolve(plays)
+    assert trick_winner(cards, as_pirate) == (winner, leader), cards
+    assert trick_bonus(cards, as_pirate) == reference.bonus(plays, winner), cards
+    assert loot_allies(cards, as_pirate) == reference.allies(plays, winner), cards
+    assert legal_cards(hand, cards, as_pirate) == sorted(
+        {play.card for play in reference.legal_plays(set(hand), plays)}
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.permutations(range(74)), st.integers(1, 8), st.integers(1, 10), st.booleans())
+def test_random_tricks_agree_with_the_reference(deck: list[int], count: int, held: int, as_pirate: bool) -> None:
+    _agree(deck[:count], deck[count : count + held], as_pirate)
+
+
+def test_ten_thousand_tricks_full_of_specials_agree_with_the_reference() -> None:
+    draw = random.Random(7)
+    specials = list(range(56, 74))
+    for _ in range(10_000):
+        pool = draw.sample(specials, 9) + draw.sample(range(56), 9)
+        draw.shuffle(pool)
+        count = draw.randint(2, 8)
+        _agree(pool[:count], pool[count:], draw.random() < 0.5)

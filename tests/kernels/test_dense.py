@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiled import from_python
+from fasttrain.batch import Float32Array
+from fasttrain.kernels.dense import (
+    RELU,
+    TANH,
+    activate,
+    add_product,
+    add_to_rows,
+    clip_and_adam,
+    set_product,
+    sum_rows,
+    through_activation,
+    worst_of,
+)
+from fasttrain.kernels.simd import PAD, TILE_ROWS
+
+activate = from_python(activate)
+add_product = from_python(add_product)
+add_to_rows = from_python(add_to_rows)
+clip_and_adam = from_python(clip_and_adam)
+set_product = from_python(set_product)
+sum_rows = from_python(sum_rows)
+through_activation = from_python(through_activation)
+worst_of = from_python(worst_of)
+
+
+def random_array(seed: int, *shape: int) -> Float32Array:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+@given(st.integers(1, 4), st.integers(1, 9), st.integers(1, 40), st.integers(0, 2**16))
+@settings(max_examples=60, deadline=None)
+def test_products_equal_numpys(tiles: int, pads: int, k: int, seed: int):
+    rows, n = TILE_ROWS * tiles, PAD * pads
+    wide = random_array(seed, rows + 1, k + 3)  # a view of a larger array, as the layers of `Scratch` are
+    x, w, start = wide[:, 2 : 2 + k], random_array(seed + 1, k, n), random_array(seed + 2, n)
+    out = random_array(seed + 3, rows + 1, n + PAD)
+    kept = out.copy()
+    set_product(x, w, start, rows, out[:, :n])
+    np.testing.assert_allclose(out[:rows, :n], start + x[:rows] @ w, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(out[:, n:], kept[:, n:])
+    np.testing.assert_array_equal(out[rows], kept[rows])
+    before = out.copy()
+    add_product(x, w, rows, out[:, :n])
+    np.testing.assert_allclose(out[:rows, :n], before[:rows, :n] + x[:rows] @ w, rtol=1e-5, atol=1e-5)
+
+
+@given(st.integers(1, 4), st.integers(1, 9), st.integers(1, 30), st.integers(0, 2**16))
+@settings(max_examples=30, deadline=None)
+def test_a_weight_gradient_is_a_product_with_a_transposed_view(tiles: int, pads: int, rows: int, seed: int):
+    k, n = TILE_ROWS * tiles, PAD * pads
+    inputs, d, gradient = random_array(seed, rows, k), random_array(seed + 1, rows, n), random_array(seed + 2, k, n)
+    expected = gradient + inputs.T @ d
+    add_product(inputs.T, d, k, gradient)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-4)
+
+
+@given(st.integers(0, 11), st.integers(1, 13), st.integers(0, 2**16))
+@settings(max_examples=60, deadline=None)
+def test_sparse_rows_equal_dense_ones(nonzero: int, pads: int, seed: int):
+    n, before, after = PAD * pads, 2, 3  # entries of other rows stand before and after
+    places = np.random.default_rng(seed).choice(12, nonzero + before + after).astype(np.int32)
+    values, w, start = random_array(seed, len(places)), random_array(seed + 1, 12, n), random_array(seed + 2, n)
+    begin, end = before, before + nonzero
+    dense = np.zeros(12, np.float32)
+    np.add.at(dense, places[begin:end], values[begin:end])
+    out = np.full(n, np.nan, np.float32)
+    sum_rows(values, places, begin, end, w, start, out)
+    np.testing.assert_allclose(out, start + dense @ w, rtol=1e-5, atol=2e-5)
+    d, gradient = random_array(seed + 3, n), w.copy()
+    add_to_rows(values, places, begin, end, d, gradient)
+    np.testing.assert_allclose(gradient, w + np.outer(dense, d), rtol=1e-5, atol=2e-5)
+
+
+def test_tanh_to_float32_and_its_derivative():
+    x = np.concatenate([np.linspace(-12, 12, 4001), [1e-30, -1e-8, 100.0, -1e30]]).astype(np.float32)
+    a = x.copy()
+    activate(a, TANH)
+    np.testing.assert_allclose(a, np.tanh(x.astype(np.float64)), atol=3e-7)
+    assert np.abs(a).max() <= 1.0 + 1e-6
+    d = np.ones_like(a)
+    through_activation(d, a, TANH)
+    np.testing.assert_allclose(d, 1 - np.tanh(x.astype(np.float64)) ** 2, atol=1e-6)
+
+
+def test_relu_and_its_derivative():
+    a = np.array([-1.0, 0.0, 2.0, -3.0], np.float32)
+    activate(a[:3], RELU)
+    np.testing.assert_array_equal(a, [0.0, 0.0, 2.0, -3.0])
+    d = np.array([5.0, 6.0, 7.0, 8.0], np.float32)
+    through_activation(d[:3], a[:3], RELU)
+    np.testing.assert_array_equal(d, [0.0, 0.0, 7.0, 8.0])
+
+
+@pytest.mark.parametrize("kind", [TANH, RELU])
+def test_nan_stays_nan(kind: int):
+    a = np.array([np.nan, 1.0], np.float32)
+    activate(a, kind)
+    assert np.isnan(a[0])
+    assert np.isfinite(a[1])
+
+
+@pytest.mark.parametrize("max_grad_norm", [0.5, 1e9])
+def test_clip_and_adam_is_torchs(max_grad_norm: float):
+    start = random_array(0, 500)
+    parameter = torch.nn.Parameter(torch.from_numpy(start.copy()))
+    optimizer = torch.optim.Adam([parameter], lr=3e-3, eps=1e-5)
+    ours, average, square = start.copy(), np.zeros_like(start), np.zeros_like(start)
+    for step in range(1, 21):
+        gradient = random_array(step, 500)
+        parameter.grad = torch.from_numpy(gradient.copy())
+        torch.nn.utils.clip_grad_norm_([parameter], max_grad_norm)
+        optimizer.step()
+        clip_and_adam(ours, gradient, average, square, step, 3e-3, 0.9, 0.999, 1e-5, max_grad_norm)
+    np.testing.assert_allclose(ours, parameter.detach().numpy(), rtol=0, atol=2e-6)
+    np.testing.assert_allclose(average, optimizer.state[parameter]["exp_avg"].numpy(), rtol=1e-4, atol=1e-7)
+
+
+def test_a_nan_gradient_is_not_hidden_by_clipping():
+    parameters, zeros = np.ones(3, np.float32), np.zeros(3, np.float32)
+    gradient = np.array([1.0, np.nan, 1.0], np.float32)
+    clip_and_adam(parameters, gradient, zeros.copy(), zeros.copy(), 1, 1e-3, 0.9, 0.999, 1e-5, 0.5)
+    assert np.isnan(parameters).all()
+
+
+@pytest.mark.parametrize(
+    ("gradient", "loss"), [(np.nan, 1.0), (-np.inf, 1.0), (2e19, 1.0), (1.0, np.nan), (1.0, np.inf)]
+)
+def test_a_guarded_step_changes_nothing_where_something_is_not_finite(gradient: float, loss: float):
+    vectors = [np.arange(5, dtype=np.float32) for _ in range(3)]
+    slopes = np.ones(5, np.float32)
+    slopes[3] = gradient
+    numbers = (1, 1e-3, 0.9, 0.999, 1e-5, 0.5)
+    assert np.isnan(clip_and_adam(vectors[0], slopes, vectors[1], vectors[2], *numbers, loss, True))
+    assert all(np.array_equal(vector, np.arange(5)) for vector in vectors)
+    clip_and_adam(vectors[0], slopes, vectors[1], vectors[2], *numbers, loss, False)
+    assert not np.array_equal(vectors[1], np.arange(5)), "unguarded it is taken"
+
+
+def test_the_worst_number():
+    numbers = np.array([1, -5, 2], np.float32)
+    assert worst_of(numbers) == 1
+    numbers[2] = np.nan
+    assert worst_of(numbers) == 2

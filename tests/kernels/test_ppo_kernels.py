@@ -1,0 +1,206 @@
+"""The fused kernels against autograd over `losses.py`: gradients, whole updates, acting."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
+
+from accelerated import minibatch_loss
+from fasttrain.algos.fused_policy import ROWS_PER_THREAD, FusedPolicy, _rows_of_storage
+from fasttrain.algos.heads import action_dims, head_of
+from fasttrain.algos.update import Statistics
+from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
+from fasttrain.jit import njit_bare
+from fasttrain.kernels.ppo import LossSettings, minibatch_gradient, rate, surrogate
+from fasttrain.threads import Team, begin_work, end_work, is_open
+
+LOSS = LossSettings(
+    clip_range=0.2, clip_range_vf=-1.0, ent_coef=0.01, vf_coef=0.5, normalize_advantage=True, target_kl=-1.0
+)
+
+
+def make_policy(
+    inputs: int, actions: int | spaces.Space[Any], arch: Any, activation: type[torch.nn.Module], seed: int
+) -> Any:
+    torch.manual_seed(seed)
+    box = spaces.Box(-10.0, 10.0, (inputs,), np.float32)
+    space = spaces.Discrete(actions) if isinstance(actions, int) else actions
+    policy = MaskableActorCriticPolicy(box, space, lambda _: 1e-3, net_arch=arch, activation_fn=activation)
+    for parameter in policy.parameters():  # biases and heads of SB3's initialisation are too small to test anything
+        torch.nn.init.normal_(parameter, std=0.4)
+    return policy
+
+
+def make_storage(policy: Any, steps: int, envs: int, seed: int, sparse: float = 0.5) -> RolloutStorage:
+    """A filled storage whose old log-probabilities are near the policy's own, so that some ratios are clipped."""
+    rng = np.random.default_rng(seed)
+    space, dims = policy.observation_space, action_dims(policy.action_space)
+    storage = RolloutStorage(
+        steps,
+        envs,
+        space,
+        policy.action_space,
+        device=torch.device("cpu"),
+        gamma=0.9,
+        gae_lambda=0.8,
+        mask_width=sum(dims),
+    )
+    head = head_of(policy, policy.action_space)
+    for _ in range(steps):
+        observations = rng.standard_normal((envs, *space.shape)).astype(np.float32)
+        observations[rng.random(observations.shape) < sparse] = 0.0
+        masks = rng.random((envs, sum(dims))) < 0.5
+        for first, size in zip(np.cumsum([0, *dims]), dims, strict=False):
+            masks[np.arange(envs), first + rng.integers(size, size=envs)] = True
+        with torch.no_grad():
+            chosen, values, log_probs = head.act(torch.from_numpy(observations), torch.from_numpy(masks))
+        noise = torch.from_numpy(rng.normal(0, 0.3, envs).astype(np.float32))
+        rewards = rng.standard_normal(envs).astype(np.float32)
+        storage.add(
+            torch.from_numpy(observations), chosen, rewards, rng.random(envs) < 0.1, values + noise[:, None],
+            log_probs + noise, torch.from_numpy(masks),
+        )  # fmt: skip
+    storage.compute_returns_and_advantages(torch.zeros(envs), np.zeros(envs, np.bool_))
+    return storage
+
+
+class Model:
+    """What `minibatch_loss` reads of an algorithm."""
+
+    def __init__(self, loss: LossSettings) -> None:
+        self.ent_coef, self.vf_coef, self.normalize_advantage = loss.ent_coef, loss.vf_coef, loss.normalize_advantage
+
+
+def autograd(policy: Any, storage: RolloutStorage, order: np.ndarray, loss: LossSettings) -> tuple[Any, Statistics]:
+    """Gradient of every parameter in float64, from the same rows."""
+    double = copy.deepcopy(policy).double()
+    rows = torch.from_numpy(order)
+    total = storage.num_steps * storage.num_envs
+
+    def pick(array: Any) -> Any:
+        tensor = torch.from_numpy(np.ascontiguousarray(array)).reshape(total, *array.shape[2:])[rows]
+        return tensor.double() if tensor.is_floating_point() else tensor
+
+    actions = pick(storage.actions)
+    if isinstance(policy.action_space, spaces.Discrete):
+        actions = actions.flatten()
+    batch = RolloutBatch(
+        pick(storage.observations), actions, pick(storage.values), pick(storage.log_probs), pick(storage.advantages),
+        pick(storage.returns), pick(storage.masks),
+    )  # fmt: skip
+    found = Statistics()
+    clip_range_vf = None if loss.clip_range_vf < 0 else loss.clip_range_vf
+    head = head_of(double, double.action_space)
+    double.extract_features = lambda observations, *_: observations.double()  # SB3's casts to float32
+    minibatch_loss(Model(loss), head, batch, loss.clip_range, clip_range_vf, found).backward()
+    return [parameter.grad for parameter in double.parameters()], found
+
+
+@njit_bare
+def one_minibatch(order: Any, flat: Any, layout: Any, rows: Any, loss: Any, scratch: Any, team: Any, me: int) -> None:
+    begin_work(team, me, 0)
+    minibatch_gradient(order, len(order), 0, flat, layout, rows, loss, scratch, team, me)
+    while me > 0 and is_open(team):
+        minibatch_gradient(order, len(order), 0, flat, layout, rows, loss, scratch, team, me)
+    end_work(team, me)
+
+
+def fused_gradients(
+    policy: Any, storage: RolloutStorage, order: np.ndarray, loss: LossSettings, threads: int, on_threads: bool = False
+) -> tuple[list[np.ndarray], np.ndarray]:
+    kernels = FusedPolicy(policy, threads)
+    kernels.pack()
+    scratch = kernels._memory(threads * ROWS_PER_THREAD)
+    rows = _rows_of_storage(storage, kernels.layout.dims)
+    arguments = (order, kernels.parameters.numpy(), kernels.layout, rows, loss, scratch)
+    Team().run(one_minibatch, threads if on_threads else 1, *arguments)
+    flat = torch.from_numpy(scratch.gradients[0])
+    views = {id(parameter): view for parameter, view in kernels._views(flat)}
+    return [views[id(parameter)].numpy() for parameter in policy.parameters()], scratch.statistics[0] / len(order)
+
+
+@given(
+    inputs=st.integers(1, 20),
+    actions=st.one_of(
+        st.integers(1, 9),
+        st.lists(st.integers(2, 5), min_size=1, max_size=4).map(spaces.MultiDiscrete),
+        st.integers(1, 4).map(spaces.MultiBinary),
+    ),
+    pi=st.lists(st.integers(1, 21), min_size=1, max_size=3),
+    vf=st.lists(st.integers(1, 21), min_size=1, max_size=3),
+    activation=st.sampled_from([torch.nn.Tanh, torch.nn.ReLU]),
+    batch=st.integers(2, 90),
+    threads=st.integers(1, 3),
+    clip_range_vf=st.sampled_from([-1.0, 0.1]),
+    normalize=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+@settings(max_examples=60, deadline=None)
+def test_gradients_equal_autograds(
+    inputs: int, actions: Any, pi: list[int], vf: list[int], activation: type[torch.nn.Module], batch: int,
+    threads: int, clip_range_vf: float, normalize: bool, seed: int,
+):  # fmt: skip
+    policy = make_policy(inputs, actions, {"pi": pi, "vf": vf}, activation, seed)
+    storage = make_storage(policy, 10, 9, seed)
+    order = np.random.default_rng(seed).permutation(90)[:batch]
+    loss = LOSS._replace(clip_range_vf=clip_range_vf, normalize_advantage=normalize)
+    expected, found = autograd(policy, storage, order, loss)
+    ours, means = fused_gradients(policy, storage, order, loss, threads, on_threads=seed % 2 == 0)
+    norm = np.sqrt(sum(float((gradient**2).sum()) for gradient in expected))
+    for gradient, reference in zip(ours, expected, strict=True):
+        error = np.abs(gradient - reference.numpy()).max()
+        assert error <= 1e-5 * norm, f"{error / norm:.1e} of the gradient's norm"
+    figures = [found.policy_losses, found.value_losses, found.entropy_losses, found.clip_fractions, found.approx_kls]
+    reference = np.array([float(values[0]) for values in figures]) * [1, 1, -1, 1, 1]
+    np.testing.assert_allclose(means[:5], reference, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("arch", [[128, 96, 48], [300], [1024, 520]])
+def test_gradients_of_wider_nets(arch: list[int]):
+    """All kinds of tiles and strips, and blocks with rows to spare."""
+    policy = make_policy(50, 40, arch, torch.nn.Tanh, 1)
+    storage = make_storage(policy, 10, 9, 1)
+    order = np.random.default_rng(1).permutation(90)[:77]
+    expected, _ = autograd(policy, storage, order, LOSS)
+    ours, _ = fused_gradients(policy, storage, order, LOSS, 2)
+    norm = np.sqrt(sum(float((gradient**2).sum()) for gradient in expected))
+    assert max(np.abs(g - e.numpy()).max() for g, e in zip(ours, expected, strict=True)) <= 1e-5 * norm
+
+
+def test_the_clipped_surrogate_by_hand():
+    assert surrogate(2.0, 1.1, 0.2) == pytest.approx((-2.2, -2.2, False))
+    assert surrogate(2.0, 1.5, 0.2) == pytest.approx((-2.4, 0.0, True))  # clipped: no gradient
+    assert surrogate(-2.0, 1.5, 0.2) == pytest.approx((3.0, 3.0, True))  # the pessimistic side flows
+    assert surrogate(-2.0, 0.5, 0.2) == pytest.approx((1.6, 0.0, True))
+
+
+def test_rating_two_sub_actions_by_hand():
+    probs = np.zeros((4, 5), np.float32)
+    legal = np.array([0, 1, 3, 4], np.int32)  # of 2 + 3 choices
+    probs[1, :4] = np.log([1.0, 3.0, 1.0, 4.0])
+    log_prob, entropy = rate(np.array([2, 3]), legal, np.array([1, 2]), probs)
+    assert log_prob == pytest.approx(np.log(3 / 4 * 4 / 5), rel=1e-5)
+    parts = [-(p * np.log(p)).sum() for p in (np.array([0.25, 0.75]), np.array([0.2, 0.8]))]
+    assert entropy == pytest.approx(sum(parts), rel=1e-5)
+    np.testing.assert_allclose(probs[0, :4], [0.25, 0.75, 0.2, 0.8], rtol=1e-5)
+    assert probs[3, :4].tolist() == [0.0, 1.0, 0.0, 1.0]
+    assert probs[2, 0] == pytest.approx(0.25 * (np.log(0.25) + parts[0]), rel=1e-4)
+
+
+def test_a_wrong_gradient_would_be_seen():
+    policy = make_policy(6, 4, [8], torch.nn.Tanh, 0)
+    storage = make_storage(policy, 10, 9, 0)
+    order = np.arange(90)
+    expected, _ = autograd(policy, storage, order, LOSS)
+    ours, _ = fused_gradients(policy, storage, order, LOSS._replace(ent_coef=0.02), 1)
+    norm = np.sqrt(sum(float((gradient**2).sum()) for gradient in expected))
+    worst = max(np.abs(g - e.numpy()).max() for g, e in zip(ours, expected, strict=True))
+    assert worst > 1e-4 * norm

@@ -1,0 +1,264 @@
+"""The Q-learning kernels against autograd and torch's Adam: gradients, errors, whole updates, greedy actions."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from compiled import from_python
+from fasttrain.algos.fused_q_policy import FusedQ
+from fasttrain.algos.heads import action_dims
+from fasttrain.algos.q_networks import (
+    BranchingDQNPolicy,
+    DuelingDQNPolicy,
+    MaskedDQNPolicy,
+    best_values,
+    chosen_values,
+    greedy,
+)
+from fasttrain.kernels.q import QBatches, QSettings, collect, gather, lay_ahead, lay_back, update_gradient
+
+collect = from_python(collect)
+gather = from_python(gather)
+lay_ahead = from_python(lay_ahead)
+lay_back = from_python(lay_back)
+update_gradient = from_python(update_gradient)
+
+PARTS = (slice(0, 2), slice(2, 6))  # of six updates, in two calls
+PLAIN = QSettings(double=False, huber=True, dueling=False)
+
+
+def make_policy(
+    inputs: int, dims: Any, arch: list[int], dueling: bool = False, activation: Any = torch.nn.ReLU, seed: int = 0
+) -> Any:
+    """Online and target net with different weights, large enough to test something. `dims`: choices, or a list."""
+    torch.manual_seed(seed)
+    plain = BranchingDQNPolicy if isinstance(dims, list) else MaskedDQNPolicy
+    space = spaces.MultiDiscrete(dims) if isinstance(dims, list) else spaces.Discrete(dims)
+    box = spaces.Box(-10.0, 10.0, (inputs,), np.float32)
+    policy = (DuelingDQNPolicy if dueling else plain)(
+        box, space, lambda _: 1e-3, net_arch=arch, activation_fn=activation
+    )
+    for parameter in policy.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return policy
+
+
+def make_batches(
+    inputs: int, dims: Any, updates: int, batch: int, masked: bool = False, weighted: bool = False, seed: int = 0
+) -> QBatches:
+    """Random rows of 50 transitions; of the masked next states about one in ten has no legal action."""
+    rng = np.random.default_rng(seed)
+    shape, choices = (updates, batch), np.atleast_1d(dims)
+    actions = int(choices.sum())
+    masks = (rng.random((*shape, actions)) < 0.5) & (rng.random((*shape, 1)) < 0.9)
+
+    def normal(*sizes: int) -> Any:
+        return rng.standard_normal(sizes).astype(np.float32)
+
+    return QBatches(
+        normal(50, inputs), normal(40, inputs), rng.integers(0, choices, (50, len(choices))),
+        rng.integers(0, 50, shape), rng.integers(0, 40, shape), normal(*shape),
+        rng.uniform(0.5, 1.0, shape).astype(np.float32), (rng.random(shape) < 0.2).astype(np.float32),
+        masks if masked else np.zeros((0, 0, 0), np.bool_),
+        rng.uniform(0.1, 1.0, shape).astype(np.float32) if weighted else np.zeros((0, 0), np.float32),
+    )  # fmt: skip
+
+
+def q_values(net: Any, observations: torch.Tensor) -> torch.Tensor:
+    """The net's own layers in the observations' precision: SB3's features are float32."""
+    net.extract_features = lambda seen, _: seen
+    return net(observations)
+
+
+def torch_loss(policy: Any, batches: QBatches, update: int, settings: QSettings) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean loss and absolute errors (B,), as SB3's DQN.train computes them, in the policy's precision."""
+    precision = next(policy.parameters()).dtype
+
+    def pick(array: Any, index: Any) -> Any:
+        tensor = torch.from_numpy(array[index])
+        return tensor.to(precision) if tensor.is_floating_point() else tensor
+
+    rows, next_rows = batches.rows[update], batches.next_rows[update]
+    rewards, discounts, dones = (pick(a, update) for a in (batches.rewards, batches.discounts, batches.dones))
+    masks = pick(batches.next_masks, update) if len(batches.next_masks) else None
+    weights = pick(batches.weights, update) if len(batches.weights) else torch.ones_like(rewards)
+    dims = action_dims(policy.action_space)
+    with torch.no_grad():
+        seen = pick(batches.next_observations, next_rows)
+        after = q_values(policy.q_net_target, seen)
+        future = best_values(after, masks, dims)
+        if settings.double:
+            future = chosen_values(after, greedy(q_values(policy.q_net, seen), masks, dims), dims)
+            if masks is not None:
+                stuck = torch.stack([~part.any(1) for part in masks.split(dims, 1)], 1)
+                future = future.masked_fill(stuck, 0.0)
+        targets = rewards + (1 - dones) * discounts * future.mean(1)
+    current = q_values(policy.q_net, pick(batches.observations, rows))
+    current = chosen_values(current, pick(batches.actions, rows), dims)
+    kind = functional.smooth_l1_loss if settings.huber else functional.mse_loss
+    losses = kind(current, targets[:, None].expand_as(current), reduction="none")
+    return (weights[:, None] * losses).mean(), (current - targets[:, None]).abs().mean(1).detach()
+
+
+def fused_gradients(policy: Any, batches: QBatches, settings: QSettings) -> tuple[list[Any], float, Any]:
+    kernels = FusedQ(policy)
+    errors = np.zeros(batches.rows.shape, np.float32)
+    scratch, pieces = kernels._scratch, kernels.pieces
+    lay_ahead(kernels.target.numpy(), pieces, scratch.target)
+    loss = update_gradient(0, kernels.online.numpy(), kernels.layout, pieces, batches, settings, scratch, errors)
+    return kernels.views_of(torch.from_numpy(scratch.gradient)), loss, errors[0]
+
+
+def worst_error(policy: Any, batches: QBatches, settings: QSettings, ours: QSettings | None = None) -> float:
+    """The largest error of a gradient's entry, relative to the gradient's norm, after checks of loss and errors."""
+    reference = copy.deepcopy(policy).double()
+    expected_loss, expected_errors = torch_loss(reference, batches, 0, settings)
+    expected_loss.backward()
+    found, loss, errors = fused_gradients(policy, batches, ours or settings)
+    if ours is None:
+        np.testing.assert_allclose(loss, expected_loss.item(), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(errors, expected_errors.numpy(), rtol=1e-4, atol=1e-4)
+    expected = [parameter.grad for parameter in reference.q_net.parameters()]
+    norm = float(torch.sqrt(sum((gradient**2).sum() for gradient in expected)))
+    worst = max(float((f - e).abs().max()) for f, e in zip(found, expected, strict=True))
+    return worst / max(norm, 0.1)  # a TD error near zero has lost digits, and with it the gradient
+
+
+@given(
+    inputs=st.integers(1, 40),
+    dims=st.one_of(st.integers(1, 33), st.lists(st.integers(1, 12), min_size=1, max_size=5)),
+    arch=st.lists(st.integers(1, 33), min_size=1, max_size=4),
+    activation=st.sampled_from([torch.nn.Tanh, torch.nn.ReLU]),
+    batch=st.integers(1, 150),
+    dueling=st.booleans(),
+    double=st.booleans(),
+    huber=st.booleans(),
+    masked=st.booleans(),
+    weighted=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+@settings(max_examples=80, deadline=None)
+def test_gradients_equal_autograds(
+    inputs: int, dims: Any, arch: list[int], activation: Any, batch: int, dueling: bool, double: bool, huber: bool,
+    masked: bool, weighted: bool, seed: int,
+):  # fmt: skip
+    policy = make_policy(inputs, dims, arch, dueling, activation, seed)
+    batches = make_batches(inputs, dims, 1, batch, masked, weighted, seed)
+    assert worst_error(policy, batches, QSettings(double, huber, dueling)) <= 1e-5
+
+
+@pytest.mark.parametrize("arch", [[128, 96, 48], [300], [256, 256], [7, 33], [1024, 520]])
+@pytest.mark.parametrize("dueling", [False, True])
+def test_gradients_of_wider_nets(arch: list[int], dueling: bool):
+    """All kinds of tiles, several blocks, and blocks with rows to spare."""
+    policy = make_policy(50, 40, arch, dueling, torch.nn.Tanh, seed=1)
+    batches = make_batches(50, 40, 1, 301, masked=True, seed=1)
+    assert worst_error(policy, batches, QSettings(True, True, dueling)) <= 1e-5
+
+
+@pytest.mark.parametrize("changed", [{"double": True}, {"huber": False}])
+def test_a_wrong_gradient_would_be_seen(changed: dict[str, bool]):
+    policy, batches = make_policy(6, 4, [8]), make_batches(6, 4, 1, 64)
+    assert worst_error(policy, batches, PLAIN, ours=PLAIN._replace(**changed)) > 1e-3
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+@pytest.mark.parametrize(("dims", "max_grad_norm"), [(5, 10.0), (5, 0.05), ([3, 4, 2], 10.0)])
+def test_several_updates_equal_torchs_adam(dueling: bool, dims: Any, max_grad_norm: float):
+    """Errors of an update are those before it; the target net stays; the optimizer's state is that of torch."""
+    policy, batches = make_policy(7, dims, [33, 9], dueling, seed=3), make_batches(7, dims, 6, 20, True, True, seed=3)
+    reference, kernels, settings = copy.deepcopy(policy), FusedQ(policy), QSettings(True, True, dueling)
+    expected = []
+    for update in range(6):
+        loss, errors = torch_loss(reference, batches, update, settings)
+        reference.optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(reference.q_net.parameters(), max_grad_norm)
+        reference.optimizer.step()
+        expected.append((loss.item(), errors.numpy()))
+    first, rest = ({"next_masks": batches.next_masks[part], "weights": batches.weights[part]} for part in PARTS)
+    options: Any = {"double": True, "max_grad_norm": max_grad_norm}
+    storage, drawn = batches[:3], batches[3:8]
+    losses, errors = kernels.train(*storage, *(a[PARTS[0]] for a in drawn), **first, **options)
+    more, more_errors = kernels.train(*storage, *(a[PARTS[1]] for a in drawn), **rest, **options)
+    np.testing.assert_allclose([*losses, *more], [loss for loss, _ in expected], rtol=1e-4)
+    np.testing.assert_allclose([*errors, *more_errors], [error for _, error in expected], rtol=1e-3, atol=1e-4)
+    for ours, theirs in zip(policy.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    for ours, theirs in zip(policy.q_net.parameters(), reference.q_net.parameters(), strict=True):
+        state, other = policy.optimizer.state[ours], reference.optimizer.state[theirs]
+        assert state["step"] == other["step"] == 6
+        torch.testing.assert_close(state["exp_avg"], other["exp_avg"], rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(state["exp_avg_sq"], other["exp_avg_sq"], rtol=1e-3, atol=1e-6)
+
+
+def test_a_next_state_without_legal_actions_counts_as_the_end():
+    policy, batches = make_policy(3, 4, [8]), make_batches(3, 4, 1, 9, masked=True)
+    batches.next_masks[:] = False
+    _, _, errors = fused_gradients(policy, batches, PLAIN._replace(double=True))
+    with torch.no_grad():
+        current = policy.q_net(torch.from_numpy(batches.observations[batches.rows[0]])).numpy()
+    expected = current[np.arange(9), batches.actions[batches.rows[0], 0]] - batches.rewards[0]
+    np.testing.assert_allclose(errors, np.abs(expected), atol=1e-5)
+
+
+@pytest.mark.parametrize("field", ["observations", "next_observations", "rewards"])
+def test_what_is_not_finite_reaches_the_loss_and_does_not_stay(field: str):
+    policy, batches = make_policy(3, 4, [8, 8]), make_batches(3, 4, 1, 9, masked=True)
+    batches.next_masks[:] = True
+    batches.dones[:] = 0.0
+    spoilt = getattr(batches, field).copy()
+    spoilt[:] = np.nan
+    kernels, before = FusedQ(policy), copy.deepcopy(policy)
+    assert not np.isfinite(kernels.train(*batches._replace(**{field: spoilt})[:8])[0]).any()
+    policy.load_state_dict(before.state_dict())
+    kernels.exp_avg.zero_()
+    kernels.exp_avg_sq.zero_()
+    assert np.isfinite(kernels.train(*batches[:8])[0]).all()
+    assert all(bool(parameter.isfinite().all()) for parameter in policy.parameters())
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+def test_layers_laid_out_and_collected(dueling: bool):
+    """Every weight stands where the layer's inputs meet its outputs, in whole tiles and beside them; else zero."""
+    policy = make_policy(19, 5, [33, 70], dueling)
+    kernels = FusedQ(policy)
+    online, layout, pieces, scratch = kernels.online.numpy(), kernels.layout, kernels.pieces, kernels._scratch
+    lay_ahead(online, pieces, scratch.online)
+    lay_back(online, pieces, scratch.back)
+    net = policy.q_net
+    heads = [net.advantage_net, net.value_net] if dueling else [net.q_net[-1]]
+    layers = [([net.q_net[0]], 32), ([net.q_net[2]], 48), (heads, 80)]
+    for index, (linears, k) in enumerate(layers):
+        at, n = layout.weights[0, index], layout.sizes[0, index]
+        weights = torch.cat([linear.weight.detach() for linear in linears])
+        expected = torch.zeros(n, k)
+        expected[: len(weights), : weights.shape[1]] = weights
+        np.testing.assert_array_equal(scratch.online[at : at + k * n].reshape(k, n), expected.T)
+        np.testing.assert_array_equal(scratch.back[at : at + k * n].reshape(n, k), expected)
+        biases = torch.cat([linear.bias.detach() for linear in linears])
+        for laid in (scratch.online, scratch.back):
+            found = laid[layout.biases[0, index] :][:n]
+            np.testing.assert_array_equal(found, functional.pad(biases, (0, int(n) - len(biases))))
+    collected = np.zeros_like(online)
+    collect(scratch.back, pieces, collected)
+    np.testing.assert_array_equal(collected, online)
+
+
+def test_gathered_rows_end_in_zeros():
+    inputs = np.full((16, 16), np.nan, np.float32)
+    source = np.arange(21, dtype=np.float32).reshape(7, 3)
+    inputs[:, 3:] = 0.0
+    gather(source, np.array([6, 0, 6]), inputs)
+    np.testing.assert_array_equal(inputs[:3, :3], source[[6, 0, 6]])
+    np.testing.assert_array_equal(inputs[3:8], 0.0)
+    assert np.isnan(inputs[8:, :3]).all(), "rows of the next tile are nobody's business"

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fasttrain.report.charts import XY, Area, Chart, Rows, Split
+from fasttrain.report.page import Page, Table
+from fasttrain.report.run_page import run_page
+from report_toys import PLAN, perf, quality, summary, write_run
+
+
+def charts_of(page: Page) -> dict[str, Any]:
+    return {chart.name: chart for section in page.sections for chart in section.charts}
+
+
+def tables_of(page: Page, title: str) -> list[Table]:
+    return [table for section in page.sections if section.title == title for table in section.tables]
+
+
+def texts(table: Table) -> list[list[str]]:
+    return [[f"{cell.text} {cell.note}".strip() for cell in row] for row in table.cells]
+
+
+def test_what_a_run_says(tmp_path: Path):
+    page = run_page(write_run(tmp_path / "a-run"))
+    assert (page.kind, page.title) == ("Training run", "ppo on Toy-v0")
+    facts = dict(page.facts)
+    assert {key: facts[key] for key in ("env", "profile", "status", "seed", "folder")} == {
+        "env": "Toy-v0", "profile": "speed", "status": "done", "seed": "7", "folder": "a-run"}  # fmt: skip
+    assert page.command == "fasttrain +profile=speed total_timesteps=4000"
+    tiles = {tile.label: (tile.value, tile.note) for tile in page.tiles}
+    assert tiles["Env steps/s"] == ("1,250", "4,000 env steps")
+    assert tiles["Training time"] == ("3.2 s", "after 2 s of start-up")
+    assert tiles["Gradient updates"] == ("40", "0.0100 per env step")
+    assert tiles["Win rate"] == ("50.0 %", "[40.0, 60.0], greedy")
+    assert tiles["The wall"] == ("update", "50 % of the main thread's time")
+    assert tiles["CPU busy"] == ("75 %", "500 MB of memory")
+    assert not page.banners
+
+
+def test_curves_and_evaluations(tmp_path: Path):
+    charts = charts_of(run_page(write_run(tmp_path)))
+    assert list(charts) == [
+        "return_over_steps", "return_over_time", "win_rate_over_steps", "win_rate_over_time", "endings_over_steps",
+        "endings", "phases", "phases_over_time", "throughput", "load", "memory"]  # fmt: skip
+    curve: XY = charts["return_over_steps"]
+    line, points = curve.lines[0], curve.points[0]
+    assert line.y[0] == pytest.approx(0.105), "mean of the first 20 episodes: 4 · 10.5 / 400"
+    assert line.y[-1] == pytest.approx(4 * 390.5 / 400)
+    assert line.x[-1] == pytest.approx(3905.0)
+    assert points.x.tolist() == [2000.0, 4000.0]
+    assert points.y.tolist() == [1.0, 2.0]
+    assert points.low is not None
+    assert points.low.tolist() == [0.75, 1.75]
+    assert charts["return_over_time"].points[0].x.tolist() == [2.0, 4.0]
+    wins: XY = charts["win_rate_over_steps"]
+    assert wins.lines[0].y.tolist() == [0.0] * 10 + [1.0] * 10
+    endings: Area = charts["endings_over_steps"]
+    assert [part.name for part in endings.parts] == ["lost", "won"]
+    assert endings.parts[0].values == pytest.approx(np.full(20, 0.5))
+    final: Split = charts["endings"]
+    assert (final.names, [part.values.tolist() for part in final.parts]) == (("greedy",), [[0.5], [0.5]])
+
+
+def test_where_the_time_went(tmp_path: Path):
+    page = run_page(write_run(tmp_path))
+    charts = charts_of(page)
+    bars: Rows = charts["phases"]
+    assert (bars.rows[0].name, bars.rows[0].value, bars.rows[0].text) == ("update", 0.5, "50.0 % · 400 ms")
+    assert charts["throughput"].lines[0].y == pytest.approx([1250.0] * 5)
+    assert charts["phases_over_time"].at == pytest.approx([0.8, 1.6, 2.4, 3.2])
+    (table,) = tables_of(page, "Where the time went")
+    assert texts(table)[0] == ["env_step_ms", "200", "25.0 %", "5,000"]
+    section = next(section for section in page.sections if section.title == "Where the time went")
+    assert "5,000 steps/s if stepping envs were all it did; 2,500 steps/s if updating" in section.text
+
+
+def test_the_plan_has_what_is_notable_first(tmp_path: Path):
+    write_run(tmp_path)
+    own = {
+        "flag": "algo.n_epochs",
+        "requested": 4,
+        "effective": 4,
+        "source": "tier speed",
+        "class": "trade-off",
+        "reason": "",
+    }
+    config = {**PLAN["config"], "algo": {"name": "ppo", "by_tier": {"baseline": {"n_epochs": 10}}}}  # type: ignore[dict-item]
+    (tmp_path / "plan.json").write_text(json.dumps({"flags": [*PLAN["flags"], own], "config": config}))
+    (table,) = tables_of(run_page(tmp_path), "Plan")
+    assert table.folded
+    assert table.title == "3 flags, 2 of them other than in a plain Stable-Baselines3 script"
+    assert [row[0] for row in texts(table)] == ["vec_env", "algo.n_epochs", "num_workers"]
+
+
+def test_self_play_replay_and_reward_terms(tmp_path: Path):
+    pool = [{"env_steps": 2000, "elo": 1100.0, "games": 9, "learner_score": 0.5},
+            {"env_steps": 1000, "elo": 1010.0, "games": 7, "learner_score": None}]  # fmt: skip
+    prefetch = {"hits": 90, "waits": 10, "wait_s": 0.5}
+    more = {
+        "self_play": {"elo": 1200.4, "snapshots": 5, "pool": pool},
+        "reward_terms": {"vp": -1.5, "win": 0.25},
+        "replay": {"transitions": 250, "capacity": 1000, "memory_bytes": 2e6, "prefetch": prefetch},
+    }
+    page = run_page(write_run(tmp_path, **more))
+    elo: XY = charts_of(page)["elo"]
+    assert elo.points[0].x.tolist() == [1000.0, 2000.0]
+    assert elo.points[0].y.tolist() == [1010.0, 1100.0]
+    assert elo.levels[0].label == "learner now: 1,200"
+    replay = dict(texts(tables_of(page, "Replay buffer")[0]))
+    assert replay["filled"] == "25.0 %"
+    assert replay["batches waited for"] == "10 0.5 s"
+    assert texts(tables_of(page, "Quality of the final policy")[1]) == [["vp", "−1.50"], ["win", "0.250"]]
+    assert "snapshots of the learner" in page.sections[0].text
+
+
+def test_reward_terms_along_the_run(tmp_path: Path):
+    write_run(tmp_path, reward_terms={"vp": -1.5, "none": 0.0})
+    rows = "".join(f"{n},{10 * n},0,1,10,{n / 100},{-n}\n" for n in range(1, 101))
+    (tmp_path / "episodes.csv").write_text("episode,env_steps,env,return,length,wall_s,reward_vp\n" + rows)
+    chart: XY = charts_of(run_page(tmp_path))["reward_terms"]
+    assert [line.name for line in chart.lines] == ["vp"]
+    assert chart.lines[0].y.mean() == pytest.approx(-50.5, rel=0.02)
+
+
+@pytest.mark.parametrize("missing", ["summary.json", "plan.json", "perf.json", "episodes.csv", "evaluations.csv"])
+@pytest.mark.parametrize("cut", [False, True])
+def test_missing_and_cut_files_leave_the_rest(tmp_path: Path, missing: str, cut: bool):
+    write_run(tmp_path)
+    file = tmp_path / missing
+    whole = file.read_bytes()
+    file.unlink()
+    if cut:
+        file.write_bytes(whole[: len(whole) // 2])
+    page = run_page(tmp_path)
+    charts: dict[str, Chart] = charts_of(page)
+    assert len(charts) >= 4
+    assert ("Unfinished" in [banner.title for banner in page.banners]) == (missing == "summary.json")
+
+
+@pytest.mark.parametrize("junk", [3, "text", [1], {"a": [1]}, None, True])
+def test_files_of_another_shape(tmp_path: Path, junk: Any):
+    keys = ("quality", "perf", "limits", "utilization", "self_play", "reward_terms", "replay", "overrides", "plan",
+            "evaluations", "seed", "status", "steps_per_s")  # fmt: skip
+    write_run(tmp_path)
+    (tmp_path / "summary.json").write_text(json.dumps(dict.fromkeys(keys, junk)))
+    (tmp_path / "plan.json").write_text(
+        json.dumps({"flags": [junk, {"flag": junk}], "config": {"env": junk, "algo": junk}})
+    )
+    (tmp_path / "perf.json").write_text(
+        json.dumps({"total": junk, "lines": [junk], "windows": [junk, {"env_steps": junk}]})
+    )
+    assert "return_over_steps" in charts_of(run_page(tmp_path))
+    odd = quality() | {"ci95": junk, "end_reason": {"won": junk}, "sampled": junk}
+    (tmp_path / "summary.json").write_text(json.dumps(summary(quality=odd, self_play={"pool": [junk, {"elo": junk}]})))
+    assert "return_over_steps" in charts_of(run_page(tmp_path))
+
+
+def test_crashed_and_stopped(tmp_path: Path):
+    write_run(tmp_path, status="crashed", error="EnvError('the board fell')")
+    (banner,) = run_page(tmp_path).banners
+    assert (banner.title, banner.text, banner.tone) == ("Crashed", "EnvError('the board fell')", "bad")
+    write_run(tmp_path, status="stopped")
+    assert run_page(tmp_path).banners[0].title == "Stopped by a signal"
+
+
+def test_the_profile_is_known_without_what_was_typed(tmp_path: Path):
+    write_run(tmp_path, overrides=None)
+    assert dict(run_page(tmp_path).facts)["profile"] == "speed"
+    (tmp_path / "perf.json").write_text(json.dumps({"total": perf()["total"]}))
+    assert "throughput" not in charts_of(run_page(tmp_path))

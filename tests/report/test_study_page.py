@@ -1,0 +1,267 @@
+"""Pages of sweeps, comparisons and other studies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fasttrain.report.charts import XY, Heat, Rows
+from fasttrain.report.compare_page import compare_page, difference_text, margin_text
+from fasttrain.report.metrics import Found
+from fasttrain.report.page import Page, Table
+from fasttrain.report.study_page import study_page
+from fasttrain.report.sweep_page import sweep_page
+from report_toys import spread, write_comparison, write_sweep
+
+
+def charts_of(page: Page) -> dict[str, Any]:
+    return {chart.name: chart for section in page.sections for chart in section.charts}
+
+
+def texts(table: Table) -> list[list[str]]:
+    return [[f"{cell.text} {cell.note}".strip() for cell in row] for row in table.cells]
+
+
+def table_of(page: Page, title: str) -> Table:
+    return next(section.tables[0] for section in page.sections if section.title == title)
+
+
+# --- sweeps
+
+
+def test_two_keys_make_heat_maps(tmp_path: Path):
+    page = sweep_page(write_sweep(tmp_path, {"num_envs": [128, 64], "algo.n_epochs": [2, 4, 10]}))
+    assert page.title == "num_envs × algo.n_epochs"
+    charts = charts_of(page)
+    assert list(charts) == ["heat_steps_per_s", "heat_win_rate", "pareto"]
+    speed: Heat = charts["heat_steps_per_s"]
+    assert (speed.y_values, speed.x_values) == (("64", "128"), ("2", "4", "10")), "by size"
+    assert speed.values.tolist() == [[4000.0, 5000.0, 6000.0], [1000.0, 2000.0, 3000.0]]
+    assert charts["heat_win_rate"].texts[1] == ("90.0 %", "80.0 %", "70.0 %")
+    tiles = {tile.label: (tile.value, tile.note) for tile in page.tiles}
+    assert tiles["Most env steps/s"] == ("6,000", "num_envs=64 n_epochs=10")
+    assert tiles["Best win rate"] == ("90.0 %", "num_envs=128 n_epochs=2")
+
+
+def test_one_key_makes_bars_and_a_front(tmp_path: Path):
+    page = sweep_page(write_sweep(tmp_path, {"num_envs": [1, 2, 3]}))
+    bars: Rows = charts_of(page)["rows_steps_per_s"]
+    assert [(row.name, row.value, row.text) for row in bars.rows][1] == ("num_envs=2", 2000.0, "2,000")
+    quality: Rows = charts_of(page)["rows_win_rate"]
+    assert (quality.rows[0].value, quality.rows[0].low) == (pytest.approx(0.9), pytest.approx(0.8))
+    front: XY = charts_of(page)["pareto"]
+    assert front.lines[0].x.tolist() == [1000.0, 2000.0, 3000.0], "each is the best at something"
+    assert front.points[0].labels == ("1", "2", "3")
+    (row, *_), table = texts(table_of(page, "Cells")), table_of(page, "Cells")
+    assert row == ["0", "1", "done", "1,000", "1.00×", "2 [1.75, 2.25]", "90.0 % [80.0, 100.0]", "0.0100", "4 s", "2 s"]
+    assert table.cells[0][0].link == "./0"
+
+
+def test_seeds_are_repetitions_not_settings(tmp_path: Path):
+    page = sweep_page(write_sweep(tmp_path, {"num_envs": [8, 16], "seed": [1, 2]}))
+    bars: Rows = charts_of(page)["rows_steps_per_s"]
+    assert [row.value for row in bars.rows] == [1500.0, 3500.0]
+    assert bars.rows[0].low == pytest.approx(1500.0 - 12.7062 * 500.0, rel=1e-4)
+
+
+def test_a_failed_cell_is_shown_and_left_out_of_the_charts(tmp_path: Path):
+    page = sweep_page(write_sweep(tmp_path, {"a": [1, 2], "b": [1, 2]}, broken=1))
+    assert np.isnan(charts_of(page)["heat_steps_per_s"].values[0, 1])
+    assert page.banners[0].title == "1 of 4 cells failed"
+    assert texts(table_of(page, "Cells"))[1][-1] == "the board fell"
+
+
+@pytest.mark.parametrize(
+    "content", ["{}", "{", '{"cells": 3, "swept": null}', '{"cells": [{"cell": []}], "swept": [1]}']
+)
+def test_a_sweep_of_another_shape(tmp_path: Path, content: str):
+    (tmp_path / "sweep.json").write_text(content)
+    assert sweep_page(tmp_path).kind == "Sweep"
+
+
+# --- comparisons
+
+
+def test_a_comparison_says_its_verdict_first(tmp_path: Path):
+    page = compare_page(write_comparison(tmp_path))
+    assert page.title == "fast against base"
+    (banner,) = page.banners
+    assert (banner.title, banner.tone) == ("fast: pass", "good")
+    assert banner.text == "2.50× as fast [2.38, 2.62]; win rate −2.0 [−2.5, −1.5] points, margin 3 points"
+    facts = dict(page.facts)
+    assert (facts["baseline"], facts["judged by"], facts["margin"], facts["seeds"]) == (
+        "base",
+        "win rate",
+        "3 points",
+        "2",
+    )
+
+
+def test_differences_beside_the_margin_and_a_dot_per_seed(tmp_path: Path):
+    charts = charts_of(compare_page(write_comparison(tmp_path)))
+    forest: Rows = charts["differences"]
+    (row,) = forest.rows
+    assert (row.name, row.value, row.low, row.high) == (
+        "fast",
+        pytest.approx(-2),
+        pytest.approx(-2.5),
+        pytest.approx(-1.5),
+    )
+    assert [level.value for level in forest.levels] == [0.0, pytest.approx(-3.0)]
+    seeds: Rows = charts["seeds"]
+    assert [(each.name, each.dots) for each in seeds.rows] == [("base", (0.6, 0.7)), ("fast", (0.6, 0.7))]
+    assert [part.values.tolist() for part in charts["endings"].parts] == [[0.75, 0.75], [0.25, 0.25]]
+    assert [each.text for each in charts["time_to_threshold_s"].rows] == ["1.5 s", "not reached"]
+    assert [each.value for each in charts["steps_per_s"].rows] == [1000.0, 2500.0]
+    assert "elo" not in charts
+
+
+def test_curves_of_all_seeds(tmp_path: Path):
+    charts = charts_of(compare_page(write_comparison(tmp_path)))
+    assert [name for name in charts if "over" in name] == [
+        "win_over_steps", "win_over_time", "return_over_steps", "return_over_time"]  # fmt: skip
+    curve: XY = charts["return_over_steps"]
+    assert [line.name for line in curve.lines] == ["base", "fast"]
+    assert curve.lines[0].y[-1] == pytest.approx(1.5 + 4 * 390.5 / 400), "mean of lifts 1 and 2"
+    assert not curve.levels
+    assert charts["win_over_steps"].levels[0].label == "threshold 50.0 %"
+
+
+def test_all_figures_candidates_across(tmp_path: Path):
+    page = compare_page(write_comparison(tmp_path))
+    table = table_of(page, "All figures")
+    assert [name for name, _ in table.columns] == ["", "base", "fast"]
+    rows = {row[0]: row[1:] for row in texts(table)}
+    assert rows["env steps/s"] == ["1,000 [950, 1,050]", "2,500 [2,450, 2,550]"]
+    assert rows["difference in win rate"] == ["–", "−2.0 [−2.5, −1.5] points"]
+    assert rows["training time to the threshold"] == ["1.5 s [1.25 s, 1.75 s]", "not reached"]
+    assert rows["verdict"] == ["baseline", "pass"]
+    assert "score difference" not in rows
+    cells = table_of(page, "Cells").cells
+    assert [cell.link for cell in (cells[0][0], cells[2][0])] == ["./cells/0_1", "./cells/1_1"]
+
+
+def test_the_last_fifth_of_training_and_no_rows_yet(tmp_path: Path):
+    write_comparison(tmp_path)
+    stored = json.loads((tmp_path / "study.json").read_text())
+    stored["gate"] |= {"metric": "tail", "curve_of": "return"}
+    (tmp_path / "study.json").write_text(json.dumps(stored))
+    seeds: Rows = charts_of(compare_page(tmp_path))["seeds"]
+    assert seeds.rows[0].dots == pytest.approx((1 + 4 * 360.5 / 400, 2 + 4 * 360.5 / 400))
+    (tmp_path / "study.json").write_text(
+        json.dumps({**stored, "rows": None, "cells": [{"label": "a", "status": "failed"}]})
+    )
+    page = compare_page(tmp_path)
+    assert page.banners[0].title == "No verdict yet"
+    (tmp_path / "study.json").write_text('{"command": "compare"')
+    assert compare_page(tmp_path).title == "Comparison"
+
+
+def test_links_lead_below_the_page_only(tmp_path: Path):
+    write_comparison(tmp_path / "study")
+    stored = json.loads((tmp_path / "study" / "study.json").read_text())
+    (tmp_path / "elsewhere").mkdir()
+    for cell, place in zip(stored["cells"], ("../elsewhere", "javascript:alert(1)", "/", "cells/1_2"), strict=True):
+        cell["folder"] = place
+    (tmp_path / "study" / "study.json").write_text(json.dumps(stored))
+    cells = table_of(compare_page(tmp_path / "study"), "Cells").cells
+    assert [row[0].link for row in cells] == ["", "", "", "./cells/1_2"]
+
+
+def test_differences_as_text():
+    assert difference_text(Found(0.0123, -0.008, 0.031), True) == "+1.2 [−0.8, +3.1] points"
+    assert difference_text(Found(1e-17, None, None), False) == "0"
+    assert (margin_text(0.03, True), margin_text(12.5, False), margin_text(None, True)) == ("3 points", "12.5", "–")
+
+
+# --- other studies
+
+
+def test_rows_of_any_study_as_a_table_and_bars(tmp_path: Path):
+    rows = [
+        {"steps_per_s": spread(1000.0, 50.0), "flag": "engine=fast", "verdict": "keep", "kept": True, "gain": 1.5},
+        {"steps_per_s": spread(3000.0, 50.0), "flag": "vec_env=native", "verdict": "drop", "kept": False, "gain": 0.9},
+    ]
+    cell = {"label": "a", "seed": 0, "status": "done", "seconds": 5.0, "folder": "cells/a", "overrides": ["x=1"]}
+    stored = {
+        "schema": 1,
+        "command": "ablate",
+        "arguments": ["+profile=speed"],
+        "minutes": 10,
+        "rows": rows,
+        "cells": [cell],
+    }
+    (tmp_path / "study.json").write_text(json.dumps(stored))
+    page = study_page(tmp_path)
+    assert (page.title, page.command) == ("ablate", "fasttrain ablate +profile=speed")
+    charts = charts_of(page)
+    assert [chart.title for chart in charts.values()] == ["Gain", "Env steps/s"]
+    assert [(row.name, row.value, row.low) for row in charts["figure_2"].rows] == [
+        ("engine=fast", 1000.0, 950.0), ("vec_env=native", 3000.0, 2950.0)]  # fmt: skip
+    table = table_of(page, "Results")
+    assert [name for name, _ in table.columns] == ["flag", "env steps/s", "verdict", "kept", "gain"]
+    assert texts(table)[0] == ["engine=fast", "1,000 [950, 1,050]", "keep", "keep", "1.50"]
+    assert table.cells[1][2].tone == "bad"
+    assert dict(page.facts)["minutes"] == "10"
+
+
+def test_trials_in_rungs_are_drawn_by_their_longest(tmp_path: Path):
+    def trial(point: dict[str, Any], rung: int, speed: float) -> dict[str, Any]:
+        return {"point": point, "rung": rung, "turn": 0, "steps_per_s": speed, "memory_bytes": 4e8, "refused": ""}
+
+    rows = [trial({"num_envs": 8}, 1, 100.0), trial({"num_envs": 16}, 1, 900.0), trial({"num_envs": 8}, 2, 200.0),
+            trial({"num_envs": 8}, 2, 400.0), trial({}, 2, 150.0)]  # fmt: skip
+    stored = {
+        "command": "tune",
+        "rows": rows,
+        "best": {"num_envs": 8},
+        "result": {"value": 2.0, "low": 1.5, "high": 2.5},
+    }
+    (tmp_path / "study.json").write_text(json.dumps(stored))
+    page = study_page(tmp_path)
+    (chart,) = charts_of(page).values()
+    assert [(row.name, row.value) for row in chart.rows] == [
+        ("num_envs=16", 900.0), ("num_envs=8", 300.0), ("the profile", 150.0)]  # fmt: skip
+    assert ("best", "num_envs=8") in page.facts
+    assert (page.tiles[0].value, page.tiles[0].note) == ("2.00×", "[1.50, 2.50]")
+    assert texts(table_of(page, "Results"))[0] == ["num_envs=8", "1", "0", "100", "400 MB"]
+
+
+def test_levers_of_an_ablation(tmp_path: Path):
+    quality = {"difference": 0.5, "low": -1.0, "high": 2.0, "pairs": 2}
+    row = {
+        "name": "engine",
+        "class": "exact",
+        "added": spread(1.5, 0.25),
+        "within": None,
+        "quality": quality,
+        "keep": True,
+    }
+    other = {
+        "name": "use_amp",
+        "class": "trade-off",
+        "added": spread(0.75, 0.25),
+        "within": None,
+        "quality": None,
+        "keep": False,
+    }
+    (tmp_path / "study.json").write_text(json.dumps({"command": "ablate", "rows": [row, other], "kept": []}))
+    page = study_page(tmp_path)
+    assert ("kept", "nothing") in page.facts
+    (chart,) = charts_of(page).values()
+    assert (chart.title, chart.levels[0].value) == ("Speed-up when added", 1.0)
+    table = texts(table_of(page, "Results"))
+    assert table[0] == ["engine", "exact", "1.50× [1.25, 1.75]", "–", "0.500 [−1, 2]", "keep"]
+    assert table[1][-1] == "leave out"
+
+
+@pytest.mark.parametrize(
+    "content", ["{}", "[]", '{"rows": [{}], "cells": [{}], "arguments": null}', '{"rows": [{"a": {"b": [1]}}]}']
+)
+def test_a_study_of_another_shape(tmp_path: Path, content: str):
+    (tmp_path / "study.json").write_text(content)
+    assert study_page(tmp_path).kind == "Study"

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+
+from fasttrain.report import words
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(256648.019, "256,648"), (2.2617, "2.26"), (0.00390625, "0.00391"), (-12.34, "−12.3"), (1.2e-7, "1.20e-07"),
+     (0, "0"), (65.0, "65"), (999.96, "1000"), (None, "–"), ("", "–"), (float("nan"), "–"), (float("inf"), "–"),
+     (True, "–"), ([], "–")],
+)  # fmt: skip
+def test_number(value: object, text: str):
+    assert words.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (250, "250"), (1250, "1,250"), (15_000, "15k"), (1.5e6, "1.5M"), (-2e9, "−2G")]
+)
+def test_ticks(value: float, text: str):
+    assert words.compact(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(3.958, "3.96 s"), (59.96, "1 min 00 s"), (754, "12 min 34 s"), (3725, "1 h 02 min"), (None, "–")],
+)
+def test_seconds(value: float | None, text: str):
+    assert words.seconds(value) == text
+
+
+def test_intervals_say_which_bound_is_open():
+    assert words.interval(0.4503, 0.5628, words.percent) == "[45.0, 56.3]"
+    assert words.interval(1.5, None, words.times) == "[1.50, ∞]"
+    assert words.interval(None, None) == ""
+
+
+def test_sizes_and_values():
+    assert (words.size(563_376_128), words.size(2_905_309_184)) == ("563 MB", "2.9 GB")
+    found = [words.value_text(value) for value in (True, None, 1024, 0.0003, [64, 64], "auto")]
+    assert found == ["true", "–", "1,024", "0.0003000", "[64, 64]", "auto"]
+
+
+def test_text_becomes_one_line_that_can_be_written():
+    hostile = "a\nb\x00\x1b[31m\ud800\u202ec"
+    assert words.clean(hostile) == "a b\ufffd\ufffd[31m\ufffd\ufffdc"
+    assert words.clean(hostile).encode("utf-8")
+    assert words.clean("x" * 500) == "x" * 399 + "…"
+
+
+def test_labels_are_short_and_seen_by_legends():
+    assert len(words.label("n" * 100)) == words.LABEL_CHARACTERS
+    assert words.label("_hidden") == "\u2009_hidden"
+    assert words.label("") == "–"

@@ -1,0 +1,185 @@
+"""Quality on the way, in the training and beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import RunCommand, configured
+from fasttrain.runs import evaluator
+from fasttrain.runs.evaluator import EvaluationError, Evaluator, Result, keep_as
+from fasttrain.saving.files import Saving
+
+CONFIG = configured("env.id=CartPole-v1", "algo=ppo")
+
+
+def quality(reward: float, episodes: int = 5) -> dict[str, Any]:
+    none = dict.fromkeys(("mean_reward", "win_rate", "score_diff"))
+    return {"episodes": episodes, "mean_reward": reward, "win_rate": None, "score_diff": None, "ci95": none}
+
+
+class Beside:
+    """In the place of the process: gives results back when told to."""
+
+    def __init__(self, config: Any, folder: Path, save: Any) -> None:
+        self.folder, self.save, self.waiting, self.left_out, self.closed = folder, save, [], 0, False
+        self.rewards: list[float | EvaluationError] = []
+
+    def submit(self, env_steps: int, wall_s: float) -> None:
+        file = self.folder / f"{env_steps}.zip"
+        self.save(file)
+        self.waiting.append((env_steps, wall_s, file))
+
+    def poll(self) -> Result | None:
+        if not self.rewards:
+            return None
+        reward = self.rewards.pop(0)
+        env_steps, wall_s, file = self.waiting.pop(0)
+        if isinstance(reward, EvaluationError):
+            raise reward
+        return Result(env_steps, wall_s, quality(reward), 2.0, file)
+
+    def wait(self, keep_on: Any) -> Result | None:
+        return self.poll() if self.waiting and keep_on() else None
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(evaluator, "BackgroundEvaluation", Beside)
+    said: list[str] = []
+    saved: list[str] = []
+    rewards = iter([1.0, 3.0, 2.0])
+
+    def save(file: Path) -> None:
+        saved.append(file.name)
+        file.write_text(f"saved as {file.name}")
+
+    def make(beside: bool) -> Evaluator:
+        config = dataclasses.replace(CONFIG, eval_async=beside)
+        return Evaluator(config, tmp_path, lambda: quality(next(rewards)), save, said.append, Saving(said.append))
+
+    return make, said, saved, tmp_path
+
+
+def test_in_the_training_the_best_is_saved(parts: Any):
+    make, said, saved, _ = parts
+    evaluator = make(beside=False)
+    for step in (10, 20, 30):
+        evaluator.evaluate(step, step / 10)
+        evaluator.collect()
+    evaluator.finish(lambda: True)
+    assert [row["mean_reward"] for row in evaluator.log.rows] == [1.0, 3.0, 2.0]
+    assert saved == ["best_model.zip", "best_model.zip"]
+    assert said[1] == "[EVAL] 20 steps: mean reward 3"
+
+
+def test_beside_it_the_best_snapshot_becomes_the_best_model(parts: Any):
+    make, said, _, folder = parts
+    evaluator = make(beside=True)
+    beside = evaluator._background
+    for step in (10, 20, 30):
+        evaluator.evaluate(step, step / 10)
+    evaluator.collect()
+    assert evaluator.log.rows == [], "nothing has come back"
+    beside.rewards = [1.0, 3.0]
+    evaluator.collect()
+    assert [row["env_steps"] for row in evaluator.log.rows] == [10]
+    evaluator.collect()
+    assert (folder / "best_model.zip").read_text() == "saved as 20.zip"
+    beside.rewards, beside.left_out = [2.0], 4
+    evaluator.finish(lambda: True)
+    assert [(row["env_steps"], row["wall_s"]) for row in evaluator.log.rows] == [(10, 1.0), (20, 2.0), (30, 3.0)]
+    assert sorted(path.name for path in folder.iterdir()) == ["best_model.zip", "evaluations.csv"]
+    assert evaluator.beside_s == 6.0
+    assert beside.closed
+    assert "waiting for 1 evaluations that began during training" in said
+    assert "4 evaluations were left out: they take longer than eval_every" in said
+
+
+def test_a_best_model_that_could_not_be_written_is_tried_again(parts: Any, monkeypatch: pytest.MonkeyPatch):
+    make, said, _, folder = parts
+    full = iter([True])
+
+    def keep(file: Path, target: Path) -> None:
+        if next(full, False):
+            raise OSError(28, "No space left on device")
+        keep_as(file, target)
+
+    monkeypatch.setattr("fasttrain.runs.evaluator.keep_as", keep)
+    evaluator = make(beside=True)
+    evaluator._background.rewards = [1.0, 0.5, 2.0]
+    for step in (10, 20, 30):
+        evaluator.evaluate(step, step / 10)
+        evaluator.collect()
+        assert evaluator.best_reward == {10: float("-inf"), 20: 0.5, 30: 2.0}[step]
+    assert (folder / "best_model.zip").read_text() == "saved as 30.zip"
+    assert "warning: best_model.zip could not be written ([Errno 28] No space left on device); the run goes on" in said
+    assert evaluator._saving.failed == {}
+
+
+def test_where_the_process_fails_evaluation_goes_on_in_the_training(parts: Any):
+    make, said, _, _ = parts
+    evaluator = make(beside=True)
+    beside = evaluator._background
+    evaluator.evaluate(10, 1.0)
+    beside.rewards = [EvaluationError("it has died")]
+    evaluator.collect()
+    assert beside.closed
+    assert said == ["[EVAL] no evaluation beside training: it has died; from now on it is done in the training"]
+    evaluator.evaluate(20, 2.0)
+    assert [row["env_steps"] for row in evaluator.log.rows] == [20]
+
+
+def test_what_waited_for_a_process_that_fails_is_counted_and_no_snapshot_is_missed(parts: Any):
+    make, said, _, _ = parts
+    evaluator = make(beside=True)
+    beside = evaluator._background
+    for steps in (10, 20, 30):
+        evaluator.evaluate(steps, 1.0)
+    beside.rewards = [EvaluationError("it has died")]
+    evaluator._saving.failed["a snapshot to evaluate"] = "no room"
+    evaluator.finish(lambda: True)
+    assert said[1:] == [
+        "[EVAL] no evaluation beside training: it has died (2 that waited are lost); from now on it is done in the "
+        "training"
+    ]
+    assert evaluator._saving.failed == {}
+
+
+def test_what_never_comes_back_is_given_up(parts: Any):
+    make, said, _, _ = parts
+    evaluator = make(beside=True)
+    evaluator.evaluate(10, 1.0)
+    evaluator.finish(lambda: True)
+    assert said[-1] == "1 evaluations were given up: they took too long"
+
+
+def test_a_stopped_run_waits_for_nothing(parts: Any):
+    make, said, _, _ = parts
+    evaluator = make(beside=True)
+    evaluator.evaluate(10, 1.0)
+    evaluator.finish(lambda: False)
+    assert evaluator.log.rows == []
+    assert said == []
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_run_is_evaluated_on_the_way_either_way(fasttrain: RunCommand, beside: bool):
+    done = fasttrain("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "total_timesteps=2048", "checkup=off",
+                     "algo.rollout_size=512", "batch_size=64", "num_envs=4", "vec_env=dummy", "eval.episodes=4",
+                     "eval_every=512", f"eval_async={beside}".lower())  # fmt: skip
+    assert done.exit_code == 0, done.err
+    summary = done.json("summary.json")
+    assert [row["env_steps"] for row in summary["evaluations"]] == [512, 1024, 1536, 2048][
+        : len(summary["evaluations"])
+    ]
+    assert summary["evaluations"], "at least the first comes back"
+    assert (done.folder / "best_model.zip").is_file()
+    assert not (done.folder / "evaluating").exists()
+    assert ("eval_beside_s" in summary) == beside

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fasttrain.config import StopConfig
+from fasttrain.perf.clock import PhaseClock
+from fasttrain.runs.callbacks import Interval
+from fasttrain.runs.progress import LearningCurve, Progress
+from fasttrain.runs.state import (
+    callback_state,
+    curve_state,
+    load_callback,
+    load_curve,
+    load_progress,
+    load_stopping,
+    progress_state,
+    stopping_state,
+)
+from fasttrain.runs.stopping import Stopping
+
+
+def travelled(state: Any) -> Any:
+    return json.loads(json.dumps(state))
+
+
+def test_progress_counts_on():
+    progress = Progress(1000, PhaseClock())
+    progress.env_steps, progress.updates = 500, 40
+    for number in range(5):
+        progress.add_episode(float(number), {"is_win": number > 2, "score_diff": 2, "reward_terms": {"vp": 1.5}})
+    fresh = Progress(1000, PhaseClock())
+    state = travelled(progress_state(progress))
+    load_progress(fresh, state)
+    assert fresh.before_s == state["wall_s"] > 0
+    again = travelled(progress_state(fresh))
+    assert {**again, "wall_s": 0} == {**state, "wall_s": 0}
+    assert (fresh.episodes, fresh.mean_return, fresh.win_rate) == (5, 2.0, 0.4)
+
+
+def test_a_longer_horizon_joins_stretches_of_the_curve():
+    curve, longer = LearningCurve(1000), LearningCurve(2000)
+    for step in range(1000):
+        curve.add(step, step / 10, 1.0)
+    load_curve(longer, travelled(curve_state(curve)))
+    assert [(each.index, each.episodes) for each in longer._stretches] == [(index, 2) for index in range(500)]
+
+
+@pytest.mark.parametrize("rising", [True, False])
+def test_rules_that_stop_decide_as_if_never_interrupted(rising: bool):
+    config = StopConfig(on_plateau=True, patience=0.2)
+    whole, first, second = (Stopping(config, 100_000) for _ in range(3))
+    for step in range(60_000):
+        for stopping in (whole, first if step < 31_234 else second):
+            if step == 31_234 and stopping is second:
+                load_stopping(second, travelled(stopping_state(first)))
+            if step % 10 == 0:
+                stopping.add(step, step / 100 if rising or step < 20_000 else 200.0 + step % 7)
+    assert stopping_state(second) == stopping_state(whole)
+    assert (second.reason(60_000, 0.0) is None) == rising
+
+
+def test_intervals_go_on_and_changed_ones_begin_from_here():
+    def callback(log: int, evaluate: int) -> Any:
+        return SimpleNamespace(_log=Interval(log), _evaluate=Interval(evaluate), _checkpoint=Interval(0),
+                               _logged_updates=0, enemy_turn_ms=0.0)  # fmt: skip
+
+    first, fresh = callback(10, 100), callback(10, 70)
+    first._log.due(25)
+    first._evaluate.due(250)
+    snapshots: Any = SimpleNamespace(_next=40)
+    state = travelled(callback_state(first, snapshots))
+    progress: Any = SimpleNamespace(updates=25, env_steps=250)
+    again: Any = SimpleNamespace(_next=8)
+    load_callback(fresh, again, state, progress)
+    assert (fresh._log._next, again._next) == (30, 40)
+    assert fresh._evaluate._next == 280, "the next multiple of 70"

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sb3_contrib import MaskablePPO
+
+from conftest import Finished, RunCommand, configured
+from fasttrain.runs.state import identity, traced
+
+
+@pytest.fixture
+def run(fasttrain: RunCommand) -> Finished:
+    done = fasttrain("+profile=speed", "num_envs=8", "algo.rollout_size=256", "batch_size=64", "checkup=off",
+                     "eval.episodes=2", "total_timesteps=512", "checkpoint_every=256")  # fmt: skip
+    assert done.exit_code == 0, done.err
+    shutil.rmtree(done.folder / "checkpoints" / "step_000000000512")
+    return done
+
+
+def changed(folder: Path, **parts: object) -> None:
+    """State with other parts, and the manifest that fits it: as if somebody had written it so."""
+    from fasttrain.saving.checkpoints import CheckpointFolder
+
+    state = {**json.loads((folder / "state.json").read_text()), **parts}
+    files = {name: (folder / name).read_bytes() for name in ("arrays.npz", "model.zip")}
+    CheckpointFolder(folder.parent).publish(256, {"state.json": json.dumps(state).encode(), **files})
+
+
+def test_a_checkpoint_is_numbers_and_a_stock_zip(run: Finished):
+    folder = run.folder / "checkpoints" / "step_000000000256"
+    assert {path.name for path in folder.iterdir()} == {"state.json", "arrays.npz", "model.zip", "manifest.json"}
+    with np.load(folder / "arrays.npz", allow_pickle=False) as arrays:
+        assert {"model/_last_obs", "envs/game/games", "random/torch", "model/policy_optimizer/0/exp_avg"} <= set(arrays)
+    assert MaskablePPO.load(folder / "model.zip", device="cpu").num_timesteps == 256
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [("random", {}), ("run", {"progress": 3, "resumed_at": []}), ("model", {"counters": {"num_timesteps": "many"}}),
+     ("envs", {}), ("random", {"python": None, "numpy": 3})],
+)  # fmt: skip
+def test_what_does_not_fit_is_one_clear_error(run: Finished, fasttrain: RunCommand, part: str, value: object):
+    changed(run.folder / "checkpoints" / "step_000000000256", **{part: value})
+    done = fasttrain("resume", f"run={run.folder}")
+    assert done.exit_code == 2
+    assert "the checkpoint" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_python_envs_are_noted():
+    plain = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "vec_env=dummy")
+    assert traced(configured(*plain))
+    assert not traced(configured("+profile=speed", "vec_env=native", "checkpoint_every=10"))
+    assert identity(configured(*plain)) == {"algo": "ppo", "env": "CartPole-v1", "num_envs": 12}

@@ -1,0 +1,117 @@
+"""Tensors without unpickling. More of what is refused: tests/faults/evil_files.py."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import zipfile
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from stable_baselines3 import PPO
+
+from fasttrain.errors import ConfigError
+from fasttrain.saving.archives import DTYPES, read_tensors
+
+
+def saved(value: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def test_a_state_dict_is_what_torch_reads():
+    state = PPO("MlpPolicy", "CartPole-v1", n_steps=2, batch_size=2, device="cpu").policy.state_dict()
+    found = read_tensors(saved(state), "x")
+    assert list(found) == list(state)
+    assert all(torch.equal(found[name], state[name]) for name in state)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values())
+def test_every_kind_of_number(dtype: torch.dtype):
+    tensor = torch.arange(6).reshape(2, 3).to(dtype)
+    views = {"whole": tensor, "turned": tensor.t(), "row": tensor[1], "empty": tensor[:0], "one": tensor[0, 0]}
+    found = read_tensors(saved(views), "x")
+    for name, view in views.items():
+        assert found[name].dtype == dtype
+        assert torch.equal(found[name], view)
+
+
+def test_plain_values_and_parameters():
+    value = {
+        "numbers": [0, 1, 300, 70_000, -5, 2**40, 2**100, 1.5, True, False, None],
+        "nested": OrderedDict(a=({"b": []}, (), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4))),
+        "text": "ä" * 300,
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+    }
+    found = read_tensors(saved(value), "x")
+    assert found["numbers"] == value["numbers"]
+    assert found["nested"] == value["nested"]
+    assert found["text"] == value["text"]
+    assert torch.equal(found["parameter"], torch.ones(2))
+
+
+def test_what_no_tensor_needs_is_refused():
+    for value in (torch.device("cpu"), {1, 2}, torch.nn.Linear(1, 1), torch.Size([1]), bytearray(3)):
+        with pytest.raises(ConfigError, match="x wants|instruction"):
+            read_tensors(saved(value), "x")
+    old = io.BytesIO()
+    torch.save({}, old, _use_new_zipfile_serialization=False)
+    with pytest.raises(ConfigError, match="no zip file"):
+        read_tensors(old.getvalue(), "x")
+
+
+def test_of_another_byte_order():
+    file = io.BytesIO(saved({}))
+    with zipfile.ZipFile(file) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    other = io.BytesIO()
+    with zipfile.ZipFile(other, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, b"big" if name.endswith("byteorder") else content)
+    with pytest.raises(ConfigError, match="another byte order"):
+        read_tensors(other.getvalue(), "x")
+
+
+def with_pickle(pickle: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("archive/data.pkl", pickle)
+        archive.writestr("archive/data/0", bytes(16))
+    return file.getvalue()
+
+
+PLAIN = zipfile.ZipFile(io.BytesIO(saved({"a": torch.ones(4), "b": [1, (2, 3)]}))).read("archive/data.pkl")
+
+
+@pytest.mark.filterwarnings("ignore:invalid escape sequence")  # of pickletools, reading an old kind of text
+@given(st.lists(st.tuples(st.integers(0, len(PLAIN) - 1), st.integers(0, 255)), min_size=1, max_size=4))
+def test_changed_bytes_are_read_or_refused(changes: list[tuple[int, int]]):
+    pickle = bytearray(PLAIN)
+    for place, value in changes:
+        pickle[place] = value
+    with contextlib.suppress(ConfigError):
+        read_tensors(with_pickle(bytes(pickle)), "x")
+
+
+@pytest.mark.filterwarnings("ignore:invalid escape sequence")
+@given(st.binary(max_size=60))
+def test_any_pickle_is_read_or_refused(pickle: bytes):
+    with contextlib.suppress(ConfigError):
+        read_tensors(with_pickle(pickle), "x")
+
+
+DEEP = b")" + b"\x85" * 300_000
+
+
+@pytest.mark.parametrize(
+    "pickle", [b"}" + DEEP + b"Ns.", b"}(" + DEEP + b"Nu.", b"}X\x01\x00\x00\x00a" + DEEP + b"s.", b"})Ns.", b"}NNs."]
+)
+def test_deep_tuples_and_keys_that_are_no_names_are_refused(pickle: bytes):
+    """The hash of such a tuple would overflow the stack, as a key here or where a value is looked up."""
+    with pytest.raises(ConfigError, match="tuples more than 8 deep|neither texts nor integers"):
+        read_tensors(with_pickle(b"\x80\x02" + pickle), "x")

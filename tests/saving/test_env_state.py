@@ -1,0 +1,208 @@
+"""Fresh vector envs are brought to where others were."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecNormalize
+
+from fasttrain.envs.retrace import Retraced
+from fasttrain.errors import ConfigError
+from fasttrain.games.skirmish.game import SkirmishGame
+from fasttrain.games.skullking.game import SkullKingGame
+from fasttrain.saving.checkpoints import array_writer
+from fasttrain.saving.env_state import env_state, load_env_state
+from fasttrain.vec.base import SlotVecEnv
+from fasttrain.vec.native import NativeVecEnv
+from fasttrain.vec.self_play import RandomOpponent, SelfPlayVecEnv
+from fasttrain.vec.shared import SharedMemoryVecEnv
+from toys import ToyGame
+
+
+def cart() -> Any:
+    return Monitor(gymnasium.make("CartPole-v1"))
+
+
+class Hidden(gymnasium.Env[Any, Any]):
+    """Shows a number that comes from nowhere."""
+
+    observation_space = spaces.Box(-9, 9, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self.np_random.random(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.random.default_rng().random(1, np.float32), 1.0, False, False, {}
+
+
+class Parts(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """CartPole with observations in two parts."""
+
+    def __init__(self) -> None:
+        super().__init__(gymnasium.make("CartPole-v1"))
+        box = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.observation_space = spaces.Dict({"cart": box, "pole": box})
+
+    def reset(self, **more: Any) -> Any:
+        seen, info = self.env.reset(**more)
+        return {"cart": seen[:2], "pole": seen[2:]}, info
+
+    def step(self, action: Any) -> Any:
+        seen, *rest = self.env.step(action)
+        return {"cart": seen[:2], "pole": seen[2:]}, *rest
+
+
+class Slow(Hidden):
+    """An episode without an end, 20 ms a step."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        time.sleep(0.02)
+        return self.np_random.random(1, np.float32), 1.0, False, False, {}
+
+
+BUILDS: dict[str, Callable[[], VecEnv]] = {
+    "skull king": lambda: NativeVecEnv(SkullKingGame(5)),
+    "skirmish": lambda: NativeVecEnv(SkirmishGame(5)),
+    "self-play": lambda: SelfPlayVecEnv(NativeVecEnv(SkullKingGame(3, opponents="self"))),
+    "dummy": lambda: DummyVecEnv([Retraced(cart)] * 3),
+    "subproc": lambda: SubprocVecEnv([Retraced(cart)] * 2),
+    "shared": lambda: SharedMemoryVecEnv([Retraced(cart)] * 3, 2),
+    "dummy, Dict": lambda: DummyVecEnv([Retraced(lambda: Monitor(Parts()))] * 2),
+    "subproc, Dict": lambda: SubprocVecEnv([Retraced(lambda: Monitor(Parts()))] * 2),
+    "shared, Dict": lambda: SharedMemoryVecEnv([Retraced(Parts)] * 3, 2),
+    "wrapped": lambda: VecNormalize(VecFrameStack(DummyVecEnv([Retraced(cart)] * 3), 2)),
+}
+
+
+def bytes_of(seen: Any) -> bytes:
+    return b"".join(seen[key].tobytes() for key in sorted(seen)) if isinstance(seen, dict) else seen.tobytes()
+
+
+def acted(env: VecEnv, steps: int, seed: int) -> list[Any]:
+    """Legal actions; observations, rewards and ends."""
+    rng, seen = np.random.default_rng(seed), []
+    for _ in range(steps):
+        space: Any = env.action_space
+        dims = np.atleast_1d(getattr(space, "nvec", getattr(space, "n", 2)))
+        keys = rng.random((env.num_envs, dims.sum()))
+        if isinstance(env, SlotVecEnv) and env.masked:
+            keys[~np.stack(env.env_method("action_masks"))] = -1
+        parts = np.split(keys, np.cumsum(dims)[:-1], axis=1)
+        actions = np.stack([part.argmax(1) for part in parts], 1)
+        answer = env.step(actions[:, 0] if isinstance(space, spaces.Discrete) else actions)
+        seen.append(
+            (bytes_of(answer[0]), answer[1].tobytes(), answer[2].tolist(), [i.get("episode") for i in answer[3]])
+        )
+    return seen
+
+
+def timeless(seen: list[Any]) -> str:
+    return json.dumps([[str(row[:3]), [[each["r"], each["l"]] if each else None for each in row[3]]] for row in seen])
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_both_go_on_alike(name: str):
+    env, other = BUILDS[name](), BUILDS[name]()
+    try:
+        env.seed(3)
+        env.reset()
+        acted(env, 130, seed=1)
+        state, arrays = env_state(env, traced=True)
+        file = io.BytesIO()
+        array_writer(arrays)(file)
+        file.seek(0)
+        other.seed(4)
+        with np.load(file, allow_pickle=False) as stored:  # an open file, as `resume` has it
+            assert load_env_state(other, json.loads(json.dumps(state)), stored, 1000, traced=True) is None
+        for each in (env, other):
+            if isinstance(each, SelfPlayVecEnv):  # an opponent's own state is not the env's
+                each.set_opponent(RandomOpponent(each.action_space, seed=9))
+        assert timeless(acted(env, 150, seed=2)) == timeless(acted(other, 150, seed=2))
+    finally:
+        env.close()
+        other.close()
+
+
+def test_envs_that_cannot_be_brought_back_begin_anew_alone():
+    def build() -> VecEnv:
+        return VecNormalize(VecFrameStack(DummyVecEnv([Retraced(cart), Retraced(Hidden)][1:] * 2), 3))
+
+    env, other = build(), build()
+    env.seed(3)
+    env.reset()
+    acted(env, 4, seed=1)
+    state, arrays = env_state(env, traced=True)
+    begun = load_env_state(other, state, {key: np.array(array) for key, array in arrays.items()}, 50, traced=True)
+    assert begun is not None
+    assert begun.rows == [0, 1]
+    first = [Hidden().reset(seed=50 + index)[0] for index in range(2)]
+    assert np.array_equal(begun.original, [[0, 0, *first[0]], [0, 0, *first[1]]])
+    assert np.array_equal(begun.observations, other.normalize_obs(begun.original))  # type: ignore[attr-defined]
+
+
+def test_an_episode_that_takes_longer_than_a_step_may_begins_anew():
+    envs = [SharedMemoryVecEnv([Retraced(Slow)], 1, step_timeout_s=timeout) for timeout in (60.0, 2.0)]
+    env, other = envs
+    try:
+        env.seed(3)
+        env.reset()
+        acted(env, 120, seed=1)
+        state, arrays = env_state(env, traced=True)
+        begun = load_env_state(other, state, arrays, 50, traced=True)
+        assert begun is not None
+        assert begun.rows == [0]
+        assert begun.observations[0] == Slow().reset(seed=50)[0]
+    finally:
+        for each in envs:
+            each.close()
+
+
+def test_envs_without_notes_and_games_without_state_begin_anew():
+    env = NativeVecEnv(ToyGame(3), seed=1)
+    env.reset()
+    state, arrays = env_state(env, traced=True)
+    assert state["kind"] == "opaque"
+    begun = load_env_state(env, state, arrays, 7, traced=True)
+    assert begun is not None
+    assert begun.rows == [0, 1, 2]
+    assert begun.observations[:, 0].tolist() == [7, 8, 9], "with other seeds"
+
+
+@pytest.mark.parametrize(
+    ("game", "field", "value", "told"),
+    [
+        (SkullKingGame, "seat", 9, "seat must lie between 0 and 7"),
+        (SkullKingGame, "levels", 77, "levels"),
+        (SkullKingGame, "deck", 3, "no permutation"),
+        (SkirmishGame, "cursor", 99, "cursor must lie between"),
+        (SkirmishGame, "mission", 5, "mission must lie between 0 and 0"),
+    ],
+)
+def test_games_that_cannot_be_are_refused(game: Any, field: str, value: int, told: str):
+    env = NativeVecEnv(game(2), seed=1)
+    env.reset()
+    state, arrays = env_state(env, traced=False)
+    arrays = {key: np.array(array) for key, array in arrays.items()}
+    arrays["envs/none"] = np.zeros(1)
+    arrays["game/games"][field] = value
+    with pytest.raises(ConfigError, match=told):
+        load_env_state(env, state, arrays, 1, traced=False)
+
+
+def test_other_numbers_of_envs_are_refused():
+    env = NativeVecEnv(SkullKingGame(2), seed=1)
+    env.reset()
+    state, arrays = env_state(env, traced=False)
+    with pytest.raises(ConfigError, match="of the checkpoint is"):
+        load_env_state(NativeVecEnv(SkullKingGame(3), seed=1), state, arrays, 1, traced=False)

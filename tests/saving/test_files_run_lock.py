@@ -1,0 +1,102 @@
+"""A run's folder belongs to one process at a time, for as long as that lives."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from conftest import RunCommand
+from fasttrain.errors import ConfigError
+from fasttrain.saving import files
+from fasttrain.saving.files import LOCK, locked
+
+HOLD = """
+import subprocess, sys, time
+from pathlib import Path
+from fasttrain.saving.files import locked
+
+with locked(Path(sys.argv[1])):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(99)"], stdout=subprocess.DEVNULL)
+    print(child.pid, flush=True)
+    time.sleep(99)
+"""
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[tuple[subprocess.Popen[str], psutil.Process]]:
+    """Another process that has the lock, and a child of it."""
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    child = psutil.Process(int(process.stdout.readline()))
+    try:
+        yield process, child
+    finally:
+        process.kill()
+        child.kill()
+        process.communicate()
+
+
+def test_a_second_process_is_refused_until_the_first_is_dead(tmp_path: Path) -> None:
+    with held(tmp_path) as (process, child):
+        with pytest.raises(ConfigError, match=rf"run=.*: still going on \(process {process.pid}\)"), locked(tmp_path):
+            pass
+        process.kill()
+        process.wait()
+        assert child.is_running()
+        with locked(tmp_path):
+            pass
+
+
+def test_it_is_free_again_after_the_end_and_after_an_error(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), locked(tmp_path):
+        raise KeyError("x")
+    with locked(tmp_path), pytest.raises(ConfigError, match="still going on"), locked(tmp_path):
+        pass
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="flock")
+def test_where_nothing_can_be_locked_it_goes_on_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fcntl
+
+    def unsupported(file: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    with locked(tmp_path), locked(tmp_path):
+        assert (tmp_path / LOCK).exists()
+    with locked(tmp_path / "nowhere"):
+        pass
+
+
+def test_a_note_that_is_none_is_not_shown(tmp_path: Path) -> None:
+    (tmp_path / LOCK).write_text("\x1b[2J")
+    file = files._opened(tmp_path / LOCK)
+    assert file is not None
+    with open(file, "rb"):
+        assert files._holder(file) == "unknown"
+
+
+def test_a_run_that_goes_on_can_be_neither_resumed_nor_begun_again(tmp_path: Path, fasttrain: RunCommand) -> None:
+    small = ("env.id=CartPole-v1", "algo=ppo", "total_timesteps=256", "algo.rollout_size=128", "batch_size=64",
+             "num_envs=2", "checkpoint_every=128", "eval.episodes=2", "checkup=off")  # fmt: skip
+    done = fasttrain(*small)
+    assert done.exit_code == 0, done.err
+    before = {path: path.read_bytes() for path in done.folder.rglob("*") if path.is_file() and path.name != LOCK}
+    with held(done.folder) as (process, _):
+        again = fasttrain("resume", f"run={done.folder}", "total_timesteps=512")
+        assert again.exit_code == 2
+        assert f"still going on (process {process.pid})" in again.err
+    assert before == {path: path.read_bytes() for path in before}
+    assert fasttrain("resume", f"run={done.folder}", "total_timesteps=512").exit_code == 0
+    next_one = tmp_path / "run3"
+    next_one.mkdir()
+    with held(next_one):
+        assert fasttrain(*small).exit_code == 2
+    assert not (next_one / "plan.json").exists()

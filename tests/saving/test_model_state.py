@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from sb3_contrib import RecurrentPPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from fasttrain.algos.accelerator import Acceleration
+from fasttrain.algos.dqn import DQN
+from fasttrain.algos.guard import Guard
+from fasttrain.algos.ppo import PPO
+from fasttrain.config import GuardConfig
+from fasttrain.errors import ConfigError, DivergedError
+from fasttrain.saving.model_state import load_model_state, model_state
+
+
+def model(kind: Any, width: int = 8, fused: bool = False) -> Any:
+    env = DummyVecEnv([lambda: gymnasium.make("CartPole-v1")] * 2)
+    more: dict[str, Any] = {"n_steps": 16, "batch_size": 8} if kind is PPO else {"buffer_size": 50, "prioritized": {}}
+    made = kind("MlpPolicy", env, seed=1, policy_kwargs={"net_arch": [width]}, device="cpu", **more)
+    made.set_logger(Logger(None, []))
+    if fused:
+        made.use_kernels()
+    return made
+
+
+def travelled(state: Any) -> Any:
+    return json.loads(json.dumps(state))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("kind", [PPO, DQN])
+def test_a_fresh_model_is_where_the_other_was(kind: Any, fused: bool):
+    trained, fresh = model(kind, fused=fused), model(kind, fused=fused)
+    trained.learn(200, log_interval=None)
+    trained.logger.record("train/loss", 0.25)
+    state, arrays = model_state(trained)
+    load_model_state(fresh, travelled(state), {name: array.copy() for name, array in arrays.items()})
+    again, same = model_state(fresh)
+    assert travelled(again) == travelled(state)
+    assert set(same) == set(arrays)
+    assert all(same[name].tobytes() == arrays[name].tobytes() for name in arrays)
+    assert fresh.num_timesteps == trained.num_timesteps >= 200
+    assert len(fresh.ep_info_buffer) == len(trained.ep_info_buffer)
+    assert fresh._last_obs is not trained._last_obs
+    assert fresh.logger.name_to_value["train/loss"] == 0.25
+
+
+class Keep(BaseCallback):
+    """The state as a checkpoint takes it before the third rollout; with overlap an update is under way then."""
+
+    def __init__(self, at: int = 64) -> None:
+        super().__init__()
+        self.at = at
+
+    def _on_rollout_start(self) -> None:
+        if self.model.num_timesteps == self.at:
+            self.kept = model_state(self.model)
+
+    def _on_step(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_guard_and_gradient_scaler(overlap: bool):
+    trained, fresh = model(PPO), model(PPO)
+    for each in (trained, fresh):
+        each.accelerate(Acceleration(amp_dtype=torch.float16))
+        if overlap:
+            each.overlap_updates(2)
+            each._fast.overlap._state.accelerator_of(each._fast.overlap._policy).precision.scaler._init_scale = 1e30
+        else:
+            each._fast.accelerator_of(each.policy).precision.scaler._init_scale = 1e30
+    keep = Keep()
+    trained.learn(96, callback=keep)
+    state, arrays = keep.kept
+    halved = (state["overlap"] if overlap else state)["scaler"]["scale"]
+    assert halved < 1e30
+    assert state["guard"]["skipped"] == 2 * 10 * 4, "of both updates, all minibatches of all epochs"
+    load_model_state(fresh, travelled(state), {name: array.copy() for name, array in arrays.items()})
+    assert travelled(model_state(fresh)[0]) == travelled(state)
+
+
+def test_an_update_that_fails_beside_a_checkpoint_still_ends_training(monkeypatch: pytest.MonkeyPatch):
+    def fail(learner: Any) -> None:
+        raise DivergedError("no update could be applied")
+
+    class Forgiving(Keep):
+        """As `Checkpoints`, which goes on where a state could not be taken."""
+
+        def _on_rollout_start(self) -> None:
+            with suppress(DivergedError):
+                model_state(self.model)
+
+    trained = model(PPO)
+    trained.overlap_updates(2)
+    monkeypatch.setattr("fasttrain.algos.overlap.update", fail)
+    with pytest.raises(DivergedError):
+        trained.learn(96, callback=Forgiving())
+
+
+def test_what_a_guard_goes_back_to_is_of_the_policy_that_is_trained():
+    """While the first update is under way, that policy has an optimizer state and the model's has none."""
+    trained, fresh = model(PPO), model(PPO)
+    for each in (trained, fresh):
+        each._fast.guard = Guard(GuardConfig(at_limit="rollback"))
+        each.overlap_updates(2)
+    keep = Keep(at=32)
+    trained.learn(64, callback=keep)
+    state, arrays = keep.kept
+    assert state["guard"]["copies"] > 0
+    load_model_state(fresh, travelled(state), {name: array.copy() for name, array in arrays.items()})
+    again, same = model_state(fresh)
+    assert travelled(again) == travelled(state)
+    assert all(same[name].tobytes() == array.tobytes() for name, array in arrays.items())
+    fresh._fast.guard._copies[0].restore(fresh._fast.overlap.wait().policy)
+    with pytest.raises(ConfigError, match="arrays to roll back to"):
+        fresh._fast.guard.load(state["guard"], {}, fresh.policy)
+
+
+def test_tensors_are_filled_in_place():
+    """Kernels hold views of them."""
+    trained, fresh = model(DQN, fused=True), model(DQN, fused=True)
+    trained.learn(200, log_interval=None)
+    fresh.learn(150, log_interval=None)
+    places = {name: tensor.data_ptr() for name, tensor in fresh.policy.state_dict().items()}
+    load_model_state(fresh, *model_state(trained))
+    assert {name: tensor.data_ptr() for name, tensor in fresh.policy.state_dict().items()} == places
+    assert fresh._fast.kernels.serves(fresh.policy)
+    (step,) = {float(state["step"]) for state in fresh.policy.optimizer.state.values()}
+    assert step == trained._fast.gradient_updates
+
+
+def test_another_network_is_refused_by_name():
+    state, arrays = model_state(model(PPO))
+    with pytest.raises(ConfigError, match=r"mlp_extractor.*has shape \(8, 4\), not \(9, 4\)"):
+        load_model_state(model(PPO, width=9), state, arrays)
+    with pytest.raises(ConfigError, match="another network: value_net.bias"):
+        load_model_state(model(PPO), state, {k: v for k, v in arrays.items() if k != "policy/value_net.bias"})
+    with pytest.raises(ConfigError, match="parameter 99"):
+        load_model_state(model(PPO), state, {**arrays, "policy_optimizer/99/step": np.zeros((), np.float32)})
+    with pytest.raises(ConfigError, match="counter"):
+        load_model_state(model(PPO), {**state, "counters": {"__class__": 1}}, arrays)
+
+
+def test_views_not_copies():
+    trained = model(PPO)
+    _, arrays = model_state(trained)
+    with torch.no_grad():
+        trained.policy.value_net.bias.fill_(5.0)
+    assert arrays["policy/value_net.bias"].tolist() == [5.0]
+
+
+@pytest.mark.parametrize("name", ["policy/value_net.bias", "policy_optimizer/0/exp_avg"])
+def test_numbers_that_are_not_finite_are_refused(name: str):
+    trained = model(PPO)
+    trained.learn(32, log_interval=None)
+    state, arrays = model_state(trained)
+    with pytest.raises(ConfigError, match=f"{name.rpartition('/')[2]} has numbers that are not finite"):
+        load_model_state(model(PPO), state, {**arrays, name: np.full_like(arrays[name], np.nan)})
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [
+        ("_last_obs", np.zeros((1, 4), np.float32)),
+        ("_last_obs", np.zeros((2, 5), np.float32)),
+        ("_last_obs", np.zeros((2, 4), "U3")),
+        ("_last_obs/part", np.zeros((2, 4), np.float32)),
+        ("_last_episode_starts", np.zeros(3, np.bool_)),
+        ("_last_episode_starts", np.zeros(2)),
+    ],
+)
+def test_observations_of_other_shapes_are_refused(name: str, array: Any):
+    trained = model(PPO)
+    trained.learn(32, log_interval=None)
+    state, arrays = model_state(trained)
+    kept = {key: value for key, value in arrays.items() if key != name.partition("/")[0]}
+    with pytest.raises(ConfigError, match=f"the checkpoint's {name.partition('/')[0]} "):
+        load_model_state(model(PPO), state, {**kept, name: array})
+
+
+def test_lstm_states_of_other_shapes_are_refused():
+    def made() -> Any:
+        env = DummyVecEnv([lambda: gymnasium.make("CartPole-v1")] * 2)
+        found = RecurrentPPO("MlpLstmPolicy", env, n_steps=16, policy_kwargs={"lstm_hidden_size": 4}, device="cpu")
+        found.set_logger(Logger(None, []))
+        return found
+
+    trained, fresh = made(), made()
+    trained.learn(32, log_interval=None)
+    state, arrays = model_state(trained)
+    load_model_state(fresh, travelled(state), arrays)
+    assert torch.equal(fresh._last_lstm_states.vf[1], trained._last_lstm_states.vf[1])
+    for array in (np.zeros((1, 3, 4), np.float32), np.full((1, 2, 4), np.inf, np.float32)):
+        with pytest.raises(ConfigError, match="lstm/pi/1"):
+            load_model_state(made(), state, {**arrays, "lstm/pi/1": array})
