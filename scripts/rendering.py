@@ -392,6 +392,6 @@ def faster_settings(load: Load) -> str:
     return f"{prose(text)}\n\n{table(head, rows)}"
 
 
-def picture(file: str, words: str) -> Callable[[Load], str]:
-    """A picture beside the JSON files."""
-    return lambda load: f"![{words}](docs/results/{file})"
+def picture(place: str, words: str) -> Callable[[Load], str]:
+    """A picture beside the JSON files; its place is named from the page's folder."""
+    return lambda load: f"![{words}]({place})"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Every figure and table of the README, measured again: python3 scripts/reproduce.py [--only NAME …]
+"""Every figure and table of README.md and docs/*.md, measured again: python3 scripts/reproduce.py [--only NAME …]
 
 Without more it runs what makes each entry's data, which is stored as JSON (and pictures) in docs/results/ with machine,
 versions and command; all of it takes hours. Runs of scripts/learning.py that are stored are not run again: delete
@@ -7,8 +7,8 @@ docs/results/learning/TASK.json for that.
 
   --list    the entries, how long each takes, how old its data are
   --show    what the stored data render to; runs nothing
-  --check   fails where README.md differs from that, or has measured figures outside of the entries' blocks
-  --write   fills README.md from the stored data: each block between <!-- results: NAME --> and <!-- end -->
+  --check   fails where a page differs from that, or has measured figures outside of the entries' blocks
+  --write   fills the pages from the stored data: each block between <!-- results: NAME --> and <!-- end -->
 
 --only NAME … restricts any of these to some entries.
 """
@@ -47,14 +47,15 @@ import rendering_faults  # noqa: E402
 import rendering_studies  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
-README = ROOT / "README.md"
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+BREAK = "\f"  # between one page and the next, where they are one text
 BLOCK = re.compile(r"<!-- results: ([\w-]+) -->\n(.*?)\n?<!-- end -->", flags=re.DOTALL)
 # A rate, a ratio or a win rate: what is measured belongs into a block, where it cannot go stale unseen.
 LOOSE = re.compile(r"\d (?:steps|samples|decisions|rounds)/s|\d×|\bwin(?:s|ning)? (?:rate \w+ )?\d|\d minutes on ")
 
 
 class Entry(NamedTuple):
-    """One block of the README."""
+    """One block of a page."""
 
     name: str
     files: tuple[str, ...]  # in docs/results, that it is rendered from
@@ -132,7 +133,7 @@ ENTRIES = (
         ("ppo.png",),
         (f"{BENCHMARK} plot",),
         0.1,
-        rendering.picture("ppo.png", "Training speed beside other frameworks"),
+        rendering.picture("docs/results/ppo.png", "Training speed beside other frameworks"),
     ),
     Entry(
         "learning-ppo",
@@ -161,7 +162,9 @@ ENTRIES = (
         ("learning.png",),
         (f"{BENCHMARK} plot",),
         0.1,
-        rendering.picture("learning.png", "Training curves of stock and speed, median and middle half of the seeds"),
+        rendering.picture(
+            "results/learning.png", "Training curves of stock and speed, median and middle half of the seeds"
+        ),
     ),
     Entry(
         "masks",
@@ -203,33 +206,40 @@ def rendered(entries: Iterable[Entry], folder: Path) -> dict[str, str]:
     return found
 
 
-def filled(readme: str, blocks: dict[str, str]) -> str:
-    """The README with those blocks' contents.
+def read_pages() -> str:
+    """All of them as one text."""
+    return BREAK.join(page.read_text(encoding="utf-8") for page in PAGES)
+
+
+def filled(pages: str, blocks: dict[str, str]) -> str:
+    """The pages with those blocks' contents.
 
     Raises:
         SystemExit: a block is missing, there twice, or of no entry.
     """
-    names = BLOCK.findall(readme)
+    names = BLOCK.findall(pages)
     there = [name for name, _ in names]
     for name in blocks:
         if there.count(name) != 1:
-            raise SystemExit(f"README.md: {there.count(name)} blocks <!-- results: {name} --> … <!-- end -->, not one")
+            raise SystemExit(
+                f"the pages have {there.count(name)} blocks <!-- results: {name} --> … <!-- end -->, not one"
+            )
     if foreign := sorted(set(there) - {entry.name for entry in ENTRIES}):
-        raise SystemExit(f"README.md: no entry makes {', '.join(foreign)}; the entries are in scripts/reproduce.py")
+        raise SystemExit(f"the pages: no entry makes {', '.join(foreign)}; the entries are in scripts/reproduce.py")
 
     def fill(match: re.Match[str]) -> str:
         name, before = match[1], match[2]
         return f"<!-- results: {name} -->\n{blocks.get(name, before)}\n<!-- end -->"
 
-    return BLOCK.sub(fill, readme)
+    return BLOCK.sub(fill, pages)
 
 
-def problems(readme: str, blocks: dict[str, str]) -> list[str]:
-    """Where the README differs from the stored data, and measured figures that no data stand behind."""
-    wanted = filled(readme, blocks)
-    changed = difflib.unified_diff(readme.splitlines(), wanted.splitlines(), "README.md", "stored", n=0, lineterm="")
+def problems(pages: str, blocks: dict[str, str]) -> list[str]:
+    """Where the pages differ from the stored data, and measured figures that no data stand behind."""
+    wanted = filled(pages, blocks)
+    changed = difflib.unified_diff(pages.splitlines(), wanted.splitlines(), "pages", "stored", n=0, lineterm="")
     found = [line for line in changed if not line.startswith("@@")]
-    loose = [line.strip() for line in BLOCK.sub("", readme).splitlines() if LOOSE.search(line)]
+    loose = [line.strip() for line in BLOCK.sub("", pages).splitlines() if LOOSE.search(line)]
     return found + [f"measured, but in no block: {line}" for line in loose]
 
 
@@ -290,7 +300,7 @@ def run(entries: Sequence[Entry]) -> None:
 
 
 def chosen(names: Sequence[str] | None) -> list[Entry]:
-    """Those entries, in the README's order; all without names."""
+    """Those entries, in the order of the list; all without names."""
     return [entry for entry in ENTRIES if names is None or entry.name in names]
 
 
@@ -309,10 +319,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run(entries)
     blocks = rendered(entries, RESULTS)
     if options.write:
-        README.write_text(filled(README.read_text(encoding="utf-8"), blocks), encoding="utf-8")
+        for page, text in zip(PAGES, filled(read_pages(), blocks).split(BREAK), strict=True):
+            page.write_text(text, encoding="utf-8")
     elif options.check:
-        found = problems(README.read_text(encoding="utf-8"), blocks)
-        print("\n".join(found) or "README.md says what is stored")
+        found = problems(read_pages(), blocks)
+        print("\n".join(found) or "README.md and docs/ say what is stored")
         return 1 if found else 0
     else:
         for name, text in blocks.items():

@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -48,6 +47,7 @@ WITHOUT_OWN_TEST = {
     "vec": "public names on first use; every test of vec imports through it",
     "envs": "registers the games; each game's test makes its ids",
     "study_config": "values alone; tests/test_config.py builds them",
+    "report.files": "what lies in a folder; tests/report/test_index.py reads broken ones",
     "report.charts": "what a chart shows; tests/report/test_drawing.py draws them all",
     "report.metrics": "what several pages say alike; the tests of the pages read it there",
     "report.page": "what a page shows; every test of a page reads and writes one",
@@ -361,12 +361,15 @@ def test_exceptions_from_mirroring_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    "module",
-    ["fasttrain", "fasttrain.envs", "fasttrain.envs.make", "fasttrain.envs.checkup", "fasttrain.games.skullking.env"],
+    "modules",
+    [
+        "fasttrain, fasttrain.envs, fasttrain.envs.make, fasttrain.envs.checkup",
+        "fasttrain.games.skullking.env",
+        "fasttrain.vec.worker, fasttrain.runs.survey",
+        "fasttrain.cli, fasttrain.cli.existing, fasttrain.studies.sweep, fasttrain.report.index",  # these begin at once
+    ],
 )
-def test_no_torch_in_a_process_that_loads(module: str) -> None:
-    if module.startswith("fasttrain.games.skullking") and find_spec("fasttrain.games.skullking") is None:
-        pytest.skip("the game is not part of this build")
-    loads = f"import sys, {module}; print([name for name in {TORCH!r} if name in sys.modules])"
+def test_no_torch_in_a_process_that_loads(modules: str) -> None:
+    loads = f"import sys, {modules}; print([name for name in {TORCH!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", loads], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "[]", done.stderr

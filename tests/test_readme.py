@@ -1,4 +1,4 @@
-"""The README is run: its example env trains, its flag table is the code's, its commands parse."""
+"""README.md and docs/ are run: the example env trains, the flag table is the code's, the commands parse."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from conftest import RunCommand, configured
 from fasttrain.cli.commands import COMMANDS, prepare
 from fasttrain.flags import FLAGS
 
-README = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, flags=re.DOTALL)
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+BLOCKS = [block for text in PAGES.values() for block in re.findall(r"```(\w*)\n(.*?)```", text, flags=re.DOTALL)]
 
 
 def test_the_example_env_trains_with_masks(fasttrain: RunCommand, tmp_path: Path):
@@ -46,9 +48,15 @@ def test_the_worker_example_runs_as_a_script(tmp_path: Path):
     assert done.stderr == ""
 
 
-def test_no_placeholder_is_left():
-    assert not re.search(r"@[A-Z]+@", README)
+def test_the_readme_is_short_and_shows_a_run():
+    assert len(README.splitlines()) <= 220
     assert "[PERF] " in README
+
+
+def test_links_lead_somewhere():
+    links = [(path, link) for path, text in PAGES.items() for link in re.findall(r"\]\(([^)#\s]+)\)", text)]
+    assert len(links) >= 10
+    assert [link for path, link in links if "://" not in link and not (path.parent / link).exists()] == []
 
 
 def flag_table() -> str:
@@ -77,6 +85,7 @@ def test_every_command_composes():
 
 
 def test_the_five_files_exist():
-    files = re.findall(r"^\d\. `(src/[\w/]+\.py)`", README, flags=re.MULTILINE)
+    house = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    files = re.findall(r"^\d\. `(src/[\w/]+\.py)`", house, flags=re.MULTILINE)
     assert len(files) == 5
-    assert all((Path(__file__).resolve().parent.parent / name).is_file() for name in files)
+    assert all((ROOT / name).is_file() for name in files)

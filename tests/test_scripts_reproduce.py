@@ -46,7 +46,7 @@ def test_the_readme_says_what_is_stored(reproduce: ModuleType, capsys: pytest.Ca
 
 
 def test_every_block_of_the_readme_has_an_entry_and_every_entry_a_block(reproduce: ModuleType) -> None:
-    names = [name for name, _ in reproduce.BLOCK.findall(reproduce.README.read_text(encoding="utf-8"))]
+    names = [name for name, _ in reproduce.BLOCK.findall(reproduce.read_pages())]
     assert sorted(names) == sorted(entry.name for entry in reproduce.ENTRIES)
 
 
@@ -118,7 +118,7 @@ def test_missing_double_and_foreign_blocks_are_told(
 def test_what_differs_is_a_problem(reproduce: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reproduce, "ENTRIES", (entry(reproduce, "a"),))
     assert reproduce.problems(readme("a"), {"a": "old"}) == []
-    assert reproduce.problems(readme("a"), {"a": "new"}) == ["--- README.md", "+++ stored", "-old", "+new"]
+    assert reproduce.problems(readme("a"), {"a": "new"}) == ["--- pages", "+++ stored", "-old", "+new"]
 
 
 @pytest.mark.parametrize(
@@ -138,12 +138,14 @@ def test_measured_figures_outside_of_blocks_are_a_problem(
 
 @pytest.fixture
 def small(reproduce: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    """Two entries, the second without data, and a README in `tmp_path`."""
+    """Two entries, the second without data, each on a page of its own in `tmp_path`."""
     entries = (entry(reproduce, "a", "new", ("a.json",)), entry(reproduce, "b", "newer", ("b.json", "b.png")))
     monkeypatch.setattr(reproduce, "ENTRIES", entries)
     monkeypatch.setattr(reproduce, "RESULTS", tmp_path)
-    monkeypatch.setattr(reproduce, "README", tmp_path / "README.md")
-    (tmp_path / "README.md").write_text(readme("a", "b"))
+    pages = (tmp_path / "README.md", tmp_path / "b.md")
+    monkeypatch.setattr(reproduce, "PAGES", pages)
+    for page, name in zip(pages, "ab", strict=True):
+        page.write_text(readme(name))
     (tmp_path / "a.json").write_text(json.dumps({"measured": "2026-01-01"}))
     return reproduce
 
@@ -171,7 +173,8 @@ def test_write_then_check(small: ModuleType, capsys: pytest.CaptureFixture[str])
     assert "+new" in capsys.readouterr().out
     assert small.main(["--write", "--only", "a"]) == 0
     assert small.main(["--check", "--only", "a"]) == 0
-    assert small.README.read_text(encoding="utf-8").count("new") == 1
+    first, second = (page.read_text(encoding="utf-8") for page in small.PAGES)
+    assert (first.count("new"), second.count("new")) == (1, 0)
     with pytest.raises(SystemExit, match=r"b: b.json, b.png not in .*; run --only b"):
         small.main(["--write"])
 

@@ -10,7 +10,7 @@ import sys
 import textwrap
 from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 COMMAND_VARIABLE = "FASTTRAIN_COMMAND"  # set by scripts/run.py, whose user has no `fasttrain` on the PATH
 PLAIN = str.maketrans({
@@ -94,3 +94,18 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
         raise error
     plain = error.object[error.start : error.end].translate(PLAIN)
     return "".join(letter if letter.isascii() else "?" for letter in plain), error.end
+
+
+def one_line(text: Any, limit: int = 400) -> str:
+    """`text` in one line without control characters, lone surrogates and marks that turn the writing direction."""
+    line = " ".join(str(text).split())
+    line = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in line)
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def shown(text: str) -> str:
+    """Lines for a terminal as they are, without control characters: no escape sequence gets through."""
+    return "".join(
+        character if character.isprintable() or character in "\n\t" else "\N{REPLACEMENT CHARACTER}"
+        for character in text
+    )

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fasttrain.runs.logs import FORMULA, csv_cell, from_csv_cell, one_line, shown
+from fasttrain.runs.logs import FORMULA, csv_cell, from_csv_cell
+from fasttrain.terminal import one_line, shown
 
 ANYTHING = st.text(st.characters(), max_size=60)  # surrogates included
 

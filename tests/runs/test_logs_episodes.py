@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fasttrain.report.files import read_episodes
-from fasttrain.runs.logs import FIXED, FLUSH_EVERY, FLUSH_S, EpisodeLog
+from fasttrain.runs.logs import FIXED, FLUSH_EVERY, FLUSH_S, EpisodeLog, read_episodes
 from fasttrain.saving.files import Saving
 
 

@@ -78,17 +78,6 @@ def test_a_signal_ends_it_after_the_cell_is_stored(tmp_path: Path, monkeypatch: 
     assert len(read_json(tmp_path / "study.json")["cells"]) == 1
 
 
-def test_a_report_that_cannot_be_drawn_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    def fails(folder: Path) -> Path:
-        raise RuntimeError("no ink")
-
-    monkeypatch.setattr("fasttrain.studies.study.write_report", fails)
-    study_in(tmp_path).draw()
-    assert "no report.html: RuntimeError('no ink')" in capsys.readouterr().out
-
-
 def test_a_cell_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     Fakes(lambda typed, seed: summary(61234.0, 0.613, mean_reward=2.9)).use(monkeypatch)
     cell = study_in(tmp_path).run([Wanted("a", 0, ())])["a"][0]

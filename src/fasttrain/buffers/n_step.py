@@ -1,6 +1,6 @@
-"""Whether a replay buffer fits into memory, said before it is made.
+"""The memory of a replay buffer, checked before it is made, and its n-step windows.
 
-The windows of n-step returns: where each ends and what it pays; sums and powers are numpy's bit by bit.
+Where a window ends and what it pays; sums and powers are numpy's bit by bit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The storage of a rollout as callbacks and users' own code know it: an instance of SB3's rollout buffers.
+"""The storages of a rollout and of replay as callbacks and users' own code know them: instances of SB3's buffers.
 
-`RolloutStorage` does the work; here are only the names, dtypes and samples that stock has, over the same memory.
-
-ReplayStorage as an instance of the replay buffer that stock would take, for who asks by `isinstance`.
+`RolloutStorage` and `ReplayStorage` do the work; here are only the names, dtypes and samples that stock has, over the
+same memory.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
 
 
 def _report(error: Exception, code: int, text: str = "") -> int:
-    from fasttrain.runs.logs import shown
+    from fasttrain.terminal import shown
 
     if os.environ.get("FASTTRAIN_TRACEBACK"):
         traceback.print_exception(error)
@@ -223,7 +223,9 @@ def _run_hydra(command: str, arguments: list[str], starting: ExitStack) -> int:
     if failed:
         raise failed[0]
     if sweep is not None:
-        return sweep.finish()
+        code = sweep.finish()
+        draw_report(sweep.folder or Path())
+        return code
     return outcome[0] if outcome else 0
 
 
@@ -259,16 +261,16 @@ def _run_command(command: str, composed: Any, arguments: Sequence[str], starting
     starting.close()
     with locked(folder) if command in commands.STUDIES else nullcontext():
         exit_code: int = main(config, origin, folder, overrides, **more)
-    if command in ("train", "resume"):
-        if read_json(folder / "plan.json").get("config", {}).get("report", config.report):
+        asked = read_json(folder / "plan.json").get("config", {}) if command == "resume" else {}
+        if command in commands.REPORTED and asked.get("report", config.report):
             draw_report(folder)
-        if exit_code == EXIT_STOPPED:
-            print(f"stopped; {way_on(folder)}")
+    if command in ("train", "resume") and exit_code == EXIT_STOPPED:
+        print(f"stopped; {way_on(folder)}")
     return exit_code
 
 
 def draw_report(folder: Path) -> None:
-    """report.html of a run that is saved: whatever goes wrong here is one line, and the run stays what it is."""
+    """report.html of what a command left: whatever goes wrong here is one line, and all else stays what it is."""
     from fasttrain.runs.activity import activity
     from fasttrain.runs.view import make_console, say
 
@@ -282,4 +284,4 @@ def draw_report(folder: Path) -> None:
     except (Exception, KeyboardInterrupt) as error:
         reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
         again = f"{terminal.command()} report run={folder} tries again"
-        terminal.tell(f"fasttrain: warning: no report.html ({reason}); the run is saved, {again}")
+        terminal.tell(f"fasttrain: warning: no report.html ({reason}); all else is saved, {again}")

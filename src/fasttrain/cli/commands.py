@@ -29,6 +29,7 @@ MODULES = {
 }
 COMMANDS = tuple(MODULES)
 STUDIES = ("compare", "ablate", "tune")  # many runs, each in a process of its own, in one folder
+REPORTED = ("train", "resume", *STUDIES)  # what they leave is drawn as report.html
 STARTS_RUNS = (*STUDIES, "doctor")  # they get Hydra's --config-dir among their overrides, to pass it on
 SWEEPABLE = ("train", "eval", "check", "export")
 TRUSTING = ("eval", "play", "export")  # they load models, and take --trust

@@ -1,20 +1,4 @@
-"""ActionRepeat: one decision of the policy lasts several steps of the env.
-
-DictActions: an action space of named heads (a Dict of Discrete) becomes the MultiDiscrete that SB3 knows.
-
-LeanInfo: keep the info dict small on the steps between, whole on the step that ends the episode.
-
-OldGym: an env of the old gym interface (a step of four values, `seed()`) as a Gymnasium env.
-
-shimmy's `GymV21CompatibilityV0` does this for envs of the old `gym` package, and only where that package, unmaintained
-and at odds with NumPy 2, is installed. Classes that follow the interface without it are common; nothing here imports
-it, spaces are told apart by the names of their classes.
-
-TwoSided: tells the trainer whose decision comes next in an env where it decides for both sides.
-
-Such an env (self-play) has a property `opponents_turn`, true where the next `step` is the opponent's, whose view the
-observation and the mask then are; rewards are always the learner's. `vec.self_play` drives it.
-"""
+"""The wrappers that `make_env` puts around an env, so that the trainer finds the same in all of them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""GameBatch: what the built-in native games share around their kernels: slots, seeds, who is stepped, their state.
+"""What the built-in native games share around their kernels: slots, seeds, who is stepped, their state.
 
-SingleGame: one game of a `GameBatch` as a Gymnasium environment, with the batch's own kernels.
+`GameBatch` is N games at once; `SingleGame` is one of them as a Gymnasium environment, with the batch's own kernels.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 What is kept are marks, cumulative counters at the windows' ends; a window is the difference of two neighbours. Merging
 two windows is leaving out the mark between them, so that a merged one is exactly what measuring over both would have
-given. Windows end where a rollout begins, so that each holds whole turns of collecting and updating.
-
-Cuts a run's counters into [PERF] windows: since the last line, by time (`windows`), and over the whole training.
+given. Windows end where a rollout begins, so that each holds whole turns of collecting and updating. `PerfMeter` cuts a
+run's counters: since the last line, by time, and over the whole training.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""What a chart shows, as plain data: five kinds are enough. `drawing.py` draws them; tests read the numbers here.
+"""What a chart shows, as plain data, and the ink it is drawn with.
 
-Colours of both themes, and a figure as inline SVG that follows them, or as PNG in the light one.
-
-Figures are drawn with the light theme's colours. In the SVG every one of them becomes `var(--…)`, so that the page's
-style sheet decides; text stays text, in the page's font. Nothing here touches pyplot or its global state.
+Five kinds of charts are enough. `drawing.py` draws them; tests read the numbers here. Figures are drawn with the light
+theme's colours. In the SVG every one of them becomes `var(--…)`, so that the page's style sheet decides; text stays
+text, in the page's font. Nothing here touches pyplot or its global state.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The charts of a comparison, as data.
-
-The report of `fasttrain compare`: is a candidate faster, and does it learn as well as the first?
-"""
+"""The report of `fasttrain compare`: is a candidate faster, and does it learn as well as the first?"""
 
 from __future__ import annotations
 
@@ -15,7 +12,6 @@ import numpy as np
 
 from fasttrain.report.charts import XY, Axis, Chart, Level, Line, Row, Rows, color_of
 from fasttrain.report.curves import Curve, across_seeds, mean_interval, spread_curve
-from fasttrain.report.files import Episodes, read_episodes
 from fasttrain.report.metrics import Form, Found, cells_title, found, link_to, metric_of, quality_of
 from fasttrain.report.page import Banner, Cell, Page, Section, Table, Tile, Tone
 from fasttrain.report.run_charts import OVER, OVER_WORDS, endings
@@ -32,6 +28,7 @@ from fasttrain.report.words import (
     seconds,
     times,
 )
+from fasttrain.runs.logs import Episodes, read_episodes
 from fasttrain.runs.quality_keys import WIN_KEYS
 from fasttrain.saving.files import read_json
 

@@ -1,6 +1,6 @@
-"""Where the names of points go so that they cover neither each other nor other points. Pure.
+"""Charts → matplotlib figures, one function per kind. Imported late: matplotlib takes half a second to load.
 
-Charts → matplotlib figures, one function per kind. Imported late: matplotlib takes half a second to load.
+The names of points are placed so that they cover neither each other nor other points.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fasttrain.runs.logs import one_line
+from fasttrain.terminal import one_line
 
 LABEL_CHARACTERS = 34  # what fits beside a bar
 NOTHING = "–"

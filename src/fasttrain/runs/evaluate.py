@@ -23,13 +23,12 @@ from fasttrain.config import Config, against_bots, from_mapping
 from fasttrain.errors import ConfigError
 from fasttrain.flags import FLAGS
 from fasttrain.runs.activity import activity
-from fasttrain.runs.logs import one_line
 from fasttrain.runs.models import find_statistics, load_policy
 from fasttrain.runs.quality_keys import END_KEY, SCORES, QualityKeys, held_by, score_diff_of, win_of
 from fasttrain.runs.view import make_console, say, show_quality
 from fasttrain.runs.wrap import Statistics
 from fasttrain.saving.files import parse_json, write_json
-from fasttrain.terminal import near
+from fasttrain.terminal import near, one_line
 
 LONGEST_REASON, MOST_REASONS = 200, 100  # of an env's texts what summary.json keeps
 MOST_PLAN_BYTES = 16 << 20  # 10 kB are usual

@@ -1,9 +1,7 @@
-"""Quality on the way (`eval_every`): in the training, or beside it in a process of its own (`eval_async`).
+"""Quality on the way (`eval_every`): in the training itself, or beside it in a process of its own (`eval_async`).
 
-Evaluation beside training (`eval_async`): a process of its own plays snapshots of the policy while training goes on.
-
-The trainer only saves a snapshot; loading it, stepping the envs and counting is the process's work, with its own envs,
-seeds and random state. A snapshot that is due while two wait is left out.
+Beside training, the trainer only saves a snapshot; loading it, stepping the envs and counting is the process's work,
+with its own envs, seeds and random state. A snapshot that is due while two wait is left out.
 """
 
 from __future__ import annotations

@@ -22,8 +22,9 @@ from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.build import build_algorithm, build_vec_env, uses_masks
 from fasttrain.runs.wrap import Statistics, statistics_of
-from fasttrain.saving.archives import opened, read_member, read_tensors
+from fasttrain.saving.archives import opened, read_member
 from fasttrain.saving.files import parse_json
+from fasttrain.saving.tensors import read_tensors
 
 # Everything that SB3 2 (tensors.pth: 0.x) and sb3-contrib write for the algorithms here.
 MEMBERS = frozenset(

@@ -16,7 +16,7 @@ from fasttrain.config import SELF, Config
 from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.quality_keys import QualityKeys, win_of
-from fasttrain.saving.archives import read_tensors
+from fasttrain.saving.tensors import read_tensors
 from fasttrain.vec.self_play import SelfPlayVecEnv
 
 

@@ -38,11 +38,11 @@ from fasttrain.runs.activity import activity
 from fasttrain.runs.build import env_spec
 from fasttrain.runs.choices import best_choices
 from fasttrain.runs.evaluate import load_run, own_random_state, summarise
-from fasttrain.runs.logs import shown
 from fasttrain.runs.models import find_statistics
 from fasttrain.runs.quality_keys import QualityKeys, win_of
 from fasttrain.runs.view import make_console
 from fasttrain.runs.wrap import wrapped
+from fasttrain.terminal import shown
 
 MOST_LINES = 60  # legal actions in words, one a line; more are listed as numbers
 TOLD_APART = ("is_win", "is_success", "is_draw", "end_reason", "turn", TURN)  # of an info; the outcome says it already

@@ -1,8 +1,6 @@
-"""The learning curve of a run: returns of training episodes, summed up in a thousand stretches of equal env steps.
+"""What a run knows of itself while it goes: counters, the last episodes and the learning curve.
 
-What a run says of its replay buffer.
-
-What a run knows of itself while it goes: counters, the last episodes, and how to say it in one line.
+The curve holds the returns of training episodes, summed up in a thousand stretches of equal env steps.
 """
 
 from __future__ import annotations
@@ -14,15 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from stable_baselines3.common.base_class import BaseAlgorithm
-
-from fasttrain.algos.dqn import DQN
-from fasttrain.buffers.prefetch import Prefetching
-from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.perf.clock import UPDATE_PHASES, PhaseClock
-from fasttrain.runs.logs import one_line
 from fasttrain.runs.quality_keys import SCORES, score_diff_of, win_of
-from fasttrain.terminal import rate_text
+from fasttrain.terminal import one_line, rate_text
 
 STRETCHES = 1000  # of the horizon; 100 kB however many episodes there are
 RECENT = 0.25  # of the training so far: what "now" means
@@ -150,42 +142,6 @@ def _joined(stretches: Sequence[_Stretch]) -> _Stretch:
         joined.returns += stretch.returns
         joined.wall_s += stretch.wall_s
     return joined
-
-
-def replay_dict(model: BaseAlgorithm) -> dict[str, Any] | None:
-    """Fill and size of the buffer, and how often prefetched batches were ready; None for other algorithms."""
-    if not isinstance(model, DQN) or not isinstance(model.replay_buffer, ReplayStorage):
-        return None
-    storage, sampler = model.replay_buffer, model._fast.sampler
-    facts: dict[str, Any] = {
-        "transitions": storage.size() * storage.n_envs,
-        "capacity": storage.buffer_size * storage.n_envs,
-        "memory_bytes": storage.memory_bytes,
-    }
-    if isinstance(sampler, Prefetching):
-        facts["prefetch"] = {"hits": sampler.hits, "waits": sampler.waits, "wait_s": sampler.wait_ns / 1e9}
-    return facts
-
-
-def replay_words(model: BaseAlgorithm) -> str:
-    """For the [PERF] line: `buffer 34% prefetch_hits 120 prefetch_waits 3`, of the whole run so far."""
-    facts = replay_dict(model)
-    if facts is None:
-        return ""
-    words = f"buffer {100 * facts['transitions'] / facts['capacity']:.0f}%"
-    if (prefetch := facts.get("prefetch")) is not None:
-        words += f" prefetch_hits {prefetch['hits']} prefetch_waits {prefetch['waits']}"
-    return words
-
-
-def replay_line(facts: dict[str, Any]) -> str:
-    """One line for the console."""
-    size = f"{facts['memory_bytes'] / 1e6:,.0f} MB when full"
-    line = f"replay buffer: {facts['transitions']:,} of {facts['capacity']:,} transitions, {size}"
-    if (prefetch := facts.get("prefetch")) is not None:
-        line += f"; prefetched batches: {prefetch['hits']:,} were ready, {prefetch['waits']:,} were waited for "
-        line += f"({prefetch['wait_s']:.1f} s)"
-    return line
 
 
 RECENT_S, MARK_EVERY_S = 60.0, 1.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fasttrain.config import EnvConfig
-from fasttrain.runs.logs import one_line
+from fasttrain.terminal import one_line
 
 WIN_KEYS = ("is_win", "is_success")
 SCORE_KEYS = ("score_diff", "vp_diff")  # how far ahead of the others the learner ended

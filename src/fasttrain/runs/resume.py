@@ -22,7 +22,7 @@ from fasttrain.plan import Plan, Row
 from fasttrain.runs import view as show
 from fasttrain.runs.activity import activity
 from fasttrain.runs.evaluate import config_of, flags_of
-from fasttrain.runs.logs import cut_back
+from fasttrain.runs.loggers import cut_back
 from fasttrain.runs.state import WRONG, restore
 from fasttrain.runs.train import Run, carry_out
 from fasttrain.saving.checkpoints import CheckpointFolder, lacks, problem_of, stored

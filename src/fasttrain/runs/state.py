@@ -1,6 +1,4 @@
-"""What a run counts besides its model, as plain values, and back: progress, rules that stop it, what is due when.
-
-A run between an update and the next rollout, as a `Snapshot`, and back into a run of the same configuration.
+"""A run between an update and the next rollout, as a `Snapshot`, and back into a run of the same configuration.
 
 Everything that decides what comes next is in it, so that a resumed run equals one that was never interrupted
 (tests/parity/test_resume_parity.py). The model is built anew from plan.json; only numbers are read from a checkpoint.
@@ -29,9 +27,9 @@ from fasttrain.runs.opponents import SnapshotCallback
 from fasttrain.runs.progress import LearningCurve, Moments, Progress
 from fasttrain.runs.stopping import Block, Plateau, Stopping
 from fasttrain.saving.buffer_state import end_last_rows, load_random_state, plain, random_state
-from fasttrain.saving.checkpoints import Snapshot, zip_writer
+from fasttrain.saving.checkpoints import Snapshot
 from fasttrain.saving.env_state import NewEpisodes, env_state, load_env_state
-from fasttrain.saving.model_state import load_model_state, model_state
+from fasttrain.saving.model_state import load_model_state, model_state, zip_writer
 
 RECENT = ("returns", "wins", "draws", "score_diffs")
 BY_NAME = ("reward_terms", "scores")  # a deque of each

@@ -42,7 +42,7 @@ from fasttrain.runs.build import (
     survey_of,
     this_machine,
 )
-from fasttrain.runs.callbacks import Parts, RunCallback, StopFlag
+from fasttrain.runs.callbacks import Parts, RunCallback, StopFlag, replay_dict, replay_line, replay_words
 from fasttrain.runs.check import run_checkup
 from fasttrain.runs.crash import MODEL, WORKER_ERRORS, raise_crash
 from fasttrain.runs.device import pick_device
@@ -51,10 +51,11 @@ from fasttrain.runs.evaluate import Quality, evaluate_both
 from fasttrain.runs.evaluator import Evaluator
 from fasttrain.runs.folders import clear
 from fasttrain.runs.light_torch import leave_compiler_out
-from fasttrain.runs.logs import EpisodeLog, continued_logger
+from fasttrain.runs.loggers import continued_logger
+from fasttrain.runs.logs import EpisodeLog
 from fasttrain.runs.opponents import SnapshotCallback, pool_for, save_pool
 from fasttrain.runs.profiling import check_profiler, profiling
-from fasttrain.runs.progress import Progress, replay_dict, replay_line, replay_words
+from fasttrain.runs.progress import Progress
 from fasttrain.runs.provenance import provenance
 from fasttrain.runs.settle import settle_acceleration, warmup_s
 from fasttrain.runs.state import snapshot

@@ -1,6 +1,6 @@
-"""The view of a running training: a rich panel on a terminal, a plain line every ten seconds elsewhere.
+"""What a person sees of a run: the panel or the lines while it trains, and the tables of plan, [PERF] and quality.
 
-Tables for people: the plan, [PERF], quality. One console per run, so that the live view and lines do not tear.
+There is one console per run, so that the live panel and other lines do not tear each other.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from fasttrain.machine import usable_cores
 from fasttrain.perf.report import PerfWindow, advice, perf_rows
 from fasttrain.plan import Plan
 from fasttrain.runs.activity import activity, moves, screen_of
-from fasttrain.runs.logs import one_line
 from fasttrain.runs.progress import Progress, clock_text
 from fasttrain.runs.tables import FittingTable
-from fasttrain.terminal import GLUE, folded, rate_text
+from fasttrain.terminal import GLUE, folded, one_line, rate_text
 
 REFRESH_S = 0.25  # of the panel
 PLAIN_EVERY_S = 10.0

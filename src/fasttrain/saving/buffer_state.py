@@ -1,9 +1,8 @@
-"""All global random streams as plain values and arrays, and back: Python's, NumPy's, torch's, and those of spaces.
+"""Random streams and replay buffers as plain values and arrays, and back.
 
-A replay buffer as plain arrays and numbers, and back: what a checkpoint holds of it.
-
-Only rows that were written are kept, and of a sum tree only its leaves: the sums follow from them. Serves SB3's own
-buffers too, which have the same arrays.
+The streams are Python's, NumPy's, torch's and those of spaces. Of a replay buffer only rows that were written are kept,
+and of a sum tree only its leaves, because the sums follow from them. It serves SB3's own buffers too, which have the
+same arrays.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""The files of a run's folder.
+"""The files of a run's folder: written whole or not at all, by one process at a time.
 
-What a full disk or a folder without permission does to a run: a warning once, another try later, a list at the end.
-
-Training is worth more than its notes: whatever of a run's files cannot be written, training goes on.
-
-One process at a time in a run's folder.
-
-The kernel keeps the lock and lets go of it at any kind of death: what a killed trainer leaves behind stops nobody.
+Training is worth more than its notes. Whatever of a run's files cannot be written (a full disk, no permission) costs
+one warning and another try later; training goes on, and the end lists what is missing. The kernel of the operating
+system keeps the lock on the folder and lets go of it at any kind of death, so that a killed trainer stops nobody.
 """
 
 from __future__ import annotations

@@ -205,8 +205,6 @@ class Ablation:
         for cell in self.study.failures:
             self.study.say(f"{cell.status}: {cell.label} seed {cell.seed}: {cell.error} ({cell.folder / 'log.txt'})")
         self.study.store()
-        if self.config.report:
-            self.study.draw()
 
     def findings(self) -> list[Finding]:
         """From the cells that are finished."""

@@ -22,8 +22,8 @@ from typing import Any
 from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, EXIT_WRONG_INPUT
 from fasttrain.overrides import key_of
 from fasttrain.runs.folders import override
-from fasttrain.runs.logs import one_line
 from fasttrain.saving.files import read_json
+from fasttrain.terminal import one_line
 
 STATUS = {EXIT_DONE: "done", EXIT_WRONG_INPUT: "illegal", EXIT_STOPPED: "stopped"}
 

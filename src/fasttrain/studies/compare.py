@@ -90,8 +90,6 @@ def conclude(
     for cell in study.failed(wanted):
         study.say(f"{cell.status}: {cell.label} seed {cell.seed}: {cell.error} ({cell.folder / 'log.txt'})")
     study.store()
-    if config.report:
-        study.draw()
     return rows
 
 

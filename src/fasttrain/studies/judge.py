@@ -1,7 +1,4 @@
-"""A comparison on the terminal: speed, quality, and one sentence per candidate.
-
-From the outcomes of candidates to rows: speed, quality, intervals, and a verdict beside the first of them. Pure.
-"""
+"""Candidates compared: rows of speed and quality with intervals, verdicts beside the first, tables."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from fasttrain.runs.logs import one_line
 from fasttrain.runs.tables import FittingTable
 from fasttrain.runs.view import say
 from fasttrain.studies.outcome import Outcome
@@ -30,6 +26,7 @@ from fasttrain.studies.statistics import (
     stratified_interval,
 )
 from fasttrain.study_config import GateConfig
+from fasttrain.terminal import one_line
 
 STYLES = {"pass": "green", "fail": "bold red", "not enough seeds": "yellow"}
 

@@ -1,7 +1,4 @@
-"""How fast a cell was once it ran, and by how much faster than another.
-
-What a finished cell says: its final quality and its training curve, over env steps and over time.
-"""
+"""What a finished cell says: its quality, its training curve, how fast it was and by how much faster than another."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fasttrain.report.files import read_episodes
+from fasttrain.runs.logs import read_episodes
 from fasttrain.runs.quality_keys import WIN_KEYS
 from fasttrain.saving.files import read_json
 from fasttrain.studies.cells import Cell

@@ -1,8 +1,7 @@
-"""RecordedVecEnv: what some steps of another vector env brought, over and over, at no cost of its own.
+"""A run on the bench: built as training builds it, trained for a moment, ready to have its parts run one by one.
 
-With it an algorithm can collect as in training while its envs take no time: what remains is choosing and storing.
-
-A run on the bench: built as training builds it, trained for a moment, ready to have its parts run one by one.
+`RecordedVecEnv` plays what some steps of another vector env brought over and over, at no cost of its own. With it an
+algorithm can collect as in training while its envs take no time: what remains is choosing and storing.
 """
 
 from __future__ import annotations

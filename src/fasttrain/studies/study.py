@@ -1,6 +1,6 @@
-"""Profiles that a study writes: flat values with the evidence beside them, to be used as `+profile=NAME`.
+"""A study: many cells in one folder, run in turn, stored one by one, gone on with where they stopped.
 
-A study: many cells in one folder, run in turn, stored one by one, gone on with where they stopped.
+What it recommends is written as a profile: flat values with the evidence beside them, to be used as `+profile=NAME`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from fasttrain.config import Config, OwnConfig
 from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, EXIT_WRONG_INPUT
 from fasttrain.flags import FLAGS
 from fasttrain.overrides import key_of
-from fasttrain.report.index import write_report
 from fasttrain.runs.activity import activity
 from fasttrain.runs.folders import clear, command_line
 from fasttrain.runs.progress import clock_text
 from fasttrain.runs.view import say
 from fasttrain.saving.files import read_json, write_json
 from fasttrain.studies.cells import Cell, last_line, run_cell
-from fasttrain.terminal import command, near, rate_text
+from fasttrain.terminal import command, rate_text
 
 OWN = tuple(f"own.{field.name}" for field in fields(OwnConfig))
 
@@ -211,15 +210,6 @@ class Study:
     def say(self, line: str) -> None:
         """One line, whole and as it is."""
         say(self.console, line)
-
-    def draw(self) -> None:
-        """report.html; where it cannot be drawn, a line says why: the figures are in study.json."""
-        try:
-            with activity(self.console, "drawing report.html"):
-                page = write_report(self.folder)
-            self.say(f"report: {near(page)}")
-        except Exception as error:  # drawing must not lose a study
-            self.say(f"no report.html: {error!r}")
 
     def stopped(self) -> int:
         """Say what there is after a signal and how to go on; the exit code."""

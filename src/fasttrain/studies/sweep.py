@@ -18,16 +18,15 @@ from rich.console import Console
 
 from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, EXIT_WRONG_INPUT, ConfigError
 from fasttrain.overrides import asked, config_dir_options, key_of, split_options
-from fasttrain.report.index import write_report
 from fasttrain.runs.activity import activity
 from fasttrain.runs.folders import clear, override
-from fasttrain.runs.logs import csv_cell, one_line
+from fasttrain.runs.logs import csv_cell
 from fasttrain.runs.progress import clock_text
 from fasttrain.runs.tables import FittingTable
 from fasttrain.runs.view import say
 from fasttrain.saving.files import locked, read_json, write_json
 from fasttrain.studies.cells import Cell, last_line, run_cell
-from fasttrain.terminal import command, near, rate_text
+from fasttrain.terminal import command, near, one_line, rate_text
 
 CSV_COLUMNS = (
     "status",
@@ -153,7 +152,6 @@ class Sweep:
         found = self._rows()
         self._print(*found)
         self._write(*found)
-        self._draw()
         self._lock.close()
         codes = {cell.exit_code for cell in self.cells}
         if self.stopped or EXIT_STOPPED in codes:
@@ -176,15 +174,6 @@ class Sweep:
         reference, against = self._reference()
         rows = [figures(cell, reference) for cell in self.cells]
         return rows, _varying_keys([cell.overrides for cell in self.cells]), against
-
-    def _draw(self) -> None:
-        """report.html; where it cannot be drawn, a line says why: the figures are in sweep.json."""
-        try:
-            with activity(self.console, "drawing report.html"):
-                line = f"report: {near(write_report(self.folder or Path()))}"
-        except Exception as error:  # drawing must not lose a sweep
-            line = f"no report.html: {type(error).__name__}: {error}"
-        say(self.console, line)
 
     def _reference(self) -> tuple[float | None, str]:
         """What speed-ups are relative to: the baseline profile's cell if there is one, else the first that is done."""

@@ -208,8 +208,6 @@ class Search:
         else:
             self.study.say("nothing was run beside the profile: no profile is written")
         self.study.store()
-        if self.config.report:
-            self.study.draw()
 
     def _write(self, best: Point, result: Ratio) -> None:
         name = self.config.tune.name

@@ -1,12 +1,9 @@
-"""SlotVecEnv: an SB3 `VecEnv` whose steps land in preallocated slots; SB3's copies and infos are built only on demand.
+"""Vector envs whose steps land in preallocated slots; SB3's copies and infos are built only on demand.
 
-`SlotSource` is all that an algorithm sees of its envs. A slot env is one by itself, any other SB3 `VecEnv` through
-`fasttrain.vec.base`.
-
-SlotAdapter: any SB3 `VecEnv` (stock classes, wrappers, third parties) behind the slots interface.
-
-The algorithms therefore have one code path. What a wrapper does (normalise, stack frames) stays in force, because the
-outermost env decides: `VecNormalize(NativeVecEnv(...))` is adapted like a stock env, never bypassed.
+`SlotSource` is all that an algorithm sees of its envs. A `SlotVecEnv` is one by itself; any other SB3 `VecEnv` (stock
+classes, wrappers, third parties) becomes one through `SlotAdapter`, so that algorithms have one code path. What a
+wrapper does (normalise, stack frames) stays in force, because the outermost env decides:
+`VecNormalize(NativeVecEnv(...))` is adapted like a stock env, never bypassed.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""What wakes processes up, and leaves no name behind however they end.
-
-A semaphore of multiprocessing has a name (/dev/shm/sem.mp-…) until its last user ends in order; a process group that is
-killed, as a container's or a job's is, leaves it there for ever. Here the name goes as soon as both sides have it open.
-
-The line between the trainer and one worker: two semaphores for steps, a pipe for everything that is no number.
+"""The line between the trainer and one worker: two semaphores for steps, a pipe for everything that is no number.
 
 A step costs two semaphore operations and no message. Messages go in pieces small enough that neither side ever blocks
-inside one: a worker that is stopped or killed half-way cannot hang the trainer.
+inside one: a worker that is stopped or killed half-way cannot hang the trainer. A semaphore of multiprocessing has a
+name (/dev/shm/sem.mp-…) until its last user ends in order; a process group that is killed, as a container's or a job's
+is, leaves it there for ever. Here the name goes as soon as both sides have it open.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Stable-Baselines3's own `SubprocVecEnv`, started so that signals to the whole group leave its workers alone.
+"""Stable-Baselines3's own vector envs with what a run of ours needs of them.
 
-NotedVecEnv: SB3's DummyVecEnv, which notes the actions of its `Retrace` envs once per vector step.
+`SubprocVecEnv` is started so that signals to the whole group leave its workers alone; `NotedVecEnv` is a DummyVecEnv
+that notes the actions of its `Retrace` envs once per vector step.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conftest import RunCommand
-from fasttrain.runs.progress import replay_line
+from fasttrain.runs.callbacks import replay_line
 
 
 @pytest.mark.parametrize("prefetch", ["off", "on"])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from stable_baselines3 import PPO
 
 from fasttrain.errors import ConfigError
-from fasttrain.saving.archives import DTYPES, read_tensors
+from fasttrain.saving.tensors import DTYPES, read_tensors
 
 
 def saved(value: Any) -> bytes:

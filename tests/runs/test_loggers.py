@@ -4,7 +4,7 @@ from pathlib import Path
 
 from stable_baselines3.common.logger import configure
 
-from fasttrain.runs.logs import STEPS, continued_logger, cut_back
+from fasttrain.runs.loggers import STEPS, continued_logger, cut_back
 
 
 def test_rows_are_cut_and_appended_to_and_columns_may_be_added(tmp_path: Path):

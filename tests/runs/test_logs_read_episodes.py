@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fasttrain.report.files import read_episodes
+from fasttrain.runs.logs import read_episodes
 from report_toys import write_episodes
 
 HEAD = "episode,env_steps,env,return,length,wall_s,end_reason,is_win\n"
