@@ -135,7 +135,7 @@ def our_model(work: dict[str, Any]) -> Any:
     from stable_baselines3.common.env_util import make_vec_env
 
     from fasttrain.algos.dqn import DQN
-    from fasttrain.algos.fused_q_policy import kernel_calls
+    from fasttrain.engines.kernels_q import kernel_calls
     from fasttrain.games.skullking.game import SkullKingGame
     from fasttrain.kernel_jobs import compile_all
     from fasttrain.vec.native import NativeVecEnv

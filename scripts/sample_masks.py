@@ -22,8 +22,8 @@ from gymnasium import spaces
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from torch import Tensor
 
-from fasttrain.algos import losses
-from fasttrain.algos.fused_policy import FusedPolicy, why_not_fused
+from fasttrain.engines import losses
+from fasttrain.engines.kernels import FusedPolicy, why_not_fused
 
 ROWS = 4096  # of one call
 HUGE = 1e4

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from fasttrain.algos.accelerator import Acceleration
-from fasttrain.algos.heads import Head
-from fasttrain.algos.minibatch import Coefficients, loss_terms, normalized
 from fasttrain.algos.ppo import PPO, MaskablePPO
 from fasttrain.algos.update import Statistics
 from fasttrain.buffers.rollout import RolloutBatch
+from fasttrain.engines.compiling import Coefficients, loss_terms, normalized
+from fasttrain.engines.heads import Head
+from fasttrain.engines.torch import Acceleration
 from toys import RandomEnv, seeded_vec, toy_gym_vec
 
 SETTINGS = {"n_steps": 16, "batch_size": 20, "n_epochs": 2, "device": "cpu", "seed": 0}

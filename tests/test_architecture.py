@@ -28,14 +28,18 @@ LAYERS = {
     "off_policy": 0, "overrides": 0, "plan": 0, "sb3_names": 0, "stepping": 0, "study_config": 0, "terminal": 0,
     "threads": 0, "typed": 0,
     "games": 1, "envs": 1, "kernels": 1, "vec": 1, "buffers": 1, "perf": 1,
-    "algos": 2, "saving": 2,
-    "runs": 3,
-    "studies": 4, "report": 4,
-    "cli": 5, "__main__": 5,
+    "engines": 2,
+    "algos": 3, "saving": 3,
+    "runs": 4,
+    "studies": 5, "report": 5,
+    "cli": 6, "__main__": 6,
 }  # fmt: skip
 # Within layer 1, where rooms otherwise do not know each other: what an env is, and what went wrong in one.
 SIDEWAYS = {("vec", f"fasttrain.envs.{name}") for name in ("protocol", "masks", "retrace", "user_code")}
-FORBIDDEN_ROOMS = {("algos", "envs")}  # an algorithm sees vector environments, never the games
+# Algorithms see vector environments, never the games; rooms side by side do not know each other.
+FORBIDDEN_ROOMS = {(room, other) for room in ("engines", "algos") for other in ("envs", "games")} | {
+    ("algos", "saving"), ("saving", "algos"), ("studies", "report"), ("report", "studies"),
+}  # fmt: skip
 TORCH = ("torch", "stable_baselines3", "sb3_contrib")
 # Third-party packages of layer 0, which everything loads.
 NUMBA = ("jit", "kernel_cache", "kernel_jobs", "threads")
@@ -307,8 +311,8 @@ DOCUMENTED = 'def f():\n    """One.\n' + "\n    More.\n" * 40 + '    """\n' + " 
         (imports_point_down, {"fasttrain.envs.a": "from fasttrain.runs.b import c"}, "imports fasttrain.runs.b"),
         (imports_point_down, {"fasttrain.buffers.a": "def f():\n  import fasttrain.vec.b"}, ":2: imports fasttrain."),
         (imports_point_down, {"fasttrain.vec.a": "from fasttrain.envs.make import x"}, "imports fasttrain.envs.make"),
-        (imports_point_down, {"fasttrain.algos.a": "import fasttrain.envs.make"}, "(layer 2 → 1)"),
-        (imports_point_down, {"fasttrain.plan": "from fasttrain.cli import main"}, "(layer 0 → 5)"),
+        (imports_point_down, {"fasttrain.algos.a": "import fasttrain.envs.make"}, "(layer 3 → 1)"),
+        (imports_point_down, {"fasttrain.plan": "from fasttrain.cli import main"}, "(layer 0 → 6)"),
         (imports_point_down, {"fasttrain.envs.a": "from . import b"}, "relative import"),
         (imports_point_down, {"fasttrain.cellar.a": ""}, "has no layer"),
         (no_cycles, {"fasttrain.a": "import fasttrain.b", "fasttrain.b": "from fasttrain import a"}, "→ fasttrain.b →"),

@@ -10,9 +10,9 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback
 
 import fasttrain.algos.overlap as overlap_module
-from fasttrain.algos.accelerator import Acceleration, Accelerator
 from fasttrain.algos.overlap import copy_optimizer, copy_weights, without_graphs
 from fasttrain.algos.ppo import MaskablePPO
+from fasttrain.engines.torch import Acceleration, Accelerator
 from fasttrain.vec.native import NativeVecEnv
 from toys import ToyGame
 

@@ -10,10 +10,10 @@ import torch
 from gymnasium import spaces
 
 import fasttrain
-from fasttrain.algos.accelerator import Acceleration
-from fasttrain.algos.fused_q_policy import FusedQ
-from fasttrain.algos.q_networks import DuelingDQNPolicy
 from fasttrain.algos.q_update import update
+from fasttrain.engines.kernels_q import FusedQ
+from fasttrain.engines.q_networks import DuelingDQNPolicy
+from fasttrain.engines.torch import Acceleration
 from fasttrain.errors import EnvError
 from toys import RandomEnv, ToyGame, seeded_vec
 

@@ -12,9 +12,9 @@ from stable_baselines3.common.callbacks import BaseCallback
 from accelerated import minibatch_loss
 from fasttrain.algos import fast as fast_module
 from fasttrain.algos import update as update_module
-from fasttrain.algos.heads import head_of
 from fasttrain.algos.ppo import PPO, MaskablePPO
 from fasttrain.algos.update import Statistics
+from fasttrain.engines.heads import head_of
 from toys import single_thread, toy_gym_vec
 
 one_thread = pytest.fixture(autouse=True)(single_thread)

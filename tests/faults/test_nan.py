@@ -15,9 +15,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper
 
 from conftest import RunCommand
 from fasttrain.algos.dqn import DQN
-from fasttrain.algos.guard import Guard
 from fasttrain.algos.ppo import PPO, MaskablePPO
 from fasttrain.config import GuardConfig
+from fasttrain.engines.guard import Guard
 from fasttrain.errors import DivergedError, EnvError
 from fasttrain.vec.shared import SharedMemoryVecEnv
 from toys import RandomEnv, seeded_vec, single_thread, toy_gym_vec
@@ -254,7 +254,7 @@ def test_too_many_rounds_in_a_row_stop_the_run(kind: str, fused: bool):
 @every_kind
 @both_ways
 def test_a_rollback_goes_to_the_last_good_weights_once(kind: str, fused: bool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("fasttrain.algos.guard.KEEP_EVERY", 1)
+    monkeypatch.setattr("fasttrain.engines.guard.KEEP_EVERY", 1)
     model, lines = trained(kind, fused)
     guard = model._fast.guard
     guard.settings = GuardConfig(max_skipped=0, at_limit="rollback")

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from scipy import stats
 from test_ppo_kernels import make_policy
 
-from fasttrain.algos.fused_policy import FusedPolicy
+from fasttrain.engines.kernels import FusedPolicy
 from fasttrain.threads import ThreadChoice
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from stable_baselines3.common.policies import ActorCriticPolicy
 
 from compiled import from_python
-from fasttrain.algos.fused_policy import FusedPolicy
 from fasttrain.batch import Float32Array
+from fasttrain.engines.kernels import FusedPolicy
 from fasttrain.kernels.nets import (
     POLICY,
     VALUE,
@@ -81,7 +81,7 @@ def kernels_of(arch: Any) -> FusedPolicy:
 
 
 def rows_of(observations: Float32Array, kernels: FusedPolicy) -> Any:
-    from fasttrain.algos.fused_policy import _rows_of
+    from fasttrain.engines.kernels import _rows_of
 
     return _rows_of(observations, None, kernels.layout.dims)
 

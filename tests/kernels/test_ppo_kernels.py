@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 
 from accelerated import minibatch_loss
-from fasttrain.algos.fused_policy import ROWS_PER_THREAD, FusedPolicy, _rows_of_storage
-from fasttrain.algos.heads import action_dims, head_of
 from fasttrain.algos.update import Statistics
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
+from fasttrain.engines.heads import action_dims, head_of
+from fasttrain.engines.kernels import ROWS_PER_THREAD, FusedPolicy, _rows_of_storage
 from fasttrain.jit import njit_bare
 from fasttrain.kernels.ppo import LossSettings, minibatch_gradient, rate, surrogate
 from fasttrain.threads import Team, begin_work, end_work, is_open

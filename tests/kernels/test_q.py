@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from compiled import from_python
-from fasttrain.algos.fused_q_policy import FusedQ
-from fasttrain.algos.heads import action_dims
-from fasttrain.algos.q_networks import (
+from fasttrain.engines.heads import action_dims
+from fasttrain.engines.kernels_q import FusedQ
+from fasttrain.engines.q_networks import (
     BranchingDQNPolicy,
     DuelingDQNPolicy,
     MaskedDQNPolicy,

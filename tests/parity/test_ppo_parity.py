@@ -31,8 +31,8 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecNormalize
 
-from fasttrain.algos.heads import action_dims
 from fasttrain.algos.ppo import PPO, MaskablePPO
+from fasttrain.engines.heads import action_dims
 from toys import RandomEnv, seeded_vec, single_thread
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
@@ -181,7 +181,7 @@ def test_same_weights_and_log(case: Case):
     stock = trained(case, stock_class)
     for fused in (False, True):
         ours = trained(case, ours_class, fused)
-        if ours._fast.kernels is not None:  # they draw other actions; tests/algos/test_fused_policy.py compares them
+        if ours._fast.kernels is not None:  # they draw other actions; tests/engines/test_kernels.py compares them
             continue
         assert ours.num_timesteps == stock.num_timesteps
         assert logged(ours).keys() == logged(stock).keys()

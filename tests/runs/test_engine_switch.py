@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fasttrain.algos import fused_policy, fused_q_policy
 from fasttrain.buffers import n_step, prioritized
+from fasttrain.engines import kernels, kernels_q
 from fasttrain.kernels.acting import act_rows
 from fasttrain.kernels.ppo import train_epoch
 from fasttrain.perf.clock import PhaseClock
@@ -147,12 +147,12 @@ def _weights(file: Path) -> bytes:
 def test_types_listed_are_the_types_called(fasttrain: Any):
     """Else a kernel would be compiled once ahead and once more in training."""
     known = {kernel: set(kernel.signatures) for kernel in (act_rows, train_epoch)}
-    for call in fused_policy.kernel_calls():
+    for call in kernels.kernel_calls():
         call.kernel.compile(call.signature)
     listed = {kernel: set(kernel.signatures) for kernel in known}
     assert fasttrain(*PPO).exit_code == 0
     assert {kernel: set(kernel.signatures) for kernel in known} == listed
-    assert len(fused_q_policy.kernel_calls()) == 2
+    assert len(kernels_q.kernel_calls()) == 2
 
 
 def test_what_a_replay_buffer_draws_by_is_compiled_before_training(fasttrain: Any):

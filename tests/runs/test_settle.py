@@ -10,7 +10,7 @@ from stable_baselines3 import DQN
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from conftest import RunCommand, configured
-from fasttrain.algos.accelerator import Acceleration, Accelerator
+from fasttrain.engines.torch import Acceleration, Accelerator
 from fasttrain.flags import EnvFacts, Machine
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.plan import Plan, make_plan
@@ -62,7 +62,7 @@ def test_adam_is_fused_where_no_kernels_serve_and_rounding_was_allowed():
 
 
 def test_compiling_is_told_and_timed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("fasttrain.algos.accelerator.inductor", lambda _mode: lambda function: function)
+    monkeypatch.setattr("fasttrain.engines.torch.inductor", lambda _mode: lambda function: function)
     plan, model = settled("use_compile=on")
     effective, reason = row(plan, "use_compile")
     assert effective == "on"
@@ -76,7 +76,7 @@ def test_a_compiler_that_fails_is_told(monkeypatch: pytest.MonkeyPatch):
         raise RuntimeError("no C++ compiler")
 
     monkeypatch.setattr(Accelerator, "_warm_up_loss", fails)
-    monkeypatch.setattr("fasttrain.algos.accelerator.inductor", lambda _mode: lambda function: function)
+    monkeypatch.setattr("fasttrain.engines.torch.inductor", lambda _mode: lambda function: function)
     plan, model = settled("use_compile=on")
     assert row(plan, "use_compile")[0] == "off" == plan.config.use_compile
     assert "torch.compile failed" in row(plan, "use_compile")[1]
@@ -103,12 +103,12 @@ def test_the_stock_class_passes_through():
 
 
 def test_dqn_is_compiled_too(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("fasttrain.algos.accelerator.inductor", lambda _mode: lambda function: function)
+    monkeypatch.setattr("fasttrain.engines.torch.inductor", lambda _mode: lambda function: function)
     _, plan, model = settled_dqn("engine=fast", "use_compile=on", "use_amp=on")
     assert row(plan, "use_compile")[1].startswith("compiled in ")
     assert model._fast.acceleration == Acceleration(amp_dtype=torch.bfloat16, compile_mode="default")
     assert warmup_s(model) > 0
-    monkeypatch.setattr("fasttrain.algos.q_accelerator.td_loss", None)
+    monkeypatch.setattr("fasttrain.engines.torch_q.td_loss", None)
     assert "torch.compile failed" in row(settled_failing(), "use_compile")[1]
 
 

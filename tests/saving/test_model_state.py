@@ -13,11 +13,11 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from fasttrain.algos.accelerator import Acceleration
 from fasttrain.algos.dqn import DQN
-from fasttrain.algos.guard import Guard
 from fasttrain.algos.ppo import PPO
 from fasttrain.config import GuardConfig
+from fasttrain.engines.guard import Guard
+from fasttrain.engines.torch import Acceleration
 from fasttrain.errors import ConfigError, DivergedError
 from fasttrain.saving.model_state import load_model_state, model_state
 

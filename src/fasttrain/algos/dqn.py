@@ -23,15 +23,15 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Rollout
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.dqn.policies import DQNPolicy
 
-from fasttrain.algos.accelerator import Acceleration
-from fasttrain.algos.heads import MaskCheck, action_dims
 from fasttrain.algos.q_collect import collect, random_actions
-from fasttrain.algos.q_networks import BRANCHING_POLICIES, greedy
 from fasttrain.algos.q_update import QState, QStep, update
 from fasttrain.buffers.prefetch import Direct, Prefetching
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.buffers.stock import STOCK_REPLAYS, replay_class, window_of
+from fasttrain.engines.heads import MaskCheck, action_dims
+from fasttrain.engines.q_networks import BRANCHING_POLICIES, greedy
+from fasttrain.engines.torch import Acceleration
 from fasttrain.errors import ConfigError, EnvSpecError
 from fasttrain.vec.base import slots_of
 

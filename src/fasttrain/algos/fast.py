@@ -17,12 +17,12 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor, nn
 
-from fasttrain.algos.accelerator import Acceleration, Accelerator
-from fasttrain.algos.fused_policy import FusedPolicy, why_not_fused
-from fasttrain.algos.guard import Guard
-from fasttrain.algos.heads import action_dims
 from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.buffers.stock import STOCK_ROLLOUTS, rollout_class
+from fasttrain.engines.guard import Guard
+from fasttrain.engines.heads import action_dims
+from fasttrain.engines.kernels import FusedPolicy, why_not_fused
+from fasttrain.engines.torch import Acceleration, Accelerator
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.vec.base import SlotSource, slots_of
 from fasttrain.vec.groups import WorkerGroups

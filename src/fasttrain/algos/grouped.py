@@ -15,11 +15,11 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
-from fasttrain.algos.finite import check_actions
-from fasttrain.algos.heads import ActingHead
 from fasttrain.algos.rollouts import bootstrap_truncated, clip_actions
-from fasttrain.algos.transfer import Transfer
 from fasttrain.buffers.rollout import RolloutStorage
+from fasttrain.engines.causes import check_actions
+from fasttrain.engines.devices import Transfer
+from fasttrain.engines.heads import ActingHead
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.vec.base import copy_observations
 from fasttrain.vec.groups import GroupStep, WorkerGroups

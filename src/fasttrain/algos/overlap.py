@@ -19,10 +19,10 @@ import torch
 from stable_baselines3.common.logger import Logger
 from torch import nn
 
-from fasttrain.algos.accelerator import Acceleration
 from fasttrain.algos.fast import FastState, storage_of
 from fasttrain.algos.update import update
 from fasttrain.buffers.rollout import RolloutStorage
+from fasttrain.engines.torch import Acceleration
 
 
 class OverlappedUpdate:

@@ -20,18 +20,18 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
-from fasttrain.algos.accelerator import Acceleration
 from fasttrain.algos.fast import FastState, has_stock_buffer, storage_of
-from fasttrain.algos.finite import check_actions, check_rollout, check_step
 from fasttrain.algos.grouped import GroupedRollout
-from fasttrain.algos.guard import GuardedHead
-from fasttrain.algos.heads import ActingHead, MaskCheck
 from fasttrain.algos.overlap import OverlappedUpdate
 from fasttrain.algos.rollouts import bootstrap_truncated, clip_actions, note_episodes
-from fasttrain.algos.transfer import Transfer
 from fasttrain.algos.update import MinibatchStep, Statistics, clip_ranges, update
 from fasttrain.batch import BoolArray
 from fasttrain.buffers.rollout import RolloutStorage
+from fasttrain.engines.causes import check_actions, check_rollout, check_step
+from fasttrain.engines.devices import Transfer
+from fasttrain.engines.guard import GuardedHead
+from fasttrain.engines.heads import ActingHead, MaskCheck
+from fasttrain.engines.torch import Acceleration
 from fasttrain.errors import EnvError, EnvSpecError, NoMasksError
 from fasttrain.vec.base import SlotAdapter, SlotSource, copy_observations
 from fasttrain.vec.groups import WorkerGroups

@@ -11,13 +11,13 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import RolloutReturn, TrainFreq
 from stable_baselines3.common.utils import should_collect_more_steps
 
-from fasttrain.algos.finite import check_step, marked, why_no_action
-from fasttrain.algos.heads import MaskCheck, action_dims
-from fasttrain.algos.q_networks import greedy
 from fasttrain.algos.q_update import QState
 from fasttrain.algos.rollouts import note_episodes
 from fasttrain.batch import LAST_MASKS, BoolArray, FinishedEpisode, draw_choices
 from fasttrain.buffers.replay_storage import ReplayStorage
+from fasttrain.engines.causes import check_step, marked, why_no_action
+from fasttrain.engines.heads import MaskCheck, action_dims
+from fasttrain.engines.q_networks import greedy
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.vec.base import SlotSource, copy_observations
 

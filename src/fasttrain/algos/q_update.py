@@ -12,19 +12,17 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
-from fasttrain.algos.accelerator import Acceleration
-from fasttrain.algos.causes import blame, why_replay
 from fasttrain.algos.fast import faster_adam, reading_waits, step_clipped
-from fasttrain.algos.finite import bad_gradients, listed
-from fasttrain.algos.fused_q_policy import FusedQ, why_not_fused
-from fasttrain.algos.graphs import capturable
-from fasttrain.algos.guard import Guard
-from fasttrain.algos.q_accelerator import QAccelerator, rule_of, tensors_of
-from fasttrain.algos.q_loss import QTerms
 from fasttrain.batch import Float64Array
 from fasttrain.buffers.prefetch import Direct, Sampler
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayBatch, ReplayStorage
+from fasttrain.engines.causes import bad_gradients, blame, listed, why_replay
+from fasttrain.engines.compiling import capturable
+from fasttrain.engines.guard import Guard
+from fasttrain.engines.kernels_q import FusedQ, why_not_fused
+from fasttrain.engines.torch import Acceleration
+from fasttrain.engines.torch_q import QAccelerator, QTerms, rule_of, tensors_of
 from fasttrain.errors import EnvError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.vec.base import SlotSource, slots_of

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
-from fasttrain.algos.heads import ActingHead
 from fasttrain.batch import BoolArray, FinishedEpisode, Float32Array
+from fasttrain.engines.heads import ActingHead
 from fasttrain.vec.base import SlotAdapter, SlotSource
 
 

@@ -14,15 +14,13 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import explained_variance
 from torch import Tensor
 
-from fasttrain.algos.accelerator import Acceleration
-from fasttrain.algos.causes import blame, why_rollout
 from fasttrain.algos.fast import FastState, faster_adam, reading_waits, step_clipped
-from fasttrain.algos.finite import bad_gradients, listed
-from fasttrain.algos.fused_policy import FusedPolicy
-from fasttrain.algos.graphs import capturable
-from fasttrain.algos.minibatch import Coefficients, micro_batches, normalized
 from fasttrain.batch import Float64Array
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
+from fasttrain.engines.causes import bad_gradients, blame, listed, why_rollout
+from fasttrain.engines.compiling import Coefficients, capturable, micro_batches, normalized
+from fasttrain.engines.kernels import FusedPolicy
+from fasttrain.engines.torch import Acceleration
 from fasttrain.kernels.ppo import (
     APPROX_KL,
     CLIPPED,

@@ -20,7 +20,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor, nn
 
-from fasttrain.algos.heads import action_dims
+from fasttrain.engines.heads import action_dims
 
 Arrays = dict[str, NDArray[Any]]
 MASKED_OUT = -1e8  # sb3-contrib's logit of an illegal action

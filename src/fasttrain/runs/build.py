@@ -23,10 +23,7 @@ from stable_baselines3.dqn import DQN as StockDQN  # noqa: N811
 from stable_baselines3.ppo import PPO as StockPPO  # noqa: N811 - a class named like a constant
 
 from fasttrain.algos.dqn import DQN
-from fasttrain.algos.fused_policy import why_not_fused
-from fasttrain.algos.fused_q_policy import why_not_fused as why_not_fused_q
 from fasttrain.algos.ppo import PPO, MaskablePPO
-from fasttrain.algos.q_networks import DUELING_POLICIES
 from fasttrain.batch import OPPONENTS_TURN
 from fasttrain.checks import parse_schedule
 from fasttrain.config import (
@@ -37,6 +34,9 @@ from fasttrain.config import (
     env_kwargs,
     plays_itself,
 )
+from fasttrain.engines.kernels import why_not_fused
+from fasttrain.engines.kernels_q import why_not_fused as why_not_fused_q
+from fasttrain.engines.q_networks import DUELING_POLICIES
 from fasttrain.envs.make import EnvFactory, EnvSpec
 from fasttrain.envs.probe import ProbeResult
 from fasttrain.envs.retrace import Retraced

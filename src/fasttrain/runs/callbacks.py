@@ -20,10 +20,10 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from fasttrain.algos.dqn import DQN
-from fasttrain.algos.finite import check_step
 from fasttrain.buffers.prefetch import Prefetching
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.config import Config
+from fasttrain.engines.causes import check_step
 from fasttrain.machine import process_age_s
 from fasttrain.perf.windows import PerfMeter
 from fasttrain.runs.logs import EpisodeLog

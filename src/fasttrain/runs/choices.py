@@ -13,7 +13,7 @@ from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 from torch import Tensor
 
-from fasttrain.algos.heads import action_dims
+from fasttrain.engines.heads import action_dims
 
 
 class Choice(NamedTuple):

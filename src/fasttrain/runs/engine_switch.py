@@ -9,9 +9,9 @@ from typing import Any
 
 from rich.console import Console
 
-from fasttrain.algos import fused_policy, fused_q_policy
 from fasttrain.buffers import n_step, prioritized
 from fasttrain.config import Config, DQNConfig
+from fasttrain.engines import kernels, kernels_q
 from fasttrain.kernel_jobs import Compiler, KernelCall, compile_all
 from fasttrain.machine import usable_cores
 from fasttrain.runs.activity import activity
@@ -25,9 +25,9 @@ def learner_calls(config: Config) -> list[KernelCall]:
     if config.fused_update != "on":
         return []
     if isinstance(config.algo, DQNConfig):
-        return fused_q_policy.kernel_calls()
+        return kernels_q.kernel_calls()
     in_groups = config.async_envs or config.pipeline not in (1, "auto")
-    return fused_policy.kernel_calls(in_groups)
+    return kernels.kernel_calls(in_groups)
 
 
 def replay_calls(config: Config) -> list[KernelCall]:

@@ -11,7 +11,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
-from fasttrain.algos.snapshots import SnapshotPool
+from fasttrain.algos.self_play import SnapshotPool
 from fasttrain.config import SELF, Config
 from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock

@@ -29,9 +29,9 @@ from rich.text import Text
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
-from fasttrain.algos.heads import action_dims
 from fasttrain.batch import OPPONENTS_TURN as TURN
 from fasttrain.config import SELF, Config, against, plays_itself
+from fasttrain.engines.heads import action_dims
 from fasttrain.envs.make import EnvSpec, make_env
 from fasttrain.errors import ConfigError
 from fasttrain.runs.activity import activity

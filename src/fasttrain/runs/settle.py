@@ -7,12 +7,12 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from fasttrain.acceleration import envs_per_forward
 from fasttrain.algos import dqn, ppo
-from fasttrain.algos.accelerator import Acceleration
 from fasttrain.algos.dqn import DQN
-from fasttrain.algos.guard import Guard
-from fasttrain.algos.heads import StockHead, head_of
 from fasttrain.algos.ppo import PPO, MaskablePPO
 from fasttrain.config import Config
+from fasttrain.engines.guard import Guard
+from fasttrain.engines.heads import StockHead, head_of
+from fasttrain.engines.torch import Acceleration
 from fasttrain.flags import NOT_APPLICABLE
 from fasttrain.plan import Plan, Row
 

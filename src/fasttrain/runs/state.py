@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from fasttrain import __version__
-from fasttrain.algos.snapshots import SnapshotPool
+from fasttrain.algos.self_play import SnapshotPool
 from fasttrain.batch import inside, under
 from fasttrain.config import Config
 from fasttrain.errors import ConfigError

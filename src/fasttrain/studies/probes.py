@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.callbacks import CallbackList
 
-from fasttrain.algos.compiled import untouched
-from fasttrain.algos.heads import MaskCheck
 from fasttrain.buffers.prefetch import Direct
+from fasttrain.engines.compiling import untouched
+from fasttrain.engines.heads import MaskCheck
 from fasttrain.perf.limits import Rates
 from fasttrain.perf.stock import StockPhases, TimedVecEnv
 from fasttrain.studies.rig import Rig

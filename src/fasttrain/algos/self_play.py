@@ -1,0 +1,305 @@
+"""Self-play's opponents: frozen copies of a policy that only act, and the pool of past versions of the learner.
+
+Players act in batches, by the kernels where these serve. The pool knows how strong each of its versions is.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from stable_baselines3.common.utils import obs_as_tensor
+from torch import Tensor
+
+from fasttrain.algos.dqn import DQN
+from fasttrain.batch import BoolArray, Int64Array, draw_choices, select_rows
+from fasttrain.engines import kernels, kernels_q
+from fasttrain.engines.heads import action_dims, head_of
+from fasttrain.engines.kernels import FusedPolicy
+from fasttrain.engines.kernels_q import FusedQ
+from fasttrain.engines.q_networks import greedy
+from fasttrain.errors import ConfigError
+
+Weights = dict[str, Tensor]
+
+
+class Player(Protocol):
+    """Acts with weights that change only by `load`."""
+
+    def act(self, observations: Any, action_masks: BoolArray | None) -> NDArray[Any]:
+        """Actions (M,) or (M, K) for observations (M, ...) and masks (M, A) bool, None for all legal."""
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Act with these from now on; copied."""
+
+
+def weights_of(model: Any) -> Weights:
+    """A copy of the weights that the model acts with: of DQN those of the online network."""
+    acting = model.policy.q_net if isinstance(model, DQN) else model.policy
+    return {name: value.detach().clone() for name, value in acting.state_dict().items()}
+
+
+def player_for(model: Any) -> Player:
+    """A player with the model's present weights."""
+    policy = copy.deepcopy(model.policy)
+    policy.set_training_mode(False)
+    fused = model._fast.fused
+    return QPlayer(model, policy, fused) if isinstance(model, DQN) else ActorPlayer(model, policy, fused)
+
+
+class ActorPlayer:
+    """Draws from the policy's distribution, from torch's global stream."""
+
+    def __init__(self, model: Any, policy: Any, fused: bool) -> None:
+        self.policy = policy
+        serves = fused and not kernels.why_not_fused(policy, model.observation_space)
+        self._kernels = FusedPolicy(policy) if serves else None
+        self._head = self._kernels or head_of(policy, model.action_space)
+        self._pack()
+
+    def act(self, observations: Any, action_masks: BoolArray | None) -> NDArray[Any]:
+        masks = None if action_masks is None else torch.from_numpy(action_masks).to(self.policy.device)
+        with torch.no_grad():
+            drawn = self._head.act(obs_as_tensor(observations, self.policy.device), masks)[0]
+        actions: NDArray[Any] = drawn.cpu().numpy()
+        return actions
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        self.policy.load_state_dict(weights)
+        self._pack()
+
+    def _pack(self) -> None:
+        if self._kernels is not None:
+            self._kernels.begin_rollout(None)
+
+
+class QPlayer:
+    """The best action, and one in twenty at random: an opponent that never errs teaches little."""
+
+    exploration = 0.05
+
+    def __init__(self, model: Any, policy: Any, fused: bool) -> None:
+        self.policy, self.dims = policy, action_dims(model.action_space)
+        self._shape = model.action_space.shape or ()
+        serves = fused and not kernels_q.why_not_fused(policy, model.observation_space, model.action_space)
+        self._kernels = FusedQ(policy) if serves else None
+
+    def act(self, observations: Any, action_masks: BoolArray | None) -> NDArray[Any]:
+        best = self._best(observations, action_masks)
+        drawn = draw_choices(np.random, self.dims, len(best), action_masks)
+        errs = np.random.random(len(best)) < self.exploration
+        best[errs] = drawn[errs].reshape(-1, *self._shape)
+        return best
+
+    def _best(self, observations: Any, action_masks: BoolArray | None) -> NDArray[Any]:
+        if self._kernels is not None:
+            return np.array(self._kernels.act(observations, action_masks)).reshape(-1, *self._shape)
+        masks = None if action_masks is None else torch.from_numpy(action_masks).to(self.policy.device)
+        with torch.no_grad():
+            values = self.policy.q_net(obs_as_tensor(observations, self.policy.device))
+        actions: NDArray[Any] = greedy(values, masks, self.dims).cpu().numpy()
+        return actions.reshape(-1, *self._shape)
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        self.policy.q_net.load_state_dict(weights)  # in place: the kernels' views stay
+
+
+FIRST_RATING = 1000.0
+K_FACTOR = 16.0  # points that one game can move; FIDE's for strong players is 10, for others 20
+ACTIVE = 2  # of the pool, from one snapshot to the next: each is a forward of its own in every round of decisions
+SPREAD = 400.0  # rating difference at which the stronger is expected to score 10 of 11
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """One version of the learner."""
+
+    number: int  # 0 is the untrained policy
+    env_steps: int  # when it was taken
+    weights: Weights
+    rating: float = FIRST_RATING  # Elo
+    games: int = 0
+    points: float = 0.0  # of the learner against it; 1 a win, 0.5 a draw
+
+    def summary(self) -> dict[str, Any]:
+        """For summary.json."""
+        share = self.points / self.games if self.games else None
+        return {"env_steps": self.env_steps, "elo": round(self.rating, 1), "games": self.games, "learner_score": share}
+
+
+def expected_score(rating: float, other: float) -> float:
+    """What the first is expected to score against the second (Elo 1978): 0.5 if they are equal."""
+    return float(1.0 / (1.0 + 10.0 ** ((other - rating) / SPREAD)))
+
+
+@dataclass(slots=True)
+class SnapshotPool:
+    """Opponents for N envs: the latest snapshot with probability `latest`, else one of the pool, drawn per episode.
+
+    The pool is a uniform sample of all snapshots that came before the latest (reservoir sampling, Vitter 1985): old
+    habits stay among the opponents, however long the run is. Two of it are in play at a time, drawn anew with every
+    snapshot: with all eight, a step of 256 envs would take nine small forwards instead of three.
+
+    Ratings are Elo's, from the learner's games; its own is handed to every new snapshot.
+
+    Args:
+        model: the learner, a PPO, MaskablePPO or DQN of ours.
+        num_envs: N.
+        latest: probability of the latest snapshot.
+        size: of the pool.
+        seed: of the draws; actions are drawn by the players.
+        score_of: the learner's share of the points by an episode's info, 0 … 1; None where it tells none.
+    """
+
+    model: Any
+    num_envs: int
+    latest: float
+    size: int
+    seed: int = 0
+    score_of: Callable[[Mapping[str, Any]], float | None] = field(default=lambda _: None)
+    rating: float = FIRST_RATING  # the learner's
+    taken: int = 0
+    current: Snapshot = field(init=False)
+    pool: list[Snapshot] = field(default_factory=list)
+    active: list[Snapshot] = field(default_factory=list)  # of the pool
+    _playing: list[Snapshot] = field(init=False)  # by env
+    _players: dict[int, Player] = field(default_factory=dict)  # by snapshot number
+    _spare: list[Player] = field(default_factory=list)
+    _rng: np.random.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._rng = np.random.default_rng(self.seed)
+        self.current = self._snapshot(0)
+        self._playing = [self.current] * self.num_envs
+
+    def take(self, env_steps: int) -> None:
+        """The learner as it is now becomes the latest snapshot; the one before may enter the pool."""
+        before, seen = self.current, self.taken - 1
+        self.current = self._snapshot(env_steps)
+        if len(self.pool) < self.size:
+            self.pool.append(before)
+        elif (place := int(self._rng.integers(seen + 1))) < self.size:
+            self.pool[place] = before
+        self._choose_active()
+        kept = {id(self.current), *map(id, self.pool)}
+        for env, snapshot in enumerate(self._playing):
+            if id(snapshot) not in kept:  # its episode goes on against the latest
+                self._playing[env] = self.current
+        self._free_players()
+
+    def act(self, observations: Any, action_masks: BoolArray | None, envs: Int64Array) -> NDArray[Any]:
+        """Each env's own opponent decides; one forward per snapshot."""
+        numbers = np.array([self._playing[env].number for env in envs.tolist()])
+        groups = [np.flatnonzero(numbers == number) for number in np.unique(numbers)]
+        drawn = []
+        for rows in groups:
+            masks = None if action_masks is None else action_masks[rows]
+            player = self._player(self._playing[int(envs[rows[0]])])
+            drawn.append(player.act(select_rows(observations, rows), masks))
+        by_group = np.concatenate(drawn)
+        actions = np.empty_like(by_group)
+        actions[np.concatenate(groups)] = by_group
+        return actions
+
+    def episode_over(self, env: int, info: Mapping[str, Any]) -> None:
+        """Rate the opponent of that episode, and draw one for the next."""
+        snapshot, score = self._playing[env], self.score_of(info)
+        if score is not None and snapshot is not self.current:  # the latest is the learner itself, nearly
+            change = K_FACTOR * (score - expected_score(self.rating, snapshot.rating))
+            self.rating += change
+            snapshot.rating -= change
+            snapshot.games += 1
+            snapshot.points += score
+        from_pool = self.active and self._rng.random() >= self.latest
+        self._playing[env] = self.active[int(self._rng.integers(len(self.active)))] if from_pool else self.current
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps: tensors and numbers."""
+
+        def plain(snapshot: Snapshot) -> dict[str, Any]:
+            return {name: getattr(snapshot, name) for name in Snapshot.__dataclass_fields__}
+
+        return {
+            "rating": self.rating,
+            "taken": self.taken,
+            "current": plain(self.current),
+            "pool": [plain(snapshot) for snapshot in self.pool],
+            "rng": self._rng.bit_generator.state,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on with what `state` gave; running episodes are played by the latest.
+
+        Raises:
+            ConfigError: weights are of another network or not finite.
+        """
+        loaded = [Snapshot(**each) for each in (state["current"], *state["pool"])]
+        for each in loaded:
+            _check_weights(each, self.current.weights)
+        self.rating, self.taken = state["rating"], state["taken"]
+        self.current, *self.pool = loaded
+        self._rng.bit_generator.state = state["rng"]
+        self._playing = [self.current] * self.num_envs
+        self._choose_active()
+        self._spare += self._players.values()  # whose weights are those of other snapshots of the same numbers
+        self._players.clear()
+
+    def positions(self) -> dict[str, list[int]]:
+        """Who plays where, by numbers: with `state` all that decides how the games go on."""
+        return {"active": [each.number for each in self.active], "playing": [each.number for each in self._playing]}
+
+    def resume(self, state: Mapping[str, Any], positions: Mapping[str, Any]) -> None:
+        """Go on with what `state` and `positions` gave, running episodes with their own opponents.
+
+        Raises:
+            ConfigError: the positions are of other envs or of snapshots that `state` lacks.
+        """
+        self.load(state)
+        known = {each.number: each for each in (*self.pool, self.current)}
+        numbers = [*positions["active"], *positions["playing"]]
+        if len(positions["playing"]) != self.num_envs or not set(numbers) <= set(known):
+            raise ConfigError("the checkpoint's opponents are not those of this run's envs")
+        self.active = [known[number] for number in positions["active"]]
+        self._playing = [known[number] for number in positions["playing"]]
+        self._rng.bit_generator.state = state["rng"]  # choosing the active ones has drawn from it
+
+    def summary(self) -> dict[str, Any]:
+        """For summary.json: ratings of the learner and the pool, the oldest first."""
+        pool = sorted(self.pool, key=lambda snapshot: snapshot.number)
+        return {"elo": round(self.rating, 1), "snapshots": self.taken, "pool": [each.summary() for each in pool]}
+
+    def _snapshot(self, env_steps: int) -> Snapshot:
+        number, self.taken = self.taken, self.taken + 1
+        return Snapshot(number, env_steps, weights_of(self.model), self.rating)
+
+    def _choose_active(self) -> None:
+        chosen = self._rng.permutation(len(self.pool))[:ACTIVE]
+        self.active = [self.pool[index] for index in chosen.tolist()]
+
+    def _player(self, snapshot: Snapshot) -> Player:
+        player = self._players.get(snapshot.number)
+        if player is None:
+            player = self._spare.pop() if self._spare else player_for(self.model)
+            player.load(snapshot.weights)
+            self._players[snapshot.number] = player
+        return player
+
+    def _free_players(self) -> None:
+        """Players of snapshots that are no more serve others: a copy of a policy takes a millisecond to make."""
+        kept = {self.current.number, *(snapshot.number for snapshot in self.pool)}
+        for number in [number for number in self._players if number not in kept]:
+            self._spare.append(self._players.pop(number))
+
+
+def _check_weights(snapshot: Snapshot, like: Weights) -> None:
+    weights = snapshot.weights
+    if {name: (t.shape, t.dtype) for name, t in weights.items()} != {n: (t.shape, t.dtype) for n, t in like.items()}:
+        raise ConfigError(f"opponent {snapshot.number} is of another network")
+    for name, tensor in weights.items():
+        if not torch.isfinite(tensor).all():
+            raise ConfigError(f"{name} of opponent {snapshot.number} has numbers that are not finite")

@@ -1,0 +1,160 @@
+"""What depends on the device: mixed precision around the networks, and the way between host and device.
+
+Autocast covers the policy's networks and nothing else. Masks, distributions, ratios, losses and advantages never see
+anything but float32: whatever leaves a network is cast back before it is used.
+
+Observations and masks go to the policy and actions back to the envs through page-locked memory, which lets the copy
+run beside the host. One buffer per array is enough: reading the actions back waits for everything the device was given
+before, so that no buffer is overwritten while a copy still reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from stable_baselines3.common.utils import obs_as_tensor
+from torch import Tensor, nn
+
+from fasttrain.batch import BoolArray
+from fasttrain.buffers.rollout import TensorObservations
+
+_NETWORKS = ("features_extractor", "pi_features_extractor", "vf_features_extractor", "action_net", "value_net")
+
+
+class Precision:
+    """Networks compute in `dtype` on one kind of device.
+
+    Args:
+        device_type: "cpu" or "cuda".
+        dtype: bfloat16, or float16, whose small range needs a gradient scaler.
+    """
+
+    def __init__(self, device_type: str, dtype: torch.dtype) -> None:
+        self.device_type, self.dtype = device_type, dtype
+        self.scaler = torch.amp.GradScaler(device_type) if dtype is torch.float16 else None
+
+    def autocast(self) -> torch.autocast:
+        """The context in which networks are called."""
+        return torch.autocast(self.device_type, dtype=self.dtype)
+
+    @contextmanager
+    def inside(self, policy: Any) -> Iterator[None]:
+        """While it lasts, each of the policy's networks computes under autocast and hands out float32.
+
+        For policies whose own methods mix networks and distributions, so that nobody else can tell them apart.
+        """
+        handles = []
+        for network in _networks_of(policy):
+            context = self.autocast()
+            handles.append(network.register_forward_pre_hook(_entering(context)))
+            handles.append(network.register_forward_hook(_leaving(context), always_call=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def _networks_of(policy: Any) -> list[nn.Module]:
+    """Modules that are called one after the other, none inside another."""
+    found = [getattr(policy, name, None) for name in _NETWORKS]
+    extractor = policy.mlp_extractor
+    parts = [getattr(extractor, name, None) for name in ("policy_net", "value_net")]
+    found += parts if all(isinstance(part, nn.Module) for part in parts) else [extractor]
+    return list({id(network): network for network in found if isinstance(network, nn.Module)}.values())
+
+
+def _entering(context: torch.autocast) -> Any:
+    def enter(*_: Any) -> None:
+        context.__enter__()  # type: ignore[no-untyped-call, unused-ignore]
+
+    return enter
+
+
+def _leaving(context: torch.autocast) -> Any:
+    def leave(_module: nn.Module, _inputs: Any, outputs: Any) -> Any:
+        context.__exit__(None, None, None)  # type: ignore[no-untyped-call, unused-ignore]
+        return as_float32(outputs)
+
+    return leave
+
+
+def as_float32(outputs: Any) -> Any:
+    """Floating-point tensors as float32, alone or in a tuple; anything else as it is."""
+    if isinstance(outputs, tuple):
+        return tuple(as_float32(part) for part in outputs)
+    return outputs.float() if isinstance(outputs, Tensor) and outputs.is_floating_point() else outputs
+
+
+class Transfer:
+    """Plain copies, as SB3 makes them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def observations(self, observations: Any) -> TensorObservations:
+        """To the device; (N, ...) or a dict of them."""
+        return obs_as_tensor(observations, self.device)
+
+    def masks(self, action_masks: BoolArray) -> Tensor:  # (N, A) bool
+        """To the device."""
+        return torch.from_numpy(action_masks).to(self.device)
+
+    def actions(self, actions: Tensor) -> NDArray[Any]:  # (N,) or (N, K)
+        """To the host."""
+        array: NDArray[Any] = actions.cpu().numpy()
+        return array
+
+
+def page_locked(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Memory of the host that the device can copy from by itself."""
+    return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+
+class PinnedTransfer(Transfer):
+    """Copies by way of page-locked buffers, which are kept from step to step.
+
+    Args:
+        allocate: makes a buffer; replaced where there is no CUDA.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        allocate: Callable[[tuple[int, ...], torch.dtype], Tensor] = page_locked,
+    ) -> None:
+        super().__init__(device)
+        self._allocate = allocate
+        self._buffers: dict[tuple[str, tuple[int, ...], torch.dtype], Tensor] = {}
+
+    def observations(self, observations: Any) -> TensorObservations:
+        if isinstance(observations, dict):
+            return {key: self._send(f"observations.{key}", part) for key, part in observations.items()}
+        return self._send("observations", observations)
+
+    def masks(self, action_masks: BoolArray) -> Tensor:
+        return self._send("masks", action_masks)
+
+    def actions(self, actions: Tensor) -> NDArray[Any]:
+        buffer = self._buffer("actions", tuple(actions.shape), actions.dtype)
+        buffer.copy_(actions, non_blocking=True)
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+        return np.array(buffer.numpy())  # callbacks may keep it
+
+    def _send(self, name: str, array: NDArray[Any]) -> Tensor:
+        given = torch.from_numpy(np.ascontiguousarray(array))
+        buffer = self._buffer(name, tuple(given.shape), given.dtype)
+        buffer.copy_(given)
+        return buffer.to(self.device, non_blocking=True)
+
+    def _buffer(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        key = (name, shape, dtype)
+        if key not in self._buffers:
+            self._buffers[key] = self._allocate(shape, dtype)
+        return self._buffers[key]

@@ -1,0 +1,237 @@
+"""`nan_guard` for updates: what is not finite never reaches a weight. It is skipped, counted, named, and if nothing
+else comes, it ends the run or takes the weights back to where updates were good.
+
+The optimizer steps only where loss and gradient norm are finite (`fast.step_clipped`, and inside the kernels). What
+came of it, one gradient norm per update, is read once per round: a rollout of PPO, a vector step of DQN.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fasttrain.batch import Float64Array, load_into
+from fasttrain.buffers.rollout import TensorObservations
+from fasttrain.config import GuardConfig
+from fasttrain.engines.causes import why_no_action
+from fasttrain.engines.heads import LOST, OUTPUT, ActingHead
+from fasttrain.errors import ConfigError, DivergedError, EnvError
+
+NOT_FINITE = ("probability tensor contains", "Expected parameter", "Expected value argument")  # torch's words for it
+COUNTED = ("skipped", "in_a_row", "rollbacks", "rolled_back", "since_copy")
+QUIET_S = 60.0  # between two lines of one kind
+KEEP_EVERY = 1000  # updates between two copies of weights and optimizer for a rollback: 60 µs of a second or more
+SPIKE, SPIKE_AFTER, SPIKE_KL = 10.0, 20, 0.1  # times the usual; rounds before there is a usual; a KL that is never odd
+
+
+def _warn(line: str) -> None:
+    warnings.warn(line, RuntimeWarning, stacklevel=4)
+
+
+class Guard:
+    """Watches the updates of one model.
+
+    Args:
+        settings: after how many bad rounds in a row to give up, and how.
+        say: takes lines for the user.
+        now: a clock in seconds.
+    """
+
+    def __init__(
+        self,
+        settings: GuardConfig | None = None,
+        say: Callable[[str], None] = _warn,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings = GuardConfig() if settings is None else settings
+        self.say = say
+        self.skipped = 0  # updates
+        self.in_a_row = 0  # rounds in which none could be applied
+        self.rollbacks = 0
+        self.rolled_back = False  # and no good round since
+        self._lines = {kind: Quiet(now) for kind in ("skipped", "gradient norm", "KL divergence")}
+        self._usual_norm, self._usual_kl = Usual(), Usual()
+        self.since_copy = 0
+        self._copies: list[Copy] = []  # the older is of before updates that were all good
+
+    def state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """What it has counted and kept, for a checkpoint: plain values, and arrays by name."""
+        counted = {name: getattr(self, name) for name in COUNTED}
+        usual = [[each.value, each.seen] for each in (self._usual_norm, self._usual_kl)]
+        arrays = {
+            f"{number}/{place}": tensor.cpu().numpy()
+            for number, copy in enumerate(self._copies)
+            for place, tensor in enumerate(copy.tensors)
+        }
+        return {**counted, "usual": usual, "copies": len(self._copies)}, arrays
+
+    def load(self, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], policy: Any) -> None:
+        """Go on from there, once the policy and its optimizer are as they were.
+
+        Raises:
+            ConfigError: what was kept is not of this policy.
+        """
+        for name in COUNTED:
+            setattr(self, name, type(getattr(self, name))(state[name]))
+        for each, (value, seen) in zip((self._usual_norm, self._usual_kl), state["usual"], strict=True):
+            each.value, each.seen = float(value), int(seen)
+        self._copies = [Copy(policy) for _ in range(min(2, int(state["copies"])))]
+        if (kept := sum(len(copy.tensors) for copy in self._copies)) != len(arrays):
+            raise ConfigError(f"the checkpoint has {len(arrays)} arrays to roll back to, this policy {kept}")
+        for number, copy in enumerate(self._copies):
+            for place, tensor in enumerate(copy.tensors):
+                given = tensor.numpy(force=True).copy()
+                load_into(given, arrays, f"{number}/{place}")
+                tensor.copy_(torch.from_numpy(given))
+
+    def note(
+        self, model: Any, norms: Float64Array, why: Callable[[], str], kl: float = 0.0, expected: bool = False
+    ) -> None:
+        """Take in a round of updates.
+
+        Args:
+            norms: of their gradients; not finite where no step was taken.
+            why: finds out what was not finite first; asked only where something was.
+            kl: between the policy before the round and after it.
+            expected: a few skipped steps are the normal course of things (float16's gradient scaler).
+
+        Raises:
+            DivergedError: too many rounds in a row brought nothing, and there is nothing to go back to.
+        """
+        total = sum(norms.tolist())  # of ten 0.3 µs, norms.sum() 1.5
+        if math.isfinite(total):
+            self.in_a_row = 0
+            if len(norms):
+                self.rolled_back = False
+                self._look_for_spikes(model, total / len(norms), kl)
+                self._keep(model.policy, len(norms))
+            return
+        bad = int(np.count_nonzero(~np.isfinite(norms)))
+        self.skipped += bad
+        self.in_a_row = self.in_a_row + 1 if bad == len(norms) else 0
+        if self.in_a_row > self.settings.max_skipped:
+            self._give_up(model, why())
+        elif not expected and (ready := self._lines["skipped"].ready()) is not None:
+            self.say(
+                f"[GUARD] step {model.num_timesteps:,}: {bad:,} of {len(norms):,} updates skipped: {why()}; weights "
+                f"and optimizer are as they were ({self.skipped:,} skipped so far{ready})"
+            )
+
+    def _give_up(self, model: Any, why: str) -> None:
+        rounds = f"no update could be applied in {self.in_a_row} rounds in a row (guard.max_skipped)"
+        if self.settings.at_limit == "rollback" and self._copies and not self.rolled_back:
+            self._copies[0].restore(model.policy)
+            self._copies = self._copies[:1]
+            self.rollbacks += 1
+            self.in_a_row, self.rolled_back = 0, True
+            self.say(f"[GUARD] step {model.num_timesteps:,}: {rounds}: {why}; back to the last good weights")
+            return
+        again = " again after going back to the last good weights" if self.rolled_back else ""
+        raise DivergedError(
+            f"{rounds}{again}, at step {model.num_timesteps}: {why}. The weights are those of the last good update; "
+            "lower algo.learning_rate, scale rewards and observations, or look at what was named"
+        )
+
+    def _look_for_spikes(self, model: Any, norm: float, kl: float) -> None:
+        """In a run; a script, to which a line is a warning, hears of skipped updates alone. A norm that is not clipped
+        does no harm, however odd: DQN's grows a hundredfold when the target network moves."""
+        if self.say is _warn:
+            return
+        for kind, usual, value, least in (
+            ("gradient norm", self._usual_norm, norm, model.max_grad_norm),
+            ("KL divergence", self._usual_kl, kl, SPIKE_KL),
+        ):
+            before = usual.value
+            if usual.take(value) and value > least and (ready := self._lines[kind].ready()) is not None:
+                self.say(
+                    f"[STABILITY] step {model.num_timesteps:,}: {kind} {value:.3g}, {value / before:.0f} times its "
+                    f"usual {before:.3g}{ready}"
+                )
+
+    def _keep(self, policy: Any, updates: int) -> None:
+        """Copies for a rollback, of now and of `KEEP_EVERY` good updates ago."""
+        if self.settings.at_limit != "rollback":
+            return
+        self.since_copy += updates
+        if self.since_copy >= KEEP_EVERY or not self._copies:
+            self.since_copy = 0
+            self._copies = [*self._copies[-1:], Copy(policy)]
+
+
+class Quiet:
+    """Lets one line pass in `QUIET_S`."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now, self._next, self._held = now, -math.inf, 0
+
+    def ready(self) -> str | None:
+        """None: say nothing. Else what to add about the lines held back since the last one."""
+        now = self._now()
+        if now < self._next:
+            self._held += 1
+            return None
+        held, self._next, self._held = self._held, now + QUIET_S, 0
+        return f", {held:,} more such rounds since the last line" if held else ""
+
+
+class Usual:
+    """A running mean (of the last 100 or so) that spikes move little, and whether a number is one."""
+
+    def __init__(self) -> None:
+        self.value, self.seen = 0.0, 0
+
+    def take(self, value: float) -> bool:
+        """True for a spike: `SPIKE` times the usual, once there is a usual."""
+        spike = self.seen >= SPIKE_AFTER and value > SPIKE * self.value > 0.0
+        self.seen += 1
+        counted = SPIKE * self.value if spike else value
+        self.value += (counted - self.value) / min(self.seen, 100)
+        return spike
+
+
+class Copy:
+    """Weights and optimizer state of one moment."""
+
+    def __init__(self, policy: Any) -> None:
+        self.tensors = [value.clone() for value in _tensors_of(policy)]
+
+    @torch.no_grad()
+    def restore(self, policy: Any) -> None:
+        """In place: whoever holds the tensors sees the old values."""
+        for place, value in zip(_tensors_of(policy), self.tensors, strict=True):
+            place.copy_(value)
+
+
+def _tensors_of(policy: Any) -> list[Tensor]:
+    """Weights and buffers, then the optimizer's."""
+    optimizer = policy.optimizer
+    states = [optimizer.state.get(p, {}) for group in optimizer.param_groups for p in group["params"]]
+    kept = [value for state in states for value in state.values() if isinstance(value, Tensor)]
+    return [*policy.state_dict().values(), *kept]
+
+
+class GuardedHead:
+    """A head whose failure to draw actions from what is not finite is told with the place."""
+
+    def __init__(self, head: ActingHead, policy: Any) -> None:
+        self.head, self.policy = head, policy
+
+    def act(self, observations: TensorObservations, action_masks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        try:
+            return self.head.act(observations, action_masks)
+        except (RuntimeError, ValueError) as error:  # torch.multinomial's and torch.distributions' own
+            # On CUDA the failure is one of the device, which answers no question any more.
+            if self.policy.device.type != "cpu" or not any(words in str(error) for words in NOT_FINITE):
+                raise
+            raise EnvError(why_no_action(self.policy, observations, OUTPUT) or LOST) from error
+
+    def values(self, observations: TensorObservations) -> Tensor:
+        return self.head.values(observations)

@@ -1,0 +1,393 @@
+"""FusedPolicy: between a stock SB3 policy with its optimizer and the kernels of `kernels/`.
+
+Parameters and Adam's moments are copied into flat vectors before an update and back after it, so that the policy and
+the optimizer stay stock ones at every moment somebody can look. A copy is 45,000 floats in 50 µs.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from sb3_contrib.common.maskable.distributions import (
+    MaskableBernoulliDistribution,
+    MaskableCategoricalDistribution,
+    MaskableMultiCategoricalDistribution,
+)
+from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
+from stable_baselines3.common.distributions import CategoricalDistribution, MultiCategoricalDistribution
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.torch_layers import FlattenExtractor
+from torch import Tensor, nn
+
+from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array
+from fasttrain.buffers.rollout import RolloutStorage, TensorObservations
+from fasttrain.engines.causes import why_no_action
+from fasttrain.engines.heads import LOST, OUTPUT, is_unchanged
+from fasttrain.engines.layout import KINDS, make_layout
+from fasttrain.errors import EnvError
+from fasttrain.kernel_jobs import KernelCall
+from fasttrain.kernels.acting import act_rows
+from fasttrain.kernels.nets import Lists, Rows, compress, empty_lists
+from fasttrain.kernels.ppo import GRAD_NORM, NUM_STATISTICS, AdamSettings, LossSettings, Scratch, train_epoch
+from fasttrain.threads import FOLLOW, ThreadChoice, new_team, run
+
+# Rows that go through the nets together. Their activations stay in the cache, and the weights of a wide net, which do
+# not, are read once per block: 16.9 → 13.4 µs a sample for [256, 256] with 128 rows; [64, 64] does not care.
+BLOCK, WIDE_BLOCK, WIDE = 64, 128, 512  # floats in a row of activations
+ROWS_PER_THREAD = 128  # below that many rows a second thread costs more than it brings (about 10 µs to wake)
+_POLICIES = (ActorCriticPolicy, MaskableActorCriticPolicy)
+_DISTRIBUTIONS = (
+    CategoricalDistribution,
+    MultiCategoricalDistribution,
+    MaskableCategoricalDistribution,
+    MaskableMultiCategoricalDistribution,
+    MaskableBernoulliDistribution,
+)
+
+
+def why_not_fused(policy: Any, observation_space: spaces.Space[Any]) -> str:
+    """Empty if the kernels can stand in for `policy` and its optimizer, else what they cannot do."""
+    if any(parameter.device.type != "cpu" or parameter.dtype != torch.float32 for parameter in policy.parameters()):
+        return "not float32 on the CPU"
+    if not is_unchanged(policy) or type(policy.action_dist) not in _DISTRIBUTIONS:
+        return "not a plain policy with discrete actions"
+    stock_features = {base.extract_features for base in _POLICIES}
+    if type(policy).extract_features not in stock_features or "extract_features" in vars(policy):
+        return "the policy extracts features in a way of its own"
+    if type(policy.features_extractor) is not FlattenExtractor or not isinstance(observation_space, spaces.Box):
+        return "not a flat Box observation"
+    if observation_space.dtype != np.float32:
+        return "observations are not float32"
+    nets = (policy.mlp_extractor.policy_net, policy.mlp_extractor.value_net)
+    kinds = {type(module) for net in nets for module in net[1::2]}
+    linears = [policy.action_net, policy.value_net, *(module for net in nets for module in net[0::2])]
+    plain = all(type(module) is nn.Linear and module.bias is not None for module in linears)
+    if any(len(net) == 0 or len(net) % 2 for net in nets) or len(kinds) != 1 or not kinds <= set(KINDS) or not plain:
+        return "not an MLP of tanh or relu layers"
+    return _why_not_optimizer(policy.optimizer, list(policy.parameters()))
+
+
+def _why_not_optimizer(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> str:
+    if type(optimizer) is not torch.optim.Adam or len(optimizer.param_groups) != 1:
+        return "not a plain Adam"
+    (group,) = optimizer.param_groups
+    special = ("amsgrad", "maximize", "capturable", "differentiable", "decoupled_weight_decay")
+    if group["weight_decay"] != 0 or any(group.get(name) for name in special):
+        return "Adam with options the kernel lacks"
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return "somebody watches the optimizer's steps"
+    frozen = any(not parameter.requires_grad or parameter._backward_hooks for parameter in parameters)
+    same = {id(parameter) for parameter in group["params"]} == {id(parameter) for parameter in parameters}
+    return "" if same and not frozen else "some parameters are frozen or hooked"
+
+
+class FusedPolicy:
+    """The kernels' view of one policy.
+
+    Args:
+        policy: an SB3 policy for which `why_not_fused` is empty.
+        max_threads: at most that many threads per minibatch.
+    """
+
+    def __init__(self, policy: Any, max_threads: int = 1) -> None:
+        self.policy = policy
+        self.max_threads = max_threads
+        self.layout, self._places, self.size, self._row_size = make_layout(policy)
+        self._single = isinstance(policy.action_space, spaces.Discrete)
+        self.parameters = torch.zeros(self.size)
+        self._flat = self.parameters.numpy()
+        self._legal: BoolArray = np.zeros((0, 0), np.bool_)
+        self._exp_avg, self._exp_avg_sq = torch.zeros(self.size), torch.zeros(self.size)
+        self._scratch: dict[int, Scratch] = {}  # by number of parts
+        self._choice, self._acting_choice = ThreadChoice(), ThreadChoice(trial=8)
+        self._recording = self._spare = empty_lists(0, 0, 0)  # of a rollout's rows, of rows that nobody asks for again
+        self._recorded = 0  # rows of the rollout so far
+        self._order: Int64Array = np.arange(0)
+        self.blamed = ""  # the parameter whose gradient was the first that was not finite in the last update
+        self._uniforms: Iterator[Float32Array] = iter(())
+        self._filling: tuple[RolloutStorage | None, int] = (None, 0)
+
+    def serves(self, policy: Any) -> bool:
+        """Whether `policy` still has the parameters the kernels were made for: a head may have been replaced."""
+        mine = {id(place.parameter) for place in self._places}
+        return policy is self.policy and mine == {id(parameter) for parameter in policy.parameters()}
+
+    def begin_rollout(self, storage: RolloutStorage | None) -> None:
+        """Read the parameters; what is acted on from now on is what `storage`, if given, is being filled with."""
+        self.pack()
+        self._recorded = 0
+        self._filling = (None, 0) if storage is None else (storage, storage.generation)
+        steps, envs = (0, 0) if storage is None else (storage.num_steps, storage.num_envs)
+        self._recording = self._resized(self._recording, steps * envs)
+        self._uniforms = iter(torch.rand(steps, envs, len(self.layout.dims)).numpy())
+
+    def pack(self) -> None:
+        """Read the policy's parameters."""
+        for parameter, view in self._views(self.parameters):
+            view.copy_(parameter.detach())
+
+    def act(self, observations: TensorObservations, action_masks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Actions (N,) or (N, K), values (N, 1), log-probabilities (N,) with the parameters last packed.
+
+        One uniform number per env and sub-action is drawn from torch's global stream, those of a rollout at its start.
+        """
+        seen = self._rows_seen(observations)
+        count, sub_actions = len(seen), len(self.layout.dims)
+        masks = self._all_legal(count) if action_masks is None else np.ascontiguousarray(action_masks.numpy())
+        uniforms = next(self._uniforms, None)
+        if uniforms is None or len(uniforms) != count:
+            uniforms = torch.rand(count, sub_actions).numpy()
+        actions = np.empty((count, sub_actions), np.int64)
+        values, log_probs = np.empty(count, np.float32), np.empty(count, np.float32)
+        lists, first = self._place_of(count)
+        order = self._listed(first + count)[first : first + count]
+        scratch = self._memory(count)
+        arguments = (seen, masks, uniforms, lists, first, order, self._flat, self.layout, scratch, actions, values,
+                     log_probs)  # fmt: skip
+        total = self._call(self._acting_choice, len(scratch.gradients), act_rows, *arguments)
+        if not math.isfinite(total):
+            raise EnvError(why_no_action(self.policy, seen, OUTPUT) or LOST)
+        drawn = torch.from_numpy(actions)
+        return drawn[:, 0] if self._single else drawn, torch.from_numpy(values)[:, None], torch.from_numpy(log_probs)
+
+    def values(self, observations: TensorObservations) -> Tensor:
+        """Values (N, 1) with the parameters last packed.
+
+        torch would do too, but for a rollout's last observations it takes longer than for acting on them: 256 rows of
+        248 floats 0.4 ms, and many times that where another process wants the core its second thread waits for. They
+        are acted on, for a kernel of their own would be one more to compile.
+        """
+        seen = self._rows_seen(observations)
+        count, sub_actions = len(seen), len(self.layout.dims)
+        self._spare = self._resized(self._spare, count)
+        values, log_probs = np.empty(count, np.float32), np.empty(count, np.float32)
+        act_rows(seen, self._all_legal(count), np.zeros((count, sub_actions), np.float32), self._spare, 0,
+                 self._listed(count), self._flat, self.layout, self._memory(1),
+                 np.empty((count, sub_actions), np.int64), values, log_probs, new_team(), 0)  # fmt: skip
+        return torch.from_numpy(values)[:, None]
+
+    def _call(self, choice: ThreadChoice, threads: int, kernel: Any, *arguments: Any, runs: int = 1) -> Any:
+        """The kernel, on `threads` threads where that pays."""
+        on_threads = threads > 1 and choice.next()
+        begun = time.perf_counter()
+        result = run(kernel, threads if on_threads else 1, *arguments)
+        if threads > 1:
+            choice.took(on_threads, (time.perf_counter() - begun) / runs)
+        return result
+
+    def _listed(self, count: int) -> Int64Array:
+        """0, 1, … below `count`."""
+        if len(self._order) < count:
+            self._order = np.arange(count)
+        return self._order[:count]
+
+    def _rows_seen(self, observations: TensorObservations) -> Any:
+        """Contiguous (N, O) float32."""
+        if isinstance(observations, dict):
+            raise TypeError("Dict observations have no kernels; why_not_fused says so")
+        seen = np.ascontiguousarray(observations.numpy(), np.float32)
+        return seen if seen.ndim == 2 else seen.reshape(len(seen), -1)
+
+    def _place_of(self, count: int) -> tuple[Lists, int]:
+        """Lists for `count` rows and the first of them: those of the rollout, or others nobody reads later."""
+        first = self._recorded
+        if self._filling[0] is not None and first + count < len(self._recording.starts):
+            self._recorded += count
+            return self._recording, first
+        self._filling = (None, 0)
+        self._spare = self._resized(self._spare, count)
+        return self._spare, 0
+
+    def _resized(self, lists: Lists, count: int) -> Lists:
+        """Lists with room for just `count` rows."""
+        if len(lists.starts) == count + 1:
+            return lists
+        return empty_lists(count, self.layout.inputs, int(self.layout.dims.sum()))
+
+    def _all_legal(self, count: int) -> BoolArray:
+        if len(self._legal) != count:
+            self._legal = np.ones((count, int(self.layout.dims.sum())), np.bool_)
+        return self._legal
+
+    def train(
+        self,
+        storage: RolloutStorage,
+        n_epochs: int,
+        batch_size: int,
+        loss: LossSettings,
+        max_grad_norm: float,
+        guarded: bool = False,
+    ) -> tuple[list[Float64Array], int, int]:
+        """Train on a filled storage.
+
+        Args:
+            guarded: take no step where loss or gradient is not finite; its norm among the statistics is NaN.
+
+        Returns:
+            statistics of every epoch, (minibatches seen, NUM_STATISTICS); optimizer steps taken; epochs begun.
+        """
+        optimizer = self.policy.optimizer
+        (group,) = optimizer.param_groups
+        step = self._read(optimizer)
+        beta1, beta2 = group["betas"]
+        adam = AdamSettings(float(group["lr"]), float(beta1), float(beta2), float(group["eps"]), float(max_grad_norm))
+        rows = self._rows_of_rollout(storage)
+        total = storage.num_steps * storage.num_envs
+        minibatches = -(-total // batch_size)
+        scratch = self._memory(batch_size)
+        flat, exp_avg, exp_avg_sq = (t.numpy() for t in (self.parameters, self._exp_avg, self._exp_avg_sq))
+        seen: list[Float64Array] = []
+        taken, blamed = 0, np.full(1, -1)
+        for _ in range(n_epochs):
+            statistics = np.zeros((minibatches, NUM_STATISTICS))
+            order, first = storage.draw_order(), step + taken + 1
+            done = self._call(self._choice, len(scratch.gradients), train_epoch, order, batch_size, flat, exp_avg,
+                              exp_avg_sq, first, self.layout, rows, loss, adam, scratch, statistics, guarded,
+                              blamed, runs=minibatches)  # fmt: skip
+            taken += done - (np.count_nonzero(np.isnan(statistics[:done, GRAD_NORM])) if guarded else 0)
+            seen.append(statistics[: min(done + 1, minibatches)])
+            if done < minibatches:
+                break
+        if (taken or not guarded) and not np.isfinite(flat.sum()):
+            raise EnvError(
+                "the update gave parameters that are not finite (a reward, advantage or coefficient too large?); the "
+                "policy keeps the parameters it had before this update"
+            )
+        self.blamed = self._name_at(int(blamed[0]))
+        if taken:
+            self._write(optimizer, step + taken)
+        return seen, taken, len(seen)
+
+    def _name_at(self, index: int) -> str:
+        """The parameter that stands there in the flat vectors."""
+        if index < 0:
+            return ""
+        names = {id(parameter): name for name, parameter in self.policy.named_parameters()}
+        numbered = torch.arange(self.size)
+        found = [names[id(place.parameter)] for place in self._places if bool((place.of(numbered) == index).any())]
+        return found[0] if found else "padding"
+
+    def _rows_of_rollout(self, storage: RolloutStorage) -> Rows:
+        """The storage's transitions: as they were acted on, or read anew (0.1 µs a row)."""
+        total = storage.num_steps * storage.num_envs
+        if self._filling == (storage, storage.generation) and self._recorded == total:
+            return Rows(*self._recording, *_scalars_of(storage))
+        return _rows_of_storage(storage, self.layout.dims)
+
+    def _views(self, flat: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Every parameter with its place in `flat`, in the parameter's shape."""
+        return [(place.parameter, place.of(flat)) for place in self._places]
+
+    def _read(self, optimizer: torch.optim.Optimizer) -> int:
+        """Parameters and Adam's state into the flat vectors; the number of steps Adam has taken."""
+        self.pack()
+        step = 0
+        pairs = zip(self._views(self._exp_avg), self._views(self._exp_avg_sq), strict=True)
+        for (parameter, average), (_, square) in pairs:
+            state = optimizer.state[parameter]
+            if state:
+                step = int(state["step"])
+                average.copy_(state["exp_avg"])
+                square.copy_(state["exp_avg_sq"])
+            else:
+                average.zero_()
+                square.zero_()
+        return step
+
+    def _write(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """Back into the policy and the optimizer, whose state then looks as if torch had made these steps."""
+        views = (self._views(flat) for flat in (self.parameters, self._exp_avg, self._exp_avg_sq))
+        with torch.no_grad():
+            for (parameter, value), (_, average), (_, square) in zip(*views, strict=True):
+                parameter.copy_(value)
+                state = optimizer.state[parameter]
+                if not state:
+                    state["step"] = torch.tensor(0.0)
+                    state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+                state["step"].fill_(step)
+                state["exp_avg"].copy_(average)
+                state["exp_avg_sq"].copy_(square)
+
+    def _memory(self, count: int) -> Scratch:
+        """Working memory for as many parts as pay for `count` rows."""
+        parts = max(1, min(self.max_threads, count // ROWS_PER_THREAD))
+        if parts not in self._scratch:
+            width, block = int(self.layout.dims.sum()), BLOCK if self._row_size <= WIDE else WIDE_BLOCK
+            self._scratch[parts] = Scratch(
+                activations=_zeros(parts, block, self._row_size),
+                deltas=_zeros(parts, block, self._row_size),
+                probs=_zeros(parts, 4, width),
+                gradients=_zeros(parts, self.size),
+                transposed=_zeros(self.size),
+                statistics=np.zeros((parts, NUM_STATISTICS)),
+                values=_zeros(parts, 1),
+                moments=np.zeros(2),
+                zeros=_zeros(self._row_size),
+                ones=torch.ones(block).numpy(),
+                every=torch.arange(block, dtype=torch.int32).numpy(),
+            )
+        return self._scratch[parts]
+
+
+def _zeros(*shape: int) -> Float32Array:
+    """From torch, which aligns memory with the cache lines."""
+    array: Float32Array = torch.zeros(shape).numpy()
+    return array
+
+
+def _rows_of(observations: NDArray[Any], masks: BoolArray | None, dims: Int64Array, scalars: Any = None) -> Rows:
+    if masks is None:
+        masks = np.ones((1, int(dims.sum())), np.bool_).repeat(len(observations), 0)
+    none = np.zeros(0, np.float32)
+    scalars = (np.zeros((0, len(dims)), np.int64), none, none, none, none) if scalars is None else scalars
+    lists = empty_lists(len(observations), observations.shape[1], masks.shape[1])
+    compress(np.ascontiguousarray(observations, np.float32), np.ascontiguousarray(masks), lists)
+    return Rows(*lists, *scalars)
+
+
+def _rows_of_storage(storage: RolloutStorage, dims: Int64Array) -> Rows:
+    """All T × N transitions, in the order they are stored in."""
+    total = storage.num_steps * storage.num_envs
+    masks = storage.masks
+    observations = np.asarray(storage.observations).reshape(total, -1)
+    masks = None if masks is None else masks.reshape(total, -1)
+    return _rows_of(observations, masks, dims, _scalars_of(storage))
+
+
+def _scalars_of(storage: RolloutStorage) -> tuple[Any, ...]:
+    """`Rows.actions` and what follows."""
+    actions = np.asarray(storage.actions, np.int64).reshape(storage.num_steps * storage.num_envs, -1)
+    scalars = (storage.values, storage.log_probs, storage.advantages, storage.returns)
+    return actions, *(array.reshape(-1) for array in scalars)
+
+
+def kernel_calls(in_groups: bool = False) -> list[KernelCall]:
+    """Calls of the kernels that `FusedPolicy` makes, on a net of no consequence; types do not depend on its sizes.
+
+    `in_groups`: envs act in groups, so that a rollout's rows are read anew for the update.
+    """
+    box, calls = spaces.Box(-1.0, 1.0, (3,), np.float32), list[KernelCall]()
+
+    class Noting(FusedPolicy):
+        def _call(self, choice: ThreadChoice, threads: int, kernel: Any, *arguments: Any, runs: int = 1) -> Any:
+            calls.append(KernelCall(kernel, (*arguments, new_team(), 0)))
+            return 0
+
+    before = np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        fused = Noting(ActorCriticPolicy(box, spaces.Discrete(2), lambda _: 1e-3, net_arch=[4, 4]))
+        storage = RolloutStorage(1, 1, box, spaces.Discrete(2), device=torch.device("cpu"), gamma=1.0, gae_lambda=1.0)
+        fused.begin_rollout(storage)
+        fused.act(torch.zeros(1, 3), None)
+        storage.full = True  # zeros are as good as any
+        fused.train(storage, 1, 1, LossSettings(0.2, -1.0, 0.0, 0.5, True, -1.0), 0.5)
+    np.random.set_state(before)
+    seen, masks = np.zeros((1, 3), np.float32), np.ones((1, 2), np.bool_)
+    return [*calls, FOLLOW, *([KernelCall(compress, (seen, masks, empty_lists(1, 3, 2)))] if in_groups else [])]

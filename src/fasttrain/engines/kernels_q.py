@@ -1,0 +1,378 @@
+"""FusedQ: a DQN policy and its optimizer as the kernels of `fused_q.py` see them, in the same memory.
+
+DQN updates after every vector step, so nothing is copied to and fro as PPO's `FusedPolicy` does it: the parameters of
+both nets and Adam's moments become views of flat vectors, in which they stand one after the other as they are. Policy
+and optimizer are right at every moment, whoever reads or writes them, and look no different when they are saved;
+whatever swaps a tensor for another is seen by `serves`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from stable_baselines3.common.torch_layers import FlattenExtractor
+from stable_baselines3.dqn.policies import DQNPolicy, QNetwork
+from torch import Tensor, nn
+
+from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array
+from fasttrain.engines.causes import why_no_action
+from fasttrain.engines.kernels import BLOCK, WIDE, WIDE_BLOCK, _why_not_optimizer
+from fasttrain.engines.layout import KINDS, padded
+from fasttrain.engines.q_networks import BranchingQNetwork, DuelingQNetwork, MaskedQPolicy
+from fasttrain.errors import EnvError
+from fasttrain.kernel_jobs import KernelCall
+from fasttrain.kernels.nets import Layout
+from fasttrain.kernels.ppo import AdamSettings
+from fasttrain.kernels.q import QBatches, QScratch, QSettings, act_rows, train_updates
+from fasttrain.kernels.simd import PAD
+
+_NETWORKS = (QNetwork, BranchingQNetwork, DuelingQNetwork)
+# What is not converted: copying the storage, or compiling the kernels for another type, takes longer than to train.
+_STORED = {
+    "observations": np.dtype(np.float32),
+    "next_observations": np.dtype(np.float32),
+    "actions": np.dtype(np.int64),
+    "rows": np.dtype(np.int64),
+    "next_rows": np.dtype(np.int64),
+}
+OUTPUT = "the net's output (Q-values)"  # in messages
+LOST = f"{OUTPUT} is not finite although its inputs are: its weights are too large; lower algo.learning_rate"
+_NO_MASKS: BoolArray = np.zeros((0, 0, 0), np.bool_)
+_NO_MASK: BoolArray = np.zeros((0, 0), np.bool_)
+_NO_WEIGHTS: Float32Array = np.zeros((0, 0), np.float32)
+
+
+def why_not_fused(policy: Any, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> str:
+    """Empty if the kernels can stand in for `policy` and its optimizer, else what they cannot do."""
+    nets = (policy.q_net, policy.q_net_target)
+    if any(parameter.device.type != "cpu" or parameter.dtype != torch.float32 for parameter in policy.parameters()):
+        return "not float32 on the CPU"
+    if not isinstance(action_space, (spaces.Discrete, spaces.MultiDiscrete)):
+        return "neither Discrete nor MultiDiscrete actions"
+    if action_space.dtype != np.int64:
+        return "actions are not int64"
+    if type(policy)._predict not in (DQNPolicy._predict, MaskedQPolicy._predict) or "_predict" in vars(policy):
+        return "the policy chooses actions in a way of its own"
+    if type(nets[0]) not in _NETWORKS or any(type(net) is not type(nets[0]) or _is_changed(net) for net in nets):
+        return "not a plain, branching or dueling Q-network"
+    if type(nets[0].features_extractor) is not FlattenExtractor or not isinstance(observation_space, spaces.Box):
+        return "not a flat Box observation"
+    if observation_space.dtype != np.float32:
+        return "observations are not float32"
+    if any(not _is_plain_mlp(net) for net in nets) or _shapes(nets[0]) != _shapes(nets[1]):
+        return "not an MLP of tanh or relu layers"
+    return _why_not_optimizer(policy.optimizer, list(policy.q_net.parameters()))
+
+
+def _is_changed(net: QNetwork) -> bool:
+    hooked = any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
+    return hooked or any(name in vars(net) for name in ("forward", "extract_features"))
+
+
+def _is_plain_mlp(net: QNetwork) -> bool:
+    """Hidden layers with one kind of activation between linear layers."""
+    linears, activations = _linears(net), _activations(net)
+    kinds = {type(module) for module in activations}
+    plain = all(type(module) is nn.Linear and module.bias is not None for module in (*linears, *_heads(net)))
+    whole = len(activations) == len(linears) > 0
+    return plain and whole and len(kinds) == 1 and kinds <= set(KINDS)
+
+
+def _linears(net: QNetwork) -> list[Any]:
+    """The hidden linear layers."""
+    return [*net.q_net][: None if isinstance(net, DuelingQNetwork) else -1 : 2]
+
+
+def _activations(net: QNetwork) -> list[nn.Module]:
+    return [*net.q_net][1::2]
+
+
+def _heads(net: QNetwork) -> list[Any]:
+    """Linear layers whose outputs stand side by side: Q-values, or advantages and the value."""
+    return [net.advantage_net, net.value_net] if isinstance(net, DuelingQNetwork) else [net.q_net[-1]]
+
+
+def _shapes(net: QNetwork) -> list[torch.Size]:
+    return [parameter.shape for parameter in net.parameters()]
+
+
+def make_q_layout(net: QNetwork) -> tuple[Layout, int, int]:
+    """Layout of a net, its head last; F, the floats of its padded layers; S, those of a row of activations."""
+    linears, heads = _linears(net), _heads(net)
+    outputs = [*(linear.out_features for linear in linears), sum(head.out_features for head in heads)]
+    inputs, sizes = padded(linears[0].in_features), [padded(width) for width in outputs]
+    columns = [sum(sizes[:index]) for index in range(len(sizes))]
+    weights, biases, size = list[int](), list[int](), 0
+    for k, n in zip([inputs, *sizes], sizes, strict=False):
+        weights.append(size)
+        biases.append(size + k * n)
+        size += k * n + n
+    depth = np.array([len(linears)], np.int64)
+    dims = np.array(net.dims if isinstance(net, BranchingQNetwork) else [heads[0].out_features], np.int64)
+    rows = [np.array([values], np.int64) for values in (sizes, columns, weights, biases)]
+    kind = KINDS[type(_activations(net)[0])]
+    layout = Layout(inputs, sizes[0], 0, biases[0], depth, rows[0], rows[1], rows[2], rows[3], dims, kind)
+    return layout, size, sum(sizes) + PAD  # rows that begin at multiples of 4 KiB would share few cache sets
+
+
+def make_pieces(net: QNetwork, layout: Layout) -> Int64Array:
+    """Where the parameters of `net` stand, in their order; see `fused_q.Pieces`."""
+    linears, heads = _linears(net), _heads(net)
+    found: dict[int, tuple[int, ...]] = {}
+    for index, linear in enumerate([*linears, *heads]):
+        layer = min(index, len(linears))  # the heads are one layer
+        column = heads[0].out_features if linear is not heads[0] and layer == len(linears) else 0
+        n, at, bias_at = (int(row[0, layer]) for row in (layout.sizes, layout.weights, layout.biases))
+        k, outputs, inputs = (bias_at - at) // n, linear.out_features, linear.in_features
+        found[id(linear.weight)] = (outputs, inputs, at + column, n, at + column * k, k)
+        found[id(linear.bias)] = (1, outputs, bias_at + column, 1, bias_at + column, n)
+    pieces = [found[id(parameter)] for parameter in net.parameters()]
+    starts = np.cumsum([0, *(outputs * inputs for outputs, inputs, *_ in pieces)])
+    return np.array([(start, *piece) for start, piece in zip(starts, pieces, strict=False)], np.int64)
+
+
+class FusedQ:
+    """The kernels' view of one policy, whose tensors it moves into flat vectors.
+
+    Args:
+        policy: an SB3 policy for which `why_not_fused` is empty. Its values and the optimizer's state stay what they
+            are; the state of an optimizer that has not stepped is made, as its first step would make it.
+
+    One call at a time: the working memory is shared. Other threads may run meanwhile.
+    """
+
+    def __init__(self, policy: Any) -> None:
+        self.policy = policy
+        self.layout, layers_size, row_size = make_q_layout(policy.q_net)
+        self.pieces = make_pieces(policy.q_net, self.layout)
+        self._shapes = _shapes(policy.q_net)
+        size = sum(shape.numel() for shape in self._shapes)
+        self.dueling = isinstance(policy.q_net, DuelingQNetwork)
+        self.actions, self.inputs = int(self.layout.dims.sum()), int(_linears(policy.q_net)[0].in_features)
+        self.online, self.target, self.exp_avg, self.exp_avg_sq = (torch.zeros(size) for _ in range(4))
+        self._flat: list[Any] = [t.numpy() for t in (self.online, self.target, self.exp_avg, self.exp_avg_sq)]
+        self._steps = torch.zeros(len(self._shapes))
+        self._taken = self._steps.numpy()
+        self._found: list[tuple[Any, Any, Any]] = []  # a dictionary, a key, and what must be there
+        self._addresses: list[tuple[Tensor, int]] = []
+        self._move(policy.q_net, self.online)
+        self._move(policy.q_net_target, self.target)
+        self._move_state(policy.optimizer)
+        self._found += [
+            (module._modules, name, child) for module in policy.modules() for name, child in module._modules.items()
+        ]
+        self._scratch = _make_scratch(self.layout, size, layers_size, row_size)
+        self.norms: Float64Array = np.zeros(0)  # of the gradients of the last call of `train`
+        self.skipped = 0  # of its updates
+        self._blamed = np.full(1, -1)
+        self.blamed = ""  # the parameter whose gradient was the first in it that was not finite
+
+    def serves(self, policy: Any) -> bool:
+        """Whether every tensor still is where it was put; if not, make a new FusedQ.
+
+        `load_state_dict` of a module writes in place; that of an optimizer, `.to()` and a new head do not. Two hidden
+        layers take 7 µs, `why_not_fused` 90 and an update 40: ask this one first.
+        """
+        if policy is not self.policy or any(owner.get(key) is not value for owner, key, value in self._found):
+            return False
+        return all(tensor.data_ptr() == address for tensor, address in self._addresses)
+
+    def act(self, observations: NDArray[Any], action_masks: BoolArray | None = None) -> Int64Array:
+        """Greedy legal actions (N,) of observations (N, ...) float32 and masks (N, A) bool, None for all legal.
+
+        Of K > 1 sub-actions (N, K), with A the sum of their choices.
+
+        Where no action is legal it is 0.
+
+        Raises:
+            EnvError: an observation or the net's output is not finite.
+        """
+        return self.q_values(observations, action_masks)[1]
+
+    def q_values(
+        self, observations: NDArray[Any], action_masks: BoolArray | None = None
+    ) -> tuple[Float32Array, Int64Array]:
+        """Q-values (N, A), of illegal actions too, and the actions of `act`."""
+        count = len(observations)
+        seen = np.ascontiguousarray(observations, np.float32)
+        seen = seen if seen.ndim == 2 else seen.reshape(count, self.inputs)
+        masks = _NO_MASK if action_masks is None else np.ascontiguousarray(action_masks, np.bool_)
+        _check_shapes(observations=(seen, (count, self.inputs)))
+        if action_masks is not None:
+            _check_shapes(action_masks=(masks, (count, self.actions)))
+        values = np.empty((count, self.actions), np.float32)
+        actions = np.empty((count, len(self.layout.dims)), np.int64)
+        total = self._call(act_rows, seen, masks, self._flat[0], self.layout, self.pieces, self.dueling, self._scratch,
+                           values, actions)  # fmt: skip
+        if not np.isfinite(total):
+            raise EnvError(why_no_action(self.policy, seen, OUTPUT) or LOST)
+        return values, actions[:, 0] if actions.shape[1] == 1 else actions
+
+    def train(
+        self,
+        observations: Float32Array,  # (M, O), contiguous
+        next_observations: Float32Array,  # (L, O), may be the same array
+        actions: Int64Array,  # (M, K)
+        rows: Int64Array,  # (U, B) of `observations` and `actions`
+        next_rows: Int64Array,  # (U, B) of `next_observations`
+        rewards: Float32Array,  # (U, B) discounted sums of the steps in between
+        discounts: Float32Array,  # (U, B) gamma to the number of these steps
+        dones: NDArray[Any],  # (U, B) 1 where the episode ended by the rules
+        *,
+        next_masks: BoolArray | None = None,  # (U, B, A) True = legal; a row without any counts as ended
+        weights: Float32Array | None = None,  # (U, B) importance weights
+        double: bool = False,
+        huber: bool = True,
+        max_grad_norm: float = 10.0,
+        guarded: bool = False,  # take no step where loss or gradient is not finite; its place in `norms` is NaN
+    ) -> tuple[Float64Array, Float32Array]:
+        """U gradient updates of the policy, one after the other, as SB3's `DQN.train` with `gradient_steps=U`.
+
+        Learning rate, betas and eps are the optimizer's. The GIL is free meanwhile; the target net stays as it is.
+
+        Returns:
+            mean losses (U,), for the caller to see whether they are finite; absolute temporal difference errors (U, B).
+
+        Raises:
+            ValueError: an array's shape does not fit, or one of the first five is not contiguous or of another dtype.
+            IndexError: a row or an action is out of range; nothing was done.
+        """
+        rewards, discounts, dones = (np.ascontiguousarray(a, np.float32) for a in (rewards, discounts, dones))
+        batches = QBatches(
+            observations, next_observations, actions, rows, next_rows, rewards, discounts, dones,
+            _NO_MASKS if next_masks is None else np.ascontiguousarray(next_masks, np.bool_),
+            _NO_WEIGHTS if weights is None else np.ascontiguousarray(weights, np.float32),
+        )  # fmt: skip
+        self._check(batches)
+        (group,) = self.policy.optimizer.param_groups
+        beta1, beta2 = group["betas"]
+        adam = AdamSettings(float(group["lr"]), float(beta1), float(beta2), float(group["eps"]), float(max_grad_norm))
+        online, target, exp_avg, exp_avg_sq = self._flat
+        losses, errors = np.zeros(len(rows)), np.zeros(rows.shape, np.float32)
+        first_step, settings = int(self._taken[0]) + 1, QSettings(double, huber, self.dueling)
+        self.norms, blamed = np.empty(len(rows)), self._blamed
+        blamed[0] = -1
+        taken = self._call(train_updates, batches, online, target, exp_avg, exp_avg_sq, first_step, self.layout,
+                           self.pieces, settings, adam, self._scratch, losses, errors, self.norms, guarded,
+                           blamed)  # fmt: skip
+        if taken < 0:
+            raise IndexError("a sampled row is not in the storage, or an action is not one of the policy's")
+        self._taken.fill(first_step - 1 + taken)
+        self.skipped = len(rows) - taken
+        self.blamed = self._name_at(int(blamed[0])) if self.skipped else ""
+        return losses, errors
+
+    def _call(self, kernel: Any, *arguments: Any) -> Any:
+        return kernel(*arguments)
+
+    def _name_at(self, index: int) -> str:
+        """The parameter that stands there in the flat vectors."""
+        names = [name for name, _ in self.policy.q_net.named_parameters()]
+        ends = np.cumsum([shape.numel() for shape in self._shapes])
+        return f"q_net.{names[int(np.searchsorted(ends, index, side='right'))]}"
+
+    def polyak(self, tau: float) -> None:
+        """target = (1 - tau) target + tau online, as SB3's `polyak_update`."""
+        self.target.mul_(1.0 - tau).add_(self.online, alpha=tau)
+
+    def views_of(self, flat: Tensor) -> list[Tensor]:
+        """The parts of a vector (P,), say of gradients, that belong to the parameters of a net, in their shapes."""
+        parts = flat.split([shape.numel() for shape in self._shapes])  # type: ignore[no-untyped-call]
+        return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
+
+    def _check(self, batches: QBatches) -> None:
+        """The kernels check no shape."""
+        shape, wide = batches.rows.shape, (len(batches.observations), self.inputs)
+        arrays: list[Any] = list(batches)
+        for (name, kind), array in zip(_STORED.items(), arrays, strict=False):
+            if array.dtype != kind or not array.flags.c_contiguous:
+                raise ValueError(f"{name} must be contiguous {kind}, not {array.dtype}")
+        _check_shapes(
+            observations=(batches.observations, wide),
+            next_observations=(batches.next_observations, (len(batches.next_observations), self.inputs)),
+            actions=(batches.actions, (wide[0], len(self.layout.dims))),
+            rows=(batches.rows, (*shape, 1)[:2]),
+            next_rows=(batches.next_rows, shape),
+            rewards=(batches.rewards, shape),
+            discounts=(batches.discounts, shape),
+            dones=(batches.dones, shape),
+        )
+        if batches.next_masks is not _NO_MASKS:
+            _check_shapes(next_masks=(batches.next_masks, (*shape, self.actions)))
+        if batches.weights is not _NO_WEIGHTS:
+            _check_shapes(weights=(batches.weights, shape))
+
+    def _move(self, net: QNetwork, flat: Tensor) -> None:
+        """Parameters into `flat`."""
+        for parameter, view in zip(net.parameters(), self.views_of(flat), strict=True):
+            view.copy_(parameter.detach())
+            parameter.data = view
+            self._addresses.append((parameter, view.data_ptr()))
+        for module in net.modules():
+            self._found += [(module._parameters, name, parameter) for name, parameter in module._parameters.items()]
+
+    def _move_state(self, optimizer: torch.optim.Optimizer) -> None:
+        """Adam's state into flat vectors."""
+        views = (self._steps.unbind(), self.views_of(self.exp_avg), self.views_of(self.exp_avg_sq))
+        for parameter, *own in zip(self.policy.q_net.parameters(), *views, strict=True):
+            state = optimizer.state[parameter]
+            for name, view in zip(("step", "exp_avg", "exp_avg_sq"), own, strict=True):
+                if name in state:
+                    view.copy_(state[name])
+                state[name] = view
+                self._found.append((state, name, view))
+                self._addresses.append((view, view.data_ptr()))
+            self._found.append((optimizer.state, parameter, state))
+        self._found += [(vars(self.policy), "optimizer", optimizer), (vars(optimizer), "state", optimizer.state)]
+
+
+def _check_shapes(**arrays: tuple[NDArray[Any], tuple[int, ...]]) -> None:
+    for name, (array, shape) in arrays.items():
+        if array.shape != shape:
+            raise ValueError(f"{name} has shape {array.shape}, expected {shape}")
+
+
+def _make_scratch(layout: Layout, size: int, layers_size: int, row_size: int) -> QScratch:
+    block = BLOCK if row_size <= WIDE else WIDE_BLOCK
+    return QScratch(
+        inputs=_zeros(block, layout.inputs),
+        activations=_zeros(block, row_size),
+        deltas=_zeros(block, row_size),
+        targets=_zeros(block),
+        chosen=np.zeros((block, len(layout.dims)), np.int64),
+        online=_zeros(layers_size),
+        back=_zeros(layers_size),
+        target=_zeros(layers_size),
+        sums=_zeros(layers_size),
+        gradient=_zeros(size),
+        zeros=_zeros(row_size),
+        ones=torch.ones(block).numpy(),
+        every=torch.arange(block, dtype=torch.int32).numpy(),
+    )
+
+
+def _zeros(*shape: int) -> Float32Array:
+    """From torch, which aligns memory with the cache lines."""
+    array: Float32Array = torch.zeros(shape).numpy()
+    return array
+
+
+def kernel_calls() -> list[KernelCall]:
+    """Calls of the kernels that `FusedQ` makes, on a net of no consequence; types do not depend on its sizes."""
+    box, pair, calls = spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Discrete(2), list[KernelCall]()
+
+    class Noting(FusedQ):
+        def _call(self, kernel: Any, *arguments: Any) -> Any:
+            calls.append(KernelCall(kernel, arguments))
+            return 1
+
+    with torch.random.fork_rng(devices=[]):
+        kernels = Noting(DQNPolicy(box, pair, lambda _: 1e-3, net_arch=[4, 4]))
+    seen, row, number = np.zeros((1, 3), np.float32), np.zeros((1, 1), np.int64), np.zeros((1, 1), np.float32)
+    kernels.act(seen)
+    kernels.train(seen, seen, row, row, row, number, number, number)
+    return calls

@@ -1,0 +1,79 @@
+"""Where every parameter of a stock SB3 policy stands in the flat vectors of the kernels."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor, nn
+
+from fasttrain.engines.heads import action_dims
+from fasttrain.kernels.dense import RELU, TANH
+from fasttrain.kernels.nets import Layout
+from fasttrain.kernels.simd import PAD
+
+KINDS: dict[type[nn.Module], int] = {nn.Tanh: TANH, nn.ReLU: RELU}
+
+
+class Place(NamedTuple):
+    """One parameter's place: a grid (rows, width) from `at` on, in which it begins at `column`."""
+
+    parameter: Tensor
+    at: int
+    rows: int
+    width: int
+    column: int = 0
+    transposed: bool = False  # stored (inputs, outputs)
+
+    def of(self, flat: Tensor) -> Tensor:
+        """The part of `flat` (P,) that is this parameter's, in its shape."""
+        grid = flat[self.at : self.at + self.rows * self.width].view(self.rows, self.width)
+        if self.parameter.dim() == 1:
+            return grid[0, self.column : self.column + len(self.parameter)]
+        outputs, inputs = self.parameter.shape
+        if self.transposed:
+            return grid[:inputs, self.column : self.column + outputs].t()
+        return grid[:outputs, :inputs]
+
+
+def padded(width: int) -> int:
+    """The next multiple of `PAD`."""
+    return (width + PAD - 1) // PAD * PAD
+
+
+def make_layout(policy: Any) -> tuple[Layout, list[Place], int, int]:
+    """Layout and places of a policy that `why_not_fused` has nothing against; length P of the flat vectors, and S, the
+    floats in a row of activations."""
+    extractor = policy.mlp_extractor
+    nets = [[*net[0::2]] for net in (extractor.policy_net, extractor.value_net)]
+    depth = np.array([len(net) for net in nets], np.int64)
+    shape = (2, int(depth.max()) + 1)
+    sizes, columns, weights, biases = (np.zeros(shape, np.int64) for _ in range(4))
+    inputs, widths = nets[0][0].in_features, [padded(net[0].out_features) for net in nets]
+    first_width, places = sum(widths), list[Place]()
+    first_biases = inputs * first_width
+    size, across = first_biases + first_width, first_width
+    for row, net in enumerate(nets):
+        sizes[row, 0], columns[row, 0] = widths[row], row * widths[0]
+        places += [
+            Place(net[0].weight, 0, inputs, first_width, row * widths[0], transposed=True),
+            Place(net[0].bias, first_biases, 1, first_width, row * widths[0]),
+        ]
+        for index, linear in enumerate(net[1:], start=1):
+            k, n = sizes[row, index - 1], padded(linear.out_features)
+            sizes[row, index], columns[row, index] = n, across
+            weights[row, index], biases[row, index] = size, size + k * n
+            places += [
+                Place(linear.weight, size, int(k), n, transposed=True),
+                Place(linear.bias, size + int(k) * n, 1, n),
+            ]
+            size, across = size + int(k) * n + n, across + n
+        head, k = (policy.action_net, policy.value_net)[row], int(sizes[row, len(net) - 1])
+        outputs, at_bias = head.out_features, size + head.out_features * k
+        weights[row, len(net)], biases[row, len(net)] = size, at_bias
+        places += [Place(head.weight, size, outputs, k), Place(head.bias, at_bias, 1, padded(outputs))]
+        size = at_bias + padded(outputs)
+    dims = np.array(action_dims(policy.action_space), np.int64)
+    kind = KINDS[type(extractor.policy_net[1])]
+    layout = Layout(inputs, first_width, 0, first_biases, depth, sizes, columns, weights, biases, dims, kind)
+    return layout, places, size, across + PAD  # rows that begin at multiples of 4 KiB would share few cache sets

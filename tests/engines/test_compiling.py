@@ -1,0 +1,103 @@
+"""Micro-batches give the gradient of the whole."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from accelerated import a_batch, filled, masked_model, weights
+from fasttrain.algos.ppo import PPO
+from fasttrain.algos.update import MinibatchStep, Statistics
+from fasttrain.engines.compiling import Coefficients, Terms, loss_terms, micro_batches, micro_sizes, normalized
+from fasttrain.engines.heads import head_of
+from fasttrain.engines.torch import Acceleration
+from toys import RandomEnv, seeded_vec, single_thread
+
+one_thread = pytest.fixture(autouse=True)(single_thread)
+
+
+def gradient(model, batch) -> tuple[torch.Tensor, Statistics]:
+    statistics = Statistics()
+    step = MinibatchStep(model, 0.2, 0.1, statistics)
+    assert step.gradients(batch)
+    return torch.cat([parameter.grad.flatten() for parameter in step.parameters]), statistics
+
+
+@pytest.mark.parametrize("parts", [2, 3, 7, 20, 50])
+def test_gradients_and_statistics_are_those_of_the_whole(parts: int):
+    model = filled(masked_model(Acceleration(), ent_coef=0.01))
+    batch = a_batch(model)
+    batch = batch._replace(old_log_probs=batch.old_log_probs + 0.3 * torch.randn(20))  # so that ratios are clipped
+    whole, expected = gradient(model, batch)
+    model.accelerate(Acceleration(gradient_accumulation=parts))
+    summed, found = gradient(model, batch)
+    assert ((summed - whole).norm() / whole.norm()).item() < 1e-4
+    for name in ("policy_losses", "value_losses", "entropy_losses", "clip_fractions", "approx_kls"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found.loss, expected.loss, rtol=1e-4, atol=1e-6)
+
+
+def test_one_backward_per_part_and_one_step_per_minibatch(monkeypatch: pytest.MonkeyPatch):
+    model = filled(masked_model(Acceleration(gradient_accumulation=4)))
+    steps, backwards, rows = [], [], []
+    model.policy.optimizer.register_step_post_hook(lambda *_: steps.append(None))
+    model.policy.action_net.register_forward_hook(lambda _module, inputs, _output: rows.append(len(inputs[0])))
+    original = torch.autograd.backward
+    monkeypatch.setattr(torch.autograd, "backward", lambda loss: backwards.append(original(loss)))
+    model.train()
+    assert len(steps) == 2 * 4 == model._fast.gradient_updates
+    assert len(backwards) == 4 * len(steps)
+    assert set(rows) == {5}
+
+
+def test_training_ends_at_the_same_weights():
+    ends = []
+    for parts in (1, 3):
+        model = masked_model(Acceleration(gradient_accumulation=parts))
+        ends.append(weights(model.learn(240)))
+    torch.testing.assert_close(ends[0], ends[1], rtol=0, atol=1e-5)
+
+
+def test_target_kl_stops_before_the_step():
+    model = filled(masked_model(Acceleration(gradient_accumulation=4), target_kl=1e-12, learning_rate=0.1))
+    steps: list[None] = []
+    model.policy.optimizer.register_step_post_hook(lambda *_: steps.append(None))
+    model.train()
+    assert len(steps) == 1
+    assert model._n_updates == 1
+
+
+def test_dict_observations_are_cut_too():
+    space = spaces.Dict({"a": spaces.Box(-1, 1, (2,), np.float32), "b": spaces.Discrete(3)})
+    env = seeded_vec(lambda: RandomEnv(space, spaces.Discrete(3)))
+    model = PPO("MultiInputPolicy", env, n_steps=8, batch_size=16, n_epochs=1, device="cpu", seed=0)
+    model.accelerate(Acceleration(gradient_accumulation=3, inference_batch_size=3))
+    model.learn(64)
+    parts = [part for part, _ in micro_batches(a_batch(model, 16), 3)]
+    assert [len(part.observations["a"]) for part in parts] == [6, 5, 5]
+
+
+def test_sizes():
+    assert micro_sizes(10, 4) == [3, 3, 2, 2]
+    assert micro_sizes(3, 7) == [1, 1, 1]
+    assert micro_sizes(8, 1) == [8]
+
+
+def test_advantages_are_normalised_over_the_whole_minibatch():
+    model = filled(masked_model(Acceleration()))
+    batch = a_batch(model)
+    advantages = normalized(batch, True).advantages
+    assert abs(advantages.mean().item()) < 1e-6
+    assert advantages.std().item() == pytest.approx(1, abs=1e-5)
+    assert normalized(batch, False) is batch
+
+
+def test_scalars_on_the_device_give_the_loss_of_numbers():
+    model = filled(masked_model(Acceleration()))
+    batch, head = a_batch(model), head_of(model.policy, model.action_space)
+    numbers = Coefficients(0.2, 0.1, 0.01, 0.5)
+    plain = loss_terms(head, batch, numbers, True)
+    scalars = loss_terms(head, batch, Coefficients(*map(torch.tensor, numbers)), True)
+    torch.testing.assert_close(Terms(*plain).weighted(1.0), Terms(*scalars).weighted(1.0))

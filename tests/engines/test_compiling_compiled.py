@@ -1,0 +1,184 @@
+"""Compiled acting and loss: what is compiled, for which sizes, and that nothing is copied."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from accelerated import a_batch, box_model, counting, filled, masked_model, weights
+from fasttrain.engines.compiling import (
+    Coefficients,
+    CompiledHead,
+    inductor,
+    loss_terms,
+    num_rows,
+    state_untouched,
+    untouched,
+)
+from fasttrain.engines.heads import head_of
+from fasttrain.engines.torch import Acceleration, Accelerator
+from toys import single_thread
+
+one_thread = pytest.fixture(autouse=True)(single_thread)
+NUMBERS = Coefficients(*map(torch.tensor, (0.2, 0.1, 0.01, 0.5)))
+NO_COMPILER = shutil.which("g++") is None and shutil.which("clang++") is None
+
+
+def traced(function: Any) -> Any:
+    """The compiler's front half: traces forward and backward as one graph each, and generates no code."""
+    return torch.compile(function, backend="aot_eager", dynamic=False, fullgraph=True)
+
+
+def frames() -> int:
+    from torch._dynamo.utils import counters
+
+    return counters["stats"]["unique_graphs"]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own parts
+        torch.compiler.reset()
+        yield
+
+
+@pytest.mark.parametrize("settings", [Acceleration(), Acceleration(amp_dtype=torch.bfloat16)])
+def test_acting_and_loss_are_one_graph_each(settings: Acceleration):
+    model = filled(masked_model(settings))
+    batch = a_batch(model)
+    head = head_of(model.policy, model.action_space, model._fast.accelerator_of(model.policy).precision)
+    compiled = CompiledHead(head, traced)
+    compiled.acting_sizes, compiled.batch_sizes = {5}, {20}
+    before = frames()
+    tolerance = {"rtol": 1e-4, "atol": 1e-5} if settings.amp_dtype is None else {"rtol": 0.02, "atol": 0.02}
+    with torch.no_grad():
+        for ours, theirs in zip(compiled.outputs(batch.observations[:5]), head.outputs(batch.observations[:5]),
+                                strict=True):  # fmt: skip
+            torch.testing.assert_close(ours, theirs, **tolerance)
+    found = []
+    for terms in (compiled.loss(batch, NUMBERS, True), loss_terms(head, batch, NUMBERS, True)):
+        gradients = torch.autograd.grad(terms.loss, list(model.policy.parameters()))
+        found.append((terms.weighted(1.0), torch.cat([gradient.flatten() for gradient in gradients])))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, **tolerance)
+    assert frames() - before == 2
+    compiled.loss(batch, Coefficients(*map(torch.tensor, (0.1, 0.2, 0.02, 0.4))), True)
+    assert frames() - before == 2, "a schedule must not compile anew"
+
+
+def test_compiled_code_sees_new_weights():
+    model = filled(masked_model(Acceleration()))
+    compiled = CompiledHead(head_of(model.policy, model.action_space), traced)
+    compiled.acting_sizes = {5}
+    observations = a_batch(model).observations[:5]
+    with torch.no_grad():
+        before = [part.clone() for part in compiled.outputs(observations)]
+        for parameter in model.policy.parameters():
+            parameter.mul_(1.5).add_(0.1)
+        after = compiled.outputs(observations)
+        expected = compiled.head.outputs(observations)
+    for old, new, eager in zip(before, after, expected, strict=True):
+        assert not torch.allclose(old, new)
+        torch.testing.assert_close(new, eager)
+
+
+def test_other_sizes_go_the_eager_way():
+    model = filled(masked_model(Acceleration()))
+    calls: list[str] = []
+    compiled = CompiledHead(head_of(model.policy, model.action_space), counting(calls))
+    compiled.acting_sizes, compiled.batch_sizes = {5}, {20}
+    batch = a_batch(model, 80)
+    compiled.outputs(batch.observations[:4])
+    compiled.loss(batch, NUMBERS, True)
+    assert calls == []
+    compiled.outputs(batch.observations[:5])
+    compiled.loss(a_batch(model, 20), NUMBERS, True)
+    assert calls == ["outputs", "_plain_loss"]
+
+
+def test_continuous_actions_act_eagerly():
+    model = filled(box_model(Acceleration()))
+    compiled = CompiledHead(head_of(model.policy, model.action_space), counting(calls := []))
+    compiled.batch_sizes = {16}
+    assert torch.isfinite(compiled.loss(a_batch(model, 16), NUMBERS, True).loss)
+    assert calls == ["_plain_loss"]
+
+
+def test_another_policy_is_not_served():
+    ours, other = masked_model(Acceleration()), masked_model(Acceleration())
+    compiled = CompiledHead(head_of(ours.policy, ours.action_space), counting([]))
+    assert compiled.serves(head_of(ours.policy, ours.action_space))
+    assert not compiled.serves(head_of(other.policy, ours.action_space))
+    ours.policy.forward = ours.policy.forward
+    assert not compiled.serves(head_of(ours.policy, ours.action_space)), "it acts in a way of its own now"
+
+
+@pytest.mark.skipif(NO_COMPILER, reason="torch.compile needs a C++ compiler for CPU code")
+def test_the_real_compiler_trains():
+    model = masked_model(Acceleration(compile_mode="default"), policy_kwargs={"net_arch": [4]})
+    accelerator = model._fast.accelerator = Accelerator(model.policy, model._fast.acceleration)
+    before = frames()
+    model.learn(160)
+    assert accelerator.failure == ""
+    assert frames() - before == 2
+    assert accelerator.warmup_s == model._fast.warmup_s > 0
+    eager = masked_model(Acceleration(), policy_kwargs={"net_arch": [4]}).learn(160)
+    torch.testing.assert_close(weights(model), weights(eager), rtol=0, atol=1e-4)
+
+
+def test_modes_that_would_capture_graphs_by_themselves_do_not(monkeypatch: pytest.MonkeyPatch):
+    modes = []
+    monkeypatch.setattr(torch, "compile", lambda function, mode, dynamic: modes.append(mode))
+    for mode in ("default", "reduce-overhead", "max-autotune"):
+        inductor(mode)(len)
+    assert modes == ["default", "default", "max-autotune-no-cudagraphs"]
+
+
+def test_the_policy_is_left_untouched():
+    model = masked_model(Acceleration())
+    policy = model.policy
+    policy.norm = nn.BatchNorm1d(3)
+    policy.set_training_mode(False)
+    next(policy.parameters()).grad = kept = torch.ones_like(next(policy.parameters()))
+    before, random = weights(model), torch.get_rng_state()
+    running = policy.norm.running_mean.clone()
+    with untouched(policy):
+        policy.set_training_mode(True)
+        policy.norm(torch.randn(4, 3)).sum().backward()
+        with torch.no_grad():
+            for parameter in policy.parameters():
+                parameter.add_(1)
+    assert torch.equal(weights(model), before)
+    assert torch.equal(policy.norm.running_mean, running)
+    assert next(policy.parameters()).grad is kept
+    assert policy.norm.weight.grad is None
+    assert torch.equal(torch.get_rng_state(), random)
+    assert not policy.training
+
+
+def test_the_optimizers_state_keeps_numbers_and_memory():
+    parameter, new = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.Adam([parameter, new])
+    parameter.grad = torch.ones(3)
+    optimizer.step()
+    average = optimizer.state[parameter]["exp_avg"]
+    expected = average.clone()
+    with state_untouched(optimizer):
+        new.grad = torch.ones(2)
+        optimizer.step()
+    assert optimizer.state[parameter]["exp_avg"] is average
+    assert torch.equal(average, expected)
+    assert optimizer.state[parameter]["step"] == 1
+    assert not optimizer.state[new]["exp_avg"].any()
+    assert optimizer.state[new]["step"] == 0
+
+
+def test_rows_of_any_observations():
+    assert num_rows(torch.zeros(4, 2)) == 4
+    assert num_rows({"a": torch.zeros(3)}) == 3

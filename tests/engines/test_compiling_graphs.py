@@ -1,0 +1,267 @@
+"""CUDA graphs: the bookkeeping on any machine, by replays that run the function again; the rest where CUDA is."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from accelerated import SETTINGS, a_batch, filled, masked_model, run_again, weights
+from fasttrain.algos.ppo import MaskablePPO
+from fasttrain.algos.update import MinibatchStep, Statistics
+from fasttrain.engines.compiling import GraphedOutputs, GraphedUpdate, addresses, capturable, graphed_by_size
+from fasttrain.engines.torch import Acceleration, Accelerator
+from toys import single_thread, toy_gym_vec
+
+one_thread = pytest.fixture(autouse=True)(single_thread)
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need CUDA")
+GRAPHS = Acceleration(compile_mode="reduce-overhead")
+
+
+def graph_for(model: Any, statistics: Statistics | None = None) -> GraphedUpdate:
+    step = MinibatchStep(model, 0.2, None, statistics or Statistics())
+    return GraphedUpdate(step.whole, a_batch(model), model.policy, step.key, run_again)
+
+
+def test_a_capture_takes_no_step():
+    model = filled(masked_model(Acceleration()))
+    before = weights(model)
+    graph = graph_for(model)
+    assert torch.equal(weights(model), before)
+    assert {float(state["step"]) for state in model.policy.optimizer.state.values()} == {0.0}
+    assert not any(state["exp_avg"].any() for state in model.policy.optimizer.state.values())
+    assert graph.replays == 0
+
+
+def test_replays_learn_what_eager_steps_learn():
+    ends = []
+    for graphed in (False, True):
+        model = filled(masked_model(Acceleration()))
+        graph = graph_for(model) if graphed else None
+        np.random.seed(1)
+        for _ in range(6):
+            batch = a_batch(model)
+            if graph is None:
+                step = MinibatchStep(model, 0.2, None, Statistics())
+                assert step.gradients(batch)
+                step.apply()
+            else:
+                assert graph.fits(batch)
+                with capturable(model.policy.optimizer, graph.rates):
+                    assert graph(batch).shape == (7,)
+        ends.append(weights(model))
+        assert {float(state["step"]) for state in model.policy.optimizer.state.values()} == {6.0}
+    torch.testing.assert_close(ends[0], ends[1], rtol=0, atol=1e-6)
+
+
+def test_the_learning_rate_of_now_is_used():
+    model = filled(masked_model(Acceleration()))
+    graph = graph_for(model)
+    for group in model.policy.optimizer.param_groups:
+        group["lr"] = 0.0
+    assert graph.begin()
+    before = weights(model)
+    with capturable(model.policy.optimizer, graph.rates):
+        graph(a_batch(model))
+    assert torch.equal(weights(model), before)
+    model.policy.optimizer.param_groups[0]["lr"] = 0.01
+    assert graph.begin()
+    with capturable(model.policy.optimizer, graph.rates):
+        graph(a_batch(model))
+    assert not torch.equal(weights(model), before)
+
+
+def test_what_moved_must_be_captured_anew():
+    model = filled(masked_model(Acceleration()))
+    graph = graph_for(model)
+    assert graph.begin()
+    saved = copy.deepcopy(model.policy.optimizer.state_dict())
+    model.policy.optimizer.load_state_dict(saved)  # as set_parameters does
+    assert not graph.begin()
+    assert graph_for(model).begin()
+    model.policy.action_net.weight.data = model.policy.action_net.weight.data.clone()
+    assert addresses(model.policy.optimizer) != graph.addresses
+
+
+def test_acting_leaves_a_graph_whose_parameters_moved(monkeypatch: pytest.MonkeyPatch):
+    model = filled(masked_model(GRAPHS))
+    accelerator = model._fast.accelerator = Accelerator(model.policy, GRAPHS, lambda function: function)
+    monkeypatch.setattr(Accelerator, "graphs", True)
+    monkeypatch.setattr(
+        "fasttrain.engines.torch.graphed_by_size",
+        lambda outputs, examples: graphed_by_size(outputs, examples, run_again),
+    )
+    accelerator.warm_up(model, [5])
+    assert accelerator.failure == ""
+    graphed = accelerator.acting_head(model.action_space).acting
+    assert accelerator.acting_head(model.action_space).acting is graphed
+    model.policy.action_net = nn.Linear(64, 8)
+    assert accelerator.acting_head(model.action_space).acting is not graphed
+
+
+def test_a_capture_is_no_phase_of_training():
+    model = filled(masked_model(Acceleration()))
+    model._fast.clock.reset()
+    graph_for(model)
+    spent = model._fast.clock.snapshot()
+    assert spent["train_fwd"] == spent["train_bwd"] == 0
+
+
+def test_other_sizes_do_not_fit():
+    model = filled(masked_model(Acceleration()))
+    graph = graph_for(model)
+    assert graph.fits(a_batch(model))
+    assert not graph.fits(a_batch(model, 19))
+
+
+def test_options_of_the_optimizer_are_put_back():
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.Adam([parameter], lr=0.1)
+    before = optimizer.state_dict()["param_groups"]
+    with capturable(optimizer, [torch.tensor(0.5)]):
+        assert optimizer.param_groups[0]["lr"].item() == 0.5
+    assert optimizer.state_dict()["param_groups"] == before
+    with pytest.raises(ZeroDivisionError), capturable(optimizer, [torch.tensor(0.5)]):
+        raise ZeroDivisionError
+    assert optimizer.state_dict()["param_groups"] == before
+
+
+def test_acting_sees_new_weights_and_its_outputs_are_kept():
+    net = nn.Linear(3, 2)
+
+    def outputs(observations: Any) -> Any:
+        return net(observations), net(observations).sum(1, keepdim=True)
+
+    with torch.no_grad():
+        graph = GraphedOutputs(outputs, torch.zeros(4, 3), run_again)
+        first = graph(torch.ones(4, 3))
+        kept = [part.clone() for part in first]
+        net.weight.mul_(2)
+        second = graph(torch.ones(4, 3))
+        assert torch.equal(first[0], kept[0]), "memory of its own"
+        assert not torch.equal(second[0], kept[0])
+        torch.testing.assert_close(second[0], net(torch.ones(4, 3)))
+
+
+def test_one_graph_per_size_and_eager_for_the_others():
+    calls: list[int] = []
+
+    def outputs(observations: Any) -> Any:
+        calls.append(len(observations["a"]))
+        return observations["a"] + 1, observations["a"]
+
+    examples = [{"a": torch.zeros(size, 1)} for size in (4, 2)]
+    chosen = graphed_by_size(outputs, examples, lambda function: (lambda: None, function()))
+    assert calls == [4, 2]
+    with torch.no_grad():
+        chosen({"a": torch.ones(4, 1)})
+        chosen({"a": torch.ones(2, 1)})
+        assert calls == [4, 2], "replayed, not called"
+        chosen({"a": torch.ones(3, 1)})
+    chosen({"a": torch.ones(4, 1)})
+    assert calls == [4, 2, 3, 4], "with gradients the eager way"
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "settings", "reason"),
+    [
+        ({"target_kl": 0.1}, GRAPHS, "target_kl stops in the middle"),
+        ({}, Acceleration(compile_mode="reduce-overhead", amp_dtype=torch.float16), "a gradient scaler decides"),
+        ({"policy_kwargs": {"optimizer_class": torch.optim.RMSprop}}, GRAPHS, "not a plain Adam"),
+    ],
+)
+def test_where_no_graph_can_be(
+    kwargs: dict[str, Any], settings: Acceleration, reason: str, monkeypatch: pytest.MonkeyPatch
+):
+    model = filled(masked_model(Acceleration(), **kwargs))
+    model.accelerate(settings)
+    accelerator = model._fast.accelerator_of(model.policy)
+    monkeypatch.setattr(type(accelerator), "graphs", True)
+    assert accelerator.graph_of_update(MinibatchStep(model, 0.2, None, Statistics()), model) is None
+    assert reason in accelerator.graph_failure
+
+
+def test_a_capture_that_fails_is_named(monkeypatch: pytest.MonkeyPatch):
+    model = filled(masked_model(GRAPHS))
+    accelerator = model._fast.accelerator_of(model.policy)
+    monkeypatch.setattr(type(accelerator), "graphs", True)
+
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr("fasttrain.engines.torch.GraphedUpdate", fails)
+    assert accelerator.graph_of_update(MinibatchStep(model, 0.2, None, Statistics()), model) is None
+    failure = "no CUDA graph of the update: RuntimeError: operation not permitted when stream is capturing"
+    assert accelerator.graph_failure == failure
+    monkeypatch.setattr("fasttrain.engines.torch.GraphedUpdate", lambda *_: pytest.fail("tried again"))
+    assert accelerator.graph_of_update(MinibatchStep(model, 0.2, None, Statistics()), model) is None
+    assert accelerator.graph_failure == failure
+
+
+def test_a_graph_comes_once_its_obstacle_is_gone(monkeypatch: pytest.MonkeyPatch):
+    model = filled(masked_model(Acceleration(), target_kl=0.1))
+    model.accelerate(GRAPHS)
+    accelerator = model._fast.accelerator_of(model.policy)
+    monkeypatch.setattr(type(accelerator), "graphs", True)
+    tried: list[Any] = []
+    monkeypatch.setattr("fasttrain.engines.torch.GraphedUpdate", lambda *given: tried.append(given) or "a graph")
+    step = MinibatchStep(model, 0.2, None, Statistics())
+    assert accelerator.graph_of_update(step, model) is None
+    model.target_kl = None
+    assert accelerator.graph_of_update(step, model) == "a graph"
+    assert accelerator.graph_failure == ""
+
+
+def test_the_update_replays_and_does_the_rest_eagerly(monkeypatch: pytest.MonkeyPatch):
+    model = filled(masked_model(Acceleration(), batch_size=30))  # 30, 30, 20
+    accelerator = model._fast.accelerator_of(model.policy)
+    step = MinibatchStep(model, 0.2, None, Statistics())
+    graph = GraphedUpdate(step.whole, a_batch(model, 30), model.policy, step.key, run_again)
+    monkeypatch.setattr(accelerator, "graph_of_update", lambda *_: graph)
+    model.train()
+    assert graph.replays == 2 * 2
+    assert model._fast.gradient_updates == 2 * 3
+    assert model._n_updates == 2
+    assert model.policy.optimizer.param_groups[0]["lr"] == 3e-4
+    assert torch.isfinite(torch.tensor(model.logger.name_to_value["train/value_loss"]))
+
+
+@needs_cuda
+def test_cuda_graphs_train_as_eager_does():
+    ends = []
+    for settings in (Acceleration(), GRAPHS):
+        model = MaskablePPO("MlpPolicy", toy_gym_vec(), **(SETTINGS | {"device": "cuda"}))
+        model.accelerate(settings)
+        model.learn(240)
+        ends.append(weights(model).cpu())
+    graph = model._fast.accelerator.graphed_update
+    assert graph is not None, model._fast.accelerator.graph_failure
+    assert graph.replays == 24
+    torch.testing.assert_close(ends[0], ends[1], rtol=0, atol=1e-3)
+
+
+@needs_cuda
+def test_draws_differ_between_replays_and_spread_as_eager_ones():
+    model = MaskablePPO("MlpPolicy", toy_gym_vec(), **(SETTINGS | {"device": "cuda"}))
+    model.accelerate(GRAPHS)
+    filled(model)
+    actions = torch.as_tensor(model.rollout_buffer.actions).flatten(1)
+    assert len({tuple(row.tolist()) for row in actions}) > 1, "every step has draws of its own"
+
+
+@needs_cuda
+def test_acting_on_cuda_sees_what_was_learned():
+    model = MaskablePPO("MlpPolicy", toy_gym_vec(), **(SETTINGS | {"device": "cuda"}))
+    model.accelerate(GRAPHS)
+    model.learn(80)
+    head = model._fast.accelerator.acting_head(model.action_space)
+    observations = torch.zeros(5, 3, device="cuda")
+    with torch.no_grad():
+        _, before, _ = head.act(observations, None)
+        model.policy.value_net.bias.add_(1.0)
+        _, after, _ = head.act(observations, None)
+    torch.testing.assert_close(after, before + 1.0)

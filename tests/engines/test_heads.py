@@ -1,0 +1,116 @@
+"""Which way through a policy is taken, and that both ways give the same numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
+from stable_baselines3.common.policies import ActorCriticPolicy
+
+from fasttrain.engines.heads import CategoricalHead, MaskCheck, StockHead, action_dims, head_of, stuck_envs
+from fasttrain.errors import EnvError
+
+BOX = spaces.Box(-1, 1, (5,), np.float32)
+
+
+def policy_for(action_space: spaces.Space, base: type = MaskableActorCriticPolicy, **kwargs):
+    torch.manual_seed(0)
+    return base(BOX, action_space, lambda _: 3e-4, **kwargs)
+
+
+class OwnForward(ActorCriticPolicy):
+    def forward(self, obs, deterministic=False):
+        return super().forward(obs, deterministic)
+
+
+class OwnFeatures(ActorCriticPolicy):
+    def extract_features(self, obs, features_extractor=None):
+        return super().extract_features(2 * obs, features_extractor)
+
+
+@pytest.mark.parametrize(
+    ("action_space", "base", "expected"),
+    [
+        (spaces.Discrete(4), MaskableActorCriticPolicy, CategoricalHead),
+        (spaces.MultiDiscrete([2, 3]), MaskableActorCriticPolicy, CategoricalHead),
+        (spaces.MultiBinary(3), MaskableActorCriticPolicy, CategoricalHead),
+        (spaces.Discrete(4), ActorCriticPolicy, CategoricalHead),
+        (spaces.MultiDiscrete([2, 3]), ActorCriticPolicy, CategoricalHead),
+        (spaces.MultiBinary(3), ActorCriticPolicy, StockHead),
+        (spaces.Box(-1, 1, (2,)), ActorCriticPolicy, StockHead),
+        (spaces.Discrete(4), OwnForward, StockHead),
+        (spaces.Discrete(4), OwnFeatures, CategoricalHead),
+    ],
+)
+def test_choice_of_head(action_space, base, expected):
+    assert type(head_of(policy_for(action_space, base), action_space)) is expected
+
+
+def test_a_patched_or_hooked_policy_keeps_its_own_methods():
+    space = spaces.Discrete(4)
+    policy = policy_for(space)
+    policy.forward = policy.forward
+    assert type(head_of(policy, space)) is StockHead
+    policy = policy_for(space)
+    policy.register_forward_hook(lambda *_: None)
+    assert type(head_of(policy, space)) is StockHead
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("action_space", [spaces.Discrete(6), spaces.MultiDiscrete([2, 4]), spaces.MultiBinary(3)])
+def test_short_way_equals_the_policy(action_space, masked, shared):
+    policy = policy_for(action_space, share_features_extractor=shared)
+    short, stock = head_of(policy, action_space), StockHead(policy, action_space, maskable=True)
+    observations = torch.randn(32, 5)
+    masks = torch.rand(32, sum(action_dims(action_space))) < 0.5
+    masks[:, [0, 2, 4]] = True
+    masks = masks if masked else None
+    outcomes = []
+    for head in (short, stock):
+        torch.manual_seed(1)
+        with torch.no_grad():
+            actions, values, log_probs = head.act(observations, masks)
+        outcomes.append((actions, values, log_probs, *head.evaluate(observations, actions, masks, True)))
+    for ours, theirs in zip(*outcomes, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+    assert torch.equal(outcomes[0][0], outcomes[1][0]), "actions come from the same random stream"
+
+
+def test_own_features_are_used():
+    space = spaces.Discrete(4)
+    policy = policy_for(space, OwnFeatures)
+    observations = torch.randn(3, 5)
+    with torch.no_grad():
+        _, values, _ = head_of(policy, space).act(observations, None)
+        torch.testing.assert_close(values, policy.forward(observations)[1])
+
+
+def test_widths_of_masks():
+    assert action_dims(spaces.Discrete(5)) == [5]
+    assert action_dims(spaces.MultiDiscrete([2, 3])) == [2, 3]
+    assert action_dims(spaces.MultiBinary(3)) == [2, 2, 2]
+    with pytest.raises(TypeError, match="Box"):
+        action_dims(spaces.Box(-1, 1, (2,)))
+
+
+def test_stuck_envs_are_found():
+    masks = np.ones((3, 5), np.bool_)
+    assert stuck_envs(masks, [2, 3]).tolist() == []
+    masks[1, 2:] = False
+    assert stuck_envs(masks, [2, 3]).tolist() == [1]
+    assert stuck_envs(masks, [5]).tolist() == []
+    assert stuck_envs(masks[:, :4], [2, 2]).tolist() == [1], "sub-actions of one size are looked at together"
+
+
+def test_the_error_names_envs_and_step():
+    check = MaskCheck(spaces.Discrete(4))
+    masks = np.ones((5, 4), np.bool_)
+    check(masks, 10)
+    masks[[1, 3]] = False
+    with pytest.raises(EnvError, match="env 1, 3 at step 812"):
+        check(masks, 812)
+    with pytest.raises(EnvError, match=r"returned 5 entries .* needs 4"):
+        check(np.ones((2, 5), np.bool_), 0)

@@ -1,0 +1,297 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import sb3_contrib
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+import fasttrain
+from fasttrain.engines.kernels import FusedPolicy, _rows_of_storage, why_not_fused
+from fasttrain.errors import EnvError
+from fasttrain.games.skullking.game import SkullKingGame
+from fasttrain.threads import ThreadChoice
+
+BOX = spaces.Box(-1.0, 1.0, (4,), np.float32)
+
+
+def make_policy(space: spaces.Space[Any] = BOX, action: spaces.Space[Any] | None = None, **kwargs: Any) -> Any:
+    return ActorCriticPolicy(space, action or spaces.Discrete(3), lambda _: 1e-3, **kwargs)
+
+
+def freeze(policy: Any) -> None:
+    policy.value_net.bias.requires_grad = False
+
+
+def watch(policy: Any) -> None:
+    policy.optimizer.register_step_post_hook(lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [
+        (make_policy(), ""),
+        (make_policy(activation_fn=torch.nn.ReLU, net_arch={"pi": [3], "vf": [5, 6]}), ""),
+        (make_policy(share_features_extractor=False), ""),
+        (make_policy(activation_fn=torch.nn.ELU), "not an MLP of tanh or relu layers"),
+        (make_policy(net_arch=[]), "not an MLP of tanh or relu layers"),
+        (make_policy(action=spaces.MultiDiscrete([2, 2])), ""),
+        (make_policy(action=spaces.MultiBinary(2)), "not a plain policy with discrete actions"),
+        (make_policy(action=spaces.Box(-1, 1, (2,))), "not a plain policy with discrete actions"),
+        (make_policy(spaces.Discrete(4)), "not a flat Box observation"),
+        (make_policy(spaces.Box(-1.0, 1.0, (4,), np.float64)), "observations are not float32"),
+        (make_policy().double(), "not float32 on the CPU"),
+        (make_policy(optimizer_class=torch.optim.RMSprop), "not a plain Adam"),
+        (make_policy(optimizer_kwargs={"weight_decay": 0.1}), "Adam with options the kernel lacks"),
+    ],
+)
+def test_what_the_kernels_can_stand_in_for(policy: Any, reason: str):
+    assert why_not_fused(policy, policy.observation_space) == reason
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"), [(freeze, "some parameters are frozen or hooked"), (watch, "somebody watches")]
+)
+def test_what_was_done_to_a_policy_counts(change: Any, reason: str):
+    policy = make_policy()
+    change(policy)
+    assert why_not_fused(policy, BOX).startswith(reason)
+
+
+def test_pack_reads_what_is_there_and_keeps_the_policys_own_storage():
+    policy = make_policy()
+    kernels = FusedPolicy(policy)
+    pointers = [parameter.data_ptr() for parameter in policy.parameters()]
+    kernels.pack()
+    for parameter, view in kernels._views(kernels.parameters):
+        torch.testing.assert_close(view, parameter.detach(), rtol=0, atol=0)
+    assert pointers == [parameter.data_ptr() for parameter in policy.parameters()]
+    places = torch.zeros(kernels.size)
+    for _, view in kernels._views(places):
+        view += 1.0
+    assert places.max() == 1.0, "no two parameters share a place"
+    assert places.sum() == sum(parameter.numel() for parameter in policy.parameters())
+
+
+def trained(fused: bool, rollouts: int, **settings: Any) -> Any:
+    """Our MaskablePPO on Skull King; rollouts are the same with and without the kernels only for the first one."""
+    env = fasttrain.NativeVecEnv(SkullKingGame(16), seed=0)
+    arguments = {"n_steps": 32, "batch_size": 128, "n_epochs": 3, "learning_rate": 1e-3, **settings}
+    model = fasttrain.MaskablePPO("MlpPolicy", env, seed=0, device="cpu", **arguments)
+    model._fast.fused = False
+    model._setup_learn(512 * rollouts, None)
+    from stable_baselines3.common.callbacks import CallbackList
+
+    callback = CallbackList([])
+    callback.init_callback(model)
+    for _ in range(rollouts):
+        model._fast.fused = False  # collect as stock does: the same data for both
+        model.collect_rollouts(env, callback, model.rollout_buffer, model.n_steps)
+        model._fast.fused = fused
+        model.train()
+    return model
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"ent_coef": 0.02, "clip_range_vf": 0.2},
+        {"normalize_advantage": False, "max_grad_norm": 0.05},
+        {"batch_size": 100},
+        {"policy_kwargs": {"activation_fn": torch.nn.ReLU, "net_arch": [32]}},
+        {"policy_kwargs": {"net_arch": {"pi": [16, 8, 4], "vf": [20]}}},
+        {"policy_kwargs": {"net_arch": [1024, 520]}},
+    ],
+)
+def test_a_whole_update_equals_autograds(settings: dict[str, Any]):
+    eager, fused = trained(False, 1, **settings), trained(True, 1, **settings)
+    assert fused._fast.kernels is not None
+    assert eager._fast.gradient_updates == fused._fast.gradient_updates > 0
+    assert eager._n_updates == fused._n_updates
+    for (name, expected), value in zip(
+        eager.policy.state_dict().items(), fused.policy.state_dict().values(), strict=True
+    ):
+        torch.testing.assert_close(value, expected, rtol=0, atol=2e-5, msg=lambda text, name=name: f"{name}: {text}")
+    log, reference = fused.logger.name_to_value, eager.logger.name_to_value
+    assert set(log) == set(reference)
+    for key in reference:
+        assert log[key] == pytest.approx(reference[key], rel=2e-3, abs=2e-5), key
+
+
+def test_adams_state_goes_on_where_it_was():
+    """Two updates: fused then eager, against eager twice; a lost moment or step would show in the second."""
+    eager, mixed = trained(False, 1), trained(True, 1)
+    for model in (eager, mixed):
+        model._fast.fused = False
+        np.random.seed(1)
+        model.train()
+    for expected, value in zip(eager.policy.parameters(), mixed.policy.parameters(), strict=True):
+        torch.testing.assert_close(value, expected, rtol=0, atol=5e-5)
+        state, reference = mixed.policy.optimizer.state[value], eager.policy.optimizer.state[expected]
+        assert state["step"] == reference["step"]
+        torch.testing.assert_close(state["exp_avg_sq"], reference["exp_avg_sq"], rtol=1e-3, atol=1e-9)
+
+
+def test_target_kl_stops_at_the_same_minibatch():
+    settings = {"target_kl": 0.005, "learning_rate": 5e-3, "n_epochs": 10}
+    eager, fused = trained(False, 1, **settings), trained(True, 1, **settings)
+    assert 0 < fused._fast.gradient_updates < 40
+    assert fused._fast.gradient_updates == eager._fast.gradient_updates
+    assert fused._n_updates == eager._n_updates
+    assert fused.logger.name_to_value["train/approx_kl"] == pytest.approx(
+        eager.logger.name_to_value["train/approx_kl"], rel=1e-3
+    )
+
+
+def test_the_ratio_is_one_where_nothing_has_changed_yet():
+    model = trained(True, 1, n_epochs=1, batch_size=512)
+    assert model.logger.name_to_value["train/approx_kl"] == pytest.approx(0.0, abs=1e-6)
+    assert model.logger.name_to_value["train/clip_fraction"] == 0.0
+
+
+def test_threads_change_no_number(monkeypatch: pytest.MonkeyPatch):
+    def weights(on_threads: bool, parts: int = 2) -> torch.Tensor:
+        monkeypatch.setattr(ThreadChoice, "next", lambda _: on_threads)
+        env = fasttrain.NativeVecEnv(SkullKingGame(16), seed=0)
+        model = fasttrain.MaskablePPO("MlpPolicy", env, n_steps=64, batch_size=1024, n_epochs=2, seed=0, device="cpu")
+        model.use_kernels(parts)
+        model.learn(1024)
+        return model.policy.action_net.weight.detach()
+
+    assert torch.equal(weights(True), weights(False))
+    torch.testing.assert_close(weights(True), weights(False, parts=1), rtol=0, atol=1e-5)
+
+
+def test_torchs_number_of_threads_is_left_alone():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        env = fasttrain.NativeVecEnv(SkullKingGame(16), seed=0)
+        model = fasttrain.MaskablePPO("MlpPolicy", env, n_steps=64, batch_size=1024, n_epochs=2, seed=0, device="cpu")
+        model.use_kernels(2)
+        model.learn(1024)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_trained_model_is_stock(tmp_path: Any):
+    env = fasttrain.NativeVecEnv(SkullKingGame(8), seed=0)
+    model = fasttrain.MaskablePPO("MlpPolicy", env, n_steps=32, batch_size=64, n_epochs=2, seed=0, device="cpu")
+    model.use_kernels()
+    model.learn(512)
+    assert model._fast.kernels is not None
+    model.save(tmp_path / "model")
+    stock = sb3_contrib.MaskablePPO.load(tmp_path / "model", env=env, device="cpu")
+    for key, value in model.policy.state_dict().items():
+        assert torch.equal(stock.policy.state_dict()[key], value)
+    stock.learn(256)  # its optimizer takes the state over
+    (step,) = {int(state["step"]) for state in stock.policy.optimizer.state.values()}
+    assert step == (512 + 256) // 64 * 2
+
+
+def test_a_fresh_process_trains_with_kernels_from_the_disk_cache(tmp_path: Any):
+    """Cached machine code reaches numba's threads without having started them; that crashed once."""
+    code = (
+        "import fasttrain\n"
+        "from fasttrain.games.skullking.game import SkullKingGame\n"
+        "env = fasttrain.NativeVecEnv(SkullKingGame(8), seed=0)\n"
+        "model = fasttrain.MaskablePPO('MlpPolicy', env, n_steps=64, batch_size=512, n_epochs=2, device='cpu')\n"
+        "model.use_kernels(2)\n"
+        "model.learn(512)\n"
+        "print('trained', model._fast.gradient_updates)\n"
+    )
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == "trained 2\n"
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_rows_acted_on_are_the_rows_stored(masked: bool):
+    env = fasttrain.NativeVecEnv(SkullKingGame(8), seed=0)
+    model = fasttrain.MaskablePPO("MlpPolicy", env, n_steps=16, batch_size=64, n_epochs=1, seed=0, device="cpu")
+    if not masked:
+        env = DummyVecEnv([lambda: gymnasium.make("CartPole-v1")] * 3)
+        model = fasttrain.PPO("MlpPolicy", env, n_steps=16, batch_size=48, n_epochs=1, seed=0, device="cpu")
+    model.use_kernels()
+    for _ in range(2):  # the second rollout must not be made of the first
+        model.learn(16 * env.num_envs, reset_num_timesteps=False)
+        kernels, storage = model._fast.kernels, model.rollout_buffer
+        assert kernels._recorded == 16 * env.num_envs
+        recorded, read_anew = kernels._rows_of_rollout(storage), _rows_of_storage(storage, kernels.layout.dims)
+        assert recorded.starts is kernels._recording.starts
+        lengths = {"values": read_anew.starts[-1], "columns": read_anew.starts[-1], "legal": read_anew.legal_starts[-1]}
+        for name, expected in read_anew._asdict().items():
+            used = slice(lengths.get(name, len(expected)))  # behind them is room that nobody wrote to
+            np.testing.assert_array_equal(getattr(recorded, name)[used], expected[used], err_msg=name)
+    storage.reset()
+    storage.full = True
+    anew = kernels._rows_of_rollout(storage)
+    assert anew.starts is not kernels._recording.starts, "another filling is read anew"
+    assert len(anew.starts) == 16 * env.num_envs + 1
+
+
+def test_a_replaced_head_is_what_learns():
+    env = fasttrain.NativeVecEnv(SkullKingGame(8), seed=0)
+    model = fasttrain.MaskablePPO("MlpPolicy", env, n_steps=32, batch_size=64, n_epochs=1, seed=0, device="cpu")
+    model.use_kernels()
+    model.learn(256)
+    model.policy.action_net = torch.nn.Linear(64, 86)
+    model.policy.optimizer = torch.optim.Adam(model.policy.parameters(), lr=1e-2)
+    before = model.policy.action_net.weight.detach().clone()
+    model.learn(256)
+    assert not torch.equal(model.policy.action_net.weight, before)
+
+
+def test_a_custom_head_is_not_for_the_kernels():
+    policy = make_policy()
+    policy.action_net = torch.nn.Sequential(torch.nn.Linear(64, 3))
+    assert why_not_fused(policy, BOX) == "not an MLP of tanh or relu layers"
+
+
+def test_an_observation_that_is_not_finite_is_named():
+    kernels = FusedPolicy(make_policy())
+    kernels.pack()
+    observations = torch.zeros(4, 4)
+    observations[2, 1] = torch.nan
+    with pytest.raises(EnvError, match="the observation of env 2 is not finite"):
+        kernels.act(observations, None)
+
+
+def test_an_update_that_is_not_finite_leaves_the_weights_alone():
+    env = fasttrain.NativeVecEnv(SkullKingGame(8), seed=0)
+    model = fasttrain.MaskablePPO("MlpPolicy", env, n_steps=32, batch_size=64, n_epochs=1, seed=0, device="cpu")
+    model.use_kernels()
+    model.learn(256)
+    model._fast.guard = None  # with it: tests/faults/test_nan.py
+    before = {name: value.clone() for name, value in model.policy.state_dict().items()}
+    model.rollout_buffer._advantages[3, 2] = torch.nan
+    with pytest.raises(EnvError, match="not finite"):
+        model.train()
+    assert all(torch.equal(value, before[name]) for name, value in model.policy.state_dict().items())
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_torch_keeps_its_number_of_threads(tmp_path: Any, threads: int):
+    """In a process of its own: numba starts its threads once, and sets torch's number when it does."""
+    code = (
+        "import stable_baselines3, torch, fasttrain\n"
+        "from fasttrain.games.skullking.game import SkullKingGame\n"
+        f"torch.set_num_threads({threads})\n"
+        "env = fasttrain.NativeVecEnv(SkullKingGame(8), seed=0)\n"
+        "model = fasttrain.MaskablePPO('MlpPolicy', env, n_steps=4, batch_size=32, n_epochs=1, seed=0, device='cpu')\n"
+        f"model.use_kernels({3 - threads})\n"
+        "model.learn(32)\n"
+        "print(torch.get_num_threads())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stdout) == (0, f"{threads}\n"), done.stderr

@@ -1,0 +1,339 @@
+"""FusedQ: which policies it serves, and that policy and optimizer are the kernels' own memory at every moment."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import stable_baselines3
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.utils import polyak_update
+from stable_baselines3.dqn.policies import DQNPolicy
+
+from fasttrain.engines.kernels_q import FusedQ, kernel_calls, why_not_fused
+from fasttrain.engines.q_networks import BranchingDQNPolicy, DuelingDQNPolicy, MaskedDQNPolicy
+from fasttrain.errors import EnvError
+
+BOX, TWO = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(2)
+
+
+def make_policy(
+    kind: Any = DQNPolicy, space: spaces.Space[Any] = BOX, action: spaces.Space[Any] = TWO, **kwargs: Any
+) -> Any:
+    torch.manual_seed(0)
+    return kind(space, action, lambda _: 1e-3, **kwargs)
+
+
+def draw(policy: Any, updates: int = 2, batch: int = 9, seed: int = 0) -> tuple[Any, ...]:
+    """Arguments of `train`: random transitions."""
+    rng = np.random.default_rng(seed)
+    size, count = (updates, batch), int(policy.action_space.n)
+    width = int(np.prod(policy.observation_space.shape))
+    observations = rng.standard_normal((30, width)).astype(np.float32)
+    rewards = rng.standard_normal(size).astype(np.float32)
+    rows = rng.integers(0, 29, size)
+    actions = rng.integers(0, count, (30, 1))
+    return observations, observations, actions, rows, rows + 1, rewards, np.full_like(rewards, 0.9), rewards > 1.0
+
+
+def eager_step(policy: Any, seed: int) -> None:
+    """One update by torch, on numbers of no meaning."""
+    generator = torch.Generator().manual_seed(seed)
+    policy.optimizer.zero_grad()
+    policy.q_net(torch.randn(8, 4, generator=generator)).square().mean().backward()
+    policy.optimizer.step()
+
+
+def change(what: str) -> Any:
+    policy = make_policy()
+    if what == "freeze":
+        policy.q_net.q_net[0].bias.requires_grad = False
+    elif what == "watch":
+        policy.optimizer.register_step_post_hook(lambda *_: None)
+    elif what == "hook":
+        policy.q_net.register_forward_hook(lambda *_: None)
+    elif what == "replace":
+        policy.q_net_target.forward = lambda observations: observations
+    elif what == "norm":
+        policy.q_net.q_net.insert(1, torch.nn.LayerNorm(64))
+    elif what == "choose":
+        policy._predict = lambda observations: observations
+    return policy
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [
+        (make_policy(), ""),
+        (make_policy(MaskedDQNPolicy, net_arch=[3]), ""),
+        (make_policy(DuelingDQNPolicy, net_arch=[3, 4, 5], activation_fn=torch.nn.Tanh), ""),
+        (make_policy(BranchingDQNPolicy), ""),
+        (make_policy(space=spaces.Box(-1.0, 1.0, (2, 3), np.float32)), ""),
+        (make_policy(BranchingDQNPolicy, action=spaces.MultiDiscrete([2, 2])), ""),
+        (make_policy(DuelingDQNPolicy, action=spaces.MultiDiscrete([2, 3])), ""),
+        (make_policy(BranchingDQNPolicy, action=spaces.MultiDiscrete([2, 2], np.int32)), "actions are not int64"),
+        (make_policy(activation_fn=torch.nn.ELU), "not an MLP of tanh or relu layers"),
+        (make_policy(net_arch=[]), "not an MLP of tanh or relu layers"),
+        (make_policy(DuelingDQNPolicy, net_arch=[]), "not an MLP of tanh or relu layers"),
+        (make_policy(space=spaces.Discrete(4)), "not a flat Box observation"),
+        (make_policy(space=spaces.Box(-1.0, 1.0, (4,), np.float64)), "observations are not float32"),
+        (make_policy().double(), "not float32 on the CPU"),
+        (make_policy(optimizer_class=torch.optim.RMSprop), "not a plain Adam"),
+        (make_policy(optimizer_kwargs={"weight_decay": 0.1}), "Adam with options the kernel lacks"),
+        (change("freeze"), "some parameters are frozen or hooked"),
+        (change("watch"), "somebody watches the optimizer's steps"),
+        (change("hook"), "not a plain, branching or dueling Q-network"),
+        (change("replace"), "not a plain, branching or dueling Q-network"),
+        (change("norm"), "not an MLP of tanh or relu layers"),
+        (change("choose"), "the policy chooses actions in a way of its own"),
+    ],
+)
+def test_what_the_kernels_can_stand_in_for(policy: Any, reason: str):
+    assert why_not_fused(policy, policy.observation_space, policy.action_space) == reason
+
+
+@pytest.mark.parametrize("kind", [DQNPolicy, DuelingDQNPolicy])
+def test_moving_changes_no_number(kind: Any):
+    policy = make_policy(kind, net_arch=[7, 33])
+    eager_step(policy, 0)
+    before, optimizer = copy.deepcopy(policy.state_dict()), copy.deepcopy(policy.optimizer.state_dict())
+    kernels = FusedQ(policy)
+    for name, value in policy.state_dict().items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+    for index, state in policy.optimizer.state_dict()["state"].items():
+        for name, value in state.items():
+            torch.testing.assert_close(value, optimizer["state"][index][name], rtol=0, atol=0)
+    kernels.online.zero_()
+    for view in kernels.views_of(kernels.online):
+        view += 1.0
+    assert kernels.online.max() == 1.0, "no two parameters share a place"
+    assert all(bool((parameter == 1.0).all()) for parameter in policy.q_net.parameters())
+
+
+@pytest.mark.parametrize("kind", [DQNPolicy, DuelingDQNPolicy])
+def test_acting_equals_the_policys_own_layers(kind: Any):
+    policy = make_policy(kind, action=spaces.Discrete(5), net_arch=[7, 33])
+    observations = np.random.default_rng(0).standard_normal((141, 4)).astype(np.float32)
+    masks = np.random.default_rng(1).random((141, 5)) < 0.4
+    kernels = FusedQ(policy)
+    with torch.no_grad():
+        expected = policy.q_net(torch.from_numpy(observations)).numpy()
+    values, actions = kernels.q_values(observations)
+    np.testing.assert_allclose(values, expected, atol=1e-5)
+    np.testing.assert_array_equal(actions, expected.argmax(1))
+    legal = np.where(masks, expected, -np.inf).argmax(1)
+    np.testing.assert_array_equal(kernels.act(observations, masks), legal)
+    assert kernels.act(observations[:0]).shape == (0,)
+
+
+@pytest.mark.parametrize("kind", [BranchingDQNPolicy, DuelingDQNPolicy])
+def test_sub_actions_are_those_of_the_policy(kind: Any):
+    policy = make_policy(kind, action=spaces.MultiDiscrete([3, 5, 2]), net_arch=[7, 33])
+    observations = np.random.default_rng(0).standard_normal((141, 4)).astype(np.float32)
+    masks = np.random.default_rng(1).random((141, 10)) < 0.5
+    kernels = FusedQ(policy)
+    np.testing.assert_array_equal(kernels.act(observations), policy.predict(observations)[0])
+    legal = policy.predict(observations, action_masks=masks)[0]
+    np.testing.assert_array_equal(kernels.act(observations, masks), legal)
+
+
+def test_what_is_not_finite_is_not_acted_on():
+    kernels = FusedQ(make_policy())
+    with pytest.raises(EnvError, match="the observation of env 0, 1 is not finite"):
+        kernels.act(np.full((2, 4), np.nan, np.float32))
+    kernels.online.fill_(torch.nan)
+    with pytest.raises(EnvError, match="Q-values. is not finite although its inputs are: parameter q_net.q_net.0"):
+        kernels.act(np.zeros((2, 4), np.float32))
+
+
+def test_torch_and_the_kernels_take_turns():
+    """Updates by torch and by the kernels on the same policy, against torch alone: values, moments and step count."""
+    policy, reference = make_policy(), make_policy()
+    kernels, rival = FusedQ(policy), copy.deepcopy(reference)
+    before = policy.q_net(torch.ones(1, 4)).detach().clone()
+    FusedQ(reference).train(*draw(policy))  # the first two steps of both
+    kernels.train(*draw(policy))
+    assert (policy.q_net(torch.ones(1, 4)) != before).all(), "the module sees what the kernels wrote"
+    for name, value in reference.state_dict().items():
+        rival.state_dict()[name].copy_(value)
+    rival.optimizer.load_state_dict(copy.deepcopy(reference.optimizer.state_dict()))
+    for seed in range(3):
+        eager_step(policy, seed)
+        eager_step(rival, seed)
+    assert kernels.serves(policy), "torch's optimizer works in place"
+    kernels.train(*draw(policy, seed=1))
+    FusedQ(rival).train(*draw(policy, seed=1))
+    for ours, theirs in zip(policy.parameters(), rival.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert {float(state["step"]) for state in policy.optimizer.state.values()} == {7.0}
+
+
+@pytest.mark.parametrize("tau", [1.0, 0.3])
+def test_polyak_equals_stocks(tau: float):
+    policy, reference = make_policy(), make_policy()
+    kernels = FusedQ(policy)
+    for each in (policy, reference):
+        torch.manual_seed(1)
+        for parameter in each.q_net.parameters():
+            torch.nn.init.normal_(parameter)
+    kernels.polyak(tau)
+    polyak_update(reference.q_net.parameters(), reference.q_net_target.parameters(), tau)
+    for ours, theirs in zip(policy.q_net_target.parameters(), reference.q_net_target.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
+
+
+def test_a_module_is_loaded_in_place_and_an_optimizer_is_not():
+    policy, other = make_policy(), make_policy()
+    kernels = FusedQ(policy)
+    eager_step(other, 1)
+    policy.load_state_dict(other.state_dict())
+    assert kernels.serves(policy)
+    torch.testing.assert_close(kernels.views_of(kernels.online)[0], other.q_net.q_net[0].weight.detach())
+    policy.optimizer.load_state_dict(other.optimizer.state_dict())
+    assert not kernels.serves(policy)
+    again = FusedQ(policy)
+    assert again.serves(policy)
+    torch.testing.assert_close(
+        policy.optimizer.state[policy.q_net.q_net[0].weight]["exp_avg"],
+        other.optimizer.state[other.q_net.q_net[0].weight]["exp_avg"],
+    )
+
+
+def new_data(policy: Any) -> None:
+    policy.q_net.q_net[0].weight.data = policy.q_net.q_net[0].weight.data.clone()
+
+
+def new_head(policy: Any) -> None:
+    policy.q_net.q_net[-1] = torch.nn.Linear(64, 2)
+
+
+def new_target(policy: Any) -> None:
+    policy.q_net_target = policy.make_q_net()
+
+
+def new_optimizer(policy: Any) -> None:
+    policy.optimizer = torch.optim.Adam(policy.q_net.parameters())
+
+
+def forgotten_state(policy: Any) -> None:
+    policy.optimizer.state.clear()
+
+
+@pytest.mark.parametrize(
+    "change", [new_data, new_head, new_target, new_optimizer, forgotten_state, lambda policy: policy.double()]
+)
+def test_what_is_not_served_any_more(change: Any):
+    policy = make_policy()
+    kernels = FusedQ(policy)
+    assert kernels.serves(policy)
+    assert not kernels.serves(copy.deepcopy(policy))
+    change(policy)
+    assert not kernels.serves(policy)
+
+
+def test_a_copy_has_memory_of_its_own():
+    policy = make_policy(DuelingDQNPolicy)
+    kernels = FusedQ(policy)
+    kernels.train(*draw(policy))
+    copied = copy.deepcopy(policy)
+    seen = torch.ones(1, 4)
+    before, state = copied.q_net(seen).clone(), copy.deepcopy(copied.optimizer.state_dict())
+    kernels.train(*draw(policy, 4))
+    assert (copied.q_net(seen) == before).all()
+    assert torch.equal(copied.optimizer.state_dict()["state"][0]["exp_avg"], state["state"][0]["exp_avg"])
+    values = policy.q_net(seen).clone()
+    eager_step(copied, 0)
+    assert (policy.q_net(seen) == values).all()
+
+
+@pytest.mark.parametrize("how", ["fused", "foreach"])
+def test_torchs_faster_adams_write_to_the_right_places(how: str):
+    """torch 2.13's fused Adam takes every parameter for contiguous; so these must be."""
+    policy, reference = make_policy(net_arch=[7, 33]), make_policy(net_arch=[7, 33])
+    kernels = FusedQ(policy)
+    for each in (policy, reference):
+        each.optimizer.param_groups[0][how] = True
+        for seed in range(3):
+            eager_step(each, seed)
+    assert kernels.serves(policy)
+    for ours, theirs in zip(policy.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-7)
+
+
+def test_stock_dqn_loads_what_was_saved(tmp_path: Path):
+    """Weights, target and moments; and the loaded model goes on training."""
+    env = gymnasium.make("CartPole-v1")
+    model = stable_baselines3.DQN(MaskedDQNPolicy, env, seed=0, device="cpu")
+    kernels = FusedQ(model.policy)
+    kernels.train(*draw(model.policy, 5))
+    model.save(tmp_path / "model.zip")
+    loaded = stable_baselines3.DQN.load(
+        tmp_path / "model.zip", env=env, device="cpu", learning_starts=8, custom_objects={"policy_class": DQNPolicy}
+    )
+    assert type(loaded.policy) is DQNPolicy
+    seen = torch.randn(9, 4)
+    assert torch.equal(loaded.q_net(seen), model.q_net(seen))
+    assert torch.equal(loaded.q_net_target(seen), model.q_net_target(seen))
+    for ours, theirs in zip(model.q_net.parameters(), loaded.q_net.parameters(), strict=True):
+        mine, its = model.policy.optimizer.state[ours], loaded.policy.optimizer.state[theirs]
+        assert all(torch.equal(mine[name], its[name]) for name in ("step", "exp_avg", "exp_avg_sq"))
+    loaded.learn(40)
+    assert not torch.equal(loaded.q_net(seen), model.q_net(seen))
+
+
+def test_set_parameters_is_seen(tmp_path: Path):
+    env = gymnasium.make("CartPole-v1")
+    model = stable_baselines3.DQN("MlpPolicy", env, seed=0, device="cpu")
+    kernels = FusedQ(model.policy)
+    kernels.train(*draw(model.policy))
+    other = stable_baselines3.DQN("MlpPolicy", env, seed=1, device="cpu")
+    model.set_parameters(other.get_parameters())
+    assert not kernels.serves(model.policy), "the optimizer has a state of its own again"
+    seen = torch.ones(1, 4)
+    FusedQ(model.policy).train(*draw(model.policy))
+    FusedQ(other.policy).train(*draw(model.policy))
+    torch.testing.assert_close(model.q_net(seen), other.q_net(seen))
+
+
+@pytest.mark.parametrize(
+    ("position", "value", "error"),
+    [
+        (0, np.zeros((30, 3), np.float32), "observations has shape"),
+        (2, np.zeros(30, np.int64), "actions has shape"),
+        (4, np.zeros((2, 8), np.int64), "next_rows has shape"),
+        (5, np.zeros(9, np.float32), "rewards has shape"),
+        (0, np.zeros((30, 4), np.float64), "observations must be"),
+        (3, np.zeros((2, 9), np.int32), "rows must be"),
+        (3, np.zeros(9, np.int64), "rows has shape"),
+    ],
+)
+def test_arrays_that_do_not_fit(position: int, value: Any, error: str):
+    policy = make_policy()
+    arguments = list(draw(policy))
+    arguments[position] = value
+    with pytest.raises(ValueError, match=error):
+        FusedQ(policy).train(*arguments)
+
+
+def test_listing_the_kernels_draws_nothing():
+    before = torch.random.get_rng_state(), np.random.get_state()[1].copy()
+    assert [call.name for call in kernel_calls()] == ["act_rows", "train_updates"]
+    assert torch.equal(before[0], torch.random.get_rng_state())
+    assert (before[1] == np.random.get_state()[1]).all()
+
+
+@pytest.mark.parametrize(("position", "value"), [(3, 30), (3, -1), (4, 30), (2, 2), (2, -1)])
+def test_nothing_is_done_with_rows_that_are_not_there(position: int, value: int):
+    policy = make_policy()
+    arguments, before = list(draw(policy)), copy.deepcopy(policy.state_dict())
+    arguments[position] = np.full_like(arguments[position], value)
+    kernels = FusedQ(policy)
+    with pytest.raises(IndexError):
+        kernels.train(*arguments)
+    assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())
+    assert int(policy.optimizer.state[policy.q_net.q_net[0].weight]["step"]) == 0
