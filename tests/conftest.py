@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from fasttrain import cli
 from fasttrain.cli import main
-from fasttrain.cli.compose import conf_dir
+from fasttrain.cli.compose import conf_dir, register
 from fasttrain.config import Config, from_mapping
 from fasttrain.flags import FLAGS
 from fasttrain.overrides import normalise
@@ -42,6 +42,7 @@ def _no_flags_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def composed(*arguments: str, config_dir: Path | None = None) -> dict[str, Any]:
     """The plain mapping that the command line `arguments` composes to."""
+    register()
     OmegaConf.register_new_resolver("pid", lambda: 0, replace=True)
     with initialize_config_dir(str(config_dir or conf_dir()), version_base="1.3"):
         return OmegaConf.to_container(compose("config", overrides=normalise(arguments, {})), resolve=True)

@@ -11,6 +11,7 @@ import re
 from typing import Any, Literal
 
 from fasttrain.errors import ConfigError
+from fasttrain.typed import did_you_mean
 
 AT_LEAST: dict[str, float] = {  # a key before those that have their value from it
     "env.total_timesteps": 1,
@@ -140,6 +141,7 @@ def check(config: Any) -> None:
     for key in PATHS:
         check_path(key, lookup(config, key))
     rules = (
+        _check_policy,
         _check_net_arch,
         _check_lstm,
         _check_vec_env,
@@ -185,10 +187,25 @@ def parse_schedule(value: float | str, key: str) -> tuple[Literal["constant", "l
 def _check_net_arch(config: Any) -> None:
     arch = config.algo.net_arch
     parts = arch.values() if isinstance(arch, dict) else [arch or ()]
-    if isinstance(arch, dict) and set(arch) - {"pi", "vf"}:
-        raise ConfigError(f"algo.net_arch={arch}: the keys are pi and vf, as in {{pi: [64, 64], vf: [64, 64]}}")
+    critic = "vf" if config.algo.spec.on_policy else "qf"
+    if isinstance(arch, dict) and set(arch) - {"pi", critic}:
+        raise ConfigError(
+            f"algo.net_arch={arch}: the keys are pi and {critic}, as in {{pi: [64, 64], {critic}: [64, 64]}}"
+        )
     if any(width < 1 for part in parts for width in part):
         raise ConfigError(f"algo.net_arch={arch}: every width must be at least 1")
+
+
+def _check_policy(config: Any) -> None:
+    policy, policies = config.algo.policy, ("auto", *config.algo.spec.policies)
+    if policy not in policies and ":" not in policy:
+        raise ConfigError(
+            f"algo.policy={policy}: not one of {', '.join(policies)}, or module:Class of your own"
+            f"{did_you_mean(policy, policies)}"
+        )
+    if doubled := {"net_arch", "activation_fn", "lstm_hidden_size"} & {*config.algo.policy_kwargs}:
+        name = min(doubled)
+        raise ConfigError(f"algo.policy_kwargs.{name} is a key of its own: take algo.{name}=…")
 
 
 def _check_lstm(config: Any) -> None:
@@ -222,7 +239,7 @@ def _check_workers(config: Any) -> None:
 
 def _check_rollout(config: Any) -> None:
     rollout_size = lookup(config, "algo.rollout_size")
-    batch_size = config.batch_size or config.own.batch_size
+    batch_size = config.batch_size or config.own.batch_size or 0
     if rollout_size is not None and lookup(config, "algo.n_steps") is None and batch_size > rollout_size:
         raise ConfigError(
             f"batch_size={batch_size} is larger than algo.rollout_size={rollout_size}: a minibatch is drawn from "
@@ -236,7 +253,7 @@ def _check_replay(config: Any) -> None:
         return
     if config.algo.n_steps > MAX_N_STEPS:
         raise ConfigError(f"algo.n_steps={config.algo.n_steps}: must be at most {MAX_N_STEPS}")
-    batch_size = config.batch_size or config.own.batch_size
+    batch_size = config.batch_size or config.own.batch_size or 0
     if batch_size > buffer_size:
         raise ConfigError(
             f"batch_size={batch_size} is larger than algo.buffer_size={buffer_size}: take a smaller batch_size"

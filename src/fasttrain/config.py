@@ -7,18 +7,18 @@ constructor names. Ranges and contradictions are the rules of `checks`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, Literal, get_type_hints
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 from fasttrain.checks import check
 from fasttrain.errors import ConfigError
 from fasttrain.sb3_names import instead
+from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec
 from fasttrain.study_config import AblateConfig, DoctorConfig, GateConfig, TuneConfig
-from fasttrain.typed import Switch, build, convert
+from fasttrain.typed import Named, Switch, build, convert
 
 NetArch = tuple[int, ...] | dict[str, tuple[int, ...]] | None
 SELF = "self"  # as an opponent: snapshots of the learner
-Policy = Literal["auto", "MlpPolicy", "CnnPolicy", "MultiInputPolicy"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +32,7 @@ class EnvConfig:
     backend: Literal["gymnasium", "envpool"] = "gymnasium"  # envpool: all envs in C++, kwargs are its options
     api: Literal["gymnasium", "gym"] = "gymnasium"  # gym: the old interface, adapted
     max_episode_steps: int | None = None  # truncates there, counted in the env's own steps
-    wrappers: tuple[str, ...] = ()  # module:Class of the user's Gymnasium wrappers, the first innermost
+    wrappers: tuple[Named, ...] = ()  # module:Class of the user's Gymnasium wrappers, the first innermost
     frame_stack: int = 1  # observations seen at once: SB3's VecFrameStack
     normalize: tuple[Literal["obs", "reward"], ...] = ()  # by running statistics: SB3's VecNormalize
     info_keys: tuple[str, ...] = ()  # info entries kept at every step under lean_info
@@ -53,82 +53,44 @@ class EnvConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OnPolicyConfig:
-    """Constructor arguments that SB3's PPO and its relatives share; `rollout_size` = num_steps × num_envs.
+class AlgoConfig:
+    """Below `algo.`: the stock class's constructor arguments by SB3's names, and what ours has besides.
 
-    `n_steps` is SB3's: steps of each env. None: as `rollout_size` says.
+    `ALGO_CLASSES` has a subclass for each algorithm, made from its spec. Of one that learns from rollouts,
+    `rollout_size` = num_steps × num_envs; `n_steps` is SB3's: steps of each env. None: as `rollout_size` says.
     """
 
     name: str
-    policy: str
+    policy: str  # auto, SB3's alias, or module:Class of the user's own
+    policy_kwargs: dict[str, Any]  # SB3's; a class is named as module:Class
     net_arch: NetArch
     activation_fn: Literal["tanh", "relu", "elu", "gelu", "silu", "leaky_relu"] | None
-    learning_rate: float | str
-    rollout_size: int
-    n_steps: int | None = None
-    n_epochs: int
-    gamma: float
-    gae_lambda: float
-    clip_range: float | str
-    clip_range_vf: float | str | None
-    normalize_advantage: bool
-    ent_coef: float
-    vf_coef: float
-    max_grad_norm: float
-    target_kl: float | None
     by_tier: dict[str, dict[str, float]]  # the algorithm's own values; `own` picks among them
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    @property
+    def spec(self) -> AlgorithmSpec:
+        """What the algorithm is and can do."""
+        return ALGORITHMS[self.name]
 
     def num_steps(self, num_envs: int) -> int:
         """Of each env in a rollout: `n_steps`, else what is nearest to `rollout_size`."""
         return self.n_steps or max(1, round(self.rollout_size / num_envs))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PPOConfig(OnPolicyConfig):
-    """SB3's PPO and sb3-contrib's MaskablePPO."""
-
-    name: Literal["ppo", "maskable_ppo"]
-    policy: Policy
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RecurrentPPOConfig(OnPolicyConfig):
-    """sb3-contrib's RecurrentPPO; the policy arguments describe its LSTM."""
-
-    name: Literal["recurrent_ppo"]
-    policy: Literal["auto", "MlpLstmPolicy", "CnnLstmPolicy", "MultiInputLstmPolicy"]
-    lstm_hidden_size: int
-    n_lstm_layers: int
-    enable_critic_lstm: bool
-    shared_lstm: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DQNConfig:
-    """Constructor arguments of SB3's DQN, and from `n_steps` on what ours has besides."""
-
-    name: Literal["dqn"]
-    policy: Policy
-    net_arch: NetArch
-    activation_fn: Literal["tanh", "relu", "elu", "gelu", "silu", "leaky_relu"] | None
-    learning_rate: float | str
-    buffer_size: int
-    tau: float
-    gamma: float
-    target_update_interval: int
-    exploration_fraction: float
-    exploration_initial_eps: float
-    exploration_final_eps: float
-    max_grad_norm: float
-    n_steps: int
-    loss: Literal["huber", "mse"]
-    double_q: bool
-    dueling: bool
-    prioritized: bool
-    per_alpha: float
-    per_beta: float
-    use_masking: bool
-    by_tier: dict[str, dict[str, float]]
+def _algo_class(spec: AlgorithmSpec) -> type[AlgoConfig]:
+    keys = spec.keys()
+    own = set.intersection(*({*values} for values in spec.tiers.values()))  # these come from `own`
+    columns = [(name, hint) if name in own else (name, hint, default) for name, (hint, default) in keys.items()]
+    head = [("name", Literal[spec.name])]  # type: ignore[valid-type]
+    namespace = {"__module__": __name__}
+    return make_dataclass(
+        f"{spec.name}_config", [*head, *columns], bases=(AlgoConfig,), namespace=namespace,
+        frozen=True, kw_only=True, slots=True,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,7 +154,7 @@ class OwnConfig:
     """What the algorithm and the game name as their own values in the tier that the profile picks."""
 
     tier: str
-    batch_size: int
+    batch_size: int | None  # None for an algorithm without minibatches
     learning_rate: float
     n_epochs: int | None  # None for an algorithm without epochs
     rollout_size: int | None  # likewise
@@ -248,7 +210,7 @@ class Config:
     live: Switch
     on_existing: Literal["refuse", "resume", "overwrite"] = "refuse"  # where the output folder holds a run already
     env: EnvConfig
-    algo: PPOConfig | RecurrentPPOConfig | DQNConfig
+    algo: AlgoConfig
     eval: EvalConfig
     own: OwnConfig
     opponent: str | None = None  # self, or one of the game's own; None: as env.kwargs says
@@ -265,6 +227,8 @@ class Config:
     checkpoint: CheckpointConfig = CheckpointConfig()
     guard: GuardConfig = GuardConfig()
     report: bool = True  # report.html at the end of a run
+    callbacks: tuple[Named, ...] = ()  # module:Class of SB3's or the user's callbacks, with arguments or without
+    loggers: tuple[Named, ...] | None = None  # csv, stdout, tensorboard, module:Class; None: as train_log_… say
     profiler: Literal["off", "cprofile", "torch", "pyinstrument"] = "off"  # of the training, into the run's folder
     candidates: str | None = None  # of `compare`, as YAML: [baseline, {name: mine, overrides: [num_envs=8]}]
     seeds: int = 5  # of `compare` and `ablate`: seed, seed + 1, …
@@ -276,12 +240,15 @@ class Config:
     doctor: DoctorConfig = field(default_factory=DoctorConfig)
 
 
-ALGO_CLASSES: dict[str, type[PPOConfig | RecurrentPPOConfig | DQNConfig]] = {
-    "ppo": PPOConfig,
-    "maskable_ppo": PPOConfig,
-    "recurrent_ppo": RecurrentPPOConfig,
-    "dqn": DQNConfig,
-}
+ALGO_CLASSES: dict[str, type[AlgoConfig]] = {spec.name: _algo_class(spec) for spec in ALGORITHMS.values()}
+
+
+def __getattr__(name: str) -> Any:
+    """The classes of `ALGO_CLASSES` by their own names, which pickles have."""
+    found = ALGO_CLASSES.get(name.removesuffix("_config"))
+    if found is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return found
 
 
 def from_mapping(values: Mapping[str, Any]) -> Config:
@@ -293,9 +260,8 @@ def from_mapping(values: Mapping[str, Any]) -> Config:
     values = dict(values)
     algo = values.get("algo")
     if not isinstance(algo, Mapping):
-        raise ConfigError("algo: choose maskable_ppo, ppo, recurrent_ppo or dqn")
-    # The union is resolved by name, so that a wrong key below `algo` is reported against the right algorithm.
-    algo_class = ALGO_CLASSES.get(str(algo.get("name")), PPOConfig)
+        raise ConfigError(f"algo: choose one of {', '.join(ALGORITHMS)}")
+    algo_class = ALGO_CLASSES.get(str(algo.get("name")), ALGO_CLASSES["ppo"])
     for key in algo:
         if why := foreign_key(f"algo.{key}", str(algo.get("name"))):
             raise ConfigError(why)

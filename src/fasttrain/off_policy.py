@@ -69,13 +69,12 @@ def check_extras(config: Any, engine: str, sources: Mapping[str, str]) -> None:
             )
     if engine != "stock":
         return
-    extras = {"double_q": False, "dueling": False, "prioritized": False, "loss": "huber"}
-    for name, stock in extras.items():
+    for name, (_, usual) in config.algo.spec.extras.items():
         value = getattr(config.algo, name)
-        if value != stock:
+        if value != usual and name != "use_masking":
             raise ConfigError(
-                f"algo.{name}={str(value).lower()} with engine=stock: stock DQN has no such thing; take engine=fast, "
-                f"or leave algo.{name} out"
+                f"algo.{name}={str(value).lower()} with engine=stock: the stock class has no such thing; take "
+                f"engine=fast, or leave algo.{name} out"
             )
 
 

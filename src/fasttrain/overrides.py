@@ -37,9 +37,9 @@ def normalise(arguments: Sequence[str], environment: Mapping[str, str]) -> list[
     """Arguments for Hydra.
 
     `profile=speed` becomes `+profile=speed`; naming an env by `env.id` or `env.entry_point` alone selects the plain
-    `env=gym` group first and calls it so in folders and tables; `env.kwargs.x=1` needs no plus; environment variables
-    named like a speed flag in capitals come before what was typed, so that the command line wins over them and they win
-    over the profile.
+    `env=gym` group first and calls it so in folders and tables; `env.kwargs.x=1` and `algo.policy_kwargs.x=1` need no
+    plus; environment variables named like a speed flag in capitals come before what was typed, so that the command line
+    wins over them and they win over the profile.
     """
     options, overrides = split_options(arguments)
     typed = {key_of(override) for override in overrides}
@@ -63,7 +63,7 @@ def _as_hydra_wants_it(override: str) -> str:
     """A profile is appended to the defaults list; an argument for the env's constructor may be new to the YAML."""
     if override.startswith("profile="):
         return "+" + override
-    if key_of(override).startswith("env.kwargs.") and not override.startswith("~"):
+    if key_of(override).startswith(("env.kwargs.", "algo.policy_kwargs.")) and not override.startswith("~"):
         return "++" + override.lstrip("+")
     return override
 

@@ -21,15 +21,13 @@ from fasttrain.acceleration import (
     why_no_fused_kernels,
 )
 from fasttrain.checks import MAX_TORCH_THREADS
-from fasttrain.config import Config, OnPolicyConfig, to_dict
+from fasttrain.config import AlgoConfig, Config, to_dict
 from fasttrain.errors import ConfigError
 from fasttrain.flags import (
     BY_NAME,
     FLAGS,
     NEEDS_FAST_ENGINE,
     NOT_APPLICABLE,
-    OFF_POLICY,
-    STOCK_ONLY,
     Context,
     EnvFacts,
     Flag,
@@ -43,6 +41,7 @@ from fasttrain.off_policy import (
     resolve_local_random_actions,
     resolve_prefetch,
 )
+from fasttrain.spec.algorithms import ALGORITHMS, PER_ENV, having
 from fasttrain.stepping import (
     check_self_play,
     resolve_async,
@@ -53,6 +52,9 @@ from fasttrain.stepping import (
     resolve_pipeline,
     resolve_vec_env,
 )
+
+# Where a flag's value is nobody's own choice, so that the algorithm's own comes first.
+SHIPPED = ("default", *(f"profile {name}" for name in ("baseline", "exact", "balance", "speed", "debug")))
 
 
 class Row(NamedTuple):
@@ -121,10 +123,10 @@ def make_plan(config: Config, sources: Mapping[str, str], env: EnvFacts, machine
         effective[flag.name] = requested if value == NOT_APPLICABLE else value
     check_self_play(config, effective, sources)
     changes = {name: value for name, value in effective.items() if name != "num_workers" or value is not None}
-    if isinstance(config.algo, OnPolicyConfig):
+    if config.algo.spec.on_policy:
         changes["algo"], of_rollout = _rollout_rows(config, config.algo, effective, sources)
         rows += of_rollout
-    if config.algo.name in OFF_POLICY:
+    if config.algo.spec.off_policy:
         check_extras(config, effective["engine"], sources)
         ratio, reason = replay_ratio(effective)
         rows.append(Row("replay_ratio", ratio, ratio, "updates_per_step ÷ num_envs", "trade-off", reason))
@@ -133,14 +135,18 @@ def make_plan(config: Config, sources: Mapping[str, str], env: EnvFacts, machine
 
 
 def _resolve(flag: Flag, requested: Any, source: str, context: Context) -> Resolved:
-    algo = context.config.algo.name
-    if algo not in flag.algos:
+    spec = context.config.algo.spec
+    algo = spec.name
+    if not flag.fits(spec):
         if source == "command line":
             raise ConfigError(
                 f"{flag.name}={_spell(requested)} means nothing for algo={algo}: {_why_not(flag)}; leave it out"
             )
         return NOT_APPLICABLE, _why_not(flag)
-    if algo in STOCK_ONLY and flag.name in NEEDS_FAST_ENGINE and requested != flag.stock:
+    if flag.name in spec.flags and source in SHIPPED:
+        own = spec.flags[flag.name]
+        return (context.effective["num_envs"] if own == PER_ENV else own), f"{algo}'s own"
+    if not spec.has_fast and flag.name in NEEDS_FAST_ENGINE and requested != flag.stock:
         why = f"no fast engine for {algo}"
         if source == "command line" and requested != "auto":
             raise ConfigError(f"{flag.name}={_spell(requested)}: {why}; leave it out")
@@ -150,8 +156,9 @@ def _resolve(flag: Flag, requested: Any, source: str, context: Context) -> Resol
 
 
 def _why_not(flag: Flag) -> str:
-    refusing = STOCK_ONLY if flag.name in NEEDS_FAST_ENGINE else ()
-    return f"only for {', '.join(algo for algo in flag.algos if algo not in refusing)}"
+    fast = flag.name in NEEDS_FAST_ENGINE
+    fitting = (name for name, spec in ALGORITHMS.items() if flag.fits(spec) and (spec.has_fast or not fast))
+    return f"only for {', '.join(fitting)}"
 
 
 def _spell(value: Any) -> str:
@@ -159,7 +166,7 @@ def _spell(value: Any) -> str:
 
 
 def _engine(requested: str, context: Context) -> Resolved:
-    if requested == "fast" and context.config.algo.name in STOCK_ONLY:
+    if requested == "fast" and not context.config.algo.spec.has_fast:
         return "stock", f"no fast engine for {context.config.algo.name}"
     return requested, ""
 
@@ -234,7 +241,7 @@ def _reward_debug(requested: bool, context: Context) -> Resolved:
     return True, told or "sums of each episode in episodes.csv"
 
 
-def _n_steps_row(algo: OnPolicyConfig, num_envs: int, sources: Mapping[str, str]) -> Row | None:
+def _n_steps_row(algo: AlgoConfig, num_envs: int, sources: Mapping[str, str]) -> Row | None:
     """What becomes of `algo.n_steps`, where it is given. Of it and `algo.rollout_size` the typed one holds.
 
     Raises:
@@ -256,13 +263,13 @@ def _n_steps_row(algo: OnPolicyConfig, num_envs: int, sources: Mapping[str, str]
 
 
 def _rollout_rows(
-    config: Config, algo: OnPolicyConfig, effective: Mapping[str, Any], sources: Mapping[str, str]
-) -> tuple[OnPolicyConfig, list[Row]]:
+    config: Config, algo: AlgoConfig, effective: Mapping[str, Any], sources: Mapping[str, str]
+) -> tuple[AlgoConfig, list[Row]]:
     """Keep the rollout's size when num_envs changes, to the nearest whole number of steps per env; or their number."""
-    num_envs, batch_size = effective["num_envs"], effective["batch_size"]
+    num_envs, batch_size = effective["num_envs"], effective["batch_size"] or 1  # 1: the whole rollout at once
     source = sources.get("algo.rollout_size", f"tier {config.own.tier}")
     of_steps = _n_steps_row(algo, num_envs, sources)
-    algo = dataclasses.replace(algo, n_steps=None if of_steps is None else of_steps.effective)
+    algo = dataclasses.replace(algo, **{"n_steps": None if of_steps is None else of_steps.effective})
     key = "algo.rollout_size"
     if of_steps is not None and algo.n_steps is not None:
         key, source = "algo.n_steps", of_steps.source
@@ -287,7 +294,7 @@ def _rollout_rows(
     if algo.n_steps is None and "algo.rollout_size" not in sources and algo.rollout_size != stock:
         reason += f"; {own_values_of(config, 'rollout_size')} own in this tier, stock {stock:,.0f}"
     row = Row("algo.rollout_size", algo.rollout_size, size, source, "trade-off", reason)
-    return dataclasses.replace(algo, rollout_size=size), [*([of_steps] if of_steps else []), row]
+    return dataclasses.replace(algo, **{"rollout_size": size}), [*([of_steps] if of_steps else []), row]
 
 
 def _fused_update(requested: str, context: Context) -> Resolved:
@@ -300,7 +307,7 @@ def _fused_update(requested: str, context: Context) -> Resolved:
         return "off", "stock classes have no fused kernels"
     if requested == "auto" and (unfit := why_no_fused_kernels(context)):
         return "off", unfit
-    if context.config.algo.name in OFF_POLICY:
+    if context.config.algo.spec.off_policy:
         return "on", "compiled kernels"
     return "on", "compiled kernels, on several threads where it pays"
 
@@ -319,11 +326,11 @@ def _engine_switch_at(requested: int | None, context: Context) -> Resolved:
 def _why_no_own_algorithm(config: Config) -> str:
     """The error about fused_update=on: which of algo and engine is in the way."""
     stock = config.engine == "stock"
-    if config.algo.name not in STOCK_ONLY:
+    if config.algo.spec.has_fast:
         wrong, instead = "engine=stock", "engine=fast"
     else:
         wrong = f"algo={config.algo.name}"
-        instead = f"algo=ppo, maskable_ppo or dqn{' with engine=fast' if stock else ''}"
+        instead = f"algo={' or '.join(having('has_fast'))}{' with engine=fast' if stock else ''}"
     return (
         f"fused_update=on with {wrong}: only fasttrain's own algorithms have fused kernels; take {instead}, or "
         "fused_update=off"

@@ -8,7 +8,6 @@ INSTEAD = {
     "learning_starts": "take warmup_steps=…, env steps before the first update",
     "train_freq": "an update round follows every step of all envs; take updates_per_step=… and num_envs=…",
     "gradient_steps": "take updates_per_step=…, updates per step of all envs",
-    "policy_kwargs": "take algo.net_arch=[64,64], algo.activation_fn=relu, or algo.lstm_hidden_size=… and its like",
     "seed": "take seed=…, a key of its own",
     "device": "take device=…, a key of its own",
     "verbose": "take train_log_to_console=true or false",

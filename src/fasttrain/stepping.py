@@ -8,7 +8,7 @@ from typing import Any
 
 from fasttrain.config import plays_itself
 from fasttrain.errors import ConfigError
-from fasttrain.flags import NOT_APPLICABLE, ON_POLICY, Context, EnvFacts, Machine, Resolved
+from fasttrain.flags import NOT_APPLICABLE, Context, EnvFacts, Machine, Resolved
 
 # What stepping costs besides the envs' own time, from CartPole (scripts/benchmark.py vecenv-auto): per env about the
 # same in a plain loop and in a worker; per step of all workers, waking them and being woken on a machine not all idle.
@@ -99,7 +99,7 @@ def _auto_workers(num_envs: int, env: EnvFacts, machine: Machine) -> int:
 
 def resolve_num_envs(requested: int, context: Context) -> Resolved:
     """A native game names its own number, unless the user does; it is for algorithms that update once per rollout."""
-    own = context.config.own.native_num_envs if context.config.algo.name in ON_POLICY else None
+    own = context.config.own.native_num_envs if context.config.algo.spec.on_policy else None
     explicit = context.sources.get("num_envs") in ("command line", "environment")
     if context.effective["vec_env"] == "native" and own is not None and not explicit:
         return own, "the game's own number in this tier" if own != requested else ""

@@ -17,6 +17,7 @@ from fasttrain.errors import ConfigError
 T = TypeVar("T")
 
 Switch = Literal["auto", "on", "off"]
+Named = Union[str, dict[str, Any]]  # noqa: UP007 - a dotted name of the user's, or a mapping with it and arguments
 
 _TRUE = {"true", "on", "yes", "1"}
 _FALSE = {"false", "off", "no", "0"}
@@ -76,6 +77,21 @@ def convert(value: Any, hint: Any, key: str) -> Any:
     if hint is Any:
         return value
     return _scalar(value, hint, key)
+
+
+def named(entry: Named, word: str, key: str) -> tuple[str, dict[str, Any]]:
+    """`my.module:Thing`, or `{WORD: my.module:Thing, factor: 2}` → the dotted name and the arguments beside it.
+
+    Raises:
+        ConfigError: the mapping names nothing.
+    """
+    if isinstance(entry, str):
+        return entry, {}
+    arguments = dict(entry)
+    name = arguments.pop(word, None)
+    if not isinstance(name, str):
+        raise ConfigError(f"{key}: expected {{{word}: my.module:Name, …}}, got {dict(entry)}")
+    return name, arguments
 
 
 def _scalar(value: Any, hint: Any, key: str) -> Any:

@@ -178,7 +178,7 @@ def _run_hydra(command: str, arguments: list[str], starting: ExitStack) -> int:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    compose.register_resolvers()
+    compose.register()
     normalised = normalise(arguments, os.environ)
     sweep = _sweep(command, arguments)
     outcome: list[int] = []

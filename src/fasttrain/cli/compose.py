@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from fasttrain.config import Config, all_keys, foreign_key, from_mapping
 from fasttrain.errors import ConfigError
 from fasttrain.overrides import config_dir_options, key_of, normalise, split_options
+from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec
 from fasttrain.typed import did_you_mean
 
 
@@ -32,11 +33,23 @@ def conf_dir() -> Path:
     raise ConfigError(f"no conf/config.yaml beside {here}: reinstall fasttrain")
 
 
-def register_resolvers() -> None:
-    """What `${pid:}` in the configuration is."""
+def register() -> None:
+    """Tell Hydra what `${pid:}` is, and of each algorithm the keys below `algo.`."""
+    from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
     OmegaConf.register_new_resolver("pid", os.getpid, replace=True)
+    for spec in ALGORITHMS.values():
+        ConfigStore.instance().store(name=spec.name, node=_algo_node(spec), group="algo")
+
+
+def _algo_node(spec: AlgorithmSpec) -> dict[str, Any]:
+    """What an algorithm's YAML file would say: the stock class's own values, and those of a tier by reference."""
+    tiers = {tier: dict(values) for tier, values in spec.tiers.items()}
+    by_tier = {name for values in tiers.values() for name in values}
+    values = {name: f"${{own.{name}}}" if name in by_tier else usual for name, (_, usual) in spec.keys().items()}
+    head = {"name": spec.name, "policy": "auto", "policy_kwargs": {}, "net_arch": None, "activation_fn": None}
+    return {**head, **values, "by_tier": tiers}
 
 
 class _Options(argparse.ArgumentParser):
@@ -74,7 +87,7 @@ def composed_before(overrides: Sequence[str]) -> Any:
     """
     from hydra import compose, initialize_config_dir
 
-    register_resolvers()
+    register()
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
             return compose("config", overrides=list(overrides), return_hydra_config=True)

@@ -16,10 +16,10 @@ import gymnasium
 from gymnasium import spaces
 
 from fasttrain.envs.masks import LOOKED_FOR, MASKABLE_SPACES, ActionMasks, find_mask_convention
-from fasttrain.envs.user_code import blame, import_user_module
+from fasttrain.envs.user_code import blame, import_user_module, look_up
 from fasttrain.envs.wrappers import ActionRepeat, DictActions, LeanInfo, OldGym, TwoSided
 from fasttrain.errors import EnvSpecError
-from fasttrain.typed import did_you_mean
+from fasttrain.typed import Named, did_you_mean, named
 
 Env = gymnasium.Env[Any, Any]
 
@@ -34,7 +34,7 @@ class EnvSpec:
     entry_point: str | None = None  # "my_game.envs:MyGame"
     kwargs: Mapping[str, Any] = field(default_factory=dict)  # for the constructor
     api: Literal["gymnasium", "gym"] = "gymnasium"  # gym: the old interface, a step of four values
-    wrappers: tuple[str, ...] = ()  # module:Name, each called with the env so far
+    wrappers: tuple[Named, ...] = ()  # module:Name, each called with the env so far
     info_keys: tuple[str, ...] = ()  # kept on every step where `lean_info` drops the rest
     lean_info: bool = False
     needs_masks: bool = False  # the algorithm cannot do without
@@ -196,7 +196,7 @@ def _time_limited(env: Env, spec: EnvSpec) -> Env:
 
 
 def _from_entry_point(spec: EnvSpec, folder: str) -> Env:
-    creator = _look_up(spec.entry_point or "", spec.option, folder, "env.entry_point=my_game.envs:MyGame")
+    creator = look_up(spec.entry_point or "", spec.option, folder, "env.entry_point=my_game.envs:MyGame")
     if not callable(creator):
         raise EnvSpecError(f"{spec.option}: expected a class or function that builds the env, got {creator!r}")
     _check_kwargs(creator, spec.kwargs, spec)
@@ -207,27 +207,15 @@ def _from_entry_point(spec: EnvSpec, folder: str) -> Env:
     return _time_limited(_adapted(env, spec), spec)
 
 
-def _look_up(entry: str, option: str, folder: str, example: str) -> Any:
-    """What `module:Name` or `module:Outer.Name` leads to."""
-    module_name, _, path = entry.partition(":")
-    if not module_name or not path:
-        raise EnvSpecError(f"{option}: expected module:Name, e.g. {example}")
-    found: Any = import_user_module(module_name, folder, option)
-    for name in path.split("."):
-        if not hasattr(found, name):
-            raise EnvSpecError(_missing_name(entry, option, found, name))
-        found = getattr(found, name)
-    return found
-
-
 def _with_users_wrappers(env: Env, spec: EnvSpec, folder: str) -> Env:
     for entry in spec.wrappers:
-        option = f"env.wrappers entry {entry}"
-        wrapper = _look_up(entry, option, folder, "env.wrappers=[my_game.wrappers:Shaped]")
+        name, arguments = named(entry, "wrapper", "env.wrappers")
+        option = f"env.wrappers entry {name}"
+        wrapper = look_up(name, option, folder, "env.wrappers=[my_game.wrappers:Shaped]")
         if not callable(wrapper):
             raise EnvSpecError(f"{option}: expected a class or function that takes the env, got {wrapper!r}")
         try:
-            wrapped = wrapper(env)
+            wrapped = wrapper(env, **copy.deepcopy(arguments))
         except (Exception, SystemExit) as error:
             raise EnvSpecError(f"{option} could not wrap {env}: {blame(error)}") from error
         if not isinstance(wrapped, gymnasium.Env):
@@ -304,16 +292,6 @@ def _unknown_id(spec: EnvSpec, name: str, module: ModuleType | None, before: set
     return message + (hint or f"; if a package registers it, name that too: env.id=package:{name}")
 
 
-def _missing_name(entry: str, option: str, owner: Any, name: str) -> str:
-    module_name, _, path = entry.partition(":")
-    if path == name and name in gymnasium.registry:
-        return f"{option}: {name!r} is a registered id, not a class: use env.id={entry}"
-    public = [known for known in vars(owner) if not known.startswith("_")]
-    envs = [known for known in public if _is_env_class(getattr(owner, known))]
-    hint = did_you_mean(name, public) or (f"; envs there: {', '.join(envs)}" if envs else "")
-    return f"{option}: module {module_name!r} has no {name!r}{hint}"
-
-
 def _not_an_env(spec: EnvSpec, found: type) -> str:
     message = f"{spec.option} is not a gymnasium.Env but {found.__module__}.{found.__qualname__}"
     roots = {base.__module__.partition(".")[0] for base in found.__mro__}
@@ -324,10 +302,6 @@ def _not_an_env(spec: EnvSpec, found: type) -> str:
             "from step and (observation, info) from reset(seed=, options=)"
         )
     return f"{message}; the name must lead to a gymnasium.Env class or a function that returns one"
-
-
-def _is_env_class(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, gymnasium.Env) and value is not gymnasium.Env
 
 
 def _name_of(creator: Callable[..., Any]) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -82,6 +83,23 @@ def import_user_module(name: str, folder: str, option: str) -> ModuleType:
         raise EnvSpecError(f"{option}: importing module {name!r} failed: {blame(error)}") from error
 
 
+def look_up(entry: str, option: str, folder: str, example: str) -> Any:
+    """What `module:Name` or `module:Outer.Name` leads to; the module is installed, or lies in `folder`.
+
+    Raises:
+        EnvSpecError: it leads nowhere; `option` is named as the one to change.
+    """
+    module_name, _, path = entry.partition(":")
+    if not module_name or not path:
+        raise EnvSpecError(f"{option}: expected module:Name, e.g. {example}")
+    found: Any = import_user_module(module_name, folder, option)
+    for name in path.split("."):
+        if not hasattr(found, name):
+            raise EnvSpecError(_missing_name(entry, option, found, name))
+        found = getattr(found, name)
+    return found
+
+
 def _not_found(name: str, missing: str, folder: str, option: str) -> str:
     top = missing.split(".", maxsplit=1)[0]
     message = f"{option}: no module named {missing!r}, neither in {folder} nor among the installed packages"
@@ -108,3 +126,17 @@ def _short_path(filename: str) -> str:
         return str(Path(filename).relative_to(Path.cwd()))
     except ValueError:
         return filename
+
+
+def _missing_name(entry: str, option: str, owner: Any, name: str) -> str:
+    module_name, _, path = entry.partition(":")
+    if path == name and name in gymnasium.registry:
+        return f"{option}: {name!r} is a registered id, not a class: use env.id={entry}"
+    public = [known for known in vars(owner) if not known.startswith("_")]
+    envs = [known for known in public if _is_env_class(getattr(owner, known))]
+    hint = did_you_mean(name, public) or (f"; envs there: {', '.join(envs)}" if envs else "")
+    return f"{option}: module {module_name!r} has no {name!r}{hint}"
+
+
+def _is_env_class(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, gymnasium.Env) and value is not gymnasium.Env

@@ -1,6 +1,6 @@
 """Phases of a stock SB3 algorithm, seen from outside: nothing of SB3 is changed, so its numbers are not either.
 
-A wrapper around the env, hooks on the policy network and on the optimizer, and the callback's own events move one
+A wrapper around the env, hooks on the network that acts and on the optimizers, and the callback's own events move one
 `PhaseClock`. Forward and backward of an update cannot be told apart from outside: they are reported together as
 `train`, and `optim` is the optimizer's step (clipping lies in `train`).
 """
@@ -13,10 +13,19 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.save_util import recursive_getattr
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 from fasttrain.perf.clock import PhaseClock
+
+ACTING = ("actor", "q_net", "quantile_net")  # the network that chooses, where it is not the policy itself
+
+
+def optimizers_of(model: BaseAlgorithm) -> list[Any]:
+    """Every optimizer that SB3 saves with a model: one of PPO and DQN, up to three of SAC, none of ARS."""
+    names = (name for name in model._get_torch_save_params()[0] if name.endswith("optimizer"))
+    return [recursive_getattr(model, name) for name in names]
 
 
 class TimedVecEnv(VecEnvWrapper):
@@ -63,12 +72,11 @@ class StockPhases(BaseCallback):
 
     def _init_callback(self) -> None:
         policy: Any = self.model.policy
-        acting = getattr(policy, "q_net", policy)  # DQN acts through its Q-network, PPO through the policy itself
-        self._hooks = [
-            acting.register_forward_pre_hook(self._on_forward),
-            policy.optimizer.register_step_pre_hook(self._on_optimizer_step),
-            policy.optimizer.register_step_post_hook(self._after_optimizer_step),
-        ]
+        acting = next((getattr(policy, name) for name in ACTING if hasattr(policy, name)), policy)
+        self._hooks = [acting.register_forward_pre_hook(self._on_forward)]
+        for optimizer in optimizers_of(self.model):
+            self._hooks.append(optimizer.register_step_pre_hook(self._on_optimizer_step))
+            self._hooks.append(optimizer.register_step_post_hook(self._after_optimizer_step))
 
     def _on_forward(self, *_: Any) -> None:
         if self._collecting:

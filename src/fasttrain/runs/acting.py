@@ -8,14 +8,13 @@ for the PPO family.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
-from sb3_contrib import MaskablePPO
-from stable_baselines3 import DQN
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor, nn
@@ -25,6 +24,12 @@ from fasttrain.engines.heads import action_dims
 Arrays = dict[str, NDArray[Any]]
 MASKED_OUT = -1e8  # sb3-contrib's logit of an illegal action
 FAR = 10.0  # random observations of an unbounded space lie within ± this
+
+
+def reads_masks(policy: Any) -> bool:
+    """Whether its distribution takes action masks."""
+    found = getattr(policy, "get_distribution", None)
+    return found is not None and "action_masks" in inspect.signature(found).parameters
 
 
 class Input(NamedTuple):
@@ -42,10 +47,10 @@ class ActingPath(nn.Module):
     def __init__(self, model: BaseAlgorithm, shown: spaces.Space[Any], statistics: VecNormalize | None) -> None:
         """`shown`: the observations as the env shows them; `statistics`: those that the policy's are normalised by."""
         super().__init__()
-        self.net: Any = model.q_net if isinstance(model, DQN) else model.policy
-        self.is_q_net = isinstance(model, DQN)
+        self.is_q_net = hasattr(model.policy, "q_net")
+        self.net: Any = model.policy.q_net if self.is_q_net else model.policy
         self.space, self.action_space = model.observation_space, model.action_space
-        self.masked = isinstance(model, MaskablePPO)
+        self.masked = reads_masks(model.policy)
         # Categorical sub-actions; none for Box, nor for plain PPO's independent bits.
         is_bits = isinstance(self.action_space, spaces.MultiBinary) and not self.masked
         self.dims = [] if is_bits or isinstance(self.action_space, spaces.Box) else action_dims(self.action_space)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import platform
 import warnings
 from collections.abc import Callable
@@ -13,33 +14,22 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
-from sb3_contrib import MaskablePPO as StockMaskablePPO
-from sb3_contrib import RecurrentPPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecEnv
-from stable_baselines3.dqn import DQN as StockDQN  # noqa: N811
-from stable_baselines3.ppo import PPO as StockPPO  # noqa: N811 - a class named like a constant
 
 from fasttrain.algos.dqn import DQN
-from fasttrain.algos.ppo import PPO, MaskablePPO
 from fasttrain.batch import OPPONENTS_TURN
 from fasttrain.checks import parse_schedule
-from fasttrain.config import (
-    Config,
-    DQNConfig,
-    OnPolicyConfig,
-    RecurrentPPOConfig,
-    env_kwargs,
-    plays_itself,
-)
+from fasttrain.config import AlgoConfig, Config, env_kwargs, plays_itself
 from fasttrain.engines.kernels import why_not_fused
 from fasttrain.engines.kernels_q import why_not_fused as why_not_fused_q
 from fasttrain.engines.q_networks import DUELING_POLICIES
 from fasttrain.envs.make import EnvFactory, EnvSpec
 from fasttrain.envs.probe import ProbeResult
 from fasttrain.envs.retrace import Retraced
+from fasttrain.envs.user_code import look_up
 from fasttrain.errors import ConfigError, EnvSpecError, FastTrainError
 from fasttrain.flags import EnvFacts, Machine
 from fasttrain.kernel_jobs import KernelCall
@@ -85,7 +75,7 @@ def env_spec(config: Config) -> EnvSpec:
         action_repeat=config.action_repeat,
         info_keys=config.env.info_keys,
         lean_info=config.lean_info,
-        needs_masks=config.algo.name == "maskable_ppo",
+        needs_masks=config.algo.spec.masks == "must",
         use_masks=uses_masks(config),
         two_sided=plays_itself(config),
     )
@@ -93,9 +83,8 @@ def env_spec(config: Config) -> EnvSpec:
 
 def uses_masks(config: Config) -> bool:
     """Whether the algorithm looks at action masks."""
-    if isinstance(config.algo, DQNConfig):
-        return config.engine == "fast" and config.algo.use_masking
-    return config.algo.name == "maskable_ppo"
+    masks = config.algo.spec.masks
+    return masks == "must" or (masks == "may" and config.engine == "fast" and config.algo.use_masking)
 
 
 def survey_of(config: Config, console: Console) -> Survey:
@@ -135,7 +124,7 @@ def env_facts(
         check_spaces(config, asked.spec.option, built.action_space, built.observation_space)
         if built.lacks_masks:
             raise EnvSpecError(built.lacks_masks)
-        images = policy_for(config.algo.policy, built.observation_space).startswith("Cnn")
+        images = policy_for(config.algo.policy, built.observation_space, config.algo.spec.policies).startswith("Cnn")
         measured = measure()
         if not times and (measured is None or config.vec_env != "shared"):  # whose workers are fitted to envs that wait
             return EnvFacts(native, None, images=images)
@@ -145,11 +134,11 @@ def env_facts(
 
 def _check_envpool(config: Config) -> bool:
     what = f"env.id={config.env.id} of EnvPool"
-    if config.algo.name == "maskable_ppo":
+    if config.algo.spec.masks == "must":
         raise ConfigError(f"{what} has no action masks: take algo=ppo or dqn")
     env = _envpool(config, 1)
     check_spaces(config, what, env.action_space, env.observation_space)
-    return policy_for(config.algo.policy, env.observation_space).startswith("Cnn")
+    return policy_for(config.algo.policy, env.observation_space, config.algo.spec.policies).startswith("Cnn")
 
 
 def build_vec_env(
@@ -240,99 +229,85 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
 
     Either way `clock` will know the phases: a stock class is watched from outside, ours moves it itself.
     """
-    algo = config.algo
-    lstm = "Lstm" if isinstance(algo, RecurrentPPOConfig) else ""
-    policy = policy_for(algo.policy, env.observation_space, lstm)
-    shared: dict[str, Any] = {
-        "learning_rate": _schedule(algo.learning_rate, "algo.learning_rate"),
-        "gamma": algo.gamma,
-        "max_grad_norm": algo.max_grad_norm,
-        "batch_size": config.batch_size,
+    algo, spec = config.algo, config.algo.spec
+    fast = config.engine == "fast" and spec.has_fast
+    alias = policy_for(algo.policy, env.observation_space, spec.policies)
+    policy: Any = users(algo.policy, "algo.policy") if ":" in algo.policy else alias
+    arguments = {
+        **_arguments(config),
         "policy_kwargs": _policy_kwargs(algo),
         "seed": config.seed,
-        "device": pick_device(config.device, policy),
+        "device": pick_device(config.device, alias),
         "verbose": 0,
     }
-    if isinstance(algo, DQNConfig):
-        return _build_dqn(config, algo, env, clock, {"policy": policy, **shared, **_dqn_kwargs(config, algo)})
-    shared.update(_ppo_kwargs(config, algo))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "You have specified a mini-batch size", UserWarning)  # the plan says it
-        if config.engine == "stock":
-            classes = {"ppo": StockPPO, "maskable_ppo": StockMaskablePPO, "recurrent_ppo": RecurrentPPO}
-            stock: Any = classes[algo.name]
-            return stock(policy, TimedVecEnv(env, clock), **shared)  # type: ignore[no-any-return]
-        fast: Any = PPO if algo.name == "ppo" else MaskablePPO
-        model = fast(policy, env, **shared)
+        if not fast:
+            return spec.load(fast)(policy, TimedVecEnv(env, clock), **arguments)  # type: ignore[no-any-return]
+        if spec.off_policy:
+            policy, more = _of_ours(algo, policy)
+            arguments |= more
+        model = spec.load(fast)(policy, env, **arguments)
+    _put_to_work(model, config, clock)
+    return model  # type: ignore[no-any-return]
+
+
+def _arguments(config: Config) -> dict[str, Any]:
+    """The stock class's constructor arguments, from `algo.` and from the flags that stand for some of them."""
+    algo, spec = config.algo, config.algo.spec
+    found: dict[str, Any] = {}
+    for name, (kind, _) in spec.arguments().items():
+        if name in spec.keys():  # noqa: SIM118 - a method
+            value = getattr(algo, name)
+            is_schedule = kind.startswith("schedule") and value is not None
+            found[name] = _schedule(value, f"algo.{name}") if is_schedule else value
+    if spec.minibatches:
+        found["batch_size"] = config.batch_size
+    if spec.on_policy:
+        found["n_steps"] = algo.rollout_size // config.num_envs
+    if spec.off_policy:
+        found |= {"learning_starts": config.warmup_steps, "train_freq": 1, "gradient_steps": config.updates_per_step}
+    return found
+
+
+def _of_ours(algo: AlgoConfig, policy: str) -> tuple[Any, dict[str, Any]]:
+    """The policy and the arguments that our DQN takes besides stock's."""
+    prioritized = {"alpha": algo.per_alpha, "beta": algo.per_beta} if algo.prioritized else None
+    more = {"double_q": algo.double_q, "loss": algo.loss, "prioritized": prioritized, "use_masking": algo.use_masking}
+    return DUELING_POLICIES[policy] if algo.dueling else policy, more
+
+
+def _put_to_work(model: Any, config: Config, clock: PhaseClock) -> None:
+    """What flags ask of our classes that is no constructor argument."""
     model._fast.clock = clock
+    if config.algo.spec.off_policy:
+        model._fast.local_random_actions = config.local_random_actions
+        if config.fused_update == "on":
+            model.use_kernels()
+        if config.prefetch == "on":
+            model.prefetch_batches(config.deterministic)
+        return
     model._fast.lends_observations = True  # the run's own callback keeps none
     model._fast.pipeline = config.pipeline if isinstance(config.pipeline, int) else 1
     model._fast.first_ready = config.async_envs
     if config.fused_update == "on":
         model.use_kernels(usable_cores())
-    return model  # type: ignore[no-any-return]
 
 
-def _build_dqn(
-    config: Config, algo: DQNConfig, env: VecEnv, clock: PhaseClock, arguments: dict[str, Any]
-) -> BaseAlgorithm:
-    if config.engine == "stock":
-        return StockDQN(env=TimedVecEnv(env, clock), **arguments)
-    if algo.dueling:
-        arguments["policy"] = DUELING_POLICIES[arguments["policy"]]
-    prioritized = {"alpha": algo.per_alpha, "beta": algo.per_beta} if algo.prioritized else None
-    model = DQN(
-        env=env,
-        double_q=algo.double_q,
-        loss=algo.loss,
-        prioritized=prioritized,
-        use_masking=algo.use_masking,
-        **arguments,
-    )
-    model._fast.clock = clock
-    model._fast.local_random_actions = config.local_random_actions
-    if config.fused_update == "on":
-        model.use_kernels()
-    if config.prefetch == "on":
-        model.prefetch_batches(config.deterministic)
-    return model
+def users(name: str, key: str) -> Any:
+    """What the user's `module:Name` leads to, from a package or from the working directory.
+
+    Raises:
+        EnvSpecError: nowhere; says what is there.
+    """
+    return look_up(name, f"{key}={name}", os.getcwd(), f"{key}=my_game.networks:Mine")
 
 
-def _ppo_kwargs(config: Config, algo: OnPolicyConfig) -> dict[str, Any]:
-    clip_range_vf = algo.clip_range_vf
-    return {
-        "n_steps": algo.rollout_size // config.num_envs,
-        "n_epochs": algo.n_epochs,
-        "gae_lambda": algo.gae_lambda,
-        "clip_range": _schedule(algo.clip_range, "algo.clip_range"),
-        "clip_range_vf": None if clip_range_vf is None else _schedule(clip_range_vf, "algo.clip_range_vf"),
-        "normalize_advantage": algo.normalize_advantage,
-        "ent_coef": algo.ent_coef,
-        "vf_coef": algo.vf_coef,
-        "target_kl": algo.target_kl,
-    }
-
-
-def _dqn_kwargs(config: Config, algo: DQNConfig) -> dict[str, Any]:
-    return {
-        "buffer_size": algo.buffer_size,
-        "learning_starts": config.warmup_steps,
-        "train_freq": 1,
-        "gradient_steps": config.updates_per_step,
-        "tau": algo.tau,
-        "target_update_interval": algo.target_update_interval,
-        "exploration_fraction": algo.exploration_fraction,
-        "exploration_initial_eps": algo.exploration_initial_eps,
-        "exploration_final_eps": algo.exploration_final_eps,
-        "n_steps": algo.n_steps,
-    }
-
-
-def _policy_kwargs(algo: OnPolicyConfig | DQNConfig) -> dict[str, Any]:
-    kwargs: dict[str, Any] = {}
-    if isinstance(algo, RecurrentPPOConfig):
-        for name in ("lstm_hidden_size", "n_lstm_layers", "enable_critic_lstm", "shared_lstm"):
-            kwargs[name] = getattr(algo, name)
+def _policy_kwargs(algo: AlgoConfig) -> dict[str, Any]:
+    kwargs: dict[str, Any] = {name: getattr(algo, name) for name in algo.spec.extras if algo.spec.recurrent}
+    for name, value in algo.policy_kwargs.items():
+        is_class = isinstance(value, str) and ":" in value
+        kwargs[name] = users(value, f"algo.policy_kwargs.{name}") if is_class else value
     if algo.net_arch is not None:
         arch = algo.net_arch
         kwargs["net_arch"] = {k: list(v) for k, v in arch.items()} if isinstance(arch, dict) else list(arch)
@@ -360,7 +335,7 @@ def settle_fused_update(plan: Plan, model: BaseAlgorithm) -> Plan:
     Raises:
         ConfigError: `fused_update=on` was asked for by name and they cannot do anything.
     """
-    if plan.config.fused_update != "on" or not isinstance(model, (PPO, MaskablePPO, DQN)):
+    if plan.config.fused_update != "on" or not hasattr(model, "use_kernels"):
         return plan
     requested = {row.flag: row.requested for row in plan.rows}
     threads = requested["torch_threads"]

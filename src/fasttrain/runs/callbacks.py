@@ -19,13 +19,14 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
-from fasttrain.algos.dqn import DQN
 from fasttrain.buffers.prefetch import Prefetching
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.config import Config
 from fasttrain.engines.causes import check_step
 from fasttrain.machine import process_age_s
+from fasttrain.perf.stock import optimizers_of
 from fasttrain.perf.windows import PerfMeter
+from fasttrain.runs.loggers import UsersCallbacks
 from fasttrain.runs.logs import EpisodeLog
 from fasttrain.runs.progress import Progress
 from fasttrain.runs.quality_keys import QualityKeys
@@ -117,6 +118,7 @@ class Parts:
     collect_evaluations: Callable[[], None]  # of those beside training, at every rollout's start
     checkpoints: Checkpoints
     change_engine: Callable[[], None]  # at a rollout's start, after the checkpoint
+    users: UsersCallbacks
     saving: Saving
     say: Callable[[str], None]
 
@@ -146,8 +148,9 @@ class RunCallback(BaseCallback):
         self._checks_steps = self._nan_guard and self._fast is None  # a stock class; ours look for themselves
         if self._fast is not None and self._fast.guard is not None:
             self._fast.guard.say = self.parts.say
-        optimizer: Any = self.model.policy.optimizer
-        self._hooks = [] if self._fast else [optimizer.register_step_post_hook(self._count_update)]
+        self._counts_itself = isinstance(self.model, OffPolicyAlgorithm)
+        watched = [] if self._fast is not None or self._counts_itself else optimizers_of(self.model)[:1]
+        self._hooks = [optimizer.register_step_post_hook(self._count_update) for optimizer in watched]
         progress = self.parts.progress
         self._updates_before = progress.updates
         self.parts.meter.start(progress.env_steps, progress.updates)
@@ -161,6 +164,8 @@ class RunCallback(BaseCallback):
         progress = self.parts.progress
         if self._fast is not None:
             progress.updates = self._fast.gradient_updates
+        elif self._counts_itself:
+            progress.updates = int(self.model._n_updates)  # type: ignore[attr-defined]
         if progress.first_update_s is None and progress.updates > self._updates_before:
             progress.first_update_s = round(process_age_s(), 3)
 
@@ -221,6 +226,8 @@ class RunCallback(BaseCallback):
         parts = self.parts
         if parts.stop.requested:
             return Stop("signal", f"stopped at {self.num_timesteps:,} steps: by a signal")
+        if parts.users.stopped_by:
+            return Stop("callback", f"stopped at {self.num_timesteps:,} steps: by {parts.users.stopped_by}")
         if not parts.stopping.active:
             return None
         with parts.meter.clock.phase("log"):
@@ -268,9 +275,11 @@ def _dump_logs(model: BaseAlgorithm) -> None:
 
 def replay_dict(model: BaseAlgorithm) -> dict[str, Any] | None:
     """Fill and size of the buffer, and how often prefetched batches were ready; None for other algorithms."""
-    if not isinstance(model, DQN) or not isinstance(model.replay_buffer, ReplayStorage):
+    fast: Any = getattr(model, "_fast", None)
+    storage = getattr(model, "replay_buffer", None)
+    if fast is None or not isinstance(storage, ReplayStorage):
         return None
-    storage, sampler = model.replay_buffer, model._fast.sampler
+    sampler = fast.sampler
     facts: dict[str, Any] = {
         "transitions": storage.size() * storage.n_envs,
         "capacity": storage.buffer_size * storage.n_envs,

@@ -94,7 +94,7 @@ def run_checkup(config: Config, folder: Path, console: Console, survey: Survey) 
 def _notes(result: CheckupResult, config: Config) -> list[str]:
     """What is no fault of the env's, and worth a line."""
     notes = [f"not checked: {text}" for text in result.not_checked]
-    if result.masks_ignored and config.algo.name != "dqn":  # which reads masks, unless it was told not to
+    if result.masks_ignored and config.algo.spec.masks == "no":
         notes.append(f"the env offers action masks and algo={config.algo.name} ignores them: take algo=maskable_ppo")
     return notes
 

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 from torch import Tensor
 
 from fasttrain.engines.heads import action_dims
+from fasttrain.runs.acting import reads_masks
 
 
 class Choice(NamedTuple):
@@ -44,10 +44,12 @@ def best_choices(
     policy.set_training_mode(False)
     with torch.no_grad():
         tensors = policy.obs_to_tensor(observations)[0]
-        if isinstance(model, DQN):
+        if hasattr(policy, "q_net"):
             kind, scores = "Q-value", _split(policy.q_net(tensors), action_dims(model.action_space))
+        elif hasattr(policy, "quantile_net"):
+            kind, scores = "Q-value", [policy.quantile_net(tensors).mean(dim=1)]
         else:
-            kind, scores = "probability", _log_probabilities(model, tensors, action_masks)
+            kind, scores = "probability", _log_probabilities(policy, tensors, action_masks)
     if not scores:
         return []
     if action_masks is not None:
@@ -65,12 +67,11 @@ def _split(tensor: Tensor, dims: Sequence[int]) -> list[Tensor]:
     return list(torch.split(tensor, list(dims), dim=1))
 
 
-def _log_probabilities(model: BaseAlgorithm, tensors: Any, action_masks: NDArray[np.bool_] | None) -> list[Tensor]:
+def _log_probabilities(policy: Any, tensors: Any, action_masks: NDArray[np.bool_] | None) -> list[Tensor]:
     """(1, A) of every sub-action; none where the policy draws no choices or remembers."""
-    policy: Any = model.policy
-    if hasattr(policy, "lstm_actor"):
+    if hasattr(policy, "lstm_actor") or not hasattr(policy, "get_distribution"):
         return []
-    extra = {} if isinstance(model, PPO) else {"action_masks": action_masks}
+    extra = {"action_masks": action_masks} if reads_masks(policy) else {}
     distribution = policy.get_distribution(tensors, **extra)
     inner = getattr(distribution, "distributions", None) or distribution.distribution
     parts = inner if isinstance(inner, list) else [inner]

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from fasttrain.buffers import n_step, prioritized
-from fasttrain.config import Config, DQNConfig
+from fasttrain.config import Config
 from fasttrain.engines import kernels, kernels_q
 from fasttrain.kernel_jobs import Compiler, KernelCall, compile_all
 from fasttrain.machine import usable_cores
@@ -24,7 +24,7 @@ def learner_calls(config: Config) -> list[KernelCall]:
     """The kernels that this run acts and learns by; none where it has no compiled ones."""
     if config.fused_update != "on":
         return []
-    if isinstance(config.algo, DQNConfig):
+    if config.algo.spec.off_policy:
         return kernels_q.kernel_calls()
     in_groups = config.async_envs or config.pipeline not in (1, "auto")
     return kernels.kernel_calls(in_groups)
@@ -32,7 +32,7 @@ def learner_calls(config: Config) -> list[KernelCall]:
 
 def replay_calls(config: Config) -> list[KernelCall]:
     """The kernels that a replay buffer draws by, whichever engine learns: they are waited for."""
-    if not isinstance(config.algo, DQNConfig):
+    if not config.algo.spec.off_policy or config.engine == "stock":
         return []
     by_priority = prioritized.kernel_calls() if config.algo.prioritized else []
     return by_priority + (n_step.kernel_calls() if config.algo.n_steps > 1 else [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,6 @@ from stable_baselines3.common.preprocessing import is_image_space
 from fasttrain.config import Config
 from fasttrain.errors import ConfigError, EnvSpecError
 
-ACTION_SPACES: dict[str, tuple[type[spaces.Space[Any]], ...]] = {
-    "dqn": (spaces.Discrete, spaces.MultiDiscrete),  # the stock class: Discrete alone
-    "maskable_ppo": (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
-    "ppo": (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box),
-    "recurrent_ppo": (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box),
-}
 OBSERVATION_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
@@ -50,21 +45,23 @@ def check_spaces(config: Config, what: str, action: spaces.Space[Any], observati
         EnvSpecError: the algorithm has no such actions.
         ConfigError: the policy or a wrapper is not for such observations.
     """
-    name = config.algo.name
-    kinds = (spaces.Discrete,) if name == "dqn" and config.engine == "stock" else ACTION_SPACES[name]
-    if not isinstance(action, kinds):
-        wanted = " or ".join(kind.__name__ for kind in kinds)
-        raise EnvSpecError(f"{what} has {action} actions, algo={name} needs {wanted}; take another algo")
+    spec = config.algo.spec
+    wanted = spec.stock_actions if config.engine == "stock" and spec.stock_actions else spec.actions
+    if not isinstance(action, tuple(getattr(spaces, kind) for kind in wanted)):
+        raise EnvSpecError(
+            f"{what} has {action} actions, algo={spec.name} needs {' or '.join(wanted)}; take another algo"
+        )
     if isinstance(action, (spaces.Discrete, spaces.MultiDiscrete)) and np.any(action.start):
         raise EnvSpecError(
             f"{what} counts its actions from {action.start}; SB3 sends 0 to n - 1: shift them in the env"
         )
     parts = list(observation.values()) if isinstance(observation, spaces.Dict) else [observation]
     if odd := next((part for part in parts if not isinstance(part, OBSERVATION_SPACES)), None):
-        wanted = ", ".join(kind.__name__ for kind in OBSERVATION_SPACES)
-        raise EnvSpecError(f"{what} observes {odd}; SB3's policies read {wanted} or a Dict of them")
-    lstm = "Lstm" if name == "recurrent_ppo" else ""
-    policy = policy_for(config.algo.policy, observation, lstm).replace("Lstm", "")
+        known = ", ".join(kind.__name__ for kind in OBSERVATION_SPACES)
+        raise EnvSpecError(f"{what} observes {odd}; SB3's policies read {known} or a Dict of them")
+    policy = policy_for(config.algo.policy, observation, spec.policies).replace("Lstm", "")
+    if policy not in (each.replace("Lstm", "") for each in spec.policies):
+        raise EnvSpecError(f"{what} observes {observation}, algo={spec.name} has no {policy}; take another algo")
     if (policy == "MultiInputPolicy") != isinstance(observation, spaces.Dict):
         raise ConfigError(
             f"algo.policy={config.algo.policy} does not suit {what}, which observes {observation}; take auto"
@@ -90,10 +87,12 @@ def is_normalisable(space: spaces.Space[Any]) -> bool:
     return isinstance(space, spaces.Box) and not is_image_space(space)
 
 
-def policy_for(name: str, space: spaces.Space[Any], lstm: str = "") -> str:
-    """SB3's alias for `auto`: by the kind of observations; `lstm` is "Lstm" for a policy that remembers."""
-    if name != "auto":
+def policy_for(name: str, space: spaces.Space[Any], policies: Sequence[str]) -> str:
+    """SB3's alias for `auto` and for a class of the user's own, by the kind of observations.
+
+    `policies` are the algorithm's own, which may remember.
+    """
+    if name != "auto" and ":" not in name:
         return name
-    if isinstance(space, spaces.Dict):
-        return f"MultiInput{lstm}Policy"
-    return f"Cnn{lstm}Policy" if is_image_space(space) else f"Mlp{lstm}Policy"
+    kind = "MultiInput" if isinstance(space, spaces.Dict) else "Cnn" if is_image_space(space) else "Mlp"
+    return next((policy for policy in policies if policy.startswith(kind)), f"{kind}Policy")

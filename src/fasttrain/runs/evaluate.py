@@ -193,7 +193,7 @@ def evaluate_both(
     own = config if config.vec_env == "native" else dataclasses.replace(config, vec_env="dummy")
     statistics = model.get_vec_normalize_env() if statistics is None else statistics
     count = config.eval.num_envs or min(config.eval.episodes, 64 if config.vec_env == "native" else 8)
-    ways = ["greedy", "sampled"] if sampled and config.algo.name != "dqn" else ["greedy"]
+    ways = ["greedy", "sampled"] if sampled and not config.algo.spec.greedy else ["greedy"]
     quality, keys = Quality(), QualityKeys.of(config.env)
     with activity(console, "evaluating") as doing:
         env = build_vec_env(own, count, config.eval.seed, statistics, doing.now)

@@ -156,11 +156,14 @@ def _draft(path: Path) -> Path:
 
 def _load(folder: Path, stem: str, trust: bool) -> Trained:
     config, model = load_run(folder, f"{stem}.zip", trust)
-    if config.algo.name == "recurrent_ppo":
-        raise ConfigError(
-            "recurrent_ppo cannot be exported: its LSTM's states go from step to step, the exported path has "
-            "observations only; load model.zip by sb3_contrib.RecurrentPPO"
+    spec = config.algo.spec
+    if spec.exports == "no":
+        why = (
+            "its LSTM's states go from step to step, the exported path has observations only"
+            if spec.recurrent
+            else ("there is no exported path of its kind of network")
         )
+        raise ConfigError(f"{spec.name} cannot be exported: {why}; load model.zip by {spec.stock.replace(':', '.')}")
     if "obs" not in config.env.normalize:
         return Trained(config, model, None)
     env = one_env(config, find_statistics(config, folder / f"{stem}.zip", trust))

@@ -1,13 +1,34 @@
-"""progress.csv of a resumed run: SB3's own file, gone on with instead of begun anew."""
+"""Loggers and callbacks that a configuration names: SB3's, ours and the user's.
+
+progress.csv of a resumed run is SB3's own file, gone on with instead of begun anew.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
+import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
-from stable_baselines3.common.logger import CSVOutputFormat, HumanOutputFormat, KVWriter, Logger
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList
+from stable_baselines3.common.logger import (
+    CSVOutputFormat,
+    HumanOutputFormat,
+    KVWriter,
+    Logger,
+    TensorBoardOutputFormat,
+)
+
+from fasttrain.config import Config
+from fasttrain.envs.user_code import blame, look_up
+from fasttrain.errors import ConfigError
+from fasttrain.perf.clock import PhaseClock
+from fasttrain.typed import Named, did_you_mean, named
+
+T = TypeVar("T")
 
 STEPS = "time/total_timesteps"
 
@@ -45,13 +66,55 @@ class ContinuedCSV(CSVOutputFormat):
         self.file.seek(0, io.SEEK_END)
 
 
-def continued_logger(folder: str, formats: list[str]) -> Logger:
-    """As SB3's `configure`, for a folder with the files of a run that goes on."""
-    writers: list[KVWriter] = [
-        ContinuedCSV(Path(folder) / "progress.csv") if name == "csv" else HumanOutputFormat(sys.stdout)
-        for name in formats
-    ]
-    return Logger(folder, writers)
+def make_logger(config: Config, folder: Path, continued: bool) -> Logger:
+    """Where SB3's statistics go, under SB3's names over env steps: as `loggers` lists it, else as `train_log_…` say.
+
+    Args:
+        continued: the files of a run that is resumed are gone on with.
+
+    Raises:
+        ConfigError: a logger is unknown, cannot be made, or is no `KVWriter`.
+    """
+    wanted: list[Named] = list(config.loggers or ())
+    if config.loggers is None and config.train_log_enabled:
+        wanted = [*(["csv"] if config.train_log_to_file else []), *(["stdout"] if config.train_log_to_console else [])]
+    return Logger(str(folder), [_writer(entry, folder, continued) for entry in wanted])
+
+
+def _writer(entry: Named, folder: Path, continued: bool) -> KVWriter:
+    name, arguments = named(entry, "logger", "loggers")
+    if name == "csv":
+        file = folder / "progress.csv"
+        return ContinuedCSV(file) if continued else CSVOutputFormat(str(file))
+    if name == "stdout":
+        return HumanOutputFormat(sys.stdout)
+    if name == "tensorboard":
+        try:
+            return TensorBoardOutputFormat(str(folder / "tensorboard"))
+        except AssertionError as error:
+            raise ConfigError("loggers: tensorboard is not installed; pip install tensorboard") from error
+    if ":" not in name:
+        known = ("csv", "stdout", "tensorboard")
+        raise ConfigError(
+            f"loggers: {name!r} is none of {', '.join(known)}, nor module:Class{did_you_mean(name, known)}"
+        )
+    return made(name, arguments, "loggers", KVWriter)
+
+
+def made(name: str, arguments: Mapping[str, Any], key: str, kind: type[T]) -> T:
+    """An instance of the user's class `module:Class`.
+
+    Raises:
+        ConfigError: there is no such class, it does not take the arguments, or it is no `kind`.
+    """
+    found = look_up(name, f"{key}: {name}", os.getcwd(), f"{key}=[my_game.parts:Mine]")
+    try:
+        part = found(**arguments)
+    except Exception as error:
+        raise ConfigError(f"{key}: {name} could not be made with {dict(arguments)}: {blame(error)}") from error
+    if not isinstance(part, kind):
+        raise ConfigError(f"{key}: {name} must be a {kind.__module__}.{kind.__name__}, it is {part!r:.80}")
+    return part
 
 
 def cut_back(logger: Logger, env_steps: int) -> None:
@@ -66,3 +129,20 @@ def _steps_of(cell: str) -> float:
         return float(cell)
     except ValueError:
         return 0.0
+
+
+class UsersCallbacks(CallbackList):
+    """The callbacks that `callbacks` names. Their time is phase `log`; one that returns False ends the training."""
+
+    def __init__(self, config: Config, clock: PhaseClock) -> None:
+        entries = [named(entry, "callback", "callbacks") for entry in config.callbacks]
+        super().__init__([made(name, arguments, "callbacks", BaseCallback) for name, arguments in entries])
+        self.clock = clock
+        self.stopped_by = ""
+
+    def _on_step(self) -> bool:
+        with self.clock.phase("log"):
+            for callback in self.callbacks:
+                if not callback.on_step():
+                    self.stopped_by = self.stopped_by or type(callback).__name__
+        return True

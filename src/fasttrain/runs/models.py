@@ -17,7 +17,7 @@ import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
-from fasttrain.config import Config, DQNConfig, against_bots
+from fasttrain.config import Config, against_bots
 from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.build import build_algorithm, build_vec_env, uses_masks
@@ -28,8 +28,8 @@ from fasttrain.saving.tensors import read_tensors
 
 # Everything that SB3 2 (tensors.pth: 0.x) and sb3-contrib write for the algorithms here.
 MEMBERS = frozenset(
-    ("data", "policy.pth", "policy.optimizer.pth", "pytorch_variables.pth", "tensors.pth",
-     "_stable_baselines3_version", "system_info.txt")
+    ("data", "policy.pth", "policy.optimizer.pth", "actor.optimizer.pth", "critic.optimizer.pth",
+     "ent_coef_optimizer.pth", "pytorch_variables.pth", "tensors.pth", "_stable_baselines3_version", "system_info.txt")
 )  # fmt: skip
 MOST_DATA_BYTES = 64 << 20  # 1 MB is usual; the last observations of many envs are in it
 MOST_WEIGHT_BYTES = 8 << 30
@@ -88,7 +88,7 @@ def load_policy(config: Config, file: Path, trust: bool = False) -> BaseAlgorith
     _fill(model, stored.weights, file)
     steps, exploration = stored.facts.get("num_timesteps"), stored.facts.get("exploration_rate")
     model.num_timesteps = steps if type(steps) is int and 0 <= steps < 2**63 else 0
-    if isinstance(config.algo, DQNConfig) and isinstance(exploration, (int, float)) and 0 <= exploration <= 1:
+    if hasattr(model, "exploration_rate") and isinstance(exploration, (int, float)) and 0 <= exploration <= 1:
         model.exploration_rate = float(exploration)  # type: ignore[attr-defined]
     return model
 
@@ -99,10 +99,11 @@ def bare_model(config: Config) -> BaseAlgorithm:
     Its spaces are those of the env, which is built for that and closed again. Buffers are as small as they can be.
     """
     config = against_bots(config)
-    small: dict[str, Any] = {"rollout_size": 2}
+    spec = config.algo.spec
+    small: dict[str, Any] = {"rollout_size": 2} if spec.on_policy else {"buffer_size": 1, "n_steps": 1}
     engine: Literal["stock", "fast"] = "stock"
-    if isinstance(config.algo, DQNConfig):  # ours plays with masks, and has heads that stock has not
-        small = {"buffer_size": 1, "prioritized": False, "n_steps": 1, "use_masking": uses_masks(config)}
+    if spec.off_policy and spec.has_fast:  # ours plays with masks, and has heads that stock has not
+        small |= {"prioritized": False, "use_masking": uses_masks(config)}
         engine = "fast"
     own = dataclasses.replace(
         config,
@@ -206,17 +207,7 @@ def _fill(model: BaseAlgorithm, weights: dict[str, torch.Tensor], file: Path) ->
 
 
 def _load_trusted(config: Config, file: Path) -> BaseAlgorithm:
-    from sb3_contrib import MaskablePPO, RecurrentPPO
-    from stable_baselines3 import PPO
-
-    from fasttrain.algos.dqn import DQN
-
-    classes: dict[str, type[BaseAlgorithm]] = {
-        "maskable_ppo": MaskablePPO,
-        "ppo": PPO,
-        "recurrent_ppo": RecurrentPPO,
-        "dqn": DQN,
-    }
+    spec = config.algo.spec
     # It needs no replay buffer, which may be too large for this machine.
-    small: dict[str, Any] = {"buffer_size": 1} if config.algo.name == "dqn" else {}
-    return classes[config.algo.name].load(file, device="cpu", **small)
+    small: dict[str, Any] = {"buffer_size": 1} if spec.off_policy else {}
+    return spec.load(spec.off_policy).load(file, device="cpu", **small)  # type: ignore[no-any-return]

@@ -151,12 +151,14 @@ def _seated(trained: Config, opponent: str | None) -> Config:
 
 def _both_sides(config: Config) -> Config:
     """The same, if the agent can play both sides."""
-    for key, value, usual in (("algo", config.algo.name, ""), ("env.frame_stack", config.env.frame_stack, 1)):
-        if value == "recurrent_ppo" or (key == "env.frame_stack" and value != usual):
-            raise ConfigError(
-                f"play with {key}={value}: what such an agent remembers would be of both sides; watch it against one "
-                "of the game's own opponents"
-            )
+    remembers = f"algo={config.algo.name}" if config.algo.spec.recurrent else ""
+    if config.env.frame_stack > 1:
+        remembers = f"env.frame_stack={config.env.frame_stack}"
+    if remembers:
+        raise ConfigError(
+            f"play with {remembers}: what such an agent remembers would be of both sides; watch it against one "
+            "of the game's own opponents"
+        )
     return config
 
 

@@ -29,7 +29,7 @@ from fasttrain.runs.progress import Moments, fit_line
 RECENT_EPISODES = 100
 BLOCKS_PER_PATIENCE = 10
 ERRORS = 2.0
-StoppedBy = Literal["horizon", "reward", "plateau", "time", "signal"]
+StoppedBy = Literal["horizon", "reward", "plateau", "time", "signal", "callback"]
 
 
 class Stop(NamedTuple):

@@ -15,7 +15,6 @@ import torch
 from rich.console import Console
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain import __version__
@@ -51,7 +50,7 @@ from fasttrain.runs.evaluate import Quality, evaluate_both
 from fasttrain.runs.evaluator import Evaluator
 from fasttrain.runs.folders import clear
 from fasttrain.runs.light_torch import leave_compiler_out
-from fasttrain.runs.loggers import continued_logger
+from fasttrain.runs.loggers import UsersCallbacks, make_logger
 from fasttrain.runs.logs import EpisodeLog
 from fasttrain.runs.opponents import SnapshotCallback, pool_for, save_pool
 from fasttrain.runs.profiling import check_profiler, profiling
@@ -142,6 +141,7 @@ class Run:
         self.saving = Saving(self.say)
         self.stop = StopFlag()
         self.stopping = stopping_for(config)
+        self.users = UsersCallbacks(config, self.clock)
         if torch.are_deterministic_algorithms_enabled() != config.deterministic:  # the call imports a compiler, 3 s
             torch.use_deterministic_algorithms(config.deterministic)
         if config.use_compile != "on":
@@ -180,10 +180,9 @@ class Run:
         model = build_algorithm(config, self.env, self.clock)
         if (replay := replay_dict(model)) is not None:  # np.zeros takes the memory page by page, as it is written
             self.say(f"replay buffer: {replay['capacity']:,} transitions, {replay['memory_bytes']:,} bytes when full")
-        formats = ["csv"] if config.train_log_to_file and config.train_log_enabled else []
-        formats += ["stdout"] if config.train_log_to_console and config.train_log_enabled else []
-        make_logger = continued_logger if self.resumes else configure
-        model.set_logger(make_logger(str(self.folder), formats))
+        model.set_logger(make_logger(config, self.folder, bool(self.resumes)))
+        if self.users.callbacks and hasattr(model, "_fast"):
+            model._fast.lends_observations = False  # they may keep what they are shown
         return model
 
     def _build_checkpoints(self) -> Checkpoints:
@@ -211,6 +210,7 @@ class Run:
             collect_evaluations=self.evaluator.collect,
             checkpoints=self.checkpoints,
             change_engine=self.change_engine,
+            users=self.users,
             saving=self.saving,
             say=self.say,
         )
@@ -223,7 +223,7 @@ class Run:
             callbacks.append(self.snapshots)
         self.startup_s = process_age_s()
         with profiling(self.config.profiler, self.folder, self.say) as watching, self.callback.parts.live:
-            callbacks += [*watching, self.callback]
+            callbacks += [*watching, self.users, self.callback]
             done = self.model.num_timesteps
             more: Any = {"callback": callbacks, "log_interval": None, "reset_num_timesteps": not self.resumed_at}
             self.model.learn(self.config.total_timesteps - done, **more)

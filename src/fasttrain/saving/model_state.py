@@ -34,6 +34,7 @@ COUNTERS = (
     "exploration_rate",
 )  # fmt: skip
 FAST_COUNTERS = ("gradient_updates", "skipped_steps")
+OPTIMIZER = "policy.optimizer"  # the one that most algorithms have
 SEEN = ("_last_obs", "_last_original_obs", "_last_episode_starts")
 
 
@@ -48,7 +49,14 @@ def model_state(model: BaseAlgorithm) -> tuple[State, Arrays]:
         "log": _log_state(model.logger),
     }
     arrays: Arrays = {}
-    state["policy"] = _add_policy(arrays, "policy", model.policy)
+    names, tensor_names = model._get_torch_save_params()
+    more = [name for name in names if name.endswith("optimizer") and name != OPTIMIZER]
+    if OPTIMIZER in names:
+        state["policy"] = _add_policy(arrays, "policy", model.policy)
+    else:
+        arrays |= _weights("policy", model.policy)
+    state["optimizers"] = {name: _add_optimizer(arrays, name, recursive_getattr(model, name)) for name in more}
+    arrays |= {f"tensors/{name}": _host(recursive_getattr(model, name)) for name in tensor_names}
     for name in SEEN:
         arrays |= _observations(name, getattr(model, name, None))
     if fast is not None:
@@ -84,7 +92,18 @@ def load_model_state(model: BaseAlgorithm, state: Mapping[str, Any], arrays: Map
     model.ep_success_buffer = deque(state["successes"], maxlen=model._stats_window_size)
     load_space_state(model.action_space, state["action_space"])
     _load_log(model.logger, state["log"])
-    _load_policy(arrays, "policy", model.policy, state["policy"])
+    names, tensor_names = model._get_torch_save_params()
+    if OPTIMIZER in names:
+        _load_policy(arrays, "policy", model.policy, state["policy"])
+    else:
+        _load_weights(arrays, "policy", model.policy)
+    for name, stored in state.get("optimizers", {}).items():
+        if name not in names:
+            raise ConfigError(f"the checkpoint has an optimizer {name}, this run's algorithm none of that name")
+        _load_optimizer(arrays, name, recursive_getattr(model, name), stored)
+    for name in tensor_names:
+        with torch.no_grad():
+            _put(recursive_getattr(model, name), arrays[f"tensors/{name}"], name)
     for name in SEEN:
         if hasattr(model, name):
             found = _own_observations(arrays, name)
@@ -144,13 +163,20 @@ def _add_overlap(arrays: Arrays, overlap: Any) -> State | None:
 
 def _add_policy(arrays: Arrays, prefix: str, policy: Any) -> State:
     """Parameters and the optimizer's tensors into `arrays`; the optimizer's settings."""
-    arrays.update({f"{prefix}/{name}": _host(tensor) for name, tensor in policy.state_dict().items()})
-    optimizer: torch.optim.Optimizer = policy.optimizer
+    arrays.update(_weights(prefix, policy))
+    return _add_optimizer(arrays, f"{prefix}_optimizer", policy.optimizer)
+
+
+def _weights(prefix: str, module: Any) -> Arrays:
+    return {f"{prefix}/{name}": _host(tensor) for name, tensor in module.state_dict().items()}
+
+
+def _add_optimizer(arrays: Arrays, prefix: str, optimizer: torch.optim.Optimizer) -> State:
     numbers: dict[str, Any] = {}
     for index, parameter in enumerate(_parameters(optimizer)):
         for name, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, torch.Tensor):
-                arrays[f"{prefix}_optimizer/{index}/{name}"] = _host(value)
+                arrays[f"{prefix}/{index}/{name}"] = _host(value)
             else:
                 numbers[f"{index}/{name}"] = value
     groups = [
@@ -160,8 +186,13 @@ def _add_policy(arrays: Arrays, prefix: str, policy: Any) -> State:
     return {"groups": groups, "numbers": numbers}
 
 
-@torch.no_grad()
 def _load_policy(arrays: Mapping[str, NDArray[Any]], prefix: str, policy: Any, state: Mapping[str, Any]) -> None:
+    _load_weights(arrays, prefix, policy)
+    _load_optimizer(arrays, f"{prefix}_optimizer", policy.optimizer, state)
+
+
+@torch.no_grad()
+def _load_weights(arrays: Mapping[str, NDArray[Any]], prefix: str, policy: Any) -> None:
     """In place, as kernels and graphs hold views of these tensors."""
     mine, given = policy.state_dict(), inside(arrays, prefix)
     if set(mine) != set(given):
@@ -169,7 +200,12 @@ def _load_policy(arrays: Mapping[str, NDArray[Any]], prefix: str, policy: Any, s
         raise ConfigError(f"the checkpoint is of another network: {', '.join(other[:3])} in one of the two only")
     for name, tensor in mine.items():
         _put(tensor, given[name], name)
-    optimizer: torch.optim.Optimizer = policy.optimizer
+
+
+@torch.no_grad()
+def _load_optimizer(
+    arrays: Mapping[str, NDArray[Any]], prefix: str, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
+) -> None:
     if len(state["groups"]) != len(optimizer.param_groups):
         raise ConfigError("the checkpoint's optimizer has other groups of parameters than this run's")
     for group, stored in zip(optimizer.param_groups, state["groups"], strict=True):
@@ -177,7 +213,7 @@ def _load_policy(arrays: Mapping[str, NDArray[Any]], prefix: str, policy: Any, s
             if name in group and name != "params":
                 group[name] = tuple(value) if isinstance(group[name], tuple) else value
     parameters = _parameters(optimizer)
-    for place, array in inside(arrays, f"{prefix}_optimizer").items():
+    for place, array in inside(arrays, prefix).items():
         index, _, name = place.partition("/")
         _put_state(optimizer, parameters[_checked(index, len(parameters))], name, array)
     for place, value in state["numbers"].items():

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from fasttrain.acceleration import FUSED_PAYS_UP_TO_WIDTH
-from fasttrain.config import Config, DQNConfig, OnPolicyConfig, against_bots, plays_itself
+from fasttrain.config import Config, against_bots, plays_itself
 from fasttrain.errors import ConfigError, EnvSpecError
 from fasttrain.flags import BY_NAME, EnvFacts, FlagClass, Machine
 from fasttrain.perf.limits import WORTH, Flow, Rates, expected_s, gain_of, most_gain
@@ -100,21 +100,21 @@ def _share(candidate: Candidate, rates: Rates) -> float:
 
 def _engine(now: Situation) -> Iterator[Candidate]:
     config = now.effective
-    if config.engine == "stock" and config.algo.name != "recurrent_ppo":
+    if config.engine == "stock" and config.algo.spec.has_fast:
         changes: list[tuple[str, Any]] = [
             ("engine", "fast"),
             ("vec_env", "auto"),
             ("fused_update", "auto"),
             ("torch_threads", "auto"),
         ]
-        changes += [("local_random_actions", True)] if isinstance(config.algo, DQNConfig) else []
+        changes += [("local_random_actions", True)] if config.algo.spec.off_policy else []
         yield Candidate(tuple(changes), PARTS, "rounding", "the stock classes' own overhead")
 
 
 def _stepping(now: Situation) -> Iterator[Candidate]:
     """Other ways of stepping the same envs."""
     config, facts, machine, rates = now.effective, now.facts, now.machine, now.rates
-    fast_on_policy = config.engine == "fast" and isinstance(config.algo, OnPolicyConfig)
+    fast_on_policy = config.engine == "fast" and config.algo.spec.on_policy
     if config.vec_env == "subproc" or (config.vec_env == "dummy" and machine.cores > 1):
         yield Candidate((("vec_env", "shared"),), ("env",), "exact", "one process steps all envs, or one process each")
     if config.vec_env != "shared":
@@ -138,7 +138,7 @@ def _sizes(now: Situation) -> Iterator[Candidate]:
     config = now.effective
     changes: list[tuple[str, Any]] = [("num_envs", 2 * config.num_envs)]
     parts: tuple[str, ...] = ("env", "policy")
-    if isinstance(config.algo, DQNConfig):
+    if config.algo.spec.off_policy:
         changes.append(("updates_per_step", 2 * config.updates_per_step))
         parts = PARTS
     yield Candidate(tuple(changes), parts, "trade-off", "each vector step costs something, however many envs it has")
@@ -161,7 +161,7 @@ def _computing(now: Situation) -> Iterator[Candidate]:
         yield Candidate((("use_compile", "on"),), networks, "rounding", "fewer, larger operations")
     if config.fused_update == "off":
         yield from _threads(now)
-    if isinstance(config.algo, DQNConfig):
+    if config.algo.spec.off_policy:
         if config.prefetch == "off" and most_gain(now.rates.replay, now.present_s) >= WORTH:
             yield Candidate((("prefetch", "on"),), ("update",), "trade-off", "batches drawn beside the update")
     elif not config.overlap and not plays_itself(config) and _has_free_cores(now):
@@ -188,14 +188,16 @@ def _learning(now: Situation) -> Iterator[Candidate]:
     """Less work per env step, for which the learning pays or not."""
     config, algo = now.effective, now.effective.algo
     batch_size = config.batch_size or config.own.batch_size
-    if isinstance(algo, DQNConfig):
+    if batch_size is None:
+        return
+    if algo.spec.off_policy:
         if config.updates_per_step > 1:
             change = (("updates_per_step", config.updates_per_step // 2),)
             yield Candidate(change, ("update",), "trade-off", "half the updates per env step")
         if batch_size >= 64:
             yield Candidate((("batch_size", batch_size // 2),), ("update",), "trade-off", "smaller batches")
         return
-    if algo.n_epochs > 1:
+    if getattr(algo, "n_epochs", 1) > 1:
         yield Candidate((("algo.n_epochs", algo.n_epochs // 2),), ("update",), "trade-off", "half the updates")
     if 4 * batch_size <= algo.rollout_size:
         change = (("batch_size", 4 * batch_size),)

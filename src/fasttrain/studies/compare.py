@@ -145,7 +145,7 @@ def _horizon(config: Config, sources: Mapping[str, str]) -> list[str]:
     if "total_timesteps" in sources:
         return ends
     schedules = (str(getattr(config.algo, key, "")) for key in ("learning_rate", "clip_range"))
-    if config.algo.name == "dqn" or any(schedule.startswith("linear") for schedule in schedules):
+    if config.algo.spec.stretches or any(schedule.startswith("linear") for schedule in schedules):
         raise ConfigError(
             f"horizon_minutes={config.horizon_minutes:g}: exploration and schedules stretch over total_timesteps; give "
             "it too, about as many steps as the fastest candidate will make"

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from fasttrain.config import Config, DQNConfig, against_bots
+from fasttrain.config import Config, against_bots
 from fasttrain.envs.probe import probe
 from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, ConfigError, EnvError, FastTrainError
 from fasttrain.flags import BY_NAME
@@ -122,7 +122,7 @@ class Doctor:
 
     def _check_test(self) -> None:
         test, config = self.config.doctor.test, self.plan.config
-        if test == "replay" and not isinstance(config.algo, DQNConfig):
+        if test == "replay" and not config.algo.spec.off_policy:
             raise ConfigError(f"doctor.test=replay means nothing for algo={config.algo.name}: it has no replay buffer")
         if test == "transport" and config.vec_env != "shared":
             raise ConfigError(
@@ -215,7 +215,7 @@ class Doctor:
         """The present and the changed configuration as real trainings, in turn; the better of two of each counts."""
         steps = self._try_steps()
         short = [f"total_timesteps={steps}", "eval.episodes=2", "live=off", "report=false", "profiler=off"]
-        if isinstance(self.plan.config.algo, DQNConfig):
+        if self.plan.config.algo.spec.off_policy:
             short.append(f"warmup_steps={min(self.plan.config.warmup_steps, steps // 10)}")
         typed = [text for text in self.case.overrides if key_of(text).split(".")[0] not in NOT_TRIED]
         base = merged(typed, short)
@@ -237,7 +237,7 @@ class Doctor:
     def _try_steps(self) -> int:
         config = self.plan.config
         wanted = max(TRY_S, 2 * self.config.doctor.seconds) / typical(self.samples["train"])
-        rollout = config.num_envs if isinstance(config.algo, DQNConfig) else config.algo.rollout_size
+        rollout = config.num_envs if config.algo.spec.off_policy else config.algo.rollout_size
         return max(int(wanted), 6 * rollout)
 
     def report(self, status: str) -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from fasttrain.runs.tables import FittingTable
 from fasttrain.runs.view import say
+from fasttrain.spec.algorithms import ALGORITHMS
 from fasttrain.studies.outcome import Outcome
 from fasttrain.studies.statistics import (
     OPEN,
@@ -224,10 +225,10 @@ FIGURES: dict[str, Callable[[Outcome], float | None]] = {
 
 
 def choose_metric(outcomes: Sequence[Outcome], gate: GateConfig, algorithms: Sequence[str]) -> str:
-    """What is judged. DQN's greedy policy is another after every update (CartPole: 9 or 500), so there its tail."""
+    """What is judged. A greedy policy of DQN's kind is another after every update (CartPole: 9 or 500): its tail."""
     if gate.metric != "auto":
         return gate.metric
-    if "dqn" in algorithms:
+    if any(ALGORITHMS[name].greedy for name in algorithms):
         return "tail"
     told = all(outcome.quality("win_rate") is not None for outcome in outcomes)
     return "win_rate" if told else "mean_reward"

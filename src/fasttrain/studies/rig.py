@@ -25,7 +25,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs
 
 from fasttrain.batch import BoolArray, FinishedEpisode, Float32Array, Observations, Slots
-from fasttrain.config import Config, DQNConfig, StopConfig
+from fasttrain.config import Config, StopConfig
 from fasttrain.flags import EnvFacts, Machine
 from fasttrain.perf.limits import Flow
 from fasttrain.perf.stock import StockPhases, is_stock
@@ -203,13 +203,12 @@ def steady(config: Config) -> Config:
         "stop": StopConfig(), "eval_every": 0, "checkpoint_every": 0, "checkpoint_every_minutes": 0.0, "live": "off",
         "profiler": "off", "report": False, "warmup_steps": min(config.warmup_steps, WARMUP),
     }  # fmt: skip
-    if isinstance(config.algo, DQNConfig):
+    if config.algo.spec.off_policy:
         algo = config.algo
-        changes["algo"] = dataclasses.replace(
-            algo,
-            exploration_initial_eps=algo.exploration_final_eps,
-            buffer_size=min(algo.buffer_size, max(BUFFER, config.num_envs)),
-        )
+        settled: dict[str, Any] = {"buffer_size": min(algo.buffer_size, max(BUFFER, config.num_envs))}
+        if hasattr(algo, "exploration_final_eps"):
+            settled["exploration_initial_eps"] = algo.exploration_final_eps
+        changes["algo"] = dataclasses.replace(algo, **settled)
     return dataclasses.replace(config, **changes)
 
 
@@ -233,7 +232,7 @@ class Rig:
         self.config: Config = self.run.plan.config
         model: Any = self.run.model
         self.model, self.stock = model, is_stock(model)
-        self.off_policy = isinstance(self.config.algo, DQNConfig)
+        self.off_policy = self.config.algo.spec.off_policy
         self.masked = uses_masks(self.config)
         self.env: VecEnv = model.env
         self.random = RandomActions(self.env.action_space, self.config.num_envs, self.config.seed)
@@ -293,7 +292,7 @@ class Rig:
         step_s = self.train(min(0.2, seconds / 4))
         slow = time.perf_counter() > until
         algo = self.config.algo
-        if isinstance(algo, DQNConfig):
+        if algo.spec.off_policy:
             wanted = min(FILLED, algo.buffer_size, self.config.total_timesteps)
             with self.updates_off():
                 while self.model.replay_buffer.size() * self.num_envs < wanted and time.perf_counter() < until:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fasttrain.config import Config, DQNConfig, OnPolicyConfig
+from fasttrain.config import Config
 from fasttrain.flags import NOT_APPLICABLE
 
 Space = dict[str, list[Any]]
@@ -39,9 +39,10 @@ def default_space(config: Config, plan: Mapping[str, Any], cores: int) -> Space:
     if effective["vec_env"] == "shared":
         workers = int(effective["num_workers"])
         space["num_workers"] = sorted({workers, max(1, cores // 2), cores, 2 * cores})
-    if isinstance(config.algo, DQNConfig):
+    if config.algo.spec.off_policy:
         space["updates_per_step"] = _around(int(effective["updates_per_step"]), (2, 1, 1 / 2), least=1)
-    space["batch_size"] = _around(int(effective["batch_size"]), (2, 1, 1 / 2), least=2)
+    if config.algo.spec.minibatches:
+        space["batch_size"] = _around(int(effective["batch_size"]), (2, 1, 1 / 2), least=2)
     if effective["torch_threads"] not in ("default", NOT_APPLICABLE):
         space["torch_threads"] = sorted({1, cores, int(effective["torch_threads"])})
     if effective["fused_update"] != NOT_APPLICABLE and config.engine == "fast":
@@ -60,20 +61,20 @@ def _around(value: int, factors: Sequence[float], least: int) -> list[int]:
 def update_ratio(config: Config, point: Point, defaults: Mapping[str, Any]) -> float:
     """Gradient updates per env step with these settings; `defaults`: the plan's effective values for all others."""
     value = {**defaults, **point}
-    if isinstance(config.algo, DQNConfig):
+    if config.algo.spec.off_policy:
         return float(value["updates_per_step"]) / float(value["num_envs"])
     rollout = config.algo.num_steps(value["num_envs"]) * value["num_envs"]
-    epochs = int(value.get("algo.n_epochs", config.algo.n_epochs))
-    return float(epochs * math.ceil(rollout / value["batch_size"]) / rollout)
+    epochs = int(value.get("algo.n_epochs", getattr(config.algo, "n_epochs", 1)))
+    return float(epochs * math.ceil(rollout / (value.get("batch_size") or rollout)) / rollout)
 
 
 def is_legal(config: Config, point: Point, defaults: Mapping[str, Any], least_ratio: float) -> bool:
     """Whether the point can run and updates often enough. Ratios are compared to within 2 %: rollouts are whole."""
     value = {**defaults, **point}
-    if isinstance(config.algo, OnPolicyConfig):
+    if config.algo.spec.on_policy:
         steps = config.algo.n_steps
         rollout = steps * value["num_envs"] if steps else config.algo.rollout_size
-        if max(value["num_envs"], value["batch_size"]) > rollout:
+        if max(value["num_envs"], value.get("batch_size") or 1) > rollout:
             return False
     if "num_workers" in point and point["num_workers"] > value["num_envs"]:
         return False

@@ -168,7 +168,7 @@ class Search:
         """A trial; None where it failed, took too much memory or updated too rarely."""
         minutes = TRIAL_S[rung] / 60
         typed = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in point.items()]
-        horizon = [] if self.config.algo.name == "dqn" else [f"total_timesteps={ENDLESS}"]
+        horizon = [] if self.config.algo.spec.stretches else [f"total_timesteps={ENDLESS}"]
         more = [*horizon, f"stop.max_minutes={minutes:.4f}", "eval.episodes=2", *typed]
         wanted = Wanted(
             f"{label_of(point)} ({TRIAL_S[rung]:.0f} s)", self.config.seed + turn, tuple(merged(self.base, more))

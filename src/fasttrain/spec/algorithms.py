@@ -1,0 +1,212 @@
+"""What anybody may ask of an algorithm: one entry each, and no other place that knows an algorithm by its name.
+
+A new algorithm of Stable-Baselines3 or sb3-contrib is an entry here; its constructor arguments come from the table that
+scripts/stock_arguments.py writes. Classes are dotted names, imported where a model is built.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from importlib.resources import files
+from typing import Any, Literal
+
+TIERS = ("baseline", "balance", "speed")
+PER_ENV = "num_envs"  # as many updates per vector step as envs: one per transition
+# Constructor arguments that are no keys below `algo.`: flags and parts of the run have their place.
+ELSEWHERE = frozenset(
+    ("batch_size", "learning_starts", "gradient_steps", "train_freq", "seed", "verbose", "stats_window_size",
+     "optimize_memory_usage", "use_sde", "sde_sample_freq", "use_sde_at_warmup", "_init_setup_model")
+)  # fmt: skip
+LSTM = {"lstm_hidden_size": (int, 256), "n_lstm_layers": (int, 1), "enable_critic_lstm": (bool, True),
+        "shared_lstm": (bool, False)}  # fmt: skip
+DQN_EXTRAS = {"loss": (Literal["huber", "mse"], "huber"), "double_q": (bool, False), "dueling": (bool, False),
+              "prioritized": (bool, False), "per_alpha": (float, 0.6), "per_beta": (float, 0.4),
+              "use_masking": (bool, True)}  # fmt: skip
+CHOICES = ("Discrete", "MultiDiscrete", "MultiBinary")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlgorithmSpec:
+    """One algorithm: what it learns from, which envs suit it, what it can do here."""
+
+    name: str
+    stock: str  # module:Class
+    fast: str | None = None  # ours, several times faster; None: the stock class is watched from outside
+    on_policy: bool = False  # learns from rollouts of its own
+    off_policy: bool = False  # learns from a replay buffer
+    recurrent: bool = False  # its policy remembers
+    masks: Literal["no", "may", "must"] = "no"  # may: ours alone
+    actions: tuple[str, ...]  # names of Gymnasium's spaces
+    stock_actions: tuple[str, ...] | None = None  # of the stock class, where ours knows more
+    greedy: bool = False  # one quality: it acts the same greedily and sampled, by a policy that jumps with every update
+    policies: tuple[str, ...] = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy")
+    exports: Literal["logits", "q_values", "no"] = "no"
+    # Its own values by tier: batch_size, learning_rate, rollout_size, …; what it lacks has no such thing.
+    tiers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    flags: Mapping[str, Any] = field(default_factory=dict)  # its own values of flags, unless they are typed
+    extras: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)  # keys of ours: name → (type, default)
+
+    @property
+    def has_fast(self) -> bool:
+        """Whether fasttrain has a class of its own for it."""
+        return self.fast is not None
+
+    @property
+    def minibatches(self) -> bool:
+        """Whether it learns in minibatches of `batch_size`."""
+        return "batch_size" in self.arguments()
+
+    @property
+    def stretches(self) -> bool:
+        """Whether its exploration stretches over `total_timesteps`."""
+        return "exploration_fraction" in self.arguments()
+
+    def arguments(self) -> Mapping[str, tuple[str, Any]]:
+        """Name → (kind, default) of all of the stock class's constructor arguments that have a simple type."""
+        return {name: (kind, default) for name, (kind, default) in _table()[self.stock.partition(":")[2]].items()}
+
+    def keys(self) -> dict[str, tuple[Any, Any]]:
+        """Name → (type, default) of what can be typed below `algo.`, policy and networks apart."""
+        found: dict[str, tuple[Any, Any]] = {}
+        for name, (kind, default) in self.arguments().items():
+            if name not in ELSEWHERE:
+                found[name] = (HINTS[kind.rstrip("?")] | None if kind.endswith("?") else HINTS[kind], default)
+        if self.on_policy:
+            found["n_steps"] = (int | None, None)  # of each env; None: as rollout_size says
+            found["rollout_size"] = (int, None)
+        return found | dict(self.extras)
+
+    def load(self, fast: bool) -> Any:
+        """The class: ours if there is one and `fast`, else stock's."""
+        module, _, name = (self.fast if fast and self.fast else self.stock).partition(":")
+        return getattr(import_module(module), name)
+
+
+HINTS: dict[str, Any] = {"schedule": float | str, "float": float, "int": int, "bool": bool, "str|float": float | str}
+
+
+@cache
+def _table() -> dict[str, dict[str, list[Any]]]:
+    text = files("fasttrain.spec").joinpath("stock_arguments.json").read_text(encoding="utf-8")
+    found: dict[str, dict[str, list[Any]]] = json.loads(text)
+    return found
+
+
+def every_tier(**values: Any) -> Mapping[str, Mapping[str, Any]]:
+    """The same own values in all tiers: no others have been measured."""
+    return dict.fromkeys(TIERS, values)
+
+
+# Larger minibatches make fewer, better estimated steps: the learning rate grows with the batch size. Smaller rollouts
+# let the policy improve more often on the same number of env steps (docs/speed.md); stock's is 8 envs × 2,048.
+PPO_TIERS = {
+    "baseline": {"batch_size": 64, "learning_rate": 3e-4, "n_epochs": 10, "rollout_size": 16_384},
+    "balance": {"batch_size": 256, "learning_rate": 6e-4, "n_epochs": 10, "rollout_size": 16_384},
+    "speed": {"batch_size": 256, "learning_rate": 1e-3, "n_epochs": 10, "rollout_size": 4_096},
+}
+DQN_TIERS = {
+    "baseline": {"batch_size": 64, "learning_rate": 1e-4},
+    "balance": {"batch_size": 320, "learning_rate": 1e-4},
+    "speed": {"batch_size": 256, "learning_rate": 1e-4},
+}
+
+
+def continuous(name: str, stock: str, learning_rate: float, greedy: bool = False, **more: Any) -> AlgorithmSpec:
+    """An actor-critic that learns from a replay buffer, one update per transition as its paper has it."""
+    return AlgorithmSpec(
+        name=name,
+        stock=stock,
+        off_policy=True,
+        actions=("Box",),
+        greedy=greedy,
+        tiers=every_tier(batch_size=256, learning_rate=learning_rate),
+        flags={"updates_per_step": PER_ENV, "warmup_steps": 100},
+        **more,
+    )
+
+
+ALGORITHMS: dict[str, AlgorithmSpec] = {
+    spec.name: spec
+    for spec in (
+        AlgorithmSpec(
+            name="maskable_ppo",
+            stock="sb3_contrib:MaskablePPO",
+            fast="fasttrain.algos.ppo:MaskablePPO",
+            on_policy=True,
+            masks="must",
+            actions=CHOICES,
+            exports="logits",
+            tiers=PPO_TIERS,
+        ),
+        AlgorithmSpec(
+            name="ppo",
+            stock="stable_baselines3:PPO",
+            fast="fasttrain.algos.ppo:PPO",
+            on_policy=True,
+            actions=(*CHOICES, "Box"),
+            exports="logits",
+            tiers=PPO_TIERS,
+        ),
+        AlgorithmSpec(
+            name="dqn",
+            stock="stable_baselines3:DQN",
+            fast="fasttrain.algos.dqn:DQN",
+            off_policy=True,
+            masks="may",
+            actions=("Discrete", "MultiDiscrete"),
+            stock_actions=("Discrete",),
+            greedy=True,
+            exports="q_values",
+            tiers=DQN_TIERS,
+            extras=DQN_EXTRAS,
+        ),
+        AlgorithmSpec(
+            name="recurrent_ppo",
+            stock="sb3_contrib:RecurrentPPO",
+            on_policy=True,
+            recurrent=True,
+            actions=(*CHOICES, "Box"),
+            policies=("MlpLstmPolicy", "CnnLstmPolicy", "MultiInputLstmPolicy"),
+            tiers=every_tier(batch_size=128, learning_rate=3e-4, n_epochs=10, rollout_size=1_024),
+            extras=LSTM,
+        ),
+        AlgorithmSpec(
+            name="a2c",
+            stock="stable_baselines3:A2C",
+            on_policy=True,
+            actions=(*CHOICES, "Box"),
+            exports="logits",
+            tiers=every_tier(learning_rate=7e-4, rollout_size=40),
+        ),
+        AlgorithmSpec(
+            name="trpo",
+            stock="sb3_contrib:TRPO",
+            on_policy=True,
+            actions=(*CHOICES, "Box"),
+            exports="logits",
+            tiers=every_tier(batch_size=128, learning_rate=1e-3, rollout_size=16_384),
+        ),
+        AlgorithmSpec(
+            name="qrdqn",
+            stock="sb3_contrib:QRDQN",
+            off_policy=True,
+            actions=("Discrete",),
+            greedy=True,
+            tiers=every_tier(batch_size=32, learning_rate=5e-5),
+        ),
+        continuous("sac", "stable_baselines3:SAC", 3e-4),
+        continuous("td3", "stable_baselines3:TD3", 1e-3, greedy=True),
+        continuous("ddpg", "stable_baselines3:DDPG", 1e-3, greedy=True),
+        continuous("tqc", "sb3_contrib:TQC", 3e-4),
+        continuous("crossq", "sb3_contrib:CrossQ", 1e-3, policies=("MlpPolicy",)),
+    )
+}
+
+
+def having(capability: str) -> tuple[str, ...]:
+    """The names of all algorithms of which `capability`, a property of a spec, is true."""
+    return tuple(name for name, spec in ALGORITHMS.items() if getattr(spec, capability))

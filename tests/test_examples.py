@@ -1,0 +1,82 @@
+"""examples/: each seam by which people bring their own parts, used from the command line as its file says."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from conftest import RunCommand
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+RUN = ("+profile=balance", "env.id=CartPole-v1", "algo=ppo", "total_timesteps=2048", "algo.rollout_size=512",
+       "batch_size=128", "eval.episodes=2", "vec_env=dummy", "checkup=off", "live=off", "fused_update=off")  # fmt: skip
+
+
+@pytest.fixture
+def run(fasttrain: RunCommand, tmp_path: Path) -> RunCommand:
+    """The command line in a working directory that holds the examples."""
+    for path in EXAMPLES.glob("*.py"):
+        shutil.copy(path, tmp_path)
+    return fasttrain
+
+
+def test_a_callback_with_arguments_logs_and_one_of_sb3s_ends_the_training(run: RunCommand):
+    ends = "{callback: 'stable_baselines3.common.callbacks:StopTrainingOnMaxEpisodes', max_episodes: 4}"
+    done = run(*RUN, f"callbacks=[{{callback: 'curriculum:Longer', every: 300}}, {ends}]", "loggers=[csv]",
+               "log_every=1")  # fmt: skip
+    assert done.exit_code == 0, done.err
+    summary = done.json("summary.json")
+    assert summary["stopped_by"] == "callback"
+    assert summary["env_steps"] < 2048
+    rows = list(csv.DictReader((done.folder / "progress.csv").read_text().splitlines()))
+    assert "curriculum/mean_length" in rows[-1]
+
+
+def test_a_logger_gets_sb3s_names_over_env_steps(run: RunCommand, tmp_path: Path):
+    done = run(*RUN, "loggers=[{logger: 'json_lines:JsonLines', file: mine.jsonl}]", "log_every=1")
+    assert done.exit_code == 0, done.err
+    rows = [json.loads(line) for line in (tmp_path / "mine.jsonl").read_text().splitlines()]
+    assert rows[-1]["step"] == rows[-1]["time/total_timesteps"] > 0
+    assert "train/loss" in rows[-1]
+    assert not (done.folder / "progress.csv").exists()
+
+
+def test_a_wrapper_with_arguments_scales_the_rewards(run: RunCommand):
+    done = run(*RUN, "env.wrappers=[{wrapper: 'scaled:Scaled', factor: 0.5}]")
+    assert done.exit_code == 0, done.err
+    quality = done.json("summary.json")["quality"]
+    assert quality["mean_reward"] == pytest.approx(0.5 * quality["mean_length"])
+
+
+def test_a_features_extractor_with_arguments_is_trained_and_played(run: RunCommand):
+    done = run(
+        *RUN,
+        "algo.policy_kwargs.features_extractor_class=residual:Residual",
+        "algo.policy_kwargs.features_extractor_kwargs.width=16",
+    )
+    assert done.exit_code == 0, done.err
+    assert run("eval", f"run={done.folder}", "eval.episodes=2").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("callbacks=[curriculum:Shorter]", "callbacks: curriculum:Shorter: module 'curriculum' has no 'Shorter'"),
+        ("callbacks=[scaled:Scaled]", "callbacks: scaled:Scaled could not be made with {}: TypeError"),
+        ("callbacks=['json:JSONEncoder']", "callbacks: json:JSONEncoder must be a stable_baselines3.common.callbacks."),
+        ("callbacks=[{every: 3}]", "callbacks: expected {callback: my.module:Name, …}, got {'every': 3}"),
+        ("loggers=[cvs]", "loggers: 'cvs' is none of csv, stdout, tensorboard, nor module:Class; did you mean 'csv'?"),
+        ("algo.policy=MlpPolic", "algo.policy=MlpPolic: not one of auto, MlpPolicy"),
+        ("algo.policy_kwargs.net_arch=[8]", "algo.policy_kwargs.net_arch is a key of its own: take algo.net_arch=…"),
+        ("env.wrappers=[{factor: 2}]", "env.wrappers: expected {wrapper: my.module:Name, …}, got {'factor': 2}"),
+    ],
+)
+def test_what_is_not_there_is_told_in_one_line(run: RunCommand, typed: str, told: str):
+    done = run(*RUN, typed)
+    assert done.exit_code == 2
+    assert told in done.err
+    assert len(done.err.splitlines()) == 1
