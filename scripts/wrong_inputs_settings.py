@@ -16,7 +16,8 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 from fasttrain.checks import AT_LEAST, AT_MOST, BETWEEN, SCHEDULES
 from fasttrain.cli.commands import COMMANDS, OWNERS
 from fasttrain.config import ALGO_CLASSES, Config, all_keys
-from fasttrain.flags import FLAGS, NEEDS_FAST_ENGINE, STOCK_ONLY
+from fasttrain.flags import FLAGS, NEEDS_FAST_ENGINE
+from fasttrain.spec.algorithms import ALGORITHMS
 
 Prepare = Callable[[Path, Callable[[], Path]], None]  # the case's working directory, what trains a run once
 
@@ -163,11 +164,11 @@ def flags() -> Iterator[Case]:
         names = (flag.name, flag.name.upper())
         for value in ("abc", "-1", "[1", "a=b", "${nothing}"):
             variable = ((flag.name.upper(), value),)
-            start = base("ppo" if "ppo" in flag.algos else "dqn")
+            start = base("ppo" if flag.fits(ALGORITHMS["ppo"]) else "dqn")
             untyped = tuple(text for text in start if not text.startswith(f"{flag.name}="))
             yield Case("environment", untyped, names, variable)
-        for algo in ALGO_CLASSES:
-            unfit = algo not in flag.algos or (algo in STOCK_ONLY and flag.name in NEEDS_FAST_ENGINE)
+        for algo, spec in ALGORITHMS.items():
+            unfit = not flag.fits(spec) or (not spec.has_fast and flag.name in NEEDS_FAST_ENGINE)
             if unfit and flag.name != "amp_dtype":
                 value = {"prefetch": "on", "compile_mode": "max-autotune", "engine_switch_at": "5"}.get(flag.name)
                 value = value or ("true" if isinstance(flag.stock, bool) else "on" if flag.stock == "off" else "7")

@@ -3,20 +3,19 @@ from __future__ import annotations
 import pytest
 
 from conftest import composed, configured
-from fasttrain.config import DQNConfig, PPOConfig, RecurrentPPOConfig, all_keys, from_mapping, to_dict
+from fasttrain.config import ALGO_CLASSES, all_keys, from_mapping, to_dict
 from fasttrain.errors import ConfigError
 
 
 def test_default_job_is_skull_king_with_maskable_ppo():
     config = configured()
     assert config.env.id == "fasttrain/SkullKing-v0"
-    assert isinstance(config.algo, PPOConfig)
     assert config.algo.name == "maskable_ppo"
     assert config.total_timesteps == config.env.total_timesteps
 
 
 @pytest.mark.parametrize("profile", ["baseline", "exact", "balance", "speed", "debug"])
-@pytest.mark.parametrize("algo", ["maskable_ppo", "ppo", "recurrent_ppo", "dqn"])
+@pytest.mark.parametrize("algo", ALGO_CLASSES)
 def test_every_profile_composes_with_every_algorithm(profile: str, algo: str):
     config = configured(f"+profile={profile}", f"algo={algo}", "env.id=CartPole-v1")
     assert config.env.native_game is None, "another game's defaults leaked into the plain gym group"
@@ -53,17 +52,20 @@ def test_timesteps_in_any_spelling(text: str):
         (["env.kwargs=5"], "env.kwargs=5: expected a mapping"),
         ([f"seed={10**400}"], "^seed=10+: expected a whole number"),
         (["algo.policy=MlpPolici"], "^algo.policy=MlpPolici: not one of auto, MlpPolicy, .*did you mean 'MlpPolicy'"),
-        (["algo.name=sac"], "^algo.name=sac: not one of ppo, maskable_ppo"),
+        (["algo.name=abc"], "^algo.name=abc: not one of ppo"),
         (
             ["algo=dqn", "+algo.rollout_size=64"],
-            r"^algo.rollout_size means nothing for algo=dqn \(only for ppo, maskable_ppo, recurrent_ppo\); leave it",
+            r"^algo.rollout_size means nothing for algo=dqn \(only for maskable_ppo, ppo, recurrent_ppo, a2c, trpo\); leave",
         ),
         (
             ["algo=ppo", "+algo.shared_lstm=true"],
             r"^algo.shared_lstm means nothing for algo=ppo \(only for recurrent_ppo\); leave it out$",
         ),
         (["algo=recurrent_ppo", "algo.policy=MlpPolicy"], "algo.policy=MlpPolicy: .*did you mean 'MlpLstmPolicy'"),
-        (["algo=ppo", "+algo.tau=1"], r"^algo.tau means nothing for algo=ppo \(only for dqn\); leave it out$"),
+        (
+            ["algo=ppo", "+algo.tau=1"],
+            r"^algo.tau means nothing for algo=ppo \(only for dqn, qrdqn, .*, tqc\); leave it out$",
+        ),
     ],
 )
 def test_bad_input_is_named(overrides: list[str], message: str):
@@ -72,7 +74,7 @@ def test_bad_input_is_named(overrides: list[str], message: str):
 
 
 def test_round_trip_through_plain_values():
-    for algo, kind in (("dqn", DQNConfig), ("recurrent_ppo", RecurrentPPOConfig), ("ppo", PPOConfig)):
+    for algo, kind in ALGO_CLASSES.items():
         config = configured("+profile=speed", f"algo={algo}", "env.id=CartPole-v1")
         assert isinstance(config.algo, kind)
         assert from_mapping(to_dict(config)) == config

@@ -6,17 +6,21 @@ import inspect
 import re
 
 import pytest
-from sb3_contrib import MaskablePPO, RecurrentPPO
-from stable_baselines3 import DQN, PPO
 
 from conftest import RunCommand, configured
 from fasttrain.cli.compose import _unknown_key
 from fasttrain.config import all_keys
 from fasttrain.errors import ConfigError
 from fasttrain.sb3_names import INSTEAD, instead
+from fasttrain.spec.algorithms import ALGORITHMS
 
-STOCK = {"ppo": PPO, "maskable_ppo": MaskablePPO, "recurrent_ppo": RecurrentPPO, "dqn": DQN}
-VALUES = {"policy": "auto", "n_steps": "4", "max_grad_norm": "1.0"}  # where SB3 has no default, or another than ours
+STOCK = {name: spec.load(fast=False) for name, spec in ALGORITHMS.items()}
+VALUES = {
+    "policy": "auto",
+    "policy_kwargs": "{}",
+    "n_steps": "4",
+    "max_grad_norm": "1.0",
+}  # no default of SB3's, or another
 
 
 ARGUMENTS = [(algo, name) for algo, cls in STOCK.items() for name in inspect.signature(cls).parameters]

@@ -78,14 +78,14 @@ class AlgoConfig:
 
     def num_steps(self, num_envs: int) -> int:
         """Of each env in a rollout: `n_steps`, else what is nearest to `rollout_size`."""
-        return self.n_steps or max(1, round(self.rollout_size / num_envs))
+        return int(self.n_steps or max(1, round(self.rollout_size / num_envs)))
 
 
 def _algo_class(spec: AlgorithmSpec) -> type[AlgoConfig]:
     keys = spec.keys()
     own = set.intersection(*({*values} for values in spec.tiers.values()))  # these come from `own`
     columns = [(name, hint) if name in own else (name, hint, default) for name, (hint, default) in keys.items()]
-    head = [("name", Literal[spec.name])]  # type: ignore[valid-type]
+    head = [("name", Literal[spec.name])]
     namespace = {"__module__": __name__}
     return make_dataclass(
         f"{spec.name}_config", [*head, *columns], bases=(AlgoConfig,), namespace=namespace,

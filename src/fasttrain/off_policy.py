@@ -67,7 +67,7 @@ def check_extras(config: Any, engine: str, sources: Mapping[str, str]) -> None:
             raise ConfigError(
                 f"{key} means nothing with algo.prioritized=false: take algo.prioritized=true, or leave it out"
             )
-    if engine != "stock":
+    if engine != "stock" or not config.algo.spec.has_fast:
         return
     for name, (_, usual) in config.algo.spec.extras.items():
         value = getattr(config.algo, name)

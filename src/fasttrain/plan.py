@@ -269,7 +269,8 @@ def _rollout_rows(
     num_envs, batch_size = effective["num_envs"], effective["batch_size"] or 1  # 1: the whole rollout at once
     source = sources.get("algo.rollout_size", f"tier {config.own.tier}")
     of_steps = _n_steps_row(algo, num_envs, sources)
-    algo = dataclasses.replace(algo, **{"n_steps": None if of_steps is None else of_steps.effective})
+    of_env: dict[str, Any] = {"n_steps": None if of_steps is None else of_steps.effective}
+    algo = dataclasses.replace(algo, **of_env)
     key = "algo.rollout_size"
     if of_steps is not None and algo.n_steps is not None:
         key, source = "algo.n_steps", of_steps.source

@@ -15,6 +15,7 @@ INSTEAD = {
     "stats_window_size": "mean returns are over the last 100 episodes; episodes.csv in the run's folder has every one",
     "use_sde": "state-dependent exploration is in Python alone: fasttrain.PPO(…, use_sde=True)",
     "sde_sample_freq": "state-dependent exploration is in Python alone: fasttrain.PPO(…, use_sde=True)",
+    "use_sde_at_warmup": "state-dependent exploration is in Python alone: fasttrain.PPO(…, use_sde=True)",
     "rollout_buffer_class": "the engine chooses its buffer: engine=stock takes SB3's, engine=fast its own",
     "rollout_buffer_kwargs": "the engine chooses its buffer: engine=stock takes SB3's, engine=fast its own",
     "replay_buffer_class": "take algo.prioritized=true or false, and engine=stock for SB3's own buffer",

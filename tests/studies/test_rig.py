@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from conftest import configured
-from fasttrain.config import DQNConfig
 from fasttrain.errors import FastTrainError
 from fasttrain.flags import EnvFacts, Machine
 from fasttrain.plan import make_plan
@@ -151,7 +150,6 @@ def test_the_steady_state_has_neither_warm_up_nor_exploring_nor_an_end():
     assert now.warmup_steps == WARMUP
     now = steady(config)
     assert (now.warmup_steps, now.eval_every, now.checkpoint_every, now.stop.max_minutes) == (200, 0, 0, None)
-    assert isinstance(now.algo, DQNConfig)
     assert now.algo.exploration_initial_eps == now.algo.exploration_final_eps
 
 

@@ -48,8 +48,8 @@ def _algo_node(spec: AlgorithmSpec) -> dict[str, Any]:
     tiers = {tier: dict(values) for tier, values in spec.tiers.items()}
     by_tier = {name for values in tiers.values() for name in values}
     values = {name: f"${{own.{name}}}" if name in by_tier else usual for name, (_, usual) in spec.keys().items()}
-    head = {"name": spec.name, "policy": "auto", "policy_kwargs": {}, "net_arch": None, "activation_fn": None}
-    return {**head, **values, "by_tier": tiers}
+    networks: dict[str, Any] = {"policy": "auto", "policy_kwargs": {}, "net_arch": None, "activation_fn": None}
+    return {"name": spec.name, **networks, **values, "by_tier": tiers}
 
 
 class _Options(argparse.ArgumentParser):

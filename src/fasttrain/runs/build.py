@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
+import re
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -16,10 +17,10 @@ import torch
 from rich.console import Console
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
-from fasttrain.algos.dqn import DQN
 from fasttrain.batch import OPPONENTS_TURN
 from fasttrain.checks import parse_schedule
 from fasttrain.config import AlgoConfig, Config, env_kwargs, plays_itself
@@ -234,7 +235,7 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
     alias = policy_for(algo.policy, env.observation_space, spec.policies)
     policy: Any = users(algo.policy, "algo.policy") if ":" in algo.policy else alias
     arguments = {
-        **_arguments(config),
+        **_arguments(config, env.action_space),
         "policy_kwargs": _policy_kwargs(algo),
         "seed": config.seed,
         "device": pick_device(config.device, alias),
@@ -252,7 +253,7 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
     return model  # type: ignore[no-any-return]
 
 
-def _arguments(config: Config) -> dict[str, Any]:
+def _arguments(config: Config, action_space: Any) -> dict[str, Any]:
     """The stock class's constructor arguments, from `algo.` and from the flags that stand for some of them."""
     algo, spec = config.algo, config.algo.spec
     found: dict[str, Any] = {}
@@ -261,6 +262,8 @@ def _arguments(config: Config) -> dict[str, Any]:
             value = getattr(algo, name)
             is_schedule = kind.startswith("schedule") and value is not None
             found[name] = _schedule(value, f"algo.{name}") if is_schedule else value
+    if (noise := getattr(algo, "action_noise", None)) is not None:
+        found["action_noise"] = _noise(noise, action_space)
     if spec.minibatches:
         found["batch_size"] = config.batch_size
     if spec.on_policy:
@@ -268,6 +271,19 @@ def _arguments(config: Config) -> dict[str, Any]:
     if spec.off_policy:
         found |= {"learning_starts": config.warmup_steps, "train_freq": 1, "gradient_steps": config.updates_per_step}
     return found
+
+
+def _noise(text: str, action_space: Any) -> NormalActionNoise:
+    """`normal_0.1`: what TD3 and DDPG explore by, scaled as the actions are (-1 to 1).
+
+    Raises:
+        ConfigError: it is nothing of the kind.
+    """
+    kind, _, number = text.partition("_")
+    sigma = float(number) if re.fullmatch(r"\d+(\.\d+)?", number) else -1.0
+    if kind != "normal" or sigma < 0:
+        raise ConfigError(f"algo.action_noise={text}: expected normal_0.1, Gaussian noise of that standard deviation")
+    return NormalActionNoise(np.zeros(action_space.shape), np.full(action_space.shape, sigma))
 
 
 def _of_ours(algo: AlgoConfig, policy: str) -> tuple[Any, dict[str, Any]]:
@@ -335,21 +351,22 @@ def settle_fused_update(plan: Plan, model: BaseAlgorithm) -> Plan:
     Raises:
         ConfigError: `fused_update=on` was asked for by name and they cannot do anything.
     """
-    if plan.config.fused_update != "on" or not hasattr(model, "use_kernels"):
+    ours: Any = model
+    if plan.config.fused_update != "on" or not hasattr(ours, "use_kernels"):
         return plan
     requested = {row.flag: row.requested for row in plan.rows}
     threads = requested["torch_threads"]
-    if isinstance(model, DQN):
+    if plan.config.algo.spec.off_policy:
         reason = why_not_fused_q(model.policy, model.observation_space, model.action_space)
     else:
         if isinstance(threads, int):
-            model.use_kernels(min(threads, usable_cores()))
+            ours.use_kernels(min(threads, usable_cores()))
         reason = why_not_fused(model.policy, model.observation_space)
     if not reason:
         return plan
     if requested["fused_update"] == "on":
         raise ConfigError(f"fused_update=on: no compiled kernels for this policy ({reason}); take fused_update=auto")
-    model._fast.fused = False
+    ours._fast.fused = False
     return plan.replacing("fused_update", "off", reason)
 
 

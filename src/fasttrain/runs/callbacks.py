@@ -165,7 +165,7 @@ class RunCallback(BaseCallback):
         if self._fast is not None:
             progress.updates = self._fast.gradient_updates
         elif self._counts_itself:
-            progress.updates = int(self.model._n_updates)  # type: ignore[attr-defined]
+            progress.updates = int(self.model._n_updates)
         if progress.first_update_s is None and progress.updates > self._updates_before:
             progress.first_update_s = round(process_age_s(), 3)
 

@@ -89,7 +89,7 @@ def load_policy(config: Config, file: Path, trust: bool = False) -> BaseAlgorith
     steps, exploration = stored.facts.get("num_timesteps"), stored.facts.get("exploration_rate")
     model.num_timesteps = steps if type(steps) is int and 0 <= steps < 2**63 else 0
     if hasattr(model, "exploration_rate") and isinstance(exploration, (int, float)) and 0 <= exploration <= 1:
-        model.exploration_rate = float(exploration)  # type: ignore[attr-defined]
+        model.exploration_rate = float(exploration)
     return model
 
 

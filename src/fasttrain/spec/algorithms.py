@@ -125,6 +125,7 @@ def continuous(name: str, stock: str, learning_rate: float, greedy: bool = False
         greedy=greedy,
         tiers=every_tier(batch_size=256, learning_rate=learning_rate),
         flags={"updates_per_step": PER_ENV, "warmup_steps": 100},
+        extras={"action_noise": (str | None, None)},  # normal_0.1: Gaussian, of that standard deviation
         **more,
     )
 
