@@ -11,6 +11,7 @@ from conftest import RunCommand, configured
 from fasttrain.cli.compose import _unknown_key
 from fasttrain.config import all_keys
 from fasttrain.errors import ConfigError
+from fasttrain.overrides import ALIASES
 from fasttrain.sb3_names import INSTEAD, instead
 from fasttrain.spec.algorithms import ALGORITHMS
 
@@ -30,7 +31,12 @@ ARGUMENTS = [(algo, name) for algo, cls in STOCK.items() for name in inspect.sig
 def test_every_argument_of_sb3_is_taken_or_named(algo: str, name: str):
     default = inspect.signature(STOCK[algo]).parameters[name].default
     typed = VALUES.get(name, "null" if default in (None, inspect.Parameter.empty) else str(default).lower())
-    if told := instead(f"algo.{name}"):
+    if f"algo.{name}" in ALIASES:
+        typed = typed.replace("null", "3") if name == "seed" else typed
+        key = ALIASES[f"algo.{name}"]
+        config = configured(f"algo={algo}", f"algo.{name}={typed}")
+        assert str(getattr(config, key)).lower() == ("none" if typed == "null" else typed)
+    elif told := instead(f"algo.{name}"):
         assert _unknown_key(f"algo.{name}", [f"algo={algo}"]) == told  # Hydra's error, without a plus
         with pytest.raises(ConfigError, match=f"^{re.escape(told)}$"):
             configured(f"algo={algo}", f"++algo.{name}={typed}")
@@ -54,10 +60,16 @@ def test_other_keys_are_none_of_sb3s():
 
 
 def test_the_command_line_says_it_in_one_line(fasttrain: RunCommand):
-    for typed in ("algo.batch_size=64", "+algo.batch_size=64"):
+    for typed in ("algo.verbose=1", "+algo.verbose=1"):
         done = fasttrain(typed)
-        told = "algo.batch_size is no setting here: take batch_size=…, a key of its own"
+        told = "algo.verbose is no setting here: take train_log_to_console=true or false"
         assert (done.exit_code, done.err) == (2, f"fasttrain: error: {told}\n")
+
+
+def test_both_names_of_one_setting_are_an_error_where_they_differ():
+    assert configured("algo.batch_size=96", "batch_size=96").batch_size == 96
+    with pytest.raises(ConfigError, match="^algo.batch_size=64 contradicts batch_size=32: they are one setting"):
+        configured("algo.batch_size=64", "batch_size=32")
 
 
 def test_n_steps_of_ppo_trains_so_many_steps_of_each_env(fasttrain: RunCommand):

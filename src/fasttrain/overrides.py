@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from fasttrain.errors import ConfigError
 from fasttrain.flags import FLAGS
 
 OUTPUT_KEYS = ("hydra.run.dir", "hydra.sweep.dir")  # of a single command, of a sweep
@@ -26,6 +27,16 @@ OPTIONS_WITH_VALUE = frozenset(
 )
 
 
+# SB3's places of what is a flag here.
+ALIASES = {
+    "algo.batch_size": "batch_size",
+    "algo.learning_starts": "warmup_steps",
+    "algo.gradient_steps": "updates_per_step",
+    "algo.seed": "seed",
+    "algo.device": "device",
+}
+
+
 def key_of(override: str) -> str:
     """The dotted key of `num_envs=4`, `+profile=speed`, `~env.kwargs.size`; empty for an option such as `-m`."""
     if override.startswith("-"):
@@ -36,12 +47,16 @@ def key_of(override: str) -> str:
 def normalise(arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """Arguments for Hydra.
 
-    `profile=speed` becomes `+profile=speed`; naming an env by `env.id` or `env.entry_point` alone selects the plain
-    `env=gym` group first and calls it so in folders and tables; `env.kwargs.x=1` and `algo.policy_kwargs.x=1` need no
-    plus; environment variables named like a speed flag in capitals come before what was typed, so that the command line
-    wins over them and they win over the profile.
+    `profile=speed` becomes `+profile=speed`; SB3's places of flags become the flags (`ALIASES`); naming an env by
+    `env.id` or `env.entry_point` alone selects the plain `env=gym` group first and calls it so in folders and tables;
+    `env.kwargs.x=1` and `algo.policy_kwargs.x=1` need no plus; environment variables named like a speed flag in
+    capitals come before what was typed, so that the command line wins over them and they win over the profile.
+
+    Raises:
+        ConfigError: both names of one setting are typed, with different values.
     """
     options, overrides = split_options(arguments)
+    overrides = _without_aliases(overrides)
     typed = {key_of(override) for override in overrides}
     result = list(options)
     if typed & {"env.id", "env.entry_point"} and "env" not in typed:
@@ -50,6 +65,27 @@ def normalise(arguments: Sequence[str], environment: Mapping[str, str]) -> list[
             result.append(f"env.name={name}")
     result += from_environment(environment, typed)
     return result + [_as_hydra_wants_it(override) for override in overrides]
+
+
+def _without_aliases(overrides: Sequence[str]) -> list[str]:
+    """`algo.batch_size=64` as `batch_size=64`.
+
+    Raises:
+        ConfigError: both are typed, with different values.
+    """
+    values = {key_of(text): text.partition("=")[2] for text in overrides}
+    found = []
+    for text in overrides:
+        alias, key = key_of(text), ALIASES.get(key_of(text))
+        if key is None:
+            found.append(text)
+        elif values.get(key, values[alias]) != values[alias]:
+            raise ConfigError(
+                f"{alias}={values[alias]} contradicts {key}={values[key]}: they are one setting; leave one of them out"
+            )
+        elif key not in values:
+            found.append(f"{key}={values[alias]}")
+    return found
 
 
 def _name_of_env(overrides: Iterable[str]) -> str:

@@ -59,7 +59,8 @@ usage: fasttrain [train|resume|eval|check|export|play|compare|ablate|tune|doctor
   NUM_ENVS=16 fasttrain +profile=speed                       a flag from the environment
 
 profiles   baseline (stock SB3)  exact (same numbers, faster)  balance  speed  debug
-algo=      maskable_ppo  ppo  recurrent_ppo  dqn   env=  skullking  skirmish, or env.id=…, env.entry_point=module:Class
+algo=      {algorithms}
+env=       skullking  skirmish, or env.id=…, env.entry_point=module:Class
 
 flags (variable in the environment: the name in capitals; command line > environment > profile > default)
 {flags}
@@ -145,9 +146,11 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     if {"-h", "--help"} & set(arguments):
         from fasttrain.flags import FLAGS
+        from fasttrain.spec.algorithms import ALGORITHMS
 
         flags = "\n".join(f"  {flag.name:<22} {flag.flag_class:<10} {flag.text}" for flag in FLAGS)
-        print(terminal.fitting(terminal.as_typed(HELP.format(version=__version__, flags=flags)), sys.stdout))
+        text = HELP.format(version=__version__, flags=flags, algorithms="  ".join(ALGORITHMS))
+        print(terminal.fitting(terminal.as_typed(text), sys.stdout))
         return 0
     _refuse_without_a_folder()
     command = "train"
