@@ -6,7 +6,7 @@ Words: True in an action mask means legal. A termination ends the episode by the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -73,6 +73,15 @@ def load_into(target: NDArray[Any], arrays: Mapping[str, NDArray[Any]], name: st
             f"{name} of the checkpoint is {given.dtype} {given.shape}, this run needs {target.dtype} {target.shape}"
         )
     target[...] = given
+
+
+def joined(observations: Any, keys: Iterable[str] = ()) -> Float32Array:  # (M, ...), or an array per key → (M, O)
+    """Rows of float32, contiguous; the parts of a Dict flat and side by side in the order of `keys`, else its own."""
+    if not isinstance(observations, dict):
+        rows: Float32Array = np.ascontiguousarray(observations, np.float32)
+        return rows if rows.ndim == 2 else rows.reshape(len(rows), -1)
+    parts = [np.asarray(observations[key]) for key in (keys or observations)]
+    return np.concatenate([part.reshape(len(part), -1) for part in parts], 1, dtype=np.float32, casting="unsafe")
 
 
 def bytes_of(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:

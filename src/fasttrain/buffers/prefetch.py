@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor
 
-from fasttrain.batch import BoolArray, Float32Array, Int64Array
+from fasttrain.batch import BoolArray, Float32Array, Int64Array, joined
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayBatch, ReplayStorage
 from fasttrain.errors import FastTrainError
@@ -55,7 +55,7 @@ class FlatBlock(NamedTuple):
 def draw_block(
     storage: ReplayStorage, gradient_steps: int, batch_size: int, rng: np.random.Generator | None = None
 ) -> FlatBlock:
-    """`gradient_steps` batches in one draw, for a plain observation space and one action per env; nothing is copied.
+    """`gradient_steps` batches in one draw; nothing is copied, except of Dict observations what was drawn.
 
     Prioritized batches are drawn with the priorities of this moment. Raises ValueError: nothing is stored yet.
     """
@@ -73,11 +73,17 @@ def draw_block(
     masks = storage.masks_of(next_rows)
     if following is None:
         next_rows, following = (last_rows + 1) % storage.buffer_size * width + envs, views.observations
+    rows, seen, actions = rows * width + envs, views.observations, views.actions
+    if isinstance(seen, dict) and isinstance(following, dict):  # their parts side by side, of what was drawn alone
+        seen = joined({key: part.take(rows, axis=0) for key, part in seen.items()})
+        following = joined({key: part.take(next_rows, axis=0) for key, part in following.items()})
+        actions = actions.take(rows, axis=0)
+        rows = next_rows = np.arange(len(rows))
     return FlatBlock(
-        observations=_rows_of(views.observations),
+        observations=_rows_of(seen),
         next_observations=_rows_of(following),
-        actions=views.actions,
-        rows=(rows * width + envs).reshape(shape),
+        actions=actions,
+        rows=rows.reshape(shape),
         next_rows=next_rows.reshape(shape),
         returns=returns.reshape(shape),
         discounts=discounts.reshape(shape),

@@ -23,14 +23,13 @@ from sb3_contrib.common.maskable.distributions import (
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from stable_baselines3.common.distributions import CategoricalDistribution, MultiCategoricalDistribution
 from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.torch_layers import FlattenExtractor
 from torch import Tensor, nn
 
-from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array
+from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, joined
 from fasttrain.buffers.rollout import RolloutStorage, TensorObservations
 from fasttrain.engines.causes import why_no_action
 from fasttrain.engines.heads import LOST, OUTPUT, is_unchanged
-from fasttrain.engines.layout import KINDS, make_layout
+from fasttrain.engines.layout import KINDS, keys_of, make_layout, why_no_vectors
 from fasttrain.errors import EnvError
 from fasttrain.kernel_jobs import KernelCall
 from fasttrain.kernels.acting import act_rows
@@ -61,10 +60,8 @@ def why_not_fused(policy: Any, observation_space: spaces.Space[Any]) -> str:
     stock_features = {base.extract_features for base in _POLICIES}
     if type(policy).extract_features not in stock_features or "extract_features" in vars(policy):
         return "the policy extracts features in a way of its own"
-    if type(policy.features_extractor) is not FlattenExtractor or not isinstance(observation_space, spaces.Box):
-        return "not a flat Box observation"
-    if observation_space.dtype != np.float32:
-        return "observations are not float32"
+    if unfit := why_no_vectors(policy.features_extractor, observation_space):
+        return unfit
     nets = (policy.mlp_extractor.policy_net, policy.mlp_extractor.value_net)
     kinds = {type(module) for net in nets for module in net[1::2]}
     linears = [policy.action_net, policy.value_net, *(module for net in nets for module in net[0::2])]
@@ -99,6 +96,7 @@ class FusedPolicy:
     def __init__(self, policy: Any, max_threads: int = 1) -> None:
         self.policy = policy
         self.max_threads = max_threads
+        self._keys = keys_of(policy.features_extractor)
         self.layout, self._places, self.size, self._row_size = make_layout(policy)
         self._single = isinstance(policy.action_space, spaces.Discrete)
         self.parameters = torch.zeros(self.size)
@@ -138,7 +136,7 @@ class FusedPolicy:
 
         One uniform number per env and sub-action is drawn from torch's global stream, those of a rollout at its start.
         """
-        seen = self._rows_seen(observations)
+        seen = joined(observations, self._keys)
         count, sub_actions = len(seen), len(self.layout.dims)
         masks = self._all_legal(count) if action_masks is None else np.ascontiguousarray(action_masks.numpy())
         uniforms = next(self._uniforms, None)
@@ -153,7 +151,7 @@ class FusedPolicy:
                      log_probs)  # fmt: skip
         total = self._call(self._acting_choice, len(scratch.gradients), act_rows, *arguments)
         if not math.isfinite(total):
-            raise EnvError(why_no_action(self.policy, seen, OUTPUT) or LOST)
+            raise EnvError(why_no_action(self.policy, observations, OUTPUT) or LOST)
         drawn = torch.from_numpy(actions)
         return drawn[:, 0] if self._single else drawn, torch.from_numpy(values)[:, None], torch.from_numpy(log_probs)
 
@@ -164,7 +162,7 @@ class FusedPolicy:
         248 floats 0.4 ms, and many times that where another process wants the core its second thread waits for. They
         are acted on, for a kernel of their own would be one more to compile.
         """
-        seen = self._rows_seen(observations)
+        seen = joined(observations, self._keys)
         count, sub_actions = len(seen), len(self.layout.dims)
         self._spare = self._resized(self._spare, count)
         values, log_probs = np.empty(count, np.float32), np.empty(count, np.float32)
@@ -187,13 +185,6 @@ class FusedPolicy:
         if len(self._order) < count:
             self._order = np.arange(count)
         return self._order[:count]
-
-    def _rows_seen(self, observations: TensorObservations) -> Any:
-        """Contiguous (N, O) float32."""
-        if isinstance(observations, dict):
-            raise TypeError("Dict observations have no kernels; why_not_fused says so")
-        seen = np.ascontiguousarray(observations.numpy(), np.float32)
-        return seen if seen.ndim == 2 else seen.reshape(len(seen), -1)
 
     def _place_of(self, count: int) -> tuple[Lists, int]:
         """Lists for `count` rows and the first of them: those of the rollout, or others nobody reads later."""
@@ -279,7 +270,7 @@ class FusedPolicy:
         total = storage.num_steps * storage.num_envs
         if self._filling == (storage, storage.generation) and self._recorded == total:
             return Rows(*self._recording, *_scalars_of(storage))
-        return _rows_of_storage(storage, self.layout.dims)
+        return _rows_of_storage(storage, self.layout.dims, self._keys)
 
     def _views(self, flat: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Every parameter with its place in `flat`, in the parameter's shape."""
@@ -352,11 +343,13 @@ def _rows_of(observations: NDArray[Any], masks: BoolArray | None, dims: Int64Arr
     return Rows(*lists, *scalars)
 
 
-def _rows_of_storage(storage: RolloutStorage, dims: Int64Array) -> Rows:
+def _rows_of_storage(storage: RolloutStorage, dims: Int64Array, keys: tuple[str, ...] = ()) -> Rows:
     """All T × N transitions, in the order they are stored in."""
     total = storage.num_steps * storage.num_envs
     masks = storage.masks
-    observations = np.asarray(storage.observations).reshape(total, -1)
+    stored: Any = storage.observations
+    parts = {key: stored[key].reshape(total, -1) for key in keys}
+    observations = joined(parts or stored.reshape(total, -1))
     masks = None if masks is None else masks.reshape(total, -1)
     return _rows_of(observations, masks, dims, _scalars_of(storage))
 

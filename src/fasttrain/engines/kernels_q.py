@@ -14,14 +14,13 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
-from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.dqn.policies import DQNPolicy, QNetwork
 from torch import Tensor, nn
 
-from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array
+from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, joined
 from fasttrain.engines.causes import why_no_action
 from fasttrain.engines.kernels import BLOCK, WIDE, WIDE_BLOCK, _why_not_optimizer
-from fasttrain.engines.layout import KINDS, padded
+from fasttrain.engines.layout import KINDS, keys_of, padded, why_no_vectors
 from fasttrain.engines.q_networks import BranchingQNetwork, DuelingQNetwork, MaskedQPolicy
 from fasttrain.errors import EnvError
 from fasttrain.kernel_jobs import KernelCall
@@ -59,10 +58,8 @@ def why_not_fused(policy: Any, observation_space: spaces.Space[Any], action_spac
         return "the policy chooses actions in a way of its own"
     if type(nets[0]) not in _NETWORKS or any(type(net) is not type(nets[0]) or _is_changed(net) for net in nets):
         return "not a plain, branching or dueling Q-network"
-    if type(nets[0].features_extractor) is not FlattenExtractor or not isinstance(observation_space, spaces.Box):
-        return "not a flat Box observation"
-    if observation_space.dtype != np.float32:
-        return "observations are not float32"
+    if unfit := why_no_vectors(nets[0].features_extractor, observation_space):
+        return unfit
     if any(not _is_plain_mlp(net) for net in nets) or _shapes(nets[0]) != _shapes(nets[1]):
         return "not an MLP of tanh or relu layers"
     return _why_not_optimizer(policy.optimizer, list(policy.q_net.parameters()))
@@ -146,7 +143,7 @@ class FusedQ:
     """
 
     def __init__(self, policy: Any) -> None:
-        self.policy = policy
+        self.policy, self._keys = policy, keys_of(policy.q_net.features_extractor)
         self.layout, layers_size, row_size = make_q_layout(policy.q_net)
         self.pieces = make_pieces(policy.q_net, self.layout)
         self._shapes = _shapes(policy.q_net)
@@ -181,8 +178,8 @@ class FusedQ:
             return False
         return all(tensor.data_ptr() == address for tensor, address in self._addresses)
 
-    def act(self, observations: NDArray[Any], action_masks: BoolArray | None = None) -> Int64Array:
-        """Greedy legal actions (N,) of observations (N, ...) float32 and masks (N, A) bool, None for all legal.
+    def act(self, observations: Any, action_masks: BoolArray | None = None) -> Int64Array:
+        """Greedy legal actions (N,) of observations (N, ...) or one array per key; masks (N, A) bool, None: all legal.
 
         Of K > 1 sub-actions (N, K), with A the sum of their choices.
 
@@ -193,13 +190,10 @@ class FusedQ:
         """
         return self.q_values(observations, action_masks)[1]
 
-    def q_values(
-        self, observations: NDArray[Any], action_masks: BoolArray | None = None
-    ) -> tuple[Float32Array, Int64Array]:
+    def q_values(self, observations: Any, action_masks: BoolArray | None = None) -> tuple[Float32Array, Int64Array]:
         """Q-values (N, A), of illegal actions too, and the actions of `act`."""
-        count = len(observations)
-        seen = np.ascontiguousarray(observations, np.float32)
-        seen = seen if seen.ndim == 2 else seen.reshape(count, self.inputs)
+        seen = joined(observations, self._keys)
+        count = len(seen)
         masks = _NO_MASK if action_masks is None else np.ascontiguousarray(action_masks, np.bool_)
         _check_shapes(observations=(seen, (count, self.inputs)))
         if action_masks is not None:
@@ -209,7 +203,7 @@ class FusedQ:
         total = self._call(act_rows, seen, masks, self._flat[0], self.layout, self.pieces, self.dueling, self._scratch,
                            values, actions)  # fmt: skip
         if not np.isfinite(total):
-            raise EnvError(why_no_action(self.policy, seen, OUTPUT) or LOST)
+            raise EnvError(why_no_action(self.policy, observations, OUTPUT) or LOST)
         return values, actions[:, 0] if actions.shape[1] == 1 else actions
 
     def train(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor
 from torch import Tensor, nn
 
 from fasttrain.engines.heads import action_dims
@@ -34,6 +36,23 @@ class Place(NamedTuple):
         if self.transposed:
             return grid[:inputs, self.column : self.column + outputs].t()
         return grid[:outputs, :inputs]
+
+
+def why_no_vectors(extractor: nn.Module, space: spaces.Space[Any]) -> str:
+    """Empty if the features are the observation itself, flat: a float32 Box, or a Dict of vectors; else why not."""
+    if isinstance(space, spaces.Dict):
+        parts = dict(extractor.extractors.items()) if type(extractor) is CombinedExtractor else {}
+        vectors = all(isinstance(part, spaces.MultiBinary | spaces.Box) for part in space.values())
+        same = list(parts) == list(space.spaces) and all(type(part) is nn.Flatten for part in parts.values())
+        return "" if vectors and same else "not a Dict of vectors"
+    if type(extractor) is not FlattenExtractor or not isinstance(space, spaces.Box):
+        return "not a flat Box observation"
+    return "" if space.dtype == np.float32 else "observations are not float32"
+
+
+def keys_of(extractor: Any) -> tuple[str, ...]:
+    """The keys of a Dict in the order in which the features have them; none for a plain observation."""
+    return tuple(extractor.extractors) if isinstance(extractor, CombinedExtractor) else ()
 
 
 def padded(width: int) -> int:
