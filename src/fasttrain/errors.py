@@ -46,18 +46,6 @@ class CrashedError(FastTrainError):
     """An error ended a training of which something is saved; `__cause__` is the error."""
 
 
-class GateError(FastTrainError):
-    """A quality gate failed: the candidate learns worse than the baseline."""
-
-    exit_code = EXIT_GATE_FAILED
-
-
-class StoppedError(FastTrainError):
-    """A signal stopped the run; everything finished by then is saved."""
-
-    exit_code = EXIT_STOPPED
-
-
 def too_little_memory(error: MemoryError) -> str:
     """It in one line, with the way out."""
     wanted = f": {error}" if str(error) else ""

@@ -12,7 +12,6 @@ import pytest
 import stable_baselines3
 import torch
 from gymnasium import spaces
-from stable_baselines3.common.utils import polyak_update
 from stable_baselines3.dqn.policies import DQNPolicy
 
 from fasttrain.engines.kernels_q import FusedQ, kernel_calls, why_not_fused
@@ -171,20 +170,6 @@ def test_torch_and_the_kernels_take_turns():
     for ours, theirs in zip(policy.parameters(), rival.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
     assert {float(state["step"]) for state in policy.optimizer.state.values()} == {7.0}
-
-
-@pytest.mark.parametrize("tau", [1.0, 0.3])
-def test_polyak_equals_stocks(tau: float):
-    policy, reference = make_policy(), make_policy()
-    kernels = FusedQ(policy)
-    for each in (policy, reference):
-        torch.manual_seed(1)
-        for parameter in each.q_net.parameters():
-            torch.nn.init.normal_(parameter)
-    kernels.polyak(tau)
-    polyak_update(reference.q_net.parameters(), reference.q_net_target.parameters(), tau)
-    for ours, theirs in zip(policy.q_net_target.parameters(), reference.q_net_target.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
 
 
 def test_a_module_is_loaded_in_place_and_an_optimizer_is_not():

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from conftest import RunCommand
-from fasttrain.errors import ConfigError
-from fasttrain.runs.opponents import load_pool, pool_file, score_of
+from fasttrain.runs.opponents import pool_file, score_of
 
 PLAIN = (
     "env.entry_point=duels:Duel", "env.opponent_key=opponent", "env.eval_opponent=zero", "engine=fast", "num_envs=4",
@@ -120,8 +119,3 @@ def test_an_env_with_one_side_says_so(fasttrain: RunCommand):
 )
 def test_points(info: dict[str, Any], score: float | None):
     assert score_of(info) == score
-
-
-def test_a_pool_that_is_missing(tmp_path: Any):
-    with pytest.raises(ConfigError, match=r"model\.opponents\.pt is missing"):
-        load_pool(None, tmp_path / "model.zip")  # type: ignore[arg-type]

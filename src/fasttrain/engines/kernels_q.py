@@ -269,10 +269,6 @@ class FusedQ:
         ends = np.cumsum([shape.numel() for shape in self._shapes])
         return f"q_net.{names[int(np.searchsorted(ends, index, side='right'))]}"
 
-    def polyak(self, tau: float) -> None:
-        """target = (1 - tau) target + tau online, as SB3's `polyak_update`."""
-        self.target.mul_(1.0 - tau).add_(self.online, alpha=tau)
-
     def views_of(self, flat: Tensor) -> list[Tensor]:
         """The parts of a vector (P,), say of gradients, that belong to the parameters of a net, in their shapes."""
         parts = flat.split([shape.numel() for shape in self._shapes])  # type: ignore[no-untyped-call]

@@ -13,10 +13,8 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.algos.self_play import SnapshotPool
 from fasttrain.config import SELF, Config
-from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.quality_keys import QualityKeys, win_of
-from fasttrain.saving.tensors import read_tensors
 from fasttrain.vec.self_play import SelfPlayVecEnv
 
 
@@ -70,20 +68,3 @@ def pool_file(model_file: Path) -> Path:
 def save_pool(pool: SnapshotPool, model_file: Path) -> None:
     """Beside the model."""
     torch.save(pool.state(), pool_file(model_file))
-
-
-def load_pool(pool: SnapshotPool, model_file: Path) -> None:
-    """Go on with the opponents saved beside a model.
-
-    Raises:
-        ConfigError: there are none, or the file holds something else.
-    """
-    file = pool_file(model_file)
-    if not file.is_file():
-        raise ConfigError(f"{file} is missing: the opponents that belong to {model_file.name}")
-    with file.open("rb") as stream:
-        state = read_tensors(stream, str(file))
-    try:
-        pool.load(state)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{file} holds no opponents: {type(error).__name__} {error}") from error

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -211,8 +210,3 @@ def median_time(times: Sequence[float | None], seed: int = 0) -> Interval:
     medians = np.sort(np.sort(drawn, axis=1)[:, middle])  # of ranks: `values` is sorted
     bounds = [float(values[medians[int(share * RESAMPLES)]]) for share in (0.025, 0.975)]
     return Interval(float(values[middle]), bounds[0], bounds[1])
-
-
-def interval_dict(interval: Interval | None) -> dict[str, Any] | None:
-    """For JSON."""
-    return None if interval is None else interval.to_dict()
