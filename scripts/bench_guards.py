@@ -24,11 +24,11 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from fasttrain.cli.compose import conf_dir
-from fasttrain.config import from_mapping
-from fasttrain.overrides import normalise
-from fasttrain.plan import make_plan
 from fasttrain.runs.build import env_facts, this_machine
 from fasttrain.runs.train import Run
+from fasttrain.spec.config import from_mapping
+from fasttrain.spec.overrides import normalise
+from fasttrain.spec.plan import make_plan
 from fasttrain.vec.stock import NotedVecEnv
 
 WORKS = {

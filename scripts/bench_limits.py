@@ -59,14 +59,14 @@ def built(case: Case) -> tuple[Any, Any]:
     from omegaconf import OmegaConf
 
     from fasttrain.cli.compose import conf_dir
-    from fasttrain.config import from_mapping
     from fasttrain.kernel_jobs import compile_all
-    from fasttrain.overrides import normalise
     from fasttrain.perf.clock import PhaseClock
-    from fasttrain.plan import make_plan
     from fasttrain.runs import build
     from fasttrain.runs.engine_switch import learner_calls
     from fasttrain.runs.settle import settle_acceleration
+    from fasttrain.spec.config import from_mapping
+    from fasttrain.spec.overrides import normalise
+    from fasttrain.spec.plan import make_plan
 
     OmegaConf.register_new_resolver("pid", lambda: 0, replace=True)
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):

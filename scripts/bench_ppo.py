@@ -105,13 +105,13 @@ def speed_model(work: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     from omegaconf import OmegaConf
 
     from fasttrain.cli.compose import conf_dir
-    from fasttrain.config import from_mapping
     from fasttrain.kernel_jobs import compile_all
     from fasttrain.perf.clock import PhaseClock
-    from fasttrain.plan import make_plan
     from fasttrain.runs import build
     from fasttrain.runs.engine_switch import learner_calls
     from fasttrain.runs.settle import settle_acceleration
+    from fasttrain.spec.config import from_mapping
+    from fasttrain.spec.plan import make_plan
 
     env = ("env=gym", "env.id=CartPole-v1", "algo=ppo", "vec_env=dummy") if work.get("cartpole") else ()
     arguments = [

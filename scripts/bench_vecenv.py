@@ -138,9 +138,9 @@ def auto(num_envs: int) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     from fasttrain.cli.compose import conf_dir
-    from fasttrain.config import from_mapping
-    from fasttrain.plan import make_plan
     from fasttrain.runs.build import build_vec_env, env_facts, this_machine
+    from fasttrain.spec.config import from_mapping
+    from fasttrain.spec.plan import make_plan
 
     arguments = ["+profile=speed", "env=gym", "env.id=CartPole-v1", "algo=ppo", f"num_envs={num_envs}"]
     OmegaConf.register_new_resolver("pid", lambda: 0, replace=True)

@@ -1,7 +1,7 @@
 """Wrong inputs made from the declared settings: every key with a wrong type, out of range, misspelt, of another
 algorithm or command, and from the environment.
 
-What fits a type is said here once more (`TAKES`), apart from `fasttrain.typed`: the tested code cannot be the test.
+What fits a type is said here once more (`TAKES`), apart from `fasttrain.spec.typed`: tested code cannot be the test.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from fasttrain.checks import AT_LEAST, AT_MOST, BETWEEN, SCHEDULES
 from fasttrain.cli.commands import COMMANDS, OWNERS
-from fasttrain.config import ALGO_CLASSES, Config, all_keys
-from fasttrain.flags import FLAGS, NEEDS_FAST_ENGINE
 from fasttrain.spec.algorithms import ALGORITHMS
+from fasttrain.spec.checks import AT_LEAST, AT_MOST, BETWEEN, SCHEDULES
+from fasttrain.spec.config import ALGO_CLASSES, Config, all_keys
+from fasttrain.spec.flags import FLAGS, NEEDS_FAST_ENGINE
 
 Prepare = Callable[[Path, Callable[[], Path]], None]  # the case's working directory, what trains a run once
 

@@ -17,9 +17,9 @@ from omegaconf import OmegaConf
 from fasttrain import cli
 from fasttrain.cli import main
 from fasttrain.cli.compose import conf_dir, register
-from fasttrain.config import Config, from_mapping
-from fasttrain.flags import FLAGS
-from fasttrain.overrides import normalise
+from fasttrain.spec.config import Config, from_mapping
+from fasttrain.spec.flags import FLAGS
+from fasttrain.spec.overrides import normalise
 
 
 def pytest_configure() -> None:

@@ -15,7 +15,7 @@ from conftest import RunCommand
 from fasttrain import cli
 from fasttrain.cli import main
 from fasttrain.cli.compose import conf_dir
-from fasttrain.flags import FLAGS
+from fasttrain.spec.flags import FLAGS
 
 
 def test_version(capsys: pytest.CaptureFixture[str]):

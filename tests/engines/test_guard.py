@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from fasttrain.config import GuardConfig
 from fasttrain.engines.guard import Copy, Guard, GuardedHead, Quiet, Usual
 from fasttrain.errors import ConfigError, DivergedError, EnvError
+from fasttrain.spec.config import GuardConfig
 
 BAD, HALF, GOOD = np.array([np.nan, np.inf]), np.array([1.0, np.nan]), np.array([1.0, 1.0])
 

@@ -494,7 +494,7 @@ class Opener:
         from omegaconf import OmegaConf
 
         from fasttrain.cli.compose import conf_dir
-        from fasttrain.config import from_mapping
+        from fasttrain.spec.config import from_mapping
 
         self.configs = {}
         OmegaConf.register_new_resolver("pid", os.getpid, replace=True)

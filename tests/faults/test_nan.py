@@ -16,9 +16,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper
 from conftest import RunCommand
 from fasttrain.algos.dqn import DQN
 from fasttrain.algos.ppo import PPO, MaskablePPO
-from fasttrain.config import GuardConfig
 from fasttrain.engines.guard import Guard
 from fasttrain.errors import DivergedError, EnvError
+from fasttrain.spec.config import GuardConfig
 from fasttrain.vec.shared import SharedMemoryVecEnv
 from toys import RandomEnv, seeded_vec, single_thread, toy_gym_vec
 

@@ -241,7 +241,7 @@ def test_drawing_loads_no_torch_and_the_command_line_no_matplotlib():
     import sys
 
     loads = (
-        "import sys, fasttrain.cli, fasttrain.report.index; from fasttrain.config import Config\n"
+        "import sys, fasttrain.cli, fasttrain.report.index; from fasttrain.spec.config import Config\n"
         "print([name for name in ('torch', 'matplotlib', 'jinja2', 'scipy') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", loads], capture_output=True, text=True, timeout=120)

@@ -9,12 +9,9 @@ from stable_baselines3.common.vec_env import SubprocVecEnv
 
 import fasttrain
 from conftest import configured
-from fasttrain.config import Config
 from fasttrain.envs.probe import probe
 from fasttrain.errors import ConfigError, EnvSpecError
-from fasttrain.flags import EnvFacts, Machine
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.plan import make_plan
 from fasttrain.runs.build import (
     build_algorithm,
     build_vec_env,
@@ -22,6 +19,9 @@ from fasttrain.runs.build import (
     set_threads,
     settle_fused_update,
 )
+from fasttrain.spec.config import Config
+from fasttrain.spec.flags import EnvFacts, Machine
+from fasttrain.spec.plan import make_plan
 from fasttrain.vec.native import NativeVecEnv
 from fasttrain.vec.stock import NotedVecEnv
 

@@ -18,16 +18,10 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from conftest import RunCommand, configured
-from fasttrain.config import Config
 from fasttrain.errors import ConfigError
-from fasttrain.runs.evaluate import (
-    evaluate,
-    load_run,
-    mean_interval,
-    own_random_state,
-    summarise,
-    wilson_interval,
-)
+from fasttrain.runs.evaluate import evaluate, load_run, mean_interval, summarise, wilson_interval
+from fasttrain.saving.buffer_state import own_random_state
+from fasttrain.spec.config import Config
 
 
 class Countdown(gym.Env[np.ndarray, int]):

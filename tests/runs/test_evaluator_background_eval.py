@@ -17,7 +17,6 @@ from rich.console import Console
 
 from conftest import configured
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.plan import make_plan
 from fasttrain.runs.build import build_algorithm, build_vec_env, env_facts, this_machine
 from fasttrain.runs.evaluate import evaluate_both
 from fasttrain.runs.evaluator import (
@@ -28,6 +27,7 @@ from fasttrain.runs.evaluator import (
     forget,
     keep_as,
 )
+from fasttrain.spec.plan import make_plan
 from worker_toys import signals_rained
 
 SMALL = ("+profile=speed", "vec_env=native", "num_envs=4", "eval.episodes=6", "algo.rollout_size=256", "batch_size=64")

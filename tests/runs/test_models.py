@@ -19,10 +19,10 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from conftest import configured
 from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.plan import make_plan
 from fasttrain.runs.build import build_algorithm, build_vec_env, env_facts, this_machine
 from fasttrain.runs.models import bare_model, find_statistics, load_policy, read_model_file
 from fasttrain.runs.wrap import save_model
+from fasttrain.spec.plan import make_plan
 from toys import RandomEnv
 
 CARTPOLE = ("env.id=CartPole-v1", "vec_env=dummy", "num_envs=2")

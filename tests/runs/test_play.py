@@ -19,8 +19,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from conftest import RunCommand, configured
 from fasttrain.algos.dqn import DQN
 from fasttrain.cli import main
-from fasttrain.config import to_dict
 from fasttrain.games.skullking.env import SkullKingEnv
+from fasttrain.spec.config import to_dict
 
 FAST = "play.speed=100000"
 LAKE = ("env.id=FrozenLake-v1", "+env.kwargs.is_slippery=false", "env.max_episode_steps=20", "algo=ppo")

@@ -11,11 +11,11 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from conftest import RunCommand, configured
 from fasttrain.engines.torch import Acceleration, Accelerator
-from fasttrain.flags import EnvFacts, Machine
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.plan import Plan, make_plan
 from fasttrain.runs.build import build_algorithm, build_vec_env, settle_fused_update
 from fasttrain.runs.settle import settle_acceleration, warmup_s
+from fasttrain.spec.flags import EnvFacts, Machine
+from fasttrain.spec.plan import Plan, make_plan
 
 SMALL = ("env.id=CartPole-v1", "algo=ppo", "engine=fast", "vec_env=dummy", "num_envs=4", "algo.rollout_size=64",
          "batch_size=32", "algo.n_epochs=1", "algo.net_arch=[4]")  # fmt: skip

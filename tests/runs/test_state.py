@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from fasttrain.config import StopConfig
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.callbacks import Interval
 from fasttrain.runs.progress import LearningCurve, Progress
@@ -21,6 +20,7 @@ from fasttrain.runs.state import (
     stopping_state,
 )
 from fasttrain.runs.stopping import Stopping
+from fasttrain.spec.config import StopConfig
 
 
 def travelled(state: Any) -> Any:

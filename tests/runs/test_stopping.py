@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from conftest import RunCommand, configured
-from fasttrain.config import StopConfig
 from fasttrain.errors import ConfigError
 from fasttrain.runs import stopping
 from fasttrain.runs.stopping import Stopping, stopping_for
+from fasttrain.spec.config import StopConfig
 
 TOTAL = 1_000_000
 

@@ -11,10 +11,10 @@ import torch
 from rich.console import Console
 
 from conftest import RunCommand, configured
-from fasttrain.flags import EnvFacts, Machine
-from fasttrain.plan import make_plan
 from fasttrain.runs import trial
 from fasttrain.runs.trial import tried, with_trial
+from fasttrain.spec.flags import EnvFacts, Machine
+from fasttrain.spec.plan import make_plan
 
 CLOSE = EnvFacts(native=False, step_s=60e-6)  # 8 envs: 0.5 ms one after another, about as much in two workers
 TWO = Machine(2, False, False)

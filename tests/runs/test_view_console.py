@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 
 from conftest import configured
-from fasttrain.flags import EnvFacts, Machine
 from fasttrain.perf.report import EnvTimes, PerfWindow
-from fasttrain.plan import make_plan
 from fasttrain.runs.evaluate import summarise
 from fasttrain.runs.view import make_console, say, show_perf, show_plan, show_quality
+from fasttrain.spec.flags import EnvFacts, Machine
+from fasttrain.spec.plan import make_plan
 
 POSIX = pytest.mark.skipif(not hasattr(os, "openpty"), reason="POSIX terminals")
 

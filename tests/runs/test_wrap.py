@@ -15,10 +15,10 @@ from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 
 from conftest import RunCommand, configured
-from fasttrain.config import Config
 from fasttrain.runs.build import build_vec_env
 from fasttrain.runs.wrap import statistics_of, wrapped
 from fasttrain.saving.archives import read_arrays
+from fasttrain.spec.config import Config
 from fasttrain.vec.base import SlotAdapter, slots_of
 from fasttrain.vec.native import NativeVecEnv
 from fasttrain.vec.stock import NotedVecEnv

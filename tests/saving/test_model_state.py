@@ -15,11 +15,11 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from fasttrain.algos.dqn import DQN
 from fasttrain.algos.ppo import PPO
-from fasttrain.config import GuardConfig
 from fasttrain.engines.guard import Guard
 from fasttrain.engines.torch import Acceleration
 from fasttrain.errors import ConfigError, DivergedError
 from fasttrain.saving.model_state import load_model_state, model_state
+from fasttrain.spec.config import GuardConfig
 
 
 def model(kind: Any, width: int = 8, fused: bool = False) -> Any:

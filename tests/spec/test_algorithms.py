@@ -14,9 +14,9 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.save_util import load_from_zip_file
 
 from conftest import Finished, RunCommand, configured
-from fasttrain.config import ALGO_CLASSES
 from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import ALGORITHMS, TIERS, having
+from fasttrain.spec.config import ALGO_CLASSES
 
 ROOT = Path(__file__).resolve().parents[2]
 STOCK_ONLY = [name for name, spec in ALGORITHMS.items() if not spec.has_fast]

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from conftest import RunCommand
-from fasttrain.overrides import key_of
+from fasttrain.spec.overrides import key_of
 from fasttrain.studies.ablate import Finding
 from fasttrain.studies.cells import Cell
 from fasttrain.studies.levers import Lever

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from conftest import configured
-from fasttrain.flags import BY_NAME, EnvFacts, Machine
 from fasttrain.perf.limits import Flow, Rates
-from fasttrain.plan import Plan, make_plan
+from fasttrain.spec.flags import BY_NAME, EnvFacts, Machine
+from fasttrain.spec.plan import Plan, make_plan
 from fasttrain.studies.advice import (
     Candidate,
     Situation,

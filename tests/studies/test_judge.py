@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fasttrain.spec.config import GateConfig
 from fasttrain.studies.judge import choose_metric, choose_threshold, judge, values_of
 from fasttrain.studies.outcome import Outcome
-from fasttrain.study_config import GateConfig
 from study_toys import rising, summary
 
 GATE = GateConfig()

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from conftest import configured
-from fasttrain.flags import Machine
 from fasttrain.perf.limits import Flow, Rates
+from fasttrain.spec.flags import Machine
 from fasttrain.studies import prescription as show
 from fasttrain.studies.advice import Advice, Candidate
 

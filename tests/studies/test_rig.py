@@ -13,9 +13,9 @@ import torch
 
 from conftest import configured
 from fasttrain.errors import FastTrainError
-from fasttrain.flags import EnvFacts, Machine
-from fasttrain.plan import make_plan
 from fasttrain.runs.build import env_facts, this_machine
+from fasttrain.spec.flags import EnvFacts, Machine
+from fasttrain.spec.plan import make_plan
 from fasttrain.studies import probes
 from fasttrain.studies.rig import WARMUP, Beat, Rig, steady
 from toys import single_thread

@@ -28,7 +28,7 @@ from fasttrain.errors import (
     FastTrainError,
     too_little_memory,
 )
-from fasttrain.overrides import normalise
+from fasttrain.spec.overrides import normalise
 
 if TYPE_CHECKING:
     from fasttrain.studies.sweep import Sweep
@@ -145,8 +145,8 @@ def _dispatch(arguments: list[str]) -> int:
         print(f"fasttrain {__version__}")
         return 0
     if {"-h", "--help"} & set(arguments):
-        from fasttrain.flags import FLAGS
         from fasttrain.spec.algorithms import ALGORITHMS
+        from fasttrain.spec.flags import FLAGS
 
         flags = "\n".join(f"  {flag.name:<22} {flag.flag_class:<10} {flag.text}" for flag in FLAGS)
         text = HELP.format(version=__version__, flags=flags, algorithms="  ".join(ALGORITHMS))
@@ -246,9 +246,9 @@ def _run_command(command: str, composed: Any, arguments: Sequence[str], starting
     """One composed configuration → one command → its exit code. `starting` ends when its modules are there."""
     from hydra.core.hydra_config import HydraConfig
 
-    from fasttrain.overrides import config_dir_options, sources
     from fasttrain.runs.folders import way_on
     from fasttrain.saving.files import locked, read_json
+    from fasttrain.spec.overrides import config_dir_options, sources
 
     job = HydraConfig.get()
     config = compose.typed_config(composed, normalise(arguments, os.environ))

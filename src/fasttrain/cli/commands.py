@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from fasttrain import terminal
 from fasttrain.errors import ConfigError
-from fasttrain.overrides import key_of, split_options
 from fasttrain.saving.files import read_json
-from fasttrain.typed import did_you_mean
+from fasttrain.spec.overrides import key_of, split_options
+from fasttrain.spec.typed import did_you_mean
 
 MODULES = {
     "train": "fasttrain.runs.train",

@@ -13,11 +13,11 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fasttrain.config import Config, all_keys, foreign_key, from_mapping
 from fasttrain.errors import ConfigError
-from fasttrain.overrides import config_dir_options, key_of, normalise, split_options
 from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec
-from fasttrain.typed import did_you_mean
+from fasttrain.spec.config import Config, all_keys, foreign_key, from_mapping
+from fasttrain.spec.overrides import config_dir_options, key_of, normalise, split_options
+from fasttrain.spec.typed import did_you_mean
 
 
 def conf_dir() -> Path:

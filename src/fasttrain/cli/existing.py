@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fasttrain.checks import check_path
 from fasttrain.cli import commands
 from fasttrain.cli.compose import clear_error, search_path, typed_config, unswept
 from fasttrain.errors import ConfigError
-from fasttrain.overrides import OUTPUT_KEYS, asked, key_of, normalise, split_options
 from fasttrain.runs.folders import Held, held, override
 from fasttrain.saving.files import read_json
+from fasttrain.spec.checks import check_path
+from fasttrain.spec.overrides import OUTPUT_KEYS, asked, key_of, normalise, split_options
 
 Compose = Callable[[Sequence[str]], Any]  # overrides → Hydra's whole configuration, its own part included
 

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from fasttrain.batch import Float64Array, load_into
 from fasttrain.buffers.rollout import TensorObservations
-from fasttrain.config import GuardConfig
 from fasttrain.engines.causes import why_no_action
 from fasttrain.engines.heads import LOST, OUTPUT, ActingHead
 from fasttrain.errors import ConfigError, DivergedError, EnvError
+from fasttrain.spec.config import GuardConfig
 
 NOT_FINITE = ("probability tensor contains", "Expected parameter", "Expected value argument")  # torch's words for it
 COUNTED = ("skipped", "in_a_row", "rollbacks", "rolled_back", "since_copy")

@@ -14,7 +14,6 @@ import torch
 from stable_baselines3.common.utils import obs_as_tensor
 from torch import Tensor
 
-from fasttrain.acceleration import GRAPH_MODES
 from fasttrain.buffers.rollout import RolloutBatch, TensorObservations
 from fasttrain.engines.compiling import (
     Coefficients,
@@ -33,6 +32,7 @@ from fasttrain.engines.compiling import (
 )
 from fasttrain.engines.devices import PinnedTransfer, Precision, Transfer
 from fasttrain.engines.heads import ActingHead, CategoricalHead, ChunkedHead, head_of
+from fasttrain.spec.computing import GRAPH_MODES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fasttrain.overrides import key_of
 from fasttrain.report.words import as_mapping, as_number, as_rows, clean
 from fasttrain.runs.logs import FIELDS, Episodes, read_episodes
 from fasttrain.saving.files import read_json
+from fasttrain.spec.overrides import key_of
 
 FILES = ("summary.json", "plan.json", "episodes.csv")  # any of them makes a folder a run's
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fasttrain.config import Config
 from fasttrain.errors import ConfigError
 from fasttrain.report.compare_page import FILE as STUDY_FILE
 from fasttrain.report.compare_page import compare_page
@@ -21,6 +20,7 @@ from fasttrain.report.sweep_page import sweep_page
 from fasttrain.runs.activity import activity
 from fasttrain.runs.view import make_console, say
 from fasttrain.saving.files import read_json
+from fasttrain.spec.config import Config
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:

@@ -22,9 +22,8 @@ from fasttrain.report.charts import (
     Split,
     color_of,
 )
-from fasttrain.report.curves import Curve, name_shares, rate_curve, spread_curve
+from fasttrain.report.curves import Curve, Windows, name_shares, phase_ms, rate_curve, spread_curve
 from fasttrain.report.files import RunFiles
-from fasttrain.report.perf_windows import Windows, phase_ms
 from fasttrain.report.words import as_mapping, as_number, as_rows, number, percent
 from fasttrain.runs.logs import TERM, Episodes, Floats
 from fasttrain.runs.quality_keys import SCORE_KEYS, WIN_KEYS

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fasttrain.flags import BY_NAME, NOT_APPLICABLE
+from fasttrain.report.curves import Windows, perf_cells, phase_ms, windows_of
 from fasttrain.report.files import RunFiles, date_of, read_run
 from fasttrain.report.page import Banner, Cell, Page, Section, Table, Tile
-from fasttrain.report.perf_windows import Windows, perf_cells, phase_ms, windows_of
 from fasttrain.report.run_charts import PHASE_WORDS, elo_chart, ending_charts, learning_charts, time_charts
 from fasttrain.report.words import (
     NOTHING,
@@ -24,6 +23,7 @@ from fasttrain.report.words import (
     size,
     value_text,
 )
+from fasttrain.spec.flags import BY_NAME, NOT_APPLICABLE
 
 
 def run_page(folder: Path) -> Page:

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from fasttrain.overrides import key_of
 from fasttrain.report.charts import GREY, XY, Axis, Chart, Heat, Line, Points, Row, Rows
 from fasttrain.report.curves import mean_interval, pareto_front
 from fasttrain.report.metrics import METRICS, Found, Metric, link_to, quality_of
 from fasttrain.report.page import Banner, Cell, Page, Section, Table, Tile
 from fasttrain.report.words import as_mapping, as_number, as_rows, clean, number, percent, seconds, times
 from fasttrain.saving.files import read_json
+from fasttrain.spec.overrides import key_of
 
 FILE = "sweep.json"
 MOST_BARS = 40

@@ -22,8 +22,6 @@ from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.batch import OPPONENTS_TURN
-from fasttrain.checks import parse_schedule
-from fasttrain.config import AlgoConfig, Config, env_kwargs, plays_itself
 from fasttrain.engines.kernels import why_not_fused
 from fasttrain.engines.kernels_q import why_not_fused as why_not_fused_q
 from fasttrain.engines.q_networks import DUELING_POLICIES
@@ -32,18 +30,20 @@ from fasttrain.envs.probe import ProbeResult
 from fasttrain.envs.retrace import Retraced
 from fasttrain.envs.user_code import look_up
 from fasttrain.errors import ConfigError, EnvSpecError, FastTrainError
-from fasttrain.flags import EnvFacts, Machine
 from fasttrain.kernel_jobs import KernelCall
 from fasttrain.machine import bf16_units, usable_cores
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.stock import TimedVecEnv
-from fasttrain.plan import Plan
 from fasttrain.runs.activity import telling
-from fasttrain.runs.device import pick_device
 from fasttrain.runs.env_options import check_native_options, check_spaces, policy_for
 from fasttrain.runs.survey import Survey
+from fasttrain.runs.torch_setup import pick_device
 from fasttrain.runs.wrap import Statistics, wrapped
-from fasttrain.vec.scout import Scout
+from fasttrain.spec.checks import parse_schedule
+from fasttrain.spec.config import AlgoConfig, Config, env_kwargs, plays_itself
+from fasttrain.spec.flags import EnvFacts, Machine
+from fasttrain.spec.plan import Plan
+from fasttrain.vec.process import Scout
 from fasttrain.vec.self_play import RandomOpponent, SelfPlayVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
 from fasttrain.vec.stock import NotedVecEnv, start_subproc

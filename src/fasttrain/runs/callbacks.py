@@ -21,7 +21,6 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from fasttrain.buffers.prefetch import Prefetching
 from fasttrain.buffers.replay_storage import ReplayStorage
-from fasttrain.config import Config
 from fasttrain.engines.causes import check_step
 from fasttrain.machine import process_age_s
 from fasttrain.perf.stock import optimizers_of
@@ -34,6 +33,7 @@ from fasttrain.runs.stopping import Stop, Stopping
 from fasttrain.runs.view import LiveView
 from fasttrain.saving.files import Saving
 from fasttrain.saving.rests import Checkpoints
+from fasttrain.spec.config import Config
 
 ONE_S = 0.5
 

@@ -10,7 +10,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fasttrain.config import Config, against_bots
 from fasttrain.envs.checkup import CheckupResult
 from fasttrain.envs.make import EnvSpec
 from fasttrain.envs.probe import ProbeResult
@@ -20,6 +19,7 @@ from fasttrain.runs.env_options import check_spaces
 from fasttrain.runs.survey import BrokenEnvError, Survey
 from fasttrain.runs.view import make_console, say
 from fasttrain.saving.files import write_json
+from fasttrain.spec.config import Config, against_bots
 from fasttrain.terminal import command, rate_text
 
 CHECK_SCHEMA = 1

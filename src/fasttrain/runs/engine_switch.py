@@ -10,12 +10,12 @@ from typing import Any
 from rich.console import Console
 
 from fasttrain.buffers import n_step, prioritized
-from fasttrain.config import Config
 from fasttrain.engines import kernels, kernels_q
 from fasttrain.kernel_jobs import Compiler, KernelCall, compile_all
 from fasttrain.machine import usable_cores
 from fasttrain.runs.activity import activity
 from fasttrain.runs.progress import Progress
+from fasttrain.spec.config import Config
 
 PAYS_S = 30.0  # a run that ends sooner gains nothing: compiling takes 8 to 40 s of a core, and the rest must make up
 

@@ -9,8 +9,8 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space
 
-from fasttrain.config import Config
 from fasttrain.errors import ConfigError, EnvSpecError
+from fasttrain.spec.config import Config
 
 OBSERVATION_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 

@@ -5,29 +5,27 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from rich.console import Console
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
-from fasttrain.config import Config, against_bots, from_mapping
 from fasttrain.errors import ConfigError
-from fasttrain.flags import FLAGS
 from fasttrain.runs.activity import activity
 from fasttrain.runs.models import find_statistics, load_policy
 from fasttrain.runs.quality_keys import END_KEY, SCORES, QualityKeys, held_by, score_diff_of, win_of
 from fasttrain.runs.view import make_console, say, show_quality
 from fasttrain.runs.wrap import Statistics
+from fasttrain.saving.buffer_state import own_random_state
 from fasttrain.saving.files import parse_json, write_json
+from fasttrain.spec.config import Config, against_bots, from_mapping
+from fasttrain.spec.flags import FLAGS
 from fasttrain.terminal import near, one_line
 
 LONGEST_REASON, MOST_REASONS = 200, 100  # of an env's texts what summary.json keeps
@@ -35,21 +33,6 @@ MOST_PLAN_BYTES = 16 << 20  # 10 kB are usual
 MAX_EPISODE_STEPS = 27_000  # the usual bound of an Atari episode; a greedy policy may walk in circles for ever
 PLAIN_KEYS = QualityKeys()
 Quality = dict[str, dict[str, Any]]  # way of acting ("greedy", "sampled") → what `summarise` returns
-
-
-@contextmanager
-def own_random_state(seed: int) -> Iterator[None]:
-    """Python's, NumPy's and torch's global streams seeded with `seed` inside, as they were before after it."""
-    python, numpy_state = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        random.seed(seed)
-        np.random.seed(seed)
-        torch.manual_seed(seed)
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy_state)
 
 
 def evaluate(

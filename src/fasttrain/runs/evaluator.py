@@ -17,9 +17,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fasttrain.config import Config
 from fasttrain.runs.logs import EvaluationLog
 from fasttrain.saving.files import Saving
+from fasttrain.spec.config import Config
 from fasttrain.vec.process import START_METHOD, ended, kill_group
 from fasttrain.vec.worker_start import signals_held, start_function
 

@@ -20,7 +20,6 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.vec_env import VecNormalize
 
-from fasttrain.config import Config
 from fasttrain.errors import ConfigError, FastTrainError
 from fasttrain.runs.acting import ActingPath, Arrays, largest_difference, random_inputs
 from fasttrain.runs.activity import activity
@@ -28,6 +27,7 @@ from fasttrain.runs.evaluate import load_run
 from fasttrain.runs.models import find_statistics, one_env
 from fasttrain.runs.view import make_console, say
 from fasttrain.saving.files import write_json
+from fasttrain.spec.config import Config
 
 KEYS = ("run", "format", "model", "output", "trust")
 STEMS = {"final": "model", "best": "best_model"}

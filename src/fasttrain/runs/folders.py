@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fasttrain.config import Config, to_dict
 from fasttrain.errors import ConfigError
 from fasttrain.saving.checkpoints import PREFIX, CheckpointFolder
 from fasttrain.saving.files import holder, read_json
+from fasttrain.spec.config import Config, to_dict
 from fasttrain.terminal import command as typed
 
 PLAIN = re.compile(r"[\w./:+-]+")

@@ -22,11 +22,11 @@ from stable_baselines3.common.logger import (
     TensorBoardOutputFormat,
 )
 
-from fasttrain.config import Config
 from fasttrain.envs.user_code import blame, look_up
 from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.typed import Named, did_you_mean, named
+from fasttrain.spec.config import Config
+from fasttrain.spec.typed import Named, did_you_mean, named
 
 T = TypeVar("T")
 

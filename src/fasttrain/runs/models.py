@@ -17,7 +17,6 @@ import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
-from fasttrain.config import Config, against_bots
 from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.build import build_algorithm, build_vec_env, uses_masks
@@ -25,6 +24,7 @@ from fasttrain.runs.wrap import Statistics, statistics_of
 from fasttrain.saving.archives import opened, read_member
 from fasttrain.saving.files import parse_json
 from fasttrain.saving.tensors import read_tensors
+from fasttrain.spec.config import Config, against_bots
 
 # Everything that SB3 2 (tensors.pth: 0.x) and sb3-contrib write for the algorithms here.
 MEMBERS = frozenset(

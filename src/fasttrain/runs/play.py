@@ -30,18 +30,19 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from fasttrain.batch import OPPONENTS_TURN as TURN
-from fasttrain.config import SELF, Config, against, plays_itself
 from fasttrain.engines.heads import action_dims
 from fasttrain.envs.make import EnvSpec, make_env
 from fasttrain.errors import ConfigError
 from fasttrain.runs.activity import activity
 from fasttrain.runs.build import env_spec
 from fasttrain.runs.choices import best_choices
-from fasttrain.runs.evaluate import load_run, own_random_state, summarise
+from fasttrain.runs.evaluate import load_run, summarise
 from fasttrain.runs.models import find_statistics
 from fasttrain.runs.quality_keys import QualityKeys, win_of
 from fasttrain.runs.view import make_console
 from fasttrain.runs.wrap import wrapped
+from fasttrain.saving.buffer_state import own_random_state
+from fasttrain.spec.config import SELF, Config, against, plays_itself
 from fasttrain.terminal import shown
 
 MOST_LINES = 60  # legal actions in words, one a line; more are listed as numbers

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fasttrain.config import EnvConfig
+from fasttrain.spec.config import EnvConfig
 from fasttrain.terminal import one_line
 
 WIN_KEYS = ("is_win", "is_success")

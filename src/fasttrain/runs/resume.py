@@ -16,9 +16,7 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 from rich.console import Console
 
-from fasttrain.config import Config, to_dict
 from fasttrain.errors import EXIT_DONE, ConfigError
-from fasttrain.plan import Plan, Row
 from fasttrain.runs import view as show
 from fasttrain.runs.activity import activity
 from fasttrain.runs.evaluate import config_of, flags_of
@@ -27,6 +25,8 @@ from fasttrain.runs.state import WRONG, restore
 from fasttrain.runs.train import Run, carry_out
 from fasttrain.saving.checkpoints import CheckpointFolder, lacks, problem_of, stored
 from fasttrain.saving.files import locked, write_json
+from fasttrain.spec.config import Config, to_dict
+from fasttrain.spec.plan import Plan, Row
 
 MAY_CHANGE = (
     "total_timesteps", "log_every", "train_log_enabled", "train_log_to_console", "train_log_to_file", "live", "report",

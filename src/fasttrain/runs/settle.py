@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
 
-from fasttrain.acceleration import envs_per_forward
 from fasttrain.algos import dqn, ppo
 from fasttrain.algos.dqn import DQN
 from fasttrain.algos.ppo import PPO, MaskablePPO
-from fasttrain.config import Config
 from fasttrain.engines.guard import Guard
 from fasttrain.engines.heads import StockHead, head_of
 from fasttrain.engines.torch import Acceleration
-from fasttrain.flags import NOT_APPLICABLE
-from fasttrain.plan import Plan, Row
+from fasttrain.spec.computing import envs_per_forward
+from fasttrain.spec.config import Config
+from fasttrain.spec.flags import NOT_APPLICABLE
+from fasttrain.spec.plan import Plan, Row
 
 ADAM = "Adam by torch's fused kernel"
 

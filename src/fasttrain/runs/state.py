@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from fasttrain import __version__
 from fasttrain.algos.self_play import SnapshotPool
 from fasttrain.batch import inside, under
-from fasttrain.config import Config
 from fasttrain.errors import ConfigError
 from fasttrain.runs.callbacks import Interval, RunCallback
 from fasttrain.runs.opponents import SnapshotCallback
@@ -30,6 +29,7 @@ from fasttrain.saving.buffer_state import end_last_rows, load_random_state, plai
 from fasttrain.saving.checkpoints import Snapshot
 from fasttrain.saving.env_state import NewEpisodes, env_state, load_env_state
 from fasttrain.saving.model_state import load_model_state, model_state, zip_writer
+from fasttrain.spec.config import Config
 
 RECENT = ("returns", "wins", "draws", "score_diffs")
 BY_NAME = ("reward_terms", "scores")  # a deque of each

@@ -22,9 +22,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from fasttrain.config import Config, StopConfig, plays_itself
 from fasttrain.errors import ConfigError
 from fasttrain.runs.progress import Moments, fit_line
+from fasttrain.spec.config import Config, StopConfig, plays_itself
 
 RECENT_EPISODES = 100
 BLOCKS_PER_PATIENCE = 10

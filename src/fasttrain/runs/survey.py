@@ -16,7 +16,6 @@ from typing import Any
 
 from rich.console import Console
 
-from fasttrain.config import Config
 from fasttrain.envs.checkup import CheckupResult
 from fasttrain.envs.make import Env, EnvSpec
 from fasttrain.envs.place import Place
@@ -26,8 +25,8 @@ from fasttrain.envs.user_code import findable
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.machine import outgrows
 from fasttrain.runs.activity import Activity, activity
-from fasttrain.vec.process import WorkerLostError
-from fasttrain.vec.scout import Scout, ScoutLostError
+from fasttrain.spec.config import Config
+from fasttrain.vec.process import Scout, ScoutLostError, WorkerLostError
 
 START_S = 120.0  # for the process itself, on a machine that may be busy
 DEAR_S = 1.0  # a build that takes so long is worth a played env, and a line where there is another

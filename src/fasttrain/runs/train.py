@@ -19,15 +19,12 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain import __version__
 from fasttrain.algos.ppo import PPO, MaskablePPO
-from fasttrain.config import Config, against_bots
 from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, FastTrainError
-from fasttrain.horizon import too_short
 from fasttrain.machine import process_age_s, usable_cores
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.report import EnvTimes, PerfWindow, limits_dict, perf_dict
 from fasttrain.perf.stock import StockPhases, is_stock
 from fasttrain.perf.windows import PerfMeter
-from fasttrain.plan import Plan, make_plan
 from fasttrain.runs import view as show
 from fasttrain.runs.activity import activity
 from fasttrain.runs.build import (
@@ -44,12 +41,10 @@ from fasttrain.runs.build import (
 from fasttrain.runs.callbacks import Parts, RunCallback, StopFlag, replay_dict, replay_line, replay_words
 from fasttrain.runs.check import run_checkup
 from fasttrain.runs.crash import MODEL, WORKER_ERRORS, raise_crash
-from fasttrain.runs.device import pick_device
 from fasttrain.runs.engine_switch import compile_shown, settle_engine
 from fasttrain.runs.evaluate import Quality, evaluate_both
 from fasttrain.runs.evaluator import Evaluator
 from fasttrain.runs.folders import clear
-from fasttrain.runs.light_torch import leave_compiler_out
 from fasttrain.runs.loggers import UsersCallbacks, make_logger
 from fasttrain.runs.logs import EpisodeLog
 from fasttrain.runs.opponents import SnapshotCallback, pool_for, save_pool
@@ -59,15 +54,18 @@ from fasttrain.runs.provenance import provenance
 from fasttrain.runs.settle import settle_acceleration, warmup_s
 from fasttrain.runs.state import snapshot
 from fasttrain.runs.stopping import StoppedBy, stopping_for
-from fasttrain.runs.torch_threads import settle_threads
+from fasttrain.runs.torch_setup import leave_compiler_out, pick_device, settle_threads
 from fasttrain.runs.trial import with_trial
 from fasttrain.runs.view import LiveView
 from fasttrain.runs.wrap import save_model
 from fasttrain.saving.checkpoints import CheckpointFolder
 from fasttrain.saving.files import SUMMARY_SCHEMA, Saving, clean, into_place, locked, read_json, write_json
 from fasttrain.saving.rests import Checkpoints, Settings
+from fasttrain.spec.config import Config, against_bots
+from fasttrain.spec.horizon import too_short
+from fasttrain.spec.plan import Plan, make_plan
 from fasttrain.terminal import command, near
-from fasttrain.vec.scout import Scout
+from fasttrain.vec.process import Scout
 from fasttrain.vec.self_play import SelfPlayVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
 

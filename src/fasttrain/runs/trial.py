@@ -10,14 +10,14 @@ import numpy as np
 from rich.console import Console
 from stable_baselines3.common.vec_env import VecEnv
 
-from fasttrain.config import Config, plays_itself
 from fasttrain.envs.masks import random_legal_action
-from fasttrain.flags import EnvFacts, Machine
-from fasttrain.plan import Plan
 from fasttrain.runs.activity import activity
 from fasttrain.runs.build import build_vec_env
-from fasttrain.runs.evaluate import own_random_state
-from fasttrain.stepping import step_costs
+from fasttrain.saving.buffer_state import own_random_state
+from fasttrain.spec.config import Config, plays_itself
+from fasttrain.spec.flags import EnvFacts, Machine
+from fasttrain.spec.plan import Plan
+from fasttrain.spec.stepping import step_costs
 from fasttrain.vec.base import slots_of
 
 CLOSE = 2.0  # estimates of which neither is so many times the other

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fasttrain.config import Config, against_bots
 from fasttrain.errors import EXIT_DONE
 from fasttrain.kernel_cache import folders
-from fasttrain.plan import make_plan
 from fasttrain.runs.build import env_facts, game_calls, this_machine
 from fasttrain.runs.engine_switch import compile_shown, learner_calls, replay_calls
 from fasttrain.runs.view import make_console
+from fasttrain.spec.config import Config, against_bots
+from fasttrain.spec.plan import make_plan
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:

@@ -16,11 +16,11 @@ from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecNormalize
 
-from fasttrain.config import Config
 from fasttrain.runs.env_options import is_normalisable
 from fasttrain.saving.archives import read_arrays
 from fasttrain.saving.checkpoints import array_writer
 from fasttrain.saving.env_state import load_moments, moments
+from fasttrain.spec.config import Config
 
 Statistics = Path | VecNormalize
 PLAIN, PICKLED = ".npz", ".pkl"

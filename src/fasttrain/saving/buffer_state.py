@@ -8,8 +8,8 @@ same arrays.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -171,3 +171,18 @@ def _arrays(buffer: Any) -> dict[str, NDArray[Any]]:
         elif isinstance(value, np.ndarray):
             found[name] = value
     return found
+
+
+@contextmanager
+def own_random_state(seed: int) -> Iterator[None]:
+    """Python's, NumPy's and torch's global streams seeded with `seed` inside, as they were before after it."""
+    python, numpy_state = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy_state)

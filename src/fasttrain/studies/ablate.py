@@ -13,12 +13,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fasttrain.config import Config
 from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, ConfigError
-from fasttrain.overrides import key_of
-from fasttrain.runs.tables import FittingTable
-from fasttrain.runs.view import make_console
+from fasttrain.runs.view import FittingTable, make_console
 from fasttrain.saving.files import read_json
+from fasttrain.spec.config import Config
+from fasttrain.spec.overrides import key_of
 from fasttrain.studies.cells import Cell, merged
 from fasttrain.studies.judge import choose_metric, values_of
 from fasttrain.studies.levers import Lever, chosen_levers, effective_levers, find_levers, values_with

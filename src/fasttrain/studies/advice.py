@@ -10,13 +10,13 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from fasttrain.acceleration import FUSED_PAYS_UP_TO_WIDTH
-from fasttrain.config import Config, against_bots, plays_itself
 from fasttrain.errors import ConfigError, EnvSpecError
-from fasttrain.flags import BY_NAME, EnvFacts, FlagClass, Machine
 from fasttrain.perf.limits import WORTH, Flow, Rates, expected_s, gain_of, most_gain
-from fasttrain.plan import Plan, make_plan
 from fasttrain.runs.build import env_facts
+from fasttrain.spec.computing import FUSED_PAYS_UP_TO_WIDTH
+from fasttrain.spec.config import Config, against_bots, plays_itself
+from fasttrain.spec.flags import BY_NAME, EnvFacts, FlagClass, Machine
+from fasttrain.spec.plan import Plan, make_plan
 
 MOST = 7  # candidates that are built and measured: each takes some seconds
 SLOWER_FROM = 1.2  # slowest worker's work over the mean, from which serving whoever is ready may pay

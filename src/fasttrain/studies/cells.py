@@ -20,9 +20,9 @@ from types import FrameType
 from typing import Any
 
 from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, EXIT_WRONG_INPUT
-from fasttrain.overrides import key_of
 from fasttrain.runs.folders import override
 from fasttrain.saving.files import read_json
+from fasttrain.spec.overrides import key_of
 from fasttrain.terminal import one_line
 
 STATUS = {EXIT_DONE: "done", EXIT_WRONG_INPUT: "illegal", EXIT_STOPPED: "stopped"}

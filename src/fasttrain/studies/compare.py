@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from fasttrain.config import Config
 from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_GATE_FAILED, ConfigError
 from fasttrain.runs.view import make_console
+from fasttrain.spec.config import Config
 from fasttrain.studies.cells import merged
 from fasttrain.studies.judge import Row, choose_metric, choose_threshold, judge, show_comparison
 from fasttrain.studies.outcome import read_outcome

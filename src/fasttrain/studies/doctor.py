@@ -16,18 +16,18 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from fasttrain.config import Config, against_bots
 from fasttrain.envs.probe import probe
 from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, ConfigError, EnvError, FastTrainError
-from fasttrain.flags import BY_NAME
-from fasttrain.overrides import key_of
 from fasttrain.perf.limits import Flow, Rates, composed_limit
-from fasttrain.plan import Plan, make_plan
 from fasttrain.runs.activity import activity
 from fasttrain.runs.build import MonitoredEnv, env_facts, env_spec, this_machine
 from fasttrain.runs.evaluate import config_of, flags_of
 from fasttrain.runs.view import make_console, say
 from fasttrain.saving.files import read_json, write_json
+from fasttrain.spec.config import Config, against_bots
+from fasttrain.spec.flags import BY_NAME
+from fasttrain.spec.overrides import key_of
+from fasttrain.spec.plan import Plan, make_plan
 from fasttrain.studies import prescription as show
 from fasttrain.studies.advice import Advice, Candidate, Situation, advise
 from fasttrain.studies.cells import Cell, last_line, merged, run_cell

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from fasttrain.runs.tables import FittingTable
-from fasttrain.runs.view import say
+from fasttrain.runs.view import FittingTable, say
 from fasttrain.spec.algorithms import ALGORITHMS
+from fasttrain.spec.config import GateConfig
 from fasttrain.studies.outcome import Outcome
 from fasttrain.studies.statistics import (
     OPEN,
@@ -26,7 +26,6 @@ from fasttrain.studies.statistics import (
     ratio_interval,
     stratified_interval,
 )
-from fasttrain.study_config import GateConfig
 from fasttrain.terminal import one_line
 
 STYLES = {"pass": "green", "fail": "bold red", "not enough seeds": "yellow"}

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fasttrain.errors import ConfigError
-from fasttrain.flags import BY_NAME, NOT_APPLICABLE
-from fasttrain.typed import did_you_mean
+from fasttrain.spec.flags import BY_NAME, NOT_APPLICABLE
+from fasttrain.spec.typed import did_you_mean
 
 # Name → settings that are changed together. Every other setting is a lever by itself.
 TOGETHER = {

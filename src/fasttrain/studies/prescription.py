@@ -9,12 +9,11 @@ import psutil
 import torch
 from rich.console import Console
 
-from fasttrain.config import Config
-from fasttrain.flags import Machine
 from fasttrain.machine import free_memory
 from fasttrain.perf.limits import Flow, Rates, composed_limit, most_gain
-from fasttrain.runs.tables import FittingTable
-from fasttrain.runs.view import say
+from fasttrain.runs.view import FittingTable, say
+from fasttrain.spec.config import Config
+from fasttrain.spec.flags import Machine
 from fasttrain.studies.advice import Advice
 from fasttrain.terminal import command, rate_text
 

@@ -25,15 +25,15 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs
 
 from fasttrain.batch import BoolArray, FinishedEpisode, Float32Array, Observations, Slots
-from fasttrain.config import Config, StopConfig
-from fasttrain.flags import EnvFacts, Machine
 from fasttrain.perf.limits import Flow
 from fasttrain.perf.stock import StockPhases, is_stock
-from fasttrain.plan import Plan
 from fasttrain.runs.build import uses_masks
 from fasttrain.runs.opponents import SnapshotCallback
 from fasttrain.runs.train import Run
-from fasttrain.stepping import WAITS_BELOW
+from fasttrain.spec.config import Config, StopConfig
+from fasttrain.spec.flags import EnvFacts, Machine
+from fasttrain.spec.plan import Plan
+from fasttrain.spec.stepping import WAITS_BELOW
 from fasttrain.vec.base import SlotAdapter, SlotSource, SlotVecEnv, copy_observations, slots_of
 from fasttrain.vec.shared import SharedMemoryVecEnv
 

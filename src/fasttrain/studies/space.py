@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fasttrain.config import Config
-from fasttrain.flags import NOT_APPLICABLE
+from fasttrain.spec.config import Config
+from fasttrain.spec.flags import NOT_APPLICABLE
 
 Space = dict[str, list[Any]]
 Point = dict[str, Any]

@@ -17,15 +17,15 @@ from typing import Any, NamedTuple
 import yaml
 from rich.console import Console
 
-from fasttrain.config import Config, OwnConfig
 from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, EXIT_WRONG_INPUT
-from fasttrain.flags import FLAGS
-from fasttrain.overrides import key_of
 from fasttrain.runs.activity import activity
 from fasttrain.runs.folders import clear, command_line
 from fasttrain.runs.progress import clock_text
 from fasttrain.runs.view import say
 from fasttrain.saving.files import read_json, write_json
+from fasttrain.spec.config import Config, OwnConfig
+from fasttrain.spec.flags import FLAGS
+from fasttrain.spec.overrides import key_of
 from fasttrain.studies.cells import Cell, last_line, run_cell
 from fasttrain.terminal import command, rate_text
 

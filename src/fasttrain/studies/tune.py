@@ -13,14 +13,14 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from fasttrain.config import Config, all_keys
 from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, ConfigError
-from fasttrain.flags import BY_NAME
 from fasttrain.machine import free_memory, usable_cores
-from fasttrain.overrides import key_of
-from fasttrain.runs.tables import FittingTable
-from fasttrain.runs.view import make_console
+from fasttrain.runs.view import FittingTable, make_console
 from fasttrain.saving.files import read_json
+from fasttrain.spec.config import Config, all_keys
+from fasttrain.spec.flags import BY_NAME
+from fasttrain.spec.overrides import key_of
+from fasttrain.spec.typed import convert, did_you_mean
 from fasttrain.studies.cells import Cell, merged
 from fasttrain.studies.outcome import Ratio, ratio, steady_rate
 from fasttrain.studies.space import (
@@ -36,7 +36,6 @@ from fasttrain.studies.space import (
 )
 from fasttrain.studies.study import Compose, Study, Wanted, base_overrides, settings, way_to_use, write_profile
 from fasttrain.terminal import command, rate_text
-from fasttrain.typed import convert, did_you_mean
 
 PROFILE = "profile"
 TRIAL_S = (3.0, 8.0, 16.0)  # of training, by rung; the last is run in turn with the profile

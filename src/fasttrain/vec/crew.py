@@ -21,8 +21,7 @@ import numpy as np
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.machine import usable_cores
 from fasttrain.vec.channel import Bell
-from fasttrain.vec.process import START_METHOD, WorkerLostError, WorkerProcess
-from fasttrain.vec.scout import Scout
+from fasttrain.vec.process import START_METHOD, Scout, WorkerLostError, WorkerProcess
 from fasttrain.vec.worker import HOLD, STEP, CallError, Ready, pack
 from fasttrain.vec.worker_envs import Packed, Record, Settings, successor_seed
 from fasttrain.vec.worker_memory import (

@@ -21,8 +21,7 @@ from fasttrain.batch import FinishedEpisode, Int64Array, Slots
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.vec.base import SlotVecEnv, copy_observations, episode_info
 from fasttrain.vec.crew import Crew, CrewOptions, EnvFn, OnEnvError
-from fasttrain.vec.process import WorkerTraceback
-from fasttrain.vec.scout import Scout
+from fasttrain.vec.process import Scout, WorkerTraceback
 from fasttrain.vec.worker import CallError
 from fasttrain.vec.worker_envs import Record
 from fasttrain.vec.worker_memory import BOOL, BUSY_NS, INT, OPPONENTS_NS, STEP_NS

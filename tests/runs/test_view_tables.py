@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from fasttrain.runs.tables import FittingTable
+from fasttrain.runs.view import FittingTable
 
 
 def shown(width: int, table: FittingTable) -> list[str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from conftest import configured
-from fasttrain.acceleration import AMP_PAYS_FROM_WIDTH
 from fasttrain.errors import ConfigError
-from fasttrain.flags import NOT_APPLICABLE, EnvFacts, Machine
-from fasttrain.plan import Plan, Row, make_plan
+from fasttrain.spec.computing import AMP_PAYS_FROM_WIDTH
+from fasttrain.spec.flags import NOT_APPLICABLE, EnvFacts, Machine
+from fasttrain.spec.plan import Plan, Row, make_plan
 
 CARTPOLE = ("env.id=CartPole-v1", "algo=ppo")
 OLD = Machine(2, False, False)

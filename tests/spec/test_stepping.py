@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from conftest import configured
-from fasttrain.config import Config
 from fasttrain.errors import ConfigError
-from fasttrain.flags import NOT_APPLICABLE, EnvFacts, Machine
-from fasttrain.plan import Plan, Row, make_plan
+from fasttrain.spec.config import Config
+from fasttrain.spec.flags import NOT_APPLICABLE, EnvFacts, Machine
+from fasttrain.spec.plan import Plan, Row, make_plan
 
 SLOW = EnvFacts(native=False, step_s=5e-3)
 WAITS = EnvFacts(native=False, step_s=5e-3, cpu_share=0.1)

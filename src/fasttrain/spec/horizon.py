@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fasttrain.config import Config
+from fasttrain.spec.config import Config
 
 # Gradient updates below which large batches were measured to fall behind: Skull King under `speed` is after 832 of them
 # (200,000 steps) 1.6 points of win rate behind stock, the last fifth of its curve 3.5, and after 1,953 (500,000 steps)

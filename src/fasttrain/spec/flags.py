@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from fasttrain.config import Config
 from fasttrain.spec.algorithms import AlgorithmSpec
+from fasttrain.spec.config import Config
 
 FlagClass = Literal["exact", "rounding", "trade-off"]
 NOT_APPLICABLE = "not applicable"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from fasttrain.errors import ConfigError
-from fasttrain.flags import FLAGS
+from fasttrain.spec.flags import FLAGS
 
 OUTPUT_KEYS = ("hydra.run.dir", "hydra.sweep.dir")  # of a single command, of a sweep
 OPTIONS_WITH_VALUE = frozenset(

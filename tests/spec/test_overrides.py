@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fasttrain.overrides import from_environment, key_of, normalise, sources, split_options
+from fasttrain.spec.overrides import from_environment, key_of, normalise, sources, split_options
 
 
 def test_key_of():

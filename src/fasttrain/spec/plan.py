@@ -10,20 +10,26 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from fasttrain.acceleration import (
+from fasttrain.errors import ConfigError
+from fasttrain.spec.algorithms import ALGORITHMS, PER_ENV, having
+from fasttrain.spec.checks import MAX_TORCH_THREADS
+from fasttrain.spec.computing import (
+    BASELINE_RATIO,
+    check_extras,
+    replay_ratio,
     resolve_amp_dtype,
     resolve_compile_mode,
     resolve_gradient_accumulation,
     resolve_inference_batch_size,
+    resolve_local_random_actions,
     resolve_pin_memory,
+    resolve_prefetch,
     resolve_use_amp,
     resolve_use_compile,
     why_no_fused_kernels,
 )
-from fasttrain.checks import MAX_TORCH_THREADS
-from fasttrain.config import AlgoConfig, Config, to_dict
-from fasttrain.errors import ConfigError
-from fasttrain.flags import (
+from fasttrain.spec.config import AlgoConfig, Config, to_dict
+from fasttrain.spec.flags import (
     BY_NAME,
     FLAGS,
     NEEDS_FAST_ENGINE,
@@ -34,15 +40,7 @@ from fasttrain.flags import (
     Machine,
     Resolved,
 )
-from fasttrain.off_policy import (
-    BASELINE_RATIO,
-    check_extras,
-    replay_ratio,
-    resolve_local_random_actions,
-    resolve_prefetch,
-)
-from fasttrain.spec.algorithms import ALGORITHMS, PER_ENV, having
-from fasttrain.stepping import (
+from fasttrain.spec.stepping import (
     check_self_play,
     resolve_async,
     resolve_eval_every,

@@ -9,11 +9,10 @@ import pytest
 
 from conftest import RunCommand, configured
 from fasttrain.cli.compose import _unknown_key
-from fasttrain.config import all_keys
 from fasttrain.errors import ConfigError
-from fasttrain.overrides import ALIASES
-from fasttrain.sb3_names import INSTEAD, instead
-from fasttrain.spec.algorithms import ALGORITHMS
+from fasttrain.spec.algorithms import ALGORITHMS, INSTEAD, instead
+from fasttrain.spec.config import all_keys
+from fasttrain.spec.overrides import ALIASES
 
 STOCK = {name: spec.load(fast=False) for name, spec in ALGORITHMS.items()}
 VALUES = {

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from conftest import configured
-from fasttrain.checks import MAX_SEED, check_path, lookup, parse_schedule
 from fasttrain.errors import ConfigError
+from fasttrain.spec.checks import MAX_SEED, check_path, lookup, parse_schedule
 
 
 @pytest.mark.parametrize(

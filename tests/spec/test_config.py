@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from conftest import composed, configured
-from fasttrain.config import ALGO_CLASSES, all_keys, from_mapping, to_dict
 from fasttrain.errors import ConfigError
+from fasttrain.spec.config import ALGO_CLASSES, all_keys, from_mapping, to_dict
 
 
 def test_default_job_is_skull_king_with_maskable_ppo():

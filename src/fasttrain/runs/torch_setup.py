@@ -1,14 +1,17 @@
-"""`torch_threads=auto` for networks that torch computes: one thread or one per core, by trying both.
+"""What a run sets in torch: its device, its compiler left out where it is not used, its threads.
 
-A rule by size was wrong by half for convolutions, and no rule knows how busy the machine is: threads that wait for one
-whose core is taken make a product slower than one thread alone.
+`torch_threads=auto` for networks that torch computes tries one thread and one per core. A rule by size was wrong by
+half for convolutions, and no rule knows how busy the machine is: threads that wait for one whose core is taken make a
+product slower than one thread alone.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,9 +21,67 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
-from fasttrain.plan import Plan
-from fasttrain.runs.evaluate import own_random_state
+from fasttrain.errors import ConfigError
+from fasttrain.saving.buffer_state import own_random_state
+from fasttrain.spec.plan import Plan
+
+
+def pick_device(requested: str, policy: str) -> str:
+    """`auto`: a small MLP is faster on the CPU (SB3 warns of the GPU there), images belong on the GPU.
+
+    Raises:
+        ConfigError: a device was asked for that is not there.
+    """
+    if requested == "auto":
+        return "cuda" if policy.startswith("Cnn") and torch.cuda.is_available() else "cpu"
+    if requested == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError("device=mps: this machine (or this torch build) has no MPS; take device=cpu")
+    kind, _, number = requested.partition(":")
+    if kind == "cuda":
+        if not torch.cuda.is_available():
+            raise ConfigError(f"device={requested}: this machine (or this torch build) has no CUDA; take device=cpu")
+        there = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+        if number and requested not in there:
+            raise ConfigError(f"device={requested}: this machine has {', '.join(there)}")
+    return requested
+
+
+WRAPPED = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
+DISABLED = "__dynamo_disable"  # where torch keeps the form of a method that its compiler would leave alone
+STEPPING = (Adam, AdamW, RMSprop, SGD)
+
+
+def leave_compiler_out() -> None:
+    """Let optimizers be built, saved and stepped without `torch._dynamo`: 800 modules, 1.2 s of every start on 2 cores.
+
+    Those methods import it only to be left alone by it. Here each is told that it has been left alone already, and
+    `step` sets gradients on or off without a word to the compiler. Another version of torch may do that elsewhere: then
+    the start, or the first update, takes the second longer, and nothing else changes.
+    """
+    if "torch._dynamo" in sys.modules:
+        return
+    for name in WRAPPED:
+        method = getattr(getattr(Optimizer, name, None), "__wrapped__", None)
+        if method is not None and not hasattr(method, DISABLED):
+            setattr(method, DISABLED, method)
+    for optimizer in STEPPING:
+        step: Any = optimizer.step
+        if step.__code__.co_name == "_use_grad":
+            optimizer.step = _without_compiler(step.__wrapped__)  # type: ignore[method-assign]
+
+
+def _without_compiler(step: Any) -> Any:
+    """As torch's `_use_grad_for_differentiable`, less the compiler's graph breaks."""
+
+    @functools.wraps(step)
+    def plain(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        with torch.set_grad_enabled(self.defaults["differentiable"]):
+            return step(self, *args, **kwargs)
+
+    return plain
+
 
 ROUNDS, MOST_ROWS = 5, 128  # rows of an update: more take longer and tell no more
 MUST_GAIN = 1.1  # else one thread, which leaves the other cores alone

@@ -6,8 +6,8 @@ import pytest
 
 from conftest import configured
 from fasttrain.errors import ConfigError
-from fasttrain.flags import EnvFacts, Machine
-from fasttrain.plan import Plan, Row, make_plan
+from fasttrain.spec.flags import EnvFacts, Machine
+from fasttrain.spec.plan import Plan, Row, make_plan
 
 CPU, CUDA = Machine(2, False, False), Machine(8, False, True)
 DQN = ("algo=dqn", "env.id=CartPole-v1")

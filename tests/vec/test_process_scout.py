@@ -14,8 +14,7 @@ import psutil
 import pytest
 
 from fasttrain.errors import EnvSpecError
-from fasttrain.vec.process import WorkerLostError
-from fasttrain.vec.scout import Scout, ScoutLostError
+from fasttrain.vec.process import Scout, ScoutLostError, WorkerLostError
 from fasttrain.vec.shared import SharedMemoryVecEnv
 from worker_toys import Walker, processes_left
 

@@ -11,7 +11,7 @@ import re
 from typing import Any, Literal
 
 from fasttrain.errors import ConfigError
-from fasttrain.typed import did_you_mean
+from fasttrain.spec.typed import did_you_mean
 
 AT_LEAST: dict[str, float] = {  # a key before those that have their value from it
     "env.total_timesteps": 1,

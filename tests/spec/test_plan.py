@@ -6,10 +6,10 @@ import json
 import pytest
 
 from conftest import configured
-from fasttrain.config import Config
 from fasttrain.errors import ConfigError
-from fasttrain.flags import FLAGS, NOT_APPLICABLE, EnvFacts, Machine
-from fasttrain.plan import Plan, Row, make_plan
+from fasttrain.spec.config import Config
+from fasttrain.spec.flags import FLAGS, NOT_APPLICABLE, EnvFacts, Machine
+from fasttrain.spec.plan import Plan, Row, make_plan
 
 MACHINE = Machine(cores=2, windows=False, cuda=False)
 NATIVE, PLAIN = EnvFacts(native=True, step_s=None), EnvFacts(native=False, step_s=20e-6)

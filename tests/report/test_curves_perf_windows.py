@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fasttrain.report.perf_windows import MOST_WINDOWS, perf_cells, windows_of
+from fasttrain.report.curves import MOST_WINDOWS, perf_cells, windows_of
 from report_toys import perf
 
 
