@@ -4,7 +4,8 @@ from pathlib import Path
 
 from stable_baselines3.common.logger import configure
 
-from fasttrain.runs.loggers import STEPS, continued_logger, cut_back
+from conftest import configured
+from fasttrain.runs.loggers import STEPS, cut_back, make_logger
 
 
 def test_rows_are_cut_and_appended_to_and_columns_may_be_added(tmp_path: Path):
@@ -14,7 +15,7 @@ def test_rows_are_cut_and_appended_to_and_columns_may_be_added(tmp_path: Path):
         first.record("loss", steps / 1000)
         first.dump(steps)
     first.close()
-    logger = continued_logger(str(tmp_path), ["csv"])
+    logger = make_logger(configured("loggers=[csv]"), tmp_path, continued=True)
     cut_back(logger, 200)
     logger.record(STEPS, 400)
     logger.record("loss", 0.5)
@@ -32,9 +33,18 @@ def test_rows_are_cut_and_appended_to_and_columns_may_be_added(tmp_path: Path):
 
 
 def test_a_file_that_was_not_there_is_begun(tmp_path: Path):
-    logger = continued_logger(str(tmp_path), ["csv", "stdout"])
+    logger = make_logger(configured("loggers=[csv,stdout]"), tmp_path, continued=True)
     cut_back(logger, 0)
     logger.record(STEPS, 1)
     logger.dump(1)
     logger.close()
     assert (tmp_path / "progress.csv").read_text() == f"{STEPS}\n1\n"
+
+
+def test_without_a_list_it_is_as_the_flags_say(tmp_path: Path):
+    typed = ("train_log_to_file=true", "train_log_to_console=false")
+    names = {
+        flags: [type(writer).__name__ for writer in make_logger(configured(*flags), tmp_path, False).output_formats]
+        for flags in (typed, ("train_log_enabled=false",), (*typed, "loggers=[]"))
+    }
+    assert list(names.values()) == [["CSVOutputFormat"], [], []]

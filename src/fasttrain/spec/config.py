@@ -1,6 +1,6 @@
 """The typed configuration tree. YAML and command line become one frozen `Config`, once; nothing below sees YAML.
 
-Every speed flag is a flat field here; `plan.FLAGS` says what class each one is. Keys below `algo` are SB3's own
+Every speed flag is a flat field here; `flags.FLAGS` says what class each one is. Keys below `algo` are SB3's own
 constructor names. Ranges and contradictions are the rules of `checks`. The settings of studies stand first.
 """
 
