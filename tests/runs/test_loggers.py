@@ -43,8 +43,9 @@ def test_a_file_that_was_not_there_is_begun(tmp_path: Path):
 
 def test_without_a_list_it_is_as_the_flags_say(tmp_path: Path):
     typed = ("train_log_to_file=true", "train_log_to_console=false")
-    names = {
-        flags: [type(writer).__name__ for writer in make_logger(configured(*flags), tmp_path, False).output_formats]
-        for flags in (typed, ("train_log_enabled=false",), (*typed, "loggers=[]"))
-    }
-    assert list(names.values()) == [["CSVOutputFormat"], [], []]
+    found = []
+    for flags in (typed, ("train_log_enabled=false",), (*typed, "loggers=[]")):
+        logger = make_logger(configured(*flags), tmp_path, continued=False)
+        found.append([type(writer).__name__ for writer in logger.output_formats])
+        logger.close()
+    assert found == [["CSVOutputFormat"], [], []]
