@@ -108,8 +108,7 @@ def speed_model(work: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     from fasttrain.kernel_jobs import compile_all
     from fasttrain.perf.clock import PhaseClock
     from fasttrain.runs import build
-    from fasttrain.runs.engine_switch import learner_calls
-    from fasttrain.runs.settle import settle_acceleration
+    from fasttrain.runs.engine import learner_calls, settle_acceleration
     from fasttrain.spec.config import from_mapping
     from fasttrain.spec.plan import make_plan
 

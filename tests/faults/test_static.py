@@ -12,7 +12,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "fasttrain"
 # (file, call) → why it is no hole.
 ALLOWED = {
     ("runs/models.py", ".load of a model"): "--trust: SB3's own way, asked for by name",
-    ("runs/wrap.py", "VecNormalize.load"): "--trust: SB3's own way, asked for by name",
+    ("runs/envs.py", "VecNormalize.load"): "--trust: SB3's own way, asked for by name",
     ("vec/worker.py", "pickle.loads"): "from the trainer, over a pipe that the worker inherited",
     ("vec/worker.py", "cloudpickle.loads"): "from the trainer, over a pipe that the worker inherited",
     ("vec/process.py", "pickle.loads"): "from a worker of ours, over its pipe",

@@ -20,8 +20,8 @@ from conftest import configured
 from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.build import build_algorithm, build_vec_env, env_facts, this_machine
+from fasttrain.runs.envs import save_model
 from fasttrain.runs.models import bare_model, find_statistics, load_policy, read_model_file
-from fasttrain.runs.wrap import save_model
 from fasttrain.spec.plan import make_plan
 from toys import RandomEnv
 

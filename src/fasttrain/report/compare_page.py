@@ -29,7 +29,7 @@ from fasttrain.report.words import (
     times,
 )
 from fasttrain.runs.logs import Episodes, read_episodes
-from fasttrain.runs.quality_keys import WIN_KEYS
+from fasttrain.runs.progress import WIN_KEYS
 from fasttrain.saving.files import read_json
 
 NEVER = "time_to_"  # of these an open value says that it never came about

@@ -26,7 +26,7 @@ from fasttrain.report.curves import Curve, Windows, name_shares, phase_ms, rate_
 from fasttrain.report.files import RunFiles
 from fasttrain.report.words import as_mapping, as_number, as_rows, number, percent
 from fasttrain.runs.logs import TERM, Episodes, Floats
-from fasttrain.runs.quality_keys import SCORE_KEYS, WIN_KEYS
+from fasttrain.runs.progress import SCORE_KEYS, WIN_KEYS
 
 STEPS, WALL = Axis("env steps", "steps"), Axis("training time", "seconds")
 OVER = (("steps", STEPS, "env_steps"), ("time", WALL, "wall_s"))

@@ -35,10 +35,9 @@ from fasttrain.machine import bf16_units, usable_cores
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.stock import TimedVecEnv
 from fasttrain.runs.activity import telling
-from fasttrain.runs.env_options import check_native_options, check_spaces, policy_for
+from fasttrain.runs.envs import Statistics, check_native_options, check_spaces, policy_for, wrapped
 from fasttrain.runs.survey import Survey
 from fasttrain.runs.torch_setup import pick_device
-from fasttrain.runs.wrap import Statistics, wrapped
 from fasttrain.spec.checks import parse_schedule
 from fasttrain.spec.config import AlgoConfig, Config, env_kwargs, plays_itself
 from fasttrain.spec.flags import EnvFacts, Machine

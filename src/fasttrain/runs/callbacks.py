@@ -27,8 +27,7 @@ from fasttrain.perf.stock import optimizers_of
 from fasttrain.perf.windows import PerfMeter
 from fasttrain.runs.loggers import UsersCallbacks
 from fasttrain.runs.logs import EpisodeLog
-from fasttrain.runs.progress import Progress
-from fasttrain.runs.quality_keys import QualityKeys
+from fasttrain.runs.progress import Progress, QualityKeys
 from fasttrain.runs.stopping import Stop, Stopping
 from fasttrain.runs.view import LiveView
 from fasttrain.saving.files import Saving

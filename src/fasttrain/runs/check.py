@@ -15,7 +15,7 @@ from fasttrain.envs.make import EnvSpec
 from fasttrain.envs.probe import ProbeResult
 from fasttrain.errors import ConfigError, EnvSpecError
 from fasttrain.runs.build import env_spec
-from fasttrain.runs.env_options import check_spaces
+from fasttrain.runs.envs import check_spaces
 from fasttrain.runs.survey import BrokenEnvError, Survey
 from fasttrain.runs.view import make_console, say
 from fasttrain.saving.files import write_json

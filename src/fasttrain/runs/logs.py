@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fasttrain.runs.quality_keys import SCORE_KEYS, WIN_KEYS
+from fasttrain.runs.progress import SCORE_KEYS, WIN_KEYS
 from fasttrain.saving.files import Saving
 from fasttrain.terminal import one_line
 

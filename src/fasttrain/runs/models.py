@@ -20,7 +20,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.build import build_algorithm, build_vec_env, uses_masks
-from fasttrain.runs.wrap import Statistics, statistics_of
+from fasttrain.runs.envs import Statistics, statistics_of
 from fasttrain.saving.archives import opened, read_member
 from fasttrain.saving.files import parse_json
 from fasttrain.saving.tensors import read_tensors

@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.algos.self_play import SnapshotPool
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.runs.quality_keys import QualityKeys, win_of
+from fasttrain.runs.progress import QualityKeys, win_of
 from fasttrain.spec.config import SELF, Config
 from fasttrain.vec.self_play import SelfPlayVecEnv
 

@@ -41,7 +41,8 @@ from fasttrain.runs.build import (
 from fasttrain.runs.callbacks import Parts, RunCallback, StopFlag, replay_dict, replay_line, replay_words
 from fasttrain.runs.check import run_checkup
 from fasttrain.runs.crash import MODEL, WORKER_ERRORS, raise_crash
-from fasttrain.runs.engine_switch import compile_shown, settle_engine
+from fasttrain.runs.engine import compile_shown, settle_acceleration, settle_engine, warmup_s
+from fasttrain.runs.envs import save_model
 from fasttrain.runs.evaluate import Quality, evaluate_both
 from fasttrain.runs.evaluator import Evaluator
 from fasttrain.runs.folders import clear
@@ -51,13 +52,11 @@ from fasttrain.runs.opponents import SnapshotCallback, pool_for, save_pool
 from fasttrain.runs.profiling import check_profiler, profiling
 from fasttrain.runs.progress import Progress
 from fasttrain.runs.provenance import provenance
-from fasttrain.runs.settle import settle_acceleration, warmup_s
 from fasttrain.runs.state import snapshot
 from fasttrain.runs.stopping import StoppedBy, stopping_for
 from fasttrain.runs.torch_setup import leave_compiler_out, pick_device, settle_threads
 from fasttrain.runs.trial import with_trial
 from fasttrain.runs.view import LiveView
-from fasttrain.runs.wrap import save_model
 from fasttrain.saving.checkpoints import CheckpointFolder
 from fasttrain.saving.files import SUMMARY_SCHEMA, Saving, clean, into_place, locked, read_json, write_json
 from fasttrain.saving.rests import Checkpoints, Settings

@@ -8,7 +8,7 @@ from pathlib import Path
 from fasttrain.errors import EXIT_DONE
 from fasttrain.kernel_cache import folders
 from fasttrain.runs.build import env_facts, game_calls, this_machine
-from fasttrain.runs.engine_switch import compile_shown, learner_calls, replay_calls
+from fasttrain.runs.engine import compile_shown, learner_calls, replay_calls
 from fasttrain.runs.view import make_console
 from fasttrain.spec.config import Config, against_bots
 from fasttrain.spec.plan import make_plan

@@ -28,7 +28,7 @@ from fasttrain.spec.config import Config, against_bots
 from fasttrain.spec.flags import BY_NAME
 from fasttrain.spec.overrides import key_of
 from fasttrain.spec.plan import Plan, make_plan
-from fasttrain.studies import prescription as show
+from fasttrain.studies import advice as show
 from fasttrain.studies.advice import Advice, Candidate, Situation, advise
 from fasttrain.studies.cells import Cell, last_line, merged, run_cell
 from fasttrain.studies.probes import Samples, measure, rates_of, ratios_of, typical, windows_of

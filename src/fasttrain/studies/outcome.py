@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fasttrain.runs.logs import read_episodes
-from fasttrain.runs.quality_keys import WIN_KEYS
+from fasttrain.runs.progress import WIN_KEYS
 from fasttrain.saving.files import read_json
 from fasttrain.studies.cells import Cell
 from fasttrain.studies.statistics import Floats, Interval, learning_curve, ratio_interval, trail

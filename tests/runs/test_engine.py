@@ -13,7 +13,7 @@ from conftest import RunCommand, configured
 from fasttrain.engines.torch import Acceleration, Accelerator
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.build import build_algorithm, build_vec_env, settle_fused_update
-from fasttrain.runs.settle import settle_acceleration, warmup_s
+from fasttrain.runs.engine import settle_acceleration, warmup_s
 from fasttrain.spec.flags import EnvFacts, Machine
 from fasttrain.spec.plan import Plan, make_plan
 

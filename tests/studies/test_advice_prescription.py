@@ -11,7 +11,7 @@ from rich.console import Console
 from conftest import configured
 from fasttrain.perf.limits import Flow, Rates
 from fasttrain.spec.flags import Machine
-from fasttrain.studies import prescription as show
+from fasttrain.studies import advice as show
 from fasttrain.studies.advice import Advice, Candidate
 
 RATES = Rates(env=4e-6, policy=1e-6, update=5e-6, replay=2e-6, logging=0.5e-6, storing=1e-6)

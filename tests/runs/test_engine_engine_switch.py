@@ -14,7 +14,7 @@ from fasttrain.engines import kernels, kernels_q
 from fasttrain.kernels.acting import act_rows
 from fasttrain.kernels.ppo import train_epoch
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.runs.engine_switch import EngineSwitch
+from fasttrain.runs.engine import EngineSwitch
 from fasttrain.runs.progress import Progress
 
 SMALL = ("+profile=speed", "env.id=CartPole-v1", "vec_env=dummy", "num_envs=4", "eval.episodes=2", "report=false")
@@ -33,7 +33,7 @@ class Switching:
         self.said: list[str] = []
         self.used = self.started = 0
         self.ready, self.failure = False, failure
-        monkeypatch.setattr("fasttrain.runs.engine_switch.Compiler", self._start)
+        monkeypatch.setattr("fasttrain.runs.engine.Compiler", self._start)
         self.switch = EngineSwitch([], at, self._use, self.said.append)
         self.progress = Progress(1_000_000, PhaseClock())
         self.progress.started -= 10.0
@@ -96,7 +96,7 @@ def test_a_process_that_cannot_be_started_ends_no_training(monkeypatch: pytest.M
     def refuse(_: Any) -> None:
         raise OSError("Cannot allocate memory")
 
-    monkeypatch.setattr("fasttrain.runs.engine_switch.Compiler", refuse)
+    monkeypatch.setattr("fasttrain.runs.engine.Compiler", refuse)
     toy.rest(100, 4)
     toy.rest(200, 8)
     assert toy.used == 0

@@ -8,7 +8,7 @@ import pytest
 from conftest import configured
 from fasttrain.errors import ConfigError
 from fasttrain.runs.evaluate import summarise
-from fasttrain.runs.quality_keys import QualityKeys, held_by, score_diff_of, win_of
+from fasttrain.runs.progress import QualityKeys, held_by, score_diff_of, win_of
 
 KEYS = QualityKeys("victory", ("vp", "damage"), "how")
 ENDS = [

@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNorm
 
 from conftest import RunCommand, configured
 from fasttrain.runs.build import build_vec_env
-from fasttrain.runs.wrap import statistics_of, wrapped
+from fasttrain.runs.envs import statistics_of, wrapped
 from fasttrain.saving.archives import read_arrays
 from fasttrain.spec.config import Config
 from fasttrain.vec.base import SlotAdapter, slots_of
