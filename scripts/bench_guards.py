@@ -17,17 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 from rich.console import Console
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from fasttrain.cli.compose import conf_dir
+from fasttrain.cli.compose import configured
 from fasttrain.runs.build import env_facts, this_machine
 from fasttrain.runs.train import Run
-from fasttrain.spec.config import from_mapping
-from fasttrain.spec.overrides import normalise
 from fasttrain.spec.plan import make_plan
 from fasttrain.vec.stock import NotedVecEnv
 
@@ -151,10 +147,7 @@ def _one(name: str, pairs: int, seed: int, folder: Path, say: Callable[[str], No
 def _built(name: str, folder: Path) -> Run:
     typed = ["+profile=speed", *WORKS[name], "total_timesteps=1e12", "checkpoint_every=1000000000000", "eval_every=0",
              "checkpoint_every_minutes=0"]  # fmt: skip
-    OmegaConf.register_new_resolver("pid", lambda: 0, replace=True)
-    with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
-        plain: Any = OmegaConf.to_container(compose("config", overrides=normalise(typed, {})), resolve=True)
-    config = from_mapping(plain)
+    config = configured(typed)
     folder.mkdir(parents=True)
     plan = make_plan(config, {}, env_facts(config), this_machine())
     return Run(plan, folder, Console(file=io.StringIO()))

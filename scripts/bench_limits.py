@@ -55,23 +55,15 @@ def alone(case: Case, part: str) -> float:
 
 def built(case: Case) -> tuple[Any, Any]:
     """The plan and the model as a training has them, after one rollout of real play."""
-    from hydra import compose, initialize_config_dir
-    from omegaconf import OmegaConf
 
-    from fasttrain.cli.compose import conf_dir
+    from fasttrain.cli.compose import configured
     from fasttrain.kernel_jobs import compile_all
     from fasttrain.perf.clock import PhaseClock
     from fasttrain.runs import build
     from fasttrain.runs.engine import learner_calls, settle_acceleration
-    from fasttrain.spec.config import from_mapping
-    from fasttrain.spec.overrides import normalise
     from fasttrain.spec.plan import make_plan
 
-    OmegaConf.register_new_resolver("pid", lambda: 0, replace=True)
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        composed = compose("config", overrides=normalise(case.arguments, {}))
-        plain: Any = OmegaConf.to_container(composed, resolve=True)
-    config = from_mapping(plain)
+    config = configured(case.arguments)
     plan = make_plan(config, {}, build.env_facts(config), build.this_machine())
     build.set_threads(plan.config.torch_threads)
     compile_all([*build.game_calls(plan.config), *learner_calls(plan.config)])

@@ -101,15 +101,12 @@ def update_alone(work: dict[str, Any], ours: bool, stock_threads: int | None = N
 
 def speed_model(work: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The model as `fasttrain +profile=speed` builds it, and what the plan settled on."""
-    from hydra import compose, initialize_config_dir
-    from omegaconf import OmegaConf
 
-    from fasttrain.cli.compose import conf_dir
+    from fasttrain.cli.compose import configured
     from fasttrain.kernel_jobs import compile_all
     from fasttrain.perf.clock import PhaseClock
     from fasttrain.runs import build
     from fasttrain.runs.engine import learner_calls, settle_acceleration
-    from fasttrain.spec.config import from_mapping
     from fasttrain.spec.plan import make_plan
 
     env = ("env=gym", "env.id=CartPole-v1", "algo=ppo", "vec_env=dummy") if work.get("cartpole") else ()
@@ -123,10 +120,7 @@ def speed_model(work: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         f"algo.net_arch={work['net_arch']}".replace(" ", ""),
         *work.get("more", ()),
     ]
-    OmegaConf.register_new_resolver("pid", lambda: 0, replace=True)
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        plain: Any = OmegaConf.to_container(compose("config", overrides=arguments), resolve=True)
-    config = from_mapping(plain)
+    config = configured(arguments)
     plan = make_plan(config, {}, build.env_facts(config), build.this_machine())
     build.set_threads(plan.config.torch_threads)
     compile_all([*build.game_calls(plan.config), *learner_calls(plan.config)])

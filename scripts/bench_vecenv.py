@@ -132,21 +132,13 @@ def stepping(kind: str, num_envs: int) -> dict[str, Any]:
 
 def auto(num_envs: int) -> dict[str, Any]:
     """CartPole in what `vec_env=auto` takes for it, stepped as our algorithms do."""
-    import tempfile
 
-    from hydra import compose, initialize_config_dir
-    from omegaconf import OmegaConf
-
-    from fasttrain.cli.compose import conf_dir
+    from fasttrain.cli.compose import configured
     from fasttrain.runs.build import build_vec_env, env_facts, this_machine
-    from fasttrain.spec.config import from_mapping
     from fasttrain.spec.plan import make_plan
 
     arguments = ["+profile=speed", "env=gym", "env.id=CartPole-v1", "algo=ppo", f"num_envs={num_envs}"]
-    OmegaConf.register_new_resolver("pid", lambda: 0, replace=True)
-    with tempfile.TemporaryDirectory(), initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        plain: Any = OmegaConf.to_container(compose("config", overrides=arguments), resolve=True)
-    config = from_mapping(plain)
+    config = configured(arguments)
     plan = make_plan(config, {}, env_facts(config), this_machine())
     env = build_vec_env(plan.config, num_envs, seed=0)
     rate = rate_of(env, num_envs, 40_000 // num_envs, masked=False)

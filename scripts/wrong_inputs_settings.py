@@ -100,7 +100,9 @@ def declared() -> dict[str, tuple[Any, tuple[str, ...]]]:
 
 def base(algo: str) -> tuple[str, ...]:
     """A run of that algorithm in which everything else is right."""
-    return (*ENV, f"algo={'ppo' if algo == 'maskable_ppo' else algo}")  # CartPole has no masks
+    spec = ALGORITHMS[algo]
+    env = ("env.id=Pendulum-v1", *ENV[1:]) if spec.actions == ("Box",) else ENV
+    return (*env, f"algo={'ppo' if spec.masks == 'must' else algo}")  # CartPole has no masks
 
 
 def settings(seed: int) -> Iterator[Case]:

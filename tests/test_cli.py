@@ -72,20 +72,25 @@ def test_a_crash_keeps_its_traceback(fasttrain: RunCommand, tmp_path: Path):
         fasttrain("+profile=speed", "env.entry_point=crash:Crash", "algo=ppo", "vec_env=dummy")
 
 
-FOREIGN = "algo.rollout_size means nothing for algo=dqn (only for ppo, maskable_ppo, recurrent_ppo); leave it out"
+FOREIGN = (
+    "algo.rollout_size means nothing for algo=dqn (only for maskable_ppo, ppo, recurrent_ppo, a2c, trpo); leave it out"
+)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["own.tier=xyz"], "own.tier=xyz: Interpolation key 'algo.by_tier.xyz.batch_size' not found"),
+        (["own.tier=xyz"], "own.tier=xyz: Interpolation key 'algo.by_tier.xyz.learning_rate' not found"),
         (["num_envs=4,8"], "num_envs=4,8: several values need a sweep: add -m"),
         (["num_envs=choice(4,8)"], "num_envs=choice(4,8): several values need a sweep: add -m"),
         (["+profile="], "profile= is empty; choose from balance, baseline, debug, exact, speed"),
         (["profile="], "profile= is empty; choose from balance, baseline, debug, exact, speed"),
         (["algo=dqn", "env.id=CartPole-v1", "algo.rollout_size=64"], FOREIGN),
         (["algo=dqn", "env.id=CartPole-v1", "++algo.rollout_size=64"], FOREIGN),
-        (["algo.tau=1"], "algo.tau means nothing for algo=maskable_ppo (only for dqn); leave it out"),
+        (
+            ["algo.tau=1"],
+            "algo.tau means nothing for algo=maskable_ppo (only for dqn, qrdqn, sac, td3, ddpg, tqc); leave it out",
+        ),
         (["algo.gama=1"], "unknown key 'algo.gama'; did you mean 'algo.gamma' or 'algo.name'?"),
         (["train", "run=x"], "run=x means nothing for train; to evaluate that run: fasttrain eval run=…"),
     ],

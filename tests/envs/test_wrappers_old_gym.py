@@ -154,7 +154,7 @@ def test_the_order_of_a_dict_is_kept() -> None:
     assert list(found.spaces) == ["b", "a"]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("space", "found"), [(Graph(), r"test_old_gym\.Graph"), (None, "nothing")])
+@pytest.mark.parametrize(("space", "found"), [(Graph(), r"test_wrappers_old_gym\.Graph"), (None, "nothing")])
 def test_other_spaces_are_refused(space: Any, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Old, "action_space", space)
     with pytest.raises(EnvSpecError, match=f"env.entry_point=.*env.api=gym: action_space must be.*found {found}"):

@@ -490,18 +490,9 @@ class Opener:
     """The commands without the command line before them, which takes longer than they do (Hydra composes)."""
 
     def __init__(self) -> None:
-        from hydra import compose, initialize_config_dir
-        from omegaconf import OmegaConf
+        from fasttrain.cli.compose import configured
 
-        from fasttrain.cli.compose import conf_dir
-        from fasttrain.spec.config import from_mapping
-
-        self.configs = {}
-        OmegaConf.register_new_resolver("pid", os.getpid, replace=True)
-        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            for command, typed in TYPED.items():
-                plain: Any = OmegaConf.to_container(compose("config", overrides=list(typed)), resolve=True)
-                self.configs[command] = from_mapping(plain)
+        self.configs = {command: configured(typed) for command, typed in TYPED.items()}
 
     def open(self, command: str, run: Path) -> tuple[int, str]:
         """Exit code and message, as the command line gives them; -1 for what it would call a crash."""

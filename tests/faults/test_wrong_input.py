@@ -21,7 +21,7 @@ PLAIN = ("env.id=CartPole-v1", "algo=ppo")
         (["batch_size=99999"], "batch_size=99999 is larger than algo.rollout_size=16384"),
         (["+profile=fast"], "profile=fast: no such profile, choose from balance, baseline, debug, exact, speed"),
         (["profile=sped"], "did you mean 'speed'"),
-        (["algo=sac"], "algo=sac: no such algo, choose from dqn, maskable_ppo, ppo"),
+        (["algo=sax"], "algo=sax: no such algo, choose from"),
         (["env.id=CartPol-v1", "algo=ppo"], "CartPole-v1"),
         (["env.entry_point=no_such_module:Env", "algo=ppo"], "no_such_module"),
         (["env.entry_point=gymnasium:NoSuchClass", "algo=ppo"], "NoSuchClass"),

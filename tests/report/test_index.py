@@ -220,22 +220,6 @@ def test_cells_get_no_report_unless_asked_for(arguments: list[str], added: list[
     assert Sweep("eval", arguments, make_console())._without_report() == []
 
 
-def test_a_sweep_survives_its_drawing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
-    from fasttrain.runs.view import make_console
-    from fasttrain.studies import sweep as module
-
-    def fail(folder: Path) -> Path:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(module, "write_report", fail)
-    sweep = Sweep("train", ["-m", "num_envs=1,2"], make_console())
-    sweep.folder = tmp_path
-    assert sweep.finish() in (0, 2)
-    assert "no report.html: OSError: disk full" in capsys.readouterr().out
-
-
 def test_drawing_loads_no_torch_and_the_command_line_no_matplotlib():
     import subprocess
     import sys

@@ -226,11 +226,14 @@ def test_spaces_that_suit(arguments: tuple[str, ...], observation: spaces.Space[
     check_spaces(configured("env.id=CartPole-v1", "algo=ppo", *arguments), "E", spaces.Discrete(2), observation)
 
 
+POLICIES = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy")
+
+
 def test_policy_fits_the_observations():
-    assert policy_for("auto", IMAGE) == "CnnPolicy"
-    assert policy_for("auto", spaces.Dict({"a": IMAGE})) == "MultiInputPolicy"
-    assert policy_for("auto", spaces.Box(0, 1, (3,))) == "MlpPolicy"
-    assert policy_for("MlpPolicy", IMAGE) == "MlpPolicy"
+    assert policy_for("auto", IMAGE, POLICIES) == "CnnPolicy"
+    assert policy_for("auto", spaces.Dict({"a": IMAGE}), POLICIES) == "MultiInputPolicy"
+    assert policy_for("auto", spaces.Box(0, 1, (3,)), POLICIES) == "MlpPolicy"
+    assert policy_for("MlpPolicy", IMAGE, POLICIES) == "MlpPolicy"
 
 
 @pytest.mark.parametrize(

@@ -53,9 +53,7 @@ def test_settings_that_are_named_exist_and_none_is_refused_that_could_be_taken()
 
 def test_other_keys_are_none_of_sb3s():
     assert instead("batch_size") == instead("algo.gama") == instead("env.seed") == ""
-    assert instead("algo.policy_kwargs.net_arch").startswith(
-        "algo.policy_kwargs.net_arch is no setting here: take algo."
-    )
+    assert instead("algo.replay_buffer_kwargs.x").startswith("algo.replay_buffer_kwargs.x is no setting here: take ")
 
 
 def test_the_command_line_says_it_in_one_line(fasttrain: RunCommand):

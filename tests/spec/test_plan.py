@@ -216,7 +216,7 @@ def test_flag_of_another_algorithm():
 
 def test_who_else_has_a_flag_is_who_could_use_it():
     config = configured("gradient_accumulation=2", "algo=dqn", "env.id=CartPole-v1")
-    with pytest.raises(ConfigError, match="only for ppo, maskable_ppo; leave it out"):
+    with pytest.raises(ConfigError, match="only for maskable_ppo, ppo; leave it out"):
         plan_of(config, gradient_accumulation="command line")
 
 

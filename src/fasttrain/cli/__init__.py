@@ -228,6 +228,8 @@ def _run_hydra(command: str, arguments: list[str], starting: ExitStack) -> int:
     if sweep is not None:
         code = sweep.finish()
         draw_report(sweep.folder or Path())
+        if code == EXIT_STOPPED:
+            print(sweep.way_on())
         return code
     return outcome[0] if outcome else 0
 
@@ -267,7 +269,7 @@ def _run_command(command: str, composed: Any, arguments: Sequence[str], starting
         asked = read_json(folder / "plan.json").get("config", {}) if command == "resume" else {}
         if command in commands.REPORTED and asked.get("report", config.report):
             draw_report(folder)
-    if command in ("train", "resume") and exit_code == EXIT_STOPPED:
+    if command in commands.REPORTED and exit_code == EXIT_STOPPED:
         print(f"stopped; {way_on(folder)}")
     return exit_code
 

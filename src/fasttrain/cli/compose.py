@@ -95,6 +95,21 @@ def composed_before(overrides: Sequence[str]) -> Any:
         raise clear_error(error, overrides) from error
 
 
+def configured(arguments: Sequence[str]) -> Config:
+    """The typed configuration of a command line, outside of any command.
+
+    Raises:
+        ConfigError: it gives none.
+    """
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
+    register()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        composed = compose("config", overrides=normalise(arguments, {}))
+        return from_mapping(OmegaConf.to_container(composed, resolve=True))  # type: ignore[arg-type]
+
+
 def compose_typed(arguments: Sequence[str]) -> Config:
     """The typed configuration of other arguments, with the same search path: what a cell of a study will see.
 

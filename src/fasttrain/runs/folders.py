@@ -98,7 +98,13 @@ def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def way_on(folder: Path) -> str:
-    """`saved in F: model.zip and the checkpoint of 1,600 steps; fasttrain resume run=F goes on`, as it is there."""
+    """`saved in F: model.zip and the checkpoint of 1,600 steps; fasttrain resume run=F goes on`, as it is there.
+
+    Of a study: how many of its cells are done.
+    """
+    if study := read_json(folder / "study.json"):
+        done = sum(cell.get("status") == "done" for cell in study.get("cells", ()))
+        return f"{done} cells are done, in {folder}; {command_line(str(study.get('command')), study=folder)} goes on"
     steps = [int(path.name.removeprefix(PREFIX)) for path in CheckpointFolder(folder / "checkpoints").all()]
     there = ["model.zip"] if (folder / "model.zip").is_file() else []
     there += [f"the checkpoint of {steps[0]:,} steps"] if steps else []

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, ConfigError
+from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, ConfigError
 from fasttrain.runs.view import FittingTable, make_console
 from fasttrain.saving.files import read_json
 from fasttrain.spec.config import Config
@@ -108,7 +108,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         return ablation.run()
     except KeyboardInterrupt:
         ablation.conclude(written=False)
-        return study.stopped()
+        return EXIT_STOPPED
 
 
 class Ablation:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_GATE_FAILED, ConfigError
+from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_GATE_FAILED, EXIT_STOPPED, ConfigError
 from fasttrain.runs.view import make_console
 from fasttrain.spec.config import Config
 from fasttrain.studies.cells import merged
@@ -54,7 +54,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         stopped = True
     rows = conclude(study, config, candidates, wanted, algorithms)
     if stopped:
-        return study.stopped()
+        return EXIT_STOPPED
     if any(row.verdict == FAIL for row in rows):
         return EXIT_GATE_FAILED
     return EXIT_CRASHED if study.failed(wanted) else EXIT_DONE

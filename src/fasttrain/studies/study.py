@@ -19,7 +19,7 @@ from rich.console import Console
 
 from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, EXIT_WRONG_INPUT
 from fasttrain.runs.activity import activity
-from fasttrain.runs.folders import clear, command_line
+from fasttrain.runs.folders import clear
 from fasttrain.runs.progress import clock_text
 from fasttrain.runs.view import say
 from fasttrain.saving.files import read_json, write_json
@@ -210,14 +210,6 @@ class Study:
     def say(self, line: str) -> None:
         """One line, whole and as it is."""
         say(self.console, line)
-
-    def stopped(self) -> int:
-        """Say what there is after a signal and how to go on; the exit code."""
-        done = sum(cell.done for cell in self.cells)
-        self.say(
-            f"stopped: {done} cells are done, in {self.folder}; {command_line(self.command, study=self.folder)} goes on"
-        )
-        return EXIT_STOPPED
 
     def spent_s(self) -> float:
         """Seconds since the study was begun or gone on with."""

@@ -154,13 +154,12 @@ class Sweep:
         self._lock.close()
         codes = {cell.exit_code for cell in self.cells}
         if self.stopped or EXIT_STOPPED in codes:
-            say(self.console, self._way_on())
             return EXIT_STOPPED
         if codes == {EXIT_DONE}:
             return EXIT_DONE
         return EXIT_CRASHED if codes - {EXIT_DONE, EXIT_WRONG_INPUT} else EXIT_WRONG_INPUT
 
-    def _way_on(self) -> str:
+    def way_on(self) -> str:
         """What there is of a sweep that was stopped, and the command that goes on."""
         done = sum(cell.exit_code == EXIT_DONE for cell in self.cells)
         text = f"stopped: {done} of {self._total} cells are done, in {self.folder}"

@@ -13,7 +13,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, ConfigError
+from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, ConfigError
 from fasttrain.machine import free_memory, usable_cores
 from fasttrain.runs.view import FittingTable, make_console
 from fasttrain.saving.files import read_json
@@ -70,7 +70,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         return search.run()
     except KeyboardInterrupt:
         search.conclude()
-        return study.stopped()
+        return EXIT_STOPPED
 
 
 def _type_of(config: Config, key: str) -> Any:
