@@ -102,7 +102,7 @@ class AlgoConfig:
 
     name: str
     policy: str  # auto, SB3's alias, or module:Class of the user's own
-    policy_kwargs: dict[str, Any]  # SB3's; a class is named as module:Class
+    policy_kwargs: dict[str, Any] = field(default_factory=dict)  # SB3's; a class is named as module:Class
     net_arch: NetArch
     activation_fn: Literal["tanh", "relu", "elu", "gelu", "silu", "leaky_relu"] | None
     by_tier: dict[str, dict[str, float]]  # the algorithm's own values; `own` picks among them
