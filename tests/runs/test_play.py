@@ -86,10 +86,13 @@ def test_a_game_is_shown_decision_by_decision(runs: Callable[..., Path], fasttra
 
 def test_seed_decides_the_game_and_acting_may_be_drawn(runs: Callable[..., Path], fasttrain: RunCommand) -> None:
     drawn = "play.deterministic=false"
-    games = [fasttrain("play", f"run={runs('skull')}", FAST, drawn, f"play.seed={seed}").out for seed in (5, 5, 6)]
+    shown = [fasttrain("play", f"run={runs('skull')}", FAST, drawn, f"play.seed={seed}").out for seed in (5, 5, 6)]
+    # On a slow machine the first line says that the model is being loaded.
+    games = ["\n".join(line for line in text.splitlines() if not line.startswith("loading ")) for text in shown]
     assert games[0] == games[1]
     assert games[0].splitlines()[1:] != games[2].splitlines()[1:]
-    assert fasttrain("play", f"run={runs('skull')}", FAST, "play.seed=5").out != games[0]
+    greedy = fasttrain("play", f"run={runs('skull')}", FAST, "play.seed=5").out.splitlines()
+    assert [line for line in greedy if not line.startswith("loading ")] != games[0].splitlines()
 
 
 def test_q_values_and_other_opponents(runs: Callable[..., Path], fasttrain: RunCommand) -> None:
