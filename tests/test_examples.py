@@ -45,6 +45,15 @@ def test_a_logger_gets_sb3s_names_over_env_steps(run: RunCommand, tmp_path: Path
     assert not (done.folder / "progress.csv").exists()
 
 
+def test_loggers_that_are_named_are_written_where_a_profile_records_nothing(run: RunCommand, tmp_path: Path):
+    done = run(
+        *(text.replace("balance", "speed") for text in RUN), "loggers=[csv, json_lines:JsonLines]", "log_every=1"
+    )
+    assert done.exit_code == 0, done.err
+    assert len((tmp_path / "log.jsonl").read_text().splitlines()) > 1
+    assert len((done.folder / "progress.csv").read_text().splitlines()) > 2
+
+
 def test_a_wrapper_with_arguments_scales_the_rewards(run: RunCommand):
     done = run(*RUN, "env.wrappers=[{wrapper: 'scaled:Scaled', factor: 0.5}]")
     assert done.exit_code == 0, done.err
@@ -71,12 +80,16 @@ def test_a_features_extractor_with_arguments_is_trained_and_played(run: RunComma
         ("callbacks=[{every: 3}]", "callbacks: expected {callback: my.module:Name, …}, got {'every': 3}"),
         ("loggers=[cvs]", "loggers: 'cvs' is none of csv, stdout, tensorboard, nor module:Class; did you mean 'csv'?"),
         ("algo.policy=MlpPolic", "algo.policy=MlpPolic: not one of auto, MlpPolicy"),
+        ("algo=dqn algo.dueling=true algo.policy=residual:Residual", "contradicts algo.dueling=true"),
+        ("algo=sac algo.ent_coef=abc", "algo.ent_coef=abc: expected a number, auto, or auto_0.1 to begin with"),
+        ("algo=td3 algo.policy_delay=0", "algo.policy_delay=0: must be at least 1"),
         ("algo.policy_kwargs.net_arch=[8]", "algo.policy_kwargs.net_arch is a key of its own: take algo.net_arch=…"),
         ("env.wrappers=[{factor: 2}]", "env.wrappers: expected {wrapper: my.module:Name, …}, got {'factor': 2}"),
     ],
 )
 def test_what_is_not_there_is_told_in_one_line(run: RunCommand, typed: str, told: str):
-    done = run(*RUN, typed)
+    base = RUN if "algo=" not in typed else ("env.id=CartPole-v1",)
+    done = run(*base, *(typed.split() if "algo=" in typed else [typed]))
     assert done.exit_code == 2
     assert told in done.err
     assert len(done.err.splitlines()) == 1

@@ -136,7 +136,7 @@ class RunCallback(BaseCallback):
         self._evaluates_beside = bool(config.eval_every and config.eval_async)
         self._checkpoint = Interval(config.checkpoint_every)
         self._to_console = config.train_log_to_console
-        self._enabled = config.train_log_enabled
+        self._enabled = config.train_log_enabled if config.loggers is None else bool(config.loggers)
         self._nan_guard = config.nan_guard
         self._logged_updates = 0
         self._keys = QualityKeys.of(config.env)

@@ -220,7 +220,7 @@ class Run:
             callbacks.append(self.snapshots)
         self.startup_s = process_age_s()
         with profiling(self.config.profiler, self.folder, self.say) as watching, self.callback.parts.live:
-            callbacks += [*watching, self.users, self.callback]
+            callbacks += [*watching, *([self.users] if self.users.callbacks else []), self.callback]
             done = self.model.num_timesteps
             more: Any = {"callback": callbacks, "log_interval": None, "reset_num_timesteps": not self.resumed_at}
             self.model.learn(self.config.total_timesteps - done, **more)

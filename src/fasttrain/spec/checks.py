@@ -78,6 +78,16 @@ AT_LEAST: dict[str, float] = {  # a key before those that have their value from 
     "algo.ent_coef": 0,
     "algo.vf_coef": 0,
     "algo.target_kl": 0,
+    "algo.policy_delay": 1,
+    "algo.target_policy_noise": 0,
+    "algo.target_noise_clip": 0,
+    "algo.top_quantiles_to_drop_per_net": 0,
+    "algo.cg_max_steps": 1,
+    "algo.cg_damping": 0,
+    "algo.line_search_max_iter": 1,
+    "algo.n_critic_updates": 1,
+    "algo.sub_sampling_factor": 1,
+    "algo.rms_prop_eps": 0,
 }
 MAX_SEED = 2**32 - 1 - 1_000_000  # numpy's bound, with room for one seed per env
 MAX_TORCH_THREADS = 256
@@ -96,6 +106,7 @@ BETWEEN: dict[str, tuple[float, float]] = {
     "algo.gamma": (0, 1),
     "algo.gae_lambda": (0, 1),
     "algo.tau": (0, 1),
+    "algo.line_search_shrinking_factor": (0, 1),
     "algo.per_beta": (0, 1),
     "self_play.latest": (0, 1),
     "stop.patience": (0.01, 1),
@@ -203,6 +214,14 @@ def _check_policy(config: Any) -> None:
             f"algo.policy={policy}: not one of {', '.join(policies)}, or module:Class of your own"
             f"{did_you_mean(policy, policies)}"
         )
+    if ":" in policy and lookup(config, "algo.dueling"):
+        raise ConfigError(
+            f"algo.policy={policy} contradicts algo.dueling=true, which is a network of its own; leave one of them out"
+        )
+    for key in ("algo.ent_coef", "algo.target_entropy"):
+        value = lookup(config, key)
+        if isinstance(value, str) and not re.fullmatch(r"auto(_\d+(\.\d+)?)?", value):
+            raise ConfigError(f"{key}={value}: expected a number, auto, or auto_0.1 to begin with")
     if doubled := {"net_arch", "activation_fn", "lstm_hidden_size"} & {*config.algo.policy_kwargs}:
         name = min(doubled)
         raise ConfigError(f"algo.policy_kwargs.{name} is a key of its own: take algo.{name}=…")
