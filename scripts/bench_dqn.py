@@ -108,7 +108,7 @@ def update_alone(work: dict[str, Any], ours: bool, stock_threads: int | None = N
     model = our_model(work)
     fill(model)
     if ours:
-        model.use_kernels()
+        model.use_engine("kernels")
     trained = model if ours else stock_twin(model, work)
     torch.set_num_threads(1 if ours else stock_threads)  # 1: what torch_threads=auto takes for such a net
     updates = bench_ppo.count_updates(trained)

@@ -64,8 +64,8 @@ class Alternate(BaseCallback):
         self._settled = 0
 
     def _on_training_start(self) -> None:
-        fast: Any = self.model._fast  # type: ignore[attr-defined]
-        self._fast, self._guard = fast, fast.guard
+        model: Any = self.model
+        self._guard = model.engine.guard
 
     def _on_rollout_start(self) -> None:
         now, steps = time.perf_counter(), self.model.num_timesteps
@@ -86,7 +86,7 @@ class Alternate(BaseCallback):
         self._begun, self._from = time.perf_counter(), steps
 
     def _switch(self) -> None:
-        self._fast.guard = self._guard if self._guarded else None
+        self.engine.guard = self._guard if self._guarded else None
         self._run.checkpoints._too_large = not self._guarded  # nothing is kept then
         if isinstance(self._run.env, DummyVecEnv):  # without guards it notes nothing
             self._run.env.__class__ = NotedVecEnv if self._guarded else DummyVecEnv

@@ -60,7 +60,7 @@ def built(case: Case) -> tuple[Any, Any]:
     from fasttrain.kernel_jobs import compile_all
     from fasttrain.perf.clock import PhaseClock
     from fasttrain.runs import build
-    from fasttrain.runs.engine import learner_calls, settle_acceleration
+    from fasttrain.runs.engine import learner_calls, settle_engine, settle_kernels
     from fasttrain.spec.plan import make_plan
 
     config = configured(case.arguments)
@@ -69,7 +69,7 @@ def built(case: Case) -> tuple[Any, Any]:
     compile_all([*build.game_calls(plan.config), *learner_calls(plan.config)])
     env = build.build_vec_env(plan.config, plan.config.num_envs, seed=0)
     model: Any = build.build_algorithm(plan.config, env, PhaseClock())
-    plan = settle_acceleration(build.settle_fused_update(plan, model), model)
+    plan = settle_engine(settle_kernels(plan, model), model)
     dqn = plan.config.algo.name == "dqn"
     if dqn:
         model.learning_starts = 20_000  # random play until then
@@ -93,7 +93,7 @@ def env_alone(config: Any, model: Any) -> float:
     """Random legal actions, drawn beforehand as far as masks allow."""
     import numpy as np
 
-    source = model._fast.source_of(model.env)
+    source = model.collector.source_of(model.env)
     width = int(model.action_space.n)
     keys = np.random.default_rng(0).random((8, config.num_envs, width), np.float32) + 1.0
     free = [row.argmax(axis=1) for row in keys]
@@ -117,34 +117,19 @@ def env_alone(config: Any, model: Any) -> float:
 def policy_alone(config: Any, model: Any) -> float:
     """Acting on the observations and masks of one rollout, of DQN on those of now."""
     import numpy as np
-    import torch
 
+    engine, turn = model.engine_now(), 0
     if config.algo.name == "dqn":
-        kernels, seen = model._fast.kernels_of(model), model._last_obs
-
-        def choose() -> float:
-            begun = time.perf_counter()
-            kernels.act(seen, None)
-            return time.perf_counter() - begun
-
-        return blocks(choose, config.num_envs)
-    storage, fast = model.rollout_buffer, model._fast
-    head = fast.kernels_of(model.policy, model.observation_space)
-    if head is None:
-        head = fast.accelerator_of(model.policy).acting_head(model.action_space)
+        seen, masks = model._last_obs[None], None
     else:
-        head.begin_rollout(None)
-    stored, masks = np.array(storage.observations), getattr(storage, "action_masks", None)
-    steps, turn = storage.num_steps, 0
+        engine.begin()
+        seen, masks = np.array(model.rollout_buffer.observations), getattr(model.rollout_buffer, "action_masks", None)
 
     def act() -> float:
         nonlocal turn
-        turn = (turn + 1) % steps
+        turn = (turn + 1) % len(seen)
         begun = time.perf_counter()
-        with torch.no_grad():
-            mask = None if masks is None else torch.as_tensor(masks[turn])
-            actions, _, _ = head.act(torch.as_tensor(stored[turn]), mask)
-        actions.numpy()
+        engine.act(seen[turn], None if masks is None else np.array(masks[turn], np.bool_))
         return time.perf_counter() - begun
 
     return blocks(act, config.num_envs)

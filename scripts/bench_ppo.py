@@ -106,7 +106,7 @@ def speed_model(work: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     from fasttrain.kernel_jobs import compile_all
     from fasttrain.perf.clock import PhaseClock
     from fasttrain.runs import build
-    from fasttrain.runs.engine import learner_calls, settle_acceleration
+    from fasttrain.runs.engine import learner_calls, settle_engine, settle_kernels
     from fasttrain.spec.plan import make_plan
 
     env = ("env=gym", "env.id=CartPole-v1", "algo=ppo", "vec_env=dummy") if work.get("cartpole") else ()
@@ -127,7 +127,7 @@ def speed_model(work: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     model = build.build_algorithm(
         plan.config, build.build_vec_env(plan.config, plan.config.num_envs, seed=0), PhaseClock()
     )
-    plan = settle_acceleration(build.settle_fused_update(plan, model), model)
+    plan = settle_engine(settle_kernels(plan, model), model)
     return model, {key: getattr(plan.config, key) for key in ("fused_update", "use_amp", "torch_threads")}
 
 

@@ -165,12 +165,13 @@ def grouped(variation: float, pipeline: int, first_ready: bool) -> dict[str, Any
     env = SharedMemoryVecEnv([lambda: Waiting(variation)] * num_envs, num_workers=32)
     kwargs = {"net_arch": [256, 256]}
     model = MaskablePPO("MlpPolicy", env, n_steps=num_steps, n_epochs=1, batch_size=4096, seed=0, policy_kwargs=kwargs)
-    fast = model._fast
-    fast.pipeline, fast.first_ready, fast.clock = pipeline, first_ready, PhaseClock()
+    clock = PhaseClock()
+    model.time_with(clock)
+    model.collector.pipeline, model.collector.first_ready = pipeline, first_ready
     model.learn(num_envs * num_steps)
-    fast.clock.reset()
+    clock.reset()
     model.learn(num_envs * num_steps * rollouts)
-    spent = fast.clock.snapshot()
+    spent = clock.snapshot()
     env.close()
     seconds = sum(spent[phase] for phase in ("action", "env_step", "buffer", "log")) / 1e9
     return {**_result(num_envs * num_steps * rollouts / seconds), "env_steps": num_envs * num_steps * rollouts}

@@ -23,7 +23,8 @@ from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from torch import Tensor
 
 from fasttrain.engines import losses
-from fasttrain.engines.kernels import FusedPolicy, why_not_fused
+from fasttrain.engines.engine import EngineSettings
+from fasttrain.engines.kernels import KernelEngine, why_not
 
 ROWS = 4096  # of one call
 HUGE = 1e4
@@ -53,7 +54,7 @@ class Tally(NamedTuple):
 def works() -> Iterator[Work]:
     """Every line of the table; the kernels compute in float32 only."""
     for kind in DIMS:
-        if kind.startswith("fused") and why_not_fused(policy_of(DIMS[kind]), BOX):
+        if kind.startswith("fused") and why_not(policy_of(DIMS[kind])):
             continue
         for dtype in DTYPES if not kind.startswith("fused") else DTYPES[:1]:
             yield from (Work(kind, dtype, family) for family in FAMILIES)
@@ -105,7 +106,7 @@ def draw(work: Work, draws: int, seed: int) -> Tally:
     rows = WIDE_ROWS if wide else ROWS
     fused = work.kind.startswith("fused")
     policy = policy_of(dims) if fused else None
-    kernels = FusedPolicy(policy) if fused else None
+    kernels = KernelEngine(policy, EngineSettings()) if fused else None
     done = illegal = broken = 0
     while done < draws:
         masks = random_masks(generator, rows, dims, work.family)
@@ -114,9 +115,11 @@ def draw(work: Work, draws: int, seed: int) -> Tally:
                 masks = masks[:1].expand(rows, -1).contiguous()
             with torch.no_grad():
                 policy.action_net.bias.copy_(random_logits(generator, masks[:1], work.family)[0])
-            kernels.begin_rollout(None)
-            observations = torch.rand(rows, 4, generator=generator)
-            actions, _, log_probs = kernels.act(observations, masks)
+            kernels.begin(None)
+            observations = torch.rand(rows, 4, generator=generator).numpy()
+            stored = kernels.act(observations, masks.numpy()).stored
+            assert stored is not None
+            actions, log_probs = stored.actions, stored.log_probs
         else:
             logits = random_logits(generator, masks, work.family).to(work.dtype)
             multi = work.kind == "multi_sample"

@@ -8,34 +8,34 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
+from fasttrain.algos.update import Statistics
 from gymnasium import spaces
 
 from fasttrain.algos.ppo import PPO, MaskablePPO
-from fasttrain.algos.update import Statistics
 from fasttrain.buffers.rollout import RolloutBatch
 from fasttrain.engines.compiling import Coefficients, loss_terms, normalized
+from fasttrain.engines.engine import EngineSettings
 from fasttrain.engines.heads import Head
-from fasttrain.engines.torch import Acceleration
 from toys import RandomEnv, seeded_vec, toy_gym_vec
 
 SETTINGS = {"n_steps": 16, "batch_size": 20, "n_epochs": 2, "device": "cpu", "seed": 0}
 
 
-def masked_model(settings: Acceleration, **kwargs: Any) -> MaskablePPO:
+def masked_model(settings: EngineSettings, **kwargs: Any) -> MaskablePPO:
     """Five envs, 80 rows a rollout, minibatches of 20."""
     model = MaskablePPO("MlpPolicy", toy_gym_vec(), **(SETTINGS | kwargs))
-    model.accelerate(settings)
+    model.use_engine(settings)
     return model
 
 
-def box_model(settings: Acceleration, **kwargs: Any) -> PPO:
+def box_model(settings: EngineSettings, **kwargs: Any) -> PPO:
     """Continuous actions, which go through the policy's own methods."""
 
     def make() -> gym.Env:
         return RandomEnv(spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-1, 1, (2,), np.float32))
 
     model = PPO("MlpPolicy", seeded_vec(make), **(SETTINGS | {"batch_size": 16} | kwargs))
-    model.accelerate(settings)
+    model.use_engine(settings)
     return model
 
 

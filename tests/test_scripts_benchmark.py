@@ -175,7 +175,7 @@ def test_the_update_measured_computes_as_the_plan_says(benchmark: ModuleType, mo
         torch.set_num_threads(threads)
     model.env.close()
     assert chosen["use_amp"] == "on"
-    assert model._fast.acceleration.amp_dtype is torch.bfloat16
+    assert model.engine.settings.amp_dtype is torch.bfloat16
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["cartpole", "skullking"])
@@ -225,7 +225,7 @@ def test_the_dqn_update_is_measured_with_kernels_and_equal_work(
     finally:
         torch.set_num_threads(threads)
     assert len(asked) == 1
-    assert asked[0]._fast.kernels is not None
+    assert asked[0].engine is not None
     result = benchmark.compared("fasttrain", {"fasttrain": [ours], "stock": [theirs]}, "dqn-update")
     assert result["equal_work"] == {"env_steps": 0, "updates": 8.0, "samples_per_update": 32}
     assert result["unit"] == "samples per second"

@@ -74,12 +74,12 @@ class Stop(BaseCallback):
 @pytest.mark.parametrize("changes", [{}, {"double_q": True, "n_steps": 3, "prioritized": {}}, {"loss": "mse"}])
 def test_no_illegal_action_is_ever_played(fused: bool, at_once: bool, changes: dict[str, Any]):
     model = toy_model(exploration_final_eps=0.3, **changes)
-    model._fast.local_random_actions = at_once
+    model.collector.local_random_actions = at_once
     if fused:
-        model.use_kernels()
+        model.use_engine("kernels")
     model.learn(1000)  # ToyGame raises at an illegal one
-    assert (model._fast.kernels is not None) == fused
-    assert model._fast.gradient_updates == model._n_updates == 2 * (1000 - 20) // 5
+    assert (model.engine is not None) == fused
+    assert model.engine.gradient_updates == model._n_updates == 2 * (1000 - 20) // 5
 
 
 def test_masks_of_single_envs():
@@ -226,7 +226,7 @@ def test_unusual_sub_actions(space: Any, fused: bool):
 
     model = fasttrain.DQN("MlpPolicy", seeded_vec(make), **SETTINGS)
     if fused:
-        model.use_kernels()
+        model.use_engine("kernels")
     model.learn(200)
     assert model.predict(np.zeros((3, 4), np.float32), deterministic=True)[0].shape == (3, *space.shape)
     masks = np.ones((3, int(space.nvec.sum())), np.bool_)

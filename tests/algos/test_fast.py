@@ -94,9 +94,9 @@ def test_storage_is_kept_while_it_fits():
 def test_slots_are_kept_per_env():
     model = small_model()
     env = model.get_env()
-    source = model._fast.source_of(env)
-    assert model._fast.source_of(env) is source
-    assert model._fast.source_of(toy_gym_vec(2)) is not source
+    source = model.collector.source_of(env)
+    assert model.collector.source_of(env) is source
+    assert model.collector.source_of(toy_gym_vec(2)) is not source
 
 
 @pytest.mark.parametrize("on_device", [False, True])

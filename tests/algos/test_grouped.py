@@ -41,9 +41,9 @@ class Watch(BaseCallback):
 
 def model_of(env: SharedMemoryVecEnv, pipeline: int, first_ready: bool, kernels: bool = False) -> MaskablePPO:
     model = MaskablePPO("MlpPolicy", env, n_steps=NUM_STEPS, batch_size=NUM_ENVS * NUM_STEPS, n_epochs=1, seed=3)
-    model._fast.pipeline, model._fast.first_ready = pipeline, first_ready
+    model.collector.pipeline, model.collector.first_ready = pipeline, first_ready
     if kernels:
-        model.use_kernels()
+        model.use_engine("kernels")
     return model
 
 
@@ -121,9 +121,9 @@ def test_rollouts_follow_on_each_other_and_on_lockstep(shared: SharedMemoryVecEn
     model = model_of(shared, 2, False)
     model.learn(NUM_ENVS * NUM_STEPS)
     before = model.rollout_buffer.observations[-1, :, 2].copy()
-    model._fast.pipeline = 1
+    model.collector.pipeline = 1
     model.learn(NUM_ENVS * NUM_STEPS, reset_num_timesteps=False)
-    model._fast.first_ready = True
+    model.collector.first_ready = True
     lengths = 7 + np.arange(NUM_ENVS)
     after = model.rollout_buffer.observations[0, :, 2]
     assert (after == (before + 1) % lengths).all()
@@ -143,6 +143,6 @@ def test_a_callback_stops_in_the_middle_and_the_env_is_usable(shared: SharedMemo
 
 def test_without_workers_to_group_all_step_together(shared: SharedMemoryVecEnv):
     model = model_of(shared, 5, False)
-    assert len(model._fast.groups_of(shared).rows) == 3, "no more groups than workers"
-    assert model_of(shared, 1, False)._fast.groups_of(shared) is None
-    assert model._fast.groups_of(object()) is None
+    assert len(model.collector.groups_of(shared).rows) == 3, "no more groups than workers"
+    assert model_of(shared, 1, False).collector.groups_of(shared) is None
+    assert model.collector.groups_of(object()) is None

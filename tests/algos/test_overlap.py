@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import fasttrain.algos.overlap as overlap_module
 import numpy as np
 import pytest
 import torch
+from fasttrain.algos.overlap import copy_optimizer, copy_weights, without_graphs
 from stable_baselines3.common.callbacks import BaseCallback
 
-import fasttrain.algos.overlap as overlap_module
-from fasttrain.algos.overlap import copy_optimizer, copy_weights, without_graphs
 from fasttrain.algos.ppo import MaskablePPO
-from fasttrain.engines.torch import Acceleration, Accelerator
+from fasttrain.engines.engine import EngineSettings
+from fasttrain.engines.torch import TorchEngine
 from fasttrain.vec.native import NativeVecEnv
 from toys import ToyGame
 
@@ -35,7 +36,7 @@ class Watch(BaseCallback):
 
     def _on_rollout_start(self) -> None:
         self.acting.append({fingerprint(self.model.policy)})
-        self.updates.append(self.model._fast.gradient_updates)
+        self.updates.append(self.model.engine.gradient_updates)
 
     def _on_step(self) -> bool:
         self.acting[-1].add(fingerprint(self.model.policy))
@@ -48,7 +49,7 @@ class Watch(BaseCallback):
 def trained(steps: int = 160, fused: bool = True, overlap: bool = True, watch: Watch | None = None, **settings: Any):
     model = MaskablePPO("MlpPolicy", NativeVecEnv(ToyGame(5), seed=0), device="cpu", **{**SETTINGS, **settings})
     if fused:
-        model.use_kernels()
+        model.use_engine("kernels")
     if overlap:
         model.overlap_updates(2)
     return model.learn(steps, watch)
@@ -85,14 +86,14 @@ def test_the_thread_changes_no_number(fused: bool, monkeypatch: pytest.MonkeyPat
     after = trained(fused=fused)
     for ours, theirs in zip(beside.policy.parameters(), after.policy.parameters(), strict=True):
         assert torch.equal(ours, theirs)
-    assert beside._fast.gradient_updates == after._fast.gradient_updates == 4 * 6
+    assert beside.engine.gradient_updates == after.engine.gradient_updates == 4 * 6
     assert beside._n_updates == 4 * 3
 
 
 def test_the_lag_is_no_stock_training():
     lagging, plain = trained(), trained(overlap=False)
     assert fingerprint(lagging.policy) != fingerprint(plain.policy)
-    assert lagging._fast.gradient_updates == plain._fast.gradient_updates
+    assert lagging.engine.gradient_updates == plain.engine.gradient_updates
 
 
 def test_one_rollout_has_no_lag():
@@ -105,17 +106,17 @@ def test_the_log_and_the_optimizer_arrive():
     assert model.logger.name_to_value["train/n_updates"] == 9
     (steps,) = {int(state["step"]) for state in model.policy.optimizer.state.values()}
     assert steps == 18
-    assert model._fast.clock.background_ns > 0
+    assert model.collector.clock.background_ns > 0
 
 
 def test_a_stop_in_the_middle_takes_the_update_over():
     watch = Watch(stop_after=12)
     model = trained(400, watch=watch)
-    assert model._fast.gradient_updates == 6
+    assert model.engine.gradient_updates == 6
     assert not model._fast.overlap.under_way
     assert fingerprint(model.policy) not in watch.acting[0]
     model.learn(80)
-    assert model._fast.gradient_updates == 6 + 12
+    assert model.engine.gradient_updates == 6 + 12
 
 
 def test_a_schedule_follows_the_progress_of_its_own_rollout():
@@ -188,8 +189,8 @@ def test_copies_are_made_in_place():
 
 
 def test_the_thread_captures_no_graphs():
-    assert without_graphs(Acceleration(compile_mode="reduce-overhead")).compile_mode == "default"
-    assert without_graphs(Acceleration()) == Acceleration()
+    assert without_graphs(EngineSettings(compile_mode="reduce-overhead")).compile_mode == "default"
+    assert without_graphs(EngineSettings()) == EngineSettings()
 
 
 def test_a_replaced_layer_is_what_learns():
@@ -206,19 +207,19 @@ def test_a_replaced_layer_is_what_learns():
 def test_the_update_is_compiled_before_training_begins():
     """Compiling for the thread is no part of the first update, and is counted."""
     model = MaskablePPO("MlpPolicy", NativeVecEnv(ToyGame(5), seed=0), device="cpu", **SETTINGS)
-    settings = Acceleration(compile_mode="default")
-    model.accelerate(settings)
-    model._fast.accelerator = Accelerator(model.policy, settings, plain_compiler)
-    model._fast.accelerator.warm = True  # acting is another matter
+    settings = EngineSettings(compile_mode="default")
+    model.use_engine(settings)
+    model.engine = TorchEngine(model.policy, settings, plain_compiler)
+    model.engine.warm = True  # acting is another matter
     made: list[Any] = []
 
-    class Plain(Accelerator):
-        def __init__(self, policy: Any, settings: Acceleration) -> None:
+    class Plain(TorchEngine):
+        def __init__(self, policy: Any, settings: EngineSettings) -> None:
             super().__init__(policy, settings, plain_compiler)
             made.append(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fasttrain.algos.fast.Accelerator", Plain)
+        patch.setattr("fasttrain.algos.fast.TorchEngine", Plain)
         model.overlap_updates(2)
     (accelerator,) = made
     assert accelerator.warm

@@ -76,7 +76,7 @@ def test_lent_observations_are_the_same_numbers(make):
     recorder = Recorder()
     kept = MaskablePPO("MlpPolicy", make(), **SETTINGS).learn(80)
     lent = MaskablePPO("MlpPolicy", make(), **SETTINGS)
-    lent._fast.lends_observations = True
+    lent.collector.lends_observations = True
     lent.learn(80, recorder)
     for ours, theirs in zip(lent.policy.parameters(), kept.policy.parameters(), strict=True):
         assert torch.equal(ours, theirs)
@@ -174,7 +174,7 @@ def test_ppo_ignores_masks():
 def test_the_clock_can_be_shared_and_adds_up(fused: bool, training: tuple[str, ...]):
     model = MaskablePPO("MlpPolicy", native(), **SETTINGS)
     clock = PhaseClock()
-    model._fast.clock, model._fast.fused = clock, fused
+    model.collector.clock, model._fast.fused = clock, fused
     model.learn(80)
     spent = clock.snapshot()
     for phase in ("action", "env_step", "buffer", "log", *training):
@@ -236,7 +236,7 @@ def test_set_env_and_another_number_of_envs(tmp_path: Path):
     model = MaskablePPO("MlpPolicy", toy_gym_vec(), **SETTINGS).learn(40)
     model.set_env(native())
     model.learn(40)
-    assert model._fast.source is model.get_env()
+    assert model.collector.source is model.get_env()
     model.save(tmp_path / "model")
     loaded = MaskablePPO.load(tmp_path / "model", env=native(3), batch_size=12)
     loaded.learn(24)

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fasttrain.algos.q_update import update
 from gymnasium import spaces
 
 import fasttrain
-from fasttrain.algos.q_update import update
-from fasttrain.engines.kernels_q import FusedQ
+from fasttrain.engines.engine import EngineSettings
+from fasttrain.engines.kernels_q import KernelQEngine
 from fasttrain.engines.q_networks import DuelingDQNPolicy
-from fasttrain.engines.torch import Acceleration
 from fasttrain.errors import EnvError
 from toys import RandomEnv, ToyGame, seeded_vec
 
@@ -37,7 +37,7 @@ def filled(fused: bool, **changes: Any) -> Any:
         for parameter in model.q_net_target.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     if fused:
-        model.use_kernels()
+        model.use_engine("kernels")
     return model
 
 
@@ -53,7 +53,7 @@ def test_kernels_and_torch_give_the_same_update(double_q: bool, loss: str, n_ste
         np.random.seed(1)
         for _ in range(3):  # one batch each: a block of several draws its random numbers in another order
             update(model, 1, 32)
-        assert isinstance(model._fast.kernels, FusedQ) == fused
+        assert isinstance(model.engine, KernelQEngine) == fused
         ends.append(model)
     for (name, eager), kernels in zip(
         ends[0].policy.state_dict().items(), ends[1].policy.state_dict().values(), strict=True
@@ -69,7 +69,7 @@ def test_kernels_and_torch_give_the_same_update(double_q: bool, loss: str, n_ste
 def test_counts_and_log(fused: bool):
     model = filled(fused)
     update(model, 4, 16)
-    assert model._fast.gradient_updates == 4
+    assert model.engine.gradient_updates == 4
     assert model.logger.name_to_value["train/n_updates"] == 4
     assert model.policy.optimizer.state[next(model.q_net.parameters())]["step"] == 4
 
@@ -78,11 +78,11 @@ def test_dueling_nets_have_kernels():
 
     env = fasttrain.NativeVecEnv(ToyGame(5), seed=0)
     model = fasttrain.DQN(DuelingDQNPolicy, env, **SETTINGS)
-    model.use_kernels()
+    model.use_engine("kernels")
     model.learn(100)
     before = model.q_net.value_net.weight.detach().clone()
     update(model, 2, 16)
-    assert model._fast.kernels.dueling
+    assert model.engine.dueling
     assert not torch.equal(model.q_net.value_net.weight, before)
 
 
@@ -95,7 +95,7 @@ def test_learned_rates_follow_the_schedule():
 
 def test_a_loss_that_is_not_finite_is_an_error():
     model = filled(True)
-    model._fast.guard = None  # with it: tests/faults/test_nan.py
+    model.engine.guard = None  # with it: tests/faults/test_nan.py
     model.replay_buffer.rewards[:] = np.inf
     with pytest.raises(EnvError, match="the loss is not finite at step 400"):
         update(model, 1, 16)
@@ -113,11 +113,11 @@ def test_sub_actions_have_kernels_too(dueling: bool):
         model = fasttrain.DQN(policy, seeded_vec(make), **SETTINGS)
         model.learn(400)
         if fused:
-            model.use_kernels()
+            model.use_engine("kernels")
         np.random.seed(1)
         for _ in range(3):
             update(model, 1, 32)
-        assert isinstance(model._fast.kernels, FusedQ) == fused
+        assert isinstance(model.engine, KernelQEngine) == fused
         ends.append(model.policy.state_dict())
     for name, eager in ends[0].items():
         torch.testing.assert_close(ends[1][name], eager, rtol=0, atol=2e-6, msg=name)
@@ -125,12 +125,12 @@ def test_sub_actions_have_kernels_too(dueling: bool):
 
 def test_a_step_that_overflowed_is_skipped_and_counted():
     model = filled(False)
-    model.accelerate(Acceleration(amp_dtype=torch.float16))
-    model._fast.accelerator_of(model.policy).precision.scaler._init_scale = 1e30
+    model.use_engine(EngineSettings(amp_dtype=torch.float16))
+    model.engine_now().precision.scaler._init_scale = 1e30
     before = [parameter.detach().clone() for parameter in model.q_net.parameters()]
     update(model, 3, 16)
-    assert model._fast.skipped_steps == 3
-    assert model._fast.gradient_updates == 0
+    assert model.engine.skipped_steps == 3
+    assert model.engine.gradient_updates == 0
     assert model.logger.name_to_value["train/skipped_steps"] == 3
     for parameter, old in zip(model.q_net.parameters(), before, strict=True):
         assert torch.equal(parameter, old)

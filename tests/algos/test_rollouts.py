@@ -8,7 +8,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from fasttrain.algos.rollouts import bootstrap_truncated, clip_actions
+from fasttrain.algos.collector import bootstrap_truncated, clip_actions
 from fasttrain.batch import FinishedEpisode
 
 MODEL: Any = SimpleNamespace(

@@ -10,8 +10,8 @@ import torch
 
 import fasttrain
 from fasttrain.algos.self_play import QPlayer, player_for, weights_of
-from fasttrain.engines.kernels import FusedPolicy
-from fasttrain.engines.kernels_q import FusedQ
+from fasttrain.engines.kernels import KernelEngine
+from fasttrain.engines.kernels_q import KernelQEngine
 from toys import ToyGame, single_thread
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
@@ -24,7 +24,7 @@ def model_of(kind: str, fused: bool) -> Any:
     else:
         model = fasttrain.MaskablePPO("MlpPolicy", env, n_steps=8, batch_size=20, seed=0, device="cpu")
     if fused:
-        model.use_kernels()
+        model.use_engine("kernels")
     return model
 
 
@@ -40,7 +40,7 @@ def seen(model: Any, count: int = 400) -> tuple[Any, Any]:
 def test_draws_of_the_policys_distribution(fused: bool):
     model = model_of("ppo", fused)
     player: Any = player_for(model)
-    assert isinstance(player._head, FusedPolicy) == fused
+    assert isinstance(player._head, KernelEngine) == fused
     observations, masks = seen(model, 1)
     torch.manual_seed(0)
     drawn = player.act(observations.repeat(20_000, axis=0), masks.repeat(20_000, axis=0))
@@ -53,7 +53,7 @@ def test_draws_of_the_policys_distribution(fused: bool):
 def test_the_best_action_and_a_few_others(fused: bool):
     model = model_of("dqn", fused)
     player: Any = player_for(model)
-    assert isinstance(player._kernels, FusedQ) == fused
+    assert isinstance(player._kernels, KernelQEngine) == fused
     observations, masks = seen(model, 4000)
     drawn = player.act(observations, masks)
     assert masks[np.arange(4000), drawn].all()

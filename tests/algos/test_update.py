@@ -7,13 +7,13 @@ import copy
 import numpy as np
 import pytest
 import torch
+from fasttrain.algos.update import Statistics
 from stable_baselines3.common.callbacks import BaseCallback
 
 from accelerated import minibatch_loss
 from fasttrain.algos import fast as fast_module
 from fasttrain.algos import update as update_module
 from fasttrain.algos.ppo import PPO, MaskablePPO
-from fasttrain.algos.update import Statistics
 from fasttrain.engines.heads import head_of
 from toys import single_thread, toy_gym_vec
 
@@ -114,9 +114,9 @@ def test_frozen_parameters_stay():
 def test_phases_of_the_clock():
     model = collected()
     model._fast.fused = False
-    model._fast.clock.reset()
+    model.collector.clock.reset()
     model.train()
-    spent = model._fast.clock.snapshot()
+    spent = model.collector.clock.snapshot()
     for phase in ("buffer", "train_fwd", "train_bwd", "optim", "log"):
         assert spent[phase] > 0, phase
     assert spent["env_step"] == 0

@@ -290,11 +290,11 @@ def toy_model(prefetch: bool = True, deterministic: bool = False, **changes: Any
 def test_dqn_trains_with_it_and_leaves_no_thread(fused: bool, changes: dict[str, Any]):
     model = toy_model(**changes)
     if fused:
-        model.use_kernels()
+        model.use_engine("kernels")
     for _ in range(2):
         model.learn(150, reset_num_timesteps=False)
         assert threads() == []
-    sampler = model._fast.sampler
+    sampler = model.collector.sampler
     assert sampler.hits + sampler.waits == model._n_updates // 2 == (300 - 20) // 5
     assert sampler.hits > 0
 
@@ -305,7 +305,7 @@ def test_deterministic_gives_the_batches_of_a_run_without_it(fused: bool):
     for prefetch in (False, True):
         model = toy_model(prefetch, deterministic=True)
         if fused:
-            model.use_kernels()
+            model.use_engine("kernels")
         learned.append(list(model.learn(120).policy.parameters()))
     for ours, theirs in zip(*learned, strict=True):
         assert torch.equal(ours, theirs)

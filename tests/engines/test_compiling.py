@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from fasttrain.algos.update import MinibatchStep, Statistics
 from gymnasium import spaces
 
 from accelerated import a_batch, filled, masked_model, weights
 from fasttrain.algos.ppo import PPO
-from fasttrain.algos.update import MinibatchStep, Statistics
 from fasttrain.engines.compiling import Coefficients, Terms, loss_terms, micro_batches, micro_sizes, normalized
+from fasttrain.engines.engine import EngineSettings
 from fasttrain.engines.heads import head_of
-from fasttrain.engines.torch import Acceleration
 from toys import RandomEnv, seeded_vec, single_thread
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
@@ -27,11 +27,11 @@ def gradient(model, batch) -> tuple[torch.Tensor, Statistics]:
 
 @pytest.mark.parametrize("parts", [2, 3, 7, 20, 50])
 def test_gradients_and_statistics_are_those_of_the_whole(parts: int):
-    model = filled(masked_model(Acceleration(), ent_coef=0.01))
+    model = filled(masked_model(EngineSettings(), ent_coef=0.01))
     batch = a_batch(model)
     batch = batch._replace(old_log_probs=batch.old_log_probs + 0.3 * torch.randn(20))  # so that ratios are clipped
     whole, expected = gradient(model, batch)
-    model.accelerate(Acceleration(gradient_accumulation=parts))
+    model.use_engine(EngineSettings(gradient_accumulation=parts))
     summed, found = gradient(model, batch)
     assert ((summed - whole).norm() / whole.norm()).item() < 1e-4
     for name in ("policy_losses", "value_losses", "entropy_losses", "clip_fractions", "approx_kls"):
@@ -40,14 +40,14 @@ def test_gradients_and_statistics_are_those_of_the_whole(parts: int):
 
 
 def test_one_backward_per_part_and_one_step_per_minibatch(monkeypatch: pytest.MonkeyPatch):
-    model = filled(masked_model(Acceleration(gradient_accumulation=4)))
+    model = filled(masked_model(EngineSettings(gradient_accumulation=4)))
     steps, backwards, rows = [], [], []
     model.policy.optimizer.register_step_post_hook(lambda *_: steps.append(None))
     model.policy.action_net.register_forward_hook(lambda _module, inputs, _output: rows.append(len(inputs[0])))
     original = torch.autograd.backward
     monkeypatch.setattr(torch.autograd, "backward", lambda loss: backwards.append(original(loss)))
     model.train()
-    assert len(steps) == 2 * 4 == model._fast.gradient_updates
+    assert len(steps) == 2 * 4 == model.engine.gradient_updates
     assert len(backwards) == 4 * len(steps)
     assert set(rows) == {5}
 
@@ -55,13 +55,13 @@ def test_one_backward_per_part_and_one_step_per_minibatch(monkeypatch: pytest.Mo
 def test_training_ends_at_the_same_weights():
     ends = []
     for parts in (1, 3):
-        model = masked_model(Acceleration(gradient_accumulation=parts))
+        model = masked_model(EngineSettings(gradient_accumulation=parts))
         ends.append(weights(model.learn(240)))
     torch.testing.assert_close(ends[0], ends[1], rtol=0, atol=1e-5)
 
 
 def test_target_kl_stops_before_the_step():
-    model = filled(masked_model(Acceleration(gradient_accumulation=4), target_kl=1e-12, learning_rate=0.1))
+    model = filled(masked_model(EngineSettings(gradient_accumulation=4), target_kl=1e-12, learning_rate=0.1))
     steps: list[None] = []
     model.policy.optimizer.register_step_post_hook(lambda *_: steps.append(None))
     model.train()
@@ -73,7 +73,7 @@ def test_dict_observations_are_cut_too():
     space = spaces.Dict({"a": spaces.Box(-1, 1, (2,), np.float32), "b": spaces.Discrete(3)})
     env = seeded_vec(lambda: RandomEnv(space, spaces.Discrete(3)))
     model = PPO("MultiInputPolicy", env, n_steps=8, batch_size=16, n_epochs=1, device="cpu", seed=0)
-    model.accelerate(Acceleration(gradient_accumulation=3, inference_batch_size=3))
+    model.use_engine(EngineSettings(gradient_accumulation=3, inference_batch_size=3))
     model.learn(64)
     parts = [part for part, _ in micro_batches(a_batch(model, 16), 3)]
     assert [len(part.observations["a"]) for part in parts] == [6, 5, 5]
@@ -86,7 +86,7 @@ def test_sizes():
 
 
 def test_advantages_are_normalised_over_the_whole_minibatch():
-    model = filled(masked_model(Acceleration()))
+    model = filled(masked_model(EngineSettings()))
     batch = a_batch(model)
     advantages = normalized(batch, True).advantages
     assert abs(advantages.mean().item()) < 1e-6
@@ -95,7 +95,7 @@ def test_advantages_are_normalised_over_the_whole_minibatch():
 
 
 def test_scalars_on_the_device_give_the_loss_of_numbers():
-    model = filled(masked_model(Acceleration()))
+    model = filled(masked_model(EngineSettings()))
     batch, head = a_batch(model), head_of(model.policy, model.action_space)
     numbers = Coefficients(0.2, 0.1, 0.01, 0.5)
     plain = loss_terms(head, batch, numbers, True)

@@ -20,8 +20,9 @@ from fasttrain.engines.compiling import (
     state_untouched,
     untouched,
 )
+from fasttrain.engines.engine import EngineSettings
 from fasttrain.engines.heads import head_of
-from fasttrain.engines.torch import Acceleration, Accelerator
+from fasttrain.engines.torch import TorchEngine
 from toys import single_thread
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
@@ -48,11 +49,11 @@ def _fresh_compiler():
         yield
 
 
-@pytest.mark.parametrize("settings", [Acceleration(), Acceleration(amp_dtype=torch.bfloat16)])
-def test_acting_and_loss_are_one_graph_each(settings: Acceleration):
+@pytest.mark.parametrize("settings", [EngineSettings(), EngineSettings(amp_dtype=torch.bfloat16)])
+def test_acting_and_loss_are_one_graph_each(settings: EngineSettings):
     model = filled(masked_model(settings))
     batch = a_batch(model)
-    head = head_of(model.policy, model.action_space, model._fast.accelerator_of(model.policy).precision)
+    head = head_of(model.policy, model.action_space, model.engine_now().precision)
     compiled = CompiledHead(head, traced)
     compiled.acting_sizes, compiled.batch_sizes = {5}, {20}
     before = frames()
@@ -73,7 +74,7 @@ def test_acting_and_loss_are_one_graph_each(settings: Acceleration):
 
 
 def test_compiled_code_sees_new_weights():
-    model = filled(masked_model(Acceleration()))
+    model = filled(masked_model(EngineSettings()))
     compiled = CompiledHead(head_of(model.policy, model.action_space), traced)
     compiled.acting_sizes = {5}
     observations = a_batch(model).observations[:5]
@@ -89,7 +90,7 @@ def test_compiled_code_sees_new_weights():
 
 
 def test_other_sizes_go_the_eager_way():
-    model = filled(masked_model(Acceleration()))
+    model = filled(masked_model(EngineSettings()))
     calls: list[str] = []
     compiled = CompiledHead(head_of(model.policy, model.action_space), counting(calls))
     compiled.acting_sizes, compiled.batch_sizes = {5}, {20}
@@ -103,7 +104,7 @@ def test_other_sizes_go_the_eager_way():
 
 
 def test_continuous_actions_act_eagerly():
-    model = filled(box_model(Acceleration()))
+    model = filled(box_model(EngineSettings()))
     compiled = CompiledHead(head_of(model.policy, model.action_space), counting(calls := []))
     compiled.batch_sizes = {16}
     assert torch.isfinite(compiled.loss(a_batch(model, 16), NUMBERS, True).loss)
@@ -111,7 +112,7 @@ def test_continuous_actions_act_eagerly():
 
 
 def test_another_policy_is_not_served():
-    ours, other = masked_model(Acceleration()), masked_model(Acceleration())
+    ours, other = masked_model(EngineSettings()), masked_model(EngineSettings())
     compiled = CompiledHead(head_of(ours.policy, ours.action_space), counting([]))
     assert compiled.serves(head_of(ours.policy, ours.action_space))
     assert not compiled.serves(head_of(other.policy, ours.action_space))
@@ -121,14 +122,14 @@ def test_another_policy_is_not_served():
 
 @pytest.mark.skipif(NO_COMPILER, reason="torch.compile needs a C++ compiler for CPU code")
 def test_the_real_compiler_trains():
-    model = masked_model(Acceleration(compile_mode="default"), policy_kwargs={"net_arch": [4]})
-    accelerator = model._fast.accelerator = Accelerator(model.policy, model._fast.acceleration)
+    model = masked_model(EngineSettings(compile_mode="default"), policy_kwargs={"net_arch": [4]})
+    accelerator = model.engine = TorchEngine(model.policy, model.engine.settings)
     before = frames()
     model.learn(160)
     assert accelerator.failure == ""
     assert frames() - before == 2
     assert accelerator.warmup_s == model._fast.warmup_s > 0
-    eager = masked_model(Acceleration(), policy_kwargs={"net_arch": [4]}).learn(160)
+    eager = masked_model(EngineSettings(), policy_kwargs={"net_arch": [4]}).learn(160)
     torch.testing.assert_close(weights(model), weights(eager), rtol=0, atol=1e-4)
 
 
@@ -141,7 +142,7 @@ def test_modes_that_would_capture_graphs_by_themselves_do_not(monkeypatch: pytes
 
 
 def test_the_policy_is_left_untouched():
-    model = masked_model(Acceleration())
+    model = masked_model(EngineSettings())
     policy = model.policy
     policy.norm = nn.BatchNorm1d(3)
     policy.set_training_mode(False)

@@ -8,18 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fasttrain.algos.update import MinibatchStep, Statistics
 from torch import nn
 
 from accelerated import SETTINGS, a_batch, filled, masked_model, run_again, weights
 from fasttrain.algos.ppo import MaskablePPO
-from fasttrain.algos.update import MinibatchStep, Statistics
 from fasttrain.engines.compiling import GraphedOutputs, GraphedUpdate, addresses, capturable, graphed_by_size
-from fasttrain.engines.torch import Acceleration, Accelerator
+from fasttrain.engines.engine import EngineSettings
+from fasttrain.engines.torch import TorchEngine
 from toys import single_thread, toy_gym_vec
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need CUDA")
-GRAPHS = Acceleration(compile_mode="reduce-overhead")
+GRAPHS = EngineSettings(compile_mode="reduce-overhead")
 
 
 def graph_for(model: Any, statistics: Statistics | None = None) -> GraphedUpdate:
@@ -28,7 +29,7 @@ def graph_for(model: Any, statistics: Statistics | None = None) -> GraphedUpdate
 
 
 def test_a_capture_takes_no_step():
-    model = filled(masked_model(Acceleration()))
+    model = filled(masked_model(EngineSettings()))
     before = weights(model)
     graph = graph_for(model)
     assert torch.equal(weights(model), before)
@@ -40,7 +41,7 @@ def test_a_capture_takes_no_step():
 def test_replays_learn_what_eager_steps_learn():
     ends = []
     for graphed in (False, True):
-        model = filled(masked_model(Acceleration()))
+        model = filled(masked_model(EngineSettings()))
         graph = graph_for(model) if graphed else None
         np.random.seed(1)
         for _ in range(6):
@@ -59,7 +60,7 @@ def test_replays_learn_what_eager_steps_learn():
 
 
 def test_the_learning_rate_of_now_is_used():
-    model = filled(masked_model(Acceleration()))
+    model = filled(masked_model(EngineSettings()))
     graph = graph_for(model)
     for group in model.policy.optimizer.param_groups:
         group["lr"] = 0.0
@@ -76,7 +77,7 @@ def test_the_learning_rate_of_now_is_used():
 
 
 def test_what_moved_must_be_captured_anew():
-    model = filled(masked_model(Acceleration()))
+    model = filled(masked_model(EngineSettings()))
     graph = graph_for(model)
     assert graph.begin()
     saved = copy.deepcopy(model.policy.optimizer.state_dict())
@@ -89,8 +90,8 @@ def test_what_moved_must_be_captured_anew():
 
 def test_acting_leaves_a_graph_whose_parameters_moved(monkeypatch: pytest.MonkeyPatch):
     model = filled(masked_model(GRAPHS))
-    accelerator = model._fast.accelerator = Accelerator(model.policy, GRAPHS, lambda function: function)
-    monkeypatch.setattr(Accelerator, "graphs", True)
+    accelerator = model.engine = TorchEngine(model.policy, GRAPHS, lambda function: function)
+    monkeypatch.setattr(TorchEngine, "graphs", True)
     monkeypatch.setattr(
         "fasttrain.engines.torch.graphed_by_size",
         lambda outputs, examples: graphed_by_size(outputs, examples, run_again),
@@ -104,15 +105,15 @@ def test_acting_leaves_a_graph_whose_parameters_moved(monkeypatch: pytest.Monkey
 
 
 def test_a_capture_is_no_phase_of_training():
-    model = filled(masked_model(Acceleration()))
-    model._fast.clock.reset()
+    model = filled(masked_model(EngineSettings()))
+    model.collector.clock.reset()
     graph_for(model)
-    spent = model._fast.clock.snapshot()
+    spent = model.collector.clock.snapshot()
     assert spent["train_fwd"] == spent["train_bwd"] == 0
 
 
 def test_other_sizes_do_not_fit():
-    model = filled(masked_model(Acceleration()))
+    model = filled(masked_model(EngineSettings()))
     graph = graph_for(model)
     assert graph.fits(a_batch(model))
     assert not graph.fits(a_batch(model, 19))
@@ -170,16 +171,16 @@ def test_one_graph_per_size_and_eager_for_the_others():
     ("kwargs", "settings", "reason"),
     [
         ({"target_kl": 0.1}, GRAPHS, "target_kl stops in the middle"),
-        ({}, Acceleration(compile_mode="reduce-overhead", amp_dtype=torch.float16), "a gradient scaler decides"),
+        ({}, EngineSettings(compile_mode="reduce-overhead", amp_dtype=torch.float16), "a gradient scaler decides"),
         ({"policy_kwargs": {"optimizer_class": torch.optim.RMSprop}}, GRAPHS, "not a plain Adam"),
     ],
 )
 def test_where_no_graph_can_be(
-    kwargs: dict[str, Any], settings: Acceleration, reason: str, monkeypatch: pytest.MonkeyPatch
+    kwargs: dict[str, Any], settings: EngineSettings, reason: str, monkeypatch: pytest.MonkeyPatch
 ):
-    model = filled(masked_model(Acceleration(), **kwargs))
-    model.accelerate(settings)
-    accelerator = model._fast.accelerator_of(model.policy)
+    model = filled(masked_model(EngineSettings(), **kwargs))
+    model.use_engine(settings)
+    accelerator = model.engine_now()
     monkeypatch.setattr(type(accelerator), "graphs", True)
     assert accelerator.graph_of_update(MinibatchStep(model, 0.2, None, Statistics()), model) is None
     assert reason in accelerator.graph_failure
@@ -187,7 +188,7 @@ def test_where_no_graph_can_be(
 
 def test_a_capture_that_fails_is_named(monkeypatch: pytest.MonkeyPatch):
     model = filled(masked_model(GRAPHS))
-    accelerator = model._fast.accelerator_of(model.policy)
+    accelerator = model.engine_now()
     monkeypatch.setattr(type(accelerator), "graphs", True)
 
     def fails(*_: Any) -> Any:
@@ -203,9 +204,9 @@ def test_a_capture_that_fails_is_named(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_graph_comes_once_its_obstacle_is_gone(monkeypatch: pytest.MonkeyPatch):
-    model = filled(masked_model(Acceleration(), target_kl=0.1))
-    model.accelerate(GRAPHS)
-    accelerator = model._fast.accelerator_of(model.policy)
+    model = filled(masked_model(EngineSettings(), target_kl=0.1))
+    model.use_engine(GRAPHS)
+    accelerator = model.engine_now()
     monkeypatch.setattr(type(accelerator), "graphs", True)
     tried: list[Any] = []
     monkeypatch.setattr("fasttrain.engines.torch.GraphedUpdate", lambda *given: tried.append(given) or "a graph")
@@ -217,14 +218,14 @@ def test_a_graph_comes_once_its_obstacle_is_gone(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_update_replays_and_does_the_rest_eagerly(monkeypatch: pytest.MonkeyPatch):
-    model = filled(masked_model(Acceleration(), batch_size=30))  # 30, 30, 20
-    accelerator = model._fast.accelerator_of(model.policy)
+    model = filled(masked_model(EngineSettings(), batch_size=30))  # 30, 30, 20
+    accelerator = model.engine_now()
     step = MinibatchStep(model, 0.2, None, Statistics())
     graph = GraphedUpdate(step.whole, a_batch(model, 30), model.policy, step.key, run_again)
     monkeypatch.setattr(accelerator, "graph_of_update", lambda *_: graph)
     model.train()
     assert graph.replays == 2 * 2
-    assert model._fast.gradient_updates == 2 * 3
+    assert model.engine.gradient_updates == 2 * 3
     assert model._n_updates == 2
     assert model.policy.optimizer.param_groups[0]["lr"] == 3e-4
     assert torch.isfinite(torch.tensor(model.logger.name_to_value["train/value_loss"]))
@@ -233,13 +234,13 @@ def test_the_update_replays_and_does_the_rest_eagerly(monkeypatch: pytest.Monkey
 @needs_cuda
 def test_cuda_graphs_train_as_eager_does():
     ends = []
-    for settings in (Acceleration(), GRAPHS):
+    for settings in (EngineSettings(), GRAPHS):
         model = MaskablePPO("MlpPolicy", toy_gym_vec(), **(SETTINGS | {"device": "cuda"}))
-        model.accelerate(settings)
+        model.use_engine(settings)
         model.learn(240)
         ends.append(weights(model).cpu())
-    graph = model._fast.accelerator.graphed_update
-    assert graph is not None, model._fast.accelerator.graph_failure
+    graph = model.engine.graphed_update
+    assert graph is not None, model.engine.graph_failure
     assert graph.replays == 24
     torch.testing.assert_close(ends[0], ends[1], rtol=0, atol=1e-3)
 
@@ -247,7 +248,7 @@ def test_cuda_graphs_train_as_eager_does():
 @needs_cuda
 def test_draws_differ_between_replays_and_spread_as_eager_ones():
     model = MaskablePPO("MlpPolicy", toy_gym_vec(), **(SETTINGS | {"device": "cuda"}))
-    model.accelerate(GRAPHS)
+    model.use_engine(GRAPHS)
     filled(model)
     actions = torch.as_tensor(model.rollout_buffer.actions).flatten(1)
     assert len({tuple(row.tolist()) for row in actions}) > 1, "every step has draws of its own"
@@ -256,9 +257,9 @@ def test_draws_differ_between_replays_and_spread_as_eager_ones():
 @needs_cuda
 def test_acting_on_cuda_sees_what_was_learned():
     model = MaskablePPO("MlpPolicy", toy_gym_vec(), **(SETTINGS | {"device": "cuda"}))
-    model.accelerate(GRAPHS)
+    model.use_engine(GRAPHS)
     model.learn(80)
-    head = model._fast.accelerator.acting_head(model.action_space)
+    head = model.engine.acting_head(model.action_space)
     observations = torch.zeros(5, 3, device="cuda")
     with torch.no_grad():
         _, before, _ = head.act(observations, None)

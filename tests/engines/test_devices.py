@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 import torch
+from fasttrain.algos.update import MinibatchStep, Statistics
 from torch import nn
 
 from accelerated import a_batch, box_model, filled, masked_model
-from fasttrain.algos.update import MinibatchStep, Statistics
 from fasttrain.engines.devices import Precision, as_float32
+from fasttrain.engines.engine import EngineSettings
 from fasttrain.engines.heads import head_of
-from fasttrain.engines.torch import Acceleration
 from toys import single_thread
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
-BF16 = Acceleration(amp_dtype=torch.bfloat16)
-FP16 = Acceleration(amp_dtype=torch.float16)
+BF16 = EngineSettings(amp_dtype=torch.bfloat16)
+FP16 = EngineSettings(amp_dtype=torch.float16)
 
 
 def linear_dtypes(policy: Any) -> set[torch.dtype]:
@@ -30,14 +30,14 @@ def linear_dtypes(policy: Any) -> set[torch.dtype]:
 
 
 @pytest.mark.parametrize("make", [masked_model, box_model])
-@pytest.mark.parametrize(("settings", "expected"), [(BF16, torch.bfloat16), (Acceleration(), torch.float32)])
-def test_networks_compute_in_the_dtype_asked_for(make: Any, settings: Acceleration, expected: torch.dtype):
+@pytest.mark.parametrize(("settings", "expected"), [(BF16, torch.bfloat16), (EngineSettings(), torch.float32)])
+def test_networks_compute_in_the_dtype_asked_for(make: Any, settings: EngineSettings, expected: torch.dtype):
     model = make(settings)
     seen = linear_dtypes(model.policy)
     filled(model)
     if make is masked_model:
         seen.clear()  # the values after the last step were float32, as all bootstraps are
-        head = model._fast.accelerator_of(model.policy).acting_head(model.action_space)
+        head = model.engine_now().acting_head(model.action_space)
         with torch.no_grad():
             head.act(torch.zeros(2, 3), None)
         assert seen == {expected}
@@ -62,7 +62,7 @@ def test_what_leaves_the_networks_is_float32(make: Any):
 
 @pytest.mark.parametrize("make", [masked_model, box_model])
 def test_the_gradient_is_that_of_float32_up_to_the_dtype(make: Any):
-    model = filled(make(Acceleration()))
+    model = filled(make(EngineSettings()))
     batch = a_batch(model, 80)
     found = []
     for precision in (None, Precision("cpu", torch.bfloat16)):
@@ -111,7 +111,7 @@ def test_only_floats_are_cast():
 
 def test_float16_gradients_are_scaled_and_clipped_unscaled():
     model = filled(masked_model(FP16, max_grad_norm=0.01))
-    scaler = model._fast.accelerator_of(model.policy).precision.scaler
+    scaler = model.engine_now().precision.scaler
     step = MinibatchStep(model, 0.2, None, Statistics())
     assert scaler._init_scale == 65536.0
     scaler._init_scale = 128.0
@@ -125,13 +125,13 @@ def test_float16_gradients_are_scaled_and_clipped_unscaled():
 
 def test_a_step_that_overflowed_is_skipped_and_counted():
     model = filled(masked_model(FP16))
-    scaler = model._fast.accelerator_of(model.policy).precision.scaler
+    scaler = model.engine_now().precision.scaler
     scaler._init_scale = 1e30
     before = [parameter.detach().clone() for parameter in model.policy.parameters()]
     model.n_epochs = 1
     model.train()
-    assert model._fast.skipped_steps == 4
-    assert model._fast.gradient_updates == 0
+    assert model.engine.skipped_steps == 4
+    assert model.engine.gradient_updates == 0
     assert model.logger.name_to_value["train/skipped_steps"] == 4
     assert scaler.get_scale() < 1e30
     for parameter, old in zip(model.policy.parameters(), before, strict=True):
@@ -140,7 +140,7 @@ def test_a_step_that_overflowed_is_skipped_and_counted():
 
 def test_bfloat16_learns_without_a_scaler():
     model = masked_model(BF16)
-    assert model._fast.accelerator_of(model.policy).precision.scaler is None
+    assert model.engine_now().precision.scaler is None
     model.learn(160)
-    assert model._fast.gradient_updates == 16
+    assert model.engine.gradient_updates == 16
     assert "train/skipped_steps" not in model.logger.name_to_value

@@ -9,7 +9,7 @@ import torch
 from accelerated import SETTINGS, masked_model, weights
 from fasttrain.algos.ppo import MaskablePPO
 from fasttrain.engines.devices import PinnedTransfer, Transfer
-from fasttrain.engines.torch import Acceleration
+from fasttrain.engines.engine import EngineSettings
 from toys import single_thread, toy_gym_vec
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
@@ -52,24 +52,24 @@ def test_buffers_are_kept_and_actions_are_the_callers():
 
 
 def test_a_rollout_goes_through_the_buffers():
-    plain = masked_model(Acceleration()).learn(80)
-    model = masked_model(Acceleration())
-    transfer = model._fast.accelerator_of(model.policy).transfer = Pinned()
+    plain = masked_model(EngineSettings()).learn(80)
+    model = masked_model(EngineSettings())
+    transfer = model.engine_now().transfer = Pinned()
     model.learn(80)
     assert {shape for shape, _ in transfer.made} == {(5, 3), (5, 8), (5,)}
     assert torch.equal(weights(plain), weights(model))
 
 
 def test_without_cuda_nothing_is_pinned():
-    model = masked_model(Acceleration(pin_memory=True))
-    assert type(model._fast.accelerator_of(model.policy).transfer) is Transfer
+    model = masked_model(EngineSettings(pin_memory=True))
+    assert type(model.engine_now().transfer) is Transfer
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="page-locked memory needs CUDA")
 def test_on_cuda_the_buffers_are_page_locked():
     model = MaskablePPO("MlpPolicy", toy_gym_vec(), **(SETTINGS | {"device": "cuda"}))
-    model.accelerate(Acceleration(pin_memory=True))
+    model.use_engine(EngineSettings(pin_memory=True))
     model.learn(160)
-    transfer = model._fast.accelerator_of(model.policy).transfer
+    transfer = model.engine_now().transfer
     assert isinstance(transfer, PinnedTransfer)
     assert all(buffer.is_pinned() for buffer in transfer._buffers.values())

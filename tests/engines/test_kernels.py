@@ -14,7 +14,8 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 import fasttrain
-from fasttrain.engines.kernels import FusedPolicy, _rows_of_storage, why_not_fused
+from fasttrain.engines.kernels import KernelEngine, why_not
+from fasttrain.engines.layout import rows_of_storage
 from fasttrain.errors import EnvError
 from fasttrain.games.skullking.game import SkullKingGame
 from fasttrain.threads import ThreadChoice
@@ -53,7 +54,7 @@ def watch(policy: Any) -> None:
     ],
 )
 def test_what_the_kernels_can_stand_in_for(policy: Any, reason: str):
-    assert why_not_fused(policy, policy.observation_space) == reason
+    assert why_not(policy) == reason
 
 
 @pytest.mark.parametrize(
@@ -62,12 +63,12 @@ def test_what_the_kernels_can_stand_in_for(policy: Any, reason: str):
 def test_what_was_done_to_a_policy_counts(change: Any, reason: str):
     policy = make_policy()
     change(policy)
-    assert why_not_fused(policy, BOX).startswith(reason)
+    assert why_not(policy).startswith(reason)
 
 
 def test_pack_reads_what_is_there_and_keeps_the_policys_own_storage():
     policy = make_policy()
-    kernels = FusedPolicy(policy)
+    kernels = KernelEngine(policy, EngineSettings())
     pointers = [parameter.data_ptr() for parameter in policy.parameters()]
     kernels.pack()
     for parameter, view in kernels._views(kernels.parameters):
@@ -113,8 +114,8 @@ def trained(fused: bool, rollouts: int, **settings: Any) -> Any:
 )
 def test_a_whole_update_equals_autograds(settings: dict[str, Any]):
     eager, fused = trained(False, 1, **settings), trained(True, 1, **settings)
-    assert fused._fast.kernels is not None
-    assert eager._fast.gradient_updates == fused._fast.gradient_updates > 0
+    assert fused.engine is not None
+    assert eager.engine.gradient_updates == fused.engine.gradient_updates > 0
     assert eager._n_updates == fused._n_updates
     for (name, expected), value in zip(
         eager.policy.state_dict().items(), fused.policy.state_dict().values(), strict=True
@@ -143,8 +144,8 @@ def test_adams_state_goes_on_where_it_was():
 def test_target_kl_stops_at_the_same_minibatch():
     settings = {"target_kl": 0.005, "learning_rate": 5e-3, "n_epochs": 10}
     eager, fused = trained(False, 1, **settings), trained(True, 1, **settings)
-    assert 0 < fused._fast.gradient_updates < 40
-    assert fused._fast.gradient_updates == eager._fast.gradient_updates
+    assert 0 < fused.engine.gradient_updates < 40
+    assert fused.engine.gradient_updates == eager.engine.gradient_updates
     assert fused._n_updates == eager._n_updates
     assert fused.logger.name_to_value["train/approx_kl"] == pytest.approx(
         eager.logger.name_to_value["train/approx_kl"], rel=1e-3
@@ -162,7 +163,7 @@ def test_threads_change_no_number(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(ThreadChoice, "next", lambda _: on_threads)
         env = fasttrain.NativeVecEnv(SkullKingGame(16), seed=0)
         model = fasttrain.MaskablePPO("MlpPolicy", env, n_steps=64, batch_size=1024, n_epochs=2, seed=0, device="cpu")
-        model.use_kernels(parts)
+        model.use_engine(EngineSettings(kind="kernels", threads=parts))
         model.learn(1024)
         return model.policy.action_net.weight.detach()
 
@@ -176,7 +177,7 @@ def test_torchs_number_of_threads_is_left_alone():
         torch.set_num_threads(1)
         env = fasttrain.NativeVecEnv(SkullKingGame(16), seed=0)
         model = fasttrain.MaskablePPO("MlpPolicy", env, n_steps=64, batch_size=1024, n_epochs=2, seed=0, device="cpu")
-        model.use_kernels(2)
+        model.use_engine(EngineSettings(kind="kernels", threads=2))
         model.learn(1024)
         assert torch.get_num_threads() == 1
     finally:
@@ -186,9 +187,9 @@ def test_torchs_number_of_threads_is_left_alone():
 def test_a_trained_model_is_stock(tmp_path: Any):
     env = fasttrain.NativeVecEnv(SkullKingGame(8), seed=0)
     model = fasttrain.MaskablePPO("MlpPolicy", env, n_steps=32, batch_size=64, n_epochs=2, seed=0, device="cpu")
-    model.use_kernels()
+    model.use_engine("kernels")
     model.learn(512)
-    assert model._fast.kernels is not None
+    assert model.engine is not None
     model.save(tmp_path / "model")
     stock = sb3_contrib.MaskablePPO.load(tmp_path / "model", env=env, device="cpu")
     for key, value in model.policy.state_dict().items():
@@ -205,9 +206,9 @@ def test_a_fresh_process_trains_with_kernels_from_the_disk_cache(tmp_path: Any):
         "from fasttrain.games.skullking.game import SkullKingGame\n"
         "env = fasttrain.NativeVecEnv(SkullKingGame(8), seed=0)\n"
         "model = fasttrain.MaskablePPO('MlpPolicy', env, n_steps=64, batch_size=512, n_epochs=2, device='cpu')\n"
-        "model.use_kernels(2)\n"
+        "model.use_engine(EngineSettings(kind="kernels", threads=2))\n"
         "model.learn(512)\n"
-        "print('trained', model._fast.gradient_updates)\n"
+        "print('trained', model.engine.gradient_updates)\n"
     )
     for _ in range(2):
         done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=200)
@@ -222,12 +223,12 @@ def test_rows_acted_on_are_the_rows_stored(masked: bool):
     if not masked:
         env = DummyVecEnv([lambda: gymnasium.make("CartPole-v1")] * 3)
         model = fasttrain.PPO("MlpPolicy", env, n_steps=16, batch_size=48, n_epochs=1, seed=0, device="cpu")
-    model.use_kernels()
+    model.use_engine("kernels")
     for _ in range(2):  # the second rollout must not be made of the first
         model.learn(16 * env.num_envs, reset_num_timesteps=False)
-        kernels, storage = model._fast.kernels, model.rollout_buffer
+        kernels, storage = model.engine, model.rollout_buffer
         assert kernels._recorded == 16 * env.num_envs
-        recorded, read_anew = kernels._rows_of_rollout(storage), _rows_of_storage(storage, kernels.layout.dims)
+        recorded, read_anew = kernels._rows_of_rollout(storage), rows_of_storage(storage, kernels.layout.dims)
         assert recorded.starts is kernels._recording.starts
         lengths = {"values": read_anew.starts[-1], "columns": read_anew.starts[-1], "legal": read_anew.legal_starts[-1]}
         for name, expected in read_anew._asdict().items():
@@ -243,7 +244,7 @@ def test_rows_acted_on_are_the_rows_stored(masked: bool):
 def test_a_replaced_head_is_what_learns():
     env = fasttrain.NativeVecEnv(SkullKingGame(8), seed=0)
     model = fasttrain.MaskablePPO("MlpPolicy", env, n_steps=32, batch_size=64, n_epochs=1, seed=0, device="cpu")
-    model.use_kernels()
+    model.use_engine("kernels")
     model.learn(256)
     model.policy.action_net = torch.nn.Linear(64, 86)
     model.policy.optimizer = torch.optim.Adam(model.policy.parameters(), lr=1e-2)
@@ -255,11 +256,11 @@ def test_a_replaced_head_is_what_learns():
 def test_a_custom_head_is_not_for_the_kernels():
     policy = make_policy()
     policy.action_net = torch.nn.Sequential(torch.nn.Linear(64, 3))
-    assert why_not_fused(policy, BOX) == "not an MLP of tanh or relu layers"
+    assert why_not(policy) == "not an MLP of tanh or relu layers"
 
 
 def test_an_observation_that_is_not_finite_is_named():
-    kernels = FusedPolicy(make_policy())
+    kernels = KernelEngine(make_policy(), EngineSettings())
     kernels.pack()
     observations = torch.zeros(4, 4)
     observations[2, 1] = torch.nan
@@ -270,9 +271,9 @@ def test_an_observation_that_is_not_finite_is_named():
 def test_an_update_that_is_not_finite_leaves_the_weights_alone():
     env = fasttrain.NativeVecEnv(SkullKingGame(8), seed=0)
     model = fasttrain.MaskablePPO("MlpPolicy", env, n_steps=32, batch_size=64, n_epochs=1, seed=0, device="cpu")
-    model.use_kernels()
+    model.use_engine("kernels")
     model.learn(256)
-    model._fast.guard = None  # with it: tests/faults/test_nan.py
+    model.engine.guard = None  # with it: tests/faults/test_nan.py
     before = {name: value.clone() for name, value in model.policy.state_dict().items()}
     model.rollout_buffer._advantages[3, 2] = torch.nan
     with pytest.raises(EnvError, match="not finite"):
@@ -289,7 +290,7 @@ def test_torch_keeps_its_number_of_threads(tmp_path: Any, threads: int):
         f"torch.set_num_threads({threads})\n"
         "env = fasttrain.NativeVecEnv(SkullKingGame(8), seed=0)\n"
         "model = fasttrain.MaskablePPO('MlpPolicy', env, n_steps=4, batch_size=32, n_epochs=1, seed=0, device='cpu')\n"
-        f"model.use_kernels({3 - threads})\n"
+        f"model.use_engine(EngineSettings(kind="kernels", threads={3 - threads}))\n"
         "model.learn(32)\n"
         "print(torch.get_num_threads())\n"
     )

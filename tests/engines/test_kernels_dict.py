@@ -20,9 +20,9 @@ from fasttrain.batch import joined
 from fasttrain.buffers.prefetch import draw_block
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.buffers.rollout import RolloutStorage
-from fasttrain.engines.kernels import FusedPolicy, why_not_fused
-from fasttrain.engines.kernels_q import FusedQ
-from fasttrain.engines.kernels_q import why_not_fused as why_not_fused_q
+from fasttrain.engines.kernels import KernelEngine, why_not
+from fasttrain.engines.kernels_q import KernelQEngine
+from fasttrain.engines.kernels_q import why_not as why_not_q
 from fasttrain.kernels.ppo import LossSettings
 
 STEPS, ENVS, KEYS = 6, 4, ("z", "a", "hand")  # no alphabet: the order is the space's
@@ -62,15 +62,15 @@ def test_the_features_are_joined_in_the_order_of_sb3():
 
 def test_ppo_acts_and_learns_as_on_one_flat_observation():
     keyed, flat = twins(MultiInputActorCriticPolicy, ActorCriticPolicy)
-    assert why_not_fused(keyed, DICT) == ""
+    assert why_not(keyed) == ""
     results = []
     for policy, space in ((keyed, DICT), (flat, FLAT)):
         torch.manual_seed(3)
         np.random.seed(3)
         rng = np.random.default_rng(7)
         storage = RolloutStorage(STEPS, ENVS, space, CHOICES, device=torch.device("cpu"), gamma=0.9, gae_lambda=0.9)
-        fused = FusedPolicy(policy)
-        fused.begin_rollout(storage)
+        fused = KernelEngine(policy, EngineSettings())
+        fused.begin(storage)
         for _ in range(STEPS):
             parts = draw(rng, ENVS)
             seen: Any = parts if space is DICT else joined(parts, KEYS)
@@ -79,7 +79,7 @@ def test_ppo_acts_and_learns_as_on_one_flat_observation():
             rewards = rng.normal(size=ENVS).astype(np.float32)
             storage.add(tensors, actions, rewards, np.zeros(ENVS, bool), values, log_probs)
         storage.compute_returns_and_advantages(fused.values(tensors), np.zeros(ENVS, bool))
-        anew = FusedPolicy(policy)  # its rows are listed from the storage, not as they were acted on
+        anew = KernelEngine(policy, EngineSettings())  # its rows are listed from the storage, not as they were acted on
         anew.train(storage, 2, 8, LossSettings(0.2, -1.0, 0.01, 0.5, True, -1.0), 0.5)
         results.append({name: tensor.clone() for name, tensor in policy.state_dict().items()})
     assert results[0].keys() == results[1].keys()
@@ -89,7 +89,7 @@ def test_ppo_acts_and_learns_as_on_one_flat_observation():
 @pytest.mark.parametrize("n_steps", [1, 3])
 def test_dqn_draws_and_learns_as_on_one_flat_observation(n_steps: int):
     keyed, flat = twins(MultiInputDQNPolicy, DQNPolicy)
-    assert why_not_fused_q(keyed, DICT, CHOICES) == ""
+    assert why_not_q(keyed) == ""
     blocks, weights = [], []
     for policy, space in ((keyed, DICT), (flat, FLAT)):
         rng = np.random.default_rng(5)
@@ -103,7 +103,7 @@ def test_dqn_draws_and_learns_as_on_one_flat_observation(n_steps: int):
             before = after
         np.random.seed(11)
         block = draw_block(storage, 3, 16).copied()
-        kernels = FusedQ(policy)
+        kernels = KernelQEngine(policy, EngineSettings())
         kernels.train(block.observations, block.next_observations, block.actions, block.rows, block.next_rows,
                       block.returns, block.discounts, block.ends)  # fmt: skip
         blocks.append(block)
@@ -118,8 +118,8 @@ def test_dqn_draws_and_learns_as_on_one_flat_observation(n_steps: int):
     assert values == pytest.approx(expected, abs=1e-5)
 
 
-def kernels_of(policy: Any) -> FusedQ:
-    return FusedQ(policy)
+def kernels_of(policy: Any) -> KernelQEngine:
+    return KernelQEngine(policy, EngineSettings())
 
 
 class Parts(gymnasium.Env[Any, Any]):
@@ -144,12 +144,12 @@ class Parts(gymnasium.Env[Any, Any]):
 def test_a_model_with_dict_observations_takes_the_kernels(kind: type[Any]):
     more = {"n_steps": 8, "batch_size": 16} if kind is PPO else {"learning_starts": 8, "train_freq": 1}
     model = kind("MultiInputPolicy", DummyVecEnv([Parts] * 2), seed=0, **more)
-    model.use_kernels()
+    model.use_engine("kernels")
     before = [parameter.clone() for parameter in model.policy.parameters()]
     model.learn(64)
-    assert model._fast.gradient_updates > 0
+    assert model.engine.gradient_updates > 0
     assert any((first != second).any() for first, second in zip(before, model.policy.parameters(), strict=True))
-    reason = why_not_fused(model.policy, DICT) if kind is PPO else why_not_fused_q(model.policy, DICT, CHOICES)
+    reason = why_not(model.policy) if kind is PPO else why_not_q(model.policy)
     assert reason == ""
 
 
@@ -157,4 +157,4 @@ def test_classes_and_images_in_a_dict_are_not_for_the_kernels():
     for odd in (spaces.Discrete(3), spaces.Box(0, 255, (3, 36, 36), np.uint8)):
         space = spaces.Dict({"a": spaces.Box(-1.0, 1.0, (2,), np.float32), "b": odd})
         policy = MultiInputActorCriticPolicy(space, CHOICES, lambda _: 1e-3)
-        assert why_not_fused(policy, space) == "not a Dict of vectors"
+        assert why_not(policy) == "not a Dict of vectors"

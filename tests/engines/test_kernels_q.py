@@ -1,4 +1,4 @@
-"""FusedQ: which policies it serves, and that policy and optimizer are the kernels' own memory at every moment."""
+"""KernelQEngine: which policies it serves, and that policy and optimizer are the kernels' own memory at every moment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.dqn.policies import DQNPolicy
 
-from fasttrain.engines.kernels_q import FusedQ, kernel_calls, why_not_fused
+from fasttrain.engines.kernels_q import KernelQEngine, kernel_calls, why_not
 from fasttrain.engines.q_networks import BranchingDQNPolicy, DuelingDQNPolicy, MaskedDQNPolicy
 from fasttrain.errors import EnvError
 
@@ -93,7 +93,7 @@ def change(what: str) -> Any:
     ],
 )
 def test_what_the_kernels_can_stand_in_for(policy: Any, reason: str):
-    assert why_not_fused(policy, policy.observation_space, policy.action_space) == reason
+    assert why_not(policy) == reason
 
 
 @pytest.mark.parametrize("kind", [DQNPolicy, DuelingDQNPolicy])
@@ -101,7 +101,7 @@ def test_moving_changes_no_number(kind: Any):
     policy = make_policy(kind, net_arch=[7, 33])
     eager_step(policy, 0)
     before, optimizer = copy.deepcopy(policy.state_dict()), copy.deepcopy(policy.optimizer.state_dict())
-    kernels = FusedQ(policy)
+    kernels = KernelQEngine(policy, EngineSettings())
     for name, value in policy.state_dict().items():
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)
     for index, state in policy.optimizer.state_dict()["state"].items():
@@ -119,7 +119,7 @@ def test_acting_equals_the_policys_own_layers(kind: Any):
     policy = make_policy(kind, action=spaces.Discrete(5), net_arch=[7, 33])
     observations = np.random.default_rng(0).standard_normal((141, 4)).astype(np.float32)
     masks = np.random.default_rng(1).random((141, 5)) < 0.4
-    kernels = FusedQ(policy)
+    kernels = KernelQEngine(policy, EngineSettings())
     with torch.no_grad():
         expected = policy.q_net(torch.from_numpy(observations)).numpy()
     values, actions = kernels.q_values(observations)
@@ -135,14 +135,14 @@ def test_sub_actions_are_those_of_the_policy(kind: Any):
     policy = make_policy(kind, action=spaces.MultiDiscrete([3, 5, 2]), net_arch=[7, 33])
     observations = np.random.default_rng(0).standard_normal((141, 4)).astype(np.float32)
     masks = np.random.default_rng(1).random((141, 10)) < 0.5
-    kernels = FusedQ(policy)
+    kernels = KernelQEngine(policy, EngineSettings())
     np.testing.assert_array_equal(kernels.act(observations), policy.predict(observations)[0])
     legal = policy.predict(observations, action_masks=masks)[0]
     np.testing.assert_array_equal(kernels.act(observations, masks), legal)
 
 
 def test_what_is_not_finite_is_not_acted_on():
-    kernels = FusedQ(make_policy())
+    kernels = KernelQEngine(make_policy(), EngineSettings())
     with pytest.raises(EnvError, match="the observation of env 0, 1 is not finite"):
         kernels.act(np.full((2, 4), np.nan, np.float32))
     kernels.online.fill_(torch.nan)
@@ -153,9 +153,9 @@ def test_what_is_not_finite_is_not_acted_on():
 def test_torch_and_the_kernels_take_turns():
     """Updates by torch and by the kernels on the same policy, against torch alone: values, moments and step count."""
     policy, reference = make_policy(), make_policy()
-    kernels, rival = FusedQ(policy), copy.deepcopy(reference)
+    kernels, rival = KernelQEngine(policy, EngineSettings()), copy.deepcopy(reference)
     before = policy.q_net(torch.ones(1, 4)).detach().clone()
-    FusedQ(reference).train(*draw(policy))  # the first two steps of both
+    KernelQEngine(reference, EngineSettings()).train(*draw(policy))  # the first two steps of both
     kernels.train(*draw(policy))
     assert (policy.q_net(torch.ones(1, 4)) != before).all(), "the module sees what the kernels wrote"
     for name, value in reference.state_dict().items():
@@ -166,7 +166,7 @@ def test_torch_and_the_kernels_take_turns():
         eager_step(rival, seed)
     assert kernels.serves(policy), "torch's optimizer works in place"
     kernels.train(*draw(policy, seed=1))
-    FusedQ(rival).train(*draw(policy, seed=1))
+    KernelQEngine(rival, EngineSettings()).train(*draw(policy, seed=1))
     for ours, theirs in zip(policy.parameters(), rival.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
     assert {float(state["step"]) for state in policy.optimizer.state.values()} == {7.0}
@@ -174,14 +174,14 @@ def test_torch_and_the_kernels_take_turns():
 
 def test_a_module_is_loaded_in_place_and_an_optimizer_is_not():
     policy, other = make_policy(), make_policy()
-    kernels = FusedQ(policy)
+    kernels = KernelQEngine(policy, EngineSettings())
     eager_step(other, 1)
     policy.load_state_dict(other.state_dict())
     assert kernels.serves(policy)
     torch.testing.assert_close(kernels.views_of(kernels.online)[0], other.q_net.q_net[0].weight.detach())
     policy.optimizer.load_state_dict(other.optimizer.state_dict())
     assert not kernels.serves(policy)
-    again = FusedQ(policy)
+    again = KernelQEngine(policy, EngineSettings())
     assert again.serves(policy)
     torch.testing.assert_close(
         policy.optimizer.state[policy.q_net.q_net[0].weight]["exp_avg"],
@@ -214,7 +214,7 @@ def forgotten_state(policy: Any) -> None:
 )
 def test_what_is_not_served_any_more(change: Any):
     policy = make_policy()
-    kernels = FusedQ(policy)
+    kernels = KernelQEngine(policy, EngineSettings())
     assert kernels.serves(policy)
     assert not kernels.serves(copy.deepcopy(policy))
     change(policy)
@@ -223,7 +223,7 @@ def test_what_is_not_served_any_more(change: Any):
 
 def test_a_copy_has_memory_of_its_own():
     policy = make_policy(DuelingDQNPolicy)
-    kernels = FusedQ(policy)
+    kernels = KernelQEngine(policy, EngineSettings())
     kernels.train(*draw(policy))
     copied = copy.deepcopy(policy)
     seen = torch.ones(1, 4)
@@ -240,7 +240,7 @@ def test_a_copy_has_memory_of_its_own():
 def test_torchs_faster_adams_write_to_the_right_places(how: str):
     """torch 2.13's fused Adam takes every parameter for contiguous; so these must be."""
     policy, reference = make_policy(net_arch=[7, 33]), make_policy(net_arch=[7, 33])
-    kernels = FusedQ(policy)
+    kernels = KernelQEngine(policy, EngineSettings())
     for each in (policy, reference):
         each.optimizer.param_groups[0][how] = True
         for seed in range(3):
@@ -254,7 +254,7 @@ def test_stock_dqn_loads_what_was_saved(tmp_path: Path):
     """Weights, target and moments; and the loaded model goes on training."""
     env = gymnasium.make("CartPole-v1")
     model = stable_baselines3.DQN(MaskedDQNPolicy, env, seed=0, device="cpu")
-    kernels = FusedQ(model.policy)
+    kernels = KernelQEngine(model.policy, EngineSettings())
     kernels.train(*draw(model.policy, 5))
     model.save(tmp_path / "model.zip")
     loaded = stable_baselines3.DQN.load(
@@ -274,14 +274,14 @@ def test_stock_dqn_loads_what_was_saved(tmp_path: Path):
 def test_set_parameters_is_seen(tmp_path: Path):
     env = gymnasium.make("CartPole-v1")
     model = stable_baselines3.DQN("MlpPolicy", env, seed=0, device="cpu")
-    kernels = FusedQ(model.policy)
+    kernels = KernelQEngine(model.policy, EngineSettings())
     kernels.train(*draw(model.policy))
     other = stable_baselines3.DQN("MlpPolicy", env, seed=1, device="cpu")
     model.set_parameters(other.get_parameters())
     assert not kernels.serves(model.policy), "the optimizer has a state of its own again"
     seen = torch.ones(1, 4)
-    FusedQ(model.policy).train(*draw(model.policy))
-    FusedQ(other.policy).train(*draw(model.policy))
+    KernelQEngine(model.policy, EngineSettings()).train(*draw(model.policy))
+    KernelQEngine(other.policy, EngineSettings()).train(*draw(model.policy))
     torch.testing.assert_close(model.q_net(seen), other.q_net(seen))
 
 
@@ -302,7 +302,7 @@ def test_arrays_that_do_not_fit(position: int, value: Any, error: str):
     arguments = list(draw(policy))
     arguments[position] = value
     with pytest.raises(ValueError, match=error):
-        FusedQ(policy).train(*arguments)
+        KernelQEngine(policy, EngineSettings()).train(*arguments)
 
 
 def test_listing_the_kernels_draws_nothing():
@@ -317,7 +317,7 @@ def test_nothing_is_done_with_rows_that_are_not_there(position: int, value: int)
     policy = make_policy()
     arguments, before = list(draw(policy)), copy.deepcopy(policy.state_dict())
     arguments[position] = np.full_like(arguments[position], value)
-    kernels = FusedQ(policy)
+    kernels = KernelQEngine(policy, EngineSettings())
     with pytest.raises(IndexError):
         kernels.train(*arguments)
     assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())

@@ -8,22 +8,23 @@ import numpy as np
 import pytest
 import stable_baselines3
 import torch
+from fasttrain.algos.overlap import OverlappedUpdate
 
 from accelerated import box_model, counting, filled, masked_model, weights
-from fasttrain.algos.overlap import OverlappedUpdate
 from fasttrain.algos.ppo import warm_up
 from fasttrain.engines.compiling import Coefficients
+from fasttrain.engines.engine import EngineSettings
 from fasttrain.engines.heads import ChunkedHead
-from fasttrain.engines.torch import Acceleration, Accelerator
+from fasttrain.engines.torch import TorchEngine
 from toys import single_thread, toy_gym_vec
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
-COMPILE = Acceleration(compile_mode="default")
+COMPILE = EngineSettings(compile_mode="default")
 
 
-def with_compiler(model: Any, compiler: Any) -> Accelerator:
-    model._fast.accelerator = Accelerator(model.policy, model._fast.acceleration, compiler)
-    return model._fast.accelerator
+def with_compiler(model: Any, compiler: Any) -> TorchEngine:
+    model.engine = TorchEngine(model.policy, model.engine.settings, compiler)
+    return model.engine
 
 
 def test_acting_and_update_go_through_compiled_functions():
@@ -46,7 +47,7 @@ def test_the_rest_of_an_epoch_goes_the_eager_way():
     calls.clear()
     model.learn(80)
     assert calls.count("_plain_loss") == 2 * 2
-    assert model._fast.gradient_updates == 2 * 3
+    assert model.engine.gradient_updates == 2 * 3
 
 
 def test_other_sizes_are_compiled_anew():
@@ -69,10 +70,10 @@ def test_other_sizes_are_compiled_anew():
 
 
 def test_an_update_beside_collecting_is_compiled_anew_for_other_sizes():
-    model = masked_model(Acceleration())
+    model = masked_model(EngineSettings())
     model.learn(80)
     learner = OverlappedUpdate(model, 1)._prepared()
-    learner._fast.acceleration = COMPILE
+    learner.engine.settings = COMPILE
     accelerator = with_compiler(learner, counting([]))
     accelerator.warm_up(learner, ())
     assert not accelerator.needs_warm_up(learner, ())
@@ -83,7 +84,7 @@ def test_an_update_beside_collecting_is_compiled_anew_for_other_sizes():
 def test_warming_up_changes_nothing_but_the_clocks_other():
     model = filled(masked_model(COMPILE))
     with_compiler(model, counting([]))
-    model._fast.clock.reset()
+    model.collector.clock.reset()
     before, state, random = weights(model), np.random.get_state()[1].copy(), torch.get_rng_state()
     storage = model.rollout_buffer
     assert warm_up(model, model.env) == ""
@@ -93,12 +94,12 @@ def test_warming_up_changes_nothing_but_the_clocks_other():
     assert storage.full
     assert all(parameter.grad is None for parameter in model.policy.parameters())
     assert not model.policy.optimizer.state
-    spent = model._fast.clock.snapshot()
+    spent = model.collector.clock.snapshot()
     assert sum(spent.values()) == spent["other"]
 
 
 def test_the_same_training_with_a_compiler_that_changes_nothing():
-    eager = masked_model(Acceleration()).learn(160)
+    eager = masked_model(EngineSettings()).learn(160)
     model = masked_model(COMPILE)
     with_compiler(model, counting([]))
     model.learn(160)
@@ -118,22 +119,22 @@ def test_no_compiler_no_harm():
         model.learn(160)
     assert accelerator.compiled is None
     assert accelerator.failure == "torch.compile failed: RuntimeError: no C++ compiler found"
-    assert model._fast.gradient_updates == 16
-    torch.testing.assert_close(weights(model), weights(masked_model(Acceleration()).learn(160)), rtol=0, atol=1e-6)
+    assert model.engine.gradient_updates == 16
+    torch.testing.assert_close(weights(model), weights(masked_model(EngineSettings()).learn(160)), rtol=0, atol=1e-6)
 
 
 def test_kernels_need_no_compiler():
     model = masked_model(COMPILE)
     with_compiler(model, counting(calls := []))
-    model.use_kernels()
+    model.use_engine("kernels")
     model.learn(80)
     assert calls == []
 
 
 @pytest.mark.parametrize(("size", "expected"), [(2, [2, 2, 1]), (5, [5]), (None, [5])])
 def test_envs_per_forward(size: int | None, expected: list[int]):
-    model = masked_model(Acceleration(inference_batch_size=size))
-    head = model._fast.accelerator_of(model.policy).acting_head(model.action_space)
+    model = masked_model(EngineSettings(inference_batch_size=size))
+    head = model.engine_now().acting_head(model.action_space)
     assert isinstance(head, ChunkedHead) == (size is not None)
     rows: list[int] = []
     rated: list[int] = []
@@ -147,7 +148,7 @@ def test_envs_per_forward(size: int | None, expected: list[int]):
 
 @pytest.mark.parametrize("make", [masked_model, box_model])
 def test_chunks_change_nothing_but_rounding_and_draws(make: Any):
-    ends = [weights(make(Acceleration(inference_batch_size=size)).learn(160)) for size in (None, 2)]
+    ends = [weights(make(EngineSettings(inference_batch_size=size)).learn(160)) for size in (None, 2)]
     if make is masked_model:  # drawn from the same random stream, one row after the other
         torch.testing.assert_close(ends[0], ends[1], rtol=0, atol=1e-5)
     assert torch.isfinite(ends[1]).all()
@@ -155,12 +156,12 @@ def test_chunks_change_nothing_but_rounding_and_draws(make: Any):
 
 def test_gsde_keeps_a_noise_per_env():
     sde = {"use_sde": True, "sde_sample_freq": 4}
-    ends = [weights(box_model(Acceleration(inference_batch_size=size), **sde).learn(160)) for size in (None, 2)]
+    ends = [weights(box_model(EngineSettings(inference_batch_size=size), **sde).learn(160)) for size in (None, 2)]
     torch.testing.assert_close(ends[0], ends[1], rtol=0, atol=1e-5)
 
 
 def test_chunks_are_compiled_by_their_sizes():
-    model = masked_model(Acceleration(compile_mode="default", inference_batch_size=2))
+    model = masked_model(EngineSettings(compile_mode="default", inference_batch_size=2))
     accelerator = with_compiler(model, counting(calls := []))
     warm_up(model, model.env)
     assert accelerator.compiled.acting_sizes == {1, 2}
@@ -170,7 +171,7 @@ def test_chunks_are_compiled_by_their_sizes():
 
 
 def test_micro_batches_are_compiled_by_their_sizes():
-    model = masked_model(Acceleration(compile_mode="default", gradient_accumulation=3))
+    model = masked_model(EngineSettings(compile_mode="default", gradient_accumulation=3))
     accelerator = with_compiler(model, counting(calls := []))
     warm_up(model, model.env)
     assert accelerator.compiled.batch_sizes == {6, 7}
@@ -194,28 +195,28 @@ def test_scalars_stay_where_they_are():
 
 
 def test_a_graph_without_a_compiler_has_scalars_too(monkeypatch: pytest.MonkeyPatch):
-    model = masked_model(Acceleration(compile_mode="reduce-overhead"))
-    accelerator = model._fast.accelerator_of(model.policy)
+    model = masked_model(EngineSettings(compile_mode="reduce-overhead"))
+    accelerator = model.engine_now()
     monkeypatch.setattr(type(accelerator), "graphs", True)
     given = accelerator.coefficients(Coefficients(0.2, None, 0.0, 0.5))
     assert isinstance(given.clip_range, torch.Tensor), "a number would be fixed in the graph, a schedule lost"
 
 
 def test_kept_while_policy_and_settings_are_the_same():
-    model = masked_model(Acceleration())
-    accelerator = model._fast.accelerator_of(model.policy)
-    assert model._fast.accelerator_of(model.policy) is accelerator
-    model.accelerate(Acceleration(gradient_accumulation=2))
-    assert model._fast.accelerator_of(model.policy) is not accelerator
+    model = masked_model(EngineSettings())
+    accelerator = model.engine_now()
+    assert model.engine_now() is accelerator
+    model.use_engine(EngineSettings(gradient_accumulation=2))
+    assert model.engine_now() is not accelerator
 
 
 def test_no_graphs_without_cuda():
-    model = masked_model(Acceleration(compile_mode="reduce-overhead"))
-    assert not model._fast.accelerator_of(model.policy).graphs
+    model = masked_model(EngineSettings(compile_mode="reduce-overhead"))
+    assert not model.engine_now().graphs
 
 
 def test_the_zip_knows_nothing_of_it(tmp_path):
-    model = box_model(Acceleration(gradient_accumulation=2, amp_dtype=torch.bfloat16)).learn(64)
+    model = box_model(EngineSettings(gradient_accumulation=2, amp_dtype=torch.bfloat16)).learn(64)
     model.save(tmp_path / "model")
     stock = stable_baselines3.PPO.load(tmp_path / "model", device="cpu")
     assert not hasattr(stock, "_fast")

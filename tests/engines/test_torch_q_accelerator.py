@@ -7,20 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fasttrain.algos.q_update import QStep
 from stable_baselines3.common.vec_env import VecNormalize
 
 import fasttrain
 from accelerated import counting, run_again, weights
 from fasttrain.algos.dqn import DQN, warm_up
-from fasttrain.algos.q_update import QStep
 from fasttrain.engines.compiling import GraphedUpdate, capturable, graphed_by_size
-from fasttrain.engines.torch import Acceleration
-from fasttrain.engines.torch_q import QAccelerator, example_batch, tensors_of
+from fasttrain.engines.engine import EngineSettings
+from fasttrain.engines.torch_q import TorchQEngine, example_batch, tensors_of
 from toys import ToyGame, single_thread, toy_gym_vec
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
-COMPILE = Acceleration(compile_mode="default")
-GRAPHS = Acceleration(compile_mode="reduce-overhead")
+COMPILE = EngineSettings(compile_mode="default")
+GRAPHS = EngineSettings(compile_mode="reduce-overhead")
 SETTINGS: dict[str, Any] = {
     "learning_starts": 20,
     "train_freq": 1,
@@ -34,15 +34,15 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def toy_model(settings: Acceleration = Acceleration(), env: Any = None, **changes: Any) -> DQN:  # noqa: B008 - frozen
+def toy_model(settings: EngineSettings = EngineSettings(), env: Any = None, **changes: Any) -> DQN:  # noqa: B008 - frozen
     model = DQN("MlpPolicy", env or fasttrain.NativeVecEnv(ToyGame(5), seed=0), **{**SETTINGS, **changes})
-    model.accelerate(settings)
+    model.use_engine(settings)
     return model
 
 
-def with_compiler(model: DQN, compiler: Any) -> QAccelerator:
-    model._fast.accelerator = QAccelerator(model.policy, model._fast.acceleration, compiler)
-    return model._fast.accelerator
+def with_compiler(model: DQN, compiler: Any) -> TorchQEngine:
+    model.engine = TorchQEngine(model.policy, model.engine.settings, compiler)
+    return model.engine
 
 
 def test_acting_and_update_go_through_compiled_functions():
@@ -54,7 +54,7 @@ def test_acting_and_update_go_through_compiled_functions():
     assert torch.equal(weights(model), before)
     calls.clear()
     model.learn(200)  # 40 vector steps, the first 4 at random
-    updates = model._fast.gradient_updates
+    updates = model.engine.gradient_updates
     assert calls.count("loss_of_batch") == updates == 2 * 36
     assert 20 <= calls.count("values") <= 36
     assert accelerator.warm
@@ -68,7 +68,7 @@ def test_acting_and_update_go_through_compiled_functions():
 )
 def test_compiled_learns_what_eager_learns(options: dict[str, Any]):
     ends = []
-    for settings in (Acceleration(), COMPILE):
+    for settings in (EngineSettings(), COMPILE):
         model = toy_model(settings, **options)
         if settings == COMPILE:
             with_compiler(model, lambda function: function)
@@ -81,17 +81,17 @@ def test_normalised_observations_are_what_is_compiled_for():
     model = toy_model(COMPILE, VecNormalize(toy_gym_vec()))
     with_compiler(model, counting(calls := []))
     model.learn(100)
-    assert calls.count("loss_of_batch") == 1 + model._fast.gradient_updates
+    assert calls.count("loss_of_batch") == 1 + model.engine.gradient_updates
 
 
 def test_really_compiled():
     model = toy_model(COMPILE, policy_kwargs={"net_arch": [8]})
     model.learn(60)
-    accelerator = model._fast.accelerator_of(model.policy)
+    accelerator = model.engine_now()
     assert accelerator.failure == ""
     batch = tensors_of(example_batch(model, 16))
     step = QStep(model)
-    eager = QAccelerator(model.policy, Acceleration()).loss(batch, step.rule)
+    eager = TorchQEngine(model.policy, EngineSettings()).loss(batch, step.rule)
     torch.testing.assert_close(accelerator.loss(batch, step.rule).loss, eager.loss, rtol=1e-5, atol=1e-6)
     assert accelerator._loss is not None
 
@@ -104,7 +104,7 @@ def test_what_does_not_compile_is_said_and_goes_eagerly():
     with_compiler(model, compiler)
     with pytest.warns(UserWarning, match="no compiler here; training goes on without"):
         model.learn(100)
-    assert model._fast.gradient_updates == 2 * 16
+    assert model.engine.gradient_updates == 2 * 16
 
 
 def test_other_sizes_are_compiled_anew():
@@ -118,19 +118,19 @@ def test_other_sizes_are_compiled_anew():
 
 
 def test_networks_compute_in_bfloat16_and_nothing_else_does(monkeypatch: pytest.MonkeyPatch):
-    model = toy_model(Acceleration(amp_dtype=torch.bfloat16))
+    model = toy_model(EngineSettings(amp_dtype=torch.bfloat16))
     seen = []
     model.q_net.q_net[0].register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))
     model.learn(100)
     assert set(seen) == {torch.bfloat16}
-    terms = model._fast.accelerator_of(model.policy).loss(example_batch(model, 16), QStep(model).rule)
+    terms = model.engine_now().loss(example_batch(model, 16), QStep(model).rule)
     assert terms.loss.dtype == torch.float32
     assert {parameter.dtype for parameter in model.policy.parameters()} == {torch.float32}
 
 
 def test_bfloat16_learns_nearly_the_same():
     ends = []
-    for settings in (Acceleration(), Acceleration(amp_dtype=torch.bfloat16)):
+    for settings in (EngineSettings(), EngineSettings(amp_dtype=torch.bfloat16)):
         model = toy_model(settings)
         model.exploration_rate = model.exploration_initial_eps = model.exploration_final_eps = 1.0  # the same actions
         model.learn(200)
@@ -164,25 +164,25 @@ def test_replays_learn_what_eager_steps_learn(prioritized: Any):
 
 
 def test_updates_and_acting_go_through_graphs(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(QAccelerator, "graphs", True)
+    monkeypatch.setattr(TorchQEngine, "graphs", True)
     monkeypatch.setattr("fasttrain.engines.torch.GraphedUpdate", _replaying)
     monkeypatch.setattr(
         "fasttrain.engines.torch_q.graphed_by_size",
         lambda outputs, examples: graphed_by_size(outputs, examples, run_again),
     )
     ends = []
-    for settings in (Acceleration(), GRAPHS):
+    for settings in (EngineSettings(), GRAPHS):
         model = toy_model(settings, prioritized={})
-        if settings == Acceleration():
-            monkeypatch.setattr(QAccelerator, "graphs", False)
+        if settings == EngineSettings():
+            monkeypatch.setattr(TorchQEngine, "graphs", False)
         else:
-            monkeypatch.setattr(QAccelerator, "graphs", True)
+            monkeypatch.setattr(TorchQEngine, "graphs", True)
             with_compiler(model, lambda function: function)
         model.learn(200)
         ends.append(model)
-    graph = ends[1]._fast.accelerator.graphed_update
+    graph = ends[1].engine.graphed_update
     assert graph is not None
-    assert graph.replays == ends[1]._fast.gradient_updates
+    assert graph.replays == ends[1].engine.gradient_updates
     torch.testing.assert_close(weights(ends[0]), weights(ends[1]), rtol=0, atol=1e-5)
     np.testing.assert_allclose(ends[0].replay_buffer.priorities, ends[1].replay_buffer.priorities, rtol=1e-3)
 
@@ -192,7 +192,7 @@ def _replaying(*arguments: Any) -> GraphedUpdate:
 
 
 def test_why_there_is_no_graph(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(QAccelerator, "graphs", True)
+    monkeypatch.setattr(TorchQEngine, "graphs", True)
     model = toy_model(GRAPHS, policy_kwargs={"optimizer_class": torch.optim.SGD})
     accelerator = with_compiler(model, lambda function: function)
     assert accelerator.graph_of_update(QStep(model), model, 16) is None
@@ -203,9 +203,9 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA grap
 
 
 @needs_cuda
-@pytest.mark.parametrize("settings", [GRAPHS, Acceleration(pin_memory=True)], ids=["graphs", "pinned"])
-def test_on_cuda(settings: Acceleration):
+@pytest.mark.parametrize("settings", [GRAPHS, EngineSettings(pin_memory=True)], ids=["graphs", "pinned"])
+def test_on_cuda(settings: EngineSettings):
     model = toy_model(settings, device="cuda", prioritized={})
     model.learn(400)
-    assert model._fast.accelerator_of(model.policy).failure == ""
+    assert model.engine_now().failure == ""
     assert torch.isfinite(weights(model)).all()

@@ -68,8 +68,8 @@ def made(kind: str, fused: bool, scale: float = 1.0, **kwargs: Any) -> tuple[Any
         settings = {"n_steps": 8, "batch_size": 40, "n_epochs": 2}
         model = kind_of_model("MlpPolicy", env, **(settings | shared))
     if fused:
-        model.use_kernels()
-    model._fast.guard = Guard(say=lines.append)
+        model.use_engine("kernels")
+    model.engine.guard = Guard(say=lines.append)
     model.env.model = model
     return model, lines
 
@@ -147,11 +147,11 @@ def test_a_bad_weight_is_named_when_it_learns(kind: str, fused: bool, value: flo
     name, weight = a_weight(model)
     with torch.no_grad():
         weight[0, 0] = value
-    before, updates = fingerprint(model), model._fast.gradient_updates
+    before, updates = fingerprint(model), model.engine.gradient_updates
     train(model)
     assert fingerprint(model) == before
     assert f"2 of 2 updates skipped: parameter {name} is not finite; weights and optimizer are as they were" in lines[0]
-    assert (model._fast.skipped_steps, model._fast.gradient_updates) == (2, updates)
+    assert (model.engine.skipped_steps, model.engine.gradient_updates) == (2, updates)
     assert model.logger.name_to_value["train/skipped_steps"] == 2
 
 
@@ -177,7 +177,7 @@ def test_a_bad_loss_is_skipped_and_the_run_goes_on(kind: str, fused: bool, value
     assert fingerprint(model) != before
     assert np.isfinite(np.concatenate([t.numpy().reshape(-1) for t in model.policy.state_dict().values()])).all()
     assert len(lines) == 1
-    assert model._fast.skipped_steps == 2
+    assert model.engine.skipped_steps == 2
 
 
 @every_kind
@@ -188,11 +188,11 @@ def test_a_gradient_that_overflows_is_named(kind: str, fused: bool):
     special: dict[str, Any] = {"loss": "mse"} if kind == "dqn" else {"vf_coef": 1e14}
     model, lines = made(kind, fused, 1e15 if kind == "dqn" else 1e5, policy_kwargs=policy, **special)
     before = fingerprint(model)
-    model._fast.guard.settings = GuardConfig(max_skipped=NEVER)
+    model.engine.guard.settings = GuardConfig(max_skipped=NEVER)
     model.learn(40)
     if kind != "dqn" or not fused:  # there the state has been made, as a first step would have made it
         assert fingerprint(model) == before
-    assert model._fast.skipped_steps == (2 * 4 if kind == "dqn" else 2)
+    assert model.engine.skipped_steps == (2 * 4 if kind == "dqn" else 2)
     named = "q_net.q_net." if kind == "dqn" else "(mlp_extractor.)?value_net."
     assert re.search(rf"2 of 2 updates skipped: the gradient of parameter {named}[a-z0-9_.]+; weights", lines[0])
 
@@ -203,9 +203,9 @@ def test_a_gradient_that_overflows_is_named(kind: str, fused: bool):
 def test_bad_rows_cost_their_minibatches_alone(kind: str, fused: bool, value: float):
     model, lines = trained(kind, fused, batch_size=10)
     model.rollout_buffer._advantages[3, 2] = value
-    before, updates = fingerprint(model), model._fast.gradient_updates
+    before, updates = fingerprint(model), model.engine.gradient_updates
     model.train()
-    assert model._fast.gradient_updates == updates + 6
+    assert model.engine.gradient_updates == updates + 6
     assert f"2 of 8 updates skipped: the advantage of env 2 in row 3 of the rollout is {value};" in lines[0]
     assert fingerprint(model) != before
     steps = {float(state["step"]) for state in model.policy.optimizer.state.values()}
@@ -219,7 +219,7 @@ def test_bad_rows_of_a_replay_buffer_are_named(fused: bool, value: float):
     model.replay_buffer.next_observations[3, 4, 1] = value
     model.replay_buffer.rewards[7, 1] = value
     model.train(200, 32)
-    assert 0 < model._fast.skipped_steps < 200
+    assert 0 < model.engine.skipped_steps < 200
     assert f"updates skipped: the next observation of env 4 in row 3 of the replay buffer is {value};" in lines[0]
     assert all(bool(torch.isfinite(tensor).all()) for tensor in model.policy.state_dict().values())
 
@@ -229,7 +229,7 @@ def test_priorities_stay_where_an_error_is_not_finite(fused: bool):
     model, _ = trained("dqn", fused, prioritized={})
     model.replay_buffer.rewards[:8] = np.inf
     model.train(20, 32)
-    assert model._fast.skipped_steps > 0
+    assert model.engine.skipped_steps > 0
     assert np.isfinite(model.replay_buffer._tree.total())
 
 
@@ -237,7 +237,7 @@ def test_priorities_stay_where_an_error_is_not_finite(fused: bool):
 @both_ways
 def test_too_many_rounds_in_a_row_stop_the_run(kind: str, fused: bool):
     model, lines = trained(kind, fused)
-    model._fast.guard.settings = GuardConfig(max_skipped=2)
+    model.engine.guard.settings = GuardConfig(max_skipped=2)
     name, weight = a_weight(model)
     with torch.no_grad():
         weight[0, 0] = np.nan
@@ -256,7 +256,7 @@ def test_too_many_rounds_in_a_row_stop_the_run(kind: str, fused: bool):
 def test_a_rollback_goes_to_the_last_good_weights_once(kind: str, fused: bool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("fasttrain.engines.guard.KEEP_EVERY", 1)
     model, lines = trained(kind, fused)
-    guard = model._fast.guard
+    guard = model.engine.guard
     guard.settings = GuardConfig(max_skipped=0, at_limit="rollback")
     kept = fingerprint(model)
     train(model)
@@ -279,7 +279,7 @@ def test_a_rollback_goes_to_the_last_good_weights_once(kind: str, fused: bool, m
 def test_without_the_guard_the_weights_are_lost(kind: str):
     """The test that fails if the flag does nothing."""
     model, _ = trained(kind, False)
-    model._fast.guard = None
+    model.engine.guard = None
     if kind == "dqn":
         model.replay_buffer.rewards[:] = np.nan
     else:
@@ -291,7 +291,7 @@ def test_without_the_guard_the_weights_are_lost(kind: str):
 @every_kind
 def test_without_the_guard_bad_rewards_come_in(kind: str):
     model, _ = made(kind, False, **({"learning_starts": NEVER} if kind == "dqn" else {}))
-    model._fast.guard = None
+    model.engine.guard = None
     model.env.at, model.env.field, model.env.value = 3, "reward", np.nan
     model.train = lambda *_, **__: None
     model.learn(40)
@@ -380,7 +380,7 @@ def test_an_action_that_is_not_finite_reaches_no_env(grouped: bool):
     env = SharedMemoryVecEnv(makers, num_workers=2) if grouped else DummyVecEnv(makers)
     try:
         model = PPO(OddPolicy, env, n_steps=8, batch_size=8, n_epochs=1, seed=0, device="cpu")
-        model._fast.pipeline = 2
+        model.collector.pipeline = 2
         where = "env 3 is not finite at step 20" if grouped else "env 1 is not finite at step 40"
         with pytest.raises(EnvError, match=f"the action of {where}: lower the learning rate, or look at the policy"):
             model.learn(64)

@@ -9,13 +9,13 @@ from gymnasium import spaces
 from scipy import stats
 from test_ppo_kernels import make_policy
 
-from fasttrain.engines.kernels import FusedPolicy
+from fasttrain.engines.kernels import KernelEngine
 from fasttrain.threads import ThreadChoice
 
 
 def test_acting_draws_legal_actions_with_the_policys_probabilities():
     policy = make_policy(5, 6, [8, 8], torch.nn.Tanh, 3)
-    kernels = FusedPolicy(policy)
+    kernels = KernelEngine(policy, EngineSettings())
     kernels.pack()
     observation = np.random.default_rng(0).standard_normal(5).astype(np.float32)
     mask = np.array([True, False, True, True, False, True])
@@ -39,7 +39,7 @@ def test_acting_draws_legal_actions_with_the_policys_probabilities():
 @pytest.mark.parametrize("count", [1, 63, 300])
 def test_values_alone(count: int):
     policy = make_policy(5, 6, [8, 8], torch.nn.Tanh, 3)
-    kernels = FusedPolicy(policy, 2)
+    kernels = KernelEngine(policy, EngineSettings(threads=2))
     kernels.pack()
     observations = torch.randn(count, 5)
     state = torch.get_rng_state()
@@ -50,7 +50,7 @@ def test_values_alone(count: int):
 
 def test_acting_with_sub_actions():
     policy = make_policy(5, spaces.MultiDiscrete([3, 2, 4]), [8, 8], torch.nn.Tanh, 3)
-    kernels = FusedPolicy(policy)
+    kernels = KernelEngine(policy, EngineSettings())
     kernels.pack()
     count = 60_000
     observations = np.tile(np.random.default_rng(0).standard_normal(5).astype(np.float32), (count, 1))
@@ -76,7 +76,7 @@ def test_acting_with_sub_actions():
 
 def test_acting_follows_the_weights_and_torchs_seed():
     policy = make_policy(5, 6, [8], torch.nn.Tanh, 3)
-    kernels = FusedPolicy(policy)
+    kernels = KernelEngine(policy, EngineSettings())
     observations = np.random.default_rng(0).standard_normal((50, 5)).astype(np.float32)
 
     def drawn(seed: int) -> tuple[list[int], list[float]]:
@@ -102,7 +102,7 @@ def test_threads_change_no_draw(monkeypatch: pytest.MonkeyPatch):
 
     def drawn(threads: int, on_threads: bool) -> list[torch.Tensor]:
         monkeypatch.setattr(ThreadChoice, "next", lambda _: on_threads)
-        kernels = FusedPolicy(policy, threads)
+        kernels = KernelEngine(policy, EngineSettings(threads=threads))
         kernels.pack()
         torch.manual_seed(1)
         return list(kernels.act(observations, masks))
@@ -114,7 +114,7 @@ def test_threads_change_no_draw(monkeypatch: pytest.MonkeyPatch):
 
 def test_masks_need_not_be_contiguous():
     policy = make_policy(5, 20, [8], torch.nn.Tanh, 3)
-    kernels = FusedPolicy(policy)
+    kernels = KernelEngine(policy, EngineSettings())
     kernels.pack()
     rng = np.random.default_rng(0)
     observations = torch.from_numpy(rng.standard_normal((50, 5)).astype(np.float32))

@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fasttrain.algos.update import Statistics
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 
 from accelerated import minibatch_loss
-from fasttrain.algos.update import Statistics
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
 from fasttrain.engines.heads import action_dims, head_of
-from fasttrain.engines.kernels import ROWS_PER_THREAD, FusedPolicy, _rows_of_storage
+from fasttrain.engines.kernels import ROWS_PER_THREAD, KernelEngine
+from fasttrain.engines.layout import rows_of_storage
 from fasttrain.jit import njit_bare
 from fasttrain.kernels.ppo import LossSettings, minibatch_gradient, rate, surrogate
 from fasttrain.threads import Team, begin_work, end_work, is_open
@@ -116,10 +117,10 @@ def one_minibatch(order: Any, flat: Any, layout: Any, rows: Any, loss: Any, scra
 def fused_gradients(
     policy: Any, storage: RolloutStorage, order: np.ndarray, loss: LossSettings, threads: int, on_threads: bool = False
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    kernels = FusedPolicy(policy, threads)
+    kernels = KernelEngine(policy, EngineSettings(threads=threads))
     kernels.pack()
     scratch = kernels._memory(threads * ROWS_PER_THREAD)
-    rows = _rows_of_storage(storage, kernels.layout.dims)
+    rows = rows_of_storage(storage, kernels.layout.dims)
     arguments = (order, kernels.parameters.numpy(), kernels.layout, rows, loss, scratch)
     Team().run(one_minibatch, threads if on_threads else 1, *arguments)
     flat = torch.from_numpy(scratch.gradients[0])

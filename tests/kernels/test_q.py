@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from compiled import from_python
 from fasttrain.engines.heads import action_dims
-from fasttrain.engines.kernels_q import FusedQ
+from fasttrain.engines.kernels_q import KernelQEngine
 from fasttrain.engines.q_networks import (
     BranchingDQNPolicy,
     DuelingDQNPolicy,
@@ -110,7 +110,7 @@ def torch_loss(policy: Any, batches: QBatches, update: int, settings: QSettings)
 
 
 def fused_gradients(policy: Any, batches: QBatches, settings: QSettings) -> tuple[list[Any], float, Any]:
-    kernels = FusedQ(policy)
+    kernels = KernelQEngine(policy, EngineSettings())
     errors = np.zeros(batches.rows.shape, np.float32)
     scratch, pieces = kernels._scratch, kernels.pieces
     lay_ahead(kernels.target.numpy(), pieces, scratch.target)
@@ -176,7 +176,11 @@ def test_a_wrong_gradient_would_be_seen(changed: dict[str, bool]):
 def test_several_updates_equal_torchs_adam(dueling: bool, dims: Any, max_grad_norm: float):
     """Errors of an update are those before it; the target net stays; the optimizer's state is that of torch."""
     policy, batches = make_policy(7, dims, [33, 9], dueling, seed=3), make_batches(7, dims, 6, 20, True, True, seed=3)
-    reference, kernels, settings = copy.deepcopy(policy), FusedQ(policy), QSettings(True, True, dueling)
+    reference, kernels, settings = (
+        copy.deepcopy(policy),
+        KernelQEngine(policy, EngineSettings()),
+        QSettings(True, True, dueling),
+    )
     expected = []
     for update in range(6):
         loss, errors = torch_loss(reference, batches, update, settings)
@@ -218,7 +222,7 @@ def test_what_is_not_finite_reaches_the_loss_and_does_not_stay(field: str):
     batches.dones[:] = 0.0
     spoilt = getattr(batches, field).copy()
     spoilt[:] = np.nan
-    kernels, before = FusedQ(policy), copy.deepcopy(policy)
+    kernels, before = KernelQEngine(policy, EngineSettings()), copy.deepcopy(policy)
     assert not np.isfinite(kernels.train(*batches._replace(**{field: spoilt})[:8])[0]).any()
     policy.load_state_dict(before.state_dict())
     kernels.exp_avg.zero_()
@@ -231,7 +235,7 @@ def test_what_is_not_finite_reaches_the_loss_and_does_not_stay(field: str):
 def test_layers_laid_out_and_collected(dueling: bool):
     """Every weight stands where the layer's inputs meet its outputs, in whole tiles and beside them; else zero."""
     policy = make_policy(19, 5, [33, 70], dueling)
-    kernels = FusedQ(policy)
+    kernels = KernelQEngine(policy, EngineSettings())
     online, layout, pieces, scratch = kernels.online.numpy(), kernels.layout, kernels.pieces, kernels._scratch
     lay_ahead(online, pieces, scratch.online)
     lay_back(online, pieces, scratch.back)

@@ -181,7 +181,7 @@ def test_same_weights_and_log(case: Case):
     stock = trained(case, stock_class)
     for fused in (False, True):
         ours = trained(case, ours_class, fused)
-        if ours._fast.kernels is not None:  # they draw other actions; tests/engines/test_kernels.py compares them
+        if ours.engine is not None:  # they draw other actions; tests/engines/test_kernels.py compares them
             continue
         assert ours.num_timesteps == stock.num_timesteps
         assert logged(ours).keys() == logged(stock).keys()

@@ -52,6 +52,6 @@ def test_the_class_as_it_is(stock: BaseAlgorithm):
 def test_the_kernels_are_another_matter(stock: BaseAlgorithm):
     env = fasttrain.NativeVecEnv(SkullKingGame(NUM_ENVS))
     ours = fasttrain.MaskablePPO("MlpPolicy", env, **SETTINGS)
-    ours.use_kernels()
+    ours.use_engine("kernels")
     assert difference(ours.learn(STEPS), stock) > 1e-5, "other draws: a parity test that passes here sees nothing"
     assert torch.isfinite(ours.policy.action_net.weight).all()

@@ -17,7 +17,7 @@ from fasttrain.runs.build import (
     build_vec_env,
     env_facts,
     set_threads,
-    settle_fused_update,
+    settle_kernels,
 )
 from fasttrain.spec.config import Config
 from fasttrain.spec.flags import EnvFacts, Machine
@@ -107,9 +107,9 @@ def test_fused_update_puts_the_kernels_to_work_or_says_why_not(fused: str, activ
     plan = make_plan(configured(*arguments), {}, EnvFacts(False, 1e-5), Machine(2, False, False))
     env = build_vec_env(plan.config, 2, 0)
     model = build_algorithm(plan.config, env, PhaseClock())
-    plan = settle_fused_update(plan, model)
+    plan = settle_kernels(plan, model)
     model.learn(64)
-    assert (model._fast.kernels is not None) == (expected == "on")
+    assert (model.engine is not None) == (expected == "on")
     (row,) = [row for row in plan.rows if row.flag == "fused_update"]
     assert row.effective == plan.config.fused_update == expected
     assert row.reason == ("not an MLP of tanh or relu layers" if activation == "elu" else row.reason)
@@ -121,7 +121,7 @@ def test_fused_update_asked_for_by_name_and_impossible():
     plan = make_plan(config, {}, EnvFacts(False, 1e-5), Machine(2, False, False))
     env = build_vec_env(plan.config, 2, 0)
     with pytest.raises(ConfigError, match="fused_update=on: no compiled kernels for this policy"):
-        settle_fused_update(plan, build_algorithm(plan.config, env, PhaseClock()))
+        settle_kernels(plan, build_algorithm(plan.config, env, PhaseClock()))
     env.close()
 
 

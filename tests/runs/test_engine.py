@@ -10,10 +10,11 @@ from stable_baselines3 import DQN
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from conftest import RunCommand, configured
-from fasttrain.engines.torch import Acceleration, Accelerator
+from fasttrain.engines.engine import EngineSettings
+from fasttrain.engines.torch import TorchEngine
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.runs.build import build_algorithm, build_vec_env, settle_fused_update
-from fasttrain.runs.engine import settle_acceleration, warmup_s
+from fasttrain.runs.build import build_algorithm, build_vec_env, settle_kernels
+from fasttrain.runs.engine import settle_engine, warmup_s
 from fasttrain.spec.flags import EnvFacts, Machine
 from fasttrain.spec.plan import Plan, make_plan
 
@@ -25,7 +26,7 @@ def settled(*arguments: str, **sources: str) -> tuple[Plan, BaseAlgorithm]:
     plan = make_plan(configured(*SMALL, *arguments), sources, EnvFacts(False, 1e-5), Machine(2, False, False))
     env = build_vec_env(plan.config, 4, 0)
     model = build_algorithm(plan.config, env, PhaseClock())
-    plan = settle_acceleration(settle_fused_update(plan, model), model)
+    plan = settle_engine(settle_kernels(plan, model), model)
     model.learn(64)
     env.close()
     return plan, model
@@ -37,28 +38,28 @@ def row(plan: Plan, flag: str) -> tuple[Any, str]:
 
 def test_flags_reach_the_model():
     _, model = settled("use_amp=on", "gradient_accumulation=2", "inference_batch_size=3")
-    expected = Acceleration(amp_dtype=torch.bfloat16, gradient_accumulation=2, inference_batch_size=3)
-    assert model._fast.acceleration == expected
-    assert settled()[1]._fast.acceleration == Acceleration()
+    expected = EngineSettings(amp_dtype=torch.bfloat16, gradient_accumulation=2, inference_batch_size=3)
+    assert model.engine.settings == expected
+    assert settled()[1].engine.settings == EngineSettings()
 
 
 def test_envs_per_forward_come_back_where_no_kernels_serve():
     arguments = ("inference_batch_size=3", "fused_update=auto")
     plan, model = settled(*arguments)
     assert row(plan, "inference_batch_size")[0] is None
-    assert model._fast.acceleration.inference_batch_size is None
+    assert model.engine.settings.inference_batch_size is None
     plan, model = settled(*arguments, "algo.activation_fn=elu")
     assert row(plan, "inference_batch_size") == (3, "")
-    assert plan.config.inference_batch_size == model._fast.acceleration.inference_batch_size == 3
+    assert plan.config.inference_batch_size == model.engine.settings.inference_batch_size == 3
 
 
 def test_adam_is_fused_where_no_kernels_serve_and_rounding_was_allowed():
     plan, model = settled("fused_update=auto", "algo.activation_fn=elu")
-    assert model._fast.acceleration == Acceleration(fused_adam=True)
+    assert model.engine.settings == EngineSettings(fused_adam=True)
     assert row(plan, "fused_update")[1].endswith("; Adam by torch's fused kernel")
-    assert row(settle_acceleration(plan, model), "fused_update") == row(plan, "fused_update"), "resumed: said once"
-    assert settled("fused_update=off", "algo.activation_fn=elu")[1]._fast.acceleration == Acceleration()
-    assert settled("fused_update=auto")[1]._fast.acceleration == Acceleration(), "the kernels do it all"
+    assert row(settle_engine(plan, model), "fused_update") == row(plan, "fused_update"), "resumed: said once"
+    assert settled("fused_update=off", "algo.activation_fn=elu")[1].engine.settings == EngineSettings()
+    assert settled("fused_update=auto")[1].engine.settings == EngineSettings(), "the kernels do it all"
 
 
 def test_compiling_is_told_and_timed(monkeypatch: pytest.MonkeyPatch):
@@ -68,19 +69,19 @@ def test_compiling_is_told_and_timed(monkeypatch: pytest.MonkeyPatch):
     assert effective == "on"
     assert reason.startswith("compiled in ")
     assert warmup_s(model) == model._fast.warmup_s > 0
-    assert model._fast.accelerator.compiled is not None
+    assert model.engine.compiled is not None
 
 
 def test_a_compiler_that_fails_is_told(monkeypatch: pytest.MonkeyPatch):
     def fails(_mode: str) -> Any:
         raise RuntimeError("no C++ compiler")
 
-    monkeypatch.setattr(Accelerator, "_warm_up_loss", fails)
+    monkeypatch.setattr(TorchEngine, "_warm_up_loss", fails)
     monkeypatch.setattr("fasttrain.engines.torch.inductor", lambda _mode: lambda function: function)
     plan, model = settled("use_compile=on")
     assert row(plan, "use_compile")[0] == "off" == plan.config.use_compile
     assert "torch.compile failed" in row(plan, "use_compile")[1]
-    assert model._fast.gradient_updates == 2
+    assert model.engine.gradient_updates == 2
 
 
 def settled_dqn(*arguments: str) -> tuple[Plan, Plan, BaseAlgorithm]:
@@ -89,7 +90,7 @@ def settled_dqn(*arguments: str) -> tuple[Plan, Plan, BaseAlgorithm]:
     plan = make_plan(config, {}, EnvFacts(False, 1e-5), Machine(2, False, False))
     env = build_vec_env(plan.config, 2, 0)
     model = build_algorithm(plan.config, env, PhaseClock())
-    after = settle_acceleration(plan, model)
+    after = settle_engine(plan, model)
     model.learn(30)
     env.close()
     return plan, after, model
@@ -106,7 +107,7 @@ def test_dqn_is_compiled_too(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("fasttrain.engines.torch.inductor", lambda _mode: lambda function: function)
     _, plan, model = settled_dqn("engine=fast", "use_compile=on", "use_amp=on")
     assert row(plan, "use_compile")[1].startswith("compiled in ")
-    assert model._fast.acceleration == Acceleration(amp_dtype=torch.bfloat16, compile_mode="default")
+    assert model.engine.settings == EngineSettings(amp_dtype=torch.bfloat16, compile_mode="default")
     assert warmup_s(model) > 0
     monkeypatch.setattr("fasttrain.engines.torch_q.td_loss", None)
     assert "torch.compile failed" in row(settled_failing(), "use_compile")[1]
@@ -116,7 +117,7 @@ def settled_failing() -> Plan:
     config = configured("env.id=CartPole-v1", "algo=dqn", "engine=fast", "vec_env=dummy", "use_compile=on")
     plan = make_plan(config, {}, EnvFacts(False, 1e-5), Machine(2, False, False))
     env = build_vec_env(plan.config, 8, 0)
-    plan = settle_acceleration(plan, build_algorithm(plan.config, env, PhaseClock()))
+    plan = settle_engine(plan, build_algorithm(plan.config, env, PhaseClock()))
     env.close()
     return plan
 

@@ -15,8 +15,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from fasttrain.algos.dqn import DQN
 from fasttrain.algos.ppo import PPO
+from fasttrain.engines.engine import EngineSettings
 from fasttrain.engines.guard import Guard
-from fasttrain.engines.torch import Acceleration
 from fasttrain.errors import ConfigError, DivergedError
 from fasttrain.saving.model_state import load_model_state, model_state
 from fasttrain.spec.config import GuardConfig
@@ -28,7 +28,7 @@ def model(kind: Any, width: int = 8, fused: bool = False) -> Any:
     made = kind("MlpPolicy", env, seed=1, policy_kwargs={"net_arch": [width]}, device="cpu", **more)
     made.set_logger(Logger(None, []))
     if fused:
-        made.use_kernels()
+        made.use_engine("kernels")
     return made
 
 
@@ -73,12 +73,12 @@ class Keep(BaseCallback):
 def test_guard_and_gradient_scaler(overlap: bool):
     trained, fresh = model(PPO), model(PPO)
     for each in (trained, fresh):
-        each.accelerate(Acceleration(amp_dtype=torch.float16))
+        each.use_engine(EngineSettings(amp_dtype=torch.float16))
         if overlap:
             each.overlap_updates(2)
             each._fast.overlap._state.accelerator_of(each._fast.overlap._policy).precision.scaler._init_scale = 1e30
         else:
-            each._fast.accelerator_of(each.policy).precision.scaler._init_scale = 1e30
+            each.engine_of(each.policy).precision.scaler._init_scale = 1e30
     keep = Keep()
     trained.learn(96, callback=keep)
     state, arrays = keep.kept
@@ -111,7 +111,7 @@ def test_what_a_guard_goes_back_to_is_of_the_policy_that_is_trained():
     """While the first update is under way, that policy has an optimizer state and the model's has none."""
     trained, fresh = model(PPO), model(PPO)
     for each in (trained, fresh):
-        each._fast.guard = Guard(GuardConfig(at_limit="rollback"))
+        each.engine.guard = Guard(GuardConfig(at_limit="rollback"))
         each.overlap_updates(2)
     keep = Keep(at=32)
     trained.learn(64, callback=keep)
@@ -121,9 +121,9 @@ def test_what_a_guard_goes_back_to_is_of_the_policy_that_is_trained():
     again, same = model_state(fresh)
     assert travelled(again) == travelled(state)
     assert all(same[name].tobytes() == array.tobytes() for name, array in arrays.items())
-    fresh._fast.guard._copies[0].restore(fresh._fast.overlap.wait().policy)
+    fresh.engine.guard._copies[0].restore(fresh._fast.overlap.wait().policy)
     with pytest.raises(ConfigError, match="arrays to roll back to"):
-        fresh._fast.guard.load(state["guard"], {}, fresh.policy)
+        fresh.engine.guard.load(state["guard"], {}, fresh.policy)
 
 
 def test_tensors_are_filled_in_place():
@@ -134,9 +134,9 @@ def test_tensors_are_filled_in_place():
     places = {name: tensor.data_ptr() for name, tensor in fresh.policy.state_dict().items()}
     load_model_state(fresh, *model_state(trained))
     assert {name: tensor.data_ptr() for name, tensor in fresh.policy.state_dict().items()} == places
-    assert fresh._fast.kernels.serves(fresh.policy)
+    assert fresh.engine.serves(fresh.policy)
     (step,) = {float(state["step"]) for state in fresh.policy.optimizer.state.values()}
-    assert step == trained._fast.gradient_updates
+    assert step == trained.engine.gradient_updates
 
 
 def test_another_network_is_refused_by_name():

@@ -95,9 +95,9 @@ def test_measuring_parts_changes_neither_weights_nor_step_count(ours: Rig):
 
 
 def test_the_update_does_all_its_minibatches(ours: Rig):
-    before = ours.model._fast.gradient_updates
+    before = ours.model.engine.gradient_updates
     window = probes.update_window(ours, 0.0)
-    assert ours.model._fast.gradient_updates - before == 2 * 64 // 32
+    assert ours.model.engine.gradient_updates - before == 2 * 64 // 32
     assert window["update"] > 0
     assert probes.updates_per_step(ours) == 4 / 64
 
@@ -129,10 +129,10 @@ def test_the_recorded_env_costs_the_real_one_no_step(ours: Rig, monkeypatch: pyt
 def test_logging_writes_the_lines_that_fall_due(tmp_path: Path):
     rig = rig_of(tmp_path, *KINDS["ours"], "log_every=4", "train_log_enabled=true")
     rig.warm_up(0.1)
-    updates, lines = rig.model._fast.gradient_updates, len(rig.run.meter.lines)
+    updates, lines = rig.model.engine.gradient_updates, len(rig.run.meter.lines)
     probes.logging_window(rig, 0.02)
     assert len(rig.run.meter.lines) > lines
-    assert rig.model._fast.gradient_updates == updates
+    assert rig.model.engine.gradient_updates == updates
     rig.close()
 
 

@@ -6,9 +6,10 @@ number is that of stock DQN (tests/parity/test_dqn_parity.py).
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import stable_baselines3
@@ -23,15 +24,19 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Rollout
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.dqn.policies import DQNPolicy
 
+from fasttrain.algos.fast import Fast
 from fasttrain.algos.q_collect import collect, random_actions
-from fasttrain.algos.q_update import QState, QStep, update
-from fasttrain.buffers.prefetch import Direct, Prefetching
+from fasttrain.buffers.prefetch import Direct, Prefetching, Replay
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.buffers.stock import STOCK_REPLAYS, replay_class, window_of
+from fasttrain.engines import kernels_q
+from fasttrain.engines.causes import why_replay
+from fasttrain.engines.engine import Engine, EngineSettings, QRule, QWork
 from fasttrain.engines.heads import MaskCheck, action_dims
+from fasttrain.engines.kernels_q import KernelQEngine
 from fasttrain.engines.q_networks import BRANCHING_POLICIES, greedy
-from fasttrain.engines.torch import Acceleration
+from fasttrain.engines.torch_q import TorchQEngine
 from fasttrain.errors import ConfigError, EnvSpecError
 from fasttrain.vec.base import slots_of
 
@@ -39,7 +44,7 @@ LOSSES = ("huber", "mse")
 SelfDQN = TypeVar("SelfDQN", bound="DQN")
 
 
-class DQN(stable_baselines3.DQN):
+class DQN(Fast, stable_baselines3.DQN):
     """Drop-in for `stable_baselines3.DQN`. A zip of a plain network loads there.
 
     Args:
@@ -47,6 +52,7 @@ class DQN(stable_baselines3.DQN):
         loss: "huber" (SB3's) or "mse".
         prioritized: arguments of `PrioritizedReplayBuffer` (`alpha`, `beta`, …), {} for its defaults; None: uniform.
         use_masking: masks in exploration, in the greedy choice and in the target, if the env has them.
+        engine: "torch", whose numbers are stock's, "kernels" for an MLP on the CPU, or `EngineSettings`.
         further arguments: as `stable_baselines3.DQN`. MultiDiscrete actions get one head of the network each
             (Tavakoli et al. 2018); such a model does not load in stock DQN.
 
@@ -54,7 +60,7 @@ class DQN(stable_baselines3.DQN):
         ConfigError: an unknown loss.
     """
 
-    _fast: QState
+    _kinds: ClassVar[dict[str, type[Engine]]] = {"torch": TorchQEngine, "kernels": KernelQEngine}
 
     def __init__(
         self,
@@ -82,12 +88,14 @@ class DQN(stable_baselines3.DQN):
         loss: str = "huber",
         prioritized: Mapping[str, Any] | None = None,
         use_masking: bool = True,
+        engine: str | EngineSettings = "torch",
         _init_setup_model: bool = True,
         **further: Any,
     ) -> None:
         if loss not in LOSSES:
             raise ConfigError(f"loss={loss!r}: choose {' or '.join(LOSSES)}")
         self.double_q, self.loss, self.use_masking = double_q, loss, use_masking
+        self.engine = engine  # type: ignore[assignment]  # made in `_setup_model`
         self.prioritized = None if prioritized is None else dict(prioritized)
         # SB3's DQN takes Discrete actions alone, so its own constructor is passed by.
         OffPolicyAlgorithm.__init__(
@@ -111,7 +119,7 @@ class DQN(stable_baselines3.DQN):
             masked = self.use_masking and self.env is not None and slots_of(self.env).masked
             self.replay_buffer = _new_storage(self, masked)
         super()._setup_model()
-        self._fast = QState()
+        self._attach()
         self._refuse_foreign_buffer()
 
     def _refuse_foreign_buffer(self) -> None:
@@ -129,25 +137,14 @@ class DQN(stable_baselines3.DQN):
                 "fasttrain's ReplayStorage"
             )
 
-    def use_kernels(self) -> None:
-        """Act and learn through compiled kernels where the policy allows it: faster, equal up to rounding."""
-        self._fast.fused = True
-
-    def accelerate(self, settings: Acceleration) -> None:
-        """Where no kernels serve: mixed precision, torch.compile, CUDA graphs, pinned memory.
-
-        `gradient_accumulation` and `inference_batch_size` are PPO's.
-        """
-        self._fast.acceleration = settings
-
     def prefetch_batches(self, deterministic: bool = False, depth: int = 1) -> None:
         """Draw the next update's batches in a thread; see `Prefetching`.
 
         `deterministic`: the batches of a run without a thread, same random stream. Such a batch depends on every
         number drawn before it, so it is drawn when it is asked for, and nothing is ahead of time.
         """
-        self._fast.sampler.close()
-        self._fast.sampler = Direct() if deterministic else Prefetching(self.seed, depth)
+        self.collector.sampler.close()
+        self.collector.sampler = Direct() if deterministic else Prefetching(self.seed, depth)
 
     def learn(
         self: SelfDQN,
@@ -164,7 +161,7 @@ class DQN(stable_baselines3.DQN):
                 total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar
             )
         finally:
-            self._fast.sampler.close()
+            self.collector.sampler.close()
 
     def collect_rollouts(
         self,
@@ -176,28 +173,51 @@ class DQN(stable_baselines3.DQN):
         learning_starts: int = 0,
         log_interval: int | None = None,
     ) -> RolloutReturn:
-        source = self._fast.source_of(env)
+        source = self.collector.source_of(env)
         masked = self.use_masking and source.masked
         storage = _storage_of(self, masked)
         if storage is None:
             return super().collect_rollouts(
                 env, callback, train_freq, replay_buffer, action_noise, learning_starts, log_interval
             )
-        if failure := warm_up(self, env):
+        if failure := self.prepare(env):
             warnings.warn(f"{failure}; training goes on without", stacklevel=3)
         callback.update_locals(  # those of stock's that stay: once, and not at every step
             {"self": self, "env": env, "callback": callback, "train_freq": train_freq, "replay_buffer": storage,
              "action_noise": action_noise, "learning_starts": learning_starts, "log_interval": log_interval,
              "continue_training": True}
         )  # fmt: skip
-        with self._fast.clock.phase("buffer"):
+        with self.collector.clock.phase("buffer"):
             return collect(self, source, masked, storage, callback, train_freq, learning_starts, log_interval)
 
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
         if not isinstance(self.replay_buffer, ReplayStorage):
             return super().train(gradient_steps, batch_size)
-        with self._fast.clock.phase("other"):
-            update(self, gradient_steps, batch_size)
+        with self.collector.clock.phase("other"):
+            train(self, gradient_steps, batch_size)
+
+    def work(self, gradient_steps: int, batch_size: int) -> QWork:
+        """Updates as the model's settings ask for them."""
+        rated = isinstance(self.replay_buffer, PrioritizedReplayBuffer)
+        rule = QRule(tuple(action_dims(self.action_space)), self.gamma, self.double_q, self.loss, rated)
+        return QWork(gradient_steps, batch_size, rule, self.max_grad_norm)
+
+    def replay(self) -> Replay:
+        """The buffer as engines ask for it."""
+        buffer: Any = self.replay_buffer
+        return Replay(buffer, self.collector.sampler, self._vec_normalize_env)
+
+    def prepare(self, env: VecEnv) -> str:
+        engine = self.engine_now()
+        if engine.settings.compile_mode is None or not isinstance(self.replay_buffer, ReplayStorage):
+            return ""
+        with self.collector.clock.phase("other"):
+            return engine.prepare(self.replay(), self.work(1, self.batch_size), [env.num_envs])
+
+    def why_not(self, kind: str) -> str:
+        if kind == "kernels" and self._vec_normalize_env is not None:
+            return "VecNormalize: batches are normalised one by one"
+        return kernels_q.why_not(self.policy) if kind == "kernels" else ""
 
     def predict(
         self,
@@ -223,9 +243,6 @@ class DQN(stable_baselines3.DQN):
                 best = greedy(self.q_net(tensor), legal, action_dims(self.action_space)).cpu().numpy()
                 actions = best.reshape(-1, *(self.action_space.shape or ()))
         return (actions if vectorized else actions[0]), state
-
-    def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_fast"]
 
 
 def _new_storage(model: DQN, masked: bool) -> ReplayStorage:
@@ -266,21 +283,28 @@ def _storage_of(model: DQN, masked: bool) -> ReplayStorage | None:
     )
 
 
-def warm_up(model: DQN, env: VecEnv) -> str:
-    """Compile and capture what `accelerate` asked for, if that is still to do, or to do for other sizes than before.
+def train(model: DQN, gradient_steps: int, batch_size: int) -> None:
+    """`gradient_steps` updates, then what SB3 logs of them: the mean loss, in float64 of float32 scalars.
 
-    Its time belongs to no phase.
-
-    Returns:
-        why training goes on eagerly, if compiling failed just now; else nothing.
+    Raises:
+        DivergedError: round after round no update was finite; see `guard.py`.
+        EnvError: kernels came to a loss that is not finite and nothing is guarded.
     """
-    fast = model._fast
-    if fast.acceleration.compile_mode is None or (fast.fused and fast.kernels_of(model) is not None):
-        return ""
-    accelerator, batch_size = fast.accelerator_of(model.policy), model.batch_size
-    if not accelerator.needs_warm_up(batch_size, env.num_envs):
-        return ""
-    with fast.clock.phase("other"):
-        accelerator.warm_up(model, batch_size, env.num_envs)
-        accelerator.graph_of_update(QStep(model), model, batch_size)
-    return accelerator.failure
+    policy, storage = model.policy, model.replay_buffer
+    policy.set_training_mode(True)
+    model._update_learning_rate(policy.optimizer)
+    if isinstance(storage, PrioritizedReplayBuffer):
+        storage.anneal(model._current_progress_remaining)
+    engine = model.engine_now()
+    done = engine.update(model.replay(), model.work(gradient_steps, batch_size))
+    engine.clock.enter("log")
+    model._n_updates += gradient_steps
+    record, losses = model.logger.record, done.terms["loss"]
+    record("train/n_updates", model._n_updates, exclude="tensorboard")
+    if done.skipped:
+        losses = losses[np.isfinite(done.norms)]
+    if engine.skipped_steps:
+        record("train/skipped_steps", engine.skipped_steps)
+    record("train/loss", float(losses.mean()) if len(losses) else math.nan)
+    if engine.guard is not None:
+        engine.guard.note(model, done.norms, lambda: why_replay(model, done.blamed), expected=done.expected_skips)

@@ -11,16 +11,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
-from fasttrain.algos.rollouts import bootstrap_truncated, clip_actions
+from fasttrain.algos.collector import bootstrap_truncated, clip_actions
 from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.engines.causes import check_actions
-from fasttrain.engines.devices import Transfer
-from fasttrain.engines.heads import ActingHead
-from fasttrain.perf.clock import PhaseClock
+from fasttrain.engines.engine import Engine
 from fasttrain.vec.base import copy_observations
 from fasttrain.vec.groups import GroupStep, WorkerGroups
 
@@ -32,26 +28,14 @@ class GroupedRollout:
         model: the algorithm; `_last_obs` and `_last_episode_starts` are where it begins.
         groups: its env's workers in groups.
         storage: filled with what was acted on and what came of it.
-        head: draws actions.
+        engine: acts.
         masked: whether the algorithm uses masks.
-        first_ready: serve whoever is ready, instead of the groups in turn.
-        transfer: copies between host and device.
     """
 
-    def __init__(
-        self,
-        model: OnPolicyAlgorithm,
-        groups: WorkerGroups,
-        storage: RolloutStorage,
-        head: ActingHead,
-        masked: bool,
-        clock: PhaseClock,
-        first_ready: bool,
-        transfer: Transfer,
-    ) -> None:
-        self.model, self.groups, self.storage, self.head = model, groups, storage, head
-        self.masked, self.clock, self.first_ready, self.transfer = masked, clock, first_ready, transfer
-        self.guarded = model._fast.guard is not None  # type: ignore[attr-defined]
+    def __init__(self, model: Any, engine: Engine, groups: WorkerGroups, storage: RolloutStorage, masked: bool) -> None:
+        self.model, self.engine, self.groups, self.storage, self.masked = model, engine, groups, storage, masked
+        self.clock, self.first_ready = model.collector.clock, model.collector.first_ready
+        self.guarded = engine.guard is not None
         self.begun = model.num_timesteps
         count, steps = len(groups.rows), storage.num_steps
         self.taken = [0] * count  # steps that each group has finished
@@ -92,28 +76,26 @@ class GroupedRollout:
         parts, slots = [self.groups.rows[group] for group in groups], self.groups.env.slots
         masks = None
         if self.masked:  # the workers have seen to it that every row has a legal action
-            masks = self.transfer.masks(np.concatenate([slots.action_masks[rows] for rows in parts]))  # type: ignore[index]
+            masks = np.concatenate([slots.action_masks[rows] for rows in parts])  # type: ignore[index]
         self.clock.enter("action")
-        with torch.no_grad():
-            seen = _joined([self.observations[group] for group in groups])
-            observations = self.transfer.observations(seen)
-            actions, values, log_probs = self.head.act(observations, masks)
-        drawn = clip_actions(self.model, self.transfer.actions(actions))
+        acted = self.engine.act(_joined([self.observations[group] for group in groups]), masks)
+        stored: Any = acted.stored
+        drawn = clip_actions(self.model, acted.actions)
         self.clock.enter("env_step")
         ends = np.cumsum([rows.stop - rows.start for rows in parts])
         mine = [slice(end - (rows.stop - rows.start), end) for rows, end in zip(parts, ends.tolist(), strict=True)]
         if self.guarded:
             for group, rows, part in zip(groups, parts, mine, strict=True):
                 step = self.begun + (self.taken[group] + 1) * self.storage.num_envs
-                check_actions(drawn[part], self.model.policy, _rows(seen, part), step, rows.start)
+                check_actions(drawn[part], self.model.policy, _rows(stored.observations, part), step, rows.start)
         for group, part in zip(groups, mine, strict=True):
             self.groups.send(group, drawn[part])
             self.under_way.append(group)
         self.clock.enter("buffer")
         for group, rows, part in zip(groups, parts, mine, strict=True):
             self.storage.put(
-                self.taken[group], rows, _rows(observations, part), actions[part], values[part], log_probs[part],
-                None if masks is None else masks[part],
+                self.taken[group], rows, _rows(stored.observations, part), stored.actions[part], stored.values[part],
+                stored.log_probs[part], None if stored.action_masks is None else stored.action_masks[part],
             )  # fmt: skip
 
     def _take(self, group: int) -> None:
@@ -129,7 +111,8 @@ class GroupedRollout:
         if step + 1 < self.storage.num_steps:
             self.storage.episode_starts[step + 1, rows] = dones
         if any(episode.truncated or episode.lost for episode in done.finished):  # reading waits for the device
-            bootstrap_truncated(self.model, self.head, done.finished, rewards, self.storage.row("values", step))
+            values = self.storage.row("values", step)
+            bootstrap_truncated(self.engine, self.model.gamma, done.finished, rewards, values)
         self.observations[group] = copy_observations(self.groups.observations(group))
         self._note(step, done)
         self.taken[group] += 1
@@ -144,11 +127,13 @@ class GroupedRollout:
         """Tell the callback of a step that all groups have finished, as SB3 does after each vector step."""
         model, storage = self.model, self.storage
         model.num_timesteps += storage.num_envs
-        infos, dones, rewards = self.infos.pop(step), self.dones[step], storage.rewards[step]
-        actions, values = storage.row("actions", step), storage.row("values", step)
-        log_probs = storage.row("log_probs", step)
+        infos, dones = self.infos.pop(step), self.dones[step]
         self.clock.enter("log")
-        callback.update_locals({**locals(), "n_steps": step})
+        callback.update_locals(
+            {"n_steps": step, "infos": infos, "dones": dones, "rewards": storage.rewards[step],
+             "actions": storage.row("actions", step), "values": storage.row("values", step),
+             "log_probs": storage.row("log_probs", step)}
+        )  # fmt: skip
         if not callback.on_step():
             return False
         self.clock.enter("buffer")

@@ -1,6 +1,6 @@
 """PPO and MaskablePPO: SB3's classes with a faster rollout and a faster update, and the same numbers.
 
-Each class overrides `_setup_model`, `collect_rollouts`, `train` and the exclude list of `save`; `_Fast` holds what both
+Each class overrides `_setup_model`, `collect_rollouts`, `train` and the exclude list of `save`; `_PPO` holds what both
 share. `learn`, `predict`, `load`, `set_env`, schedules, loggers and callbacks are SB3's own.
 """
 
@@ -17,64 +17,75 @@ from numpy.typing import NDArray
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.utils import obs_as_tensor
+from stable_baselines3.common.utils import update_learning_rate
 from stable_baselines3.common.vec_env import VecEnv
 
-from fasttrain.algos.fast import FastState, has_stock_buffer, storage_of
+from fasttrain.algos.collector import bootstrap_truncated, clip_actions, note_episodes, read_masks
+from fasttrain.algos.fast import Fast
 from fasttrain.algos.grouped import GroupedRollout
-from fasttrain.algos.overlap import OverlappedUpdate
-from fasttrain.algos.rollouts import bootstrap_truncated, clip_actions, note_episodes
-from fasttrain.algos.update import MinibatchStep, Statistics, clip_ranges, update
-from fasttrain.batch import BoolArray
 from fasttrain.buffers.rollout import RolloutStorage
-from fasttrain.engines.causes import check_actions, check_rollout, check_step
-from fasttrain.engines.devices import Transfer
-from fasttrain.engines.guard import GuardedHead
-from fasttrain.engines.heads import ActingHead, MaskCheck
-from fasttrain.engines.torch import Acceleration
-from fasttrain.errors import EnvError, EnvSpecError, NoMasksError
-from fasttrain.vec.base import SlotAdapter, SlotSource, copy_observations
-from fasttrain.vec.groups import WorkerGroups
+from fasttrain.buffers.stock import STOCK_ROLLOUTS, rollout_class
+from fasttrain.engines import kernels
+from fasttrain.engines.causes import check_actions, check_rollout, check_step, why_rollout
+from fasttrain.engines.engine import Acted, Engine, EngineSettings, PPOWork, Statistics
+from fasttrain.engines.heads import action_dims
+from fasttrain.engines.kernels import KernelEngine
+from fasttrain.engines.overlapped import Overlapped
+from fasttrain.engines.torch import TorchEngine
+from fasttrain.errors import EnvError, NoMasksError
+from fasttrain.vec.base import SlotAdapter, SlotSource
 
 
-class _Fast(OnPolicyAlgorithm):
-    """What PPO and MaskablePPO share; it stands before the stock class among their bases."""
+class _PPO(Fast, OnPolicyAlgorithm):
+    """What PPO and MaskablePPO share."""
 
-    _fast: FastState
+    _kinds: ClassVar[dict[str, type[Engine]]] = {"torch": TorchEngine, "kernels": KernelEngine}
     _masked: ClassVar[bool]
 
     def _setup_model(self) -> None:
         super()._setup_model()
-        _attach(self, self._masked)
+        self._attach()
+        if has_stock_buffer(self):  # SB3's, which is freed, for ours
+            storage_of(self, self.n_steps, self.n_envs)
 
     def train(self) -> None:
         if not has_stock_buffer(self):
             return super().train()
-        with self._fast.clock.phase("buffer"):
+        with self.collector.clock.phase("buffer"):
             train(self)
 
-    def use_kernels(self, threads: int = 1) -> None:
-        """Act and learn through compiled kernels where the policy allows it: faster, equal up to rounding and draws."""
-        self._fast.fused, self._fast.max_threads = True, threads
+    def work(self) -> PPOWork:
+        """The update that the model's settings and schedules ask for now."""
+        model: Any = self
+        now = self._current_progress_remaining
+        clip_range_vf = None if model.clip_range_vf is None else model.clip_range_vf(now)
+        return PPOWork(
+            model.n_epochs, model.batch_size, model.clip_range(now), clip_range_vf, self.ent_coef, self.vf_coef,
+            model.normalize_advantage, self.max_grad_norm, model.target_kl,
+        )  # fmt: skip
 
-    def accelerate(self, settings: Acceleration) -> None:
-        """Where no kernels serve: mixed precision, torch.compile, CUDA graphs, pinned memory, smaller pieces."""
-        self._fast.acceleration = settings
+    def prepare(self, env: VecEnv) -> str:
+        engine = self.engine_now()
+        if engine.settings.compile_mode is None:
+            return ""
+        rollout: Any = self.rollout_buffer
+        groups = None if self.use_sde else self.collector.groups_of(self.collector.source_of(env))
+        sizes = [env.num_envs, *([rows.stop - rows.start for rows in groups.rows] if groups else ())]
+        with self.collector.clock.phase("other"):
+            return engine.prepare(rollout, self.work(), sizes)
 
-    def overlap_updates(self, cores: int) -> None:
-        """Update in a thread while the next rollout is collected, with weights one update old; see `overlap.py`.
+    def why_not(self, kind: str) -> str:
+        return kernels.why_not(self.policy) if kind == "kernels" else ""
 
-        Comes after `use_kernels` and `accelerate`. The kernels' threads go to the update, one core is left to acting.
-        """
-        self._fast.overlap = OverlappedUpdate(self, max(1, min(self._fast.max_threads, cores - 1)))
-        self._fast.max_threads = 1
-
-    def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_fast"]
+    def _made(self, settings: EngineSettings, before: Engine | None) -> Engine:
+        engine = super()._made(settings, before)
+        if settings.overlap and engine.overlapped is None:
+            engine.overlapped = Overlapped()
+        return engine
 
 
-class PPO(_Fast, stable_baselines3.PPO):
-    """Drop-in for `stable_baselines3.PPO`."""
+class PPO(_PPO, stable_baselines3.PPO):
+    """Drop-in for `stable_baselines3.PPO`; `engine="kernels"` computes an MLP policy in compiled kernels."""
 
     _masked = False
 
@@ -83,13 +94,15 @@ class PPO(_Fast, stable_baselines3.PPO):
     ) -> bool:
         if not has_stock_buffer(self):
             return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
-        _warm_up_or_warn(self, env, n_rollout_steps)
-        with self._fast.clock.phase("buffer"):
+        with self.collector.clock.phase("buffer"):
             return collect(self, env, callback, n_rollout_steps, use_masking=False)
 
 
-class MaskablePPO(_Fast, sb3_contrib.MaskablePPO):
-    """Drop-in for `sb3_contrib.MaskablePPO`. A state without a legal action is an `EnvError`, not a random guess."""
+class MaskablePPO(_PPO, sb3_contrib.MaskablePPO):
+    """Drop-in for `sb3_contrib.MaskablePPO`; `engine="kernels"` computes an MLP policy in compiled kernels.
+
+    A state without a legal action is an `EnvError`, not a random guess.
+    """
 
     _masked = True
 
@@ -103,203 +116,145 @@ class MaskablePPO(_Fast, sb3_contrib.MaskablePPO):
     ) -> bool:
         if not has_stock_buffer(self):
             return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps, use_masking)
-        _warm_up_or_warn(self, env, n_rollout_steps)
-        with self._fast.clock.phase("buffer"):
+        with self.collector.clock.phase("buffer"):
             return collect(self, env, callback, n_rollout_steps, use_masking)
 
 
-def _attach(model: OnPolicyAlgorithm, masked: bool) -> None:
-    """Give the model its fast state and swap SB3's rollout buffer, which is freed, for ours."""
-    model._fast = FastState(masked=masked)  # type: ignore[attr-defined]
-    if has_stock_buffer(model):
-        storage_of(model, model.n_steps, model.n_envs)
+def has_stock_buffer(model: OnPolicyAlgorithm) -> bool:
+    """False for a rollout buffer class of the user's own: what it does is unknown, so SB3's own loops must serve it."""
+    return model.rollout_buffer_class in STOCK_ROLLOUTS and not model.rollout_buffer_kwargs
 
 
-def train(model: OnPolicyAlgorithm) -> None:
-    """Update on the filled storage, now or beside the next rollout; the last one of `learn` has nothing beside it."""
-    overlap = model._fast.overlap  # type: ignore[attr-defined]
-    if overlap is None or model.num_timesteps >= model._total_timesteps:
-        update(model)
-    else:
-        overlap.start()
+def storage_of(model: _PPO, num_steps: int, num_envs: int) -> RolloutStorage:
+    """The model's storage for T × N transitions; allocated anew where steps, envs, gamma or lambda have changed."""
+    current: Any = model.rollout_buffer
+    wanted = (num_steps, num_envs, model.gamma, model.gae_lambda)
+    if isinstance(current, RolloutStorage) and current.settings == wanted:
+        return current
+    storage = rollout_class(model.observation_space, model._masked)(
+        num_steps,
+        num_envs,
+        model.observation_space,
+        model.action_space,
+        device=model.device,
+        gamma=model.gamma,
+        gae_lambda=model.gae_lambda,
+        mask_width=sum(action_dims(model.action_space)) if model._masked else None,
+    )
+    model.rollout_buffer = storage  # type: ignore[assignment]
+    return storage
 
 
-def warm_up(model: OnPolicyAlgorithm, env: VecEnv) -> str:
-    """Compile and capture what `accelerate` asked for, if that is still to do, or to do for other sizes than before.
-
-    Its time belongs to no phase.
-
-    Returns:
-        why training goes on eagerly, if compiling failed just now; else nothing.
-    """
-    fast: FastState = model._fast  # type: ignore[attr-defined]
-    accelerator = fast.accelerator_of(model.policy)
-    if accelerator.settings.compile_mode is None or fast.kernels_of(model.policy, model.observation_space) is not None:
-        return ""
-    groups = None if model.use_sde else fast.groups_of(fast.source_of(env))
-    sizes = [env.num_envs, *([rows.stop - rows.start for rows in groups.rows] if groups else ())]
-    if not accelerator.needs_warm_up(model, sizes):
-        return ""
-    with fast.clock.phase("other"):
-        accelerator.warm_up(model, sizes)
-        if accelerator.graphs:
-            accelerator.graph_of_update(MinibatchStep(model, *clip_ranges(model), Statistics()), model)
-    return accelerator.failure
-
-
-def _warm_up_or_warn(model: OnPolicyAlgorithm, env: VecEnv, n_rollout_steps: int) -> None:
-    storage_of(model, n_rollout_steps, env.num_envs)  # whose sizes are those to compile for
-    if failure := warm_up(model, env):
-        warnings.warn(f"{failure}; training goes on without", stacklevel=4)
-
-
-def collect(
-    model: OnPolicyAlgorithm, env: VecEnv, callback: BaseCallback, n_rollout_steps: int, use_masking: bool
-) -> bool:
-    """Fill the model's storage with `n_rollout_steps` vector steps. False: a callback asked to stop.
-
-    The names of SB3's local variables (`infos`, `dones`, `new_obs`, …) are kept where callbacks read them.
-    """
-    fast: FastState = model._fast  # type: ignore[attr-defined]
-    clock, policy = fast.clock, model.policy
+def collect(model: _PPO, env: VecEnv, callback: BaseCallback, n_rollout_steps: int, use_masking: bool) -> bool:
+    """Fill the model's storage with `n_rollout_steps` vector steps. False: a callback asked to stop."""
+    clock, policy = model.collector.clock, model.policy
     if model._last_obs is None or model._last_episode_starts is None:
         raise RuntimeError("there is no observation to start from: call learn(), which resets the env first")
-    rollout_buffer = storage_of(model, n_rollout_steps, env.num_envs)
-    source = _source(fast, env, model._last_episode_starts, use_masking)
-    check_masks = MaskCheck(model.action_space) if use_masking else None
+    rollout = storage_of(model, n_rollout_steps, env.num_envs)
+    if failure := model.prepare(env):
+        warnings.warn(f"{failure}; training goes on without", stacklevel=4)
+    source = _source(model, env, model._last_episode_starts, use_masking)
     policy.set_training_mode(False)
-    rollout_buffer.reset()
+    rollout.reset()
     if model.use_sde:
         policy.reset_noise(env.num_envs)
-    callback.update_locals({**locals(), "self": model})  # `env` and others that stay, once and not at every step
+    callback.update_locals(  # names of stock's loop that stay: once, and not at every step
+        {"self": model, "env": env, "callback": callback, "rollout_buffer": rollout, "use_masking": use_masking,
+         "n_rollout_steps": n_rollout_steps, "action_masks": None, "n_steps": 0}
+    )  # fmt: skip
     with clock.phase("log"):
-        callback.on_rollout_start()  # before the head draws a rollout's random numbers: checkpoints are taken there
-    groups = None if model.use_sde else fast.groups_of(source)
-    head = _acting_head(model, None if groups else rollout_buffer)
+        callback.on_rollout_start()  # before the rollout's random numbers are drawn: checkpoints are taken there
+    engine = model.engine_now()
+    groups = None if model.use_sde else model.collector.groups_of(source)
+    engine.begin(None if groups else rollout)
     try:
-        going_on = _fill(model, source, groups, rollout_buffer, head, check_masks, callback)
+        if groups is None:
+            going_on = _in_lockstep(model, engine, source, rollout, use_masking, callback)
+        else:
+            going_on = GroupedRollout(model, engine, groups, rollout, use_masking).collect(callback)
         if going_on:
             clock.enter("buffer")
-            with torch.no_grad():
-                values = head.values(obs_as_tensor(model._last_obs, model.device))
-            rollout_buffer.compute_returns_and_advantages(values, model._last_episode_starts)
+            last_values = engine.values(model._last_obs)
+            rollout.compute_returns_and_advantages(last_values, model._last_episode_starts)
     finally:
-        if fast.overlap is not None:
-            clock.enter("train")
-            fast.overlap.finish()
+        take_over(model)
     if not going_on:
         return False
     clock.enter("log")
-    callback.update_locals({**locals(), "self": model})
+    callback.update_locals({"values": torch.from_numpy(last_values)[:, None]})
     callback.on_rollout_end()
     return True
 
 
-def _fill(
-    model: OnPolicyAlgorithm,
+def _in_lockstep(
+    model: _PPO,
+    engine: Engine,
     source: SlotSource,
-    groups: WorkerGroups | None,
-    rollout_buffer: RolloutStorage,
-    head: ActingHead,
-    check_masks: MaskCheck | None,
-    callback: BaseCallback,
-) -> bool:
-    """T steps of all envs into the storage. False: the callback asked to stop."""
-    if groups is None:
-        return _collect_in_lockstep(model, source, rollout_buffer, head, check_masks, callback)
-    fast: FastState = model._fast  # type: ignore[attr-defined]
-    transfer = fast.accelerator_of(model.policy).transfer
-    masked = check_masks is not None
-    rollout = GroupedRollout(model, groups, rollout_buffer, head, masked, fast.clock, fast.first_ready, transfer)
-    return rollout.collect(callback)
-
-
-def _collect_in_lockstep(
-    model: OnPolicyAlgorithm,
-    source: SlotSource,
-    rollout_buffer: RolloutStorage,
-    head: ActingHead,
-    check_masks: MaskCheck | None,
+    rollout: RolloutStorage,
+    use_masking: bool,
     callback: BaseCallback,
 ) -> bool:
     """T times: act for all envs, step all envs, store. False: the callback asked to stop."""
-    fast: FastState = model._fast  # type: ignore[attr-defined]
-    clock, policy = fast.clock, model.policy
-    transfer: Transfer = fast.accelerator_of(policy).transfer
-    normalizer = model._vec_normalize_env
-    for n_steps in range(rollout_buffer.num_steps):
+    collector, clock, policy = model.collector, model.collector.clock, model.policy
+    guarded, normalizer = engine.guard is not None, model._vec_normalize_env
+    last: Any = model._last_obs
+    for step in range(rollout.num_steps):
         clock.enter("env_step")  # reading the masks is the env's work
-        action_masks = None
-        if check_masks is not None:
-            place = rollout_buffer.place_masks(n_steps)
-            action_masks = _read_masks(source, check_masks, model.num_timesteps, place)
+        masks = None
+        if use_masking:
+            masks = read_masks(source, model.action_space, model.num_timesteps, rollout.place_masks(step))
         clock.enter("action")
-        if model.use_sde and model.sde_sample_freq > 0 and n_steps % model.sde_sample_freq == 0:
+        if model.use_sde and model.sde_sample_freq > 0 and step % model.sde_sample_freq == 0:
             policy.reset_noise(source.num_envs)
-        with torch.no_grad():
-            obs_tensor = transfer.observations(model._last_obs)
-            mask_tensor = None if action_masks is None else transfer.masks(action_masks)
-            action_tensor, values, log_probs = _act(model, head, obs_tensor, mask_tensor)
-        actions = transfer.actions(action_tensor)
-        clipped_actions = clip_actions(model, actions)
-        if fast.guard is not None:
-            check_actions(clipped_actions, policy, obs_tensor, model.num_timesteps + source.num_envs)
-        clock.enter("env_step")
-        source.step_slots(clipped_actions)
+        acted, stored = _act(model, engine, masks)
+        clipped = clip_actions(model, acted.actions)
+        if guarded:
+            check_actions(clipped, policy, stored.observations, model.num_timesteps + source.num_envs)
+        place = rollout.place_observations(step + 1) if collector.lends_observations else None
+        last, rewards, dones, infos = collector.step(source, clipped, place)
         model.num_timesteps += source.num_envs
-        clock.enter("buffer")
-        slots = source.slots
-        lent = rollout_buffer.place_observations(n_steps + 1) if fast.lends_observations else None
-        new_obs: Any = _kept(source, lent)
-        rewards = np.array(slots.rewards, np.float32)
-        dones = slots.terminations | slots.truncations
-        infos = source.infos()
-        if fast.guard is not None and (slots.finished or normalizer is not None):
+        finished = source.slots.finished
+        if guarded and (finished or normalizer is not None):
             # Of last observations only those count that are going to be rated, and they are not kept; nor are the
             # numbers that a normalizer was given.
-            cut = [episode for episode in slots.finished if episode.truncated and not episode.lost]
-            check_step(new_obs, rewards, cut, model.num_timesteps, normalizer)
+            cut = [episode for episode in finished if episode.truncated and not episode.lost]
+            check_step(last, rewards, cut, model.num_timesteps, normalizer)
         clock.enter("log")
-        callback.update_locals({**locals(), "self": model})
+        callback.update_locals(
+            {"n_steps": step, "action_masks": masks, "obs_tensor": stored.observations, "actions": acted.actions,
+             "values": stored.values, "log_probs": stored.log_probs, "clipped_actions": clipped, "new_obs": last,
+             "rewards": rewards, "dones": dones, "infos": infos}
+        )  # fmt: skip
         if not callback.on_step():
             return False
         clock.enter("buffer")
         note_episodes(model, source, infos, dones)
-        bootstrap_truncated(model, head, slots.finished, rewards, values)
-        starts: Any = model._last_episode_starts
+        bootstrap_truncated(engine, model.gamma, finished, rewards, stored.values)
         # The storage's own `add`, for tensors; the buffer's is stock's, for arrays.
-        RolloutStorage.add(rollout_buffer, obs_tensor, action_tensor, rewards, starts, values, log_probs, mask_tensor)
-        model._last_obs, model._last_episode_starts = new_obs, dones
-    if fast.guard is not None and normalizer is None:
-        check_rollout(rollout_buffer, new_obs, model.num_timesteps)
+        starts: Any = model._last_episode_starts
+        RolloutStorage.add(
+            rollout, stored.observations, stored.actions, rewards, starts, stored.values, stored.log_probs,
+            stored.action_masks,
+        )  # fmt: skip
+        model._last_obs, model._last_episode_starts = last, dones
+    if guarded and normalizer is None:
+        check_rollout(rollout, last, model.num_timesteps)
     return True
 
 
-def _act(model: OnPolicyAlgorithm, head: ActingHead, observations: Any, masks: Any) -> tuple[Any, Any, Any]:
+def _act(model: _PPO, engine: Engine, masks: Any) -> tuple[Acted, Any]:
+    """What came of acting, and the part of it that is stored."""
     try:
-        return head.act(observations, masks)
+        acted = engine.act(model._last_obs, masks)
     except EnvError:  # for want of finite outputs: if that is the observation's fault, say which and since when
-        if model._fast.guard is not None:  # type: ignore[attr-defined]
+        if engine.guard is not None:
             check_step(model._last_obs, np.zeros(1, np.float32), (), model.num_timesteps)  # type: ignore[arg-type]
         raise
+    return acted, acted.stored
 
 
-def _acting_head(model: OnPolicyAlgorithm, storage: RolloutStorage | None) -> ActingHead:
-    """The compiled kernels with the weights as they are now, or the policy's own modules.
-
-    `storage` is what they may take for the rows they acted on, step by step; None if they act in another order.
-    """
-    fast: FastState = model._fast  # type: ignore[attr-defined]
-    kernels = fast.kernels_of(model.policy, model.observation_space)
-    if kernels is None:
-        head = fast.accelerator_of(model.policy).acting_head(model.action_space)
-        return head if fast.guard is None else GuardedHead(head, model.policy)
-    kernels.begin_rollout(storage)
-    return kernels
-
-
-def _source(fast: FastState, env: VecEnv, episode_starts: NDArray[Any], use_masking: bool) -> SlotSource:
-    source = fast.source_of(env)
+def _source(model: _PPO, env: VecEnv, episode_starts: NDArray[Any], use_masking: bool) -> SlotSource:
+    source = model.collector.source_of(env)
     if use_masking and not source.masked:
         raise NoMasksError(
             f"{type(env).__name__} has no action masks: give the env an action_masks() method, wrap it in "
@@ -310,28 +265,67 @@ def _source(fast: FastState, env: VecEnv, episode_starts: NDArray[Any], use_mask
     return source
 
 
-def _read_masks(source: SlotSource, check: MaskCheck, step: int, place: BoolArray | None) -> BoolArray:
-    """A checked copy of the masks (N, A), in `place` if given: the step that follows overwrites the slots."""
-    masks = source.read_masks()
-    if masks is None:
-        raise EnvSpecError(f"the env had action masks when the rollout began and has none at step {step}")
-    check(masks, step)
-    if place is None:
-        return np.array(masks)
-    np.copyto(place, masks)
-    return place
+def train(model: _PPO) -> None:
+    """Update on the filled storage, now or beside the next rollout; the last one of `learn` has nothing beside it."""
+    model.policy.set_training_mode(True)
+    engine, rollout, optimizer = model.engine_now(), model.rollout_buffer, model.policy.optimizer
+    overlapped = engine.overlapped if engine.settings.overlap else None
+    if overlapped is None or model.num_timesteps >= model._total_timesteps:
+        model._update_learning_rate(optimizer)
+        work = model.work()
+        note(model, engine.update(rollout, work), work, rollout)
+        return
+    update_learning_rate(optimizer, model.lr_schedule(model._current_progress_remaining))
+    filled: Any = rollout
+    overlapped.start(engine, filled, model.work())
+    model.rollout_buffer, overlapped.spare = overlapped.spare, None  # type: ignore[assignment]
+    storage_of(model, filled.num_steps, filled.num_envs)  # made anew where the spare one does not fit
 
 
-def _kept(source: SlotSource, place: Any) -> Any:
-    """The observations in the slots, safe from the next step: in `place` if given, so that storing costs no copy."""
-    observations = source.slots.observations
-    if not source.reuses_arrays:
-        return observations
-    if place is None:
-        return copy_observations(observations)
-    if isinstance(observations, dict):
-        for key, part in observations.items():
-            np.copyto(place[key], part)
-    else:
-        np.copyto(place, observations)
-    return place
+def take_over(model: _PPO) -> None:
+    """Wait for the update made beside this rollout, if there is one, and take it over: weights, optimizer, log."""
+    engine = model.engine
+    if engine.overlapped is None:
+        return
+    model.collector.clock.enter("train")
+    taken = engine.overlapped.take(engine)
+    if taken is not None:
+        model.logger.record("train/learning_rate", model.policy.optimizer.param_groups[0]["lr"])
+        note(model, taken.done, taken.work, taken.rollout)
+
+
+def note(model: Any, done: Statistics, work: PPOWork, rollout: Any) -> None:
+    """Log an update under SB3's keys, and let the guard see it.
+
+    Raises:
+        DivergedError: round after round no update was finite; see `guard.py`.
+    """
+    terms, record = done.terms, model.logger.record
+    if done.stopped and model.verbose >= 1:
+        last_kl = terms["approx_kl"][-1]
+        model.logger.info(f"Early stopping at step {done.epochs - 1} due to reaching max kl: {last_kl:.2f}")
+    model._n_updates += done.epochs
+    record("train/entropy_loss", _mean(terms["entropy_loss"]))
+    record("train/policy_gradient_loss", _mean(terms["policy_loss"]))
+    record("train/value_loss", _mean(terms["value_loss"]))
+    record("train/approx_kl", np.mean(terms["approx_kl"]))
+    record("train/clip_fraction", _mean(terms["clip_fraction"]))
+    record("train/loss", float(terms["loss"][-1]))
+    record("train/explained_variance", float(terms["explained_variance"][0]))
+    if hasattr(model.policy, "log_std"):
+        record("train/std", torch.exp(model.policy.log_std).mean().item())
+    record("train/n_updates", model._n_updates, exclude="tensorboard")
+    record("train/clip_range", work.clip_range)
+    if work.clip_range_vf is not None:
+        record("train/clip_range_vf", work.clip_range_vf)
+    if model.engine.skipped_steps:
+        record("train/skipped_steps", model.engine.skipped_steps)
+    if model.engine.guard is not None:
+        kl = float(np.mean(terms["approx_kl"]))
+        why = lambda: why_rollout(model.policy, rollout, done.blamed)  # noqa: E731
+        model.engine.guard.note(model, done.norms, why, kl, expected=done.expected_skips)
+
+
+def _mean(terms: NDArray[Any]) -> float:
+    """In float64 of float32 scalars, as SB3 takes it of Python floats."""
+    return float(np.mean(terms.astype(np.float64)))

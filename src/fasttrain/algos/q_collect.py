@@ -11,14 +11,11 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import RolloutReturn, TrainFreq
 from stable_baselines3.common.utils import should_collect_more_steps
 
-from fasttrain.algos.q_update import QState
-from fasttrain.algos.rollouts import note_episodes
+from fasttrain.algos.collector import Came, note_episodes, read_masks
 from fasttrain.batch import LAST_MASKS, BoolArray, FinishedEpisode, draw_choices
 from fasttrain.buffers.replay_storage import ReplayStorage
-from fasttrain.engines.causes import check_step, marked, why_no_action
-from fasttrain.engines.heads import MaskCheck, action_dims
-from fasttrain.engines.q_networks import greedy
-from fasttrain.errors import EnvError, EnvSpecError
+from fasttrain.engines.causes import check_step
+from fasttrain.engines.heads import action_dims
 from fasttrain.vec.base import SlotSource, copy_observations
 
 
@@ -34,41 +31,38 @@ def collect(
 ) -> RolloutReturn:
     """As SB3's `collect_rollouts`: act, step, store, until there is enough for the next update.
 
-    The names of SB3's local variables (`infos`, `dones`, `new_obs`, …) are kept where callbacks read them.
+    `rollout_start` of callbacks comes before anything is asked of the engine, which may be exchanged there.
     """
-    fast: QState = model._fast
-    clock = fast.clock
+    collector, clock = model.collector, model.collector.clock
     num_collected_steps, num_collected_episodes = 0, 0
     model.policy.set_training_mode(False)
     with clock.phase("log"):
         callback.on_rollout_start()
     while should_collect_more_steps(train_freq, num_collected_steps, num_collected_episodes):
         clock.enter("env_step")  # reading the masks is the env's work
-        action_masks = _read_masks(model, source) if masked else None
+        masks = read_masks(source, model.action_space, model.num_timesteps) if masked else None
         clock.enter("action")
-        buffer_actions = actions = _choose(model, learning_starts, source.num_envs, action_masks)
-        clock.enter("env_step")
-        source.step_slots(actions)
+        actions = _choose(model, learning_starts, source.num_envs, masks)
+        came = collector.step(source, actions)
         model.num_timesteps += source.num_envs
         num_collected_steps += 1
-        clock.enter("buffer")
-        slots = source.slots
-        new_obs: Any = copy_observations(slots.observations) if source.reuses_arrays else slots.observations
-        rewards = np.array(slots.rewards, np.float32)
-        dones = slots.terminations | slots.truncations
-        infos = source.infos()
-        if fast.guard is not None:  # last observations are stored, even of episodes that ended by the rules
-            check_step(new_obs, rewards, slots.finished, model.num_timesteps, model._vec_normalize_env)
+        if model.engine.guard is not None:  # last observations are stored, even of episodes that ended by the rules
+            normalizer = model._vec_normalize_env
+            check_step(came.observations, came.rewards, source.slots.finished, model.num_timesteps, normalizer)
         clock.enter("log")
-        callback.update_locals({**locals(), "self": model})
+        callback.update_locals(
+            {"num_collected_steps": num_collected_steps, "num_collected_episodes": num_collected_episodes,
+             "actions": actions, "buffer_actions": actions, "new_obs": came.observations, "rewards": came.rewards,
+             "dones": came.dones, "infos": came.infos}
+        )  # fmt: skip
         if not callback.on_step():
             return RolloutReturn(num_collected_steps * source.num_envs, num_collected_episodes, continue_training=False)
         clock.enter("buffer")
-        note_episodes(model, source, infos, dones)
-        _store(model, source, storage, buffer_actions, new_obs, rewards, dones, masked)
+        note_episodes(model, source, came.infos, came.dones)
+        _store(model, source, storage, actions, came, masked)
         model._update_current_progress_remaining(model.num_timesteps, model._total_timesteps)
         model._on_step()
-        for _ in range(np.count_nonzero(dones)):
+        for _ in range(np.count_nonzero(came.dones)):
             num_collected_episodes += 1
             model._episode_num += 1
             if log_interval is not None and model._episode_num % log_interval == 0:
@@ -80,21 +74,10 @@ def collect(
 
 def _choose(model: Any, learning_starts: int, count: int, masks: BoolArray | None) -> NDArray[Any]:
     """ε-greedy as SB3: one draw decides for the whole vector step; before `learning_starts` all is random."""
-    fast: QState = model._fast
     if model.num_timesteps < learning_starts or np.random.rand() < model.exploration_rate:
-        return random_actions(model.action_space, count, masks, fast.local_random_actions)
-    kernels = fast.kernels_of(model)
-    if kernels is not None:
-        return kernels.act(model._last_obs, masks).reshape(-1, *(model.action_space.shape or ()))
-    accelerator = fast.accelerator_of(model.policy)
-    transfer = accelerator.transfer
-    values = accelerator.values(transfer.observations(model._last_obs))
-    legal = None if masks is None else transfer.masks(masks)
-    best = greedy(values, legal, action_dims(model.action_space))
-    chosen = transfer.actions(best if fast.guard is None else marked(best, values))
-    if fast.guard is not None and chosen.flat[0] < 0:
-        raise EnvError(why_no_action(model.policy, model._last_obs, "a Q-value") or "a Q-value is not finite")
-    return chosen.reshape(-1, *(model.action_space.shape or ()))  # one sub-action has a column of its own
+        return random_actions(model.action_space, count, masks, model.collector.local_random_actions)
+    chosen: NDArray[Any] = model.engine_now().act(model._last_obs, masks).actions
+    return chosen
 
 
 def random_actions(
@@ -115,28 +98,12 @@ def random_actions(
     return drawn[:, 0] if isinstance(space, spaces.Discrete) else drawn
 
 
-def _read_masks(model: Any, source: SlotSource) -> BoolArray:
-    """A checked copy of the masks (N, A): the step that follows overwrites the slots."""
-    masks = source.read_masks()
-    if masks is None:
-        raise EnvSpecError(f"the env had action masks when training began and has none at step {model.num_timesteps}")
-    MaskCheck(model.action_space)(masks, model.num_timesteps)
-    return np.array(masks)
-
-
 def _store(
-    model: Any,
-    source: SlotSource,
-    storage: ReplayStorage,
-    actions: NDArray[Any],
-    new_obs: Any,
-    rewards: NDArray[Any],
-    dones: BoolArray,
-    masked: bool,
+    model: Any, source: SlotSource, storage: ReplayStorage, actions: NDArray[Any], came: Came, masked: bool
 ) -> None:
     """One transition per env. What normalising wrappers changed is stored as it was, as SB3 does."""
-    normalizer = model._vec_normalize_env
-    finished, seen = source.slots.finished, new_obs
+    normalizer, finished = model._vec_normalize_env, source.slots.finished
+    seen, rewards, dones = came.observations, came.rewards, came.dones
     if normalizer is None:
         model._last_original_obs = model._last_obs
     else:
@@ -151,7 +118,7 @@ def _store(
         storage.put(before, next_obs, actions, rewards, dones, timeouts, next_masks)
         if lost := [episode.env_index for episode in finished if episode.lost]:
             storage.discard(lost)
-    model._last_obs = new_obs
+    model._last_obs = came.observations
     if normalizer is not None:
         model._last_original_obs = seen
 

@@ -13,16 +13,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from stable_baselines3.common.utils import obs_as_tensor
 from torch import Tensor
 
-from fasttrain.algos.dqn import DQN
 from fasttrain.batch import BoolArray, Int64Array, draw_choices, select_rows
-from fasttrain.engines import kernels, kernels_q
-from fasttrain.engines.heads import action_dims, head_of
-from fasttrain.engines.kernels import FusedPolicy
-from fasttrain.engines.kernels_q import FusedQ
-from fasttrain.engines.q_networks import greedy
+from fasttrain.engines.engine import Engine, EngineSettings
+from fasttrain.engines.heads import action_dims
 from fasttrain.errors import ConfigError
 
 Weights = dict[str, Tensor]
@@ -39,74 +34,49 @@ class Player(Protocol):
 
 
 def weights_of(model: Any) -> Weights:
-    """A copy of the weights that the model acts with: of DQN those of the online network."""
-    acting = model.policy.q_net if isinstance(model, DQN) else model.policy
-    return {name: value.detach().clone() for name, value in acting.state_dict().items()}
+    """A copy of the weights that the model acts with: of Q-networks those of the online network."""
+    return {name: value.detach().clone() for name, value in _acting_part(model.policy).state_dict().items()}
+
+
+def _acting_part(policy: Any) -> Any:
+    return getattr(policy, "q_net", policy)
 
 
 def player_for(model: Any) -> Player:
-    """A player with the model's present weights."""
-    policy = copy.deepcopy(model.policy)
-    policy.set_training_mode(False)
-    fused = model._fast.fused
-    return QPlayer(model, policy, fused) if isinstance(model, DQN) else ActorPlayer(model, policy, fused)
+    """A player with the model's present weights, on an engine of the model's kind."""
+    return EnginePlayer(model)
 
 
-class ActorPlayer:
-    """Draws from the policy's distribution, from torch's global stream."""
+class EnginePlayer:
+    """Draws from its policy's distribution; of Q-values takes the best, and errs now and then.
 
-    def __init__(self, model: Any, policy: Any, fused: bool) -> None:
-        self.policy = policy
-        serves = fused and not kernels.why_not_fused(policy, model.observation_space)
-        self._kernels = FusedPolicy(policy) if serves else None
-        self._head = self._kernels or head_of(policy, model.action_space)
-        self._pack()
+    An opponent that never errs teaches little.
+    """
 
-    def act(self, observations: Any, action_masks: BoolArray | None) -> NDArray[Any]:
-        masks = None if action_masks is None else torch.from_numpy(action_masks).to(self.policy.device)
-        with torch.no_grad():
-            drawn = self._head.act(obs_as_tensor(observations, self.policy.device), masks)[0]
-        actions: NDArray[Any] = drawn.cpu().numpy()
-        return actions
+    errs = 0.05  # how often one that takes the best acts at random
 
-    def load(self, weights: Mapping[str, Tensor]) -> None:
-        self.policy.load_state_dict(weights)
-        self._pack()
-
-    def _pack(self) -> None:
-        if self._kernels is not None:
-            self._kernels.begin_rollout(None)
-
-
-class QPlayer:
-    """The best action, and one in twenty at random: an opponent that never errs teaches little."""
-
-    exploration = 0.05
-
-    def __init__(self, model: Any, policy: Any, fused: bool) -> None:
-        self.policy, self.dims = policy, action_dims(model.action_space)
+    def __init__(self, model: Any) -> None:
+        policy = copy.deepcopy(model.policy)
+        policy.set_training_mode(False)
+        engine = model.engine_now()
+        self.engine: Engine = type(engine)(policy, EngineSettings(kind=engine.settings.kind))
+        self.engine.guard = None
+        self.engine.begin()
+        self._dims = action_dims(model.action_space) if hasattr(policy, "q_net") else []
         self._shape = model.action_space.shape or ()
-        serves = fused and not kernels_q.why_not_fused(policy, model.observation_space, model.action_space)
-        self._kernels = FusedQ(policy) if serves else None
 
     def act(self, observations: Any, action_masks: BoolArray | None) -> NDArray[Any]:
-        best = self._best(observations, action_masks)
-        drawn = draw_choices(np.random, self.dims, len(best), action_masks)
-        errs = np.random.random(len(best)) < self.exploration
-        best[errs] = drawn[errs].reshape(-1, *self._shape)
-        return best
-
-    def _best(self, observations: Any, action_masks: BoolArray | None) -> NDArray[Any]:
-        if self._kernels is not None:
-            return np.array(self._kernels.act(observations, action_masks)).reshape(-1, *self._shape)
-        masks = None if action_masks is None else torch.from_numpy(action_masks).to(self.policy.device)
-        with torch.no_grad():
-            values = self.policy.q_net(obs_as_tensor(observations, self.policy.device))
-        actions: NDArray[Any] = greedy(values, masks, self.dims).cpu().numpy()
-        return actions.reshape(-1, *self._shape)
+        chosen = self.engine.act(observations, action_masks).actions
+        if self._dims:
+            chosen = np.array(chosen)
+            drawn = draw_choices(np.random, self._dims, len(chosen), action_masks)
+            errs = np.random.random(len(chosen)) < self.errs
+            chosen[errs] = drawn[errs].reshape(-1, *self._shape)
+        return chosen
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        self.policy.q_net.load_state_dict(weights)  # in place: the kernels' views stay
+        _acting_part(self.engine.policy).load_state_dict(weights)  # in place: the kernels' views stay
+        self.engine.begin()
 
 
 FIRST_RATING = 1000.0

@@ -126,6 +126,36 @@ class Direct:
         """Nothing runs."""
 
 
+class Replay(NamedTuple):
+    """A replay buffer as an engine asks for it: PyTorch draws and rates batch by batch, as stock; kernels take a block
+    and rate it at the end."""
+
+    storage: ReplayStorage
+    sampler: Sampler
+    normalizer: VecNormalize | None = None
+
+    def batches(self, count: int, batch_size: int) -> Iterator[ReplayBatch]:
+        """`count` batches, one after the other."""
+        return self.sampler.batches(self.storage, count, batch_size, self.normalizer)
+
+    def block(self, count: int, batch_size: int) -> FlatBlock:
+        """All of them at once."""
+        return self.sampler.block(self.storage, count, batch_size)
+
+    def rate(self, indices: Any, errors: NDArray[Any], generation: Any, guarded: bool) -> None:
+        """New priorities of prioritized replay, by the TD errors (M,) of the transitions at `indices`.
+
+        Guarded, transitions whose error is not finite keep theirs; else it is an error.
+        """
+        storage: Any = self.storage
+        good = np.isfinite(errors) if guarded else np.ones(1, np.bool_)
+        if good.all():
+            storage.update_priorities(indices, errors, generation)
+            return
+        per_row = isinstance(generation, np.ndarray) and len(generation) == len(good)
+        storage.update_priorities(np.asarray(indices)[good], errors[good], generation[good] if per_row else generation)
+
+
 class _Request(NamedTuple):
     """What the thread draws; another buffer or another size is another request, and makes finished blocks stale."""
 

@@ -260,11 +260,11 @@ class RolloutStorage:
         """Every step of every env was `put`."""
         self.pos, self.full = self.num_steps, True
 
-    def compute_returns_and_advantages(self, last_values: Tensor, last_dones: BoolArray) -> None:
+    def compute_returns_and_advantages(self, last_values: Float32Array, last_dones: BoolArray) -> None:
         """Fill `advantages` and `returns` once all steps are stored; last_values (N, 1) or (N,), last_dones (N,)."""
         if not self.full:
             raise RuntimeError(f"only {self.pos} of {self.num_steps} steps are stored")
-        last, values = _host(last_values.detach()).reshape(-1), self.values
+        last, values = last_values.reshape(-1), self.values
         with np.errstate(over="ignore", invalid="ignore"):  # the guard tells what is not finite
             advantages = advantages_of(
                 self.rewards, values, self.episode_starts, last, last_dones, self.gamma, self.gae_lambda

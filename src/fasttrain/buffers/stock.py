@@ -128,7 +128,7 @@ class StockRollout(RolloutStorage):
 
     def compute_returns_and_advantage(self, last_values: Tensor, dones: BoolArray) -> None:
         """Fill `advantages` and `returns` once all steps are stored; last_values (N, 1) or (N,), dones (N,)."""
-        self.compute_returns_and_advantages(last_values, dones)
+        self.compute_returns_and_advantages(last_values.detach().cpu().numpy(), dones)
 
     def as_stock(self) -> RolloutBuffer:
         """SB3's own buffer over these arrays; it shares their memory."""

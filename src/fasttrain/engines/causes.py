@@ -202,9 +202,11 @@ def blame(loss_is_finite: bool, parameters: str) -> str:
     return f"the gradient of parameter {parameters}"
 
 
-def why_rollout(model: Any, blamed: str) -> str:
-    """Of a PPO or MaskablePPO with the rollout that it has just learned from; `blamed` is what `blame` said."""
-    storage, policy = model.rollout_buffer, model.policy
+def why_rollout(policy: Any, storage: RolloutStorage | None, blamed: str) -> str:
+    """Of an actor-critic and the rollout that it has just learned from (None: it is gone); `blamed` is what `blame`
+    said."""
+    if storage is None:
+        return blamed or UNKNOWN
     given = [*parts_of(storage.observations), ("reward", storage.rewards)]
     if found := _first_of(given, "of the rollout"):
         return found
@@ -212,7 +214,7 @@ def why_rollout(model: Any, blamed: str) -> str:
         return f"parameter {listed(names)} is not finite"
     acted = ("values", "log_probs", "advantages", "returns")
     made = [(name.removesuffix("s").replace("_", " "), getattr(storage, name)) for name in acted]
-    return _first_of(made, "of the rollout") or _logits(model) or blamed or UNKNOWN
+    return _first_of(made, "of the rollout") or _logits(policy, storage) or blamed or UNKNOWN
 
 
 def why_replay(model: Any, blamed: str) -> str:
@@ -240,16 +242,15 @@ def _first_of(fields: list[tuple[str, NDArray[Any]]], where: str) -> str:
 
 
 @torch.no_grad()
-def _logits(model: Any) -> str:
+def _logits(policy: Any, storage: RolloutStorage) -> str:
     """Where the policy's logits are not finite with the weights of now."""
-    head = head_of(model.policy, model.action_space)
-    storage = model.rollout_buffer
+    head = head_of(policy, policy.action_space)
     if not isinstance(head, CategoricalHead):
         return ""
     flat = {name: array.reshape(-1, *array.shape[2:]) for name, array in _keyed(storage.observations).items()}
     for begin in range(0, storage.num_steps * storage.num_envs, ROWS):
         part: Any = {name: array[begin : begin + ROWS] for name, array in flat.items()}
-        logits, values = head.outputs(obs_as_tensor(part.get("", part), model.device))
+        logits, values = head.outputs(obs_as_tensor(part.get("", part), policy.device))
         for name, found in (("logits", logits), ("value", values)):
             at = first_bad(found.cpu().numpy())
             if at is not None:

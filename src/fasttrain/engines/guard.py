@@ -19,10 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fasttrain.batch import Float64Array, load_into
-from fasttrain.buffers.rollout import TensorObservations
-from fasttrain.engines.causes import why_no_action
-from fasttrain.engines.heads import LOST, OUTPUT, ActingHead
-from fasttrain.errors import ConfigError, DivergedError, EnvError
+from fasttrain.errors import ConfigError, DivergedError
 from fasttrain.spec.config import GuardConfig
 
 NOT_FINITE = ("probability tensor contains", "Expected parameter", "Expected value argument")  # torch's words for it
@@ -216,22 +213,3 @@ def _tensors_of(policy: Any) -> list[Tensor]:
     states = [optimizer.state.get(p, {}) for group in optimizer.param_groups for p in group["params"]]
     kept = [value for state in states for value in state.values() if isinstance(value, Tensor)]
     return [*policy.state_dict().values(), *kept]
-
-
-class GuardedHead:
-    """A head whose failure to draw actions from what is not finite is told with the place."""
-
-    def __init__(self, head: ActingHead, policy: Any) -> None:
-        self.head, self.policy = head, policy
-
-    def act(self, observations: TensorObservations, action_masks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        try:
-            return self.head.act(observations, action_masks)
-        except (RuntimeError, ValueError) as error:  # torch.multinomial's and torch.distributions' own
-            # On CUDA the failure is one of the device, which answers no question any more.
-            if self.policy.device.type != "cpu" or not any(words in str(error) for words in NOT_FINITE):
-                raise
-            raise EnvError(why_no_action(self.policy, observations, OUTPUT) or LOST) from error
-
-    def values(self, observations: TensorObservations) -> Tensor:
-        return self.head.values(observations)

@@ -1,4 +1,4 @@
-"""FusedPolicy: between a stock SB3 policy with its optimizer and the kernels of `kernels/`.
+"""KernelEngine: an actor-critic acts and learns in the compiled kernels of `kernels/`.
 
 Parameters and Adam's moments are copied into flat vectors before an update and back after it, so that the policy and
 the optimizer stay stock ones at every moment somebody can look. A copy is 45,000 floats in 50 µs.
@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from gymnasium import spaces
-from numpy.typing import NDArray
 from sb3_contrib.common.maskable.distributions import (
     MaskableBernoulliDistribution,
     MaskableCategoricalDistribution,
@@ -23,24 +22,42 @@ from sb3_contrib.common.maskable.distributions import (
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from stable_baselines3.common.distributions import CategoricalDistribution, MultiCategoricalDistribution
 from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.utils import obs_as_tensor
 from torch import Tensor, nn
 
 from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, joined
-from fasttrain.buffers.rollout import RolloutStorage, TensorObservations
-from fasttrain.engines.causes import why_no_action
+from fasttrain.buffers.rollout import RolloutStorage
+from fasttrain.engines.causes import blame, why_no_action
+from fasttrain.engines.engine import Acted, Engine, EngineSettings, PPOWork, Statistics, Stored, explained
 from fasttrain.engines.heads import LOST, OUTPUT, is_unchanged
-from fasttrain.engines.layout import KINDS, keys_of, make_layout, why_no_vectors
+from fasttrain.engines.layout import KINDS, keys_of, make_layout, rows_of_storage, scalars_of, why_no_vectors
 from fasttrain.errors import EnvError
 from fasttrain.kernel_jobs import KernelCall
 from fasttrain.kernels.acting import act_rows
 from fasttrain.kernels.nets import Lists, Rows, compress, empty_lists
-from fasttrain.kernels.ppo import GRAD_NORM, NUM_STATISTICS, AdamSettings, LossSettings, Scratch, train_epoch
+from fasttrain.kernels.ppo import (
+    APPROX_KL,
+    CLIPPED,
+    ENTROPY,
+    GRAD_NORM,
+    LOSS,
+    NO_STEP,
+    NUM_STATISTICS,
+    POLICY_LOSS,
+    VALUE_LOSS,
+    AdamSettings,
+    LossSettings,
+    Scratch,
+    train_epoch,
+)
 from fasttrain.threads import FOLLOW, ThreadChoice, new_team, run
 
 # Rows that go through the nets together. Their activations stay in the cache, and the weights of a wide net, which do
 # not, are read once per block: 16.9 → 13.4 µs a sample for [256, 256] with 128 rows; [64, 64] does not care.
 BLOCK, WIDE_BLOCK, WIDE = 64, 128, 512  # floats in a row of activations
 ROWS_PER_THREAD = 128  # below that many rows a second thread costs more than it brings (about 10 µs to wake)
+COLUMNS = {"loss": LOSS, "policy_loss": POLICY_LOSS, "value_loss": VALUE_LOSS, "clip_fraction": CLIPPED}
+CPU = torch.device("cpu")
 _POLICIES = (ActorCriticPolicy, MaskableActorCriticPolicy)
 _DISTRIBUTIONS = (
     CategoricalDistribution,
@@ -51,7 +68,7 @@ _DISTRIBUTIONS = (
 )
 
 
-def why_not_fused(policy: Any, observation_space: spaces.Space[Any]) -> str:
+def why_not(policy: Any) -> str:
     """Empty if the kernels can stand in for `policy` and its optimizer, else what they cannot do."""
     if any(parameter.device.type != "cpu" or parameter.dtype != torch.float32 for parameter in policy.parameters()):
         return "not float32 on the CPU"
@@ -60,7 +77,7 @@ def why_not_fused(policy: Any, observation_space: spaces.Space[Any]) -> str:
     stock_features = {base.extract_features for base in _POLICIES}
     if type(policy).extract_features not in stock_features or "extract_features" in vars(policy):
         return "the policy extracts features in a way of its own"
-    if unfit := why_no_vectors(policy.features_extractor, observation_space):
+    if unfit := why_no_vectors(policy.features_extractor, policy.observation_space):
         return unfit
     nets = (policy.mlp_extractor.policy_net, policy.mlp_extractor.value_net)
     kinds = {type(module) for net in nets for module in net[1::2]}
@@ -68,10 +85,10 @@ def why_not_fused(policy: Any, observation_space: spaces.Space[Any]) -> str:
     plain = all(type(module) is nn.Linear and module.bias is not None for module in linears)
     if any(len(net) == 0 or len(net) % 2 for net in nets) or len(kinds) != 1 or not kinds <= set(KINDS) or not plain:
         return "not an MLP of tanh or relu layers"
-    return _why_not_optimizer(policy.optimizer, list(policy.parameters()))
+    return why_not_optimizer(policy.optimizer, list(policy.parameters()))
 
 
-def _why_not_optimizer(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> str:
+def why_not_optimizer(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> str:
     if type(optimizer) is not torch.optim.Adam or len(optimizer.param_groups) != 1:
         return "not a plain Adam"
     (group,) = optimizer.param_groups
@@ -85,17 +102,14 @@ def _why_not_optimizer(optimizer: torch.optim.Optimizer, parameters: list[nn.Par
     return "" if same and not frozen else "some parameters are frozen or hooked"
 
 
-class FusedPolicy:
-    """The kernels' view of one policy.
+class KernelEngine(Engine):
+    """Of an actor-critic policy for which `why_not` is empty. It draws its random numbers a rollout at a time."""
 
-    Args:
-        policy: an SB3 policy for which `why_not_fused` is empty.
-        max_threads: at most that many threads per minibatch.
-    """
+    kind: ClassVar[str] = "kernels"
 
-    def __init__(self, policy: Any, max_threads: int = 1) -> None:
-        self.policy = policy
-        self.max_threads = max_threads
+    def __init__(self, policy: Any, settings: EngineSettings, before: Engine | None = None) -> None:
+        super().__init__(policy, settings, before)
+        self.max_threads = 1 if settings.overlap else settings.threads
         self._keys = keys_of(policy.features_extractor)
         self.layout, self._places, self.size, self._row_size = make_layout(policy)
         self._single = isinstance(policy.action_space, spaces.Discrete)
@@ -108,21 +122,21 @@ class FusedPolicy:
         self._recording = self._spare = empty_lists(0, 0, 0)  # of a rollout's rows, of rows that nobody asks for again
         self._recorded = 0  # rows of the rollout so far
         self._order: Int64Array = np.arange(0)
-        self.blamed = ""  # the parameter whose gradient was the first that was not finite in the last update
         self._uniforms: Iterator[Float32Array] = iter(())
         self._filling: tuple[RolloutStorage | None, int] = (None, 0)
 
-    def serves(self, policy: Any) -> bool:
-        """Whether `policy` still has the parameters the kernels were made for: a head may have been replaced."""
+    def fits(self, policy: Any) -> bool:
+        """A head may have been replaced, the optimizer hooked."""
         mine = {id(place.parameter) for place in self._places}
-        return policy is self.policy and mine == {id(parameter) for parameter in policy.parameters()}
+        same = policy is self.policy and mine == {id(parameter) for parameter in policy.parameters()}
+        return same and not why_not(policy)
 
-    def begin_rollout(self, storage: RolloutStorage | None) -> None:
-        """Read the parameters; what is acted on from now on is what `storage`, if given, is being filled with."""
+    def begin(self, rollout: RolloutStorage | None = None) -> None:
+        """Read the parameters; what is acted on from now on is what `rollout`, if given, is being filled with."""
         self.pack()
         self._recorded = 0
-        self._filling = (None, 0) if storage is None else (storage, storage.generation)
-        steps, envs = (0, 0) if storage is None else (storage.num_steps, storage.num_envs)
+        self._filling = (None, 0) if rollout is None else (rollout, rollout.generation)
+        steps, envs = (0, 0) if rollout is None else (rollout.num_steps, rollout.num_envs)
         self._recording = self._resized(self._recording, steps * envs)
         self._uniforms = iter(torch.rand(steps, envs, len(self.layout.dims)).numpy())
 
@@ -131,14 +145,11 @@ class FusedPolicy:
         for parameter, view in self._views(self.parameters):
             view.copy_(parameter.detach())
 
-    def act(self, observations: TensorObservations, action_masks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Actions (N,) or (N, K), values (N, 1), log-probabilities (N,) with the parameters last packed.
-
-        One uniform number per env and sub-action is drawn from torch's global stream, those of a rollout at its start.
-        """
+    def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> Acted:
+        """One uniform number per env and sub-action is drawn from torch's global stream, a rollout's at its start."""
         seen = joined(observations, self._keys)
         count, sub_actions = len(seen), len(self.layout.dims)
-        masks = self._all_legal(count) if action_masks is None else np.ascontiguousarray(action_masks.numpy())
+        masks = self._all_legal(count) if action_masks is None else np.ascontiguousarray(action_masks)
         uniforms = next(self._uniforms, None)
         if uniforms is None or len(uniforms) != count:
             uniforms = torch.rand(count, sub_actions).numpy()
@@ -152,11 +163,15 @@ class FusedPolicy:
         total = self._call(self._acting_choice, len(scratch.gradients), act_rows, *arguments)
         if not math.isfinite(total):
             raise EnvError(why_no_action(self.policy, observations, OUTPUT) or LOST)
-        drawn = torch.from_numpy(actions)
-        return drawn[:, 0] if self._single else drawn, torch.from_numpy(values)[:, None], torch.from_numpy(log_probs)
+        drawn = actions[:, 0] if self._single else actions
+        stored = Stored(
+            obs_as_tensor(observations, CPU), torch.from_numpy(drawn), torch.from_numpy(values)[:, None],
+            torch.from_numpy(log_probs), None if action_masks is None else torch.from_numpy(masks),
+        )  # fmt: skip
+        return Acted(drawn, stored, memory)
 
-    def values(self, observations: TensorObservations) -> Tensor:
-        """Values (N, 1) with the parameters last packed.
+    def values(self, observations: Any, memory: Any = None) -> Float32Array:
+        """With the parameters last packed.
 
         torch would do too, but for a rollout's last observations it takes longer than for acting on them: 256 rows of
         248 floats 0.4 ms, and many times that where another process wants the core its second thread waits for. They
@@ -169,7 +184,7 @@ class FusedPolicy:
         act_rows(seen, self._all_legal(count), np.zeros((count, sub_actions), np.float32), self._spare, 0,
                  self._listed(count), self._flat, self.layout, self._memory(1),
                  np.empty((count, sub_actions), np.int64), values, log_probs, new_team(), 0)  # fmt: skip
-        return torch.from_numpy(values)[:, None]
+        return values
 
     def _call(self, choice: ThreadChoice, threads: int, kernel: Any, *arguments: Any, runs: int = 1) -> Any:
         """The kernel, on `threads` threads where that pays."""
@@ -207,54 +222,60 @@ class FusedPolicy:
             self._legal = np.ones((count, int(self.layout.dims.sum())), np.bool_)
         return self._legal
 
-    def train(
-        self,
-        storage: RolloutStorage,
-        n_epochs: int,
-        batch_size: int,
-        loss: LossSettings,
-        max_grad_norm: float,
-        guarded: bool = False,
-    ) -> tuple[list[Float64Array], int, int]:
-        """Train on a filled storage.
+    def update(self, data: RolloutStorage, work: PPOWork) -> Statistics:
+        """All epochs in compiled code; statistics of the minibatches come from there.
 
-        Args:
-            guarded: take no step where loss or gradient is not finite; its norm among the statistics is NaN.
-
-        Returns:
-            statistics of every epoch, (minibatches seen, NUM_STATISTICS); optimizer steps taken; epochs begun.
+        Raises:
+            EnvError: nothing is guarded and parameters would not be finite.
         """
-        optimizer = self.policy.optimizer
+        self.clock.enter("train")
+        optimizer, guarded = self.policy.optimizer, self.guard is not None
         (group,) = optimizer.param_groups
         step = self._read(optimizer)
         beta1, beta2 = group["betas"]
-        adam = AdamSettings(float(group["lr"]), float(beta1), float(beta2), float(group["eps"]), float(max_grad_norm))
-        rows = self._rows_of_rollout(storage)
-        total = storage.num_steps * storage.num_envs
+        rate, eps, limit = float(group["lr"]), float(group["eps"]), float(work.max_grad_norm)
+        adam = AdamSettings(rate, float(beta1), float(beta2), eps, limit)
+        rows, loss = self._rows_of_rollout(data), _loss_settings(work)
+        total = data.num_steps * data.num_envs
+        batch_size = work.batch_size or total
         minibatches = -(-total // batch_size)
         scratch = self._memory(batch_size)
         flat, exp_avg, exp_avg_sq = (t.numpy() for t in (self.parameters, self._exp_avg, self._exp_avg_sq))
-        seen: list[Float64Array] = []
-        taken, blamed = 0, np.full(1, -1)
-        for _ in range(n_epochs):
+        epochs: list[Float64Array] = []
+        taken, bad, stopped = 0, np.full(1, -1), False
+        for _ in range(work.n_epochs):
             statistics = np.zeros((minibatches, NUM_STATISTICS))
-            order, first = storage.draw_order(), step + taken + 1
+            order, first = data.draw_order(), step + taken + 1
             done = self._call(self._choice, len(scratch.gradients), train_epoch, order, batch_size, flat, exp_avg,
                               exp_avg_sq, first, self.layout, rows, loss, adam, scratch, statistics, guarded,
-                              blamed, runs=minibatches)  # fmt: skip
+                              bad, runs=minibatches)  # fmt: skip
             taken += done - (np.count_nonzero(np.isnan(statistics[:done, GRAD_NORM])) if guarded else 0)
-            seen.append(statistics[: min(done + 1, minibatches)])
-            if done < minibatches:
+            epochs.append(statistics[: min(done + 1, minibatches)])
+            stopped = done < minibatches
+            if stopped:
                 break
         if (taken or not guarded) and not np.isfinite(flat.sum()):
             raise EnvError(
                 "the update gave parameters that are not finite (a reward, advantage or coefficient too large?); the "
                 "policy keeps the parameters it had before this update"
             )
-        self.blamed = self._name_at(int(blamed[0]))
         if taken:
             self._write(optimizer, step + taken)
-        return seen, taken, len(seen)
+        return self.counted(self._statistics(epochs, taken, stopped, int(bad[0]), data))
+
+    def _statistics(
+        self, epochs: list[Float64Array], taken: int, stopped: bool, bad: int, data: RolloutStorage
+    ) -> Statistics:
+        seen = np.concatenate(epochs)
+        norms = seen[:, GRAD_NORM]
+        terms = {name: seen[:, column] for name, column in COLUMNS.items()}
+        terms |= {"entropy_loss": -seen[:, ENTROPY], "approx_kl": epochs[-1][:, APPROX_KL]}
+        blamed, first = "", np.flatnonzero(np.isnan(norms))
+        if self.guard is None:
+            norms = np.zeros(0)
+        elif len(first):
+            blamed = blame(bool(np.isfinite(seen[first[0], LOSS])), self._name_at(bad))
+        return Statistics({**terms, **explained(data)}, norms[norms != NO_STEP], taken, len(epochs), stopped, blamed)
 
     def _name_at(self, index: int) -> str:
         """The parameter that stands there in the flat vectors."""
@@ -269,8 +290,8 @@ class FusedPolicy:
         """The storage's transitions: as they were acted on, or read anew (0.1 µs a row)."""
         total = storage.num_steps * storage.num_envs
         if self._filling == (storage, storage.generation) and self._recorded == total:
-            return Rows(*self._recording, *_scalars_of(storage))
-        return _rows_of_storage(storage, self.layout.dims, self._keys)
+            return Rows(*self._recording, *scalars_of(storage))
+        return rows_of_storage(storage, self.layout.dims, self._keys)
 
     def _views(self, flat: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Every parameter with its place in `flat`, in the parameter's shape."""
@@ -312,75 +333,59 @@ class FusedPolicy:
         if parts not in self._scratch:
             width, block = int(self.layout.dims.sum()), BLOCK if self._row_size <= WIDE else WIDE_BLOCK
             self._scratch[parts] = Scratch(
-                activations=_zeros(parts, block, self._row_size),
-                deltas=_zeros(parts, block, self._row_size),
-                probs=_zeros(parts, 4, width),
-                gradients=_zeros(parts, self.size),
-                transposed=_zeros(self.size),
+                activations=zeros(parts, block, self._row_size),
+                deltas=zeros(parts, block, self._row_size),
+                probs=zeros(parts, 4, width),
+                gradients=zeros(parts, self.size),
+                transposed=zeros(self.size),
                 statistics=np.zeros((parts, NUM_STATISTICS)),
-                values=_zeros(parts, 1),
+                values=zeros(parts, 1),
                 moments=np.zeros(2),
-                zeros=_zeros(self._row_size),
+                zeros=zeros(self._row_size),
                 ones=torch.ones(block).numpy(),
                 every=torch.arange(block, dtype=torch.int32).numpy(),
             )
         return self._scratch[parts]
 
 
-def _zeros(*shape: int) -> Float32Array:
+def _loss_settings(work: PPOWork) -> LossSettings:
+    """As the kernels take them: numbers alone."""
+    return LossSettings(
+        clip_range=work.clip_range,
+        clip_range_vf=-1.0 if work.clip_range_vf is None else work.clip_range_vf,
+        ent_coef=work.ent_coef,
+        vf_coef=work.vf_coef,
+        normalize_advantage=work.normalize_advantage,
+        target_kl=-1.0 if work.target_kl is None else work.target_kl,
+    )
+
+
+def zeros(*shape: int) -> Float32Array:
     """From torch, which aligns memory with the cache lines."""
     array: Float32Array = torch.zeros(shape).numpy()
     return array
 
 
-def _rows_of(observations: NDArray[Any], masks: BoolArray | None, dims: Int64Array, scalars: Any = None) -> Rows:
-    if masks is None:
-        masks = np.ones((1, int(dims.sum())), np.bool_).repeat(len(observations), 0)
-    none = np.zeros(0, np.float32)
-    scalars = (np.zeros((0, len(dims)), np.int64), none, none, none, none) if scalars is None else scalars
-    lists = empty_lists(len(observations), observations.shape[1], masks.shape[1])
-    compress(np.ascontiguousarray(observations, np.float32), np.ascontiguousarray(masks), lists)
-    return Rows(*lists, *scalars)
-
-
-def _rows_of_storage(storage: RolloutStorage, dims: Int64Array, keys: tuple[str, ...] = ()) -> Rows:
-    """All T × N transitions, in the order they are stored in."""
-    total = storage.num_steps * storage.num_envs
-    masks = storage.masks
-    stored: Any = storage.observations
-    parts = {key: stored[key].reshape(total, -1) for key in keys}
-    observations = joined(parts or stored.reshape(total, -1))
-    masks = None if masks is None else masks.reshape(total, -1)
-    return _rows_of(observations, masks, dims, _scalars_of(storage))
-
-
-def _scalars_of(storage: RolloutStorage) -> tuple[Any, ...]:
-    """`Rows.actions` and what follows."""
-    actions = np.asarray(storage.actions, np.int64).reshape(storage.num_steps * storage.num_envs, -1)
-    scalars = (storage.values, storage.log_probs, storage.advantages, storage.returns)
-    return actions, *(array.reshape(-1) for array in scalars)
-
-
 def kernel_calls(in_groups: bool = False) -> list[KernelCall]:
-    """Calls of the kernels that `FusedPolicy` makes, on a net of no consequence; types do not depend on its sizes.
+    """Calls of the kernels that `KernelEngine` makes, on a net of no consequence; types do not depend on its sizes.
 
     `in_groups`: envs act in groups, so that a rollout's rows are read anew for the update.
     """
     box, calls = spaces.Box(-1.0, 1.0, (3,), np.float32), list[KernelCall]()
 
-    class Noting(FusedPolicy):
+    class Noting(KernelEngine):
         def _call(self, choice: ThreadChoice, threads: int, kernel: Any, *arguments: Any, runs: int = 1) -> Any:
             calls.append(KernelCall(kernel, (*arguments, new_team(), 0)))
             return 0
 
     before = np.random.get_state()
     with torch.random.fork_rng(devices=[]):
-        fused = Noting(ActorCriticPolicy(box, spaces.Discrete(2), lambda _: 1e-3, net_arch=[4, 4]))
+        engine = Noting(ActorCriticPolicy(box, spaces.Discrete(2), lambda _: 1e-3, net_arch=[4, 4]), EngineSettings())
         storage = RolloutStorage(1, 1, box, spaces.Discrete(2), device=torch.device("cpu"), gamma=1.0, gae_lambda=1.0)
-        fused.begin_rollout(storage)
-        fused.act(torch.zeros(1, 3), None)
+        engine.begin(storage)
+        engine.act(np.zeros((1, 3), np.float32), None)
         storage.full = True  # zeros are as good as any
-        fused.train(storage, 1, 1, LossSettings(0.2, -1.0, 0.0, 0.5, True, -1.0), 0.5)
+        engine.update(storage, PPOWork(1, 1, 0.2, None, 0.0, 0.5, True, 0.5, None))
     np.random.set_state(before)
     seen, masks = np.zeros((1, 3), np.float32), np.ones((1, 2), np.bool_)
     return [*calls, FOLLOW, *([KernelCall(compress, (seen, masks, empty_lists(1, 3, 2)))] if in_groups else [])]

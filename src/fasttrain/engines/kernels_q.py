@@ -1,14 +1,14 @@
-"""FusedQ: a DQN policy and its optimizer as the kernels of `fused_q.py` see them, in the same memory.
+"""KernelQEngine: a Q-network acts and learns in the compiled kernels of `kernels/q.py`, in the same memory.
 
-DQN updates after every vector step, so nothing is copied to and fro as PPO's `FusedPolicy` does it: the parameters of
+DQN updates after every vector step, so nothing is copied to and fro as PPO's `KernelEngine` does it: the parameters of
 both nets and Adam's moments become views of flat vectors, in which they stand one after the other as they are. Policy
 and optimizer are right at every moment, whoever reads or writes them, and look no different when they are saved;
-whatever swaps a tensor for another is seen by `serves`.
+whatever swaps a tensor for another is seen by `fits`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,8 +18,10 @@ from stable_baselines3.dqn.policies import DQNPolicy, QNetwork
 from torch import Tensor, nn
 
 from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, joined
-from fasttrain.engines.causes import why_no_action
-from fasttrain.engines.kernels import BLOCK, WIDE, WIDE_BLOCK, _why_not_optimizer
+from fasttrain.buffers.prefetch import FlatBlock, Replay
+from fasttrain.engines.causes import blame, why_no_action
+from fasttrain.engines.engine import Acted, Engine, EngineSettings, QRule, QWork, Statistics
+from fasttrain.engines.kernels import BLOCK, WIDE, WIDE_BLOCK, why_not_optimizer, zeros
 from fasttrain.engines.layout import KINDS, keys_of, padded, why_no_vectors
 from fasttrain.engines.q_networks import BranchingQNetwork, DuelingQNetwork, MaskedQPolicy
 from fasttrain.errors import EnvError
@@ -45,8 +47,9 @@ _NO_MASK: BoolArray = np.zeros((0, 0), np.bool_)
 _NO_WEIGHTS: Float32Array = np.zeros((0, 0), np.float32)
 
 
-def why_not_fused(policy: Any, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> str:
+def why_not(policy: Any) -> str:
     """Empty if the kernels can stand in for `policy` and its optimizer, else what they cannot do."""
+    action_space = policy.action_space
     nets = (policy.q_net, policy.q_net_target)
     if any(parameter.device.type != "cpu" or parameter.dtype != torch.float32 for parameter in policy.parameters()):
         return "not float32 on the CPU"
@@ -58,11 +61,11 @@ def why_not_fused(policy: Any, observation_space: spaces.Space[Any], action_spac
         return "the policy chooses actions in a way of its own"
     if type(nets[0]) not in _NETWORKS or any(type(net) is not type(nets[0]) or _is_changed(net) for net in nets):
         return "not a plain, branching or dueling Q-network"
-    if unfit := why_no_vectors(nets[0].features_extractor, observation_space):
+    if unfit := why_no_vectors(nets[0].features_extractor, policy.observation_space):
         return unfit
     if any(not _is_plain_mlp(net) for net in nets) or _shapes(nets[0]) != _shapes(nets[1]):
         return "not an MLP of tanh or relu layers"
-    return _why_not_optimizer(policy.optimizer, list(policy.q_net.parameters()))
+    return why_not_optimizer(policy.optimizer, list(policy.q_net.parameters()))
 
 
 def _is_changed(net: QNetwork) -> bool:
@@ -117,7 +120,7 @@ def make_q_layout(net: QNetwork) -> tuple[Layout, int, int]:
 
 
 def make_pieces(net: QNetwork, layout: Layout) -> Int64Array:
-    """Where the parameters of `net` stand, in their order; see `fused_q.Pieces`."""
+    """Where the parameters of `net` stand, in their order; see `kernels/q.py`."""
     linears, heads = _linears(net), _heads(net)
     found: dict[int, tuple[int, ...]] = {}
     for index, linear in enumerate([*linears, *heads]):
@@ -132,18 +135,18 @@ def make_pieces(net: QNetwork, layout: Layout) -> Int64Array:
     return np.array([(start, *piece) for start, piece in zip(starts, pieces, strict=False)], np.int64)
 
 
-class FusedQ:
-    """The kernels' view of one policy, whose tensors it moves into flat vectors.
+class KernelQEngine(Engine):
+    """Of a DQN policy for which `why_not` is empty, whose tensors it moves into flat vectors.
 
-    Args:
-        policy: an SB3 policy for which `why_not_fused` is empty. Its values and the optimizer's state stay what they
-            are; the state of an optimizer that has not stepped is made, as its first step would make it.
-
-    One call at a time: the working memory is shared. Other threads may run meanwhile.
+    Their values and the optimizer's state stay what they are; the state of an optimizer that has not stepped is made,
+    as its first step would make it. One call at a time: the working memory is shared. Other threads may run meanwhile.
     """
 
-    def __init__(self, policy: Any) -> None:
-        self.policy, self._keys = policy, keys_of(policy.q_net.features_extractor)
+    kind: ClassVar[str] = "kernels"
+
+    def __init__(self, policy: Any, settings: EngineSettings, before: Engine | None = None) -> None:
+        super().__init__(policy, settings, before)
+        self._keys, self._shape = keys_of(policy.q_net.features_extractor), policy.action_space.shape or ()
         self.layout, layers_size, row_size = make_q_layout(policy.q_net)
         self.pieces = make_pieces(policy.q_net, self.layout)
         self._shapes = _shapes(policy.q_net)
@@ -163,35 +166,28 @@ class FusedQ:
             (module._modules, name, child) for module in policy.modules() for name, child in module._modules.items()
         ]
         self._scratch = _make_scratch(self.layout, size, layers_size, row_size)
-        self.norms: Float64Array = np.zeros(0)  # of the gradients of the last call of `train`
-        self.skipped = 0  # of its updates
-        self._blamed = np.full(1, -1)
-        self.blamed = ""  # the parameter whose gradient was the first in it that was not finite
+        self._bad = np.full(1, -1)  # place of the first gradient in an update that was not finite
 
-    def serves(self, policy: Any) -> bool:
-        """Whether every tensor still is where it was put; if not, make a new FusedQ.
+    def fits(self, policy: Any) -> bool:
+        """Whether every tensor still is where it was put.
 
         `load_state_dict` of a module writes in place; that of an optimizer, `.to()` and a new head do not. Two hidden
-        layers take 7 µs, `why_not_fused` 90 and an update 40: ask this one first.
+        layers take 7 µs, `why_not` 90 and an update 40.
         """
         if policy is not self.policy or any(owner.get(key) is not value for owner, key, value in self._found):
             return False
         return all(tensor.data_ptr() == address for tensor, address in self._addresses)
 
-    def act(self, observations: Any, action_masks: BoolArray | None = None) -> Int64Array:
-        """Greedy legal actions (N,) of observations (N, ...) or one array per key; masks (N, A) bool, None: all legal.
+    def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> Acted:
+        """The best legal actions; where none is legal 0."""
+        return Acted(self.q_values(observations, action_masks)[1].reshape(-1, *self._shape), memory=memory)
 
-        Of K > 1 sub-actions (N, K), with A the sum of their choices.
-
-        Where no action is legal it is 0.
+    def q_values(self, observations: Any, action_masks: BoolArray | None = None) -> tuple[Float32Array, Int64Array]:
+        """Q-values (N, A), of illegal actions too, and the best legal actions (N,), of K > 1 sub-actions (N, K).
 
         Raises:
             EnvError: an observation or the net's output is not finite.
         """
-        return self.q_values(observations, action_masks)[1]
-
-    def q_values(self, observations: Any, action_masks: BoolArray | None = None) -> tuple[Float32Array, Int64Array]:
-        """Q-values (N, A), of illegal actions too, and the actions of `act`."""
         seen = joined(observations, self._keys)
         count = len(seen)
         masks = _NO_MASK if action_masks is None else np.ascontiguousarray(action_masks, np.bool_)
@@ -206,59 +202,75 @@ class FusedQ:
             raise EnvError(why_no_action(self.policy, observations, OUTPUT) or LOST)
         return values, actions[:, 0] if actions.shape[1] == 1 else actions
 
-    def train(
-        self,
-        observations: Float32Array,  # (M, O), contiguous
-        next_observations: Float32Array,  # (L, O), may be the same array
-        actions: Int64Array,  # (M, K)
-        rows: Int64Array,  # (U, B) of `observations` and `actions`
-        next_rows: Int64Array,  # (U, B) of `next_observations`
-        rewards: Float32Array,  # (U, B) discounted sums of the steps in between
-        discounts: Float32Array,  # (U, B) gamma to the number of these steps
-        dones: NDArray[Any],  # (U, B) 1 where the episode ended by the rules
-        *,
-        next_masks: BoolArray | None = None,  # (U, B, A) True = legal; a row without any counts as ended
-        weights: Float32Array | None = None,  # (U, B) importance weights
-        double: bool = False,
-        huber: bool = True,
-        max_grad_norm: float = 10.0,
-        guarded: bool = False,  # take no step where loss or gradient is not finite; its place in `norms` is NaN
-    ) -> tuple[Float64Array, Float32Array]:
-        """U gradient updates of the policy, one after the other, as SB3's `DQN.train` with `gradient_steps=U`.
+    def update(self, data: Replay, work: QWork) -> Statistics:
+        """All updates in one call of the kernels, all their batches in one draw: other random numbers than batch by
+        batch. Prioritized batches are drawn with the priorities of this moment; those of the errors follow at the end.
 
-        Learning rate, betas and eps are the optimizer's. The GIL is free meanwhile; the target net stays as it is.
+        Raises:
+            EnvError: the loss is not finite and nothing is guarded.
+        """
+        guarded = self.guard is not None
+        self.clock.enter("replay_sample")
+        block = data.block(work.gradient_steps, work.batch_size)
+        self.clock.enter("train")
+        losses, errors, norms = self.train(block, work, guarded)
+        if not guarded and not np.isfinite(losses).all():
+            raise EnvError(
+                "the loss is not finite (a reward too large, or a value that is NaN?): lower the learning rate, or "
+                "scale the rewards"
+            )
+        if block.indices is not None:
+            self.clock.enter("replay_sample")
+            data.rate(block.indices, errors.reshape(-1), block.generation, guarded)
+        self.clock.enter("log")
+        first, blamed = np.flatnonzero(np.isnan(norms)), ""
+        if len(first):
+            blamed = blame(bool(np.isfinite(losses[first[0]])), self._name_at(int(self._bad[0])))
+        watched, taken = (norms if guarded else np.zeros(0)), work.gradient_steps - len(first)
+        return self.counted(Statistics({"loss": losses}, watched, taken, work.gradient_steps, blamed=blamed))
+
+    def train(self, block: FlatBlock, work: QWork, guarded: bool) -> tuple[Float64Array, Float32Array, Float64Array]:
+        """The block's updates, one after the other, as SB3's `DQN.train`; the target net stays as it is.
+
+        Learning rate, betas and eps are the optimizer's. The GIL is free meanwhile. Guarded, no step is taken where
+        loss or gradient is not finite. A row without any legal next action counts as ended.
 
         Returns:
-            mean losses (U,), for the caller to see whether they are finite; absolute temporal difference errors (U, B).
+            mean losses (U,), for the caller to see whether they are finite; absolute temporal difference errors (U, B);
+            gradient norms (U,), NaN where no step was taken.
 
         Raises:
             ValueError: an array's shape does not fit, or one of the first five is not contiguous or of another dtype.
             IndexError: a row or an action is out of range; nothing was done.
         """
-        rewards, discounts, dones = (np.ascontiguousarray(a, np.float32) for a in (rewards, discounts, dones))
+        returns, discounts, ends = (
+            np.ascontiguousarray(a, np.float32) for a in (block.returns, block.discounts, block.ends)
+        )
+        masks, weights = block.next_masks, block.weights
         batches = QBatches(
-            observations, next_observations, actions, rows, next_rows, rewards, discounts, dones,
-            _NO_MASKS if next_masks is None else np.ascontiguousarray(next_masks, np.bool_),
+            block.observations, block.next_observations, block.actions, block.rows, block.next_rows, returns,
+            discounts, ends,
+            _NO_MASKS if masks is None else np.ascontiguousarray(masks, np.bool_),
             _NO_WEIGHTS if weights is None else np.ascontiguousarray(weights, np.float32),
         )  # fmt: skip
         self._check(batches)
         (group,) = self.policy.optimizer.param_groups
         beta1, beta2 = group["betas"]
-        adam = AdamSettings(float(group["lr"]), float(beta1), float(beta2), float(group["eps"]), float(max_grad_norm))
+        rate, eps, limit = float(group["lr"]), float(group["eps"]), float(work.max_grad_norm)
+        adam = AdamSettings(rate, float(beta1), float(beta2), eps, limit)
         online, target, exp_avg, exp_avg_sq = self._flat
-        losses, errors = np.zeros(len(rows)), np.zeros(rows.shape, np.float32)
-        first_step, settings = int(self._taken[0]) + 1, QSettings(double, huber, self.dueling)
-        self.norms, blamed = np.empty(len(rows)), self._blamed
-        blamed[0] = -1
+        count = len(block.rows)
+        losses, errors, norms = np.zeros(count), np.zeros(block.rows.shape, np.float32), np.empty(count)
+        first_step = int(self._taken[0]) + 1
+        settings = QSettings(work.rule.double, work.rule.loss == "huber", self.dueling)
+        self._bad[0] = -1
         taken = self._call(train_updates, batches, online, target, exp_avg, exp_avg_sq, first_step, self.layout,
-                           self.pieces, settings, adam, self._scratch, losses, errors, self.norms, guarded,
-                           blamed)  # fmt: skip
+                           self.pieces, settings, adam, self._scratch, losses, errors, norms, guarded,
+                           self._bad)  # fmt: skip
         if taken < 0:
             raise IndexError("a sampled row is not in the storage, or an action is not one of the policy's")
         self._taken.fill(first_step - 1 + taken)
-        self.skipped = len(rows) - taken
-        self.blamed = self._name_at(int(blamed[0])) if self.skipped else ""
-        return losses, errors
+        return losses, errors, norms
 
     def _call(self, kernel: Any, *arguments: Any) -> Any:
         return kernel(*arguments)
@@ -329,40 +341,36 @@ def _check_shapes(**arrays: tuple[NDArray[Any], tuple[int, ...]]) -> None:
 def _make_scratch(layout: Layout, size: int, layers_size: int, row_size: int) -> QScratch:
     block = BLOCK if row_size <= WIDE else WIDE_BLOCK
     return QScratch(
-        inputs=_zeros(block, layout.inputs),
-        activations=_zeros(block, row_size),
-        deltas=_zeros(block, row_size),
-        targets=_zeros(block),
+        inputs=zeros(block, layout.inputs),
+        activations=zeros(block, row_size),
+        deltas=zeros(block, row_size),
+        targets=zeros(block),
         chosen=np.zeros((block, len(layout.dims)), np.int64),
-        online=_zeros(layers_size),
-        back=_zeros(layers_size),
-        target=_zeros(layers_size),
-        sums=_zeros(layers_size),
-        gradient=_zeros(size),
-        zeros=_zeros(row_size),
+        online=zeros(layers_size),
+        back=zeros(layers_size),
+        target=zeros(layers_size),
+        sums=zeros(layers_size),
+        gradient=zeros(size),
+        zeros=zeros(row_size),
         ones=torch.ones(block).numpy(),
         every=torch.arange(block, dtype=torch.int32).numpy(),
     )
 
 
-def _zeros(*shape: int) -> Float32Array:
-    """From torch, which aligns memory with the cache lines."""
-    array: Float32Array = torch.zeros(shape).numpy()
-    return array
-
-
 def kernel_calls() -> list[KernelCall]:
-    """Calls of the kernels that `FusedQ` makes, on a net of no consequence; types do not depend on its sizes."""
+    """Calls of the kernels that `KernelQEngine` makes, on a net of no consequence; types do not depend on its sizes."""
     box, pair, calls = spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Discrete(2), list[KernelCall]()
 
-    class Noting(FusedQ):
+    class Noting(KernelQEngine):
         def _call(self, kernel: Any, *arguments: Any) -> Any:
             calls.append(KernelCall(kernel, arguments))
             return 1
 
     with torch.random.fork_rng(devices=[]):
-        kernels = Noting(DQNPolicy(box, pair, lambda _: 1e-3, net_arch=[4, 4]))
+        engine = Noting(DQNPolicy(box, pair, lambda _: 1e-3, net_arch=[4, 4]), EngineSettings())
     seen, row, number = np.zeros((1, 3), np.float32), np.zeros((1, 1), np.int64), np.zeros((1, 1), np.float32)
-    kernels.act(seen)
-    kernels.train(seen, seen, row, row, row, number, number, number)
+    engine.q_values(seen)
+    rule = QRule((2,), 0.99, double=False, loss="huber", rated=False)
+    block = FlatBlock(seen, seen, row, row, row, number, number, number, None)
+    engine.train(block, QWork(1, 1, rule, 10.0), guarded=False)
     return calls

@@ -1,4 +1,4 @@
-"""Where every parameter of a stock SB3 policy stands in the flat vectors of the kernels."""
+"""Where the parameters of a stock SB3 policy stand in the kernels' flat vectors, and transitions in their rows."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
+from numpy.typing import NDArray
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor
 from torch import Tensor, nn
 
+from fasttrain.batch import BoolArray, Int64Array, joined
+from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.engines.heads import action_dims
 from fasttrain.kernels.dense import RELU, TANH
-from fasttrain.kernels.nets import Layout
+from fasttrain.kernels.nets import Layout, Rows, compress, empty_lists
 from fasttrain.kernels.simd import PAD
 
 KINDS: dict[type[nn.Module], int] = {nn.Tanh: TANH, nn.ReLU: RELU}
@@ -96,3 +99,31 @@ def make_layout(policy: Any) -> tuple[Layout, list[Place], int, int]:
     kind = KINDS[type(extractor.policy_net[1])]
     layout = Layout(inputs, first_width, 0, first_biases, depth, sizes, columns, weights, biases, dims, kind)
     return layout, places, size, across + PAD  # rows that begin at multiples of 4 KiB would share few cache sets
+
+
+def _rows_of(observations: NDArray[Any], masks: BoolArray | None, dims: Int64Array, scalars: Any = None) -> Rows:
+    if masks is None:
+        masks = np.ones((1, int(dims.sum())), np.bool_).repeat(len(observations), 0)
+    none = np.zeros(0, np.float32)
+    scalars = (np.zeros((0, len(dims)), np.int64), none, none, none, none) if scalars is None else scalars
+    lists = empty_lists(len(observations), observations.shape[1], masks.shape[1])
+    compress(np.ascontiguousarray(observations, np.float32), np.ascontiguousarray(masks), lists)
+    return Rows(*lists, *scalars)
+
+
+def rows_of_storage(storage: RolloutStorage, dims: Int64Array, keys: tuple[str, ...] = ()) -> Rows:
+    """All T × N transitions, in the order they are stored in."""
+    total = storage.num_steps * storage.num_envs
+    masks = storage.masks
+    stored: Any = storage.observations
+    parts = {key: stored[key].reshape(total, -1) for key in keys}
+    observations = joined(parts or stored.reshape(total, -1))
+    masks = None if masks is None else masks.reshape(total, -1)
+    return _rows_of(observations, masks, dims, scalars_of(storage))
+
+
+def scalars_of(storage: RolloutStorage) -> tuple[Any, ...]:
+    """`Rows.actions` and what follows."""
+    actions = np.asarray(storage.actions, np.int64).reshape(storage.num_steps * storage.num_envs, -1)
+    scalars = (storage.values, storage.log_probs, storage.advantages, storage.returns)
+    return actions, *(array.reshape(-1) for array in scalars)

@@ -1,7 +1,7 @@
-"""DQN's update on PyTorch: the TD loss of one replay batch, and what makes its eager path faster.
+"""TorchQEngine: a Q-network acts and learns on PyTorch; the TD loss of one replay batch.
 
-The loss takes the networks as they stand or under autocast; beside it stand torch.compile, CUDA graphs and page-locked
-copies.
+As made with plain settings it computes what stock DQN computes, by the same operations. Settings add mixed precision,
+torch.compile, CUDA graphs and page-locked copies.
 """
 
 from __future__ import annotations
@@ -11,26 +11,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from fasttrain.batch import BoolArray, Float64Array
+from fasttrain.buffers.prefetch import Replay
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
-from fasttrain.buffers.replay_storage import ReplayBatch, ReplayStorage, TensorObservations
+from fasttrain.buffers.replay_storage import ReplayBatch, TensorObservations
+from fasttrain.engines.causes import marked, why_no_action
 from fasttrain.engines.compiling import Compiler, GraphedUpdate, graphed_by_size, num_rows, parameter_addresses
 from fasttrain.engines.devices import Precision, as_float32
+from fasttrain.engines.engine import Acted, Engine, EngineSettings, QRule, QWork, Statistics
 from fasttrain.engines.heads import action_dims
 from fasttrain.engines.losses import td_error_loss, td_target
 from fasttrain.engines.q_networks import best_values, chosen_values, greedy
-from fasttrain.engines.torch import Acceleration, BaseAccelerator, repeated
-
-
-class QRule(NamedTuple):
-    """What stays the same from batch to batch; compiled code has it fixed."""
-
-    dims: tuple[int, ...]  # sizes of the K sub-actions
-    gamma: float
-    double: bool  # the online network chooses the next action (van Hasselt et al. 2016)
-    loss: str  # huber or mse
-    rated: bool  # whether the TD errors are wanted, for prioritized replay
+from fasttrain.engines.torch_base import TorchBase, TorchStep, repeated
+from fasttrain.errors import EnvError
 
 
 class QTerms(NamedTuple):
@@ -86,20 +82,33 @@ def td_loss(networks: QNetworks, batch: ReplayBatch, rule: QRule) -> QTerms:
     return QTerms(loss, (current.detach() - target).abs().mean(dim=1) if rule.rated else None)
 
 
-class QAccelerator(BaseAccelerator):
-    """Of a DQN policy. As made with plain settings it computes what stock computes, by the same operations."""
+class TorchQEngine(TorchBase):
+    """Of a DQN policy."""
 
-    def __init__(self, policy: Any, settings: Acceleration, compiler: Compiler | None = None) -> None:
-        super().__init__(policy, settings, compiler)
+    def __init__(
+        self, policy: Any, settings: EngineSettings, before: Engine | None = None, compiler: Compiler | None = None
+    ) -> None:
+        super().__init__(policy, settings, before, compiler)
         self.networks = QNetworks(policy, self.precision)
+        self._dims = action_dims(policy.action_space)
+        self._shape = policy.action_space.shape or ()
         self._loss: Any = None  # compiled
         self._values: Any = None  # compiled
         self._acting: Any = None  # the same, or graphs of it
         self._rule: QRule | None = None  # of the compiled loss
         self._acting_addresses: tuple[int, ...] = ()  # of the parameters that graphs of acting read
 
-    def values(self, observations: TensorObservations) -> Tensor:  # (N, A)
-        """The Q-values to act on, without gradients."""
+    def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> Acted:
+        values = self.q_values(self.transfer.observations(observations))
+        legal = None if action_masks is None else self.transfer.masks(action_masks)
+        best = greedy(values, legal, self._dims)
+        chosen = self.transfer.actions(best if self.guard is None else marked(best, values))
+        if self.guard is not None and chosen.flat[0] < 0:
+            raise EnvError(why_no_action(self.policy, observations, "a Q-value") or "a Q-value is not finite")
+        return Acted(chosen.reshape(-1, *self._shape), memory=memory)  # one sub-action has a column of its own
+
+    def q_values(self, observations: TensorObservations) -> Tensor:  # (N, A)
+        """Of all actions, without gradients."""
         with torch.no_grad():
             if self._acting is None or num_rows(observations) != self._sizes[1]:
                 return self.networks.values(observations)
@@ -114,15 +123,13 @@ class QAccelerator(BaseAccelerator):
         terms: QTerms = self._loss(tensors_of(batch))
         return terms
 
-    def needs_warm_up(self, batch_size: int, num_envs: int) -> bool:
-        """Whether something is left to compile, for these numbers of rows."""
-        return self.must_compile_for((batch_size, num_envs))
-
-    def warm_up(self, model: Any, batch_size: int, num_envs: int) -> None:
-        """Compile everything for the model's shapes, now; if that fails, everything goes the eager way."""
-        rule, networks = rule_of(model), self.networks
-        batch = tensors_of(example_batch(model, batch_size))
-        with self.compiling((batch_size, num_envs)):
+    def prepare(self, data: Replay, work: QWork, acting_sizes: list[int]) -> str:
+        sizes = (work.batch_size, *acting_sizes)
+        if not self.must_compile_for(sizes):
+            return ""
+        rule, networks = work.rule, self.networks
+        batch = example_batch(data, work.batch_size)
+        with self.compiling(sizes):
 
             def loss_of_batch(batch: ReplayBatch) -> QTerms:
                 return td_loss(networks, batch, rule)
@@ -130,7 +137,7 @@ class QAccelerator(BaseAccelerator):
             self._rule = rule
             self._loss, self._values = self.compiler(loss_of_batch), self.compiler(networks.values)
             self.policy.set_training_mode(False)
-            observations = repeated(batch.observations, num_envs)
+            observations = repeated(batch.observations, acting_sizes[0])
             with torch.no_grad():
                 self._values(observations)
             self._acting = self._values
@@ -141,20 +148,78 @@ class QAccelerator(BaseAccelerator):
             torch.autograd.backward(self._loss(batch).loss)
         if self.failure:
             self._loss = self._values = self._acting = None
+        self._graph_of(QStep(self, work), data, work)
+        return self.failure
 
-    def graph_of_update(self, step: Any, model: Any, batch_size: int) -> GraphedUpdate | None:
-        """The graph of the whole update; see `captured_update`. `step.whole` returns the loss, then the errors."""
+    def update(self, data: Replay, work: QWork) -> Statistics:
+        """One batch after the other, each with the priorities that the one before it has set."""
+        self.clock.enter("other")
+        step, losses = QStep(self, work), list[Tensor]()
+        graph = self._graph_of(step, data, work)
+        with self.stepping(graph):
+            batches = data.batches(work.gradient_steps, work.batch_size)
+            for _ in range(work.gradient_steps):
+                self.clock.enter("replay_sample")
+                batch = next(batches)
+                if graph is not None and graph.fits(batch):
+                    self.clock.enter("train")
+                    found = graph(tensors_of(batch))
+                    terms = QTerms(found[0], found[2:] if work.rule.rated else None)
+                    step.watch(found[1])
+                else:
+                    terms = step(batch)
+                losses.append(terms.loss.detach())
+                if terms.errors is not None and batch.indices is not None:
+                    self.clock.enter("replay_sample")
+                    data.rate(batch.indices, terms.errors.cpu().numpy(), batch.generation, self.guard is not None)
+        self.clock.enter("log")
+        norms, found_losses = _read(step.norms), _read(losses)
+        skipped = int(np.count_nonzero(~np.isfinite(norms)))
+        return self.counted(
+            Statistics(
+                {"loss": found_losses}, norms, work.gradient_steps - skipped, work.gradient_steps,
+                blamed=step.blamed, expected_skips=self.scaler is not None,
+            )
+        )  # fmt: skip
 
-        def example() -> ReplayBatch:
-            return tensors_of(example_batch(model, batch_size))
-
-        return self.captured_update(step.whole, step.key, "", example)
+    def _graph_of(self, step: QStep, data: Replay, work: QWork) -> GraphedUpdate | None:
+        return self.captured_update(step, "", lambda: example_batch(data, work.batch_size))
 
 
-def rule_of(model: Any) -> QRule:
-    """What the model's loss is made by."""
-    rated = isinstance(model.replay_buffer, PrioritizedReplayBuffer)
-    return QRule(tuple(action_dims(model.action_space)), model.gamma, model.double_q, model.loss, rated)
+class QStep(TorchStep):
+    """Gradient and optimizer step of one batch."""
+
+    engine: TorchQEngine
+
+    def __init__(self, engine: TorchQEngine, work: QWork) -> None:
+        super().__init__(engine, work.max_grad_norm, work.rule)
+        self.rule = work.rule
+
+    def __call__(self, batch: ReplayBatch) -> QTerms:
+        """Learn from the batch."""
+        terms, norm = self._learn(batch)
+        self.watch(norm)
+        return terms
+
+    def _learn(self, batch: ReplayBatch) -> tuple[QTerms, Tensor]:
+        self.clock.enter("train_fwd")
+        terms = self.engine.loss(batch, self.rule)
+        self.loss = terms.loss
+        self.clock.enter("train_bwd")
+        self.engine.policy.optimizer.zero_grad()
+        self.backward(terms.loss)
+        self.clock.enter("optim")
+        return terms, self.apply()
+
+    def _whole(self, batch: ReplayBatch) -> Tensor:  # (2,), or (2 + B,) of prioritized replay: loss, norm, TD errors
+        terms, norm = self._learn(batch)
+        first = torch.stack([terms.loss.detach(), norm.detach()])
+        return first if terms.errors is None else torch.cat([first, terms.errors])
+
+
+def _read(scalars: list[Tensor]) -> Float64Array:
+    numbers: NDArray[Any] = torch.stack(scalars).cpu().numpy() if scalars else np.zeros(0)
+    return numbers.astype(np.float64)
 
 
 def tensors_of(batch: ReplayBatch) -> ReplayBatch:
@@ -162,11 +227,10 @@ def tensors_of(batch: ReplayBatch) -> ReplayBatch:
     return batch._replace(indices=None, generation=None)
 
 
-def example_batch(model: Any, batch_size: int) -> ReplayBatch:
+def example_batch(data: Replay, batch_size: int) -> ReplayBatch:
     """A batch of the shapes, types and place that training will see, whatever lies in the storage; nothing is drawn."""
-    storage: ReplayStorage = model.replay_buffer
-    first = np.zeros(batch_size, np.int64)
-    batch = storage.gather(first, first, model._vec_normalize_env)
+    storage, first = data.storage, np.zeros(batch_size, np.int64)
+    batch = storage.gather(first, first, data.normalizer)
     if isinstance(storage, PrioritizedReplayBuffer):
         batch = batch._replace(weights=torch.ones((batch_size, 1), device=storage.device))
-    return batch
+    return tensors_of(batch)

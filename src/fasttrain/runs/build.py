@@ -22,8 +22,6 @@ from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.batch import OPPONENTS_TURN
-from fasttrain.engines.kernels import why_not_fused
-from fasttrain.engines.kernels_q import why_not_fused as why_not_fused_q
 from fasttrain.engines.q_networks import DUELING_POLICIES
 from fasttrain.envs.make import EnvFactory, EnvSpec
 from fasttrain.envs.probe import ProbeResult
@@ -41,7 +39,6 @@ from fasttrain.runs.torch_setup import pick_device
 from fasttrain.spec.checks import parse_schedule
 from fasttrain.spec.config import AlgoConfig, Config, env_kwargs, plays_itself
 from fasttrain.spec.flags import EnvFacts, Machine
-from fasttrain.spec.plan import Plan
 from fasttrain.vec.process import Scout
 from fasttrain.vec.self_play import RandomOpponent, SelfPlayVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
@@ -293,20 +290,17 @@ def _of_ours(algo: AlgoConfig, policy: str) -> tuple[Any, dict[str, Any]]:
 
 
 def _put_to_work(model: Any, config: Config, clock: PhaseClock) -> None:
-    """What flags ask of our classes that is no constructor argument."""
-    model._fast.clock = clock
+    """What flags ask of the env's side of our classes; the engine's is `settle_engine`."""
+    model.time_with(clock)
+    collector = model.collector
+    collector.lends_observations = True  # the run's own callback keeps none
     if config.algo.spec.off_policy:
-        model._fast.local_random_actions = config.local_random_actions
-        if config.fused_update == "on":
-            model.use_kernels()
+        collector.local_random_actions = config.local_random_actions
         if config.prefetch == "on":
             model.prefetch_batches(config.deterministic)
         return
-    model._fast.lends_observations = True  # the run's own callback keeps none
-    model._fast.pipeline = config.pipeline if isinstance(config.pipeline, int) else 1
-    model._fast.first_ready = config.async_envs
-    if config.fused_update == "on":
-        model.use_kernels(usable_cores())
+    collector.pipeline = config.pipeline if isinstance(config.pipeline, int) else 1
+    collector.first_ready = config.async_envs
 
 
 def users(name: str, key: str) -> Any:
@@ -342,31 +336,6 @@ def _schedule(value: float | str, key: str) -> Any:
     """A number, or SB3's own linear schedule from that number to 0 (a stock class, so that the zip stays stock)."""
     kind, number = parse_schedule(value, key)
     return number if kind == "constant" else LinearSchedule(number, 0.0, 1.0)
-
-
-def settle_fused_update(plan: Plan, model: BaseAlgorithm) -> Plan:
-    """The plan with what the compiled kernels can really do for this policy.
-
-    Raises:
-        ConfigError: `fused_update=on` was asked for by name and they cannot do anything.
-    """
-    ours: Any = model
-    if plan.config.fused_update != "on" or not hasattr(ours, "use_kernels"):
-        return plan
-    requested = {row.flag: row.requested for row in plan.rows}
-    threads = requested["torch_threads"]
-    if plan.config.algo.spec.off_policy:
-        reason = why_not_fused_q(model.policy, model.observation_space, model.action_space)
-    else:
-        if isinstance(threads, int):
-            ours.use_kernels(min(threads, usable_cores()))
-        reason = why_not_fused(model.policy, model.observation_space)
-    if not reason:
-        return plan
-    if requested["fused_update"] == "on":
-        raise ConfigError(f"fused_update=on: no compiled kernels for this policy ({reason}); take fused_update=auto")
-    ours._fast.fused = False
-    return plan.replacing("fused_update", "off", reason)
 
 
 def set_threads(threads: int | str) -> int:

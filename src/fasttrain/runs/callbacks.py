@@ -143,12 +143,12 @@ class RunCallback(BaseCallback):
 
     def _on_training_start(self) -> None:
         # Ours count their own updates: a hook on the optimizer would keep the fused kernels away.
-        self._fast: Any = getattr(self.model, "_fast", None)
-        self._checks_steps = self._nan_guard and self._fast is None  # a stock class; ours look for themselves
-        if self._fast is not None and self._fast.guard is not None:
-            self._fast.guard.say = self.parts.say
+        self._ours: Any = self.model if hasattr(self.model, "engine") else None
+        self._checks_steps = self._nan_guard and self._ours is None  # a stock class; ours look for themselves
+        if self._ours is not None and self._ours.engine.guard is not None:
+            self._ours.engine.guard.say = self.parts.say
         self._counts_itself = isinstance(self.model, OffPolicyAlgorithm)
-        watched = [] if self._fast is not None or self._counts_itself else optimizers_of(self.model)[:1]
+        watched = [] if self._ours is not None or self._counts_itself else optimizers_of(self.model)[:1]
         self._hooks = [optimizer.register_step_post_hook(self._count_update) for optimizer in watched]
         progress = self.parts.progress
         self._updates_before = progress.updates
@@ -161,8 +161,8 @@ class RunCallback(BaseCallback):
     def _take_updates(self) -> None:
         """How many there were so far. Between updates, so that the first one has just ended."""
         progress = self.parts.progress
-        if self._fast is not None:
-            progress.updates = self._fast.gradient_updates
+        if self._ours is not None:
+            progress.updates = self._ours.engine.gradient_updates
         elif self._counts_itself:
             progress.updates = int(self.model._n_updates)
         if progress.first_update_s is None and progress.updates > self._updates_before:
@@ -274,11 +274,10 @@ def _dump_logs(model: BaseAlgorithm) -> None:
 
 def replay_dict(model: BaseAlgorithm) -> dict[str, Any] | None:
     """Fill and size of the buffer, and how often prefetched batches were ready; None for other algorithms."""
-    fast: Any = getattr(model, "_fast", None)
-    storage = getattr(model, "replay_buffer", None)
-    if fast is None or not isinstance(storage, ReplayStorage):
+    storage, ours = getattr(model, "replay_buffer", None), getattr(model, "collector", None)
+    if ours is None or not isinstance(storage, ReplayStorage):
         return None
-    sampler = fast.sampler
+    sampler = ours.sampler
     facts: dict[str, Any] = {
         "transitions": storage.size() * storage.n_envs,
         "capacity": storage.buffer_size * storage.n_envs,

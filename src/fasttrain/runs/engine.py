@@ -15,14 +15,13 @@ import torch
 from rich.console import Console
 from stable_baselines3.common.base_class import BaseAlgorithm
 
-from fasttrain.algos import dqn, ppo
-from fasttrain.algos.dqn import DQN
-from fasttrain.algos.ppo import PPO, MaskablePPO
+from fasttrain.algos.fast import Fast
 from fasttrain.buffers import n_step, prioritized
 from fasttrain.engines import kernels, kernels_q
+from fasttrain.engines.engine import EngineSettings
 from fasttrain.engines.guard import Guard
-from fasttrain.engines.heads import StockHead, head_of
-from fasttrain.engines.torch import Acceleration
+from fasttrain.engines.heads import StockHead
+from fasttrain.errors import ConfigError
 from fasttrain.kernel_jobs import Compiler, KernelCall, compile_all
 from fasttrain.machine import usable_cores
 from fasttrain.runs.activity import activity
@@ -35,10 +34,16 @@ from fasttrain.spec.plan import Plan, Row
 ADAM = "Adam by torch's fused kernel"
 
 
-def acceleration_of(config: Config, fused_adam: bool) -> Acceleration:
-    """What the effective flags ask of the eager path."""
-    return Acceleration(
-        fused_adam=fused_adam,
+def settings_of(plan: Plan) -> EngineSettings:
+    """What the effective flags ask of the engine."""
+    config, asked = plan.config, _row(plan, "torch_threads").requested
+    fused = _row(plan, "fused_update")
+    kernels_on = config.fused_update == "on"
+    return EngineSettings(
+        kind="kernels" if kernels_on else "torch",
+        threads=min(asked, usable_cores()) if isinstance(asked, int) else usable_cores(),
+        overlap=config.overlap,
+        fused_adam=fused.requested != "off" and not kernels_on,
         amp_dtype=getattr(torch, config.amp_dtype) if config.use_amp == "on" else None,
         compile_mode=config.compile_mode if config.use_compile == "on" else None,
         gradient_accumulation=config.gradient_accumulation,  # DQN has neither this flag nor the next
@@ -47,36 +52,42 @@ def acceleration_of(config: Config, fused_adam: bool) -> Acceleration:
     )
 
 
-def settle_acceleration(plan: Plan, model: BaseAlgorithm) -> Plan:
-    """Put the flags of the eager path to work, compile what is to be compiled, and say in the plan what came of it."""
-    if not isinstance(model, (PPO, MaskablePPO, DQN)):
+def settle_kernels(plan: Plan, model: BaseAlgorithm) -> Plan:
+    """The plan with what the compiled kernels can really do for this policy.
+
+    Raises:
+        ConfigError: `fused_update=on` was asked for by name and they cannot do anything.
+    """
+    if plan.config.fused_update != "on" or not isinstance(model, Fast):
         return plan
-    if not isinstance(model, DQN):
-        plan = _with_chunks_for_eager(plan)
-    row = _row(plan, "fused_update")
-    without_kernels = row.requested != "off" and row.effective == "off"
-    if without_kernels and model.device.type == "cpu" and ADAM not in row.reason:  # a resumed plan says it already
+    reason = model.why_not("kernels")
+    if reason and _row(plan, "fused_update").requested == "on":
+        raise ConfigError(f"fused_update=on: no compiled kernels for this policy ({reason}); take fused_update=auto")
+    return plan.replacing("fused_update", "off", reason) if reason else plan
+
+
+def settle_engine(plan: Plan, model: BaseAlgorithm) -> Plan:
+    """Give the model its engine, compile what is to be compiled, and say in the plan what came of it."""
+    if not isinstance(model, Fast):
+        return plan
+    plan = _with_chunks_for_eager(plan)
+    row, settings = _row(plan, "fused_update"), settings_of(plan)
+    if settings.fused_adam and model.device.type == "cpu" and ADAM not in row.reason:  # a resumed plan says it already
         plan = plan.replacing("fused_update", "off", f"{row.reason}; {ADAM}")
-    model.accelerate(acceleration_of(plan.config, fused_adam=without_kernels))
-    model._fast.guard = Guard(plan.config.guard) if plan.config.nan_guard else None
+    model.use_engine(settings)
+    model.engine.guard = Guard(plan.config.guard) if plan.config.nan_guard else None
     if plan.config.use_compile != "on" or model.env is None:
         return plan
-    failure = dqn.warm_up(model, model.env) if isinstance(model, DQN) else ppo.warm_up(model, model.env)
-    if failure:
+    if failure := model.prepare(model.env):
         return plan.replacing("use_compile", "off", failure)
-    accelerator = model._fast.accelerator_of(model.policy)
-    told = [_row(plan, "use_compile").reason, f"compiled in {accelerator.warmup_s:.1f} s before training"]
-    if not isinstance(model, DQN) and isinstance(head_of(model.policy, model.action_space), StockHead):
+    engine: Any = model.engine
+    told = [_row(plan, "use_compile").reason, f"compiled in {engine.warmup_s:.1f} s before training"]
+    if isinstance(getattr(engine, "head", None), StockHead):
         told.append("acting stays eager: this policy acts by its own methods")
     plan = plan.replacing("use_compile", "on", "; ".join(filter(None, told)))
-    if accelerator.graph_failure:
-        plan = plan.replacing("compile_mode", plan.config.compile_mode, accelerator.graph_failure)
+    if engine.graph_failure:
+        plan = plan.replacing("compile_mode", plan.config.compile_mode, engine.graph_failure)
     return plan
-
-
-def warmup_s(model: BaseAlgorithm) -> float:
-    """What compiling the policy took before training; 0 where nothing was compiled."""
-    return model._fast.warmup_s if isinstance(model, (PPO, MaskablePPO, DQN)) else 0.0
 
 
 def _with_chunks_for_eager(plan: Plan) -> Plan:
@@ -139,7 +150,7 @@ def compile_shown(calls: list[KernelCall], console: Console) -> float:
     return time.perf_counter() - begun
 
 
-def settle_engine(
+def switch_for(
     config: Config, model: Any, console: Console, say: Callable[[str], None], resumes: bool
 ) -> tuple[EngineSwitch | None, float]:
     """Load the kernels that act and learn, compile them, or let the run begin without.
@@ -155,8 +166,9 @@ def settle_engine(
     took = compile_shown(replay_calls(config) + ([] if at is None else calls), console)
     if not calls or at == 0:
         return None, took
-    model._fast.fused = False
-    return EngineSwitch(calls, at, lambda: setattr(model._fast, "fused", True), say), took
+    settings = model.engine.settings
+    model.use_engine(EngineSettings(overlap=settings.overlap))
+    return EngineSwitch(calls, at, lambda: model.use_engine(settings), say), took
 
 
 class EngineSwitch:

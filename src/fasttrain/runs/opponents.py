@@ -50,9 +50,9 @@ class SnapshotCallback(BaseCallback):
         self._next = every
 
     def _on_rollout_start(self) -> None:
-        fast: Any = self.model._fast  # type: ignore[attr-defined]
-        if fast.gradient_updates >= self._next:
-            self._next = (fast.gradient_updates // self.every + 1) * self.every
+        updates: int = self.model.engine.gradient_updates  # type: ignore[attr-defined]
+        if updates >= self._next:
+            self._next = (updates // self.every + 1) * self.every
             with self.clock.phase("other"):
                 self.pool.take(self.num_timesteps)
 

@@ -234,7 +234,7 @@ def _begin(model: Any, begun: NewEpisodes) -> None:
         elif known is not None:
             known[rows] = fresh[rows]
     model._last_episode_starts[rows] = True
-    source = getattr(getattr(model, "_fast", None), "source", None)
+    source = getattr(getattr(model, "collector", None), "source", None)
     for name in ("_returns", "_lengths"):
         if isinstance(counted := getattr(source, name, None), np.ndarray):
             counted[rows] = 0

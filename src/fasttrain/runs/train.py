@@ -18,9 +18,9 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain import __version__
-from fasttrain.algos.ppo import PPO, MaskablePPO
+from fasttrain.algos.fast import Fast
 from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, FastTrainError
-from fasttrain.machine import process_age_s, usable_cores
+from fasttrain.machine import process_age_s
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.report import EnvTimes, PerfWindow, limits_dict, perf_dict
 from fasttrain.perf.stock import StockPhases, is_stock
@@ -34,14 +34,13 @@ from fasttrain.runs.build import (
     env_spec,
     game_calls,
     set_threads,
-    settle_fused_update,
     survey_of,
     this_machine,
 )
 from fasttrain.runs.callbacks import Parts, RunCallback, StopFlag, replay_dict, replay_line, replay_words
 from fasttrain.runs.check import run_checkup
 from fasttrain.runs.crash import MODEL, WORKER_ERRORS, raise_crash
-from fasttrain.runs.engine import compile_shown, settle_acceleration, settle_engine, warmup_s
+from fasttrain.runs.engine import compile_shown, settle_engine, settle_kernels, switch_for
 from fasttrain.runs.envs import save_model
 from fasttrain.runs.evaluate import Quality, evaluate_both
 from fasttrain.runs.evaluator import Evaluator
@@ -150,15 +149,13 @@ class Run:
             self.env: VecEnv = build_vec_env(config, config.num_envs, config.seed, tell=doing.now, scout=scout)
         try:
             self.model = self._build_model()
-            plan = settle_fused_update(plan, self.model)
-            self.engine_switch, took = settle_engine(plan.config, self.model, console, self.say, resumes)
-            self.compile_s += took
+            plan = settle_kernels(plan, self.model)
             with activity(console, "trying torch's threads"):
                 plan = settle_threads(plan, self.model)
             with activity(console, "compiling the policy"):
-                self.plan = settle_acceleration(plan, self.model)
-            if config.overlap and isinstance(self.model, (PPO, MaskablePPO)):
-                self.model.overlap_updates(usable_cores())
+                self.plan = plan = settle_engine(plan, self.model)
+            self.engine_switch, took = switch_for(plan.config, self.model, console, self.say, resumes)
+            self.compile_s += took
         except BaseException:
             self.env.close()
             raise
@@ -178,18 +175,17 @@ class Run:
         if (replay := replay_dict(model)) is not None:  # np.zeros takes the memory page by page, as it is written
             self.say(f"replay buffer: {replay['capacity']:,} transitions, {replay['memory_bytes']:,} bytes when full")
         model.set_logger(make_logger(config, self.folder, bool(self.resumes)))
-        if self.users.callbacks and hasattr(model, "_fast"):
-            model._fast.lends_observations = False  # they may keep what they are shown
+        if self.users.callbacks and isinstance(model, Fast):
+            model.collector.lends_observations = False  # they may keep what they are shown
         return model
 
     def _build_checkpoints(self) -> Checkpoints:
         config = self.config
         folder = CheckpointFolder(self.folder / "checkpoints", config.checkpoint.keep)
         folder.clean()
-        overlaps = getattr(getattr(self.model, "_fast", None), "overlap", None) is not None
         grace_s = config.checkpoint.grace_s
         every_s = 60 * config.checkpoint_every_minutes
-        settings = Settings(config.checkpoint_every, config.checkpoint_async, grace_s, not overlaps, every_s)
+        settings = Settings(config.checkpoint_every, config.checkpoint_async, grace_s, not config.overlap, every_s)
         return Checkpoints(folder, lambda: snapshot(self), settings, self.clock, self.say)
 
     def _build_callback(self) -> RunCallback:
@@ -315,7 +311,9 @@ class Run:
             **self._whole_run(perf["wall_s"]),
             "startup_s": round(self.startup_s, 3),
             "first_update_s": self.progress.first_update_s,
-            "compile_s": round(self.compile_s + warmup_s(self.model), 3),  # of the startup: kernels, torch.compile
+            "compile_s": round(
+                self.compile_s + (self.model.engine.warmup_s if isinstance(self.model, Fast) else 0.0), 3
+            ),  # of the startup: kernels, torch.compile
             **({} if self.engine_switch is None else {"engine_switch": self.engine_switch.to_dict()}),
             "episodes": self.progress.episodes,
             "reward_per_hour": self.progress.curve.reward_per_hour(),

@@ -1,7 +1,7 @@
 """An SB3 model as plain values and named arrays, and back into a fresh model of the same configuration.
 
 What a checkpoint needs beyond SB3's zip, which forgets where training was: the last observations, the counters, the
-random stream of the action space, the replay buffer, what `_fast` counts. Nothing is pickled.
+random stream of the action space, the replay buffer, what the engine counts. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.save_util import recursive_getattr, save_to_zip_file
 
 from fasttrain.batch import inside, load_into, under
+from fasttrain.engines.engine import Engine, PPOWork, Statistics
+from fasttrain.engines.overlapped import Overlapped
 from fasttrain.errors import ConfigError
 from fasttrain.saving.buffer_state import load_replay_state, load_space_state, plain, replay_state, space_state
 from fasttrain.saving.checkpoints import Writer
@@ -33,14 +35,14 @@ COUNTERS = (
     "num_timesteps", "_total_timesteps", "_episode_num", "_n_updates", "_n_calls", "_current_progress_remaining",
     "exploration_rate",
 )  # fmt: skip
-FAST_COUNTERS = ("gradient_updates", "skipped_steps")
 OPTIMIZER = "policy.optimizer"  # the one that most algorithms have
+STATISTICS = ("steps", "epochs", "stopped", "blamed", "expected_skips")
 SEEN = ("_last_obs", "_last_original_obs", "_last_episode_starts")
 
 
 def model_state(model: BaseAlgorithm) -> tuple[State, Arrays]:
     """Of a model between an update and the next rollout. The arrays are views where they lie in host memory."""
-    fast: Any = getattr(model, "_fast", None)
+    engine: Engine | None = getattr(model, "engine", None)
     state: State = {
         "counters": {name: plain(getattr(model, name)) for name in COUNTERS if hasattr(model, name)},
         "episodes": [plain(episode) for episode in model.ep_info_buffer or ()],
@@ -59,16 +61,15 @@ def model_state(model: BaseAlgorithm) -> tuple[State, Arrays]:
     arrays |= {f"tensors/{name}": _host(recursive_getattr(model, name)) for name in tensor_names}
     for name in SEEN:
         arrays |= _observations(name, getattr(model, name, None))
-    if fast is not None:
-        state["fast"] = {name: getattr(fast, name) for name in FAST_COUNTERS}
-        state["scaler"] = _scaler_state(fast)
-        if getattr(fast, "overlap", None) is not None:  # first: the update that is waited for is the guard's too
-            state["overlap"] = _add_overlap(arrays, fast.overlap)
-        if fast.guard is not None:
-            state["guard"], kept = fast.guard.state()
-            arrays |= under("guard", kept)
-        if isinstance(fast.source, SlotAdapter):
-            arrays |= {"source/returns": fast.source._returns, "source/lengths": fast.source._lengths}
+    if engine is not None:
+        if engine.overlapped is not None:  # first: the update that is waited for
+            state["overlap"] = _add_overlap(arrays, engine.overlapped)
+        own, kept = engine.state()
+        state |= own
+        arrays |= kept
+        collector: Any = getattr(model, "collector", None)
+        if isinstance(source := collector.source, SlotAdapter):
+            arrays |= {"source/returns": source._returns, "source/lengths": source._lengths}
     if (lstm := getattr(model, "_last_lstm_states", None)) is not None:
         arrays |= {f"lstm/{part}/{i}": _host(t) for part in ("pi", "vf") for i, t in enumerate(getattr(lstm, part))}
     if isinstance(buffer := getattr(model, "replay_buffer", None), ReplayBuffer):
@@ -83,7 +84,6 @@ def load_model_state(model: BaseAlgorithm, state: Mapping[str, Any], arrays: Map
     Raises:
         ConfigError: something is missing or does not fit this model.
     """
-    fast: Any = getattr(model, "_fast", None)
     for name, value in state["counters"].items():
         if name not in COUNTERS or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise ConfigError(f"the checkpoint's counter {name}={value!r} is none of this version")
@@ -109,10 +109,8 @@ def load_model_state(model: BaseAlgorithm, state: Mapping[str, Any], arrays: Map
             found = _own_observations(arrays, name)
             _check_seen(model, name, found)
             setattr(model, name, found)
-    if fast is not None:
-        for name in FAST_COUNTERS:
-            setattr(fast, name, int(state["fast"][name]))
-        _load_fast(model, fast, state, arrays)
+    if isinstance(engine := getattr(model, "engine", None), Engine):
+        _load_engine(model, engine, state, arrays)
     if (lstm := getattr(model, "_last_lstm_states", None)) is not None:
         own = RNNStates(*(_own_lstm(arrays, part, getattr(lstm, part)) for part in ("pi", "vf")))
         setattr(model, "_last_lstm_states", own)  # noqa: B010 - RecurrentPPO's
@@ -120,41 +118,37 @@ def load_model_state(model: BaseAlgorithm, state: Mapping[str, Any], arrays: Map
         load_replay_state(buffer, state["replay"], inside(arrays, "replay"))
 
 
-def _load_fast(model: Any, fast: Any, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-    source = fast.source_of(model.env)
+def _load_engine(model: Any, engine: Engine, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+    source = model.collector.source_of(model.env)
     if isinstance(source, SlotAdapter) and "source/returns" in arrays:
         load_into(source._returns, arrays, "source/returns")
         load_into(source._lengths, arrays, "source/lengths")
-    fast.accelerator_of(model.policy)
-    _load_scaler(fast, state["scaler"])
-    pending, trained = state.get("overlap"), model.policy
-    if pending is not None and fast.overlap is not None:
-
-        def fill(learner: Any) -> None:
-            _load_policy(arrays, "learner", learner.policy, pending["policy"])
-            _load_log(learner.logger, pending["log"])
-            learner._n_updates = int(pending["n_updates"])
-            for name in FAST_COUNTERS:
-                setattr(learner._fast, name, int(pending["fast"][name]))
-            _load_scaler(learner._fast, pending["scaler"])
-
-        fast.overlap.hold(fill)
-        trained = fast.overlap.wait().policy
-    if fast.guard is not None and "guard" in state:
-        fast.guard.load(state["guard"], inside(arrays, "guard"), trained)
+    engine.load(state, arrays)
+    pending = state.get("overlap")
+    if pending is None or engine.overlapped is None:
+        return
+    stored = pending["statistics"]
+    terms = {name: np.array(array) for name, array in inside(arrays, "learner_terms").items()}
+    done = Statistics(terms, np.array(arrays["learner_norms"]), **stored)
+    work = PPOWork(**pending["work"])
+    engine.overlapped.hold(
+        engine, work, done, lambda policy: _load_policy(arrays, "learner", policy, pending["policy"])
+    )
 
 
-def _add_overlap(arrays: Arrays, overlap: Any) -> State | None:
+def _add_overlap(arrays: Arrays, overlapped: Overlapped) -> State | None:
     """The update that is under way: waited for, not taken over, since the next rollout is still the old weights'."""
-    learner = overlap.wait()
-    if learner is None:
+    found = overlapped.wait()
+    if found is None:
         return None
+    learner, work, done = found
+    arrays |= {f"learner_terms/{name}": array for name, array in done.terms.items()}
+    arrays["learner_norms"] = done.norms
+    numbers = {name: plain(getattr(done, name)) for name in STATISTICS}
     return {
         "policy": _add_policy(arrays, "learner", learner.policy),
-        "log": _log_state(learner.logger),
-        "n_updates": int(learner._n_updates),
-        "fast": {name: getattr(learner._fast, name) for name in FAST_COUNTERS},
-        "scaler": _scaler_state(learner._fast),
+        "work": plain(work._asdict()),
+        "statistics": numbers,
     }
 
 
@@ -283,23 +277,6 @@ def _own_observations(arrays: Mapping[str, NDArray[Any]], name: str) -> Any:
         return np.array(arrays[name])
     parts = inside(arrays, name)
     return {key: np.array(part) for key, part in parts.items()} if parts else None
-
-
-def _scaler_state(fast: Any) -> State | None:
-    scaler = _scaler_of(fast)
-    return None if scaler is None else plain(scaler.state_dict())
-
-
-def _load_scaler(fast: Any, state: Mapping[str, Any] | None) -> None:
-    scaler = _scaler_of(fast)
-    if state and scaler is not None:
-        scaler.load_state_dict(dict(state))
-
-
-def _scaler_of(fast: Any) -> Any:
-    """float16's gradient scaler, if there is one and it has been made."""
-    precision = None if fast.accelerator is None else fast.accelerator.precision
-    return None if precision is None else precision.scaler
 
 
 def _own_lstm(arrays: Mapping[str, NDArray[Any]], part: str, like: tuple[torch.Tensor, ...]) -> Any:

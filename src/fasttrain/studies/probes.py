@@ -31,7 +31,7 @@ def env_window(rig: Rig, seconds: float) -> Window:
     """The run's own vector env by random legal actions; drawing them is not counted, reading the masks is."""
     with rig.apart():
         if not rig.stock and not rig.off_policy and not rig.model.use_sde:
-            groups = rig.model._fast.groups_of(rig.source)
+            groups = rig.model.collector.groups_of(rig.source)
             if groups is not None:
                 return {"env": _grouped(rig, groups, seconds)}
         return _in_step(rig, seconds)
@@ -159,22 +159,27 @@ def _ppo_update(rig: Rig, seconds: float) -> float:
     Where it takes longer than `seconds`, the next are of one epoch, counted as so many.
     """
     model, epochs = rig.model, rig.model.n_epochs
-    fast = None if rig.stock else model._fast
-    overlap, threads = (None, 1) if fast is None else (fast.overlap, fast.max_threads)
     with untouched(model.policy):
         try:
-            if fast is not None and overlap is not None:
-                fast.overlap, fast.max_threads = None, overlap.threads
             model.n_epochs = 1 if rig.slow_update else epochs
             begun = time.perf_counter()
-            model.train()
+            if rig.stock:
+                model.train()
+            else:
+                _update_once(model)
             took: float = (time.perf_counter() - begun) * epochs / model.n_epochs
             rig.slow_update = took > seconds and model.target_kl is None
             return took
         finally:
             model.n_epochs = epochs
-            if fast is not None:
-                fast.overlap, fast.max_threads = overlap, threads
+
+
+def _update_once(model: Any) -> None:
+    """By the engine that learns: beside collecting that is another one, of a copy of the policy."""
+    engine, rollout, work = model.engine_now(), model.rollout_buffer, model.work()
+    if engine.settings.overlap:
+        engine = engine.overlapped.prepared(engine, rollout, work)
+    engine.update(rollout, work)
 
 
 def replay_window(rig: Rig, seconds: float) -> Window:
@@ -182,7 +187,7 @@ def replay_window(rig: Rig, seconds: float) -> Window:
     model, calls, until = rig.model, 0, time.perf_counter() + seconds
     storage, updates, size = model.replay_buffer, model.gradient_steps, model.batch_size
     normalizer = model.get_vec_normalize_env()
-    in_blocks = not rig.stock and normalizer is None and model._fast.kernels_of(model) is not None
+    in_blocks = not rig.stock and model.engine_now().kind == "kernels"
     begun = time.perf_counter()
     while not calls or time.perf_counter() < until:
         if in_blocks:
@@ -199,19 +204,19 @@ def replay_window(rig: Rig, seconds: float) -> Window:
 def logging_window(rig: Rig, seconds: float) -> Window:
     """The run's own callback on recorded steps, with the log lines that fall due meanwhile."""
     callback, frames, model = rig.run.callback, rig.frames, rig.model
-    progress, fast = rig.run.progress, None if rig.stock else model._fast
+    progress, counters = rig.run.progress, None if rig.stock else model.engine
     per_rollout = 1 if rig.off_policy else model.n_steps
     updates = updates_per_step(rig) * per_rollout * rig.num_envs
     callback.on_training_start({}, {})
-    kept = progress.updates if fast is None else fast.gradient_updates
+    kept = progress.updates if counters is None else counters.gradient_updates
     steps, until = 0, time.perf_counter() + seconds
     begun = time.perf_counter()
     while not steps or time.perf_counter() < until:
         done = kept + round(updates * (steps // per_rollout))
-        if fast is None:
+        if counters is None:
             progress.updates = done
         else:
-            fast.gradient_updates = done
+            counters.gradient_updates = done
         callback.on_rollout_start()
         for _ in range(per_rollout):
             frame = frames[steps % len(frames)]
@@ -221,10 +226,10 @@ def logging_window(rig: Rig, seconds: float) -> Window:
             steps += 1
         callback.on_rollout_end()
     spent = time.perf_counter() - begun
-    if fast is None:
+    if counters is None:
         progress.updates = kept
     else:
-        fast.gradient_updates = kept
+        counters.gradient_updates = kept
     callback.on_training_end()
     return {"logging": spent / (steps * rig.num_envs)}
 

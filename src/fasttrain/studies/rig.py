@@ -236,7 +236,7 @@ class Rig:
         self.masked = uses_masks(self.config)
         self.env: VecEnv = model.env
         self.random = RandomActions(self.env.action_space, self.config.num_envs, self.config.seed)
-        self.source: SlotSource = slots_of(self.env) if self.stock else model._fast.source_of(self.env)
+        self.source: SlotSource = slots_of(self.env) if self.stock else model.collector.source_of(self.env)
         self._threads = torch.get_num_threads()
         self._frames: list[Frame] = []
         self._begun = False

@@ -1,0 +1,216 @@
+"""An engine: how networks act and learn. Three verbs, `act`, `values` and `update`, and a life.
+
+Algorithms say what is computed (`PPOWork`, `QWork`), engines how: on PyTorch or in compiled CPU kernels. An engine owns
+no weights. The stock policy and its optimizer are the only truth between two calls, so that engines can be exchanged
+wherever nothing is under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from stable_baselines3.common.utils import explained_variance
+from torch import Tensor
+
+from fasttrain.batch import BoolArray, Float32Array, Float64Array, inside, under
+from fasttrain.buffers.rollout import RolloutStorage, TensorObservations
+from fasttrain.engines.guard import Guard
+from fasttrain.perf.clock import PhaseClock
+
+if TYPE_CHECKING:
+    from fasttrain.engines.overlapped import Overlapped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """How networks compute. As made: on PyTorch, and every number is that of stock SB3."""
+
+    kind: str = "torch"  # or "kernels": compiled ones on the CPU, faster, equal up to rounding and draws
+    threads: int = 1  # of the kernels, at most
+    overlap: bool = False  # on-policy: update beside the next rollout, with weights one update old
+    fused_adam: bool = False  # torch's fused kernel on the CPU, 99 µs a step of [64, 64], not 275; others bring it too
+    amp_dtype: torch.dtype | None = None  # of the networks: bfloat16, or float16 on CUDA
+    compile_mode: str | None = None  # a mode of torch.compile; on CUDA all but "default" mean CUDA graphs as well
+    gradient_accumulation: int = 1  # micro-batches per minibatch; on-policy
+    inference_batch_size: int | None = None  # envs per forward while acting; not with gSDE, whose noise is per env
+    pin_memory: bool = False  # page-locked buffers between host and CUDA
+
+    @classmethod
+    def of(cls, given: str | EngineSettings) -> EngineSettings:
+        """`"torch"` and `"kernels"` stand for the settings of that kind."""
+        return cls(kind=given) if isinstance(given, str) else given
+
+    @property
+    def exact(self) -> bool:
+        """Whether every number is to be stock's: of two ways that round differently, stock's is taken."""
+        return replace(self, overlap=False, threads=1) == EngineSettings()
+
+
+class Stored(NamedTuple):
+    """What a rollout keeps of a vector step, where the networks computed it; `n` of N envs."""
+
+    observations: TensorObservations  # (n, ...)
+    actions: Tensor  # (n,) or (n, K), as drawn
+    values: Tensor  # (n, 1)
+    log_probs: Tensor  # (n,)
+    action_masks: Tensor | None  # (n, A) bool
+
+
+class Acted(NamedTuple):
+    """One forward. What the envs get is on the host, what is stored lies on the device."""
+
+    actions: NDArray[Any]  # (n, ...), as drawn; not clipped to the action space
+    stored: Stored | None = None  # of an actor-critic
+    memory: Any = None  # of a recurrent policy: what it remembers after this step
+
+
+class PPOWork(NamedTuple):
+    """What one PPO update is, whoever computes it; the names are SB3's."""
+
+    n_epochs: int
+    batch_size: int | None  # None: the whole rollout
+    clip_range: float
+    clip_range_vf: float | None
+    ent_coef: float
+    vf_coef: float
+    normalize_advantage: bool
+    max_grad_norm: float
+    target_kl: float | None
+
+
+class QRule(NamedTuple):
+    """How a Q-network's loss is made; the same from batch to batch, fixed in compiled code."""
+
+    dims: tuple[int, ...]  # sizes of the K sub-actions
+    gamma: float
+    double: bool  # the online network chooses the next action (van Hasselt et al. 2016)
+    loss: str  # huber or mse
+    rated: bool  # whether the TD errors are wanted, for prioritized replay
+
+
+class QWork(NamedTuple):
+    """Some updates of a Q-network, one after the other."""
+
+    gradient_steps: int
+    batch_size: int
+    rule: QRule
+    max_grad_norm: float
+
+
+@dataclass(slots=True)
+class Statistics:
+    """What a round of updates came to, read from the device once, at its end."""
+
+    terms: Mapping[str, NDArray[Any]]  # per minibatch: policy_loss, value_loss, …; of Q-networks loss; see `explained`
+    norms: Float64Array  # of gradients, one for each step that was asked for and watched; not finite: not taken
+    steps: int  # optimizer steps taken
+    epochs: int  # begun
+    stopped: bool = False  # before the last minibatch of the last epoch: `target_kl` was exceeded
+    blamed: str = ""  # loss or gradient that was not finite first, where the host could see it
+    expected_skips: bool = False  # float16: an overflow now and then is normal
+
+    @property
+    def skipped(self) -> int:
+        """Steps that were not taken because gradient or loss was not finite."""
+        return int(np.count_nonzero(~np.isfinite(self.norms)))
+
+
+def explained(data: RolloutStorage) -> dict[str, NDArray[Any]]:
+    """The term `explained_variance`: of the returns by the values with which they were collected; SB3's."""
+    return {"explained_variance": np.array([explained_variance(data.values.T.reshape(-1), data.returns.T.reshape(-1))])}
+
+
+class Engine:
+    """What all engines share.
+
+    made      with the model, from settings; nothing is compiled, no size is known
+    `prepare` before the first `act` or `update` and after a change of sizes: compiles; what cannot be is told
+    `begin`   at every rollout: takes the weights of now and draws the rollout's random numbers
+    `fits`    asked where a rollout and an update begin: False once what it was made for was replaced
+    `state`   for checkpoints; never part of the zip
+
+    Args:
+        policy: of SB3, with its optimizer.
+        settings: what is wanted.
+        before: the engine whose place it takes: clock, guard and counters go on.
+    """
+
+    kind: ClassVar[str]
+    clock: PhaseClock
+    guard: Guard | None  # None: nothing not finite is looked for
+    gradient_updates: int  # optimizer steps so far
+    skipped_steps: int  # of these none: see `Statistics.skipped`
+    warmup_s: float  # compiling took so long, outside of every phase
+    overlapped: Overlapped | None
+
+    def __init__(self, policy: Any, settings: EngineSettings, before: Engine | None = None) -> None:
+        self.policy, self.settings = policy, settings
+        self.clock = PhaseClock() if before is None else before.clock
+        self.guard = Guard() if before is None else before.guard
+        self.gradient_updates = 0 if before is None else before.gradient_updates
+        self.skipped_steps = 0 if before is None else before.skipped_steps
+        self.warmup_s = 0.0 if before is None else before.warmup_s
+        self.overlapped = None if before is None else before.overlapped
+        self.why_not = ""  # why it is not of the kind that was asked for
+
+    def fits(self, policy: Any) -> bool:
+        """Whether it was made for this policy, as it is now."""
+        raise NotImplementedError
+
+    def prepare(self, data: Any, work: Any, acting_sizes: list[int]) -> str:
+        """Compile for a `data` (rollout or replay) and `work` of these sizes, if that is asked for and still to do.
+
+        Returns:
+            why what was asked for cannot be, if that turned out just now; else nothing.
+        """
+        return ""
+
+    def begin(self, rollout: Any = None) -> None:
+        """Act with the weights of now. `rollout`: which is filled step by step; None: in another order."""
+
+    def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> Acted:
+        """Choose actions for observations (n, ...) on the host; masks (n, A), None: all legal.
+
+        Raises:
+            EnvError: no action comes out, because something is not finite.
+        """
+        raise NotImplementedError
+
+    def values(self, observations: Any, memory: Any = None) -> Float32Array:  # (n,)
+        """Values of states that no action is drawn for."""
+        raise NotImplementedError
+
+    def update(self, data: Any, work: Any) -> Statistics:
+        """Learn from a filled rollout, or from replay."""
+        raise NotImplementedError
+
+    def counted(self, done: Statistics) -> Statistics:
+        """Add a round to the counters."""
+        self.gradient_updates += done.steps
+        self.skipped_steps += done.skipped
+        return done
+
+    def state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """For a checkpoint: plain values, and arrays by name."""
+        counters = {"gradient_updates": self.gradient_updates, "skipped_steps": self.skipped_steps}
+        state: dict[str, Any] = {"fast": counters}
+        if self.guard is None:
+            return state, {}
+        state["guard"], kept = self.guard.state()
+        return state, under("guard", kept)
+
+    def load(self, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from there, once policy and optimizer are as they were.
+
+        Raises:
+            ConfigError: what was kept is not of this policy.
+        """
+        for name in ("gradient_updates", "skipped_steps"):
+            setattr(self, name, int(state["fast"][name]))
+        if self.guard is not None and "guard" in state:
+            self.guard.load(state["guard"], inside(arrays, "guard"), self.policy)
