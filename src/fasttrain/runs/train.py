@@ -225,6 +225,10 @@ class Run:
                 self.checkpoints.finish(self.model.num_timesteps, self.callback.at_rest, self.stop.requested)
             return window
 
+    def _warmup_s(self) -> float:
+        """What compiling the policy took before training."""
+        return self.model.engine.warmup_s if isinstance(self.model, Fast) else 0.0
+
     def change_engine(self) -> None:
         """Nothing is under way: let the compiled kernels take over if it is time, and write down when they did."""
         switch = self.engine_switch
@@ -311,9 +315,7 @@ class Run:
             **self._whole_run(perf["wall_s"]),
             "startup_s": round(self.startup_s, 3),
             "first_update_s": self.progress.first_update_s,
-            "compile_s": round(
-                self.compile_s + (self.model.engine.warmup_s if isinstance(self.model, Fast) else 0.0), 3
-            ),  # of the startup: kernels, torch.compile
+            "compile_s": round(self.compile_s + self._warmup_s(), 3),  # of the startup: kernels, torch.compile
             **({} if self.engine_switch is None else {"engine_switch": self.engine_switch.to_dict()}),
             "episodes": self.progress.episodes,
             "reward_per_hour": self.progress.curve.reward_per_hour(),
