@@ -1,4 +1,4 @@
-"""Models whose eager path is accelerated, and the loss of one minibatch, for several test files."""
+"""Models on engines with settings, and steps and losses of one minibatch, for several test files."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-from fasttrain.algos.update import Statistics
 from gymnasium import spaces
 
 from fasttrain.algos.ppo import PPO, MaskablePPO
 from fasttrain.buffers.rollout import RolloutBatch
-from fasttrain.engines.compiling import Coefficients, loss_terms, normalized
-from fasttrain.engines.engine import EngineSettings
+from fasttrain.engines.compiling import Coefficients, Terms, loss_terms, normalized
+from fasttrain.engines.engine import EngineSettings, PPOWork
 from fasttrain.engines.heads import Head
+from fasttrain.engines.torch import PPOStep
 from toys import RandomEnv, seeded_vec, toy_gym_vec
 
 SETTINGS = {"n_steps": 16, "batch_size": 20, "n_epochs": 2, "device": "cpu", "seed": 0}
@@ -51,8 +51,20 @@ def a_batch(model: Any, size: int = 20) -> RolloutBatch:
     return next(model.rollout_buffer.minibatches(size))
 
 
+def a_step(model: Any, **changes: Any) -> PPOStep:
+    """Of the model's engine, by its settings of now but for `changes`, which are fields of `PPOWork`."""
+    return PPOStep(model.engine_now(), model.work()._replace(**changes))
+
+
 def weights(model: Any) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.policy.parameters()])
+
+
+def with_compiler(model: Any, compiler: Callable[..., Any]) -> Any:
+    """The model's engine, made anew with a compiler of the test's own."""
+    before = model.engine
+    model.engine = type(before)(model.policy, before.settings, before, compiler)
+    return model.engine
 
 
 def counting(calls: list[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -81,17 +93,8 @@ def run_again(function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
     return replay, outputs
 
 
-def minibatch_loss(
-    model: Any,
-    head: Head,
-    batch: RolloutBatch,
-    clip_range: float,
-    clip_range_vf: float | None,
-    statistics: Statistics,
-) -> torch.Tensor:
+def minibatch_terms(work: PPOWork, head: Head, batch: RolloutBatch) -> Terms:
     """The loss of one minibatch by itself, in SB3's order of operations."""
-    batch = normalized(batch, model.normalize_advantage)
-    numbers = Coefficients(clip_range, clip_range_vf, model.ent_coef, model.vf_coef)
-    terms = loss_terms(head, batch, numbers, entropy_gradient=model.ent_coef != 0.0)
-    statistics.note(terms)
-    return terms.loss
+    numbers = Coefficients(work.clip_range, work.clip_range_vf, work.ent_coef, work.vf_coef)
+    batch = normalized(batch, work.normalize_advantage)
+    return loss_terms(head, batch, numbers, entropy_gradient=work.ent_coef != 0.0)

@@ -19,31 +19,36 @@ one_thread = pytest.fixture(autouse=True)(single_thread)
 def test_data_comes_before_weights_before_what_was_made_of_them():
     model = filled(MaskablePPO("MlpPolicy", toy_gym_vec(), **SETTINGS))
     storage = model.rollout_buffer
-    assert why_rollout(model, "the loss") == "the loss"
+    assert why_rollout(model.policy, storage, "the loss") == "the loss"
+    assert why_rollout(model.policy, None, "the loss") == "the loss", "the rollout of another process is gone"
+    assert why_rollout(model.policy, None, "") == "loss or gradients overflowed"
     with torch.no_grad():
         model.policy.mlp_extractor.policy_net[-2].bias[:] = 100.0  # all features are 1
         model.policy.action_net.weight[:] = 3e38  # finite, but not what comes of it
-    assert why_rollout(model, "the loss").startswith("the logits of env 0 in row 0 of the rollout, with finite weights")
+    assert why_rollout(model.policy, storage, "the loss").startswith(
+        "the logits of env 0 in row 0 of the rollout, with finite weights"
+    )
     storage._returns[2, 1] = np.inf
-    assert why_rollout(model, "") == "the return of env 1 in row 2 of the rollout is inf"
+    assert why_rollout(model.policy, storage, "") == "the return of env 1 in row 2 of the rollout is inf"
     storage._log_probs[4, 3] = np.nan
-    assert why_rollout(model, "") == "the log prob of env 3 in row 4 of the rollout is nan"
+    assert why_rollout(model.policy, storage, "") == "the log prob of env 3 in row 4 of the rollout is nan"
     with torch.no_grad():
         model.policy.value_net.bias[0] = np.nan
-    assert why_rollout(model, "") == "parameter value_net.bias is not finite"
+    assert why_rollout(model.policy, storage, "") == "parameter value_net.bias is not finite"
     storage.rewards[1, 0] = np.nan
-    assert why_rollout(model, "") == "the reward of env 0 in row 1 of the rollout is nan"
+    assert why_rollout(model.policy, storage, "") == "the reward of env 0 in row 1 of the rollout is nan"
     storage._observations[""][0, 2, 1] = np.nan
-    assert why_rollout(model, "") == "the observation of env 2 in row 0 of the rollout is nan"
+    assert why_rollout(model.policy, storage, "") == "the observation of env 2 in row 0 of the rollout is nan"
 
 
 def test_dict_observations_by_key():
     space = spaces.Dict({"a": spaces.Box(-1, 1, (2,), np.float32), "b": spaces.Discrete(3)})
     env = seeded_vec(lambda: RandomEnv(space, spaces.Discrete(2)))
     model = filled(PPO("MultiInputPolicy", env, **(SETTINGS | {"batch_size": 16})))
-    assert why_rollout(model, "the loss") == "the loss"
-    model.rollout_buffer._observations["a"][3, 2, 0] = -np.inf
-    assert why_rollout(model, "") == "the observation 'a' of env 2 in row 3 of the rollout is -inf"
+    storage = model.rollout_buffer
+    assert why_rollout(model.policy, storage, "the loss") == "the loss"
+    storage._observations["a"][3, 2, 0] = -np.inf
+    assert why_rollout(model.policy, storage, "") == "the observation 'a' of env 2 in row 3 of the rollout is -inf"
 
 
 def test_replay():

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from fasttrain.engines.guard import Copy, Guard, GuardedHead, Quiet, Usual
-from fasttrain.errors import ConfigError, DivergedError, EnvError
+from fasttrain.engines.guard import Copy, Guard, Quiet, Usual
+from fasttrain.errors import ConfigError, DivergedError
 from fasttrain.spec.config import GuardConfig
 
 BAD, HALF, GOOD = np.array([np.nan, np.inf]), np.array([1.0, np.nan]), np.array([1.0, 1.0])
@@ -172,26 +172,3 @@ def test_what_another_policy_kept_is_refused():
     wrong = {name: np.zeros((3, 3), np.float32) for name in arrays}
     with pytest.raises(ConfigError, match="this run needs"):
         a_guard()[0].load(state, wrong, a_model().policy)
-
-
-class Failing:
-    def __init__(self, message: str) -> None:
-        self.message = message
-
-    def act(self, observations: Any, action_masks: Any) -> Any:
-        raise RuntimeError(self.message)
-
-    def values(self, observations: Any) -> Any:
-        return observations
-
-
-def test_torchs_own_words_get_the_place():
-    policy: Any = nn.Linear(2, 2)
-    policy.device = torch.device("cpu")
-    head: Any = Failing("probability tensor contains either `inf`, `nan` or element < 0")
-    with pytest.raises(EnvError, match="its weights are too large"):
-        GuardedHead(head, policy).act(torch.zeros(1, 2), None)
-    with pytest.raises(EnvError, match="the observation of env 0 is not finite"):
-        GuardedHead(head, policy).act(torch.full((1, 2), torch.nan), None)
-    with pytest.raises(RuntimeError, match="shapes"):
-        GuardedHead(Failing("shapes"), policy).act(torch.zeros(1, 2), None)

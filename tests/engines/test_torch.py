@@ -8,42 +8,35 @@ import numpy as np
 import pytest
 import stable_baselines3
 import torch
-from fasttrain.algos.overlap import OverlappedUpdate
 
-from accelerated import box_model, counting, filled, masked_model, weights
-from fasttrain.algos.ppo import warm_up
-from fasttrain.engines.compiling import Coefficients
+from accelerated import box_model, counting, filled, masked_model, weights, with_compiler
 from fasttrain.engines.engine import EngineSettings
 from fasttrain.engines.heads import ChunkedHead
-from fasttrain.engines.torch import TorchEngine
+from fasttrain.engines.overlapped import Overlapped
+from fasttrain.errors import EnvError
 from toys import single_thread, toy_gym_vec
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
 COMPILE = EngineSettings(compile_mode="default")
 
 
-def with_compiler(model: Any, compiler: Any) -> TorchEngine:
-    model.engine = TorchEngine(model.policy, model.engine.settings, compiler)
-    return model.engine
-
-
 def test_acting_and_update_go_through_compiled_functions():
     model = masked_model(COMPILE)
-    accelerator = with_compiler(model, counting(calls := []))
-    warm_up(model, model.env)
+    engine = with_compiler(model, counting(calls := []))
+    model.prepare(model.env)
     assert calls == ["outputs", "_plain_loss"], "everything is compiled before training"
     calls.clear()
     model.learn(80)
     assert calls.count("outputs") == 16
     assert calls.count("_plain_loss") == 2 * 4
-    assert accelerator.warm
-    assert accelerator.warmup_s > 0
+    assert not engine.must_compile_for((20, 5))
+    assert engine.warmup_s > 0
 
 
 def test_the_rest_of_an_epoch_goes_the_eager_way():
     model = masked_model(COMPILE, batch_size=30)  # 30, 30, 20
     with_compiler(model, counting(calls := []))
-    warm_up(model, model.env)
+    model.prepare(model.env)
     calls.clear()
     model.learn(80)
     assert calls.count("_plain_loss") == 2 * 2
@@ -52,14 +45,14 @@ def test_the_rest_of_an_epoch_goes_the_eager_way():
 
 def test_other_sizes_are_compiled_anew():
     model = masked_model(COMPILE)
-    accelerator = with_compiler(model, counting(calls := []))
+    engine = with_compiler(model, counting(calls := []))
     model.learn(80)
-    accelerator.graphed_update = object()  # of the old size
+    engine.graphed_update = object()  # of the old size
     calls.clear()
     model.batch_size = 16
     model.learn(80, reset_num_timesteps=False)
     assert calls.count("_plain_loss") == 1 + 2 * 5
-    assert accelerator.graphed_update is None
+    assert engine.graphed_update is None
     calls.clear()
     model.env, model.n_envs, model._last_obs = toy_gym_vec(3), 3, None  # what SB3's `set_env` refuses
     model.learn(48, reset_num_timesteps=False)
@@ -70,15 +63,17 @@ def test_other_sizes_are_compiled_anew():
 
 
 def test_an_update_beside_collecting_is_compiled_anew_for_other_sizes():
-    model = masked_model(EngineSettings())
+    model = masked_model(COMPILE)
+    with_compiler(model, counting([]))
     model.learn(80)
-    learner = OverlappedUpdate(model, 1)._prepared()
-    learner.engine.settings = COMPILE
-    accelerator = with_compiler(learner, counting([]))
-    accelerator.warm_up(learner, ())
-    assert not accelerator.needs_warm_up(learner, ())
-    learner.batch_size = 16
-    assert accelerator.needs_warm_up(learner, ())
+    beside = Overlapped()
+    learner = beside.prepared(model.engine, model.rollout_buffer, model.work())
+    learner.compiler = counting(calls := [])
+    for batch_size, compiled in ((20, 0), (16, 1), (16, 0)):
+        calls.clear()
+        work = model.work()._replace(batch_size=batch_size)
+        assert beside.prepared(model.engine, model.rollout_buffer, work) is learner
+        assert calls.count("_plain_loss") == compiled
 
 
 def test_warming_up_changes_nothing_but_the_clocks_other():
@@ -87,7 +82,7 @@ def test_warming_up_changes_nothing_but_the_clocks_other():
     model.collector.clock.reset()
     before, state, random = weights(model), np.random.get_state()[1].copy(), torch.get_rng_state()
     storage = model.rollout_buffer
-    assert warm_up(model, model.env) == ""
+    assert model.prepare(model.env) == ""
     assert torch.equal(weights(model), before)
     assert np.array_equal(np.random.get_state()[1], state)
     assert torch.equal(torch.get_rng_state(), random)
@@ -114,11 +109,11 @@ def test_no_compiler_no_harm():
         return call
 
     model = masked_model(COMPILE)
-    accelerator = with_compiler(model, fails)
+    engine = with_compiler(model, fails)
     with pytest.warns(UserWarning, match="torch.compile failed: RuntimeError: no C.. compiler found; training goes on"):
         model.learn(160)
-    assert accelerator.compiled is None
-    assert accelerator.failure == "torch.compile failed: RuntimeError: no C++ compiler found"
+    assert engine.compiled is None
+    assert engine.failure == "torch.compile failed: RuntimeError: no C++ compiler found"
     assert model.engine.gradient_updates == 16
     torch.testing.assert_close(weights(model), weights(masked_model(EngineSettings()).learn(160)), rtol=0, atol=1e-6)
 
@@ -134,8 +129,9 @@ def test_kernels_need_no_compiler():
 @pytest.mark.parametrize(("size", "expected"), [(2, [2, 2, 1]), (5, [5]), (None, [5])])
 def test_envs_per_forward(size: int | None, expected: list[int]):
     model = masked_model(EngineSettings(inference_batch_size=size))
-    head = model.engine_now().acting_head(model.action_space)
-    assert isinstance(head, ChunkedHead) == (size is not None)
+    engine = model.engine_now()
+    engine.begin()
+    assert isinstance(engine.head, ChunkedHead) == (size is not None)
     rows: list[int] = []
     rated: list[int] = []
     model.policy.action_net.register_forward_hook(lambda _module, inputs, _output: rows.append(len(inputs[0])))
@@ -162,9 +158,9 @@ def test_gsde_keeps_a_noise_per_env():
 
 def test_chunks_are_compiled_by_their_sizes():
     model = masked_model(EngineSettings(compile_mode="default", inference_batch_size=2))
-    accelerator = with_compiler(model, counting(calls := []))
-    warm_up(model, model.env)
-    assert accelerator.compiled.acting_sizes == {1, 2}
+    engine = with_compiler(model, counting(calls := []))
+    model.prepare(model.env)
+    assert engine.compiled.acting_sizes == {1, 2}
     calls.clear()
     filled(model)
     assert calls.count("outputs") == 3 * 16
@@ -172,9 +168,9 @@ def test_chunks_are_compiled_by_their_sizes():
 
 def test_micro_batches_are_compiled_by_their_sizes():
     model = masked_model(EngineSettings(compile_mode="default", gradient_accumulation=3))
-    accelerator = with_compiler(model, counting(calls := []))
-    warm_up(model, model.env)
-    assert accelerator.compiled.batch_sizes == {6, 7}
+    engine = with_compiler(model, counting(calls := []))
+    model.prepare(model.env)
+    assert engine.compiled.batch_sizes == {6, 7}
     calls.clear()
     model.learn(80)
     assert calls.count("_plain_loss") == 3 * 2 * 4
@@ -182,12 +178,13 @@ def test_micro_batches_are_compiled_by_their_sizes():
 
 def test_scalars_stay_where_they_are():
     model = masked_model(COMPILE)
-    accelerator = with_compiler(model, counting([]))
-    numbers = Coefficients(0.2, None, 0.0, 0.5)
-    assert accelerator.coefficients(numbers) is numbers, "nothing is compiled yet"
-    warm_up(model, model.env)
-    first = accelerator.coefficients(numbers)
-    second = accelerator.coefficients(Coefficients(0.1, None, 0.3, 0.5))
+    engine, work = with_compiler(model, counting([])), model.work()
+    numbers = engine.coefficients(work)
+    assert numbers == (work.clip_range, None, work.ent_coef, work.vf_coef), "nothing is compiled yet"
+    assert type(numbers.clip_range) is float
+    model.prepare(model.env)
+    first = engine.coefficients(work)
+    second = engine.coefficients(work._replace(clip_range=0.1, ent_coef=0.3))
     assert first.clip_range is second.clip_range
     assert second.clip_range.item() == pytest.approx(0.1)
     assert second.clip_range_vf is None
@@ -196,18 +193,18 @@ def test_scalars_stay_where_they_are():
 
 def test_a_graph_without_a_compiler_has_scalars_too(monkeypatch: pytest.MonkeyPatch):
     model = masked_model(EngineSettings(compile_mode="reduce-overhead"))
-    accelerator = model.engine_now()
-    monkeypatch.setattr(type(accelerator), "graphs", True)
-    given = accelerator.coefficients(Coefficients(0.2, None, 0.0, 0.5))
+    engine = model.engine_now()
+    monkeypatch.setattr(type(engine), "graphs", True)
+    given = engine.coefficients(model.work())
     assert isinstance(given.clip_range, torch.Tensor), "a number would be fixed in the graph, a schedule lost"
 
 
 def test_kept_while_policy_and_settings_are_the_same():
     model = masked_model(EngineSettings())
-    accelerator = model.engine_now()
-    assert model.engine_now() is accelerator
+    engine = model.engine_now()
+    assert model.engine_now() is engine
     model.use_engine(EngineSettings(gradient_accumulation=2))
-    assert model.engine_now() is not accelerator
+    assert model.engine_now() is not engine
 
 
 def test_no_graphs_without_cuda():
@@ -219,7 +216,35 @@ def test_the_zip_knows_nothing_of_it(tmp_path):
     model = box_model(EngineSettings(gradient_accumulation=2, amp_dtype=torch.bfloat16)).learn(64)
     model.save(tmp_path / "model")
     stock = stable_baselines3.PPO.load(tmp_path / "model", device="cpu")
-    assert not hasattr(stock, "_fast")
+    assert not hasattr(stock, "engine")
+    assert not hasattr(stock, "collector")
     observation = np.zeros(3, np.float32)
     ours, theirs = (one.predict(observation, deterministic=True)[0] for one in (model, stock))
     assert np.array_equal(ours, theirs)
+
+
+def failing(message: str) -> Any:
+    def act(*_: Any) -> Any:
+        raise RuntimeError(message)
+
+    return act
+
+
+def test_torchs_own_words_get_the_place(monkeypatch: pytest.MonkeyPatch):
+    engine = masked_model(EngineSettings()).engine
+    good, bad = np.zeros((1, 3), np.float32), np.full((1, 3), np.nan, np.float32)
+    monkeypatch.setattr(engine.head, "act", failing("probability tensor contains either `inf`, `nan` or element < 0"))
+    with pytest.raises(EnvError, match="its weights are too large"):
+        engine.act(good, None)
+    with pytest.raises(EnvError, match="the observation of env 0 is not finite"):
+        engine.act(bad, None)
+    engine.guard = None
+    with pytest.raises(RuntimeError, match="probability tensor"):
+        engine.act(bad, None)
+
+
+def test_other_errors_of_torch_pass_as_they_are(monkeypatch: pytest.MonkeyPatch):
+    engine = masked_model(EngineSettings()).engine
+    monkeypatch.setattr(engine.head, "act", failing("shapes"))
+    with pytest.raises(RuntimeError, match="shapes"):
+        engine.act(np.zeros((1, 3), np.float32), None)

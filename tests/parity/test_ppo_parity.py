@@ -32,6 +32,7 @@ from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecNormalize
 
 from fasttrain.algos.ppo import PPO, MaskablePPO
+from fasttrain.engines.engine import EngineSettings
 from fasttrain.engines.heads import action_dims
 from toys import RandomEnv, seeded_vec, single_thread
 
@@ -160,7 +161,7 @@ def trained(case: Case, model_class: type[OnPolicyAlgorithm], fused: bool | None
     settings = {"batch_size": 32, "n_epochs": 2, "seed": 3, "device": "cpu", **case.settings}
     model = model_class(case.policy, seeded_vec(case.make), n_steps=case.steps, **settings)
     if fused is not None:
-        model._fast.fused = fused
+        model.use_engine("kernels" if fused else "torch")
     return model.learn(3 * 4 * case.steps)
 
 
@@ -181,7 +182,7 @@ def test_same_weights_and_log(case: Case):
     stock = trained(case, stock_class)
     for fused in (False, True):
         ours = trained(case, ours_class, fused)
-        if ours.engine is not None:  # they draw other actions; tests/engines/test_kernels.py compares them
+        if ours.engine.kind == "kernels":  # they draw other actions; tests/engines/test_kernels.py compares them
             continue
         assert ours.num_timesteps == stock.num_timesteps
         assert logged(ours).keys() == logged(stock).keys()
@@ -200,8 +201,6 @@ def test_same_weights_without_masking():
     models = []
     for model_class in case.classes:
         model = model_class("MlpPolicy", seeded_vec(case.make), n_steps=40, batch_size=32, n_epochs=2, seed=3)
-        if isinstance(model, MaskablePPO):
-            model._fast.fused = False
         models.append(model.learn(320, use_masking=False))
     assert difference(*models) == 0.0
 
@@ -218,7 +217,8 @@ def built(model_class: type[OnPolicyAlgorithm], env: Any, **settings: Any) -> An
     model = model_class(
         "MlpPolicy", env, **{"n_steps": 40, "batch_size": 32, "n_epochs": 2, "seed": 3, "device": "cpu", **settings}
     )
-    assert not isinstance(model, (PPO, MaskablePPO)) or not model._fast.fused, "the numbers of stock are the default"
+    ours = isinstance(model, (PPO, MaskablePPO))
+    assert not ours or model.engine.settings == EngineSettings(), "the numbers of stock are the default"
     return model
 
 

@@ -73,24 +73,24 @@ class Keep(BaseCallback):
 def test_guard_and_gradient_scaler(overlap: bool):
     trained, fresh = model(PPO), model(PPO)
     for each in (trained, fresh):
-        each.use_engine(EngineSettings(amp_dtype=torch.float16))
+        each.use_engine(EngineSettings(amp_dtype=torch.float16, overlap=overlap))
+        engine: Any = each.engine
         if overlap:
-            each.overlap_updates(2)
-            each._fast.overlap._state.accelerator_of(each._fast.overlap._policy).precision.scaler._init_scale = 1e30
-        else:
-            each.engine_of(each.policy).precision.scaler._init_scale = 1e30
+            engine = engine.overlapped.prepared(engine, each.rollout_buffer, each.work())
+        engine.scaler._init_scale = 1e30
     keep = Keep()
     trained.learn(96, callback=keep)
     state, arrays = keep.kept
     halved = (state["overlap"] if overlap else state)["scaler"]["scale"]
     assert halved < 1e30
-    assert state["guard"]["skipped"] == 2 * 10 * 4, "of both updates, all minibatches of all epochs"
+    seen = 1 if overlap else 2  # the update under way is noted when it is taken over
+    assert state["guard"]["skipped"] == seen * 10 * 4, "all minibatches of all epochs"
     load_model_state(fresh, travelled(state), {name: array.copy() for name, array in arrays.items()})
     assert travelled(model_state(fresh)[0]) == travelled(state)
 
 
 def test_an_update_that_fails_beside_a_checkpoint_still_ends_training(monkeypatch: pytest.MonkeyPatch):
-    def fail(learner: Any) -> None:
+    def fail(*_: Any) -> None:
         raise DivergedError("no update could be applied")
 
     class Forgiving(Keep):
@@ -101,27 +101,27 @@ def test_an_update_that_fails_beside_a_checkpoint_still_ends_training(monkeypatc
                 model_state(self.model)
 
     trained = model(PPO)
-    trained.overlap_updates(2)
-    monkeypatch.setattr("fasttrain.algos.overlap.update", fail)
+    trained.use_engine(EngineSettings(overlap=True))
+    monkeypatch.setattr("fasttrain.engines.torch.TorchEngine.update", fail)
     with pytest.raises(DivergedError):
         trained.learn(96, callback=Forgiving())
 
 
 def test_what_a_guard_goes_back_to_is_of_the_policy_that_is_trained():
-    """While the first update is under way, that policy has an optimizer state and the model's has none."""
+    """Also while another update is under way."""
     trained, fresh = model(PPO), model(PPO)
     for each in (trained, fresh):
         each.engine.guard = Guard(GuardConfig(at_limit="rollback"))
-        each.overlap_updates(2)
-    keep = Keep(at=32)
-    trained.learn(64, callback=keep)
+        each.use_engine(EngineSettings(overlap=True))
+    keep = Keep(at=64)
+    trained.learn(96, callback=keep)
     state, arrays = keep.kept
     assert state["guard"]["copies"] > 0
     load_model_state(fresh, travelled(state), {name: array.copy() for name, array in arrays.items()})
     again, same = model_state(fresh)
     assert travelled(again) == travelled(state)
     assert all(same[name].tobytes() == array.tobytes() for name, array in arrays.items())
-    fresh.engine.guard._copies[0].restore(fresh._fast.overlap.wait().policy)
+    fresh.engine.guard._copies[0].restore(fresh.policy)
     with pytest.raises(ConfigError, match="arrays to roll back to"):
         fresh.engine.guard.load(state["guard"], {}, fresh.policy)
 
@@ -134,7 +134,7 @@ def test_tensors_are_filled_in_place():
     places = {name: tensor.data_ptr() for name, tensor in fresh.policy.state_dict().items()}
     load_model_state(fresh, *model_state(trained))
     assert {name: tensor.data_ptr() for name, tensor in fresh.policy.state_dict().items()} == places
-    assert fresh.engine.serves(fresh.policy)
+    assert fresh.engine.fits(fresh.policy)
     (step,) = {float(state["step"]) for state in fresh.policy.optimizer.state.values()}
     assert step == trained.engine.gradient_updates
 

@@ -198,7 +198,7 @@ class Engine:
     def state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """For a checkpoint: plain values, and arrays by name."""
         counters = {"gradient_updates": self.gradient_updates, "skipped_steps": self.skipped_steps}
-        state: dict[str, Any] = {"fast": counters}
+        state: dict[str, Any] = {"fast": counters, "scaler": self.scaler_state()}
         if self.guard is None:
             return state, {}
         state["guard"], kept = self.guard.state()
@@ -212,5 +212,13 @@ class Engine:
         """
         for name in ("gradient_updates", "skipped_steps"):
             setattr(self, name, int(state["fast"][name]))
+        self.load_scaler(state.get("scaler"))
         if self.guard is not None and "guard" in state:
             self.guard.load(state["guard"], inside(arrays, "guard"), self.policy)
+
+    def scaler_state(self) -> dict[str, Any] | None:
+        """Of float16's gradient scaler, if there is one."""
+        return None
+
+    def load_scaler(self, state: Mapping[str, Any] | None) -> None:
+        """Go on with that."""

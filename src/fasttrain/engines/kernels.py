@@ -275,7 +275,9 @@ class KernelEngine(Engine):
             norms = np.zeros(0)
         elif len(first):
             blamed = blame(bool(np.isfinite(seen[first[0], LOSS])), self._name_at(bad))
-        return Statistics({**terms, **explained(data)}, norms[norms != NO_STEP], taken, len(epochs), stopped, blamed)
+        return Statistics(
+            {**terms, **explained(data)}, norms[norms != NO_STEP], int(taken), len(epochs), stopped, blamed
+        )
 
     def _name_at(self, index: int) -> str:
         """The parameter that stands there in the flat vectors."""

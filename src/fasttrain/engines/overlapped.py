@@ -92,10 +92,10 @@ class Overlapped:
         assert self._done is not None
         return self.learner, self._work, self._done
 
-    def hold(self, engine: Engine, work: PPOWork, done: Statistics, fill: Callable[[Any], None]) -> None:
-        """As after `wait`, with an update made in another process; `fill` puts its result into a policy."""
+    def hold(self, engine: Engine, work: PPOWork, done: Statistics, fill: Callable[[Engine], None]) -> None:
+        """As after `wait`, with an update made in another process; `fill` makes the learner what it was."""
         learner = self._copy_of(engine)
-        fill(learner.policy)
+        fill(learner)
         self._rollout, self._work, self._done = None, work, done
         self._thread = threading.Thread(target=lambda: None, name="fasttrain-update", daemon=True)
         self._thread.start()

@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fasttrain.buffers.rollout import TensorObservations
@@ -116,14 +115,12 @@ class TorchBase(Engine):
         optimizer = self.policy.optimizer
         return faster_adam(optimizer, not self.settings.exact) if graph is None else capturable(optimizer, graph.rates)
 
-    def state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        state, arrays = super().state()
-        return {**state, "scaler": None if self.scaler is None else dict(self.scaler.state_dict())}, arrays
+    def scaler_state(self) -> dict[str, Any] | None:
+        return None if self.scaler is None else dict(self.scaler.state_dict())
 
-    def load(self, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        super().load(state, arrays)
-        if self.scaler is not None and state.get("scaler"):
-            self.scaler.load_state_dict(dict(state["scaler"]))
+    def load_scaler(self, state: Mapping[str, Any] | None) -> None:
+        if self.scaler is not None and state:
+            self.scaler.load_state_dict(dict(state))
 
 
 class TorchStep:

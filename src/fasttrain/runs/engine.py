@@ -37,11 +37,11 @@ ADAM = "Adam by torch's fused kernel"
 def settings_of(plan: Plan) -> EngineSettings:
     """What the effective flags ask of the engine."""
     config, asked = plan.config, _row(plan, "torch_threads").requested
-    fused = _row(plan, "fused_update")
-    kernels_on = config.fused_update == "on"
+    fused, kernels_on, cores = _row(plan, "fused_update"), config.fused_update == "on", usable_cores()
+    several = kernels_on and config.algo.spec.on_policy  # threads; a Q-network's batch is too small for more than one
     return EngineSettings(
         kind="kernels" if kernels_on else "torch",
-        threads=min(asked, usable_cores()) if isinstance(asked, int) else usable_cores(),
+        threads=(min(asked, cores) if isinstance(asked, int) else cores) if several else 1,
         overlap=config.overlap,
         fused_adam=fused.requested != "off" and not kernels_on,
         amp_dtype=getattr(torch, config.amp_dtype) if config.use_amp == "on" else None,

@@ -127,13 +127,14 @@ def _load_engine(model: Any, engine: Engine, state: Mapping[str, Any], arrays: M
     pending = state.get("overlap")
     if pending is None or engine.overlapped is None:
         return
-    stored = pending["statistics"]
     terms = {name: np.array(array) for name, array in inside(arrays, "learner_terms").items()}
-    done = Statistics(terms, np.array(arrays["learner_norms"]), **stored)
-    work = PPOWork(**pending["work"])
-    engine.overlapped.hold(
-        engine, work, done, lambda policy: _load_policy(arrays, "learner", policy, pending["policy"])
-    )
+    done = Statistics(terms, np.array(arrays["learner_norms"]), **pending["statistics"])
+
+    def fill(learner: Engine) -> None:
+        _load_policy(arrays, "learner", learner.policy, pending["policy"])
+        learner.load_scaler(pending["scaler"])
+
+    engine.overlapped.hold(engine, PPOWork(**pending["work"]), done, fill)
 
 
 def _add_overlap(arrays: Arrays, overlapped: Overlapped) -> State | None:
@@ -144,11 +145,11 @@ def _add_overlap(arrays: Arrays, overlapped: Overlapped) -> State | None:
     learner, work, done = found
     arrays |= {f"learner_terms/{name}": array for name, array in done.terms.items()}
     arrays["learner_norms"] = done.norms
-    numbers = {name: plain(getattr(done, name)) for name in STATISTICS}
     return {
         "policy": _add_policy(arrays, "learner", learner.policy),
         "work": plain(work._asdict()),
-        "statistics": numbers,
+        "statistics": {name: plain(getattr(done, name)) for name in STATISTICS},
+        "scaler": plain(learner.scaler_state()),
     }
 
 
