@@ -214,8 +214,8 @@ def test_the_dqn_update_is_measured_with_kernels_and_equal_work(
     from fasttrain.algos.dqn import DQN
 
     asked: list[Any] = []
-    use_kernels = DQN.use_kernels
-    monkeypatch.setattr(DQN, "use_kernels", lambda model: (asked.append(model), use_kernels(model))[1])
+    use_engine = DQN.use_engine
+    monkeypatch.setattr(DQN, "use_engine", lambda model, kind: (asked.append(model), use_engine(model, kind))[1])
     bench = benchmark.bench_dqn
     monkeypatch.setattr(bench, "BLOCKS", 3)
     work = {"batch_size": 32, "transitions": 400, "calls": 2}
@@ -225,7 +225,7 @@ def test_the_dqn_update_is_measured_with_kernels_and_equal_work(
     finally:
         torch.set_num_threads(threads)
     assert len(asked) == 1
-    assert asked[0].engine is not None
+    assert asked[0].engine.kind == "kernels"
     result = benchmark.compared("fasttrain", {"fasttrain": [ours], "stock": [theirs]}, "dqn-update")
     assert result["equal_work"] == {"env_steps": 0, "updates": 8.0, "samples_per_update": 32}
     assert result["unit"] == "samples per second"

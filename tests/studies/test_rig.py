@@ -105,11 +105,11 @@ def test_the_update_does_all_its_minibatches(ours: Rig):
 def test_a_slow_update_goes_on_with_one_epoch_counted_as_all(ours: Rig, monkeypatch: pytest.MonkeyPatch):
     epochs: list[int] = []
 
-    def train() -> None:
-        epochs.append(ours.model.n_epochs)
+    def update(_: Any, work: Any) -> None:
+        epochs.append(work.n_epochs)
         time.sleep(0.01)
 
-    monkeypatch.setattr(ours.model, "train", train)
+    monkeypatch.setattr(ours.model.engine_now(), "update", update)
     probes.update_window(ours, 0.005)
     probes.update_window(ours, 0.005)
     assert epochs == [2, 1]

@@ -13,7 +13,6 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.batch import BoolArray, FinishedEpisode, Float32Array
 from fasttrain.buffers.prefetch import Direct, Sampler
-from fasttrain.engines.engine import Engine
 from fasttrain.engines.heads import MaskCheck
 from fasttrain.errors import EnvSpecError
 from fasttrain.perf.clock import PhaseClock
@@ -108,7 +107,7 @@ def clip_actions(model: OnPolicyAlgorithm, actions: NDArray[Any]) -> NDArray[Any
 
 
 def bootstrap_truncated(
-    engine: Engine, gamma: float, finished: list[FinishedEpisode], rewards: Float32Array, values: Any
+    engine: Any, gamma: float, finished: list[FinishedEpisode], rewards: Float32Array, values: Any
 ) -> None:
     """Add gamma × value of the last observation to the last reward of every episode that was cut.
 

@@ -5,6 +5,7 @@ Neither is saved, so that a zip holds nothing that stock SB3 does not know.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, ClassVar
 
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -59,17 +60,17 @@ class Fast(BaseAlgorithm):
         """Spend training's time in the phases of `clock`."""
         self.collector.clock = self.engine.clock = clock
 
+    @abstractmethod
     def prepare(self, env: VecEnv) -> str:
         """Compile what the settings ask for, for the sizes of now; phase `other`.
 
         Returns:
             why that failed, if it did just now: training goes on without; else nothing.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def why_not(self, kind: str) -> str:
         """Why an engine of that kind cannot serve the policy as it is; empty if it can."""
-        raise NotImplementedError
 
     def _made(self, settings: EngineSettings, before: Engine | None) -> Engine:
         why_not = self.why_not(settings.kind)

@@ -164,7 +164,7 @@ def collect(model: _PPO, env: VecEnv, callback: BaseCallback, n_rollout_steps: i
     )  # fmt: skip
     with clock.phase("log"):
         callback.on_rollout_start()  # before the rollout's random numbers are drawn: checkpoints are taken there
-    engine = model.engine_now()
+    engine: Any = model.engine_now()
     groups = None if model.use_sde else model.collector.groups_of(source)
     engine.begin(None if groups else rollout)
     try:
@@ -278,7 +278,7 @@ def train(model: _PPO) -> None:
     update_learning_rate(optimizer, model.lr_schedule(model._current_progress_remaining))
     filled: Any = rollout
     overlapped.start(engine, filled, model.work())
-    model.rollout_buffer, overlapped.spare = overlapped.spare, None  # type: ignore[assignment]
+    model.rollout_buffer, overlapped.spare = overlapped.spare, None
     storage_of(model, filled.num_steps, filled.num_envs)  # made anew where the spare one does not fit
 
 
@@ -288,10 +288,10 @@ def take_over(model: _PPO) -> None:
     if engine.overlapped is None:
         return
     model.collector.clock.enter("train")
-    taken = engine.overlapped.take(engine)
-    if taken is not None:
+    if (taken := engine.overlapped.take(engine)) is not None:
+        job, done = taken
         model.logger.record("train/learning_rate", model.policy.optimizer.param_groups[0]["lr"])
-        note(model, taken.done, taken.work, taken.rollout)
+        note(model, done, job.work, job.rollout)
 
 
 def note(model: Any, done: Statistics, work: PPOWork, rollout: Any) -> None:

@@ -7,9 +7,10 @@ wherever nothing is under way.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -17,13 +18,10 @@ from numpy.typing import NDArray
 from stable_baselines3.common.utils import explained_variance
 from torch import Tensor
 
-from fasttrain.batch import BoolArray, Float32Array, Float64Array, inside, under
+from fasttrain.batch import BoolArray, Float64Array, inside, under
 from fasttrain.buffers.rollout import RolloutStorage, TensorObservations
 from fasttrain.engines.guard import Guard
 from fasttrain.perf.clock import PhaseClock
-
-if TYPE_CHECKING:
-    from fasttrain.engines.overlapped import Overlapped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +123,8 @@ def explained(data: RolloutStorage) -> dict[str, NDArray[Any]]:
     return {"explained_variance": np.array([explained_variance(data.values.T.reshape(-1), data.returns.T.reshape(-1))])}
 
 
-class Engine:
-    """What all engines share.
+class Engine(ABC):
+    """What all engines share; those of actor-critics have `values(observations, memory) → (n,)` besides.
 
     made      with the model, from settings; nothing is compiled, no size is known
     `prepare` before the first `act` or `update` and after a change of sizes: compiles; what cannot be is told
@@ -146,7 +144,7 @@ class Engine:
     gradient_updates: int  # optimizer steps so far
     skipped_steps: int  # of these none: see `Statistics.skipped`
     warmup_s: float  # compiling took so long, outside of every phase
-    overlapped: Overlapped | None
+    overlapped: Any  # `Overlapped`, where updates run beside collecting
 
     def __init__(self, policy: Any, settings: EngineSettings, before: Engine | None = None) -> None:
         self.policy, self.settings = policy, settings
@@ -158,9 +156,9 @@ class Engine:
         self.overlapped = None if before is None else before.overlapped
         self.why_not = ""  # why it is not of the kind that was asked for
 
+    @abstractmethod
     def fits(self, policy: Any) -> bool:
         """Whether it was made for this policy, as it is now."""
-        raise NotImplementedError
 
     def prepare(self, data: Any, work: Any, acting_sizes: list[int]) -> str:
         """Compile for a `data` (rollout or replay) and `work` of these sizes, if that is asked for and still to do.
@@ -170,24 +168,20 @@ class Engine:
         """
         return ""
 
-    def begin(self, rollout: Any = None) -> None:
+    def begin(self, rollout: Any = None) -> None:  # noqa: B027 - Q-networks have nothing to begin
         """Act with the weights of now. `rollout`: which is filled step by step; None: in another order."""
 
+    @abstractmethod
     def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> Acted:
         """Choose actions for observations (n, ...) on the host; masks (n, A), None: all legal.
 
         Raises:
             EnvError: no action comes out, because something is not finite.
         """
-        raise NotImplementedError
 
-    def values(self, observations: Any, memory: Any = None) -> Float32Array:  # (n,)
-        """Values of states that no action is drawn for."""
-        raise NotImplementedError
-
+    @abstractmethod
     def update(self, data: Any, work: Any) -> Statistics:
         """Learn from a filled rollout, or from replay."""
-        raise NotImplementedError
 
     def counted(self, done: Statistics) -> Statistics:
         """Add a round to the counters."""
@@ -220,5 +214,5 @@ class Engine:
         """Of float16's gradient scaler, if there is one."""
         return None
 
-    def load_scaler(self, state: Mapping[str, Any] | None) -> None:
+    def load_scaler(self, state: Mapping[str, Any] | None) -> None:  # noqa: B027 - kernels have none
         """Go on with that."""

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,12 +23,35 @@ from fasttrain.engines.engine import Engine, EngineSettings, PPOWork, Statistics
 from fasttrain.machine import usable_cores
 
 
-class Taken(NamedTuple):
-    """An update that was taken over."""
+class Job:
+    """One update: who makes it, what it is, what came of it."""
 
-    done: Statistics
-    work: PPOWork
-    rollout: RolloutStorage | None  # that it learned from; None where it was made in another process
+    def __init__(self, learner: Engine, work: PPOWork, rollout: RolloutStorage | None, done: Any = None) -> None:
+        self.learner, self.work = learner, work
+        self.rollout = rollout  # that it learns from; None where it was made in another process
+        self._done: Any = done  # Statistics
+        self._error: BaseException | None = None
+        self.seconds = 0.0
+        self._thread = threading.Thread(target=self._run, name="fasttrain-update", daemon=True)
+        if done is None:
+            self._thread.start()
+
+    def result(self) -> Statistics:
+        """Wait for it. Raises whatever it raised."""
+        if self._thread.is_alive():
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+        done: Statistics = self._done
+        return done
+
+    def _run(self) -> None:
+        begun = time.perf_counter()
+        try:
+            self._done = self.learner.update(self.rollout, self.work)
+        except BaseException as error:  # reaches the trainer in `result`
+            self._error = error
+        self.seconds = time.perf_counter() - begun
 
 
 class Overlapped:
@@ -37,68 +60,38 @@ class Overlapped:
     def __init__(self) -> None:
         self.learner: Engine | None = None  # of a copy of the policy
         self.spare: RolloutStorage | None = None  # that nobody fills or learns from
+        self.job: Job | None = None  # under way
         self._copied: list[int] = []  # ids of the parameters that the learner's were copied from
-        self._thread: threading.Thread | None = None
-        self._rollout: RolloutStorage | None = None
-        self._work: PPOWork | None = None
-        self._done: Statistics | None = None
-        self._error: BaseException | None = None
-        self._seconds = 0.0
-
-    @property
-    def under_way(self) -> bool:
-        """Whether there is an update to take over."""
-        return self._thread is not None
 
     def start(self, engine: Engine, rollout: RolloutStorage, work: PPOWork) -> None:
         """Begin to learn from a filled rollout with the weights and settings that `engine` has now."""
         learner = self.prepared(engine, rollout, work)
         rollout.draw_ahead(work.n_epochs)
-        self._rollout, self._work, self._done = rollout, work, None
-        self._thread = threading.Thread(target=self._run, args=(learner,), name="fasttrain-update", daemon=True)
-        self._thread.start()
+        self.job = Job(learner, work, rollout)
 
-    def take(self, engine: Engine) -> Taken | None:
+    def take(self, engine: Engine) -> tuple[Job, Statistics] | None:
         """Wait for the update and take it over into the engine's policy; None if there is none.
 
         Raises:
             whatever the update raised; the policy keeps its weights then.
         """
-        if self._thread is None or self._work is None or self.learner is None:
+        job, self.job = self.job, None
+        if job is None:
             return None
-        self._thread.join()
-        self._thread, rollout, work = None, self._rollout, self._work
-        engine.clock.background_ns += int(self._seconds * 1e9)
-        self.spare, self._rollout = rollout, None
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
-        assert self._done is not None
-        copy_weights(self.learner.policy, engine.policy)
-        copy_optimizer(self.learner.policy.optimizer, engine.policy.optimizer)
-        return Taken(engine.counted(self._done), work, rollout)
-
-    def wait(self) -> tuple[Engine, PPOWork, Statistics] | None:
-        """Wait for the update under way without taking it over; who made it, what it was and what came of it.
-
-        Raises:
-            whatever the update raised, as `take` will.
-        """
-        if self._thread is None or self._work is None or self.learner is None:
-            return None
-        self._thread.join()
-        if self._error is not None:
-            raise self._error  # and again in `take`: who waits may take it for a failure of what it waits for
-        assert self._done is not None
-        return self.learner, self._work, self._done
+        try:
+            done = job.result()
+        finally:
+            self.spare = job.rollout
+            engine.clock.background_ns += int(job.seconds * 1e9)
+        copy_weights(job.learner.policy, engine.policy)
+        copy_optimizer(job.learner.policy.optimizer, engine.policy.optimizer)
+        return job, engine.counted(done)
 
     def hold(self, engine: Engine, work: PPOWork, done: Statistics, fill: Callable[[Engine], None]) -> None:
-        """As after `wait`, with an update made in another process; `fill` makes the learner what it was."""
+        """As if an update made in another process were under way; `fill` makes the learner what it was."""
         learner = self._copy_of(engine)
         fill(learner)
-        self._rollout, self._work, self._done = None, work, done
-        self._thread = threading.Thread(target=lambda: None, name="fasttrain-update", daemon=True)
-        self._thread.start()
+        self.job = Job(learner, work, None, done)
 
     def prepared(self, engine: Engine, rollout: RolloutStorage, work: PPOWork) -> Engine:
         """The learner with the present weights and settings; compiled, if that is asked for."""
@@ -119,20 +112,12 @@ class Overlapped:
             copy_weights(policy, copied)
             copy_optimizer(policy.optimizer, copied.optimizer)
         copied.set_training_mode(True)
-        old = self.learner
-        if old is None or type(old) is not type(engine) or old.settings != settings or not old.fits(copied):
-            self.learner = type(engine)(copied, settings)
-        assert self.learner is not None
-        self.learner.guard = engine.guard  # whether steps are watched; what came of them is noted by the algorithm
-        return self.learner
-
-    def _run(self, learner: Engine) -> None:
-        begun = time.perf_counter()
-        try:
-            self._done = learner.update(self._rollout, self._work)
-        except BaseException as error:  # reaches the trainer in `take`
-            self._error = error
-        self._seconds = time.perf_counter() - begun
+        learner = self.learner
+        same = learner is not None and type(learner) is type(engine) and learner.settings == settings
+        if learner is None or not same or not learner.fits(copied):
+            self.learner = learner = type(engine)(copied, settings)
+        learner.guard = engine.guard  # whether steps are watched; what came of them is noted by the algorithm
+        return learner
 
 
 def learner_settings(settings: EngineSettings) -> EngineSettings:

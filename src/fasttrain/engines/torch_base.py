@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
@@ -123,7 +124,7 @@ class TorchBase(Engine):
             self.scaler.load_state_dict(dict(state))
 
 
-class TorchStep:
+class TorchStep(ABC):
     """What one minibatch's step of either kind needs, and what it leaves for the end of the round.
 
     Args:
@@ -150,8 +151,9 @@ class TorchStep:
         finally:
             self.clock = clock
 
+    @abstractmethod
     def _whole(self, batch: Any) -> Tensor:
-        raise NotImplementedError
+        """As `whole`, on no clock."""
 
     def backward(self, loss: Tensor) -> None:
         """Gradients of the loss, scaled in float16."""

@@ -139,15 +139,15 @@ def _load_engine(model: Any, engine: Engine, state: Mapping[str, Any], arrays: M
 
 def _add_overlap(arrays: Arrays, overlapped: Overlapped) -> State | None:
     """The update that is under way: waited for, not taken over, since the next rollout is still the old weights'."""
-    found = overlapped.wait()
-    if found is None:
+    job = overlapped.job
+    if job is None:
         return None
-    learner, work, done = found
+    done, learner = job.result(), job.learner
     arrays |= {f"learner_terms/{name}": array for name, array in done.terms.items()}
     arrays["learner_norms"] = done.norms
     return {
         "policy": _add_policy(arrays, "learner", learner.policy),
-        "work": plain(work._asdict()),
+        "work": plain(job.work._asdict()),
         "statistics": {name: plain(getattr(done, name)) for name in STATISTICS},
         "scaler": plain(learner.scaler_state()),
     }
