@@ -1,142 +1,262 @@
-"""State of the fast algorithms: gradient clipping, Adam's flags, storage that fits."""
+"""What all our algorithms share: which engine computes, when it is made anew, what goes on then, what is saved."""
 
 from __future__ import annotations
 
-import copy
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from stable_baselines3.common.buffers import RolloutBuffer
-from torch import nn
+from stable_baselines3.common.vec_env import VecNormalize
 
-from fasttrain.algos.fast import clip_gradients, faster_adam, gradient_norm, step_clipped, storage_of
-from fasttrain.algos.ppo import PPO
-from toys import single_thread, toy_gym_vec
+import fasttrain
+from fasttrain.engines.engine import EngineSettings
+from fasttrain.engines.kernels import KernelEngine
+from fasttrain.engines.kernels_q import KernelQEngine
+from fasttrain.engines.torch import TorchEngine
+from fasttrain.engines.torch_q import TorchQEngine
+from fasttrain.perf.clock import PhaseClock
+from toys import ToyGame, single_thread, toy_gym_vec
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
+ENGINES: dict[str, tuple[type[Any], type[Any]]] = {
+    "PPO": (TorchEngine, KernelEngine),
+    "MaskablePPO": (TorchEngine, KernelEngine),
+    "DQN": (TorchQEngine, KernelQEngine),
+}
+KINDS = pytest.mark.parametrize("name", ENGINES)
+STEPS = 80
 
 
-def small_model(**kwargs) -> PPO:
-    return PPO("MlpPolicy", toy_gym_vec(2), n_steps=8, batch_size=8, n_epochs=1, device="cpu", **kwargs)
+class AnyAction(ToyGame):
+    """PPO knows no masks."""
+
+    def _write_mask(self, index: int) -> None:
+        self.slots.action_masks[index] = True
 
 
-def parameters(seed: int) -> list[nn.Parameter]:
-    generator = torch.Generator().manual_seed(seed)
-    return [nn.Parameter(torch.randn(*shape, generator=generator)) for shape in ((64, 30), (64,), (5, 64), (5,))]
+def new_env(name: str) -> Any:
+    return fasttrain.NativeVecEnv((AnyAction if name == "PPO" else ToyGame)(5), seed=0)
 
 
-def set_gradients(tensors: list[nn.Parameter], seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    for tensor in tensors:
-        tensor.grad = torch.randn(tensor.shape, generator=generator)
+def made(name: str, env: Any = None, **options: Any) -> Any:
+    settings: dict[str, Any] = {"n_steps": 8, "batch_size": 20, "n_epochs": 1}
+    if name == "DQN":
+        settings = {"learning_starts": 20, "train_freq": 1, "batch_size": 16, "buffer_size": 400}
+    kind = getattr(fasttrain, name)
+    return kind("MlpPolicy", env or new_env(name), seed=0, device="cpu", **settings, **options)
 
 
-@pytest.mark.parametrize("max_norm", [0.5, 1e6])
-def test_clipping_is_that_of_torch(max_norm: float):
-    ours, theirs = parameters(0), parameters(0)
-    for tensors in (ours, theirs):
-        set_gradients(tensors, 1)
-    gradients = [tensor.grad for tensor in ours]
-    norm = gradient_norm(gradients)
-    clip_gradients(gradients, max_norm, norm)
-    assert torch.equal(norm, torch.nn.utils.clip_grad_norm_(theirs, max_norm))
-    for a, b in zip(ours, theirs, strict=True):
-        assert torch.equal(a.grad, b.grad)
+@KINDS
+@pytest.mark.parametrize(
+    ("engine", "kernels"),
+    [("torch", False), ("kernels", True), (EngineSettings(kind="kernels"), True), (EngineSettings(), False)],
+)
+def test_an_engine_is_asked_for_where_a_model_is_made(name: str, engine: Any, kernels: bool):
+    model = made(name, engine=engine)
+    assert type(model.engine) is ENGINES[name][kernels]
+    assert model.engine.settings == EngineSettings.of(engine)
+    assert model.engine.why_not == ""
+    asked = model.engine
+    model.learn(STEPS)
+    assert model.engine is asked, "the same from the first rollout to the last update"
+    assert model.engine.gradient_updates > 0
 
 
-@pytest.mark.parametrize(("fused", "tolerance"), [(False, 0.0), (True, 1e-6)])
-def test_adam_takes_the_same_hundred_steps(fused: bool, tolerance: float):
-    ours, theirs = parameters(0), parameters(0)
-    fast, stock = (torch.optim.Adam(tensors, lr=3e-4, eps=1e-5) for tensors in (ours, theirs))
-    for step in range(100):
-        set_gradients(ours, step)
-        set_gradients(theirs, step)
-        with faster_adam(fast, fused):
-            fast.step()
-        stock.step()
-    for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=tolerance)
-    stock.load_state_dict(copy.deepcopy(fast.state_dict()))
-    assert fast.state_dict()["param_groups"] == stock.state_dict()["param_groups"]
+@KINDS
+def test_without_a_word_it_is_torch_with_the_numbers_of_stock(name: str):
+    model = made(name)
+    assert type(model.engine) is ENGINES[name][0]
+    assert model.engine.settings.exact
 
 
-def test_adam_flags_are_put_back():
-    optimizer = torch.optim.Adam(parameters(0))
-    before = optimizer.state_dict()["param_groups"]
-    with faster_adam(optimizer, True):
-        assert optimizer.param_groups[0]["fused"]
-    assert optimizer.state_dict()["param_groups"] == before
-    with pytest.raises(ZeroDivisionError), faster_adam(optimizer, False):
-        raise ZeroDivisionError
-    assert optimizer.state_dict()["param_groups"] == before
+@KINDS
+def test_an_engine_is_asked_for_where_a_model_is_loaded(name: str, tmp_path: Path):
+    made(name, engine="kernels").learn(STEPS).save(tmp_path / "model")
+    kind, (torchs, kernels) = getattr(fasttrain, name), ENGINES[name]
+    assert type(kind.load(tmp_path / "model", env=new_env(name)).engine) is torchs, "what was used is not in the zip"
+    loaded = kind.load(tmp_path / "model", env=new_env(name), engine="kernels")
+    assert type(loaded.engine) is kernels
+    before = [parameter.detach().clone() for parameter in loaded.policy.parameters()]
+    loaded.learn(STEPS)
+    assert type(loaded.engine) is kernels
+    assert loaded.engine.gradient_updates > 0
+    assert any(not torch.equal(a, b) for a, b in zip(before, loaded.policy.parameters(), strict=True))
 
 
-def test_flags_of_the_users_own_and_other_optimizers_stay():
-    own = torch.optim.Adam(parameters(0), foreach=True)
-    with faster_adam(own, True):
-        assert not own.param_groups[0]["fused"]
-    other = torch.optim.RMSprop(parameters(0))
-    with faster_adam(other, True):
-        assert "fused" not in other.param_groups[0]
+@KINDS
+def test_a_model_loads_without_an_env(name: str, tmp_path: Path):
+    model = made(name).learn(STEPS)
+    model.save(tmp_path / "model")
+    loaded = getattr(fasttrain, name).load(tmp_path / "model", engine="kernels")
+    observations = np.zeros((2, 3), np.float32)
+    ours, theirs = (each.predict(observations, deterministic=True)[0] for each in (model, loaded))
+    assert (ours == theirs).all()
 
 
-def test_storage_is_kept_while_it_fits():
-    model = small_model()
-    storage = model.rollout_buffer
-    assert storage_of(model, 8, 2) is storage
-    assert storage_of(model, 4, 2) is not storage
-    assert model.rollout_buffer.num_steps == 4
-    model.gamma = 0.5
-    assert storage_of(model, 4, 2).gamma == 0.5
-    assert model.rollout_buffer_class is RolloutBuffer, "the zip must name SB3's class"
+@KINDS
+@pytest.mark.parametrize("engine", ["torch", "kernels"])
+def test_a_zip_names_neither_engine_nor_collector(name: str, engine: str, tmp_path: Path):
+    made(name, engine=engine).learn(STEPS).save(tmp_path / "model")
+    with zipfile.ZipFile(tmp_path / "model.zip") as archive:
+        kept = json.loads(archive.read("data"))
+    assert "n_envs" in kept
+    assert not {"engine", "collector"} & set(kept)
 
 
-def test_slots_are_kept_per_env():
-    model = small_model()
-    env = model.get_env()
-    source = model.collector.source_of(env)
-    assert model.collector.source_of(env) is source
-    assert model.collector.source_of(toy_gym_vec(2)) is not source
+@KINDS
+def test_counters_guard_and_clock_go_on_with_another_engine(name: str):
+    model, clock = made(name), PhaseClock()
+    model.time_with(clock)
+    assert model.collector.clock is model.engine.clock is clock
+    model.learn(STEPS)
+    before = model.engine
+    before.skipped_steps, before.warmup_s = 2, 1.5
+    for wanted, kind in (("kernels", ENGINES[name][1]), ("torch", ENGINES[name][0])):
+        model.use_engine(wanted)
+        assert type(model.engine) is kind
+        assert model.engine is not before
+        assert (model.engine.clock, model.engine.guard) == (clock, before.guard)
+        for counter in ("gradient_updates", "skipped_steps", "warmup_s"):
+            assert getattr(model.engine, counter) == getattr(before, counter)
+    updates = model.engine.gradient_updates
+    model.learn(STEPS)
+    assert model.engine.gradient_updates == 2 * updates
 
 
-@pytest.mark.parametrize("on_device", [False, True])
-@pytest.mark.parametrize("where", ["gradient", "loss"])
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_a_step_that_is_not_finite_is_not_taken(
-    monkeypatch: pytest.MonkeyPatch, on_device: bool, where: str, value: float
-):
-    """Bit by bit: weights, Adam's averages and its number of steps. On a device nothing is read."""
-    monkeypatch.setattr("fasttrain.algos.fast.reading_waits", lambda _: on_device)
-    if on_device:
-        monkeypatch.setattr(torch.Tensor, "item", lambda _: pytest.fail("the host waited"))
-    ours = parameters(0)
-    adam = torch.optim.Adam(ours, fused=True)
-    loss = torch.tensor(1.0)
-    set_gradients(ours, 1)
-    assert torch.isfinite(step_clipped(adam, ours, 0.5, None, loss))
-    before = copy.deepcopy((ours, [*adam.state.values()]))
-    set_gradients(ours, 2)
-    if where == "gradient":
-        ours[2].grad[1, 1] = value
-    norm = step_clipped(adam, ours, 0.5, None, torch.tensor(value) if where == "loss" else loss)
-    assert not torch.isfinite(norm)
-    tensors = [*ours, *(tensor for state in adam.state.values() for tensor in state.values())]
-    kept = [*before[0], *(tensor for state in before[1] for tensor in state.values())]
-    assert all(torch.equal(a, b) for a, b in zip(tensors, kept, strict=True))
-    assert not hasattr(adam, "found_inf")
-    set_gradients(ours, 3)
-    step_clipped(adam, ours, 0.5, None, loss)
-    assert not torch.equal(ours[0], before[0][0])
-    assert {float(state["step"]) for state in adam.state.values()} == {2.0}
+def test_no_guard_stays_no_guard():
+    model = made("PPO")
+    model.engine.guard = None
+    model.use_engine("kernels")
+    assert model.engine.guard is None
 
 
-def test_gradients_of_several_types_are_clipped_together():
-    ours = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2, dtype=torch.float64))]
-    theirs = copy.deepcopy(ours)
-    for tensors in (ours, theirs):
-        for tensor in tensors:
-            tensor.grad = torch.full_like(tensor, 3.0)
-    step_clipped(torch.optim.SGD(ours, lr=1.0), ours, 0.5, None, torch.tensor(0.0))
-    torch.nn.utils.clip_grad_norm_(theirs, 0.5)
-    for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a.grad, b.grad)
+def test_an_update_beside_collecting_goes_on_with_another_engine():
+    model = made("MaskablePPO", engine=EngineSettings(overlap=True))
+    beside = model.engine.overlapped
+    assert beside is not None
+    model.use_engine(EngineSettings(kind="kernels", overlap=True))
+    assert model.engine.overlapped is beside
+    assert made("MaskablePPO").engine.overlapped is None
+
+
+def renewed(model: Any) -> Any:
+    """The policy with another head, and an optimizer for it."""
+    policy = model.policy
+    head = torch.nn.Linear(64, ToyGame.NUM_ACTIONS)
+    if hasattr(policy, "q_net"):
+        policy.q_net.q_net[-1] = head
+    else:
+        policy.action_net = head
+    policy.optimizer = torch.optim.Adam(getattr(policy, "q_net", policy).parameters(), lr=1e-2)
+    return policy
+
+
+@KINDS
+@pytest.mark.parametrize("engine", ["torch", "kernels"])
+def test_the_engine_is_kept_until_its_policy_is_replaced(name: str, engine: str):
+    model = made(name, engine=engine).learn(STEPS)
+    before, updates = model.engine, model.engine.gradient_updates
+    assert model.engine_now() is before
+    model.policy = made(name).policy
+    if name == "DQN":
+        model._create_aliases()
+    assert model.engine_now() is not before
+    assert (model.engine.kind, model.engine.gradient_updates, model.engine.guard) == (engine, updates, before.guard)
+    assert model.engine.policy is model.policy
+    weights = [parameter.detach().clone() for parameter in model.policy.parameters()]
+    model.learn(STEPS)
+    assert any(not torch.equal(a, b) for a, b in zip(weights, model.policy.parameters(), strict=True))
+
+
+@KINDS
+def test_kernels_are_made_anew_for_a_new_head(name: str):
+    model = made(name, engine="kernels").learn(STEPS)
+    before = model.engine
+    renewed(model)
+    assert model.engine_now() is not before
+    assert type(model.engine) is ENGINES[name][1]
+
+
+@KINDS
+def test_torch_serves_what_kernels_cannot_until_they_can(name: str):
+    """With torch's fused Adam: who asks for kernels does not ask for stock's very numbers."""
+    model = made(name, engine="kernels", policy_kwargs={"activation_fn": torch.nn.ELU})
+    assert type(model.engine) is ENGINES[name][0]
+    assert model.why_not("kernels") == model.engine.why_not == "not an MLP of tanh or relu layers"
+    assert model.why_not("torch") == ""
+    assert not model.engine.settings.exact
+    seen: list[bool] = []
+    model.policy.optimizer.register_step_post_hook(lambda adam, *_: seen.append(bool(adam.param_groups[0]["fused"])))
+    model.learn(STEPS)
+    assert set(seen) == {True}
+    model.policy = made(name).policy
+    if name == "DQN":
+        model._create_aliases()
+    assert type(model.engine_now()) is ENGINES[name][1]
+    assert model.engine.why_not == ""
+
+
+@KINDS
+def test_what_kernels_could_serve_and_cannot_any_more_is_torchs(name: str):
+    model = made(name, engine="kernels").learn(STEPS)
+    assert type(model.engine) is ENGINES[name][1]
+    renewed(model).optimizer.register_step_post_hook(lambda *_: None)
+    assert type(model.engine_now()) is ENGINES[name][0]
+    assert model.engine.why_not == "somebody watches the optimizer's steps"
+    model.learn(STEPS)
+
+
+def test_kernels_of_q_networks_do_not_normalise():
+    model = made("DQN", VecNormalize(toy_gym_vec()), engine="kernels")
+    assert model.why_not("kernels") == model.engine.why_not == "VecNormalize: batches are normalised one by one"
+    assert type(model.engine) is TorchQEngine
+    model.learn(STEPS)
+    assert type(model.engine) is TorchQEngine
+    assert model.engine.gradient_updates > 0
+    assert type(made("MaskablePPO", VecNormalize(toy_gym_vec()), engine="kernels").engine) is KernelEngine
+    later = made("DQN", engine="kernels")
+    assert type(later.engine_now()) is KernelQEngine
+    later.set_env(VecNormalize(toy_gym_vec()))
+    assert type(later.engine_now()) is TorchQEngine, "the policy still fits, its env does not"
+
+
+@KINDS
+@pytest.mark.parametrize("engine", ["torch", "kernels"])
+def test_memory_comes_back_with_the_actions(name: str, engine: str):
+    model, memory = made(name, engine=engine), object()
+    model.engine.begin()
+    observations = np.zeros((5, 3), np.float32)
+    assert model.engine.act(observations, None, memory).memory is memory
+    assert model.engine.act(observations, np.ones((5, 8), np.bool_)).memory is None
+
+
+@KINDS
+@pytest.mark.parametrize("engine", ["torch", "kernels"])
+def test_what_acting_gives(name: str, engine: str):
+    """Actions for the envs, on the host; of an actor-critic all that a rollout keeps of the step."""
+    model = made(name, engine=engine)
+    observations, masks = np.zeros((5, 3), np.float32), np.zeros((5, 8), np.bool_)
+    masks[:, 3] = True
+    model.engine.begin()
+    acted = model.engine.act(observations, masks)
+    assert acted.actions.tolist() == [3] * 5
+    if name == "DQN":
+        assert acted.stored is None
+        return
+    assert torch.equal(acted.stored.observations, torch.from_numpy(observations))
+    assert acted.stored.actions.tolist() == [3] * 5
+    assert (acted.stored.values.shape, acted.stored.log_probs.shape) == ((5, 1), (5,))
+    assert torch.equal(acted.stored.action_masks, torch.from_numpy(masks))
+    assert model.engine.act(observations, None).stored.action_masks is None
+    np.testing.assert_allclose(model.engine.values(observations), acted.stored.values[:, 0].detach(), rtol=1e-6)
+
+
+@KINDS
+def test_preparing_without_a_compiler_does_nothing(name: str):
+    model = made(name)
+    assert model.prepare(model.get_env()) == ""
+    assert model.engine.warmup_s == 0.0

@@ -112,7 +112,7 @@ def test_what_lies_on_the_device_is_read_by_the_row_and_where_an_episode_was_cut
     cut = {(env >= 4, step) for env in (1, 3, 5) for step in range(1, NUM_STEPS + 1) if step % lengths[env] == 0}
     assert sorted(read) == sorted(
         [(NUM_ENVS,)] * (2 * NUM_STEPS + len(cut))  # values and log-probabilities for the callback, values of the cut
-        + [(NUM_ENVS, 1)] * (NUM_STEPS + 1)  # actions for the callback, the values after the last step
+        + [(NUM_ENVS, 1)] * NUM_STEPS  # actions for the callback; the values after the last step are the engine's
         + [(NUM_STEPS, NUM_ENVS)]  # values, for the advantages
     )
 

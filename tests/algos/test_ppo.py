@@ -170,11 +170,13 @@ def test_ppo_ignores_masks():
     assert model.rollout_buffer.masks is None
 
 
-@pytest.mark.parametrize(("fused", "training"), [(False, ("train_fwd", "train_bwd", "optim")), (True, ("train",))])
-def test_the_clock_can_be_shared_and_adds_up(fused: bool, training: tuple[str, ...]):
-    model = MaskablePPO("MlpPolicy", native(), **SETTINGS)
+@pytest.mark.parametrize(
+    ("engine", "training"), [("torch", ("train_fwd", "train_bwd", "optim")), ("kernels", ("train",))]
+)
+def test_the_clock_can_be_shared_and_adds_up(engine: str, training: tuple[str, ...]):
+    model = MaskablePPO("MlpPolicy", native(), engine=engine, **SETTINGS)
     clock = PhaseClock()
-    model.collector.clock, model._fast.fused = clock, fused
+    model.time_with(clock)
     model.learn(80)
     spent = clock.snapshot()
     for phase in ("action", "env_step", "buffer", "log", *training):
@@ -192,7 +194,8 @@ def test_saved_by_us_loaded_by_stock_and_back(ours, stock, tmp_path: Path):
     with zipfile.ZipFile(tmp_path / "model.zip") as archive:
         for name in archive.namelist():
             assert b"fasttrain" not in archive.read(name), name
-        assert b'"_fast"' not in archive.read("data")
+        for name in (b'"_fast"', b'"engine"', b'"collector"'):
+            assert name not in archive.read("data")
     for loaded in (stock.load(tmp_path / "model"), ours.load(tmp_path / "model", env=toy_gym_vec())):
         for name, value in model.policy.state_dict().items():
             assert torch.equal(loaded.policy.state_dict()[name], value)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fasttrain
-from fasttrain.algos.self_play import QPlayer, player_for, weights_of
+from fasttrain.algos.self_play import EnginePlayer, player_for, weights_of
 from fasttrain.engines.kernels import KernelEngine
 from fasttrain.engines.kernels_q import KernelQEngine
 from toys import ToyGame, single_thread
@@ -40,7 +40,7 @@ def seen(model: Any, count: int = 400) -> tuple[Any, Any]:
 def test_draws_of_the_policys_distribution(fused: bool):
     model = model_of("ppo", fused)
     player: Any = player_for(model)
-    assert isinstance(player._head, KernelEngine) == fused
+    assert isinstance(player.engine, KernelEngine) == fused
     observations, masks = seen(model, 1)
     torch.manual_seed(0)
     drawn = player.act(observations.repeat(20_000, axis=0), masks.repeat(20_000, axis=0))
@@ -53,7 +53,7 @@ def test_draws_of_the_policys_distribution(fused: bool):
 def test_the_best_action_and_a_few_others(fused: bool):
     model = model_of("dqn", fused)
     player: Any = player_for(model)
-    assert isinstance(player._kernels, KernelQEngine) == fused
+    assert isinstance(player.engine, KernelQEngine) == fused
     observations, masks = seen(model, 4000)
     drawn = player.act(observations, masks)
     assert masks[np.arange(4000), drawn].all()
@@ -61,13 +61,13 @@ def test_the_best_action_and_a_few_others(fused: bool):
         values = model.q_net(torch.from_numpy(observations)).numpy()
     best = np.where(masks, values, -np.inf).argmax(axis=1)
     errs = (drawn != best).mean()
-    assert 0.5 * QPlayer.exploration < errs <= QPlayer.exploration
+    assert 0.5 * EnginePlayer.errs < errs <= EnginePlayer.errs
 
 
 @pytest.mark.parametrize("kind", ["ppo", "dqn"])
 @pytest.mark.parametrize("fused", [False, True])
 def test_only_loading_changes_it(kind: str, fused: bool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(QPlayer, "exploration", 0.0)
+    monkeypatch.setattr(EnginePlayer, "errs", 0.0)
     model = model_of(kind, fused)
     player = player_for(model)
     observations, masks = seen(model)

@@ -19,7 +19,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 import fasttrain
-from fasttrain.buffers.prefetch import Direct, Prefetching, draw_block
+from fasttrain.buffers.prefetch import Direct, Prefetching, Replay, draw_block
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.errors import FastTrainError
@@ -343,6 +343,27 @@ def test_with_normalising_wrappers_batches_are_drawn_directly(sampler: Prefetchi
     storage, env = made(), VecNormalize(DummyVecEnv([Two]))
     assert len(list(sampler.batches(storage, 3, 4, env))) == 3
     assert (sampler.hits, sampler.waits, threads()) == (0, 0, [])
+
+
+def test_an_engine_asks_for_batches_or_a_block_and_the_sampler_draws_them(sampler: Prefetching):
+    replay = Replay(made(), sampler)
+    assert [len(batch.rewards) for batch in replay.batches(3, 4)] == [4, 4, 4]
+    assert replay.block(3, 5).rows.shape == (3, 5)
+    assert sampler.hits + sampler.waits == 2
+    normalised = Replay(made(), sampler, VecNormalize(DummyVecEnv([Two])))
+    assert len(list(normalised.batches(3, 4))) == 3
+    assert sampler.hits + sampler.waits == 2, "drawn directly"
+
+
+@pytest.mark.parametrize("per_row", [False, True])
+def test_errors_that_are_not_finite_rate_nothing_where_that_is_looked_for(per_row: bool):
+    storage = made(PrioritizedReplayBuffer, rows=4, envs=1, steps=4, alpha=1.0)
+    replay, indices, errors = Replay(storage, Direct()), np.arange(4), np.array([3.0, np.nan, np.inf, 5.0])
+    generation: Any = np.full(4, storage.generation) if per_row else storage.generation
+    replay.rate(indices, errors, generation, guarded=True)
+    np.testing.assert_allclose(storage.priorities[:, 0], [3, 1, 1, 5], rtol=1e-5)
+    with pytest.raises(ValueError, match="the TD error of slot 1 is nan"):
+        replay.rate(indices, errors, generation, guarded=False)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

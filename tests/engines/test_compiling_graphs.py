@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fasttrain.algos.update import MinibatchStep, Statistics
 from torch import nn
 
-from accelerated import SETTINGS, a_batch, filled, masked_model, run_again, weights
+from accelerated import SETTINGS, a_batch, a_step, filled, masked_model, run_again, weights, with_compiler
 from fasttrain.algos.ppo import MaskablePPO
 from fasttrain.engines.compiling import GraphedOutputs, GraphedUpdate, addresses, capturable, graphed_by_size
 from fasttrain.engines.engine import EngineSettings
@@ -23,9 +22,14 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA grap
 GRAPHS = EngineSettings(compile_mode="reduce-overhead")
 
 
-def graph_for(model: Any, statistics: Statistics | None = None) -> GraphedUpdate:
-    step = MinibatchStep(model, 0.2, None, statistics or Statistics())
+def graph_for(model: Any) -> GraphedUpdate:
+    step = a_step(model)
     return GraphedUpdate(step.whole, a_batch(model), model.policy, step.key, run_again)
+
+
+def graph_of_update(model: Any) -> Any:
+    """What the engine's update would replay."""
+    return model.engine._graph_of(a_step(model), model.rollout_buffer, model.work())
 
 
 def test_a_capture_takes_no_step():
@@ -47,7 +51,7 @@ def test_replays_learn_what_eager_steps_learn():
         for _ in range(6):
             batch = a_batch(model)
             if graph is None:
-                step = MinibatchStep(model, 0.2, None, Statistics())
+                step = a_step(model)
                 assert step.gradients(batch)
                 step.apply()
             else:
@@ -90,18 +94,24 @@ def test_what_moved_must_be_captured_anew():
 
 def test_acting_leaves_a_graph_whose_parameters_moved(monkeypatch: pytest.MonkeyPatch):
     model = filled(masked_model(GRAPHS))
-    accelerator = model.engine = TorchEngine(model.policy, GRAPHS, lambda function: function)
+    engine = with_compiler(model, lambda function: function)
     monkeypatch.setattr(TorchEngine, "graphs", True)
     monkeypatch.setattr(
         "fasttrain.engines.torch.graphed_by_size",
         lambda outputs, examples: graphed_by_size(outputs, examples, run_again),
     )
-    accelerator.warm_up(model, [5])
-    assert accelerator.failure == ""
-    graphed = accelerator.acting_head(model.action_space).acting
-    assert accelerator.acting_head(model.action_space).acting is graphed
+    monkeypatch.setattr(TorchEngine, "_graph_of", lambda *_: None)
+    assert engine.prepare(model.rollout_buffer, model.work(), [5]) == ""
+
+    def acting() -> Any:
+        engine.begin()
+        return engine.head.acting
+
+    graphed = acting()
+    assert graphed != engine.compiled.outputs
+    assert acting() is graphed
     model.policy.action_net = nn.Linear(64, 8)
-    assert accelerator.acting_head(model.action_space).acting is not graphed
+    assert acting() == engine.compiled.outputs
 
 
 def test_a_capture_is_no_phase_of_training():
@@ -180,49 +190,48 @@ def test_where_no_graph_can_be(
 ):
     model = filled(masked_model(EngineSettings(), **kwargs))
     model.use_engine(settings)
-    accelerator = model.engine_now()
-    monkeypatch.setattr(type(accelerator), "graphs", True)
-    assert accelerator.graph_of_update(MinibatchStep(model, 0.2, None, Statistics()), model) is None
-    assert reason in accelerator.graph_failure
+    engine = model.engine_now()
+    monkeypatch.setattr(type(engine), "graphs", True)
+    assert graph_of_update(model) is None
+    assert reason in engine.graph_failure
 
 
 def test_a_capture_that_fails_is_named(monkeypatch: pytest.MonkeyPatch):
     model = filled(masked_model(GRAPHS))
-    accelerator = model.engine_now()
-    monkeypatch.setattr(type(accelerator), "graphs", True)
+    engine = model.engine_now()
+    monkeypatch.setattr(type(engine), "graphs", True)
 
     def fails(*_: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr("fasttrain.engines.torch.GraphedUpdate", fails)
-    assert accelerator.graph_of_update(MinibatchStep(model, 0.2, None, Statistics()), model) is None
+    monkeypatch.setattr("fasttrain.engines.torch_base.GraphedUpdate", fails)
+    assert graph_of_update(model) is None
     failure = "no CUDA graph of the update: RuntimeError: operation not permitted when stream is capturing"
-    assert accelerator.graph_failure == failure
-    monkeypatch.setattr("fasttrain.engines.torch.GraphedUpdate", lambda *_: pytest.fail("tried again"))
-    assert accelerator.graph_of_update(MinibatchStep(model, 0.2, None, Statistics()), model) is None
-    assert accelerator.graph_failure == failure
+    assert engine.graph_failure == failure
+    monkeypatch.setattr("fasttrain.engines.torch_base.GraphedUpdate", lambda *_: pytest.fail("tried again"))
+    assert graph_of_update(model) is None
+    assert engine.graph_failure == failure
 
 
 def test_a_graph_comes_once_its_obstacle_is_gone(monkeypatch: pytest.MonkeyPatch):
     model = filled(masked_model(EngineSettings(), target_kl=0.1))
     model.use_engine(GRAPHS)
-    accelerator = model.engine_now()
-    monkeypatch.setattr(type(accelerator), "graphs", True)
+    engine = model.engine_now()
+    monkeypatch.setattr(type(engine), "graphs", True)
     tried: list[Any] = []
-    monkeypatch.setattr("fasttrain.engines.torch.GraphedUpdate", lambda *given: tried.append(given) or "a graph")
-    step = MinibatchStep(model, 0.2, None, Statistics())
-    assert accelerator.graph_of_update(step, model) is None
+    monkeypatch.setattr("fasttrain.engines.torch_base.GraphedUpdate", lambda *given: tried.append(given) or "a graph")
+    assert graph_of_update(model) is None
     model.target_kl = None
-    assert accelerator.graph_of_update(step, model) == "a graph"
-    assert accelerator.graph_failure == ""
+    assert graph_of_update(model) == "a graph"
+    assert engine.graph_failure == ""
 
 
 def test_the_update_replays_and_does_the_rest_eagerly(monkeypatch: pytest.MonkeyPatch):
     model = filled(masked_model(EngineSettings(), batch_size=30))  # 30, 30, 20
-    accelerator = model.engine_now()
-    step = MinibatchStep(model, 0.2, None, Statistics())
+    engine = model.engine_now()
+    step = a_step(model)
     graph = GraphedUpdate(step.whole, a_batch(model, 30), model.policy, step.key, run_again)
-    monkeypatch.setattr(accelerator, "graph_of_update", lambda *_: graph)
+    monkeypatch.setattr(engine, "_graph_of", lambda *_: graph)
     model.train()
     assert graph.replays == 2 * 2
     assert model.engine.gradient_updates == 2 * 3
@@ -259,10 +268,9 @@ def test_acting_on_cuda_sees_what_was_learned():
     model = MaskablePPO("MlpPolicy", toy_gym_vec(), **(SETTINGS | {"device": "cuda"}))
     model.use_engine(GRAPHS)
     model.learn(80)
-    head = model.engine.acting_head(model.action_space)
-    observations = torch.zeros(5, 3, device="cuda")
+    observations = np.zeros((5, 3), np.float32)
     with torch.no_grad():
-        _, before, _ = head.act(observations, None)
+        before = model.engine.act(observations, None).stored.values
         model.policy.value_net.bias.add_(1.0)
-        _, after, _ = head.act(observations, None)
+        after = model.engine.act(observations, None).stored.values
     torch.testing.assert_close(after, before + 1.0)

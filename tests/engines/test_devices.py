@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from fasttrain.algos.update import MinibatchStep, Statistics
 from torch import nn
 
-from accelerated import a_batch, box_model, filled, masked_model
+from accelerated import a_batch, a_step, box_model, filled, masked_model
 from fasttrain.engines.devices import Precision, as_float32
 from fasttrain.engines.engine import EngineSettings
 from fasttrain.engines.heads import head_of
@@ -37,9 +37,7 @@ def test_networks_compute_in_the_dtype_asked_for(make: Any, settings: EngineSett
     filled(model)
     if make is masked_model:
         seen.clear()  # the values after the last step were float32, as all bootstraps are
-        head = model.engine_now().acting_head(model.action_space)
-        with torch.no_grad():
-            head.act(torch.zeros(2, 3), None)
+        model.engine_now().act(np.zeros((2, 3), np.float32), None)
         assert seen == {expected}
     seen.clear()
     model.train()
@@ -112,7 +110,7 @@ def test_only_floats_are_cast():
 def test_float16_gradients_are_scaled_and_clipped_unscaled():
     model = filled(masked_model(FP16, max_grad_norm=0.01))
     scaler = model.engine_now().precision.scaler
-    step = MinibatchStep(model, 0.2, None, Statistics())
+    step = a_step(model)
     assert scaler._init_scale == 65536.0
     scaler._init_scale = 128.0
     assert step.gradients(a_batch(model))

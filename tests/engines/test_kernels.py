@@ -10,10 +10,12 @@ import pytest
 import sb3_contrib
 import torch
 from gymnasium import spaces
+from stable_baselines3.common.callbacks import CallbackList
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 import fasttrain
+from fasttrain.engines.engine import EngineSettings
 from fasttrain.engines.kernels import KernelEngine, why_not
 from fasttrain.engines.layout import rows_of_storage
 from fasttrain.errors import EnvError
@@ -81,21 +83,18 @@ def test_pack_reads_what_is_there_and_keeps_the_policys_own_storage():
     assert places.sum() == sum(parameter.numel() for parameter in policy.parameters())
 
 
-def trained(fused: bool, rollouts: int, **settings: Any) -> Any:
+def trained(kind: str, rollouts: int, **settings: Any) -> Any:
     """Our MaskablePPO on Skull King; rollouts are the same with and without the kernels only for the first one."""
     env = fasttrain.NativeVecEnv(SkullKingGame(16), seed=0)
     arguments = {"n_steps": 32, "batch_size": 128, "n_epochs": 3, "learning_rate": 1e-3, **settings}
     model = fasttrain.MaskablePPO("MlpPolicy", env, seed=0, device="cpu", **arguments)
-    model._fast.fused = False
     model._setup_learn(512 * rollouts, None)
-    from stable_baselines3.common.callbacks import CallbackList
-
     callback = CallbackList([])
     callback.init_callback(model)
     for _ in range(rollouts):
-        model._fast.fused = False  # collect as stock does: the same data for both
+        model.use_engine("torch")  # collect as stock does: the same data for both
         model.collect_rollouts(env, callback, model.rollout_buffer, model.n_steps)
-        model._fast.fused = fused
+        model.use_engine(kind)
         model.train()
     return model
 
@@ -113,8 +112,8 @@ def trained(fused: bool, rollouts: int, **settings: Any) -> Any:
     ],
 )
 def test_a_whole_update_equals_autograds(settings: dict[str, Any]):
-    eager, fused = trained(False, 1, **settings), trained(True, 1, **settings)
-    assert fused.engine is not None
+    eager, fused = trained("torch", 1, **settings), trained("kernels", 1, **settings)
+    assert isinstance(fused.engine, KernelEngine)
     assert eager.engine.gradient_updates == fused.engine.gradient_updates > 0
     assert eager._n_updates == fused._n_updates
     for (name, expected), value in zip(
@@ -129,9 +128,9 @@ def test_a_whole_update_equals_autograds(settings: dict[str, Any]):
 
 def test_adams_state_goes_on_where_it_was():
     """Two updates: fused then eager, against eager twice; a lost moment or step would show in the second."""
-    eager, mixed = trained(False, 1), trained(True, 1)
+    eager, mixed = trained("torch", 1), trained("kernels", 1)
     for model in (eager, mixed):
-        model._fast.fused = False
+        model.use_engine("torch")
         np.random.seed(1)
         model.train()
     for expected, value in zip(eager.policy.parameters(), mixed.policy.parameters(), strict=True):
@@ -143,7 +142,7 @@ def test_adams_state_goes_on_where_it_was():
 
 def test_target_kl_stops_at_the_same_minibatch():
     settings = {"target_kl": 0.005, "learning_rate": 5e-3, "n_epochs": 10}
-    eager, fused = trained(False, 1, **settings), trained(True, 1, **settings)
+    eager, fused = trained("torch", 1, **settings), trained("kernels", 1, **settings)
     assert 0 < fused.engine.gradient_updates < 40
     assert fused.engine.gradient_updates == eager.engine.gradient_updates
     assert fused._n_updates == eager._n_updates
@@ -153,7 +152,7 @@ def test_target_kl_stops_at_the_same_minibatch():
 
 
 def test_the_ratio_is_one_where_nothing_has_changed_yet():
-    model = trained(True, 1, n_epochs=1, batch_size=512)
+    model = trained("kernels", 1, n_epochs=1, batch_size=512)
     assert model.logger.name_to_value["train/approx_kl"] == pytest.approx(0.0, abs=1e-6)
     assert model.logger.name_to_value["train/clip_fraction"] == 0.0
 
@@ -189,7 +188,7 @@ def test_a_trained_model_is_stock(tmp_path: Any):
     model = fasttrain.MaskablePPO("MlpPolicy", env, n_steps=32, batch_size=64, n_epochs=2, seed=0, device="cpu")
     model.use_engine("kernels")
     model.learn(512)
-    assert model.engine is not None
+    assert isinstance(model.engine, KernelEngine)
     model.save(tmp_path / "model")
     stock = sb3_contrib.MaskablePPO.load(tmp_path / "model", env=env, device="cpu")
     for key, value in model.policy.state_dict().items():
@@ -203,10 +202,11 @@ def test_a_fresh_process_trains_with_kernels_from_the_disk_cache(tmp_path: Any):
     """Cached machine code reaches numba's threads without having started them; that crashed once."""
     code = (
         "import fasttrain\n"
+        "from fasttrain.engines.engine import EngineSettings\n"
         "from fasttrain.games.skullking.game import SkullKingGame\n"
         "env = fasttrain.NativeVecEnv(SkullKingGame(8), seed=0)\n"
         "model = fasttrain.MaskablePPO('MlpPolicy', env, n_steps=64, batch_size=512, n_epochs=2, device='cpu')\n"
-        "model.use_engine(EngineSettings(kind="kernels", threads=2))\n"
+        "model.use_engine(EngineSettings(kind='kernels', threads=2))\n"
         "model.learn(512)\n"
         "print('trained', model.engine.gradient_updates)\n"
     )
@@ -262,8 +262,8 @@ def test_a_custom_head_is_not_for_the_kernels():
 def test_an_observation_that_is_not_finite_is_named():
     kernels = KernelEngine(make_policy(), EngineSettings())
     kernels.pack()
-    observations = torch.zeros(4, 4)
-    observations[2, 1] = torch.nan
+    observations = np.zeros((4, 4), np.float32)
+    observations[2, 1] = np.nan
     with pytest.raises(EnvError, match="the observation of env 2 is not finite"):
         kernels.act(observations, None)
 
@@ -286,11 +286,12 @@ def test_torch_keeps_its_number_of_threads(tmp_path: Any, threads: int):
     """In a process of its own: numba starts its threads once, and sets torch's number when it does."""
     code = (
         "import stable_baselines3, torch, fasttrain\n"
+        "from fasttrain.engines.engine import EngineSettings\n"
         "from fasttrain.games.skullking.game import SkullKingGame\n"
         f"torch.set_num_threads({threads})\n"
         "env = fasttrain.NativeVecEnv(SkullKingGame(8), seed=0)\n"
         "model = fasttrain.MaskablePPO('MlpPolicy', env, n_steps=4, batch_size=32, n_epochs=1, seed=0, device='cpu')\n"
-        f"model.use_engine(EngineSettings(kind="kernels", threads={3 - threads}))\n"
+        f"model.use_engine(EngineSettings(kind='kernels', threads={3 - threads}))\n"
         "model.learn(32)\n"
         "print(torch.get_num_threads())\n"
     )

@@ -20,10 +20,11 @@ from fasttrain.batch import joined
 from fasttrain.buffers.prefetch import draw_block
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.buffers.rollout import RolloutStorage
+from fasttrain.engines.engine import EngineSettings, PPOWork
 from fasttrain.engines.kernels import KernelEngine, why_not
 from fasttrain.engines.kernels_q import KernelQEngine
 from fasttrain.engines.kernels_q import why_not as why_not_q
-from fasttrain.kernels.ppo import LossSettings
+from q_blocks import trained
 
 STEPS, ENVS, KEYS = 6, 4, ("z", "a", "hand")  # no alphabet: the order is the space's
 DICT = spaces.Dict(
@@ -74,13 +75,13 @@ def test_ppo_acts_and_learns_as_on_one_flat_observation():
         for _ in range(STEPS):
             parts = draw(rng, ENVS)
             seen: Any = parts if space is DICT else joined(parts, KEYS)
-            tensors = {k: torch.from_numpy(v) for k, v in seen.items()} if space is DICT else torch.from_numpy(seen)
-            actions, values, log_probs = fused.act(tensors, None)
+            kept: Any = fused.act(seen, None).stored
             rewards = rng.normal(size=ENVS).astype(np.float32)
-            storage.add(tensors, actions, rewards, np.zeros(ENVS, bool), values, log_probs)
-        storage.compute_returns_and_advantages(fused.values(tensors), np.zeros(ENVS, bool))
+            storage.add(kept.observations, kept.actions, rewards, np.zeros(ENVS, bool), kept.values, kept.log_probs)
+        storage.compute_returns_and_advantages(fused.values(seen), np.zeros(ENVS, bool))
         anew = KernelEngine(policy, EngineSettings())  # its rows are listed from the storage, not as they were acted on
-        anew.train(storage, 2, 8, LossSettings(0.2, -1.0, 0.01, 0.5, True, -1.0), 0.5)
+        anew.guard = None
+        anew.update(storage, PPOWork(2, 8, 0.2, None, 0.01, 0.5, True, 0.5, None))
         results.append({name: tensor.clone() for name, tensor in policy.state_dict().items()})
     assert results[0].keys() == results[1].keys()
     assert all((results[0][name] == results[1][name]).all() for name in results[0])
@@ -103,23 +104,17 @@ def test_dqn_draws_and_learns_as_on_one_flat_observation(n_steps: int):
             before = after
         np.random.seed(11)
         block = draw_block(storage, 3, 16).copied()
-        kernels = KernelQEngine(policy, EngineSettings())
-        kernels.train(block.observations, block.next_observations, block.actions, block.rows, block.next_rows,
-                      block.returns, block.discounts, block.ends)  # fmt: skip
+        trained(KernelQEngine(policy, EngineSettings()), block)
         blocks.append(block)
         weights.append([parameter.detach().clone() for parameter in policy.q_net.parameters()])
     assert (blocks[0].observations == blocks[1].observations).all()
     assert (blocks[0].next_observations == blocks[1].next_observations).all()
     assert all((first == second).all() for first, second in zip(*weights, strict=True))
     seen = draw(np.random.default_rng(1), 7)
-    values, _ = kernels_of(keyed).q_values(seen)
+    values, _ = KernelQEngine(keyed, EngineSettings()).q_values(seen)
     with torch.no_grad():
         expected = keyed.q_net({key: torch.from_numpy(value) for key, value in seen.items()}).numpy()
     assert values == pytest.approx(expected, abs=1e-5)
-
-
-def kernels_of(policy: Any) -> KernelQEngine:
-    return KernelQEngine(policy, EngineSettings())
 
 
 class Parts(gymnasium.Env[Any, Any]):
@@ -145,6 +140,7 @@ def test_a_model_with_dict_observations_takes_the_kernels(kind: type[Any]):
     more = {"n_steps": 8, "batch_size": 16} if kind is PPO else {"learning_starts": 8, "train_freq": 1}
     model = kind("MultiInputPolicy", DummyVecEnv([Parts] * 2), seed=0, **more)
     model.use_engine("kernels")
+    assert model.engine.kind == "kernels"
     before = [parameter.clone() for parameter in model.policy.parameters()]
     model.learn(64)
     assert model.engine.gradient_updates > 0

@@ -1,4 +1,4 @@
-"""KernelQEngine: which policies it serves, and that policy and optimizer are the kernels' own memory at every moment."""
+"""KernelQEngine: which policies it fits, and that policy and optimizer are the kernels' own memory at every moment."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.dqn.policies import DQNPolicy
 
+from fasttrain.engines.engine import EngineSettings
 from fasttrain.engines.kernels_q import KernelQEngine, kernel_calls, why_not
 from fasttrain.engines.q_networks import BranchingDQNPolicy, DuelingDQNPolicy, MaskedDQNPolicy
 from fasttrain.errors import EnvError
+from q_blocks import random_block, trained
 
 BOX, TWO = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(2)
 
@@ -26,18 +28,6 @@ def make_policy(
 ) -> Any:
     torch.manual_seed(0)
     return kind(space, action, lambda _: 1e-3, **kwargs)
-
-
-def draw(policy: Any, updates: int = 2, batch: int = 9, seed: int = 0) -> tuple[Any, ...]:
-    """Arguments of `train`: random transitions."""
-    rng = np.random.default_rng(seed)
-    size, count = (updates, batch), int(policy.action_space.n)
-    width = int(np.prod(policy.observation_space.shape))
-    observations = rng.standard_normal((30, width)).astype(np.float32)
-    rewards = rng.standard_normal(size).astype(np.float32)
-    rows = rng.integers(0, 29, size)
-    actions = rng.integers(0, count, (30, 1))
-    return observations, observations, actions, rows, rows + 1, rewards, np.full_like(rewards, 0.9), rewards > 1.0
 
 
 def eager_step(policy: Any, seed: int) -> None:
@@ -126,8 +116,8 @@ def test_acting_equals_the_policys_own_layers(kind: Any):
     np.testing.assert_allclose(values, expected, atol=1e-5)
     np.testing.assert_array_equal(actions, expected.argmax(1))
     legal = np.where(masks, expected, -np.inf).argmax(1)
-    np.testing.assert_array_equal(kernels.act(observations, masks), legal)
-    assert kernels.act(observations[:0]).shape == (0,)
+    np.testing.assert_array_equal(kernels.act(observations, masks).actions, legal)
+    assert kernels.act(observations[:0], None).actions.shape == (0,)
 
 
 @pytest.mark.parametrize("kind", [BranchingDQNPolicy, DuelingDQNPolicy])
@@ -136,18 +126,18 @@ def test_sub_actions_are_those_of_the_policy(kind: Any):
     observations = np.random.default_rng(0).standard_normal((141, 4)).astype(np.float32)
     masks = np.random.default_rng(1).random((141, 10)) < 0.5
     kernels = KernelQEngine(policy, EngineSettings())
-    np.testing.assert_array_equal(kernels.act(observations), policy.predict(observations)[0])
+    np.testing.assert_array_equal(kernels.act(observations, None).actions, policy.predict(observations)[0])
     legal = policy.predict(observations, action_masks=masks)[0]
-    np.testing.assert_array_equal(kernels.act(observations, masks), legal)
+    np.testing.assert_array_equal(kernels.act(observations, masks).actions, legal)
 
 
 def test_what_is_not_finite_is_not_acted_on():
     kernels = KernelQEngine(make_policy(), EngineSettings())
     with pytest.raises(EnvError, match="the observation of env 0, 1 is not finite"):
-        kernels.act(np.full((2, 4), np.nan, np.float32))
+        kernels.act(np.full((2, 4), np.nan, np.float32), None)
     kernels.online.fill_(torch.nan)
     with pytest.raises(EnvError, match="Q-values. is not finite although its inputs are: parameter q_net.q_net.0"):
-        kernels.act(np.zeros((2, 4), np.float32))
+        kernels.act(np.zeros((2, 4), np.float32), None)
 
 
 def test_torch_and_the_kernels_take_turns():
@@ -155,8 +145,8 @@ def test_torch_and_the_kernels_take_turns():
     policy, reference = make_policy(), make_policy()
     kernels, rival = KernelQEngine(policy, EngineSettings()), copy.deepcopy(reference)
     before = policy.q_net(torch.ones(1, 4)).detach().clone()
-    KernelQEngine(reference, EngineSettings()).train(*draw(policy))  # the first two steps of both
-    kernels.train(*draw(policy))
+    trained(KernelQEngine(reference, EngineSettings()), random_block(policy))  # the first two steps of both
+    trained(kernels, random_block(policy))
     assert (policy.q_net(torch.ones(1, 4)) != before).all(), "the module sees what the kernels wrote"
     for name, value in reference.state_dict().items():
         rival.state_dict()[name].copy_(value)
@@ -164,9 +154,9 @@ def test_torch_and_the_kernels_take_turns():
     for seed in range(3):
         eager_step(policy, seed)
         eager_step(rival, seed)
-    assert kernels.serves(policy), "torch's optimizer works in place"
-    kernels.train(*draw(policy, seed=1))
-    KernelQEngine(rival, EngineSettings()).train(*draw(policy, seed=1))
+    assert kernels.fits(policy), "torch's optimizer works in place"
+    trained(kernels, random_block(policy, seed=1))
+    trained(KernelQEngine(rival, EngineSettings()), random_block(policy, seed=1))
     for ours, theirs in zip(policy.parameters(), rival.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
     assert {float(state["step"]) for state in policy.optimizer.state.values()} == {7.0}
@@ -177,12 +167,12 @@ def test_a_module_is_loaded_in_place_and_an_optimizer_is_not():
     kernels = KernelQEngine(policy, EngineSettings())
     eager_step(other, 1)
     policy.load_state_dict(other.state_dict())
-    assert kernels.serves(policy)
+    assert kernels.fits(policy)
     torch.testing.assert_close(kernels.views_of(kernels.online)[0], other.q_net.q_net[0].weight.detach())
     policy.optimizer.load_state_dict(other.optimizer.state_dict())
-    assert not kernels.serves(policy)
+    assert not kernels.fits(policy)
     again = KernelQEngine(policy, EngineSettings())
-    assert again.serves(policy)
+    assert again.fits(policy)
     torch.testing.assert_close(
         policy.optimizer.state[policy.q_net.q_net[0].weight]["exp_avg"],
         other.optimizer.state[other.q_net.q_net[0].weight]["exp_avg"],
@@ -215,20 +205,20 @@ def forgotten_state(policy: Any) -> None:
 def test_what_is_not_served_any_more(change: Any):
     policy = make_policy()
     kernels = KernelQEngine(policy, EngineSettings())
-    assert kernels.serves(policy)
-    assert not kernels.serves(copy.deepcopy(policy))
+    assert kernels.fits(policy)
+    assert not kernels.fits(copy.deepcopy(policy))
     change(policy)
-    assert not kernels.serves(policy)
+    assert not kernels.fits(policy)
 
 
 def test_a_copy_has_memory_of_its_own():
     policy = make_policy(DuelingDQNPolicy)
     kernels = KernelQEngine(policy, EngineSettings())
-    kernels.train(*draw(policy))
+    trained(kernels, random_block(policy))
     copied = copy.deepcopy(policy)
     seen = torch.ones(1, 4)
     before, state = copied.q_net(seen).clone(), copy.deepcopy(copied.optimizer.state_dict())
-    kernels.train(*draw(policy, 4))
+    trained(kernels, random_block(policy, 4))
     assert (copied.q_net(seen) == before).all()
     assert torch.equal(copied.optimizer.state_dict()["state"][0]["exp_avg"], state["state"][0]["exp_avg"])
     values = policy.q_net(seen).clone()
@@ -245,7 +235,7 @@ def test_torchs_faster_adams_write_to_the_right_places(how: str):
         each.optimizer.param_groups[0][how] = True
         for seed in range(3):
             eager_step(each, seed)
-    assert kernels.serves(policy)
+    assert kernels.fits(policy)
     for ours, theirs in zip(policy.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-7)
 
@@ -255,7 +245,7 @@ def test_stock_dqn_loads_what_was_saved(tmp_path: Path):
     env = gymnasium.make("CartPole-v1")
     model = stable_baselines3.DQN(MaskedDQNPolicy, env, seed=0, device="cpu")
     kernels = KernelQEngine(model.policy, EngineSettings())
-    kernels.train(*draw(model.policy, 5))
+    trained(kernels, random_block(model.policy, 5))
     model.save(tmp_path / "model.zip")
     loaded = stable_baselines3.DQN.load(
         tmp_path / "model.zip", env=env, device="cpu", learning_starts=8, custom_objects={"policy_class": DQNPolicy}
@@ -275,34 +265,33 @@ def test_set_parameters_is_seen(tmp_path: Path):
     env = gymnasium.make("CartPole-v1")
     model = stable_baselines3.DQN("MlpPolicy", env, seed=0, device="cpu")
     kernels = KernelQEngine(model.policy, EngineSettings())
-    kernels.train(*draw(model.policy))
+    trained(kernels, random_block(model.policy))
     other = stable_baselines3.DQN("MlpPolicy", env, seed=1, device="cpu")
     model.set_parameters(other.get_parameters())
-    assert not kernels.serves(model.policy), "the optimizer has a state of its own again"
+    assert not kernels.fits(model.policy), "the optimizer has a state of its own again"
     seen = torch.ones(1, 4)
-    KernelQEngine(model.policy, EngineSettings()).train(*draw(model.policy))
-    KernelQEngine(other.policy, EngineSettings()).train(*draw(model.policy))
+    trained(KernelQEngine(model.policy, EngineSettings()), random_block(model.policy))
+    trained(KernelQEngine(other.policy, EngineSettings()), random_block(model.policy))
     torch.testing.assert_close(model.q_net(seen), other.q_net(seen))
 
 
 @pytest.mark.parametrize(
-    ("position", "value", "error"),
+    ("field", "value", "error"),
     [
-        (0, np.zeros((30, 3), np.float32), "observations has shape"),
-        (2, np.zeros(30, np.int64), "actions has shape"),
-        (4, np.zeros((2, 8), np.int64), "next_rows has shape"),
-        (5, np.zeros(9, np.float32), "rewards has shape"),
-        (0, np.zeros((30, 4), np.float64), "observations must be"),
-        (3, np.zeros((2, 9), np.int32), "rows must be"),
-        (3, np.zeros(9, np.int64), "rows has shape"),
+        ("observations", np.zeros((30, 3), np.float32), "observations has shape"),
+        ("actions", np.zeros(30, np.int64), "actions has shape"),
+        ("next_rows", np.zeros((2, 8), np.int64), "next_rows has shape"),
+        ("returns", np.zeros(9, np.float32), "rewards has shape"),
+        ("observations", np.zeros((30, 4), np.float64), "observations must be"),
+        ("rows", np.zeros((2, 9), np.int32), "rows must be"),
+        ("rows", np.zeros(9, np.int64), "rows has shape"),
     ],
 )
-def test_arrays_that_do_not_fit(position: int, value: Any, error: str):
+def test_arrays_that_do_not_fit(field: str, value: Any, error: str):
     policy = make_policy()
-    arguments = list(draw(policy))
-    arguments[position] = value
+    block = random_block(policy)._replace(**{field: value})
     with pytest.raises(ValueError, match=error):
-        KernelQEngine(policy, EngineSettings()).train(*arguments)
+        trained(KernelQEngine(policy, EngineSettings()), block)
 
 
 def test_listing_the_kernels_draws_nothing():
@@ -312,13 +301,15 @@ def test_listing_the_kernels_draws_nothing():
     assert (before[1] == np.random.get_state()[1]).all()
 
 
-@pytest.mark.parametrize(("position", "value"), [(3, 30), (3, -1), (4, 30), (2, 2), (2, -1)])
-def test_nothing_is_done_with_rows_that_are_not_there(position: int, value: int):
+@pytest.mark.parametrize(
+    ("field", "value"), [("rows", 30), ("rows", -1), ("next_rows", 30), ("actions", 2), ("actions", -1)]
+)
+def test_nothing_is_done_with_rows_that_are_not_there(field: str, value: int):
     policy = make_policy()
-    arguments, before = list(draw(policy)), copy.deepcopy(policy.state_dict())
-    arguments[position] = np.full_like(arguments[position], value)
+    block, before = random_block(policy), copy.deepcopy(policy.state_dict())
+    wrong = np.full_like(getattr(block, field), value)
     kernels = KernelQEngine(policy, EngineSettings())
     with pytest.raises(IndexError):
-        kernels.train(*arguments)
+        trained(kernels, block._replace(**{field: wrong}))
     assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())
     assert int(policy.optimizer.state[policy.q_net.q_net[0].weight]["step"]) == 0

@@ -9,7 +9,7 @@ import torch
 
 import fasttrain
 from fasttrain.engines.devices import Precision
-from fasttrain.engines.torch_q import QNetworks, rule_of, targets, td_loss
+from fasttrain.engines.torch_q import QNetworks, targets, td_loss
 from toys import ToyGame
 
 SETTINGS: dict[str, Any] = {"learning_starts": 20, "train_freq": 1, "batch_size": 16, "buffer_size": 400, "seed": 0}
@@ -33,14 +33,14 @@ def test_the_target_looks_at_legal_next_actions_only(double_q: bool):
     ranked = torch.where(masks, online if double_q else target, -torch.inf)
     best = target.gather(1, ranked.argmax(dim=1, keepdim=True))
     expected = batch.rewards + (1 - batch.dones) * 0.99 * best
-    torch.testing.assert_close(targets(QNetworks(model.policy), batch, rule_of(model)), expected)
+    torch.testing.assert_close(targets(QNetworks(model.policy), batch, model.work(1, 64).rule), expected)
 
 
 @pytest.mark.parametrize("prioritized", [None, {}])
 def test_errors_are_computed_where_they_are_wanted(prioritized: Any):
     model = toy_model(prioritized=prioritized)
     model.learn(200)
-    rule, networks, batch = rule_of(model), QNetworks(model.policy), model.replay_buffer.sample(16)
+    rule, networks, batch = model.work(1, 16).rule, QNetworks(model.policy), model.replay_buffer.sample(16)
     terms = td_loss(networks, batch, rule)
     if prioritized is None:
         assert terms.errors is None

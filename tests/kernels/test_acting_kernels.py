@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from gymnasium import spaces
 from scipy import stats
 from test_ppo_kernels import make_policy
 
+from fasttrain.engines.engine import EngineSettings, Stored
 from fasttrain.engines.kernels import KernelEngine
 from fasttrain.threads import ThreadChoice
 
@@ -22,7 +25,9 @@ def test_acting_draws_legal_actions_with_the_policys_probabilities():
     count = 40_000
     observations, masks = np.tile(observation, (count, 1)), np.tile(mask, (count, 1))
     torch.manual_seed(0)
-    actions, values, log_probs = kernels.act(torch.from_numpy(observations), torch.from_numpy(masks))
+    acted = kernels.act(observations, masks)
+    _, actions, values, log_probs, _ = acted.stored
+    np.testing.assert_array_equal(acted.actions, actions.numpy())
     with torch.no_grad():
         expected_values, expected_log_probs, _ = policy.evaluate_actions(
             torch.from_numpy(observations), actions, action_masks=torch.from_numpy(masks)
@@ -43,9 +48,10 @@ def test_values_alone(count: int):
     kernels.pack()
     observations = torch.randn(count, 5)
     state = torch.get_rng_state()
-    values = kernels.values(observations)
+    values = kernels.values(observations.numpy())
     assert torch.equal(state, torch.get_rng_state())
-    torch.testing.assert_close(values, policy.predict_values(observations).detach(), rtol=1e-5, atol=1e-6)
+    expected = policy.predict_values(observations).detach().flatten()
+    torch.testing.assert_close(torch.from_numpy(values), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_acting_with_sub_actions():
@@ -57,7 +63,9 @@ def test_acting_with_sub_actions():
     mask = np.array([True, False, True, True, True, False, False, True, True])
     masks = np.tile(mask, (count, 1))
     torch.manual_seed(1)
-    actions, values, log_probs = kernels.act(torch.from_numpy(observations), torch.from_numpy(masks))
+    acted = kernels.act(observations, masks)
+    _, actions, values, log_probs, _ = acted.stored
+    np.testing.assert_array_equal(acted.actions, actions.numpy())
     assert actions.shape == (count, 3)
     with torch.no_grad():
         expected_values, expected_log_probs, _ = policy.evaluate_actions(
@@ -82,8 +90,8 @@ def test_acting_follows_the_weights_and_torchs_seed():
     def drawn(seed: int) -> tuple[list[int], list[float]]:
         kernels.pack()
         torch.manual_seed(seed)
-        actions, values, _ = kernels.act(torch.from_numpy(observations), None)
-        return actions.tolist(), values.flatten().tolist()
+        acted = kernels.act(observations, None)
+        return acted.actions.tolist(), acted.stored.values.flatten().tolist()
 
     assert drawn(1) == drawn(1)
     assert drawn(1)[0] != drawn(2)[0]
@@ -96,8 +104,8 @@ def test_acting_follows_the_weights_and_torchs_seed():
 def test_threads_change_no_draw(monkeypatch: pytest.MonkeyPatch):
     policy = make_policy(30, 12, [32, 32], torch.nn.Tanh, 5)
     rng = np.random.default_rng(0)
-    observations = torch.from_numpy(rng.standard_normal((300, 30)).astype(np.float32))
-    masks = torch.from_numpy(rng.random((300, 12)) < 0.7)
+    observations = rng.standard_normal((300, 30)).astype(np.float32)
+    masks = rng.random((300, 12)) < 0.7
     masks[:, 0] = True
 
     def drawn(threads: int, on_threads: bool) -> list[torch.Tensor]:
@@ -105,7 +113,7 @@ def test_threads_change_no_draw(monkeypatch: pytest.MonkeyPatch):
         kernels = KernelEngine(policy, EngineSettings(threads=threads))
         kernels.pack()
         torch.manual_seed(1)
-        return list(kernels.act(observations, masks))
+        return list(kernels.act(observations, masks).stored)
 
     alone = drawn(1, False)
     for beside in (drawn(2, True), drawn(2, False)):
@@ -117,16 +125,16 @@ def test_masks_need_not_be_contiguous():
     kernels = KernelEngine(policy, EngineSettings())
     kernels.pack()
     rng = np.random.default_rng(0)
-    observations = torch.from_numpy(rng.standard_normal((50, 5)).astype(np.float32))
-    masks = torch.from_numpy(rng.random((20, 50)) < 0.3)
+    observations = rng.standard_normal((50, 5)).astype(np.float32)
+    masks = rng.random((20, 50)) < 0.3
     masks[3] = True
 
-    def drawn(masks: torch.Tensor) -> list[torch.Tensor]:
+    def drawn(masks: Any) -> Stored:
         torch.manual_seed(0)
-        return list(kernels.act(observations, masks))
+        return kernels.act(observations, masks).stored
 
-    transposed = masks.t()
-    assert not transposed.is_contiguous()
-    for ours, theirs in zip(drawn(transposed), drawn(transposed.contiguous()), strict=True):
+    transposed = masks.T
+    assert not transposed.flags.c_contiguous
+    for ours, theirs in zip(drawn(transposed), drawn(np.ascontiguousarray(transposed)), strict=True):
         assert torch.equal(ours, theirs)
-    assert transposed[torch.arange(50), drawn(transposed)[0]].all()
+    assert transposed[np.arange(50), drawn(transposed).actions.numpy()].all()

@@ -11,6 +11,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 
 from compiled import from_python
 from fasttrain.batch import Float32Array
+from fasttrain.engines.engine import EngineSettings
 from fasttrain.engines.kernels import KernelEngine
 from fasttrain.kernels.nets import (
     POLICY,
@@ -75,13 +76,13 @@ def test_nan_is_an_input_that_counts():
 def kernels_of(arch: Any) -> KernelEngine:
     torch.manual_seed(0)
     box = spaces.Box(-9.0, 9.0, (7,), np.float32)
-    kernels = KernelEngine(ActorCriticPolicy(box, spaces.Discrete(5), lambda _: 1e-3, net_arch=arch))
+    kernels = KernelEngine(ActorCriticPolicy(box, spaces.Discrete(5), lambda _: 1e-3, net_arch=arch), EngineSettings())
     kernels.pack()
     return kernels
 
 
 def rows_of(observations: Float32Array, kernels: KernelEngine) -> Any:
-    from fasttrain.engines.kernels import _rows_of
+    from fasttrain.engines.layout import _rows_of
 
     return _rows_of(observations, None, kernels.layout.dims)
 

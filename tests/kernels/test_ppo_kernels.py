@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fasttrain.algos.update import Statistics
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 
-from accelerated import minibatch_loss
+from accelerated import minibatch_terms
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
+from fasttrain.engines.compiling import Terms
+from fasttrain.engines.engine import EngineSettings, PPOWork
 from fasttrain.engines.heads import action_dims, head_of
 from fasttrain.engines.kernels import ROWS_PER_THREAD, KernelEngine
 from fasttrain.engines.layout import rows_of_storage
@@ -73,14 +74,14 @@ def make_storage(policy: Any, steps: int, envs: int, seed: int, sparse: float = 
     return storage
 
 
-class Model:
-    """What `minibatch_loss` reads of an algorithm."""
+def work_of(loss: LossSettings) -> PPOWork:
+    """The same loss as engines are asked for it."""
+    clip_range_vf = None if loss.clip_range_vf < 0 else loss.clip_range_vf
+    return PPOWork(1, None, loss.clip_range, clip_range_vf, loss.ent_coef, loss.vf_coef, loss.normalize_advantage,
+                   max_grad_norm=0.5, target_kl=None)  # fmt: skip
 
-    def __init__(self, loss: LossSettings) -> None:
-        self.ent_coef, self.vf_coef, self.normalize_advantage = loss.ent_coef, loss.vf_coef, loss.normalize_advantage
 
-
-def autograd(policy: Any, storage: RolloutStorage, order: np.ndarray, loss: LossSettings) -> tuple[Any, Statistics]:
+def autograd(policy: Any, storage: RolloutStorage, order: np.ndarray, loss: LossSettings) -> tuple[Any, Terms]:
     """Gradient of every parameter in float64, from the same rows."""
     double = copy.deepcopy(policy).double()
     rows = torch.from_numpy(order)
@@ -97,11 +98,10 @@ def autograd(policy: Any, storage: RolloutStorage, order: np.ndarray, loss: Loss
         pick(storage.observations), actions, pick(storage.values), pick(storage.log_probs), pick(storage.advantages),
         pick(storage.returns), pick(storage.masks),
     )  # fmt: skip
-    found = Statistics()
-    clip_range_vf = None if loss.clip_range_vf < 0 else loss.clip_range_vf
     head = head_of(double, double.action_space)
     double.extract_features = lambda observations, *_: observations.double()  # SB3's casts to float32
-    minibatch_loss(Model(loss), head, batch, loss.clip_range, clip_range_vf, found).backward()
+    found = minibatch_terms(work_of(loss), head, batch)
+    found.loss.backward()
     return [parameter.grad for parameter in double.parameters()], found
 
 
@@ -159,8 +159,7 @@ def test_gradients_equal_autograds(
     for gradient, reference in zip(ours, expected, strict=True):
         error = np.abs(gradient - reference.numpy()).max()
         assert error <= 1e-5 * norm, f"{error / norm:.1e} of the gradient's norm"
-    figures = [found.policy_losses, found.value_losses, found.entropy_losses, found.clip_fractions, found.approx_kls]
-    reference = np.array([float(values[0]) for values in figures]) * [1, 1, -1, 1, 1]
+    reference = np.array([float(term) for term in found[1:]]) * [1, 1, -1, 1, 1]
     np.testing.assert_allclose(means[:5], reference, rtol=1e-4, atol=1e-5)
 
 

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from compiled import from_python
+from fasttrain.buffers.prefetch import FlatBlock
+from fasttrain.engines.engine import EngineSettings
 from fasttrain.engines.heads import action_dims
 from fasttrain.engines.kernels_q import KernelQEngine
 from fasttrain.engines.q_networks import (
@@ -25,6 +27,7 @@ from fasttrain.engines.q_networks import (
     greedy,
 )
 from fasttrain.kernels.q import QBatches, QSettings, collect, gather, lay_ahead, lay_back, update_gradient
+from q_blocks import trained
 
 collect = from_python(collect)
 gather = from_python(gather)
@@ -176,11 +179,8 @@ def test_a_wrong_gradient_would_be_seen(changed: dict[str, bool]):
 def test_several_updates_equal_torchs_adam(dueling: bool, dims: Any, max_grad_norm: float):
     """Errors of an update are those before it; the target net stays; the optimizer's state is that of torch."""
     policy, batches = make_policy(7, dims, [33, 9], dueling, seed=3), make_batches(7, dims, 6, 20, True, True, seed=3)
-    reference, kernels, settings = (
-        copy.deepcopy(policy),
-        KernelQEngine(policy, EngineSettings()),
-        QSettings(True, True, dueling),
-    )
+    reference, kernels = copy.deepcopy(policy), KernelQEngine(policy, EngineSettings())
+    settings = QSettings(True, True, dueling)
     expected = []
     for update in range(6):
         loss, errors = torch_loss(reference, batches, update, settings)
@@ -189,11 +189,10 @@ def test_several_updates_equal_torchs_adam(dueling: bool, dims: Any, max_grad_no
         torch.nn.utils.clip_grad_norm_(reference.q_net.parameters(), max_grad_norm)
         reference.optimizer.step()
         expected.append((loss.item(), errors.numpy()))
-    first, rest = ({"next_masks": batches.next_masks[part], "weights": batches.weights[part]} for part in PARTS)
-    options: Any = {"double": True, "max_grad_norm": max_grad_norm}
-    storage, drawn = batches[:3], batches[3:8]
-    losses, errors = kernels.train(*storage, *(a[PARTS[0]] for a in drawn), **first, **options)
-    more, more_errors = kernels.train(*storage, *(a[PARTS[1]] for a in drawn), **rest, **options)
+    blocks = [FlatBlock(*batches[:3], *(array[part] for array in batches[3:])) for part in PARTS]
+    (losses, errors, _), (more, more_errors, _) = (
+        trained(kernels, block, double=True, max_grad_norm=max_grad_norm) for block in blocks
+    )
     np.testing.assert_allclose([*losses, *more], [loss for loss, _ in expected], rtol=1e-4)
     np.testing.assert_allclose([*errors, *more_errors], [error for _, error in expected], rtol=1e-3, atol=1e-4)
     for ours, theirs in zip(policy.parameters(), reference.parameters(), strict=True):
@@ -223,11 +222,13 @@ def test_what_is_not_finite_reaches_the_loss_and_does_not_stay(field: str):
     spoilt = getattr(batches, field).copy()
     spoilt[:] = np.nan
     kernels, before = KernelQEngine(policy, EngineSettings()), copy.deepcopy(policy)
-    assert not np.isfinite(kernels.train(*batches._replace(**{field: spoilt})[:8])[0]).any()
+    block = FlatBlock(*batches[:8], None)
+    spoilt_field = {"rewards": "returns"}.get(field, field)
+    assert not np.isfinite(trained(kernels, block._replace(**{spoilt_field: spoilt}))[0]).any()
     policy.load_state_dict(before.state_dict())
     kernels.exp_avg.zero_()
     kernels.exp_avg_sq.zero_()
-    assert np.isfinite(kernels.train(*batches[:8])[0]).all()
+    assert np.isfinite(trained(kernels, block)[0]).all()
     assert all(bool(parameter.isfinite().all()) for parameter in policy.parameters())
 
 

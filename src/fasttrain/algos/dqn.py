@@ -37,7 +37,7 @@ from fasttrain.engines.heads import MaskCheck, action_dims
 from fasttrain.engines.kernels_q import KernelQEngine
 from fasttrain.engines.q_networks import BRANCHING_POLICIES, greedy
 from fasttrain.engines.torch_q import TorchQEngine
-from fasttrain.errors import ConfigError, EnvSpecError
+from fasttrain.errors import ConfigError, EnvError, EnvSpecError
 from fasttrain.vec.base import slots_of
 
 LOSSES = ("huber", "mse")
@@ -214,6 +214,9 @@ class DQN(Fast, stable_baselines3.DQN):
         with self.collector.clock.phase("other"):
             return engine.prepare(self.replay(), self.work(1, self.batch_size), [env.num_envs])
 
+    def _must_change(self) -> bool:
+        return self.engine.kind == "kernels" and self._vec_normalize_env is not None
+
     def why_not(self, kind: str) -> str:
         if kind == "kernels" and self._vec_normalize_env is not None:
             return "VecNormalize: batches are normalised one by one"
@@ -296,7 +299,10 @@ def train(model: DQN, gradient_steps: int, batch_size: int) -> None:
     if isinstance(storage, PrioritizedReplayBuffer):
         storage.anneal(model._current_progress_remaining)
     engine = model.engine_now()
-    done = engine.update(model.replay(), model.work(gradient_steps, batch_size))
+    try:
+        done = engine.update(model.replay(), model.work(gradient_steps, batch_size))
+    except EnvError as error:
+        raise EnvError(f"at step {model.num_timesteps:,}: {error}") from error
     engine.clock.enter("log")
     model._n_updates += gradient_steps
     record, losses = model.logger.record, done.terms["loss"]

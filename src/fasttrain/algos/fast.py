@@ -52,7 +52,7 @@ class Fast(BaseAlgorithm):
         """The engine; made anew where policy, optimizer or device were replaced since."""
         engine = self.engine
         wanted = engine.settings.kind
-        if not engine.fits(self.policy) or (engine.kind != wanted and not self.why_not(wanted)):
+        if not engine.fits(self.policy) or (engine.kind != wanted and not self.why_not(wanted)) or self._must_change():
             self.engine = engine = self._made(engine.settings, engine)
         return engine
 
@@ -71,6 +71,10 @@ class Fast(BaseAlgorithm):
     @abstractmethod
     def why_not(self, kind: str) -> str:
         """Why an engine of that kind cannot serve the policy as it is; empty if it can."""
+
+    def _must_change(self) -> bool:
+        """Whether something but the policy keeps the present engine from serving."""
+        return False
 
     def _made(self, settings: EngineSettings, before: Engine | None) -> Engine:
         why_not = self.why_not(settings.kind)

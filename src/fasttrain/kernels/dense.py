@@ -1,4 +1,4 @@
-"""Dense and sparse layers on the CPU for small nets: the arithmetic under `fused.py`, on top of `simd.py`.
+"""Dense and sparse layers on the CPU for small nets: the arithmetic of the kernels, on top of `simd.py`.
 
 Weights are stored (inputs, outputs), their widths padded with zeros to multiples of `simd.PAD`; rows of a batch come in
 multiples of `simd.TILE_ROWS`. Padding stays zero through forward, backward and Adam.

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fasttrain.algos.q_update import update
 from gymnasium import spaces
 
 import fasttrain
@@ -18,7 +17,7 @@ from fasttrain.errors import EnvError
 from toys import RandomEnv, ToyGame, seeded_vec
 
 SETTINGS: dict[str, Any] = {
-    "learning_starts": 10_000,  # `update` is called by hand
+    "learning_starts": 10_000,  # `train` is called by hand
     "batch_size": 32,
     "buffer_size": 600,
     "learning_rate": 1e-3,
@@ -52,7 +51,7 @@ def test_kernels_and_torch_give_the_same_update(double_q: bool, loss: str, n_ste
         model = filled(fused, double_q=double_q, loss=loss, n_steps=n_steps, prioritized=prioritized)
         np.random.seed(1)
         for _ in range(3):  # one batch each: a block of several draws its random numbers in another order
-            update(model, 1, 32)
+            model.train(1, 32)
         assert isinstance(model.engine, KernelQEngine) == fused
         ends.append(model)
     for (name, eager), kernels in zip(
@@ -68,20 +67,19 @@ def test_kernels_and_torch_give_the_same_update(double_q: bool, loss: str, n_ste
 @pytest.mark.parametrize("fused", [False, True])
 def test_counts_and_log(fused: bool):
     model = filled(fused)
-    update(model, 4, 16)
+    model.train(4, 16)
     assert model.engine.gradient_updates == 4
     assert model.logger.name_to_value["train/n_updates"] == 4
     assert model.policy.optimizer.state[next(model.q_net.parameters())]["step"] == 4
 
 
 def test_dueling_nets_have_kernels():
-
     env = fasttrain.NativeVecEnv(ToyGame(5), seed=0)
     model = fasttrain.DQN(DuelingDQNPolicy, env, **SETTINGS)
     model.use_engine("kernels")
     model.learn(100)
     before = model.q_net.value_net.weight.detach().clone()
-    update(model, 2, 16)
+    model.train(2, 16)
     assert model.engine.dueling
     assert not torch.equal(model.q_net.value_net.weight, before)
 
@@ -89,7 +87,7 @@ def test_dueling_nets_have_kernels():
 def test_learned_rates_follow_the_schedule():
     model = filled(True, learning_rate=lambda left: 1e-3 * left)
     model._current_progress_remaining = 0.25
-    update(model, 1, 16)
+    model.train(1, 16)
     assert model.policy.optimizer.param_groups[0]["lr"] == pytest.approx(2.5e-4)
 
 
@@ -97,8 +95,8 @@ def test_a_loss_that_is_not_finite_is_an_error():
     model = filled(True)
     model.engine.guard = None  # with it: tests/faults/test_nan.py
     model.replay_buffer.rewards[:] = np.inf
-    with pytest.raises(EnvError, match="the loss is not finite at step 400"):
-        update(model, 1, 16)
+    with pytest.raises(EnvError, match="at step .*: the loss is not finite .* lower the learning rate"):
+        model.train(1, 16)
 
 
 @pytest.mark.parametrize("dueling", [False, True])
@@ -116,7 +114,7 @@ def test_sub_actions_have_kernels_too(dueling: bool):
             model.use_engine("kernels")
         np.random.seed(1)
         for _ in range(3):
-            update(model, 1, 32)
+            model.train(1, 32)
         assert isinstance(model.engine, KernelQEngine) == fused
         ends.append(model.policy.state_dict())
     for name, eager in ends[0].items():
@@ -128,7 +126,7 @@ def test_a_step_that_overflowed_is_skipped_and_counted():
     model.use_engine(EngineSettings(amp_dtype=torch.float16))
     model.engine_now().precision.scaler._init_scale = 1e30
     before = [parameter.detach().clone() for parameter in model.q_net.parameters()]
-    update(model, 3, 16)
+    model.train(3, 16)
     assert model.engine.skipped_steps == 3
     assert model.engine.gradient_updates == 0
     assert model.logger.name_to_value["train/skipped_steps"] == 3

@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fasttrain.algos.q_update import QStep
 from stable_baselines3.common.vec_env import VecNormalize
 
 import fasttrain
-from accelerated import counting, run_again, weights
-from fasttrain.algos.dqn import DQN, warm_up
+from accelerated import counting, run_again, weights, with_compiler
+from fasttrain.algos.dqn import DQN
 from fasttrain.engines.compiling import GraphedUpdate, capturable, graphed_by_size
 from fasttrain.engines.engine import EngineSettings
-from fasttrain.engines.torch_q import TorchQEngine, example_batch, tensors_of
+from fasttrain.engines.torch_q import QStep, TorchQEngine, example_batch, tensors_of
 from toys import ToyGame, single_thread, toy_gym_vec
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
@@ -40,16 +39,19 @@ def toy_model(settings: EngineSettings = EngineSettings(), env: Any = None, **ch
     return model
 
 
-def with_compiler(model: DQN, compiler: Any) -> TorchQEngine:
-    model.engine = TorchQEngine(model.policy, model.engine.settings, compiler)
-    return model.engine
+def a_step(model: DQN) -> QStep:
+    return QStep(model.engine_now(), model.work(1, model.batch_size))
+
+
+def an_example(model: DQN) -> Any:
+    return example_batch(model.replay(), 16)
 
 
 def test_acting_and_update_go_through_compiled_functions():
     model = toy_model(COMPILE)
-    accelerator = with_compiler(model, counting(calls := []))
+    engine = with_compiler(model, counting(calls := []))
     before = weights(model).clone()
-    assert warm_up(model, model.env) == ""
+    assert model.prepare(model.env) == ""
     assert calls == ["values", "loss_of_batch"], "everything is compiled before training"
     assert torch.equal(weights(model), before)
     calls.clear()
@@ -57,8 +59,8 @@ def test_acting_and_update_go_through_compiled_functions():
     updates = model.engine.gradient_updates
     assert calls.count("loss_of_batch") == updates == 2 * 36
     assert 20 <= calls.count("values") <= 36
-    assert accelerator.warm
-    assert model._fast.warmup_s > 0
+    assert not engine.must_compile_for((16, 5))
+    assert engine.warmup_s > 0
 
 
 @pytest.mark.parametrize(
@@ -87,13 +89,13 @@ def test_normalised_observations_are_what_is_compiled_for():
 def test_really_compiled():
     model = toy_model(COMPILE, policy_kwargs={"net_arch": [8]})
     model.learn(60)
-    accelerator = model.engine_now()
-    assert accelerator.failure == ""
-    batch = tensors_of(example_batch(model, 16))
-    step = QStep(model)
+    engine = model.engine_now()
+    assert engine.failure == ""
+    batch = an_example(model)
+    step = a_step(model)
     eager = TorchQEngine(model.policy, EngineSettings()).loss(batch, step.rule)
-    torch.testing.assert_close(accelerator.loss(batch, step.rule).loss, eager.loss, rtol=1e-5, atol=1e-6)
-    assert accelerator._loss is not None
+    torch.testing.assert_close(engine.loss(batch, step.rule).loss, eager.loss, rtol=1e-5, atol=1e-6)
+    assert engine._loss is not None
 
 
 def test_what_does_not_compile_is_said_and_goes_eagerly():
@@ -123,7 +125,7 @@ def test_networks_compute_in_bfloat16_and_nothing_else_does(monkeypatch: pytest.
     model.q_net.q_net[0].register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))
     model.learn(100)
     assert set(seen) == {torch.bfloat16}
-    terms = model.engine_now().loss(example_batch(model, 16), QStep(model).rule)
+    terms = model.engine_now().loss(an_example(model), a_step(model).rule)
     assert terms.loss.dtype == torch.float32
     assert {parameter.dtype for parameter in model.policy.parameters()} == {torch.float32}
 
@@ -145,10 +147,10 @@ def test_replays_learn_what_eager_steps_learn(prioritized: Any):
     for graphed in (False, True):
         model = toy_model(prioritized=prioritized, learning_starts=1000)
         model.learn(300)
-        step = QStep(model)
+        step = a_step(model)
         graph = None
         if graphed:
-            graph = GraphedUpdate(step.whole, tensors_of(example_batch(model, 16)), model.policy, step.key, run_again)
+            graph = GraphedUpdate(step.whole, an_example(model), model.policy, step.key, run_again)
         np.random.seed(1)
         for _ in range(6):
             batch = model.replay_buffer.sample(16)
@@ -165,7 +167,7 @@ def test_replays_learn_what_eager_steps_learn(prioritized: Any):
 
 def test_updates_and_acting_go_through_graphs(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(TorchQEngine, "graphs", True)
-    monkeypatch.setattr("fasttrain.engines.torch.GraphedUpdate", _replaying)
+    monkeypatch.setattr("fasttrain.engines.torch_base.GraphedUpdate", _replaying)
     monkeypatch.setattr(
         "fasttrain.engines.torch_q.graphed_by_size",
         lambda outputs, examples: graphed_by_size(outputs, examples, run_again),
@@ -194,9 +196,9 @@ def _replaying(*arguments: Any) -> GraphedUpdate:
 def test_why_there_is_no_graph(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(TorchQEngine, "graphs", True)
     model = toy_model(GRAPHS, policy_kwargs={"optimizer_class": torch.optim.SGD})
-    accelerator = with_compiler(model, lambda function: function)
-    assert accelerator.graph_of_update(QStep(model), model, 16) is None
-    assert accelerator.graph_failure == "no CUDA graph of the update: not a plain Adam"
+    engine = with_compiler(model, lambda function: function)
+    assert engine._graph_of(a_step(model), model.replay(), model.work(1, 16)) is None
+    assert engine.graph_failure == "no CUDA graph of the update: not a plain Adam"
 
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need CUDA")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
-import fasttrain.algos.overlap as overlap_module
 import numpy as np
 import pytest
 import torch
-from fasttrain.algos.overlap import copy_optimizer, copy_weights, without_graphs
 from stable_baselines3.common.callbacks import BaseCallback
 
 from fasttrain.algos.ppo import MaskablePPO
-from fasttrain.engines.engine import EngineSettings
+from fasttrain.engines import overlapped
+from fasttrain.engines.engine import EngineSettings, Statistics
+from fasttrain.engines.kernels import KernelEngine
+from fasttrain.engines.overlapped import Overlapped, copy_optimizer, copy_weights, learner_settings
 from fasttrain.engines.torch import TorchEngine
 from fasttrain.vec.native import NativeVecEnv
 from toys import ToyGame
@@ -46,19 +48,20 @@ class Watch(BaseCallback):
         self.ended.append(fingerprint(self.model.policy))
 
 
-def trained(steps: int = 160, fused: bool = True, overlap: bool = True, watch: Watch | None = None, **settings: Any):
-    model = MaskablePPO("MlpPolicy", NativeVecEnv(ToyGame(5), seed=0), device="cpu", **{**SETTINGS, **settings})
-    if fused:
-        model.use_engine("kernels")
-    if overlap:
-        model.overlap_updates(2)
-    return model.learn(steps, watch)
+def made(kind: str = "kernels", overlap: bool = True, **settings: Any) -> MaskablePPO:
+    engine = EngineSettings(kind=kind, overlap=overlap, threads=2)
+    env = NativeVecEnv(ToyGame(5), seed=0)
+    return MaskablePPO("MlpPolicy", env, device="cpu", engine=engine, **{**SETTINGS, **settings})
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_rollouts_are_collected_with_weights_one_update_old(fused: bool):
+def trained(steps: int = 160, kind: str = "kernels", overlap: bool = True, watch: Watch | None = None) -> MaskablePPO:
+    return made(kind, overlap).learn(steps, watch)
+
+
+@pytest.mark.parametrize("kind", ["kernels", "torch"])
+def test_rollouts_are_collected_with_weights_one_update_old(kind: str):
     watch = Watch()
-    trained(fused=fused, watch=watch)  # four rollouts of 40
+    trained(kind=kind, watch=watch)  # four rollouts of 40
     assert all(len(weights) == 1 for weights in watch.acting), "weights never change within a rollout"
     first, second, third, fourth = (weights.pop() for weights in watch.acting)
     assert first == second, "the first update runs beside the second rollout"
@@ -67,23 +70,26 @@ def test_rollouts_are_collected_with_weights_one_update_old(fused: bool):
     assert watch.updates == [0, 0, 6, 12]
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_the_thread_changes_no_number(fused: bool, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("kind", ["kernels", "torch"])
+def test_the_thread_changes_no_number(kind: str, monkeypatch: pytest.MonkeyPatch):
     """Against the same updates made at the moment they are waited for, one thing after the other."""
-    beside = trained(fused=fused)
+    beside = trained(kind=kind)
 
     class Later:
-        def __init__(self, target: Any, args: Any, **_: Any) -> None:
-            self.work = lambda: target(*args)
+        def __init__(self, target: Any, **_: Any) -> None:
+            self.work = target
 
         def start(self) -> None:
             pass
 
+        def is_alive(self) -> bool:
+            return True
+
         def join(self) -> None:
             self.work()
 
-    monkeypatch.setattr(overlap_module.threading, "Thread", Later)
-    after = trained(fused=fused)
+    monkeypatch.setattr(overlapped.threading, "Thread", Later)
+    after = trained(kind=kind)
     for ours, theirs in zip(beside.policy.parameters(), after.policy.parameters(), strict=True):
         assert torch.equal(ours, theirs)
     assert beside.engine.gradient_updates == after.engine.gradient_updates == 4 * 6
@@ -113,7 +119,7 @@ def test_a_stop_in_the_middle_takes_the_update_over():
     watch = Watch(stop_after=12)
     model = trained(400, watch=watch)
     assert model.engine.gradient_updates == 6
-    assert not model._fast.overlap.under_way
+    assert model.engine.overlapped.job is None
     assert fingerprint(model.policy) not in watch.acting[0]
     model.learn(80)
     assert model.engine.gradient_updates == 6 + 12
@@ -121,11 +127,7 @@ def test_a_stop_in_the_middle_takes_the_update_over():
 
 def test_a_schedule_follows_the_progress_of_its_own_rollout():
     rates: list[float] = []
-    model = MaskablePPO(
-        "MlpPolicy", NativeVecEnv(ToyGame(5), seed=0), device="cpu",
-        **{**SETTINGS, "learning_rate": lambda progress: 0.01 * progress},
-    )  # fmt: skip
-    model.overlap_updates(2)
+    model = made("torch", learning_rate=lambda progress: 0.01 * progress)
 
     class Rates(BaseCallback):
         def _on_step(self) -> bool:
@@ -138,22 +140,24 @@ def test_a_schedule_follows_the_progress_of_its_own_rollout():
     assert rates[1:] == pytest.approx([0.0075, 0.005, 0.0025])
 
 
-def test_an_error_in_the_thread_reaches_the_trainer():
-    model = MaskablePPO("MlpPolicy", NativeVecEnv(ToyGame(5), seed=0), device="cpu", **SETTINGS)
-    model.overlap_updates(2)
+def test_an_error_in_the_thread_reaches_the_trainer(monkeypatch: pytest.MonkeyPatch):
+    model = made("torch")
+    update, before = TorchEngine.update, fingerprint(model.policy)
 
-    class Broken(BaseCallback):
-        def _on_step(self) -> bool:
-            return True
+    def broken(engine: TorchEngine, *given: Any) -> Statistics:
+        if threading.current_thread().name == "fasttrain-update":
+            raise ZeroDivisionError("in the thread")
+        return update(engine, *given)
 
-        def _on_rollout_end(self) -> None:
-            if self.num_timesteps == 40:
-                self.model.clip_range = None
-
-    before = fingerprint(model.policy)
-    with pytest.raises(TypeError):
-        model.learn(160, Broken())
+    monkeypatch.setattr(TorchEngine, "update", broken)
+    with pytest.raises(ZeroDivisionError, match="in the thread"):
+        model.learn(160)
+    assert model.num_timesteps == 80, "the rollout beside it was collected"
     assert fingerprint(model.policy) == before
+    assert model.engine.overlapped.job is None
+    monkeypatch.undo()
+    model.learn(80)
+    assert model.engine.gradient_updates == 2 * 6
 
 
 def test_a_saved_model_is_stock(tmp_path: Any):
@@ -188,9 +192,15 @@ def test_copies_are_made_in_place():
     assert torch.equal(target_adam.state[target.weight]["exp_avg_sq"], source_adam.state[source.weight]["exp_avg_sq"])
 
 
-def test_the_thread_captures_no_graphs():
-    assert without_graphs(EngineSettings(compile_mode="reduce-overhead")).compile_mode == "default"
-    assert without_graphs(EngineSettings()) == EngineSettings()
+def test_the_thread_captures_no_graphs_and_leaves_a_core(monkeypatch: pytest.MonkeyPatch):
+    assert learner_settings(EngineSettings(compile_mode="reduce-overhead", overlap=True)) == EngineSettings(
+        compile_mode="default"
+    )
+    assert learner_settings(EngineSettings()) == EngineSettings()
+    for cores, threads in ((4, 3), (1, 1)):
+        monkeypatch.setattr(overlapped, "usable_cores", lambda cores=cores: cores)
+        assert learner_settings(EngineSettings(kind="kernels", threads=8)).threads == threads
+    assert KernelEngine(made().policy, EngineSettings(overlap=True, threads=8)).max_threads == 1, "and acts with one"
 
 
 def test_a_replaced_layer_is_what_learns():
@@ -204,28 +214,77 @@ def test_a_replaced_layer_is_what_learns():
     assert steps == 18
 
 
-def test_the_update_is_compiled_before_training_begins():
+def test_the_update_is_compiled_before_it_begins():
     """Compiling for the thread is no part of the first update, and is counted."""
-    model = MaskablePPO("MlpPolicy", NativeVecEnv(ToyGame(5), seed=0), device="cpu", **SETTINGS)
-    settings = EngineSettings(compile_mode="default")
-    model.use_engine(settings)
-    model.engine = TorchEngine(model.policy, settings, plain_compiler)
-    model.engine.warm = True  # acting is another matter
-    made: list[Any] = []
+    threads: list[str] = []
+
+    def plain_compiler(function: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return lambda *args: function(*args)
 
     class Plain(TorchEngine):
-        def __init__(self, policy: Any, settings: EngineSettings) -> None:
-            super().__init__(policy, settings, plain_compiler)
-            made.append(self)
+        def __init__(self, policy: Any, settings: EngineSettings, before: Any = None) -> None:
+            super().__init__(policy, settings, before, plain_compiler)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fasttrain.algos.fast.TorchEngine", Plain)
-        model.overlap_updates(2)
-    (accelerator,) = made
-    assert accelerator.warm
-    assert accelerator.compiled is not None
-    assert model._fast.warmup_s >= accelerator.warmup_s > 0
+    model = made("torch")
+    settings = EngineSettings(compile_mode="default", overlap=True)
+    model.engine = Plain(model.policy, settings, model.engine)
+    model.prepare(model.env)
+    before, spent = model.engine.warmup_s, model.collector.clock.snapshot()["other"]
+    model.learn(120)
+    learner: Any = model.engine.overlapped.learner
+    assert learner.compiled is not None
+    assert not learner.must_compile_for((20,))
+    assert set(threads) == {threading.main_thread().name}
+    assert model.engine.warmup_s - before == pytest.approx(learner.warmup_s)
+    assert learner.warmup_s > 0
+    assert model.collector.clock.snapshot()["other"] > spent
 
 
-def plain_compiler(function: Any) -> Any:
-    return lambda *args: function(*args)
+def test_nothing_under_way_is_nothing_to_take():
+    engine, beside = made().engine, Overlapped()
+    assert beside.job is None
+    assert beside.take(engine) is None
+
+
+def collected() -> MaskablePPO:
+    """A model after one rollout, before any update."""
+    model = made()
+    model.train = lambda: None
+    return model.learn(40)
+
+
+def test_waiting_takes_nothing_over():
+    model = collected()
+    before, beside = fingerprint(model.policy), model.engine.overlapped
+    beside.start(model.engine, model.rollout_buffer, model.work())
+    job = beside.job
+    done = job.result()
+    assert (job.work, done.steps) == (model.work(), 6)
+    assert (fingerprint(model.policy), model.engine.gradient_updates) == (before, 0)
+    assert beside.take(model.engine) == (job, done)
+    assert (beside.job, beside.spare) == (None, model.rollout_buffer)
+    assert fingerprint(model.policy) == fingerprint(job.learner.policy) != before
+    assert model.engine.gradient_updates == 6
+
+
+def test_an_update_of_another_process_is_held_until_it_is_taken():
+    there, here = collected(), made()
+    there.engine.overlapped.start(there.engine, there.rollout_buffer, there.work())
+    job = there.engine.overlapped.job
+    learner, done = job.learner, job.result()
+
+    def fill(copied: Any) -> None:
+        copy_weights(learner.policy, copied.policy)
+        copy_optimizer(learner.policy.optimizer, copied.policy.optimizer)
+
+    before, beside = fingerprint(here.policy), here.engine.overlapped
+    beside.hold(here.engine, job.work, done, fill)
+    assert beside.job.result() is done
+    assert fingerprint(here.policy) == before
+    held, taken = beside.take(here.engine)
+    assert (held.work, held.rollout, taken) == (job.work, None, done)
+    assert fingerprint(here.policy) == fingerprint(learner.policy) != before
+    assert here.engine.gradient_updates == 6
+    here.learn(80)
+    assert here.engine.gradient_updates == 6 + 12

@@ -7,14 +7,13 @@ import copy
 import numpy as np
 import pytest
 import torch
-from fasttrain.algos.update import Statistics
 from stable_baselines3.common.callbacks import BaseCallback
 
-from accelerated import minibatch_loss
-from fasttrain.algos import fast as fast_module
-from fasttrain.algos import update as update_module
+from accelerated import minibatch_terms
 from fasttrain.algos.ppo import PPO, MaskablePPO
+from fasttrain.engines.engine import EngineSettings, Statistics
 from fasttrain.engines.heads import head_of
+from fasttrain.engines.torch import PPOStep
 from toys import single_thread, toy_gym_vec
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
@@ -38,13 +37,12 @@ def collected(model_class: type = MaskablePPO, **kwargs):
 @pytest.mark.parametrize("model_class", [PPO, MaskablePPO])
 def test_ratio_is_one_before_the_first_step(model_class):
     model = collected(model_class)
-    statistics = Statistics()
     batch = next(model.rollout_buffer.minibatches(20))
-    minibatch_loss(model, head_of(model.policy, model.action_space), batch, 0.2, None, statistics)
-    assert abs(statistics.approx_kls[0].item()) < 1e-6
-    assert statistics.clip_fractions[0].item() == 0
+    terms = minibatch_terms(model.work(), head_of(model.policy, model.action_space), batch)
+    assert abs(terms.approx_kl.item()) < 1e-6
+    assert terms.clip_fraction.item() == 0
     # With a ratio of one the policy loss is minus the mean of the normalised advantages, which is zero.
-    assert abs(statistics.policy_losses[0].item()) < 1e-6
+    assert abs(terms.policy_loss.item()) < 1e-6
 
 
 def test_keys_of_the_log_are_those_of_sb3():
@@ -78,12 +76,15 @@ def count_steps(model) -> list[None]:
 
 
 def test_nothing_is_read_inside_the_minibatch_loop(monkeypatch: pytest.MonkeyPatch):
-    model = collected(policy_kwargs={"activation_fn": torch.nn.ELU})  # which the compiled kernels do not serve
-    model._fast.fused = True  # torch's fused Adam; SB3's own loop reads its step counter
-    for name, stand_in in (("_log", lambda *_: None), ("_note_norms", lambda *_: np.zeros(0))):  # once per rollout
-        monkeypatch.setattr(update_module, name, stand_in)
-    for module in (update_module, fast_module):  # as on CUDA
-        monkeypatch.setattr(module, "reading_waits", lambda _: True)
+    model = collected()
+    model.use_engine(EngineSettings(fused_adam=True))  # SB3's own loop reads its step counter
+    nothing = Statistics({}, np.zeros(0), steps=0, epochs=0)
+    monkeypatch.setattr(PPOStep, "read", lambda *_: nothing)  # once per rollout
+    for module in ("torch_base", "optimizing"):  # as on CUDA
+        monkeypatch.setattr(f"fasttrain.engines.{module}.reading_waits", lambda _: True)
+    model.policy.set_training_mode(True)
+    rollout, work = model.rollout_buffer, model.work()
+    steps = count_steps(model)
     read = []
     for name in ("item", "cpu", "tolist", "__bool__", "__float__"):
         original = getattr(torch.Tensor, name)
@@ -93,8 +94,9 @@ def test_nothing_is_read_inside_the_minibatch_loop(monkeypatch: pytest.MonkeyPat
             return _original(self, *args, **kwargs)
 
         monkeypatch.setattr(torch.Tensor, name, spy)
-    model.train()
+    assert model.engine.update(rollout, work) is nothing
     assert read == []
+    assert len(steps) == 8
 
 
 def test_a_single_row_left_over_is_trained_on():
@@ -113,7 +115,6 @@ def test_frozen_parameters_stay():
 
 def test_phases_of_the_clock():
     model = collected()
-    model._fast.fused = False
     model.collector.clock.reset()
     model.train()
     spent = model.collector.clock.snapshot()
