@@ -15,9 +15,10 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 
 from fasttrain.cli.commands import COMMANDS, OWNERS
 from fasttrain.spec.algorithms import ALGORITHMS
-from fasttrain.spec.checks import AT_LEAST, AT_MOST, BETWEEN, SCHEDULES
-from fasttrain.spec.config import ALGO_CLASSES, Config, all_keys
-from fasttrain.spec.flags import FLAGS, NEEDS_FAST_ENGINE
+from fasttrain.spec.checks import SCHEDULES, ranges
+from fasttrain.spec.config import ALGO_CLASSES, Config
+from fasttrain.spec.flags import FLAGS
+from fasttrain.spec.reading import all_keys
 
 Prepare = Callable[[Path, Callable[[], Path]], None]  # the case's working directory, what trains a run once
 
@@ -138,7 +139,7 @@ def of_type(key: str, hint: Any, start: tuple[str, ...]) -> Iterator[Case]:
 def out_of_range(key: str, hint: Any, start: tuple[str, ...]) -> Iterator[Case]:
     if not (takes(hint, "3") or takes(hint, "1.5")) or get_origin(hint) is dict or hint is Any:
         return
-    low, high = BETWEEN.get(key, (AT_LEAST.get(key), AT_MOST.get(key)))
+    low, high = ranges(Config).get(key, (None, None))
     beyond = [] if key in MAY_BE_NEGATIVE else ["-1", "-1000000"]
     if low is not None:
         beyond.append(f"{low - 1:g}")
@@ -170,7 +171,7 @@ def flags() -> Iterator[Case]:
             untyped = tuple(text for text in start if not text.startswith(f"{flag.name}="))
             yield Case("environment", untyped, names, variable)
         for algo, spec in ALGORITHMS.items():
-            unfit = not flag.fits(spec) or (not spec.has_fast and flag.name in NEEDS_FAST_ENGINE)
+            unfit = not flag.fits(spec) or (not spec.has_fast and flag.ours)
             if unfit and flag.name != "amp_dtype":
                 value = {"prefetch": "on", "compile_mode": "max-autotune", "engine_switch_at": "5"}.get(flag.name)
                 value = value or ("true" if isinstance(flag.stock, bool) else "on" if flag.stock == "off" else "7")

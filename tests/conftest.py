@@ -17,9 +17,10 @@ from omegaconf import OmegaConf
 from fasttrain import cli
 from fasttrain.cli import main
 from fasttrain.cli.compose import conf_dir, register
-from fasttrain.spec.config import Config, from_mapping
+from fasttrain.spec.config import Config
 from fasttrain.spec.flags import FLAGS
 from fasttrain.spec.overrides import normalise
+from fasttrain.spec.reading import from_mapping
 
 
 def pytest_configure() -> None:

@@ -80,7 +80,7 @@ FOREIGN = (
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["own.tier=xyz"], "own.tier=xyz: Interpolation key 'algo.by_tier.xyz.learning_rate' not found"),
+        (["own.tier=xyz"], "own.tier=xyz: not one of baseline, balance, speed"),
         (["num_envs=4,8"], "num_envs=4,8: several values need a sweep: add -m"),
         (["num_envs=choice(4,8)"], "num_envs=choice(4,8): several values need a sweep: add -m"),
         (["+profile="], "profile= is empty; choose from balance, baseline, debug, exact, speed"),

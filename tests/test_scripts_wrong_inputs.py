@@ -33,7 +33,7 @@ def test_a_sample_of_wrong_inputs_is_told_in_one_line(
 
 
 def test_there_are_as_many_cases_as_promised_and_every_setting_is_among_them(script: ModuleType):
-    from fasttrain.spec.config import all_keys
+    from fasttrain.spec.reading import all_keys
 
     cases = {part: script.cases_of(part, 0) for part in script.PARTS}
     assert len(cases["settings"]) + len(cases["hand"]) >= 1000

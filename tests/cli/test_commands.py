@@ -10,7 +10,7 @@ import pytest
 from conftest import RunCommand, composed
 from fasttrain.cli.commands import COMMANDS, OWNERS, implementation, known, prepare, quoted, refuse_foreign_keys
 from fasttrain.errors import ConfigError
-from fasttrain.spec.config import all_keys
+from fasttrain.spec.reading import all_keys
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -89,7 +89,7 @@ def test_the_plan_has_what_is_notable_first(tmp_path: Path):
         "class": "trade-off",
         "reason": "",
     }
-    config = {**PLAN["config"], "algo": {"name": "ppo", "by_tier": {"baseline": {"n_epochs": 10}}}}  # type: ignore[dict-item]
+    config = {**PLAN["config"], "algo": {"name": "ppo"}}  # type: ignore[dict-item]
     (tmp_path / "plan.json").write_text(json.dumps({"flags": [*PLAN["flags"], own], "config": config}))
     (table,) = tables_of(run_page(tmp_path), "Plan")
     assert table.folded

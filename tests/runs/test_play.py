@@ -20,7 +20,7 @@ from conftest import RunCommand, configured
 from fasttrain.algos.dqn import DQN
 from fasttrain.cli import main
 from fasttrain.games.skullking.env import SkullKingEnv
-from fasttrain.spec.config import to_dict
+from fasttrain.spec.reading import to_dict
 
 FAST = "play.speed=100000"
 LAKE = ("env.id=FrozenLake-v1", "+env.kwargs.is_slippery=false", "env.max_episode_steps=20", "algo=ppo")

@@ -11,8 +11,8 @@ from conftest import RunCommand, configured
 from fasttrain.cli.compose import _unknown_key
 from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import ALGORITHMS, INSTEAD, instead
-from fasttrain.spec.config import all_keys
 from fasttrain.spec.overrides import ALIASES
+from fasttrain.spec.reading import all_keys
 
 STOCK = {name: spec.load(fast=False) for name, spec in ALGORITHMS.items()}
 VALUES = {

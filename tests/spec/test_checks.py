@@ -4,7 +4,8 @@ import pytest
 
 from conftest import configured
 from fasttrain.errors import ConfigError
-from fasttrain.spec.checks import MAX_SEED, check_path, lookup, parse_schedule
+from fasttrain.spec.checks import check_path, lookup, parse_schedule
+from fasttrain.spec.config import MAX_SEED
 
 
 @pytest.mark.parametrize(
@@ -24,9 +25,9 @@ from fasttrain.spec.checks import MAX_SEED, check_path, lookup, parse_schedule
         (["algo.net_arch=[0]"], "every width must be at least 1"),
         (["algo=recurrent_ppo", "algo.shared_lstm=true"], "^algo.shared_lstm=true contradicts algo.enable_critic_lstm"),
         (["algo=recurrent_ppo", "algo.n_lstm_layers=0"], "^algo.n_lstm_layers=0: must be at least 1$"),
-        (["seed=4294967295"], "^seed=4294967295: must be at most 4293967295$"),
-        (["eval.seed=4293967296"], "^eval.seed=4293967296: must be at most 4293967295$"),
-        (["torch_threads=257"], "^torch_threads=257: must be at most 256$"),
+        (["seed=4294967295"], "^seed=4294967295: must lie between 0 and 4293967295$"),
+        (["eval.seed=4293967296"], "^eval.seed=4293967296: must lie between 0 and 4293967295$"),
+        (["torch_threads=257"], "^torch_threads=257: must lie between 1 and 256$"),
         (["own.batch_size=1"], "^own.batch_size=1: must be at least 2$"),
         (["own.n_epochs=0"], "^own.n_epochs=0: must be at least 1$"),
         (["own.learning_rate=x"], "^own.learning_rate=x: expected a number$"),
@@ -43,9 +44,9 @@ from fasttrain.spec.checks import MAX_SEED, check_path, lookup, parse_schedule
         (["algo.learning_rate=inf"], "^algo.learning_rate=inf: expected a number"),
         (["algo.learning_rate=1e300"], "^algo.learning_rate=1e.300: must be at most 1000000$"),
         (["algo.learning_rate=linear_1e7"], "^algo.learning_rate=linear_1e7: must be at most 1000000$"),
-        (["algo.ent_coef=1e300"], "^algo.ent_coef=1e.300: must be at most 1000000$"),
-        (["algo.vf_coef=1e300"], "^algo.vf_coef=1e.300: must be at most 1000000$"),
-        (["algo.max_grad_norm=1e300"], "^algo.max_grad_norm=1e.300: must be at most 1000000$"),
+        (["algo.ent_coef=1e300"], "^algo.ent_coef=1e.300: must lie between 0 and 1000000$"),
+        (["algo.vf_coef=1e300"], "^algo.vf_coef=1e.300: must lie between 0 and 1000000$"),
+        (["algo.max_grad_norm=1e300"], "^algo.max_grad_norm=1e.300: must lie between 0 and 1000000$"),
     ],
 )
 def test_what_makes_no_sense_is_named(overrides: list[str], message: str):

@@ -1,93 +1,39 @@
+"""The declarations: each says what it is, and what is read off them is whole."""
+
 from __future__ import annotations
+
+from dataclasses import MISSING
 
 import pytest
 
-from conftest import composed, configured
-from fasttrain.errors import ConfigError
-from fasttrain.spec.config import ALGO_CLASSES, all_keys, from_mapping, to_dict
+from fasttrain.spec.algorithms import ALGORITHMS
+from fasttrain.spec.checks import ranges
+from fasttrain.spec.config import ALGO_CLASSES, Config
+from fasttrain.spec.setting import declared, defaults_of, settings_of
+
+SETTINGS = dict(settings_of(Config))
 
 
-def test_default_job_is_skull_king_with_maskable_ppo():
-    config = configured()
-    assert config.env.id == "fasttrain/SkullKing-v0"
-    assert config.algo.name == "maskable_ppo"
-    assert config.total_timesteps == config.env.total_timesteps
+@pytest.mark.parametrize("key", [key for key in SETTINGS if key != "algo.name"])
+def test_every_setting_has_a_text_and_a_default_within_its_range(key: str):
+    one = SETTINGS[key]
+    assert declared(one).text
+    least, most = ranges(Config).get(key, (None, None))
+    if one.default is not MISSING and isinstance(one.default, (int, float)):
+        assert least is None or one.default >= least
+        assert most is None or one.default <= most
 
 
-@pytest.mark.parametrize("profile", ["baseline", "exact", "balance", "speed", "debug"])
-@pytest.mark.parametrize("algo", ALGO_CLASSES)
-def test_every_profile_composes_with_every_algorithm(profile: str, algo: str):
-    config = configured(f"+profile={profile}", f"algo={algo}", "env.id=CartPole-v1")
-    assert config.env.native_game is None, "another game's defaults leaked into the plain gym group"
-    assert config.env.kwargs == {}
+def test_only_what_a_game_or_its_name_decides_has_no_default():
+    assert [key for key, one in SETTINGS.items() if one.default is MISSING and one.default_factory is MISSING] == [
+        "total_timesteps",
+        "env.name",
+        "algo.name",
+        "eval.episodes",
+    ]
+    assert defaults_of(Config)["eval"] == {"episodes": None, "num_envs": None, "seed": 1_000_003}
 
 
-def test_profiles_choose_the_values_of_the_design():
-    speed, balance = configured("+profile=speed"), configured("+profile=balance")
-    assert (speed.num_envs, balance.num_envs) == (12, 8)
-    assert (speed.updates_per_step, balance.updates_per_step) == (10, 6)
-    assert (speed.own.native_num_envs, balance.own.native_num_envs) == (256, 64)
-    dqn = configured("+profile=speed", "algo=dqn", "env.id=CartPole-v1")
-    assert (dqn.own.batch_size, dqn.warmup_steps) == (256, 2000)
-
-
-def test_command_line_beats_profile():
-    assert configured("+profile=speed", "num_envs=3").num_envs == 3
-
-
-@pytest.mark.parametrize("text", ["1e6", "1_000_000", "1000000"])
-def test_timesteps_in_any_spelling(text: str):
-    assert configured(f"total_timesteps={text}").total_timesteps == 1_000_000
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["num_envs=two"], "num_envs=two: expected a whole number"),
-        (["env=gym"], "env.id and env.entry_point: neither is set"),
-        (["env.id=A-v0", "env.entry_point=a:B"], "env.id and env.entry_point: both are set"),
-        (["vec_env=subprocess"], "vec_env=subprocess: not one of auto, dummy, subproc.*did you mean 'subproc'"),
-        (["+algo.gama=0.9"], "unknown key 'algo.gama'; did you mean 'gamma'"),
-        (["+gamma=0.9"], "unknown key 'gamma'; did you mean .*algo.gamma"),
-        (["env.kwargs=5"], "env.kwargs=5: expected a mapping"),
-        ([f"seed={10**400}"], "^seed=10+: expected a whole number"),
-        (["algo.policy=MlpPolici"], "^algo.policy=MlpPolici: not one of auto, MlpPolicy, .*did you mean 'MlpPolicy'"),
-        (["algo.name=abc"], "^algo.name=abc: not one of ppo"),
-        (
-            ["algo=dqn", "+algo.rollout_size=64"],
-            r"^algo.rollout_size means nothing for algo=dqn \(only for maskable_ppo, ppo, recurrent_ppo, .*\)",
-        ),
-        (
-            ["algo=ppo", "+algo.shared_lstm=true"],
-            r"^algo.shared_lstm means nothing for algo=ppo \(only for recurrent_ppo\); leave it out$",
-        ),
-        (["algo=recurrent_ppo", "algo.policy=MlpPolicy"], "algo.policy=MlpPolicy: .*did you mean 'MlpLstmPolicy'"),
-        (
-            ["algo=ppo", "+algo.tau=1"],
-            r"^algo.tau means nothing for algo=ppo \(only for dqn, qrdqn, .*, tqc\); leave it out$",
-        ),
-    ],
-)
-def test_bad_input_is_named(overrides: list[str], message: str):
-    with pytest.raises(ConfigError, match=message):
-        configured(*overrides)
-
-
-def test_round_trip_through_plain_values():
-    for algo, kind in ALGO_CLASSES.items():
-        config = configured("+profile=speed", f"algo={algo}", "env.id=CartPole-v1")
-        assert isinstance(config.algo, kind)
-        assert from_mapping(to_dict(config)) == config
-
-
-def test_all_keys():
-    assert {"num_envs", "algo.gamma", "algo.buffer_size", "env.id", "profile"} <= set(all_keys())
-
-
-def test_algorithm_must_be_a_group():
-    with pytest.raises(ConfigError, match="algo: choose"):
-        from_mapping({**composed(), "algo": None})
-
-
-def test_a_policy_by_name():
-    assert configured("algo.policy=CnnPolicy").algo.policy == "CnnPolicy"
+def test_an_algorithm_has_a_class_with_its_keys():
+    for name, cls in ALGO_CLASSES.items():
+        assert {key for key, _ in settings_of(cls)} >= set(ALGORITHMS[name].keys())

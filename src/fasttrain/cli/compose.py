@@ -15,8 +15,10 @@ from typing import Any, NoReturn
 
 from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec
-from fasttrain.spec.config import Config, all_keys, foreign_key, from_mapping
+from fasttrain.spec.config import Config
 from fasttrain.spec.overrides import config_dir_options, key_of, normalise, split_options
+from fasttrain.spec.reading import all_keys, foreign_key, from_mapping
+from fasttrain.spec.setting import defaults_of
 from fasttrain.spec.typed import did_you_mean
 
 
@@ -34,22 +36,26 @@ def conf_dir() -> Path:
 
 
 def register() -> None:
-    """Tell Hydra what `${pid:}` is, and of each algorithm the keys below `algo.`."""
+    """Tell Hydra what `${pid:}` is, what can be set, and of each algorithm the keys below `algo.`."""
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
     OmegaConf.register_new_resolver("pid", os.getpid, replace=True)
+    settings = defaults_of(Config)
+    networks = settings.pop("algo")
+    ConfigStore.instance().store(name="settings", node=settings)
     for spec in ALGORITHMS.values():
-        ConfigStore.instance().store(name=spec.name, node=_algo_node(spec), group="algo")
+        ConfigStore.instance().store(name=spec.name, node=_algo_node(spec, networks), group="algo")
 
 
-def _algo_node(spec: AlgorithmSpec) -> dict[str, Any]:
-    """What an algorithm's YAML file would say: the stock class's own values, and those of a tier by reference."""
-    tiers = {tier: dict(values) for tier, values in spec.tiers.items()}
-    by_tier = {name for values in tiers.values() for name in values}
-    values = {name: f"${{own.{name}}}" if name in by_tier else usual for name, (_, usual) in spec.keys().items()}
-    networks: dict[str, Any] = {"policy": "auto", "policy_kwargs": {}, "net_arch": None, "activation_fn": None}
-    return {"name": spec.name, **networks, **values, "by_tier": tiers}
+def _algo_node(spec: AlgorithmSpec, networks: dict[str, Any]) -> dict[str, Any]:
+    """What an algorithm's YAML file would say: the stock class's own values; null where it differs by tier."""
+    own = {name for values in spec.tiers.values() for name in values}
+    return {
+        **networks,
+        "name": spec.name,
+        **{name: None if name in own else usual for name, (_, usual) in spec.keys().items()},
+    }
 
 
 class _Options(argparse.ArgumentParser):

@@ -23,6 +23,7 @@ from fasttrain.report.words import (
     size,
     value_text,
 )
+from fasttrain.spec.algorithms import ALGORITHMS
 from fasttrain.spec.flags import BY_NAME, NOT_APPLICABLE
 
 
@@ -239,7 +240,8 @@ def _replay_tables(run: RunFiles) -> list[Table]:
 
 def _plan_tables(run: RunFiles) -> list[Table]:
     """Flags that differ from a plain script or from the request first."""
-    own = as_mapping(as_mapping(as_mapping(run.config.get("algo")).get("by_tier")).get("baseline"))
+    spec = ALGORITHMS.get(str(as_mapping(run.config.get("algo")).get("name")))
+    own = spec.tiers["baseline"] if spec else {}
     notable = [row for row in run.flags if _is_notable(row, own)]
     others = [row for row in run.flags if row not in notable]
     names = ["flag", "requested", "effective", "class", "source", "why"]

@@ -37,8 +37,9 @@ from fasttrain.runs.envs import Statistics, check_native_options, check_spaces, 
 from fasttrain.runs.survey import Survey
 from fasttrain.runs.torch_setup import pick_device
 from fasttrain.spec.checks import parse_schedule
-from fasttrain.spec.config import AlgoConfig, Config, env_kwargs, plays_itself
+from fasttrain.spec.config import AlgoConfig, Config
 from fasttrain.spec.flags import EnvFacts, Machine
+from fasttrain.spec.reading import env_kwargs, plays_itself
 from fasttrain.vec.process import Scout
 from fasttrain.vec.self_play import RandomOpponent, SelfPlayVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv

@@ -19,7 +19,8 @@ from fasttrain.runs.envs import check_spaces
 from fasttrain.runs.survey import BrokenEnvError, Survey
 from fasttrain.runs.view import make_console, say
 from fasttrain.saving.files import write_json
-from fasttrain.spec.config import Config, against_bots
+from fasttrain.spec.config import Config
+from fasttrain.spec.reading import against_bots
 from fasttrain.terminal import command, rate_text
 
 CHECK_SCHEMA = 1

@@ -24,8 +24,9 @@ from fasttrain.runs.progress import END_KEY, SCORES, QualityKeys, held_by, score
 from fasttrain.runs.view import make_console, say, show_quality
 from fasttrain.saving.buffer_state import own_random_state
 from fasttrain.saving.files import parse_json, write_json
-from fasttrain.spec.config import Config, against_bots, from_mapping
+from fasttrain.spec.config import Config
 from fasttrain.spec.flags import FLAGS
+from fasttrain.spec.reading import against_bots, from_mapping
 from fasttrain.terminal import near, one_line
 
 LONGEST_REASON, MOST_REASONS = 200, 100  # of an env's texts what summary.json keeps
@@ -275,6 +276,8 @@ def config_of(folder: Path) -> Config:
     if not isinstance(stored, dict):
         raise ConfigError(f"{path} holds no configuration; name the folder of a run")
     stored = {**stored, "env": _games_of_today(stored.get("env"))}
+    if isinstance(algo := stored.get("algo"), dict):  # 0.1 kept an algorithm's own values there
+        stored["algo"] = {key: value for key, value in algo.items() if key != "by_tier"}
     try:
         return from_mapping({**{flag.name: flag.stock for flag in FLAGS}, **stored, "trust": False})
     except ConfigError as error:

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from fasttrain.errors import ConfigError
 from fasttrain.saving.checkpoints import PREFIX, CheckpointFolder
 from fasttrain.saving.files import holder, read_json
-from fasttrain.spec.config import Config, to_dict
+from fasttrain.spec.config import Config
+from fasttrain.spec.reading import to_dict
 from fasttrain.terminal import command as typed
 
 PLAIN = re.compile(r"[\w./:+-]+")

@@ -24,7 +24,8 @@ from fasttrain.runs.envs import Statistics, statistics_of
 from fasttrain.saving.archives import opened, read_member
 from fasttrain.saving.files import parse_json
 from fasttrain.saving.tensors import read_tensors
-from fasttrain.spec.config import Config, against_bots
+from fasttrain.spec.config import Config
+from fasttrain.spec.reading import against_bots
 
 # Everything that SB3 2 (tensors.pth: 0.x) and sb3-contrib write for the algorithms here.
 MEMBERS = frozenset(

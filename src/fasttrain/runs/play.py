@@ -42,7 +42,8 @@ from fasttrain.runs.models import find_statistics
 from fasttrain.runs.progress import QualityKeys, win_of
 from fasttrain.runs.view import make_console
 from fasttrain.saving.buffer_state import own_random_state
-from fasttrain.spec.config import SELF, Config, against, plays_itself
+from fasttrain.spec.config import SELF, Config
+from fasttrain.spec.reading import against, plays_itself
 from fasttrain.terminal import shown
 
 MOST_LINES = 60  # legal actions in words, one a line; more are listed as numbers

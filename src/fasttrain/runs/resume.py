@@ -25,13 +25,12 @@ from fasttrain.runs.state import WRONG, restore
 from fasttrain.runs.train import Run, carry_out
 from fasttrain.saving.checkpoints import CheckpointFolder, lacks, problem_of, stored
 from fasttrain.saving.files import locked, write_json
-from fasttrain.spec.config import Config, to_dict
+from fasttrain.spec.config import Config
 from fasttrain.spec.plan import Plan, Row
+from fasttrain.spec.reading import to_dict
+from fasttrain.spec.setting import declared
 
-MAY_CHANGE = (
-    "total_timesteps", "log_every", "train_log_enabled", "train_log_to_console", "train_log_to_file", "live", "report",
-    "eval_every", "checkpoint_every", "checkpoint_every_minutes", "checkpoint_async",
-)  # fmt: skip
+MAY_CHANGE = tuple(one.name for one in dataclasses.fields(Config) if declared(one).may_change)
 MAY_CHANGE_BELOW = ("eval", "stop", "checkpoint")
 
 

@@ -24,7 +24,8 @@ from typing import Literal, NamedTuple
 
 from fasttrain.errors import ConfigError
 from fasttrain.runs.progress import Moments, fit_line
-from fasttrain.spec.config import Config, StopConfig, plays_itself
+from fasttrain.spec.config import Config, StopConfig
+from fasttrain.spec.reading import plays_itself
 
 RECENT_EPISODES = 100
 BLOCKS_PER_PATIENCE = 10

@@ -59,9 +59,10 @@ from fasttrain.runs.view import LiveView
 from fasttrain.saving.checkpoints import CheckpointFolder
 from fasttrain.saving.files import SUMMARY_SCHEMA, Saving, clean, into_place, locked, read_json, write_json
 from fasttrain.saving.rests import Checkpoints, Settings
-from fasttrain.spec.config import Config, against_bots
+from fasttrain.spec.config import Config
 from fasttrain.spec.horizon import too_short
 from fasttrain.spec.plan import Plan, make_plan
+from fasttrain.spec.reading import against_bots
 from fasttrain.terminal import command, near
 from fasttrain.vec.process import Scout
 from fasttrain.vec.self_play import SelfPlayVecEnv

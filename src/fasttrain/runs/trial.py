@@ -14,9 +14,10 @@ from fasttrain.envs.masks import random_legal_action
 from fasttrain.runs.activity import activity
 from fasttrain.runs.build import build_vec_env
 from fasttrain.saving.buffer_state import own_random_state
-from fasttrain.spec.config import Config, plays_itself
+from fasttrain.spec.config import Config
 from fasttrain.spec.flags import EnvFacts, Machine
 from fasttrain.spec.plan import Plan
+from fasttrain.spec.reading import plays_itself
 from fasttrain.spec.stepping import step_costs
 from fasttrain.vec.base import slots_of
 

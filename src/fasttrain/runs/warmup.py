@@ -10,8 +10,9 @@ from fasttrain.kernel_cache import folders
 from fasttrain.runs.build import env_facts, game_calls, this_machine
 from fasttrain.runs.engine import compile_shown, learner_calls, replay_calls
 from fasttrain.runs.view import make_console
-from fasttrain.spec.config import Config, against_bots
+from fasttrain.spec.config import Config
 from fasttrain.spec.plan import make_plan
+from fasttrain.spec.reading import against_bots
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:

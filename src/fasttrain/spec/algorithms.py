@@ -27,6 +27,20 @@ LSTM = {"lstm_hidden_size": (int, 256), "n_lstm_layers": (int, 1), "enable_criti
 DQN_EXTRAS = {"loss": (Literal["huber", "mse"], "huber"), "double_q": (bool, False), "dueling": (bool, False),
               "prioritized": (bool, False), "per_alpha": (float, 0.6), "per_beta": (float, 0.4),
               "use_masking": (bool, True)}  # fmt: skip
+# Least and most of constructor arguments, where more is known than their type.
+SHARE, POSITIVE, NOT_NEGATIVE, BOUNDED = (0, 1), (1, None), (0, None), (0, 1_000_000)
+RANGES: dict[str, tuple[float | None, float | None]] = {
+    **dict.fromkeys(("gamma", "gae_lambda", "tau", "line_search_shrinking_factor", "per_beta", "exploration_fraction",
+                     "exploration_initial_eps", "exploration_final_eps"), SHARE),
+    **dict.fromkeys(("n_epochs", "lstm_hidden_size", "n_lstm_layers", "buffer_size", "n_steps", "policy_delay",
+                     "target_update_interval", "cg_max_steps", "line_search_max_iter", "n_critic_updates",
+                     "sub_sampling_factor"), POSITIVE),
+    **dict.fromkeys(("per_alpha", "target_kl", "target_policy_noise", "target_noise_clip", "cg_damping", "rms_prop_eps",
+                     "top_quantiles_to_drop_per_net"), NOT_NEGATIVE),
+    **dict.fromkeys(("max_grad_norm", "ent_coef", "vf_coef"), BOUNDED),
+    "rollout_size": (2, None),
+    "learning_rate": (None, 1_000_000),
+}  # fmt: skip
 CHOICES = ("Discrete", "MultiDiscrete", "MultiBinary")
 
 

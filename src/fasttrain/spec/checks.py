@@ -1,4 +1,4 @@
-"""Ranges of single keys and rules about several: what a typed configuration must also satisfy.
+"""Rules about several settings, and the declared ranges: what a typed configuration must also satisfy.
 
 A rule reads the configuration by dotted keys, so that it speaks of any algorithm that has the key and of no other.
 Every message names the fields, their values and a valid choice.
@@ -8,112 +8,15 @@ from __future__ import annotations
 
 import math
 import re
+from functools import cache
 from typing import Any, Literal
 
 from fasttrain.errors import ConfigError
+from fasttrain.spec.algorithms import RANGES
+from fasttrain.spec.setting import ranges_of, settings_of
 from fasttrain.spec.typed import did_you_mean
 
-AT_LEAST: dict[str, float] = {  # a key before those that have their value from it
-    "env.total_timesteps": 1,
-    "env.eval_episodes": 2,
-    "own.batch_size": 2,
-    "own.learning_rate": 0,
-    "own.n_epochs": 1,
-    "own.rollout_size": 2,
-    "own.native_num_envs": 1,
-    "num_envs": 1,
-    "num_workers": 1,
-    "pipeline": 1,
-    "updates_per_step": 1,
-    "batch_size": 2,
-    "warmup_steps": 0,
-    "action_repeat": 1,
-    "gradient_accumulation": 1,
-    "inference_batch_size": 1,
-    "torch_threads": 1,
-    "log_every": 1,
-    "eval_every": 0,
-    "checkpoint_every": 0,
-    "engine_switch_at": 0,
-    "checkpoint_every_minutes": 0,
-    "total_timesteps": 1,
-    "env.max_episode_steps": 1,
-    "env.frame_stack": 1,
-    "env.step_timeout_s": 0.1,
-    "env.max_restarts": 0,
-    "seed": 0,
-    "eval.episodes": 2,
-    "eval.num_envs": 1,
-    "eval.seed": 0,
-    "play.episodes": 1,
-    "play.speed": 0,
-    "play.seed": 0,
-    "self_play.pool": 0,
-    "self_play.every": 1,
-    "stop.max_minutes": 0.001,
-    "guard.max_skipped": 0,
-    "checkpoint.keep": 1,
-    "checkpoint.grace_s": 0,
-    "checkup_timeout_s": 0.1,
-    "seeds": 1,
-    "horizon_minutes": 0.001,
-    "gate.margin": 0,
-    "gate.min_pairs": 2,
-    "gate.min_speed_up": 0,
-    "ablate.minutes": 0.1,
-    "tune.minutes": 0.1,
-    "tune.min_update_ratio": 0,
-    "tune.max_memory_gb": 0.1,
-    "doctor.seconds": 0.05,
-    "doctor.tries": 0,
-    "algo.rollout_size": 2,
-    "algo.n_epochs": 1,
-    "algo.lstm_hidden_size": 1,
-    "algo.n_lstm_layers": 1,
-    "algo.buffer_size": 1,
-    "algo.n_steps": 1,
-    "algo.per_alpha": 0,
-    "algo.target_update_interval": 1,
-    "algo.max_grad_norm": 0,
-    "algo.ent_coef": 0,
-    "algo.vf_coef": 0,
-    "algo.target_kl": 0,
-    "algo.policy_delay": 1,
-    "algo.target_policy_noise": 0,
-    "algo.target_noise_clip": 0,
-    "algo.top_quantiles_to_drop_per_net": 0,
-    "algo.cg_max_steps": 1,
-    "algo.cg_damping": 0,
-    "algo.line_search_max_iter": 1,
-    "algo.n_critic_updates": 1,
-    "algo.sub_sampling_factor": 1,
-    "algo.rms_prop_eps": 0,
-}
-MAX_SEED = 2**32 - 1 - 1_000_000  # numpy's bound, with room for one seed per env
-MAX_TORCH_THREADS = 256
 MAX_N_STEPS = 128  # of buffers/n_step.py
-AT_MOST: dict[str, int] = {
-    "seed": MAX_SEED,
-    "eval.seed": MAX_SEED,
-    "play.seed": MAX_SEED,
-    "torch_threads": MAX_TORCH_THREADS,
-    "algo.max_grad_norm": 1_000_000,
-    "algo.ent_coef": 1_000_000,
-    "algo.vf_coef": 1_000_000,
-    "algo.learning_rate": 1_000_000,
-}
-BETWEEN: dict[str, tuple[float, float]] = {
-    "algo.gamma": (0, 1),
-    "algo.gae_lambda": (0, 1),
-    "algo.tau": (0, 1),
-    "algo.line_search_shrinking_factor": (0, 1),
-    "algo.per_beta": (0, 1),
-    "self_play.latest": (0, 1),
-    "stop.patience": (0.01, 1),
-    "algo.exploration_fraction": (0, 1),
-    "algo.exploration_initial_eps": (0, 1),
-    "algo.exploration_final_eps": (0, 1),
-}
 METRICS = ("win_rate", "mean_reward", "tail")  # of gate.metric
 QUALITY_NAMES = ("episodes", "mean_reward", "win_rate", "draw_rate", "score_diff", "end_reason", "mean_length",
                  "mean_turns", "scores", "untold", "ci95", "tail", "auto", "sampled")  # fmt: skip
@@ -130,21 +33,23 @@ def lookup(config: Any, key: str) -> Any:
     return value
 
 
+@cache
+def ranges(cls: Any) -> dict[str, tuple[float | None, float | None]]:
+    """Key → least and most; a key before those that have their value from it."""
+    found = ranges_of(dict(settings_of(cls))) | {f"algo.{name}": bounds for name, bounds in RANGES.items()}
+    return dict(sorted(found.items(), key=lambda item: item[0].split(".")[0] not in ("env", "own")))
+
+
 def check(config: Any) -> None:
     """Ranges and cross-field rules that need nothing but the configuration itself."""
-    for key, least in AT_LEAST.items():
+    for key, (least, most) in ranges(type(config)).items():  # type: ignore[arg-type]
         value = lookup(config, key)
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and value < least:
-            raise ConfigError(f"{key}={value}: must be at least {least:g}")
-    for key, most in AT_MOST.items():
-        value = lookup(config, key)
-        number = parse_schedule(value, key)[1] if key in SCHEDULES else value
-        if isinstance(number, (int, float)) and number > most:
-            raise ConfigError(f"{key}={value}: must be at most {most}")
-    for key, (low, high) in BETWEEN.items():
-        value = lookup(config, key)
-        if value is not None and not low <= value <= high:
-            raise ConfigError(f"{key}={value}: must lie between {low:g} and {high:g}")
+        number = parse_schedule(value, key)[1] if key in SCHEDULES and value is not None else value
+        if not isinstance(number, (int, float)) or isinstance(number, bool):
+            continue
+        low, high = -math.inf if least is None else least, math.inf if most is None else most
+        if not low <= number <= high:
+            raise ConfigError(f"{key}={value}: must {_spell(least, most)}")
     for key in SCHEDULES:
         value = lookup(config, key)
         if value is not None and parse_schedule(value, key)[1] <= 0:
@@ -164,6 +69,12 @@ def check(config: Any) -> None:
     )
     for rule in rules:
         rule(config)
+
+
+def _spell(least: float | None, most: float | None) -> str:
+    if least is None or most is None:
+        return f"be at least {least:g}" if most is None else f"be at most {most:.10g}"
+    return f"lie between {least:g} and {most:.10g}"
 
 
 def check_path(key: str, value: str | None) -> None:

@@ -1,95 +1,104 @@
-"""The typed configuration tree. YAML and command line become one frozen `Config`, once; nothing below sees YAML.
+"""Every setting, declared once: type, default, range, class and text. Speed flags are those that have a class.
 
-Every speed flag is a flat field here; `flags.FLAGS` says what class each one is. Keys below `algo` are SB3's own
-constructor names. Ranges and contradictions are the rules of `checks`. The settings of studies stand first.
+Keys below `algo` are SB3's own constructor names (`spec/algorithms.py`). Rules about several settings: `checks`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, get_type_hints
+from dataclasses import MISSING, dataclass, make_dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
-from fasttrain.errors import ConfigError
-from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec, instead
-from fasttrain.spec.checks import check
-from fasttrain.spec.typed import Named, Switch, build, convert
+from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec
+from fasttrain.spec.setting import setting
+from fasttrain.spec.typed import Named, Switch
+
+NetArch = tuple[int, ...] | dict[str, tuple[int, ...]] | None
+SELF = "self"  # as an opponent: snapshots of the learner
+MAX_SEED = 2**32 - 1 - 1_000_000  # numpy's bound, with room for one seed per env
+MAX_TORCH_THREADS = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GateConfig:
     """What a candidate must show beside its baseline (`compare`, `ablate`)."""
 
-    margin: float | None = None  # in the metric's unit; None: 0.03 of a win rate, 5 % of the baseline's mean reward
-    metric: str = "auto"  # win_rate where there is one, else mean_reward; or tail: training's; or one of env.score_keys
-    min_pairs: int = 5  # fewer seeds prove nothing, whatever their interval says
-    min_speed_up: float = 1.1  # below it a candidate is not worth its trade-offs
-    threshold: float | None = None  # of reward, or win rate: time to it; None: 90 % of the baseline's rise
+    margin: float | None = setting(
+        None, "in the metric's unit; null: 0.03 of a win rate, 5 % of the baseline's mean reward", least=0
+    )
+    metric: str = setting(
+        "auto",
+        "win_rate where there is one, else mean_reward; tail: of the training curve; or one of env.score_keys",
+    )
+    min_pairs: int = setting(5, "fewer seeds prove nothing, whatever their interval says", least=2)
+    min_speed_up: float = setting(1.1, "below it a candidate is not worth its trade-offs", least=0)
+    threshold: float | None = setting(None, "time to this reward, or win rate; null: 90 % of the baseline's rise")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AblateConfig:
     """Flag by flag from baseline to the profile."""
 
-    minutes: float = 10.0  # for everything
-    flags: tuple[str, ...] = ()  # only these; empty: all that differ
-    name: str = "measured"  # profile/NAME.yaml
+    minutes: float = setting(10.0, "for everything", least=0.1)
+    flags: tuple[str, ...] = setting((), "only these; empty: all that differ")
+    name: str = setting("measured", "profile/NAME.yaml in the study's folder")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TuneConfig:
     """Search for the most steps/s."""
 
-    minutes: float = 10.0  # for everything
-    space: dict[str, tuple[Any, ...]] | None = None  # key → values to try; None: made from machine and profile
-    min_update_ratio: float | None = None  # gradient updates per env step; None: the profile's own
-    max_memory_gb: float | None = None  # resident, children included; None: 80 % of what is free at the start
-    sampler: Literal["random", "optuna"] = "random"
-    name: str = "tuned"  # profile/NAME.yaml
+    minutes: float = setting(10.0, "for everything", least=0.1)
+    space: dict[str, tuple[Any, ...]] | None = setting(
+        None, "{num_envs: [64, 128], batch_size: [512, 1024]}; null: made from machine and profile"
+    )
+    min_update_ratio: float | None = setting(None, "gradient updates per env step; null: the profile's own", least=0)
+    max_memory_gb: float | None = setting(None, "resident, children included; null: 80 % of what is free", least=0.1)
+    sampler: Literal["random", "optuna"] = setting("random", "optuna: pip install fasttrain[tune]")
+    name: str = setting("tuned", "profile/NAME.yaml in the study's folder")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DoctorConfig:
     """What `fasttrain doctor` measures."""
 
-    test: Literal["all", "env", "policy", "update", "replay", "transport", "logging"] = "all"
-    seconds: float = 3.0  # per part
-    tries: int = 1  # how many of its advices it tries itself, 0 = none
-
-
-NetArch = tuple[int, ...] | dict[str, tuple[int, ...]] | None
-SELF = "self"  # as an opponent: snapshots of the learner
+    test: Literal["all", "env", "policy", "update", "replay", "transport", "logging"] = setting(
+        "all", "which part; also --test"
+    )
+    seconds: float = setting(3.0, "per part", least=0.05)
+    tries: int = setting(1, "how many of its advices it tries itself", least=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvConfig:
     """What to play. One of `id` and `entry_point` names the environment."""
 
-    name: str  # the group's name, for folders and tables
-    id: str | None = None  # a registered Gymnasium id, or module:Id-v0
-    entry_point: str | None = None  # module:Class, from a package or the working directory
-    kwargs: dict[str, Any]
-    backend: Literal["gymnasium", "envpool"] = "gymnasium"  # envpool: all envs in C++, kwargs are its options
-    api: Literal["gymnasium", "gym"] = "gymnasium"  # gym: the old interface, adapted
-    max_episode_steps: int | None = None  # truncates there, counted in the env's own steps
-    wrappers: tuple[Named, ...] = ()  # module:Class of the user's Gymnasium wrappers, the first innermost
-    frame_stack: int = 1  # observations seen at once: SB3's VecFrameStack
-    normalize: tuple[Literal["obs", "reward"], ...] = ()  # by running statistics: SB3's VecNormalize
-    info_keys: tuple[str, ...] = ()  # info entries kept at every step under lean_info
-    on_env_error: Literal["raise", "restart"] = "raise"  # vec_env=shared: what a failing env or worker does to the run
-    step_timeout_s: float = 300.0  # vec_env=shared: a worker that takes longer is taken for hung
-    max_restarts: int = 10  # vec_env=shared: more within ten minutes end the run
-    native_game: str | None = None  # module:Class of the batched game, for vec_env=native
-    native_num_envs: dict[str, int] | None = None  # the game's own num_envs, by tier
-    opponent_key: str | None = None  # the entry of kwargs that names the opponents; None: the env has none
-    eval_opponent: str | None = None  # a fixed one, by which quality is measured in self-play
-    by_tier: dict[str, dict[str, dict[str, float]]] | None = None  # algorithm → tier → its own values, as algo.by_tier
-    win_key: str | None = None  # of the last info: whether the episode was won; None: is_win or is_success
-    score_keys: tuple[str, ...] = ()  # of the last info: numbers to be told of, [vp, damage]
-    end_key: str | None = None  # of the last info: how the episode ended; None: end_reason
-    reward_debug_key: str | None = None  # the entry of kwargs that makes the env tell its reward term by term
-    total_timesteps: int  # the env's own horizon; the top-level key of the same name decides
-    eval_episodes: int  # likewise for eval.episodes
+    name: str = setting(MISSING, "the group's name, for folders and tables")
+    id: str | None = setting(None, "a registered Gymnasium id, or module:Id-v0")
+    entry_point: str | None = setting(None, "module:Class, from a package or the working directory")
+    kwargs: dict[str, Any] = setting({}, "what it is made with")
+    backend: Literal["gymnasium", "envpool"] = setting("gymnasium", "envpool: all envs in C++, kwargs are its options")
+    api: Literal["gymnasium", "gym"] = setting("gymnasium", "gym: the old interface, a step of four values, adapted")
+    max_episode_steps: int | None = setting(None, "truncates there, counted in the env's own steps", least=1)
+    wrappers: tuple[Named, ...] = setting((), "[my_game.wrappers:Shaped, {wrapper: …, factor: 2}], the first innermost")
+    frame_stack: int = setting(1, "observations seen at once: SB3's VecFrameStack", least=1)
+    normalize: tuple[Literal["obs", "reward"], ...] = setting((), "by running statistics: SB3's VecNormalize")
+    info_keys: tuple[str, ...] = setting((), "info entries kept at every step under lean_info")
+    on_env_error: Literal["raise", "restart"] = setting("raise", "restart: go on without the env or worker that failed")
+    step_timeout_s: float = setting(300.0, "vec_env=shared: a worker that takes longer is taken for hung", least=0.1)
+    max_restarts: int = setting(10, "vec_env=shared: more within ten minutes end the run", least=0)
+    native_game: str | None = setting(None, "module:Class of the batched game, for vec_env=native")
+    native_num_envs: dict[str, int] | None = setting(None, "the game's own num_envs, by tier")
+    opponent_key: str | None = setting(None, "the entry of kwargs that names the opponents, for opponent=…")
+    eval_opponent: str | None = setting(None, "a fixed one, by which quality is measured in self-play")
+    by_tier: dict[str, dict[str, dict[str, float]]] | None = setting(
+        None, "the game's own values, {ppo: {speed: {batch_size: …}}}; null: the algorithm's"
+    )
+    win_key: str | None = setting(None, "of the last info: whether the episode was won; null: is_win or is_success")
+    score_keys: tuple[str, ...] = setting((), "of the last info: numbers to be told of, [vp, damage]")
+    end_key: str | None = setting(None, "of the last info: how the episode ended; null: end_reason")
+    reward_debug_key: str | None = setting(None, "the entry of kwargs that makes the env tell its reward term by term")
+    total_timesteps: int = setting(100_000, "of a training, unless total_timesteps is given", least=1)
+    eval_episodes: int = setting(100, "of an evaluation, unless eval.episodes is given", least=2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,11 +110,10 @@ class AlgoConfig:
     """
 
     name: str
-    policy: str  # auto, SB3's alias, or module:Class of the user's own
-    policy_kwargs: dict[str, Any] = field(default_factory=dict)  # SB3's; a class is named as module:Class
-    net_arch: NetArch
-    activation_fn: Literal["tanh", "relu", "elu", "gelu", "silu", "leaky_relu"] | None
-    by_tier: dict[str, dict[str, float]]  # the algorithm's own values; `own` picks among them
+    policy: str = setting("auto", "SB3's alias, or module:Class of the user's own")
+    policy_kwargs: dict[str, Any] = setting({}, "SB3's; a class is named as module:Class")
+    net_arch: NetArch = setting(None, "widths of the hidden layers; null: SB3's")
+    activation_fn: Literal["tanh", "relu", "elu", "gelu", "silu", "leaky_relu"] | None = setting(None, "null: SB3's")
 
     if TYPE_CHECKING:
 
@@ -122,9 +130,8 @@ class AlgoConfig:
 
 
 def _algo_class(spec: AlgorithmSpec) -> type[AlgoConfig]:
-    keys = spec.keys()
-    own = set.intersection(*({*values} for values in spec.tiers.values()))  # these come from `own`
-    columns = [(name, hint) if name in own else (name, hint, default) for name, (hint, default) in keys.items()]
+    own = set.intersection(*({*values} for values in spec.tiers.values()))  # `own` has their values
+    columns = [(name, hint) if name in own else (name, hint, default) for name, (hint, default) in spec.keys().items()]
     head = [("name", Literal[spec.name])]
     namespace = {"__module__": __name__}
     return make_dataclass(
@@ -137,147 +144,226 @@ def _algo_class(spec: AlgorithmSpec) -> type[AlgoConfig]:
 class EvalConfig:
     """How quality is measured: own envs, own seeds."""
 
-    episodes: int
-    num_envs: int | None  # None: 8, or 64 of a native game, whose envs cost next to nothing
-    seed: int
+    episodes: int = setting(MISSING, "left out: the game's own number", least=2)
+    num_envs: int | None = setting(None, "null: 8, or 64 of a native game, whose envs cost next to nothing", least=1)
+    seed: int = setting(1_000_003, "far from the training envs' seeds (seed, seed + 1, …)", least=0, most=MAX_SEED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SelfPlayConfig:
     """Which snapshots of the learner are its opponents under `opponent=self`."""
 
-    latest: float = 0.5  # probability of the latest snapshot; else one of the pool
-    pool: int = 8  # snapshots kept besides
-    every: int = 500  # gradient updates from one snapshot to the next
+    latest: float = setting(0.5, "probability of the latest snapshot, else one of the pool", least=0, most=1)
+    pool: int = setting(8, "a uniform sample of all earlier ones", least=0)
+    every: int = setting(500, "gradient updates from one snapshot to the next", least=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlayConfig:
     """How `fasttrain play` shows a game."""
 
-    episodes: int = 1
-    speed: float = 2.0  # decisions per second; 0: Enter at each
-    seed: int | None = None  # None: another game every time
-    human: bool = False  # a person plays the learner's side, the agent the others
-    deterministic: bool = True  # the best choice, not a drawn one
-    model: Literal["model.zip", "best_model.zip"] = "model.zip"
+    episodes: int = setting(1, "how many", least=1)
+    speed: float = setting(2.0, "decisions per second; 0: Enter at each", least=0)
+    seed: int | None = setting(None, "null: another game every time", least=0, most=MAX_SEED)
+    human: bool = setting(False, "true: you play against the agent")
+    deterministic: bool = setting(True, "the best choice; false: one drawn from the policy's probabilities")
+    model: Literal["model.zip", "best_model.zip"] = setting("model.zip", "which of the run's")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StopConfig:
     """What ends a training before its horizon."""
 
-    at_reward: float | None = None  # mean return of the last 100 episodes
-    max_minutes: float | None = None  # of training, start-up apart
-    on_plateau: bool = False  # the mean return of 100 episodes no longer rises
-    patience: float = 0.2  # share of total_timesteps without a rise that makes a plateau
+    at_reward: float | None = setting(None, "mean return of the last 100 episodes")
+    max_minutes: float | None = setting(None, "of training, start-up apart", least=0.001)
+    on_plateau: bool = setting(False, "the mean return of 100 episodes no longer rises")
+    patience: float = setting(0.2, "share of total_timesteps without a rise that makes a plateau", least=0.01, most=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointConfig:
-    """What `checkpoint_every` and a stop leave for `resume`."""
+    """What `fasttrain resume run=…` goes on from."""
 
-    keep: int = 3  # the newest so many
-    grace_s: float = 5.0  # a stop waits so long for the rollout under way and its update; else they are dropped
+    keep: int = setting(3, "the newest so many", least=1)
+    grace_s: float = setting(5.0, "a stop waits so long for the rollout and its update; else they are dropped", least=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GuardConfig:
     """When `nan_guard` gives up."""
 
-    max_skipped: int = 10  # rounds of updates in a row that brought nothing; a round: PPO's rollout, DQN's vector step
-    at_limit: Literal["stop", "rollback"] = "stop"  # rollback: once back to the last good weights, kept in memory
+    max_skipped: int = setting(10, "rounds of updates in a row (a rollout's, a vector step's) that were lost", least=0)
+    at_limit: Literal["stop", "rollback"] = setting("stop", "rollback: once back to the last good weights, in memory")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnConfig:
-    """What the algorithm and the game name as their own values in the tier that the profile picks."""
+    """What the game (`env.by_tier`, `env.native_num_envs`), else the algorithm names as its own values in a tier.
 
-    tier: str
-    batch_size: int | None  # None for an algorithm without minibatches
-    learning_rate: float
-    n_epochs: int | None  # None for an algorithm without epochs
-    rollout_size: int | None  # likewise
-    native_num_envs: int | None
+    Null: theirs, by `reading.own_of`; for an algorithm without minibatches, epochs or rollouts it stays null.
+    """
+
+    tier: Literal["baseline", "balance", "speed"] = setting("baseline", "which of their tiers; profiles pick one")
+    batch_size: int | None = setting(None, "minibatch of one gradient update", least=2)
+    learning_rate: float | None = setting(None, "of the optimizer", least=0)
+    n_epochs: int | None = setting(None, "passes over a rollout", least=1)
+    rollout_size: int | None = setting(None, "transitions of a rollout, of all envs", least=2)
+    native_num_envs: int | None = setting(None, "copies of a native game", least=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
     """One run. Flags first (the table of the README), then the rest."""
 
-    engine: Literal["stock", "fast"]
-    vec_env: Literal["auto", "dummy", "subproc", "shared", "native"]
-    use_subproc_envs: bool
-    force_dummy_vec_env: bool
-    num_envs: int
-    num_workers: int | Literal["auto"]
-    pipeline: int | Literal["auto"]
-    async_envs: bool
-    overlap: bool
-    updates_per_step: int
-    batch_size: int | None
-    warmup_steps: int
-    use_amp: Switch
-    amp_dtype: Literal["bfloat16", "float16"]
-    use_compile: Switch
-    compile_mode: Literal["default", "reduce-overhead", "max-autotune"]
-    fused_update: Switch
-    engine_switch_at: int | None = None
-    prefetch: Switch
-    pin_memory: Switch
-    lean_info: bool
-    local_random_actions: bool
-    action_repeat: int
-    gradient_accumulation: int
-    inference_batch_size: int | None = None
-    torch_threads: int | Literal["auto", "default"]
-    log_every: int
-    train_log_enabled: bool
-    train_log_to_console: bool
-    train_log_to_file: bool
-    reward_debug: bool
-    eval_every: int
-    eval_async: bool
-    checkpoint_every: int
-    checkpoint_every_minutes: float = 0.0
-    checkpoint_async: bool
-    nan_guard: bool
+    engine: Literal["stock", "fast"] = setting(
+        "stock", "stock SB3 classes, or fasttrain's with the lean collect and update path", "exact"
+    )
+    vec_env: Literal["auto", "dummy", "subproc", "shared", "native"] = setting(
+        "subproc", "how copies of the env are stepped", "exact"
+    )
+    use_subproc_envs: bool = setting(True, "allow worker processes", "exact")
+    force_dummy_vec_env: bool = setting(False, "one process, plain loop, whatever vec_env says", "exact")
+    num_envs: int = setting(8, "copies of the env stepped together", "trade-off", least=1)
+    num_workers: int | Literal["auto"] = setting("auto", "worker processes", "exact", stock=None, least=1)
+    pipeline: int | Literal["auto"] = setting(
+        1,
+        "groups of workers; the policy acts for one while the others step",
+        "rounding",
+        needs="on_policy",
+        ours=True,
+        least=1,
+    )
+    async_envs: bool = setting(
+        False, "act for whichever worker is ready, waiting for nobody", "trade-off", needs="on_policy", ours=True
+    )
+    overlap: bool = setting(
+        False,
+        "update in a thread while the next rollout is collected, one update behind",
+        "trade-off",
+        needs="on_policy",
+        ours=True,
+    )
+    updates_per_step: int = setting(1, "gradient updates per vector step", "trade-off", needs="off_policy", least=1)
+    batch_size: int | None = setting(
+        None,
+        "minibatch of one gradient update; null = the algorithm's own",
+        "trade-off",
+        stock=64,
+        needs="minibatches",
+        least=2,
+    )
+    warmup_steps: int = setting(5000, "env steps before the first update", "trade-off", needs="off_policy", least=0)
+    use_amp: Switch = setting("off", "mixed precision in the networks", "trade-off", ours=True)
+    amp_dtype: Literal["bfloat16", "float16"] = setting("bfloat16", "dtype of mixed precision", "trade-off", ours=True)
+    use_compile: Switch = setting("off", "torch.compile of update and acting", "rounding", ours=True)
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = setting(
+        "default", "mode of torch.compile", "rounding", ours=True
+    )
+    fused_update: Switch = setting(
+        "off", "compiled CPU kernels for acting and update of an MLP policy", "rounding", ours=True
+    )
+    engine_switch_at: int | None = setting(
+        None, "env step from which kernels work; null = once they are compiled", "rounding", ours=True, least=0
+    )
+    prefetch: Switch = setting(
+        "off", "replay batches prepared in the background", "trade-off", needs="off_policy", ours=True
+    )
+    pin_memory: Switch = setting("off", "page-locked staging for CUDA copies", "exact", ours=True)
+    lean_info: bool = setting(False, "only env.info_keys leave the env between episode ends", "exact")
+    local_random_actions: bool = setting(
+        False, "random exploration drawn in the trainer", "rounding", needs="off_policy", ours=True
+    )
+    action_repeat: int = setting(1, "env steps per decision", "trade-off", least=1)
+    gradient_accumulation: int = setting(
+        1, "parts in which a minibatch is computed, for less memory", "rounding", needs="on_policy", ours=True, least=1
+    )
+    inference_batch_size: int | None = setting(
+        None, "envs per forward while acting; null = all at once", "rounding", needs="on_policy", ours=True, least=1
+    )
+    torch_threads: int | Literal["auto", "default"] = setting(
+        "default", "threads of one torch operation", "rounding", least=1, most=MAX_TORCH_THREADS
+    )
+    log_every: int = setting(
+        10, "gradient updates between [PERF] lines and log rows", "exact", least=1, may_change=True
+    )
+    train_log_enabled: bool = setting(True, "record training statistics", "exact", may_change=True)
+    train_log_to_console: bool = setting(True, "print them and the [PERF] line", "exact", may_change=True)
+    train_log_to_file: bool = setting(True, "write them to progress.csv", "exact", may_change=True)
+    reward_debug: bool = setting(False, "report reward terms one by one", "exact")
+    eval_every: int = setting(
+        0, "env steps between evaluations, 0 = only at the end", "exact", least=0, may_change=True
+    )
+    eval_async: bool = setting(False, "evaluate in a process beside training", "exact")
+    checkpoint_every: int = setting(
+        0,
+        "env steps between checkpoints, 0 = only where a signal or an error stops the run",
+        "exact",
+        least=0,
+        may_change=True,
+    )
+    checkpoint_every_minutes: float = setting(
+        0.0, "minutes between checkpoints, and one at the end; 0 = none by time", "exact", least=0, may_change=True
+    )
+    checkpoint_async: bool = setting(
+        False, "write checkpoints in a thread while training goes on", "exact", may_change=True
+    )
+    nan_guard: bool = setting(True, "refuse non-finite data and updates", "exact", stock=False)
 
-    total_timesteps: int
-    seed: int
-    device: str
-    deterministic: bool
-    live: Switch
-    on_existing: Literal["refuse", "resume", "overwrite"] = "refuse"  # where the output folder holds a run already
+    total_timesteps: int = setting(
+        MISSING, "env steps of the training; left out: the game's own number", least=1, may_change=True
+    )
+    seed: int = setting(0, "of everything random", least=0, most=MAX_SEED)
+    device: str = setting("auto", "cpu for MLP policies (SB3's own advice), cuda for images where there is one")
+    deterministic: bool = setting(False, "torch.use_deterministic_algorithms")
+    live: Switch = setting("auto", "the live view: on a terminal, off elsewhere and in sweeps", may_change=True)
+    on_existing: Literal["refuse", "resume", "overwrite"] = setting(
+        "refuse", "where the output folder holds a run, sweep or study already"
+    )
     env: EnvConfig
     algo: AlgoConfig
     eval: EvalConfig
     own: OwnConfig
-    opponent: str | None = None  # self, or one of the game's own; None: as env.kwargs says
-    run: str | None = None  # a finished run's folder, for commands that read one
-    format: Literal["onnx", "torchscript"] | None = None  # of `export`
-    model: Literal["final", "best"] = "final"  # which model of the run `export` takes
-    output: str | None = None  # the file `export` writes; into the run's folder if left out
-    trust: bool = False  # `eval`, `play`, `export`: load models as SB3 does, running what is pickled in them; --trust
+    opponent: str | None = setting(
+        None, "self: snapshots of the learner; or one of the game's own; null: as env.kwargs says"
+    )
+    run: str | None = setting(None, "a finished run's folder, for commands that read one")
+    format: Literal["onnx", "torchscript"] | None = setting(None, "of `export`")
+    model: Literal["final", "best"] = setting("final", "which model of the run `export` takes")
+    output: str | None = setting(None, "the file `export` writes; left out, it goes into the run's folder")
+    trust: bool = setting(
+        False, "eval, play, export: load models as SB3 does, running what is pickled in them; --trust"
+    )
     play: PlayConfig = PlayConfig()
     self_play: SelfPlayConfig = SelfPlayConfig()
-    checkup: Literal["off", "warn", "strict"] = "off"  # a look at the env before training; strict: any finding stops
-    checkup_timeout_s: float = 120.0  # no call of the env's may take longer there: it is taken for hung
+    checkup: Literal["off", "warn", "strict"] = setting(
+        "off", "a look at the env before training; strict: any finding stops"
+    )
+    checkup_timeout_s: float = setting(
+        120.0, "no call of the env's may take longer there: it is taken for hung", least=0.1
+    )
     stop: StopConfig = StopConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     guard: GuardConfig = GuardConfig()
-    report: bool = True  # report.html at the end of a run
-    callbacks: tuple[Named, ...] = ()  # module:Class of SB3's or the user's callbacks, with arguments or without
-    loggers: tuple[Named, ...] | None = None  # csv, stdout, tensorboard, module:Class; None: as train_log_… say
-    profiler: Literal["off", "cprofile", "torch", "pyinstrument"] = "off"  # of the training, into the run's folder
-    candidates: str | None = None  # of `compare`, as YAML: [baseline, {name: mine, overrides: [num_envs=8]}]
-    seeds: int = 5  # of `compare` and `ablate`: seed, seed + 1, …
-    horizon_minutes: float | None = None  # of `compare`: every cell trains so long
-    study: str | None = None  # the folder of a study to go on with, or to begin
-    gate: GateConfig = field(default_factory=GateConfig)
-    ablate: AblateConfig = field(default_factory=AblateConfig)
-    tune: TuneConfig = field(default_factory=TuneConfig)
-    doctor: DoctorConfig = field(default_factory=DoctorConfig)
+    report: bool = setting(True, "report.html and its pictures at the end", may_change=True)
+    callbacks: tuple[Named, ...] = setting((), "[my_game.callbacks:Curriculum, {callback: …, every: 100}]; SB3's too")
+    loggers: tuple[Named, ...] | None = setting(
+        None, "[csv, stdout, tensorboard, {logger: …, file: x}]; null: as train_log_… say"
+    )
+    profiler: Literal["off", "cprofile", "torch", "pyinstrument"] = setting(
+        "off", "of the training; tables and a trace in the run's folder"
+    )
+    candidates: str | None = setting(
+        None, "of compare: [baseline, {name: mine, overrides: [num_envs=8]}]; the others must match the first"
+    )
+    seeds: int = setting(5, "of compare and ablate: seed, seed + 1, …", least=1)
+    horizon_minutes: float | None = setting(
+        None, "of compare: minutes of training in every cell, instead of equal steps", least=0.001
+    )
+    study: str | None = setting(None, "compare, ablate, tune: the folder; one that exists is gone on with")
+    gate: GateConfig = GateConfig()
+    ablate: AblateConfig = AblateConfig()
+    tune: TuneConfig = TuneConfig()
+    doctor: DoctorConfig = DoctorConfig()
 
 
 ALGO_CLASSES: dict[str, type[AlgoConfig]] = {spec.name: _algo_class(spec) for spec in ALGORITHMS.values()}
@@ -289,104 +375,3 @@ def __getattr__(name: str) -> Any:
     if found is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return found
-
-
-def from_mapping(values: Mapping[str, Any]) -> Config:
-    """The typed and checked configuration.
-
-    Raises:
-        ConfigError: unknown key, wrong type, out of range, or fields that contradict each other.
-    """
-    values = dict(values)
-    algo = values.get("algo")
-    if not isinstance(algo, Mapping):
-        raise ConfigError(f"algo: choose one of {', '.join(ALGORITHMS)}")
-    algo_class = ALGO_CLASSES.get(str(algo.get("name")), ALGO_CLASSES["ppo"])
-    for key in algo:
-        if why := foreign_key(f"algo.{key}", str(algo.get("name"))):
-            raise ConfigError(why)
-    values["own"] = convert(values.get("own"), OwnConfig, "own")  # before algo, which has its values from there
-    values["algo"] = build(algo_class, algo, "algo.")
-    values["env"] = _build_env(values.get("env"))
-    config = build(Config, values, known=all_keys())
-    config = config if config.opponent is None else against(config, config.opponent)
-    check(config)
-    return config
-
-
-def against(config: Config, opponent: str) -> Config:
-    """The same with these opponents in the env.
-
-    Raises:
-        ConfigError: the env names no opponents.
-    """
-    key = config.env.opponent_key
-    if key is None:
-        what = f"env.id={config.env.id}" if config.env.id else f"env.entry_point={config.env.entry_point}"
-        raise ConfigError(
-            f"opponent={opponent} with {what}: this env has no opponents that fasttrain knows of; name the entry of "
-            "env.kwargs that chooses them as env.opponent_key, or leave opponent out"
-        )
-    env = replace(config.env, kwargs={**config.env.kwargs, key: opponent})
-    return replace(config, env=env, opponent=opponent)
-
-
-def env_kwargs(config: Config) -> dict[str, Any]:
-    """What the env is made with: `env.kwargs`, and what flags add to them."""
-    key = config.env.reward_debug_key
-    return {**config.env.kwargs, key: True} if config.reward_debug and key else config.env.kwargs
-
-
-def plays_itself(config: Config) -> bool:
-    """Whether snapshots of the learner are among the opponents."""
-    chosen = config.env.kwargs.get(config.env.opponent_key) if config.env.opponent_key else None
-    return chosen == SELF or (isinstance(chosen, (Mapping, list, tuple)) and SELF in chosen)
-
-
-def against_bots(config: Config) -> Config:
-    """For what is no training (checkup, evaluation): in self-play the opponents are `env.eval_opponent`."""
-    if not plays_itself(config):
-        return config
-    if config.env.eval_opponent is None:
-        raise ConfigError("opponent=self: name a fixed opponent by which quality is measured, as env.eval_opponent")
-    return against(config, config.env.eval_opponent)
-
-
-def _build_env(env: Any) -> EnvConfig:
-    if not isinstance(env, Mapping):
-        raise ConfigError("env: choose skullking or skirmish, or name an environment by env.id or env.entry_point")
-    config = build(EnvConfig, env, "env.")
-    if (config.id is None) == (config.entry_point is None):
-        state = "both are set" if config.id else "neither is set"
-        raise ConfigError(f"env.id and env.entry_point: {state}; give exactly one, env.id=CartPole-v1 say")
-    return config
-
-
-def all_keys() -> list[str]:
-    """Every key a user can set, dotted, of every algorithm: what "did you mean" chooses from."""
-    names = [field.name for field in fields(Config)]
-    groups = [(name, hint) for name, hint in get_type_hints(Config).items() if is_dataclass(hint)]
-    for name, cls in (*groups, *(("algo", cls) for cls in ALGO_CLASSES.values())):
-        names += [f"{name}.{field.name}" for field in fields(cls)]
-    return sorted({*names, "profile"})
-
-
-def foreign_key(key: str, algo: str) -> str:
-    """The sentence that refuses another algorithm's key below `algo.`, or one of SB3's; empty for every other key."""
-    if told := instead(key):
-        return told
-    owners = [name for name, cls in ALGO_CLASSES.items() if key in {f"algo.{field.name}" for field in fields(cls)}]
-    if not owners or algo in owners or algo not in ALGO_CLASSES:
-        return ""
-    return f"{key} means nothing for algo={algo} (only for {', '.join(owners)}); leave it out"
-
-
-def to_dict(value: Any) -> Any:
-    """A plain, JSON-ready copy of a configuration."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_dict(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(k): to_dict(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [to_dict(v) for v in value]
-    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)

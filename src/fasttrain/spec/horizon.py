@@ -24,7 +24,7 @@ def too_short(config: Config) -> str:
     updates, algo, batch_size = updates_of(config), config.algo, config.batch_size or config.own.batch_size
     if updates is None or updates >= ENOUGH_UPDATES or batch_size is None:
         return ""
-    stock = algo.by_tier["baseline"]
+    stock = algo.spec.tiers["baseline"]
     plain = config.total_timesteps * stock["n_epochs"] / stock["batch_size"]
     if updates > 0.5 * plain:
         return ""

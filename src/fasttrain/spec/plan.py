@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import ALGORITHMS, PER_ENV, having
-from fasttrain.spec.checks import MAX_TORCH_THREADS
 from fasttrain.spec.computing import (
     BASELINE_RATIO,
     check_extras,
@@ -28,18 +27,18 @@ from fasttrain.spec.computing import (
     resolve_use_compile,
     why_no_fused_kernels,
 )
-from fasttrain.spec.config import AlgoConfig, Config, to_dict
+from fasttrain.spec.config import MAX_TORCH_THREADS, AlgoConfig, Config
 from fasttrain.spec.flags import (
     BY_NAME,
     FLAGS,
-    NEEDS_FAST_ENGINE,
     NOT_APPLICABLE,
     Context,
     EnvFacts,
-    Flag,
     Machine,
     Resolved,
 )
+from fasttrain.spec.reading import to_dict
+from fasttrain.spec.setting import Flag
 from fasttrain.spec.stepping import (
     check_self_play,
     resolve_async,
@@ -88,7 +87,7 @@ class Plan(NamedTuple):
             return BY_NAME[row.flag].stock
         if row.flag == "replay_ratio":
             return BASELINE_RATIO
-        return self.config.algo.by_tier["baseline"].get(row.flag.removeprefix("algo."))
+        return self.config.algo.spec.tiers["baseline"].get(row.flag.removeprefix("algo."))
 
     def notable(self) -> tuple[Row, ...]:
         """Rows worth printing: what differs from stock or from the request, and what the user typed."""
@@ -144,7 +143,7 @@ def _resolve(flag: Flag, requested: Any, source: str, context: Context) -> Resol
     if flag.name in spec.flags and source in SHIPPED:
         own = spec.flags[flag.name]
         return (context.effective["num_envs"] if own == PER_ENV else own), f"{algo}'s own"
-    if not spec.has_fast and flag.name in NEEDS_FAST_ENGINE and requested != flag.stock:
+    if not spec.has_fast and flag.ours and requested != flag.stock:
         why = f"no fast engine for {algo}"
         if source == "command line" and requested != "auto":
             raise ConfigError(f"{flag.name}={_spell(requested)}: {why}; leave it out")
@@ -154,7 +153,7 @@ def _resolve(flag: Flag, requested: Any, source: str, context: Context) -> Resol
 
 
 def _why_not(flag: Flag) -> str:
-    fast = flag.name in NEEDS_FAST_ENGINE
+    fast = flag.ours
     fitting = (name for name, spec in ALGORITHMS.items() if flag.fits(spec) and (spec.has_fast or not fast))
     return f"only for {', '.join(fitting)}"
 
@@ -289,7 +288,7 @@ def _rollout_rows(
     reason = f"{num_envs} envs × {num_steps} steps{'' if algo.n_steps is None else ', as algo.n_steps says'}"
     if size % batch_size:
         reason += f"; last minibatch of an epoch has {size % batch_size} of {batch_size} rows"
-    stock = algo.by_tier["baseline"]["rollout_size"]
+    stock = algo.spec.tiers["baseline"]["rollout_size"]
     if algo.n_steps is None and "algo.rollout_size" not in sources and algo.rollout_size != stock:
         reason += f"; {own_values_of(config, 'rollout_size')} own in this tier, stock {stock:,.0f}"
     row = Row("algo.rollout_size", algo.rollout_size, size, source, "trade-off", reason)
@@ -348,7 +347,7 @@ def _own_rows(config: Config, sources: Mapping[str, str]) -> list[Row]:
     for name in ("learning_rate", "n_epochs"):
         value = getattr(config.algo, name, None)
         if value is not None:
-            key, stock = f"algo.{name}", config.algo.by_tier["baseline"][name]
+            key, stock = f"algo.{name}", config.algo.spec.tiers["baseline"][name]
             typed = key in sources
             source = sources.get(key, f"tier {config.own.tier}")
             whose = own_values_of(config, name)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fasttrain.errors import ConfigError
-from fasttrain.spec.config import plays_itself
 from fasttrain.spec.flags import NOT_APPLICABLE, Context, EnvFacts, Machine, Resolved
+from fasttrain.spec.reading import plays_itself
 
 # What stepping costs besides the envs' own time, from CartPole (scripts/benchmark.py vecenv-auto): per env about the
 # same in a plain loop and in a worker; per step of all workers, waking them and being woken on a machine not all idle.

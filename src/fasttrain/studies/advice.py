@@ -21,9 +21,11 @@ from fasttrain.perf.limits import WORTH, Flow, Rates, composed_limit, expected_s
 from fasttrain.runs.build import env_facts
 from fasttrain.runs.view import FittingTable, say
 from fasttrain.spec.computing import FUSED_PAYS_UP_TO_WIDTH
-from fasttrain.spec.config import Config, against_bots, plays_itself
-from fasttrain.spec.flags import BY_NAME, EnvFacts, FlagClass, Machine
+from fasttrain.spec.config import Config
+from fasttrain.spec.flags import BY_NAME, EnvFacts, Machine
 from fasttrain.spec.plan import Plan, make_plan
+from fasttrain.spec.reading import against_bots, plays_itself
+from fasttrain.spec.setting import FlagClass
 from fasttrain.terminal import command, rate_text
 
 MOST = 7  # candidates that are built and measured: each takes some seconds

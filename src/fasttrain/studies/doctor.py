@@ -24,10 +24,11 @@ from fasttrain.runs.build import MonitoredEnv, env_facts, env_spec, this_machine
 from fasttrain.runs.evaluate import config_of, flags_of
 from fasttrain.runs.view import make_console, say
 from fasttrain.saving.files import read_json, write_json
-from fasttrain.spec.config import Config, against_bots
+from fasttrain.spec.config import Config
 from fasttrain.spec.flags import BY_NAME
 from fasttrain.spec.overrides import key_of
 from fasttrain.spec.plan import Plan, make_plan
+from fasttrain.spec.reading import against_bots
 from fasttrain.studies import advice as show
 from fasttrain.studies.advice import Advice, Candidate, Situation, advise
 from fasttrain.studies.cells import Cell, last_line, merged, run_cell

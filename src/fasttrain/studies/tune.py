@@ -17,9 +17,10 @@ from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, ConfigError
 from fasttrain.machine import free_memory, usable_cores
 from fasttrain.runs.view import FittingTable, make_console
 from fasttrain.saving.files import read_json
-from fasttrain.spec.config import Config, all_keys
+from fasttrain.spec.config import Config
 from fasttrain.spec.flags import BY_NAME
 from fasttrain.spec.overrides import key_of
+from fasttrain.spec.reading import all_keys
 from fasttrain.spec.typed import convert, did_you_mean
 from fasttrain.studies.cells import Cell, merged
 from fasttrain.studies.outcome import Ratio, ratio, steady_rate

@@ -1,0 +1,140 @@
+"""From plain values to the typed configuration, once; nothing below sees YAML. And what can be asked of one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+from fasttrain.errors import ConfigError
+from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec, instead
+from fasttrain.spec.checks import check
+from fasttrain.spec.config import ALGO_CLASSES, SELF, Config, EnvConfig, OwnConfig
+from fasttrain.spec.setting import settings_of
+from fasttrain.spec.typed import build, convert
+
+
+def from_mapping(values: Mapping[str, Any]) -> Config:
+    """The typed and checked configuration.
+
+    Raises:
+        ConfigError: unknown key, wrong type, out of range, or fields that contradict each other.
+    """
+    values = dict(values)
+    algo = values.get("algo")
+    if not isinstance(algo, Mapping):
+        raise ConfigError(f"algo: choose one of {', '.join(ALGORITHMS)}")
+    algo_class = ALGO_CLASSES.get(str(algo.get("name")), ALGO_CLASSES["ppo"])
+    for key in algo:
+        if why := foreign_key(f"algo.{key}", str(algo.get("name"))):
+            raise ConfigError(why)
+    values["env"] = env = _build_env(values.get("env"))
+    values["own"] = own = own_of(values.get("own"), env, ALGORITHMS[algo_class.__name__.removesuffix("_config")])
+    values["algo"] = build(algo_class, _with_own(algo, own), "algo.")
+    evaluation = values.get("eval")
+    if isinstance(evaluation, Mapping) and evaluation.get("episodes") is None:
+        values["eval"] = {**evaluation, "episodes": env.eval_episodes}
+    if values.get("total_timesteps") is None:
+        values["total_timesteps"] = env.total_timesteps
+    config = build(Config, values, known=all_keys())
+    config = config if config.opponent is None else against(config, config.opponent)
+    check(config)
+    return config
+
+
+def against(config: Config, opponent: str) -> Config:
+    """The same with these opponents in the env.
+
+    Raises:
+        ConfigError: the env names no opponents.
+    """
+    key = config.env.opponent_key
+    if key is None:
+        what = f"env.id={config.env.id}" if config.env.id else f"env.entry_point={config.env.entry_point}"
+        raise ConfigError(
+            f"opponent={opponent} with {what}: this env has no opponents that fasttrain knows of; name the entry of "
+            "env.kwargs that chooses them as env.opponent_key, or leave opponent out"
+        )
+    env = replace(config.env, kwargs={**config.env.kwargs, key: opponent})
+    return replace(config, env=env, opponent=opponent)
+
+
+def env_kwargs(config: Config) -> dict[str, Any]:
+    """What the env is made with: `env.kwargs`, and what flags add to them."""
+    key = config.env.reward_debug_key
+    return {**config.env.kwargs, key: True} if config.reward_debug and key else config.env.kwargs
+
+
+def plays_itself(config: Config) -> bool:
+    """Whether snapshots of the learner are among the opponents."""
+    chosen = config.env.kwargs.get(config.env.opponent_key) if config.env.opponent_key else None
+    return chosen == SELF or (isinstance(chosen, (Mapping, list, tuple)) and SELF in chosen)
+
+
+def against_bots(config: Config) -> Config:
+    """For what is no training (checkup, evaluation): in self-play the opponents are `env.eval_opponent`."""
+    if not plays_itself(config):
+        return config
+    if config.env.eval_opponent is None:
+        raise ConfigError("opponent=self: name a fixed opponent by which quality is measured, as env.eval_opponent")
+    return against(config, config.env.eval_opponent)
+
+
+def _build_env(env: Any) -> EnvConfig:
+    if not isinstance(env, Mapping):
+        raise ConfigError("env: choose skullking or skirmish, or name an environment by env.id or env.entry_point")
+    config = build(EnvConfig, env, "env.")
+    if (config.id is None) == (config.entry_point is None):
+        state = "both are set" if config.id else "neither is set"
+        raise ConfigError(f"env.id and env.entry_point: {state}; give exactly one, env.id=CartPole-v1 say")
+    return config
+
+
+def own_of(given: Any, env: EnvConfig, spec: AlgorithmSpec) -> OwnConfig:
+    """Own values as they are given, else the game's, else the algorithm's, in the tier that is given."""
+    own = convert({} if given is None else given, OwnConfig, "own")
+    game = {**(env.by_tier or {}).get(spec.name, {}).get(own.tier, {})}
+    if own.tier in (env.native_num_envs or {}):
+        game["native_num_envs"] = env.native_num_envs[own.tier]  # type: ignore[index]
+    known = {**spec.tiers[own.tier], **game}
+    found = {one.name: getattr(own, one.name) for one in fields(own)}
+    merged = {name: known.get(name) if value is None else value for name, value in found.items()}
+    filled: OwnConfig = convert(merged, OwnConfig, "own")
+    return filled
+
+
+def _with_own(algo: Mapping[str, Any], own: OwnConfig) -> dict[str, Any]:
+    """Keys below `algo.` with the own values where nobody chose others."""
+    found = {**algo}
+    for name in ("learning_rate", "n_epochs", "rollout_size"):
+        if name in found and found[name] is None:
+            found[name] = getattr(own, name)
+    return found
+
+
+def all_keys() -> list[str]:
+    """Every key a user can set, dotted, of every algorithm: what "did you mean" chooses from."""
+    below = (f"algo.{key}" for cls in ALGO_CLASSES.values() for key, _ in settings_of(cls))
+    groups = (one.name for one in fields(Config))
+    return sorted({*groups, *(key for key, _ in settings_of(Config)), *below, "profile"})
+
+
+def foreign_key(key: str, algo: str) -> str:
+    """The sentence that refuses another algorithm's key below `algo.`, or one of SB3's; empty for every other key."""
+    if told := instead(key):
+        return told
+    owners = [name for name, cls in ALGO_CLASSES.items() if key in {f"algo.{field.name}" for field in fields(cls)}]
+    if not owners or algo in owners or algo not in ALGO_CLASSES:
+        return ""
+    return f"{key} means nothing for algo={algo} (only for {', '.join(owners)}); leave it out"
+
+
+def to_dict(value: Any) -> Any:
+    """A plain, JSON-ready copy of a configuration."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_dict(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(k): to_dict(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_dict(v) for v in value]
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
