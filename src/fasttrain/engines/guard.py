@@ -1,7 +1,7 @@
 """`nan_guard` for updates: what is not finite never reaches a weight. It is skipped, counted, named, and if nothing
 else comes, it ends the run or takes the weights back to where updates were good.
 
-The optimizer steps only where loss and gradient norm are finite (`optimizing.step_clipped`, and inside the kernels). What
+The optimizer steps only where loss and gradient norm are finite (`step_clipped`, and in the kernels). What
 came of it, one gradient norm per update, is read once per round: a rollout of PPO, a vector step of DQN.
 """
 

@@ -64,7 +64,7 @@ def padded(width: int) -> int:
 
 
 def make_layout(policy: Any) -> tuple[Layout, list[Place], int, int]:
-    """Layout and places of a policy that `kernels.why_not` has nothing against; length P of the flat vectors, and S, the
+    """Layout and places of a policy that the kernels can serve; length P of the flat vectors, and S, the
     floats in a row of activations."""
     extractor = policy.mlp_extractor
     nets = [[*net[0::2]] for net in (extractor.policy_net, extractor.value_net)]

@@ -1,6 +1,6 @@
 """Policy and value MLP of one flat parameter vector, on blocks of rows: forward, backward, masked softmax.
 
-What the kernels of PPO are made of. Only non-zero inputs enter the first layer and only legal actions enter the softmax: in
+Only non-zero inputs enter the first layer and only legal actions enter the softmax: in
 Skull King 37 of 248 inputs and 4 of 86 actions, which saves most of the work of the widest layers. The first layers of
 both nets stand side by side in one matrix, so that a row's inputs are walked through once.
 """
