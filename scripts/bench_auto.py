@@ -142,7 +142,7 @@ def contestants(task: Task, algo: str) -> dict[str, list[str]]:
     explicit += task.others
     if task.env:
         explicit += ["vec_env=dummy", "vec_env=shared"]
-        explicit += ["vec_env=shared pipeline=2"] if algo == "ppo" else []
+        explicit += ["vec_env=shared schedule=pipelined"] if algo == "ppo" else []
     return {
         "ours": ["balance", "speed"],
         "stock": [f"stock {vec_env} {count}" for vec_env in vec_envs for count in threads],
@@ -197,7 +197,7 @@ def _settings(task: Task, algo: str) -> list[str]:
 
 def _chosen(plan: Any) -> dict[str, Any]:
     rows = plan["flags"] if isinstance(plan, Mapping) else plan
-    wanted = ("vec_env", "num_workers", "pipeline", "torch_threads", "fused_update", "use_amp", "log_every")
+    wanted = ("vec_env", "workers", "schedule", "torch_threads", "fused_update", "use_amp", "log_every")
     return {row["flag"]: row["effective"] for row in rows if row["flag"] in wanted}
 
 

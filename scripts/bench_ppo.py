@@ -48,7 +48,7 @@ def command_run(arguments: Sequence[str], batch_size: int, window: int = 500) ->
         "covered_share": summary["perf"]["covered_share"],
         "limits": summary["limits"],
         "gpu_share": summary["utilization"]["gpu"],
-        "chosen": {key: flags[key] for key in ("vec_env", "num_workers", "fused_update", "use_amp", "use_compile")},
+        "chosen": {key: flags[key] for key in ("vec_env", "workers", "fused_update", "use_amp", "use_compile")},
     }
 
 

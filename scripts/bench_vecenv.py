@@ -167,7 +167,7 @@ def grouped(variation: float, pipeline: int, first_ready: bool) -> dict[str, Any
     model = MaskablePPO("MlpPolicy", env, n_steps=num_steps, n_epochs=1, batch_size=4096, seed=0, policy_kwargs=kwargs)
     clock = PhaseClock()
     model.time_with(clock)
-    model.collector.pipeline, model.collector.first_ready = pipeline, first_ready
+    model.collector.schedule = "first_ready" if first_ready else "pipelined" if pipeline == 2 else "lockstep"
     model.learn(num_envs * num_steps)
     clock.reset()
     model.learn(num_envs * num_steps * rollouts)

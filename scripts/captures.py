@@ -137,7 +137,7 @@ def workers(folder: Path) -> dict[str, Any]:
     run = ("+profile=speed", "env.entry_point=bench_vecenv:Working", "num_envs=64", *steps, "hydra.run.dir=run")
     fasttrain(folder, *run)
     rows = json.loads((folder / "run" / "plan.json").read_text(encoding="utf-8"))["flags"]
-    wanted = ("vec_env", "num_workers")
+    wanted = ("vec_env", "workers")
     return {"rows": [{**row} for name in wanted for row in rows if row["flag"] == name]}
 
 

@@ -153,7 +153,7 @@ DAMAGES: dict[str, Damage] = {
     "an unknown key in plan.json": changed(nothing=3),
     "an unknown env in plan.json": changed(env__id="NoSuch-v0"),
     "another algorithm in plan.json": changed(algo__name="dqn"),
-    "an unknown algorithm in plan.json": changed(algo__name="a2c"),
+    "an unknown algorithm in plan.json": changed(algo__name="a3c"),
 }
 ZIPS: dict[str, Damage] = {
     "no model.zip": lambda run: (run / "model.zip").unlink(),

@@ -53,7 +53,7 @@ GRAMMAR = (
     "num_envs=,4", "num_envs=4,8", "num_envs=range(1,4)", "num_envs=glob(*)", "num_envs=sort(1,2", "num_envs=f(1)",
     "num_envs=choice()", "num_envs=interval(1,2)", "num_envs.x=4", "num_envs[0]=4", ".num_envs=4", "num_envs.=4",
     "num..envs=4", "ä=4", "+=4", "+num_envs=4", "~num_envs", "~num_envs=4", "~seed", "~algo", "~env", "~algo.gamma",
-    "~nothing", "++nothing=1", "+nothing=1", "+algo=dqn", "algo=[ppo,dqn]", "algo=PPO", "algo=a2c", "algo=sac",
+    "~nothing", "++nothing=1", "+nothing=1", "+algo=dqn", "algo=[ppo,dqn]", "algo=PPO", "algo=a3c", "algo=sac",
     "algo=", "algo=null", "algo=5", "algo.name=a2c", "algo.name=dqn", "env=atari", "env=", "env=null", "env=5",
     "env=/etc/passwd", "+env=gym", "+profile=spead", "+profile=5", "+profile=null", "+profile=[speed,nothing]",
     "++profile=speed", "profile=speed,balance", "+profile=speed,balance", "hydra.nothing=1", "hydra.run.dir=",

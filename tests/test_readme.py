@@ -66,7 +66,7 @@ def flag_table() -> str:
     for flag in FLAGS:
         values = [str(getattr(config, flag.name)).lower() for config in profiles.values()]
         values = ["null" if value == "none" else value for value in values]
-        lines.append(f"| `{flag.name}` | {' | '.join(values)} | {flag.flag_class} | {flag.text} |")
+        lines.append(f"| `{flag.name}` | {' | '.join(values)} | {flag.class_text} | {flag.text} |")
     return "\n".join(lines)
 
 

@@ -39,20 +39,18 @@ class Watch(BaseCallback):
         return self.stop_after is None or len(self.seen) < self.stop_after
 
 
-def model_of(env: SharedMemoryVecEnv, pipeline: int, first_ready: bool, kernels: bool = False) -> MaskablePPO:
+def model_of(env: SharedMemoryVecEnv, schedule: str, kernels: bool = False) -> MaskablePPO:
     model = MaskablePPO("MlpPolicy", env, n_steps=NUM_STEPS, batch_size=NUM_ENVS * NUM_STEPS, n_epochs=1, seed=3)
-    model.collector.pipeline, model.collector.first_ready = pipeline, first_ready
+    model.collector.schedule = schedule
     if kernels:
         model.use_engine("kernels")
     return model
 
 
 @pytest.mark.parametrize("kernels", [False, True])
-@pytest.mark.parametrize(("pipeline", "first_ready"), [(2, False), (3, False), (1, True)])
-def test_every_stored_row_is_a_real_transition(
-    shared: SharedMemoryVecEnv, pipeline: int, first_ready: bool, kernels: bool
-):
-    model = model_of(shared, pipeline, first_ready, kernels)
+@pytest.mark.parametrize("schedule", ["pipelined", "first_ready"])
+def test_every_stored_row_is_a_real_transition(shared: SharedMemoryVecEnv, schedule: str, kernels: bool):
+    model = model_of(shared, schedule, kernels)
     watch = Watch()
     policy = {name: value.clone() for name, value in model.policy.state_dict().items()}
     model.learn(NUM_ENVS * NUM_STEPS, watch)
@@ -104,7 +102,7 @@ def test_every_stored_row_is_a_real_transition(
 def test_what_lies_on_the_device_is_read_by_the_row_and_where_an_episode_was_cut(
     shared: SharedMemoryVecEnv, monkeypatch: pytest.MonkeyPatch
 ):
-    model, read, host = model_of(shared, 2, False), [], rollout._host
+    model, read, host = model_of(shared, "pipelined"), [], rollout._host
     monkeypatch.setattr(model, "train", lambda: None)
     monkeypatch.setattr(rollout, "_host", lambda tensor: read.append(tuple(tensor.shape)) or host(tensor))
     model.learn(NUM_ENVS * NUM_STEPS)
@@ -118,12 +116,12 @@ def test_what_lies_on_the_device_is_read_by_the_row_and_where_an_episode_was_cut
 
 
 def test_rollouts_follow_on_each_other_and_on_lockstep(shared: SharedMemoryVecEnv):
-    model = model_of(shared, 2, False)
+    model = model_of(shared, "pipelined")
     model.learn(NUM_ENVS * NUM_STEPS)
     before = model.rollout_buffer.observations[-1, :, 2].copy()
-    model.collector.pipeline = 1
+    model.collector.schedule = "lockstep"
     model.learn(NUM_ENVS * NUM_STEPS, reset_num_timesteps=False)
-    model.collector.first_ready = True
+    model.collector.schedule = "first_ready"
     lengths = 7 + np.arange(NUM_ENVS)
     after = model.rollout_buffer.observations[0, :, 2]
     assert (after == (before + 1) % lengths).all()
@@ -133,7 +131,7 @@ def test_rollouts_follow_on_each_other_and_on_lockstep(shared: SharedMemoryVecEn
 
 
 def test_a_callback_stops_in_the_middle_and_the_env_is_usable(shared: SharedMemoryVecEnv):
-    model = model_of(shared, 2, False)
+    model = model_of(shared, "pipelined")
     watch = Watch(stop_after=5)
     model.learn(10 * NUM_ENVS * NUM_STEPS, watch)
     assert len(watch.seen) == 5
@@ -142,7 +140,7 @@ def test_a_callback_stops_in_the_middle_and_the_env_is_usable(shared: SharedMemo
 
 
 def test_without_workers_to_group_all_step_together(shared: SharedMemoryVecEnv):
-    model = model_of(shared, 5, False)
-    assert len(model.collector.groups_of(shared).rows) == 3, "no more groups than workers"
-    assert model_of(shared, 1, False).collector.groups_of(shared) is None
+    model = model_of(shared, "first_ready")
+    assert len(model.collector.groups_of(shared).rows) == 3, "every worker a group"
+    assert model_of(shared, "lockstep").collector.groups_of(shared) is None
     assert model.collector.groups_of(object()) is None

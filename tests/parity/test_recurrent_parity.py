@@ -45,7 +45,7 @@ def test_profile_speed_runs_it_at_stock_speed_and_says_so(fasttrain: RunCommand)
     assert done.exit_code == 0, done.err
     rows = {row["flag"]: row for row in done.json("plan.json")["flags"]}
     assert (rows["engine"]["effective"], rows["engine"]["reason"]) == ("stock", "no fast engine for recurrent_ppo")
-    for flag in ("fused_update", "pipeline"):
+    for flag in ("fused_update", "schedule"):
         assert rows[flag]["reason"] == "no fast engine for recurrent_ppo"
     assert rows["algo.rollout_size"]["effective"] == 12 * 85
     perf = done.json("perf.json")["total"]

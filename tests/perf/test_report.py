@@ -108,9 +108,9 @@ def test_workers_in_groups_show_how_long_they_were_waited_for():
     ("changes", "cores", "advised"),
     [
         ({"slowest_ns": 20_000_000, "envs_ns": 30_000_000}, 2, "more envs per worker"),
-        ({"slowest_ns": 48_000_000, "envs_ns": 60_000_000}, 2, "async_envs=true"),
-        ({}, 8, "2 of 8 cores step them: raise num_workers"),
-        ({}, 2, "pipeline=2"),
+        ({"slowest_ns": 48_000_000, "envs_ns": 60_000_000}, 2, "schedule=first_ready"),
+        ({}, 8, "2 of 8 cores step them: raise workers"),
+        ({}, 2, "schedule=pipelined"),
         ({"in_step": False, "waiting_ns": 40_000_000}, 2, "a native batch or a cheaper step"),
     ],
 )

@@ -56,7 +56,7 @@ def test_what_was_tried_decides(takes: tuple[float, float], expected: str):
     row = next(row for row in plan.rows if row.flag == "vec_env")
     assert (row.requested, row.effective) == ("auto", expected)
     assert row.reason.startswith(f"tried: a step of 8 envs takes {1e6 * takes[0]:.0f} µs in one process")
-    assert plan.config.num_workers == (2 if expected == "shared" else "auto")
+    assert plan.config.workers == (2 if expected == "shared" else "auto")
 
 
 def test_a_trial_that_fails_leaves_the_estimates(monkeypatch: pytest.MonkeyPatch):

@@ -32,7 +32,7 @@ def test_every_argument_of_sb3_is_taken_or_named(algo: str, name: str):
     typed = VALUES.get(name, "null" if default in (None, inspect.Parameter.empty) else str(default).lower())
     if f"algo.{name}" in ALIASES:
         typed = typed.replace("null", "3") if name == "seed" else typed
-        key = ALIASES[f"algo.{name}"]
+        key = ALIASES[f"algo.{name}"].key
         config = configured(f"algo={algo}", f"algo.{name}={typed}")
         assert str(getattr(config, key)).lower() == ("none" if typed == "null" else typed)
     elif told := instead(f"algo.{name}"):

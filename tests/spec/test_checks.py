@@ -16,7 +16,7 @@ from fasttrain.spec.config import MAX_SEED
         (["algo.learning_rate=-1"], "algo.learning_rate=-1.0: must be positive"),
         (["algo.learning_rate=linear_x"], "algo.learning_rate=linear_x: expected a number, or a schedule"),
         (["batch_size=20000"], "batch_size=20000 is larger than algo.rollout_size=16384"),
-        (["num_workers=9"], "num_workers=9 is more than num_envs=8"),
+        (["workers=9"], "workers=9 is more than num_envs=8"),
         (["force_dummy_vec_env=true", "vec_env=native"], "force_dummy_vec_env=true contradicts vec_env=native"),
         (["vec_env=native", "env.id=CartPole-v1"], "no native batch"),
         (["device=gpu"], "device=gpu: expected auto, cpu, cuda"),

@@ -203,7 +203,7 @@ def test_envs_per_forward(arguments: tuple[str, ...], expected: object):
 @pytest.mark.parametrize(
     ("workers", "size", "expected"),
     [
-        (4, 4, (None, "all 4 envs of a group (num_envs=8, pipeline=2) fit into one forward")),
+        (4, 4, (None, "all 4 envs of a group (num_envs=8, schedule=pipelined) fit into one forward")),
         (4, 3, (3, "")),
         (3, 5, (5, "")),  # groups of two workers and of one; a worker has up to three envs
     ],

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from fasttrain.errors import ConfigError
 from fasttrain.spec.overrides import from_environment, key_of, normalise, sources, split_options
 
 
@@ -68,3 +69,44 @@ def test_sources_by_precedence():
 
 def test_same_key_typed_with_another_value_is_the_command_line():
     assert sources(["num_envs=4"], {"NUM_ENVS": "16"}, {})["num_envs"] == "command line"
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("num_workers=4", ["workers=4"]),
+        ("pipeline=1", ["schedule=lockstep"]),
+        ("pipeline=2", ["schedule=pipelined"]),
+        ("pipeline=auto", ["schedule=auto"]),
+        ("pipeline=1,2", ["schedule=lockstep,pipelined"]),
+        ("async_envs=true", ["schedule=first_ready"]),
+        ("async_envs=false", []),
+        ("use_subproc_envs=false", ["workers=0"]),
+        ("use_subproc_envs=True", []),
+        ("force_dummy_vec_env=1", ["vec_env=dummy"]),
+        ("force_dummy_vec_env=0", []),
+        ("algo.learning_starts=9", ["warmup_steps=9"]),
+    ],
+)
+def test_other_names_of_a_setting(typed: str, meant: list[str]):
+    assert normalise([typed], {}) == meant
+    name, _, value = typed.partition("=")
+    if "." not in name:
+        assert normalise([], {name.upper(): value}) == meant
+        key = meant[0].partition("=")[0] if meant else "seed"
+        assert normalise([f"{key}=9"], {name.upper(): value}) == [f"{key}=9"], "what is typed wins"
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (["pipeline=3"], "pipeline=3: another name for schedule .auto: auto, 1: lockstep, 2: pipelined."),
+        (["async_envs=maybe"], "async_envs=maybe: another name for schedule"),
+        (["async_envs=false,true"], "async_envs=false,true: another name for schedule"),
+        (["pipeline=2", "async_envs=true"], "async_envs=true contradicts pipeline=2: they are one setting .schedule."),
+        (["workers=2", "num_workers=3"], "num_workers=3 contradicts workers=2"),
+    ],
+)
+def test_other_names_that_say_something_else(typed: list[str], message: str):
+    with pytest.raises(ConfigError, match=message):
+        normalise(typed, {})

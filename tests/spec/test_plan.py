@@ -157,8 +157,8 @@ def test_envpool_is_native_whatever_a_profile_says_and_refuses_what_was_typed():
         assert row_of(plan, "vec_env").reason == "EnvPool steps all envs in its own threads"
     with pytest.raises(ConfigError, match="vec_env=dummy with env.backend=envpool, .*: leave it out"):
         plan_of(configured(*arguments, "vec_env=dummy"), NATIVE, vec_env="command line")
-    with pytest.raises(ConfigError, match="force_dummy_vec_env=true with env.backend=envpool"):
-        plan_of(configured(*arguments, "force_dummy_vec_env=true"), NATIVE)
+    with pytest.raises(ConfigError, match="vec_env=dummy with env.backend=envpool"):
+        plan_of(configured(*arguments, "force_dummy_vec_env=true"), NATIVE, vec_env="command line")
 
 
 def test_action_repeat_reaches_the_effective_configuration():

@@ -116,3 +116,11 @@ def test_a_game_says_how_long_unless_it_is_given():
     config = configured("env.id=CartPole-v1", "algo=ppo", "total_timesteps=5e3", "eval.episodes=7")
     assert (config.total_timesteps, config.eval.episodes) == (5_000, 7)
     assert configured().total_timesteps == 3_000_000
+
+
+def test_files_of_before_may_use_the_other_names():
+    plain = composed("env.id=CartPole-v1", "algo=ppo")
+    old = {"num_workers": 4, "pipeline": 2, "use_subproc_envs": True, "force_dummy_vec_env": False, "async_envs": False}
+    config = from_mapping({**plain, **old})
+    assert (config.workers, config.schedule, config.vec_env) == (4, "pipelined", "subproc")
+    assert from_mapping({**plain, **old, "workers": 2}).workers == 2, "chosen by its own name"

@@ -68,19 +68,19 @@ def test_force_dummy_and_no_subproc():
     for asked in ("subproc", "shared"):
         config = configured("use_subproc_envs=false", f"vec_env={asked}")
         assert plan_of(config).config.vec_env == "dummy"
-        with pytest.raises(ConfigError, match=f"vec_env={asked} contradicts use_subproc_envs=false"):
-            plan_of(config, vec_env="command line", use_subproc_envs="command line")
+        with pytest.raises(ConfigError, match=f"vec_env={asked} contradicts workers=0"):
+            plan_of(config, vec_env="command line", workers="command line")
 
 
 def test_workers_of_stock_classes():
     config = configured("env.id=CartPole-v1", "algo=ppo", "num_workers=4")
     with pytest.raises(ConfigError, match="one worker per env"):
         plan_of(config)
-    assert row_of(plan_of(configured("env.id=CartPole-v1", "algo=ppo")), "num_workers").effective == 8
+    assert row_of(plan_of(configured("env.id=CartPole-v1", "algo=ppo")), "workers").effective == 8
     dummy = configured("vec_env=dummy", "env.id=CartPole-v1", "algo=ppo", "num_workers=4")
-    with pytest.raises(ConfigError, match="num_workers=4 means nothing with vec_env=dummy"):
-        plan_of(dummy, num_workers="command line")
-    assert row_of(plan_of(fast("vec_env=dummy")), "num_workers").effective == NOT_APPLICABLE
+    with pytest.raises(ConfigError, match="workers=4 means nothing with vec_env=dummy"):
+        plan_of(dummy, workers="command line")
+    assert row_of(plan_of(fast("vec_env=dummy")), "workers").effective == NOT_APPLICABLE
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_workers_of_stock_classes():
 )
 def test_workers_of_shared(arguments: list[str], env: EnvFacts, cores: int, workers: int):
     plan = plan_of(fast("vec_env=shared", *arguments), env, cores)
-    assert plan.config.num_workers == workers
+    assert plan.config.workers == workers
 
 
 def test_an_env_that_waits_gets_workers_even_on_one_core():
@@ -104,32 +104,32 @@ def test_an_env_that_waits_gets_workers_even_on_one_core():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "env", "cores", "groups", "reason"),
+    ("arguments", "env", "cores", "schedule", "reason"),
     [
-        (["num_workers=2"], SLOW, 4, 2, "a core is free"),
-        ([], SLOW, 2, 1, "use every core"),
-        ([], WAITS, 2, 2, "the envs wait"),
-        (["async_envs=true"], WAITS, 2, 1, "async_envs=true"),
-        (["num_workers=1"], SLOW, 4, 1, "one worker only"),
-        (["vec_env=dummy"], SLOW, 4, 1, "vec_env=dummy has no workers"),
-        (["engine=stock", "fused_update=off"], SLOW, 4, 1, "stock classes step all envs together"),
-        (["env.frame_stack=2", "num_workers=2"], SLOW, 4, 1, "env.frame_stack needs"),
-        (["env.normalize=[obs]", "num_workers=2"], SLOW, 4, 1, "env.normalize needs"),
+        (["workers=2"], SLOW, 4, "pipelined", "a core is free"),
+        ([], SLOW, 2, "lockstep", "use every core"),
+        ([], WAITS, 2, "pipelined", "the envs wait"),
+        (["schedule=first_ready"], WAITS, 2, "first_ready", "runs ahead"),
+        (["workers=1"], SLOW, 4, "lockstep", "one worker only"),
+        (["vec_env=dummy"], SLOW, 4, "lockstep", "vec_env=dummy has no workers"),
+        (["engine=stock", "fused_update=off"], SLOW, 4, "lockstep", "stock classes step all envs together"),
+        (["env.frame_stack=2", "workers=2"], SLOW, 4, "lockstep", "env.frame_stack needs"),
+        (["env.normalize=[obs]", "workers=2"], SLOW, 4, "lockstep", "env.normalize needs"),
     ],
 )
-def test_auto_pipeline(arguments: list[str], env: EnvFacts, cores: int, groups: int, reason: str):
+def test_schedule(arguments: list[str], env: EnvFacts, cores: int, schedule: str, reason: str):
     plan = plan_of(fast("num_envs=16", "vec_env=shared", *arguments), env, cores)
-    assert plan.config.pipeline == groups
-    assert reason in row_of(plan, "pipeline").reason
+    assert plan.config.schedule == schedule
+    row = row_of(plan, "schedule")
+    assert reason in row.reason
+    assert row.flag_class == {"lockstep": "exact", "pipelined": "rounding"}.get(schedule, "trade-off")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["pipeline=2", "vec_env=dummy"], "pipeline=2: vec_env=dummy has no workers"),
-        (["pipeline=3", "num_workers=2"], "pipeline=3 with num_workers=2: a group has a worker at least"),
-        (["pipeline=2", "async_envs=true"], "pipeline=2: async_envs=true serves every worker by itself"),
-        (["async_envs=true", "vec_env=dummy"], "async_envs=true: vec_env=dummy has no workers"),
+        (["schedule=pipelined", "vec_env=dummy"], "schedule=pipelined: vec_env=dummy has no workers"),
+        (["schedule=first_ready", "vec_env=dummy"], "schedule=first_ready: vec_env=dummy has no workers"),
     ],
 )
 def test_groups_that_cannot_be(arguments: list[str], message: str):
@@ -140,9 +140,9 @@ def test_groups_that_cannot_be(arguments: list[str], message: str):
 
 def test_groups_need_the_cores_for_the_workers():
     wide = ["num_envs=16", "vec_env=shared", "num_workers=2", "algo.net_arch=[512,512]"]
-    assert plan_of(fast(*wide, "pipeline=1"), cores=4).config.torch_threads == 4
-    assert plan_of(fast(*wide, "pipeline=2"), cores=4).config.torch_threads == 1
-    assert plan_of(fast(*wide, "async_envs=true", "pipeline=1"), cores=4).config.torch_threads == 1
+    assert plan_of(fast(*wide, "schedule=lockstep"), cores=4).config.torch_threads == 4
+    assert plan_of(fast(*wide, "schedule=pipelined"), cores=4).config.torch_threads == 1
+    assert plan_of(fast(*wide, "schedule=first_ready"), cores=4).config.torch_threads == 1
 
 
 def test_restart_takes_workers_or_is_refused():

@@ -56,8 +56,8 @@ def test_stock_is_told_of_the_engine_first():
     ("arguments", "rates", "expected", "unexpected"),
     [
         ((*PPO, "vec_env=dummy"), Rates(env=9e-6), ["vec_env=shared"], ["algo.n_epochs=5", "batch_size=1024"]),
-        ((*BASELINE,), Rates(env=9e-6), ["vec_env=shared"], ["pipeline=2"]),
-        ((*PPO, "vec_env=shared"), Rates(env=9e-6, transport=6e-6), ["vec_env=dummy"], ["async_envs=true"]),
+        ((*BASELINE,), Rates(env=9e-6), ["vec_env=shared"], ["schedule=pipelined"]),
+        ((*PPO, "vec_env=shared"), Rates(env=9e-6, transport=6e-6), ["vec_env=dummy"], ["schedule=first_ready"]),
         ((*PPO, "vec_env=shared"), Rates(env=9e-6, transport=1e-6), ["num_envs=24"], ["vec_env=dummy"]),
         ((*PPO,), Rates(policy=9e-6), ["num_envs=24"], ["algo.n_epochs=5"]),
         ((*PPO,), Rates(update=9e-6), ["algo.n_epochs=5", "batch_size=1024"], ["num_envs=24", "overlap=true"]),
@@ -77,9 +77,9 @@ def test_changes_are_for_the_part_that_takes_the_time(
 
 def test_envs_that_wait_and_workers_that_differ():
     waiting = situation(*PPO, "vec_env=shared", "num_workers=4", rates=Rates(env=9e-6), cpu_share=0.6, slowest=1.5)
-    assert {"num_workers=8", "pipeline=2", "async_envs=true"} <= set(texts(waiting))
+    assert {"workers=8", "schedule=pipelined", "schedule=first_ready"} <= set(texts(waiting))
     alike = situation(*PPO, "vec_env=shared", rates=Rates(env=9e-6), slowest=1.1)
-    assert not {"num_workers=4", "pipeline=2", "async_envs=true"} & set(texts(alike))
+    assert not {"workers=4", "schedule=pipelined", "schedule=first_ready"} & set(texts(alike))
 
 
 def test_precision_is_for_wide_networks_on_a_machine_that_has_it():
@@ -97,7 +97,7 @@ def test_classes_are_those_of_the_flags():
     for candidate in shown:
         if candidate.text.startswith("engine"):
             continue  # stepping and threads alone: the numbers are those of stock
-        classes = [BY_NAME[key].flag_class if key in BY_NAME else "trade-off" for key, _ in candidate.changes]
+        classes = [BY_NAME[key].class_of(value) if key in BY_NAME else "trade-off" for key, value in candidate.changes]
         strongest = max(order.index(name) for name in classes if "=off" not in candidate.text or name != "trade-off")
         assert order.index(candidate.flag_class) >= strongest, candidate.text
 
@@ -108,7 +108,9 @@ def test_a_change_goes_through_the_plan():
     assert plan is not None
     assert plan.config.num_envs == 24
     assert changed_plan(now, Candidate((("num_envs", 12),), ("env",), "trade-off", "")) is None, "as it is"
-    assert changed_plan(now, Candidate((("pipeline", 2),), ("env",), "rounding", "")) is None, "refused: no workers"
+    assert changed_plan(now, Candidate((("schedule", "pipelined"),), ("env",), "rounding", "")) is None, (
+        "refused: no workers"
+    )
 
 
 def test_dotted_keys_are_replaced_where_they_are():

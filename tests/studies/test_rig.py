@@ -60,7 +60,7 @@ def test_every_part_can_be_measured_and_training_goes_on(rig: Rig):
     probes.measure({"now": rig}, names, 0.06, {"now": samples}, rounds=3)
     wanted = {"env", "policy", "storing", "update", "logging", "train"}
     wanted |= {"replay"} if rig.off_policy else set()
-    in_step = rig.shared is not None and rig.config.pipeline == 1 and not rig.config.async_envs
+    in_step = rig.shared is not None and rig.config.schedule == "lockstep"
     wanted |= {"transport"} if in_step else set()
     assert set(samples) == wanted
     assert all(value > 0 for part in wanted - {"transport"} for value in samples[part])

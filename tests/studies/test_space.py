@@ -18,9 +18,9 @@ from fasttrain.studies.space import (
 )
 
 PPO = {"num_envs": 256, "vec_env": "native", "batch_size": 1024, "torch_threads": 1, "fused_update": "on",
-       "num_workers": "not applicable", "use_amp": "off", "use_compile": "off",
+       "workers": "not applicable", "use_amp": "off", "use_compile": "off",
        "updates_per_step": "not applicable"}  # fmt: skip
-DQN = {**PPO, "num_envs": 12, "vec_env": "shared", "num_workers": 2, "batch_size": 256, "updates_per_step": 10}
+DQN = {**PPO, "num_envs": 12, "vec_env": "shared", "workers": 2, "batch_size": 256, "updates_per_step": 10}
 
 
 def plan(effective: dict[str, Any]) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def test_the_space_lies_around_the_plan():
     }
     space = default_space(configured("+profile=speed", "algo=dqn"), plan(DQN), cores=4)
     assert space["updates_per_step"] == [5, 10, 20]
-    assert space["num_workers"] == [2, 4, 8]
+    assert space["workers"] == [2, 4, 8]
     assert space["num_envs"] == [3, 6, 12, 24, 48]
 
 
@@ -56,7 +56,7 @@ def test_update_ratios():
         ({"num_envs": 32768}, False),  # more than the rollout
         ({"fused_update": "on", "use_amp": "on"}, False),
         ({"fused_update": "off", "use_amp": "on"}, True),
-        ({"num_envs": 4, "num_workers": 8}, False),
+        ({"num_envs": 4, "workers": 8}, False),
     ],
 )
 def test_points_that_are_worth_a_trial(point: dict[str, Any], legal: bool):

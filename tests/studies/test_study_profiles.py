@@ -10,7 +10,7 @@ from fasttrain.studies.study import settings, use_profile, way_to_use, write_pro
 
 def test_a_written_profile_composes_to_its_values(tmp_path: Path, fasttrain: RunCommand):
     values = settings(configured("+profile=speed"))
-    values.update({"own.batch_size": 512, "use_amp": "off", "num_workers": 2, "lean_info": False})
+    values.update({"own.batch_size": 512, "use_amp": "off", "workers": 2, "lean_info": False})
     study = tmp_path / "it's a study"
     file = write_profile(study, "mine", values, "two\nlines", {"own.batch_size": "measured: 1.3×"})
     text = file.read_text(encoding="utf-8")

@@ -16,7 +16,7 @@ PLAN = {
         {"flag": name, "effective": value}
         for name, value in {
             "num_envs": 256, "vec_env": "native", "batch_size": 1024, "torch_threads": 1, "fused_update": "on",
-            "num_workers": "not applicable", "use_amp": "off", "use_compile": "off",
+            "workers": "not applicable", "use_amp": "off", "use_compile": "off",
             "updates_per_step": "not applicable",
         }.items()
     ]

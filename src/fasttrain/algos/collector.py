@@ -36,8 +36,7 @@ class Collector:
     def __init__(self) -> None:
         self.clock = PhaseClock()
         self.lends_observations = False  # callbacks see `new_obs` in the storage, for one rollout, not a copy to keep
-        self.pipeline = 1  # groups of workers that step in turn while the policy acts for the others
-        self.first_ready = False  # every worker a group, served as it is ready
+        self.schedule = "lockstep"  # pipelined: one half steps while the policy acts for the other; or first_ready
         self.local_random_actions = False  # DQN's random actions of all envs in one draw
         self.sampler: Sampler = Direct()  # of replay batches
         self.source: SlotSource | None = None  # the env seen as slots
@@ -53,7 +52,8 @@ class Collector:
         """The workers in groups; None where all step together."""
         if not isinstance(source, SharedMemoryVecEnv):
             return None
-        wanted = min(source.num_workers if self.first_ready else self.pipeline, source.num_workers)
+        groups = {"pipelined": 2, "first_ready": source.num_workers}.get(self.schedule, 1)
+        wanted = min(groups, source.num_workers)
         return WorkerGroups(source, wanted) if wanted > 1 else None
 
     def step(self, source: SlotSource, actions: NDArray[Any], place: Any = None) -> Came:

@@ -34,7 +34,7 @@ class GroupedRollout:
 
     def __init__(self, model: Any, engine: Engine, groups: WorkerGroups, storage: RolloutStorage, masked: bool) -> None:
         self.model, self.engine, self.groups, self.storage, self.masked = model, engine, groups, storage, masked
-        self.clock, self.first_ready = model.collector.clock, model.collector.first_ready
+        self.clock, self.first_ready = model.collector.clock, model.collector.schedule == "first_ready"
         self.guarded = engine.guard is not None
         self.begun = model.num_timesteps
         count, steps = len(groups.rows), storage.num_steps

@@ -148,7 +148,7 @@ def _dispatch(arguments: list[str]) -> int:
         from fasttrain.spec.algorithms import ALGORITHMS
         from fasttrain.spec.flags import FLAGS
 
-        flags = "\n".join(f"  {flag.name:<22} {flag.flag_class:<10} {flag.text}" for flag in FLAGS)
+        flags = "\n".join(f"  {flag.name:<22} {flag.class_text:<10} {flag.text}" for flag in FLAGS)
         text = HELP.format(version=__version__, flags=flags, algorithms="  ".join(ALGORITHMS))
         print(terminal.fitting(terminal.as_typed(text), sys.stdout))
         return 0

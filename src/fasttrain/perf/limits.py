@@ -32,8 +32,8 @@ class Rates(NamedTuple):
 class Flow(NamedTuple):
     """How a run overlaps its parts.
 
-    Groups (pipeline, async_envs): envs step while the policy acts. Overlap: the update runs beside collecting. What
-    overlaps still shares the cores: `env_cores` of them compute while envs step.
+    Groups (schedule=pipelined, first_ready): envs step while the policy acts. Overlap: the update runs beside
+    collecting. What overlaps still shares the cores: `env_cores` of them compute while envs step.
     """
 
     groups: bool = False

@@ -245,10 +245,10 @@ def _env_advice(window: PerfWindow, cores: int) -> str:
     if envs.in_step and envs.slowest_ns > 1.4 * mean:
         return (
             f"the slowest worker takes {envs.slowest_ns / max(1.0, mean):.1f} times the mean and all wait for it: "
-            "async_envs=true, or more envs per worker, which evens out"
+            "schedule=first_ready, or more envs per worker, which evens out"
         )
     if envs.num_workers < cores:
-        return f"the envs are the wall and {envs.num_workers} of {cores} cores step them: raise num_workers"
+        return f"the envs are the wall and {envs.num_workers} of {cores} cores step them: raise workers"
     if envs.in_step and 0.3 * envs.slowest_ns < window.phases_ns.get("action", 0):
-        return "the envs are the wall and wait while the policy acts: pipeline=2"
+        return "the envs are the wall and wait while the policy acts: schedule=pipelined"
     return "the envs are the wall and every core steps them: a native batch or a cheaper step is what is left"

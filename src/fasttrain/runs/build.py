@@ -88,7 +88,7 @@ def uses_masks(config: Config) -> bool:
 def survey_of(config: Config, console: Console) -> Survey:
     """What will look at the env of a run."""
     compiled = config.env.native_game is not None and config.env.backend == "gymnasium" and uses_masks(config)
-    here = compiled and config.vec_env in ("auto", "native") and not config.force_dummy_vec_env
+    here = compiled and config.vec_env in ("auto", "native")
     return Survey(env_spec(config), config.checkup_timeout_s, console, here)
 
 
@@ -113,9 +113,9 @@ def env_facts(
             f"vec_env=native with algo={config.algo.name}: the native game refuses illegal actions and this algorithm "
             "ignores masks; take algo=maskable_ppo, or dqn with engine=fast, or vec_env=dummy"
         )
-    if native and config.vec_env in ("auto", "native") and not config.force_dummy_vec_env:
+    if native and config.vec_env in ("auto", "native"):
         check_native_options(config)
-    times = config.vec_env == "auto" and not native and config.use_subproc_envs and not config.force_dummy_vec_env
+    times = config.vec_env == "auto" and not native and config.workers != 0
     plays = times or (survey is not None and (config.checkup != "off" or config.vec_env == "shared"))
     with nullcontext(survey) if survey else survey_of(config, Console(quiet=True)) as asked:
         built = asked.build() if plays else asked.build_here()
@@ -173,7 +173,7 @@ def _shared(config: Config, num_envs: int, scout: Scout | None) -> SharedMemoryV
     spec = dataclasses.replace(env_spec(config), lean_info=False)
     return SharedMemoryVecEnv(
         [Retraced(EnvFactory(spec))] * num_envs,
-        config.num_workers if isinstance(config.num_workers, int) else None,
+        config.workers if isinstance(config.workers, int) else None,
         info_keys=(*config.env.info_keys, *([OPPONENTS_TURN] if spec.two_sided else [])) if config.lean_info else None,
         on_env_error=config.env.on_env_error,
         step_timeout_s=config.env.step_timeout_s,
@@ -300,8 +300,7 @@ def _put_to_work(model: Any, config: Config, clock: PhaseClock) -> None:
         if config.prefetch == "on":
             model.prefetch_batches(config.deterministic)
         return
-    collector.pipeline = config.pipeline if isinstance(config.pipeline, int) else 1
-    collector.first_ready = config.async_envs
+    collector.schedule = config.schedule
 
 
 def users(name: str, key: str) -> Any:

@@ -94,7 +94,7 @@ def _with_chunks_for_eager(plan: Plan) -> Plan:
     """`inference_batch_size` was not needed for compiled kernels; without them, after all, it is."""
     row, config = _row(plan, "inference_batch_size"), plan.config
     dropped = row.requested is not None and row.effective is None and config.fused_update == "off"
-    largest = envs_per_forward(config.num_envs, config.num_workers, config.pipeline)
+    largest = envs_per_forward(config.num_envs, config.workers, config.schedule)
     if not dropped or row.requested >= largest or row.effective == NOT_APPLICABLE:
         return plan
     return plan.replacing("inference_batch_size", row.requested, "")
@@ -113,7 +113,7 @@ def learner_calls(config: Config) -> list[KernelCall]:
         return []
     if config.algo.spec.off_policy:
         return kernels_q.kernel_calls()
-    in_groups = config.async_envs or config.pipeline not in (1, "auto")
+    in_groups = config.schedule not in ("lockstep", "auto")
     return kernels.kernel_calls(in_groups)
 
 

@@ -370,7 +370,7 @@ class Run:
             envs_ns=times["envs"],
             slowest_ns=times["slowest"],
             waiting_ns=times["waiting"],
-            in_step=not (self.config.async_envs or self.config.pipeline not in (1, "auto")),
+            in_step=not (self.config.schedule not in ("lockstep", "auto")),
             restarts=shared.restarts,
             lost_steps=shared.lost_steps,
         )

@@ -44,8 +44,8 @@ def with_trial(facts: EnvFacts, plan: Plan, machine: Machine, console: Console) 
         return facts
     if config.total_timesteps / config.num_envs * loop_s < PAYS_FROM_S:
         return facts
-    alone = dataclasses.replace(config, vec_env="dummy", pipeline=1)
-    shared = dataclasses.replace(config, vec_env="shared", num_workers=workers, pipeline=1)
+    alone = dataclasses.replace(config, vec_env="dummy", schedule="lockstep")
+    shared = dataclasses.replace(config, vec_env="shared", workers=workers, schedule="lockstep")
     try:
         with activity(console, "trying one process and workers"), own_random_state(config.seed):
             return facts._replace(tried=tried(alone, shared))

@@ -147,11 +147,6 @@ def _check_lstm(config: Any) -> None:
 
 
 def _check_vec_env(config: Any) -> None:
-    if config.force_dummy_vec_env and config.vec_env not in ("auto", "dummy", "subproc"):
-        raise ConfigError(
-            f"force_dummy_vec_env=true contradicts vec_env={config.vec_env}: leave one of them out, "
-            "or take vec_env=dummy"
-        )
     if config.vec_env == "native" and config.env.native_game is None and config.env.backend != "envpool":
         raise ConfigError(
             f"vec_env=native with env.id={config.env.id or config.env.entry_point}: this environment has no native "
@@ -160,10 +155,10 @@ def _check_vec_env(config: Any) -> None:
 
 
 def _check_workers(config: Any) -> None:
-    if isinstance(config.num_workers, int) and config.num_workers > config.num_envs:
+    if isinstance(config.workers, int) and config.workers > config.num_envs:
         raise ConfigError(
-            f"num_workers={config.num_workers} is more than num_envs={config.num_envs}: a worker needs at least one "
-            f"env; take num_workers={config.num_envs} or fewer"
+            f"workers={config.workers} is more than num_envs={config.num_envs}: a worker needs at least one "
+            f"env; take workers={config.num_envs} or fewer"
         )
 
 

@@ -186,20 +186,20 @@ def resolve_inference_batch_size(requested: int | None, context: Context) -> Res
                 "none; leave it out, or take fused_update=off"
             )
         return None, "not needed: compiled kernels act row by row"
-    num_envs, pipeline = effective["num_envs"], effective["pipeline"]
-    largest = envs_per_forward(num_envs, effective["num_workers"], pipeline)
+    num_envs, schedule = effective["num_envs"], effective["schedule"]
+    largest = envs_per_forward(num_envs, effective["workers"], schedule)
     if requested < largest:
         return requested, ""
     if largest < num_envs:
-        return None, f"all {largest} envs of a group (num_envs={num_envs}, pipeline={pipeline}) fit into one forward"
+        return None, f"all {largest} envs of a group (num_envs={num_envs}, schedule={schedule}) fit into one forward"
     return None, f"all {num_envs} envs fit into one forward"
 
 
-def envs_per_forward(num_envs: int, num_workers: int | str | None, pipeline: int | str) -> int:
-    """Envs that one forward acts for: all, or those of the largest group, which is made of whole workers."""
-    if not isinstance(pipeline, int) or pipeline == 1 or not isinstance(num_workers, int):
+def envs_per_forward(num_envs: int, workers: int | str | None, schedule: str) -> int:
+    """Envs that one forward acts for: all, or those of the larger half, which is made of whole workers."""
+    if schedule != "pipelined" or not isinstance(workers, int):
         return num_envs
-    return min(num_envs, -(-num_workers // pipeline) * -(-num_envs // num_workers))
+    return min(num_envs, -(-workers // 2) * -(-num_envs // workers))
 
 
 def why_no_fused_kernels(context: Context) -> str:

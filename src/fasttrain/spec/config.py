@@ -221,20 +221,17 @@ class Config:
     vec_env: Literal["auto", "dummy", "subproc", "shared", "native"] = setting(
         "subproc", "how copies of the env are stepped", "exact"
     )
-    use_subproc_envs: bool = setting(True, "allow worker processes", "exact")
-    force_dummy_vec_env: bool = setting(False, "one process, plain loop, whatever vec_env says", "exact")
     num_envs: int = setting(8, "copies of the env stepped together", "trade-off", least=1)
-    num_workers: int | Literal["auto"] = setting("auto", "worker processes", "exact", stock=None, least=1)
-    pipeline: int | Literal["auto"] = setting(
-        1,
-        "groups of workers; the policy acts for one while the others step",
-        "rounding",
+    workers: int | Literal["auto"] = setting(
+        "auto", "worker processes; 0: none, all envs in this process", "exact", stock=None, least=0
+    )
+    schedule: Literal["auto", "lockstep", "pipelined", "first_ready"] = setting(
+        "lockstep",
+        "all step together; the policy acts for one half meanwhile; each worker as it is ready",
+        "trade-off",
+        classes={"lockstep": "exact", "pipelined": "rounding"},
         needs="on_policy",
         ours=True,
-        least=1,
-    )
-    async_envs: bool = setting(
-        False, "act for whichever worker is ready, waiting for nobody", "trade-off", needs="on_policy", ours=True
     )
     overlap: bool = setting(
         False,

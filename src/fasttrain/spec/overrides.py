@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from fasttrain.errors import ConfigError
 from fasttrain.spec.flags import FLAGS
@@ -27,14 +28,45 @@ OPTIONS_WITH_VALUE = frozenset(
 )
 
 
-# SB3's places of what is a flag here.
+class Alias(NamedTuple):
+    """Another name of a setting, and what its values are there; None: the same. A value of None changes nothing."""
+
+    key: str
+    values: Mapping[str, str | None] | None = None
+
+
+# SB3's places of what is a flag here, and the names under which people know parts of `workers` and `schedule`.
 ALIASES = {
-    "algo.batch_size": "batch_size",
-    "algo.learning_starts": "warmup_steps",
-    "algo.gradient_steps": "updates_per_step",
-    "algo.seed": "seed",
-    "algo.device": "device",
+    "algo.batch_size": Alias("batch_size"),
+    "algo.learning_starts": Alias("warmup_steps"),
+    "algo.gradient_steps": Alias("updates_per_step"),
+    "algo.seed": Alias("seed"),
+    "algo.device": Alias("device"),
+    "num_workers": Alias("workers"),
+    "pipeline": Alias("schedule", {"auto": "auto", "1": "lockstep", "2": "pipelined"}),
+    "async_envs": Alias("schedule", {"true": "first_ready", "false": None}),
+    "use_subproc_envs": Alias("workers", {"true": None, "false": "0"}),
+    "force_dummy_vec_env": Alias("vec_env", {"true": "dummy", "false": None}),
 }
+
+
+def translated(name: str, value: Any) -> tuple[str, str | None]:
+    """Key and value for an alias and its value; of a sweep's values each.
+
+    Raises:
+        ConfigError: it has no such value.
+    """
+    key, values = ALIASES[name]
+    if values is None:
+        return key, str(value)
+    given = [text.strip().lower() for text in str(value).split(",")]
+    words = {"1": "true", "on": "true", "yes": "true", "0": "false", "off": "false", "no": "false"}
+    given = given if "true" not in values else [words.get(text, text) for text in given]
+    if not {*given} <= {*values} or (len(given) > 1 and None in [values[text] for text in given]):
+        ways = ", ".join(f"{old}: {new}" for old, new in values.items() if new is not None)
+        raise ConfigError(f"{name}={value}: another name for {key} ({ways}); take {key}=…")
+    found = [values[text] for text in given]
+    return key, None if found == [None] else ",".join(str(text) for text in found)
 
 
 def key_of(override: str) -> str:
@@ -71,21 +103,22 @@ def _without_aliases(overrides: Sequence[str]) -> list[str]:
     """`algo.batch_size=64` as `batch_size=64`.
 
     Raises:
-        ConfigError: both are typed, with different values.
+        ConfigError: two names of one setting are typed, with different values.
     """
-    values = {key_of(text): text.partition("=")[2] for text in overrides}
-    found = []
+    found: dict[str, tuple[str, str, str]] = {}  # setting → its value, by which name it was typed, and how
+    kept = []
     for text in overrides:
-        alias, key = key_of(text), ALIASES.get(key_of(text))
-        if key is None:
-            found.append(text)
-        elif values.get(key, values[alias]) != values[alias]:
-            raise ConfigError(
-                f"{alias}={values[alias]} contradicts {key}={values[key]}: they are one setting; leave one of them out"
-            )
-        elif key not in values:
-            found.append(f"{key}={values[alias]}")
-    return found
+        name, value = key_of(text), text.partition("=")[2]
+        key, meant = translated(name, value) if name in ALIASES else (name, value)
+        if meant is None:
+            continue
+        other, by, typed = found.setdefault(key, (meant, name, text))
+        if other != meant and by != name:
+            first, second = (text, typed) if name in ALIASES else (typed, text)
+            raise ConfigError(f"{first} contradicts {second}: they are one setting ({key}); leave one of them out")
+        if by == name:
+            kept.append(text if name == key else f"{key}={meant}")
+    return kept
 
 
 def _name_of_env(overrides: Iterable[str]) -> str:
@@ -96,7 +129,13 @@ def _name_of_env(overrides: Iterable[str]) -> str:
 
 
 def _as_hydra_wants_it(override: str) -> str:
-    """A profile is appended to the defaults list; an argument for the env's constructor may be new to the YAML."""
+    """A profile is appended to the defaults list; an argument for the env's constructor may be new to the YAML.
+
+    Raises:
+        ConfigError: a setting is to be deleted, which would give it its default without a word.
+    """
+    if override.startswith("~") and not key_of(override).startswith(("env.kwargs", "algo.policy_kwargs", "hydra")):
+        raise ConfigError(f"{override}: a setting cannot be taken away; leave it out, or give it a value")
     if override.startswith("profile="):
         return "+" + override
     if key_of(override).startswith(("env.kwargs.", "algo.policy_kwargs.")) and not override.startswith("~"):
@@ -138,11 +177,12 @@ def config_dir_options(arguments: Sequence[str]) -> list[str]:
 def from_environment(environment: Mapping[str, str], typed: Iterable[str] = ()) -> list[str]:
     """Overrides from environment variables, those left out that were also typed."""
     skip = set(typed)
-    return [
-        f"{flag.name}={environment[flag.name.upper()]}"
-        for flag in FLAGS
-        if environment.get(flag.name.upper(), "") != "" and flag.name not in skip
-    ]
+    given = [f"{flag.name}={environment[flag.name.upper()]}" for flag in FLAGS if environment.get(flag.name.upper())]
+    for name in ALIASES:
+        if value := environment.get(name.upper()):
+            key, meant = translated(name, value)
+            given += [] if meant is None else [f"{key}={meant}"]
+    return [text for text in given if key_of(text) not in skip]
 
 
 def sources(

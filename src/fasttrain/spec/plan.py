@@ -41,13 +41,12 @@ from fasttrain.spec.reading import to_dict
 from fasttrain.spec.setting import Flag
 from fasttrain.spec.stepping import (
     check_self_play,
-    resolve_async,
     resolve_eval_every,
     resolve_num_envs,
-    resolve_num_workers,
     resolve_overlap,
-    resolve_pipeline,
+    resolve_schedule,
     resolve_vec_env,
+    resolve_workers,
 )
 
 # Where a flag's value is nobody's own choice, so that the algorithm's own comes first.
@@ -116,10 +115,10 @@ def make_plan(config: Config, sources: Mapping[str, str], env: EnvFacts, machine
         requested = getattr(config, flag.name)
         source = sources.get(flag.name, "default")
         value, reason = _resolve(flag, requested, source, context)
-        rows.append(Row(flag.name, requested, value, source, flag.flag_class, reason))
+        rows.append(Row(flag.name, requested, value, source, flag.class_of(value), reason))
         effective[flag.name] = requested if value == NOT_APPLICABLE else value
     check_self_play(config, effective, sources)
-    changes = {name: value for name, value in effective.items() if name != "num_workers" or value is not None}
+    changes = {name: value for name, value in effective.items() if name != "workers" or value is not None}
     if config.algo.spec.on_policy:
         changes["algo"], of_rollout = _rollout_rows(config, config.algo, effective, sources)
         rows += of_rollout
@@ -193,7 +192,7 @@ def _torch_threads(requested: int | str, context: Context) -> Resolved:
     if requested != "auto":
         return requested, ""
     effective = context.effective
-    in_groups = effective["async_envs"] or effective["pipeline"] not in (1, "auto")  # the policy acts while envs step
+    in_groups = effective["schedule"] not in ("lockstep", "auto")  # the policy acts while envs step
     if effective["vec_env"] == "subproc" or in_groups:
         return 1, "the workers need the cores"
     if context.env.images:
@@ -360,9 +359,8 @@ _RESOLVERS: dict[str, Callable[[Any, Context], Resolved]] = {
     "engine": _engine,
     "vec_env": resolve_vec_env,
     "num_envs": resolve_num_envs,
-    "num_workers": resolve_num_workers,
-    "pipeline": resolve_pipeline,
-    "async_envs": resolve_async,
+    "workers": resolve_workers,
+    "schedule": resolve_schedule,
     "overlap": resolve_overlap,
     "batch_size": _batch_size,
     "use_amp": resolve_use_amp,

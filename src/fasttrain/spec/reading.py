@@ -10,6 +10,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec, instead
 from fasttrain.spec.checks import check
 from fasttrain.spec.config import ALGO_CLASSES, SELF, Config, EnvConfig, OwnConfig
+from fasttrain.spec.overrides import ALIASES, translated
 from fasttrain.spec.setting import settings_of
 from fasttrain.spec.typed import build, convert
 
@@ -20,7 +21,7 @@ def from_mapping(values: Mapping[str, Any]) -> Config:
     Raises:
         ConfigError: unknown key, wrong type, out of range, or fields that contradict each other.
     """
-    values = dict(values)
+    values = _without_old_names(values)
     algo = values.get("algo")
     if not isinstance(algo, Mapping):
         raise ConfigError(f"algo: choose one of {', '.join(ALGORITHMS)}")
@@ -29,7 +30,7 @@ def from_mapping(values: Mapping[str, Any]) -> Config:
         if why := foreign_key(f"algo.{key}", str(algo.get("name"))):
             raise ConfigError(why)
     values["env"] = env = _build_env(values.get("env"))
-    values["own"] = own = own_of(values.get("own"), env, ALGORITHMS[algo_class.__name__.removesuffix("_config")])
+    values["own"] = own = own_of(values.get("own", {}), env, ALGORITHMS[algo_class.__name__.removesuffix("_config")])
     values["algo"] = build(algo_class, _with_own(algo, own), "algo.")
     evaluation = values.get("eval")
     if isinstance(evaluation, Mapping) and evaluation.get("episodes") is None:
@@ -40,6 +41,17 @@ def from_mapping(values: Mapping[str, Any]) -> Config:
     config = config if config.opponent is None else against(config, config.opponent)
     check(config)
     return config
+
+
+def _without_old_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """With settings in place of their other names, which files of 0.1 have; what is chosen by its own name stays."""
+    found, usual = dict(values), {one.name: one.default for one in fields(Config)}
+    for name in ALIASES:
+        if name in found:
+            key, meant = translated(name, found.pop(name))
+            if meant is not None and found.get(key, usual[key]) in (usual[key], None):
+                found[key] = meant
+    return found
 
 
 def against(config: Config, opponent: str) -> Config:
@@ -92,7 +104,7 @@ def _build_env(env: Any) -> EnvConfig:
 
 def own_of(given: Any, env: EnvConfig, spec: AlgorithmSpec) -> OwnConfig:
     """Own values as they are given, else the game's, else the algorithm's, in the tier that is given."""
-    own = convert({} if given is None else given, OwnConfig, "own")
+    own = convert(given, OwnConfig, "own")
     game = {**(env.by_tier or {}).get(spec.name, {}).get(own.tier, {})}
     if own.tier in (env.native_num_envs or {}):
         game["native_num_envs"] = env.native_num_envs[own.tier]  # type: ignore[index]

@@ -25,6 +25,7 @@ class Setting(NamedTuple):
     least: float | None = None
     most: float | None = None
     may_change: bool = False  # in a run that goes on
+    classes: Mapping[Any, FlagClass] = {}
 
 
 def setting(
@@ -38,6 +39,7 @@ def setting(
     least: float | None = None,
     most: float | None = None,
     may_change: bool = False,
+    classes: Mapping[Any, FlagClass] | None = None,
 ) -> Any:
     """A dataclass field with a `Setting`.
 
@@ -47,7 +49,7 @@ def setting(
         further: as in `Setting`.
     """
     plain = default if stock is MISSING else stock
-    declared = Setting(text, flag_class, needs, ours, plain, least, most, may_change)
+    declared = Setting(text, flag_class, needs, ours, plain, least, most, may_change, classes or {})
     if isinstance(default, dict):
         return field(default_factory=dict, metadata={"setting": declared})
     return field(default=default, metadata={"setting": declared})
@@ -92,6 +94,16 @@ class Flag(NamedTuple):
     stock: Any
     text: str
     ours: bool
+    classes: Mapping[Any, FlagClass]
+
+    def class_of(self, value: Any) -> FlagClass:
+        """The class belongs to the value: all steps together are exact, in groups they round."""
+        return self.classes.get(value, self.flag_class)
+
+    @property
+    def class_text(self) -> str:
+        """Its class, or those of its values."""
+        return "/".join(dict.fromkeys((*self.classes.values(), self.flag_class)))
 
     def fits(self, spec: Any) -> bool:
         """Whether it means anything for that algorithm."""
@@ -101,7 +113,11 @@ class Flag(NamedTuple):
 def flags_of(cls: Any) -> tuple[Flag, ...]:
     """The flags among a class's fields, in their order."""
     found = ((one.name, declared(one)) for one in fields(cls))
-    return tuple(Flag(name, it.flag_class, it.needs, it.stock, it.text, it.ours) for name, it in found if it.flag_class)
+    return tuple(
+        Flag(name, it.flag_class, it.needs, it.stock, it.text, it.ours, it.classes)
+        for name, it in found
+        if it.flag_class
+    )
 
 
 def ranges_of(settings: Mapping[str, Field[Any]]) -> dict[str, tuple[float | None, float | None]]:

@@ -26,8 +26,7 @@ def resolve_vec_env(requested: str, context: Context) -> Resolved:
     value, reason = _choose_vec_env(requested, context)
     if context.config.env.on_env_error == "raise" or value == "shared":
         return value, reason
-    workers_allowed = context.config.use_subproc_envs and not context.config.force_dummy_vec_env
-    if requested == "auto" and value == "dummy" and workers_allowed:
+    if requested == "auto" and value == "dummy" and context.config.workers != 0:
         return "shared", "env.on_env_error=restart: only envs in workers can be replaced"
     raise ConfigError(
         f"env.on_env_error=restart with vec_env={value}: only envs in workers can be replaced; take vec_env=shared, or "
@@ -39,31 +38,27 @@ def _choose_vec_env(requested: str, context: Context) -> Resolved:
     config, env, machine = context.config, context.env, context.machine
     typed = context.sources.get("vec_env") == "command line"
     if config.env.backend == "envpool":
-        return _envpool(requested, typed, context)
-    if config.force_dummy_vec_env:
-        return "dummy", "force_dummy_vec_env=true"
-    if requested in ("subproc", "shared") and not config.use_subproc_envs:
-        if typed and context.sources.get("use_subproc_envs") == "command line":
-            raise ConfigError(f"vec_env={requested} contradicts use_subproc_envs=false: leave one of them out")
-        return "dummy", "use_subproc_envs=false"
+        return _envpool(requested, typed)
+    if requested in ("subproc", "shared") and config.workers == 0:
+        if typed and context.sources.get("workers") == "command line":
+            raise ConfigError(f"vec_env={requested} contradicts workers=0: leave one of them out")
+        return "dummy", "workers=0: all envs in this process"
     if requested in ("subproc", "shared") and machine.windows and not typed:
         return "dummy", "Windows: worker processes cost more than they bring"
     if requested != "auto":
         return requested, ""
     if env.native:
         return "native", "the game has a batched native form"
-    if not config.use_subproc_envs:
-        return "dummy", "use_subproc_envs=false"
+    if config.workers == 0:
+        return "dummy", "workers=0: all envs in this process"
     if env.step_s is None or machine.windows:
         return "dummy", "Windows" if machine.windows else "nothing was measured"
     return _by_cost(env.step_s, context)
 
 
-def _envpool(requested: str, typed: bool, context: Context) -> Resolved:
-    typed = requested not in ("auto", "native") and typed
-    if typed or context.config.force_dummy_vec_env:
-        what = f"vec_env={requested}" if typed else "force_dummy_vec_env=true"
-        raise ConfigError(f"{what} with env.backend=envpool, which steps all envs in its own threads: leave it out")
+def _envpool(requested: str, typed: bool) -> Resolved:
+    if requested not in ("auto", "native") and typed:
+        raise ConfigError(f"vec_env={requested} with env.backend=envpool, which steps all envs itself: leave it out")
     return "native", "EnvPool steps all envs in its own threads"
 
 
@@ -106,22 +101,22 @@ def resolve_num_envs(requested: int, context: Context) -> Resolved:
     return requested, ""
 
 
-def resolve_num_workers(requested: int | str, context: Context) -> Resolved:
+def resolve_workers(requested: int | str, context: Context) -> Resolved:
     """One per usable core; more for envs that wait."""
     vec_env, num_envs = context.effective["vec_env"], context.effective["num_envs"]
     if vec_env == "shared":
         return _shared_workers(requested, num_envs, context)
     if vec_env != "subproc":
-        if context.sources.get("num_workers") == "command line":
+        if context.sources.get("workers") == "command line" and requested not in (0, "auto"):
             raise ConfigError(
-                f"num_workers={requested} means nothing with vec_env={vec_env}: it steps all envs in one process; "
-                "leave it out"
+                f"workers={requested} means nothing with vec_env={vec_env}: it steps all envs in one process; leave it "
+                "out"
             )
         return NOT_APPLICABLE, f"vec_env={vec_env} steps in one process"
     if isinstance(requested, int) and requested != num_envs:
         raise ConfigError(
-            f"num_workers={requested} with num_envs={num_envs}: SubprocVecEnv runs one worker per env; "
-            "take num_workers=auto, or vec_env=shared"
+            f"workers={requested} with num_envs={num_envs}: SubprocVecEnv runs one worker per env; take workers=auto, "
+            "or vec_env=shared"
         )
     return num_envs, "SubprocVecEnv: one worker per env"
 
@@ -135,27 +130,24 @@ def _shared_workers(requested: int | str, num_envs: int, context: Context) -> Re
     return workers, f"one per core, {num_envs / workers:.3g} envs each"
 
 
-def resolve_pipeline(requested: int | str, context: Context) -> Resolved:
-    """`auto`: two groups where a core would idle while the policy acts."""
-    if requested == 1:
-        return 1, ""
-    unfit = _why_no_groups(context)
-    if not unfit and context.config.async_envs:
-        unfit = "async_envs=true serves every worker by itself"
-    workers = context.effective["num_workers"]
+def resolve_schedule(requested: str, context: Context) -> Resolved:
+    """`auto`: pipelined where a core would idle while the policy acts; never first-ready, which hangs on timing."""
+    if requested == "lockstep":
+        return requested, ""
+    unfit, workers = _why_no_groups(context), context.effective["workers"]
     if requested == "auto":
         if unfit:
-            return 1, unfit
+            return "lockstep", unfit
         if context.env.cpu_share < WAITS_BELOW:
-            return 2, "the envs wait: the policy acts for one half meanwhile"
+            return "pipelined", "the envs wait: the policy acts for one half meanwhile"
         if context.machine.cores > workers:
-            return 2, "a core is free to act while the envs step"
-        return 1, "the workers use every core; nobody would idle"
+            return "pipelined", "a core is free to act while the envs step"
+        return "lockstep", "the workers use every core; nobody would idle"
+    if unfit and (requested == "pipelined" or context.sources.get("schedule") == "command line"):
+        raise ConfigError(f"schedule={requested}: {unfit}; take schedule=lockstep")
     if unfit:
-        raise ConfigError(f"pipeline={requested}: {unfit}; take pipeline=1")
-    if int(requested) > workers:
-        raise ConfigError(f"pipeline={requested} with num_workers={workers}: a group has a worker at least")
-    return requested, ""
+        return "lockstep", unfit
+    return requested, "every worker runs ahead on its own within a rollout" if requested == "first_ready" else ""
 
 
 def resolve_overlap(requested: bool, context: Context) -> Resolved:
@@ -171,16 +163,6 @@ def resolve_overlap(requested: bool, context: Context) -> Resolved:
     return True, "each rollout is collected with weights exactly one update old"
 
 
-def resolve_async(requested: bool, context: Context) -> Resolved:
-    """Only where workers can be served one by one."""
-    if not requested:
-        return False, ""
-    unfit = _why_no_groups(context)
-    if unfit and context.sources.get("async_envs") == "command line":
-        raise ConfigError(f"async_envs=true: {unfit}; leave it out")
-    return not unfit, unfit or "every worker runs ahead on its own within a rollout"
-
-
 def _why_no_groups(context: Context) -> str:
     effective, env = context.effective, context.config.env
     if effective["vec_env"] != "shared":
@@ -189,7 +171,7 @@ def _why_no_groups(context: Context) -> str:
         return "stock classes step all envs together"
     if plays_itself(context.config):
         return "opponent=self lets the opponents decide in all envs together"
-    if effective["num_workers"] < 2:
+    if effective["workers"] < 2:
         return "there is one worker only"
     if env.frame_stack > 1 or env.normalize:
         option = "env.frame_stack" if env.frame_stack > 1 else "env.normalize"

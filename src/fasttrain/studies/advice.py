@@ -131,16 +131,18 @@ def _stepping(now: Situation) -> Iterator[Candidate]:
         return
     if (rates.transport or 0.0) > 0.4 * (rates.env or 0.0):
         yield Candidate((("vec_env", "dummy"),), ("env",), "exact", "the way to the workers costs more than their work")
-    workers = config.num_workers if isinstance(config.num_workers, int) else machine.cores
+    workers = config.workers if isinstance(config.workers, int) else machine.cores
     more = min(config.num_envs, 2 * workers)
     if more > workers and (facts.cpu_share < 0.9 or workers < machine.cores):
-        yield Candidate((("num_workers", more),), ("env",), "exact", "the envs wait, or cores are free")
+        yield Candidate((("workers", more),), ("env",), "exact", "the envs wait, or cores are free")
     if now.flow.groups or not fast_on_policy:
         return
     if facts.cpu_share < 0.9 or machine.cores > workers:
-        yield Candidate((("pipeline", 2),), ("env", "policy"), "rounding", "the policy acts while half the envs step")
+        yield Candidate(
+            (("schedule", "pipelined"),), ("env", "policy"), "rounding", "the policy acts while half of them step"
+        )
     if (now.slowest_over_mean or 1.0) > SLOWER_FROM:
-        yield Candidate((("async_envs", True),), ("env", "policy"), "trade-off", "all wait for the slowest worker")
+        yield Candidate((("schedule", "first_ready"),), ("env", "policy"), "trade-off", "all wait for the slowest")
 
 
 def _sizes(now: Situation) -> Iterator[Candidate]:

@@ -36,7 +36,7 @@ class Lever:
     def flag_class(self) -> str:
         """exact, rounding or trade-off; hyperparameters are trade-offs."""
         return (
-            BY_NAME[self.name].flag_class
+            BY_NAME[self.name].class_of(self.after[self.name])
             if self.name in BY_NAME
             else "exact"
             if self.name == "logging"

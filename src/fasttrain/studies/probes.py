@@ -80,7 +80,7 @@ def _grouped(rig: Rig, groups: WorkerGroups, seconds: float) -> float:
                     under_way.append(group)
             ready = []
             if under_way:
-                ready = groups.first_ready(under_way) if rig.config.async_envs else under_way[:1]
+                ready = groups.first_ready(under_way) if rig.config.schedule == "first_ready" else under_way[:1]
                 for group in ready:
                     groups.wait(group)
                     under_way.remove(group)

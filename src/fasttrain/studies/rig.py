@@ -352,7 +352,7 @@ class Rig:
     def flow(self, facts: EnvFacts, machine: Machine) -> Flow:
         """How the run overlaps its parts."""
         config, shared = self.config, self.shared
-        groups = shared is not None and (config.async_envs or config.pipeline not in (1, "auto"))
+        groups = shared is not None and (config.schedule not in ("lockstep", "auto"))
         # A probe on a busy machine takes waiting for a core for waiting: only envs that mostly wait leave cores free.
         computing = facts.cpu_share if facts.cpu_share < WAITS_BELOW else 1.0
         env_cores = 1.0 if shared is None else min(machine.cores, shared.num_workers) * computing

@@ -37,8 +37,8 @@ def default_space(config: Config, plan: Mapping[str, Any], cores: int) -> Space:
     num_envs = int(effective["num_envs"])
     space: Space = {"num_envs": _around(num_envs, (4, 2, 1, 1 / 2, 1 / 4), least=1)}
     if effective["vec_env"] == "shared":
-        workers = int(effective["num_workers"])
-        space["num_workers"] = sorted({workers, max(1, cores // 2), cores, 2 * cores})
+        workers = int(effective["workers"])
+        space["workers"] = sorted({workers, max(1, cores // 2), cores, 2 * cores})
     if config.algo.spec.off_policy:
         space["updates_per_step"] = _around(int(effective["updates_per_step"]), (2, 1, 1 / 2), least=1)
     if config.algo.spec.minibatches:
@@ -76,7 +76,7 @@ def is_legal(config: Config, point: Point, defaults: Mapping[str, Any], least_ra
         rollout = steps * value["num_envs"] if steps else config.algo.rollout_size
         if max(value["num_envs"], value.get("batch_size") or 1) > rollout:
             return False
-    if "num_workers" in point and point["num_workers"] > value["num_envs"]:
+    if "workers" in point and point["workers"] > value["num_envs"]:
         return False
     if point.get("fused_update") == "on" and "on" in (point.get("use_amp"), point.get("use_compile")):
         return False

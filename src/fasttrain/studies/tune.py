@@ -231,7 +231,7 @@ class Search:
         self.study.say(
             f"best: {label_of(best)}: {result.text()} as fast as the profile" + ("" if better else ", which stays")
         )
-        changed = [key for key in chosen if key not in BY_NAME or BY_NAME[key].flag_class == "trade-off"]
+        changed = [key for key in chosen if key not in BY_NAME or BY_NAME[key].class_of(chosen[key]) == "trade-off"]
         if changed:
             said = f"{', '.join(changed)} change{'s' if len(changed) == 1 else ''} what is learned"
             self.study.say(f"{said}: {command()} compare with it before you rely on it")
