@@ -77,7 +77,7 @@ def yamls() -> Iterator[Case]:
 
     for what, content in YAMLS.items():
         keys = [word for word in ("num_envs", "num_evns", "max_step", "stop", "env", "nothing") if word in str(content)]
-        named = ("mine.yaml", *keys, "mine", "key '3'")
+        named = ("mine.yaml", *keys, "mine", "key '3'", "'env.3'")
         for kind, path, arguments in (
             ("profile", "conf/profile/mine.yaml", ("--config-dir", "conf", "+profile=mine")),
             ("profile first", "conf/profile/mine.yaml", ("+profile=mine", "--config-dir=conf", "hydra.run.dir=out")),

@@ -103,3 +103,16 @@ def test_a_working_directory_that_is_gone_is_one_line(
     gone.rmdir()
     assert main(["num_envs=4"]) == 2
     assert capsys.readouterr().err.startswith("fasttrain: error: the working directory is gone")
+
+
+def test_an_algorithms_own_file_holds_choices_and_must_name_the_algorithm(fasttrain: RunCommand, tmp_path: Path):
+    options = own_file(tmp_path, "algo/mine.yaml", b"gamma: 0.9\n")
+    done = fasttrain("env.id=CartPole-v1", "algo=mine", *options)
+    assert (done.exit_code, done.err.count("\n")) == (2, 1)
+    assert "its file names no algorithm; write name: ppo in it" in done.err
+    own_file(tmp_path, "algo/mine.yaml", b"name: ppo\ngamma: 0.9\n")
+    few = ("total_timesteps=64", "algo.rollout_size=64", "batch_size=32", "num_envs=2", "vec_env=dummy", "report=false")
+    done = fasttrain("env.id=CartPole-v1", "algo=mine", *options, *few[:1], *few[2:], "eval.episodes=2")
+    assert done.exit_code == 0, done.err
+    assert done.json("plan.json")["config"]["algo"]["gamma"] == 0.9
+    assert done.json("plan.json")["config"]["algo"]["learning_rate"] == 3e-4, "the tier's own"

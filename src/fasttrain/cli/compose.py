@@ -198,6 +198,9 @@ def _known(error: Exception, overrides: Sequence[str]) -> str:
     text = str(error)
     if isinstance(error, OverrideParseException):
         return f"cannot read '{error.override}': write key=value, and quote what has spaces"
+    if "Interpolation key 'algo.name' not found" in text:
+        chosen = next((one for one in overrides if key_of(one) == "algo"), "algo")
+        return f"{chosen}: its file names no algorithm; write name: ppo in it, or one of {', '.join(ALGORITHMS)}"
     if key := re.search(r"Could not override '([^']+)'", text):
         return _unknown_key(key[1], overrides)
     if several := re.search(r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)'(?: requires|$)", text, re.M):

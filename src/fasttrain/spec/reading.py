@@ -25,13 +25,18 @@ def from_mapping(values: Mapping[str, Any]) -> Config:
     algo = values.get("algo")
     if not isinstance(algo, Mapping):
         raise ConfigError(f"algo: choose one of {', '.join(ALGORITHMS)}")
+    if "name" not in algo:
+        raise ConfigError(
+            f"algo: its file names no algorithm; write name: ppo in it, or one of {', '.join(ALGORITHMS)}"
+        )
     algo_class = ALGO_CLASSES.get(str(algo.get("name")), ALGO_CLASSES["ppo"])
     for key in algo:
         if why := foreign_key(f"algo.{key}", str(algo.get("name"))):
             raise ConfigError(why)
     values["env"] = env = _build_env(values.get("env"))
-    values["own"] = own = own_of(values.get("own", {}), env, ALGORITHMS[algo_class.__name__.removesuffix("_config")])
-    values["algo"] = build(algo_class, _with_own(algo, own), "algo.")
+    spec = ALGORITHMS[algo_class.__name__.removesuffix("_config")]
+    values["own"] = own = own_of(values.get("own", {}), env, spec)
+    values["algo"] = build(algo_class, _with_own(algo, own, spec), "algo.")
     evaluation = values.get("eval")
     if isinstance(evaluation, Mapping) and evaluation.get("episodes") is None:
         values["eval"] = {**evaluation, "episodes": env.eval_episodes}
@@ -115,13 +120,10 @@ def own_of(given: Any, env: EnvConfig, spec: AlgorithmSpec) -> OwnConfig:
     return filled
 
 
-def _with_own(algo: Mapping[str, Any], own: OwnConfig) -> dict[str, Any]:
+def _with_own(algo: Mapping[str, Any], own: OwnConfig, spec: AlgorithmSpec) -> dict[str, Any]:
     """Keys below `algo.` with the own values where nobody chose others."""
-    found = {**algo}
-    for name in ("learning_rate", "n_epochs", "rollout_size"):
-        if name in found and found[name] is None:
-            found[name] = getattr(own, name)
-    return found
+    names = {"learning_rate", "n_epochs", "rollout_size"} & {*spec.keys()}
+    return {**algo, **{name: getattr(own, name) for name in names if algo.get(name) is None}}
 
 
 def all_keys() -> list[str]:
