@@ -93,3 +93,34 @@ def test_what_is_not_there_is_told_in_one_line(run: RunCommand, typed: str, told
     assert done.exit_code == 2
     assert told in done.err
     assert len(done.err.splitlines()) == 1
+
+
+def test_an_opponent_with_arguments_decides_for_the_other_side(run: RunCommand, tmp_path: Path):
+    counting = (
+        "import pathlib, opponents\nclass Counting(opponents.FirstLegal):\n"
+        "    def episode_over(self, env, info):\n"
+        "        with pathlib.Path('episodes.txt').open('a') as f:\n            f.write(f'{env} {self.errs}\\n')\n"
+    )
+    (tmp_path / "counting.py").write_text(counting)
+    tiny = ("+profile=balance", "total_timesteps=2048", "num_envs=8", "own.native_num_envs=8", "algo.rollout_size=1024",
+            "batch_size=256", "eval.episodes=4", "live=off", "fused_update=off", "algo.net_arch=[16]")  # fmt: skip
+    done = run(*tiny, "opponent={opponent: 'counting:Counting', errs: 0.25}")
+    assert done.exit_code == 0, done.err
+    seen = (tmp_path / "episodes.txt").read_text().split("\n")[:-1]
+    assert len(seen) >= 8
+    assert {line.split()[1] for line in seen} == {"0.25"}
+    assert done.json("summary.json")["quality"]["episodes"] == 4
+
+
+@pytest.mark.parametrize(
+    ("opponent", "told"),
+    [
+        ("opponents:Nobody", "opponent: opponents:Nobody"),
+        ("{opponent: 'opponents:FirstLegal', depth: 3}", "could not be made with {'depth': 3}"),
+        ("pathlib:Path", "PosixPath needs act(observations, action_masks, envs)"),
+    ],
+)
+def test_an_opponent_that_cannot_be_is_told(run: RunCommand, opponent: str, told: str):
+    done = run("+profile=balance", "fused_update=off", "eval.episodes=2", "total_timesteps=64", f"opponent={opponent}")
+    assert done.exit_code == 2
+    assert told in done.err.splitlines()[0]

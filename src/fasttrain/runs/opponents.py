@@ -12,9 +12,12 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.algos.self_play import SnapshotPool
+from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
+from fasttrain.runs.loggers import made
 from fasttrain.runs.progress import QualityKeys, win_of
 from fasttrain.spec.config import SELF, Config
+from fasttrain.spec.typed import named
 from fasttrain.vec.self_play import SelfPlayVecEnv
 
 
@@ -29,8 +32,23 @@ def score_of(info: Mapping[str, Any]) -> float | None:
 
 
 def pool_for(config: Config, model: BaseAlgorithm, env: VecEnv) -> SnapshotPool | None:
-    """The opponents of a run in self-play, set to work in its env; None for any other run."""
+    """The opponents of a run in self-play, set to work in its env; None for any other run.
+
+    A class of the user's is set to work too. What it remembers is no part of a checkpoint.
+
+    Raises:
+        ConfigError: it cannot be made, or decides nothing.
+    """
     if not isinstance(env, SelfPlayVecEnv):
+        return None
+    if config.opponent not in (None, SELF):
+        opponent: Any = made(*named(config.opponent, "opponent", "opponent"), "opponent", object)
+        if not callable(getattr(opponent, "act", None)) or not callable(getattr(opponent, "episode_over", None)):
+            raise ConfigError(
+                f"opponent: {type(opponent).__name__} needs act(observations, action_masks, envs) and "
+                "episode_over(env, info); see fasttrain.vec.self_play.Opponent"
+            )
+        env.set_opponent(opponent)
         return None
     settings = config.self_play
     alone = config.env.kwargs.get(str(config.env.opponent_key)) == SELF  # with bots among them a score is not theirs

@@ -44,6 +44,7 @@ from fasttrain.runs.view import make_console
 from fasttrain.saving.buffer_state import own_random_state
 from fasttrain.spec.config import SELF, Config
 from fasttrain.spec.reading import against, plays_itself
+from fasttrain.spec.typed import Named
 from fasttrain.terminal import shown
 
 MOST_LINES = 60  # legal actions in words, one a line; more are listed as numbers
@@ -136,8 +137,10 @@ def show(console: Console, text: str, style: str = "") -> None:
     console.print(line, soft_wrap=True, highlight=False)
 
 
-def _seated(trained: Config, opponent: str | None) -> Config:
+def _seated(trained: Config, opponent: Named | None) -> Config:
     """Who sits at the table: those of the training, those asked for, or the agent against a person."""
+    if opponent is not None and (not isinstance(opponent, str) or ":" in opponent):
+        raise ConfigError(f"opponent={opponent}: a class of yours decides in training; here take one of the game's own")
     if not trained.play.human:
         seated = trained if opponent is None else against(trained, opponent)
         return _both_sides(seated) if plays_itself(seated) else seated

@@ -320,8 +320,8 @@ class Config:
     algo: AlgoConfig
     eval: EvalConfig
     own: OwnConfig
-    opponent: str | None = setting(
-        None, "self: snapshots of the learner; or one of the game's own; null: as env.kwargs says"
+    opponent: Named | None = setting(
+        None, "self: snapshots of the learner; one of the game's own; module:Class of yours; null: as env.kwargs says"
     )
     run: str | None = setting(None, "a finished run's folder, for commands that read one")
     format: Literal["onnx", "torchscript"] | None = setting(None, "of `export`")

@@ -12,7 +12,7 @@ from fasttrain.spec.checks import check
 from fasttrain.spec.config import ALGO_CLASSES, SELF, Config, EnvConfig, OwnConfig
 from fasttrain.spec.overrides import ALIASES, translated
 from fasttrain.spec.setting import settings_of
-from fasttrain.spec.typed import build, convert
+from fasttrain.spec.typed import Named, build, convert, named
 
 
 def from_mapping(values: Mapping[str, Any]) -> Config:
@@ -59,8 +59,8 @@ def _without_old_names(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def against(config: Config, opponent: str) -> Config:
-    """The same with these opponents in the env.
+def against(config: Config, opponent: Named) -> Config:
+    """The same with these opponents in the env; for a class of the user's somebody outside decides, as in self-play.
 
     Raises:
         ConfigError: the env names no opponents.
@@ -72,7 +72,8 @@ def against(config: Config, opponent: str) -> Config:
             f"opponent={opponent} with {what}: this env has no opponents that fasttrain knows of; name the entry of "
             "env.kwargs that chooses them as env.opponent_key, or leave opponent out"
         )
-    env = replace(config.env, kwargs={**config.env.kwargs, key: opponent})
+    name = named(opponent, "opponent", "opponent")[0]
+    env = replace(config.env, kwargs={**config.env.kwargs, key: SELF if ":" in name else name})
     return replace(config, env=env, opponent=opponent)
 
 
@@ -83,7 +84,7 @@ def env_kwargs(config: Config) -> dict[str, Any]:
 
 
 def plays_itself(config: Config) -> bool:
-    """Whether snapshots of the learner are among the opponents."""
+    """Whether somebody outside decides for opponents: snapshots of the learner, or a class of the user's."""
     chosen = config.env.kwargs.get(config.env.opponent_key) if config.env.opponent_key else None
     return chosen == SELF or (isinstance(chosen, (Mapping, list, tuple)) and SELF in chosen)
 

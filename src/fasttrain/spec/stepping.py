@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fasttrain.errors import ConfigError
+from fasttrain.spec.config import SELF
 from fasttrain.spec.flags import NOT_APPLICABLE, Context, EnvFacts, Machine, Resolved
 from fasttrain.spec.reading import plays_itself
 
@@ -189,7 +190,7 @@ def check_self_play(config: Any, effective: Mapping[str, Any], sources: Mapping[
     named = f"env.kwargs.{config.env.opponent_key}"
     if "opponent" in typed and named in typed:
         raise ConfigError(f"opponent={config.opponent} and {named} say the same thing: leave one of them out")
-    if not plays_itself(config):
+    if not plays_itself(config) or config.opponent not in (None, SELF):
         for key in sorted(key for key in typed if key.startswith("self_play.")):
             raise ConfigError(f"{key} means nothing without opponent=self: take that, or leave {key} out")
         return
