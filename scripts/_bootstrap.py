@@ -29,6 +29,8 @@ CHECKS = (
     ("mypy", ("mypy",)),
     ("pytest", ("pytest", "-n", "2", "--dist", "loadfile")),  # last, so that its closing line is the last thing printed
 )
+# For the inner loop, in less than a minute: no processes, no kernels to compile, no trainings but tiny ones.
+QUICK = ("tests/spec", "tests/buffers", "tests/algos", "tests/perf", "tests/test_architecture.py")
 # pip's settings that uv takes from the environment, and those that do not decide what is chosen. With any other: pip.
 FOR_UV = {
     "index-url": "UV_INDEX_URL",
@@ -395,15 +397,19 @@ def run_script(script: Path, arguments: list[str], root: Path = ROOT, extras: It
 
 
 def run_checks(arguments: list[str], root: Path = ROOT) -> int:
-    """pytest with the arguments, or all checks; returns the first exit code that is not 0."""
+    """pytest with the arguments, or all checks, or `--quick` ones; returns the first exit code that is not 0."""
     venv = Venv(root)
     code = _ready(venv, ("dev",))
     if code:
         return code
-    if arguments:
+    checks = CHECKS
+    if arguments[:1] == ["--quick"]:
+        name, command = CHECKS[-1]
+        checks = (*CHECKS[:2], (name, (*command, "-q", *(arguments[1:] or QUICK))))
+    elif arguments:
         return call([str(venv.python), "-m", "pytest", *arguments], cwd=root)
     failed: dict[str, int] = {}
-    for name, command in CHECKS:
+    for name, command in checks:
         print(f"== {name}", flush=True)
         began = time.monotonic()
         code = call([str(venv.python), "-m", *command], cwd=root)

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """All checks of this repository: python3 scripts/test.py; or some tests: python3 scripts/test.py [pytest arguments]
 
+`--quick`, for the inner loop: ruff, and the tests that need no processes and no long trainings; less than a minute.
+
 Uses the .venv of scripts/run.py with the development tools added. Without arguments: ruff, mypy and the whole test
 suite; every step runs even if one before it failed, and the exit code is not 0 if any did.
 """

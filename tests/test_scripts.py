@@ -425,6 +425,18 @@ def test_checks_all_run_and_the_first_failure_is_the_exit_code(bootstrap: Module
 
 
 @posix
+def test_quick_checks_are_ruff_and_the_tests_that_take_no_time(bootstrap: ModuleType, checkout: Path) -> None:
+    put_venv(checkout)
+    put_stamp(bootstrap, checkout, ("dev",))
+    assert start(checkout, "test.py", "--quick").returncode == 0
+    *ruff, pytest_call = [args[1:] for args in calls(checkout)]
+    assert [args[0] for args in ruff] == ["ruff", "ruff"]
+    assert pytest_call[0] == "pytest"
+    assert pytest_call[-len(bootstrap.QUICK) :] == list(bootstrap.QUICK)
+    assert all((SCRIPTS.parent / name).exists() for name in bootstrap.QUICK)
+
+
+@posix
 def test_arguments_go_to_pytest_alone(bootstrap: ModuleType, checkout: Path) -> None:
     put_venv(checkout)
     put_stamp(bootstrap, checkout, ("dev",))
