@@ -124,3 +124,42 @@ def test_an_opponent_that_cannot_be_is_told(run: RunCommand, opponent: str, told
     done = run("+profile=balance", "fused_update=off", "eval.episodes=2", "total_timesteps=64", f"opponent={opponent}")
     assert done.exit_code == 2
     assert told in done.err.splitlines()[0]
+
+
+FADING = (*(text for text in RUN if not text.startswith(("algo=", "batch_size="))), "algo=a2c")
+
+
+def test_an_algorithm_of_ones_own_trains_is_timed_plays_and_resumes(run: RunCommand):
+    mine = ("algo.entry_point=fading:FadingA2C", "algo.kwargs.fade=2", "algo.ent_coef=0.1")
+    done = run(*FADING, *mine, "loggers=[csv]", "log_every=1", "checkpoint_every=1024")
+    assert done.exit_code == 0, done.err
+    rows = list(csv.DictReader((done.folder / "progress.csv").read_text().splitlines()))
+    left = 1 - float(rows[-1]["time/total_timesteps"]) / 2048
+    assert float(rows[-1]["train/ent_coef"]) == pytest.approx(0.1 * left**2), "squared, as fade=2 says"
+    assert done.json("summary.json")["perf"]["optim_ms"] > 0, "derived classes are timed as SB3's are"
+    for command in (
+        ["eval", "eval.episodes=2"],
+        ["eval", "eval.episodes=2", "--trust"],
+        ["resume", "total_timesteps=4096"],
+    ):
+        again = run(*command[:1], f"run={done.folder}", *command[1:])
+        assert again.exit_code == 0, again.err
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("algo.entry_point=fading:Fadng", "algo.entry_point=fading:Fadng: module 'fading' has no 'Fadng'"),
+        ("algo.entry_point=scaled:Scaled", "takes a class derived from stable_baselines3.A2C, it is <class"),
+        (
+            "algo.entry_point=fading:FadingA2C algo.kwargs.fad=1",
+            "with algo.kwargs={'fad': 1}: TypeError: A2C.__init__()",
+        ),
+        ("algo.kwargs.fade=1", "algo.kwargs={'fade': 1} without algo.entry_point"),
+    ],
+)
+def test_an_algorithm_that_is_none_is_told_in_one_line(run: RunCommand, typed: str, told: str):
+    done = run(*FADING, *typed.split())
+    assert done.exit_code == 2
+    assert told in done.err
+    assert len(done.err.splitlines()) == 1

@@ -107,5 +107,5 @@ class StockPhases(BaseCallback):
 
 
 def is_stock(model: BaseAlgorithm) -> bool:
-    """Whether `model` is one of SB3's own classes, which know nothing of a phase clock."""
-    return type(model).__module__.split(".")[0] in ("stable_baselines3", "sb3_contrib")
+    """Whether `model` is of SB3's own classes or derived from them, which know nothing of a phase clock."""
+    return not hasattr(model, "collector")

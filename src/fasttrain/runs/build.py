@@ -26,7 +26,7 @@ from fasttrain.engines.q_networks import DUELING_POLICIES
 from fasttrain.envs.make import EnvFactory, EnvSpec
 from fasttrain.envs.probe import ProbeResult
 from fasttrain.envs.retrace import Retraced
-from fasttrain.envs.user_code import look_up
+from fasttrain.envs.user_code import blame, look_up
 from fasttrain.errors import ConfigError, EnvSpecError, FastTrainError
 from fasttrain.kernel_jobs import KernelCall
 from fasttrain.machine import bf16_units, usable_cores
@@ -241,13 +241,42 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "You have specified a mini-batch size", UserWarning)  # the plan says it
         if not fast:
-            return spec.load(fast)(policy, TimedVecEnv(env, clock), **arguments)  # type: ignore[no-any-return]
+            return _made(config, fast, policy, TimedVecEnv(env, clock), arguments)
         if spec.off_policy:
             policy, more = _of_ours(algo, policy)
             arguments |= more
-        model = spec.load(fast)(policy, env, **arguments)
+        model = _made(config, fast, policy, env, arguments)
     _put_to_work(model, config, clock)
-    return model  # type: ignore[no-any-return]
+    return model
+
+
+def algorithm_class(config: Config, fast: bool) -> Any:
+    """The algorithm's class, or the user's own that is derived from it.
+
+    Raises:
+        ConfigError: it is derived from another.
+    """
+    base, own = config.algo.spec.load(fast), config.algo.entry_point
+    if own is None:
+        return base
+    found = users(own, "algo.entry_point")
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ConfigError(
+            f"algo.entry_point={own}: algo={config.algo.name} with engine={config.engine} takes a class derived from "
+            f"{base.__module__.partition('.')[0]}.{base.__name__}, it is {found!r:.80}"
+        )
+    return found
+
+
+def _made(config: Config, fast: bool, policy: Any, env: VecEnv, arguments: dict[str, Any]) -> BaseAlgorithm:
+    kind = algorithm_class(config, fast)
+    if config.algo.entry_point is None:
+        return kind(policy, env, **arguments)  # type: ignore[no-any-return]
+    try:
+        return kind(policy, env, **arguments, **config.algo.kwargs)  # type: ignore[no-any-return]
+    except TypeError as error:
+        given = f"algo.entry_point={config.algo.entry_point} with algo.kwargs={config.algo.kwargs}"
+        raise ConfigError(f"{given}: {blame(error)}") from error
 
 
 def _arguments(config: Config, action_space: Any) -> dict[str, Any]:

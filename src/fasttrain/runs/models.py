@@ -19,7 +19,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.runs.build import build_algorithm, build_vec_env, uses_masks
+from fasttrain.runs.build import algorithm_class, build_algorithm, build_vec_env, uses_masks
 from fasttrain.runs.envs import Statistics, statistics_of
 from fasttrain.saving.archives import opened, read_member
 from fasttrain.saving.files import parse_json
@@ -211,4 +211,4 @@ def _load_trusted(config: Config, file: Path) -> BaseAlgorithm:
     spec = config.algo.spec
     # It needs no replay buffer, which may be too large for this machine.
     small: dict[str, Any] = {"buffer_size": 1} if spec.off_policy else {}
-    return spec.load(spec.off_policy).load(file, device="cpu", **small)  # type: ignore[no-any-return]
+    return algorithm_class(config, spec.off_policy).load(file, device="cpu", **small)  # type: ignore[no-any-return]

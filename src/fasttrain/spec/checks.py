@@ -58,6 +58,7 @@ def check(config: Any) -> None:
         check_path(key, lookup(config, key))
     rules = (
         _check_policy,
+        _check_users_class,
         _check_net_arch,
         _check_lstm,
         _check_vec_env,
@@ -136,6 +137,14 @@ def _check_policy(config: Any) -> None:
     if doubled := {"net_arch", "activation_fn", "lstm_hidden_size"} & {*config.algo.policy_kwargs}:
         name = min(doubled)
         raise ConfigError(f"algo.policy_kwargs.{name} is a key of its own: take algo.{name}=…")
+
+
+def _check_users_class(config: Any) -> None:
+    if config.algo.kwargs and config.algo.entry_point is None:
+        raise ConfigError(
+            f"algo.kwargs={config.algo.kwargs} without algo.entry_point: they are for a class of your own; SB3's "
+            "arguments are keys below algo"
+        )
 
 
 def _check_lstm(config: Any) -> None:

@@ -111,6 +111,8 @@ class AlgoConfig:
 
     name: str
     policy: str = setting("auto", "SB3's alias, or module:Class of the user's own")
+    entry_point: str | None = setting(None, "module:Class of the user's own, derived from the algorithm's class")
+    kwargs: dict[str, Any] = setting({}, "what its constructor takes besides")
     policy_kwargs: dict[str, Any] = setting({}, "SB3's; a class is named as module:Class")
     net_arch: NetArch = setting(None, "widths of the hidden layers; null: SB3's")
     activation_fn: Literal["tanh", "relu", "elu", "gelu", "silu", "leaky_relu"] | None = setting(None, "null: SB3's")

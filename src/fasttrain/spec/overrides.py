@@ -81,8 +81,9 @@ def normalise(arguments: Sequence[str], environment: Mapping[str, str]) -> list[
 
     `profile=speed` becomes `+profile=speed`; SB3's places of flags become the flags (`ALIASES`); naming an env by
     `env.id` or `env.entry_point` alone selects the plain `env=gym` group first and calls it so in folders and tables;
-    `env.kwargs.x=1` and `algo.policy_kwargs.x=1` need no plus; environment variables named like a speed flag in
-    capitals come before what was typed, so that the command line wins over them and they win over the profile.
+    `env.kwargs.x=1`, `algo.kwargs.x=1` and `algo.policy_kwargs.x=1` need no plus; environment variables named like a
+    speed flag in capitals come before what was typed, so that the command line wins over them and they win over the
+    profile.
 
     Raises:
         ConfigError: both names of one setting are typed, with different values.
@@ -138,7 +139,8 @@ def _as_hydra_wants_it(override: str) -> str:
         raise ConfigError(f"{override}: a setting cannot be taken away; leave it out, or give it a value")
     if override.startswith("profile="):
         return "+" + override
-    if key_of(override).startswith(("env.kwargs.", "algo.policy_kwargs.")) and not override.startswith("~"):
+    free = ("env.kwargs.", "algo.kwargs.", "algo.policy_kwargs.")
+    if key_of(override).startswith(free) and not override.startswith("~"):
         return "++" + override.lstrip("+")
     return override
 
