@@ -5,11 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from conftest import RunCommand
+from fasttrain.vec.native import NativeVecEnv
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 RUN = ("+profile=balance", "env.id=CartPole-v1", "algo=ppo", "total_timesteps=2048", "algo.rollout_size=512",
@@ -163,3 +166,29 @@ def test_an_algorithm_that_is_none_is_told_in_one_line(run: RunCommand, typed: s
     assert done.exit_code == 2
     assert told in done.err
     assert len(done.err.splitlines()) == 1
+
+
+def test_a_native_game_is_the_single_env_row_by_row_and_is_learned(run: RunCommand, tmp_path: Path):
+    sys.path.insert(0, str(tmp_path))
+    try:
+        from tictactoe import TicTacToe, TicTacToeEnv
+    finally:
+        sys.path.remove(str(tmp_path))
+    env, single, rng = NativeVecEnv(TicTacToe(16), seed=5), TicTacToeEnv(), np.random.default_rng(0)
+    seen, (alone, _) = env.reset()[3], single.reset(seed=8)
+    for _ in range(300):
+        assert (seen == alone).all()
+        actions = np.array([rng.choice(np.flatnonzero(row)) for row in env.slots.action_masks])
+        alone, reward, over, _, _ = single.step(actions[3])
+        observations, rewards, dones, _ = env.step(actions)
+        seen = observations[3]
+        assert (rewards[3], dones[3]) == (reward, over)
+        if over:
+            alone = single.slots.observations[0].copy()
+    game = ("env.entry_point=tictactoe:TicTacToeEnv", "env.native_game=tictactoe:TicTacToe", "num_envs=32")
+    few = ("total_timesteps=16384", "algo.rollout_size=1024", "batch_size=128", "eval.episodes=200", "live=off")
+    done = run("+profile=speed", *game, *few, "fused_update=off", "report=false")
+    assert done.exit_code == 0, done.err
+    rows = csv.DictReader((done.folder / "episodes.csv").read_text().splitlines())
+    won = [row["is_win"].lower() in ("1", "true") for row in rows]
+    assert np.mean(won[-500:]) > np.mean(won[:500]) + 0.2

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from stable_baselines3.common.logger import configure
+import pytest
+from stable_baselines3.common.logger import KVWriter, configure
 
 from conftest import configured
-from fasttrain.runs.loggers import STEPS, cut_back, make_logger
+from fasttrain.runs.loggers import STEPS, Watched, cut_back, make_logger
 
 
 def test_rows_are_cut_and_appended_to_and_columns_may_be_added(tmp_path: Path):
@@ -49,3 +51,27 @@ def test_without_a_list_it_is_as_the_flags_say(tmp_path: Path):
         found.append([type(writer).__name__ for writer in logger.output_formats])
         logger.close()
     assert found == [["CSVOutputFormat"], [], []]
+
+
+@pytest.mark.parametrize("method", ["write", "close"])
+def test_a_writer_of_the_users_that_raises_is_left_out(method: str):
+    class Broken(KVWriter):
+        calls = 0
+
+        def write(self, *arguments: Any, **further: Any) -> None:
+            Broken.calls += 1
+            if method == "write":
+                raise OSError("no room")
+
+        def close(self) -> None:
+            raise KeyError("file")
+
+    said: list[str] = []
+    watched = Watched(Broken(), said.append)
+    for _ in range(2):
+        watched.write({}, {}, 0)
+    watched.close()
+    assert Broken.calls == (1 if method == "write" else 2)
+    (line,) = said
+    assert line.startswith(f"warning: logger Broken.{method} failed: ")
+    assert "test_loggers.py:" in line

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
 from gymnasium import spaces
 from stable_baselines3.common.monitor import Monitor
 
-from fasttrain.errors import EnvError
+from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.vec.native import NativeVecEnv
 from toys import ToyGame
 
@@ -144,3 +145,43 @@ def test_a_game_of_several_heads_takes_a_row_of_actions_per_env():
 def test_an_illegal_action_is_named(env: NativeVecEnv):
     with pytest.raises(EnvError, match="env 0: action 0"):
         env.step(np.zeros(5, np.int64))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"episode_info": None}, "ToyGame lacks episode_info: see fasttrain.envs.protocol.NativeGame"),
+        ({"observation_space": spaces.Discrete(3)}, "ToyGame: observations are a Box"),
+        ({"final_observations": np.zeros((2, 3))}, "final_observations has shape .2, 3., expected .5, "),
+    ],
+)
+def test_a_game_that_is_none_is_refused(change: dict[str, Any], told: str):
+    class Broken(ToyGame):
+        def __getattribute__(self, name: str) -> Any:
+            if name in change:
+                if change[name] is None:
+                    raise AttributeError(name)
+                return change[name]
+            return super().__getattribute__(name)
+
+    Broken.__name__ = "ToyGame"
+    with pytest.raises(EnvSpecError, match=told):
+        NativeVecEnv(Broken(5))
+
+
+@pytest.mark.parametrize("method", ["bind", "reset", "step"])
+def test_what_a_game_raises_is_told_with_the_place(method: str):
+    class Failing(ToyGame):
+        pass
+
+    def fail(*_: Any) -> None:
+        raise IndexError("out of the board")
+
+    def played() -> None:
+        env = NativeVecEnv(Failing(5))
+        env.reset()
+        env.step(np.zeros(5, np.int64))
+
+    setattr(Failing, method, fail)
+    with pytest.raises(EnvError, match=rf"Failing.{method} failed: IndexError: out of the board .*test_native.py:\d+"):
+        played()

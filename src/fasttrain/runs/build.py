@@ -9,7 +9,6 @@ import re
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -191,15 +190,14 @@ def _envpool(config: Config, num_envs: int) -> VecEnv:
 
 
 def _native_game(config: Config, num_envs: int) -> Any:
-    module, _, name = str(config.env.native_game).partition(":")
-    try:
-        game: Any = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"env.native_game={config.env.native_game}: {error}") from error
+    game = users(str(config.env.native_game), "env.native_game")
     try:
         made = game(num_envs, **env_kwargs(config))
-    except TypeError as error:
-        raise ConfigError(f"env.kwargs={config.env.kwargs}: {error}") from error
+    except FastTrainError:
+        raise
+    except Exception as error:
+        what = f"env.native_game={config.env.native_game} could not be made for {num_envs} envs"
+        raise ConfigError(f"{what} with env.kwargs={config.env.kwargs}: {blame(error)}") from error
     if hasattr(made, "max_threads") and not config.overlap:  # else the second core is the update's
         made.max_threads = usable_cores()
     return made

@@ -9,7 +9,7 @@ import csv
 import io
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -66,11 +66,35 @@ class ContinuedCSV(CSVOutputFormat):
         self.file.seek(0, io.SEEK_END)
 
 
-def make_logger(config: Config, folder: Path, continued: bool) -> Logger:
+class Watched(KVWriter):
+    """A writer of the user's: one that raises is left out from there on, and one line says so."""
+
+    def __init__(self, writer: KVWriter, say: Callable[[str], None]) -> None:
+        self.writer, self.failed, self._say = writer, False, say
+
+    def write(self, *arguments: Any, **further: Any) -> None:
+        self._call("write", *arguments, **further)
+
+    def close(self) -> None:
+        self._call("close")
+
+    def _call(self, method: str, *arguments: Any, **further: Any) -> None:
+        if self.failed:
+            return
+        try:
+            getattr(self.writer, method)(*arguments, **further)
+        except Exception as error:  # whatever it is, no training ends for it
+            self.failed = True
+            name = type(self.writer).__name__
+            self._say(f"warning: logger {name}.{method} failed: {blame(error)}; it is left out, the run goes on")
+
+
+def make_logger(config: Config, folder: Path, continued: bool, say: Callable[[str], None] = print) -> Logger:
     """Where SB3's statistics go, under SB3's names over env steps: as `loggers` lists it, else as `train_log_…` say.
 
     Args:
         continued: the files of a run that is resumed are gone on with.
+        say: takes a line for the user.
 
     Raises:
         ConfigError: a logger is unknown, cannot be made, or is no `KVWriter`.
@@ -78,10 +102,10 @@ def make_logger(config: Config, folder: Path, continued: bool) -> Logger:
     wanted: list[Named] = list(config.loggers or ())
     if config.loggers is None and config.train_log_enabled:
         wanted = [*(["csv"] if config.train_log_to_file else []), *(["stdout"] if config.train_log_to_console else [])]
-    return Logger(str(folder), [_writer(entry, folder, continued) for entry in wanted])
+    return Logger(str(folder), [_writer(entry, folder, continued, say) for entry in wanted])
 
 
-def _writer(entry: Named, folder: Path, continued: bool) -> KVWriter:
+def _writer(entry: Named, folder: Path, continued: bool, say: Callable[[str], None]) -> KVWriter:
     name, arguments = named(entry, "logger", "loggers")
     if name == "csv":
         file = folder / "progress.csv"
@@ -98,7 +122,7 @@ def _writer(entry: Named, folder: Path, continued: bool) -> KVWriter:
         raise ConfigError(
             f"loggers: {name!r} is none of {', '.join(known)}, nor module:Class{did_you_mean(name, known)}"
         )
-    return made(name, arguments, "loggers", KVWriter)
+    return Watched(made(name, arguments, "loggers", KVWriter), say)
 
 
 def made(name: str, arguments: Mapping[str, Any], key: str, kind: type[T]) -> T:

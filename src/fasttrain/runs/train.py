@@ -175,7 +175,7 @@ class Run:
         model = build_algorithm(config, self.env, self.clock)
         if (replay := replay_dict(model)) is not None:  # np.zeros takes the memory page by page, as it is written
             self.say(f"replay buffer: {replay['capacity']:,} transitions, {replay['memory_bytes']:,} bytes when full")
-        model.set_logger(make_logger(config, self.folder, bool(self.resumes)))
+        model.set_logger(make_logger(config, self.folder, bool(self.resumes), self.say))
         if self.users.callbacks and isinstance(model, Fast):
             model.collector.lends_observations = False  # they may keep what they are shown
         return model

@@ -8,14 +8,34 @@ from typing import Any, TypeGuard
 
 import gymnasium as gym
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs
 
 from fasttrain.batch import FinishedEpisode, Int64Array, Slots
 from fasttrain.envs.masks import mask_width
 from fasttrain.envs.protocol import NativeGame
-from fasttrain.errors import EnvError
+from fasttrain.envs.user_code import blame
+from fasttrain.errors import EnvError, EnvSpecError, FastTrainError
 from fasttrain.vec.base import SlotVecEnv, copy_observations, empty_observations
+
+
+def check_game(game: Any) -> None:
+    """Whether it has what a `NativeGame` needs.
+
+    Raises:
+        EnvSpecError: names what it lacks.
+    """
+    name, needed = type(game).__name__, ("num_envs", "observation_space", "action_space", "final_observations", "bind",
+                                         "reset", "step", "episode_info", "opponents_ns")  # fmt: skip
+    if lacks := [one for one in needed if not hasattr(game, one)]:
+        raise EnvSpecError(f"the native game {name} lacks {', '.join(lacks)}: see fasttrain.envs.protocol.NativeGame")
+    if not isinstance(game.observation_space, spaces.Box) or isinstance(game.action_space, spaces.Box):
+        raise EnvSpecError(f"the native game {name}: observations are a Box, actions Discrete or MultiDiscrete")
+    wanted = (game.num_envs, *game.observation_space.shape)
+    if np.shape(game.final_observations) != wanted:
+        found = np.shape(game.final_observations)
+        raise EnvSpecError(f"the native game {name}: final_observations has shape {found}, expected {wanted}")
 
 
 class NativeVecEnv(SlotVecEnv):
@@ -27,6 +47,7 @@ class NativeVecEnv(SlotVecEnv):
     """
 
     def __init__(self, game: NativeGame, seed: int | None = None) -> None:
+        check_game(game)
         self.game = game
         num_envs = game.num_envs
         self.slots = Slots(
@@ -41,14 +62,14 @@ class NativeVecEnv(SlotVecEnv):
         self._lengths: Int64Array = np.zeros(num_envs, np.int64)
         self.num_envs = num_envs  # get_attr("render_mode") in SB3's constructor needs it
         super().__init__(num_envs, game.observation_space, game.action_space)
-        game.bind(self.slots)
+        self._ask("bind", self.slots)
         if seed is not None:
             self.seed(seed)
 
     def reset(self) -> VecEnvObs:
         slots = self.slots
         self._pending_actions = None
-        self.game.reset(np.arange(self.num_envs, dtype=np.int64), self._seeds)
+        self._ask("reset", np.arange(self.num_envs, dtype=np.int64), self._seeds)
         self._reset_seeds()
         slots.rewards[:] = 0.0
         slots.terminations[:] = False
@@ -61,11 +82,20 @@ class NativeVecEnv(SlotVecEnv):
     def step_slots(self, actions: NDArray[Any]) -> None:
         slots = self.slots
         slots.actions[...] = actions
-        self.game.step()
+        self._ask("step")
         self._returns += slots.rewards
         self._lengths += 1
         ended = np.flatnonzero(slots.terminations | slots.truncations)
         slots.finished = [self._finish(index) for index in ended.tolist()] if ended.size else []
+
+    def _ask(self, method: str, *arguments: Any) -> None:
+        """What the game's own code raises is told in one line, with the place in it."""
+        try:
+            getattr(self.game, method)(*arguments)
+        except FastTrainError:
+            raise
+        except Exception as error:
+            raise EnvError(f"{type(self.game).__name__}.{method} failed: {blame(error)}") from error
 
     def step_listed(self, indices: Int64Array, actions: NDArray[Any]) -> list[FinishedEpisode]:
         """One decision in these envs (M,) alone, of a game that stops at either side's; the episodes that ended.
