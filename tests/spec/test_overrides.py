@@ -3,7 +3,14 @@ from __future__ import annotations
 import pytest
 
 from fasttrain.errors import ConfigError
-from fasttrain.spec.overrides import from_environment, key_of, normalise, sources, split_options
+from fasttrain.spec.overrides import (
+    from_environment,
+    key_of,
+    normalise,
+    sources,
+    split_options,
+    with_names_as_typed,
+)
 
 
 def test_key_of():
@@ -110,3 +117,19 @@ def test_other_names_of_a_setting(typed: str, meant: list[str]):
 def test_other_names_that_say_something_else(typed: list[str], message: str):
     with pytest.raises(ConfigError, match=message):
         normalise(typed, {})
+
+
+def test_a_message_says_what_was_typed():
+    typed = ["num_workers=9", "pipeline=2", "seed=1"]
+    assert with_names_as_typed("workers=9 is more than num_envs=8", typed) == (
+        "workers=9 is more than num_envs=8 (typed: num_workers=9)"
+    )
+    assert with_names_as_typed("num_workers=9 contradicts workers=2", typed) == "num_workers=9 contradicts workers=2"
+    assert with_names_as_typed("seed=1: no", typed) == "seed=1: no"
+
+
+def test_the_last_value_of_a_setting_counts():
+    assert normalise(["vec_env=dummy", "vec_env=dummy", "force_dummy_vec_env=1"], {}) == ["vec_env=dummy"] * 2
+    with pytest.raises(ConfigError, match="force_dummy_vec_env=true contradicts vec_env=shared"):
+        normalise(["vec_env=dummy", "force_dummy_vec_env=true", "vec_env=shared"], {})
+    assert normalise(["num_workers=2", "num_workers=3"], {}) == ["workers=2", "workers=3"]

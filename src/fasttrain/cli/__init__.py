@@ -28,7 +28,7 @@ from fasttrain.errors import (
     FastTrainError,
     too_little_memory,
 )
-from fasttrain.spec.overrides import normalise
+from fasttrain.spec.overrides import normalise, with_names_as_typed
 
 if TYPE_CHECKING:
     from fasttrain.studies.sweep import Sweep
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _sigterm_as_ctrl_c():
             return _dispatch(arguments)
     except FastTrainError as error:
-        return _report(error, error.exit_code)
+        return _report(error, error.exit_code, with_names_as_typed(str(error), arguments))
     except MemoryError as error:
         return _report(error, ConfigError.exit_code, too_little_memory(error))
     except KeyboardInterrupt:

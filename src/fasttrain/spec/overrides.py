@@ -106,20 +106,29 @@ def _without_aliases(overrides: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: two names of one setting are typed, with different values.
     """
-    found: dict[str, tuple[str, str, str]] = {}  # setting → its value, by which name it was typed, and how
+    found = {key_of(text): (text.partition("=")[2], text) for text in overrides if key_of(text) not in ALIASES}
     kept = []
     for text in overrides:
-        name, value = key_of(text), text.partition("=")[2]
-        key, meant = translated(name, value) if name in ALIASES else (name, value)
+        if (name := key_of(text)) not in ALIASES:
+            kept.append(text)
+            continue
+        key, meant = translated(name, text.partition("=")[2])
         if meant is None:
             continue
-        other, by, typed = found.setdefault(key, (meant, name, text))
-        if other != meant and by != name:
-            first, second = (text, typed) if name in ALIASES else (typed, text)
-            raise ConfigError(f"{first} contradicts {second}: they are one setting ({key}); leave one of them out")
-        if by == name:
-            kept.append(text if name == key else f"{key}={meant}")
+        value, other = found.get(key, (meant, text))
+        if value != meant and key_of(other) != name:
+            raise ConfigError(f"{text} contradicts {other}: they are one setting ({key}); leave one of them out")
+        if key_of(other) == name:
+            kept.append(f"{key}={meant}")
+        found[key] = meant, text
     return kept
+
+
+def with_names_as_typed(message: str, arguments: Sequence[str]) -> str:
+    """The message, and what was typed under another name, where it speaks of the setting alone."""
+    typed = [text for text in arguments if key_of(text) in ALIASES and key_of(text) not in message]
+    meant = [text for text in typed if re.search(rf"(?<![\w.]){re.escape(ALIASES[key_of(text)].key)}=", message)]
+    return f"{message} (typed: {', '.join(meant)})" if meant else message
 
 
 def _name_of_env(overrides: Iterable[str]) -> str:
