@@ -86,7 +86,8 @@ class Alternate(BaseCallback):
         self._begun, self._from = time.perf_counter(), steps
 
     def _switch(self) -> None:
-        self.engine.guard = self._guard if self._guarded else None
+        model: Any = self.model
+        model.engine.guard = self._guard if self._guarded else None
         self._run.checkpoints._too_large = not self._guarded  # nothing is kept then
         if isinstance(self._run.env, DummyVecEnv):  # without guards it notes nothing
             self._run.env.__class__ = NotedVecEnv if self._guarded else DummyVecEnv

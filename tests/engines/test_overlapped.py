@@ -229,15 +229,16 @@ def test_the_update_is_compiled_before_it_begins():
     model = made("torch")
     settings = EngineSettings(compile_mode="default", overlap=True)
     model.engine = Plain(model.policy, settings, model.engine)
+    spent = model.collector.clock.snapshot()["other"]
     model.prepare(model.env)
-    before, spent = model.engine.warmup_s, model.collector.clock.snapshot()["other"]
-    model.learn(120)
     learner: Any = model.engine.overlapped.learner
+    assert learner.compiled is not None, "before training, not in its first update"
+    compiled_in = model.engine.warmup_s
+    model.learn(120)
     assert learner.compiled is not None
     assert not learner.must_compile_for((20,))
     assert set(threads) == {threading.main_thread().name}
-    assert model.engine.warmup_s - before == pytest.approx(learner.warmup_s)
-    assert learner.warmup_s > 0
+    assert model.engine.warmup_s == compiled_in > learner.warmup_s > 0
     assert model.collector.clock.snapshot()["other"] > spent
 
 

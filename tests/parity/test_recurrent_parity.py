@@ -68,7 +68,7 @@ def test_shared_workers_serve_it(fasttrain: RunCommand):
     assert RecurrentPPO.load(done.folder / "model.zip", device="cpu").policy.shared_lstm
 
 
-@pytest.mark.parametrize("flag", ["fused_update=on", "pipeline=2", "async_envs=true", "use_amp=on"])
+@pytest.mark.parametrize("flag", ["fused_update=on", "schedule=pipelined", "schedule=first_ready", "use_amp=on"])
 def test_what_needs_the_fast_engine_is_refused_when_typed(fasttrain: RunCommand, flag: str):
     done = fasttrain(*TINY, flag)
     assert done.exit_code == 2

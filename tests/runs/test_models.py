@@ -166,3 +166,14 @@ def test_trust_is_sb3s_own_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.undo()
     found = load_policy(config, file, trust=True)
     assert pickle.dumps(found.lr_schedule) == pickle.dumps(model.lr_schedule)
+
+
+@pytest.mark.parametrize(("engine", "base"), [("stock", "stable_baselines3"), ("fast", "fasttrain")])
+def test_a_dqn_of_ones_own_is_built_again_of_either_base(
+    engine: str, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    name = f"own_dqn_{engine}"
+    (tmp_path / f"{name}.py").write_text(f"from {base} import DQN\nclass Mine(DQN):\n    pass\n")
+    config = configured("env.id=CartPole-v1", "algo=dqn", f"engine={engine}", f"algo.entry_point={name}:Mine")
+    assert type(bare_model(config)).__name__ == "Mine"

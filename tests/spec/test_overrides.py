@@ -119,6 +119,13 @@ def test_other_names_that_say_something_else(typed: list[str], message: str):
         normalise(typed, {})
 
 
+def test_the_environment_gives_way_to_what_was_typed_by_any_name():
+    assert normalise(["async_envs=false"], {"ASYNC_ENVS": "1"}) == []
+    assert normalise(["use_subproc_envs=true"], {"USE_SUBPROC_ENVS": "0", "NUM_ENVS": "4"}) == ["num_envs=4"]
+    with pytest.raises(ConfigError, match="force_dummy_vec_env=1 contradicts vec_env=shared"):
+        normalise([], {"VEC_ENV": "shared", "FORCE_DUMMY_VEC_ENV": "1"})
+
+
 def test_a_message_says_what_was_typed():
     typed = ["num_workers=9", "pipeline=2", "seed=1"]
     assert with_names_as_typed("workers=9 is more than num_envs=8", typed) == (

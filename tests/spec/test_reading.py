@@ -123,4 +123,6 @@ def test_files_of_before_may_use_the_other_names():
     old = {"num_workers": 4, "pipeline": 2, "use_subproc_envs": True, "force_dummy_vec_env": False, "async_envs": False}
     config = from_mapping({**plain, **old})
     assert (config.workers, config.schedule, config.vec_env) == (4, "pipelined", "subproc")
-    assert from_mapping({**plain, **old, "workers": 2}).workers == 2, "chosen by its own name"
+    assert from_mapping({**plain, **old, "workers": 2}, {"workers"}).workers == 2, "typed by its own name"
+    assert from_mapping({**plain, "schedule": "auto", "async_envs": True}).schedule == "first_ready", "over a profile's"
+    assert from_mapping({**plain, "pipeline": 4}).schedule == "pipelined", "0.1 had more than two groups"

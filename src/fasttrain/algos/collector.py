@@ -112,7 +112,7 @@ def bootstrap_truncated(
     """Add gamma × value of the last observation to the last reward of every episode that was cut.
 
     As SB3 does it, env by env, where every number is to be SB3's: one product of several rows rounds differently, by up
-    to one unit in the last place. In one forward by compiled kernels.
+    to one unit in the last place. In one forward where kernels were asked for.
 
     An episode that a fault cut (`lost`) says nothing about its last action: the reward is set to what was expected,
     `values` (N,) or (N, 1), so that the advantage is zero.

@@ -208,9 +208,9 @@ class DQN(Fast, stable_baselines3.DQN):
         return Replay(buffer, self.collector.sampler, self._vec_normalize_env)
 
     def prepare(self, env: VecEnv) -> str:
-        engine = self.engine_now()
-        if engine.settings.compile_mode is None or not isinstance(self.replay_buffer, ReplayStorage):
+        if self.engine.settings.compile_mode is None or not isinstance(self.replay_buffer, ReplayStorage):
             return ""
+        engine = self.engine_now()
         with self.collector.clock.phase("other"):
             return engine.prepare(self.replay(), self.work(1, self.batch_size), [env.num_envs])
 
@@ -302,6 +302,8 @@ def train(model: DQN, gradient_steps: int, batch_size: int) -> None:
     try:
         done = engine.update(model.replay(), model.work(gradient_steps, batch_size))
     except EnvError as error:
+        if type(error) is not EnvError:
+            raise
         raise EnvError(f"at step {model.num_timesteps:,}: {error}") from error
     engine.clock.enter("log")
     model._n_updates += gradient_steps

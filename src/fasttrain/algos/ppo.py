@@ -72,7 +72,10 @@ class _PPO(Fast, OnPolicyAlgorithm):
         groups = None if self.use_sde else self.collector.groups_of(self.collector.source_of(env))
         sizes = [env.num_envs, *([rows.stop - rows.start for rows in groups.rows] if groups else ())]
         with self.collector.clock.phase("other"):
-            return engine.prepare(rollout, self.work(), sizes)
+            failure = engine.prepare(rollout, self.work(), sizes)
+        if engine.settings.overlap and engine.overlapped.learner is None:  # compiles too: not in the middle of training
+            engine.overlapped.prepared(engine, rollout, self.work())
+        return failure
 
     def why_not(self, kind: str) -> str:
         return kernels.why_not(self.policy) if kind == "kernels" else ""
@@ -275,6 +278,7 @@ def train(model: _PPO) -> None:
         work = model.work()
         note(model, engine.update(rollout, work), work, rollout)
         return
+    take_over(model)
     update_learning_rate(optimizer, model.lr_schedule(model._current_progress_remaining))
     filled: Any = rollout
     overlapped.start(engine, filled, model.work())
@@ -290,6 +294,7 @@ def take_over(model: _PPO) -> None:
     model.collector.clock.enter("train")
     if (taken := engine.overlapped.take(engine)) is not None:
         job, done = taken
+        model.collector.clock.enter("log")
         model.logger.record("train/learning_rate", model.policy.optimizer.param_groups[0]["lr"])
         note(model, done, job.work, job.rollout)
 

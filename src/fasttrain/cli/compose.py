@@ -43,6 +43,7 @@ def register() -> None:
     OmegaConf.register_new_resolver("pid", os.getpid, replace=True)
     settings = defaults_of(Config)
     networks = settings.pop("algo")
+    settings["total_timesteps"], settings["eval"]["episodes"] = "${env.total_timesteps}", "${env.eval_episodes}"
     ConfigStore.instance().store(name="settings", node=settings)
     for spec in ALGORITHMS.values():
         ConfigStore.instance().store(name=spec.name, node=_algo_node(spec, networks), group="algo")
@@ -112,8 +113,9 @@ def configured(arguments: Sequence[str]) -> Config:
 
     register()
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        composed = compose("config", overrides=normalise(arguments, {}))
-        return from_mapping(OmegaConf.to_container(composed, resolve=True))  # type: ignore[arg-type]
+        overrides = normalise(arguments, {})
+        composed = compose("config", overrides=overrides)
+        return from_mapping(OmegaConf.to_container(composed, resolve=True), typed_keys(overrides))  # type: ignore[arg-type]
 
 
 def compose_typed(arguments: Sequence[str]) -> Config:
@@ -130,7 +132,7 @@ def compose_typed(arguments: Sequence[str]) -> Config:
         plain = OmegaConf.to_container(compose("config", overrides=wanted), resolve=True)
     except Exception as error:
         raise clear_error(error, [*config_dir_options(arguments), *wanted]) from error
-    return from_mapping(plain)  # type: ignore[arg-type]
+    return from_mapping(plain, typed_keys(wanted))  # type: ignore[arg-type]
 
 
 def typed_config(composed: Any, overrides: Sequence[str]) -> Config:
@@ -147,7 +149,12 @@ def typed_config(composed: Any, overrides: Sequence[str]) -> Config:
         plain = OmegaConf.to_container(composed, resolve=True)
     except Exception as error:
         raise clear_error(error, overrides) from error
-    return from_mapping(plain)  # type: ignore[arg-type]
+    return from_mapping(plain, typed_keys(overrides))  # type: ignore[arg-type]
+
+
+def typed_keys(overrides: Sequence[str]) -> set[str]:
+    """The keys of what was typed, environment variables among it."""
+    return {key_of(text) for text in overrides}
 
 
 def profile_keys(job: Any) -> dict[str, list[str]]:

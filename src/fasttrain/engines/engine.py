@@ -30,7 +30,7 @@ class EngineSettings:
 
     kind: str = "torch"  # or "kernels": compiled ones on the CPU, faster, equal up to rounding and draws
     threads: int = 1  # of the kernels, at most
-    overlap: bool = False  # on-policy: update beside the next rollout, with weights one update old
+    overlap: bool = False  # on-policy alone: update beside the next rollout, with weights one update old
     fused_adam: bool = False  # torch's fused kernel on the CPU, 99 µs a step of [64, 64], not 275; others bring it too
     amp_dtype: torch.dtype | None = None  # of the networks: bfloat16, or float16 on CUDA
     compile_mode: str | None = None  # a mode of torch.compile; on CUDA all but "default" mean CUDA graphs as well

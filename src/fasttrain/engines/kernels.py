@@ -261,6 +261,7 @@ class KernelEngine(Engine):
             )
         if taken:
             self._write(optimizer, step + taken)
+        self.clock.enter("log")
         return self.counted(self._statistics(epochs, taken, stopped, int(bad[0]), data))
 
     def _statistics(

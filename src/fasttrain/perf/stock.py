@@ -108,4 +108,4 @@ class StockPhases(BaseCallback):
 
 def is_stock(model: BaseAlgorithm) -> bool:
     """Whether `model` is of SB3's own classes or derived from them, which know nothing of a phase clock."""
-    return not hasattr(model, "collector")
+    return not hasattr(model, "time_with")

@@ -20,6 +20,7 @@ from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
+from fasttrain.algos.fast import Fast
 from fasttrain.batch import OPPONENTS_TURN
 from fasttrain.engines.q_networks import DUELING_POLICIES
 from fasttrain.envs.make import EnvFactory, EnvSpec
@@ -239,7 +240,10 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "You have specified a mini-batch size", UserWarning)  # the plan says it
         if not fast:
-            return _made(config, fast, policy, TimedVecEnv(env, clock), arguments)
+            model = _made(config, fast, policy, TimedVecEnv(env, clock), arguments)
+            if isinstance(model, Fast):
+                model.time_with(clock)  # of bare models; a run refuses it where the plan is made
+            return model
         if spec.off_policy:
             policy, more = _of_ours(algo, policy)
             arguments |= more

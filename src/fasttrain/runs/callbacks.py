@@ -19,6 +19,8 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
+from fasttrain.algos.collector import Collector
+from fasttrain.algos.fast import Fast
 from fasttrain.buffers.prefetch import Prefetching
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.engines.causes import check_step
@@ -143,7 +145,7 @@ class RunCallback(BaseCallback):
 
     def _on_training_start(self) -> None:
         # Ours count their own updates: a hook on the optimizer would keep the fused kernels away.
-        self._ours: Any = self.model if hasattr(self.model, "engine") else None
+        self._ours: Any = self.model if isinstance(self.model, Fast) else None
         self._checks_steps = self._nan_guard and self._ours is None  # a stock class; ours look for themselves
         if self._ours is not None and self._ours.engine.guard is not None:
             self._ours.engine.guard.say = self.parts.say
@@ -275,7 +277,7 @@ def _dump_logs(model: BaseAlgorithm) -> None:
 def replay_dict(model: BaseAlgorithm) -> dict[str, Any] | None:
     """Fill and size of the buffer, and how often prefetched batches were ready; None for other algorithms."""
     storage, ours = getattr(model, "replay_buffer", None), getattr(model, "collector", None)
-    if ours is None or not isinstance(storage, ReplayStorage):
+    if not isinstance(ours, Collector) or not isinstance(storage, ReplayStorage):
         return None
     sampler = ours.sampler
     facts: dict[str, Any] = {

@@ -58,6 +58,8 @@ def settle_kernels(plan: Plan, model: BaseAlgorithm) -> Plan:
     Raises:
         ConfigError: `fused_update=on` was asked for by name and they cannot do anything.
     """
+    if isinstance(model, Fast) and plan.config.engine == "stock":
+        raise ConfigError(f"algo.entry_point={plan.config.algo.entry_point}: a class of ours needs engine=fast")
     if plan.config.fused_update != "on" or not isinstance(model, Fast):
         return plan
     reason = model.why_not("kernels")

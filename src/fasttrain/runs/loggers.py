@@ -19,6 +19,7 @@ from stable_baselines3.common.logger import (
     HumanOutputFormat,
     KVWriter,
     Logger,
+    SeqWriter,
     TensorBoardOutputFormat,
 )
 
@@ -89,6 +90,13 @@ class Watched(KVWriter):
             self._say(f"warning: logger {name}.{method} failed: {blame(error)}; it is left out, the run goes on")
 
 
+class WatchedSequence(Watched, SeqWriter):
+    """One that takes SB3's plain lines too."""
+
+    def write_sequence(self, sequence: list[str]) -> None:
+        self._call("write_sequence", sequence)
+
+
 def make_logger(config: Config, folder: Path, continued: bool, say: Callable[[str], None] = print) -> Logger:
     """Where SB3's statistics go, under SB3's names over env steps: as `loggers` lists it, else as `train_log_…` say.
 
@@ -122,7 +130,8 @@ def _writer(entry: Named, folder: Path, continued: bool, say: Callable[[str], No
         raise ConfigError(
             f"loggers: {name!r} is none of {', '.join(known)}, nor module:Class{did_you_mean(name, known)}"
         )
-    return Watched(made(name, arguments, "loggers", KVWriter), say)
+    writer = made(name, arguments, "loggers", KVWriter)
+    return (WatchedSequence if isinstance(writer, SeqWriter) else Watched)(writer, say)
 
 
 def made(name: str, arguments: Mapping[str, Any], key: str, kind: type[T]) -> T:

@@ -103,7 +103,8 @@ def bare_model(config: Config) -> BaseAlgorithm:
     spec = config.algo.spec
     small: dict[str, Any] = {"rollout_size": 2} if spec.on_policy else {"buffer_size": 1, "n_steps": 1}
     engine: Literal["stock", "fast"] = "stock"
-    if spec.off_policy and spec.has_fast:  # ours plays with masks, and has heads that stock has not
+    own_stock = config.algo.entry_point is not None and config.engine == "stock"
+    if spec.off_policy and spec.has_fast and not own_stock:  # ours plays with masks, and has heads that stock has not
         small |= {"prioritized": False, "use_masking": uses_masks(config)}
         engine = "fast"
     own = dataclasses.replace(
@@ -211,4 +212,5 @@ def _load_trusted(config: Config, file: Path) -> BaseAlgorithm:
     spec = config.algo.spec
     # It needs no replay buffer, which may be too large for this machine.
     small: dict[str, Any] = {"buffer_size": 1} if spec.off_policy else {}
-    return algorithm_class(config, spec.off_policy).load(file, device="cpu", **small)  # type: ignore[no-any-return]
+    own_stock = config.algo.entry_point is not None and config.engine == "stock"
+    return algorithm_class(config, spec.off_policy and not own_stock).load(file, device="cpu", **small)  # type: ignore[no-any-return]

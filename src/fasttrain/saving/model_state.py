@@ -42,7 +42,7 @@ SEEN = ("_last_obs", "_last_original_obs", "_last_episode_starts")
 
 def model_state(model: BaseAlgorithm) -> tuple[State, Arrays]:
     """Of a model between an update and the next rollout. The arrays are views where they lie in host memory."""
-    engine: Engine | None = getattr(model, "engine", None)
+    engine = getattr(model, "engine", None)
     state: State = {
         "counters": {name: plain(getattr(model, name)) for name in COUNTERS if hasattr(model, name)},
         "episodes": [plain(episode) for episode in model.ep_info_buffer or ()],
@@ -61,7 +61,7 @@ def model_state(model: BaseAlgorithm) -> tuple[State, Arrays]:
     arrays |= {f"tensors/{name}": _host(recursive_getattr(model, name)) for name in tensor_names}
     for name in SEEN:
         arrays |= _observations(name, getattr(model, name, None))
-    if engine is not None:
+    if isinstance(engine, Engine):
         if engine.overlapped is not None:  # first: the update that is waited for
             state["overlap"] = _add_overlap(arrays, engine.overlapped)
         own, kept = engine.state()
@@ -127,6 +127,8 @@ def _load_engine(model: Any, engine: Engine, state: Mapping[str, Any], arrays: M
     pending = state.get("overlap")
     if pending is None or engine.overlapped is None:
         return
+    if "work" not in pending:
+        raise ConfigError("the checkpoint has an update under way as an earlier version kept it: begin anew")
     terms = {name: np.array(array) for name, array in inside(arrays, "learner_terms").items()}
     done = Statistics(terms, np.array(arrays["learner_norms"]), **pending["statistics"])
 

@@ -1,4 +1,4 @@
-"""The speed flags, and what a rule that resolves one may look at. Rules: `plan`, `stepping`, `acceleration`."""
+"""The speed flags, and what a rule that resolves one may look at. Rules: `plan`, `stepping`, `computing`."""
 
 from __future__ import annotations
 

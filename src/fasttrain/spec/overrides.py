@@ -89,8 +89,9 @@ def normalise(arguments: Sequence[str], environment: Mapping[str, str]) -> list[
         ConfigError: both names of one setting are typed, with different values.
     """
     options, overrides = split_options(arguments)
+    typed = {ALIASES[key_of(override)].key for override in overrides if key_of(override) in ALIASES}
     overrides = _without_aliases(overrides)
-    typed = {key_of(override) for override in overrides}
+    typed |= {key_of(override) for override in overrides}
     result = list(options)
     if typed & {"env.id", "env.entry_point"} and "env" not in typed:
         result.append("env=gym")
@@ -188,11 +189,8 @@ def config_dir_options(arguments: Sequence[str]) -> list[str]:
 def from_environment(environment: Mapping[str, str], typed: Iterable[str] = ()) -> list[str]:
     """Overrides from environment variables, those left out that were also typed."""
     skip = set(typed)
-    given = [f"{flag.name}={environment[flag.name.upper()]}" for flag in FLAGS if environment.get(flag.name.upper())]
-    for name in ALIASES:
-        if value := environment.get(name.upper()):
-            key, meant = translated(name, value)
-            given += [] if meant is None else [f"{key}={meant}"]
+    names = (*(flag.name for flag in FLAGS), *ALIASES)
+    given = _without_aliases([f"{name}={environment[name.upper()]}" for name in names if environment.get(name.upper())])
     return [text for text in given if key_of(text) not in skip]
 
 
@@ -208,6 +206,7 @@ def sources(
     injected = set(from_environment(environment))
     result: dict[str, str] = {}
     for name, keys in profiles.items():
+        keys = (ALIASES[key].key if key in ALIASES else key for key in keys)
         result.update(dict.fromkeys(keys, f"profile {name}"))
     for override in overrides:
         result[key_of(override)] = "environment" if override in injected else "command line"

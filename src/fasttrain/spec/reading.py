@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -15,13 +15,16 @@ from fasttrain.spec.setting import settings_of
 from fasttrain.spec.typed import Named, build, convert, named
 
 
-def from_mapping(values: Mapping[str, Any]) -> Config:
+def from_mapping(values: Mapping[str, Any], chosen: Iterable[str] = ()) -> Config:
     """The typed and checked configuration.
+
+    Args:
+        chosen: keys that were typed: no file's other name for them counts.
 
     Raises:
         ConfigError: unknown key, wrong type, out of range, or fields that contradict each other.
     """
-    values = _without_old_names(values)
+    values = _without_old_names(values, chosen)
     algo = values.get("algo")
     if not isinstance(algo, Mapping):
         raise ConfigError(f"algo: choose one of {', '.join(ALGORITHMS)}")
@@ -48,15 +51,17 @@ def from_mapping(values: Mapping[str, Any]) -> Config:
     return config
 
 
-def _without_old_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """With settings in place of their other names, which files of 0.1 have; what is chosen by its own name stays."""
-    found, usual = dict(values), {one.name: one.default for one in fields(Config)}
+def _without_old_names(values: Mapping[str, Any], chosen: Iterable[str]) -> dict[str, Any]:
+    """With settings in place of their other names, which files of 0.1 and of users have; `chosen` were typed."""
+    found, meant_by_files = dict(values), dict[str, str]()
     for name in ALIASES:
         if name in found:
-            key, meant = translated(name, found.pop(name))
-            if meant is not None and found.get(key, usual[key]) in (usual[key], None):
-                found[key] = meant
-    return found
+            value = found.pop(name)
+            several = name == "pipeline" and isinstance(value, int) and value > 2  # 0.1 had more than two groups
+            key, meant = translated(name, 2 if several else value)
+            if meant is not None and key not in chosen and meant_by_files.get(key) in (None, "lockstep", "auto"):
+                meant_by_files[key] = meant
+    return {**found, **meant_by_files}
 
 
 def against(config: Config, opponent: Named) -> Config:
