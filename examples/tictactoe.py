@@ -102,8 +102,8 @@ class TicTacToe:
 
     def _write(self, rows: NDArray[np.int64]) -> None:
         boards, slots = self.boards[rows], self.slots
-        slots.observations[rows] = np.concatenate([boards == 1, boards == -1], axis=1)  # type: ignore[index]
-        slots.action_masks[rows] = boards == 0  # type: ignore[index]
+        slots.observations[rows] = np.concatenate([boards == 1, boards == -1], axis=1)
+        slots.action_masks[rows] = boards == 0
 
     def _has_line(self, who: int) -> NDArray[np.bool_]:
         found: NDArray[np.bool_] = (self.boards[:, LINES] == who).all(2).any(1)
@@ -136,14 +136,14 @@ class TicTacToeEnv(gym.Env[NDArray[np.float32], np.int64]):
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
         super().reset(seed=seed)
         self.game.reset(np.zeros(1, np.int64), [seed])
-        return self.slots.observations[0].copy(), {}  # type: ignore[index]
+        return self.slots.observations[0].copy(), {}
 
     def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         self.slots.actions[0] = action
         self.game.step()
         over, reward = bool(self.slots.terminations[0]), float(self.slots.rewards[0])
         last = self.game.final_observations if over else self.slots.observations
-        return last[0].copy(), reward, over, False, self.game.episode_info(0) if over else {}  # type: ignore[index]
+        return last[0].copy(), reward, over, False, self.game.episode_info(0) if over else {}
 
     def action_masks(self) -> NDArray[np.bool_]:
         """(9,) True = free."""

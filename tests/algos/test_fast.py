@@ -18,6 +18,7 @@ from fasttrain.engines.kernels import KernelEngine
 from fasttrain.engines.kernels_q import KernelQEngine
 from fasttrain.engines.torch import TorchEngine
 from fasttrain.engines.torch_q import TorchQEngine
+from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
 from toys import ToyGame, single_thread, toy_gym_vec
 
@@ -260,3 +261,10 @@ def test_preparing_without_a_compiler_does_nothing(name: str):
     model = made(name)
     assert model.prepare(model.get_env()) == ""
     assert model.engine.warmup_s == 0.0
+
+
+def test_an_engine_that_is_none_is_told():
+    with pytest.raises(ConfigError, match="engine='kernel': choose torch or kernels; did you mean 'kernels'"):
+        made("PPO", engine="kernel")
+    with pytest.raises(ConfigError, match="overlap=True: only PPO and MaskablePPO"):
+        made("DQN", engine=EngineSettings(overlap=True))

@@ -128,3 +128,13 @@ def test_a_run_says_how_it_computes(fasttrain: RunCommand):
     assert "each minibatch in 2 parts, one optimizer step" in done.out
     assert done.json("summary.json")["compile_s"] == 0.0
     assert done.json("plan.json")["config"]["use_amp"] == "on"
+
+
+def test_overlap_that_a_profile_asks_for_is_no_matter_of_dqns():
+    config = configured("env.id=CartPole-v1", "algo=dqn", "engine=fast", "vec_env=dummy", "num_envs=2", "overlap=true")
+    plan = make_plan(config, {"overlap": "profile mine"}, EnvFacts(False, 1e-5), Machine(2, False, False))
+    env = build_vec_env(plan.config, 2, 0)
+    model = build_algorithm(plan.config, env, PhaseClock())
+    settle_engine(plan, model)
+    assert not model.engine.settings.overlap
+    env.close()

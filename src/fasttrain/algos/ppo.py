@@ -65,9 +65,9 @@ class _PPO(Fast, OnPolicyAlgorithm):
         )  # fmt: skip
 
     def prepare(self, env: VecEnv) -> str:
-        engine = self.engine_now()
-        if engine.settings.compile_mode is None:
+        if self.engine.settings.compile_mode is None:
             return ""
+        engine = self.engine_now()
         rollout: Any = self.rollout_buffer
         groups = None if self.use_sde else self.collector.groups_of(self.collector.source_of(env))
         sizes = [env.num_envs, *([rows.stop - rows.start for rows in groups.rows] if groups else ())]

@@ -21,7 +21,11 @@ from torch import Tensor
 from fasttrain.batch import BoolArray, Float64Array, inside, under
 from fasttrain.buffers.rollout import RolloutStorage, TensorObservations
 from fasttrain.engines.guard import Guard
+from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
+from fasttrain.spec.typed import did_you_mean
+
+KINDS = ("torch", "kernels")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +41,10 @@ class EngineSettings:
     gradient_accumulation: int = 1  # micro-batches per minibatch; on-policy
     inference_batch_size: int | None = None  # envs per forward while acting; not with gSDE, whose noise is per env
     pin_memory: bool = False  # page-locked buffers between host and CUDA
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(f"engine={self.kind!r}: choose {' or '.join(KINDS)}{did_you_mean(self.kind, KINDS)}")
 
     @classmethod
     def of(cls, given: str | EngineSettings) -> EngineSettings:

@@ -34,7 +34,7 @@ from fasttrain.spec.plan import Plan, Row
 ADAM = "Adam by torch's fused kernel"
 
 
-def settings_of(plan: Plan) -> EngineSettings:
+def engine_settings(plan: Plan) -> EngineSettings:
     """What the effective flags ask of the engine."""
     config, asked = plan.config, _row(plan, "torch_threads").requested
     fused, kernels_on, cores = _row(plan, "fused_update"), config.fused_update == "on", usable_cores()
@@ -42,7 +42,7 @@ def settings_of(plan: Plan) -> EngineSettings:
     return EngineSettings(
         kind="kernels" if kernels_on else "torch",
         threads=(min(asked, cores) if isinstance(asked, int) else cores) if several else 1,
-        overlap=config.overlap,
+        overlap=config.overlap and config.algo.spec.on_policy,
         fused_adam=fused.requested != "off" and not kernels_on,
         amp_dtype=getattr(torch, config.amp_dtype) if config.use_amp == "on" else None,
         compile_mode=config.compile_mode if config.use_compile == "on" else None,
@@ -73,7 +73,7 @@ def settle_engine(plan: Plan, model: BaseAlgorithm) -> Plan:
     if not isinstance(model, Fast):
         return plan
     plan = _with_chunks_for_eager(plan)
-    row, settings = _row(plan, "fused_update"), settings_of(plan)
+    row, settings = _row(plan, "fused_update"), engine_settings(plan)
     if settings.fused_adam and model.device.type == "cpu" and ADAM not in row.reason:  # a resumed plan says it already
         plan = plan.replacing("fused_update", "off", f"{row.reason}; {ADAM}")
     model.use_engine(settings)

@@ -94,6 +94,12 @@ def load_policy(config: Config, file: Path, trust: bool = False) -> BaseAlgorith
     return model
 
 
+def _plays_as_ours(config: Config) -> bool:
+    """Whether our class is needed to act, whichever trained: our DQN has masks and heads that stock's has not."""
+    spec, own = config.algo.spec, config.algo.entry_point is not None
+    return spec.off_policy and spec.has_fast and not (own and config.engine == "stock")
+
+
 def bare_model(config: Config) -> BaseAlgorithm:
     """The algorithm as the configuration builds it, with fresh weights, without env, on the CPU.
 
@@ -103,8 +109,7 @@ def bare_model(config: Config) -> BaseAlgorithm:
     spec = config.algo.spec
     small: dict[str, Any] = {"rollout_size": 2} if spec.on_policy else {"buffer_size": 1, "n_steps": 1}
     engine: Literal["stock", "fast"] = "stock"
-    own_stock = config.algo.entry_point is not None and config.engine == "stock"
-    if spec.off_policy and spec.has_fast and not own_stock:  # ours plays with masks, and has heads that stock has not
+    if _plays_as_ours(config):
         small |= {"prioritized": False, "use_masking": uses_masks(config)}
         engine = "fast"
     own = dataclasses.replace(
@@ -212,5 +217,4 @@ def _load_trusted(config: Config, file: Path) -> BaseAlgorithm:
     spec = config.algo.spec
     # It needs no replay buffer, which may be too large for this machine.
     small: dict[str, Any] = {"buffer_size": 1} if spec.off_policy else {}
-    own_stock = config.algo.entry_point is not None and config.engine == "stock"
-    return algorithm_class(config, spec.off_policy and not own_stock).load(file, device="cpu", **small)  # type: ignore[no-any-return]
+    return algorithm_class(config, _plays_as_ours(config)).load(file, device="cpu", **small)  # type: ignore[no-any-return]

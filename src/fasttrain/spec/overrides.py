@@ -145,7 +145,9 @@ def _as_hydra_wants_it(override: str) -> str:
     Raises:
         ConfigError: a setting is to be deleted, which would give it its default without a word.
     """
-    if override.startswith("~") and not key_of(override).startswith(("env.kwargs", "algo.policy_kwargs", "hydra")):
+    if override.startswith("~") and not key_of(override).startswith(
+        ("env.kwargs", "algo.kwargs", "algo.policy_kwargs", "hydra")
+    ):
         raise ConfigError(f"{override}: a setting cannot be taken away; leave it out, or give it a value")
     if override.startswith("profile="):
         return "+" + override

@@ -32,14 +32,13 @@ def from_mapping(values: Mapping[str, Any], chosen: Iterable[str] = ()) -> Confi
         raise ConfigError(
             f"algo: its file names no algorithm; write name: ppo in it, or one of {', '.join(ALGORITHMS)}"
         )
-    algo_class = ALGO_CLASSES.get(str(algo.get("name")), ALGO_CLASSES["ppo"])
+    spec = ALGORITHMS.get(str(algo["name"]), ALGORITHMS["ppo"])  # of an unknown one `build` says so
     for key in algo:
-        if why := foreign_key(f"algo.{key}", str(algo.get("name"))):
+        if why := foreign_key(f"algo.{key}", str(algo["name"])):
             raise ConfigError(why)
     values["env"] = env = _build_env(values.get("env"))
-    spec = ALGORITHMS[algo_class.__name__.removesuffix("_config")]
     values["own"] = own = own_of(values.get("own", {}), env, spec)
-    values["algo"] = build(algo_class, _with_own(algo, own, spec), "algo.")
+    values["algo"] = build(ALGO_CLASSES[spec.name], _with_own(algo, own, spec), "algo.")
     evaluation = values.get("eval")
     if isinstance(evaluation, Mapping) and evaluation.get("episodes") is None:
         values["eval"] = {**evaluation, "episodes": env.eval_episodes}
