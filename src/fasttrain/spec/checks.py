@@ -22,7 +22,7 @@ QUALITY_NAMES = ("episodes", "mean_reward", "win_rate", "draw_rate", "score_diff
                  "mean_turns", "scores", "untold", "ci95", "tail", "auto", "sampled")  # fmt: skip
 PATHS = ("run", "study", "output")
 LONGEST_NAME = 255  # bytes: of all usual file systems
-SCHEDULES = ("algo.learning_rate", "algo.clip_range", "algo.clip_range_vf")
+SCHEDULES = ("algo.learning_rate", "algo.clip_range", "algo.clip_range_vf", "algo.delta_std")
 
 
 def lookup(config: Any, key: str) -> Any:
