@@ -79,7 +79,7 @@ def test_images_go_to_cuda_by_themselves():
 @pytest.mark.parametrize("algo", ["dqn", "ppo"])
 def test_only_our_algorithms_can(flag: str, algo: str):
     stock = (f"algo={algo}", "engine=stock", "device=cuda")
-    assert outcome(plan_of(*stock, f"{flag}=auto", machine=CUDA), flag) == ("off", "stock classes cannot")
+    assert outcome(plan_of(*stock, f"{flag}=auto", machine=CUDA), flag) == ("off", "the stock classes cannot do that")
     with pytest.raises(ConfigError, match=f"{flag}=on with engine=stock: "):
         plan_of(*stock, f"{flag}=on", machine=CUDA)
     ours = plan_of(f"algo={algo}", "engine=fast", "device=cuda", f"{flag}=auto", machine=CUDA)

@@ -14,8 +14,9 @@ DQN = ("algo=dqn", "env.id=CartPole-v1")
 
 
 def plan_of(*arguments: str, machine: Machine = CPU, images: bool = False, typed: tuple[str, ...] = ()) -> Plan:
-    facts = EnvFacts(False, None, images=images)
-    return make_plan(configured(*DQN, *arguments), dict.fromkeys(typed, "command line"), facts, machine)
+    facts, sources = EnvFacts(False, None, images=images), {"local_random_actions": "profile speed"}
+    sources |= dict.fromkeys(typed, "command line")
+    return make_plan(configured(*DQN, *arguments), sources, facts, machine)
 
 
 def row_of(plan: Plan, flag: str) -> Row:
@@ -26,7 +27,7 @@ def test_random_actions_at_once_need_our_engine():
     assert plan_of("+profile=speed").config.local_random_actions is True
     plan = plan_of("+profile=speed", "engine=stock")
     assert plan.config.local_random_actions is False
-    assert row_of(plan, "local_random_actions").reason == "the stock class draws env by env"
+    assert row_of(plan, "local_random_actions").reason == "the stock classes cannot do that"
     with pytest.raises(ConfigError, match="local_random_actions=true with engine=stock.*take engine=fast"):
         plan_of("engine=stock", "local_random_actions=true", typed=("local_random_actions",))
 
@@ -39,7 +40,7 @@ def test_random_actions_at_once_need_our_engine():
         (("device=cpu",), CUDA, True, ("on", "images, and a core is free")),
         (("device=cuda",), CUDA, False, ("on", "batches are copied to CUDA meanwhile")),
         (("deterministic=true",), CUDA, True, ("off", "deterministic=true leaves nothing to draw ahead")),
-        (("engine=stock",), CUDA, True, ("off", "the stock class draws its batches itself (engine=stock)")),
+        (("engine=stock",), CUDA, True, ("off", "the stock classes cannot do that")),
     ],
 )
 def test_prefetch_auto(arguments: tuple[str, ...], machine: Machine, images: bool, expected: tuple[str, str]):
@@ -49,7 +50,7 @@ def test_prefetch_auto(arguments: tuple[str, ...], machine: Machine, images: boo
 
 def test_prefetch_by_name():
     assert plan_of("engine=fast", "prefetch=on").config.prefetch == "on"
-    with pytest.raises(ConfigError, match="prefetch=on: the stock class draws.*take prefetch=off"):
+    with pytest.raises(ConfigError, match="prefetch=on with engine=stock: .*take engine=fast"):
         plan_of("engine=stock", "prefetch=on")
     with pytest.raises(ConfigError, match=r"prefetch=on: env.normalize: batches are normalised.*take prefetch=off"):
         plan_of("engine=fast", "prefetch=on", "env.normalize=[obs]")

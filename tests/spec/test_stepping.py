@@ -112,7 +112,7 @@ def test_an_env_that_waits_gets_workers_even_on_one_core():
         (["schedule=first_ready"], WAITS, 2, "first_ready", "runs ahead"),
         (["workers=1"], SLOW, 4, "lockstep", "one worker only"),
         (["vec_env=dummy"], SLOW, 4, "lockstep", "vec_env=dummy has no workers"),
-        (["engine=stock", "fused_update=off"], SLOW, 4, "lockstep", "stock classes step all envs together"),
+        (["engine=stock", "fused_update=off"], SLOW, 4, "lockstep", "the stock classes cannot do that"),
         (["env.frame_stack=2", "workers=2"], SLOW, 4, "lockstep", "env.frame_stack needs"),
         (["env.normalize=[obs]", "workers=2"], SLOW, 4, "lockstep", "env.normalize needs"),
     ],

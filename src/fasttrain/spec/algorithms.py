@@ -15,7 +15,7 @@ from importlib import import_module
 from importlib.resources import files
 from typing import Any, Literal
 
-TIERS = ("baseline", "balance", "speed")
+TIERS = ("baseline", "balance", "speed", "debug")
 PER_ENV = "num_envs"  # as many updates per vector step as envs: one per transition
 # Constructor arguments that are no keys below `algo.`: flags and parts of the run have their place.
 ELSEWHERE = frozenset(
@@ -112,21 +112,29 @@ def _table() -> dict[str, dict[str, list[Any]]]:
 
 
 def every_tier(**values: Any) -> Mapping[str, Mapping[str, Any]]:
-    """The same own values in all tiers: no others have been measured."""
-    return dict.fromkeys(TIERS, values)
+    """The same own values in all tiers: no others have been measured. Rollouts of `debug` are short."""
+    return {**dict.fromkeys(TIERS, values), "debug": in_short(values)}
+
+
+def in_short(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Own values for a run of a few thousand steps, which shall see some updates."""
+    return {name: min(value, 512) if name == "rollout_size" else value for name, value in values.items()}
 
 
 # Larger minibatches make fewer, better estimated steps: the learning rate grows with the batch size. Smaller rollouts
 # let the policy improve more often on the same number of env steps (docs/speed.md); stock's is 8 envs × 2,048.
+PPO_STOCK = {"batch_size": 64, "learning_rate": 3e-4, "n_epochs": 10, "rollout_size": 16_384}
 PPO_TIERS = {
-    "baseline": {"batch_size": 64, "learning_rate": 3e-4, "n_epochs": 10, "rollout_size": 16_384},
+    "baseline": PPO_STOCK,
     "balance": {"batch_size": 256, "learning_rate": 6e-4, "n_epochs": 10, "rollout_size": 16_384},
     "speed": {"batch_size": 256, "learning_rate": 1e-3, "n_epochs": 10, "rollout_size": 4_096},
+    "debug": in_short(PPO_STOCK),
 }
 DQN_TIERS = {
     "baseline": {"batch_size": 64, "learning_rate": 1e-4},
     "balance": {"batch_size": 320, "learning_rate": 1e-4},
     "speed": {"batch_size": 256, "learning_rate": 1e-4},
+    "debug": {"batch_size": 64, "learning_rate": 1e-4},
 }
 
 

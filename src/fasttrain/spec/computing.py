@@ -44,8 +44,6 @@ def resolve_use_amp(requested: str, context: Context) -> Resolved:
     """`auto`: on CUDA, and on a CPU with bf16 units where the net is wide enough."""
     if requested == "off":
         return "off", ""
-    if unfit := _no_engine("use_amp", requested, context):
-        return "off", unfit
     device, dtype = device_of(context), context.config.amp_dtype
     if device == "mps":
         if requested == "on":
@@ -104,8 +102,6 @@ def resolve_use_compile(requested: str, context: Context) -> Resolved:
     """`auto`: on CUDA. On a CPU a [64, 64] update of 256 rows gains 1.3 times, the compiled kernels 3 times."""
     if requested == "off":
         return "off", ""
-    if unfit := _no_engine("use_compile", requested, context):
-        return "off", unfit
     if _typed("fused_update", "on", context):
         if requested == "on":
             raise ConfigError(
@@ -141,8 +137,6 @@ def resolve_pin_memory(requested: str, context: Context) -> Resolved:
     """`auto`: where there are copies between host and CUDA device."""
     if requested == "off":
         return "off", ""
-    if unfit := _no_engine("pin_memory", requested, context):
-        return "off", unfit
     if device_of(context) == "cuda":  # a machine without it is refused by `runs.device.pick_device`
         return "on", "observations, masks and actions are copied without waiting"
     if requested == "on":
@@ -157,7 +151,6 @@ def resolve_gradient_accumulation(requested: int, context: Context) -> Resolved:
     """Micro-batches per minibatch."""
     if requested == 1:
         return 1, ""
-    _no_engine("gradient_accumulation", str(requested), context)
     if requested > context.effective["batch_size"]:
         raise ConfigError(
             f"gradient_accumulation={requested} is more than batch_size={context.effective['batch_size']}: a "
@@ -177,7 +170,6 @@ def resolve_inference_batch_size(requested: int | None, context: Context) -> Res
     """Envs per forward while acting; None: all."""
     if requested is None:
         return None, ""
-    _no_engine("inference_batch_size", str(requested), context)
     effective = context.effective
     if effective["fused_update"] == "on":
         if _typed("fused_update", "on", context) and context.sources.get("inference_batch_size") == "command line":
@@ -221,17 +213,6 @@ def _typed(flag: str, value: str, context: Context) -> bool:
     return bool(getattr(context.config, flag) == value)
 
 
-def _no_engine(name: str, requested: str, context: Context) -> str:
-    """Why only fasttrain's own algorithms can do it: an error if switched on, the reason for off under `auto`."""
-    if context.effective["engine"] != "stock":
-        return ""
-    own = context.config.engine == "fast"
-    if requested == "auto":
-        return "stock classes cannot"
-    way_out = "leave it out" if own else f"take engine=fast, or leave {name} out"
-    raise ConfigError(f"{name}={requested} with engine=stock: the stock classes cannot do that; {way_out}")
-
-
 def _dependent(name: str, requested: str, switch: str, context: Context) -> Resolved:
     """A flag whose switch is off: typed beside a switch that stays off, it would do nothing."""
     if context.sources.get(name) == "command line" and getattr(context.config, switch) == "off":
@@ -240,18 +221,6 @@ def _dependent(name: str, requested: str, switch: str, context: Context) -> Reso
 
 
 BASELINE_RATIO = 1 / 8  # updates per transition of the baseline: one update per vector step of 8 envs
-
-
-def resolve_local_random_actions(requested: bool, context: Context) -> Resolved:
-    """Drawn in the trainer, all envs at once; the stock class asks the action space env by env."""
-    if not requested or context.effective["engine"] == "fast":
-        return requested, ""
-    if context.sources.get("local_random_actions") == "command line":
-        raise ConfigError(
-            "local_random_actions=true with engine=stock: the stock class draws env by env; take engine=fast, or leave "
-            "local_random_actions out"
-        )
-    return False, "the stock class draws env by env"
 
 
 def resolve_prefetch(requested: str, context: Context) -> Resolved:
@@ -279,8 +248,6 @@ def resolve_prefetch(requested: str, context: Context) -> Resolved:
 
 
 def _why_no_prefetch(context: Context) -> str:
-    if context.effective["engine"] == "stock":
-        return "the stock class draws its batches itself (engine=stock)"
     if context.config.env.normalize:
         return "env.normalize: batches are normalised with the statistics of the moment they are used"
     return ""

@@ -310,7 +310,7 @@ class Config:
     on_existing: Literal["refuse", "resume", "overwrite"] = setting(
         "refuse", "where the output folder holds a run, sweep or study already"
     )
-    tier: Literal["baseline", "balance", "speed"] = setting(
+    tier: Literal["baseline", "balance", "speed", "debug"] = setting(
         "baseline", "which values of the game's own and the algorithm's own; profiles pick one"
     )
     env: EnvConfig

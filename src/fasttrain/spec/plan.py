@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fasttrain.errors import ConfigError
-from fasttrain.spec.algorithms import ALGORITHMS, PER_ENV, having
+from fasttrain.spec.algorithms import ALGORITHMS, PER_ENV, AlgorithmSpec, having
 from fasttrain.spec.computing import (
     BASELINE_RATIO,
     check_extras,
@@ -20,7 +20,6 @@ from fasttrain.spec.computing import (
     resolve_compile_mode,
     resolve_gradient_accumulation,
     resolve_inference_batch_size,
-    resolve_local_random_actions,
     resolve_pin_memory,
     resolve_prefetch,
     resolve_use_amp,
@@ -140,13 +139,19 @@ def _resolve(flag: Flag, requested: Any, source: str, context: Context) -> Resol
     if flag.name in spec.flags and source in SHIPPED:
         own = spec.flags[flag.name]
         return (context.effective["num_envs"] if own == PER_ENV else own), f"{algo}'s own"
-    if not spec.has_fast and flag.ours and requested != flag.stock:
-        why = f"no fast engine for {algo}"
-        if source == "command line" and requested != "auto":
-            raise ConfigError(f"{flag.name}={_spell(requested)}: {why}; leave it out")
-        return flag.stock, why
+    if flag.ours and requested != flag.stock and context.effective["engine"] == "stock":
+        if requested != "auto" and not source.startswith("profile "):
+            raise ConfigError(_why_not_stock(f"{flag.name}={_spell(requested)}", spec))
+        return flag.stock, "the stock classes cannot do that" if spec.has_fast else f"no fast engine for {algo}"
     resolver = _RESOLVERS.get(flag.name)
     return resolver(requested, context) if resolver else (requested, "")
+
+
+def _why_not_stock(given: str, spec: AlgorithmSpec) -> str:
+    """The error about a flag of ours that was typed for stock classes."""
+    if spec.has_fast:
+        return f"{given} with engine=stock: the stock classes cannot do that; take engine=fast, or leave it out"
+    return f"{given}: no fast engine for {spec.name}, only for {', '.join(having('has_fast'))}; leave it out"
 
 
 def _why_not(flag: Flag) -> str:
@@ -296,10 +301,6 @@ def _fused_update(requested: str, context: Context) -> Resolved:
     """Kernels exist for fasttrain's own algorithms; whether the policy suits them is known once it is built."""
     if requested == "off":
         return "off", ""
-    if context.effective["engine"] == "stock":
-        if requested == "on":
-            raise ConfigError(_why_no_own_algorithm(context.config))
-        return "off", "stock classes have no fused kernels"
     if requested == "auto" and (unfit := why_no_fused_kernels(context)):
         return "off", unfit
     if context.config.algo.spec.off_policy:
@@ -316,20 +317,6 @@ def _engine_switch_at(requested: int | None, context: Context) -> Resolved:
     if context.config.deterministic or context.effective["overlap"]:
         return 0, "deterministic and overlapped runs never switch"
     return requested, ""
-
-
-def _why_no_own_algorithm(config: Config) -> str:
-    """The error about fused_update=on: which of algo and engine is in the way."""
-    stock = config.engine == "stock"
-    if config.algo.spec.has_fast:
-        wrong, instead = "engine=stock", "engine=fast"
-    else:
-        wrong = f"algo={config.algo.name}"
-        instead = f"algo={' or '.join(having('has_fast'))}{' with engine=fast' if stock else ''}"
-    return (
-        f"fused_update=on with {wrong}: only fasttrain's own algorithms have fused kernels; take {instead}, or "
-        "fused_update=off"
-    )
 
 
 def own_values_of(config: Config, name: str) -> str:
@@ -371,7 +358,6 @@ _RESOLVERS: dict[str, Callable[[Any, Context], Resolved]] = {
     "gradient_accumulation": resolve_gradient_accumulation,
     "inference_batch_size": resolve_inference_batch_size,
     "lean_info": _lean_info,
-    "local_random_actions": resolve_local_random_actions,
     "prefetch": resolve_prefetch,
     "torch_threads": _torch_threads,
     "train_log_to_file": _train_log_to_file,

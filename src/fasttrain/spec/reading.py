@@ -56,10 +56,14 @@ def from_mapping(values: Mapping[str, Any], chosen: Iterable[str] = ()) -> Confi
 def _without_old_names(values: Mapping[str, Any], chosen: Iterable[str]) -> dict[str, Any]:
     """With settings in place of their other names, which files of 0.1 and of users have; `chosen` were typed."""
     found, meant_by_files = dict(values), dict[str, str]()
+    spec = ALGORITHMS.get(str(_at(found, "algo.name")))
+    keys = spec.keys() if spec else {}  # what 0.1 called an algorithm's own meant nothing for one without
     for name in ALIASES:
         if (value := _taken(found, name)) is not None:
             several = name == "pipeline" and isinstance(value, int) and value > 2  # 0.1 had more than two groups
             key, meant = translated(name, 2 if several else value)
+            if name.startswith("own.") and key.startswith("algo.") and key[5:] not in keys:
+                continue
             if ALIASES[name].gives_way:
                 if key not in chosen and (meant is None or _at(found, key) is None):
                     _put(found, key, meant)

@@ -155,8 +155,6 @@ def resolve_overlap(requested: bool, context: Context) -> Resolved:
     """Update and collecting beside each other: worth it where one of them leaves a core, or the CPU, idle."""
     if not requested:
         return False, ""
-    if context.effective["engine"] == "stock":
-        raise ConfigError("overlap=true with engine=stock: the stock classes cannot do that; take engine=fast")
     if plays_itself(context.config):
         raise ConfigError("overlap=true with opponent=self: snapshots are taken between updates; leave overlap out")
     if context.machine.cores < 2 and not context.machine.cuda:
@@ -168,8 +166,6 @@ def _why_no_groups(context: Context) -> str:
     effective, env = context.effective, context.config.env
     if effective["vec_env"] != "shared":
         return f"vec_env={effective['vec_env']} has no workers that could step apart"
-    if effective["engine"] == "stock":
-        return "stock classes step all envs together"
     if plays_itself(context.config):
         return "opponent=self lets the opponents decide in all envs together"
     if effective["workers"] < 2:
