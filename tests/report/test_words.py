@@ -31,9 +31,9 @@ def test_seconds(value: float | None, text: str):
 
 
 def test_intervals_say_which_bound_is_open():
-    assert words.interval(0.4503, 0.5628, words.percent) == "[45.0, 56.3]"
-    assert words.interval(1.5, None, words.times) == "[1.50, ∞]"
-    assert words.interval(None, None) == ""
+    assert words.Found(0.5, 0.4503, 0.5628).interval(words.percent) == "[45.0, 56.3]"
+    assert words.Found(2.0, 1.5).interval(words.times) == "[1.50, ∞]"
+    assert words.Found(2.0).interval() == ""
 
 
 def test_sizes_and_values():
