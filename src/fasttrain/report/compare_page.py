@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -46,6 +46,7 @@ from fasttrain.runs.logs import Episodes, read_episodes
 from fasttrain.saving.files import read_json
 
 FILE = "study.json"
+Runs = dict[str, list[tuple[dict[str, Any], Episodes]]]
 # 30 cells of a native game would be half a gigabyte; 32 blocks of each are 2 MB and still 30,000 episodes.
 CELL_BYTES, CELL_BLOCKS = 2_000_000, 32
 BINS = 40  # of a seed's curve: fewer than in a run's own report, because the band over seeds shows the noise
@@ -84,11 +85,11 @@ class Comparison:
         self.gate = as_mapping(self.stored.get("gate"))
         self.margin, self.threshold = (as_number(self.gate.get(name)) for name in ("margin", "threshold"))
         named = [str(row.get("name")) for row in (*as_rows(self.stored.get("candidates")), *self.rows)]
-        # Candidates in the order in which they were given.
-        self.names = list(dict.fromkeys([*named, *(str(cell.get("label")) for cell in self.cells)]))
+        self.names = list(dict.fromkeys([*named, *(str(cell.get("label")) for cell in self.cells)]))  # as given
         # The gate's metric; of a file that says none, the win rate where there is one.
         told = any(found(row.get("win_rate")).value is not None for row in self.rows)
         self.metric_name = str(self.gate.get("metric") or ("win_rate" if told else "mean_reward"))
+        self.title = metric_of(self.metric_name).title
         tail_of_wins = self.metric_name == "tail" and self.gate.get("curve_of") == "win rate"
         self.is_rate = self.metric_name == "win_rate" or tail_of_wins
         self.by_wins = self.gate.get("curve_of") in ("win rate", None) and self.metric_name != "mean_reward"
@@ -99,41 +100,34 @@ class Comparison:
         metric = metric_of(name)
         return metric._replace(form=percent) if name == "tail" and self.is_rate else metric
 
-    @property
-    def title(self) -> str:
-        """Of the metric that candidates are judged by."""
-        return metric_of(self.metric_name).title
-
     def color(self, name: str) -> int:
         """Each candidate's own."""
         return color_of(self.names.index(name))
 
-    def runs(self) -> dict[str, list[Path]]:
-        """Folders of the finished cells by candidate."""
-        folders = {
-            name: [cell.get("folder") for cell in self.done if str(cell.get("label")) == name] for name in self.names
-        }
-        return {name: [self.folder / str(each) for each in found if each] for name, found in folders.items()}
+    def runs(self) -> Runs:
+        """Summaries and episodes of the finished cells, by candidate."""
+        runs: Runs = {name: [] for name in self.names}
+        for cell in self.done:
+            folder = self.folder / str(cell.get("folder") or ".")
+            episodes = read_episodes(folder / "episodes.csv", CELL_BYTES, CELL_BLOCKS)
+            runs[str(cell.get("label"))].append((read_json(folder / "summary.json"), episodes))
+        return runs
 
 
 def compare_page(folder: Path) -> Page:
     """What there is to say of the comparison in `folder`."""
     study = Comparison(folder)
     runs = study.runs()
-    episodes = {
-        name: [read_episodes(run / "episodes.csv", CELL_BYTES, CELL_BLOCKS) for run in cells]
-        for name, cells in runs.items()
-    }
     pairs = [(what, over) for what in ((WINS, RETURN) if study.by_wins else (RETURN, WINS)) for over in (STEPS, TIME)]
     sections = [
         Section("Quality", _quality_text(study), [
             _difference_chart(study),
-            _seeds_chart(study, runs, episodes),
+            _seeds_chart(study, runs),
             endings({str(row.get("name")): as_mapping(row.get("end_reason")) for row in study.rows}),
         ]),
         Section("Speed", charts=[_figure_chart(study, key) for key in ("steps_per_s", "time_to_threshold_s", "elo")]),
         Section("Learning", "Means over seeds with their 95 % intervals.",
-                charts=[_curve_chart(study, episodes, what, over) for what, over in pairs]),
+                charts=[_curve_chart(study, runs, what, over) for what, over in pairs]),
         Section("All figures", tables=[_figure_table(study)]),
         Section("Cells", tables=[cell_table(folder, study.cells, "candidate",
                 "mean_reward" if study.metric_name == "tail" else study.metric_name, folded=len(study.cells) > 12)]),
@@ -211,16 +205,14 @@ def _difference_chart(study: Comparison) -> Chart:
                 note="lines: 95 % intervals; to the right of the margin is no worse")  # fmt: skip
 
 
-def _seeds_chart(
-    study: Comparison, runs: Mapping[str, Sequence[Path]], episodes: Mapping[str, Sequence[Episodes]]
-) -> Chart:
+def _seeds_chart(study: Comparison, runs: Runs) -> Chart:
     """Final quality, a dot per seed."""
     metric, rows = study.metric(study.metric_name), []
     for name, cells in runs.items():
         if study.metric_name == "tail":
-            ends = [_tail(each, WINS if study.is_rate else RETURN) for each in episodes[name]]
+            ends = [_tail(episodes, WINS if study.is_rate else RETURN) for _, episodes in cells]
         else:
-            ends = [quality_of(read_json(run / "summary.json"), study.metric_name).value for run in cells]
+            ends = [quality_of(summary, study.metric_name).value for summary, _ in cells]
         if values := [value for value in ends if value is not None]:
             mean = mean_interval(values).value
             rows.append(Row(name=name, value=mean, dots=tuple(values), color=study.color(name), text=metric.form(mean)))
@@ -244,11 +236,11 @@ def _figure_chart(study: Comparison, key: str) -> Chart:
     return Rows.of(key, metric_of(key), values, "lines: 95 % intervals over seeds", bars=key != "elo")
 
 
-def _curve_chart(study: Comparison, runs: Mapping[str, Sequence[Episodes]], what: Learned, over: Over) -> Chart:
+def _curve_chart(study: Comparison, runs: Runs, what: Learned, over: Over) -> Chart:
     """Training episodes, mean and interval over seeds."""
     is_rate, lines = what is WINS, []
-    for name, episodes in runs.items():
-        pairs = [along(each, over, what.columns) for each in episodes]
+    for name, cells in runs.items():
+        pairs = [along(episodes, over, what.columns) for _, episodes in cells]
         curves = [spread_curve(*pair, BINS) for pair in pairs if pair is not None]
         if (mean := across_seeds(curves, (0.0, 1.0) if is_rate else (-np.inf, np.inf))) is not None:
             lines.append(replace(mean, name=name, color=study.color(name)))

@@ -11,7 +11,7 @@ from pathlib import Path
 from fasttrain.errors import ConfigError
 from fasttrain.report.compare_page import compare_page
 from fasttrain.report.page import Page, write_page
-from fasttrain.report.run_page import is_run, run_page
+from fasttrain.report.run_page import FILES, run_page
 from fasttrain.report.study_page import STUDY, SWEEP, study_page, sweep_page
 from fasttrain.runs.activity import activity
 from fasttrain.runs.view import make_console, say
@@ -63,7 +63,7 @@ def page_of(folder: Path) -> Page:
         return compare_page(folder) if command == "compare" else study_page(folder)
     if (folder / SWEEP).is_file():
         return sweep_page(folder)
-    if is_run(folder):
+    if any((folder / name).is_file() for name in FILES):
         return run_page(folder)
     raise ConfigError(
         f"run={folder}: no summary.json, sweep.json or study.json there; name the folder of a run, a sweep or a study"

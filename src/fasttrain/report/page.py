@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import quote
@@ -91,20 +91,14 @@ class Table:
     title: str = ""
     note: str = ""
     folded: bool = False
+    columns: Sequence[tuple[str, bool]] = field(init=False)  # name and whether it holds numbers
+    cells: Sequence[Sequence[Cell]] = field(init=False)  # rows of fields, in the order of `columns`
 
-    @property
-    def columns(self) -> list[tuple[str, bool]]:
-        """Name and whether it holds numbers."""
-        return [(name.removeprefix(">"), name.startswith(">")) for name in (self.names[n] for n in self._shown)]
-
-    @property
-    def cells(self) -> list[list[Cell]]:
-        """Rows of fields, in the order of `columns`."""
-        return [[Cell(cell) if isinstance(cell := row[n], str) else cell for n in self._shown] for row in self.rows]
-
-    @property
-    def _shown(self) -> list[int]:
-        return [n for n in range(len(self.names)) if any(row[n] not in ("", Cell("")) for row in self.rows)]
+    def __post_init__(self) -> None:
+        rows = [[Cell(cell) if isinstance(cell, str) else cell for cell in row] for row in self.rows]
+        shown = [n for n in range(len(self.names)) if any(row[n] != Cell("") for row in rows)]
+        self.columns = [(self.names[n].removeprefix(">"), self.names[n].startswith(">")) for n in shown]
+        self.cells = [[row[n] for n in shown] for row in rows]
 
 
 class Banner(NamedTuple):

@@ -8,14 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fasttrain.report.curves import (
-    PHASE_LOOK,
-    elo_chart,
-    ending_charts,
-    learning_charts,
-    phase_ms,
-    time_charts,
-)
+from fasttrain.report.curves import PHASE_LOOK, elo_chart, ending_charts, learning_charts, phase_ms, time_charts
 from fasttrain.report.page import Banner, Cell, Page, Section, Table, Tile, place_of
 from fasttrain.report.words import (
     METRICS,
@@ -44,11 +37,6 @@ QUALITY = ("episodes", "mean_reward", "win_rate", "draw_rate", "score_diff")
 LENGTHS = ("mean_length", "mean_turns")
 
 
-def is_run(folder: Path) -> bool:
-    """Whether any of a run's files is there."""
-    return any((folder / name).is_file() for name in FILES)
-
-
 def run_page(folder: Path) -> Page:
     """What there is to say of the run in `folder`."""
     summary, plan, perf = (read_json(folder / f"{name}.json") for name in ("summary", "plan", "perf"))
@@ -60,6 +48,7 @@ def run_page(folder: Path) -> Page:
     learning = "Training episodes are played against snapshots of the learner, evaluations against other opponents. "
     sampled = f"episodes.csv is large: the curves are of an even sample of {len(episodes):,} episodes."
     facts = _facts(summary, config, flags)
+    terms = [[name, number(value)] for name, value in as_mapping(summary.get("reward_terms")).items()]
     return Page(
         kind="Training run",
         title=" on ".join(facts[name] for name in ("algorithm", "env") if facts[name]) or folder.resolve().name,
@@ -71,7 +60,8 @@ def run_page(folder: Path) -> Page:
             Section("Learning", ((learning if self_play else "") + (sampled if episodes.sampled else "")).rstrip(),
                     learning_charts(episodes, _evaluations(folder, summary), summary)),
             Section("Quality of the final policy", charts=ending_charts(episodes, quality),
-                    tables=[_quality_table(quality), _terms_table(as_mapping(summary.get("reward_terms")))]),
+                    tables=[_quality_table(quality), Table(["reward term", ">per episode"], terms,
+                                                           "Reward terms, last training episodes")]),
             Section("Self-play", charts=[elo_chart(self_play)], tables=[_pool_table(self_play)]),
             Section("Where the time went", _limits(as_mapping(summary.get("limits"))),
                     time_charts(total, as_rows(perf.get("windows"))), [_perf_table(total)]),
@@ -150,11 +140,6 @@ def _quality_table(quality: Mapping[str, Any]) -> Table:
     ]
     titles = [f">{metric.title}" for metric in metrics.values()]
     return Table(["acting", *titles], rows, note="In brackets: 95 % intervals.")
-
-
-def _terms_table(terms: Mapping[str, Any]) -> Table:
-    rows = [[name, number(value)] for name, value in terms.items()]
-    return Table(["reward term", ">per episode"], rows, "Reward terms, last training episodes")
 
 
 def _pool_table(self_play: Mapping[str, Any]) -> Table:

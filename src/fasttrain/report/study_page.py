@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,11 +73,6 @@ def _plain(value: Any) -> str:
     return value_text(value)
 
 
-def _name_of(row: Mapping[str, Any]) -> str:
-    """Of a lever, or of a trial's settings."""
-    return _plain(row.get("name", row.get("point")))
-
-
 def _study_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     keys = list(dict.fromkeys(key for row in rows for key in row))
     body = [[_study_cell(key, row.get(key)) for key in keys] for row in rows]
@@ -105,16 +101,15 @@ def _study_charts(rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
 
 def _shown(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[str, Found]]:
     """What to draw of a figure: as stored; of trials in rungs each setting's longest, means over turns, best first."""
-    named = [(_name_of(row), as_number(row.get("rung")), found(row.get(key))) for row in rows]
+    named = [(_plain(row.get("name", row.get("point"))), row, found(row.get(key))) for row in rows]
     named = [each for each in named if each[2].value is not None]
     if not any("rung" in row for row in rows):
         return [(name, value) for name, _, value in named][:MOST_ROWS]
-    longest = {name: rung for name, rung, _ in sorted(named, key=lambda each: each[1] or 0.0)}
-    means = {
-        name: mean_interval([v.value or 0.0 for n, r, v in named if (n, r) == (name, longest[name])]).value
-        for name, _, _ in named
-    }
-    return [(name, Found(mean)) for name, mean in sorted(means.items(), key=lambda each: -(each[1] or 0.0))][:MOST_ROWS]
+    trials: dict[str, dict[float, list[float]]] = {}
+    for name, row, value in named:
+        trials.setdefault(name, {}).setdefault(as_number(row.get("rung")) or 0.0, []).append(value.value or 0.0)
+    means = [(name, Found(float(np.mean(by_rung[max(by_rung)])))) for name, by_rung in trials.items()]
+    return sorted(means, key=lambda each: -(each[1].value or 0.0))[:MOST_ROWS]
 
 
 # --- sweeps
@@ -187,11 +182,12 @@ def quality_metric(cells: Sequence[Mapping[str, Any]]) -> str:
 def _banners(cells: Sequence[Mapping[str, Any]]) -> list[Banner]:
     if not cells:
         return [Banner("Nothing to show", "sweep.json has no cells that can be read", "bad")]
-    counts = {
-        status: sum(cell.get("status") == status for cell in cells) for status in ("failed", "illegal", "stopped")
-    }
-    reasons = "the reasons stand in the table"
-    return [Banner(f"{n} of {len(cells)} cells {status}", reasons, TONES[status]) for status, n in counts.items() if n]
+    counts = Counter(str(cell.get("status")) for cell in cells)
+    return [
+        Banner(f"{counts[status]} of {len(cells)} cells {status}", "the reasons stand in the table", TONES[status])
+        for status in ("failed", "illegal", "stopped")
+        if counts[status]
+    ]
 
 
 def _tiles(cells: Sequence[Mapping[str, Any]], settings: Sequence[Setting], metric: str) -> list[Tile]:
@@ -237,22 +233,20 @@ def _ordered(values: Sequence[str]) -> list[str]:
 
 def _pareto_charts(settings: Sequence[Setting], keys: Sequence[str], metric: str) -> list[Chart]:
     """Speed against quality; the front is what nothing else beats in both."""
-    both = [(each.figure("steps_per_s").value, each.figure(metric), each) for each in settings]
-    both = [each for each in both if each[0] is not None and each[1].value is not None]
+    speed = np.array([each.figure("steps_per_s").value for each in settings], dtype=np.float64)  # NaN where unknown
+    quality = np.array([each.figure(metric)[:3] for each in settings], dtype=np.float64).reshape(-1, 3)
+    both = np.flatnonzero(np.isfinite(speed) & np.isfinite(quality[:, 0]))
     if len(both) < 2:
         return []
-    known = all(quality.bounds for _, quality, _ in both)
-    front = pareto_front([speed or 0.0 for speed, _, _ in both], [quality.value or 0.0 for _, quality, _ in both])
-    rest = [place for place in range(len(both)) if place not in front]
-
-    def series(name: str, places: Sequence[int], color: int) -> Series:
-        chosen = [both[place] for place in places]
-        values, low, high = np.array([quality[:3] for _, quality, _ in chosen], dtype=np.float64).T
-        return Series(name=name, x=np.array([speed for speed, _, _ in chosen]), y=values, color=color,
-                      low=low if known else None, high=high if known else None,
-                      labels=tuple(" · ".join(each.values) or each.name for _, _, each in chosen))  # fmt: skip
-
-    points = [series("not beaten in both", front, 0), *([series("beaten in both", rest, GREY)] if rest else [])]
+    known = bool(np.isfinite(quality[both]).all())
+    front = both[pareto_front(speed[both].tolist(), quality[both, 0].tolist())]
+    names = np.array([" · ".join(each.values) or each.name for each in settings], dtype=object)
+    points = [
+        Series(name=name, x=speed[at], y=quality[at, 0], low=quality[at, 1] if known else None,
+               high=quality[at, 2] if known else None, labels=tuple(names[at]), color=color)
+        for name, at, color in (
+            ("not beaten in both", front, 0), ("beaten in both", np.setdiff1d(both, front), GREY)) if len(at)
+    ]  # fmt: skip
     line = Series(x=points[0].x, y=points[0].y, dashed=True)
     note = f"labels: {' · '.join(keys)}" + ("; upright lines: 95 % intervals" if known else "")
     return [XY(name="pareto", title=f"Speed against {METRICS[metric].title}", x=METRICS["steps_per_s"],
