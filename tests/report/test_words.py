@@ -53,3 +53,9 @@ def test_labels_are_short_and_seen_by_legends():
     assert len(words.label("n" * 100)) == words.LABEL_CHARACTERS
     assert words.label("_hidden") == "\u2009_hidden"
     assert words.label("") == "–"
+
+
+def test_figures_of_a_games_own():
+    assert words.metric_of("win_rate") is words.METRICS["win_rate"]
+    assert [words.metric_of(name)[:2] for name in ("gold", "hit_rate", "round_s", "steps_per_s")] == [
+        ("gold", words.number), ("hit rate", words.percent), ("round", words.seconds), ("env steps/s", words.number)]  # fmt: skip

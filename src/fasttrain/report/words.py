@@ -170,8 +170,11 @@ METRICS = {
 
 
 def metric_of(name: str) -> Metric:
-    """Of `METRICS`; a game's own one has the name and the numbers that the game gave it."""
-    return METRICS.get(name, Metric(name.replace("_", " ")))
+    """Of `METRICS`; of a game's own by what its name ends in."""
+    title = name.replace("_", " ")
+    if name.endswith(("_rate", "_share")):
+        return METRICS.get(name, Metric(title, percent))
+    return METRICS.get(name, Metric(title.removesuffix(" s"), seconds) if name.endswith("_s") else Metric(title))
 
 
 class Found(NamedTuple):
