@@ -57,5 +57,6 @@ def test_labels_are_short_and_seen_by_legends():
 
 def test_figures_of_a_games_own():
     assert words.metric_of("win_rate") is words.METRICS["win_rate"]
-    assert [words.metric_of(name)[:2] for name in ("gold", "hit_rate", "round_s", "steps_per_s")] == [
-        ("gold", words.number), ("hit rate", words.percent), ("round", words.seconds), ("env steps/s", words.number)]  # fmt: skip
+    forms = {name: words.metric_of(name).form for name in ("gold", "hit_rate", "round_s", "steps_per_s")}
+    assert list(forms.values()) == [words.number, words.percent, words.seconds, words.number]
+    assert (words.metric_of("hit_rate").title, words.metric_of("round_s").title) == ("hit rate", "round")
