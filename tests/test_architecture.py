@@ -48,12 +48,7 @@ WITHOUT_OWN_TEST = {
     "vec": "public names on first use; every test of vec imports through it",
     "envs": "registers the games; each game's test makes its ids",
     "spec.flags": "a table; tests/spec/test_plan.py resolves every flag",
-    "report.files": "what lies in a folder; tests/report/test_index.py reads broken ones",
-    "report.charts": "what a chart shows; tests/report/test_drawing.py draws them all",
-    "report.metrics": "what several pages say alike; the tests of the pages read it there",
     "report.page": "what a page shows; every test of a page reads and writes one",
-    "report.run_charts": "charts of run_page.py; tests/report/test_run_page.py reads them",
-    "report.sweep_page": "tests/report/test_study_page.py has the pages over several runs",
     "report.compare_page": "tests/report/test_study_page.py has the pages over several runs",
     "__main__": "one call; tests/cli/test___init__.py starts it as a process",
 }

@@ -106,7 +106,8 @@ def test_hostile_names_in_studies(tmp_path: Path):
     compared = write_comparison(tmp_path / "study", name=HOSTILE)
     other = tmp_path / "other"
     other.mkdir()
-    (other / "study.json").write_text(json.dumps({"command": HOSTILE, "rows": [{HOSTILE: HOSTILE, "x": 1}, {"x": 2}]}))
+    rows = [{"name": HOSTILE, HOSTILE: HOSTILE, "steps_per_s": 1}, {"name": "b", "steps_per_s": 2}]
+    (other / "study.json").write_text(json.dumps({"command": HOSTILE, "rows": rows}))
     for folder in (sweep, compared, other):
         seen = page_of(folder)
         assert "svg" in seen.tags

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fasttrain.report.charts import XY, Area, Chart, Rows, Split
+from fasttrain.report.charts import XY, Chart, Rows, Split
 from fasttrain.report.page import Page, Table
 from fasttrain.report.run_page import run_page
 from report_toys import PLAN, perf, quality, summary, write_run
@@ -59,11 +59,13 @@ def test_curves_and_evaluations(tmp_path: Path):
     assert charts["return_over_time"].points[0].x.tolist() == [2.0, 4.0]
     wins: XY = charts["win_rate_over_steps"]
     assert wins.lines[0].y.tolist() == [0.0] * 10 + [1.0] * 10
-    endings: Area = charts["endings_over_steps"]
-    assert [part.name for part in endings.parts] == ["lost", "won"]
-    assert endings.parts[0].values == pytest.approx(np.full(20, 0.5))
+    endings: XY = charts["endings_over_steps"]
+    assert endings.stacked
+    assert [part.name for part in endings.lines] == ["lost", "won"]
+    assert endings.lines[0].y == pytest.approx(np.full(20, 0.5))
     final: Split = charts["endings"]
-    assert (final.names, [part.values.tolist() for part in final.parts]) == (("greedy",), [[0.5], [0.5]])
+    assert final.names == ["greedy"]
+    assert [shares.tolist() for _, shares in final.parts.values()] == [[0.5], [0.5]]
 
 
 def test_where_the_time_went(tmp_path: Path):
@@ -71,12 +73,23 @@ def test_where_the_time_went(tmp_path: Path):
     charts = charts_of(page)
     bars: Rows = charts["phases"]
     assert (bars.rows[0].name, bars.rows[0].value, bars.rows[0].text) == ("update", 0.5, "50.0 % · 400 ms")
-    assert charts["throughput"].lines[0].y == pytest.approx([1250.0] * 5)
-    assert charts["phases_over_time"].at == pytest.approx([0.8, 1.6, 2.4, 3.2])
+    assert charts["throughput"].lines[0].y == pytest.approx([1250.0] * 4)
+    assert charts["phases_over_time"].lines[0].x == pytest.approx([0.8, 1.6, 2.4, 3.2])
     (table,) = tables_of(page, "Where the time went")
     assert texts(table)[0] == ["env_step_ms", "200", "25.0 %", "5,000"]
     section = next(section for section in page.sections if section.title == "Where the time went")
     assert "5,000 steps/s if stepping envs were all it did; 2,500 steps/s if updating" in section.text
+
+
+def test_rows_of_the_perf_table_sum_to_the_wall_time(tmp_path: Path):
+    write_run(tmp_path)
+    total = perf()["total"] | {"enemy_turn_ms": 50.0, "transport_ms": 20.0, "beside": {"update_ms": 30.0}}
+    (tmp_path / "perf.json").write_text(json.dumps({"total": total}))
+    (table,) = tables_of(run_page(tmp_path), "Where the time went")
+    names = ["env_step_ms", "of it enemy_turn_ms", "of it transport_ms", "train_ms", "other_ms"]
+    assert [row[0] for row in texts(table)] == [*names, "total", "beside it update_ms"]
+    assert texts(table)[0][1:] == ["200", "25.0 %", "5,000"]
+    assert texts(table)[5][1:] == ["800", "100.0 %", "1,250"]
 
 
 def test_the_plan_has_what_is_notable_first(tmp_path: Path):
@@ -110,7 +123,7 @@ def test_self_play_replay_and_reward_terms(tmp_path: Path):
     elo: XY = charts_of(page)["elo"]
     assert elo.points[0].x.tolist() == [1000.0, 2000.0]
     assert elo.points[0].y.tolist() == [1010.0, 1100.0]
-    assert elo.levels[0].label == "learner now: 1,200"
+    assert elo.levels == {"learner now: 1,200": 1200.4}
     replay = dict(texts(tables_of(page, "Replay buffer")[0]))
     assert replay["filled"] == "25.0 %"
     assert replay["batches waited for"] == "10 0.5 s"

@@ -11,10 +11,9 @@ import pytest
 
 from fasttrain.report.charts import XY, Heat, Rows
 from fasttrain.report.compare_page import compare_page, difference_text, margin_text
-from fasttrain.report.metrics import Found
 from fasttrain.report.page import Page, Table
-from fasttrain.report.study_page import study_page
-from fasttrain.report.sweep_page import sweep_page
+from fasttrain.report.study_page import study_page, sweep_page
+from fasttrain.report.words import Found
 from report_toys import spread, write_comparison, write_sweep
 
 
@@ -39,9 +38,9 @@ def test_two_keys_make_heat_maps(tmp_path: Path):
     charts = charts_of(page)
     assert list(charts) == ["heat_steps_per_s", "heat_win_rate", "pareto"]
     speed: Heat = charts["heat_steps_per_s"]
-    assert (speed.y_values, speed.x_values) == (("64", "128"), ("2", "4", "10")), "by size"
+    assert (speed.y_values, speed.x_values) == (["64", "128"], ["2", "4", "10"]), "by size"
     assert speed.values.tolist() == [[4000.0, 5000.0, 6000.0], [1000.0, 2000.0, 3000.0]]
-    assert charts["heat_win_rate"].texts[1] == ("90.0 %", "80.0 %", "70.0 %")
+    assert charts["heat_win_rate"].values[1] == pytest.approx([0.9, 0.8, 0.7])
     tiles = {tile.label: (tile.value, tile.note) for tile in page.tiles}
     assert tiles["Most env steps/s"] == ("6,000", "num_envs=64 n_epochs=10")
     assert tiles["Best win rate"] == ("90.0 %", "num_envs=128 n_epochs=2")
@@ -52,7 +51,7 @@ def test_one_key_makes_bars_and_a_front(tmp_path: Path):
     bars: Rows = charts_of(page)["rows_steps_per_s"]
     assert [(row.name, row.value, row.text) for row in bars.rows][1] == ("num_envs=2", 2000.0, "2,000")
     quality: Rows = charts_of(page)["rows_win_rate"]
-    assert (quality.rows[0].value, quality.rows[0].low) == (pytest.approx(0.9), pytest.approx(0.8))
+    assert (quality.rows[0].value, quality.rows[0].bounds) == (pytest.approx(0.9), pytest.approx((0.8, 1.0)))
     front: XY = charts_of(page)["pareto"]
     assert front.lines[0].x.tolist() == [1000.0, 2000.0, 3000.0], "each is the best at something"
     assert front.points[0].labels == ("1", "2", "3")
@@ -65,7 +64,8 @@ def test_seeds_are_repetitions_not_settings(tmp_path: Path):
     page = sweep_page(write_sweep(tmp_path, {"num_envs": [8, 16], "seed": [1, 2]}))
     bars: Rows = charts_of(page)["rows_steps_per_s"]
     assert [row.value for row in bars.rows] == [1500.0, 3500.0]
-    assert bars.rows[0].low == pytest.approx(1500.0 - 12.7062 * 500.0, rel=1e-4)
+    assert bars.rows[0].bounds is not None
+    assert bars.rows[0].bounds[0] == pytest.approx(1500.0 - 12.7062 * 500.0, rel=1e-4)
 
 
 def test_a_failed_cell_is_shown_and_left_out_of_the_charts(tmp_path: Path):
@@ -105,16 +105,11 @@ def test_differences_beside_the_margin_and_a_dot_per_seed(tmp_path: Path):
     charts = charts_of(compare_page(write_comparison(tmp_path)))
     forest: Rows = charts["differences"]
     (row,) = forest.rows
-    assert (row.name, row.value, row.low, row.high) == (
-        "fast",
-        pytest.approx(-2),
-        pytest.approx(-2.5),
-        pytest.approx(-1.5),
-    )
-    assert [level.value for level in forest.levels] == [0.0, pytest.approx(-3.0)]
+    assert (row.name, row.value, row.bounds) == ("fast", pytest.approx(-2), pytest.approx((-2.5, -1.5)))
+    assert forest.levels == {"equal": 0.0, "margin −3": pytest.approx(-3.0)}
     seeds: Rows = charts["seeds"]
     assert [(each.name, each.dots) for each in seeds.rows] == [("base", (0.6, 0.7)), ("fast", (0.6, 0.7))]
-    assert [part.values.tolist() for part in charts["endings"].parts] == [[0.75, 0.75], [0.25, 0.25]]
+    assert [shares.tolist() for _, shares in charts["endings"].parts.values()] == [[0.75, 0.75], [0.25, 0.25]]
     assert [each.text for each in charts["time_to_threshold_s"].rows] == ["1.5 s", "not reached"]
     assert [each.value for each in charts["steps_per_s"].rows] == [1000.0, 2500.0]
     assert "elo" not in charts
@@ -123,12 +118,12 @@ def test_differences_beside_the_margin_and_a_dot_per_seed(tmp_path: Path):
 def test_curves_of_all_seeds(tmp_path: Path):
     charts = charts_of(compare_page(write_comparison(tmp_path)))
     assert [name for name in charts if "over" in name] == [
-        "win_over_steps", "win_over_time", "return_over_steps", "return_over_time"]  # fmt: skip
+        "win_rate_over_steps", "win_rate_over_time", "return_over_steps", "return_over_time"]  # fmt: skip
     curve: XY = charts["return_over_steps"]
     assert [line.name for line in curve.lines] == ["base", "fast"]
     assert curve.lines[0].y[-1] == pytest.approx(1.5 + 4 * 390.5 / 400), "mean of lifts 1 and 2"
     assert not curve.levels
-    assert charts["win_over_steps"].levels[0].label == "threshold 50.0 %"
+    assert charts["win_rate_over_steps"].levels == {"threshold 50.0 %": 0.5}
 
 
 def test_all_figures_candidates_across(tmp_path: Path):
@@ -181,32 +176,26 @@ def test_differences_as_text():
 # --- other studies
 
 
-def test_rows_of_any_study_as_a_table_and_bars(tmp_path: Path):
+def test_rows_as_a_table_and_bars(tmp_path: Path):
     rows = [
-        {"steps_per_s": spread(1000.0, 50.0), "flag": "engine=fast", "verdict": "keep", "kept": True, "gain": 1.5},
-        {"steps_per_s": spread(3000.0, 50.0), "flag": "vec_env=native", "verdict": "drop", "kept": False, "gain": 0.9},
+        {"name": "engine=fast", "steps_per_s": spread(1000.0, 50.0), "within": 1.5, "keep": True},
+        {"name": "vec_env=native", "steps_per_s": spread(3000.0, 50.0), "within": 0.9, "keep": False},
     ]
-    cell = {"label": "a", "seed": 0, "status": "done", "seconds": 5.0, "folder": "cells/a", "overrides": ["x=1"]}
-    stored = {
-        "schema": 1,
-        "command": "ablate",
-        "arguments": ["+profile=speed"],
-        "minutes": 10,
-        "rows": rows,
-        "cells": [cell],
-    }
+    cell = {"label": "a", "seed": 0, "status": "failed", "seconds": 5.0, "folder": "cells/a", "overrides": ["x=1"]}
+    stored = {"schema": 1, "command": "ablate", "arguments": ["+profile=speed"], "rows": rows, "cells": [cell]}
     (tmp_path / "study.json").write_text(json.dumps(stored))
     page = study_page(tmp_path)
     assert (page.title, page.command) == ("ablate", "fasttrain ablate +profile=speed")
     charts = charts_of(page)
-    assert [chart.title for chart in charts.values()] == ["Gain", "Env steps/s"]
-    assert [(row.name, row.value, row.low) for row in charts["figure_2"].rows] == [
-        ("engine=fast", 1000.0, 950.0), ("vec_env=native", 3000.0, 2950.0)]  # fmt: skip
+    assert [chart.title for chart in charts.values()] == ["Profile ÷ profile without it", "Env steps/s"]
+    assert [(row.name, row.value, row.bounds) for row in charts["figure_2"].rows] == [
+        ("engine=fast", 1000.0, (950.0, 1050.0)), ("vec_env=native", 3000.0, (2950.0, 3050.0))]  # fmt: skip
     table = table_of(page, "Results")
-    assert [name for name, _ in table.columns] == ["flag", "env steps/s", "verdict", "kept", "gain"]
-    assert texts(table)[0] == ["engine=fast", "1,000 [950, 1,050]", "keep", "keep", "1.50"]
-    assert table.cells[1][2].tone == "bad"
-    assert dict(page.facts)["minutes"] == "10"
+    assert [name for name, _ in table.columns] == ["name", "env steps/s", "profile ÷ profile without it", "keep"]
+    assert texts(table)[0] == ["engine=fast", "1,000 [950, 1,050]", "1.50×", "keep"]
+    cells = table_of(page, "Cells")
+    assert texts(cells)[0] == ["a", "0", "failed", "–", "5 s", "x=1"]
+    assert cells.cells[0][2].tone == "bad"
 
 
 def test_trials_in_rungs_are_drawn_by_their_longest(tmp_path: Path):
@@ -253,7 +242,7 @@ def test_levers_of_an_ablation(tmp_path: Path):
     page = study_page(tmp_path)
     assert ("kept", "nothing") in page.facts
     (chart,) = charts_of(page).values()
-    assert (chart.title, chart.levels[0].value) == ("Speed-up when added", 1.0)
+    assert (chart.title, chart.levels) == ("Speed-up when added", {"equal": 1.0})
     table = texts(table_of(page, "Results"))
     assert table[0] == ["engine", "exact", "1.50× [1.25, 1.75]", "–", "0.500 [−1, 2]", "keep"]
     assert table[1][-1] == "leave out"

@@ -31,9 +31,9 @@ def test_seconds(value: float | None, text: str):
 
 
 def test_intervals_say_which_bound_is_open():
-    assert words.interval(0.4503, 0.5628, words.percent) == "[45.0, 56.3]"
-    assert words.interval(1.5, None, words.times) == "[1.50, ∞]"
-    assert words.interval(None, None) == ""
+    assert words.Found(0.5, 0.4503, 0.5628).interval(words.percent) == "[45.0, 56.3]"
+    assert words.Found(2.0, 1.5).interval(words.times) == "[1.50, ∞]"
+    assert words.Found(2.0).interval() == ""
 
 
 def test_sizes_and_values():
@@ -53,3 +53,10 @@ def test_labels_are_short_and_seen_by_legends():
     assert len(words.label("n" * 100)) == words.LABEL_CHARACTERS
     assert words.label("_hidden") == "\u2009_hidden"
     assert words.label("") == "–"
+
+
+def test_figures_of_a_games_own():
+    assert words.metric_of("win_rate") is words.METRICS["win_rate"]
+    forms = {name: words.metric_of(name).form for name in ("gold", "hit_rate", "round_s", "steps_per_s")}
+    assert list(forms.values()) == [words.number, words.percent, words.seconds, words.number]
+    assert (words.metric_of("hit_rate").title, words.metric_of("round_s").title) == ("hit rate", "round")

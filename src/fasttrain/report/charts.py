@@ -1,171 +1,29 @@
-"""What a chart shows, as plain data, and the ink it is drawn with.
+"""Charts: what one shows, as plain data that tests read, and below it how that is drawn. Five kinds are enough.
 
-Five kinds of charts are enough. `drawing.py` draws them; tests read the numbers here. Figures are drawn with the light
-theme's colours. In the SVG every one of them becomes `var(--…)`, so that the page's style sheet decides; text stays
-text, in the page's font. Nothing here touches pyplot or its global state.
+Each is true where it has anything to show. Figures are drawn with the light theme's colours; `page.py` turns every one
+of them into `var(--…)`, so that the page's style sheet decides. matplotlib takes half a second to load and is loaded by
+the first figure; nothing here touches pyplot or its global state.
 """
 
 from __future__ import annotations
 
-import io
-import logging
-import re
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fasttrain.report.words import NOTHING, Found, Metric, clean, compact, label, percent, seconds
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+    from matplotlib.text import Annotation
+    from matplotlib.transforms import Bbox
 
 Floats = NDArray[np.float64]
-Kind = Literal["number", "steps", "seconds", "share"]
-COLORS = 11  # of the palette; index % COLORS
-GREY = 7  # what is the rest; the ones after it are for phases only, of which there are many
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """What is measured along an axis, with its unit in `label` (that of `seconds` is chosen when it is drawn)."""
-
-    label: str
-    kind: Kind = "number"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
-    """A curve with an optional band; `stepped`: each value holds from the x before it to its own."""
-
-    name: str
-    x: Floats
-    y: Floats
-    low: Floats | None = None
-    high: Floats | None = None
-    color: int = 0
-    stepped: bool = False
-    dashed: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Points:
-    """Single measurements with optional intervals and labels."""
-
-    name: str
-    x: Floats
-    y: Floats
-    low: Floats | None = None
-    high: Floats | None = None
-    labels: tuple[str, ...] = ()
-    color: int = 0
-    hollow: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Level:
-    """A straight line across the chart at a value worth knowing."""
-
-    value: float
-    label: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
-    """One layer of stacked shares: a value per x, or per row."""
-
-    name: str
-    values: Floats
-    color: int = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """One name with its value, interval and single observations; `text` is written beside it."""
-
-    name: str
-    value: float | None = None
-    low: float | None = None
-    high: float | None = None
-    dots: tuple[float, ...] = ()
-    color: int = 0
-    text: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Chart:
-    """`name` is the picture's file name, `title` says what is seen, `note` how to read it."""
-
-    name: str
-    title: str
-    note: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class XY(Chart):
-    """Curves and points over two axes."""
-
-    x: Axis
-    y: Axis
-    lines: tuple[Line, ...] = ()
-    points: tuple[Points, ...] = ()
-    levels: tuple[Level, ...] = ()  # horizontal
-    from_zero: bool = False  # y
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Area(Chart):
-    """Shares that fill the height, over x; `stepped` as in `Line`, `start` is where its first value begins."""
-
-    x: Axis
-    y: Axis
-    at: Floats
-    parts: tuple[Part, ...]
-    stepped: bool = False
-    start: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rows(Chart):
-    """Names below each other, values to the right: bars, or dots where no zero makes sense."""
-
-    value: Axis
-    rows: tuple[Row, ...]
-    bars: bool = True
-    levels: tuple[Level, ...] = ()  # vertical
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Split(Chart):
-    """A bar of 100 % per name, split into parts."""
-
-    names: tuple[str, ...]
-    parts: tuple[Part, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Heat(Chart):
-    """A value per pair of settings; NaN where there is none."""
-
-    x_label: str
-    y_label: str
-    x_values: tuple[str, ...]
-    y_values: tuple[str, ...]
-    values: Floats  # (rows of y, columns of x)
-    texts: tuple[tuple[str, ...], ...]
-    color: int = 0
-
-
-def color_of(index: int) -> int:
-    """The palette's colours in turn, grey left for what is the rest."""
-    return index % GREY
-
-
-# --- ink
 
 # Palette: Okabe and Ito 2008, told apart with any colour vision; darker where white paper needs it, lighter for dark.
 LIGHT = {
@@ -174,117 +32,351 @@ LIGHT = {
     "c4": "#dd9a05", "c5": "#4fb0e6", "c6": "#6b5bd0", "c7": "#a3adb8",
     "c8": "#85603f", "c9": "#3d4954", "c10": "#c8a6e0",
 }  # fmt: skip
-DARK = {
-    "paper": "#171c22", "ink": "#e8ecf0", "muted": "#a2adb9", "faint": "#313a44",
-    "c0": "#55aaf2", "c1": "#ff8a45", "c2": "#2ec49a", "c3": "#e28cc4",
-    "c4": "#f3bd4a", "c5": "#93d6ff", "c6": "#a99cff", "c7": "#6f7a86",
-    "c8": "#c59c78", "c9": "#c6d0d9", "c10": "#8d63ad",
-}  # fmt: skip
-BY_HEX = {value: f"var(--{name})" for name, value in LIGHT.items()}
 INK, MUTED, FAINT, PAPER = (LIGHT[name] for name in ("ink", "muted", "faint", "paper"))
-PNG_DPI = 144
-TITLE_INCHES = 0.33
-STYLE: dict[str, Any] = {
-    "font.family": ["DejaVu Sans"],  # comes with matplotlib; the page puts its own in its place
-    "font.size": 9.5,
-    "text.parse_math": False,  # an env may call something "$x"
-    "text.color": INK,
-    "axes.edgecolor": MUTED,
-    "axes.labelcolor": MUTED,
-    "axes.facecolor": "none",
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": FAINT,
-    "grid.linewidth": 0.8,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.major.size": 3,
-    "ytick.major.size": 0,
-    "legend.frameon": False,
-    "legend.handlelength": 1.4,
-    "legend.columnspacing": 1.4,
-    "figure.facecolor": "none",
-    "svg.fonttype": "none",
-    "path.simplify_threshold": 0.3,
-}
+GREY = 7  # what is the rest; the ones after it are for phases only, of which there are many
+WIDTH, HEIGHT = 6.0, 3.1  # inches: 432 pt, about what one of two columns has on a screen
+BAND = 0.18  # opacity
+MARKERS = "osD^vPX"
+LEGEND_CHARACTER = 0.078  # inches that a legend's character takes, at most
+TIME_UNITS = ((180.0, "s", 1.0), (10_800.0, "min", 60.0), (float("inf"), "h", 3600.0))  # largest, name, seconds
+# Where a point's name may stand, in gaps to the right and up; of equally good places the first.
+GAP = 7  # points
+PLACES = ((1, 0), (-1, 0), (1, 1), (-1, 1), (1, -1), (-1, -1), (0, 1), (0, -1))
 
 
-def color(index: int) -> str:
-    """The light theme's colour number `index`."""
-    return LIGHT[f"c{index % COLORS}"]
+def color_of(index: int) -> int:
+    """The palette's colours in turn, grey left for what is the rest."""
+    return index % GREY
 
 
-def css_variables(theme: dict[str, str]) -> str:
-    """`--ink: #1b232c; …`."""
-    return " ".join(f"--{name}: {value};" for name, value in theme.items())
+def _shade(index: int) -> str:
+    return LIGHT[f"c{index}"]
 
 
-@contextmanager
-def style() -> Iterator[None]:
-    """matplotlib's settings for the figures made inside, whatever a user's matplotlibrc says."""
-    logger = logging.getLogger("matplotlib")  # says that it builds its font cache, on the first use after installing
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        from matplotlib.style import context
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Series:
+    """A curve with an optional band, or single measurements with optional intervals and names; (n,) each.
 
-        with warnings.catch_warnings():
-            # A glyph that DejaVu Sans lacks is a box in the PNG; the page's own font may have it.
-            warnings.filterwarnings("ignore", message="Glyph .* missing from")
-            with context(["default", STYLE]):
-                yield
-    finally:
-        logger.setLevel(level)
-
-
-def to_svg(figure: Figure, prefix: str) -> str:
-    """Inline SVG whose ids all begin with `prefix`, for several pictures share a page."""
-    from matplotlib import rc_context
-
-    out = io.StringIO()
-    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with rc_context({"svg.hashsalt": "fasttrain"}):  # the same figure gives the same text
-        figure.savefig(out, format="svg", metadata=nothing)
-    text = out.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    return re.sub(r"<[^>]+>", lambda tag: _tag(tag[0], prefix), text).strip()
-
-
-def _tag(tag: str, prefix: str) -> str:
-    """One tag for the page. Text between tags has its `<` and `>` escaped, so that this never sees it."""
-    if tag.startswith("<!--"):
-        return ""
-    if tag.startswith("<svg"):
-        box = re.search(r'viewBox="[^"]*"', tag)
-        return f'<svg {box[0] if box else ""} role="presentation" focusable="false">'
-    tag = tag.replace("xlink:href=", "href=")
-    tag = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", tag)
-    tag = re.sub(r"font: ([\d.]+px|[a-z0-9]+ [\d.]+px) [^;\"]*", r"font: \1 var(--font)", tag)
-    return re.sub(r"#[0-9a-f]{6}\b", lambda found: BY_HEX.get(found[0], found[0]), tag)
-
-
-def to_png(figure: Figure, file: Path, title: str) -> None:
-    """The light theme, with the title that the page writes above the picture.
-
-    The title is a strip of pixels of its own: inside the figure it would lie on a legend that stands outside the axes.
+    `stepped`: each value holds from the x before it, or from 0, to its own.
     """
+
+    name: str = ""
+    x: Floats
+    y: Floats
+    low: Floats | None = None
+    high: Floats | None = None
+    color: int = 0
+    stepped: bool = False
+    dashed: bool = False
+    labels: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> tuple[Floats, Floats]:
+        """As it is drawn: with the beginning of the first step."""
+        return (np.append(0.0, self.x), np.append(self.y[:1], self.y)) if self.stepped else (self.x, self.y)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One name with its value, interval and single observations; `text` is written beside it."""
+
+    name: str
+    value: float | None = None
+    bounds: tuple[float, float] | None = None
+    dots: tuple[float, ...] = ()
+    color: int = 0
+    text: str = ""
+
+    @property
+    def numbers(self) -> list[float]:
+        """All that must be seen."""
+        return [*([] if self.value is None else [self.value]), *(self.bounds or ()), *self.dots]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Chart:
+    """`name` is the picture's file name, `title` says what is seen, `note` how to read it."""
+
+    name: str
+    title: str
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class XY(_Chart):
+    """Curves with bands, points with intervals, levels with their names; or, `stacked`, shares that fill the height."""
+
+    x: Metric
+    y: Metric
+    lines: Sequence[Series] = ()
+    points: Sequence[Series] = ()
+    levels: Mapping[str, float] = field(default_factory=dict)  # horizontal, by what they mean
+    from_zero: bool = False  # y
+    stacked: bool = False  # the lines, that have one x, on top of each other
+
+    def __bool__(self) -> bool:
+        return bool(self.lines or self.points)
+
+    def draw(self) -> Figure:
+        figure, axes = _figure()
+        if self.stacked:
+            _draw_stack(axes, self.lines)
+        else:
+            self._draw_curves(axes)
+        named = [points for points in self.points if points.labels]
+        axes.set_xmargin(0.12 if named else 0.0 if self.stacked else 0.02)
+        if named:
+            axes.set_ymargin(0.12)
+        _measure(axes.xaxis, self.x)
+        _measure(axes.yaxis, self.y)
+        axes.tick_params(labelsize=9)
+        _legend(figure, axes, least=1 if self.stacked else 2)
+        if named:
+            _name_points(figure, axes, named)
+        return figure
+
+    def _draw_curves(self, axes: Axes) -> None:
+        for line in self.lines:
+            _draw_line(axes, line)
+        for points, marker in zip(self.points, MARKERS, strict=False):
+            axes.plot(points.x, points.y, marker, label=label(points.name), color=_shade(points.color), markersize=5.5)
+            if points.low is not None and points.high is not None:
+                axes.vlines(points.x, points.low, points.high, color=_shade(points.color), linewidth=1.3)
+        for text, level in self.levels.items():
+            axes.axhline(level, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
+            axes.text(0.01, level, label(text), transform=axes.get_yaxis_transform(), va="bottom", fontsize=8.5,
+                      color=MUTED)  # fmt: skip
+        if self.from_zero:  # the range would begin where it ends were all values 0
+            top = max((float(np.nanmax(line.y)) for line in self.lines), default=1.0)
+            axes.set_ylim(0, 1.1 * (top or 1.0))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rows(_Chart):
+    """Names below each other, values to the right: bars from zero, or dots where no zero makes sense."""
+
+    value: Metric
+    rows: Sequence[Row]
+    bars: bool = True
+    levels: Mapping[str, float] = field(default_factory=dict)  # vertical
+
+    def __bool__(self) -> bool:
+        return any(row.numbers for row in self.rows)
+
+    @classmethod
+    def of(
+        cls, name: str, metric: Metric, values: Sequence[tuple[str, Found, int]], note: str = "", **more: Any
+    ) -> Rows:
+        """One figure of several things: their names, values and colours; `note` is about intervals, if it has any."""
+        rows = [Row(name=n, value=v.value, bounds=v.bounds, color=c, text=metric.text(v)) for n, v, c in values]
+        note = note if any(row.bounds for row in rows) else ""
+        return cls(name=name, title=metric.heading, value=metric, rows=rows, note=note, **more)
+
+    def draw(self) -> Figure:
+        figure, axes = _row_figure([row.name for row in self.rows])
+        for place, row in enumerate(self.rows):
+            _draw_row(axes, row, place, self.bars)
+        _draw_uprights(axes, self.levels)
+        zero = [0.0] if self.bars else []
+        ends = [*zero, *self.levels.values(), *(end for row in self.rows for end in row.numbers)]
+        low, high = min(ends), max(ends)
+        width = (high - low) or 1.0
+        written = max(len(label(row.text)) for row in self.rows)
+        axes.set_xlim(low - (0 if self.bars and low >= 0 else 0.06 * width), high + width * (0.05 + 0.021 * written))
+        _measure(axes.xaxis, self.value)
+        return figure
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Split(_Chart):
+    """A bar of 100 % per name, split into parts; shares from 6 % on are written inside."""
+
+    value: Metric
+    names: Sequence[str]
+    parts: Mapping[str, tuple[int, Floats]]  # colour and a share per name
+
+    def __bool__(self) -> bool:
+        return bool(self.parts)
+
+    def draw(self) -> Figure:
+        figure, axes = _row_figure(self.names, 0.25 if len(self.parts) > 1 else 0.0)
+        left = np.zeros(len(self.names))
+        for name, (color, shares) in self.parts.items():
+            bars = axes.barh(range(len(self.names)), shares, left=left, height=0.62, linewidth=0, color=_shade(color),
+                             label=label(name))  # fmt: skip
+            texts = [percent(share, 0) if share >= 0.06 else "" for share in shares.tolist()]
+            axes.bar_label(bars, texts, label_type="center", fontsize=8.5, color=PAPER, fontweight="bold")
+            left = left + shares
+        axes.set_xlim(0, 1)
+        _measure(axes.xaxis, self.value)
+        _legend(figure, axes, least=1)
+        return figure
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Heat(_Chart):
+    """A value per pair of settings, the fuller coloured the larger it is; NaN where there is none."""
+
+    x_label: str
+    y_label: str
+    x_values: Sequence[str]
+    y_values: Sequence[str]
+    values: Floats  # (rows of y, columns of x)
+    metric: Metric
+    color: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(np.isfinite(self.values).any())
+
+    def draw(self) -> Figure:
+        from matplotlib.patches import Rectangle
+
+        rows, columns = self.values.shape
+        figure, axes = _figure(0.9 + 0.42 * max(2, rows))
+        low, high = float(np.nanmin(self.values)), float(np.nanmax(self.values))
+        for (row, column), value in np.ndenumerate(self.values):
+            field = Rectangle((column - 0.47, row - 0.45), 0.94, 0.9, linewidth=0, facecolor=FAINT)
+            if np.isfinite(value):
+                field.set(facecolor=_shade(self.color), alpha=0.06 + 0.5 * (value - low) / ((high - low) or 1.0))
+            axes.add_patch(field)
+            best = np.isfinite(self.values).sum() > 1 and value == high > low
+            axes.text(column, row, self.metric.form(value), ha="center", va="center", fontsize=10,
+                      fontweight="bold" if best else "normal")  # fmt: skip
+        axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
+        axes.set(xlabel=label(self.x_label), ylabel=label(self.y_label))
+        axes.set_xticks(range(columns), [label(value) for value in self.x_values])
+        axes.set_yticks(range(rows), [label(value) for value in self.y_values])
+        axes.tick_params(length=0, labelcolor=INK)
+        axes.grid(False)
+        axes.spines[:].set_visible(False)
+        return figure
+
+
+Chart = XY | Rows | Split | Heat  # `draw` makes the figure without the title: page and PNG write it where they want it
+
+
+# --- what the kinds share
+
+
+def _figure(height: float = HEIGHT) -> tuple[Figure, Axes]:
     from matplotlib.figure import Figure
-    from matplotlib.image import imsave
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    strip = Figure(figsize=(figure.get_size_inches()[0], TITLE_INCHES))
-    strip.text(0.012, 0.2, title, fontsize=11, fontweight="bold", color=INK)
-    imsave(file, np.vstack([_pixels(strip), _pixels(figure)]), format="png")
+    figure = Figure(figsize=(WIDTH, height), layout=ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06))
+    return figure, figure.add_subplot()
 
 
-def _pixels(figure: Figure) -> NDArray[np.uint8]:  # (height, width, 4)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+def _row_figure(names: Sequence[str], legend: float = 0.0) -> tuple[Figure, Axes]:
+    """Names below each other; `legend`: inches for it above."""
+    figure, axes = _figure(0.75 + 0.31 * max(2, len(names)) + legend)
+    axes.set_yticks(range(len(names)), [label(name) for name in names])
+    axes.set_ylim(len(names) - 0.45, -0.55)
+    axes.grid(False, axis="y")
+    axes.tick_params(axis="y", labelcolor=INK)
+    axes.spines["left"].set_visible(False)
+    return figure, axes
 
-    figure.set_dpi(PNG_DPI)
-    figure.set_facecolor(PAPER)
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()  # type: ignore[no-untyped-call]
-    return np.asarray(canvas.buffer_rgba())  # type: ignore[no-untyped-call]
+
+def _legend(figure: Figure, axes: Axes, least: int = 2) -> None:
+    """Above the axes, where it covers no data; as many columns as fit. Fewer than `least` names need none."""
+    entries = {name: handle for handle, name in zip(*axes.get_legend_handles_labels(), strict=True) if name != NOTHING}
+    if len(entries) >= least:
+        width = max(map(len, entries)) * LEGEND_CHARACTER + 0.4
+        columns = max(1, min(len(entries), int(WIDTH / width)))
+        figure.legend(entries.values(), entries.keys(), loc="outside upper left", ncols=columns, fontsize=9)
+
+
+def _measure(axis: Axis, metric: Metric) -> None:
+    """The title of an axis and, within its limits, ticks at round numbers of the unit that fits what was drawn."""
+    from matplotlib.ticker import MaxNLocator
+
+    title, unit = clean(metric.title), 1.0
+    if metric.form is seconds:
+        largest = max(map(abs, axis.get_data_interval()))
+        name, unit = next((name, unit) for most, name, unit in TIME_UNITS if largest < most)
+        title = f"{title} ({name})"
+    low, high = sorted(axis.get_view_interval())
+    ticks = unit * np.asarray(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(low / unit, high / unit))
+    slack = 1e-9 * (high - low)
+    ticks = ticks[(ticks >= low - slack) & (ticks <= high + slack)]
+    shown, sign = (100 * ticks, " %") if metric.form is percent else (ticks / unit, "")
+    axis.set_ticks(ticks, [compact(round(value, 8)) + sign for value in shown.tolist()])
+    axis.set_label_text(title)
+
+
+def _draw_stack(axes: Axes, lines: Sequence[Series]) -> None:
+    paths = [line.path for line in lines]
+    axes.stackplot(paths[0][0], [y for _, y in paths], labels=[label(line.name) for line in lines], linewidth=0,
+                   colors=[_shade(line.color) for line in lines], step="pre" if lines[0].stepped else None)  # fmt: skip
+    axes.set_ylim(0, 1)
+    axes.grid(False)
+
+
+def _draw_line(axes: Axes, line: Series) -> None:
+    shade, (x, y) = _shade(line.color), line.path
+    if line.low is not None and line.high is not None:
+        axes.fill_between(x, line.low, line.high, color=shade, alpha=BAND, linewidth=0)
+    axes.plot(x, y, label=label(line.name), color=shade, linewidth=1.7, linestyle=(0, (4, 2)) if line.dashed else "-",
+              drawstyle="steps-pre" if line.stepped else "default")  # fmt: skip
+
+
+def _name_points(figure: Figure, axes: Axes, groups: Sequence[Series]) -> None:
+    """Names beside their points, each where it covers least of points, intervals and names before it.
+
+    Greedy, in the order given: put first what must be readable. Names may leave the frame only at a price.
+    """
+    from matplotlib.transforms import Bbox
+
+    figure.draw_without_rendering()  # from here on it is known where on the paper a value lies
+    inch, to_paper = figure.dpi, axes.transData.transform
+    taken = [Bbox([to_paper(each)] * 2).padded(0.05 * inch) for g in groups for each in zip(g.x, g.y, strict=True)]
+    for group in groups:
+        if group.low is not None and group.high is not None:
+            ends = zip(group.x, group.low, group.high, strict=True)
+            taken += [Bbox([to_paper((x, low)), to_paper((x, up))]).padded(0.03 * inch, 0) for x, low, up in ends]
+    for x, y, text in (each for g in groups for each in zip(g.x, g.y, g.labels, strict=True)):
+        note = axes.annotate(label(text), (x, y), (0, 0), textcoords="offset points", fontsize=8.5, color=MUTED)
+        note.set_in_layout(False)
+        costs = []
+        for place in PLACES:
+            box = _moved(note, place)
+            inside = axes.bbox.count_contains(box.corners()) == 4
+            costs.append(box.count_overlaps(taken) + (0 if inside else 3))
+        taken.append(_moved(note, PLACES[int(np.argmin(costs))]))
+
+
+def _moved(note: Annotation, place: tuple[int, int]) -> Bbox:
+    """What the name covers at that of the `PLACES`; it stays there."""
+    right, up = place
+    note.set(
+        position=(GAP * right, GAP * up), ha=("center", "left", "right")[right], va=("center", "bottom", "top")[up]
+    )
+    return note.get_window_extent()
+
+
+def _draw_uprights(axes: Axes, levels: Mapping[str, float]) -> None:
+    """Dashed lines, the names of two turned away from each other: they may lie close together."""
+    for text, level in levels.items():
+        axes.axvline(level, color=MUTED, linewidth=1, linestyle=(0, (4, 3)), zorder=0.9)
+        first = level == min(levels.values())
+        side, gap = ("center", 0) if len(levels) < 2 else ("right", 3) if first else ("left", -3)
+        axes.annotate(label(text), (level, 1.0), xycoords=axes.get_xaxis_transform(), xytext=(gap, 3),
+                      textcoords="offset points", ha=side, va="bottom", fontsize=8.5, color=MUTED)  # fmt: skip
+
+
+def _draw_row(axes: Axes, row: Row, place: int, bars: bool) -> None:
+    shade = _shade(row.color)
+    if row.value is not None and bars:
+        axes.barh(place, row.value, height=0.6, color=shade, linewidth=0)
+    if row.bounds is not None:
+        axes.hlines(place, *row.bounds, color=INK if bars else shade, linewidth=1.3 if bars else 2)
+    if row.dots:
+        spread = [place + 0.13 * (index % 3 - 1) for index in range(len(row.dots))]  # equal ones would cover each other
+        axes.plot(row.dots, spread, "o", color=shade, markersize=5, alpha=0.85, markeredgewidth=0)
+    if row.value is not None and not bars:
+        mark, shade, length, edge = ("|", INK, 14, 2) if row.dots else ("o", shade, 7, 0)
+        axes.plot([row.value], [place], mark, color=shade, markersize=length, markeredgewidth=edge)
+    if row.text:
+        right = max([*row.numbers, *([0.0] if bars else [])])
+        text = axes.annotate(label(row.text), (right, place), xytext=(6, 0), textcoords="offset points", va="center")
+        text.set(fontsize=9, color=MUTED, bbox={"facecolor": PAPER, "linewidth": 0, "pad": 1.5})  # over a level's line

@@ -2,40 +2,58 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fasttrain.report.charts import XY, Axis, Chart, Level, Line, Row, Rows, color_of
-from fasttrain.report.curves import Curve, across_seeds, mean_interval, spread_curve
-from fasttrain.report.metrics import Form, Found, cells_title, found, link_to, metric_of, quality_of
-from fasttrain.report.page import Banner, Cell, Page, Section, Table, Tile, Tone
-from fasttrain.report.run_charts import OVER, OVER_WORDS, endings
+from fasttrain.report.charts import XY, Chart, Row, Rows, color_of
+from fasttrain.report.curves import (
+    RETURN,
+    STEPS,
+    TIME,
+    WINS,
+    Learned,
+    Over,
+    across_seeds,
+    along,
+    endings,
+    mean_interval,
+    spread_curve,
+)
+from fasttrain.report.page import TONES, Banner, Cell, Page, Section, Table, Tile, cell_table, cells_tile, place_of
 from fasttrain.report.words import (
     NOTHING,
+    Found,
+    Metric,
+    as_list,
     as_mapping,
     as_number,
     as_rows,
     clean,
-    interval,
+    found,
     label,
+    metric_of,
     number,
     percent,
-    seconds,
+    quality_of,
     times,
 )
 from fasttrain.runs.logs import Episodes, read_episodes
-from fasttrain.runs.progress import WIN_KEYS
 from fasttrain.saving.files import read_json
 
-NEVER = "time_to_"  # of these an open value says that it never came about
+FILE = "study.json"
+Runs = dict[str, list[tuple[dict[str, Any], Episodes]]]
 # 30 cells of a native game would be half a gigabyte; 32 blocks of each are 2 MB and still 30,000 episodes.
 CELL_BYTES, CELL_BLOCKS = 2_000_000, 32
 BINS = 40  # of a seed's curve: fewer than in a run's own report, because the band over seeds shows the noise
+FIGURES = (
+    "steps_per_s", "speed_up", "win_rate", "mean_reward", "tail", "score_diff", "draw_rate", "mean_turns", "difference",
+    "time_to_threshold_s", "time_to_threshold_steps", "reward_per_hour", "elo", "env_steps", "updates",
+)  # fmt: skip
 
 
 def signed(value: float | None, is_rate: bool) -> str:
@@ -43,341 +61,214 @@ def signed(value: float | None, is_rate: bool) -> str:
     if value is None:
         return NOTHING
     value = round(100 * value if is_rate else value, 9)  # what is left of two equal means is no difference
-    text = f"{value:.1f}".replace("-", "−") if is_rate else number(value)
+    text = percent(value / 100).removesuffix(" %") if is_rate else number(value)
     return f"+{text}" if value > 0 else text
 
 
 def difference_text(change: Found, is_rate: bool) -> str:
     """`+1.2 [−0.8, +3.1] points`."""
-    bounds = interval(change.low, change.high, lambda value: signed(value, is_rate))
+    bounds = change.interval(partial(signed, is_rate=is_rate))
     return " ".join(part for part in (signed(change.value, is_rate), bounds, "points" if is_rate else "") if part)
 
 
 def margin_text(margin: float | None, is_rate: bool) -> str:
     """`3 points`."""
-    if margin is None:
-        return NOTHING
-    return f"{number(100 * margin)} points" if is_rate else number(margin)
+    return f"{number(100 * margin)} points" if is_rate and margin is not None else number(margin)
 
 
-def interval_text(value: Found, form: Form) -> str:
-    """`[2.1, 2.4]`; empty where there is none."""
-    return interval(value.low, value.high, form)
+class Comparison:
+    """study.json of a comparison: rows by candidate, the first is the baseline."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.stored = folder, read_json(folder / FILE)
+        self.rows, self.cells = as_rows(self.stored.get("rows")), as_rows(self.stored.get("cells"))
+        self.gate = as_mapping(self.stored.get("gate"))
+        self.margin, self.threshold = (as_number(self.gate.get(name)) for name in ("margin", "threshold"))
+        named = [str(row.get("name")) for row in (*as_rows(self.stored.get("candidates")), *self.rows)]
+        self.names = list(dict.fromkeys([*named, *(str(cell.get("label")) for cell in self.cells)]))  # as given
+        # The gate's metric; of a file that says none, the win rate where there is one.
+        told = any(found(row.get("win_rate")).value is not None for row in self.rows)
+        self.metric_name = str(self.gate.get("metric") or ("win_rate" if told else "mean_reward"))
+        self.title = metric_of(self.metric_name).title
+        tail_of_wins = self.metric_name == "tail" and self.gate.get("curve_of") == "win rate"
+        self.is_rate = self.metric_name == "win_rate" or tail_of_wins
+        self.by_wins = self.gate.get("curve_of") in ("win rate", None) and self.metric_name != "mean_reward"
+        self.done = [cell for cell in self.cells if cell.get("status") == "done"]
+
+    def metric(self, name: str) -> Metric:
+        """How a figure is written; the tail of win rates as a share."""
+        metric = metric_of(name)
+        return metric._replace(form=percent) if name == "tail" and self.is_rate else metric
+
+    def color(self, name: str) -> int:
+        """Each candidate's own."""
+        return color_of(self.names.index(name))
+
+    def runs(self) -> Runs:
+        """Summaries and episodes of the finished cells, by candidate."""
+        runs: Runs = {name: [] for name in self.names}
+        for cell in self.done:
+            folder = self.folder / str(cell.get("folder") or ".")
+            episodes = read_episodes(folder / "episodes.csv", CELL_BYTES, CELL_BLOCKS)
+            runs[str(cell.get("label"))].append((read_json(folder / "summary.json"), episodes))
+        return runs
 
 
-def difference_chart(
-    rows: Sequence[Mapping[str, Any]], names: Sequence[str], is_rate: bool, margin: float | None
-) -> Chart | None:
+def compare_page(folder: Path) -> Page:
+    """What there is to say of the comparison in `folder`."""
+    study = Comparison(folder)
+    runs = study.runs()
+    pairs = [(what, over) for what in ((WINS, RETURN) if study.by_wins else (RETURN, WINS)) for over in (STEPS, TIME)]
+    sections = [
+        Section("Quality", _quality_text(study), [
+            _difference_chart(study),
+            _seeds_chart(study, runs),
+            endings({str(row.get("name")): as_mapping(row.get("end_reason")) for row in study.rows}),
+        ]),
+        Section("Speed", charts=[_figure_chart(study, key) for key in ("steps_per_s", "time_to_threshold_s", "elo")]),
+        Section("Learning", "Means over seeds with their 95 % intervals.",
+                charts=[_curve_chart(study, runs, what, over) for what, over in pairs]),
+        Section("All figures", tables=[_figure_table(study)]),
+        Section("Cells", tables=[cell_table(folder, study.cells, "candidate",
+                "mean_reward" if study.metric_name == "tail" else study.metric_name, folded=len(study.cells) > 12)]),
+    ]  # fmt: skip
+    first, *others = [label(name) for name in study.names] or [""]
+    return Page(
+        kind="Comparison",
+        title=f"{', '.join(others)} against {first}" if others else "Comparison",
+        facts=[
+            ("baseline", clean(study.names[0]) if study.names else NOTHING),
+            ("judged by", study.title),
+            ("margin", margin_text(study.margin, study.is_rate)),
+            ("seeds", number(len({str(cell.get("seed")) for cell in study.done}))),
+            *place_of(folder, FILE),
+        ],
+        command=" ".join(["fasttrain", "compare", *map(str, as_list(study.stored.get("arguments")))]),
+        banners=_banners(study),
+        tiles=_tiles(study),
+        sections=[section for section in sections if section.charts or section.tables],
+    )
+
+
+def _banners(study: Comparison) -> list[Banner]:
+    unread = "no cell of this comparison is finished, or study.json cannot be read"
+    judged = [row for row in study.rows if row.get("verdict") or row.get("difference") is not None]
+    return [_verdict(study, row) for row in judged] if study.rows else [Banner("No verdict yet", unread, "open")]
+
+
+def _verdict(study: Comparison, row: Mapping[str, Any]) -> Banner:
+    verdict = str(row.get("verdict") or "no verdict")
+    speed, change = found(row.get("speed_up")), found(row.get("difference"))
+    facts = [f"{times(speed.value)} as fast {speed.interval(times)}".strip()] if speed.value is not None else []
+    if row.get("faster") is False:
+        facts.append(f"less than the {times(study.gate.get('min_speed_up'))} that a trade-off is worth")
+    if change.value is not None:
+        margin = margin_text(study.margin, study.is_rate)
+        facts.append(f"{study.title} {difference_text(change, study.is_rate)}, margin {margin}")
+    if needed := as_number(row.get("seeds_needed")):
+        facts.append(f"about {needed:.0f} seeds would tell, if the two are alike")
+    tone = TONES.get(verdict, "")
+    slow = tone == "good" and row.get("faster") is False
+    return Banner(f"{label(row.get('name'))}: {verdict}", "; ".join(facts), "open" if slow else tone)
+
+
+def _tiles(study: Comparison) -> list[Tile]:
+    speeds = [(f"Speed-up, {label(row.get('name'))}", found(row.get("speed_up"))) for row in study.rows[1:]]
+    tiles = [Tile(title, times(speed.value), speed.interval(times)) for title, speed in speeds]
+    return [*tiles, cells_tile(study.cells)]
+
+
+def _quality_text(study: Comparison) -> str:
+    if study.margin is None:
+        return ""
+    margin = margin_text(study.margin, study.is_rate)
+    return (
+        f"A candidate passes when it is no worse than the baseline by more than {margin}: "
+        f"its whole interval lies to the right of that margin, from {number(study.gate.get('min_pairs'))} seeds on."
+    )
+
+
+def _difference_chart(study: Comparison) -> Chart:
     """Paired differences to the baseline beside zero and the margin."""
-    scale = 100.0 if is_rate else 1.0
-    shown = []
-    for row in rows:
+    scale = 100.0 if study.is_rate else 1.0
+    rows = []
+    for row in study.rows:
         change, name = found(row.get("difference")), str(row.get("name"))
         if change.value is not None:
-            values = [None if bound is None else scale * bound for bound in change]
-            both = change.low is not None and change.high is not None
-            shown.append(Row(name=name, value=values[0], low=values[1] if both else None,
-                             high=values[2] if both else None, color=_color(name, names),
-                             text=difference_text(change, is_rate).removesuffix(" points")))  # fmt: skip
-    if not shown:
-        return None
-    levels = [Level(0.0, "equal")]
-    if margin:
-        levels.append(Level(-scale * margin, f"margin −{number(scale * margin)}"))
-    unit = "percentage points" if is_rate else "in units of the reward"
-    return Rows(name="differences", title="Difference to the baseline, by paired seeds", rows=tuple(shown), bars=False,
-                value=Axis(f"candidate − baseline, {unit}"), levels=tuple(levels),
+            bounds = change.bounds and (scale * change.bounds[0], scale * change.bounds[1])
+            text = difference_text(change, study.is_rate).removesuffix(" points")
+            rows.append(Row(name=name, value=scale * change.value, bounds=bounds, color=study.color(name), text=text))
+    margins = {f"margin −{number(scale * study.margin)}": -scale * study.margin} if study.margin else {}
+    unit = "percentage points" if study.is_rate else "in units of the reward"
+    return Rows(name="differences", title="Difference to the baseline, by paired seeds", rows=rows, bars=False,
+                value=Metric(f"candidate − baseline, {unit}"), levels={"equal": 0.0, **margins},
                 note="lines: 95 % intervals; to the right of the margin is no worse")  # fmt: skip
 
 
-def seeds_chart(folders: Mapping[str, Sequence[Path]], metric: str, is_rate: bool) -> Chart | None:
+def _seeds_chart(study: Comparison, runs: Runs) -> Chart:
     """Final quality, a dot per seed."""
-    known, rows = metric_of(metric), []
-    form: Form = percent if is_rate else number
-    for place, (name, cells) in enumerate(folders.items()):
-        values = [value for cell in cells if (value := _final(cell, metric, is_rate)) is not None]
-        if values:
-            mean = mean_interval(values)[0]
-            rows.append(Row(name=name, value=mean, dots=tuple(values), color=color_of(place), text=form(mean)))
-    if not rows:
-        return None
-    return Rows(name="seeds", title=f"{_capital(known.title)}, a dot per seed", rows=tuple(rows), bars=False,
-                value=Axis(known.title, "share" if is_rate else known.kind), note="upright line: mean")  # fmt: skip
+    metric, rows = study.metric(study.metric_name), []
+    for name, cells in runs.items():
+        if study.metric_name == "tail":
+            ends = [_tail(episodes, WINS if study.is_rate else RETURN) for _, episodes in cells]
+        else:
+            ends = [quality_of(summary, study.metric_name).value for summary, _ in cells]
+        if values := [value for value in ends if value is not None]:
+            mean = mean_interval(values).value
+            rows.append(Row(name=name, value=mean, dots=tuple(values), color=study.color(name), text=metric.form(mean)))
+    return Rows(name="seeds", title=f"{metric.heading}, a dot per seed", rows=rows, bars=False,
+                value=metric, note="upright line: mean")  # fmt: skip
 
 
-def _final(cell: Path, metric: str, is_rate: bool) -> float | None:
-    if metric != "tail":
-        return quality_of(read_json(cell / "summary.json"), metric).value
-    episodes = _episodes(cell)
-    steps, values = episodes.column(("env_steps",)), episodes.column(WIN_KEYS if is_rate else ("return",))
+def _tail(episodes: Episodes, what: Learned) -> float | None:
+    """Mean over the last fifth of training."""
+    steps, values = episodes.column((STEPS.column,)), episodes.column(what.columns)
     if steps is None or values is None:
         return None
     last = values[steps > 0.8 * steps.max()]
     return float(np.nanmean(last)) if np.isfinite(last).any() else None
 
 
-def figure_chart(rows: Sequence[Mapping[str, Any]], names: Sequence[str], key: str) -> Chart | None:
+def _figure_chart(study: Comparison, key: str) -> Chart:
     """One figure of all candidates with its intervals."""
-    metric = metric_of(key)
-    values = [(str(row.get("name")), row.get(key)) for row in rows if row.get(key) is not None]
-    rated = [(name, found(value)._replace(never=key.startswith(NEVER))) for name, value in values]
-    if all(value.value is None for _, value in rated):
-        return None
-    shown = tuple(value.row(name, metric, _color(name, names)) for name, value in rated)
-    note = "lines: 95 % intervals over seeds" if any(row.low is not None for row in shown) else ""
-    return Rows(name=key, title=_capital(metric.title), rows=shown, bars=key != "elo", note=note,
-                value=Axis(metric.title.removesuffix(" of the learner"), metric.kind))  # fmt: skip
+    rows = [row for row in study.rows if row.get(key) is not None]
+    values = [(str(row.get("name")), found(row.get(key)), study.color(str(row.get("name")))) for row in rows]
+    return Rows.of(key, metric_of(key), values, "lines: 95 % intervals over seeds", bars=key != "elo")
 
 
-def curve_charts(folders: Mapping[str, Sequence[Path]], by_wins: bool, threshold: float | None) -> list[Chart]:
-    """Win rate and return of training episodes over env steps and over time, mean and interval over seeds."""
-    runs = {name: [_episodes(cell) for cell in cells] for name, cells in folders.items()}
-    wins = [_curve_chart(runs, over, "Win rate", threshold if by_wins else None) for over in OVER]
-    returns = [_curve_chart(runs, over, "Return per episode", None if by_wins else threshold) for over in OVER]
-    charts = [*wins, *returns] if by_wins else [*returns, *wins]
-    return [chart for chart in charts if chart is not None]
+def _curve_chart(study: Comparison, runs: Runs, what: Learned, over: Over) -> Chart:
+    """Training episodes, mean and interval over seeds."""
+    is_rate, lines = what is WINS, []
+    for name, cells in runs.items():
+        pairs = [along(episodes, over, what.columns) for _, episodes in cells]
+        curves = [spread_curve(*pair, BINS) for pair in pairs if pair is not None]
+        if (mean := across_seeds(curves, (0.0, 1.0) if is_rate else (-np.inf, np.inf))) is not None:
+            lines.append(replace(mean, name=name, color=study.color(name)))
+    text = f"threshold {what.axis.form(study.threshold)}"
+    levels = {} if study.threshold is None or is_rate != study.by_wins else {text: study.threshold}
+    return XY(name=f"{what.name}_over_{over.name}", title=what.title(over), x=over.axis, y=what.axis, lines=lines,
+              levels=levels, note="training episodes; band: 95 % interval over seeds")  # fmt: skip
 
 
-def _curve_chart(
-    runs: Mapping[str, Sequence[Episodes]], over: tuple[str, Axis, str], title: str, threshold: float | None
-) -> Chart | None:
-    is_rate, (key, axis, x), lines = title == "Win rate", over, []
-    for place, (name, episodes) in enumerate(runs.items()):
-        curves = [_curve(each, x, WIN_KEYS if is_rate else ("return",)) for each in episodes]
-        if (mean := across_seeds([curve for curve in curves if curve is not None])) is not None:
-            low, high = (np.clip(bound, 0, 1) if is_rate else bound for bound in (mean.low, mean.high))
-            lines.append(Line(name=name, x=mean.x, y=mean.y, low=low, high=high, color=color_of(place)))
-    if not lines:
-        return None
-    text = percent(threshold) if is_rate else number(threshold)
-    return XY(name=f"{title.split()[0].lower()}_over_{key}", title=f"{title} over {OVER_WORDS[key]}", x=axis,
-              y=Axis(title.lower(), "share" if is_rate else "number"), lines=tuple(lines),
-              levels=() if threshold is None else (Level(threshold, f"threshold {text}"),),
-              note="training episodes; band: 95 % interval over seeds")  # fmt: skip
-
-
-def _curve(run: Episodes, x: str, names: Sequence[str]) -> Curve | None:
-    at, values = run.column((x,)), run.column(names)
-    if at is None or values is None:
-        return None
-    known = np.isfinite(at) & np.isfinite(values)
-    return spread_curve(at[known], values[known], BINS) if known.any() else None
-
-
-def _episodes(cell: Path) -> Episodes:
-    return read_episodes(cell / "episodes.csv", CELL_BYTES, CELL_BLOCKS)
-
-
-def _color(name: str, names: Sequence[str]) -> int:
-    return color_of(list(names).index(name)) if name in names else 0
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
-FILE = "study.json"
-TONES: dict[str, Tone] = {"pass": "good", "fail": "bad", "not enough seeds": "open"}
-FIGURES = (
-    "steps_per_s", "speed_up", "win_rate", "mean_reward", "tail", "score_diff", "draw_rate", "mean_turns", "difference",
-    "time_to_threshold_s", "time_to_threshold_steps", "reward_per_hour", "sample_efficiency", "elo", "env_steps",
-    "updates",
-)  # fmt: skip
-
-
-@dataclass(slots=True)
-class Comparison:
-    """study.json of a comparison: rows by candidate, the first is the baseline."""
-
-    folder: Path
-    stored: dict[str, Any]
-    rows: list[dict[str, Any]] = field(init=False)
-    cells: list[dict[str, Any]] = field(init=False)
-    gate: dict[str, Any] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.rows, self.cells = as_rows(self.stored.get("rows")), as_rows(self.stored.get("cells"))
-        self.gate = as_mapping(self.stored.get("gate"))
-
-    @property
-    def metric(self) -> str:
-        """The gate's; of a file that says none, the win rate where there is one."""
-        named = self.gate.get("metric")
-        if isinstance(named, str):
-            return named
-        told = any(found(row.get("win_rate")).value is not None for row in self.rows)
-        return "win_rate" if told else "mean_reward"
-
-    @property
-    def is_rate(self) -> bool:
-        by_wins = self.gate.get("curve_of") == "win rate"
-        return self.metric == "win_rate" or (self.metric == "tail" and by_wins)
-
-    @property
-    def names(self) -> list[str]:
-        """Candidates in the order in which they were given."""
-        named = [str(row.get("name")) for row in (*as_rows(self.stored.get("candidates")), *self.rows)]
-        return list(dict.fromkeys([*named, *(str(cell.get("label")) for cell in self.cells)]))
-
-    def folders(self, name: str) -> list[Path]:
-        """Of the candidate's finished cells."""
-        done = [cell for cell in self.cells if str(cell.get("label")) == name and cell.get("status") == "done"]
-        return [self.folder / str(cell["folder"]) for cell in done if cell.get("folder")]
-
-
-def compare_page(folder: Path) -> Page:
-    """What there is to say of the comparison in `folder`."""
-    study = Comparison(folder, read_json(folder / FILE))
-    quality = [
-        difference_chart(study.rows, study.names, study.is_rate, as_number(study.gate.get("margin"))),
-        seeds_chart({name: study.folders(name) for name in study.names}, study.metric, study.is_rate),
-        endings(
-            {str(row.get("name")): as_mapping(row.get("end_reason")) for row in study.rows if row.get("end_reason")}
-        ),
-    ]
-    speed = [figure_chart(study.rows, study.names, key) for key in ("steps_per_s", "time_to_threshold_s", "elo")]
-    by_wins = study.gate.get("curve_of") in ("win rate", None) and study.metric != "mean_reward"
-    sections = [
-        Section("Quality", _quality_text(study), [chart for chart in quality if chart is not None]),
-        Section("Speed", charts=[chart for chart in speed if chart is not None]),
-        Section("Learning", "Means over seeds with their 95 % intervals.",
-                charts=curve_charts({name: study.folders(name) for name in study.names}, by_wins,
-                                    as_number(study.gate.get("threshold")))),
-        Section("All figures", tables=_figure_tables(study)),
-        Section("Cells", tables=_cell_tables(study)),
-    ]  # fmt: skip
-    return Page(
-        kind="Comparison",
-        title=" against ".join([", ".join(map(label, study.names[1:])), label(study.names[0])])
-        if len(study.names) > 1
-        else "Comparison",
-        facts=_facts(study),
-        command=" ".join(["fasttrain", "compare", *map(str, study.stored.get("arguments") or [])]),
-        banners=_banners(study),
-        tiles=_tiles(study),
-        sections=[section for section in sections if section and (section.charts or section.tables)],
-    )
-
-
-def _facts(study: Comparison) -> list[tuple[str, str]]:
-    date = time.strftime("%Y-%m-%d %H:%M", time.localtime((study.folder / FILE).stat().st_mtime))
-    seeds = {str(cell.get("seed")) for cell in study.cells if cell.get("status") == "done"}
-    return [
-        ("baseline", clean(study.names[0]) if study.names else "–"),
-        ("judged by", metric_of(study.metric).title),
-        ("margin", margin_text(as_number(study.gate.get("margin")), study.is_rate)),
-        ("seeds", number(len(seeds))),
-        ("date", date),
-        ("folder", study.folder.resolve().name),
-    ]
-
-
-def _banners(study: Comparison) -> list[Banner]:
-    if not study.rows:
-        return [
-            Banner("No verdict yet", "no cell of this comparison is finished, or study.json cannot be read", "open")
-        ]
-    return [_verdict(study, row) for row in study.rows if row.get("verdict") or row.get("difference") is not None]
-
-
-def _verdict(study: Comparison, row: Mapping[str, Any]) -> Banner:
-    verdict, speed = str(row.get("verdict") or "no verdict"), found(row.get("speed_up"))
-    facts = [f"{times(speed.value)} as fast {interval_text(speed, times)}".strip()] if speed.value is not None else []
-    if row.get("faster") is False:
-        facts.append(f"less than the {times(study.gate.get('min_speed_up'))} that a trade-off is worth")
-    change = found(row.get("difference"))
-    if change.value is not None:
-        text = difference_text(change, study.is_rate)
-        facts.append(f"{metric_of(study.metric).title} {text}, margin {margin_text(_margin(study), study.is_rate)}")
-    if needed := as_number(row.get("seeds_needed")):
-        facts.append(f"about {needed:.0f} seeds would tell, if the two are alike")
-    tone: Tone = TONES.get(verdict, "")
-    return Banner(
-        f"{label(row.get('name'))}: {verdict}",
-        "; ".join(facts),
-        "open" if tone == "good" and row.get("faster") is False else tone,
-    )
-
-
-def _margin(study: Comparison) -> float | None:
-    return as_number(study.gate.get("margin"))
-
-
-def _quality_text(study: Comparison) -> str:
-    margin = _margin(study)
-    if margin is None:
-        return ""
-    return (
-        f"A candidate passes when it is no worse than the baseline by more than {margin_text(margin, study.is_rate)}: "
-        f"its whole interval lies to the right of that margin, from {number(study.gate.get('min_pairs'))} seeds on."
-    )
-
-
-def _tiles(study: Comparison) -> list[Tile]:
-    tiles = []
-    for row in study.rows[1:]:
-        speed = found(row.get("speed_up"))
-        if speed.value is not None:
-            tiles.append(Tile(f"Speed-up, {label(row.get('name'))}", times(speed.value), interval_text(speed, times)))
-    done = sum(cell.get("status") == "done" for cell in study.cells)
-    took = sum(as_number(cell.get("seconds")) or 0.0 for cell in study.cells)
-    tiles.append(Tile("Cells", number(len(study.cells)), f"{done} done, {seconds(took)} in all"))
-    return tiles
-
-
-def _figure_tables(study: Comparison) -> list[Table]:
+def _figure_table(study: Comparison) -> Table:
     """Figures down, candidates across."""
     rows: list[list[Cell | str]] = []
     for name in FIGURES:
         values = [found(row.get(name)) for row in study.rows]
-        if any(value.value is not None for value in values):
-            metric = metric_of(name)
-            if name == "tail" and study.is_rate:
-                metric = metric._replace(form=percent)
-            if name == "difference":
-                texts = [
-                    Cell(difference_text(value, study.is_rate) if value.value is not None else "–") for value in values
-                ]
-                rows.append([f"difference in {metric_of(study.metric).title}", *texts])
-            else:
-                told = [row.get(name) is not None and name.startswith(NEVER) for row in study.rows]
-                cells = [each._replace(never=never).cell(metric) for each, never in zip(values, told, strict=True)]
-                rows.append([metric.title, *cells])
+        if all(value.value is None for value in values):
+            continue
+        if name == "difference":
+            texts = [difference_text(value, study.is_rate) if value.value is not None else NOTHING for value in values]
+            rows.append([f"difference in {study.title}", *texts])
+        else:
+            rows.append([metric_of(name).title, *(Cell.of(value, study.metric(name)) for value in values)])
     if rows:
-        rows.append(["seeds", *(_seeds(row) for row in study.rows)])
-        rows.append(["verdict", *(_verdict_cell(row) for row in study.rows)])
+        seeds = [row.get("seeds") for row in study.rows]
+        verdicts = [row.get("verdict") for row in study.rows]
+        rows.append(["seeds", *(number(len(each) if isinstance(each, list) else each) for each in seeds)])
+        rows.append(["verdict", *(
+            Cell(str(each), tone=TONES.get(str(each), "")) if each else Cell("baseline", tone="dim")
+            for each in verdicts
+        )])  # fmt: skip
     note = "In brackets: 95 % intervals over seeds; of the time to the threshold, ∞ means that not all runs came there."
-    names = ["", *(f">{label(row.get('name'))}" for row in study.rows)]
-    return [Table(names, rows, note=note)] if rows else []
-
-
-def _seeds(row: Mapping[str, Any]) -> str:
-    seeds = row.get("seeds")
-    return number(len(seeds) if isinstance(seeds, list) else seeds)
-
-
-def _verdict_cell(row: Mapping[str, Any]) -> Cell:
-    verdict = row.get("verdict")
-    return Cell(str(verdict), tone=TONES.get(str(verdict), "")) if verdict else Cell("baseline", tone="dim")
-
-
-def _cell_tables(study: Comparison) -> list[Table]:
-    rows: list[list[Cell | str]] = []
-    metric = "mean_reward" if study.metric == "tail" else study.metric
-    for cell in study.cells:
-        place = study.folder / str(cell.get("folder") or ".")
-        summary = read_json(place / "summary.json")
-        status = str(cell.get("status", ""))
-        tone: Tone = "" if status == "done" else "bad" if status == "failed" else "open"
-        rows.append([
-            Cell(str(cell.get("label")), link=link_to(place, study.folder)),
-            str(cell.get("seed", "")),
-            Cell(status, tone=tone),
-            number(summary.get("steps_per_s")),
-            quality_of(summary, metric).cell(metric_of(metric)),
-            seconds(cell.get("seconds")),
-            str(cell.get("error") or ""),
-        ])  # fmt: skip
-    names = ["candidate", ">seed", "status", ">steps/s", f">{metric_of(metric).title}", ">seconds in all", "error"]
-    title = cells_title(len(rows))
-    return [Table(names, rows, title, folded=len(rows) > 12, optional=("error",))] if rows else []
+    return Table(["", *(f">{label(row.get('name'))}" for row in study.rows)], rows, note=note)

@@ -1,34 +1,37 @@
-"""From many episodes to a curve, and from perf.json to windows of phases: where the time of a run went. Pure."""
+"""From many episodes, and from the windows of perf.json, to curves and to the charts of them. Pure."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fasttrain.perf.clock import PHASES
-from fasttrain.report.words import as_mapping, as_number, as_rows
+from fasttrain.report.charts import GREY, XY, Chart, Floats, Row, Rows, Series, Split, color_of
+from fasttrain.report.words import Found, Metric, as_mapping, as_number, as_rows, number, percent, quality_of, seconds
+from fasttrain.runs.logs import TERM, Episodes
+from fasttrain.runs.progress import SCORE_KEYS, WIN_KEYS
 
-Floats = NDArray[np.float64]
 MOST_BINS = 100  # more points than a 420 pt wide chart resolves make the page larger, not clearer
 EPISODES_PER_BIN = 20
+POINTS = 80  # of a mean over seeds
 QUANTILES = (0.1, 0.9)
 Z_95 = 1.959964
+MOST_REASONS, MOST_TERMS = 6, 6
+MOST_WINDOWS = 120  # a run of hours writes twice as many; what a chart shows apart is about this many
+TINY_SHARE = 0.01  # phases below it are one part of the chart, "rest"
+PHASE_LOOK = {  # name, colour
+    "action": ("choose actions", 5), "env_step": ("step envs", 1), "buffer": ("store", 4),
+    "replay_sample": ("draw batches", 2), "train_fwd": ("forward", 0), "train_bwd": ("backward", 6),
+    "train": ("update", 0), "optim": ("optimizer", 3), "log": ("log", 8), "eval": ("evaluate", 9),
+    "checkpoint": ("checkpoint", 10), "other": ("other", GREY), "rest": ("rest", GREY),
+}  # fmt: skip
 
-
-class Curve(NamedTuple):
-    """A value over x with the bounds of its band."""
-
-    x: Floats
-    y: Floats
-    low: Floats
-    high: Floats
+# --- curves
 
 
 def groups(count: int, most: int = MOST_BINS) -> list[slice]:
@@ -40,128 +43,213 @@ def groups(count: int, most: int = MOST_BINS) -> list[slice]:
     return [slice(low, high) for low, high in pairwise(edges)]
 
 
-def spread_curve(x: Floats, y: Floats, most: int = MOST_BINS) -> Curve:
+def _means(values: Floats, parts: Sequence[slice]) -> Floats:
+    return np.array([values[part].mean() for part in parts])
+
+
+def spread_curve(x: Floats, y: Floats, most: int = MOST_BINS) -> Series:
     """Mean and the middle 80 % of `y` along `x`."""
     parts = groups(len(x), most)
-    bounds = [np.quantile(y[part], QUANTILES) for part in parts]
-    return Curve(
-        np.array([x[part].mean() for part in parts]),
-        np.array([y[part].mean() for part in parts]),
-        np.array([low for low, _ in bounds]),
-        np.array([high for _, high in bounds]),
-    )
+    bounds = np.array([np.quantile(y[part], QUANTILES) for part in parts]).reshape(-1, 2)
+    return Series(x=_means(x, parts), y=_means(y, parts), low=bounds[:, 0], high=bounds[:, 1])
 
 
-def rate_curve(x: Floats, hits: Floats, most: int = MOST_BINS) -> Curve:
+def rate_curve(x: Floats, hits: Floats) -> Series:
     """Share of hits along `x` with Wilson's 95 % interval of each stretch."""
-    parts = groups(len(x), most)
+    parts, hits = groups(len(x)), np.clip(hits, 0.0, 1.0)
     counts = np.array([part.stop - part.start for part in parts], dtype=np.float64)
-    rates = np.array([hits[part].mean() for part in parts])
+    rates = _means(hits, parts)
     middle = (rates + Z_95**2 / (2 * counts)) / (1 + Z_95**2 / counts)
     half = Z_95 / (1 + Z_95**2 / counts) * np.sqrt(rates * (1 - rates) / counts + Z_95**2 / (4 * counts**2))
-    return Curve(np.array([x[part].mean() for part in parts]), rates, middle - half, middle + half)
+    return Series(x=_means(x, parts), y=rates, low=middle - half, high=middle + half)
 
 
 def name_shares(x: Floats, names: Sequence[str], most: int) -> tuple[Floats, dict[str, Floats]]:
     """Shares of the `most` commonest names along `x`; the others together as `others`."""
-    totals = Counter(names)
+    totals, parts = Counter(names), groups(len(x))
     kept = [name for name, _ in totals.most_common(most if len(totals) <= most else most - 1)]
-    parts = groups(len(x))
-    at = np.array([x[part].mean() for part in parts])
     counted = [Counter(names[part]) for part in parts]
-    lengths = np.array([part.stop - part.start for part in parts], dtype=np.float64)
-    shares = {name: np.array([count[name] for count in counted]) / lengths for name in kept}
+    shares = {name: np.array([count[name] / count.total() for count in counted]) for name in kept}
     if len(kept) < len(totals):
         shares["others"] = 1.0 - sum(shares.values(), np.zeros(len(parts)))
-    return at, shares
+    return _means(x, parts), shares
 
 
-def across_seeds(curves: Sequence[Curve], points: int = 80) -> Curve | None:
+def across_seeds(curves: Sequence[Series], bounds: tuple[float, float] = (-np.inf, np.inf)) -> Series | None:
     """Mean of several runs' curves on the stretch of x that all of them have, with Student's 95 % interval.
 
-    One run has no interval: its band is the line itself. None where there is nothing in common.
+    One run has no interval: its band is the line itself. None where there is nothing in common. The interval is kept
+    within `bounds`, what the values can be.
     """
-    curves = [curve for curve in curves if len(curve.x)]
-    if not curves:
-        return None
-    low, high = max(float(c.x[0]) for c in curves), min(float(c.x[-1]) for c in curves)
+    low, high = (pick([c.x[at] for c in curves], default=np.nan) for pick, at in ((max, 0), (min, -1)))
     if not low <= high:
         return None
-    at = np.linspace(low, high, points)
-    values = np.array([np.interp(at, curve.x, curve.y) for curve in curves])
-    mean = values.mean(axis=0)
-    if len(curves) == 1:
-        return Curve(at, mean, mean, mean)
+    at = np.linspace(low, high, POINTS)
+    mean, half = _student(np.array([np.interp(at, curve.x, curve.y) for curve in curves]))
+    return Series(x=at, y=mean, low=np.clip(mean - half, *bounds), high=np.clip(mean + half, *bounds))
+
+
+def mean_interval(values: Sequence[float]) -> Found:
+    """Mean and Student's 95 % interval; one value has none."""
+    mean, half = (float(each) for each in _student(np.array(values, dtype=np.float64)))
+    return Found(mean, mean - half, mean + half) if len(values) > 1 else Found(mean)
+
+
+def _student(values: Floats) -> tuple[Floats, Floats]:
+    """Mean over the first axis and half of its interval, 0 for one value."""
     from scipy.special import stdtrit  # scipy.stats takes half a second to load
 
-    half = float(stdtrit(len(curves) - 1, 0.975)) * values.std(axis=0, ddof=1) / np.sqrt(len(curves))
-    return Curve(at, mean, mean - half, mean + half)
+    count, mean = len(values), values.mean(axis=0)
+    if count == 1:
+        return mean, 0.0 * mean
+    return mean, float(stdtrit(count - 1, 0.975)) * values.std(axis=0, ddof=1) / np.sqrt(count)
 
 
 def pareto_front(speed: Sequence[float], quality: Sequence[float]) -> list[int]:
     """Indices of what nothing else beats in both, by rising speed."""
-    order = sorted(range(len(speed)), key=lambda i: (-speed[i], -quality[i]))
     front: list[int] = []
-    best = -np.inf
-    for index in order:
-        if quality[index] > best:
+    for index in sorted(range(len(speed)), key=lambda i: (-speed[i], -quality[i])):
+        if not front or quality[index] > quality[front[-1]]:
             front.append(index)
-            best = quality[index]
     return front[::-1]
 
 
-def mean_interval(values: Sequence[float]) -> tuple[float, float | None, float | None]:
-    """Mean and Student's 95 % interval; one value has none."""
-    array = np.array(values, dtype=np.float64)
-    mean = float(array.mean())
-    if len(array) < 2:
-        return mean, None, None
-    from scipy.special import stdtrit
-
-    half = float(stdtrit(len(array) - 1, 0.975)) * float(array.std(ddof=1)) / len(array) ** 0.5
-    return mean, mean - half, mean + half
+# --- learning
 
 
-MOST_WINDOWS = 120  # a run of hours writes thousands; what a chart shows apart is about this many
-TINY_SHARE = 0.01  # phases below it are one part of the chart, "rest"
+class Over(NamedTuple):
+    """What learning is shown over: the column of x, and its name in files."""
+
+    name: str
+    column: str
+    axis: Metric
 
 
-@dataclass(frozen=True, slots=True)
-class Windows:
-    """Consecutive stretches of training: W windows.
+class Learned(NamedTuple):
+    """What is learned: how its charts are called, its columns in episodes.csv, the figure of evaluations."""
 
-    `ends` in seconds of training where the file says so (`in_seconds`), else numbers of [PERF] lines.
-    """
+    name: str
+    axis: Metric
+    columns: Sequence[str]
+    figure: str
+    curve: Callable[[Floats, Floats], Series] = spread_curve
+    line: str = "training episodes, mean"
+    band: str = "band: the middle 80 % of the episodes"
 
-    ends: Floats  # (W,)
-    phases: dict[str, Floats]  # seconds (or shares) of each phase, (W,)
-    steps_per_s: Floats  # (W,)
-    cpu: Floats  # 0..1, NaN unknown
-    gpu: Floats
-    memory_bytes: Floats
-    in_seconds: bool
-
-    def __len__(self) -> int:
-        return len(self.ends)
-
-    def shares(self) -> dict[str, Floats]:
-        """Of the main thread's time, by phase, the small ones together as `rest`, if that can be seen at all."""
-        total = np.maximum(sum(self.phases.values(), np.zeros(len(self))), 1e-12)
-        whole = float(total.sum())
-        shown = [name for name, used in self.phases.items() if float(used.sum()) >= TINY_SHARE * whole]
-        parts = {name: self.phases[name] / total for name in shown if name != "other"}
-        rest = 1.0 - sum(parts.values(), np.zeros(len(self)))
-        return {**parts, "rest": np.maximum(rest, 0.0)} if float((rest * total).sum()) > 0.002 * whole else parts
+    def title(self, over: Over) -> str:
+        """`Win rate over env steps`."""
+        return f"{self.axis.heading} over {over.axis.title}"
 
 
-def windows_of(perf: Mapping[str, Any]) -> Windows | None:
-    """From "windows", else from the [PERF] lines; None where there are fewer than two."""
-    rows = as_rows(perf.get("windows"))
-    found = _from_windows(rows) if rows else None
-    lines = perf.get("lines")
-    if found is None and isinstance(lines, list):
-        found = _from_lines([str(line) for line in lines])
-    return found if found is not None and len(found) > 1 else None
+STEPS = Over("steps", "env_steps", Metric("env steps"))
+TIME = Over("time", "wall_s", Metric("training time", seconds))
+RETURN = Learned("return", Metric("return per episode"), ("return",), "mean_reward")
+WINS = Learned("win_rate", Metric("win rate", percent), WIN_KEYS, "win_rate", rate_curve, "training episodes",
+               "band: 95 % interval of each stretch")  # fmt: skip
+SCORE = Learned("score_difference", Metric("score difference"), SCORE_KEYS, "score_diff",
+                band="above 0: ahead of the opponents; band: the middle 80 % of the episodes")  # fmt: skip
+
+
+def along(episodes: Episodes, over: Over, columns: Sequence[str]) -> tuple[Floats, Floats] | None:
+    """The x of `over` and the first of the `columns`, where both have numbers."""
+    at, values = episodes.column((over.column,)), episodes.column(columns)
+    if at is None or values is None:
+        return None
+    known = np.isfinite(at) & np.isfinite(values)
+    return (at[known], values[known]) if known.any() else None
+
+
+def learning_charts(
+    episodes: Episodes, evaluations: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]
+) -> list[Chart]:
+    """Return and win rate over env steps and over time; score difference and reward terms over env steps."""
+    pairs = [(RETURN, STEPS), (RETURN, TIME), (WINS, STEPS), (WINS, TIME), (SCORE, STEPS)]
+    charts: list[Chart] = []
+    for what, over in pairs:
+        found, points = along(episodes, over, what.columns), _evaluated(evaluations, summary, over.column, what.figure)
+        lines = [replace(what.curve(*found), name=what.line)] if found else []
+        charts.append(XY(name=f"{what.name}_over_{over.name}", title=what.title(over), note=what.band if lines else "",
+                         x=over.axis, y=what.axis, lines=lines, points=points))  # fmt: skip
+    return [*charts, _terms_chart(episodes, as_mapping(summary.get("reward_terms")))]
+
+
+def _evaluated(evaluations: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], x: str, name: str) -> list[Series]:
+    """Greedy evaluations on the way and the final one."""
+    rows = [(row.get(x), Found(row.get(name), row.get(f"{name}_low"), row.get(f"{name}_high"))) for row in evaluations]
+    rows.append((as_number(summary.get(x)), quality_of(summary, name)))
+    rows = [row for row in rows if row[0] is not None and row[1].value is not None]
+    if not rows:
+        return []
+    known = all(found.bounds for _, found in rows)
+    values, low, high = np.array([found[:3] for _, found in rows], dtype=np.float64).T
+    drawn = Series(name="greedy evaluation", x=np.array([at for at, _ in rows]), y=values, color=1)
+    return [replace(drawn, name=f"{drawn.name}, 95 % interval", low=low, high=high) if known else drawn]
+
+
+def _terms_chart(episodes: Episodes, terms: Mapping[str, Any]) -> Chart:
+    """Means of the reward's terms; the largest ones where there are many."""
+    lines = []
+    for place, name in enumerate(sorted(terms, key=lambda name: -abs(as_number(terms[name]) or 0.0))[:MOST_TERMS]):
+        if found := along(episodes, STEPS, (TERM + name,)):
+            lines.append(replace(spread_curve(*found), name=name, low=None, high=None, color=color_of(place)))
+    return XY(name="reward_terms", title="What the reward is made of", note="means of training episodes", x=STEPS.axis,
+              y=Metric("reward per episode"), lines=lines)  # fmt: skip
+
+
+def elo_chart(self_play: Mapping[str, Any]) -> Chart:
+    """Ratings of the pool's snapshots over when they were taken; the learner's own as a level."""
+    rows = [(as_number(row.get("env_steps")), as_number(row.get("elo"))) for row in as_rows(self_play.get("pool"))]
+    rated = np.array(sorted((x, y) for x, y in rows if x is not None and y is not None)).reshape(-1, 2)
+    drawn = [Series(name="", x=rated[:, 0], y=rated[:, 1])] if len(rated) else []
+    learner = as_number(self_play.get("elo"))
+    levels = {} if learner is None else {f"learner now: {learner:,.0f}": learner}
+    return XY(name="elo", title="Elo of the snapshots in the pool", x=Metric("taken at env step"), y=Metric("Elo"),
+              lines=drawn, points=drawn, levels=levels,
+              note="from the learner's games; an untrained policy began with 1,000")  # fmt: skip
+
+
+# --- how episodes ended
+
+
+def ending_charts(episodes: Episodes, quality: Mapping[str, Any]) -> list[Chart]:
+    """How episodes ended: during training, and of the final policy."""
+    at, names, lines = episodes.column(("env_steps",)), list[str](), list[Series]()
+    if at is not None and episodes.reasons:
+        steps, shares = name_shares(at, episodes.reasons, MOST_REASONS)
+        names = list(shares)
+        lines = [Series(name=n, x=steps, y=y, color=_reason_color(n, names)) for n, y in shares.items()]
+    acting = {"greedy": quality, "sampled": as_mapping(quality.get("sampled"))}
+    return [
+        XY(name="endings_over_steps", title="How training episodes ended", x=STEPS.axis,
+           y=Metric("share of episodes", percent), lines=lines, stacked=True),
+        endings({name: as_mapping(result.get("end_reason")) for name, result in acting.items()}, names),
+    ]  # fmt: skip
+
+
+def endings(by_name: Mapping[str, Mapping[str, Any]], order: Sequence[str] = ()) -> Chart:
+    """Shares of end reasons per name; those beyond `MOST_REASONS` together."""
+    known = {
+        name: {r: as_number(share) or 0.0 for r, share in found.items()} for name, found in by_name.items() if found
+    }
+    totals = Counter[str]()
+    for found in known.values():
+        totals.update(found)
+    ranked = [*(name for name in order if name in totals), *(n for n, _ in totals.most_common() if n not in order)]
+    kept = ranked if len(ranked) <= MOST_REASONS else ranked[: MOST_REASONS - 1]
+    colors = [*order, *(name for name in kept if name not in order)]
+    values = {reason: np.array([found.get(reason, 0.0) for found in known.values()]) for reason in kept}
+    if len(kept) < len(ranked):
+        values["others"] = np.clip(1.0 - sum(values.values(), np.zeros(len(known))), 0.0, 1.0)
+    parts = {reason: (_reason_color(reason, colors), shares) for reason, shares in values.items()}
+    return Split(name="endings", title="How evaluated episodes ended", value=Metric("share of episodes", percent),
+                 names=list(known), parts=parts)  # fmt: skip
+
+
+def _reason_color(name: str, order: Sequence[str]) -> int:
+    return GREY if name == "others" else color_of(order.index(name))
+
+
+# --- where the time went
 
 
 def phase_ms(total: Mapping[str, Any]) -> dict[str, float]:
@@ -170,93 +258,66 @@ def phase_ms(total: Mapping[str, Any]) -> dict[str, float]:
     return {phase: value for phase, value in found.items() if value}
 
 
-def _from_windows(rows: Sequence[Mapping[str, Any]]) -> Windows | None:
-    rows = [row for row in rows if as_number(row.get("wall_s")) is not None]
-    rows = [row for row in rows if as_number(row.get("env_steps")) is not None]
-    ends, steps = _column(rows, "wall_s"), np.diff(_column(rows, "env_steps"), prepend=0.0)
-    lasted = np.diff(ends, prepend=0.0)
-    good = (lasted > 0) & (steps > 0)
-    rows = [row for row, kept in zip(rows, good.tolist(), strict=True) if kept]
-    if not rows:
-        return None
-    ends, steps, lasted = ends[good], steps[good], lasted[good]
-    phases = {phase: np.nan_to_num(_column(rows, f"{phase}_ms")) * steps / 1e6 for phase in PHASES}
-    parts = _merged(len(rows))
-
-    def summed(values: Floats) -> Floats:
-        return np.array([values[part].sum() for part in parts])
-
-    def mean(name: str) -> Floats:
-        values = _column(rows, name)
-        return np.array([_mean(values[part], lasted[part]) for part in parts])
-
-    return Windows(
-        ends=np.array([ends[part[-1]] for part in parts]),
-        phases={phase: summed(values) for phase, values in phases.items() if values.any()},
-        steps_per_s=summed(steps) / summed(lasted),
-        cpu=mean("cpu"),
-        gpu=mean("gpu"),
-        memory_bytes=mean("memory_bytes"),
-        in_seconds=True,
-    )
-
-
-def _from_lines(lines: Sequence[str]) -> Windows | None:
-    rows = [dict(re.findall(r"(\w+(?:/s)?) ([\d.]+)(?=[ %)M]|$)", line)) for line in lines if line.startswith("[PERF]")]
-    rows = [row for row in rows if as_number(row.get("steps/s"))]
-    if not rows:
-        return None
-    parts = _merged(len(rows))
-
-    def mean(name: str) -> Floats:
-        values = _column(rows, name)
-        return np.array([_mean(values[part], np.ones(len(part))) for part in parts])
-
-    phases = {phase: np.nan_to_num(mean(f"{phase}_ms")) for phase in PHASES}
-    return Windows(
-        ends=np.array([part[-1] + 1.0 for part in parts]),
-        phases={phase: values for phase, values in phases.items() if values.any()},
-        steps_per_s=mean("steps/s"),
-        cpu=mean("cpu") / 100,
-        gpu=mean("gpu") / 100,
-        memory_bytes=mean("mem") * 2**20,
-        in_seconds=False,
-    )
-
-
-def _merged(count: int) -> list[NDArray[np.intp]]:
-    """Which of `count` windows become one."""
-    return np.array_split(np.arange(count), min(MOST_WINDOWS, count))
-
-
-def _column(rows: Sequence[Mapping[str, Any]], name: str) -> Floats:
-    found = (as_number(row.get(name)) for row in rows)
-    return np.array([np.nan if value is None else value for value in found], dtype=np.float64)
-
-
-def _mean(values: Floats, weights: Floats) -> float:
-    known = np.isfinite(values)
-    return float(np.average(values[known], weights=weights[known])) if known.any() else float("nan")
-
-
-def perf_cells(total: Mapping[str, Any]) -> list[tuple[str, float, float, float | None]]:
-    """Rows of the [PERF] table: name, ms per 1,000 steps, share of the wall time, steps/s if it were alone."""
+def time_charts(total: Mapping[str, Any], windows: Sequence[Mapping[str, Any]]) -> list[Chart]:
+    """Phases of [PERF] as bars and along the run; throughput, load and memory."""
     phases = phase_ms(total)
     wall = sum(phases.values())
-    rows: list[tuple[str, float, float, float | None]] = []
+    rows = [
+        Row(name=name, value=ms / wall, color=color, text=f"{percent(ms / wall)} · {number(ms)} ms")
+        for ms, (name, color) in sorted(((ms, PHASE_LOOK[phase]) for phase, ms in phases.items()), reverse=True)
+    ]
+    bars = Rows(name="phases", title="Where the main thread's time went", rows=rows,
+                value=Metric("share of the time", percent), note="ms: milliseconds per 1,000 env steps")  # fmt: skip
+    return [bars, *window_charts(windows)]
 
-    def add(name: str, value: float) -> None:
-        rows.append((name, value, value / wall if wall else 0.0, 1e6 / value if value else None))
 
-    for phase, value in phases.items():
-        add(f"{phase}_ms", value)
-        if phase == "env_step":
-            inside = ("enemy_turn_ms", "slowest_worker_ms", "transport_ms", "waiting_ms")
-            for name in inside:
-                if part := as_number(total.get(name)):
-                    add(f"of it {name}", part)
-    if rows:
-        add("total", wall)
-    if beside := as_number(as_mapping(total.get("beside")).get("update_ms")):
-        add("beside it update_ms", beside)
-    return rows
+def window_charts(rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
+    """Of consecutive stretches of training, as perf.json has them; fewer than two make no curve."""
+    rows = [row for row in rows if None not in (as_number(row.get("wall_s")), as_number(row.get("env_steps")))]
+
+    def column(name: str) -> Floats:
+        return np.array([as_number(row.get(name)) for row in rows], dtype=np.float64)
+
+    lasted, steps = (np.diff(column(name), prepend=0.0) for name in ("wall_s", "env_steps"))
+    good = np.flatnonzero((lasted > 0) & (steps > 0))
+    if len(good) < 2:
+        return []
+    merged = np.array_split(good, min(MOST_WINDOWS, len(good)))
+    ends = column("wall_s")[[part[-1] for part in merged]]
+
+    def summed(values: Floats) -> Floats:
+        return np.array([values[part].sum() for part in merged])
+
+    def mean(name: str) -> Floats:
+        values = column(name)
+        known = lasted * np.isfinite(values)
+        with np.errstate(invalid="ignore"):  # 0 of 0 seconds: not known
+            return summed(known * np.nan_to_num(values)) / summed(known)
+
+    def curve(values: Floats, name: str = "", color: int = 0) -> list[Series]:
+        known = np.isfinite(values).mean() > 0.5  # else a line of holes
+        return [Series(name=name, x=ends, y=values, color=color, stepped=True)] if known else []
+
+    used = {phase: summed(np.nan_to_num(column(f"{phase}_ms")) * steps) for phase in PHASES}
+    phases = [curve(share, *PHASE_LOOK[phase])[0] for phase, share in shares_of(used).items()]
+    loads = [*curve(mean("cpu"), "CPU, of all cores", 1), *curve(mean("gpu"), "GPU", 2)]
+    named = " and ".join(line.name.split(",")[0] for line in loads)
+    return [
+        XY(name="phases_over_time", title="Phases along the run", x=TIME.axis, y=Metric("share of the time", percent),
+           lines=phases, stacked=True),
+        XY(name="throughput", title="Throughput along the run", x=TIME.axis, y=Metric("env steps/s"),
+           lines=curve(summed(steps) / summed(lasted)), from_zero=True),
+        XY(name="load", title=f"{named} load along the run", x=TIME.axis, y=Metric("busy", percent), lines=loads,
+           from_zero=True, note="CPU: this process and its children, of all cores"),
+        XY(name="memory", title="Memory along the run", x=TIME.axis, y=Metric("resident memory (MB)"), from_zero=True,
+           lines=curve(mean("memory_bytes") / 1e6, color=6), note="this process and its children"),
+    ]  # fmt: skip
+
+
+def shares_of(used: Mapping[str, Floats]) -> dict[str, Floats]:
+    """Of the main thread's time in each window, by phase, the small ones together as `rest`, if that can be seen."""
+    total = np.maximum(np.sum(list(used.values()), axis=0), 1e-12)
+    whole = float(total.sum())
+    parts = {name: each / total for name, each in used.items() if name != "other" and each.sum() >= TINY_SHARE * whole}
+    rest = np.maximum(1.0 - sum(parts.values(), np.zeros(len(total))), 0.0)
+    return {**parts, "rest": rest} if float((rest * total).sum()) > 0.002 * whole else parts

@@ -1,6 +1,6 @@
 """`fasttrain report run=FOLDER`: report.html of a run, a sweep or a study: one file that opens offline.
 
-What a page says comes from `pages/*_page.py`; this module finds out which folder it has before it.
+What a page says comes from `*_page.py`; this module finds out which folder it has before it.
 """
 
 from __future__ import annotations
@@ -9,14 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fasttrain.errors import ConfigError
-from fasttrain.report.compare_page import FILE as STUDY_FILE
 from fasttrain.report.compare_page import compare_page
-from fasttrain.report.files import is_run
 from fasttrain.report.page import Page, write_page
-from fasttrain.report.run_page import run_page
-from fasttrain.report.study_page import study_page
-from fasttrain.report.sweep_page import FILE as SWEEP_FILE
-from fasttrain.report.sweep_page import sweep_page
+from fasttrain.report.run_page import FILES, run_page
+from fasttrain.report.study_page import STUDY, SWEEP, study_page, sweep_page
 from fasttrain.runs.activity import activity
 from fasttrain.runs.view import make_console, say
 from fasttrain.saving.files import read_json
@@ -62,12 +58,12 @@ def page_of(folder: Path) -> Page:
     """
     if not folder.is_dir():
         raise ConfigError(f"run={folder}: no such folder; name that of a run, a sweep or a study")
-    if (folder / STUDY_FILE).is_file():
-        command = read_json(folder / STUDY_FILE).get("command")
+    if (folder / STUDY).is_file():
+        command = read_json(folder / STUDY).get("command")
         return compare_page(folder) if command == "compare" else study_page(folder)
-    if (folder / SWEEP_FILE).is_file():
+    if (folder / SWEEP).is_file():
         return sweep_page(folder)
-    if is_run(folder):
+    if any((folder / name).is_file() for name in FILES):
         return run_page(folder)
     raise ConfigError(
         f"run={folder}: no summary.json, sweep.json or study.json there; name the folder of a run, a sweep or a study"

@@ -1,32 +1,62 @@
-"""A page as plain data, and how it becomes report.html with pictures beside it."""
+"""A page as plain data, and how it becomes report.html with pictures beside it.
+
+In the SVG every colour becomes `var(--…)`, so that the page's style sheet decides; text stays text, in the page's font.
+"""
 
 from __future__ import annotations
 
+import io
+import logging
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import re
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fasttrain import __version__
-from fasttrain.report.charts import DARK, LIGHT, Chart, css_variables, style, to_png, to_svg
-from fasttrain.report.words import clean
+from fasttrain.report.charts import FAINT, INK, LIGHT, MUTED, PAPER, Chart
+from fasttrain.report.words import (
+    NOTHING,
+    Found,
+    Metric,
+    as_list,
+    as_number,
+    clean,
+    metric_of,
+    number,
+    quality_of,
+    seconds,
+)
+from fasttrain.saving.files import read_json
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FILE, PICTURES = "report.html", "report"
 Tone = Literal["", "good", "bad", "open", "dim"]
+TONES: dict[str, Tone] = {  # of cells and verdicts
+    "pass": "good", "keep": "good", "fail": "bad", "failed": "bad", "illegal": "open", "stopped": "open",
+    "not enough seeds": "open",
+}  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """One number worth seeing first."""
+class Tile(NamedTuple):
+    """One number worth seeing first; where there is none, the page has no such tile."""
 
     label: str
     value: str
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(NamedTuple):
     """A table's field; `share` 0..1 draws a bar behind it, `link` is relative to the page."""
 
     text: str
@@ -35,39 +65,43 @@ class Cell:
     share: float | None = None
     link: str = ""
 
+    @classmethod
+    def of(cls, found: Found, metric: Metric) -> Cell:
+        """A figure with its interval."""
+        if found.value is None:
+            return cls(metric.text(found), tone="dim")
+        return cls(metric.text(found), found.interval(metric.form))
 
-@dataclass(frozen=True, slots=True)
+    @classmethod
+    def run(cls, text: str, run: Path, folder: Path) -> Cell:
+        """Leads from the page in `folder` to a run's own page or folder, if that lies below it."""
+        try:
+            target = run.resolve().relative_to(folder.resolve()) / (FILE if (run / FILE).is_file() else "")
+            return cls(text, link="./" + quote(target.as_posix()) if run.is_dir() else "")
+        except (OSError, ValueError):  # elsewhere; a name no file can have
+            return cls(text)
+
+
+@dataclass(slots=True)
 class Table:
-    """`names` that begin with `>` are columns of numbers, set to the right."""
+    """`names` that begin with `>` are columns of numbers, set to the right. What has no text in any row is left out."""
 
     names: Sequence[str]
     rows: Sequence[Sequence[Cell | str]]
     title: str = ""
     note: str = ""
     folded: bool = False
-    optional: Sequence[str] = ()  # columns that are left out where no row has a text
+    columns: Sequence[tuple[str, bool]] = field(init=False)  # name and whether it holds numbers
+    cells: Sequence[Sequence[Cell]] = field(init=False)  # rows of fields, in the order of `columns`
 
-    @property
-    def columns(self) -> list[tuple[str, bool]]:
-        """Name and whether it holds numbers."""
-        return [(self.names[place].removeprefix(">"), self.names[place].startswith(">")) for place in self._shown]
-
-    @property
-    def cells(self) -> list[list[Cell]]:
-        """Rows of fields, in the order of `columns`."""
-        rows = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in self.rows]
-        return [[row[place] for place in self._shown] for row in rows]
-
-    @property
-    def _shown(self) -> list[int]:
-        def empty(place: int) -> bool:
-            return all(row[place] in ("", Cell("")) for row in self.rows)
-
-        return [n for n, name in enumerate(self.names) if name not in self.optional or not empty(n)]
+    def __post_init__(self) -> None:
+        rows = [[Cell(cell) if isinstance(cell, str) else cell for cell in row] for row in self.rows]
+        shown = [n for n in range(len(self.names)) if any(row[n] != Cell("") for row in rows)]
+        self.columns = [(self.names[n].removeprefix(">"), self.names[n].startswith(">")) for n in shown]
+        self.cells = [[row[n] for n in shown] for row in rows]
 
 
-@dataclass(frozen=True, slots=True)
-class Banner:
+class Banner(NamedTuple):
     """A verdict, or what went wrong."""
 
     title: str
@@ -75,22 +109,26 @@ class Banner:
     tone: Tone = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Section:
-    """A heading with charts and tables below it."""
+    """A heading with charts and tables below it; those that have nothing to show are left out."""
 
     title: str
     text: str = ""
     charts: Sequence[Chart] = ()
     tables: Sequence[Table] = ()
 
+    def __post_init__(self) -> None:
+        self.charts = [chart for chart in self.charts if chart]
+        self.tables = [table for table in self.tables if table.rows]
+
     def __bool__(self) -> bool:
         return bool(self.charts or self.tables or self.text)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Page:
-    """Everything that a report says; text in it is from anywhere and trusted nowhere."""
+    """Everything that a report says; text in it is from anywhere and trusted nowhere. Empty parts are left out."""
 
     kind: str
     title: str
@@ -100,15 +138,49 @@ class Page:
     tiles: Sequence[Tile] = ()
     sections: Sequence[Section] = ()
 
+    def __post_init__(self) -> None:
+        self.facts = [fact for fact in self.facts if fact[1]]
+        self.tiles = [tile for tile in self.tiles if tile.value != NOTHING]
+        self.sections = [section for section in self.sections if section]
 
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """A drawn chart."""
 
-    title: str
-    note: str
-    svg: Any  # Markup: the one thing on the page that is not escaped; matplotlib escaped the text in it
-    png: str
+def place_of(folder: Path, *files: str) -> list[tuple[str, str]]:
+    """When the newest of the `files` was written, and where they lie."""
+    newest = max(((folder / name).stat().st_mtime for name in files if (folder / name).is_file()), default=None)
+    date = "" if newest is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(newest))
+    return [("date", date), ("folder", folder.resolve().name)]
+
+
+def cells_tile(cells: Sequence[Mapping[str, Any]]) -> Tile:
+    """How many runs a study has, and how long they took."""
+    done = sum(cell.get("status") == "done" for cell in cells)
+    took = sum(as_number(cell.get("seconds")) or 0.0 for cell in cells)
+    return Tile("Cells", number(len(cells)), f"{done} done, {seconds(took)} in all")
+
+
+def cell_table(folder: Path, cells: Sequence[Mapping[str, Any]], title: str, metric: str, folded: bool) -> Table:
+    """A study's runs in `folder`; without a `metric` that they are judged by, with their settings."""
+    rows: list[list[Cell | str]] = []
+    for cell in cells:
+        run, status = folder / str(cell.get("folder") or "."), str(cell.get("status", ""))
+        summary = read_json(run / "summary.json")
+        rows.append([
+            Cell.run(str(cell.get("label", "")), run, folder),
+            "" if cell.get("seed") is None else str(cell["seed"]),
+            Cell(status, tone=TONES.get(status, "")),
+            number(summary.get("steps_per_s")),
+            Cell.of(quality_of(summary, metric), metric_of(metric)) if metric else "",
+            seconds(cell.get("seconds")),
+            "" if metric else " ".join(map(str, as_list(cell.get("overrides")))),
+            str(cell.get("error") or ""),
+        ])  # fmt: skip
+    quality = f">{metric_of(metric).title}"
+    names = [title, ">seed", "status", ">steps/s", quality, ">seconds in all", "overrides", "error"]
+    said = f"{len(rows)} cells, each" if len(rows) > 1 else "1 cell,"
+    return Table(names, rows, f"{said} a run in a process of its own", folded=folded)
+
+
+# --- written
 
 
 def write_page(page: Page, folder: Path) -> Path:
@@ -116,35 +188,27 @@ def write_page(page: Page, folder: Path) -> Path:
 
     The page is written last, whole or not at all.
     """
-    pictures = folder / PICTURES
     charts = [chart for section in page.sections for chart in section.charts]
-    drawn: dict[str, Picture] = {}
-    if charts:
-        pictures.mkdir(exist_ok=True)
-        drawn = {chart.name: picture for chart, picture in zip(charts, _draw(charts, pictures), strict=True)}
-    text = _render(page, drawn)
-    file = folder / FILE
-    temporary = file.with_suffix(".html.tmp")
+    text = _render(page, _draw(charts, folder / PICTURES) if charts else {})
+    temporary = (folder / FILE).with_suffix(".html.tmp")
     temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, file)
-    return file
+    os.replace(temporary, folder / FILE)
+    return folder / FILE
 
 
-def _draw(charts: Iterable[Chart], folder: Path) -> Iterable[Picture]:
-    from markupsafe import Markup
-
+def _draw(charts: Sequence[Chart], folder: Path) -> dict[str, str]:
+    """SVG by chart; the PNG are written into `folder`."""
+    folder.mkdir(exist_ok=True)
+    drawn = {}
     with style():
-        from fasttrain.report.drawing import draw
-
         for chart in charts:
-            figure = draw(chart)
-            svg = to_svg(figure, chart.name)
-            title = clean(chart.title)
-            to_png(figure, folder / f"{chart.name}.png", title)
-            yield Picture(title, clean(chart.note), Markup(svg), f"{PICTURES}/{chart.name}.png")
+            figure = chart.draw()
+            drawn[chart.name] = to_svg(figure, chart.name)
+            to_png(figure, folder / f"{chart.name}.png", clean(chart.title))
+    return drawn
 
 
-def _render(page: Page, pictures: dict[str, Picture]) -> str:
+def _render(page: Page, pictures: dict[str, str]) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -154,10 +218,109 @@ def _render(page: Page, pictures: dict[str, Picture]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
         finalize=lambda value: (
-            clean(value, 4000) if isinstance(value, str) and not hasattr(value, "__html__") else value
+            clean(value, 4000) if type(value) is str else value  # no markup
         ),
     )
     template = environment.get_template("report.html.j2")
-    return template.render(
-        page=page, pictures=pictures, light=css_variables(LIGHT), dark=css_variables(DARK), version=__version__
-    )
+    return template.render(page=page, pictures=pictures, folder=PICTURES, light=LIGHT, version=__version__)
+
+
+# --- ink
+
+BY_HEX = {value: f"var(--{name})" for name, value in LIGHT.items()}
+PNG_DPI = 144
+TITLE_INCHES = 0.33
+STYLE: dict[str, Any] = {
+    "font.family": ["DejaVu Sans"],  # comes with matplotlib; the page puts its own in its place
+    "font.size": 9.5,
+    "text.parse_math": False,  # an env may call something "$x"
+    "text.color": INK,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": MUTED,
+    "axes.facecolor": "none",
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.8,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.major.size": 3,
+    "ytick.major.size": 0,
+    "legend.frameon": False,
+    "legend.handlelength": 1.4,
+    "legend.columnspacing": 1.4,
+    "figure.facecolor": "none",
+    "svg.fonttype": "none",
+    "path.simplify_threshold": 0.3,
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """matplotlib's settings for the figures made inside, whatever a user's matplotlibrc says."""
+    logger = logging.getLogger("matplotlib")  # says that it builds its font cache, on the first use after installing
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        from matplotlib.style import context
+
+        with warnings.catch_warnings():
+            # A glyph that DejaVu Sans lacks is a box in the PNG; the page's own font may have it.
+            warnings.filterwarnings("ignore", message="Glyph .* missing from")
+            with context(["default", STYLE]):
+                yield
+    finally:
+        logger.setLevel(level)
+
+
+def to_svg(figure: Figure, prefix: str) -> str:
+    """Inline SVG whose ids all begin with `prefix`, for several pictures share a page."""
+    from matplotlib import rc_context
+
+    out = io.StringIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    with rc_context({"svg.hashsalt": "fasttrain"}):  # the same figure gives the same text
+        figure.savefig(out, format="svg", metadata=nothing)
+    text = out.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    return re.sub(r"<[^>]+>", lambda tag: _tag(tag[0], prefix), text).strip()
+
+
+def _tag(tag: str, prefix: str) -> str:
+    """One tag for the page. Text between tags has its `<` and `>` escaped, so that this never sees it."""
+    if tag.startswith("<!--"):
+        return ""
+    if tag.startswith("<svg"):
+        box = re.search(r'viewBox="[^"]*"', tag)
+        return f'<svg {box[0] if box else ""} role="presentation" focusable="false">'
+    tag = tag.replace("xlink:href=", "href=")
+    tag = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", tag)
+    tag = re.sub(r"font: ([\d.]+px|[a-z0-9]+ [\d.]+px) [^;\"]*", r"font: \1 var(--font)", tag)
+    return re.sub(r"#[0-9a-f]{6}\b", lambda found: BY_HEX.get(found[0], found[0]), tag)
+
+
+def to_png(figure: Figure, file: Path, title: str) -> None:
+    """The light theme, with the title that the page writes above the picture.
+
+    The title is a strip of pixels of its own: inside the figure it would lie on a legend that stands outside the axes.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.image import imsave
+
+    strip = Figure(figsize=(figure.get_size_inches()[0], TITLE_INCHES))
+    strip.text(0.012, 0.2, title, fontsize=11, fontweight="bold", color=INK)
+    imsave(file, np.vstack([_pixels(strip), _pixels(figure)]), format="png")
+
+
+def _pixels(figure: Figure) -> NDArray[np.uint8]:  # (height, width, 4)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure.set_dpi(PNG_DPI)
+    figure.set_facecolor(PAPER)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()  # type: ignore[no-untyped-call]
+    return np.asarray(canvas.buffer_rgba())  # type: ignore[no-untyped-call]

@@ -1,181 +1,275 @@
-"""The report of any other study (`ablate`, `tune`): its rows as a table, its figures as bars."""
+"""The reports of runs with other settings: a sweep's combinations, an ablation's levers, the trials of tuning."""
 
 from __future__ import annotations
 
-import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fasttrain.report.charts import Axis, Chart, Level, Rows
-from fasttrain.report.curves import mean_interval
-from fasttrain.report.metrics import Found, cells_title, found, link_to, metric_of
-from fasttrain.report.page import Banner, Cell, Page, Section, Table, Tile, Tone
-from fasttrain.report.words import as_number, as_rows, clean, interval, number, seconds, times, value_text
-from fasttrain.saving.files import read_json
+import numpy as np
 
-FILE = "study.json"
-NAMES = ("name", "flag", "label", "point", "step", "change", "trial", "setting", "overrides")
-# What to draw, most telling first; a study names the ones it has.
-FIRST = (
-    "within",
-    "added",
-    "speed_up",
-    "gain",
-    "steps_per_s",
-    "difference",
-    "win_rate",
-    "mean_reward",
-    "update_ratio",
-    "memory_bytes",
+from fasttrain.report.charts import GREY, XY, Chart, Heat, Rows, Series
+from fasttrain.report.curves import mean_interval, pareto_front
+from fasttrain.report.page import TONES, Banner, Cell, Page, Section, Table, Tile, cell_table, cells_tile, place_of
+from fasttrain.report.words import (
+    METRICS,
+    Found,
+    as_list,
+    as_mapping,
+    as_number,
+    as_rows,
+    clean,
+    found,
+    metric_of,
+    number,
+    quality_of,
+    seconds,
+    times,
+    value_text,
 )
-NOT_DRAWN = ("seed", "seeds", "number", "exit_code", "rank", "rung", "turn", "trial", "cell")
-MOST_CHARTS, MOST_ROWS = 4, 24
-TONES: dict[str, Tone] = {
-    "pass": "good", "keep": "good", "done": "", "fail": "bad", "failed": "bad", "crashed": "bad", "drop": "bad",
-    "illegal": "open", "stopped": "open", "not enough seeds": "open", "unclear": "open",
-}  # fmt: skip
+from fasttrain.saving.files import read_json
+from fasttrain.spec.overrides import key_of
+
+SWEEP, STUDY = "sweep.json", "study.json"
+INTERVALS = "lines: 95 % intervals"
+MOST_BARS, MOST_ROWS = 40, 24
+DRAWN = ("within", "added", "steps_per_s", "update_ratio", "memory_bytes", "quality")  # most telling first
+MOST_CHARTS = 4
+
+# --- ablate, tune
 
 
 def study_page(folder: Path) -> Page:
-    """What there is to say of the study in `folder`."""
-    stored = read_json(folder / FILE)
-    rows, cells = as_rows(stored.get("rows")) or as_rows(stored.get("results")), as_rows(stored.get("cells"))
+    """What there is to say of the study in `folder`: rows of levers, or of trials in rungs."""
+    stored = read_json(folder / STUDY)
+    rows, cells, result = as_rows(stored.get("rows")), as_rows(stored.get("cells")), found(stored.get("result"))
     command = clean(stored.get("command") or "study")
-    date = time.strftime("%Y-%m-%d %H:%M", time.localtime((folder / FILE).stat().st_mtime))
-    charts = _charts(rows)
-    tables = [_table(rows)] if rows else []
-    sections = [
-        Section("Results", charts=charts, tables=tables),
-        Section("Cells", tables=[_cells(folder, cells)] if cells else []),
-    ]
-    took = sum(as_number(cell.get("seconds")) or 0.0 for cell in cells)
+    chosen = [(key, _plain(stored[key])) for key in ("kept", "best") if isinstance(stored.get(key), (list, dict))]
+    nothing = Banner("Nothing to show", "study.json has no rows that can be read", "open")
     return Page(
         kind="Study",
         title=command,
-        facts=[*_facts(stored), ("date", date), ("folder", folder.resolve().name)],
-        command=" ".join(["fasttrain", command, *map(str, stored.get("arguments") or [])]),
-        banners=[] if rows or cells else [Banner("Nothing to show", "study.json has no rows that can be read", "open")],
-        tiles=[*_result(stored), *([Tile("Cells", number(len(cells)), f"{seconds(took)} in all")] if cells else [])],
-        sections=[section for section in sections if section],
+        facts=[*((key, text or "nothing") for key, text in chosen), *place_of(folder, STUDY)],
+        command=" ".join(["fasttrain", command, *map(str, as_list(stored.get("arguments")))]),
+        banners=[] if rows or cells else [nothing],
+        tiles=[
+            Tile("Result ÷ profile", times(result.value), result.interval(times)),
+            *([cells_tile(cells)] if cells else []),
+        ],
+        sections=[
+            Section("Results", charts=_study_charts(rows), tables=[_study_table(rows)]),
+            Section("Cells", tables=[cell_table(folder, cells, "cell", "", folded=True)]),
+        ],
     )
 
 
-def _facts(stored: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What the study says of itself in single values."""
-    known = ("schema", "command", "arguments")
-    plain = {key: value for key, value in stored.items() if isinstance(value, (str, int, float)) and key not in known}
-    facts = [(key.replace("_", " "), value_text(value)) for key, value in plain.items()]
-    chosen = [(key, _plain(stored[key])) for key in ("kept", "best") if isinstance(stored.get(key), (list, dict))]
-    return [*facts, *((key, text or "nothing") for key, text in chosen)]
-
-
-def _result(stored: Mapping[str, Any]) -> list[Tile]:
-    """How fast what the study arrived at is beside the profile it began with."""
-    result = found(stored.get("result"))
-    if result.value is None:
-        return []
-    return [Tile("Result ÷ profile", times(result.value), interval(result.low, result.high, times))]
-
-
-def _name_key(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The column that says what a row is about."""
-    present = [key for key in NAMES if any(key in row for row in rows)]
-    texts = [key for row in rows for key, value in row.items() if isinstance(value, str)]
-    return (present or texts or [""])[0]
-
-
 def _plain(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, list):
         return " ".join(_plain(each) for each in value)
     if isinstance(value, Mapping):
         return " ".join(f"{key}={_plain(each)}" for key, each in value.items()) or "the profile"
     return value_text(value)
 
 
-def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _study_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     keys = list(dict.fromkeys(key for row in rows for key in row))
-    name = _name_key(rows)
-    return [name, *(key for key in keys if key != name)] if name else keys
+    body = [[_study_cell(key, row.get(key)) for key in keys] for row in rows]
+    names = [f">{metric_of(key).title}" if key in METRICS else metric_of(key).title for key in keys]
+    return Table(names, body)
 
 
-def _is_figure(rows: Sequence[Mapping[str, Any]], key: str) -> bool:
-    values = [row.get(key) for row in rows if row.get(key) is not None]
-    return bool(values) and all(
-        not isinstance(value, (str, bool)) and found(value).value is not None for value in values
-    )
+def _study_cell(key: str, value: Any) -> Cell:
+    if key in METRICS:
+        return Cell.of(found(value), METRICS[key])
+    text = {True: "keep", False: "leave out"}[value] if key == "keep" and isinstance(value, bool) else _plain(value)
+    return Cell(text, tone=TONES.get(text, ""))
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    keys = _columns(rows)
-    figures = {key for key in keys if _is_figure(rows, key)}
-    body: list[list[Cell | str]] = []
-    for row in rows:
-        cells: list[Cell | str] = []
-        for key in keys:
-            value = row.get(key)
-            text = _plain(value)
-            if key in ("keep", "kept") and isinstance(value, bool):
-                text = "keep" if value else "leave out"
-            cells.append(found(value).cell(metric_of(key)) if key in figures else Cell(text, tone=TONES.get(text, "")))
-        body.append(cells)
-    names = [f">{_title(key)}" if key in figures else _title(key) for key in keys]
-    return Table(names, body, optional=("refused", "error"))
-
-
-def _title(key: str) -> str:
-    return metric_of(key).title
-
-
-def _charts(rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
+def _study_charts(rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
     """Bars of the first few figures that differ between rows."""
-    name = _name_key(rows) if rows else ""
-    keys = [key for key in _columns(rows) if _is_figure(rows, key) and key not in (*NOT_DRAWN, name)]
-    ranked = [key for key in FIRST if key in keys] + [key for key in keys if key not in FIRST]
     charts: list[Chart] = []
-    for key in ranked:
-        shown = _shown(rows, name, key)
+    for key in DRAWN:
+        shown = _shown(rows, key)
         if len({value.value for _, value in shown}) > 1 and len(charts) < MOST_CHARTS:
-            metric = metric_of(key)
-            bars = tuple(value.row(text, metric, len(charts)) for text, value in shown)
-            note = "lines: 95 % intervals" if any(row.low is not None for row in bars) else ""
-            title = metric.title[:1].upper() + metric.title[1:]
-            levels = (Level(1.0, "equal"),) if metric.form is times else ()
-            charts.append(Rows(name=f"figure_{len(charts) + 1}", title=title, note=note, rows=bars, levels=levels,
-                               value=Axis(metric.title, metric.kind)))  # fmt: skip
+            levels = {"equal": 1.0} if METRICS[key].form is times else {}
+            values = [(name, value, len(charts)) for name, value in shown]
+            charts.append(Rows.of(f"figure_{len(charts) + 1}", METRICS[key], values, INTERVALS, levels=levels))
     return charts
 
 
-def _shown(rows: Sequence[Mapping[str, Any]], name: str, key: str) -> list[tuple[str, Found]]:
+def _shown(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[str, Found]]:
     """What to draw of a figure: as stored; of trials in rungs each setting's longest, means over turns, best first."""
+    named = [(_plain(row.get("name", row.get("point"))), row, found(row.get(key))) for row in rows]
+    named = [each for each in named if each[2].value is not None]
     if not any("rung" in row for row in rows):
-        named = [(_plain(row.get(name)) if name else str(place), found(row.get(key))) for place, row in enumerate(rows)]
-        return [(text, value) for text, value in named if value.value is not None][:MOST_ROWS]
-    longest: dict[str, float] = {}
-    values: dict[str, list[float]] = {}
-    for row in rows:
-        text, rung, value = _plain(row.get(name)), as_number(row.get("rung")) or 0.0, found(row.get(key)).value
-        if value is not None and rung >= longest.get(text, 0.0):
-            values[text] = [*(values[text] if rung == longest.get(text) else []), value]
-            longest[text] = rung
-    means = [(text, Found(*mean_interval(each)[:1])) for text, each in values.items()]
-    return sorted(means, key=lambda item: -(item[1].value or 0.0))[:MOST_ROWS]
+        return [(name, value) for name, _, value in named][:MOST_ROWS]
+    trials: dict[str, dict[float, list[float]]] = {}
+    for name, row, value in named:
+        trials.setdefault(name, {}).setdefault(as_number(row.get("rung")) or 0.0, []).append(value.value or 0.0)
+    means = [(name, Found(float(np.mean(by_rung[max(by_rung)])))) for name, by_rung in trials.items()]
+    return sorted(means, key=lambda each: -(each[1].value or 0.0))[:MOST_ROWS]
 
 
-def _cells(folder: Path, cells: Sequence[Mapping[str, Any]]) -> Table:
+# --- sweeps
+
+
+@dataclass(slots=True)
+class Setting:
+    """Cells that differ in nothing but the seed."""
+
+    values: tuple[str, ...]
+    name: str
+    cells: list[dict[str, Any]] = field(default_factory=list)
+
+    def figure(self, name: str) -> Found:
+        """Speed or final quality: one cell's own interval, or that of the mean over several seeds."""
+        if name == "steps_per_s":
+            values = [Found(as_number(cell.get(name))) for cell in self.cells]
+        else:
+            values = [quality_of(as_mapping(cell.get("summary")), name) for cell in self.cells]
+        known = [each for each in values if each.value is not None]
+        if len(known) < 2:
+            return known[0] if known else Found(None)
+        return mean_interval([each.value or 0.0 for each in known])
+
+
+def sweep_page(folder: Path) -> Page:
+    """What there is to say of the sweep in `folder`: every combination of settings, its speed and its quality."""
+    stored = read_json(folder / SWEEP)
+    cells = as_rows(stored.get("cells"))
+    swept = [clean(key) for key in as_list(stored.get("swept")) if isinstance(key, str)]
+    keys = [key for key in swept if key != "seed"] or swept
+    settings, metric = settings_of(cells, keys), quality_metric(cells)
+    shared = [text for text in as_list(cells[0].get("overrides")) if key_of(str(text)) not in swept] if cells else []
+    return Page(
+        kind="Sweep",
+        title=" × ".join(keys) if keys else "One cell",
+        facts=[("all cells", " ".join(map(str, shared))), *place_of(folder, SWEEP)],
+        banners=_banners(cells),
+        tiles=_tiles(cells, settings, metric),
+        sections=[
+            Section("Speed and quality", charts=_sweep_charts(settings, keys, metric)),
+            Section("Cells", tables=[_sweep_table(folder, cells, swept, str(stored.get("speed_up_against") or "-"))]),
+        ],
+    )
+
+
+def settings_of(cells: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[Setting]:
+    """Cells by their values of `keys`, in the order in which they ran."""
+    settings: dict[tuple[str, ...], Setting] = {}
+    for cell in cells:
+        typed = _typed(cell)
+        values = tuple(typed.get(key, "-") for key in keys)
+        name = " ".join(f"{key.split('.')[-1]}={value}" for key, value in zip(keys, values, strict=True))
+        settings.setdefault(values, Setting(values, name or f"cell {cell.get('cell')}")).cells.append(dict(cell))
+    return list(settings.values())
+
+
+def _typed(cell: Mapping[str, Any]) -> dict[str, str]:
+    texts = [str(text) for text in as_list(cell.get("overrides"))]
+    return {key_of(text): text.partition("=")[2] for text in texts}
+
+
+def quality_metric(cells: Sequence[Mapping[str, Any]]) -> str:
+    """`win_rate` where every finished cell has one, else `mean_reward`."""
+    summaries = [as_mapping(cell.get("summary")) for cell in cells]
+    done = [summary for summary in summaries if as_number(summary.get("steps_per_s"))]
+    return "win_rate" if done and all(quality_of(s, "win_rate").value is not None for s in done) else "mean_reward"
+
+
+def _banners(cells: Sequence[Mapping[str, Any]]) -> list[Banner]:
+    if not cells:
+        return [Banner("Nothing to show", "sweep.json has no cells that can be read", "bad")]
+    counts = Counter(str(cell.get("status")) for cell in cells)
+    return [
+        Banner(f"{counts[status]} of {len(cells)} cells {status}", "the reasons stand in the table", TONES[status])
+        for status in ("failed", "illegal", "stopped")
+        if counts[status]
+    ]
+
+
+def _tiles(cells: Sequence[Mapping[str, Any]], settings: Sequence[Setting], metric: str) -> list[Tile]:
+    done = sum(cell.get("status") == "done" for cell in cells)
+    tiles = [Tile("Cells", number(len(cells)), f"{done} done")]
+    for title, name in (("Most env steps/s", "steps_per_s"), (f"Best {METRICS[metric].title}", metric)):
+        values = [(each.figure(name).value, each.name) for each in settings]
+        if known := [(value, name) for value, name in values if value is not None]:
+            best, setting = max(known, key=lambda each: each[0])
+            tiles.append(Tile(title, METRICS[name].form(best), setting))
+    return tiles
+
+
+def _sweep_charts(settings: Sequence[Setting], keys: Sequence[str], metric: str) -> list[Chart]:
+    charts: list[Chart] = []
+    for name, color in (("steps_per_s", 0), (metric, 2)):
+        if len(keys) == 2:
+            charts.append(_heat(settings, keys, name, color))
+        elif len(settings) <= MOST_BARS:
+            values = [(each.name, each.figure(name), color) for each in settings]
+            values = [each for each in values if each[1].value is not None]
+            charts.append(Rows.of(f"rows_{name}", METRICS[name], values, INTERVALS, bars=name == "steps_per_s"))
+    return [*charts, *_pareto_charts(settings, keys, metric)]
+
+
+def _heat(settings: Sequence[Setting], keys: Sequence[str], name: str, color: int) -> Chart:
+    metric = METRICS[name]
+    down, across = (_ordered([each.values[place] for each in settings]) for place in (0, 1))
+    values = np.full((len(down), len(across)), np.nan)
+    for each in settings:
+        values[down.index(each.values[0]), across.index(each.values[1])] = each.figure(name).value
+    return Heat(name=f"heat_{name}", title=f"{metric.heading} by {keys[0]} and {keys[1]}", note="the best one in bold",
+                x_label=keys[1], y_label=keys[0], x_values=across, y_values=down, values=values, metric=metric,
+                color=color)  # fmt: skip
+
+
+def _ordered(values: Sequence[str]) -> list[str]:
+    """Each once: numbers by size, else as they came."""
+    once = list(dict.fromkeys(values))
+    numbers = {value: as_number(value) for value in once}
+    return once if None in numbers.values() else sorted(once, key=lambda value: numbers[value] or 0.0)
+
+
+def _pareto_charts(settings: Sequence[Setting], keys: Sequence[str], metric: str) -> list[Chart]:
+    """Speed against quality; the front is what nothing else beats in both."""
+    speed = np.array([each.figure("steps_per_s").value for each in settings], dtype=np.float64)  # NaN where unknown
+    quality = np.array([each.figure(metric)[:3] for each in settings], dtype=np.float64).reshape(-1, 3)
+    both = np.flatnonzero(np.isfinite(speed) & np.isfinite(quality[:, 0]))
+    if len(both) < 2:
+        return []
+    known = bool(np.isfinite(quality[both]).all())
+    front = both[pareto_front(speed[both].tolist(), quality[both, 0].tolist())]
+    names = np.array([" · ".join(each.values) or each.name for each in settings], dtype=object)
+    points = [
+        Series(name=name, x=speed[at], y=quality[at, 0], low=quality[at, 1] if known else None,
+               high=quality[at, 2] if known else None, labels=tuple(names[at]), color=color)
+        for name, at, color in (
+            ("not beaten in both", front, 0), ("beaten in both", np.setdiff1d(both, front), GREY)) if len(at)
+    ]  # fmt: skip
+    line = Series(x=points[0].x, y=points[0].y, dashed=True)
+    note = f"labels: {' · '.join(keys)}" + ("; upright lines: 95 % intervals" if known else "")
+    return [XY(name="pareto", title=f"Speed against {METRICS[metric].title}", x=METRICS["steps_per_s"],
+               y=METRICS[metric], lines=[line], points=points, note=note)]  # fmt: skip
+
+
+def _sweep_table(folder: Path, cells: Sequence[Mapping[str, Any]], swept: Sequence[str], against: str) -> Table:
+    names = [">cell", *swept, "status", ">steps/s", ">speed-up", ">mean reward", ">win rate", ">updates per step",
+             ">training time", ">start-up", "error"]  # fmt: skip
     rows: list[list[Cell | str]] = []
     for cell in cells:
-        status = str(cell.get("status", ""))
-        place = folder / str(cell.get("folder") or ".")
-        overrides = cell.get("overrides")
+        typed, summary, status = _typed(cell), as_mapping(cell.get("summary")), str(cell.get("status", ""))
         rows.append([
-            Cell(str(cell.get("label", "")), link=link_to(place, folder)),
-            str(cell.get("seed", "")),
+            Cell.run(str(cell.get("cell", "")), folder / Path(str(cell.get("folder") or "")).name, folder),
+            *(typed.get(key, "") for key in swept),
             Cell(status, tone=TONES.get(status, "")),
-            number(read_json(place / "summary.json").get("steps_per_s")),
-            seconds(cell.get("seconds")),
-            " ".join(map(str, overrides)) if isinstance(overrides, list) else "",
+            number(cell.get("steps_per_s")),
+            times(cell.get("speed_up")),
+            *(Cell.of(quality_of(summary, name), METRICS[name]) for name in ("mean_reward", "win_rate")),
+            number(cell.get("update_ratio")),
+            seconds(cell.get("wall_s")),
+            seconds(cell.get("startup_s")),
             str(cell.get("error") or ""),
         ])  # fmt: skip
-    names = ["cell", ">seed", "status", ">steps/s", ">seconds in all", "overrides", "error"]
-    return Table(names, rows, cells_title(len(rows)), folded=True, optional=("error", ">seed"))
+    note = f"Speed-up against {against}. In brackets: 95 % intervals of the final evaluation."
+    return Table(names, rows, note=note)

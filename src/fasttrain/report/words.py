@@ -1,15 +1,18 @@
-"""Numbers as text, and text from envs made harmless for labels. Pure."""
+"""Numbers as text, text from envs made harmless for labels, and figures: how they are called and written. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, NamedTuple
 
 from fasttrain.terminal import one_line
 
 LABEL_CHARACTERS = 34  # what fits beside a bar
 NOTHING = "–"
+
+Form = Callable[..., str]
 
 
 def clean(text: Any, limit: int = 400) -> str:
@@ -44,74 +47,72 @@ def as_mapping(value: Any) -> dict[str, Any]:
 
 def as_rows(value: Any) -> list[dict[str, Any]]:
     """The objects of a list, empty where there is none."""
-    return [dict(row) for row in value if isinstance(row, Mapping)] if isinstance(value, list) else []
+    return [dict(row) for row in as_list(value) if isinstance(row, Mapping)]
 
 
-def number(value: Any, digits: int = 3) -> str:
-    """`256,648`, `2.26`, `0.0039`, `1.2e-07`; `–` where there is none."""
-    found = as_number(value)
-    if found is None:
-        return NOTHING
-    if found and abs(found) < 1e-4:
-        text = f"{found:.{digits - 1}e}"
-    elif abs(found) >= 1000 or found == int(found):
-        text = f"{found:,.0f}"
-    else:
-        text = f"{found:.{max(0, digits - 1 - math.floor(math.log10(abs(found))))}f}"
-    return text.replace("-", "−", 1) if text.startswith("-") else text
+def as_list(value: Any) -> list[Any]:
+    """The list, empty where there is none."""
+    return value if isinstance(value, list) else []
 
 
+def _form(write: Callable[..., str]) -> Form:
+    """`write` for anything: `–` where there is no number, and a minus sign in front, no hyphen."""
+
+    @wraps(write)
+    def text(value: Any, *more: Any) -> str:
+        found = as_number(value)
+        written = NOTHING if found is None else write(found, *more)
+        return f"−{written[1:]}" if written.startswith("-") else written
+
+    return text
+
+
+@_form
+def number(value: float, digits: int = 3) -> str:
+    """`256,648`, `2.26`, `0.0039`, `1.2e-07`."""
+    if value and abs(value) < 1e-4:
+        return f"{value:.{digits - 1}e}"
+    if abs(value) >= 1000 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
+
+
+@_form
 def compact(value: float) -> str:
     """For ticks: `0`, `1,250`, `15k`, `200k`, `1M`."""
-    if 1000 <= abs(value) < 10_000:
-        return f"{value:,.4g}".replace("-", "−") if value != round(value) else f"{value:,.0f}".replace("-", "−")
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:.4g}{letter}".replace("-", "−")
-    return f"{value:.4g}".replace("-", "−")
+    for unit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= max(unit, 1e4):
+            return f"{value / unit:.4g}{letter}"
+    return f"{value:,.4g}"
 
 
-def percent(value: Any, digits: int = 1) -> str:
+@_form
+def percent(value: float, digits: int = 1) -> str:
     """`50.7 %` of 0.507."""
-    found = as_number(value)
-    return NOTHING if found is None else f"{100 * found:.{digits}f} %".replace("-", "−")
+    return f"{100 * value:.{digits}f} %"
 
 
-def times(value: Any) -> str:
+@_form
+def times(value: float) -> str:
     """`2.41×`."""
-    found = as_number(value)
-    return NOTHING if found is None else f"{found:.2f}×"
+    return f"{value:.2f}×"
 
 
-def seconds(value: Any) -> str:
+@_form
+def seconds(value: float) -> str:
     """`3.96 s`, `12 min 34 s`, `1 h 02 min`."""
-    found = as_number(value)
-    if found is None:
-        return NOTHING
-    if found < 59.95:
-        return f"{found:.3g} s"
-    whole = round(found)
+    if value < 59.95:
+        return f"{value:.3g} s"
+    whole = round(value)
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02} s"
     return f"{whole // 3600:,} h {whole % 3600 // 60:02} min"
 
 
-def size(value: Any) -> str:
+@_form
+def size(value: float) -> str:
     """`563 MB`, `2.9 GB`."""
-    found = as_number(value)
-    if found is None:
-        return NOTHING
-    return f"{found / 1e9:.1f} GB" if found >= 1e9 else f"{found / 1e6:.0f} MB"
-
-
-def interval(low: Any, high: Any, form: Any = number) -> str:
-    """`[2.03, 2.49]`; a missing bound is an open one, and without both there is nothing to say."""
-    bounds = as_number(low), as_number(high)
-    if bounds == (None, None):
-        return ""
-    below = "−∞" if bounds[0] is None else form(bounds[0]).removesuffix(" %").removesuffix("×")
-    above = "∞" if bounds[1] is None else form(bounds[1]).removesuffix(" %").removesuffix("×")
-    return f"[{below}, {above}]"
+    return f"{value / 1e9:.1f} GB" if value >= 1e9 else f"{value / 1e6:.0f} MB"
 
 
 def value_text(value: Any) -> str:
@@ -122,6 +123,96 @@ def value_text(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, int):
         return f"{value:,}"
-    if isinstance(value, float):
-        return number(value, 4)
-    return clean(value)
+    return number(value, 4) if isinstance(value, float) else clean(value)
+
+
+class Metric(NamedTuple):
+    """How a figure is called and written, in tables and along an axis."""
+
+    title: str
+    form: Form = number
+    never: str = NOTHING  # what a value means that is stored as an open one
+
+    def text(self, found: Found) -> str:
+        """The value alone."""
+        return self.never if found.value is None and found.never else self.form(found.value)
+
+    @property
+    def heading(self) -> str:
+        """The title above a picture."""
+        return self.title[:1].upper() + self.title[1:]
+
+
+METRICS = {
+    "steps_per_s": Metric("env steps/s"),
+    "speed_up": Metric("speed-up", times),
+    "mean_reward": Metric("mean reward"),
+    "win_rate": Metric("win rate", percent),
+    "draw_rate": Metric("draws", percent),
+    "score_diff": Metric("score difference"),
+    "mean_length": Metric("mean length"),
+    "mean_turns": Metric("mean turns"),
+    "tail": Metric("last fifth of training"),
+    "time_to_threshold_s": Metric("training time to the threshold", seconds, "not reached"),
+    "time_to_threshold_steps": Metric("env steps to the threshold", never="not reached"),
+    "reward_per_hour": Metric("reward per hour"),
+    "elo": Metric("Elo of the learner"),
+    "env_steps": Metric("env steps"),
+    "updates": Metric("gradient updates"),
+    "update_ratio": Metric("updates per env step"),
+    "added": Metric("speed-up when added", times),
+    "within": Metric("profile ÷ profile without it", times),
+    "quality": Metric("difference in quality with it"),
+    "memory_bytes": Metric("memory (bytes)", size),
+    "rung": Metric("rung"),
+    "turn": Metric("turn"),
+}
+
+
+def metric_of(name: str) -> Metric:
+    """Of `METRICS`; of a game's own by what its name ends in."""
+    title = name.replace("_", " ")
+    if name.endswith(("_rate", "_share")):
+        return METRICS.get(name, Metric(title, percent))
+    return METRICS.get(name, Metric(title.removesuffix(" s"), seconds) if name.endswith("_s") else Metric(title))
+
+
+class Found(NamedTuple):
+    """A value with its interval; None is what the file does not say."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    never: bool = False  # stored, but without a value: it did not come about
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """Both ends of the interval, if it has two."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+    def interval(self, form: Form = number) -> str:
+        """`[2.03, 2.49]`; a missing bound is an open one, and without both there is nothing to say."""
+        if self.low is None and self.high is None:
+            return ""
+        ends = zip((self.low, self.high), ("−∞", "∞"), strict=True)
+        return f"[{', '.join(no if end is None else form(end).rstrip(' %×') for end, no in ends)}]"
+
+
+def found(value: Any) -> Found:
+    """A number, or `{"value" (or "difference"), "low", "high"}`; an open bound is null in JSON."""
+    if not isinstance(value, Mapping):
+        return Found(as_number(value))
+    middle = as_number(value.get("value", value.get("difference")))
+    return Found(middle, as_number(value.get("low")), as_number(value.get("high")), middle is None)
+
+
+def quality_of(summary: Mapping[str, Any], name: str) -> Found:
+    """Of a run's final greedy policy, from its summary.json."""
+    return quality_in(as_mapping(summary.get("quality")), name)
+
+
+def quality_in(result: Mapping[str, Any], name: str) -> Found:
+    """The figure `name` of one evaluation's results, with the interval that stands apart in them."""
+    bounds = as_list(as_mapping(result.get("ci95")).get(name))
+    low, high = map(as_number, bounds if len(bounds) == 2 else (None, None))
+    return Found(as_number(result.get(name)), low, high)
