@@ -17,8 +17,7 @@ from fasttrain.report.run_page import run_page
 from fasttrain.report.study_page import study_page
 from fasttrain.report.sweep_page import FILE as SWEEP_FILE
 from fasttrain.report.sweep_page import sweep_page
-from fasttrain.runs.activity import activity
-from fasttrain.runs.view import make_console, say
+from fasttrain.runs.view import activity, make_console, say
 from fasttrain.saving.files import read_json
 from fasttrain.spec.config import Config
 

@@ -32,10 +32,10 @@ from fasttrain.kernel_jobs import KernelCall
 from fasttrain.machine import bf16_units, usable_cores
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.stock import TimedVecEnv
-from fasttrain.runs.activity import telling
 from fasttrain.runs.envs import Statistics, check_native_options, check_spaces, policy_for, wrapped
 from fasttrain.runs.survey import Survey
 from fasttrain.runs.torch_setup import pick_device
+from fasttrain.runs.view import telling
 from fasttrain.spec.checks import parse_schedule
 from fasttrain.spec.config import AlgoConfig, Config
 from fasttrain.spec.flags import EnvFacts, Machine

@@ -24,8 +24,8 @@ from fasttrain.engines.heads import StockHead
 from fasttrain.errors import ConfigError
 from fasttrain.kernel_jobs import Compiler, KernelCall, compile_all
 from fasttrain.machine import usable_cores
-from fasttrain.runs.activity import activity
 from fasttrain.runs.progress import Progress
+from fasttrain.runs.view import activity
 from fasttrain.spec.computing import envs_per_forward
 from fasttrain.spec.config import Config
 from fasttrain.spec.flags import NOT_APPLICABLE

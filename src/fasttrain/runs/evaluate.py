@@ -17,11 +17,10 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.errors import ConfigError
-from fasttrain.runs.activity import activity
 from fasttrain.runs.envs import Statistics
 from fasttrain.runs.models import find_statistics, load_policy
 from fasttrain.runs.progress import END_KEY, SCORES, QualityKeys, held_by, score_diff_of, win_of
-from fasttrain.runs.view import make_console, say, show_quality
+from fasttrain.runs.view import activity, make_console, say, show_quality
 from fasttrain.saving.buffer_state import own_random_state
 from fasttrain.saving.files import parse_json, write_json
 from fasttrain.spec.config import Config

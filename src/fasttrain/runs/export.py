@@ -22,10 +22,9 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from fasttrain.errors import ConfigError, FastTrainError
 from fasttrain.runs.acting import ActingPath, Arrays, largest_difference, random_inputs
-from fasttrain.runs.activity import activity
 from fasttrain.runs.evaluate import load_run
 from fasttrain.runs.models import find_statistics, one_env
-from fasttrain.runs.view import make_console, say
+from fasttrain.runs.view import activity, make_console, say
 from fasttrain.saving.files import write_json
 from fasttrain.spec.config import Config
 

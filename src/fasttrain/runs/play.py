@@ -34,13 +34,12 @@ from fasttrain.engines.heads import action_dims
 from fasttrain.envs.make import EnvSpec, make_env
 from fasttrain.errors import ConfigError
 from fasttrain.runs.acting import best_choices
-from fasttrain.runs.activity import activity
 from fasttrain.runs.build import env_spec
 from fasttrain.runs.envs import wrapped
 from fasttrain.runs.evaluate import load_run, summarise
 from fasttrain.runs.models import find_statistics
 from fasttrain.runs.progress import QualityKeys, win_of
-from fasttrain.runs.view import make_console
+from fasttrain.runs.view import activity, make_console
 from fasttrain.saving.buffer_state import own_random_state
 from fasttrain.spec.config import SELF, Config
 from fasttrain.spec.reading import against, plays_itself

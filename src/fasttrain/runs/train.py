@@ -26,7 +26,6 @@ from fasttrain.perf.report import EnvTimes, PerfWindow, limits_dict, perf_dict
 from fasttrain.perf.stock import StockPhases, is_stock
 from fasttrain.perf.windows import PerfMeter
 from fasttrain.runs import view as show
-from fasttrain.runs.activity import activity
 from fasttrain.runs.build import (
     build_algorithm,
     build_vec_env,
@@ -55,7 +54,7 @@ from fasttrain.runs.state import snapshot
 from fasttrain.runs.stopping import StoppedBy, stopping_for
 from fasttrain.runs.torch_setup import leave_compiler_out, pick_device, settle_threads
 from fasttrain.runs.trial import with_trial
-from fasttrain.runs.view import LiveView
+from fasttrain.runs.view import LiveView, activity
 from fasttrain.saving.checkpoints import CheckpointFolder
 from fasttrain.saving.files import SUMMARY_SCHEMA, Saving, clean, into_place, locked, read_json, write_json
 from fasttrain.saving.rests import Checkpoints, Settings

@@ -11,8 +11,8 @@ from rich.console import Console
 from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.envs.masks import random_legal_action
-from fasttrain.runs.activity import activity
 from fasttrain.runs.build import build_vec_env
+from fasttrain.runs.view import activity
 from fasttrain.saving.buffer_state import own_random_state
 from fasttrain.spec.config import Config
 from fasttrain.spec.flags import EnvFacts, Machine
