@@ -10,8 +10,9 @@ from rich.console import Console
 
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs import view as module
+from fasttrain.runs.envs import telling
 from fasttrain.runs.progress import Progress
-from fasttrain.runs.view import Activity, LiveView, activity, make_console, moves, telling
+from fasttrain.runs.view import Activity, LiveView, activity, make_console, moves
 
 
 @pytest.fixture

@@ -1,224 +1,30 @@
-"""From the effective configuration to envs and an algorithm. The only place that chooses classes."""
+"""From the effective configuration to an algorithm, its device and threads. The only place that chooses its classes."""
 
 from __future__ import annotations
 
-import dataclasses
-import os
-import platform
+import functools
 import re
+import sys
 import warnings
-from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecEnv
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from fasttrain.algos.fast import Fast
-from fasttrain.batch import OPPONENTS_TURN
 from fasttrain.engines.q_networks import DUELING_POLICIES
-from fasttrain.envs.make import EnvFactory, EnvSpec
-from fasttrain.envs.probe import ProbeResult
-from fasttrain.envs.retrace import Retraced
-from fasttrain.envs.user_code import blame, look_up
-from fasttrain.errors import ConfigError, EnvSpecError, FastTrainError
-from fasttrain.kernel_jobs import KernelCall
-from fasttrain.machine import bf16_units, usable_cores
+from fasttrain.envs.user_code import blame
+from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.stock import TimedVecEnv
-from fasttrain.runs.envs import Statistics, check_native_options, check_spaces, policy_for, wrapped
-from fasttrain.runs.survey import Survey
-from fasttrain.runs.torch_setup import pick_device
-from fasttrain.runs.view import telling
+from fasttrain.runs.envs import policy_for, users
 from fasttrain.spec.checks import parse_schedule
 from fasttrain.spec.config import AlgoConfig, Config
-from fasttrain.spec.flags import EnvFacts, Machine
-from fasttrain.spec.reading import env_kwargs, plays_itself
-from fasttrain.vec.process import Scout
-from fasttrain.vec.self_play import RandomOpponent, SelfPlayVecEnv
-from fasttrain.vec.shared import SharedMemoryVecEnv
-from fasttrain.vec.stock import NotedVecEnv, start_subproc
-
-
-class MonitoredEnv:
-    """Builds one env of the run, as a plain SB3 script would: picklable, called in the process that steps it."""
-
-    def __init__(self, spec: EnvSpec) -> None:
-        self.factory = EnvFactory(spec)
-
-    def __call__(self) -> Monitor[Any, Any]:
-        return Monitor(self.factory())
-
-
-def this_machine() -> Machine:
-    """What the plan needs to know."""
-    return Machine(usable_cores(), platform.system() == "Windows", torch.cuda.is_available(), bf16_units())
-
-
-def env_spec(config: Config) -> EnvSpec:
-    """The env a run asks for."""
-    return EnvSpec(
-        id=config.env.id,
-        entry_point=config.env.entry_point,
-        kwargs=env_kwargs(config),
-        api=config.env.api,
-        wrappers=config.env.wrappers,
-        max_episode_steps=config.env.max_episode_steps,
-        action_repeat=config.action_repeat,
-        info_keys=config.env.info_keys,
-        lean_info=config.lean_info,
-        needs_masks=config.algo.spec.masks == "must",
-        use_masks=uses_masks(config),
-        two_sided=plays_itself(config),
-    )
-
-
-def uses_masks(config: Config) -> bool:
-    """Whether the algorithm looks at action masks."""
-    masks = config.algo.spec.masks
-    return masks == "must" or (masks == "may" and config.engine == "fast" and config.algo.use_masking)
-
-
-def survey_of(config: Config, console: Console) -> Survey:
-    """What will look at the env of a run."""
-    compiled = config.env.native_game is not None and config.env.backend == "gymnasium" and uses_masks(config)
-    here = compiled and config.vec_env in ("auto", "native")
-    return Survey(env_spec(config), config.checkup_timeout_s, console, here)
-
-
-def env_facts(
-    config: Config, survey: Survey | None = None, measure: Callable[[], ProbeResult | None] = lambda: None
-) -> EnvFacts:
-    """Build the env once, so that a wrong one fails here with one clear message; time it where the plan must choose.
-
-    `survey` belongs to a training that goes on with its process. `measure` plays the env for reasons of its own (the
-    checkup); if it returns what the env costs, nothing is played twice.
-
-    Raises:
-        EnvSpecError: the env cannot be built or does not fit the algorithm.
-        ConfigError: a native batch was asked for with an algorithm that ignores masks, or with an option it lacks.
-    """
-    if config.env.backend == "envpool":
-        check_native_options(config)
-        return EnvFacts(True, None, images=_check_envpool(config))
-    native = config.env.native_game is not None and uses_masks(config)
-    if config.vec_env == "native" and not native:
-        raise ConfigError(
-            f"vec_env=native with algo={config.algo.name}: the native game refuses illegal actions and this algorithm "
-            "ignores masks; take algo=maskable_ppo, or dqn with engine=fast, or vec_env=dummy"
-        )
-    if native and config.vec_env in ("auto", "native"):
-        check_native_options(config)
-    times = config.vec_env == "auto" and not native and config.workers != 0
-    plays = times or (survey is not None and (config.checkup != "off" or config.vec_env == "shared"))
-    with nullcontext(survey) if survey else survey_of(config, Console(quiet=True)) as asked:
-        built = asked.build() if plays else asked.build_here()
-        check_spaces(config, asked.spec.option, built.action_space, built.observation_space)
-        if built.lacks_masks:
-            raise EnvSpecError(built.lacks_masks)
-        images = policy_for(config.algo.policy, built.observation_space, config.algo.spec.policies).startswith("Cnn")
-        measured = measure()
-        if not times and (measured is None or config.vec_env != "shared"):  # whose workers are fitted to envs that wait
-            return EnvFacts(native, None, images=images)
-        found = measured or asked.costs()
-        return EnvFacts(native, found.step_s + found.mask_s, found.cpu_share, images)
-
-
-def _check_envpool(config: Config) -> bool:
-    what = f"env.id={config.env.id} of EnvPool"
-    if config.algo.spec.masks == "must":
-        raise ConfigError(f"{what} has no action masks: take algo=ppo or dqn")
-    env = _envpool(config, 1)
-    check_spaces(config, what, env.action_space, env.observation_space)
-    return policy_for(config.algo.policy, env.observation_space, config.algo.spec.policies).startswith("Cnn")
-
-
-def build_vec_env(
-    config: Config,
-    num_envs: int,
-    seed: int,
-    statistics: Statistics | None = None,
-    tell: Callable[[str], None] = lambda _: None,
-    scout: Scout | None = None,
-) -> VecEnv:
-    """`num_envs` copies as the (effective) `vec_env` says; env i is seeded with `seed + i`.
-
-    `statistics` of a training: the envs are to be played with `env.normalize` as it was learned there. `tell` hears
-    which env is being built, where that is known. `scout` is to be the first worker.
-    """
-    env: VecEnv
-    if config.env.backend == "envpool":
-        env = _envpool(config, num_envs)
-    elif config.vec_env == "native":
-        from fasttrain.vec.native import NativeVecEnv
-
-        env = NativeVecEnv(_native_game(config, num_envs))
-    elif config.vec_env == "shared":
-        env = _shared(config, num_envs, scout)
-    else:
-        factories: list[Callable[[], Any]] = [Retraced(MonitoredEnv(env_spec(config))) for _ in range(num_envs)]
-        env = start_subproc(factories) if config.vec_env == "subproc" else NotedVecEnv(telling(factories, tell))
-    env.seed(seed)
-    return SelfPlayVecEnv(env) if plays_itself(config) else wrapped(env, config, statistics)
-
-
-def _shared(config: Config, num_envs: int, scout: Scout | None) -> SharedMemoryVecEnv:
-    """Workers build plain envs: returns, lengths and lean infos are the vector env's own work."""
-    spec = dataclasses.replace(env_spec(config), lean_info=False)
-    return SharedMemoryVecEnv(
-        [Retraced(EnvFactory(spec))] * num_envs,
-        config.workers if isinstance(config.workers, int) else None,
-        info_keys=(*config.env.info_keys, *([OPPONENTS_TURN] if spec.two_sided else [])) if config.lean_info else None,
-        on_env_error=config.env.on_env_error,
-        step_timeout_s=config.env.step_timeout_s,
-        max_restarts=config.env.max_restarts,
-        use_masks=spec.use_masks,
-        check_finite=config.nan_guard,
-        scout=scout,
-    )
-
-
-def _envpool(config: Config, num_envs: int) -> VecEnv:
-    from fasttrain.vec.envpool import EnvPoolVecEnv
-
-    return EnvPoolVecEnv(str(config.env.id), num_envs, config.env.max_episode_steps, config.env.kwargs)
-
-
-def _native_game(config: Config, num_envs: int) -> Any:
-    game = users(str(config.env.native_game), "env.native_game")
-    try:
-        made = game(num_envs, **env_kwargs(config))
-    except FastTrainError:
-        raise
-    except Exception as error:
-        what = f"env.native_game={config.env.native_game} could not be made for {num_envs} envs"
-        raise ConfigError(f"{what} with env.kwargs={config.env.kwargs}: {blame(error)}") from error
-    if hasattr(made, "max_threads") and not config.overlap:  # else the second core is the update's
-        made.max_threads = usable_cores()
-    return made
-
-
-def game_calls(config: Config) -> list[KernelCall]:
-    """The kernels of the native game, if the env is one that lists them."""
-    if config.env.native_game is None or config.env.backend != "gymnasium":
-        return []
-    from fasttrain.vec.native import NativeVecEnv
-
-    try:
-        env = NativeVecEnv(_native_game(config, 1), seed=0)
-    except FastTrainError:  # is told where the env is looked at
-        return []
-    if hasattr(env.game, "kernel_calls"):
-        return list(env.game.kernel_calls())
-    env.reset()  # of one that lists none, what a step compiles comes before training all the same
-    env.step(RandomOpponent(env.action_space).act(None, np.stack(env.env_method("action_masks")), np.arange(1)))
-    return []
 
 
 def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgorithm:
@@ -334,15 +140,6 @@ def _put_to_work(model: Any, config: Config, clock: PhaseClock) -> None:
     collector.schedule = config.schedule
 
 
-def users(name: str, key: str) -> Any:
-    """What the user's `module:Name` leads to, from a package or from the working directory.
-
-    Raises:
-        EnvSpecError: nowhere; says what is there.
-    """
-    return look_up(name, f"{key}={name}", os.getcwd(), f"{key}=my_game.networks:Mine")
-
-
 def _policy_kwargs(algo: AlgoConfig) -> dict[str, Any]:
     kwargs: dict[str, Any] = {name: getattr(algo, name) for name in algo.spec.extras if algo.spec.recurrent}
     for name, value in algo.policy_kwargs.items():
@@ -374,3 +171,62 @@ def set_threads(threads: int | str) -> int:
     if isinstance(threads, int):
         torch.set_num_threads(threads)
     return torch.get_num_threads()
+
+
+def pick_device(requested: str, policy: str) -> str:
+    """`auto`: a small MLP is faster on the CPU (SB3 warns of the GPU there), images belong on the GPU.
+
+    Raises:
+        ConfigError: a device was asked for that is not there.
+    """
+    if requested == "auto":
+        return "cuda" if policy.startswith("Cnn") and torch.cuda.is_available() else "cpu"
+    if requested == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError("device=mps: this machine (or this torch build) has no MPS; take device=cpu")
+    kind, _, number = requested.partition(":")
+    if kind == "cuda":
+        if not torch.cuda.is_available():
+            raise ConfigError(f"device={requested}: this machine (or this torch build) has no CUDA; take device=cpu")
+        there = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+        if number and requested not in there:
+            raise ConfigError(f"device={requested}: this machine has {', '.join(there)}")
+    return requested
+
+
+WRAPPED = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
+
+
+DISABLED = "__dynamo_disable"  # where torch keeps the form of a method that its compiler would leave alone
+
+
+STEPPING = (Adam, AdamW, RMSprop, SGD)
+
+
+def leave_compiler_out() -> None:
+    """Let optimizers be built, saved and stepped without `torch._dynamo`: 800 modules, 1.2 s of every start on 2 cores.
+
+    Those methods import it only to be left alone by it. Here each is told that it has been left alone already, and
+    `step` sets gradients on or off without a word to the compiler. Another version of torch may do that elsewhere: then
+    the start, or the first update, takes the second longer, and nothing else changes.
+    """
+    if "torch._dynamo" in sys.modules:
+        return
+    for name in WRAPPED:
+        method = getattr(getattr(Optimizer, name, None), "__wrapped__", None)
+        if method is not None and not hasattr(method, DISABLED):
+            setattr(method, DISABLED, method)
+    for optimizer in STEPPING:
+        step: Any = optimizer.step
+        if step.__code__.co_name == "_use_grad":
+            optimizer.step = _without_compiler(step.__wrapped__)  # type: ignore[method-assign]
+
+
+def _without_compiler(step: Any) -> Any:
+    """As torch's `_use_grad_for_differentiable`, less the compiler's graph breaks."""
+
+    @functools.wraps(step)
+    def plain(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        with torch.set_grad_enabled(self.defaults["differentiable"]):
+            return step(self, *args, **kwargs)
+
+    return plain

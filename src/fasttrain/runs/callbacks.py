@@ -1,94 +1,45 @@
-"""One SB3 callback that joins a run's parts to `learn()`: counters, episodes, live view, [PERF], evaluation, stop."""
+"""What joins a run's parts to `learn()`: one SB3 callback for counters, episodes, live view, [PERF], evaluation, stop.
+
+Another takes snapshots in self-play, which are kept beside the model and rated in summary.json.
+"""
 
 from __future__ import annotations
 
-import os
-import signal
-import stat
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import FrameType
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.algos.collector import Collector
 from fasttrain.algos.fast import Fast
+from fasttrain.algos.self_play import SnapshotPool
 from fasttrain.buffers.prefetch import Prefetching
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.engines.causes import check_step
+from fasttrain.errors import ConfigError
 from fasttrain.machine import process_age_s
+from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.stock import optimizers_of
 from fasttrain.perf.windows import PerfMeter
-from fasttrain.runs.loggers import UsersCallbacks
+from fasttrain.runs.loggers import UsersCallbacks, made
 from fasttrain.runs.logs import EpisodeLog
-from fasttrain.runs.progress import Progress, QualityKeys
-from fasttrain.runs.stopping import Stop, Stopping
+from fasttrain.runs.progress import Progress, QualityKeys, win_of
+from fasttrain.runs.stopping import Stop, StopFlag, Stopping
 from fasttrain.runs.view import LiveView
 from fasttrain.saving.files import Saving
 from fasttrain.saving.rests import Checkpoints
-from fasttrain.spec.config import Config
-
-ONE_S = 0.5
-
-
-HANG_UP = getattr(signal, "SIGHUP", None)  # a terminal that closes
-
-
-class StopFlag:
-    """Set by SIGINT, SIGTERM, or a terminal that closes (unless under nohup).
-
-    The run then ends after the current update (`Checkpoints`). A second signal kills; one that comes within
-    `ONE_S` is the first once more: a signal to the whole group reaches a study and its cell, and the study passes it
-    on.
-    """
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._since = 0.0
-
-    @contextmanager
-    def listening(self) -> Iterator[StopFlag]:
-        """Handle the signals inside the block; only the main thread may, elsewhere nothing is changed."""
-        if threading.current_thread() is not threading.main_thread():
-            yield self
-            return
-        numbers = [signal.SIGINT, signal.SIGTERM]
-        if HANG_UP is not None and signal.getsignal(HANG_UP) is signal.SIG_DFL:
-            numbers.append(HANG_UP)
-        previous = [(number, signal.signal(number, self._on_signal)) for number in numbers]
-        try:
-            yield self
-        finally:
-            for number, handler in previous:
-                signal.signal(number, handler)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if number == HANG_UP:
-            silence_terminals()
-        if not self.requested:
-            self.requested, self._since = True, now
-        elif now - self._since > ONE_S:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-
-
-def silence_terminals() -> None:
-    """What goes to a terminal goes nowhere from now on: one that has closed makes every line an error."""
-    for descriptor in (1, 2):
-        with suppress(OSError):
-            if stat.S_ISCHR(os.fstat(descriptor).st_mode):  # `isatty` says no of one that has closed
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, descriptor)
-                os.close(nowhere)
+from fasttrain.spec.config import SELF, Config
+from fasttrain.spec.typed import named
+from fasttrain.vec.self_play import SelfPlayVecEnv
 
 
 class Interval:
@@ -309,3 +260,70 @@ def replay_line(facts: dict[str, Any]) -> str:
         line += f"; prefetched batches: {prefetch['hits']:,} were ready, {prefetch['waits']:,} were waited for "
         line += f"({prefetch['wait_s']:.1f} s)"
     return line
+
+
+def score_of(info: Mapping[str, Any]) -> float | None:
+    """The learner's share of the points: of opponents beaten, or 1, 0.5, 0 for a win, a draw, a loss."""
+    if "opponents_beaten" in info:
+        return float(info["opponents_beaten"])
+    won = win_of(info)
+    if won is None:
+        return None
+    return 0.5 if info.get("is_draw") else float(won)
+
+
+def pool_for(config: Config, model: BaseAlgorithm, env: VecEnv) -> SnapshotPool | None:
+    """The opponents of a run in self-play, set to work in its env; None for any other run.
+
+    A class of the user's is set to work too. What it remembers is no part of a checkpoint.
+
+    Raises:
+        ConfigError: it cannot be made, or decides nothing.
+    """
+    if not isinstance(env, SelfPlayVecEnv):
+        return None
+    if config.opponent not in (None, SELF):
+        opponent: Any = made(*named(config.opponent, "opponent", "opponent"), "opponent", object)
+        if not callable(getattr(opponent, "act", None)) or not callable(getattr(opponent, "episode_over", None)):
+            raise ConfigError(
+                f"opponent: {type(opponent).__name__} needs act(observations, action_masks, envs) and "
+                "episode_over(env, info); see fasttrain.vec.self_play.Opponent"
+            )
+        env.set_opponent(opponent)
+        return None
+    settings = config.self_play
+    alone = config.env.kwargs.get(str(config.env.opponent_key)) == SELF  # with bots among them a score is not theirs
+    keys = QualityKeys.of(config.env)
+    rated = (lambda info: score_of(keys.read(info))) if alone else lambda _: None
+    pool = SnapshotPool(model, env.num_envs, settings.latest, settings.pool, config.seed, rated)
+    env.set_opponent(pool)
+    return pool
+
+
+class SnapshotCallback(BaseCallback):
+    """Takes a snapshot every `every` gradient updates. Its time is phase `other`."""
+
+    def __init__(self, pool: SnapshotPool, every: int, clock: PhaseClock) -> None:
+        super().__init__()
+        self.pool, self.every, self.clock = pool, every, clock
+        self._next = every
+
+    def _on_rollout_start(self) -> None:
+        updates: int = self.model.engine.gradient_updates  # type: ignore[attr-defined]
+        if updates >= self._next:
+            self._next = (updates // self.every + 1) * self.every
+            with self.clock.phase("other"):
+                self.pool.take(self.num_timesteps)
+
+    def _on_step(self) -> bool:
+        return True
+
+
+def pool_file(model_file: Path) -> Path:
+    """Where the opponents lie that belong to a model zip."""
+    return model_file.with_name(f"{model_file.stem}.opponents.pt")
+
+
+def save_pool(pool: SnapshotPool, model_file: Path) -> None:
+    """Beside the model."""
+    torch.save(pool.state(), pool_file(model_file))

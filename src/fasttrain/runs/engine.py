@@ -1,14 +1,16 @@
 """The plan's last word on how networks are computed, and the change from one engine to the other in mid-run.
 
 Only the built model and a compiler can tell what really computes. Kernels work from the first step on where they are
-on disk; else the torch engine begins and they follow at a boundary between two rollouts.
+on disk; else the torch engine begins and they follow at a boundary between two rollouts. `fasttrain warmup` compiles
+them into the cache, for an image or before a batch of jobs.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,15 +23,18 @@ from fasttrain.engines import kernels, kernels_q
 from fasttrain.engines.engine import EngineSettings
 from fasttrain.engines.guard import Guard
 from fasttrain.engines.heads import StockHead
-from fasttrain.errors import ConfigError
+from fasttrain.errors import EXIT_DONE, ConfigError
+from fasttrain.kernel_cache import folders
 from fasttrain.kernel_jobs import Compiler, KernelCall, compile_all
 from fasttrain.machine import usable_cores
+from fasttrain.runs.envs import env_facts, game_calls, this_machine
 from fasttrain.runs.progress import Progress
-from fasttrain.runs.view import activity
+from fasttrain.runs.view import activity, make_console
 from fasttrain.spec.computing import envs_per_forward
 from fasttrain.spec.config import Config
 from fasttrain.spec.flags import NOT_APPLICABLE
-from fasttrain.spec.plan import Plan, Row
+from fasttrain.spec.plan import Plan, Row, make_plan
+from fasttrain.spec.reading import against_bots
 
 ADAM = "Adam by torch's fused kernel"
 
@@ -251,3 +256,22 @@ class EngineSwitch:
     def to_dict(self) -> dict[str, Any]:
         """For perf.json and summary.json."""
         return {"at": self.at, "beside_s": self.beside_s, **({} if self.at is not None else {"why_not": self.why_not})}
+
+
+def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
+    """Compile what a training with this configuration would call; returns the exit code."""
+    console = make_console()
+    of_game = game_calls(config)
+    missing = [call for call in of_game if not call.is_kept]  # before the env is looked at, which plays it
+    took = compile_shown(of_game, console)
+    plan = make_plan(config, sources, env_facts(against_bots(config)), this_machine())
+    of_learner = learner_calls(plan.config) + replay_calls(plan.config)
+    missing += [call for call in of_learner if not call.is_kept]
+    took += compile_shown(of_learner, console)
+    count = len(of_game) + len(of_learner)
+    what = (
+        f"{len(missing)} of {count} kernels compiled in {took:.0f} s" if missing else f"all {count} kernels were there"
+    )
+    line = f"{what}; they are kept in {folders()[0]}" if count else "this run has no compiled kernels"
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+    return EXIT_DONE

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,20 +15,18 @@ from rich.console import Console
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
-from fasttrain.errors import ConfigError
-from fasttrain.runs.envs import Statistics
-from fasttrain.runs.models import find_statistics, load_policy
+from fasttrain.runs.build import set_threads
+from fasttrain.runs.envs import Statistics, build_vec_env
+from fasttrain.runs.models import load_run, named_run
 from fasttrain.runs.progress import END_KEY, SCORES, QualityKeys, held_by, score_diff_of, win_of
 from fasttrain.runs.view import activity, make_console, say, show_quality
 from fasttrain.saving.buffer_state import own_random_state
-from fasttrain.saving.files import parse_json, write_json
+from fasttrain.saving.files import write_json
 from fasttrain.spec.config import Config
-from fasttrain.spec.flags import FLAGS
-from fasttrain.spec.reading import against_bots, from_mapping
+from fasttrain.spec.reading import against_bots
 from fasttrain.terminal import near, one_line
 
 LONGEST_REASON, MOST_REASONS = 200, 100  # of an env's texts what summary.json keeps
-MOST_PLAN_BYTES = 16 << 20  # 10 kB are usual
 MAX_EPISODE_STEPS = 27_000  # the usual bound of an Atari episode; a greedy policy may walk in circles for ever
 PLAIN_KEYS = QualityKeys()
 Quality = dict[str, dict[str, Any]]  # way of acting ("greedy", "sampled") → what `summarise` returns
@@ -169,8 +166,6 @@ def evaluate_both(
     Shows how far it is; `stop` ends it early. `statistics` of `env.normalize`: those of the env the model is training
     on, if left out.
     """
-    from fasttrain.runs.build import build_vec_env, set_threads
-
     set_threads(config.torch_threads)  # as in training: two on two busy cores took five times as long as one
     config = against_bots(config)
     own = config if config.vec_env == "native" else dataclasses.replace(config, vec_env="dummy")
@@ -201,91 +196,14 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     Raises:
         ConfigError: no run named, or its folder lacks the plan or the model.
     """
-    if config.run is None:
-        raise ConfigError("eval needs run=FOLDER, a finished run's folder (outputs/DATE/TIME_…)")
-    console = make_console()
+    where, console = named_run("eval", config, sources, "eval."), make_console()
     with activity(console, "loading the model"):
-        trained, model = load_run(Path(config.run), trust=config.trust)
-    typed = {key for key, source in sources.items() if source == "command line"}
-    wanted = dataclasses.replace(
-        trained.eval,
-        **{
-            field.name: getattr(config.eval, field.name)
-            for field in dataclasses.fields(trained.eval)
-            if f"eval.{field.name}" in typed
-        },
-    )
-    ignored = sorted(key for key in typed if key not in ("run", "trust") and not key.startswith("eval."))
-    if ignored:
-        raise ConfigError(f"eval takes run=…, eval.… and --trust only: {', '.join(ignored)} would do nothing")
-    statistics = find_statistics(trained, Path(config.run) / "model.zip", config.trust)
-    quality = evaluate_both(model, dataclasses.replace(trained, eval=wanted), console, statistics=statistics)
+        trained, model, statistics = load_run(where, trust=config.trust)
+    typed = [key.split(".") for key, source in sources.items() if source == "command line"]
+    asked = {name: getattr(config.eval, name) for group, *below in typed for name in below if group == "eval"}
+    trained = dataclasses.replace(trained, eval=dataclasses.replace(trained.eval, **asked))
+    quality = evaluate_both(model, trained, console, statistics=statistics)
     show_quality(console, quality)
     write_json(folder / "eval.json", {"run": config.run, "quality": quality})
     say(console, f"written to {near(folder / 'eval.json')}")
     return 0
-
-
-def load_run(folder: Path, model: str = "model.zip", trust: bool = False) -> tuple[Config, BaseAlgorithm]:
-    """The effective configuration of a finished run, and its final or another of its models.
-
-    Args:
-        trust: the model and what belongs to it may be loaded by SB3, which executes the pickles in them.
-
-    Raises:
-        ConfigError: the folder is not a finished run's or lacks that model; or the model needs `trust`.
-    """
-    for name in ("plan.json", "model.zip", model):
-        if not (folder / name).is_file():
-            best = name == "best_model.zip"
-            way_out = "the run was made without eval_every=…" if best else "name the folder of a finished run"
-            raise ConfigError(f"run={folder}: no {name} there; {way_out}")
-    config = config_of(folder)
-    find_statistics(config, folder / model, trust)
-    with own_random_state(config.seed):  # weights that are overwritten at once need random numbers
-        return config, load_policy(config, folder / model, trust)
-
-
-def _plan_of(folder: Path) -> dict[str, Any]:
-    path = folder / "plan.json"
-    if path.stat().st_size > MOST_PLAN_BYTES:
-        raise ConfigError(f"{path} is too large for a plan ({path.stat().st_size:,} bytes)")
-    plan = parse_json(path.read_bytes(), str(path))
-    return plan if isinstance(plan, dict) else {}
-
-
-def flags_of(folder: Path) -> list[dict[str, Any]]:
-    """The rows of plan.json.
-
-    Raises:
-        ConfigError: it has none.
-    """
-    rows = _plan_of(folder).get("flags")
-    if not isinstance(rows, list) or not all(
-        isinstance(row, dict) and {"flag", "requested", "source"} <= row.keys() for row in rows
-    ):
-        raise ConfigError(f"run={folder}: its plan.json has no list of flags")
-    return rows
-
-
-def config_of(folder: Path) -> Config:
-    """What plan.json holds. A flag younger than the run has the value of a plain SB3 script, which is what it did."""
-    path = folder / "plan.json"
-    stored = _plan_of(folder).get("config")
-    if not isinstance(stored, dict):
-        raise ConfigError(f"{path} holds no configuration; name the folder of a run")
-    stored = {**stored, "env": _games_of_today(stored.get("env"))}
-    if isinstance(algo := stored.get("algo"), dict):  # 0.1 kept an algorithm's own values there
-        stored["algo"] = {key: value for key, value in algo.items() if key != "by_tier"}
-    try:
-        return from_mapping({**{flag.name: flag.stock for flag in FLAGS}, **stored, "trust": False})
-    except ConfigError as error:
-        raise ConfigError(f"run={folder}: its plan.json does not fit this version of fasttrain ({error})") from error
-
-
-def _games_of_today(env: Any) -> Any:
-    """The built-in games' classes, which lay in `fasttrain.envs` before version 0.2, by their names of today."""
-    if not isinstance(env, dict):
-        return env
-    named = {key: env[key] for key in ("entry_point", "native_game") if isinstance(env.get(key), str)}
-    return env | {key: re.sub(r"^fasttrain\.envs\.(?=sk)", "fasttrain.games.", name) for key, name in named.items()}

@@ -34,10 +34,9 @@ from fasttrain.engines.heads import action_dims
 from fasttrain.envs.make import EnvSpec, make_env
 from fasttrain.errors import ConfigError
 from fasttrain.runs.acting import best_choices
-from fasttrain.runs.build import env_spec
-from fasttrain.runs.envs import wrapped
-from fasttrain.runs.evaluate import load_run, summarise
-from fasttrain.runs.models import find_statistics
+from fasttrain.runs.envs import env_spec, wrapped
+from fasttrain.runs.evaluate import summarise
+from fasttrain.runs.models import load_run, named_run
 from fasttrain.runs.progress import QualityKeys, win_of
 from fasttrain.runs.view import activity, make_console
 from fasttrain.saving.buffer_state import own_random_state
@@ -98,20 +97,11 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     Raises:
         ConfigError: no run named, no such model, or an env that cannot be shown or played against.
     """
-    typed = [key for key, source in sources.items() if source == "command line"]
-    ignored = sorted(key for key in typed if key not in ("run", "opponent", "trust") and not key.startswith("play."))
-    if ignored:
-        raise ConfigError(
-            f"play takes run=…, opponent=…, play.… and --trust only: {', '.join(ignored)} would do nothing"
-        )
-    if config.run is None:
-        raise ConfigError("play needs run=FOLDER, a finished run's folder (outputs/DATE/TIME_…)")
-    console = make_console()
+    where, console = named_run("play", config, sources, "opponent", "play."), make_console()
     with activity(console, "loading the model"):
-        trained, model = load_run(Path(config.run), config.play.model, config.trust)
+        trained, model, statistics = load_run(where, config.play.model, config.trust)
     trained = _seated(dataclasses.replace(trained, play=config.play), config.opponent)
     watched = Watched(_textual_env(trained))
-    statistics = find_statistics(trained, Path(config.run) / config.play.model, config.trust)
     env = wrapped(DummyVecEnv([lambda: watched]), trained, statistics)
     seed = secrets.randbelow(10**6) if config.play.seed is None else config.play.seed
     show(console, f"{_title(trained, model)}, play.seed={seed}", "bold")

@@ -26,34 +26,29 @@ from fasttrain.perf.report import EnvTimes, PerfWindow, limits_dict, perf_dict
 from fasttrain.perf.stock import StockPhases, is_stock
 from fasttrain.perf.windows import PerfMeter
 from fasttrain.runs import view as show
-from fasttrain.runs.build import (
-    build_algorithm,
-    build_vec_env,
-    env_facts,
-    env_spec,
-    game_calls,
-    set_threads,
-    survey_of,
-    this_machine,
+from fasttrain.runs.build import build_algorithm, leave_compiler_out, pick_device, set_threads
+from fasttrain.runs.callbacks import (
+    Parts,
+    RunCallback,
+    SnapshotCallback,
+    pool_for,
+    replay_dict,
+    replay_line,
+    replay_words,
+    save_pool,
 )
-from fasttrain.runs.callbacks import Parts, RunCallback, StopFlag, replay_dict, replay_line, replay_words
-from fasttrain.runs.check import run_checkup
-from fasttrain.runs.crash import MODEL, WORKER_ERRORS, raise_crash
+from fasttrain.runs.check import run_checkup, settle_threads, with_trial
 from fasttrain.runs.engine import compile_shown, settle_engine, settle_kernels, switch_for
-from fasttrain.runs.envs import save_model
+from fasttrain.runs.envs import build_vec_env, env_facts, env_spec, game_calls, survey_of, this_machine
 from fasttrain.runs.evaluate import Quality, evaluate_both
 from fasttrain.runs.evaluator import Evaluator
-from fasttrain.runs.folders import clear
-from fasttrain.runs.loggers import UsersCallbacks, make_logger
+from fasttrain.runs.folders import clear, provenance
+from fasttrain.runs.loggers import UsersCallbacks, check_profiler, make_logger, profiling
 from fasttrain.runs.logs import EpisodeLog
-from fasttrain.runs.opponents import SnapshotCallback, pool_for, save_pool
-from fasttrain.runs.profiling import check_profiler, profiling
+from fasttrain.runs.models import save_model
 from fasttrain.runs.progress import Progress
-from fasttrain.runs.provenance import provenance
-from fasttrain.runs.state import snapshot
-from fasttrain.runs.stopping import StoppedBy, stopping_for
-from fasttrain.runs.torch_setup import leave_compiler_out, pick_device, settle_threads
-from fasttrain.runs.trial import with_trial
+from fasttrain.runs.state import MODEL, WORKER_ERRORS, raise_crash, snapshot
+from fasttrain.runs.stopping import StopFlag, StoppedBy, stopping_for
 from fasttrain.runs.view import LiveView, activity
 from fasttrain.saving.checkpoints import CheckpointFolder
 from fasttrain.saving.files import SUMMARY_SCHEMA, Saving, clean, into_place, locked, read_json, write_json

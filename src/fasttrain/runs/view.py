@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
@@ -334,16 +333,6 @@ class Activity:
     def _eta(self, done: int, wanted: int) -> str:
         since, took_s = done - self._first[0], time.monotonic() - self._first[1]
         return f", ETA {clock_text(took_s / since * max(0, wanted - done))}" if since > 0 and took_s > 1 else ""
-
-
-def telling(factories: Sequence[Callable[[], T]], tell: Callable[[str], None]) -> list[Callable[[], T]]:
-    """Functions that build envs, each saying first which one it is: `env 3 of 12`."""
-
-    def build(index: int) -> T:
-        tell(f"env {index + 1} of {len(factories)}")
-        return factories[index]()
-
-    return [partial(build, index) for index in range(len(factories))]
 
 
 @contextmanager

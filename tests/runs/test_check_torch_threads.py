@@ -15,7 +15,7 @@ from gymnasium import spaces
 import fasttrain
 from conftest import configured
 from fasttrain.runs import torch_setup
-from fasttrain.runs.torch_setup import settle_threads, step_times, updates_per_step
+from fasttrain.runs.check import settle_threads, step_times, updates_per_step
 from fasttrain.spec.flags import EnvFacts, Machine
 from fasttrain.spec.plan import make_plan
 from toys import RandomEnv, seeded_vec

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from conftest import RunCommand, configured
 from fasttrain.runs import trial
-from fasttrain.runs.trial import tried, with_trial
+from fasttrain.runs.check import tried, with_trial
 from fasttrain.spec.flags import EnvFacts, Machine
 from fasttrain.spec.plan import make_plan
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fasttrain.runs import provenance
-from fasttrain.runs.provenance import git_state
+from fasttrain.runs.folders import git_state
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
