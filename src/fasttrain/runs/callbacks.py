@@ -6,8 +6,7 @@ Another takes snapshots in self-play, which are kept beside the model and rated 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +28,9 @@ from fasttrain.errors import ConfigError
 from fasttrain.machine import process_age_s
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.stock import optimizers_of
-from fasttrain.perf.windows import PerfMeter
-from fasttrain.runs.loggers import UsersCallbacks, made
-from fasttrain.runs.logs import EpisodeLog
-from fasttrain.runs.progress import Progress, QualityKeys, win_of
-from fasttrain.runs.stopping import Stop, StopFlag, Stopping
-from fasttrain.runs.view import LiveView
-from fasttrain.saving.files import Saving
-from fasttrain.saving.rests import Checkpoints
+from fasttrain.runs.loggers import made
+from fasttrain.runs.progress import QualityKeys, win_of
+from fasttrain.runs.stopping import Stop
 from fasttrain.spec.config import SELF, Config
 from fasttrain.spec.typed import named
 from fasttrain.vec.self_play import SelfPlayVecEnv
@@ -56,64 +50,43 @@ class Interval:
         return True
 
 
-@dataclass(slots=True)
-class Parts:
-    """What the callback serves."""
-
-    progress: Progress
-    episodes: EpisodeLog
-    live: LiveView
-    meter: PerfMeter
-    stop: StopFlag
-    stopping: Stopping
-    evaluate: Callable[[], None]  # called every `eval_every` env steps
-    collect_evaluations: Callable[[], None]  # of those beside training, at every rollout's start
-    checkpoints: Checkpoints
-    change_engine: Callable[[], None]  # at a rollout's start, after the checkpoint
-    users: UsersCallbacks
-    saving: Saving
-    say: Callable[[str], None]
-
-
 class RunCallback(BaseCallback):
     """Its own time is phase `log`, evaluation and checkpoints have theirs."""
 
-    def __init__(self, config: Config, parts: Parts) -> None:
+    def __init__(self, run: Any) -> None:
         super().__init__()
-        self.parts = parts
+        config = run.config
+        self.run = run  # a train.Run, whose parts it serves
         self.enemy_turn_ms = 0.0  # of Python envs that report info["perf"]["enemy_turn_ms"]
-        self._log = Interval(config.log_every)
         self.stopped: Stop | None = None  # before the horizon, by a rule of `stop` or a signal
         self.at_rest = True  # False: stopped within a rollout
+        self._log = Interval(config.log_every)
         self._evaluate = Interval(config.eval_every)
-        self._evaluates_beside = bool(config.eval_every and config.eval_async)
         self._checkpoint = Interval(config.checkpoint_every)
-        self._to_console = config.train_log_to_console
-        self._enabled = config.train_log_enabled if config.loggers is None else bool(config.loggers)
-        self._nan_guard = config.nan_guard
+        self._evaluates_beside = bool(config.eval_every and config.eval_async)
         self._logged_updates = 0
         self._keys = QualityKeys.of(config.env)
 
     def _on_training_start(self) -> None:
         # Ours count their own updates: a hook on the optimizer would keep the fused kernels away.
         self._ours: Any = self.model if isinstance(self.model, Fast) else None
-        self._checks_steps = self._nan_guard and self._ours is None  # a stock class; ours look for themselves
+        self._checks_steps = self.run.config.nan_guard and self._ours is None  # a stock class; ours look for themselves
         if self._ours is not None and self._ours.engine.guard is not None:
-            self._ours.engine.guard.say = self.parts.say
+            self._ours.engine.guard.say = self.run.say
         self._counts_itself = isinstance(self.model, OffPolicyAlgorithm)
         watched = [] if self._ours is not None or self._counts_itself else optimizers_of(self.model)[:1]
         self._hooks = [optimizer.register_step_post_hook(self._count_update) for optimizer in watched]
-        progress = self.parts.progress
+        progress = self.run.progress
         self._updates_before = progress.updates
-        self.parts.meter.start(progress.env_steps, progress.updates)
+        self.run.meter.start(progress.env_steps, progress.updates)
         progress.started = time.perf_counter() - progress.before_s
 
     def _count_update(self, *_: Any) -> None:
-        self.parts.progress.updates += 1
+        self.run.progress.updates += 1
 
     def _take_updates(self) -> None:
         """How many there were so far. Between updates, so that the first one has just ended."""
-        progress = self.parts.progress
+        progress = self.run.progress
         if self._ours is not None:
             progress.updates = self._ours.engine.gradient_updates
         elif self._counts_itself:
@@ -123,41 +96,42 @@ class RunCallback(BaseCallback):
 
     def _on_rollout_start(self) -> None:
         self._take_updates()
-        self.parts.progress.mark()
-        if self._log.due(self.parts.progress.updates):
-            with self.parts.meter.clock.phase("log"):
+        self.run.progress.mark()
+        if self._log.due(self.run.progress.updates):
+            with self.run.clock.phase("log"):
                 self._write_logs()
-        self.parts.meter.tick(self.parts.progress.env_steps, self.parts.progress.updates)
+        self.run.meter.tick(self.run.progress.env_steps, self.run.progress.updates)
         if self._evaluates_beside:
-            with self.parts.meter.clock.phase("eval"):
-                self.parts.collect_evaluations()
+            with self.run.clock.phase("eval"):
+                self.run.evaluator.collect()
         env_steps = self.model.num_timesteps  # the callback's own is that of the last step it saw
-        stopping = self.stopped is not None or self.parts.stop.requested
-        self.parts.checkpoints.rest(env_steps, self._checkpoint.due(env_steps), stopping)
-        self.parts.change_engine()
+        stopping = self.stopped is not None or self.run.stop.requested
+        self.run.checkpoints.rest(env_steps, self._checkpoint.due(env_steps), stopping)
+        self.run.change_engine()
 
     def _write_logs(self) -> None:
-        progress = self.parts.progress
+        progress = self.run.progress
         self._logged_updates = progress.updates
-        line = self.parts.meter.line(progress.env_steps, progress.updates)
-        if self._to_console:
-            self.parts.say(line)
-        if self._enabled:
-            with self.parts.saving.of("progress.csv"):
+        line = self.run.meter.line(progress.env_steps, progress.updates)
+        config = self.run.config
+        if config.train_log_to_console:
+            self.run.say(line)
+        if config.train_log_enabled if config.loggers is None else config.loggers:
+            with self.run.saving.of("progress.csv"):
                 _dump_logs(self.model)
 
     def _on_step(self) -> bool:
-        parts = self.parts
-        with parts.meter.clock.phase("log"):
+        run = self.run
+        with run.clock.phase("log"):
             if self._checks_steps:
                 seen = self.locals
                 check_step(seen["new_obs"], seen["rewards"], (), self.num_timesteps, self.model._vec_normalize_env)
-            parts.progress.env_steps = self.num_timesteps
+            run.progress.env_steps = self.num_timesteps
             self._collect_episodes()
-            parts.live.tick()
+            run.live.tick()
         if self._evaluate.due(self.num_timesteps):
-            with parts.meter.clock.phase("eval"):
-                parts.evaluate()
+            with run.clock.phase("eval"):
+                run.evaluate()
         return self._goes_on()
 
     def _goes_on(self) -> bool:
@@ -165,33 +139,33 @@ class RunCallback(BaseCallback):
 
         Evaluations and checkpoints count as training.
         """
-        parts = self.parts
+        run = self.run
         if self.stopped is None:
             self.stopped = self._reason()
-        if self.stopped is None or not parts.checkpoints.may_stop(for_signal=parts.stop.requested):
+        if self.stopped is None or not run.checkpoints.may_stop(for_signal=run.stop.requested):
             return True
         self.at_rest = False
-        parts.say(f"stopped at {self.num_timesteps:,} steps: {self.stopped.text.partition(': ')[2]}")
+        run.say(f"stopped at {self.num_timesteps:,} steps: {self.stopped.text.partition(': ')[2]}")
         return False
 
     def _reason(self) -> Stop | None:
-        parts = self.parts
-        if parts.stop.requested:
+        run = self.run
+        if run.stop.requested:
             return Stop("signal", f"stopped at {self.num_timesteps:,} steps: by a signal")
-        if parts.users.stopped_by:
-            return Stop("callback", f"stopped at {self.num_timesteps:,} steps: by {parts.users.stopped_by}")
-        if not parts.stopping.active:
+        if run.users.stopped_by:
+            return Stop("callback", f"stopped at {self.num_timesteps:,} steps: by {run.users.stopped_by}")
+        if not run.stopping.active:
             return None
-        with parts.meter.clock.phase("log"):
-            wall_s = time.perf_counter() - parts.progress.started
-            return parts.stopping.reason(self.num_timesteps, wall_s)
+        with run.clock.phase("log"):
+            wall_s = time.perf_counter() - run.progress.started
+            return run.stopping.reason(self.num_timesteps, wall_s)
 
     def _collect_episodes(self) -> None:
         infos: list[dict[str, Any]] = self.locals["infos"]
         if "perf" in infos[0]:  # under lean_info only of envs that have just ended; but then the workers count it
             told = (info["perf"] for info in infos if isinstance(info.get("perf"), Mapping))
             self.enemy_turn_ms += sum(perf.get("enemy_turn_ms", 0.0) for perf in told)
-        progress, dones = self.parts.progress, self.locals["dones"]
+        progress, dones = self.run.progress, self.locals["dones"]
         for index in np.flatnonzero(dones) if dones.any() else ():
             info = infos[index]
             episode = info.get("episode")
@@ -199,11 +173,11 @@ class RunCallback(BaseCallback):
                 continue
             info = self._keys.read(info)
             progress.add_episode(float(episode["r"]), info)
-            if self.parts.stopping.active:
-                self.parts.stopping.add(self.num_timesteps, float(episode["r"]))
+            if self.run.stopping.active:
+                self.run.stopping.add(self.num_timesteps, float(episode["r"]))
             wall_s = round(time.perf_counter() - progress.started, 3)
             fixed = (progress.episodes, self.num_timesteps, int(index), episode["r"], episode["l"], wall_s)
-            self.parts.episodes.add(fixed, info)
+            self.run.episodes.add(fixed, info)
 
     def _on_training_end(self) -> None:
         for hook in self._hooks:
@@ -211,10 +185,10 @@ class RunCallback(BaseCallback):
         self._take_updates()
         if self.at_rest:  # whatever wanted to stop it, the horizon came first
             self.stopped = None
-        with self.parts.meter.clock.phase("log"):
-            if self.parts.progress.updates > self._logged_updates:  # the last stretch is rarely a whole interval
+        with self.run.clock.phase("log"):
+            if self.run.progress.updates > self._logged_updates:  # the last stretch is rarely a whole interval
                 self._write_logs()
-            self.parts.episodes.flush()
+            self.run.episodes.flush()
 
 
 def _dump_logs(model: BaseAlgorithm) -> None:

@@ -76,7 +76,7 @@ class ContinuedCSV(CSVOutputFormat):
         self.file.seek(0, io.SEEK_END)
 
 
-class Watched(KVWriter):
+class Watched(KVWriter, SeqWriter):
     """A writer of the user's: one that raises is left out from there on, and one line says so."""
 
     def __init__(self, writer: KVWriter, say: Callable[[str], None]) -> None:
@@ -84,6 +84,10 @@ class Watched(KVWriter):
 
     def write(self, *arguments: Any, **further: Any) -> None:
         self._call("write", *arguments, **further)
+
+    def write_sequence(self, sequence: list[str]) -> None:
+        if isinstance(self.writer, SeqWriter):
+            self._call("write_sequence", sequence)
 
     def close(self) -> None:
         self._call("close")
@@ -97,13 +101,6 @@ class Watched(KVWriter):
             self.failed = True
             name = type(self.writer).__name__
             self._say(f"warning: logger {name}.{method} failed: {blame(error)}; it is left out, the run goes on")
-
-
-class WatchedSequence(Watched, SeqWriter):
-    """One that takes SB3's plain lines too."""
-
-    def write_sequence(self, sequence: list[str]) -> None:
-        self._call("write_sequence", sequence)
 
 
 def make_logger(config: Config, folder: Path, continued: bool, say: Callable[[str], None] = print) -> Logger:
@@ -139,8 +136,7 @@ def _writer(entry: Named, folder: Path, continued: bool, say: Callable[[str], No
         raise ConfigError(
             f"loggers: {name!r} is none of {', '.join(known)}, nor module:Class{did_you_mean(name, known)}"
         )
-    writer = made(name, arguments, "loggers", KVWriter)
-    return (WatchedSequence if isinstance(writer, SeqWriter) else Watched)(writer, say)
+    return Watched(made(name, arguments, "loggers", KVWriter), say)
 
 
 def made(name: str, arguments: Mapping[str, Any], key: str, kind: type[T]) -> T:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasttrain.runs.progress import SCORE_KEYS, WIN_KEYS
-from fasttrain.saving.files import Saving
+from fasttrain.saving.files import Saving, write_whole
 from fasttrain.terminal import one_line
 
 LONGEST = 1000  # characters of a cell
@@ -187,13 +187,12 @@ class EvaluationLog:
     def __init__(self, file: Path) -> None:
         self.file = file
         self.rows: list[dict[str, Any]] = []
-        self._whole = False  # the file has all rows but the newest
 
     def go_on(self, rows: list[dict[str, Any]]) -> None:
         """The file with these rows alone, and on from there."""
         self.rows = [{name: row.get(name) for name in FIELDS} for row in rows]
         if rows:
-            self._rewrite()
+            self._write()
         else:
             self.file.unlink(missing_ok=True)
 
@@ -225,30 +224,15 @@ class EvaluationLog:
             row[f"{name}_low"], row[f"{name}_high"] = low, high
         row["score_diff"] = quality["score_diff"]
         self.rows.append(row)
-        if self._whole:
-            self._append(row)
-        else:
-            self._rewrite()
+        self._write()
 
-    def _append(self, row: dict[str, Any]) -> None:
-        self._whole = False
-        with self.file.open("a", newline="", encoding="utf-8") as file:
-            csv.DictWriter(file, FIELDS).writerow(row)
-        self._whole = True
-
-    def _rewrite(self) -> None:
-        """All rows, in the place of what is there once they are written."""
-        self._whole = False
-        draft = self.file.with_name(f"{self.file.name}.tmp")
-        try:
-            with draft.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, FIELDS)
-                writer.writeheader()
-                writer.writerows(self.rows)
-            os.replace(draft, self.file)
-        finally:
-            draft.unlink(missing_ok=True)
-        self._whole = True
+    def _write(self) -> None:
+        """All rows, in the place of what is there."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, FIELDS)
+        writer.writeheader()
+        writer.writerows(self.rows)
+        write_whole(self.file, text.getvalue())
 
 
 def _number(text: str | None) -> float | int | None:

@@ -104,7 +104,7 @@ def _restored(plan: Plan, where: Path, point: Point, console: Console) -> Run:
 def _cut_files_back(run: Run, own: Mapping[str, Any]) -> None:
     """Episodes, evaluations and log lines of after the checkpoint are made again; `own` is what it says of the run."""
     steps = run.model.num_timesteps
-    if not run.callback.parts.episodes.go_on(own["episodes_file"]):
+    if not run.episodes.go_on(own["episodes_file"]):
         run.say("warning: episodes.csv is shorter than the checkpoint knows it; new episodes are appended to it")
     # Evaluated beside training, a policy from before the checkpoint may have come back after it was written.
     rows = max(own["evaluations"], run.evaluator.log.known(steps), key=len)

@@ -183,7 +183,7 @@ def snapshot(run: Any, broken: bool = False) -> Snapshot:
             "callback": callback_state(run.callback, run.snapshots),
             "best_reward": None if run.evaluator.best_reward == float("-inf") else float(run.evaluator.best_reward),
             "evaluations": plain(run.evaluator.log.rows),
-            "episodes_file": run.callback.parts.episodes.position(),
+            "episodes_file": run.episodes.position(),
             "resumed_at": run.resumed_at,
             "engine_switch_at": run.plan.config.engine_switch_at,
         },
@@ -291,7 +291,7 @@ def raise_crash(run: Any, error: BaseException, overrides: Sequence[str]) -> NoR
     content = {"schema": SUMMARY_SCHEMA, "version": __version__, "status": "crashed", "error": repr(told),
                "env_steps": run.progress.env_steps, "seed": run.config.seed, "overrides": list(overrides),
                **({"resumed_at": run.resumed_at} if run.resumed_at else {})}  # fmt: skip
-    run.callback.parts.episodes.flush()
+    run.episodes.flush()
     trained = run.progress.updates > 0 or isinstance(error, DivergedError)  # which leaves its last good weights
     missing = _save(run, told) if trained else ""
     with run.saving.of(summary.name):

@@ -28,7 +28,6 @@ from fasttrain.perf.windows import PerfMeter
 from fasttrain.runs import view as show
 from fasttrain.runs.build import build_algorithm, leave_compiler_out, pick_device, set_threads
 from fasttrain.runs.callbacks import (
-    Parts,
     RunCallback,
     SnapshotCallback,
     pool_for,
@@ -162,7 +161,11 @@ class Run:
         self.progress.max_s = None if config.stop.max_minutes is None else 60 * config.stop.max_minutes
         self.meter = PerfMeter(self.clock, self._env_times, lambda: replay_words(self.model))
         self.checkpoints = self._build_checkpoints()
-        self.callback = self._build_callback()
+        self.episodes = EpisodeLog(folder / "episodes.csv", config.reward_debug, self.saving)
+        title = f"{config.algo.name} on {config.env.id or config.env.entry_point}"
+        panel = config.live == "on" or (config.live == "auto" and console.is_terminal)
+        self.live = LiveView(self.progress, console, title, panel)
+        self.callback = RunCallback(self)
 
     def _build_model(self) -> BaseAlgorithm:
         config = self.config
@@ -184,34 +187,13 @@ class Run:
         settings = Settings(config.checkpoint_every, config.checkpoint_async, grace_s, not overlaps, every_s)
         return Checkpoints(folder, lambda: snapshot(self), settings, self.clock, self.say)
 
-    def _build_callback(self) -> RunCallback:
-        config = self.config
-        title = f"{config.algo.name} on {config.env.id or config.env.entry_point}"
-        panel = config.live == "on" or (config.live == "auto" and self.console.is_terminal)
-        parts = Parts(
-            progress=self.progress,
-            episodes=EpisodeLog(self.folder / "episodes.csv", config.reward_debug, self.saving),
-            live=LiveView(self.progress, self.console, title, panel),
-            meter=self.meter,
-            stop=self.stop,
-            stopping=self.stopping,
-            evaluate=self.evaluate,
-            collect_evaluations=self.evaluator.collect,
-            checkpoints=self.checkpoints,
-            change_engine=self.change_engine,
-            users=self.users,
-            saving=self.saving,
-            say=self.say,
-        )
-        return RunCallback(config, parts)
-
     def learn(self) -> PerfWindow:
         """Train until the horizon or a signal; where the time of that went."""
         callbacks: list[BaseCallback] = [StockPhases(self.clock)] if is_stock(self.model) else []
         if self.snapshots is not None:
             callbacks.append(self.snapshots)
         self.startup_s = process_age_s()
-        with profiling(self.config.profiler, self.folder, self.say) as watching, self.callback.parts.live:
+        with profiling(self.config.profiler, self.folder, self.say) as watching, self.live:
             callbacks += [*watching, *([self.users] if self.users.callbacks else []), self.callback]
             done = self.model.num_timesteps
             more: Any = {"callback": callbacks, "log_interval": None, "reset_num_timesteps": not self.resumed_at}
@@ -220,10 +202,6 @@ class Run:
             with activity(self.console, "writing the last checkpoint"):
                 self.checkpoints.finish(self.model.num_timesteps, self.callback.at_rest, self.stop.requested)
             return window
-
-    def _warmup_s(self) -> float:
-        """What compiling the policy took before training."""
-        return self.model.engine.warmup_s if isinstance(self.model, Fast) else 0.0
 
     def change_engine(self) -> None:
         """Nothing is under way: let the compiled kernels take over if it is time, and write down when they did."""
@@ -276,7 +254,7 @@ class Run:
         if window.envs.restarts:
             lost = window.envs.lost_steps
             self.say(f"  {window.envs.restarts} envs or workers failed and were replaced; {lost:,} env steps were lost")
-        if left_out := self.callback.parts.episodes.left_out:
+        if left_out := self.episodes.left_out:
             self.say(f"  {left_out:,} episodes are missing in episodes.csv, which could not be written for too long")
         if terms := self.progress.mean_terms():
             parts = ", ".join(f"{name} {value:+.3g}" for name, value in terms.items())
@@ -302,6 +280,7 @@ class Run:
 
     def _summary(self, window: PerfWindow, quality: Quality, overrides: list[str]) -> dict[str, Any]:
         perf = perf_dict(window)
+        warmup_s = self.model.engine.warmup_s if isinstance(self.model, Fast) else 0.0
         return {
             "schema": SUMMARY_SCHEMA,
             "version": __version__,
@@ -311,7 +290,7 @@ class Run:
             **self._whole_run(perf["wall_s"]),
             "startup_s": round(self.startup_s, 3),
             "first_update_s": self.progress.first_update_s,
-            "compile_s": round(self.compile_s + self._warmup_s(), 3),  # of the startup: kernels, torch.compile
+            "compile_s": round(self.compile_s + warmup_s, 3),  # of the startup: kernels, torch.compile
             **({} if self.engine_switch is None else {"engine_switch": self.engine_switch.to_dict()}),
             "episodes": self.progress.episodes,
             "reward_per_hour": self.progress.curve.reward_per_hour(),
@@ -365,7 +344,7 @@ class Run:
             envs_ns=times["envs"],
             slowest_ns=times["slowest"],
             waiting_ns=times["waiting"],
-            in_step=not (self.config.schedule not in ("lockstep", "auto")),
+            in_step=self.config.schedule in ("lockstep", "auto"),
             restarts=shared.restarts,
             lost_steps=shared.lost_steps,
         )

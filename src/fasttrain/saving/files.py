@@ -27,13 +27,18 @@ MOST_CONTAINERS, MOST_VALUES = 1_000_000, 20_000_000  # of JSON: 60 bytes each l
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write whole or not at all: to a temporary name first, then renamed. Strict JSON whatever comes in.
+    """Write whole or not at all. Strict JSON whatever comes in.
 
     NaN and infinities become null, keys texts.
     """
-    temporary = path.with_suffix(path.suffix + ".tmp")
+    write_whole(path, json.dumps(_finite(content), indent=2, allow_nan=False) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write whole or not at all: to a temporary name first, then renamed. Ends of lines stay as they are."""
+    temporary = path.with_name(f"{path.name}.tmp")
     try:
-        temporary.write_text(json.dumps(_finite(content), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", newline="")
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)  # of a full disk; a written one has its name by now
