@@ -21,7 +21,7 @@ from conftest import RunCommand, configured
 from fasttrain.errors import ConfigError
 from fasttrain.runs.evaluate import evaluate, mean_interval, summarise, wilson_interval
 from fasttrain.runs.models import load_run
-from fasttrain.saving.buffer_state import own_random_state
+from fasttrain.saving.env_state import own_random_state
 from fasttrain.spec.config import Config
 
 

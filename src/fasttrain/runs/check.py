@@ -34,7 +34,7 @@ from fasttrain.errors import ConfigError, EnvSpecError
 from fasttrain.runs.envs import build_vec_env, check_spaces, env_spec
 from fasttrain.runs.survey import BrokenEnvError, Survey
 from fasttrain.runs.view import activity, make_console, say
-from fasttrain.saving.buffer_state import own_random_state
+from fasttrain.saving.env_state import own_random_state
 from fasttrain.saving.files import write_json
 from fasttrain.spec.config import Config
 from fasttrain.spec.flags import EnvFacts, Machine

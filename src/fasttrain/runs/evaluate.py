@@ -20,7 +20,7 @@ from fasttrain.runs.envs import Statistics, build_vec_env
 from fasttrain.runs.models import load_run, named_run
 from fasttrain.runs.progress import END_KEY, SCORES, QualityKeys, held_by, score_diff_of, win_of
 from fasttrain.runs.view import activity, make_console, say, show_quality
-from fasttrain.saving.buffer_state import own_random_state
+from fasttrain.saving.env_state import own_random_state
 from fasttrain.saving.files import write_json
 from fasttrain.spec.config import Config
 from fasttrain.spec.reading import against_bots

@@ -24,12 +24,10 @@ from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.build import algorithm_class, build_algorithm
 from fasttrain.runs.envs import Statistics, build_vec_env, uses_masks
-from fasttrain.saving.archives import opened, read_member
-from fasttrain.saving.buffer_state import own_random_state
+from fasttrain.saving.archives import opened, read_member, read_tensors
 from fasttrain.saving.checkpoints import array_writer
-from fasttrain.saving.env_state import moments
+from fasttrain.saving.env_state import moments, own_random_state
 from fasttrain.saving.files import parse_json
-from fasttrain.saving.tensors import read_tensors
 from fasttrain.spec.config import Config
 from fasttrain.spec.flags import FLAGS
 from fasttrain.spec.reading import against_bots, from_mapping

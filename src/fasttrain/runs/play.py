@@ -39,7 +39,7 @@ from fasttrain.runs.evaluate import summarise
 from fasttrain.runs.models import load_run, named_run
 from fasttrain.runs.progress import QualityKeys, win_of
 from fasttrain.runs.view import activity, make_console
-from fasttrain.saving.buffer_state import own_random_state
+from fasttrain.saving.env_state import own_random_state
 from fasttrain.spec.config import SELF, Config
 from fasttrain.spec.reading import against, plays_itself
 from fasttrain.spec.typed import Named

@@ -30,11 +30,11 @@ from fasttrain.runs.callbacks import Interval, RunCallback, SnapshotCallback
 from fasttrain.runs.folders import way_on
 from fasttrain.runs.progress import LearningCurve, Moments, Progress
 from fasttrain.runs.stopping import Block, Plateau, Stopping
-from fasttrain.saving.buffer_state import end_last_rows, load_random_state, plain, random_state
 from fasttrain.saving.checkpoints import Snapshot
-from fasttrain.saving.env_state import NewEpisodes, env_state, load_env_state
+from fasttrain.saving.env_state import NewEpisodes, env_state, load_env_state, load_random_state, plain, random_state
 from fasttrain.saving.files import SUMMARY_SCHEMA, read_json, write_json
-from fasttrain.saving.model_state import load_model_state, model_state, zip_writer
+from fasttrain.saving.model_state import end_last_rows, load_model_state, model_state
+from fasttrain.saving.rests import zip_writer
 from fasttrain.spec.config import Config
 
 RECENT = ("returns", "wins", "draws", "score_diffs")

@@ -164,8 +164,9 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
         ConfigError: another process has it.
     """
-    file = _opened(folder / LOCK)
-    if file is None:
+    try:  # Python has it closed in processes that this one starts: none of them keeps the lock
+        file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError:
         yield
         return
     try:
@@ -190,14 +191,6 @@ def holder(folder: Path) -> str:
         return "" if _take(file) else _holder(file)
     finally:
         os.close(file)
-
-
-def _opened(path: Path) -> int | None:
-    """Python has it closed in processes that this one starts: none of them keeps the lock."""
-    try:
-        return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError:
-        return None
 
 
 def _take(file: int) -> bool:
