@@ -17,10 +17,10 @@ from rich.console import Console
 
 from conftest import configured
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.runs.build import build_algorithm
 from fasttrain.runs.envs import build_vec_env, env_facts, this_machine
 from fasttrain.runs.evaluate import evaluate_both
 from fasttrain.runs.evaluator import MOST_WAITING, BackgroundEvaluation, EvaluationError
+from fasttrain.runs.models import build_algorithm
 from fasttrain.spec.plan import make_plan
 from worker_toys import signals_rained
 

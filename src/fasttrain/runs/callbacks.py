@@ -157,8 +157,8 @@ class RunCallback(BaseCallback):
         if not run.stopping.active:
             return None
         with run.clock.phase("log"):
-            wall_s = time.perf_counter() - run.progress.started
-            return run.stopping.reason(self.num_timesteps, wall_s)
+            reason: Stop | None = run.stopping.reason(self.num_timesteps, time.perf_counter() - run.progress.started)
+            return reason
 
     def _collect_episodes(self) -> None:
         infos: list[dict[str, Any]] = self.locals["infos"]

@@ -1,29 +1,35 @@
-"""Quality of a policy: vectorised, masked, on envs and seeds of its own, never touching the training's random state."""
+"""Quality of a policy: vectorised, masked, on envs and seeds of its own, never touching the training's random state.
+
+And finished runs, whose plan and model the commands read that take `run=…`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
-from fasttrain.runs.build import set_threads
+from fasttrain.errors import ConfigError
+from fasttrain.runs.engine import set_threads
 from fasttrain.runs.envs import Statistics, build_vec_env
-from fasttrain.runs.models import load_run, named_run
+from fasttrain.runs.models import find_statistics, load_policy
 from fasttrain.runs.progress import END_KEY, SCORES, QualityKeys, held_by, score_diff_of, win_of
 from fasttrain.runs.view import activity, make_console, say, show_quality
 from fasttrain.saving.env_state import own_random_state
-from fasttrain.saving.files import write_json
+from fasttrain.saving.files import parse_json, write_json
 from fasttrain.spec.config import Config
-from fasttrain.spec.reading import against_bots
+from fasttrain.spec.flags import FLAGS
+from fasttrain.spec.reading import against_bots, from_mapping
 from fasttrain.terminal import near, one_line
 
 LONGEST_REASON, MOST_REASONS = 200, 100  # of an env's texts what summary.json keeps
@@ -207,3 +213,101 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     write_json(folder / "eval.json", {"run": config.run, "quality": quality})
     say(console, f"written to {near(folder / 'eval.json')}")
     return 0
+
+
+# --- finished runs
+
+MOST_PLAN_BYTES = 16 << 20  # 10 kB are usual
+
+
+class Finished(NamedTuple):
+    """A finished run's effective configuration, one of its models, and where that one's statistics are, if it has."""
+
+    config: Config
+    model: BaseAlgorithm
+    statistics: Path | None
+
+
+def named_run(command: str, config: Config, sources: Mapping[str, str], *keys: str) -> Path:
+    """The folder that `run=…` names.
+
+    Args:
+        keys: what `command` takes besides `run` and `--trust`; `eval.` stands for all below it.
+
+    Raises:
+        ConfigError: none is named, or what was typed besides would do nothing.
+    """
+    typed = [key for key, source in sources.items() if source == "command line"]
+    known = ("run", "trust", *keys)
+    ignored = sorted(key for key in typed if key not in known and f"{key.partition('.')[0]}." not in known)
+    if ignored:
+        takes = ", ".join(f"{key}…" if key.endswith(".") else f"{key}=…" for key in ("run", *keys))
+        raise ConfigError(f"{command} takes {takes} and --trust only: {', '.join(ignored)} would do nothing")
+    if config.run is None:
+        raise ConfigError(f"{command} needs run=FOLDER, a finished run's folder (outputs/DATE/TIME_…)")
+    return Path(config.run)
+
+
+def load_run(folder: Path, model: str = "model.zip", trust: bool = False) -> Finished:
+    """A finished run with its final or another of its models.
+
+    Args:
+        trust: the model and what belongs to it may be loaded by SB3, which executes the pickles in them.
+
+    Raises:
+        ConfigError: the folder is not a finished run's or lacks that model; or the model needs `trust`.
+    """
+    for name in ("plan.json", "model.zip", model):
+        if not (folder / name).is_file():
+            best = name == "best_model.zip"
+            way_out = "the run was made without eval_every=…" if best else "name the folder of a finished run"
+            raise ConfigError(f"run={folder}: no {name} there; {way_out}")
+    config = config_of(folder)
+    statistics = find_statistics(config, folder / model, trust)
+    with own_random_state(config.seed):  # weights that are overwritten at once need random numbers
+        return Finished(config, load_policy(config, folder / model, trust), statistics)
+
+
+def _plan_of(folder: Path) -> dict[str, Any]:
+    path = folder / "plan.json"
+    if path.stat().st_size > MOST_PLAN_BYTES:
+        raise ConfigError(f"{path} is too large for a plan ({path.stat().st_size:,} bytes)")
+    plan = parse_json(path.read_bytes(), str(path))
+    return plan if isinstance(plan, dict) else {}
+
+
+def flags_of(folder: Path) -> list[dict[str, Any]]:
+    """The rows of plan.json.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    rows = _plan_of(folder).get("flags")
+    if not isinstance(rows, list) or not all(
+        isinstance(row, dict) and {"flag", "requested", "source"} <= row.keys() for row in rows
+    ):
+        raise ConfigError(f"run={folder}: its plan.json has no list of flags")
+    return rows
+
+
+def config_of(folder: Path) -> Config:
+    """What plan.json holds. A flag younger than the run has the value of a plain SB3 script, which is what it did."""
+    path = folder / "plan.json"
+    stored = _plan_of(folder).get("config")
+    if not isinstance(stored, dict):
+        raise ConfigError(f"{path} holds no configuration; name the folder of a run")
+    stored = {**stored, "env": _games_of_today(stored.get("env"))}
+    if isinstance(algo := stored.get("algo"), dict):  # 0.1 kept an algorithm's own values there
+        stored["algo"] = {key: value for key, value in algo.items() if key != "by_tier"}
+    try:
+        return from_mapping({**{flag.name: flag.stock for flag in FLAGS}, **stored, "trust": False})
+    except ConfigError as error:
+        raise ConfigError(f"run={folder}: its plan.json does not fit this version of fasttrain ({error})") from error
+
+
+def _games_of_today(env: Any) -> Any:
+    """The built-in games' classes, which lay in `fasttrain.envs` before version 0.2, by their names of today."""
+    if not isinstance(env, dict):
+        return env
+    named = {key: env[key] for key in ("entry_point", "native_game") if isinstance(env.get(key), str)}
+    return env | {key: re.sub(r"^fasttrain\.envs\.(?=sk)", "fasttrain.games.", name) for key, name in named.items()}

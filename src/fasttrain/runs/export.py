@@ -22,7 +22,8 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from fasttrain.errors import ConfigError, FastTrainError
 from fasttrain.runs.acting import ActingPath, Arrays, largest_difference, random_inputs
-from fasttrain.runs.models import Finished, load_run, named_run, one_env
+from fasttrain.runs.evaluate import Finished, load_run, named_run
+from fasttrain.runs.models import one_env
 from fasttrain.runs.view import activity, make_console, say
 from fasttrain.saving.files import write_json
 from fasttrain.spec.algorithms import AlgorithmSpec

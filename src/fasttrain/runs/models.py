@@ -1,8 +1,9 @@
-"""A finished run's plan, its model and the statistics beside that, opened without executing what is in them.
+"""A run's model: built from the effective configuration, saved, and read from a zip without executing what is in it.
 
-SB3's own `load` unpickles: spaces, schedules, classes. Here the model is built from the run's typed configuration, as
-training builds it, and of the zip only the policy's numbers are taken. What the zip says in readable form about its
-policy must agree with that; where it cannot be built so, `--trust` loads it in SB3's way.
+Only here classes of algorithms are chosen. SB3's own `load` unpickles: spaces, schedules, classes. Here the model is
+built from the run's typed configuration, as training builds it, and of the zip only the policy's numbers are taken.
+What the zip says in readable form about its policy must agree with that; where it cannot be built so, `--trust` loads
+it in SB3's way.
 """
 
 from __future__ import annotations
@@ -11,26 +12,174 @@ import dataclasses
 import inspect
 import json
 import re
-from collections.abc import Mapping
+import warnings
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.noise import NormalActionNoise
+from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
+from fasttrain.algos.fast import Fast
+from fasttrain.engines.q_networks import DUELING_POLICIES
+from fasttrain.envs.user_code import blame
 from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.runs.build import algorithm_class, build_algorithm
-from fasttrain.runs.envs import Statistics, build_vec_env, uses_masks
+from fasttrain.perf.stock import TimedVecEnv
+from fasttrain.runs.engine import pick_device
+from fasttrain.runs.envs import Statistics, build_vec_env, policy_for, users, uses_masks
 from fasttrain.saving.archives import opened, read_member, read_tensors
 from fasttrain.saving.checkpoints import array_writer
-from fasttrain.saving.env_state import moments, own_random_state
+from fasttrain.saving.env_state import moments
 from fasttrain.saving.files import parse_json
-from fasttrain.spec.config import Config
-from fasttrain.spec.flags import FLAGS
-from fasttrain.spec.reading import against_bots, from_mapping
+from fasttrain.spec.checks import parse_schedule
+from fasttrain.spec.config import AlgoConfig, Config
+from fasttrain.spec.reading import against_bots
+
+
+def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgorithm:
+    """The algorithm of the (effective) configuration: stock classes under `engine=stock`, ours under `fast`.
+
+    Either way `clock` will know the phases: a stock class is watched from outside, ours moves it itself.
+    """
+    algo, spec = config.algo, config.algo.spec
+    fast = config.engine == "fast" and spec.has_fast
+    alias = policy_for(algo.policy, env.observation_space, spec.policies)
+    policy: Any = users(algo.policy, "algo.policy") if ":" in algo.policy else alias
+    arguments = {
+        **_arguments(config, env.action_space),
+        "policy_kwargs": _policy_kwargs(algo),
+        "seed": config.seed,
+        "device": pick_device(config.device, alias),
+        "verbose": 0,
+    }
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "You have specified a mini-batch size", UserWarning)  # the plan says it
+        if not fast:
+            model = _made(config, fast, policy, TimedVecEnv(env, clock), arguments)
+            if isinstance(model, Fast):
+                model.time_with(clock)  # of bare models; a run refuses it where the plan is made
+            return model
+        if spec.off_policy:
+            policy, more = _of_ours(algo, policy)
+            arguments |= more
+        model = _made(config, fast, policy, env, arguments)
+    _put_to_work(model, config, clock)
+    return model
+
+
+def algorithm_class(config: Config, fast: bool) -> Any:
+    """The algorithm's class, or the user's own that is derived from it.
+
+    Raises:
+        ConfigError: it is derived from another.
+    """
+    base, own = config.algo.spec.load(fast), config.algo.entry_point
+    if own is None:
+        return base
+    found = users(own, "algo.entry_point")
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ConfigError(
+            f"algo.entry_point={own}: algo={config.algo.name} with engine={config.engine} takes a class derived from "
+            f"{base.__module__.partition('.')[0]}.{base.__name__}, it is {found!r:.80}"
+        )
+    return found
+
+
+def _made(config: Config, fast: bool, policy: Any, env: VecEnv, arguments: dict[str, Any]) -> BaseAlgorithm:
+    kind = algorithm_class(config, fast)
+    if config.algo.entry_point is None:
+        return kind(policy, env, **arguments)  # type: ignore[no-any-return]
+    try:
+        return kind(policy, env, **arguments, **config.algo.kwargs)  # type: ignore[no-any-return]
+    except TypeError as error:
+        given = f"algo.entry_point={config.algo.entry_point} with algo.kwargs={config.algo.kwargs}"
+        raise ConfigError(f"{given}: {blame(error)}") from error
+
+
+def _arguments(config: Config, action_space: Any) -> dict[str, Any]:
+    """The stock class's constructor arguments, from `algo.` and from the flags that stand for some of them."""
+    algo, spec = config.algo, config.algo.spec
+    found: dict[str, Any] = {}
+    for name, (kind, _) in spec.arguments().items():
+        if name in spec.keys():  # noqa: SIM118 - a method
+            value = getattr(algo, name)
+            is_schedule = kind.startswith("schedule") and value is not None
+            found[name] = _schedule(value, f"algo.{name}") if is_schedule else value
+    if (noise := getattr(algo, "action_noise", None)) is not None:
+        found["action_noise"] = _noise(noise, action_space)
+    if spec.minibatches:
+        found["batch_size"] = config.batch_size
+    if spec.on_policy:
+        found["n_steps"] = algo.rollout_size // config.num_envs
+    if spec.off_policy:
+        found |= {"learning_starts": config.warmup_steps, "train_freq": 1, "gradient_steps": config.updates_per_step}
+    return found
+
+
+def _noise(text: str, action_space: Any) -> NormalActionNoise:
+    """`normal_0.1`: what TD3 and DDPG explore by, scaled as the actions are (-1 to 1).
+
+    Raises:
+        ConfigError: it is nothing of the kind.
+    """
+    kind, _, number = text.partition("_")
+    sigma = float(number) if re.fullmatch(r"\d+(\.\d+)?", number) else -1.0
+    if kind != "normal" or sigma < 0:
+        raise ConfigError(f"algo.action_noise={text}: expected normal_0.1, Gaussian noise of that standard deviation")
+    return NormalActionNoise(np.zeros(action_space.shape), np.full(action_space.shape, sigma))
+
+
+def _of_ours(algo: AlgoConfig, policy: str) -> tuple[Any, dict[str, Any]]:
+    """The policy and the arguments that our DQN takes besides stock's."""
+    prioritized = {"alpha": algo.per_alpha, "beta": algo.per_beta} if algo.prioritized else None
+    more = {"double_q": algo.double_q, "loss": algo.loss, "prioritized": prioritized, "use_masking": algo.use_masking}
+    return DUELING_POLICIES[policy] if algo.dueling else policy, more
+
+
+def _put_to_work(model: Any, config: Config, clock: PhaseClock) -> None:
+    """What flags ask of the env's side of our classes; the engine's is `settle_engine`."""
+    model.time_with(clock)
+    collector = model.collector
+    collector.lends_observations = True  # the run's own callback keeps none
+    if config.algo.spec.off_policy:
+        collector.local_random_actions = config.local_random_actions
+        if config.prefetch == "on":
+            model.prefetch_batches(config.deterministic)
+        return
+    collector.schedule = config.schedule
+
+
+def _policy_kwargs(algo: AlgoConfig) -> dict[str, Any]:
+    kwargs: dict[str, Any] = {name: getattr(algo, name) for name in algo.spec.extras if algo.spec.recurrent}
+    for name, value in algo.policy_kwargs.items():
+        is_class = isinstance(value, str) and ":" in value
+        kwargs[name] = users(value, f"algo.policy_kwargs.{name}") if is_class else value
+    if algo.net_arch is not None:
+        arch = algo.net_arch
+        kwargs["net_arch"] = {k: list(v) for k, v in arch.items()} if isinstance(arch, dict) else list(arch)
+    if algo.activation_fn is not None:
+        kwargs["activation_fn"] = {
+            "tanh": torch.nn.Tanh,
+            "relu": torch.nn.ReLU,
+            "elu": torch.nn.ELU,
+            "gelu": torch.nn.GELU,
+            "silu": torch.nn.SiLU,
+            "leaky_relu": torch.nn.LeakyReLU,
+        }[algo.activation_fn]
+    return kwargs
+
+
+def _schedule(value: float | str, key: str) -> Any:
+    """A number, or SB3's own linear schedule from that number to 0 (a stock class, so that the zip stays stock)."""
+    kind, number = parse_schedule(value, key)
+    return number if kind == "constant" else LinearSchedule(number, 0.0, 1.0)
+
+
+# --- zips
 
 # Everything that SB3 2 (tensors.pth: 0.x) and sb3-contrib write for the algorithms here.
 MEMBERS = frozenset(
@@ -243,99 +392,3 @@ def statistics_of(path: Path, pickled: bool = False) -> Path:
     """
     name = "vecnormalize" if path.stem == "model" else f"{path.stem}_vecnormalize"
     return path.with_name(name + (".pkl" if pickled else ".npz"))
-
-
-MOST_PLAN_BYTES = 16 << 20  # 10 kB are usual
-
-
-class Finished(NamedTuple):
-    """A finished run's effective configuration, one of its models, and where that one's statistics are, if it has."""
-
-    config: Config
-    model: BaseAlgorithm
-    statistics: Path | None
-
-
-def named_run(command: str, config: Config, sources: Mapping[str, str], *keys: str) -> Path:
-    """The folder that `run=…` names.
-
-    Args:
-        keys: what `command` takes besides `run` and `--trust`; `eval.` stands for all below it.
-
-    Raises:
-        ConfigError: none is named, or what was typed besides would do nothing.
-    """
-    typed = [key for key, source in sources.items() if source == "command line"]
-    known = ("run", "trust", *keys)
-    ignored = sorted(key for key in typed if key not in known and f"{key.partition('.')[0]}." not in known)
-    if ignored:
-        takes = ", ".join(f"{key}…" if key.endswith(".") else f"{key}=…" for key in ("run", *keys))
-        raise ConfigError(f"{command} takes {takes} and --trust only: {', '.join(ignored)} would do nothing")
-    if config.run is None:
-        raise ConfigError(f"{command} needs run=FOLDER, a finished run's folder (outputs/DATE/TIME_…)")
-    return Path(config.run)
-
-
-def load_run(folder: Path, model: str = "model.zip", trust: bool = False) -> Finished:
-    """A finished run with its final or another of its models.
-
-    Args:
-        trust: the model and what belongs to it may be loaded by SB3, which executes the pickles in them.
-
-    Raises:
-        ConfigError: the folder is not a finished run's or lacks that model; or the model needs `trust`.
-    """
-    for name in ("plan.json", "model.zip", model):
-        if not (folder / name).is_file():
-            best = name == "best_model.zip"
-            way_out = "the run was made without eval_every=…" if best else "name the folder of a finished run"
-            raise ConfigError(f"run={folder}: no {name} there; {way_out}")
-    config = config_of(folder)
-    statistics = find_statistics(config, folder / model, trust)
-    with own_random_state(config.seed):  # weights that are overwritten at once need random numbers
-        return Finished(config, load_policy(config, folder / model, trust), statistics)
-
-
-def _plan_of(folder: Path) -> dict[str, Any]:
-    path = folder / "plan.json"
-    if path.stat().st_size > MOST_PLAN_BYTES:
-        raise ConfigError(f"{path} is too large for a plan ({path.stat().st_size:,} bytes)")
-    plan = parse_json(path.read_bytes(), str(path))
-    return plan if isinstance(plan, dict) else {}
-
-
-def flags_of(folder: Path) -> list[dict[str, Any]]:
-    """The rows of plan.json.
-
-    Raises:
-        ConfigError: it has none.
-    """
-    rows = _plan_of(folder).get("flags")
-    if not isinstance(rows, list) or not all(
-        isinstance(row, dict) and {"flag", "requested", "source"} <= row.keys() for row in rows
-    ):
-        raise ConfigError(f"run={folder}: its plan.json has no list of flags")
-    return rows
-
-
-def config_of(folder: Path) -> Config:
-    """What plan.json holds. A flag younger than the run has the value of a plain SB3 script, which is what it did."""
-    path = folder / "plan.json"
-    stored = _plan_of(folder).get("config")
-    if not isinstance(stored, dict):
-        raise ConfigError(f"{path} holds no configuration; name the folder of a run")
-    stored = {**stored, "env": _games_of_today(stored.get("env"))}
-    if isinstance(algo := stored.get("algo"), dict):  # 0.1 kept an algorithm's own values there
-        stored["algo"] = {key: value for key, value in algo.items() if key != "by_tier"}
-    try:
-        return from_mapping({**{flag.name: flag.stock for flag in FLAGS}, **stored, "trust": False})
-    except ConfigError as error:
-        raise ConfigError(f"run={folder}: its plan.json does not fit this version of fasttrain ({error})") from error
-
-
-def _games_of_today(env: Any) -> Any:
-    """The built-in games' classes, which lay in `fasttrain.envs` before version 0.2, by their names of today."""
-    if not isinstance(env, dict):
-        return env
-    named = {key: env[key] for key in ("entry_point", "native_game") if isinstance(env.get(key), str)}
-    return env | {key: re.sub(r"^fasttrain\.envs\.(?=sk)", "fasttrain.games.", name) for key, name in named.items()}

@@ -35,8 +35,7 @@ from fasttrain.envs.make import EnvSpec, make_env
 from fasttrain.errors import ConfigError
 from fasttrain.runs.acting import best_choices
 from fasttrain.runs.envs import env_spec, wrapped
-from fasttrain.runs.evaluate import summarise
-from fasttrain.runs.models import load_run, named_run
+from fasttrain.runs.evaluate import load_run, named_run, summarise
 from fasttrain.runs.progress import QualityKeys, win_of
 from fasttrain.runs.view import activity, make_console
 from fasttrain.saving.env_state import own_random_state

@@ -17,8 +17,8 @@ from rich.console import Console
 
 from fasttrain.errors import EXIT_DONE, ConfigError
 from fasttrain.runs import view as show
+from fasttrain.runs.evaluate import config_of, flags_of
 from fasttrain.runs.loggers import cut_back
-from fasttrain.runs.models import config_of, flags_of
 from fasttrain.runs.state import WRONG, restore
 from fasttrain.runs.train import Run, carry_out
 from fasttrain.runs.view import activity

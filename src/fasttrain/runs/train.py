@@ -26,7 +26,6 @@ from fasttrain.perf.report import EnvTimes, PerfWindow, limits_dict, perf_dict
 from fasttrain.perf.stock import StockPhases, is_stock
 from fasttrain.perf.windows import PerfMeter
 from fasttrain.runs import view as show
-from fasttrain.runs.build import build_algorithm, leave_compiler_out, pick_device, set_threads
 from fasttrain.runs.callbacks import (
     RunCallback,
     SnapshotCallback,
@@ -37,14 +36,22 @@ from fasttrain.runs.callbacks import (
     save_pool,
 )
 from fasttrain.runs.check import run_checkup, settle_threads, with_trial
-from fasttrain.runs.engine import compile_shown, settle_engine, settle_kernels, switch_for
+from fasttrain.runs.engine import (
+    compile_shown,
+    leave_compiler_out,
+    pick_device,
+    set_threads,
+    settle_engine,
+    settle_kernels,
+    switch_for,
+)
 from fasttrain.runs.envs import build_vec_env, env_facts, env_spec, game_calls, survey_of, this_machine
 from fasttrain.runs.evaluate import Quality, evaluate_both
 from fasttrain.runs.evaluator import Evaluator
 from fasttrain.runs.folders import clear, provenance
 from fasttrain.runs.loggers import UsersCallbacks, check_profiler, make_logger, profiling
 from fasttrain.runs.logs import EpisodeLog
-from fasttrain.runs.models import save_model
+from fasttrain.runs.models import build_algorithm, save_model
 from fasttrain.runs.progress import Progress
 from fasttrain.runs.state import MODEL, WORKER_ERRORS, raise_crash, snapshot
 from fasttrain.runs.stopping import StopFlag, StoppedBy, stopping_for
