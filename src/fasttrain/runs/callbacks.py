@@ -145,19 +145,19 @@ class RunCallback(BaseCallback):
         if self.stopped is None or not run.checkpoints.may_stop(for_signal=run.stop.requested):
             return True
         self.at_rest = False
-        run.say(f"stopped at {self.num_timesteps:,} steps: {self.stopped.text.partition(': ')[2]}")
+        run.say(f"stopped at {self.num_timesteps:,} steps: {self.stopped.text}")
         return False
 
     def _reason(self) -> Stop | None:
         run = self.run
         if run.stop.requested:
-            return Stop("signal", f"stopped at {self.num_timesteps:,} steps: by a signal")
+            return Stop("signal", "by a signal")
         if run.users.stopped_by:
-            return Stop("callback", f"stopped at {self.num_timesteps:,} steps: by {run.users.stopped_by}")
+            return Stop("callback", f"by {run.users.stopped_by}")
         if not run.stopping.active:
             return None
         with run.clock.phase("log"):
-            reason: Stop | None = run.stopping.reason(self.num_timesteps, time.perf_counter() - run.progress.started)
+            reason: Stop | None = run.stopping.reason(time.perf_counter() - run.progress.started)
             return reason
 
     def _collect_episodes(self) -> None:

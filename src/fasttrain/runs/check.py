@@ -73,7 +73,10 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         result = _looked(survey, folder, {"max_steps": CHECK_STEPS, "max_seconds": CHECK_SECONDS})
     say(console, f"Checkup of {spec.option}: {result.steps:,} steps by random legal actions, {result.seconds:.1f} s")
     if result.costs is not None:
-        console.print(_cost_table(result, result.costs))
+        table = Table(box=None, pad_edge=False, show_header=False)
+        for name, text in _cost_rows(result, result.costs):
+            table.add_row(name, text)
+        console.print(table)
     for text in _notes(result, config):
         say(console, text)
     for finding in result.findings:
@@ -134,13 +137,6 @@ def _looked(survey: Survey, folder: Path, limits: Mapping[str, Any], may_stay: b
 
 def _write(found: Mapping[str, Any], spec: EnvSpec, folder: Path) -> None:
     write_json(folder / "checkup.json", {"schema": CHECK_SCHEMA, "env": spec.option, **found})
-
-
-def _cost_table(result: CheckupResult, costs: ProbeResult) -> Table:
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for name, text in _cost_rows(result, costs):
-        table.add_row(name, text)
-    return table
 
 
 def _cost_rows(result: CheckupResult, costs: ProbeResult) -> Iterator[tuple[str, str]]:

@@ -66,8 +66,9 @@ def check_native_options(config: Config) -> None:
             raise ConfigError(f"{key}={value} does not go with {batch}; leave it out, or take {way_out}")
 
 
-def check_spaces(config: Config, what: str, action: spaces.Space[Any], observation: spaces.Space[Any]) -> None:
-    """Whether the spaces of the env named `what` suit the algorithm, the policy and what lies around the env.
+def check_spaces(config: Config, what: str, action: spaces.Space[Any], observation: spaces.Space[Any]) -> str:
+    """Whether the spaces of the env named `what` suit the algorithm, the policy and what lies around the env; SB3's
+    name of that policy.
 
     Raises:
         EnvSpecError: the algorithm has no such actions.
@@ -108,6 +109,7 @@ def check_spaces(config: Config, what: str, action: spaces.Space[Any], observati
             f"env.normalize=[obs] is for numbers (Box) other than images, which the policy scales itself; {what} "
             f"observes {observation}; leave obs out"
         )
+    return policy
 
 
 def is_normalisable(space: spaces.Space[Any]) -> bool:
@@ -256,10 +258,10 @@ def env_facts(
     plays = times or (survey is not None and (config.checkup != "off" or config.vec_env == "shared"))
     with nullcontext(survey) if survey else survey_of(config, Console(quiet=True)) as asked:
         built = asked.build() if plays else asked.build_here()
-        check_spaces(config, asked.spec.option, built.action_space, built.observation_space)
+        policy = check_spaces(config, asked.spec.option, built.action_space, built.observation_space)
         if built.lacks_masks:
             raise EnvSpecError(built.lacks_masks)
-        images = policy_for(config.algo.policy, built.observation_space, config.algo.spec.policies).startswith("Cnn")
+        images = policy.startswith("Cnn")
         measured = measure()
         if not times and (measured is None or config.vec_env != "shared"):  # whose workers are fitted to envs that wait
             return EnvFacts(native, None, images=images)
@@ -272,8 +274,7 @@ def _check_envpool(config: Config) -> bool:
     if config.algo.spec.masks == "must":
         raise ConfigError(f"{what} has no action masks: take algo=ppo or dqn")
     env = _envpool(config, 1)
-    check_spaces(config, what, env.action_space, env.observation_space)
-    return policy_for(config.algo.policy, env.observation_space, config.algo.spec.policies).startswith("Cnn")
+    return check_spaces(config, what, env.action_space, env.observation_space).startswith("Cnn")
 
 
 def build_vec_env(

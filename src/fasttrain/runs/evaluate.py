@@ -107,7 +107,10 @@ def summarise(finished: Sequence[tuple[float, int, dict[str, Any]]], keys: Quali
     scores = np.array([score for score in found if score is not None], dtype=np.float64)
     draws = [bool(info["is_draw"]) for _, _, info in finished if "is_draw" in info]
     turns = [float(info["turn"]) for _, _, info in finished if "turn" in info]
-    reasons = Counter(one_line(info.get(END_KEY, _plain_end(info)), LONGEST_REASON) for _, _, info in finished)
+    reasons = Counter(
+        one_line(info.get(END_KEY, "truncated" if info.get("TimeLimit.truncated") else "terminated"), LONGEST_REASON)
+        for _, _, info in finished
+    )
     named = {key: _told(key, finished) for key in keys.scores}
     named = {key: values for key, values in named.items() if len(values)}
     silent = not (len(wins) or len(scores) or named or any(END_KEY in info for _, _, info in finished))
@@ -134,10 +137,6 @@ def summarise(finished: Sequence[tuple[float, int, dict[str, Any]]], keys: Quali
 
 def _told(key: str, finished: Sequence[tuple[float, int, Mapping[str, Any]]]) -> np.ndarray[Any, np.dtype[np.float64]]:
     return np.array([info[SCORES][key] for _, _, info in finished if key in info.get(SCORES, {})], dtype=np.float64)
-
-
-def _plain_end(info: Mapping[str, Any]) -> str:
-    return "truncated" if info.get("TimeLimit.truncated") else "terminated"
 
 
 def mean_interval(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[float]:

@@ -64,8 +64,10 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
                 model.time_with(clock)  # of bare models; a run refuses it where the plan is made
             return model
         if spec.off_policy:
-            policy, more = _of_ours(algo, policy)
-            arguments |= more
+            policy = DUELING_POLICIES[policy] if algo.dueling else policy
+            arguments |= {name: getattr(algo, name) for name in ("double_q", "loss", "use_masking")}
+            rated = {"alpha": algo.per_alpha, "beta": algo.per_beta} if algo.prioritized else None
+            arguments["prioritized"] = rated
         model = _made(config, fast, policy, env, arguments)
     _put_to_work(model, config, clock)
     return model
@@ -131,13 +133,6 @@ def _noise(text: str, action_space: Any) -> NormalActionNoise:
     if kind != "normal" or sigma < 0:
         raise ConfigError(f"algo.action_noise={text}: expected normal_0.1, Gaussian noise of that standard deviation")
     return NormalActionNoise(np.zeros(action_space.shape), np.full(action_space.shape, sigma))
-
-
-def _of_ours(algo: AlgoConfig, policy: str) -> tuple[Any, dict[str, Any]]:
-    """The policy and the arguments that our DQN takes besides stock's."""
-    prioritized = {"alpha": algo.per_alpha, "beta": algo.per_beta} if algo.prioritized else None
-    more = {"double_q": algo.double_q, "loss": algo.loss, "prioritized": prioritized, "use_masking": algo.use_masking}
-    return DUELING_POLICIES[policy] if algo.dueling else policy, more
 
 
 def _put_to_work(model: Any, config: Config, clock: PhaseClock) -> None:

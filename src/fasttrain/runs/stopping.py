@@ -42,7 +42,7 @@ StoppedBy = Literal["horizon", "reward", "plateau", "time", "signal", "callback"
 
 
 class Stop(NamedTuple):
-    """Why a training ended, as summary.json says it and in words."""
+    """Why a training ended, as summary.json says it and in words: `by a signal`."""
 
     by: StoppedBy
     text: str
@@ -122,10 +122,9 @@ class Stopping:
         if self._plateau is not None:
             self._plateau.add(env_steps, episode_return)
 
-    def reason(self, env_steps: int, wall_s: float) -> Stop | None:
+    def reason(self, wall_s: float) -> Stop | None:
         """Why to stop now, after `wall_s` seconds of training."""
-        found = self._at_reward() or self._on_plateau() or self._after_minutes(wall_s)
-        return found and Stop(found.by, f"stopped at {env_steps:,} steps: {found.text}")
+        return self._at_reward() or self._on_plateau() or self._after_minutes(wall_s)
 
     def _at_reward(self) -> Stop | None:
         wanted = self._config.at_reward

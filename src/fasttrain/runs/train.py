@@ -162,7 +162,9 @@ class Run:
             raise
         self.pool = pool_for(config, self.model, self.env)
         self.snapshots = None if self.pool is None else SnapshotCallback(self.pool, config.self_play.every, self.clock)
-        self.evaluator = Evaluator(config, folder, self._greedy_quality, self.save, self.say, self.saving)
+        self.evaluator = Evaluator(
+            config, folder, lambda: self._quality(sampled=False)["greedy"], self.save, self.say, self.saving
+        )
         self._counts_opponents = self.env.has_attr("opponents_ns")
         self.progress = Progress(config.total_timesteps, self.clock)
         self.progress.max_s = None if config.stop.max_minutes is None else 60 * config.stop.max_minutes
@@ -247,9 +249,6 @@ class Run:
     def evaluate(self) -> None:
         """Quality now, or soon of what the policy is now."""
         self.evaluator.evaluate(self.progress.env_steps, time.perf_counter() - self.progress.started)
-
-    def _greedy_quality(self) -> dict[str, Any]:
-        return self._quality(sampled=False)["greedy"]
 
     def say(self, line: str) -> None:
         """One line, above the live view where there is one."""
