@@ -14,7 +14,9 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
+from timeit import timeit
 from typing import Any
 
 import numpy as np
@@ -201,18 +203,15 @@ def with_trial(facts: EnvFacts, plan: Plan, machine: Machine, console: Console) 
 
 def tried(*configs: Config) -> tuple[float, ...]:
     """Median seconds of a step of all envs, with masks where there are any, under each configuration; taken in turn."""
-    envs: list[VecEnv] = []
-    try:
+    with ExitStack() as envs:
+        players = []
         for config in configs:
-            envs.append(build_vec_env(config, config.num_envs, config.seed))  # noqa: PERF401 - to be closed if one fails
-        players = [_Player(env) for env in envs]
+            env = envs.enter_context(closing(build_vec_env(config, config.num_envs, config.seed)))
+            players.append(_Player(env))
         for _ in range(TURNS):
             for player in players:
                 player.play(TURN_S)
         return tuple(statistics.median(player.steps_s) for player in players)
-    finally:
-        for env in envs:
-            env.close()
 
 
 class _Player:
@@ -273,12 +272,13 @@ def step_times(model: Any, threads: int) -> tuple[float, float]:
     """Seconds of acting and updating per vector step, on one thread and on `threads`; medians, taken in turn."""
     policy = copy.deepcopy(model.policy)
     rows = min(MOST_ROWS, model.batch_size or MOST_ROWS)
-    act, update = _acting(policy, model), _updating(policy, model, rows)
+    seen, update = _observations(policy, model, model.n_envs), _updating(policy, model, rows)
+    act: Any = torch.no_grad()(lambda: policy(seen))
     times: dict[int, list[float]] = {1: [], threads: []}
     for number in range(ROUNDS + 1):
         for count, taken in times.items():
             torch.set_num_threads(count)
-            acting, updating = _timed(act), _timed(update)
+            acting, updating = timeit(act, number=1), timeit(update, number=1)
             if number:  # the first allocates
                 taken.append(acting + updates_per_step(model) * updating * (model.batch_size or rows) / rows)
     return statistics.median(times[1]), statistics.median(times[threads])
@@ -291,22 +291,6 @@ def updates_per_step(model: Any) -> float:
         frequency: Any = model.train_freq  # of episodes: as if of steps
         return float(steps / max(1, frequency.frequency))
     return float(model.n_epochs * math.ceil(model.n_steps * model.n_envs / (model.batch_size or 1)) / model.n_steps)
-
-
-def _timed(work: Callable[[], None]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
-
-
-def _acting(policy: Any, model: Any) -> Callable[[], None]:
-    observations = _observations(policy, model, model.n_envs)
-
-    def act() -> None:
-        with torch.no_grad():
-            policy(observations)
-
-    return act
 
 
 def _updating(policy: Any, model: Any, rows: int) -> Callable[[], None]:

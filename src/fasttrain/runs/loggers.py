@@ -47,9 +47,8 @@ class ContinuedCSV(CSVOutputFormat):
     """Rows and columns that are there stay; SB3's class would empty the file."""
 
     def __init__(self, file: Path) -> None:
-        super().__init__(str(file.with_name(f"{file.name}.unused")))
+        super().__init__(os.devnull)
         self.file.close()
-        file.with_name(f"{file.name}.unused").unlink()
         file.touch()
         self.file = file.open("r+", encoding="utf-8", newline="")
         self._find_end()

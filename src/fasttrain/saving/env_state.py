@@ -55,7 +55,7 @@ def env_state(env: VecEnv, traced: bool, broken: bool = False) -> tuple[State, A
             arrays["normalize/returns"] = layer.returns
         elif isinstance(layer, VecFrameStack):
             arrays |= under("stack", dict(_frames(layer.stacked_obs)))
-    base = _base(env)
+    base = env.unwrapped
     if isinstance(base, SelfPlayVecEnv):
         arrays |= under("self_play", _own_arrays(base))
         base = base.inner
@@ -93,7 +93,7 @@ def load_env_state(
         elif isinstance(layer, VecFrameStack):
             for name, frames in _frames(layer.stacked_obs):
                 load_into(frames, arrays, f"stack/{name}")
-    outer = _base(env)
+    outer = env.unwrapped
     base = outer.inner if isinstance(outer, SelfPlayVecEnv) else outer
     kind = state["kind"]
     if kind == NATIVE and isinstance(base, NativeVecEnv) and _is_resumable(base):
@@ -210,17 +210,10 @@ def _note(index: int, notes: Mapping[str, Any] | None, arrays: Arrays) -> State 
 def _whole(note: Mapping[str, Any] | None, arrays: Mapping[str, NDArray[Any]]) -> State | None:
     if note is None:
         return None
-    seen = arrays.get("observation")
-    return {
-        **note,
-        "actions": arrays["actions"],
-        "observation": _copies(inside(arrays, "observation")) if seen is None else seen,
-    }
-
-
-def _copies(arrays: Mapping[str, NDArray[Any]]) -> Arrays:
-    """To travel to workers; what reads them from an open file cannot."""
-    return {name: np.array(array) for name, array in arrays.items()}
+    seen: Any = arrays.get("observation")
+    if seen is None:  # copies travel to workers; what reads them from an open file cannot
+        seen = {name: np.array(array) for name, array in inside(arrays, "observation").items()}
+    return {**note, "actions": arrays["actions"], "observation": seen}
 
 
 def _stacked(rows: Sequence[Any]) -> Any:
@@ -237,12 +230,6 @@ def _layers(env: VecEnv) -> Iterator[VecEnvWrapper]:
     while isinstance(env, VecEnvWrapper):
         yield env
         env = env.venv
-
-
-def _base(env: VecEnv) -> VecEnv:
-    while isinstance(env, VecEnvWrapper):
-        env = env.venv
-    return env
 
 
 def _lifted(env: VecEnv, rows: list[int], observations: Any) -> NewEpisodes:
