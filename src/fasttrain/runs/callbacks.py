@@ -279,13 +279,10 @@ class SnapshotCallback(BaseCallback):
 
     def __init__(self, pool: SnapshotPool, every: int, clock: PhaseClock) -> None:
         super().__init__()
-        self.pool, self.every, self.clock = pool, every, clock
-        self._next = every
+        self.pool, self.due, self.clock = pool, Interval(every), clock
 
     def _on_rollout_start(self) -> None:
-        updates: int = self.model.engine.gradient_updates  # type: ignore[attr-defined]
-        if updates >= self._next:
-            self._next = (updates // self.every + 1) * self.every
+        if self.due.due(self.model.engine.gradient_updates):  # type: ignore[attr-defined]
             with self.clock.phase("other"):
                 self.pool.take(self.num_timesteps)
 

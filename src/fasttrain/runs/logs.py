@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fasttrain.runs.progress import SCORE_KEYS, WIN_KEYS
+from fasttrain.runs.progress import SCORE_KEYS, WIN_KEYS, WRAPPERS, is_plain
 from fasttrain.saving.files import Saving, write_whole
 from fasttrain.terminal import one_line
 
@@ -144,9 +144,8 @@ class EpisodeLog:
     def _append(self) -> None:
         first = self._keys is None
         if first:
-            self._keys = sorted(
-                {key for _, info in self._rows for key, value in info.items() if _is_scalar(key, value)}
-            )
+            told = {key for _, info in self._rows for key, value in info.items() if is_plain(value)}
+            self._keys = sorted(key for key in told if isinstance(key, str) and key not in WRAPPERS)
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         if first:
@@ -162,13 +161,6 @@ class EpisodeLog:
             if self.path.exists():
                 os.truncate(self.path, before)  # half a row, which would be written again
             raise
-
-
-def _is_scalar(key: Any, value: Any) -> bool:
-    if not isinstance(key, str):
-        return False
-    reserved = key in ("episode", "TimeLimit.truncated", "terminal_observation", "action_mask", "perf")
-    return not reserved and (isinstance(value, (bool, int, float, str)) or getattr(value, "shape", None) == ())
 
 
 def _cell(value: Any) -> Any:

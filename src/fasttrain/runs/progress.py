@@ -21,7 +21,8 @@ WIN_KEYS = ("is_win", "is_success")
 SCORE_KEYS = ("score_diff", "vp_diff")  # how far ahead of the others the learner ended
 END_KEY = "end_reason"
 SCORES = "scores"  # of `read`: those that `env.score_keys` names, as a dict
-NOT_THE_ENVS = ("episode", "TimeLimit.truncated", "terminal_observation", "action_mask", "reward_terms", "perf", SCORES)
+WRAPPERS = ("episode", "TimeLimit.truncated", "terminal_observation", "action_mask", "perf")  # what they put into infos
+NOT_THE_ENVS = (*WRAPPERS, "reward_terms", SCORES)
 MOST_SHOWN = 12
 
 
@@ -76,12 +77,13 @@ class QualityKeys:
 
 def held_by(info: Mapping[str, Any]) -> list[str]:
     """`vp (31)`, `winner (red)`: what an info holds that could be a quality."""
-    plain = [(key, value) for key, value in info.items() if key not in NOT_THE_ENVS and _is_plain(value)]
+    plain = [(key, value) for key, value in info.items() if key not in NOT_THE_ENVS and is_plain(value)]
     texts = [(key, f"{value:.4g}" if isinstance(value, float) else value) for key, value in plain[:MOST_SHOWN]]
     return [f"{one_line(key, 40)} ({one_line(text, 20)})" for key, text in texts]
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
+    """Whether it is a number or a text."""
     return isinstance(value, (bool, int, float, str)) or getattr(value, "shape", None) == ()
 
 

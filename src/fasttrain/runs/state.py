@@ -13,6 +13,7 @@ import time
 import zipfile
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from typing import Any, NoReturn
 
 import numpy as np
@@ -97,11 +98,11 @@ def load_stopping(stopping: Stopping, state: Mapping[str, Any]) -> None:
 
 
 def _plateau_state(plateau: Plateau) -> dict[str, Any]:
-    blocks = [[block.begin, block.end, *_moments(block.returns)] for block in plateau._blocks]
+    blocks = [[block.begin, block.end, *plain(astuple(block.returns))] for block in plateau._blocks]
     found = None
     if plateau.found is not None:
         found = [next(i for i, block in enumerate(plateau._blocks) if block is each) for each in plateau.found]
-    return {"begin": plateau._begin, "open": _moments(plateau._open), "blocks": blocks, "found": found}
+    return {"begin": plateau._begin, "open": plain(astuple(plateau._open)), "blocks": blocks, "found": found}
 
 
 def _load_plateau(plateau: Plateau, state: Mapping[str, Any]) -> None:
@@ -113,17 +114,13 @@ def _load_plateau(plateau: Plateau, state: Mapping[str, Any]) -> None:
         plateau.found = plateau._blocks[before], plateau._blocks[now]
 
 
-def _moments(moments: Moments) -> list[float]:
-    return [moments.count, float(moments.mean), float(moments.squares)]
-
-
 def callback_state(callback: RunCallback, snapshots: SnapshotCallback | None) -> dict[str, Any]:
     """When what is due next."""
     return {
         "intervals": {name: [each.every, each._next] for name, each in _intervals(callback).items()},
         "logged_updates": callback._logged_updates,
         "enemy_turn_ms": float(callback.enemy_turn_ms),
-        "next_snapshot": None if snapshots is None else snapshots._next,
+        "next_snapshot": None if snapshots is None else snapshots.due._next,
     }
 
 
@@ -140,7 +137,7 @@ def load_callback(
     callback._logged_updates = int(state["logged_updates"])
     callback.enemy_turn_ms = float(state["enemy_turn_ms"])
     if snapshots is not None and state["next_snapshot"] is not None:
-        snapshots._next = int(state["next_snapshot"])
+        snapshots.due._next = int(state["next_snapshot"])
 
 
 def _intervals(callback: RunCallback) -> dict[str, Interval]:
