@@ -185,14 +185,11 @@ def _settled(env: VecEnv, config: Config, statistics: Statistics) -> VecNormaliz
     return normalised
 
 
-class MonitoredEnv:
+class MonitoredEnv(EnvFactory):
     """Builds one env of the run, as a plain SB3 script would: picklable, called in the process that steps it."""
 
-    def __init__(self, spec: EnvSpec) -> None:
-        self.factory = EnvFactory(spec)
-
     def __call__(self) -> Monitor[Any, Any]:
-        return Monitor(self.factory())
+        return Monitor(super().__call__())
 
 
 def this_machine() -> Machine:

@@ -35,6 +35,7 @@ from stable_baselines3.common.logger import (
 from fasttrain.envs.user_code import blame, look_up
 from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
+from fasttrain.runs.progress import number_in
 from fasttrain.spec.config import Config
 from fasttrain.spec.typed import Named, did_you_mean, named
 
@@ -59,7 +60,7 @@ class ContinuedCSV(CSVOutputFormat):
         rows = list(csv.reader(io.StringIO(self.file.read())))
         if rows and STEPS in rows[0]:
             column = rows[0].index(STEPS)
-            kept = [row for row in rows[1:] if len(row) > column and _steps_of(row[column]) <= env_steps]
+            kept = [row for row in rows[1:] if len(row) > column and (number_in(row[column]) or 0.0) <= env_steps]
             text = io.StringIO()
             csv.writer(text, lineterminator="\n").writerows([rows[0], *kept])
             self.file.seek(0)
@@ -159,13 +160,6 @@ def cut_back(logger: Logger, env_steps: int) -> None:
     for writer in logger.output_formats:
         if isinstance(writer, ContinuedCSV):
             writer.cut(env_steps)
-
-
-def _steps_of(cell: str) -> float:
-    try:
-        return float(cell)
-    except ValueError:
-        return 0.0
 
 
 class UsersCallbacks(CallbackList):

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fasttrain.runs.progress import SCORE_KEYS, WIN_KEYS, WRAPPERS, is_plain
+from fasttrain.runs.progress import SCORE_KEYS, WIN_KEYS, WRAPPERS, is_plain, number_in
 from fasttrain.saving.files import Saving, write_whole
 from fasttrain.terminal import one_line
 
@@ -322,11 +322,4 @@ def _floats(values: Sequence[str]) -> Floats:
     try:
         return np.array(values, dtype=np.float64)
     except ValueError:
-        return np.array([_float(value) for value in values], dtype=np.float64)
-
-
-def _float(cell: str) -> float:
-    try:
-        return float(cell)
-    except ValueError:
-        return np.nan
+        return np.array([number_in(value) for value in values], dtype=np.float64)  # None becomes NaN

@@ -110,7 +110,10 @@ def _arguments(config: Config, action_space: Any) -> dict[str, Any]:
         if name in spec.keys():  # noqa: SIM118 - a method
             value = getattr(algo, name)
             is_schedule = kind.startswith("schedule") and value is not None
-            found[name] = _schedule(value, f"algo.{name}") if is_schedule else value
+            if is_schedule:  # SB3's own linear one from that number to 0, so that the zip stays stock
+                shape, number = parse_schedule(value, f"algo.{name}")
+                value = number if shape == "constant" else LinearSchedule(number, 0.0, 1.0)
+            found[name] = value
     if (noise := getattr(algo, "action_noise", None)) is not None:
         found["action_noise"] = _noise(noise, action_space)
     if spec.minibatches:
@@ -166,12 +169,6 @@ def _policy_kwargs(algo: AlgoConfig) -> dict[str, Any]:
             "leaky_relu": torch.nn.LeakyReLU,
         }[algo.activation_fn]
     return kwargs
-
-
-def _schedule(value: float | str, key: str) -> Any:
-    """A number, or SB3's own linear schedule from that number to 0 (a stock class, so that the zip stays stock)."""
-    kind, number = parse_schedule(value, key)
-    return number if kind == "constant" else LinearSchedule(number, 0.0, 1.0)
 
 
 # --- zips

@@ -64,14 +64,14 @@ class QualityKeys:
             told[WIN_KEYS[0]] = bool(info[self.win])
         if self.end in info:
             told[END_KEY] = str(info[self.end])
-        told[SCORES] = {key: number for key in self.scores if (number := _number(info.get(key))) is not None}
+        told[SCORES] = {key: number for key in self.scores if (number := number_in(info.get(key))) is not None}
         return told
 
     def missing(self, infos: Sequence[Mapping[str, Any]]) -> list[str]:
         """`env.win_key=won`, …: what is named and in none of the last infos, as a number where it must be one."""
         named = [("env.win_key", self.win), ("env.end_key", self.end)]
         lost = [f"{name}={key}" for name, key in named if key and not any(key in info for info in infos)]
-        numbers = [key for key in self.scores if not any(_number(info.get(key)) is not None for info in infos)]
+        numbers = [key for key in self.scores if not any(number_in(info.get(key)) is not None for info in infos)]
         return lost + [f"env.score_keys=[{key}]" for key in numbers]
 
 
@@ -87,7 +87,8 @@ def is_plain(value: Any) -> bool:
     return isinstance(value, (bool, int, float, str)) or getattr(value, "shape", None) == ()
 
 
-def _number(value: Any) -> float | None:
+def number_in(value: Any) -> float | None:
+    """What a cell or an entry of an info says, None where that is no number."""
     try:
         return None if value is None else float(value)
     except (TypeError, ValueError):

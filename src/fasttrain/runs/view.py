@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
 from rich.cells import cell_len
@@ -116,9 +115,7 @@ class LiveView:
             self._shown.enter_context(activity(self._console, self._title))  # it moves while an update takes long
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._shown.close()
         if self._progress.env_steps:
             say(self._console, self._progress.line())
