@@ -279,10 +279,10 @@ class SnapshotCallback(BaseCallback):
 
     def __init__(self, pool: SnapshotPool, every: int, clock: PhaseClock) -> None:
         super().__init__()
-        self.pool, self.due, self.clock = pool, Interval(every), clock
+        self.pool, self._snapshot, self.clock = pool, Interval(every), clock
 
     def _on_rollout_start(self) -> None:
-        if self.due.due(self.model.engine.gradient_updates):  # type: ignore[attr-defined]
+        if self._snapshot.due(self.model.engine.gradient_updates):  # type: ignore[attr-defined]
             with self.clock.phase("other"):
                 self.pool.take(self.num_timesteps)
 

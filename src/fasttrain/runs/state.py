@@ -120,7 +120,7 @@ def callback_state(callback: RunCallback, snapshots: SnapshotCallback | None) ->
         "intervals": {name: [each.every, each._next] for name, each in _intervals(callback).items()},
         "logged_updates": callback._logged_updates,
         "enemy_turn_ms": float(callback.enemy_turn_ms),
-        "next_snapshot": None if snapshots is None else snapshots.due._next,
+        "next_snapshot": None if snapshots is None else snapshots._snapshot._next,
     }
 
 
@@ -137,7 +137,7 @@ def load_callback(
     callback._logged_updates = int(state["logged_updates"])
     callback.enemy_turn_ms = float(state["enemy_turn_ms"])
     if snapshots is not None and state["next_snapshot"] is not None:
-        snapshots.due._next = int(state["next_snapshot"])
+        snapshots._snapshot._next = int(state["next_snapshot"])
 
 
 def _intervals(callback: RunCallback) -> dict[str, Interval]:
