@@ -237,8 +237,8 @@ def named_run(command: str, config: Config, sources: Mapping[str, str], *keys: s
         ConfigError: none is named, or what was typed besides would do nothing.
     """
     typed = [key for key, source in sources.items() if source == "command line"]
-    known = ("run", "trust", *keys)
-    ignored = sorted(key for key in typed if key not in known and f"{key.partition('.')[0]}." not in known)
+    groups = tuple(key for key in keys if key.endswith("."))
+    ignored = sorted(key for key in typed if key not in ("run", "trust", *keys) and not key.startswith(groups))
     if ignored:
         takes = ", ".join(f"{key}…" if key.endswith(".") else f"{key}=…" for key in ("run", *keys))
         raise ConfigError(f"{command} takes {takes} and --trust only: {', '.join(ignored)} would do nothing")
