@@ -203,11 +203,10 @@ def with_trial(facts: EnvFacts, plan: Plan, machine: Machine, console: Console) 
 
 def tried(*configs: Config) -> tuple[float, ...]:
     """Median seconds of a step of all envs, with masks where there are any, under each configuration; taken in turn."""
-    with ExitStack() as envs:
-        players = []
-        for config in configs:
-            env = envs.enter_context(closing(build_vec_env(config, config.num_envs, config.seed)))
-            players.append(_Player(env))
+    with ExitStack() as closed:
+        built = (closing(build_vec_env(config, config.num_envs, config.seed)) for config in configs)
+        envs = [closed.enter_context(env) for env in built]
+        players = [_Player(env) for env in envs]
         for _ in range(TURNS):
             for player in players:
                 player.play(TURN_S)
