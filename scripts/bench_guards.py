@@ -22,7 +22,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from fasttrain.cli.compose import configured
-from fasttrain.runs.build import env_facts, this_machine
+from fasttrain.runs.envs import env_facts, this_machine
 from fasttrain.runs.train import Run
 from fasttrain.spec.plan import make_plan
 from fasttrain.vec.stock import NotedVecEnv

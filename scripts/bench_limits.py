@@ -59,16 +59,16 @@ def built(case: Case) -> tuple[Any, Any]:
     from fasttrain.cli.compose import configured
     from fasttrain.kernel_jobs import compile_all
     from fasttrain.perf.clock import PhaseClock
-    from fasttrain.runs import build
+    from fasttrain.runs import engine, envs, models
     from fasttrain.runs.engine import learner_calls, settle_engine, settle_kernels
     from fasttrain.spec.plan import make_plan
 
     config = configured(case.arguments)
-    plan = make_plan(config, {}, build.env_facts(config), build.this_machine())
-    build.set_threads(plan.config.torch_threads)
-    compile_all([*build.game_calls(plan.config), *learner_calls(plan.config)])
-    env = build.build_vec_env(plan.config, plan.config.num_envs, seed=0)
-    model: Any = build.build_algorithm(plan.config, env, PhaseClock())
+    plan = make_plan(config, {}, envs.env_facts(config), envs.this_machine())
+    engine.set_threads(plan.config.torch_threads)
+    compile_all([*envs.game_calls(plan.config), *learner_calls(plan.config)])
+    env = envs.build_vec_env(plan.config, plan.config.num_envs, seed=0)
+    model: Any = models.build_algorithm(plan.config, env, PhaseClock())
     plan = settle_engine(settle_kernels(plan, model), model)
     dqn = plan.config.algo.name == "dqn"
     if dqn:

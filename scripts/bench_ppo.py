@@ -105,7 +105,7 @@ def speed_model(work: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     from fasttrain.cli.compose import configured
     from fasttrain.kernel_jobs import compile_all
     from fasttrain.perf.clock import PhaseClock
-    from fasttrain.runs import build
+    from fasttrain.runs import engine, envs, models
     from fasttrain.runs.engine import learner_calls, settle_engine, settle_kernels
     from fasttrain.spec.plan import make_plan
 
@@ -121,11 +121,11 @@ def speed_model(work: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         *work.get("more", ()),
     ]
     config = configured(arguments)
-    plan = make_plan(config, {}, build.env_facts(config), build.this_machine())
-    build.set_threads(plan.config.torch_threads)
-    compile_all([*build.game_calls(plan.config), *learner_calls(plan.config)])
-    model = build.build_algorithm(
-        plan.config, build.build_vec_env(plan.config, plan.config.num_envs, seed=0), PhaseClock()
+    plan = make_plan(config, {}, envs.env_facts(config), envs.this_machine())
+    engine.set_threads(plan.config.torch_threads)
+    compile_all([*envs.game_calls(plan.config), *learner_calls(plan.config)])
+    model = models.build_algorithm(
+        plan.config, envs.build_vec_env(plan.config, plan.config.num_envs, seed=0), PhaseClock()
     )
     plan = settle_engine(settle_kernels(plan, model), model)
     return model, {key: getattr(plan.config, key) for key in ("fused_update", "use_amp", "torch_threads")}

@@ -134,7 +134,7 @@ def auto(num_envs: int) -> dict[str, Any]:
     """CartPole in what `vec_env=auto` takes for it, stepped as our algorithms do."""
 
     from fasttrain.cli.compose import configured
-    from fasttrain.runs.build import build_vec_env, env_facts, this_machine
+    from fasttrain.runs.envs import build_vec_env, env_facts, this_machine
     from fasttrain.spec.plan import make_plan
 
     arguments = ["+profile=speed", "env=gym", "env.id=CartPole-v1", "algo=ppo", f"num_envs={num_envs}"]

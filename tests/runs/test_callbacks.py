@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from fasttrain.runs.callbacks import ONE_S, Interval, StopFlag
+from fasttrain.runs.callbacks import Interval
+from fasttrain.runs.stopping import ONE_S, StopFlag
 
 
 def test_interval_is_due_once_per_multiple():
@@ -38,7 +39,7 @@ def test_a_signal_asks_to_stop_and_the_handler_goes_back(number: signal.Signals)
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no such signal there")
 def test_a_terminal_that_closes_stops_the_run_unless_under_nohup(monkeypatch: pytest.MonkeyPatch):
     silenced: list[bool] = []
-    monkeypatch.setattr("fasttrain.runs.callbacks.silence_terminals", lambda: silenced.append(True))
+    monkeypatch.setattr("fasttrain.runs.stopping.silence_terminals", lambda: silenced.append(True))
     before = signal.getsignal(signal.SIGHUP)
     try:
         for handler, stops in ((signal.SIG_IGN, False), (signal.SIG_DFL, True)):
@@ -54,7 +55,7 @@ def test_a_terminal_that_closes_stops_the_run_unless_under_nohup(monkeypatch: py
 
 def test_the_same_signal_twice_at_once_is_one_and_later_it_ends_at_once(monkeypatch: pytest.MonkeyPatch):
     now = [10.0]
-    monkeypatch.setattr("fasttrain.runs.callbacks.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("fasttrain.runs.stopping.time.monotonic", lambda: now[0])
     raised: list[int] = []
     monkeypatch.setattr(signal, "raise_signal", raised.append)
     before = signal.getsignal(signal.SIGTERM)

@@ -10,8 +10,8 @@ from conftest import RunCommand, configured
 from fasttrain.envs.probe import ProbeResult
 from fasttrain.errors import EnvSpecError
 from fasttrain.runs import check
-from fasttrain.runs.build import env_facts, survey_of
 from fasttrain.runs.check import run_checkup
+from fasttrain.runs.envs import env_facts, survey_of
 from fasttrain.runs.survey import Survey
 from fasttrain.runs.view import make_console
 

@@ -13,8 +13,9 @@ from conftest import RunCommand, configured
 from fasttrain.engines.engine import EngineSettings
 from fasttrain.engines.torch import TorchEngine
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.runs.build import build_algorithm, build_vec_env
 from fasttrain.runs.engine import settle_engine, settle_kernels
+from fasttrain.runs.envs import build_vec_env
+from fasttrain.runs.models import build_algorithm
 from fasttrain.spec.flags import EnvFacts, Machine
 from fasttrain.spec.plan import Plan, make_plan
 

@@ -180,7 +180,7 @@ def test_no_kernel_runs_before_the_first_update_is_made(tmp_path: Path):
         "before = RunCallback._on_rollout_start\n"
         "def look(self):\n"
         "    before(self)\n"
-        "    if self.parts.progress.updates and not found:\n"
+        "    if self.run.progress.updates and not found:\n"
         "        each = [d for d in gc.get_objects() if isinstance(d, Dispatcher)]\n"
         "        found.append([d.py_func.__name__ for d in each if d.signatures])\n"
         "found = []\n"

@@ -11,8 +11,7 @@ from gymnasium import spaces
 
 from conftest import RunCommand, configured
 from fasttrain.errors import ConfigError, EnvSpecError
-from fasttrain.runs.build import build_vec_env, env_facts
-from fasttrain.runs.envs import check_native_options, check_spaces, policy_for
+from fasttrain.runs.envs import build_vec_env, check_native_options, check_spaces, env_facts, policy_for
 from fasttrain.spec.config import Config
 
 IMAGE = spaces.Box(0, 255, (36, 36, 3), np.uint8)

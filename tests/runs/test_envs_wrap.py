@@ -15,8 +15,8 @@ from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 
 from conftest import RunCommand, configured
-from fasttrain.runs.build import build_vec_env
-from fasttrain.runs.envs import statistics_of, wrapped
+from fasttrain.runs.envs import build_vec_env, wrapped
+from fasttrain.runs.models import statistics_of
 from fasttrain.saving.archives import read_arrays
 from fasttrain.spec.config import Config
 from fasttrain.vec.base import SlotAdapter, slots_of

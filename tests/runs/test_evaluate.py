@@ -20,7 +20,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from conftest import RunCommand, configured
 from fasttrain.errors import ConfigError
 from fasttrain.runs.evaluate import evaluate, load_run, mean_interval, summarise, wilson_interval
-from fasttrain.saving.buffer_state import own_random_state
+from fasttrain.saving.env_state import own_random_state
 from fasttrain.spec.config import Config
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from conftest import RunCommand, configured
 from fasttrain.runs import evaluator
-from fasttrain.runs.evaluator import EvaluationError, Evaluator, Result, keep_as
+from fasttrain.runs.evaluator import EvaluationError, Evaluator, Result
 from fasttrain.saving.files import Saving
 
 CONFIG = configured("env.id=CartPole-v1", "algo=ppo")
@@ -29,8 +30,10 @@ class Beside:
         self.rewards: list[float | EvaluationError] = []
 
     def submit(self, env_steps: int, wall_s: float) -> None:
-        file = self.folder / f"{env_steps}.zip"
+        file = self.folder / str(env_steps) / "best_model.zip"
+        file.parent.mkdir()
         self.save(file)
+        (file.parent / "best_model.opponents.pt").touch()
         self.waiting.append((env_steps, wall_s, file))
 
     def poll(self) -> Result | None:
@@ -58,7 +61,7 @@ def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def save(file: Path) -> None:
         saved.append(file.name)
-        file.write_text(f"saved as {file.name}")
+        file.write_text(f"saved in {file.parent.name}")
 
     def make(beside: bool) -> Evaluator:
         config = dataclasses.replace(CONFIG, eval_async=beside)
@@ -91,11 +94,15 @@ def test_beside_it_the_best_snapshot_becomes_the_best_model(parts: Any):
     evaluator.collect()
     assert [row["env_steps"] for row in evaluator.log.rows] == [10]
     evaluator.collect()
-    assert (folder / "best_model.zip").read_text() == "saved as 20.zip"
+    assert (folder / "best_model.zip").read_text() == "saved in 20"
     beside.rewards, beside.left_out = [2.0], 4
     evaluator.finish(lambda: True)
     assert [(row["env_steps"], row["wall_s"]) for row in evaluator.log.rows] == [(10, 1.0), (20, 2.0), (30, 3.0)]
-    assert sorted(path.name for path in folder.iterdir()) == ["best_model.zip", "evaluations.csv"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "best_model.opponents.pt",
+        "best_model.zip",
+        "evaluations.csv",
+    ]
     assert evaluator.beside_s == 6.0
     assert beside.closed
     assert "waiting for 1 evaluations that began during training" in said
@@ -106,19 +113,19 @@ def test_a_best_model_that_could_not_be_written_is_tried_again(parts: Any, monke
     make, said, _, folder = parts
     full = iter([True])
 
-    def keep(file: Path, target: Path) -> None:
-        if next(full, False):
+    def replace(part: Path, target: Path, replace: Any = os.replace) -> None:
+        if target.suffix == ".zip" and next(full, False):
             raise OSError(28, "No space left on device")
-        keep_as(file, target)
+        replace(part, target)
 
-    monkeypatch.setattr("fasttrain.runs.evaluator.keep_as", keep)
+    monkeypatch.setattr("fasttrain.runs.evaluator.os.replace", replace)
     evaluator = make(beside=True)
     evaluator._background.rewards = [1.0, 0.5, 2.0]
     for step in (10, 20, 30):
         evaluator.evaluate(step, step / 10)
         evaluator.collect()
         assert evaluator.best_reward == {10: float("-inf"), 20: 0.5, 30: 2.0}[step]
-    assert (folder / "best_model.zip").read_text() == "saved as 30.zip"
+    assert (folder / "best_model.zip").read_text() == "saved in 30"
     assert "warning: best_model.zip could not be written ([Errno 28] No space left on device); the run goes on" in said
     assert evaluator._saving.failed == {}
 

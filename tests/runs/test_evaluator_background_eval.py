@@ -17,16 +17,10 @@ from rich.console import Console
 
 from conftest import configured
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.runs.build import build_algorithm, build_vec_env, env_facts, this_machine
+from fasttrain.runs.envs import build_vec_env, env_facts, this_machine
 from fasttrain.runs.evaluate import evaluate_both
-from fasttrain.runs.evaluator import (
-    MOST_WAITING,
-    BackgroundEvaluation,
-    EvaluationError,
-    belongings,
-    forget,
-    keep_as,
-)
+from fasttrain.runs.evaluator import MOST_WAITING, BackgroundEvaluation, EvaluationError
+from fasttrain.runs.models import build_algorithm
 from fasttrain.spec.plan import make_plan
 from worker_toys import signals_rained
 
@@ -61,9 +55,7 @@ def test_it_gives_what_an_evaluation_in_the_trainer_gives_and_leaves_its_random_
     expected = evaluate_both(model, config, Console(quiet=True), sampled=False)["greedy"]
     assert (result.env_steps, result.wall_s, result.quality) == (1000, 2.5, expected)
     assert result.seconds > 0
-    assert evaluation.seconds == result.seconds
-    forget(result.file)
-    assert not list(evaluation.folder.iterdir())
+    assert result.file == evaluation.folder / "1000" / "best_model.zip"
     assert evaluation.wait(lambda: True) is None, "nothing is waited for"
 
 
@@ -133,18 +125,6 @@ def test_the_process_ends_with_a_trainer_that_is_killed(tmp_path: Path):
     trainer.stdout.close()
     gone, _ = psutil.wait_procs([process], timeout=200)
     assert gone
-
-
-def test_what_belongs_to_a_snapshot_is_renamed_and_removed_with_it(tmp_path: Path):
-    for name in ("100.zip", "100_vecnormalize.pkl", "100.opponents.pt", "1000.zip"):
-        (tmp_path / name).touch()
-    assert len(belongings(tmp_path / "100.zip")) == 3
-    keep_as(tmp_path / "100.zip", tmp_path / "best_model.zip")
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "best_model.zip", "best_model_vecnormalize.pkl", "best_model.opponents.pt", "1000.zip",
-    }  # fmt: skip
-    forget(tmp_path / "best_model.zip")
-    assert [path.name for path in tmp_path.iterdir()] == ["1000.zip"]
 
 
 def test_a_process_that_cannot_be_started_is_an_error_and_leaves_nothing(game: Any, monkeypatch: pytest.MonkeyPatch):

@@ -157,7 +157,10 @@ WRONG = (
     ([], "export needs format=onnx or format=torchscript"),
     (["format=onx"], "format=onx: not one of onnx, torchscript; did you mean 'onnx'?"),
     (["fromat=onnx"], "unknown key 'fromat'; did you mean 'format'?"),
-    (["format=torchscript", "seed=3"], "export takes run, format, model, output, trust only: seed would do nothing"),
+    (
+        ["format=torchscript", "seed=3"],
+        "export takes run=…, format=…, model=…, output=… and --trust only: seed would do nothing",
+    ),
     (["format=torchscript", "output=no/where.pt"], "output=no/where.pt: name a file in a folder that exists"),
     (
         ["format=torchscript", "output=/proc/x.pt"],

@@ -11,6 +11,10 @@ from fasttrain.runs.evaluate import summarise
 from fasttrain.runs.logs import FIELDS, EvaluationLog
 
 
+def refuse(*_: object, **__: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
 def test_rows_are_there_at_once(tmp_path: Path):
     log = EvaluationLog(tmp_path / "evaluations.csv")
     log.add(100, 1.5, summarise([(1.0, 5, {"is_win": True, "score_diff": 4}), (3.0, 5, {"is_win": False})]))
@@ -43,7 +47,7 @@ def test_what_is_known_of_earlier_policies_can_be_read_back(tmp_path: Path):
 def test_a_row_that_could_not_be_written_comes_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     log = EvaluationLog(tmp_path / "evaluations.csv")
     log.add(10, 1.0, summarise([(1.5, 3, {})]))
-    monkeypatch.setattr(Path, "open", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(Path, "write_text", refuse)
     with pytest.raises(OSError, match="No space"):
         log.add(20, 2.0, summarise([(1.5, 3, {})]))
     monkeypatch.undo()
@@ -64,12 +68,7 @@ def test_good_rows_stay_where_the_rewrite_does_not_fit(tmp_path: Path, monkeypat
     log = EvaluationLog(tmp_path / "evaluations.csv")
     log.add(100, 1.0, summarise([(1.5, 3, {})]))
     before = log.file.read_bytes()
-
-    class Full(csv.DictWriter):  # type: ignore[type-arg]
-        def writerows(self, rows: object) -> None:
-            raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(csv, "DictWriter", Full)
+    monkeypatch.setattr("fasttrain.saving.files.os.replace", refuse)
     with pytest.raises(OSError, match="No space"):
         EvaluationLog(log.file).go_on(log.rows)
     assert log.file.read_bytes() == before

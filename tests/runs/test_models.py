@@ -19,9 +19,8 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from conftest import configured
 from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.runs.build import build_algorithm, build_vec_env, env_facts, this_machine
-from fasttrain.runs.envs import save_model
-from fasttrain.runs.models import bare_model, find_statistics, load_policy, read_model_file
+from fasttrain.runs.envs import build_vec_env, env_facts, this_machine
+from fasttrain.runs.models import bare_model, build_algorithm, find_statistics, load_policy, read_model_file, save_model
 from fasttrain.spec.plan import make_plan
 from toys import RandomEnv
 

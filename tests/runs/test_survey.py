@@ -16,7 +16,7 @@ from conftest import RunCommand, configured
 from fasttrain.envs.make import EnvSpec
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.runs import survey
-from fasttrain.runs.build import build_vec_env, env_facts, env_spec, survey_of
+from fasttrain.runs.envs import build_vec_env, env_facts, env_spec, survey_of
 from fasttrain.runs.survey import BrokenEnvError, Survey
 from fasttrain.runs.view import make_console
 from worker_toys import processes_left

@@ -77,10 +77,8 @@ def test_where_nothing_can_be_locked_it_goes_on_without(tmp_path: Path, monkeypa
 
 def test_a_note_that_is_none_is_not_shown(tmp_path: Path) -> None:
     (tmp_path / LOCK).write_text("\x1b[2J")
-    file = files._opened(tmp_path / LOCK)
-    assert file is not None
-    with open(file, "rb"):
-        assert files._holder(file) == "unknown"
+    with (tmp_path / LOCK).open("rb") as file:
+        assert files._holder(file.fileno()) == "unknown"
 
 
 def test_a_run_that_goes_on_can_be_neither_resumed_nor_begun_again(tmp_path: Path, fasttrain: RunCommand) -> None:

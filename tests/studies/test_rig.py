@@ -13,7 +13,7 @@ import torch
 
 from conftest import configured
 from fasttrain.errors import FastTrainError
-from fasttrain.runs.build import env_facts, this_machine
+from fasttrain.runs.envs import env_facts, this_machine
 from fasttrain.spec.flags import EnvFacts, Machine
 from fasttrain.spec.plan import make_plan
 from fasttrain.studies import probes

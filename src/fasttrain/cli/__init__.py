@@ -158,8 +158,7 @@ def _dispatch(arguments: list[str]) -> int:
         command = commands.known(arguments.pop(0))
     arguments = commands.prepare(command, arguments)
     compose.check_options(normalise(arguments, {}))
-    from fasttrain.runs.activity import activity
-    from fasttrain.runs.view import make_console
+    from fasttrain.runs.view import activity, make_console
 
     with ExitStack() as starting:  # until the command, or a sweep's first cell, has something to show
         if not PRINTS_ONLY & set(arguments):
@@ -276,8 +275,7 @@ def _run_command(command: str, composed: Any, arguments: Sequence[str], starting
 
 def draw_report(folder: Path) -> None:
     """report.html of what a command left: whatever goes wrong here is one line, and all else stays what it is."""
-    from fasttrain.runs.activity import activity
-    from fasttrain.runs.view import make_console, say
+    from fasttrain.runs.view import activity, make_console, say
 
     console = make_console()
     try:

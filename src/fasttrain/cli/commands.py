@@ -25,7 +25,7 @@ MODULES = {
     "tune": "fasttrain.studies.tune",
     "doctor": "fasttrain.studies.doctor",
     "report": "fasttrain.report.index",
-    "warmup": "fasttrain.runs.warmup",
+    "warmup": "fasttrain.runs.engine",
 }
 COMMANDS = tuple(MODULES)
 STUDIES = ("compare", "ablate", "tune")  # many runs, each in a process of its own, in one folder

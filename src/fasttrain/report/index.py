@@ -13,8 +13,7 @@ from fasttrain.report.compare_page import compare_page
 from fasttrain.report.page import Page, write_page
 from fasttrain.report.run_page import FILES, run_page
 from fasttrain.report.study_page import STUDY, SWEEP, study_page, sweep_page
-from fasttrain.runs.activity import activity
-from fasttrain.runs.view import make_console, say
+from fasttrain.runs.view import activity, make_console, say
 from fasttrain.saving.files import read_json
 from fasttrain.spec.config import Config
 

@@ -250,7 +250,7 @@ def best_choices(
     with torch.no_grad():
         tensors = policy.obs_to_tensor(observations)[0]
         if hasattr(policy, "q_net"):
-            kind, scores = "Q-value", _split(policy.q_net(tensors), action_dims(model.action_space))
+            kind, scores = "Q-value", list(torch.split(policy.q_net(tensors), action_dims(model.action_space), dim=1))
         elif hasattr(policy, "quantile_net"):
             kind, scores = "Q-value", [policy.quantile_net(tensors).mean(dim=1)]
         else:
@@ -258,7 +258,7 @@ def best_choices(
     if not scores:
         return []
     if action_masks is not None:
-        legal = _split(torch.from_numpy(action_masks), [part.shape[1] for part in scores])
+        legal = torch.split(torch.from_numpy(action_masks), [part.shape[1] for part in scores], dim=1)
         scores = [part.masked_fill(~mask, -torch.inf) for part, mask in zip(scores, legal, strict=True)]
     best = _best_combinations([part[0].tolist() for part in scores], count)
     choices = []
@@ -266,10 +266,6 @@ def best_choices(
         rating = total / len(scores) if kind == "Q-value" else float(np.exp(total))
         choices.append(Choice(places[0] if len(places) == 1 else np.array(places), rating, kind))
     return choices
-
-
-def _split(tensor: Tensor, dims: Sequence[int]) -> list[Tensor]:
-    return list(torch.split(tensor, list(dims), dim=1))
 
 
 def _choice_scores(policy: Any, tensors: Any, action_masks: NDArray[np.bool_] | None) -> list[Tensor]:

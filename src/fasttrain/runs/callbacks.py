@@ -1,93 +1,38 @@
-"""One SB3 callback that joins a run's parts to `learn()`: counters, episodes, live view, [PERF], evaluation, stop."""
+"""What joins a run's parts to `learn()`: one SB3 callback for counters, episodes, live view, [PERF], evaluation, stop.
+
+Another takes snapshots in self-play, which are kept beside the model and rated in summary.json.
+"""
 
 from __future__ import annotations
 
-import os
-import signal
-import stat
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from types import FrameType
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.algos.collector import Collector
 from fasttrain.algos.fast import Fast
+from fasttrain.algos.self_play import SnapshotPool
 from fasttrain.buffers.prefetch import Prefetching
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.engines.causes import check_step
+from fasttrain.errors import ConfigError
 from fasttrain.machine import process_age_s
+from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.stock import optimizers_of
-from fasttrain.perf.windows import PerfMeter
-from fasttrain.runs.loggers import UsersCallbacks
-from fasttrain.runs.logs import EpisodeLog
-from fasttrain.runs.progress import Progress, QualityKeys
-from fasttrain.runs.stopping import Stop, Stopping
-from fasttrain.runs.view import LiveView
-from fasttrain.saving.files import Saving
-from fasttrain.saving.rests import Checkpoints
-from fasttrain.spec.config import Config
-
-ONE_S = 0.5
-
-
-HANG_UP = getattr(signal, "SIGHUP", None)  # a terminal that closes
-
-
-class StopFlag:
-    """Set by SIGINT, SIGTERM, or a terminal that closes (unless under nohup).
-
-    The run then ends after the current update (`Checkpoints`). A second signal kills; one that comes within
-    `ONE_S` is the first once more: a signal to the whole group reaches a study and its cell, and the study passes it
-    on.
-    """
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._since = 0.0
-
-    @contextmanager
-    def listening(self) -> Iterator[StopFlag]:
-        """Handle the signals inside the block; only the main thread may, elsewhere nothing is changed."""
-        if threading.current_thread() is not threading.main_thread():
-            yield self
-            return
-        numbers = [signal.SIGINT, signal.SIGTERM]
-        if HANG_UP is not None and signal.getsignal(HANG_UP) is signal.SIG_DFL:
-            numbers.append(HANG_UP)
-        previous = [(number, signal.signal(number, self._on_signal)) for number in numbers]
-        try:
-            yield self
-        finally:
-            for number, handler in previous:
-                signal.signal(number, handler)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if number == HANG_UP:
-            silence_terminals()
-        if not self.requested:
-            self.requested, self._since = True, now
-        elif now - self._since > ONE_S:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-
-
-def silence_terminals() -> None:
-    """What goes to a terminal goes nowhere from now on: one that has closed makes every line an error."""
-    for descriptor in (1, 2):
-        with suppress(OSError):
-            if stat.S_ISCHR(os.fstat(descriptor).st_mode):  # `isatty` says no of one that has closed
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, descriptor)
-                os.close(nowhere)
+from fasttrain.runs.loggers import made
+from fasttrain.runs.progress import QualityKeys, win_of
+from fasttrain.runs.stopping import Stop
+from fasttrain.spec.config import SELF, Config
+from fasttrain.spec.typed import named
+from fasttrain.vec.self_play import SelfPlayVecEnv
 
 
 class Interval:
@@ -104,64 +49,43 @@ class Interval:
         return True
 
 
-@dataclass(slots=True)
-class Parts:
-    """What the callback serves."""
-
-    progress: Progress
-    episodes: EpisodeLog
-    live: LiveView
-    meter: PerfMeter
-    stop: StopFlag
-    stopping: Stopping
-    evaluate: Callable[[], None]  # called every `eval_every` env steps
-    collect_evaluations: Callable[[], None]  # of those beside training, at every rollout's start
-    checkpoints: Checkpoints
-    change_engine: Callable[[], None]  # at a rollout's start, after the checkpoint
-    users: UsersCallbacks
-    saving: Saving
-    say: Callable[[str], None]
-
-
 class RunCallback(BaseCallback):
     """Its own time is phase `log`, evaluation and checkpoints have theirs."""
 
-    def __init__(self, config: Config, parts: Parts) -> None:
+    def __init__(self, run: Any) -> None:
         super().__init__()
-        self.parts = parts
+        config = run.config
+        self.run = run  # a train.Run, whose parts it serves
         self.enemy_turn_ms = 0.0  # of Python envs that report info["perf"]["enemy_turn_ms"]
-        self._log = Interval(config.log_every)
         self.stopped: Stop | None = None  # before the horizon, by a rule of `stop` or a signal
         self.at_rest = True  # False: stopped within a rollout
+        self._log = Interval(config.log_every)
         self._evaluate = Interval(config.eval_every)
-        self._evaluates_beside = bool(config.eval_every and config.eval_async)
         self._checkpoint = Interval(config.checkpoint_every)
-        self._to_console = config.train_log_to_console
-        self._enabled = config.train_log_enabled if config.loggers is None else bool(config.loggers)
-        self._nan_guard = config.nan_guard
+        self._evaluates_beside = bool(config.eval_every and config.eval_async)
         self._logged_updates = 0
         self._keys = QualityKeys.of(config.env)
 
     def _on_training_start(self) -> None:
         # Ours count their own updates: a hook on the optimizer would keep the fused kernels away.
         self._ours: Any = self.model if isinstance(self.model, Fast) else None
-        self._checks_steps = self._nan_guard and self._ours is None  # a stock class; ours look for themselves
+        self._checks_steps = self.run.config.nan_guard and self._ours is None  # a stock class; ours look for themselves
         if self._ours is not None and self._ours.engine.guard is not None:
-            self._ours.engine.guard.say = self.parts.say
+            self._ours.engine.guard.say = self.run.say
         self._counts_itself = not isinstance(self.model, OnPolicyAlgorithm)
         watched = [] if self._ours is not None or self._counts_itself else optimizers_of(self.model)[:1]
         self._hooks = [optimizer.register_step_post_hook(self._count_update) for optimizer in watched]
-        progress = self.parts.progress
+        progress = self.run.progress
         self._updates_before = progress.updates
-        self.parts.meter.start(progress.env_steps, progress.updates)
+        self.run.meter.start(progress.env_steps, progress.updates)
         progress.started = time.perf_counter() - progress.before_s
 
     def _count_update(self, *_: Any) -> None:
-        self.parts.progress.updates += 1
+        self.run.progress.updates += 1
 
     def _take_updates(self) -> None:
         """How many there were so far. Between updates, so that the first one has just ended."""
-        progress = self.parts.progress
+        progress = self.run.progress
         if self._ours is not None:
             progress.updates = self._ours.engine.gradient_updates
         elif self._counts_itself:
@@ -171,41 +95,42 @@ class RunCallback(BaseCallback):
 
     def _on_rollout_start(self) -> None:
         self._take_updates()
-        self.parts.progress.mark()
-        if self._log.due(self.parts.progress.updates):
-            with self.parts.meter.clock.phase("log"):
+        self.run.progress.mark()
+        if self._log.due(self.run.progress.updates):
+            with self.run.clock.phase("log"):
                 self._write_logs()
-        self.parts.meter.tick(self.parts.progress.env_steps, self.parts.progress.updates)
+        self.run.meter.tick(self.run.progress.env_steps, self.run.progress.updates)
         if self._evaluates_beside:
-            with self.parts.meter.clock.phase("eval"):
-                self.parts.collect_evaluations()
+            with self.run.clock.phase("eval"):
+                self.run.evaluator.collect()
         env_steps = self.model.num_timesteps  # the callback's own is that of the last step it saw
-        stopping = self.stopped is not None or self.parts.stop.requested
-        self.parts.checkpoints.rest(env_steps, self._checkpoint.due(env_steps), stopping)
-        self.parts.change_engine()
+        stopping = self.stopped is not None or self.run.stop.requested
+        self.run.checkpoints.rest(env_steps, self._checkpoint.due(env_steps), stopping)
+        self.run.change_engine()
 
     def _write_logs(self) -> None:
-        progress = self.parts.progress
+        progress = self.run.progress
         self._logged_updates = progress.updates
-        line = self.parts.meter.line(progress.env_steps, progress.updates)
-        if self._to_console:
-            self.parts.say(line)
-        if self._enabled:
-            with self.parts.saving.of("progress.csv"):
+        line = self.run.meter.line(progress.env_steps, progress.updates)
+        config = self.run.config
+        if config.train_log_to_console:
+            self.run.say(line)
+        if config.train_log_enabled if config.loggers is None else config.loggers:
+            with self.run.saving.of("progress.csv"):
                 _dump_logs(self.model)
 
     def _on_step(self) -> bool:
-        parts = self.parts
-        with parts.meter.clock.phase("log"):
+        run = self.run
+        with run.clock.phase("log"):
             if self._checks_steps:
                 seen = self.locals
                 check_step(seen["new_obs"], seen["rewards"], (), self.num_timesteps, self.model._vec_normalize_env)
-            parts.progress.env_steps = self.num_timesteps
+            run.progress.env_steps = self.num_timesteps
             self._collect_episodes()
-            parts.live.tick()
+            run.live.tick()
         if self._evaluate.due(self.num_timesteps):
-            with parts.meter.clock.phase("eval"):
-                parts.evaluate()
+            with run.clock.phase("eval"):
+                run.evaluate()
         return self._goes_on()
 
     def _goes_on(self) -> bool:
@@ -213,33 +138,33 @@ class RunCallback(BaseCallback):
 
         Evaluations and checkpoints count as training.
         """
-        parts = self.parts
+        run = self.run
         if self.stopped is None:
             self.stopped = self._reason()
-        if self.stopped is None or not parts.checkpoints.may_stop(for_signal=parts.stop.requested):
+        if self.stopped is None or not run.checkpoints.may_stop(for_signal=run.stop.requested):
             return True
         self.at_rest = False
-        parts.say(f"stopped at {self.num_timesteps:,} steps: {self.stopped.text.partition(': ')[2]}")
+        run.say(f"stopped at {self.num_timesteps:,} steps: {self.stopped.text}")
         return False
 
     def _reason(self) -> Stop | None:
-        parts = self.parts
-        if parts.stop.requested:
-            return Stop("signal", f"stopped at {self.num_timesteps:,} steps: by a signal")
-        if parts.users.stopped_by:
-            return Stop("callback", f"stopped at {self.num_timesteps:,} steps: by {parts.users.stopped_by}")
-        if not parts.stopping.active:
+        run = self.run
+        if run.stop.requested:
+            return Stop("signal", "by a signal")
+        if run.users.stopped_by:
+            return Stop("callback", f"by {run.users.stopped_by}")
+        if not run.stopping.active:
             return None
-        with parts.meter.clock.phase("log"):
-            wall_s = time.perf_counter() - parts.progress.started
-            return parts.stopping.reason(self.num_timesteps, wall_s)
+        with run.clock.phase("log"):
+            reason: Stop | None = run.stopping.reason(time.perf_counter() - run.progress.started)
+            return reason
 
     def _collect_episodes(self) -> None:
         infos: list[dict[str, Any]] = self.locals["infos"]
         if "perf" in infos[0]:  # under lean_info only of envs that have just ended; but then the workers count it
             told = (info["perf"] for info in infos if isinstance(info.get("perf"), Mapping))
             self.enemy_turn_ms += sum(perf.get("enemy_turn_ms", 0.0) for perf in told)
-        progress, dones = self.parts.progress, self.locals["dones"]
+        progress, dones = self.run.progress, self.locals["dones"]
         for index in np.flatnonzero(dones) if dones.any() else ():
             info = infos[index]
             episode = info.get("episode")
@@ -247,11 +172,11 @@ class RunCallback(BaseCallback):
                 continue
             info = self._keys.read(info)
             progress.add_episode(float(episode["r"]), info)
-            if self.parts.stopping.active:
-                self.parts.stopping.add(self.num_timesteps, float(episode["r"]))
+            if self.run.stopping.active:
+                self.run.stopping.add(self.num_timesteps, float(episode["r"]))
             wall_s = round(time.perf_counter() - progress.started, 3)
             fixed = (progress.episodes, self.num_timesteps, int(index), episode["r"], episode["l"], wall_s)
-            self.parts.episodes.add(fixed, info)
+            self.run.episodes.add(fixed, info)
 
     def _on_training_end(self) -> None:
         for hook in self._hooks:
@@ -259,10 +184,10 @@ class RunCallback(BaseCallback):
         self._take_updates()
         if self.at_rest:  # whatever wanted to stop it, the horizon came first
             self.stopped = None
-        with self.parts.meter.clock.phase("log"):
-            if self.parts.progress.updates > self._logged_updates:  # the last stretch is rarely a whole interval
+        with self.run.clock.phase("log"):
+            if self.run.progress.updates > self._logged_updates:  # the last stretch is rarely a whole interval
                 self._write_logs()
-            self.parts.episodes.flush()
+            self.run.episodes.flush()
 
 
 def _dump_logs(model: BaseAlgorithm) -> None:
@@ -308,3 +233,67 @@ def replay_line(facts: dict[str, Any]) -> str:
         line += f"; prefetched batches: {prefetch['hits']:,} were ready, {prefetch['waits']:,} were waited for "
         line += f"({prefetch['wait_s']:.1f} s)"
     return line
+
+
+def score_of(info: Mapping[str, Any]) -> float | None:
+    """The learner's share of the points: of opponents beaten, or 1, 0.5, 0 for a win, a draw, a loss."""
+    if "opponents_beaten" in info:
+        return float(info["opponents_beaten"])
+    won = win_of(info)
+    if won is None:
+        return None
+    return 0.5 if info.get("is_draw") else float(won)
+
+
+def pool_for(config: Config, model: BaseAlgorithm, env: VecEnv) -> SnapshotPool | None:
+    """The opponents of a run in self-play, set to work in its env; None for any other run.
+
+    A class of the user's is set to work too. What it remembers is no part of a checkpoint.
+
+    Raises:
+        ConfigError: it cannot be made, or decides nothing.
+    """
+    if not isinstance(env, SelfPlayVecEnv):
+        return None
+    if config.opponent not in (None, SELF):
+        opponent: Any = made(*named(config.opponent, "opponent", "opponent"), "opponent", object)
+        if not callable(getattr(opponent, "act", None)) or not callable(getattr(opponent, "episode_over", None)):
+            raise ConfigError(
+                f"opponent: {type(opponent).__name__} needs act(observations, action_masks, envs) and "
+                "episode_over(env, info); see fasttrain.vec.self_play.Opponent"
+            )
+        env.set_opponent(opponent)
+        return None
+    settings = config.self_play
+    alone = config.env.kwargs.get(str(config.env.opponent_key)) == SELF  # with bots among them a score is not theirs
+    keys = QualityKeys.of(config.env)
+    rated = (lambda info: score_of(keys.read(info))) if alone else lambda _: None
+    pool = SnapshotPool(model, env.num_envs, settings.latest, settings.pool, config.seed, rated)
+    env.set_opponent(pool)
+    return pool
+
+
+class SnapshotCallback(BaseCallback):
+    """Takes a snapshot every `every` gradient updates. Its time is phase `other`."""
+
+    def __init__(self, pool: SnapshotPool, every: int, clock: PhaseClock) -> None:
+        super().__init__()
+        self.pool, self._snapshot, self.clock = pool, Interval(every), clock
+
+    def _on_rollout_start(self) -> None:
+        if self._snapshot.due(self.model.engine.gradient_updates):  # type: ignore[attr-defined]
+            with self.clock.phase("other"):
+                self.pool.take(self.num_timesteps)
+
+    def _on_step(self) -> bool:
+        return True
+
+
+def pool_file(model_file: Path) -> Path:
+    """Where the opponents lie that belong to a model zip."""
+    return model_file.with_name(f"{model_file.stem}.opponents.pt")
+
+
+def save_pool(pool: SnapshotPool, model_file: Path) -> None:
+    """Beside the model."""
+    torch.save(pool.state(), pool_file(model_file))

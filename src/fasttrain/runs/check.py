@@ -1,27 +1,50 @@
-"""The checkup of a run's env: a few lines before training; by itself (`fasttrain check`) longer and with the costs."""
+"""What is tried before a training: its env, one process or workers, torch's threads.
+
+The checkup says a few lines before training; by itself (`fasttrain check`) it looks longer and shows the costs.
+`torch_threads=auto` for networks that torch computes tries one thread and one per core. A rule by size was wrong by
+half for convolutions, and no rule knows how busy the machine is: threads that wait for one whose core is taken make a
+product slower than one thread alone.
+"""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
+from timeit import timeit
 from typing import Any
 
+import numpy as np
+import torch
+from gymnasium import spaces
 from rich.console import Console
 from rich.table import Table
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.envs.checkup import CheckupResult
 from fasttrain.envs.make import EnvSpec
+from fasttrain.envs.masks import random_legal_action
 from fasttrain.envs.probe import ProbeResult
 from fasttrain.errors import ConfigError, EnvSpecError
-from fasttrain.runs.build import env_spec
-from fasttrain.runs.envs import check_spaces
+from fasttrain.runs.envs import build_vec_env, check_spaces, env_spec
 from fasttrain.runs.survey import BrokenEnvError, Survey
-from fasttrain.runs.view import make_console, say
+from fasttrain.runs.view import activity, make_console, say
+from fasttrain.saving.env_state import own_random_state
 from fasttrain.saving.files import write_json
 from fasttrain.spec.config import Config
-from fasttrain.spec.reading import against_bots
+from fasttrain.spec.flags import EnvFacts, Machine
+from fasttrain.spec.plan import Plan
+from fasttrain.spec.reading import against_bots, plays_itself
+from fasttrain.spec.stepping import step_costs
 from fasttrain.terminal import command, rate_text
+from fasttrain.vec.base import slots_of
 
 CHECK_SCHEMA = 1
 # Of `fasttrain check`; before training the checkup's own, smaller, limits hold.
@@ -52,7 +75,10 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         result = _looked(survey, folder, {"max_steps": CHECK_STEPS, "max_seconds": CHECK_SECONDS})
     say(console, f"Checkup of {spec.option}: {result.steps:,} steps by random legal actions, {result.seconds:.1f} s")
     if result.costs is not None:
-        console.print(_cost_table(result, result.costs))
+        table = Table(box=None, pad_edge=False, show_header=False)
+        for name, text in _cost_rows(result, result.costs):
+            table.add_row(name, text)
+        console.print(table)
     for text in _notes(result, config):
         say(console, text)
     for finding in result.findings:
@@ -115,13 +141,6 @@ def _write(found: Mapping[str, Any], spec: EnvSpec, folder: Path) -> None:
     write_json(folder / "checkup.json", {"schema": CHECK_SCHEMA, "env": spec.option, **found})
 
 
-def _cost_table(result: CheckupResult, costs: ProbeResult) -> Table:
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for name, text in _cost_rows(result, costs):
-        table.add_row(name, text)
-    return table
-
-
 def _cost_rows(result: CheckupResult, costs: ProbeResult) -> Iterator[tuple[str, str]]:
     yield "build", _duration(costs.build_s)
     yield "reset", _duration(costs.reset_s)
@@ -148,3 +167,154 @@ def _duration(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.3g} s"
     return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} µs"
+
+
+CLOSE = 2.0  # estimates of which neither is so many times the other
+TURNS, TURN_S = 3, 0.1
+PAYS_FROM_S = 20.0  # of stepping in the whole training: starting workers for the trial takes two or three seconds
+
+
+def with_trial(facts: EnvFacts, plan: Plan, machine: Machine, console: Console) -> EnvFacts:
+    """`facts` with what a step of all envs took in one process and in workers, where `vec_env=auto` is a close call.
+
+    The trial's envs are built for it and closed again, and Python's, NumPy's and torch's global random streams are as
+    before: the run is the one that it would have been. `deterministic=true` goes by the estimates, which a busy machine
+    changes less.
+    """
+    config = plan.config
+    row = next(row for row in plan.rows if row.flag == "vec_env")
+    if row.requested != "auto" or facts.step_s is None or config.deterministic or plays_itself(config):
+        return facts
+    if config.env.on_env_error == "restart":  # only workers can do that
+        return facts
+    loop_s, shared_s, workers = step_costs(config.num_envs, facts, machine)
+    if workers < 2 or not 1 / CLOSE < loop_s / shared_s < CLOSE:
+        return facts
+    if config.total_timesteps / config.num_envs * loop_s < PAYS_FROM_S:
+        return facts
+    alone = dataclasses.replace(config, vec_env="dummy", schedule="lockstep")
+    shared = dataclasses.replace(config, vec_env="shared", workers=workers, schedule="lockstep")
+    try:
+        with activity(console, "trying one process and workers"), own_random_state(config.seed):
+            return facts._replace(tried=tried(alone, shared))
+    except Exception:  # envs that cannot be there twice, say: the run itself tells what is wrong with them
+        return facts
+
+
+def tried(*configs: Config) -> tuple[float, ...]:
+    """Median seconds of a step of all envs, with masks where there are any, under each configuration; taken in turn."""
+    with ExitStack() as closed:
+        built = (closing(build_vec_env(config, config.num_envs, config.seed)) for config in configs)
+        envs = [closed.enter_context(env) for env in built]
+        players = [_Player(env) for env in envs]
+        for _ in range(TURNS):
+            for player in players:
+                player.play(TURN_S)
+        return tuple(statistics.median(player.steps_s) for player in players)
+
+
+class _Player:
+    """Plays a vector env by random legal actions."""
+
+    def __init__(self, env: VecEnv) -> None:
+        self.env, self.source = env, slots_of(env)
+        self.steps_s: list[float] = []
+        self._rng = np.random.default_rng(0)
+        self.env.action_space.seed(0)
+        env.reset()
+        self._masks = self.source.read_masks()
+
+    def play(self, seconds: float) -> None:
+        """For so long, and one step at least."""
+        space, until = self.env.action_space, time.perf_counter() + seconds
+        while True:
+            masks = [None] * self.env.num_envs if self._masks is None else self._masks
+            actions = np.stack([random_legal_action(space, mask, self._rng) for mask in masks])
+            began = time.perf_counter()
+            self.source.step_slots(actions)
+            self._masks = self.source.read_masks()
+            self.steps_s.append(time.perf_counter() - began)
+            if time.perf_counter() > until:
+                return
+
+
+ROUNDS, MOST_ROWS = 5, 128  # rows of an update: more take longer and tell no more
+MUST_GAIN = 1.1  # else one thread, which leaves the other cores alone
+
+
+def settle_threads(plan: Plan, model: BaseAlgorithm) -> Plan:
+    """Set torch's threads to what was fastest, where the plan left that open; its networks and draws stay as they were.
+
+    `deterministic=true` takes what the plan says: a number that was measured may be another one the next time.
+    """
+    threads, config = plan.config.torch_threads, plan.config
+    row = next(row for row in plan.rows if row.flag == "torch_threads")
+    if row.requested != "auto" or threads == 1 or config.deterministic or model.device.type != "cpu":
+        return plan
+    if config.fused_update == "on":
+        torch.set_num_threads(1)
+        return plan.replacing(
+            "torch_threads", 1, "the networks are computed by compiled kernels, with threads of their own"
+        )
+    try:
+        with own_random_state(config.seed):
+            one, several = step_times(model, int(threads))
+    except Exception as error:  # a policy of the user's that cannot be copied or called like stock's
+        return plan.replacing("torch_threads", threads, f"one per core; not tried out: {type(error).__name__}")
+    chosen = int(threads) if one > MUST_GAIN * several else 1
+    torch.set_num_threads(chosen)
+    told = f"acting and updating takes {1e3 * one:.3g} ms a vector step on one thread, {1e3 * several:.3g} on {threads}"
+    return plan.replacing("torch_threads", chosen, told)
+
+
+def step_times(model: Any, threads: int) -> tuple[float, float]:
+    """Seconds of acting and updating per vector step, on one thread and on `threads`; medians, taken in turn."""
+    policy = copy.deepcopy(model.policy)
+    rows = min(MOST_ROWS, model.batch_size or MOST_ROWS)
+    seen, update = _observations(policy, model, model.n_envs), _updating(policy, model, rows)
+    act: Any = torch.no_grad()(lambda: policy(seen))
+    times: dict[int, list[float]] = {1: [], threads: []}
+    for number in range(ROUNDS + 1):
+        for count, taken in times.items():
+            torch.set_num_threads(count)
+            acting, updating = timeit(act, number=1), timeit(update, number=1)
+            if number:  # the first allocates
+                taken.append(acting + updates_per_step(model) * updating * (model.batch_size or rows) / rows)
+    return statistics.median(times[1]), statistics.median(times[threads])
+
+
+def updates_per_step(model: Any) -> float:
+    """Gradient updates per vector step."""
+    if isinstance(model, OffPolicyAlgorithm):
+        steps = model.gradient_steps if model.gradient_steps >= 0 else model.n_envs
+        frequency: Any = model.train_freq  # of episodes: as if of steps
+        return float(steps / max(1, frequency.frequency))
+    return float(model.n_epochs * math.ceil(model.n_steps * model.n_envs / (model.batch_size or 1)) / model.n_steps)
+
+
+def _updating(policy: Any, model: Any, rows: int) -> Callable[[], None]:
+    observations = _observations(policy, model, rows)
+    if isinstance(model, OffPolicyAlgorithm):
+
+        def update() -> None:
+            with torch.no_grad():
+                policy.q_net_target(observations)
+            policy.q_net(observations).square().mean().backward()
+
+        return update
+    space = copy.deepcopy(model.action_space)
+    actions = torch.as_tensor(np.stack([space.sample() for _ in range(rows)]))
+
+    def update_actor() -> None:
+        values, log_probs, _ = policy.evaluate_actions(observations, actions)
+        (values.square().mean() - log_probs.mean()).backward()
+
+    return update_actor
+
+
+def _observations(policy: Any, model: Any, rows: int) -> Any:
+    space = copy.deepcopy(model.observation_space)
+    drawn = [space.sample() for _ in range(rows)]
+    if isinstance(space, spaces.Dict):
+        return policy.obs_to_tensor({key: np.stack([row[key] for row in drawn]) for key in space.spaces})[0]
+    return policy.obs_to_tensor(np.stack(drawn))[0]

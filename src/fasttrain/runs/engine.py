@@ -1,19 +1,24 @@
 """The plan's last word on how networks are computed, and the change from one engine to the other in mid-run.
 
 Only the built model and a compiler can tell what really computes. Kernels work from the first step on where they are
-on disk; else the torch engine begins and they follow at a boundary between two rollouts.
+on disk; else the torch engine begins and they follow at a boundary between two rollouts. `fasttrain warmup` compiles
+them into the cache, for an image or before a batch of jobs.
 """
 
 from __future__ import annotations
 
+import functools
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from stable_baselines3.common.base_class import BaseAlgorithm
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from fasttrain.algos.fast import Fast
 from fasttrain.buffers import n_step, prioritized
@@ -21,15 +26,18 @@ from fasttrain.engines import kernels, kernels_q
 from fasttrain.engines.engine import EngineSettings
 from fasttrain.engines.guard import Guard
 from fasttrain.engines.heads import StockHead
-from fasttrain.errors import ConfigError
+from fasttrain.errors import EXIT_DONE, ConfigError
+from fasttrain.kernel_cache import folders
 from fasttrain.kernel_jobs import Compiler, KernelCall, compile_all
 from fasttrain.machine import usable_cores
-from fasttrain.runs.activity import activity
+from fasttrain.runs.envs import env_facts, game_calls, this_machine
 from fasttrain.runs.progress import Progress
+from fasttrain.runs.view import activity, make_console
 from fasttrain.spec.computing import envs_per_forward
 from fasttrain.spec.config import Config
 from fasttrain.spec.flags import NOT_APPLICABLE
-from fasttrain.spec.plan import Plan, Row
+from fasttrain.spec.plan import Plan, Row, make_plan
+from fasttrain.spec.reading import against_bots
 
 ADAM = "Adam by torch's fused kernel"
 
@@ -251,3 +259,91 @@ class EngineSwitch:
     def to_dict(self) -> dict[str, Any]:
         """For perf.json and summary.json."""
         return {"at": self.at, "beside_s": self.beside_s, **({} if self.at is not None else {"why_not": self.why_not})}
+
+
+def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
+    """Compile what a training with this configuration would call; returns the exit code."""
+    console = make_console()
+    of_game = game_calls(config)
+    missing = [call for call in of_game if not call.is_kept]  # before the env is looked at, which plays it
+    took = compile_shown(of_game, console)
+    plan = make_plan(config, sources, env_facts(against_bots(config)), this_machine())
+    of_learner = learner_calls(plan.config) + replay_calls(plan.config)
+    missing += [call for call in of_learner if not call.is_kept]
+    took += compile_shown(of_learner, console)
+    count = len(of_game) + len(of_learner)
+    what = (
+        f"{len(missing)} of {count} kernels compiled in {took:.0f} s" if missing else f"all {count} kernels were there"
+    )
+    line = f"{what}; they are kept in {folders()[0]}" if count else "this run has no compiled kernels"
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+    return EXIT_DONE
+
+
+# --- what a run sets in torch: its device, its compiler left out where it is not used, its threads
+
+
+def pick_device(requested: str, policy: str) -> str:
+    """`auto`: a small MLP is faster on the CPU (SB3 warns of the GPU there), images belong on the GPU.
+
+    Raises:
+        ConfigError: a device was asked for that is not there.
+    """
+    if requested == "auto":
+        return "cuda" if policy.startswith("Cnn") and torch.cuda.is_available() else "cpu"
+    if requested == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError("device=mps: this machine (or this torch build) has no MPS; take device=cpu")
+    kind, _, number = requested.partition(":")
+    if kind == "cuda":
+        if not torch.cuda.is_available():
+            raise ConfigError(f"device={requested}: this machine (or this torch build) has no CUDA; take device=cpu")
+        there = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+        if number and requested not in there:
+            raise ConfigError(f"device={requested}: this machine has {', '.join(there)}")
+    return requested
+
+
+def set_threads(threads: int | str) -> int:
+    """Set torch's intra-op threads; `default` leaves them alone. Returns what is in force."""
+    if isinstance(threads, int):
+        torch.set_num_threads(threads)
+    return torch.get_num_threads()
+
+
+WRAPPED = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
+
+
+DISABLED = "__dynamo_disable"  # where torch keeps the form of a method that its compiler would leave alone
+
+
+STEPPING = (Adam, AdamW, RMSprop, SGD)
+
+
+def leave_compiler_out() -> None:
+    """Let optimizers be built, saved and stepped without `torch._dynamo`: 800 modules, 1.2 s of every start on 2 cores.
+
+    Those methods import it only to be left alone by it. Here each is told that it has been left alone already, and
+    `step` sets gradients on or off without a word to the compiler. Another version of torch may do that elsewhere: then
+    the start, or the first update, takes the second longer, and nothing else changes.
+    """
+    if "torch._dynamo" in sys.modules:
+        return
+    for name in WRAPPED:
+        method = getattr(getattr(Optimizer, name, None), "__wrapped__", None)
+        if method is not None and not hasattr(method, DISABLED):
+            setattr(method, DISABLED, method)
+    for optimizer in STEPPING:
+        step: Any = optimizer.step
+        if step.__code__.co_name == "_use_grad":
+            optimizer.step = _without_compiler(step.__wrapped__)  # type: ignore[method-assign]
+
+
+def _without_compiler(step: Any) -> Any:
+    """As torch's `_use_grad_for_differentiable`, less the compiler's graph breaks."""
+
+    @functools.wraps(step)
+    def plain(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        with torch.set_grad_enabled(self.defaults["differentiable"]):
+            return step(self, *args, **kwargs)
+
+    return plain

@@ -1,24 +1,44 @@
-"""What lies around a run's envs, and what of `env.` fits what: options, spaces, frame stacks, running statistics."""
+"""From the effective configuration to envs: what of `env.` fits what, the vector env, and what lies around it."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
+import os
+import platform
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from gymnasium import spaces
-from stable_baselines3.common.base_class import BaseAlgorithm
+from rich.console import Console
+from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecNormalize
 
-from fasttrain.errors import ConfigError, EnvSpecError
+from fasttrain.batch import OPPONENTS_TURN
+from fasttrain.envs.make import EnvFactory, EnvSpec
+from fasttrain.envs.probe import ProbeResult
+from fasttrain.envs.retrace import Retraced
+from fasttrain.envs.user_code import blame, look_up
+from fasttrain.errors import ConfigError, EnvSpecError, FastTrainError
+from fasttrain.kernel_jobs import KernelCall
+from fasttrain.machine import bf16_units, usable_cores
+from fasttrain.runs.survey import Survey
 from fasttrain.saving.archives import read_arrays
-from fasttrain.saving.checkpoints import array_writer
-from fasttrain.saving.env_state import load_moments, moments
+from fasttrain.saving.env_state import load_moments
 from fasttrain.spec.config import Config
+from fasttrain.spec.flags import EnvFacts, Machine
+from fasttrain.spec.reading import env_kwargs, plays_itself
+from fasttrain.vec.process import Scout
+from fasttrain.vec.self_play import RandomOpponent, SelfPlayVecEnv
+from fasttrain.vec.shared import SharedMemoryVecEnv
+from fasttrain.vec.stock import NotedVecEnv, start_subproc
 
 OBSERVATION_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
@@ -46,8 +66,9 @@ def check_native_options(config: Config) -> None:
             raise ConfigError(f"{key}={value} does not go with {batch}; leave it out, or take {way_out}")
 
 
-def check_spaces(config: Config, what: str, action: spaces.Space[Any], observation: spaces.Space[Any]) -> None:
-    """Whether the spaces of the env named `what` suit the algorithm, the policy and what lies around the env.
+def check_spaces(config: Config, what: str, action: spaces.Space[Any], observation: spaces.Space[Any]) -> str:
+    """Whether the spaces of the env named `what` suit the algorithm, the policy and what lies around the env; SB3's
+    name of that policy.
 
     Raises:
         EnvSpecError: the algorithm has no such actions.
@@ -88,6 +109,7 @@ def check_spaces(config: Config, what: str, action: spaces.Space[Any], observati
             f"env.normalize=[obs] is for numbers (Box) other than images, which the policy scales itself; {what} "
             f"observes {observation}; leave obs out"
         )
+    return policy
 
 
 def is_normalisable(space: spaces.Space[Any]) -> bool:
@@ -107,7 +129,6 @@ def policy_for(name: str, space: spaces.Space[Any], policies: Sequence[str]) -> 
 
 
 Statistics = Path | VecNormalize
-PLAIN, PICKLED = ".npz", ".pkl"
 MOST_STATISTICS_BYTES = 1 << 30  # three float64 a number of an observation
 
 
@@ -155,30 +176,200 @@ def _settled(env: VecEnv, config: Config, statistics: Statistics) -> VecNormaliz
     if isinstance(statistics, VecNormalize):
         normalised = copy.deepcopy(statistics)  # VecNormalize leaves its env out of copies
         normalised.set_venv(env)
-    elif statistics.suffix == PLAIN:
+    elif statistics.suffix == ".npz":
         normalised = _learning(env, config)
         load_moments(normalised, read_arrays(statistics, MOST_STATISTICS_BYTES))
-    else:  # SB3's own file, a pickle: who names it trusts it (model_files.find_statistics)
+    else:  # SB3's own file, a pickle: who names it trusts it (models.find_statistics)
         normalised = VecNormalize.load(str(statistics), env)
     normalised.training = normalised.norm_reward = False
     return normalised
 
 
-def save_model(model: BaseAlgorithm, path: Path) -> None:
-    """`path` and, where the env is normalised, its statistics beside it: as plain arrays, and in SB3's own format."""
-    statistics = model.get_vec_normalize_env()
-    if statistics is not None:
-        with statistics_of(path).open("wb") as file:
-            array_writer({name: np.asarray(value) for name, value in moments(statistics).items()})(file)
-        statistics.save(str(statistics_of(path, pickled=True)))
-    model.save(path)
+class MonitoredEnv(EnvFactory):
+    """Builds one env of the run, as a plain SB3 script would: picklable, called in the process that steps it."""
+
+    def __call__(self) -> Monitor[Any, Any]:
+        return Monitor(super().__call__())
 
 
-def statistics_of(path: Path, pickled: bool = False) -> Path:
-    """Where the statistics of the model at `path` are: vecnormalize.npz for model.zip, else with the model's name.
+def this_machine() -> Machine:
+    """What the plan needs to know."""
+    return Machine(usable_cores(), platform.system() == "Windows", torch.cuda.is_available(), bf16_units())
 
-    Args:
-        pickled: SB3's own file, for its users; nothing here reads it unless it is told to trust it.
+
+def env_spec(config: Config) -> EnvSpec:
+    """The env a run asks for."""
+    return EnvSpec(
+        id=config.env.id,
+        entry_point=config.env.entry_point,
+        kwargs=env_kwargs(config),
+        api=config.env.api,
+        wrappers=config.env.wrappers,
+        max_episode_steps=config.env.max_episode_steps,
+        action_repeat=config.action_repeat,
+        info_keys=config.env.info_keys,
+        lean_info=config.lean_info,
+        needs_masks=config.algo.spec.masks == "must",
+        use_masks=uses_masks(config),
+        two_sided=plays_itself(config),
+    )
+
+
+def uses_masks(config: Config) -> bool:
+    """Whether the algorithm looks at action masks."""
+    masks = config.algo.spec.masks
+    return masks == "must" or (masks == "may" and config.engine == "fast" and config.algo.use_masking)
+
+
+def survey_of(config: Config, console: Console) -> Survey:
+    """What will look at the env of a run."""
+    compiled = config.env.native_game is not None and config.env.backend == "gymnasium" and uses_masks(config)
+    here = compiled and config.vec_env in ("auto", "native")
+    return Survey(env_spec(config), config.checkup_timeout_s, console, here)
+
+
+def env_facts(
+    config: Config, survey: Survey | None = None, measure: Callable[[], ProbeResult | None] = lambda: None
+) -> EnvFacts:
+    """Build the env once, so that a wrong one fails here with one clear message; time it where the plan must choose.
+
+    `survey` belongs to a training that goes on with its process. `measure` plays the env for reasons of its own (the
+    checkup); if it returns what the env costs, nothing is played twice.
+
+    Raises:
+        EnvSpecError: the env cannot be built or does not fit the algorithm.
+        ConfigError: a native batch was asked for with an algorithm that ignores masks, or with an option it lacks.
     """
-    name = "vecnormalize" if path.stem == "model" else f"{path.stem}_vecnormalize"
-    return path.with_name(name + (PICKLED if pickled else PLAIN))
+    if config.env.backend == "envpool":
+        check_native_options(config)
+        return EnvFacts(True, None, images=_check_envpool(config))
+    native = config.env.native_game is not None and uses_masks(config)
+    if config.vec_env == "native" and not native:
+        raise ConfigError(
+            f"vec_env=native with algo={config.algo.name}: the native game refuses illegal actions and this algorithm "
+            "ignores masks; take algo=maskable_ppo, or dqn with engine=fast, or vec_env=dummy"
+        )
+    if native and config.vec_env in ("auto", "native"):
+        check_native_options(config)
+    times = config.vec_env == "auto" and not native and config.workers != 0
+    plays = times or (survey is not None and (config.checkup != "off" or config.vec_env == "shared"))
+    with nullcontext(survey) if survey else survey_of(config, Console(quiet=True)) as asked:
+        built = asked.build() if plays else asked.build_here()
+        policy = check_spaces(config, asked.spec.option, built.action_space, built.observation_space)
+        if built.lacks_masks:
+            raise EnvSpecError(built.lacks_masks)
+        images = policy.startswith("Cnn")
+        measured = measure()
+        if not times and (measured is None or config.vec_env != "shared"):  # whose workers are fitted to envs that wait
+            return EnvFacts(native, None, images=images)
+        found = measured or asked.costs()
+        return EnvFacts(native, found.step_s + found.mask_s, found.cpu_share, images)
+
+
+def _check_envpool(config: Config) -> bool:
+    what = f"env.id={config.env.id} of EnvPool"
+    if config.algo.spec.masks == "must":
+        raise ConfigError(f"{what} has no action masks: take algo=ppo or dqn")
+    env = _envpool(config, 1)
+    return check_spaces(config, what, env.action_space, env.observation_space).startswith("Cnn")
+
+
+def build_vec_env(
+    config: Config,
+    num_envs: int,
+    seed: int,
+    statistics: Statistics | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+    scout: Scout | None = None,
+) -> VecEnv:
+    """`num_envs` copies as the (effective) `vec_env` says; env i is seeded with `seed + i`.
+
+    `statistics` of a training: the envs are to be played with `env.normalize` as it was learned there. `tell` hears
+    which env is being built, where that is known. `scout` is to be the first worker.
+    """
+    env: VecEnv
+    if config.env.backend == "envpool":
+        env = _envpool(config, num_envs)
+    elif config.vec_env == "native":
+        from fasttrain.vec.native import NativeVecEnv
+
+        env = NativeVecEnv(_native_game(config, num_envs))
+    elif config.vec_env == "shared":
+        env = _shared(config, num_envs, scout)
+    else:
+        factories: list[Callable[[], Any]] = [Retraced(MonitoredEnv(env_spec(config))) for _ in range(num_envs)]
+        env = start_subproc(factories) if config.vec_env == "subproc" else NotedVecEnv(telling(factories, tell))
+    env.seed(seed)
+    return SelfPlayVecEnv(env) if plays_itself(config) else wrapped(env, config, statistics)
+
+
+def _shared(config: Config, num_envs: int, scout: Scout | None) -> SharedMemoryVecEnv:
+    """Workers build plain envs: returns, lengths and lean infos are the vector env's own work."""
+    spec = dataclasses.replace(env_spec(config), lean_info=False)
+    return SharedMemoryVecEnv(
+        [Retraced(EnvFactory(spec))] * num_envs,
+        config.workers if isinstance(config.workers, int) else None,
+        info_keys=(*config.env.info_keys, *([OPPONENTS_TURN] if spec.two_sided else [])) if config.lean_info else None,
+        on_env_error=config.env.on_env_error,
+        step_timeout_s=config.env.step_timeout_s,
+        max_restarts=config.env.max_restarts,
+        use_masks=spec.use_masks,
+        check_finite=config.nan_guard,
+        scout=scout,
+    )
+
+
+def _envpool(config: Config, num_envs: int) -> VecEnv:
+    from fasttrain.vec.envpool import EnvPoolVecEnv
+
+    return EnvPoolVecEnv(str(config.env.id), num_envs, config.env.max_episode_steps, config.env.kwargs)
+
+
+def _native_game(config: Config, num_envs: int) -> Any:
+    game = users(str(config.env.native_game), "env.native_game")
+    try:
+        made = game(num_envs, **env_kwargs(config))
+    except FastTrainError:
+        raise
+    except Exception as error:
+        what = f"env.native_game={config.env.native_game} could not be made for {num_envs} envs"
+        raise ConfigError(f"{what} with env.kwargs={config.env.kwargs}: {blame(error)}") from error
+    if hasattr(made, "max_threads") and not config.overlap:  # else the second core is the update's
+        made.max_threads = usable_cores()
+    return made
+
+
+def game_calls(config: Config) -> list[KernelCall]:
+    """The kernels of the native game, if the env is one that lists them."""
+    if config.env.native_game is None or config.env.backend != "gymnasium":
+        return []
+    from fasttrain.vec.native import NativeVecEnv
+
+    try:
+        env = NativeVecEnv(_native_game(config, 1), seed=0)
+    except FastTrainError:  # is told where the env is looked at
+        return []
+    if hasattr(env.game, "kernel_calls"):
+        return list(env.game.kernel_calls())
+    env.reset()  # of one that lists none, what a step compiles comes before training all the same
+    env.step(RandomOpponent(env.action_space).act(None, np.stack(env.env_method("action_masks")), np.arange(1)))
+    return []
+
+
+def users(name: str, key: str) -> Any:
+    """What the user's `module:Name` leads to, from a package or from the working directory.
+
+    Raises:
+        EnvSpecError: nowhere; says what is there.
+    """
+    return look_up(name, f"{key}={name}", os.getcwd(), f"{key}=my_game.networks:Mine")
+
+
+def telling(factories: Sequence[Callable[[], Any]], tell: Callable[[str], None]) -> list[Callable[[], Any]]:
+    """Functions that build envs, each saying first which one it is: `env 3 of 12`."""
+
+    def build(index: int) -> Any:
+        tell(f"env {index + 1} of {len(factories)}")
+        return factories[index]()
+
+    return [partial(build, index) for index in range(len(factories))]

@@ -1,4 +1,7 @@
-"""Quality of a policy: vectorised, masked, on envs and seeds of its own, never touching the training's random state."""
+"""Quality of a policy: vectorised, masked, on envs and seeds of its own, never touching the training's random state.
+
+And finished runs, whose plan and model the commands read that take `run=…`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -17,12 +20,12 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.errors import ConfigError
-from fasttrain.runs.activity import activity
-from fasttrain.runs.envs import Statistics
+from fasttrain.runs.engine import set_threads
+from fasttrain.runs.envs import Statistics, build_vec_env
 from fasttrain.runs.models import find_statistics, load_policy
 from fasttrain.runs.progress import END_KEY, SCORES, QualityKeys, held_by, score_diff_of, win_of
-from fasttrain.runs.view import make_console, say, show_quality
-from fasttrain.saving.buffer_state import own_random_state
+from fasttrain.runs.view import activity, make_console, say, show_quality
+from fasttrain.saving.env_state import own_random_state
 from fasttrain.saving.files import parse_json, write_json
 from fasttrain.spec.config import Config
 from fasttrain.spec.flags import FLAGS
@@ -30,7 +33,6 @@ from fasttrain.spec.reading import against_bots, from_mapping, without_gone
 from fasttrain.terminal import near, one_line
 
 LONGEST_REASON, MOST_REASONS = 200, 100  # of an env's texts what summary.json keeps
-MOST_PLAN_BYTES = 16 << 20  # 10 kB are usual
 MAX_EPISODE_STEPS = 27_000  # the usual bound of an Atari episode; a greedy policy may walk in circles for ever
 PLAIN_KEYS = QualityKeys()
 Quality = dict[str, dict[str, Any]]  # way of acting ("greedy", "sampled") → what `summarise` returns
@@ -105,7 +107,10 @@ def summarise(finished: Sequence[tuple[float, int, dict[str, Any]]], keys: Quali
     scores = np.array([score for score in found if score is not None], dtype=np.float64)
     draws = [bool(info["is_draw"]) for _, _, info in finished if "is_draw" in info]
     turns = [float(info["turn"]) for _, _, info in finished if "turn" in info]
-    reasons = Counter(one_line(info.get(END_KEY, _plain_end(info)), LONGEST_REASON) for _, _, info in finished)
+    reasons = Counter(
+        one_line(info.get(END_KEY, "truncated" if info.get("TimeLimit.truncated") else "terminated"), LONGEST_REASON)
+        for _, _, info in finished
+    )
     named = {key: _told(key, finished) for key in keys.scores}
     named = {key: values for key, values in named.items() if len(values)}
     silent = not (len(wins) or len(scores) or named or any(END_KEY in info for _, _, info in finished))
@@ -132,10 +137,6 @@ def summarise(finished: Sequence[tuple[float, int, dict[str, Any]]], keys: Quali
 
 def _told(key: str, finished: Sequence[tuple[float, int, Mapping[str, Any]]]) -> np.ndarray[Any, np.dtype[np.float64]]:
     return np.array([info[SCORES][key] for _, _, info in finished if key in info.get(SCORES, {})], dtype=np.float64)
-
-
-def _plain_end(info: Mapping[str, Any]) -> str:
-    return "truncated" if info.get("TimeLimit.truncated") else "terminated"
 
 
 def mean_interval(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[float]:
@@ -170,8 +171,6 @@ def evaluate_both(
     Shows how far it is; `stop` ends it early. `statistics` of `env.normalize`: those of the env the model is training
     on, if left out.
     """
-    from fasttrain.runs.build import build_vec_env, set_threads
-
     set_threads(config.torch_threads)  # as in training: two on two busy cores took five times as long as one
     config = against_bots(config)
     own = config if config.vec_env == "native" else dataclasses.replace(config, vec_env="dummy")
@@ -202,33 +201,54 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     Raises:
         ConfigError: no run named, or its folder lacks the plan or the model.
     """
-    if config.run is None:
-        raise ConfigError("eval needs run=FOLDER, a finished run's folder (outputs/DATE/TIME_…)")
-    console = make_console()
+    where, console = named_run("eval", config, sources, "eval."), make_console()
     with activity(console, "loading the model"):
-        trained, model = load_run(Path(config.run), trust=config.trust)
-    typed = {key for key, source in sources.items() if source == "command line"}
-    wanted = dataclasses.replace(
-        trained.eval,
-        **{
-            field.name: getattr(config.eval, field.name)
-            for field in dataclasses.fields(trained.eval)
-            if f"eval.{field.name}" in typed
-        },
-    )
-    ignored = sorted(key for key in typed if key not in ("run", "trust") and not key.startswith("eval."))
-    if ignored:
-        raise ConfigError(f"eval takes run=…, eval.… and --trust only: {', '.join(ignored)} would do nothing")
-    statistics = find_statistics(trained, Path(config.run) / "model.zip", config.trust)
-    quality = evaluate_both(model, dataclasses.replace(trained, eval=wanted), console, statistics=statistics)
+        trained, model, statistics = load_run(where, trust=config.trust)
+    typed = [key.split(".") for key, source in sources.items() if source == "command line"]
+    asked = {name: getattr(config.eval, name) for group, *below in typed for name in below if group == "eval"}
+    trained = dataclasses.replace(trained, eval=dataclasses.replace(trained.eval, **asked))
+    quality = evaluate_both(model, trained, console, statistics=statistics)
     show_quality(console, quality)
     write_json(folder / "eval.json", {"run": config.run, "quality": quality})
     say(console, f"written to {near(folder / 'eval.json')}")
     return 0
 
 
-def load_run(folder: Path, model: str = "model.zip", trust: bool = False) -> tuple[Config, BaseAlgorithm]:
-    """The effective configuration of a finished run, and its final or another of its models.
+# --- finished runs
+
+MOST_PLAN_BYTES = 16 << 20  # 10 kB are usual
+
+
+class Finished(NamedTuple):
+    """A finished run's effective configuration, one of its models, and where that one's statistics are, if it has."""
+
+    config: Config
+    model: BaseAlgorithm
+    statistics: Path | None
+
+
+def named_run(command: str, config: Config, sources: Mapping[str, str], *keys: str) -> Path:
+    """The folder that `run=…` names.
+
+    Args:
+        keys: what `command` takes besides `run` and `--trust`; `eval.` stands for all below it.
+
+    Raises:
+        ConfigError: none is named, or what was typed besides would do nothing.
+    """
+    typed = [key for key, source in sources.items() if source == "command line"]
+    groups = tuple(key for key in keys if key.endswith("."))
+    ignored = sorted(key for key in typed if key not in ("run", "trust", *keys) and not key.startswith(groups))
+    if ignored:
+        takes = ", ".join(f"{key}…" if key.endswith(".") else f"{key}=…" for key in ("run", *keys))
+        raise ConfigError(f"{command} takes {takes} and --trust only: {', '.join(ignored)} would do nothing")
+    if config.run is None:
+        raise ConfigError(f"{command} needs run=FOLDER, a finished run's folder (outputs/DATE/TIME_…)")
+    return Path(config.run)
+
+
+def load_run(folder: Path, model: str = "model.zip", trust: bool = False) -> Finished:
+    """A finished run with its final or another of its models.
 
     Args:
         trust: the model and what belongs to it may be loaded by SB3, which executes the pickles in them.
@@ -242,9 +262,9 @@ def load_run(folder: Path, model: str = "model.zip", trust: bool = False) -> tup
             way_out = "the run was made without eval_every=…" if best else "name the folder of a finished run"
             raise ConfigError(f"run={folder}: no {name} there; {way_out}")
     config = config_of(folder)
-    find_statistics(config, folder / model, trust)
+    statistics = find_statistics(config, folder / model, trust)
     with own_random_state(config.seed):  # weights that are overwritten at once need random numbers
-        return config, load_policy(config, folder / model, trust)
+        return Finished(config, load_policy(config, folder / model, trust), statistics)
 
 
 def _plan_of(folder: Path) -> dict[str, Any]:

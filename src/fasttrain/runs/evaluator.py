@@ -111,10 +111,10 @@ class Evaluator:
         self.beside_s += result.seconds
         if self._note(result.env_steps, result.wall_s, result.quality):
             with self._saving.of(BEST):
-                keep_as(result.file, self.folder / BEST)
+                for part in sorted(result.file.parent.iterdir()):  # the model, and what belongs to it
+                    os.replace(part, self.folder / part.name)
                 self.best_reward = result.quality["mean_reward"]
-        with self._saving.of(result.file.name):
-            forget(result.file)
+        shutil.rmtree(result.file.parent, ignore_errors=True)
         return True
 
     def _note(self, env_steps: int, wall_s: float, quality: dict[str, Any]) -> bool:
@@ -147,7 +147,7 @@ class Result(NamedTuple):
     wall_s: float  # of training, when the snapshot was taken
     quality: dict[str, Any]  # of the greedy policy, as `evaluate.summarise` gives it
     seconds: float  # that the process played
-    file: Path  # the snapshot
+    file: Path  # the snapshot, in a folder of its own
 
 
 class EvaluationError(Exception):
@@ -158,7 +158,8 @@ class BackgroundEvaluation:
     """The process and the snapshots that wait for it. It is started with the first one.
 
     Args:
-        folder: of the run; snapshots lie in `evaluating` below it and are gone when they are done with.
+        folder: of the run; snapshots lie in `evaluating` below it, each in a folder of its own under the name that the
+            best of them gets.
         save: writes the model, and what belongs to it, to a file.
     """
 
@@ -167,7 +168,6 @@ class BackgroundEvaluation:
         self.folder = folder / "evaluating"
         self.waiting: list[tuple[int, float, Path]] = []
         self.left_out = 0
-        self.seconds = 0.0  # played beside training
         self._process: Any = None
         self._connection: Any = None
 
@@ -185,8 +185,8 @@ class BackgroundEvaluation:
                 self._start()
             except OSError as error:  # no memory, no descriptors
                 raise EvaluationError(f"the process that evaluates cannot be started ({error})") from error
-        self.folder.mkdir(exist_ok=True)
-        file = self.folder / f"{env_steps}.zip"
+        file = self.folder / str(env_steps) / BEST
+        file.parent.mkdir(parents=True, exist_ok=True)
         self._save(file)
         self.waiting.append((env_steps, wall_s, file))
         try:
@@ -195,7 +195,7 @@ class BackgroundEvaluation:
             raise EvaluationError(f"the process that evaluates has died (exit code {self._exit_code()})") from error
 
     def poll(self, timeout_s: float = 0.0) -> Result | None:
-        """The next result, if there is one within `timeout_s`. The caller says `forget` when the file is done with.
+        """The next result, if there is one within `timeout_s`. The file is the caller's then.
 
         Raises:
             EvaluationError: the process failed or died.
@@ -211,7 +211,6 @@ class BackgroundEvaluation:
         env_steps, wall_s, file = self.waiting.pop(0)
         if "error" in answer:
             raise EvaluationError(answer["error"])
-        self.seconds += answer["seconds"]
         return Result(env_steps, wall_s, answer["quality"], answer["seconds"], file)
 
     def wait(self, keep_on: Callable[[], bool]) -> Result | None:
@@ -277,27 +276,6 @@ def _evaluated(config: Config, file: Path) -> dict[str, Any]:
     from fasttrain.runs.evaluate import evaluate_both
     from fasttrain.runs.models import find_statistics, load_policy
 
-    begun = time.perf_counter()
-    model = load_policy(config, file)
-    statistics = find_statistics(config, file)
+    begun, model, statistics = time.perf_counter(), load_policy(config, file), find_statistics(config, file)
     quality = evaluate_both(model, config, Console(quiet=True), statistics=statistics, sampled=False)
     return {"quality": quality["greedy"], "seconds": time.perf_counter() - begun}
-
-
-def belongings(file: Path) -> list[Path]:
-    """The files of a snapshot: the zip, and what lies beside it under the same name."""
-    return [
-        path for path in file.parent.glob(f"{file.stem}*") if path.name.startswith((f"{file.stem}.", f"{file.stem}_"))
-    ]
-
-
-def keep_as(file: Path, target: Path) -> None:
-    """Rename a snapshot and what belongs to it; `target` is another zip in the run's folder."""
-    for path in belongings(file):
-        os.replace(path, target.with_name(target.stem + path.name.removeprefix(file.stem)))
-
-
-def forget(file: Path) -> None:
-    """Remove a snapshot and what belongs to it."""
-    for path in belongings(file):
-        path.unlink(missing_ok=True)

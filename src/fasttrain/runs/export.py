@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from gymnasium import spaces
@@ -22,27 +22,18 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from fasttrain.errors import ConfigError, FastTrainError
 from fasttrain.runs.acting import ActingPath, Arrays, largest_difference, random_inputs
-from fasttrain.runs.activity import activity
-from fasttrain.runs.evaluate import load_run
-from fasttrain.runs.models import find_statistics, one_env
-from fasttrain.runs.view import make_console, say
+from fasttrain.runs.evaluate import Finished, load_run, named_run
+from fasttrain.runs.models import one_env
+from fasttrain.runs.view import activity, make_console, say
 from fasttrain.saving.files import write_json
+from fasttrain.spec.algorithms import AlgorithmSpec
 from fasttrain.spec.config import Config
 
-KEYS = ("run", "format", "model", "output", "trust")
 STEMS = {"final": "model", "best": "best_model"}
 SUFFIXES = {"onnx": ".onnx", "torchscript": ".torchscript.pt"}
 ONNX_PACKAGES = ("onnx", "onnxscript")
 BATCH_SIZES = (1, 2, 33)
 TOLERANCE = 1e-5  # a few roundings of float32
-
-
-class Trained(NamedTuple):
-    """A finished run's model and what lies around it."""
-
-    config: Config
-    model: BaseAlgorithm
-    statistics: VecNormalize | None  # of `env.normalize`, where observations are normalised
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
@@ -52,14 +43,17 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         ConfigError: no run, no format, a model that cannot be exported, or a package that is missing.
         FastTrainError: the file disagrees with the policy.
     """
-    path = _check_request(config, sources)
+    where = named_run("export", config, sources, "format", "model", "output")
+    path, stem = _target(config, where), STEMS[config.model]
     console = make_console()
     with activity(console, f"exporting to {path.name}") as doing:
         doing.now("loading the model")
-        trained = _load(Path(str(config.run)), STEMS[config.model], config.trust)
+        trained = load_run(where, f"{stem}.zip", config.trust)
+        _check_exportable(trained.config.algo.spec)
+        statistics = _statistics(trained, where)
         doing.now("writing it, and trying it beside the policy")
-        acting = ActingPath(trained.model, _shown_space(trained), trained.statistics).eval()
-        report = export(acting, trained.model, trained.statistics, str(config.format), path)
+        acting = ActingPath(trained.model, _shown_space(trained), statistics).eval()
+        report = export(acting, trained.model, statistics, str(config.format), path)
     write_json(folder / "export.json", {"run": config.run, **report})
     for what in ("inputs", "outputs"):
         text = ", ".join(f"{name} {kind}" for name, kind in report[what].items())
@@ -120,13 +114,8 @@ def _kinds(arrays: Arrays) -> dict[str, str]:
     }
 
 
-def _check_request(config: Config, sources: Mapping[str, str]) -> Path:
+def _target(config: Config, where: Path) -> Path:
     """The file to write, if the request makes sense."""
-    ignored = sorted(key for key, source in sources.items() if source == "command line" and key not in KEYS)
-    if ignored:
-        raise ConfigError(f"export takes {', '.join(KEYS)} only: {', '.join(ignored)} would do nothing")
-    if config.run is None:
-        raise ConfigError("export needs run=FOLDER, a finished run's folder (outputs/DATE/TIME_…)")
     if config.format is None:
         raise ConfigError("export needs format=onnx or format=torchscript")
     missing = [name for name in ONNX_PACKAGES if find_spec(name) is None] if config.format == "onnx" else []
@@ -136,7 +125,7 @@ def _check_request(config: Config, sources: Mapping[str, str]) -> Path:
             "format=torchscript needs nothing"
         )
     if config.output is None:
-        return Path(config.run) / (STEMS[config.model] + SUFFIXES[config.format])
+        return where / (STEMS[config.model] + SUFFIXES[config.format])
     path = Path(config.output)
     if path.is_dir() or not path.parent.is_dir():
         raise ConfigError(f"output={path}: name a file in a folder that exists")
@@ -154,26 +143,25 @@ def _draft(path: Path) -> Path:
     return path.with_name(path.name + ".unchecked")
 
 
-def _load(folder: Path, stem: str, trust: bool) -> Trained:
-    config, model = load_run(folder, f"{stem}.zip", trust)
-    spec = config.algo.spec
+def _check_exportable(spec: AlgorithmSpec) -> None:
     if spec.exports == "no":
-        why = (
-            "its LSTM's states go from step to step, the exported path has observations only"
-            if spec.recurrent
-            else ("there is no exported path of its kind of network")
-        )
+        why = "its LSTM's states go from step to step, the exported path has observations only"
+        why = why if spec.recurrent else "there is no exported path of its kind of network"
         raise ConfigError(f"{spec.name} cannot be exported: {why}; load model.zip by {spec.stock.replace(':', '.')}")
-    if "obs" not in config.env.normalize:
-        return Trained(config, model, None)
-    env = one_env(config, find_statistics(config, folder / f"{stem}.zip", trust))
+
+
+def _statistics(trained: Finished, where: Path) -> VecNormalize | None:
+    """Those that observations are normalised by, if they are."""
+    if "obs" not in trained.config.env.normalize:
+        return None
+    env = one_env(trained.config, trained.statistics)
     env.close()
     if not isinstance(env, VecNormalize):
-        raise ConfigError(f"run={folder}: trained against itself, where observations cannot be normalised")
-    return Trained(config, model, env)
+        raise ConfigError(f"run={where}: trained against itself, where observations cannot be normalised")
+    return env
 
 
-def _shown_space(trained: Trained) -> spaces.Space[Any]:
+def _shown_space(trained: Finished) -> spaces.Space[Any]:
     """Observations as the env shows them. SB3 moves an image's channels to the front and keeps no note of it."""
     space = trained.model.observation_space
     parts = list(space.values()) if isinstance(space, spaces.Dict) else [space]

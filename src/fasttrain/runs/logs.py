@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fasttrain.runs.progress import SCORE_KEYS, WIN_KEYS
-from fasttrain.saving.files import Saving
+from fasttrain.runs.progress import SCORE_KEYS, WIN_KEYS, WRAPPERS, is_plain, number_in
+from fasttrain.saving.files import Saving, write_whole
 from fasttrain.terminal import one_line
 
 LONGEST = 1000  # characters of a cell
@@ -144,9 +144,8 @@ class EpisodeLog:
     def _append(self) -> None:
         first = self._keys is None
         if first:
-            self._keys = sorted(
-                {key for _, info in self._rows for key, value in info.items() if _is_scalar(key, value)}
-            )
+            told = {key for _, info in self._rows for key, value in info.items() if is_plain(value)}
+            self._keys = sorted(key for key in told if isinstance(key, str) and key not in WRAPPERS)
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         if first:
@@ -162,13 +161,6 @@ class EpisodeLog:
             if self.path.exists():
                 os.truncate(self.path, before)  # half a row, which would be written again
             raise
-
-
-def _is_scalar(key: Any, value: Any) -> bool:
-    if not isinstance(key, str):
-        return False
-    reserved = key in ("episode", "TimeLimit.truncated", "terminal_observation", "action_mask", "perf")
-    return not reserved and (isinstance(value, (bool, int, float, str)) or getattr(value, "shape", None) == ())
 
 
 def _cell(value: Any) -> Any:
@@ -187,13 +179,12 @@ class EvaluationLog:
     def __init__(self, file: Path) -> None:
         self.file = file
         self.rows: list[dict[str, Any]] = []
-        self._whole = False  # the file has all rows but the newest
 
     def go_on(self, rows: list[dict[str, Any]]) -> None:
         """The file with these rows alone, and on from there."""
         self.rows = [{name: row.get(name) for name in FIELDS} for row in rows]
         if rows:
-            self._rewrite()
+            self._write()
         else:
             self.file.unlink(missing_ok=True)
 
@@ -225,30 +216,15 @@ class EvaluationLog:
             row[f"{name}_low"], row[f"{name}_high"] = low, high
         row["score_diff"] = quality["score_diff"]
         self.rows.append(row)
-        if self._whole:
-            self._append(row)
-        else:
-            self._rewrite()
+        self._write()
 
-    def _append(self, row: dict[str, Any]) -> None:
-        self._whole = False
-        with self.file.open("a", newline="", encoding="utf-8") as file:
-            csv.DictWriter(file, FIELDS).writerow(row)
-        self._whole = True
-
-    def _rewrite(self) -> None:
-        """All rows, in the place of what is there once they are written."""
-        self._whole = False
-        draft = self.file.with_name(f"{self.file.name}.tmp")
-        try:
-            with draft.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, FIELDS)
-                writer.writeheader()
-                writer.writerows(self.rows)
-            os.replace(draft, self.file)
-        finally:
-            draft.unlink(missing_ok=True)
-        self._whole = True
+    def _write(self) -> None:
+        """All rows, in the place of what is there."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, FIELDS)
+        writer.writeheader()
+        writer.writerows(self.rows)
+        write_whole(self.file, text.getvalue())
 
 
 def _number(text: str | None) -> float | int | None:
@@ -346,11 +322,4 @@ def _floats(values: Sequence[str]) -> Floats:
     try:
         return np.array(values, dtype=np.float64)
     except ValueError:
-        return np.array([_float(value) for value in values], dtype=np.float64)
-
-
-def _float(cell: str) -> float:
-    try:
-        return float(cell)
-    except ValueError:
-        return np.nan
+        return np.array([number_in(value) for value in values], dtype=np.float64)  # None becomes NaN

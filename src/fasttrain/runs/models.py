@@ -1,8 +1,9 @@
-"""Model zips of Stable-Baselines3, and the statistics beside them, opened without executing what is in them.
+"""A run's model: built from the effective configuration, saved, and read from a zip without executing what is in it.
 
-SB3's own `load` unpickles: spaces, schedules, classes. Here the model is built from the run's typed configuration, as
-training builds it, and of the zip only the policy's numbers are taken. What the zip says in readable form about its
-policy must agree with that; where it cannot be built so, `--trust` loads it in SB3's way.
+Only here classes of algorithms are chosen. SB3's own `load` unpickles: spaces, schedules, classes. Here the model is
+built from the run's typed configuration, as training builds it, and of the zip only the policy's numbers are taken.
+What the zip says in readable form about its policy must agree with that; where it cannot be built so, `--trust` loads
+it in SB3's way.
 """
 
 from __future__ import annotations
@@ -10,22 +11,167 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import re
+import warnings
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.noise import NormalActionNoise
+from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
+from fasttrain.algos.fast import Fast
+from fasttrain.engines.q_networks import DUELING_POLICIES
+from fasttrain.envs.user_code import blame
 from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.runs.build import algorithm_class, build_algorithm, build_vec_env, uses_masks
-from fasttrain.runs.envs import Statistics, statistics_of
-from fasttrain.saving.archives import opened, read_member
+from fasttrain.perf.stock import TimedVecEnv
+from fasttrain.runs.engine import pick_device
+from fasttrain.runs.envs import Statistics, build_vec_env, policy_for, users, uses_masks
+from fasttrain.saving.archives import opened, read_member, read_tensors
+from fasttrain.saving.checkpoints import array_writer
+from fasttrain.saving.env_state import moments
 from fasttrain.saving.files import parse_json
-from fasttrain.saving.tensors import read_tensors
-from fasttrain.spec.config import Config
+from fasttrain.spec.checks import parse_schedule
+from fasttrain.spec.config import AlgoConfig, Config
 from fasttrain.spec.reading import against_bots
+
+
+def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgorithm:
+    """The algorithm of the (effective) configuration: stock classes under `engine=stock`, ours under `fast`.
+
+    Either way `clock` will know the phases: a stock class is watched from outside, ours moves it itself.
+    """
+    algo, spec = config.algo, config.algo.spec
+    fast = config.engine == "fast" and spec.has_fast
+    alias = policy_for(algo.policy, env.observation_space, spec.policies)
+    policy: Any = users(algo.policy, "algo.policy") if ":" in algo.policy else alias
+    arguments = {
+        **_arguments(config, env.action_space),
+        "policy_kwargs": _policy_kwargs(algo),
+        "seed": config.seed,
+        "device": pick_device(config.device, alias),
+        "verbose": 0,
+    }
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "You have specified a mini-batch size", UserWarning)  # the plan says it
+        if not fast:
+            model = _made(config, fast, policy, TimedVecEnv(env, clock), arguments)
+            if isinstance(model, Fast):
+                model.time_with(clock)  # of bare models; a run refuses it where the plan is made
+            return model
+        if spec.off_policy:
+            policy = DUELING_POLICIES[policy] if algo.dueling else policy
+            arguments |= {name: getattr(algo, name) for name in ("double_q", "loss", "use_masking")}
+            rated = {"alpha": algo.per_alpha, "beta": algo.per_beta} if algo.prioritized else None
+            arguments["prioritized"] = rated
+        model = _made(config, fast, policy, env, arguments)
+    _put_to_work(model, config, clock)
+    return model
+
+
+def algorithm_class(config: Config, fast: bool) -> Any:
+    """The algorithm's class, or the user's own that is derived from it.
+
+    Raises:
+        ConfigError: it is derived from another.
+    """
+    base, own = config.algo.spec.load(fast), config.algo.entry_point
+    if own is None:
+        return base
+    found = users(own, "algo.entry_point")
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ConfigError(
+            f"algo.entry_point={own}: algo={config.algo.name} with engine={config.engine} takes a class derived from "
+            f"{base.__module__.partition('.')[0]}.{base.__name__}, it is {found!r:.80}"
+        )
+    return found
+
+
+def _made(config: Config, fast: bool, policy: Any, env: VecEnv, arguments: dict[str, Any]) -> BaseAlgorithm:
+    kind = algorithm_class(config, fast)
+    if config.algo.entry_point is None:
+        return kind(policy, env, **arguments)  # type: ignore[no-any-return]
+    try:
+        return kind(policy, env, **arguments, **config.algo.kwargs)  # type: ignore[no-any-return]
+    except TypeError as error:
+        given = f"algo.entry_point={config.algo.entry_point} with algo.kwargs={config.algo.kwargs}"
+        raise ConfigError(f"{given}: {blame(error)}") from error
+
+
+def _arguments(config: Config, action_space: Any) -> dict[str, Any]:
+    """The stock class's constructor arguments, from `algo.` and from the flags that stand for some of them."""
+    algo, spec = config.algo, config.algo.spec
+    found: dict[str, Any] = {}
+    for name, (kind, _) in spec.arguments().items():
+        if name in spec.keys():  # noqa: SIM118 - a method
+            value = getattr(algo, name)
+            is_schedule = kind.startswith("schedule") and value is not None
+            if is_schedule:  # SB3's own linear one from that number to 0, so that the zip stays stock
+                shape, number = parse_schedule(value, f"algo.{name}")
+                value = number if shape == "constant" else LinearSchedule(number, 0.0, 1.0)
+            found[name] = value
+    if (noise := getattr(algo, "action_noise", None)) is not None:
+        found["action_noise"] = _noise(noise, action_space)
+    if spec.minibatches:
+        found["batch_size"] = config.batch_size
+    if spec.on_policy:
+        found["n_steps"] = algo.rollout_size // config.num_envs
+    if spec.off_policy:
+        found |= {"learning_starts": config.warmup_steps, "train_freq": 1, "gradient_steps": config.updates_per_step}
+    return found
+
+
+def _noise(text: str, action_space: Any) -> NormalActionNoise:
+    """`normal_0.1`: what TD3 and DDPG explore by, scaled as the actions are (-1 to 1).
+
+    Raises:
+        ConfigError: it is nothing of the kind.
+    """
+    kind, _, number = text.partition("_")
+    sigma = float(number) if re.fullmatch(r"\d+(\.\d+)?", number) else -1.0
+    if kind != "normal" or sigma < 0:
+        raise ConfigError(f"algo.action_noise={text}: expected normal_0.1, Gaussian noise of that standard deviation")
+    return NormalActionNoise(np.zeros(action_space.shape), np.full(action_space.shape, sigma))
+
+
+def _put_to_work(model: Any, config: Config, clock: PhaseClock) -> None:
+    """What flags ask of the env's side of our classes; the engine's is `settle_engine`."""
+    model.time_with(clock)
+    collector = model.collector
+    collector.lends_observations = True  # the run's own callback keeps none
+    if config.algo.spec.off_policy:
+        collector.local_random_actions = config.local_random_actions
+        if config.prefetch == "on":
+            model.prefetch_batches(config.deterministic)
+        return
+    collector.schedule = config.schedule
+
+
+def _policy_kwargs(algo: AlgoConfig) -> dict[str, Any]:
+    kwargs: dict[str, Any] = {name: getattr(algo, name) for name in algo.spec.extras if algo.spec.recurrent}
+    for name, value in algo.policy_kwargs.items():
+        is_class = isinstance(value, str) and ":" in value
+        kwargs[name] = users(value, f"algo.policy_kwargs.{name}") if is_class else value
+    if algo.net_arch is not None:
+        arch = algo.net_arch
+        kwargs["net_arch"] = {k: list(v) for k, v in arch.items()} if isinstance(arch, dict) else list(arch)
+    if algo.activation_fn is not None:
+        kwargs["activation_fn"] = {
+            "tanh": torch.nn.Tanh,
+            "relu": torch.nn.ReLU,
+            "elu": torch.nn.ELU,
+            "gelu": torch.nn.GELU,
+            "silu": torch.nn.SiLU,
+            "leaky_relu": torch.nn.LeakyReLU,
+        }[algo.activation_fn]
+    return kwargs
+
+
+# --- zips
 
 # Everything that SB3 2 (tensors.pth: 0.x) and sb3-contrib write for the algorithms here.
 MEMBERS = frozenset(
@@ -219,3 +365,23 @@ def _load_trusted(config: Config, file: Path) -> BaseAlgorithm:
     # It needs no replay buffer, which may be too large for this machine.
     small: dict[str, Any] = {"buffer_size": 1} if spec.off_policy else {}
     return algorithm_class(config, _plays_as_ours(config)).load(file, device="cpu", **small)  # type: ignore[no-any-return]
+
+
+def save_model(model: BaseAlgorithm, path: Path) -> None:
+    """`path` and, where the env is normalised, its statistics beside it: as plain arrays, and in SB3's own format."""
+    statistics = model.get_vec_normalize_env()
+    if statistics is not None:
+        with statistics_of(path).open("wb") as file:
+            array_writer({name: np.asarray(value) for name, value in moments(statistics).items()})(file)
+        statistics.save(str(statistics_of(path, pickled=True)))
+    model.save(path)
+
+
+def statistics_of(path: Path, pickled: bool = False) -> Path:
+    """Where the statistics of the model at `path` are: vecnormalize.npz for model.zip, else with the model's name.
+
+    Args:
+        pickled: SB3's own file, for its users; nothing here reads it unless it is told to trust it.
+    """
+    name = "vecnormalize" if path.stem == "model" else f"{path.stem}_vecnormalize"
+    return path.with_name(name + (".pkl" if pickled else ".npz"))

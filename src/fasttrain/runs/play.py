@@ -34,14 +34,11 @@ from fasttrain.engines.heads import action_dims
 from fasttrain.envs.make import EnvSpec, make_env
 from fasttrain.errors import ConfigError
 from fasttrain.runs.acting import best_choices
-from fasttrain.runs.activity import activity
-from fasttrain.runs.build import env_spec
-from fasttrain.runs.envs import wrapped
-from fasttrain.runs.evaluate import load_run, summarise
-from fasttrain.runs.models import find_statistics
+from fasttrain.runs.envs import env_spec, wrapped
+from fasttrain.runs.evaluate import load_run, named_run, summarise
 from fasttrain.runs.progress import QualityKeys, win_of
-from fasttrain.runs.view import make_console
-from fasttrain.saving.buffer_state import own_random_state
+from fasttrain.runs.view import activity, make_console
+from fasttrain.saving.env_state import own_random_state
 from fasttrain.spec.config import SELF, Config
 from fasttrain.spec.reading import against, plays_itself
 from fasttrain.spec.typed import Named
@@ -99,21 +96,12 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     Raises:
         ConfigError: no run named, no such model, or an env that cannot be shown or played against.
     """
-    typed = [key for key, source in sources.items() if source == "command line"]
-    taken = ("run", "model", "opponent", "trust")
-    ignored = sorted(key for key in typed if key not in taken and not key.startswith("play."))
-    if ignored:
-        raise ConfigError(
-            f"play takes run=…, model=…, opponent=…, play.… and --trust only: {', '.join(ignored)} would do nothing"
-        )
-    if config.run is None:
-        raise ConfigError("play needs run=FOLDER, a finished run's folder (outputs/DATE/TIME_…)")
-    console, file = make_console(), "best_model.zip" if config.model == "best" else "model.zip"
+    where, console = named_run("play", config, sources, "model", "opponent", "play."), make_console()
+    file = "best_model.zip" if config.model == "best" else "model.zip"
     with activity(console, "loading the model"):
-        trained, model = load_run(Path(config.run), file, config.trust)
+        trained, model, statistics = load_run(where, file, config.trust)
     trained = _seated(dataclasses.replace(trained, play=config.play), config.opponent)
     watched = Watched(_textual_env(trained))
-    statistics = find_statistics(trained, Path(config.run) / file, config.trust)
     env = wrapped(DummyVecEnv([lambda: watched]), trained, statistics)
     seed = secrets.randbelow(10**6) if config.play.seed is None else config.play.seed
     show(console, f"{_title(trained, model)}, play.seed={seed}", "bold")

@@ -7,7 +7,6 @@ how to measure.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,13 +17,13 @@ from rich.console import Console
 
 from fasttrain.errors import EXIT_DONE, ConfigError
 from fasttrain.runs import view as show
-from fasttrain.runs.activity import activity
 from fasttrain.runs.evaluate import config_of, flags_of
 from fasttrain.runs.loggers import cut_back
 from fasttrain.runs.state import WRONG, restore
 from fasttrain.runs.train import Run, carry_out
-from fasttrain.saving.checkpoints import CheckpointFolder, lacks, problem_of, stored
-from fasttrain.saving.files import locked, write_json
+from fasttrain.runs.view import activity
+from fasttrain.saving.checkpoints import CheckpointFolder, problem_of, stored
+from fasttrain.saving.files import locked, read_json, write_json
 from fasttrain.spec.config import Config
 from fasttrain.spec.plan import Plan, Row
 from fasttrain.spec.reading import to_dict
@@ -104,7 +103,7 @@ def _restored(plan: Plan, where: Path, point: Point, console: Console) -> Run:
 def _cut_files_back(run: Run, own: Mapping[str, Any]) -> None:
     """Episodes, evaluations and log lines of after the checkpoint are made again; `own` is what it says of the run."""
     steps = run.model.num_timesteps
-    if not run.callback.parts.episodes.go_on(own["episodes_file"]):
+    if not run.episodes.go_on(own["episodes_file"]):
         run.say("warning: episodes.csv is shorter than the checkpoint knows it; new episodes are appended to it")
     # Evaluated beside training, a policy from before the checkpoint may have come back after it was written.
     rows = max(own["evaluations"], run.evaluator.log.known(steps), key=len)
@@ -176,17 +175,16 @@ def newest_point(where: Path, keep: int, files: ExitStack, console: Console) -> 
     """
     problems: list[str] = []
     for folder in CheckpointFolder(where / "checkpoints", keep).all():
-        problem = problem_of(folder) or lacks(folder)
-        if not problem:
-            try:
-                state, arrays = files.enter_context(stored(folder))
-            except (ConfigError, OSError) as error:
-                problem = str(error)
-            else:
-                for text in problems:
-                    show.say(console, f"warning: {text}; going back to an older checkpoint")
-                return Point(folder, state, arrays)
-        problems.append(f"{folder.name}: {problem}")
+        try:
+            if problem := problem_of(folder):
+                raise ConfigError(problem)
+            state, arrays = files.enter_context(stored(folder))
+        except (ConfigError, OSError) as error:
+            problems.append(f"{folder.name}: {error}")
+            continue
+        for text in problems:
+            show.say(console, f"warning: {text}; going back to an older checkpoint")
+        return Point(folder, state, arrays)
     found = (
         "; ".join(problems)
         or "it has none (checkpoint_every=… and …_minutes=… write them, and so does a stop by a signal or an error)"
@@ -196,8 +194,5 @@ def newest_point(where: Path, keep: int, files: ExitStack, console: Console) -> 
 
 def _first_overrides(where: Path) -> list[str]:
     """What the run was begun with, as its last summary.json says, if it came to have one."""
-    try:
-        known = json.loads((where / "summary.json").read_text(encoding="utf-8")).get("overrides", [])
-    except (OSError, ValueError):
-        return []
+    known = read_json(where / "summary.json").get("overrides", [])
     return [str(text) for text in known] if isinstance(known, list) else []

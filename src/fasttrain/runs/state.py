@@ -2,33 +2,40 @@
 
 Everything that decides what comes next is in it, so that a resumed run equals one that was never interrupted
 (tests/parity/test_resume_parity.py). The model is built anew from plan.json; only numbers are read from a checkpoint.
+Of a run that an error ended: the newest state to go on from, the model, and what to do next.
 """
 
 from __future__ import annotations
 
 import pickle
+import re
 import time
 import zipfile
 from collections import deque
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from stable_baselines3.common.vec_env import DummyVecEnv
 
 from fasttrain import __version__
 from fasttrain.algos.self_play import SnapshotPool
 from fasttrain.batch import inside, under
-from fasttrain.errors import ConfigError
-from fasttrain.runs.callbacks import Interval, RunCallback
-from fasttrain.runs.opponents import SnapshotCallback
+from fasttrain.envs.retrace import Retrace
+from fasttrain.envs.user_code import blame
+from fasttrain.errors import ConfigError, CrashedError, DivergedError, EnvError, FastTrainError, too_little_memory
+from fasttrain.runs.callbacks import Interval, RunCallback, SnapshotCallback
+from fasttrain.runs.folders import way_on
 from fasttrain.runs.progress import LearningCurve, Moments, Progress
 from fasttrain.runs.stopping import Block, Plateau, Stopping
-from fasttrain.saving.buffer_state import end_last_rows, load_random_state, plain, random_state
 from fasttrain.saving.checkpoints import Snapshot
-from fasttrain.saving.env_state import NewEpisodes, env_state, load_env_state
-from fasttrain.saving.model_state import load_model_state, model_state, zip_writer
+from fasttrain.saving.env_state import NewEpisodes, env_state, load_env_state, load_random_state, plain, random_state
+from fasttrain.saving.files import SUMMARY_SCHEMA, read_json, write_json
+from fasttrain.saving.model_state import end_last_rows, load_model_state, model_state
+from fasttrain.saving.rests import zip_writer
 from fasttrain.spec.config import Config
 
 RECENT = ("returns", "wins", "draws", "score_diffs")
@@ -91,11 +98,11 @@ def load_stopping(stopping: Stopping, state: Mapping[str, Any]) -> None:
 
 
 def _plateau_state(plateau: Plateau) -> dict[str, Any]:
-    blocks = [[block.begin, block.end, *_moments(block.returns)] for block in plateau._blocks]
+    blocks = [[block.begin, block.end, *plain(astuple(block.returns))] for block in plateau._blocks]
     found = None
     if plateau.found is not None:
         found = [next(i for i, block in enumerate(plateau._blocks) if block is each) for each in plateau.found]
-    return {"begin": plateau._begin, "open": _moments(plateau._open), "blocks": blocks, "found": found}
+    return {"begin": plateau._begin, "open": plain(astuple(plateau._open)), "blocks": blocks, "found": found}
 
 
 def _load_plateau(plateau: Plateau, state: Mapping[str, Any]) -> None:
@@ -107,17 +114,13 @@ def _load_plateau(plateau: Plateau, state: Mapping[str, Any]) -> None:
         plateau.found = plateau._blocks[before], plateau._blocks[now]
 
 
-def _moments(moments: Moments) -> list[float]:
-    return [moments.count, float(moments.mean), float(moments.squares)]
-
-
 def callback_state(callback: RunCallback, snapshots: SnapshotCallback | None) -> dict[str, Any]:
     """When what is due next."""
     return {
         "intervals": {name: [each.every, each._next] for name, each in _intervals(callback).items()},
         "logged_updates": callback._logged_updates,
         "enemy_turn_ms": float(callback.enemy_turn_ms),
-        "next_snapshot": None if snapshots is None else snapshots._next,
+        "next_snapshot": None if snapshots is None else snapshots._snapshot._next,
     }
 
 
@@ -134,7 +137,7 @@ def load_callback(
     callback._logged_updates = int(state["logged_updates"])
     callback.enemy_turn_ms = float(state["enemy_turn_ms"])
     if snapshots is not None and state["next_snapshot"] is not None:
-        snapshots._next = int(state["next_snapshot"])
+        snapshots._snapshot._next = int(state["next_snapshot"])
 
 
 def _intervals(callback: RunCallback) -> dict[str, Interval]:
@@ -177,7 +180,7 @@ def snapshot(run: Any, broken: bool = False) -> Snapshot:
             "callback": callback_state(run.callback, run.snapshots),
             "best_reward": None if run.evaluator.best_reward == float("-inf") else float(run.evaluator.best_reward),
             "evaluations": plain(run.evaluator.log.rows),
-            "episodes_file": run.callback.parts.episodes.position(),
+            "episodes_file": run.episodes.position(),
             "resumed_at": run.resumed_at,
             "engine_switch_at": run.plan.config.engine_switch_at,
         },
@@ -263,3 +266,80 @@ def _load_pool(pool: SnapshotPool, stored: Mapping[str, Any], arrays: Mapping[st
     state = stored["state"]
     filled = {**state, "current": whole(state["current"]), "pool": [whole(each) for each in state["pool"]]}
     pool.resume(filled, stored["positions"])
+
+
+MODEL, LAST_GOOD = "model.zip", "last_good.zip"
+WORKER_ERRORS = (EOFError, BrokenPipeError, ConnectionResetError)  # what SB3 raises when a worker process is gone
+
+
+def raise_crash(run: Any, error: BaseException, overrides: Sequence[str]) -> NoReturn:
+    """Save what there is of a `train.Run`, then raise.
+
+    Raises:
+        CrashedError: past the first update; says where it happened, what was saved, and the command that goes on.
+        BaseException: `error` before that, when there is nothing to go on from.
+    """
+    told = error
+    if isinstance(error, WORKER_ERRORS) and run.config.vec_env == "subproc":
+        told = EnvError("a worker process died; what it said stands above")
+        told.__cause__ = error
+    summary = run.folder / "summary.json"
+    before = read_json(summary)
+    content = {"schema": SUMMARY_SCHEMA, "version": __version__, "status": "crashed", "error": repr(told),
+               "env_steps": run.progress.env_steps, "seed": run.config.seed, "overrides": list(overrides),
+               **({"resumed_at": run.resumed_at} if run.resumed_at else {})}  # fmt: skip
+    run.episodes.flush()
+    trained = run.progress.updates > 0 or isinstance(error, DivergedError)  # which leaves its last good weights
+    missing = _save(run, told) if trained else ""
+    with run.saving.of(summary.name):
+        write_json(summary, content)
+    if not trained:
+        raise told
+    text = f"{_what(told, run.progress.env_steps)}\n{missing}{way_on(run.folder)}"
+    raise CrashedError(text + (f"; {AGAIN}" if _is_again(before, content) else "")) from told
+
+
+AGAIN = "it is the same error at the same place as before it was resumed, and will be again until that is repaired"
+
+
+def _save(run: Any, error: BaseException) -> str:
+    """Write checkpoint and model; what could not be written."""
+    run.checkpoints.broke_off(lambda: snapshot(run, broken=True))
+    for name in (MODEL, *([LAST_GOOD] if isinstance(error, DivergedError) else [])):
+        with run.saving.of(name):
+            run.save(run.folder / name)
+    missing = run.saving.missing()
+    if run.checkpoints.failed:
+        missing.append(f"the newest checkpoint ({run.checkpoints.failed})")
+    return f"not saved: {'; '.join(missing)}; " if missing else ""
+
+
+def _what(error: BaseException, env_steps: int) -> str:
+    """Errors of our own name their place."""
+    if isinstance(error, FastTrainError):
+        return str(error)
+    told = too_little_memory(error) if isinstance(error, MemoryError) else blame(error)
+    return f"{place_of(error)}after {env_steps:,} env steps: {told}"
+
+
+def _is_again(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Whether the run crashed here before; addresses in messages are of one process."""
+    if before.get("status") != "crashed" or not now.get("resumed_at"):
+        return False
+    one, other = (re.sub(r"0x[0-9a-f]+", "", str(content.get("error"))) for content in (before, now))
+    return one == other and before.get("env_steps") == now["env_steps"]
+
+
+def place_of(error: BaseException) -> str:
+    """`env 3, step 12 of its episode, `, as far as the traceback knows."""
+    places, trace = [], error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        itself = frame.f_locals.get("self")
+        if isinstance(itself, DummyVecEnv) and "env_idx" in frame.f_locals:
+            index = frame.f_locals["env_idx"]
+            places.append(f"env {index}")
+            if isinstance(env := itself.envs[index], Retrace):
+                places.append(f"step {env.steps_begun} of its episode" if env.steps_begun else "its reset")
+        trace = trace.tb_next
+    return "".join(f"{place}, " for place in places)

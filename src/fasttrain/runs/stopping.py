@@ -1,4 +1,4 @@
-"""When a training ends before its horizon: at a reward, after some minutes, or when the reward no longer rises. Pure.
+"""When a training ends before its horizon: at a signal, a reward, after some minutes, or when reward no longer rises.
 
 A plateau is looked for in the means of disjoint blocks of at least 100 episodes. All of this must hold:
 
@@ -18,8 +18,16 @@ longer than it.
 from __future__ import annotations
 
 import math
+import os
+import signal
+import stat
+import threading
+import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from types import FrameType
 from typing import Literal, NamedTuple
 
 from fasttrain.errors import ConfigError
@@ -34,7 +42,7 @@ StoppedBy = Literal["horizon", "reward", "plateau", "time", "signal", "callback"
 
 
 class Stop(NamedTuple):
-    """Why a training ended, as summary.json says it and in words."""
+    """Why a training ended, as summary.json says it and in words: `by a signal`."""
 
     by: StoppedBy
     text: str
@@ -114,10 +122,9 @@ class Stopping:
         if self._plateau is not None:
             self._plateau.add(env_steps, episode_return)
 
-    def reason(self, env_steps: int, wall_s: float) -> Stop | None:
+    def reason(self, wall_s: float) -> Stop | None:
         """Why to stop now, after `wall_s` seconds of training."""
-        found = self._at_reward() or self._on_plateau() or self._after_minutes(wall_s)
-        return found and Stop(found.by, f"stopped at {env_steps:,} steps: {found.text}")
+        return self._at_reward() or self._on_plateau() or self._after_minutes(wall_s)
 
     def _at_reward(self) -> Stop | None:
         wanted = self._config.at_reward
@@ -160,3 +167,58 @@ def stopping_for(config: Config) -> Stopping:
             "of progress; leave it out, stop.max_minutes=… works, or choose another opponent"
         )
     return Stopping(stop, config.total_timesteps)
+
+
+ONE_S = 0.5
+
+
+HANG_UP = getattr(signal, "SIGHUP", None)  # a terminal that closes
+
+
+class StopFlag:
+    """Set by SIGINT, SIGTERM, or a terminal that closes (unless under nohup).
+
+    The run then ends after the current update (`Checkpoints`). A second signal kills; one that comes within
+    `ONE_S` is the first once more: a signal to the whole group reaches a study and its cell, and the study passes it
+    on.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._since = 0.0
+
+    @contextmanager
+    def listening(self) -> Iterator[StopFlag]:
+        """Handle the signals inside the block; only the main thread may, elsewhere nothing is changed."""
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if HANG_UP is not None and signal.getsignal(HANG_UP) is signal.SIG_DFL:
+            numbers.append(HANG_UP)
+        previous = [(number, signal.signal(number, self._on_signal)) for number in numbers]
+        try:
+            yield self
+        finally:
+            for number, handler in previous:
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if number == HANG_UP:
+            silence_terminals()
+        if not self.requested:
+            self.requested, self._since = True, now
+        elif now - self._since > ONE_S:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+
+def silence_terminals() -> None:
+    """What goes to a terminal goes nowhere from now on: one that has closed makes every line an error."""
+    for descriptor in (1, 2):
+        with suppress(OSError):
+            if stat.S_ISCHR(os.fstat(descriptor).st_mode):  # `isatty` says no of one that has closed
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)

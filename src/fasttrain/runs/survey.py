@@ -24,7 +24,7 @@ from fasttrain.envs.rehearsal import Build, Built, Look, Measure, Measured
 from fasttrain.envs.user_code import findable
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.machine import outgrows
-from fasttrain.runs.activity import Activity, activity
+from fasttrain.runs.view import Activity, activity
 from fasttrain.spec.config import Config
 from fasttrain.vec.process import Scout, ScoutLostError, WorkerLostError
 

@@ -26,36 +26,36 @@ from fasttrain.perf.report import EnvTimes, PerfWindow, limits_dict, perf_dict
 from fasttrain.perf.stock import StockPhases, is_stock
 from fasttrain.perf.windows import PerfMeter
 from fasttrain.runs import view as show
-from fasttrain.runs.activity import activity
-from fasttrain.runs.build import (
-    build_algorithm,
-    build_vec_env,
-    env_facts,
-    env_spec,
-    game_calls,
-    set_threads,
-    survey_of,
-    this_machine,
+from fasttrain.runs.callbacks import (
+    RunCallback,
+    SnapshotCallback,
+    pool_for,
+    replay_dict,
+    replay_line,
+    replay_words,
+    save_pool,
 )
-from fasttrain.runs.callbacks import Parts, RunCallback, StopFlag, replay_dict, replay_line, replay_words
-from fasttrain.runs.check import run_checkup
-from fasttrain.runs.crash import MODEL, WORKER_ERRORS, raise_crash
-from fasttrain.runs.engine import compile_shown, settle_engine, settle_kernels, switch_for
-from fasttrain.runs.envs import save_model
+from fasttrain.runs.check import run_checkup, settle_threads, with_trial
+from fasttrain.runs.engine import (
+    compile_shown,
+    leave_compiler_out,
+    pick_device,
+    set_threads,
+    settle_engine,
+    settle_kernels,
+    switch_for,
+)
+from fasttrain.runs.envs import build_vec_env, env_facts, env_spec, game_calls, survey_of, this_machine
 from fasttrain.runs.evaluate import Quality, evaluate_both
 from fasttrain.runs.evaluator import Evaluator
-from fasttrain.runs.folders import clear
-from fasttrain.runs.loggers import UsersCallbacks, make_logger
+from fasttrain.runs.folders import clear, provenance
+from fasttrain.runs.loggers import UsersCallbacks, check_profiler, make_logger, profiling
 from fasttrain.runs.logs import EpisodeLog
-from fasttrain.runs.opponents import SnapshotCallback, pool_for, save_pool
-from fasttrain.runs.profiling import check_profiler, profiling
+from fasttrain.runs.models import build_algorithm, save_model
 from fasttrain.runs.progress import Progress
-from fasttrain.runs.provenance import provenance
-from fasttrain.runs.state import snapshot
-from fasttrain.runs.stopping import StoppedBy, stopping_for
-from fasttrain.runs.torch_setup import leave_compiler_out, pick_device, settle_threads
-from fasttrain.runs.trial import with_trial
-from fasttrain.runs.view import LiveView
+from fasttrain.runs.state import MODEL, WORKER_ERRORS, raise_crash, snapshot
+from fasttrain.runs.stopping import StopFlag, StoppedBy, stopping_for
+from fasttrain.runs.view import LiveView, activity
 from fasttrain.saving.checkpoints import CheckpointFolder
 from fasttrain.saving.files import SUMMARY_SCHEMA, Saving, clean, into_place, locked, read_json, write_json
 from fasttrain.saving.rests import Checkpoints, Settings
@@ -162,13 +162,19 @@ class Run:
             raise
         self.pool = pool_for(config, self.model, self.env)
         self.snapshots = None if self.pool is None else SnapshotCallback(self.pool, config.self_play.every, self.clock)
-        self.evaluator = Evaluator(config, folder, self._greedy_quality, self.save, self.say, self.saving)
+        self.evaluator = Evaluator(
+            config, folder, lambda: self._quality(sampled=False)["greedy"], self.save, self.say, self.saving
+        )
         self._counts_opponents = self.env.has_attr("opponents_ns")
         self.progress = Progress(config.total_timesteps, self.clock)
         self.progress.max_s = None if config.stop.max_minutes is None else 60 * config.stop.max_minutes
         self.meter = PerfMeter(self.clock, self._env_times, lambda: replay_words(self.model))
         self.checkpoints = self._build_checkpoints()
-        self.callback = self._build_callback()
+        self.episodes = EpisodeLog(folder / "episodes.csv", config.reward_debug, self.saving)
+        title = f"{config.algo.name} on {config.env.id or config.env.entry_point}"
+        panel = config.live == "on" or (config.live == "auto" and console.is_terminal)
+        self.live = LiveView(self.progress, console, title, panel)
+        self.callback = RunCallback(self)
 
     def _build_model(self) -> BaseAlgorithm:
         config = self.config
@@ -190,34 +196,13 @@ class Run:
         settings = Settings(config.checkpoint_every, config.checkpoint_async, grace_s, not overlaps, every_s)
         return Checkpoints(folder, lambda: snapshot(self), settings, self.clock, self.say)
 
-    def _build_callback(self) -> RunCallback:
-        config = self.config
-        title = f"{config.algo.name} on {config.env.id or config.env.entry_point}"
-        panel = config.live == "on" or (config.live == "auto" and self.console.is_terminal)
-        parts = Parts(
-            progress=self.progress,
-            episodes=EpisodeLog(self.folder / "episodes.csv", config.reward_debug, self.saving),
-            live=LiveView(self.progress, self.console, title, panel),
-            meter=self.meter,
-            stop=self.stop,
-            stopping=self.stopping,
-            evaluate=self.evaluate,
-            collect_evaluations=self.evaluator.collect,
-            checkpoints=self.checkpoints,
-            change_engine=self.change_engine,
-            users=self.users,
-            saving=self.saving,
-            say=self.say,
-        )
-        return RunCallback(config, parts)
-
     def learn(self) -> PerfWindow:
         """Train until the horizon or a signal; where the time of that went."""
         callbacks: list[BaseCallback] = [StockPhases(self.clock)] if is_stock(self.model) else []
         if self.snapshots is not None:
             callbacks.append(self.snapshots)
         self.startup_s = process_age_s()
-        with profiling(self.config.profiler, self.folder, self.say) as watching, self.callback.parts.live:
+        with profiling(self.config.profiler, self.folder, self.say) as watching, self.live:
             callbacks += [*watching, *([self.users] if self.users.callbacks else []), self.callback]
             done = self.model.num_timesteps
             more: Any = {"callback": callbacks, "log_interval": None, "reset_num_timesteps": not self.resumed_at}
@@ -226,10 +211,6 @@ class Run:
             with activity(self.console, "writing the last checkpoint"):
                 self.checkpoints.finish(self.model.num_timesteps, self.callback.at_rest, self.stop.requested)
             return window
-
-    def _warmup_s(self) -> float:
-        """What compiling the policy took before training."""
-        return self.model.engine.warmup_s if isinstance(self.model, Fast) else 0.0
 
     def change_engine(self) -> None:
         """Nothing is under way: let the compiled kernels take over if it is time, and write down when they did."""
@@ -269,9 +250,6 @@ class Run:
         """Quality now, or soon of what the policy is now."""
         self.evaluator.evaluate(self.progress.env_steps, time.perf_counter() - self.progress.started)
 
-    def _greedy_quality(self) -> dict[str, Any]:
-        return self._quality(sampled=False)["greedy"]
-
     def say(self, line: str) -> None:
         """One line, above the live view where there is one."""
         show.say(self.console, line)
@@ -282,7 +260,7 @@ class Run:
         if window.envs.restarts:
             lost = window.envs.lost_steps
             self.say(f"  {window.envs.restarts} envs or workers failed and were replaced; {lost:,} env steps were lost")
-        if left_out := self.callback.parts.episodes.left_out:
+        if left_out := self.episodes.left_out:
             self.say(f"  {left_out:,} episodes are missing in episodes.csv, which could not be written for too long")
         if terms := self.progress.mean_terms():
             parts = ", ".join(f"{name} {value:+.3g}" for name, value in terms.items())
@@ -308,6 +286,7 @@ class Run:
 
     def _summary(self, window: PerfWindow, quality: Quality, overrides: list[str]) -> dict[str, Any]:
         perf = perf_dict(window)
+        warmup_s = self.model.engine.warmup_s if isinstance(self.model, Fast) else 0.0
         return {
             "schema": SUMMARY_SCHEMA,
             "version": __version__,
@@ -317,7 +296,7 @@ class Run:
             **self._whole_run(perf["wall_s"]),
             "startup_s": round(self.startup_s, 3),
             "first_update_s": self.progress.first_update_s,
-            "compile_s": round(self.compile_s + self._warmup_s(), 3),  # of the startup: kernels, torch.compile
+            "compile_s": round(self.compile_s + warmup_s, 3),  # of the startup: kernels, torch.compile
             **({} if self.engine_switch is None else {"engine_switch": self.engine_switch.to_dict()}),
             "episodes": self.progress.episodes,
             "reward_per_hour": self.progress.curve.reward_per_hour(),
@@ -371,7 +350,7 @@ class Run:
             envs_ns=times["envs"],
             slowest_ns=times["slowest"],
             waiting_ns=times["waiting"],
-            in_step=not (self.config.schedule not in ("lockstep", "auto")),
+            in_step=self.config.schedule in ("lockstep", "auto"),
             restarts=shared.restarts,
             lost_steps=shared.lost_steps,
         )

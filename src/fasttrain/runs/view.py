@@ -1,6 +1,9 @@
 """What a person sees of a run: the panel or the lines while it trains, and the tables of plan, [PERF] and quality.
 
 There is one console per run, so that the live panel and other lines do not tear each other; tables fit its width.
+Whatever can take longer than two seconds goes through `activity`, so that a person never looks at a screen that stands
+still without knowing why: moving lines at the foot of a terminal, plain lines elsewhere. Activities may lie within each
+other and below the live view of a training.
 """
 
 from __future__ import annotations
@@ -8,21 +11,21 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from types import TracebackType
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, NamedTuple, TypeVar
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from fasttrain.machine import usable_cores
 from fasttrain.perf.report import PerfWindow, advice, perf_rows
-from fasttrain.runs.activity import activity, moves, screen_of
 from fasttrain.runs.progress import Progress, clock_text
 from fasttrain.spec.plan import Plan
 from fasttrain.terminal import GLUE, folded, one_line, rate_text
@@ -88,7 +91,6 @@ class FittingTable:
         return " · ".join(text.replace(" ", GLUE) if cell_len(text) < LEAST else text for text in told)
 
 
-REFRESH_S = 0.25  # of the panel
 PLAIN_EVERY_S = 10.0
 SHORTEST_BAR = 10  # columns
 BAR_COLOURS = {"env": "green", "act": "cyan", "update": "magenta", "rest": "bright_black"}
@@ -104,20 +106,16 @@ class LiveView:
         self._panel = panel and moves(console)
         self._drawn = Group()  # what is drawn beside the training is what was there at the last tick: counters change
         self._shown = ExitStack()
-        self._every_s = REFRESH_S if self._panel else PLAIN_EVERY_S
+        self._every_s = MOVING_EVERY_S if self._panel else PLAIN_EVERY_S
         self._next = time.perf_counter() + self._every_s
 
     def __enter__(self) -> LiveView:
         if self._panel:
-            screen = screen_of(self._console)
-            screen.show(self._last_drawn)
-            self._shown.callback(screen.hide, self._last_drawn)
+            self._shown.enter_context(moving(self._console, lambda: self._drawn))
             self._shown.enter_context(activity(self._console, self._title))  # it moves while an update takes long
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._shown.close()
         if self._progress.env_steps:
             say(self._console, self._progress.line())
@@ -132,9 +130,6 @@ class LiveView:
             self._drawn = self.render()  # and drawn by the activity's thread
         else:
             say(self._console, self._progress.line())
-
-    def _last_drawn(self) -> Group:
-        return self._drawn
 
     def render(self) -> Group:
         """The panel: progress, rates, where the time goes, how it learns."""
@@ -280,3 +275,105 @@ def _with_interval(value: float | None, interval: list[float] | None, scale: flo
         return "-"
     low, high = (form.format(scale * bound).removesuffix(" %") for bound in interval)
     return f"{form.format(scale * value)} [{low}, {high}]"
+
+
+# --- what is under way
+
+T = TypeVar("T")
+SILENT_S = 2.0  # what is over sooner is not worth a line in a log
+SAID_EVERY_S = 30.0
+MOVING_EVERY_S = 0.25
+WHEELS = {"utf": "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "": "|/-\\"}  # by the beginning of the console's encoding
+
+
+def moves(console: Console) -> bool:
+    """Whether lines can be drawn over there."""
+    return console.is_terminal and not console.is_dumb_terminal and not console.quiet
+
+
+class Activity:
+    """One thing under way. `now` and `count` may be called as often as you like, from the thread that does it.
+
+    Args:
+        ask: gives the detail instead, whenever a line is drawn.
+    """
+
+    def __init__(self, title: str, ask: Callable[[], str] | None = None) -> None:
+        self._title, self._detail, self._ask = title, "", ask
+        self._began = time.monotonic()
+        self._counted: tuple[int, int, str] | None = None
+        self._first: tuple[int, float] = (0, 0.0)  # what was counted first, and when
+
+    def now(self, detail: str) -> None:
+        """Say which part of it is at work: `3 of 12: act_rows`."""
+        self._detail, self._counted = detail, None
+
+    def count(self, done: int, wanted: int, unit: str) -> None:
+        """Say how far it is; how long it will take follows from that."""
+        if self._counted is None or self._counted[1:] != (wanted, unit):
+            self._first = (done, time.monotonic())
+        self._counted = (done, wanted, unit)
+
+    def line(self, width: int | None = None) -> str:
+        """`compiling kernels: 3 of 12: act_rows, 0:14`, the detail cut where that is wider than `width`."""
+        detail, tail = self._detail, f", {clock_text(time.monotonic() - self._began)}"
+        if self._ask is not None:
+            with suppress(OSError, ValueError):
+                detail = self._ask()
+        if self._counted is not None:
+            done, wanted, unit = self._counted
+            detail, tail = f"{done:,} of {wanted:,} {unit}", tail + self._eta(done, wanted)
+        head = f"{self._title}: {detail}" if detail else self._title
+        room = len(head) if width is None else max(0, width - len(tail))
+        return (head if len(head) <= room else f"{head[: room - 1]}…") + tail
+
+    def _eta(self, done: int, wanted: int) -> str:
+        since, took_s = done - self._first[0], time.monotonic() - self._first[1]
+        return f", ETA {clock_text(took_s / since * max(0, wanted - done))}" if since > 0 and took_s > 1 else ""
+
+
+@contextmanager
+def moving(console: Console, draw: Callable[[], RenderableType]) -> Iterator[None]:
+    """Draw what `draw` gives at the foot of the terminal, below what moves there already, while the block runs."""
+    per_s = 1 / MOVING_EVERY_S
+    with Live(console=console, refresh_per_second=per_s, transient=True, get_renderable=draw) as live:
+        live.refresh()  # of all that are within each other: rich draws them together
+        yield
+
+
+@contextmanager
+def activity(console: Console, title: str, ask: Callable[[], str] | None = None) -> Iterator[Activity]:
+    """Show `title`, what `now`, `count` or `ask` say of it and the time it takes, while the block runs."""
+    doing = Activity(title, ask)
+    wheel = next(wheel for encoding, wheel in WHEELS.items() if console.encoding.startswith(encoding))
+
+    def drawn() -> Text:
+        turn = wheel[int(time.monotonic() / MOVING_EVERY_S) % len(wheel)]
+        return Text(f"{turn} {doing.line(console.width - 5)}", no_wrap=True, overflow="crop")
+
+    with moving(console, drawn) if moves(console) else _told(console, doing):
+        yield doing
+
+
+@contextmanager
+def _told(console: Console, doing: Activity) -> Iterator[None]:
+    """Lines, of the innermost activity alone."""
+    under_way, over = vars(console).setdefault("fasttrain_activities", []), threading.Event()
+
+    def go_on() -> None:
+        wait_s = SILENT_S
+        with suppress(OSError, ValueError):  # nobody reads any more
+            while not over.wait(wait_s):
+                if under_way[-1] is doing:
+                    console.print(doing.line(), markup=False, highlight=False, soft_wrap=True)
+                    wait_s = SAID_EVERY_S
+
+    thread = threading.Thread(target=go_on, daemon=True)
+    under_way.append(doing)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        under_way.remove(doing)

@@ -287,21 +287,17 @@ def array_writer(arrays: Mapping[str, NDArray[Any]]) -> Writer:
     return write
 
 
-def lacks(folder: Path) -> str:
-    """What a manifest leaves out, and with it out of what is checked; empty if nothing that `stored` reads."""
-    manifest = read_manifest(folder)
-    listed = manifest["files"] if isinstance(manifest, dict) else {}
-    missing = [name for name in (STATE, ARRAYS) if name not in listed]
-    return f"{MANIFEST} does not list {' and '.join(missing)}" if missing else ""
-
-
 @contextmanager
 def stored(folder: Path) -> Iterator[tuple[dict[str, Any], Mapping[str, NDArray[Any]]]]:
     """State and arrays of a checkpoint that is whole; an array is read when it is asked for.
 
     Raises:
-        ConfigError: they are of another version, or not what a checkpoint has.
+        ConfigError: they are of another version, not what a checkpoint has, or not among what the manifest sums up.
     """
+    manifest = read_manifest(folder)
+    listed = manifest["files"] if isinstance(manifest, dict) else {}
+    if missing := [name for name in (STATE, ARRAYS) if name not in listed]:
+        raise ConfigError(f"{MANIFEST} does not list {' and '.join(missing)}")
     path = folder / STATE
     if path.stat().st_size > MOST_STATE_BYTES:
         raise ConfigError(f"{path} is too large for a checkpoint's ({path.stat().st_size:,} bytes)")

@@ -1,4 +1,4 @@
-"""Where the envs of a training are, as plain values and named arrays, and back into fresh envs.
+"""Where the envs and the random streams of a training are, as plain values and named arrays, and back.
 
 Exactly for native games, whose state are arrays. Other envs are retraced (`envs/retrace.py`): brought by their own
 steps to where they were, or, where what they show then differs, into a new episode. Wrappers around the vector env are
@@ -8,15 +8,19 @@ restored with their statistics and frames.
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack, VecNormalize, VecTransposeImage
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvWrapper
 
 from fasttrain.batch import inside, load_into, under
+from fasttrain.envs.user_code import kept_random_state
 from fasttrain.errors import ConfigError
 from fasttrain.vec.base import SlotVecEnv
 from fasttrain.vec.native import NativeVecEnv
@@ -51,7 +55,7 @@ def env_state(env: VecEnv, traced: bool, broken: bool = False) -> tuple[State, A
             arrays["normalize/returns"] = layer.returns
         elif isinstance(layer, VecFrameStack):
             arrays |= under("stack", dict(_frames(layer.stacked_obs)))
-    base = _base(env)
+    base = env.unwrapped
     if isinstance(base, SelfPlayVecEnv):
         arrays |= under("self_play", _own_arrays(base))
         base = base.inner
@@ -89,7 +93,7 @@ def load_env_state(
         elif isinstance(layer, VecFrameStack):
             for name, frames in _frames(layer.stacked_obs):
                 load_into(frames, arrays, f"stack/{name}")
-    outer = _base(env)
+    outer = env.unwrapped
     base = outer.inner if isinstance(outer, SelfPlayVecEnv) else outer
     kind = state["kind"]
     if kind == NATIVE and isinstance(base, NativeVecEnv) and _is_resumable(base):
@@ -206,17 +210,10 @@ def _note(index: int, notes: Mapping[str, Any] | None, arrays: Arrays) -> State 
 def _whole(note: Mapping[str, Any] | None, arrays: Mapping[str, NDArray[Any]]) -> State | None:
     if note is None:
         return None
-    seen = arrays.get("observation")
-    return {
-        **note,
-        "actions": arrays["actions"],
-        "observation": _copies(inside(arrays, "observation")) if seen is None else seen,
-    }
-
-
-def _copies(arrays: Mapping[str, NDArray[Any]]) -> Arrays:
-    """To travel to workers; what reads them from an open file cannot."""
-    return {name: np.array(array) for name, array in arrays.items()}
+    seen: Any = arrays.get("observation")
+    if seen is None:  # copies travel to workers; what reads them from an open file cannot
+        seen = {name: np.array(array) for name, array in inside(arrays, "observation").items()}
+    return {**note, "actions": arrays["actions"], "observation": seen}
 
 
 def _stacked(rows: Sequence[Any]) -> Any:
@@ -233,12 +230,6 @@ def _layers(env: VecEnv) -> Iterator[VecEnvWrapper]:
     while isinstance(env, VecEnvWrapper):
         yield env
         env = env.venv
-
-
-def _base(env: VecEnv) -> VecEnv:
-    while isinstance(env, VecEnvWrapper):
-        env = env.venv
-    return env
 
 
 def _lifted(env: VecEnv, rows: list[int], observations: Any) -> NewEpisodes:
@@ -298,3 +289,84 @@ def load_moments(layer: VecNormalize, arrays: Mapping[str, NDArray[Any]]) -> Non
             if not np.isfinite(array).all() or (part != "mean" and (array < 0).any()):
                 raise ConfigError(f"{name}.{part} of the statistics of env.normalize is not finite, or negative")
             setattr(rms, part, float(array) if part == "count" else array if array.ndim else array[()])
+
+
+# --- random streams: Python's, NumPy's, torch's and those of spaces
+
+
+def random_state() -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """The streams of this process as they are now; the arrays are copies."""
+    version, words, gauss = random.getstate()
+    kind, key, position, has_gauss, cached = np.random.get_state()
+    state: dict[str, Any] = {
+        "python": {"version": version, "gauss": gauss},
+        "numpy": {"kind": kind, "position": int(position), "has_gauss": int(has_gauss), "cached": float(cached)},
+        "cuda_devices": torch.cuda.device_count(),
+    }
+    arrays: dict[str, NDArray[Any]] = {
+        "python": np.array(words, np.int64),
+        "numpy": np.array(key, np.uint32),
+        "torch": torch.get_rng_state().numpy(),
+    }
+    for device in range(torch.cuda.device_count()):
+        arrays[f"cuda{device}"] = torch.cuda.get_rng_state(device).numpy()
+    return state, arrays
+
+
+def load_random_state(state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Go on with these streams.
+
+    Raises:
+        ConfigError: they are none.
+    """
+    words, key = np.zeros(625, np.int64), np.zeros(624, np.uint32)
+    now = torch.get_rng_state().numpy()
+    for target, name in ((words, "python"), (key, "numpy"), (now, "torch")):
+        load_into(target, arrays, name)
+    python, kept = state["python"], state["numpy"]
+    try:
+        random.setstate((int(python["version"]), tuple(words.tolist()), python["gauss"]))
+        cached = int(kept["has_gauss"]), float(kept["cached"])
+        np.random.set_state((str(kept["kind"]), key, int(kept["position"]), *cached))
+        torch.set_rng_state(torch.from_numpy(now))
+        for device in range(min(int(state["cuda_devices"]), torch.cuda.device_count())):
+            torch.cuda.set_rng_state(torch.from_numpy(np.array(arrays[f"cuda{device}"])), device)
+    except (TypeError, ValueError, RuntimeError, KeyError) as error:
+        raise ConfigError(f"the checkpoint's random streams cannot be read: {error}") from error
+
+
+def space_state(space: Any) -> dict[str, Any]:
+    """Of the generator that a space samples with; plain values."""
+    state: dict[str, Any] = plain(space.np_random.bit_generator.state)
+    return state
+
+
+def load_space_state(space: Any, state: Mapping[str, Any]) -> None:
+    """Sample on from there.
+
+    Raises:
+        ConfigError: the state is none of that generator.
+    """
+    try:
+        space.np_random.bit_generator.state = dict(state)
+    except (TypeError, ValueError, KeyError) as error:
+        raise ConfigError(f"the checkpoint's random stream of the action space cannot be read: {error}") from error
+
+
+def plain(value: Any) -> Any:
+    """Numbers of NumPy as Python's, arrays as lists, inside mappings too."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+@contextmanager
+def own_random_state(seed: int) -> Iterator[None]:
+    """Python's, NumPy's and torch's global streams seeded with `seed` inside, as they were before after it."""
+    with kept_random_state(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        yield

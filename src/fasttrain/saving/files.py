@@ -27,13 +27,18 @@ MOST_CONTAINERS, MOST_VALUES = 1_000_000, 20_000_000  # of JSON: 60 bytes each l
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write whole or not at all: to a temporary name first, then renamed. Strict JSON whatever comes in.
+    """Write whole or not at all. Strict JSON whatever comes in.
 
     NaN and infinities become null, keys texts.
     """
-    temporary = path.with_suffix(path.suffix + ".tmp")
+    write_whole(path, json.dumps(_finite(content), indent=2, allow_nan=False) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write whole or not at all: to a temporary name first, then renamed. Ends of lines stay as they are."""
+    temporary = path.with_name(f"{path.name}.tmp")
     try:
-        temporary.write_text(json.dumps(_finite(content), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", newline="")
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)  # of a full disk; a written one has its name by now
@@ -159,8 +164,9 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
         ConfigError: another process has it.
     """
-    file = _opened(folder / LOCK)
-    if file is None:
+    try:  # Python has it closed in processes that this one starts: none of them keeps the lock
+        file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError:
         yield
         return
     try:
@@ -185,14 +191,6 @@ def holder(folder: Path) -> str:
         return "" if _take(file) else _holder(file)
     finally:
         os.close(file)
-
-
-def _opened(path: Path) -> int | None:
-    """Python has it closed in processes that this one starts: none of them keeps the lock."""
-    try:
-        return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError:
-        return None
 
 
 def _take(file: int) -> bool:

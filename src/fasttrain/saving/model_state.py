@@ -6,27 +6,28 @@ random stream of the action space, the replay buffer, what the engine counts. No
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any, BinaryIO
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import torch
 from gymnasium.spaces import Dict
 from numpy.typing import NDArray
-from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.buffers import ReplayBuffer
-from stable_baselines3.common.save_util import recursive_getattr, save_to_zip_file
+from stable_baselines3.common.save_util import recursive_getattr
 
 from fasttrain.batch import inside, load_into, under
+from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
+from fasttrain.buffers.replay_storage import ReplayStorage
+from fasttrain.buffers.sum_tree import set_kernel
 from fasttrain.engines.engine import Engine, PPOWork, Statistics
 from fasttrain.engines.overlapped import Overlapped
 from fasttrain.errors import ConfigError
-from fasttrain.saving.buffer_state import load_replay_state, load_space_state, plain, replay_state, space_state
-from fasttrain.saving.checkpoints import Writer
+from fasttrain.saving.env_state import load_space_state, plain, space_state
 from fasttrain.vec.base import SlotAdapter
 
 Arrays = dict[str, NDArray[Any]]
@@ -71,7 +72,7 @@ def model_state(model: BaseAlgorithm) -> tuple[State, Arrays]:
         if isinstance(source := collector.source, SlotAdapter):
             arrays |= {"source/returns": source._returns, "source/lengths": source._lengths}
     if (lstm := getattr(model, "_last_lstm_states", None)) is not None:
-        arrays |= {f"lstm/{part}/{i}": _host(t) for part in ("pi", "vf") for i, t in enumerate(getattr(lstm, part))}
+        arrays |= {name: _host(tensor) for name, tensor in _lstm_tensors(lstm).items()}
     if isinstance(buffer := getattr(model, "replay_buffer", None), ReplayBuffer):
         state["replay"], stored = replay_state(buffer)
         arrays |= under("replay", stored)
@@ -102,18 +103,15 @@ def load_model_state(model: BaseAlgorithm, state: Mapping[str, Any], arrays: Map
             raise ConfigError(f"the checkpoint has an optimizer {name}, this run's algorithm none of that name")
         _load_optimizer(arrays, name, recursive_getattr(model, name), stored)
     for name in tensor_names:
-        with torch.no_grad():
-            _put(recursive_getattr(model, name), arrays[f"tensors/{name}"], name)
+        _put(recursive_getattr(model, name), arrays[f"tensors/{name}"], name)
     for name in SEEN:
         if hasattr(model, name):
-            found = _own_observations(arrays, name)
-            _check_seen(model, name, found)
-            setattr(model, name, found)
+            setattr(model, name, _own_observations(model, arrays, name))
     if isinstance(engine := getattr(model, "engine", None), Engine):
         _load_engine(model, engine, state, arrays)
     if (lstm := getattr(model, "_last_lstm_states", None)) is not None:
-        own = RNNStates(*(_own_lstm(arrays, part, getattr(lstm, part)) for part in ("pi", "vf")))
-        setattr(model, "_last_lstm_states", own)  # noqa: B010 - RecurrentPPO's
+        for name, tensor in _lstm_tensors(lstm).items():
+            _put(tensor, arrays[name], name)
     if isinstance(buffer := getattr(model, "replay_buffer", None), ReplayBuffer):
         load_replay_state(buffer, state["replay"], inside(arrays, "replay"))
 
@@ -188,7 +186,6 @@ def _load_policy(arrays: Mapping[str, NDArray[Any]], prefix: str, policy: Any, s
     _load_optimizer(arrays, f"{prefix}_optimizer", policy.optimizer, state)
 
 
-@torch.no_grad()
 def _load_weights(arrays: Mapping[str, NDArray[Any]], prefix: str, policy: Any) -> None:
     """In place, as kernels and graphs hold views of these tensors."""
     mine, given = policy.state_dict(), inside(arrays, prefix)
@@ -199,7 +196,6 @@ def _load_weights(arrays: Mapping[str, NDArray[Any]], prefix: str, policy: Any) 
         _put(tensor, given[name], name)
 
 
-@torch.no_grad()
 def _load_optimizer(
     arrays: Mapping[str, NDArray[Any]], prefix: str, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
 ) -> None:
@@ -230,6 +226,7 @@ def _put_state(optimizer: torch.optim.Optimizer, parameter: Any, name: str, arra
     state[name] = tensor if name == "step" else tensor.to(parameter.device)
 
 
+@torch.no_grad()
 def _put(target: torch.Tensor, array: NDArray[Any], name: str) -> None:
     if tuple(target.shape) != array.shape or target.dtype != torch.from_numpy(np.empty(0, array.dtype)).dtype:
         raise ConfigError(
@@ -275,50 +272,42 @@ def _observations(name: str, value: Any) -> Arrays:
     return {} if value is None else {name: np.asarray(value)}
 
 
-def _own_observations(arrays: Mapping[str, NDArray[Any]], name: str) -> Any:
-    if name in arrays:
-        return np.array(arrays[name])
-    parts = inside(arrays, name)
-    return {key: np.array(part) for key, part in parts.items()} if parts else None
+def _own_observations(model: Any, arrays: Mapping[str, NDArray[Any]], name: str) -> Any:
+    """What the checkpoint has of `name`, of all envs; None if it has none.
 
-
-def _own_lstm(arrays: Mapping[str, NDArray[Any]], part: str, like: tuple[torch.Tensor, ...]) -> Any:
-    found = []
-    for index, tensor in enumerate(like):
-        given = np.empty(tuple(tensor.shape), _host(tensor).dtype)
-        load_into(given, arrays, f"lstm/{part}/{index}")
-        _check_finite(given, f"lstm/{part}/{index}")
-        found.append(torch.from_numpy(given).to(tensor.device))
-    return tuple(found)
-
-
-def _check_seen(model: Any, name: str, found: Any) -> None:
-    """ConfigError unless there are as many as envs, and observations are of the env's shapes."""
-    if found is None:
-        return
+    Raises:
+        ConfigError: it is of another number of envs, or of other shapes than the env's.
+    """
     env, normalizer = model.env, model.get_vec_normalize_env()
-    if name == "_last_episode_starts":
-        _check_array(name, found, (env.num_envs,), "b")
-        return
     # Where nothing is normalised, the original observations are the last ones themselves.
     space = normalizer.venv.observation_space if name == "_last_original_obs" and normalizer else env.observation_space
     parts: Mapping[str, Any] = space.spaces if isinstance(space, Dict) else {"": space}
-    given = found if isinstance(found, Mapping) else {"": found}
-    if set(given) != set(parts):
-        raise ConfigError(f"the checkpoint's {name} has parts {sorted(given)}, the env's {sorted(parts)}")
-    for key, part in parts.items():
-        _check_array(f"{name} {key}".strip(), given[key], (env.num_envs, *part.shape), "biuf")
+    shapes, kinds = {key: part.shape for key, part in parts.items()}, "biuf"
+    if name == "_last_episode_starts":
+        shapes, kinds = {"": ()}, "b"
+    given = {"": arrays[name]} if name in arrays else {**inside(arrays, name)}
+    if not given:
+        return None
+    if set(given) != set(shapes):
+        raise ConfigError(f"the checkpoint's {name} has parts {sorted(given)}, the env's {sorted(shapes)}")
+    for key, shape in shapes.items():
+        array, wanted = given[key], (env.num_envs, *shape)
+        if array.shape != wanted or array.dtype.kind not in kinds:
+            what = f"{name} {key}".strip()
+            raise ConfigError(f"the checkpoint's {what} is {array.dtype} {array.shape}, this run needs {wanted}")
+    found = {key: np.array(given[key]) for key in shapes}
+    return found.get("", found)
 
 
-def _check_array(name: str, array: Any, shape: tuple[int, ...], kinds: str) -> None:
-    if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype.kind not in kinds:
-        found = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else "in parts"
-        raise ConfigError(f"the checkpoint's {name} is {found}, this run needs {shape}")
+def _lstm_tensors(lstm: Any) -> dict[str, torch.Tensor]:
+    """RecurrentPPO's states between two steps, by name."""
+    return {f"lstm/{part}/{i}": tensor for part in ("pi", "vf") for i, tensor in enumerate(getattr(lstm, part))}
 
 
 def _log_state(logger: Any) -> State:
     """What was recorded and is not written yet."""
-    values = {key: float(value) for key, value in logger.name_to_value.items() if _is_number(value)}
+    numbers = {key: value for key, value in logger.name_to_value.items() if isinstance(value, (int, float, np.number))}
+    values = {key: float(value) for key, value in numbers.items() if math.isfinite(value)}
     return {
         "values": values,
         "counts": {key: int(logger.name_to_count[key]) for key in values if key in logger.name_to_count},
@@ -334,37 +323,77 @@ def _load_log(logger: Any, state: Mapping[str, Any]) -> None:
         logger.name_to_count[key] = int(count)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float, np.number)) and math.isfinite(value)
+# --- replay buffers, SB3's own too: the rows that were written, of a sum tree its leaves, from which the sums follow
+
+_STORED = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts", "next_masks")
 
 
-def zip_writer(model: BaseAlgorithm) -> Writer:
-    """Writes what `model.save` would write now, whatever the model does meanwhile. Copying takes 0.3 ms."""
-    excluded = set(model._excluded_save_params())
-    names, tensor_names = model._get_torch_save_params()
-    excluded |= {name.split(".")[0] for name in (*names, *tensor_names)}
-    data = {name: _kept(value) for name, value in model.__dict__.items() if name not in excluded}
-    params = {name: _cloned(recursive_getattr(model, name).state_dict()) for name in names}
-    tensors = {name: recursive_getattr(model, name).detach().clone() for name in tensor_names}
-
-    def write(file: BinaryIO) -> None:
-        save_to_zip_file(file, data=data, params=params, pytorch_variables=tensors)  # type: ignore[arg-type]
-
-    return write
-
-
-def _kept(value: Any) -> Any:
-    """Safe from what training changes in place."""
-    return copy.copy(value) if isinstance(value, (deque, dict, list, np.ndarray)) else value
+def replay_state(buffer: ReplayBuffer) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """Numbers and arrays; the arrays are views of the buffer's first rows, all there are while it is not full."""
+    with _held(buffer):
+        rows = _rows(buffer, buffer.pos, buffer.full)
+        state: dict[str, Any] = {"pos": int(buffer.pos), "full": bool(buffer.full), "rows": rows}
+        arrays = {name: array[:rows] for name, array in _arrays(buffer).items()}
+        if isinstance(buffer, ReplayStorage):
+            state["generation"] = buffer.generation
+        if isinstance(buffer, PrioritizedReplayBuffer):
+            state |= {"highest": float(buffer._highest), "beta": float(buffer.beta)}
+            arrays["priorities"] = buffer._tree.nodes[: rows * buffer.n_envs]
+    return state, arrays
 
 
-def _cloned(value: Any) -> Any:
-    clone: Callable[[], Any] | None = getattr(value, "detach", None)
-    if clone is not None:
-        return clone().clone()
-    if isinstance(value, Mapping):
-        copied = copy.copy(value)
-        for key, item in value.items():
-            copied[key] = _cloned(item)  # type: ignore[index]
-        return copied
-    return [_cloned(item) for item in value] if isinstance(value, list) else value
+def load_replay_state(buffer: ReplayBuffer, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Fill a fresh buffer of the same settings.
+
+    Raises:
+        ConfigError: what is given does not fit it.
+    """
+    pos, full, rows = int(state["pos"]), bool(state["full"]), int(state["rows"])
+    if not (0 <= pos < buffer.buffer_size and rows == _rows(buffer, pos, full)):
+        raise ConfigError(
+            f"the checkpoint's replay buffer has {rows:,} rows (the next is {pos:,}), this run's {buffer.buffer_size:,}"
+        )
+    with _held(buffer):
+        for name, array in _arrays(buffer).items():
+            load_into(array[:rows], arrays, name)
+        buffer.pos, buffer.full = pos, full
+        if isinstance(buffer, ReplayStorage):
+            buffer.generation = int(state["generation"])
+        if isinstance(buffer, PrioritizedReplayBuffer):
+            tree, leaves = buffer._tree, np.zeros(rows * buffer.n_envs)
+            load_into(leaves, arrays, "priorities")
+            tree.clear()
+            if set_kernel(tree.nodes, tree.starts, tree.capacity, np.arange(len(leaves), dtype=np.int64), leaves) >= 0:
+                raise ConfigError("the checkpoint's priorities are not all finite and 0 or more")
+            buffer._highest, buffer.beta = float(state["highest"]), float(state["beta"])
+
+
+def end_last_rows(buffer: ReplayBuffer, envs: list[int]) -> None:
+    """The episodes of these envs break off here: no window of n steps may go on beyond what was stored last."""
+    if not isinstance(buffer, ReplayStorage) or not buffer.size():
+        return
+    with buffer.lock:
+        row = (buffer.pos - 1) % buffer.buffer_size
+        for env in envs:
+            if not buffer.dones[row, env]:
+                buffer.dones[row, env] = buffer.timeouts[row, env] = 1.0
+
+
+def _rows(buffer: ReplayBuffer, pos: int, full: bool) -> int:
+    """Rows with something in them; without next observations the row to be written next holds those of the last."""
+    return buffer.buffer_size if full else min(pos + int(buffer.optimize_memory_usage), buffer.buffer_size)
+
+
+def _held(buffer: ReplayBuffer) -> Any:
+    return buffer.lock if isinstance(buffer, ReplayStorage) else nullcontext()
+
+
+def _arrays(buffer: Any) -> dict[str, NDArray[Any]]:
+    found: dict[str, NDArray[Any]] = {}
+    for name in _STORED:
+        value = getattr(buffer, name, None)
+        if isinstance(value, dict):
+            found |= {f"{name}/{key}": part for key, part in value.items()}
+        elif isinstance(value, np.ndarray):
+            found[name] = value
+    return found

@@ -15,7 +15,7 @@ from fasttrain.spec.reading import plays_itself
 # same in a plain loop and in a worker; per step of all workers, waking them and being woken on a machine not all idle.
 PER_ENV_S = 2e-6
 PER_SHARED_STEP_S = 250e-6
-# Else the plain loop: it has no processes that could die. By estimates, and where both were tried (runs/trial.py).
+# Else the plain loop: it has no processes that could die. By estimates, and where both were tried (runs/check.py).
 SHARED_MUST_GAIN, TRIED_MUST_GAIN = 1.25, 1.1
 WAITS_BELOW = 0.5  # share of computing below which an env is one that waits, for an engine or a socket
 MOST_WORKERS_PER_CORE = 16

@@ -19,10 +19,9 @@ from rich.console import Console
 from fasttrain.envs.probe import probe
 from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, ConfigError, EnvError, FastTrainError
 from fasttrain.perf.limits import Flow, Rates, composed_limit
-from fasttrain.runs.activity import activity
-from fasttrain.runs.build import MonitoredEnv, env_facts, env_spec, this_machine
+from fasttrain.runs.envs import MonitoredEnv, env_facts, env_spec, this_machine
 from fasttrain.runs.evaluate import config_of, flags_of
-from fasttrain.runs.view import make_console, say
+from fasttrain.runs.view import activity, make_console, say
 from fasttrain.saving.files import read_json, write_json
 from fasttrain.spec.config import Config
 from fasttrain.spec.flags import BY_NAME

@@ -27,8 +27,8 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 from fasttrain.batch import BoolArray, FinishedEpisode, Float32Array, Observations, Slots
 from fasttrain.perf.limits import Flow
 from fasttrain.perf.stock import StockPhases, is_stock
-from fasttrain.runs.build import uses_masks
-from fasttrain.runs.opponents import SnapshotCallback
+from fasttrain.runs.callbacks import SnapshotCallback
+from fasttrain.runs.envs import uses_masks
 from fasttrain.runs.train import Run
 from fasttrain.spec.config import Config, StopConfig
 from fasttrain.spec.flags import EnvFacts, Machine

@@ -17,10 +17,9 @@ import yaml
 from rich.console import Console
 
 from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, EXIT_WRONG_INPUT
-from fasttrain.runs.activity import activity
 from fasttrain.runs.folders import clear
 from fasttrain.runs.progress import clock_text
-from fasttrain.runs.view import say
+from fasttrain.runs.view import activity, say
 from fasttrain.saving.files import read_json, write_json
 from fasttrain.spec.config import Config
 from fasttrain.spec.flags import FLAGS

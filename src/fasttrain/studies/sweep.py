@@ -17,11 +17,10 @@ from typing import Any
 from rich.console import Console
 
 from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, EXIT_WRONG_INPUT, ConfigError
-from fasttrain.runs.activity import activity
 from fasttrain.runs.folders import clear, override
 from fasttrain.runs.logs import csv_cell
 from fasttrain.runs.progress import clock_text
-from fasttrain.runs.view import FittingTable, say
+from fasttrain.runs.view import FittingTable, activity, say
 from fasttrain.saving.files import locked, read_json, write_json
 from fasttrain.spec.overrides import asked, config_dir_options, key_of, split_options
 from fasttrain.studies.cells import Cell, last_line, run_cell

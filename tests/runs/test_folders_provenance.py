@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fasttrain.runs import provenance
-from fasttrain.runs.provenance import git_state
+from fasttrain.runs.folders import git_state, provenance
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
@@ -35,7 +34,7 @@ def test_without_git_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_what_was_typed_can_be_typed_again(tmp_path: Path):
-    told = json.loads(json.dumps(provenance.provenance(["+profile=speed", "env.kwargs.name='a b'"], tmp_path)))
+    told = json.loads(json.dumps(provenance(["+profile=speed", "env.kwargs.name='a b'"], tmp_path)))
     assert told["command"].endswith(" +profile=speed 'env.kwargs.name='\"'\"'a b'\"'\"''")
     assert told["folder"] == str(tmp_path)
     assert told["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]

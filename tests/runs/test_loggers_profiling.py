@@ -11,8 +11,8 @@ import pytest
 
 from conftest import RunCommand
 from fasttrain.errors import ConfigError
-from fasttrain.runs import profiling as module
-from fasttrain.runs.profiling import TraceEnd, check_profiler, profiling
+from fasttrain.runs import loggers as module
+from fasttrain.runs.loggers import TraceEnd, check_profiler, profiling
 
 SMALL = ("env.id=CartPole-v1", "algo=ppo", "vec_env=dummy", "num_envs=2", "algo.rollout_size=64", "batch_size=32",
          "algo.n_epochs=1", "total_timesteps=128", "eval.episodes=2", "live=off", "report=false",

@@ -11,8 +11,8 @@ import torch
 from rich.console import Console
 
 from conftest import RunCommand, configured
-from fasttrain.runs import trial
-from fasttrain.runs.trial import tried, with_trial
+from fasttrain.runs import check as module
+from fasttrain.runs.check import tried, with_trial
 from fasttrain.spec.flags import EnvFacts, Machine
 from fasttrain.spec.plan import make_plan
 
@@ -22,7 +22,7 @@ CARTPOLE = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "num_envs=8", "t
 
 
 def after_trial(monkeypatch: pytest.MonkeyPatch, facts: EnvFacts, *arguments: str, takes: Any = (5e-4, 2e-4)) -> Any:
-    monkeypatch.setattr(trial, "tried", lambda *configs: takes)
+    monkeypatch.setattr(module, "tried", lambda *configs: takes)
     config = configured(*CARTPOLE, *arguments)
     return with_trial(facts, make_plan(config, {}, facts, TWO), TWO, Console(quiet=True)).tried
 
@@ -63,13 +63,13 @@ def test_a_trial_that_fails_leaves_the_estimates(monkeypatch: pytest.MonkeyPatch
     def fails(*configs: Any) -> tuple[float, ...]:
         raise OSError("the port is taken")
 
-    monkeypatch.setattr(trial, "tried", fails)
+    monkeypatch.setattr(module, "tried", fails)
     config = configured(*CARTPOLE)
     assert with_trial(CLOSE, make_plan(config, {}, CLOSE, TWO), TWO, Console(quiet=True)) == CLOSE
 
 
 def test_real_envs_with_masks_are_played_and_closed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(trial, "TURN_S", 0.0)
+    monkeypatch.setattr(module, "TURN_S", 0.0)
     masked = (
         "env.entry_point=worker_toys:Walker",
         "env.kwargs.number=0",
@@ -97,7 +97,7 @@ def test_what_was_built_is_closed_where_the_other_cannot_be(monkeypatch: pytest.
         built.append(Env())
         return built[0]
 
-    monkeypatch.setattr(trial, "build_vec_env", build)
+    monkeypatch.setattr(module, "build_vec_env", build)
     with pytest.raises(OSError, match="port"):
         tried(configured(*CARTPOLE), configured(*CARTPOLE))
     assert built[0].closed
@@ -108,7 +108,7 @@ def test_random_streams_stay(monkeypatch: pytest.MonkeyPatch):
         return random.random(), np.random.random() + torch.rand(()).item()
 
     before = (random.getstate(), torch.get_rng_state())
-    monkeypatch.setattr(trial, "tried", draws)
+    monkeypatch.setattr(module, "tried", draws)
     config = configured(*CARTPOLE)
     assert with_trial(CLOSE, make_plan(config, {}, CLOSE, TWO), TWO, Console(quiet=True)).tried
     assert random.getstate() == before[0]
@@ -119,8 +119,8 @@ def test_a_training_is_the_one_it_would_have_been(fasttrain: RunCommand, monkeyp
     """`vec_env=dummy` typed against the same after a trial: the same episodes."""
     small = ("env.id=CartPole-v1", "algo=ppo", "engine=fast", "num_envs=2", "total_timesteps=256",
              "algo.rollout_size=128", "batch_size=64", "eval.episodes=2", "fused_update=off")  # fmt: skip
-    monkeypatch.setattr(trial, "step_costs", lambda *_: (1.0, 1.0, 2))
-    monkeypatch.setattr(trial, "TURN_S", 0.0)
+    monkeypatch.setattr(module, "step_costs", lambda *_: (1.0, 1.0, 2))
+    monkeypatch.setattr(module, "TURN_S", 0.0)
     first = fasttrain(*small, "vec_env=auto")
     assert first.exit_code == 0, first.err
     (reason,) = (row["reason"] for row in first.json("plan.json")["flags"] if row["flag"] == "vec_env")

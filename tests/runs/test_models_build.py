@@ -12,13 +12,9 @@ from conftest import configured
 from fasttrain.envs.probe import probe
 from fasttrain.errors import ConfigError, EnvSpecError
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.runs.build import (
-    build_algorithm,
-    build_vec_env,
-    env_facts,
-    set_threads,
-)
-from fasttrain.runs.engine import settle_engine, settle_kernels
+from fasttrain.runs.engine import set_threads, settle_engine, settle_kernels
+from fasttrain.runs.envs import build_vec_env, env_facts
+from fasttrain.runs.models import build_algorithm
 from fasttrain.spec.config import Config
 from fasttrain.spec.flags import EnvFacts, Machine
 from fasttrain.spec.plan import make_plan

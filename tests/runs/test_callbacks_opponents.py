@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from conftest import RunCommand
-from fasttrain.runs.opponents import pool_file, score_of
+from fasttrain.runs.callbacks import pool_file, score_of
 
 PLAIN = (
     "env.entry_point=duels:Duel", "env.opponent_key=opponent", "env.eval_opponent=zero", "engine=fast", "num_envs=4",

@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 
 from fasttrain.errors import ConfigError
-from fasttrain.saving.buffer_state import load_random_state, load_space_state, plain, random_state, space_state
+from fasttrain.saving.env_state import load_random_state, load_space_state, plain, random_state, space_state
 
 
 def drawn() -> list[float]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from stable_baselines3 import PPO
 
 from fasttrain.errors import ConfigError
-from fasttrain.saving.tensors import DTYPES, read_tensors
+from fasttrain.saving.archives import DTYPES, read_tensors
 
 
 def saved(value: Any) -> bytes:
@@ -31,7 +31,7 @@ def test_a_state_dict_is_what_torch_reads():
     assert all(torch.equal(found[name], state[name]) for name in state)
 
 
-@pytest.mark.parametrize("dtype", DTYPES.values())
+@pytest.mark.parametrize("dtype", [getattr(torch, name) for name in DTYPES.values()])
 def test_every_kind_of_number(dtype: torch.dtype):
     tensor = torch.arange(6).reshape(2, 3).to(dtype)
     views = {"whole": tensor, "turned": tensor.t(), "row": tensor[1], "empty": tensor[:0], "one": tensor[0, 0]}

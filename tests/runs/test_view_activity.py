@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.runs import activity as module
-from fasttrain.runs.activity import Activity, activity, moves, screen_of, telling
+from fasttrain.runs import view as module
+from fasttrain.runs.envs import telling
 from fasttrain.runs.progress import Progress
-from fasttrain.runs.view import LiveView, make_console
+from fasttrain.runs.view import Activity, LiveView, activity, make_console, moves
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_activities_within_each_other_share_the_screen(hurried: None) -> None:
     assert any("studying" in line for line in lines)
     assert any("training" in line for line in lines)
     assert lines.count("said meanwhile") == 1
-    assert not screen_of(console)._parts
+    assert not console._live_stack
 
 
 def test_in_a_log_only_the_innermost_speaks(hurried: None) -> None:
@@ -135,7 +135,7 @@ def test_below_the_live_view_of_a_training_which_moves_by_itself(hurried: None) 
             assert file.came.wait(30)
     shown = "\n".join(drawn(file))
     assert re.search(r"0/1,000.*\n.*updates\n.*\n. ppo on X, 0:00\n. evaluating, 0:00\n", shown)
-    assert screen_of(console)._live is None
+    assert not console._live_stack
 
 
 def test_letters_that_the_terminal_lacks_are_not_used(hurried: None) -> None:
@@ -168,7 +168,7 @@ def test_a_colour_forced_by_the_environment_moves_nothing_in_a_file(monkeypatch:
 
 def test_how_long_it_will_take_follows_from_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("fasttrain.runs.activity.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("fasttrain.runs.view.time.monotonic", lambda: now[0])
     doing = Activity("evaluating")
     doing.count(0, 2000, "episodes")
     assert doing.line() == "evaluating: 0 of 2,000 episodes, 0:00"

@@ -14,8 +14,8 @@ from gymnasium import spaces
 
 import fasttrain
 from conftest import configured
-from fasttrain.runs import torch_setup
-from fasttrain.runs.torch_setup import settle_threads, step_times, updates_per_step
+from fasttrain.runs import check as module
+from fasttrain.runs.check import settle_threads, step_times, updates_per_step
 from fasttrain.spec.flags import EnvFacts, Machine
 from fasttrain.spec.plan import make_plan
 from toys import RandomEnv, seeded_vec
@@ -76,7 +76,7 @@ def test_trying_changes_nothing(kind: Any, space: spaces.Space[Any], policy: str
 
 @pytest.mark.parametrize(("one", "several", "chosen"), [(3.0, 2.0, 2), (2.1, 2.0, 1), (1.0, 20.0, 1)])
 def test_more_threads_must_pay(monkeypatch: pytest.MonkeyPatch, one: float, several: float, chosen: int):
-    monkeypatch.setattr(torch_setup, "step_times", lambda *_: (one, several))
+    monkeypatch.setattr(module, "step_times", lambda *_: (one, several))
     settled = settle_threads(plan_for(), model_of(fasttrain.PPO, IMAGES, "CnnPolicy"))
     row = next(row for row in settled.rows if row.flag == "torch_threads")
     assert (row.effective, torch.get_num_threads()) == (chosen, chosen)
@@ -86,7 +86,7 @@ def test_more_threads_must_pay(monkeypatch: pytest.MonkeyPatch, one: float, seve
 
 
 def test_nothing_is_tried_where_nothing_is_open(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(torch_setup, "step_times", lambda *_: pytest.fail("tried"))
+    monkeypatch.setattr(module, "step_times", lambda *_: pytest.fail("tried"))
     model = model_of(fasttrain.PPO, IMAGES, "CnnPolicy")
     for plan in (plan_for("torch_threads=2"), plan_for("deterministic=true")):
         assert settle_threads(plan, model) is plan

@@ -6,7 +6,7 @@ from pathlib import Path
 
 CODE = """
 import sys, torch
-from fasttrain.runs.torch_setup import leave_compiler_out
+from fasttrain.runs.engine import leave_compiler_out
 leave_compiler_out()
 weights = torch.nn.Parameter(torch.ones(2))
 adam = torch.optim.Adam([weights], lr=0.5)

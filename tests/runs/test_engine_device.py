@@ -6,7 +6,7 @@ import torch
 from conftest import RunCommand
 from fasttrain.errors import ConfigError
 from fasttrain.runs import train
-from fasttrain.runs.torch_setup import pick_device
+from fasttrain.runs.engine import pick_device
 
 
 @pytest.fixture(params=[0, 2])
