@@ -22,7 +22,7 @@ from fasttrain.engines.engine import EngineSettings
 from fasttrain.engines.guard import Guard
 from fasttrain.engines.heads import StockHead
 from fasttrain.errors import ConfigError
-from fasttrain.kernel_jobs import Compiler, KernelCall, compile_all
+from fasttrain.kernel_cache import Compiler, KernelCall, compile_all
 from fasttrain.machine import usable_cores
 from fasttrain.runs.activity import activity
 from fasttrain.runs.progress import Progress
