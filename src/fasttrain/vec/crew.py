@@ -153,11 +153,11 @@ class Crew:
         for index in range(self.num_workers):
             self._post(index)
 
-    def post_worker(self, index: int, notify: bool) -> None:
-        """Let one worker step; with `notify` it also says so to whoever waits for the first of several."""
+    def post_worker(self, index: int) -> None:
+        """Let one worker step, which also tells whoever waits for the first of several."""
         self.buffers[index] = 1 - self.buffers[index]
         self.control[index, BUFFER] = self.buffers[index]
-        self.control[index, NOTIFY] = notify
+        self.control[index, NOTIFY] = True
         self.under_way.add(index)
         self._post(index)
 

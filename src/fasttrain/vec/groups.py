@@ -43,7 +43,7 @@ class WorkerGroups:
         """Let a group's envs step, with actions (n, ...)."""
         self.env.slots.actions[self.rows[group]] = actions
         for index in self._workers[group]:
-            self.env.crew.post_worker(index, notify=True)
+            self.env.crew.post_worker(index)
 
     def wait(self, group: int) -> GroupStep:
         """Until that group has stepped.
