@@ -137,7 +137,7 @@ def our_model(work: dict[str, Any]) -> Any:
     from fasttrain.algos.dqn import DQN
     from fasttrain.engines.kernels_q import kernel_calls
     from fasttrain.games.skullking.game import SkullKingGame
-    from fasttrain.kernel_jobs import compile_all
+    from fasttrain.kernel_cache import compile_all
     from fasttrain.vec.native import NativeVecEnv
 
     compile_all(kernel_calls())

@@ -57,7 +57,7 @@ def built(case: Case) -> tuple[Any, Any]:
     """The plan and the model as a training has them, after one rollout of real play."""
 
     from fasttrain.cli.compose import configured
-    from fasttrain.kernel_jobs import compile_all
+    from fasttrain.kernel_cache import compile_all
     from fasttrain.perf.clock import PhaseClock
     from fasttrain.runs import engine, envs, models
     from fasttrain.runs.engine import learner_calls, settle_engine, settle_kernels

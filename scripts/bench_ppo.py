@@ -103,7 +103,7 @@ def speed_model(work: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The model as `fasttrain +profile=speed` builds it, and what the plan settled on."""
 
     from fasttrain.cli.compose import configured
-    from fasttrain.kernel_jobs import compile_all
+    from fasttrain.kernel_cache import compile_all
     from fasttrain.perf.clock import PhaseClock
     from fasttrain.runs import engine, envs, models
     from fasttrain.runs.engine import learner_calls, settle_engine, settle_kernels

@@ -154,7 +154,7 @@ class Walker(gym.Env[Any, Any]):
         threads = {name: value for name, value in os.environ.items() if name.endswith("_THREADS")}
         return {
             "pid": os.getpid(), "loaded": [name for name in names if name in sys.modules], "threads": threads,
-            "draws": (random.random(), float(np.random.random())),
+            "draws": (random.random(), float(np.random.random())), "prints_at_once": sys.stdout.line_buffering,
         }  # fmt: skip
 
     def only_here(self) -> Any:

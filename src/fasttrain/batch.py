@@ -6,7 +6,7 @@ Words: True in an action mask means legal. A termination ends the episode by the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -37,11 +37,26 @@ class FinishedEpisode(NamedTuple):
     lost: bool = False  # cut by a fault of env or worker, not by a rule: no data about the game
 
 
-def select_rows(observations: Observations, rows: Int64Array) -> Any:
-    """These rows (M,) of observations (N, ...), or of each part of a dict: (M, ...), copied."""
-    if isinstance(observations, dict):
-        return {key: part[rows] for key, part in observations.items()}
-    return observations[rows]
+def each_array(function: Callable[..., Any], value: Any, *others: Any) -> Any:
+    """`function(array, *arrays)` of an array, or of each one in a dict or tuple; as such a dict or tuple.
+
+    Args:
+        value: an array, None (which stays None), or a dict or tuple of such values.
+        others: of the same form; the arrays in the same place in them are the further arguments.
+    """
+    if value is None:
+        return None
+    if isinstance(value, dict):
+        return {key: each_array(function, part, *(other[key] for other in others)) for key, part in value.items()}
+    if isinstance(value, tuple):
+        parts = [each_array(function, *each) for each in zip(value, *others, strict=True)]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return function(value, *others)
+
+
+def select_rows(arrays: Any, rows: Int64Array | slice | int) -> Any:
+    """These rows of arrays (N, ...), of each as in `each_array`: copied if `rows` are indices (M,), else views."""
+    return each_array(lambda part: part[rows], arrays)
 
 
 def draw_choices(rng: Any, dims: Sequence[int], count: int, action_masks: BoolArray | None) -> Int64Array:

@@ -27,7 +27,7 @@ from numba.core import cgutils as untyped_cgutils
 
 from fasttrain.batch import Int64Array
 from fasttrain.jit import intrinsic, njit, njit_inline, njit_inner
-from fasttrain.kernel_jobs import KernelCall
+from fasttrain.kernel_cache import KernelCall
 
 cgutils: Any = untyped_cgutils
 

@@ -18,7 +18,7 @@ ALLOWED = {
     ("vec/process.py", "pickle.loads"): "from a worker of ours, over its pipe",
     ("vec/shared.py", "pickle.loads"): "from a worker of ours, over its pipe",
     ("kernel_cache.py", "pickle.loads"): "machine code of ours, in a folder that is the user's (SECURITY.md)",
-    ("kernel_jobs.py", "pickle.load"): "from the trainer, over a pipe that the process inherited",
+    ("kernel_cache.py", "pickle.load"): "from the trainer, over a pipe that the process inherited",
     ("envs/findings.py", "pickle.loads"): "what was pickled in the same line, to see whether it can be",
 }
 CODE = ("eval", "exec", "compile", "__import__", "os.system", "os.popen", "yaml.load", "yaml.unsafe_load")

@@ -24,7 +24,7 @@ def calls(game: Any) -> list[Any]:
     import numpy as np
 
     from fasttrain.jit import njit
-    from fasttrain.kernel_jobs import KernelCall
+    from fasttrain.kernel_cache import KernelCall
 
     @njit
     def nothing(x: Any) -> Any:

@@ -15,8 +15,7 @@ import pytest
 from fasttrain.errors import EnvError
 from fasttrain.machine import usable_cores
 from fasttrain.vec.crew import Crew, CrewOptions
-from fasttrain.vec.worker import CallError
-from fasttrain.vec.worker_envs import SEED_STRIDE, successor_seed
+from fasttrain.vec.worker_envs import SEED_STRIDE, Failure, successor_seed
 from fasttrain.vec.worker_memory import NO_ROW, ROW
 from worker_toys import END, GO, Chaos, action_of, chaos_envs, walkers
 
@@ -309,4 +308,4 @@ def test_a_late_reply_is_never_taken_for_the_next():
 def test_call_errors_are_answers():
     with Started() as started:
         (answer,) = started.crew.call("get", {0: ("nothing", [0])})
-        assert isinstance(answer, CallError)
+        assert isinstance(answer, Failure)

@@ -15,11 +15,11 @@ import cloudpickle
 import psutil
 import pytest
 
-from fasttrain.vec.channel import Bell
 from fasttrain.vec.process import START_METHOD, WorkerLostError, WorkerProcess, WorkerTraceback
-from fasttrain.vec.worker import CallError, pack
-from fasttrain.vec.worker_envs import Packed, Settings
+from fasttrain.vec.worker import pack
+from fasttrain.vec.worker_envs import Failure, Packed, Settings
 from fasttrain.vec.worker_memory import NO_ROW, ROW, Layout, SharedBlock
+from fasttrain.vec.worker_start import Bell
 from worker_toys import Chaos, Walker, action_of
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
@@ -176,7 +176,7 @@ def test_an_answer_that_cannot_be_read_here_leaves_the_worker_well(start: Callab
     started = start(lambda: Walker(0))
     worker = started.attach()
     answer = ask(worker, "method", "only_here", (), {}, [0])
-    assert isinstance(answer, CallError)
+    assert isinstance(answer, Failure)
     assert "no such class in the trainer" in answer.text
     assert ask(worker, "get", "number", [0]) == [0]
 

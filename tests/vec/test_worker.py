@@ -16,7 +16,6 @@ import pytest
 from gymnasium.wrappers import TimeLimit
 
 from fasttrain.envs.user_code import kept_random_state
-from fasttrain.vec.channel import Bell, Channel
 from fasttrain.vec.worker import (
     CALL,
     CLOSE,
@@ -26,7 +25,6 @@ from fasttrain.vec.worker import (
     RECORDS,
     RESULT,
     STEP,
-    CallError,
     Worker,
     _is_wrapped,
     _same,
@@ -47,6 +45,7 @@ from fasttrain.vec.worker_memory import (
     Layout,
     SharedBlock,
 )
+from fasttrain.vec.worker_start import Bell, Channel
 from worker_toys import Chaos, Hat, Walker, action_of
 
 
@@ -214,14 +213,16 @@ def test_a_failure_is_reported_and_the_worker_still_answers():
     assert "in step" in failure.traceback
     assert trainer.control[ROW] == NO_ROW
     assert isinstance(trainer.call("reset", [7], [{"fault": "raise"}], 0), Failure)
+    assert trainer.control[MAIL] == FAILED
     assert trainer.call("get", "number", [0]) == [3]
     trainer.close()
 
 
 def test_calls_that_fail(trainer: Trainer):
     missing = trainer.call("get", "nothing", [0])
-    assert isinstance(missing, CallError)
+    assert isinstance(missing, Failure)
     assert missing.missing
+    assert trainer.control[MAIL] == RESULT, "the env goes on"
     raised = trainer.call("method", "fail", (ValueError,), {}, [0])
     assert not raised.missing
     assert "ValueError: the board fell" in raised.text
@@ -229,7 +230,7 @@ def test_calls_that_fail(trainer: Trainer):
     assert "Opaque stays where it is" in trainer.call("method", "opaque", (), {}, [0]).text
     trainer.post(CALL)
     trainer.channel.send(b"no pickle", 10.0)
-    assert isinstance(trainer.wait(), CallError)
+    assert isinstance(trainer.wait(), Failure)
     assert trainer.call("get", "number", [1, 0]) == [4, 3]
 
 

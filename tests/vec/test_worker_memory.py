@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from fasttrain.batch import each_array, select_rows
 from fasttrain.errors import EnvSpecError
 from fasttrain.vec.worker_memory import (
     ALIGNMENT,
@@ -20,10 +21,7 @@ from fasttrain.vec.worker_memory import (
     Layout,
     SharedBlock,
     check_spaces,
-    copied,
-    overwrite,
     receive_block,
-    rows_of,
 )
 from worker_toys import shared_memory_names
 
@@ -94,22 +92,22 @@ def test_shapes_and_dtypes():
 def test_rows_of_a_worker_are_views():
     plan = layout()
     arrays, _ = plan.views(mmap.mmap(-1, plan.size_bytes))
-    mine = rows_of(arrays, 2, 4)
+    mine = select_rows(arrays, slice(2, 4))
     mine.rewards[:] = 3.0
     mine.observations[1]["which"][:] = 2
     assert arrays.rewards.tolist() == [0, 0, 3, 3, 0]
     assert arrays.observations[1]["which"].tolist() == [0, 0, 2, 2, 0]
-    assert rows_of(arrays._replace(action_masks=None), 0, 1).action_masks is None
+    assert select_rows(arrays._replace(action_masks=None), slice(1)).action_masks is None
 
 
 def test_copies_and_their_return():
     plan = layout()
     arrays, _ = plan.views(mmap.mmap(-1, plan.size_bytes))
-    mine = rows_of(arrays, 1, 3)._replace(action_masks=None)
-    before = copied(mine)
+    mine = select_rows(arrays, slice(1, 3))._replace(action_masks=None)
+    before = each_array(np.copy, mine)
     mine.rewards[:], mine.observations[0]["which"][:] = 3.0, 2
-    assert before[3].tolist() == [0, 0]
-    overwrite(mine, before)
+    assert before.rewards.tolist() == [0, 0]
+    each_array(np.copyto, mine, before)
     assert arrays.rewards.tolist() == [0] * 5
     assert arrays.observations[0]["which"].tolist() == [0] * 5
 

@@ -43,6 +43,7 @@ def test_start_methods(method: str, monkeypatch: pytest.MonkeyPatch):
     first, _, last = env.env_method("process")
     for process in (first, last):
         assert {name: process["threads"][name] for name in ONE_THREAD} == ONE_THREAD
+        assert process["prints_at_once"], "lines must not wait in a process that may be killed"
         if method != "fork":  # which copies the trainer with all it has loaded
             assert process["loaded"] == []
     assert first["draws"] != last["draws"], "each worker has its own global random streams, seeded or not"

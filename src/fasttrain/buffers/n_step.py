@@ -12,7 +12,7 @@ import numpy as np
 from fasttrain.batch import Float32Array, Int64Array
 from fasttrain.errors import ConfigError
 from fasttrain.jit import njit
-from fasttrain.kernel_jobs import KernelCall
+from fasttrain.kernel_cache import KernelCall
 from fasttrain.machine import free_memory
 
 

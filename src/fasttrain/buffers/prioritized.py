@@ -18,7 +18,7 @@ from fasttrain.buffers.replay_storage import ReplayBatch, ReplayStorage
 from fasttrain.buffers.sum_tree import SumTree, find_kernel, refresh, set_kernel
 from fasttrain.errors import ConfigError
 from fasttrain.jit import njit
-from fasttrain.kernel_jobs import KernelCall
+from fasttrain.kernel_cache import KernelCall
 
 LEAST, MOST = 1e-150, 1e150  # of a priority, so that no alpha makes it 0 (free slots have that) or the total infinite
 

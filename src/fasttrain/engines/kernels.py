@@ -32,7 +32,7 @@ from fasttrain.engines.engine import Acted, Engine, EngineSettings, PPOWork, Sta
 from fasttrain.engines.heads import LOST, OUTPUT, is_unchanged
 from fasttrain.engines.layout import KINDS, keys_of, make_layout, rows_of_storage, scalars_of, why_no_vectors
 from fasttrain.errors import EnvError
-from fasttrain.kernel_jobs import KernelCall
+from fasttrain.kernel_cache import KernelCall
 from fasttrain.kernels.acting import act_rows
 from fasttrain.kernels.nets import Lists, Rows, compress, empty_lists
 from fasttrain.kernels.ppo import (

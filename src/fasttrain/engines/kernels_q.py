@@ -25,7 +25,7 @@ from fasttrain.engines.kernels import BLOCK, WIDE, WIDE_BLOCK, why_not_optimizer
 from fasttrain.engines.layout import KINDS, keys_of, padded, why_no_vectors
 from fasttrain.engines.q_networks import BranchingQNetwork, DuelingQNetwork, MaskedQPolicy
 from fasttrain.errors import EnvError
-from fasttrain.kernel_jobs import KernelCall
+from fasttrain.kernel_cache import KernelCall
 from fasttrain.kernels.nets import Layout
 from fasttrain.kernels.ppo import AdamSettings
 from fasttrain.kernels.q import QBatches, QScratch, QSettings, act_rows, train_updates

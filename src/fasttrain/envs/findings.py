@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from fasttrain.batch import BoolArray
-from fasttrain.envs.masks import KEY, flat_mask
+from fasttrain.envs.masks import KEY, flat_mask, head_masks
 from fasttrain.envs.probe import Moment
 from fasttrain.errors import EnvError
 
@@ -43,6 +43,19 @@ def found(code: str, message: str, remedy: str = "", severity: Severity | None =
     """A finding with the usual severity and remedy of its code, unless others are given."""
     usual: Severity = "warning" if code in WARNINGS else "error"
     return Finding(severity=severity or usual, code=code, message=message, remedy=remedy or REMEDIES[code])
+
+
+def without_echoes(findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Ignored actions explain what was said of the reward. Of one code the gravest, else the last."""
+    ignored = any(finding.code == "action_ignored" for finding in findings)
+    kept: dict[str, Finding] = {}
+    for finding in findings:
+        if ignored and finding.code in ("reward_ignores_action", "constant_reward"):
+            continue
+        key = finding.code if finding.code in ("reward_ignores_action", "stale_mask") else finding.message
+        if key not in kept or finding.severity == "error" or kept[key].severity == "warning":
+            kept[key] = finding
+    yield from kept.values()
 
 
 @dataclass(slots=True)
@@ -146,30 +159,17 @@ def fingerprint(value: Any) -> Any:
 
 def empty_heads(space: spaces.Space[Any], mask: BoolArray) -> list[int]:
     """The heads (of a Discrete space: head 0; of a MultiBinary one: the bits) in which `mask` allows nothing."""
-    if isinstance(space, spaces.MultiDiscrete):
-        heads = np.split(mask, np.cumsum(space.nvec.ravel())[:-1])
-        return [index for index, head in enumerate(heads) if not head.any()]
-    if isinstance(space, spaces.MultiBinary):
-        return [int(index) for index in np.flatnonzero(~mask.reshape(-1, 2).any(axis=1))]
-    return [] if mask.any() else [0]
-
-
-def _heads(space: spaces.Space[Any]) -> int:
-    return 1 if isinstance(space, spaces.Discrete) else int(np.prod(space.shape or ()))
+    return [index for index, head in enumerate(head_masks(space, mask)) if not head.any()]
 
 
 def not_picklable(info: Mapping[Any, Any]) -> str:
     """The first entry that cannot travel to another process, as text; empty if all can."""
-    if not info or _travels(info):
+    if not info or not _why_not(info):
         return ""
     for key, value in info.items():
         if why := _why_not(value):
             return f"info[{key!r}] holds a {type(value).__module__}.{type(value).__qualname__} ({why})"
     return f"info ({_why_not(info)})"
-
-
-def _travels(value: Any) -> bool:
-    return not _why_not(value)
 
 
 def _why_not(value: Any) -> str:
@@ -269,7 +269,7 @@ class Witness:
         if moment.mask is None:
             return
         self._decisions += 1
-        self._choices += int(moment.mask.sum()) > _heads(self._action_space)
+        self._choices += int(moment.mask.sum()) > len(head_masks(self._action_space, moment.mask))
         if heads := empty_heads(self._action_space, moment.mask):
             several = isinstance(self._action_space, spaces.MultiDiscrete)
             text = f"allows none of {len(moment.mask)} actions"

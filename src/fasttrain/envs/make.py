@@ -106,7 +106,16 @@ def wrapped_core(env: Env, spec: EnvSpec) -> Env:
         EnvSpecError: it offers no masks although `needs_masks`.
     """
     with _closed_on_error(env):
-        return _wrapped(env, spec)
+        if isinstance(env.action_space, spaces.Dict):
+            try:
+                env = DictActions(env, env.action_space)
+            except EnvSpecError as error:
+                raise EnvSpecError(f"{spec.option}: {error}") from None
+        env = _with_masks(env, spec)
+        if spec.action_repeat > 1:
+            env = ActionRepeat(env, spec.action_repeat, masked=isinstance(env, ActionMasks))
+        env = LeanInfo(env, spec.info_keys) if spec.lean_info else env
+        return TwoSided(env) if spec.two_sided else env
 
 
 @contextlib.contextmanager
@@ -117,19 +126,6 @@ def _closed_on_error(env: Env) -> Iterator[None]:
         with contextlib.suppress(Exception):  # the first error is the one to see
             env.close()
         raise
-
-
-def _wrapped(env: Env, spec: EnvSpec) -> Env:
-    if isinstance(env.action_space, spaces.Dict):
-        try:
-            env = DictActions(env, env.action_space)
-        except EnvSpecError as error:
-            raise EnvSpecError(f"{spec.option}: {error}") from None
-    env = _with_masks(env, spec)
-    if spec.action_repeat > 1:
-        env = ActionRepeat(env, spec.action_repeat, masked=isinstance(env, ActionMasks))
-    env = LeanInfo(env, spec.info_keys) if spec.lean_info else env
-    return TwoSided(env) if spec.two_sided else env
 
 
 def _from_id(spec: EnvSpec, folder: str) -> Env:

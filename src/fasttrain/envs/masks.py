@@ -107,6 +107,15 @@ def _by_name(mask: Any, heads: spaces.Dict) -> list[Any]:
     return rows
 
 
+def head_masks(space: spaces.Space[Any], mask: BoolArray) -> list[BoolArray]:
+    """The parts of a flat mask: of a Discrete space itself, else one per head, or of two entries per bit."""
+    if isinstance(space, spaces.Discrete):
+        return [mask]
+    if isinstance(space, spaces.MultiDiscrete):
+        return np.split(mask, np.cumsum(space.nvec.ravel())[:-1])
+    return list(mask.reshape(-1, 2))
+
+
 def is_legal(space: spaces.Space[Any], mask: BoolArray, action: Any) -> bool:
     """Whether the flat `mask` allows `action`, in every head if there are several."""
     if isinstance(space, spaces.Discrete):
@@ -127,14 +136,10 @@ def random_legal_action(space: spaces.Space[Any], mask: BoolArray | None, rng: n
     """
     if mask is None:
         return space.sample()
+    drawn = [_draw(head, rng) for head in head_masks(space, mask)]
     if isinstance(space, spaces.Discrete):
-        return np.int64(space.start + _draw(mask, rng))
-    if isinstance(space, spaces.MultiDiscrete):
-        heads = np.split(mask, np.cumsum(space.nvec.ravel())[:-1])
-        drawn = np.array([_draw(head, rng) for head in heads]).reshape(space.shape)
-        return (drawn + space.start).astype(space.dtype)
-    bits = [_draw(pair, rng) for pair in mask.reshape(-1, 2)]
-    return np.array(bits, dtype=space.dtype).reshape(space.shape or ())
+        return np.int64(space.start + drawn[0])
+    return (np.reshape(drawn, space.shape or ()) + getattr(space, "start", 0)).astype(space.dtype)
 
 
 def _draw(mask: BoolArray, rng: np.random.Generator) -> int:

@@ -15,8 +15,7 @@ import numpy as np
 
 from fasttrain.batch import BoolArray
 from fasttrain.envs.masks import MASKABLE_SPACES, flat_mask, mask_width, random_legal_action
-from fasttrain.envs.place import BUILDING, MASKING, Place
-from fasttrain.envs.user_code import blame, kept_random_state
+from fasttrain.envs.user_code import BUILDING, MASKING, Place, blame, kept_random_state
 from fasttrain.errors import EnvError, EnvSpecError
 
 SEED = 20_260_101  # of probe and checkup alone: their episodes must not coincide with those of trainings seeded 0, 1, …

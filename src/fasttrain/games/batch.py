@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, Slots, bytes_of, load_bytes, load_into
 from fasttrain.errors import ConfigError, EnvError, EnvSpecError
 from fasttrain.jit import njit
-from fasttrain.kernel_jobs import KernelCall
+from fasttrain.kernel_cache import KernelCall
 from fasttrain.threads import ThreadChoice
 
 GAMES_PER_THREAD = 64  # fewer are stepped sooner than a second thread wakes

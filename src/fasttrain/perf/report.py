@@ -6,7 +6,7 @@ The phases come from one `PhaseClock`, so they are disjoint and sum to the wall 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -85,9 +85,15 @@ class PerfWindow:
         """Milliseconds of `phase` per 1,000 env steps."""
         return _per_thousand_ms(self.phases_ns.get(phase, 0), self.env_steps)
 
-    def shown_phases(self) -> list[str]:
-        """Phases that took any time, in the order of `PHASES`; `other` always."""
-        return [phase for phase in PHASES if self.phases_ns.get(phase, 0) > 0 or phase == "other"]
+    def shown_times(self) -> Iterator[tuple[str, int, bool]]:
+        """Phases that took any time, in the order of `PHASES`, `other` always; True: a part of the one before."""
+        for phase in PHASES:
+            spent = self.phases_ns.get(phase, 0)
+            if spent > 0 or phase == "other":
+                yield phase, spent, False
+            if spent > 0 and phase == "env_step":
+                opponents = {"enemy_turn": self.enemy_turn_ns} if self.enemy_turn_ns else {}
+                yield from ((name, ns, True) for name, ns in (opponents | self.worker_parts_ns).items())
 
 
 def _per_thousand_ms(nanoseconds: int, env_steps: int) -> float:
@@ -97,13 +103,9 @@ def _per_thousand_ms(nanoseconds: int, env_steps: int) -> float:
 def perf_line(window: PerfWindow) -> str:
     """`[PERF] steps/s 61234 action_ms 3.10 env_step_ms 2.20 (enemy_turn_ms 1.80) … update_ratio 0.004 cpu 97% …`."""
     parts = [f"[PERF] steps/s {rate_text(window.steps_per_s).replace(',', '')}"]
-    for phase in window.shown_phases():
-        parts.append(f"{phase}_ms {window.ms(phase):.3f}")
-        if phase == "env_step" and window.enemy_turn_ns:
-            parts.append(f"(enemy_turn_ms {_per_thousand_ms(window.enemy_turn_ns, window.env_steps):.3f})")
-        if phase == "env_step":
-            inside = window.worker_parts_ns.items()
-            parts += [f"({name}_ms {_per_thousand_ms(ns, window.env_steps):.3f})" for name, ns in inside]
+    for name, ns, inside in window.shown_times():
+        text = f"{name}_ms {_per_thousand_ms(ns, window.env_steps):.3f}"
+        parts.append(f"({text})" if inside else text)
     if window.background_ns:
         parts.append(f"(beside_update_ms {_per_thousand_ms(window.background_ns, window.env_steps):.3f} lag 1)")
     parts.append(f"update_ratio {window.update_ratio:.5f}")
@@ -119,13 +121,8 @@ def _percent(share: float | None) -> str:
 
 def perf_rows(window: PerfWindow) -> list[tuple[str, str, str, str]]:
     """Rows of the table: phase, ms per 1,000 steps or per step, share of the wall time, steps/s if it were alone."""
-    rows = []
-    for phase in window.shown_phases():
-        rows.append(_row(f"{phase}_ms", window.phases_ns.get(phase, 0), window))
-        if phase == "env_step" and window.enemy_turn_ns:
-            rows.append(_row("  of it enemy_turn_ms", window.enemy_turn_ns, window))
-        if phase == "env_step":
-            rows += [_row(f"  of it {name}_ms", ns, window) for name, ns in window.worker_parts_ns.items()]
+    times = window.shown_times()
+    rows = [_row(f"  of it {name}_ms" if inside else f"{name}_ms", ns, window) for name, ns, inside in times]
     rows.append(_row("total", window.wall_ns, window))
     if window.background_ns:
         rows.append(_row("beside it update_ms", window.background_ns, window))
@@ -141,7 +138,6 @@ def _row(name: str, nanoseconds: int, window: PerfWindow) -> tuple[str, str, str
 
 def perf_dict(window: PerfWindow) -> dict[str, Any]:
     """What `perf.json` and `summary.json` hold."""
-    phases = {f"{phase}_ms": round(window.ms(phase), 6) for phase in PHASES}
     return {
         "unit": "milliseconds per 1000 env steps on the main thread",
         "steps_per_s": round(window.steps_per_s, 3),
@@ -149,12 +145,17 @@ def perf_dict(window: PerfWindow) -> dict[str, Any]:
         "updates": window.updates,
         "update_ratio": window.update_ratio,
         "wall_s": window.wall_ns / 1e9,
-        **phases,
-        "enemy_turn_ms": round(_per_thousand_ms(window.enemy_turn_ns, window.env_steps), 6),
+        **phases_dict(window),
         **(_workers(window) if window.envs.num_workers else {}),
         **(_beside(window) if window.background_ns else {}),
         "covered_share": _covered(window),
     }
+
+
+def phases_dict(window: PerfWindow) -> dict[str, float]:
+    """`action_ms` … `other_ms`, disjoint, and `enemy_turn_ms`, which lies inside `env_step_ms`."""
+    phases = {f"{phase}_ms": round(window.ms(phase), 6) for phase in PHASES}
+    return {**phases, "enemy_turn_ms": round(_per_thousand_ms(window.enemy_turn_ns, window.env_steps), 6)}
 
 
 def _beside(window: PerfWindow) -> dict[str, Any]:

@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from itertools import pairwise
 from typing import Any, NamedTuple
 
+import psutil
+
+from fasttrain.machine import usable_cores
 from fasttrain.perf.clock import PHASES, PhaseClock
-from fasttrain.perf.report import EnvTimes, PerfWindow, perf_line
-from fasttrain.perf.utilization import Utilization
+from fasttrain.perf.report import EnvTimes, PerfWindow, perf_line, phases_dict
 
 MOST_WINDOWS = 240  # then neighbours are merged and the interval doubles: a run of ten hours ends at 256 s
 FIRST_INTERVAL_S = 1.0
 COST_SHARE = 0.002  # of the time, at most: reading CPU time and memory of 64 worker processes takes 3 ms
-SHORTEST_CPU_S = 0.05  # the system's clock of CPU time ticks every 10 ms
+SHORTEST_CPU_NS = 50_000_000  # the system's clock of CPU time ticks every 10 ms
 
 
 class Mark(NamedTuple):
@@ -28,7 +32,8 @@ class Mark(NamedTuple):
     env_steps: int = 0
     updates: int = 0
     phases_ns: Mapping[str, int] = dict.fromkeys(PHASES, 0)
-    enemy_turn_ns: int = 0
+    envs: EnvTimes = EnvTimes()
+    background_ns: int = 0
     cpu_s: float = 0.0  # CPU time of the process and its children ÷ cores
     gpu_busy_ns: float | None = 0.0  # shares seen × the time they stand for; None without a GPU
     memory_bytes: int = 0
@@ -37,6 +42,26 @@ class Mark(NamedTuple):
     def wall_ns(self) -> int:
         """The phases are disjoint and cover everything."""
         return sum(self.phases_ns.values())
+
+    def since(self, before: Mark) -> PerfWindow:
+        """What came after `before`."""
+        wall_ns = self.wall_ns - before.wall_ns
+        cpu = gpu = None
+        if wall_ns > SHORTEST_CPU_NS:
+            used_s = max(0.0, self.cpu_s - before.cpu_s)  # less where a child has ended and taken its time along
+            cpu = min(1.0, used_s * 1e9 / wall_ns)
+        if self.gpu_busy_ns is not None and before.gpu_busy_ns is not None and wall_ns:
+            gpu = (self.gpu_busy_ns - before.gpu_busy_ns) / wall_ns
+        return PerfWindow(
+            env_steps=self.env_steps - before.env_steps,
+            updates=self.updates - before.updates,
+            phases_ns={name: ns - before.phases_ns[name] for name, ns in self.phases_ns.items()},
+            background_ns=self.background_ns - before.background_ns,
+            envs=self.envs.since(before.envs),
+            cpu_share=cpu,
+            gpu_share=gpu,
+            memory_bytes=self.memory_bytes,
+        )
 
 
 class WindowLog:
@@ -81,38 +106,21 @@ class WindowLog:
 
     def rows(self) -> list[dict[str, Any]]:
         """What perf.json holds, in order of time."""
-        return [_row(before, after) for before, after in zip(self._marks, self._marks[1:], strict=False)]
+        return [_row(before, after) for before, after in pairwise(self._marks)]
 
 
 def _row(before: Mark, after: Mark) -> dict[str, Any]:
-    env_steps, wall_ns = after.env_steps - before.env_steps, after.wall_ns - before.wall_ns
-    phases = {
-        f"{phase}_ms": round((after.phases_ns[phase] - before.phases_ns[phase]) / 1e3 / env_steps, 6)
-        for phase in PHASES
-    }
-    cpu = max(0.0, after.cpu_s - before.cpu_s)  # less where a child has ended and taken its time along
-    gpu = None
-    if after.gpu_busy_ns is not None and before.gpu_busy_ns is not None and wall_ns:
-        gpu = round((after.gpu_busy_ns - before.gpu_busy_ns) / wall_ns, 4)
+    window = after.since(before)
     return {
         "env_steps": after.env_steps,
         "wall_s": after.wall_ns / 1e9,
-        "steps_per_s": round(env_steps * 1e9 / wall_ns, 3) if wall_ns else 0.0,
+        "steps_per_s": round(window.steps_per_s, 3),
         "updates": after.updates,
-        **phases,
-        "enemy_turn_ms": round((after.enemy_turn_ns - before.enemy_turn_ns) / 1e3 / env_steps, 6),
-        "cpu": round(min(1.0, cpu * 1e9 / wall_ns), 4) if wall_ns > SHORTEST_CPU_S * 1e9 else None,
-        "gpu": gpu,
-        "memory_bytes": after.memory_bytes,
+        **phases_dict(window),
+        "cpu": None if window.cpu_share is None else round(window.cpu_share, 4),
+        "gpu": None if window.gpu_share is None else round(window.gpu_share, 4),
+        "memory_bytes": window.memory_bytes,
     }
-
-
-class _Mark(NamedTuple):
-    env_steps: int
-    updates: int
-    envs: EnvTimes
-    phases_ns: dict[str, int]
-    background_ns: int
 
 
 class PerfMeter:
@@ -129,65 +137,72 @@ class PerfMeter:
         self.clock, self._more = clock, more
         self.lines: list[str] = []
         self._env_times = env_times
-        self._recent = Utilization()
-        self._overall = Utilization()
         self.start()
 
     def start(self, env_steps: int = 0, updates: int = 0) -> None:
         """Training begins now, or goes on from these counts: forget what came before."""
-        begun = time.perf_counter()
-        self._recent.reset()
-        self._overall.reset()
-        self._cpu_s = self._overall.usage()[0]
-        gpu = None if self._overall.gpu_share() is None else 0.0
+        began = time.perf_counter()
+        cpu_s, memory_bytes = usage()
+        busy_ns = None if gpu_share() is None else 0.0
         now = time.perf_counter()
-        self.windows = WindowLog(Mark(env_steps, updates, gpu_busy_ns=gpu), now, cost_s=now - begun)
         self.clock.reset()
-        self._begin = _Mark(env_steps, updates, self._env_times(), dict.fromkeys(self.clock.totals_ns, 0), 0)
-        self._last = self._begin
+        self._begin = self._line = self._latest = Mark(
+            env_steps, updates, envs=self._env_times(), cpu_s=cpu_s, gpu_busy_ns=busy_ns, memory_bytes=memory_bytes
+        )
+        self.windows = WindowLog(self._begin, now, cost_s=now - began)
 
     def tick(self, env_steps: int, updates: int) -> None:
         """Where a rollout begins: end a window of `windows` if it is time. 0.1 µs if not; that is phase `log` if so."""
         now = time.perf_counter()
         if self.windows.due(now):
             with self.clock.phase("log"):
-                mark = self._window_mark(self._mark(env_steps, updates))
+                mark = self._mark(env_steps, updates)
                 self.windows.add(mark, now, time.perf_counter() - now)
 
     def line(self, env_steps: int, updates: int) -> str:
         """The [PERF] line since the last one (or since the start)."""
-        now = self._mark(env_steps, updates)
-        line = perf_line(self._window(self._last, now, self._recent))
-        self.lines.append(f"{line} {self._more()}".rstrip())
-        self._last = now
-        self._recent.reset()
+        before, self._line = self._line, self._mark(env_steps, updates)
+        self.lines.append(f"{perf_line(self._line.since(before))} {self._more()}".rstrip())
         return self.lines[-1]
 
     def overall(self, env_steps: int, updates: int) -> PerfWindow:
         """Everything since `start`, when training has ended; `windows` end there too."""
         end = self._mark(env_steps, updates)
-        self.windows.finish(self._window_mark(end))
-        return self._window(self._begin, end, self._overall)
+        self.windows.finish(end)
+        return end.since(self._begin)
 
-    def _window_mark(self, now: _Mark) -> Mark:
-        last, wall_ns = self.windows.last, sum(now.phases_ns.values())
-        cpu_s, memory_bytes = self._overall.usage()
-        gpu = None if last.gpu_busy_ns is None else self._overall.gpu_share()
-        busy_ns = None if gpu is None or last.gpu_busy_ns is None else last.gpu_busy_ns + gpu * (wall_ns - last.wall_ns)
-        opponents_ns = now.envs.opponents_ns - self._begin.envs.opponents_ns
-        return Mark(now.env_steps, now.updates, now.phases_ns, opponents_ns, cpu_s - self._cpu_s, busy_ns, memory_bytes)
-
-    def _mark(self, env_steps: int, updates: int) -> _Mark:
-        return _Mark(env_steps, updates, self._env_times(), self.clock.snapshot(), self.clock.background_ns)
-
-    def _window(self, since: _Mark, now: _Mark, utilization: Utilization) -> PerfWindow:
-        return PerfWindow(
-            env_steps=now.env_steps - since.env_steps,
-            updates=now.updates - since.updates,
-            phases_ns={name: now.phases_ns[name] - since.phases_ns[name] for name in now.phases_ns},
-            background_ns=now.background_ns - since.background_ns,
-            envs=now.envs.since(since.envs),
-            cpu_share=utilization.cpu_share(),
-            gpu_share=utilization.gpu_share(),
-            memory_bytes=utilization.memory_bytes(),
+    def _mark(self, env_steps: int, updates: int) -> Mark:
+        last, phases_ns = self._latest, self.clock.snapshot()
+        background_ns, (cpu_s, memory_bytes) = self.clock.background_ns, usage()
+        share, busy_ns = None if last.gpu_busy_ns is None else gpu_share(), None
+        if share is not None and last.gpu_busy_ns is not None:
+            busy_ns = last.gpu_busy_ns + share * (sum(phases_ns.values()) - last.wall_ns)
+        self._latest = Mark(
+            env_steps, updates, phases_ns, self._env_times(), background_ns, cpu_s, busy_ns, memory_bytes
         )
+        return self._latest
+
+
+def usage() -> tuple[float, int]:
+    """CPU seconds so far ÷ cores, and resident memory, children included; 0.8 ms, and 60 µs more per child."""
+    process = psutil.Process()
+    cpu_s, memory_bytes = 0.0, 0
+    for each in (process, *process.children(recursive=True)):
+        with suppress(psutil.Error):  # a child may end between listing and asking
+            times = each.cpu_times()
+            memory_bytes += each.memory_info().rss
+            cpu_s += times.user + times.system
+    cores = len(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else usable_cores()
+    return cpu_s / cores, memory_bytes
+
+
+def gpu_share() -> float | None:
+    """Utilisation of the first CUDA device, 0..1; None without one or without NVIDIA's library."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    try:
+        return float(torch.cuda.utilization()) / 100
+    except (ModuleNotFoundError, RuntimeError):
+        return None

@@ -27,8 +27,7 @@ from fasttrain.engines.engine import EngineSettings
 from fasttrain.engines.guard import Guard
 from fasttrain.engines.heads import StockHead
 from fasttrain.errors import EXIT_DONE, ConfigError
-from fasttrain.kernel_cache import folders
-from fasttrain.kernel_jobs import Compiler, KernelCall, compile_all
+from fasttrain.kernel_cache import Compiler, KernelCall, compile_all, folders
 from fasttrain.machine import usable_cores
 from fasttrain.runs.envs import env_facts, game_calls, this_machine
 from fasttrain.runs.progress import Progress

@@ -27,7 +27,7 @@ from fasttrain.envs.probe import ProbeResult
 from fasttrain.envs.retrace import Retraced
 from fasttrain.envs.user_code import blame, look_up
 from fasttrain.errors import ConfigError, EnvSpecError, FastTrainError
-from fasttrain.kernel_jobs import KernelCall
+from fasttrain.kernel_cache import KernelCall
 from fasttrain.machine import bf16_units, usable_cores
 from fasttrain.runs.survey import Survey
 from fasttrain.saving.archives import read_arrays

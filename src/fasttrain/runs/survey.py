@@ -16,12 +16,10 @@ from typing import Any
 
 from rich.console import Console
 
-from fasttrain.envs.checkup import CheckupResult
+from fasttrain.envs.checkup import Build, Built, CheckupResult, Look, Measure, Measured
 from fasttrain.envs.make import Env, EnvSpec
-from fasttrain.envs.place import Place
 from fasttrain.envs.probe import ProbeResult
-from fasttrain.envs.rehearsal import Build, Built, Look, Measure, Measured
-from fasttrain.envs.user_code import findable
+from fasttrain.envs.user_code import Place, findable
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.machine import outgrows
 from fasttrain.runs.view import Activity, activity

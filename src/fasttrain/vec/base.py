@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, cast
 
+import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvStepReturn
 
-from fasttrain.batch import BoolArray, FinishedEpisode, Int64Array, Observations, Slots
+from fasttrain.batch import BoolArray, FinishedEpisode, Int64Array, Observations, Slots, each_array
 from fasttrain.errors import EnvError
 
 MASK_METHOD = "action_masks"
@@ -47,9 +48,7 @@ class SlotSource(Protocol):
 
 def copy_observations(observations: Observations) -> Observations:
     """Observations that the next step does not overwrite."""
-    if isinstance(observations, dict):
-        return {key: np.array(value) for key, value in observations.items()}
-    return np.array(observations)
+    return cast(Observations, each_array(np.array, observations))
 
 
 def empty_observations(space: spaces.Space[Any], num_envs: int) -> Observations:
@@ -57,6 +56,20 @@ def empty_observations(space: spaces.Space[Any], num_envs: int) -> Observations:
     if isinstance(space, spaces.Dict):
         return {key: np.zeros((num_envs, *(sub.shape or ())), sub.dtype) for key, sub in space.spaces.items()}
     return np.zeros((num_envs, *(space.shape or ())), space.dtype)
+
+
+def empty_slots(
+    observation_space: spaces.Space[Any], action_space: spaces.Space[Any], num_envs: int, mask_width: int = 0
+) -> Slots:
+    """Zeroed slots for N envs; with a width A of masks everything is legal in them, without there are none."""
+    return Slots(
+        observations=empty_observations(observation_space, num_envs),
+        actions=np.zeros((num_envs, *(action_space.shape or ())), action_space.dtype),
+        rewards=np.zeros(num_envs, np.float32),
+        terminations=np.zeros(num_envs, np.bool_),
+        truncations=np.zeros(num_envs, np.bool_),
+        action_masks=np.ones((num_envs, mask_width), np.bool_) if mask_width else None,
+    )
 
 
 def episode_info(episode: FinishedEpisode, elapsed_s: float) -> dict[str, Any]:
@@ -69,17 +82,66 @@ def episode_info(episode: FinishedEpisode, elapsed_s: float) -> dict[str, Any]:
     return info
 
 
-class SlotVecEnv(VecEnv):
+class RunningEpisodes:
+    """Returns and lengths of the episodes that N envs are in, and the slots that their steps are read from."""
+
+    slots: Slots
+
+    def count_episodes(self, num_envs: int) -> None:
+        """Begin with nothing: a constructor's part."""
+        self._returns = np.zeros(num_envs, np.float64)  # float64 as SB3's Monitor, which sums Python floats
+        self._lengths: Int64Array = np.zeros(num_envs, np.int64)
+
+    def begin_episodes(self, envs: Any = slice(None)) -> None:
+        """Drop the unfinished records of these envs (BoolArray, indices or slice), which were reset."""
+        self._returns[envs] = 0.0
+        self._lengths[envs] = 0
+
+    def clear_slots(self) -> None:
+        """What a reset leaves: no step, no episode."""
+        slots = self.slots
+        slots.rewards[:] = 0.0
+        slots.terminations[:] = slots.truncations[:] = False
+        slots.finished = []
+        self.begin_episodes()
+
+    def count_step(self) -> Int64Array:
+        """Add the rewards of a step of all envs; those (M,) whose episode ended in it."""
+        slots = self.slots
+        self._returns += slots.rewards
+        self._lengths += 1
+        return np.flatnonzero(slots.terminations | slots.truncations)
+
+    def end_episode(
+        self, index: int, final_observation: Any, info: dict[str, Any], lost: bool = False
+    ) -> FinishedEpisode:
+        """The record of an episode that ended in the last step; the next one begins."""
+        slots = self.slots
+        episode = FinishedEpisode(
+            env_index=index,
+            episode_return=float(self._returns[index]),
+            length=int(self._lengths[index]),
+            final_observation=final_observation,
+            truncated=bool(slots.truncations[index] and not slots.terminations[index]),
+            info=info,
+            lost=lost,
+        )
+        self.begin_episodes(index)
+        return episode
+
+
+class SlotVecEnv(RunningEpisodes, VecEnv):
     """Base of the vector envs that write slots. A subclass allocates `slots`, then calls this constructor.
 
     `step_slots` serves fast readers. `step`, `reset` and the masks behind `env_method` serve any SB3 code: they hand
     out copies, as SB3's own vector envs do.
     """
 
-    slots: Slots
     reuses_arrays = True
 
     def __init__(self, num_envs: int, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
+        self.count_episodes(num_envs)
+        self.num_envs = num_envs  # get_attr("render_mode") in SB3's constructor needs it
         super().__init__(num_envs, observation_space, action_space)
         self._started_at = time.monotonic()  # not the wall clock, which may be set
         self._pending_actions: NDArray[Any] | None = None
@@ -133,6 +195,14 @@ class SlotVecEnv(VecEnv):
     def call_envs(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], indices: VecEnvIndices) -> list[Any]:
         """`env_method` for everything but the masks."""
 
+    def env_is_wrapped(
+        self, wrapper_class: type[gym.Wrapper[Any, Any, Any, Any]], indices: VecEnvIndices = None
+    ) -> list[bool]:
+        return [False] * len(self.env_indices(indices))
+
+    def get_images(self) -> Sequence[NDArray[Any] | None]:
+        return [None] * self.num_envs
+
     def env_indices(self, indices: VecEnvIndices) -> list[int]:
         """Env indices as a list, whatever form SB3 callers gave them in. `IndexError` if one is out of range."""
         if indices is None:
@@ -159,7 +229,7 @@ def slots_of(env: VecEnv) -> SlotSource:
     return env if isinstance(env, SlotVecEnv) else SlotAdapter(env)
 
 
-class SlotAdapter:
+class SlotAdapter(RunningEpisodes):
     """Steps `env` by its SB3 interface and lays the outcome into slots. `infos()` gives the env's own infos.
 
     The arrays in the slots are those the env returned: fresh ones each step with SB3's classes.
@@ -172,15 +242,8 @@ class SlotAdapter:
         self.num_envs = env.num_envs
         self._masked: bool | None = None  # asked once, when first needed: it is a call into every worker
         self._infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
-        self._returns = np.zeros(self.num_envs, np.float64)
-        self._lengths: Int64Array = np.zeros(self.num_envs, np.int64)
-        self.slots = Slots(
-            observations=empty_observations(env.observation_space, self.num_envs),
-            actions=np.zeros((self.num_envs, *(env.action_space.shape or ())), env.action_space.dtype),
-            rewards=np.zeros(self.num_envs, np.float32),
-            terminations=np.zeros(self.num_envs, np.bool_),
-            truncations=np.zeros(self.num_envs, np.bool_),
-        )
+        self.slots = empty_slots(env.observation_space, env.action_space, self.num_envs)
+        self.count_episodes(self.num_envs)
 
     @property
     def masked(self) -> bool:
@@ -190,16 +253,10 @@ class SlotAdapter:
 
     def reset(self) -> Observations:
         """Reset all envs and begin new episode records."""
-        self._returns[:] = 0.0
-        self._lengths[:] = 0
+        self.begin_episodes()
         self.slots.finished = []
         self.slots.observations = cast(Observations, self.env.reset())
         return self.slots.observations
-
-    def begin_episodes(self, episode_starts: BoolArray) -> None:
-        """Drop the unfinished records of envs that were reset from outside (SB3's `learn` resets the env itself)."""
-        self._returns[episode_starts] = 0.0
-        self._lengths[episode_starts] = 0
 
     def read_masks(self) -> BoolArray | None:
         """Ask every env for its mask, once per call: at the moment of acting, as sb3-contrib does."""
@@ -234,14 +291,6 @@ class SlotAdapter:
         self.slots.truncations[index] = truncated
         self.slots.terminations[index] = not truncated
         record = info.get("episode", {})  # a Monitor below VecNormalize knows the raw return
-        episode = FinishedEpisode(
-            env_index=index,
-            episode_return=float(record.get("r", self._returns[index])),
-            length=int(record.get("l", self._lengths[index])),
-            final_observation=info.get("terminal_observation"),
-            truncated=truncated,
-            info=info,
-        )
-        self._returns[index] = 0.0
-        self._lengths[index] = 0
-        return episode
+        self._returns[index] = record.get("r", self._returns[index])
+        self._lengths[index] = record.get("l", self._lengths[index])
+        return self.end_episode(index, info.get("terminal_observation"), info)

@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from itertools import pairwise
 from multiprocessing import get_context
 from multiprocessing.util import Finalize
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import cloudpickle
 import gymnasium as gym
 import numpy as np
 
+from fasttrain.batch import each_array, select_rows
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.machine import usable_cores
-from fasttrain.vec.channel import Bell
 from fasttrain.vec.process import START_METHOD, Scout, WorkerLostError, WorkerProcess
-from fasttrain.vec.worker import HOLD, STEP, CallError, Ready, pack
-from fasttrain.vec.worker_envs import Packed, Record, Settings, successor_seed
+from fasttrain.vec.worker import HOLD, STEP, Ready, pack
+from fasttrain.vec.worker_envs import Failure, Packed, Record, Settings, successor_seed
 from fasttrain.vec.worker_memory import (
     ABSENT,
     BUFFER,
@@ -31,26 +31,18 @@ from fasttrain.vec.worker_memory import (
     NO_ROW,
     NOTIFY,
     ROW,
+    Arrays,
     Layout,
     SharedBlock,
     check_spaces,
-    copied,
-    overwrite,
-    rows_of,
 )
+from fasttrain.vec.worker_start import Bell
 
 EnvFn = Callable[[], gym.Env[Any, Any]]
 OnEnvError = Literal["raise", "restart"]
 CLOSE_TIMEOUT_S = 5.0
 GO_ON = "env.on_env_error=restart goes on without it"
 SPIN_S = 100e-6  # about what falling asleep and being woken cost together
-
-
-class _Beginning(NamedTuple):
-    """First states of the episodes of one worker."""
-
-    observations: Any
-    action_masks: Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +76,8 @@ class Crew:
         self.seeds: list[int | None] = [None] * self.num_envs  # of the last seeded reset, or of one after a failure
         self.under_way: set[int] = set()  # workers whose step was posted and not yet collected
         self._early: dict[int, list[Record]] = {}  # what some of those brought already, because a call came between
-        self._untold: dict[int, _Beginning] = {}  # worker → fresh episodes that its next step is to tell of
+        # worker → observations and masks of fresh episodes that its next step is to tell of
+        self._untold: dict[int, tuple[Any, Any]] = {}
         self.buffers = [0] * self.num_workers  # which of the two observation arrays each worker's last step wrote
         self.context = scout.context if scout else get_context(options.start_method or START_METHOD)
         self.notify = scout.notify if scout else Bell(self.context)  # any worker → who waits for the first of all
@@ -160,11 +153,11 @@ class Crew:
         for index in range(self.num_workers):
             self._post(index)
 
-    def post_worker(self, index: int, notify: bool) -> None:
-        """Let one worker step; with `notify` it also says so to whoever waits for the first of several."""
+    def post_worker(self, index: int) -> None:
+        """Let one worker step, which also tells whoever waits for the first of several."""
         self.buffers[index] = 1 - self.buffers[index]
         self.control[index, BUFFER] = self.buffers[index]
-        self.control[index, NOTIFY] = notify
+        self.control[index, NOTIFY] = True
         self.under_way.add(index)
         self._post(index)
 
@@ -177,8 +170,8 @@ class Crew:
         buffer = self.buffers[0]
         for index, worker in enumerate(self.workers):
             if self.buffers[index] != buffer:
-                observations = rows_of(self.arrays, worker.first, worker.stop).observations
-                overwrite(observations[buffer], observations[1 - buffer])
+                observations = self._rows(worker).observations
+                each_array(np.copyto, observations[buffer], observations[1 - buffer])
                 self.buffers[index] = buffer
 
     def wait_step(self) -> list[Record]:
@@ -233,7 +226,7 @@ class Crew:
         self._untold.clear()
         infos: list[Packed] = []
         for part in self.call("reset", asked):
-            if isinstance(part, CallError):  # options that the worker cannot read
+            if isinstance(part, Failure):  # options that the worker cannot read
                 raise EnvError(f"reset() failed: {part.text}")
             infos += part
         for index, beginning in self._untold.items():  # of workers that failed in this call
@@ -299,8 +292,8 @@ class Crew:
             EnvError: failures are to be raised, or there were too many.
         """
         index = lost.settings.worker
-        rows = rows_of(self.arrays, lost.first, lost.stop)
-        before = None if stepping else copied(rows)
+        rows = self._rows(lost)
+        before = None if stepping else each_array(np.copy, rows)
         while True:
             if self.options.on_env_error == "raise":
                 lost.pending = False
@@ -321,22 +314,26 @@ class Crew:
         if before is None:
             self._cut(lost)
         else:
-            self._untold[index] = _Beginning(*copied((rows.observations[self.buffers[index]], rows.action_masks)))
-            overwrite(rows, before)
+            self._untold[index] = each_array(np.copy, (rows.observations[self.buffers[index]], rows.action_masks))
+            each_array(np.copyto, rows, before)
         return infos
 
-    def _begin(self, index: int, beginning: _Beginning) -> None:
-        rows = rows_of(self.arrays, self.workers[index].first, self.workers[index].stop)
-        overwrite((rows.observations[self.buffers[index]], rows.action_masks), beginning)
+    def _rows(self, worker: WorkerProcess) -> Arrays:
+        rows: Arrays = select_rows(self.arrays, slice(worker.first, worker.stop))
+        return rows
+
+    def _begin(self, index: int, beginning: tuple[Any, Any]) -> None:
+        rows = self._rows(self.workers[index])
+        each_array(np.copyto, (rows.observations[self.buffers[index]], rows.action_masks), beginning)
 
     def _cut(self, worker: WorkerProcess) -> None:
         """End the episodes of a worker as lost, in the state before the last step."""
-        rows = rows_of(self.arrays, worker.first, worker.stop)
+        rows = self._rows(worker)
         rows.rewards[:] = 0.0
         rows.terminations[:] = False
         rows.truncations[:] = rows.lost[:] = True
         rows.info_kinds[:] = ABSENT
-        overwrite(rows.final_observations, rows.observations[1 - self.buffers[worker.settings.worker]])
+        each_array(np.copyto, rows.final_observations, rows.observations[1 - self.buffers[worker.settings.worker]])
 
     def _fresh_reset(self, worker: WorkerProcess) -> bytes:
         """Other seeds than the episodes that were lost had."""

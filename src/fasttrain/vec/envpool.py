@@ -7,21 +7,20 @@ ended envs, and only they, are reset before the step returns: what the step brou
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs
 
-from fasttrain.batch import FinishedEpisode, Int64Array, Slots
+from fasttrain.batch import FinishedEpisode, Int64Array
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.machine import usable_cores
 from fasttrain.spec.typed import did_you_mean
-from fasttrain.vec.base import SlotVecEnv, copy_observations
+from fasttrain.vec.base import SlotVecEnv, copy_observations, empty_slots
 
 # Options of EnvPool that are set here, and what a user takes for them.
 _OURS = {
@@ -72,19 +71,9 @@ class EnvPoolVecEnv(SlotVecEnv):
             self._pool_options["max_episode_steps"] = min(self._limit + room, _MAX_INT32)
             self._limit = self._limit if room else None
         observation_space, action_space = self._spaces(spec)
-        shape = (num_envs, *(observation_space.shape or ()))
-        self._observations: NDArray[Any] = np.zeros(shape, observation_space.dtype)
-        self.slots = Slots(
-            observations=self._observations,
-            actions=np.zeros((num_envs, *(action_space.shape or ())), action_space.dtype),
-            rewards=np.zeros(num_envs, np.float32),
-            terminations=np.zeros(num_envs, np.bool_),
-            truncations=np.zeros(num_envs, np.bool_),
-        )
+        self.slots = empty_slots(observation_space, action_space, num_envs)
+        self._observations: Any = self.slots.observations
         self._pool: Any = None
-        self._returns = np.zeros(num_envs, np.float64)  # float64 as SB3's Monitor, which sums Python floats
-        self._lengths: Int64Array = np.zeros(num_envs, np.int64)
-        self.num_envs = num_envs  # get_attr("render_mode") in SB3's constructor needs it
         super().__init__(num_envs, observation_space, action_space)
 
     def _spec(self) -> Any:
@@ -121,18 +110,12 @@ class EnvPoolVecEnv(SlotVecEnv):
         return _open_bounds(observation), action
 
     def reset(self) -> VecEnvObs:
-        slots = self.slots
         self._pending_actions = None
         if self._pool is None or any(seed is not None for seed in self._seeds):
             self._pool = self._make_pool()
         self._reset_seeds()
         self._observations[...] = self._pool.reset()[0]
-        slots.rewards[:] = 0.0
-        slots.terminations[:] = False
-        slots.truncations[:] = False
-        slots.finished = []
-        self._returns[:] = 0.0
-        self._lengths[:] = 0
+        self.clear_slots()
         return copy_observations(self._observations)
 
     def _make_pool(self) -> Any:
@@ -155,11 +138,9 @@ class EnvPoolVecEnv(SlotVecEnv):
         slots.rewards[:] = rewards
         slots.terminations[:] = terminations
         slots.truncations[:] = truncations
-        self._returns += rewards
-        self._lengths += 1
         if self._limit is not None:
-            slots.truncations |= self._lengths >= self._limit
-        ended = np.flatnonzero(slots.terminations | slots.truncations)
+            slots.truncations |= self._lengths + 1 >= self._limit
+        ended = self.count_step()
         slots.finished = [self._finish(index, observations, info) for index in ended.tolist()] if ended.size else []
         self._observations[...] = observations
         if ended.size:
@@ -174,18 +155,8 @@ class EnvPoolVecEnv(SlotVecEnv):
         self._observations[info["env_id"]] = first
 
     def _finish(self, index: int, observations: NDArray[Any], info: Mapping[str, Any]) -> FinishedEpisode:
-        slots = self.slots
-        episode = FinishedEpisode(
-            env_index=index,
-            episode_return=float(self._returns[index]),
-            length=int(self._lengths[index]),
-            final_observation=observations[index].copy(),
-            truncated=bool(slots.truncations[index] and not slots.terminations[index]),
-            info={name: _plain(values[index]) for name, values in info.items() if name not in ("env_id", "players")},
-        )
-        self._returns[index] = 0.0
-        self._lengths[index] = 0
-        return episode
+        told = {name: _plain(values[index]) for name, values in info.items() if name not in ("env_id", "players")}
+        return self.end_episode(index, observations[index].copy(), told)
 
     def set_options(self, options: list[dict[str, Any]] | dict[str, Any] | None = None) -> None:
         if options:
@@ -202,14 +173,6 @@ class EnvPoolVecEnv(SlotVecEnv):
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         raise EnvError(f"{self._what}: its envs are C++, {attr_name!r} cannot be set; give options as env.kwargs")
-
-    def env_is_wrapped(
-        self, wrapper_class: type[gym.Wrapper[Any, Any, Any, Any]], indices: VecEnvIndices = None
-    ) -> list[bool]:
-        return [False] * len(self.env_indices(indices))
-
-    def get_images(self) -> Sequence[NDArray[Any] | None]:
-        return [None] * self.num_envs
 
     def close(self) -> None:
         self._pool = None  # its threads end with it

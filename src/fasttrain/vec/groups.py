@@ -10,7 +10,7 @@ import time
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from fasttrain.batch import FinishedEpisode, Observations
+from fasttrain.batch import FinishedEpisode, select_rows
 from fasttrain.vec.process import LOOK_EVERY_S
 from fasttrain.vec.shared import SharedMemoryVecEnv
 from fasttrain.vec.worker_envs import Record
@@ -43,7 +43,7 @@ class WorkerGroups:
         """Let a group's envs step, with actions (n, ...)."""
         self.env.slots.actions[self.rows[group]] = actions
         for index in self._workers[group]:
-            self.env.crew.post_worker(index, notify=True)
+            self.env.crew.post_worker(index)
 
     def wait(self, group: int) -> GroupStep:
         """Until that group has stepped.
@@ -80,11 +80,10 @@ class WorkerGroups:
         self.env.wait_ns += time.perf_counter_ns() - began
         return ready or groups[:1]  # after the deadline: `wait` says who hangs
 
-    def observations(self, group: int) -> Observations:
+    def observations(self, group: int) -> Any:
         """The group's latest observations (n, ...), a view that its next but one step overwrites."""
         crew, rows = self.env.crew, self.rows[group]
-        arrays = crew.arrays.observations[crew.buffers[self._workers[group][0]]]
-        return {key: part[rows] for key, part in arrays.items()} if isinstance(arrays, dict) else arrays[rows]
+        return select_rows(crew.arrays.observations[crew.buffers[self._workers[group][0]]], rows)
 
     def finish(self, under_way: list[int]) -> None:
         """Wait for groups that still step and make the env usable as a whole again."""

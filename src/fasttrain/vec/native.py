@@ -6,18 +6,17 @@ import inspect
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
-import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs
 
-from fasttrain.batch import FinishedEpisode, Int64Array, Slots
+from fasttrain.batch import FinishedEpisode, Int64Array
 from fasttrain.envs.masks import mask_width
 from fasttrain.envs.protocol import NativeGame
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import EnvError, EnvSpecError, FastTrainError
-from fasttrain.vec.base import SlotVecEnv, copy_observations, empty_observations
+from fasttrain.vec.base import SlotVecEnv, copy_observations, empty_slots
 
 
 def check_game(game: Any) -> None:
@@ -49,44 +48,25 @@ class NativeVecEnv(SlotVecEnv):
     def __init__(self, game: NativeGame, seed: int | None = None) -> None:
         check_game(game)
         self.game = game
-        num_envs = game.num_envs
-        self.slots = Slots(
-            observations=empty_observations(game.observation_space, num_envs),
-            actions=np.zeros((num_envs, *(game.action_space.shape or ())), game.action_space.dtype),
-            rewards=np.zeros(num_envs, np.float32),
-            terminations=np.zeros(num_envs, np.bool_),
-            truncations=np.zeros(num_envs, np.bool_),
-            action_masks=np.ones((num_envs, mask_width(game.action_space)), np.bool_),
-        )
-        self._returns = np.zeros(num_envs, np.float64)  # float64 as SB3's Monitor, which sums Python floats
-        self._lengths: Int64Array = np.zeros(num_envs, np.int64)
-        self.num_envs = num_envs  # get_attr("render_mode") in SB3's constructor needs it
-        super().__init__(num_envs, game.observation_space, game.action_space)
+        width = mask_width(game.action_space)
+        self.slots = empty_slots(game.observation_space, game.action_space, game.num_envs, width)
+        super().__init__(game.num_envs, game.observation_space, game.action_space)
         self._ask("bind", self.slots)
         if seed is not None:
             self.seed(seed)
 
     def reset(self) -> VecEnvObs:
-        slots = self.slots
         self._pending_actions = None
         self._ask("reset", np.arange(self.num_envs, dtype=np.int64), self._seeds)
         self._reset_seeds()
-        slots.rewards[:] = 0.0
-        slots.terminations[:] = False
-        slots.truncations[:] = False
-        slots.finished = []
-        self._returns[:] = 0.0
-        self._lengths[:] = 0
-        return copy_observations(slots.observations)
+        self.clear_slots()
+        return copy_observations(self.slots.observations)
 
     def step_slots(self, actions: NDArray[Any]) -> None:
-        slots = self.slots
-        slots.actions[...] = actions
+        self.slots.actions[...] = actions
         self._ask("step")
-        self._returns += slots.rewards
-        self._lengths += 1
-        ended = np.flatnonzero(slots.terminations | slots.truncations)
-        slots.finished = [self._finish(index) for index in ended.tolist()] if ended.size else []
+        ended = self.count_step()
+        self.slots.finished = [self._finish(index) for index in ended.tolist()] if ended.size else []
 
     def _ask(self, method: str, *arguments: Any) -> None:
         """What the game's own code raises is told in one line, with the place in it."""
@@ -109,18 +89,7 @@ class NativeVecEnv(SlotVecEnv):
         return [self._finish(index) for index in ended.tolist()]
 
     def _finish(self, index: int) -> FinishedEpisode:
-        slots = self.slots
-        episode = FinishedEpisode(
-            env_index=index,
-            episode_return=float(self._returns[index]),
-            length=int(self._lengths[index]),
-            final_observation=self.game.final_observations[index].copy(),
-            truncated=bool(slots.truncations[index] and not slots.terminations[index]),
-            info=self.game.episode_info(index),
-        )
-        self._returns[index] = 0.0
-        self._lengths[index] = 0
-        return episode
+        return self.end_episode(index, self.game.final_observations[index].copy(), self.game.episode_info(index))
 
     def set_options(self, options: list[dict[str, Any]] | dict[str, Any] | None = None) -> None:
         if options:
@@ -161,15 +130,10 @@ class NativeVecEnv(SlotVecEnv):
         self._only_all(chosen, f"the attribute {attr_name!r} of {type(self.game).__name__}")
         setattr(self.game, attr_name, value)
 
-    def env_is_wrapped(
-        self, wrapper_class: type[gym.Wrapper[Any, Any, Any, Any]], indices: VecEnvIndices = None
-    ) -> list[bool]:
-        return [False] * len(self.env_indices(indices))
-
     def get_images(self) -> Sequence[NDArray[Any] | None]:
         """One frame per env by the game's `render(index)`; SB3's `render()` tiles them."""
         if not hasattr(self.game, "render"):
-            return [None] * self.num_envs
+            return super().get_images()
         return [self.game.render(index) for index in range(self.num_envs)]
 
     def close(self) -> None:

@@ -18,11 +18,20 @@ from multiprocessing.util import Finalize
 from typing import Any
 
 from fasttrain.batch import Int64Array
-from fasttrain.vec.channel import Bell, Channel, DeadlineError, acquire, make_semaphore, opened
-from fasttrain.vec.worker import CALL, CLOSE, FAILED, NO_MAIL, RESULT, STEP, CallError, Ready, TakeOn, pack
+from fasttrain.vec.worker import CALL, CLOSE, FAILED, NO_MAIL, RESULT, STEP, Ready, TakeOn, pack
 from fasttrain.vec.worker_envs import Failure, Settings
 from fasttrain.vec.worker_memory import COMMAND, MAIL, NO_ROW, REPLY, REQUEST, ROW, STEP_NS, Layout, SharedBlock
-from fasttrain.vec.worker_start import one_thread_environment, signals_held, start
+from fasttrain.vec.worker_start import (
+    Bell,
+    Channel,
+    DeadlineError,
+    acquire,
+    make_semaphore,
+    one_thread_environment,
+    opened,
+    signals_held,
+    start,
+)
 
 # Forking a process with threads (torch, CUDA) can deadlock, and a fork server is one process more that a signal to the
 # group ends: with it every worker looks dead. What it would save is 20 ms of 1 s; the imports are each worker's own.
@@ -159,9 +168,9 @@ class WorkerProcess:
             answer = self.receive(max(1.0, deadline - time.monotonic()), "answering")
         except UnreadableError as error:
             if kind == RESULT:  # of a class that only exists over there: the worker goes on
-                return CallError(str(error), False, "")
+                return Failure(0, str(error), "")
             raise WorkerLostError(str(error)) from error
-        if kind == FAILED or (kind == RESULT and isinstance(answer, Failure)):
+        if kind == FAILED:
             raise WorkerLostError(answer.text, answer)
         return answer
 

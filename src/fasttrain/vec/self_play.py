@@ -8,6 +8,7 @@ opponents' policies run as batches in the trainer's process, wherever the envs a
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -45,25 +46,8 @@ class RandomOpponent:
         pass
 
 
-class Turns(Protocol):
-    """Whose turn it is in the envs, and steps of some of them."""
-
-    @property
-    def opponents(self) -> BoolArray:
-        """(N,) true where the opponent decides next."""
-
-    def begin(self) -> None:
-        """The envs were reset."""
-
-    def step(self, actions: NDArray[Any]) -> list[FinishedEpisode]:
-        """One decision in every env."""
-
-    def step_listed(self, envs: Int64Array, actions: NDArray[Any]) -> list[FinishedEpisode]:
-        """One decision in these envs alone; only their slots count afterwards."""
-
-
 class NativeTurns:
-    """Of a native game that has `opponents_turn` (N,) and `step_listed`."""
+    """Whose turn it is, and steps of some envs: of a native game that has `opponents_turn` (N,) and `step_listed`."""
 
     def __init__(self, env: NativeVecEnv) -> None:
         if not hasattr(env.game, "step_listed"):
@@ -72,22 +56,25 @@ class NativeTurns:
 
     @property
     def opponents(self) -> BoolArray:
+        """(N,) true where the opponent decides next."""
         turn: BoolArray = self.env.game.opponents_turn  # type: ignore[attr-defined]
         return turn
 
     def begin(self) -> None:
-        """The game knows."""
+        """The envs were reset: the game knows."""
 
     def step(self, actions: NDArray[Any]) -> list[FinishedEpisode]:
+        """One decision in every env."""
         self.env.step_slots(actions)
         return self.env.slots.finished
 
     def step_listed(self, envs: Int64Array, actions: NDArray[Any]) -> list[FinishedEpisode]:
+        """One decision in these envs alone; only their slots count afterwards."""
         return self.env.step_listed(envs, actions)
 
 
 class InfoTurns:
-    """Of any vector env whose envs wear `TwoSided`."""
+    """The same of any vector env whose envs wear `TwoSided`."""
 
     def __init__(self, env: VecEnv, source: SlotSource) -> None:
         self.env, self.source = env, source
@@ -130,22 +117,14 @@ class SelfPlayVecEnv(SlotVecEnv):
     def __init__(self, inner: VecEnv) -> None:
         self.inner = inner
         self.source: Any = slots_of(inner)
-        self.num_envs = count = inner.num_envs
-        self.turns: Turns = NativeTurns(inner) if isinstance(inner, NativeVecEnv) else InfoTurns(inner, self.source)
+        given: Slots = self.source.slots
+        self.turns = NativeTurns(inner) if isinstance(inner, NativeVecEnv) else InfoTurns(inner, self.source)
         self.opponent: Opponent = RandomOpponent(inner.action_space)
         self.opponents_ns = 0  # spent on the opponents' decisions and what followed from them
-        self._returns = np.zeros(count, np.float64)
-        self._lengths: Int64Array = np.zeros(count, np.int64)
-        self._next_rewards = np.zeros(count, np.float32)  # of episodes that began in this step
-        self.slots = Slots(
-            observations=self.source.slots.observations,
-            actions=self.source.slots.actions,
-            rewards=np.zeros(count, np.float32),
-            terminations=np.zeros(count, np.bool_),
-            truncations=np.zeros(count, np.bool_),
-            action_masks=self.source.slots.action_masks,
-        )
-        super().__init__(count, inner.observation_space, inner.action_space)
+        self._next_rewards = np.zeros_like(given.rewards)  # of episodes that began in this step
+        own = {name: np.zeros_like(getattr(given, name)) for name in ("rewards", "terminations", "truncations")}
+        self.slots = replace(given, finished=[], **own)
+        super().__init__(inner.num_envs, inner.observation_space, inner.action_space)
 
     def set_opponent(self, opponent: Opponent) -> None:
         """Who decides for the other side from now on."""
@@ -163,20 +142,15 @@ class SelfPlayVecEnv(SlotVecEnv):
         return self.inner.seed(seed)
 
     def reset(self) -> VecEnvObs:
-        self._returns[:] = 0.0
-        self._lengths[:] = 0
         self._next_rewards[:] = 0.0
         slots = self.slots
-        for array in (slots.rewards, slots.terminations, slots.truncations):
-            array[:] = 0
+        self.clear_slots()
         self.source.reset()
         self.reset_infos = self.inner.reset_infos
         self.turns.begin()
         self._let_opponents_decide([])
         self._next_rewards += slots.rewards
-        slots.finished = []
-        for array in (slots.rewards, slots.terminations):
-            array[:] = 0
+        self.clear_slots()
         self._show()
         return copy_observations(slots.observations)
 
@@ -226,12 +200,7 @@ class SelfPlayVecEnv(SlotVecEnv):
         """With the learner's own return and length."""
         index = episode.env_index
         info = {key: value for key, value in episode.info.items() if key not in ("episode", TURN)}
-        closed = episode._replace(
-            episode_return=float(self._returns[index]), length=int(self._lengths[index]), info=info, truncated=False
-        )
-        self._returns[index] = 0.0
-        self._lengths[index] = 0
-        return closed
+        return self.end_episode(index, episode.final_observation, info, episode.lost)
 
     def _show(self) -> None:
         self.slots.observations = self.source.slots.observations

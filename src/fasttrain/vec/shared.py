@@ -17,13 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from fasttrain.batch import FinishedEpisode, Int64Array, Slots
+from fasttrain.batch import FinishedEpisode, Slots, select_rows
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.vec.base import SlotVecEnv, copy_observations, episode_info
 from fasttrain.vec.crew import Crew, CrewOptions, EnvFn, OnEnvError
 from fasttrain.vec.process import Scout, WorkerTraceback
-from fasttrain.vec.worker import CallError
-from fasttrain.vec.worker_envs import Record
+from fasttrain.vec.worker_envs import Failure, Record
 from fasttrain.vec.worker_memory import BOOL, BUSY_NS, INT, OPPONENTS_NS, STEP_NS
 
 
@@ -71,10 +70,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
             raise EnvSpecError("SharedMemoryVecEnv needs at least one env function")
         if on_env_error not in ("raise", "restart"):
             raise EnvSpecError(f"on_env_error={on_env_error!r}: expected 'raise' or 'restart'")
-        self.num_envs = num_envs = len(env_fns)
         self._info_keys = None if info_keys is None else tuple(dict.fromkeys(info_keys))
-        self._returns = np.zeros(num_envs, np.float64)  # of the running episodes
-        self._lengths: Int64Array = np.zeros(num_envs, np.int64)
         self._records: list[Record] = []  # news of the last step
         self._warned: set[str] = set()
         self._closed = False
@@ -103,7 +99,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
             action_masks=arrays.action_masks,
         )
         try:
-            super().__init__(num_envs, self.crew.layout.observation_space, self.crew.layout.action_space)
+            super().__init__(len(env_fns), self.crew.layout.observation_space, self.crew.layout.action_space)
         except BaseException:
             self.close()
             raise
@@ -127,8 +123,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
             self._warn_unsent(index, packed.unsent)
         self._reset_seeds()
         self._reset_options()
-        self._returns[:] = 0.0
-        self._lengths[:] = 0
+        self.begin_episodes()
         self._records = []
         self.slots.finished = []
         self.slots.observations = self.crew.arrays.observations[self.crew.buffers[0]]
@@ -183,7 +178,6 @@ class SharedMemoryVecEnv(SlotVecEnv):
         return [self._finish(index, news.get(index, Record(index))) for index in ended.tolist()]
 
     def _finish(self, index: int, news: Record) -> FinishedEpisode:
-        slots, final = self.slots, self.crew.arrays.final_observations
         info = self._unpack(news.info, index)
         self.reset_infos[index] = self._unpack(news.reset_info, index)
         self._warn_unsent(index, news.unsent)
@@ -191,20 +185,8 @@ class SharedMemoryVecEnv(SlotVecEnv):
         if lost:
             self.lost_steps += int(self._lengths[index])
             info = {"lost": "the env or its worker failed and was replaced"}
-        episode = FinishedEpisode(
-            env_index=index,
-            episode_return=float(self._returns[index]),
-            length=int(self._lengths[index]),
-            final_observation=copy_observations(
-                {key: part[index] for key, part in final.items()} if isinstance(final, dict) else final[index]
-            ),
-            truncated=bool(slots.truncations[index] and not slots.terminations[index]),
-            info=info,
-            lost=lost,
-        )
-        self._returns[index] = 0.0
-        self._lengths[index] = 0
-        return episode
+        final = copy_observations(select_rows(self.crew.arrays.final_observations, index))
+        return self.end_episode(index, final, info, lost)
 
     def infos(self) -> list[dict[str, Any]]:
         """One info per env, as SB3 callbacks expect them."""
@@ -300,7 +282,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
                 places.append(mine)
         answers: list[Any] = [None] * len(chosen)
         for mine, part in zip(places, self.crew.call(name, asked), strict=True):
-            if isinstance(part, CallError):
+            if isinstance(part, Failure):
                 raise _call_error(part, chosen[mine[0]])
             for place, value in zip(mine, part or [None] * len(mine), strict=True):
                 answers[place] = value
@@ -334,7 +316,7 @@ def _number(value: Any, kind: int) -> Any:
     return int(value) if kind == INT else float(value)
 
 
-def _call_error(error: CallError, env_index: int) -> Exception:
+def _call_error(error: Failure, env_index: int) -> Exception:
     kind = AttributeError if error.missing else EnvError
     raised = kind(f"a call to env {env_index} or a later one of its worker failed: {error.text}")
     raised.__cause__ = WorkerTraceback(f"\n{error.traceback}")

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
+from fasttrain.batch import select_rows
 from fasttrain.envs.retrace import MOST_ACTIONS, Retrace
 from fasttrain.vec.process import START_METHOD, kill_group
 from fasttrain.vec.worker_start import belong_to_the_trainer, end_at_once, hold_signals
@@ -91,8 +92,7 @@ class NotedVecEnv(DummyVecEnv):
 
     def seen(self, index: int) -> Any:
         """The observation of one env, as the space has it."""
-        seen = self._obs_from_buf()
-        return {key: part[index] for key, part in seen.items()} if isinstance(seen, dict) else seen[index]
+        return select_rows(self._obs_from_buf(), index)
 
     def total(self, index: int) -> float:
         """The sum of the rewards of its running episode."""

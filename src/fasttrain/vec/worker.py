@@ -5,8 +5,10 @@ Free of torch and SB3, as long as the user's envs are.
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,9 +18,9 @@ import cloudpickle
 import gymnasium
 import numpy as np
 
+from fasttrain.batch import select_rows
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import EnvSpecError
-from fasttrain.vec.channel import Channel, acquire
 from fasttrain.vec.worker_envs import EnvRows, Failure, MaskReader, NeedsRestartError, Settings, failure_of
 from fasttrain.vec.worker_memory import (
     BUFFER,
@@ -35,8 +37,8 @@ from fasttrain.vec.worker_memory import (
     ForkGuard,
     Layout,
     receive_block,
-    rows_of,
 )
+from fasttrain.vec.worker_start import Channel, acquire
 
 Env = gymnasium.Env[Any, Any]
 
@@ -57,14 +59,6 @@ class TakeOn(NamedTuple):
 
     settings: Settings
     keeps: bool  # its first env is to be the one that it built for them, in the wrappers of its factory
-
-
-class CallError(NamedTuple):
-    """A call that raised. The env goes on."""
-
-    text: str  # with the user's line
-    missing: bool  # AttributeError: SB3's `has_attr` asks that way
-    traceback: str
 
 
 class Worker:
@@ -102,7 +96,7 @@ class Worker:
             layout: Layout = pickle.loads(self.channel.receive())
             arrays, control = layout.views(receive_block(self.channel.connection))
             self.control = control[settings.worker]
-            mine = rows_of(arrays, settings.first, settings.first + len(envs))
+            mine = select_rows(arrays, slice(settings.first, settings.first + len(envs)))
             self.rows = EnvRows(settings, factories, envs, masks, mine, self.control[ROW : ROW + 1], self.guard)
             self._send(None)
             self._loop()
@@ -164,7 +158,7 @@ class Worker:
             if command == STEP:
                 kind, mail = self._step()
             elif command == CALL:
-                kind, mail = RESULT, self._call()
+                kind, mail = self._call()
             self.guard.check()
             control[MAIL] = kind
             control[REPLY] = request
@@ -190,16 +184,18 @@ class Worker:
         rows.opponents_ns = 0
         return kind, mail
 
-    def _call(self) -> bytes:
+    def _call(self) -> tuple[int, bytes]:
+        """A `Failure` as the result: the call raised, and the env goes on."""
         payload = self.channel.receive()
         try:
             name, arguments = pickle.loads(payload)
-            return pack(getattr(self, f"_call_{name}")(*arguments))
+            return RESULT, pack(getattr(self, f"_call_{name}")(*arguments))
         except NeedsRestartError as error:
             self.control[ROW] = NO_ROW
-            return pack(error.failure)
+            return FAILED, pack(error.failure)
         except (Exception, SystemExit) as error:
-            return pack(_call_error(error))
+            missing = isinstance(error, AttributeError)
+            return RESULT, pack(failure_of(error, env_index=0)._replace(missing=missing))
 
     def _call_reset(self, seeds: Sequence[int | None], options: Sequence[dict[str, Any]], buffer: int) -> Any:
         if seeds[0] is not None:  # envs that draw from the global streams are seeded too, each worker differently
@@ -233,6 +229,14 @@ class Worker:
         self.channel.send(pack(value))
 
 
+def serve(channel: Channel, notify: Any, settings: Settings | None) -> None:
+    """All that a worker's process does."""
+    worker = Worker(channel, notify, settings)
+    if sys.platform != "win32":
+        os.register_at_fork(after_in_child=worker.disown)
+    worker.serve()
+
+
 def pack(value: Any) -> bytes:
     """Pickle `value`.
 
@@ -263,11 +267,6 @@ def _startup_failure(error: BaseException, settings: Settings) -> Failure:
     failure = failure_of(error, env_index=settings.first)
     # An EnvSpecError of ours is a whole message already.
     return failure._replace(spec=True, text=str(error) if isinstance(error, EnvSpecError) else blame(error))
-
-
-def _call_error(error: BaseException) -> CallError:
-    failure = failure_of(error, env_index=0)
-    return CallError(failure.text, isinstance(error, AttributeError), failure.traceback)
 
 
 def _same(found: Any, value: Any) -> bool:

@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from fasttrain.batch import Int64Array, Observations
+from fasttrain.batch import Int64Array, each_array, select_rows
 from fasttrain.envs.masks import KEY, MASKABLE_SPACES, find_mask_convention, flat_mask, mask_width
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import EnvError
@@ -47,6 +47,7 @@ class Failure(NamedTuple):
     action: str = ""
     step: int = 0  # steps of this env, over all episodes
     spec: bool = False  # it could not even be built: the user's input is wrong
+    missing: bool = False  # a call raised AttributeError: SB3's `has_attr` asks that way
 
 
 class NeedsRestartError(Exception):
@@ -151,10 +152,7 @@ class EnvRows:
         self._steps = [0] * count
         self._records: list[Record] = []
         self._copies_actions = arrays.actions.ndim > 1
-        final: Any = arrays.final_observations
-        self._shapes: Any = (
-            {key: part.shape[1:] for key, part in final.items()} if isinstance(final, dict) else final.shape[1:]
-        )
+        self._shapes = each_array(lambda part: part.shape[1:], arrays.final_observations)
 
     def reset(self, seeds: Sequence[int | None], options: Sequence[dict[str, Any]], buffer: int) -> list[Packed]:
         """Reset every env as SB3's DummyVecEnv does; returns the reset infos."""
@@ -319,7 +317,8 @@ class EnvRows:
         arrays.rewards[row], arrays.terminations[row], arrays.truncations[row] = 0.0, False, True
         arrays.lost[row] = True
         arrays.info_kinds[row] = ABSENT
-        copy_row(arrays.final_observations, self._before, row)
+        place = slice(row, row + 1)
+        each_array(np.copyto, select_rows(arrays.final_observations, place), select_rows(self._before, place))
         with contextlib.suppress(Exception, SystemExit):
             self.envs[row].close()
         self.envs[row] = env = self.factories[row]()
@@ -338,15 +337,6 @@ class EnvRows:
 def successor_seed(seed: int | None, failures: int = 1) -> int | None:
     """Of the env that takes the place of a failed one: another seed, because the fault might be in that episode."""
     return None if seed is None else (seed + failures * SEED_STRIDE) % 2**31
-
-
-def copy_row(into: Observations, source: Observations, row: int) -> None:
-    """into[row] = source[row], for one array or one per key."""
-    if isinstance(into, dict):
-        for key, part in into.items():
-            part[row] = source[key][row]
-    else:
-        into[row] = source[row]  # type: ignore[index]
 
 
 def _check_answer(answer: Any) -> None:

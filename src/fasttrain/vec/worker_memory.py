@@ -6,6 +6,7 @@ outlives a process group that is killed at once (Python's resource tracker dies 
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import sys
@@ -65,48 +66,45 @@ class Layout:
 
     @property
     def size_bytes(self) -> int:
-        return _Cursor(None).take_all(self)[2]
+        return self._laid(None)[2]
 
     def views(self, block: mmap.mmap) -> tuple[Arrays, Int64Array]:
         """The arrays of all envs and the control words (num_workers, CONTROL_WORDS)."""
-        arrays, control, _ = _Cursor(block).take_all(self)
+        arrays, control, _ = self._laid(block)
         return arrays, control
 
+    def _laid(self, block: mmap.mmap | None) -> tuple[Arrays, Int64Array, int]:
+        """The arrays one after another and the bytes that they take, which is all that counts without a block."""
+        n, end = self.num_envs, 0
 
-def rows_of(arrays: Arrays, first: int, stop: int) -> Arrays:
-    """The same arrays, envs `first` to `stop` only."""
+        def take(*shape: int, dtype: Any) -> NDArray[Any]:
+            nonlocal end
+            begin, count = end, math.prod(shape)
+            size = count * np.dtype(dtype).itemsize
+            end += -(-size // ALIGNMENT) * ALIGNMENT
+            if block is None or size == 0:
+                return np.zeros(shape if block else 0, dtype)
+            return np.frombuffer(block, dtype, count, begin).reshape(shape)
 
-    def cut(value: Any) -> Any:
-        if value is None:
-            return None
-        if isinstance(value, tuple):
-            return tuple(cut(part) for part in value)
-        if isinstance(value, dict):
-            return {key: part[first:stop] for key, part in value.items()}
-        return value[first:stop]
+        def values_of(space: Space) -> Any:
+            if isinstance(space, spaces.Dict):
+                return {key: values_of(part) for key, part in space.spaces.items()}
+            return take(n, *(space.shape or ()), dtype=np.float32 if space.dtype is None else space.dtype)
 
-    return Arrays(*(cut(value) for value in arrays))
-
-
-def copied(arrays: Any) -> Any:
-    """A copy of an array, or of all in a tuple or dict; None stays None."""
-    if isinstance(arrays, dict):
-        return {key: part.copy() for key, part in arrays.items()}
-    if isinstance(arrays, tuple):
-        return tuple(copied(part) for part in arrays)
-    return None if arrays is None else arrays.copy()
-
-
-def overwrite(into: Any, values: Any) -> None:
-    """The reverse: `values` of the same form into the arrays."""
-    if isinstance(into, dict):
-        for key, part in into.items():
-            part[...] = values[key]
-    elif isinstance(into, tuple):
-        for part, value in zip(into, values, strict=True):
-            overwrite(part, value)
-    elif into is not None:
-        into[...] = values
+        control = take(self.num_workers, CONTROL_WORDS, dtype=np.int64)
+        arrays = Arrays(
+            observations=(values_of(self.observation_space), values_of(self.observation_space)),
+            final_observations=values_of(self.observation_space),
+            actions=values_of(self.action_space),
+            rewards=take(n, dtype=np.float32),
+            terminations=take(n, dtype=np.bool_),
+            truncations=take(n, dtype=np.bool_),
+            lost=take(n, dtype=np.bool_),
+            action_masks=take(n, self.mask_width, dtype=np.bool_) if self.mask_width else None,
+            info_values=take(n, self.num_info_keys, dtype=np.float64),
+            info_kinds=take(n, self.num_info_keys, dtype=np.uint8),
+        )
+        return arrays, control, end
 
 
 def check_spaces(observation_space: Space, action_space: Space) -> None:
@@ -122,49 +120,6 @@ def check_spaces(observation_space: Space, action_space: Space) -> None:
                 f"shared memory needs Box, Discrete, MultiDiscrete or MultiBinary spaces (observations also a Dict of "
                 f"them), found {space}; flatten it in the env, or take a DummyVecEnv"
             )
-
-
-class _Cursor:
-    """Lays arrays one after another; without a block it only counts bytes."""
-
-    def __init__(self, block: mmap.mmap | None) -> None:
-        self._block = block
-        self._offset = 0
-
-    def take_all(self, layout: Layout) -> tuple[Arrays, Int64Array, int]:
-        n, actions = layout.num_envs, layout.action_space
-        control = self._take((layout.num_workers, CONTROL_WORDS), np.int64)
-        arrays = Arrays(
-            observations=(self._observations(layout), self._observations(layout)),
-            final_observations=self._observations(layout),
-            actions=self._take((n, *(actions.shape or ())), actions.dtype or np.dtype(np.int64)),
-            rewards=self._take((n,), np.float32),
-            terminations=self._take((n,), np.bool_),
-            truncations=self._take((n,), np.bool_),
-            lost=self._take((n,), np.bool_),
-            action_masks=self._take((n, layout.mask_width), np.bool_) if layout.mask_width else None,
-            info_values=self._take((n, layout.num_info_keys), np.float64),
-            info_kinds=self._take((n, layout.num_info_keys), np.uint8),
-        )
-        return arrays, control, self._offset
-
-    def _observations(self, layout: Layout) -> Observations:
-        space, n = layout.observation_space, layout.num_envs
-        if isinstance(space, spaces.Dict):
-            return {key: self._take((n, *(sub.shape or ())), _dtype(sub)) for key, sub in space.spaces.items()}
-        return self._take((n, *(space.shape or ())), _dtype(space))
-
-    def _take(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        begin = self._offset
-        self._offset += -(-size // ALIGNMENT) * ALIGNMENT
-        if self._block is None or size == 0:
-            return np.zeros(shape if self._block else 0, dtype)
-        return np.frombuffer(self._block, dtype, int(np.prod(shape)), begin).reshape(shape)
-
-
-def _dtype(space: Space) -> Any:
-    return space.dtype if space.dtype is not None else np.dtype(np.float32)
 
 
 class SharedBlock:

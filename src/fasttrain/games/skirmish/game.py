@@ -18,7 +18,7 @@ from fasttrain.games.skirmish.layout import observation_width
 from fasttrain.games.skirmish.options import OpponentMix, Options, make_options, opponents_for
 from fasttrain.games.skirmish.render import BoardView
 from fasttrain.games.skirmish.state import GAME, OVER, TERMS, UNSTARTED, impossible, make_setup
-from fasttrain.kernel_jobs import KernelCall
+from fasttrain.kernel_cache import KernelCall
 from fasttrain.threads import FOLLOW, ThreadChoice, new_team, run
 
 

@@ -19,7 +19,7 @@ from fasttrain.games.skullking.observation import observation_width
 from fasttrain.games.skullking.opponents import OpponentMix, cumulative_mix, level_of
 from fasttrain.games.skullking.rules import MAX_PLAYERS, MIN_PLAYERS, NUM_ACTIONS, NUM_NUMBERED
 from fasttrain.games.skullking.state import ENDED, GAME, NUM_WEIGHTS, UNSTARTED, impossible
-from fasttrain.kernel_jobs import KernelCall
+from fasttrain.kernel_cache import KernelCall
 from fasttrain.threads import FOLLOW, ThreadChoice, new_team, run
 
 _SCRATCH_SHAPE = (2, 12)  # distribution of tricks, chance per held card: up to 10 cards and one more

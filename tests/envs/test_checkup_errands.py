@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from fasttrain.envs.checkup import Build, Kept, Look, Measure
 from fasttrain.envs.make import EnvSpec
-from fasttrain.envs.place import Place
-from fasttrain.envs.rehearsal import Build, Kept, Look, Measure
+from fasttrain.envs.user_code import Place
 from fasttrain.errors import EnvSpecError
 
 ENV = """
@@ -29,7 +29,6 @@ class Walk(gym.Env):
         super().reset(seed=seed)
         self.episodes += 1
         self.count, self.x = 0, self.np_random.random() + (0 if self.forgets else self.episodes)
-        assert sys.stdout.line_buffering
         return self.observe(), {}
     def step(self, action):
         self.count += 1
@@ -101,4 +100,3 @@ def test_a_constructor_that_leaves_is_named():
         match=r"could not be built with env.kwargs.leaves=True: SystemExit: 3 \(rehearsed.py:10, in __init__\)",
     ):
         Build(dataclasses.replace(SPEC, kwargs={"leaves": True}))(None, [])
-    assert not sys.stdout.line_buffering

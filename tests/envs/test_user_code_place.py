@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import mmap
 
-from fasttrain.envs.place import BUILDING, CLOSING, LOOKING, MASKING, Place
+from fasttrain.envs.user_code import BUILDING, CLOSING, LOOKING, MASKING, Place
 
 
 def test_another_look_at_the_same_memory_says_where_the_play_is():

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from fasttrain.envs.checkup import unseeded
 from fasttrain.envs.probe import SEED, Play
-from fasttrain.envs.replay import (
+from fasttrain.envs.second_play import (
     RECORDED_STEPS,
     Difference,
     Recorder,
@@ -21,9 +22,8 @@ from fasttrain.envs.replay import (
     first_difference,
     frame_of,
     refused,
-    seed_streams,
-    unseeded,
 )
+from fasttrain.envs.user_code import seed_streams
 
 NEVER = float("inf")
 

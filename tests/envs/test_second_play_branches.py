@@ -10,9 +10,17 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from fasttrain.envs.branches import MAX_PAIRS, Branches, Pair, ignored_action, independent_reward, late_masks
 from fasttrain.envs.probe import SEED, Play, ProbeResult
-from fasttrain.envs.replay import Frame, frame_of
+from fasttrain.envs.second_play import (
+    MAX_PAIRS,
+    Branches,
+    Frame,
+    Pair,
+    frame_of,
+    ignored_action,
+    independent_reward,
+    late_masks,
+)  # fmt: skip
 
 COSTS = ProbeResult(
     build_s=0.0, step_s=1e-6, step_cv=0.0, mask_s=0.0, reset_s=0.0, steps=1, resets=1, episode_steps=None,

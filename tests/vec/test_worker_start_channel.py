@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasttrain.vec.channel import PIECE_BYTES, Channel, DeadlineError, acquire
+from fasttrain.vec.worker_start import PIECE_BYTES, Channel, DeadlineError, acquire
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
-from fasttrain.vec.channel import Bell, NamelessSemaphore, make_semaphore, opened
 from fasttrain.vec.shared import SharedMemoryVecEnv
+from fasttrain.vec.worker_start import Bell, NamelessSemaphore, make_semaphore, opened
 
 SHM = Path("/dev/shm")
 METHODS = [name for name in ("fork", "forkserver", "spawn") if name in multiprocessing.get_all_start_methods()]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fasttrain.games.stream import random_unit
-from fasttrain.kernel_jobs import Compiler, KernelCall, compile_all
+from fasttrain.kernel_cache import Compiler, KernelCall, compile_all
 
 KERNELS = """
 from fasttrain.jit import njit
@@ -67,7 +67,7 @@ def test_the_process_ends_with_the_one_that_asked(kernels, tmp_path: Path):
     """Killed outright, so that it can tell nobody: the end of the pipe is what tells."""
     code = (
         "import os, kernels_of_a_test as k, numpy as np\n"
-        "from fasttrain.kernel_jobs import Compiler, KernelCall\n"
+        "from fasttrain.kernel_cache import Compiler, KernelCall\n"
         "compiler = Compiler([KernelCall(k.double, (np.zeros(3),))] * 1)\n"
         "import signal; os.kill(compiler._process.pid, signal.SIGSTOP)\n"
         "print(compiler._process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
