@@ -31,9 +31,9 @@ from fasttrain.spec.plan import Plan, make_plan
 from fasttrain.spec.reading import against_bots
 from fasttrain.studies import advice as show
 from fasttrain.studies.advice import Advice, Candidate, Situation, advise
-from fasttrain.studies.cells import Cell, last_line, merged, run_cell
 from fasttrain.studies.probes import Samples, measure, rates_of, ratios_of, typical, windows_of
 from fasttrain.studies.rig import Rig
+from fasttrain.studies.study import Cell, last_line, merged, run_cell
 
 DOCTOR_SCHEMA = 1
 SHOWN = 2  # advices
