@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 
@@ -31,9 +30,8 @@ from fasttrain.spec.plan import Plan, make_plan
 from fasttrain.spec.reading import against_bots
 from fasttrain.studies import advice as show
 from fasttrain.studies.advice import Advice, Candidate, Situation, advise
-from fasttrain.studies.probes import Samples, measure, rates_of, ratios_of, typical, windows_of
-from fasttrain.studies.rig import Rig
-from fasttrain.studies.study import Cell, last_line, merged, run_cell
+from fasttrain.studies.rig import WITH, Rig, Samples, measure, rates_of, ratios_of, typical, windows_of
+from fasttrain.studies.study import last_line, merged, run_cell
 
 DOCTOR_SCHEMA = 1
 SHOWN = 2  # advices
@@ -157,6 +155,8 @@ class Doctor:
             measure({"now": rig}, names, settings.seconds, {"now": self.samples}, doing.now)
             self._note_workers(rig)
         if settings.test != "all":
+            told = (settings.test, WITH.get(settings.test))
+            self.samples = {part: values for part, values in self.samples.items() if part in told}
             return
         show.parts(self.console, self.findings)
         with activity(self.console, "looking for what would pay") as doing:
@@ -231,7 +231,7 @@ class Doctor:
                 raise KeyboardInterrupt
             if not cell.done:
                 return advice._replace(error=cell.error or "it left no summary")
-            rates[side].append(trained_rate(cell))
+            rates[side].append(cell.rate)
         self.tried.append({"change": advice.candidate.text, "env_steps": steps, "steps_per_s": rates})
         return advice._replace(real=max(rates["changed"]) / max(rates["now"]) - 1.0)
 
@@ -281,13 +281,3 @@ class Doctor:
             self.rig.close()
             self.rig = None
         torch.set_num_threads(self._torch_threads)
-
-
-def trained_rate(cell: Cell) -> float:
-    """Steps/s of a training that tries a change: the upper quartile of its windows of a second, warm-up left out.
-
-    What else the machine does only takes time, see `probes.typical`. Of a training without such windows all of it.
-    """
-    windows = read_json(cell.folder / "perf.json").get("windows") or []
-    counted = [float(row["steps_per_s"]) for row in windows[len(windows) // 5 :]]
-    return float(np.quantile(counted, 0.75)) if len(counted) > 2 else float(cell.summary["steps_per_s"])
