@@ -20,7 +20,7 @@ from fasttrain.spec.config import Config
 from fasttrain.spec.flags import BY_NAME, NOT_APPLICABLE
 from fasttrain.spec.overrides import key_of
 from fasttrain.spec.typed import did_you_mean
-from fasttrain.studies.judge import choose_metric, compared, read_outcome
+from fasttrain.studies.judge import choose_metric, compared, read_outcome, speed_ratio
 from fasttrain.studies.statistics import FAIL, Comparison, Ratio
 from fasttrain.studies.study import (
     Cell,
@@ -30,7 +30,6 @@ from fasttrain.studies.study import (
     base_overrides,
     merged,
     settings,
-    speed_ratio,
     use_profile,
     way_to_use,
     write_profile,

@@ -71,7 +71,7 @@ class Case:
     sources: Mapping[str, str]
     overrides: list[str]  # that a training of it is started with
     run: str | None = None  # the finished run it is of,
-    then_steps_per_s: float | None = None  # and its speed
+    finished_s: float | None = None  # and its seconds per env step
 
 
 def _case(config: Config, sources: Mapping[str, str], overrides: Sequence[str]) -> Case:
@@ -91,7 +91,11 @@ def _case(config: Config, sources: Mapping[str, str], overrides: Sequence[str]) 
     trained = dataclasses.replace(stored, **requested, doctor=config.doctor)
     of_flags = {row["flag"]: row["source"] for row in flags if row["source"] != "default"}
     return Case(
-        trained, of_flags, [str(text) for text in summary["overrides"]], str(folder), float(summary["steps_per_s"])
+        trained,
+        of_flags,
+        [str(text) for text in summary["overrides"]],
+        str(folder),
+        1.0 / float(summary["steps_per_s"]),
     )
 
 
@@ -128,17 +132,6 @@ class Doctor:
                 f"doctor.test=transport with vec_env={config.vec_env}: no workers of fasttrain's to reach"
             )
 
-    @property
-    def rates(self) -> Rates:
-        return rates_of(self.samples)
-
-    @property
-    def present_s(self) -> float | None:
-        """Seconds per env step of the run itself."""
-        if self.case.then_steps_per_s is not None:
-            return 1.0 / self.case.then_steps_per_s
-        return typical(self.samples["train"]) if "train" in self.samples else None
-
     def examine(self) -> None:
         """Everything, in the order of its worth."""
         settings = self.config.doctor
@@ -158,9 +151,9 @@ class Doctor:
             told = (settings.test, WITH.get(settings.test))
             self.samples = {part: values for part, values in self.samples.items() if part in told}
             return
-        show.parts(self.console, self.findings)
+        show.parts(self.console, self.situation)
         with activity(self.console, "looking for what would pay") as doing:
-            self.advices = advise(self.situation(), self._measure_again, doing.now)
+            self.advices = advise(self.situation, self._measure_again, doing.now)
         self.advised = True
         rig.close()
         self.rig = None
@@ -168,17 +161,12 @@ class Doctor:
             self.advices[index] = self._try(advice, index)
 
     @property
-    def findings(self) -> show.Findings:
-        """What is said of them."""
-        config, finished = self.plan.config, self.case.then_steps_per_s is not None
-        return show.Findings(self.machine, config, self.case.overrides, self.rates, self.flow, self.present_s, finished)
-
     def situation(self) -> Situation:
-        """What advice is given on; the run itself as it trains here and now."""
-        now_s = typical(self.samples["train"])
+        """What was found so far."""
+        trained_s = typical(self.samples["train"]) if "train" in self.samples else None
         return Situation(
-            self.config, self.case.sources, self.facts, self.machine, self.plan.config, self.rates, self.flow,
-            now_s, self.slowest_over_mean,
+            self.config, self.case.sources, self.case.overrides, self.facts, self.machine, self.plan.config,
+            rates_of(self.samples), self.flow, trained_s, self.slowest_over_mean, self.case.finished_s,
         )  # fmt: skip
 
     def _build(self, plan: Plan) -> Rig:
@@ -205,7 +193,7 @@ class Doctor:
             both: dict[str, Samples] = {"now": {}, "changed": {}}
             names = windows_of(rig, candidate.parts)
             measure({"now": self.rig, "changed": rig}, names, seconds, both, rounds=AGAIN_ROUNDS)
-            changed = self.rates.scaled(ratios_of(both["changed"], both["now"]))
+            changed = self.situation.rates.scaled(ratios_of(both["changed"], both["now"]))
             return changed, rig.flow(self.facts, self.machine)
         except EnvError:
             return None
@@ -244,9 +232,9 @@ class Doctor:
     def report(self, status: str) -> None:
         """Print what is not printed yet; write doctor.json."""
         if self.config.doctor.test != "all" or not self.advised:
-            show.parts(self.console, self.findings)
+            show.parts(self.console, self.situation)
         if self.advised:
-            show.advices(self.console, self.advices[:SHOWN], self.findings)
+            show.advices(self.console, self.advices[:SHOWN], self.situation)
         if status == "stopped":
             say(self.console, "stopped; this is what was measured until then")
         write_json(self.folder / "doctor.json", self.to_dict(status))
@@ -254,7 +242,7 @@ class Doctor:
 
     def to_dict(self, status: str) -> dict[str, Any]:
         """doctor.json; rates in env steps per second."""
-        rates, present_s = self.rates, self.present_s
+        rates, present_s = self.situation.rates, self.situation.told_s
         whole = {"env", "policy", "update"} <= set(self.samples)
         limit = composed_limit(rates, self.flow) if whole else None
         steps_per_s = None if present_s is None else 1.0 / present_s

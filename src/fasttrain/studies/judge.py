@@ -144,6 +144,11 @@ class Row:
         }
 
 
+def speed_ratio(ours: Mapping[int, Cell], theirs: Mapping[int, Cell]) -> Ratio | None:
+    """Of cells by seed; None where no seed is finished on both sides."""
+    return ratio_interval(*({seed: cell.rate for seed, cell in cells.items()} for cells in (ours, theirs)))
+
+
 def choose_metric(outcomes: Sequence[Outcome], gate: GateConfig, algorithms: Sequence[str]) -> str:
     """What is judged. A greedy policy of DQN's kind is another after every update (CartPole: 9 or 500): its tail."""
     if gate.metric != "auto":

@@ -35,7 +35,6 @@ from fasttrain.saving.files import read_json, write_json
 from fasttrain.spec.config import Config, OwnConfig
 from fasttrain.spec.flags import FLAGS
 from fasttrain.spec.overrides import key_of
-from fasttrain.studies.statistics import Ratio, ratio_interval
 from fasttrain.terminal import command, one_line, rate_text
 
 LEAST_WINDOWS = 3  # fewer are no steady state that the first could be left out of
@@ -181,11 +180,6 @@ def _passing_on_signals(process: subprocess.Popen[bytes]) -> Iterator[list[int]]
             signal.signal(number, handler)
 
 
-def speed_ratio(ours: Mapping[int, Cell], theirs: Mapping[int, Cell]) -> Ratio | None:
-    """Of cells by seed; None where no seed is finished on both sides."""
-    return ratio_interval(*({seed: cell.rate for seed, cell in cells.items()} for cells in (ours, theirs)))
-
-
 def merged(base: Sequence[str], more: Sequence[str]) -> list[str]:
     """`base` with `more`: the same key, and another profile or group of the same name, is replaced."""
     keys = {key_of(text) for text in more} - {""}
@@ -205,19 +199,8 @@ def why(exit_code: int, log: Path) -> str:
 
 STUDY_SCHEMA = 1
 # Keys that speak to the study, not to its cells.
-OWN_KEYS = (
-    "candidates",
-    "on_existing",
-    "seeds",
-    "horizon_minutes",
-    "study",
-    "seed",
-    "gate",
-    "ablate",
-    "tune",
-    "report",
-    "live",
-)
+OWN_KEYS = ("candidates", "on_existing", "seeds", "horizon_minutes", "study", "seed", "gate", "ablate", "tune",
+            "report", "live")  # fmt: skip
 FIXED = ("schema", "command", "arguments", "cells")  # entries of study.json that are no notes
 CELL_OVERRIDES = ("live=off", "report=false")
 # What is no part of what a cell is: one that was not finished is begun anew, so a checkpoint would only take time.

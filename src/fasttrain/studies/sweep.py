@@ -27,19 +27,8 @@ from fasttrain.spec.overrides import asked, config_dir_options, key_of, split_op
 from fasttrain.studies.study import Cell, last_line, run_cell
 from fasttrain.terminal import command, near, one_line
 
-CSV_COLUMNS = (
-    "status",
-    "steps_per_s",
-    "speed_up",
-    "mean_reward",
-    "win_rate",
-    "update_ratio",
-    "env_steps",
-    "wall_s",
-    "startup_s",
-    "error",
-    "folder",
-)
+CSV_COLUMNS = ("status", "steps_per_s", "speed_up", "mean_reward", "win_rate", "update_ratio", "env_steps", "wall_s",
+               "startup_s", "error", "folder")  # fmt: skip
 
 
 def figures(cell: Cell, reference: float | None) -> dict[str, Any]:

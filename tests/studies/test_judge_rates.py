@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.studies.study import Cell, speed_ratio
+from fasttrain.studies.judge import speed_ratio
+from fasttrain.studies.study import Cell
 from study_toys import summary
 
 
