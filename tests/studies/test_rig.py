@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from conftest import configured
+from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.build import env_facts, this_machine
 from fasttrain.spec.flags import EnvFacts, Machine
 from fasttrain.spec.plan import make_plan
@@ -128,7 +129,7 @@ def test_logging_is_what_the_runs_own_lines_take(tmp_path: Path, monkeypatch: py
     rig = rig_of(tmp_path, *KINDS["ours"], "log_every=4", "train_log_enabled=true")
     rig.warm_up(0.1)
     monkeypatch.setattr(rig.run.callback, "_write_logs", lambda: time.sleep(0.01))
-    window = bench.train_window(rig, 0.05)
+    window = rig.train(0.05)
     assert 0.01 / 64 <= window["logging"] < window["train"], "a line at every rollout of 64 steps"
     rig.close()
 
@@ -154,7 +155,7 @@ def test_iterations_are_counted_from_start_to_start():
     class Model:
         num_timesteps = 0
 
-    beat = Beat(seconds=0.0)
+    beat = Beat(0.0, PhaseClock())
     beat.model = Model()  # type: ignore[assignment]
     beat._on_rollout_start()
     assert beat._on_step()

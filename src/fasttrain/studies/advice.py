@@ -253,8 +253,10 @@ def with_changes(config: Config, changes: tuple[tuple[str, Any], ...]) -> Config
     """`config` with other values under dotted keys."""
     for key, value in changes:
         group, _, name = key.rpartition(".")
-        inner = dataclasses.replace(getattr(config, group) if group else config, **{name: value})
-        config = dataclasses.replace(config, **{group: inner}) if group else inner
+        change: dict[str, Any] = {name: value}
+        if group:
+            change = {group: dataclasses.replace(getattr(config, group), **change)}
+        config = dataclasses.replace(config, **change)
     return config
 
 

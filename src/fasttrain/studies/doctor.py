@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from fasttrain.envs.probe import probe
 from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, ConfigError, EnvError, FastTrainError
 from fasttrain.perf.limits import Flow, Rates, composed_limit
 from fasttrain.runs.activity import activity
-from fasttrain.runs.build import MonitoredEnv, env_facts, env_spec, this_machine
+from fasttrain.runs.build import env_facts, survey_of, this_machine
 from fasttrain.runs.evaluate import config_of, flags_of
 from fasttrain.runs.view import make_console, say
 from fasttrain.saving.files import read_json, write_json
@@ -114,11 +113,11 @@ class Doctor:
         self._torch_threads = torch.get_num_threads()
         self._rigs = 0
         self.rig: Rig | None = None
-        with activity(console, "building the env"):
-            self.facts = env_facts(against_bots(config))
-            if config.vec_env == "shared":  # whether its envs compute or wait is asked for elsewhere only under auto
-                found = probe(MonitoredEnv(env_spec(against_bots(config))))
-                self.facts = self.facts._replace(cpu_share=found.cpu_share)
+        played = against_bots(config)
+        with activity(console, "building the env"), survey_of(played, Console(quiet=True)) as survey:
+            # Whether envs of workers compute or wait is asked for elsewhere only under auto.
+            shared = config.vec_env == "shared"
+            self.facts = env_facts(played, survey, survey.costs) if shared else env_facts(played)
         self.plan = make_plan(config, case.sources, self.facts, self.machine)
         self.flow = Flow()
         self._check_test()

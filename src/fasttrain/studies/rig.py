@@ -22,6 +22,7 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 
 from fasttrain.buffers.prefetch import Direct
 from fasttrain.engines.compiling import untouched
+from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.limits import Flow, Rates
 from fasttrain.perf.stock import StockPhases, is_stock
 from fasttrain.runs.train import Run
@@ -29,6 +30,7 @@ from fasttrain.spec.config import Config, StopConfig
 from fasttrain.spec.flags import EnvFacts, Machine
 from fasttrain.spec.plan import Plan
 from fasttrain.spec.stepping import WAITS_BELOW
+from fasttrain.studies.statistics import interquartile_mean
 from fasttrain.vec.shared import SharedMemoryVecEnv
 
 FILLED = 20_000  # transitions in a replay buffer before its updates are timed: more than a cache line of each
@@ -46,19 +48,20 @@ class Beat(BaseCallback):
     What `learn` does before the first and after the last belongs to no iteration.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, clock: PhaseClock) -> None:
         super().__init__()
-        self._wanted_s = seconds
-        self._first: tuple[float, int] | None = None
-        self.seconds, self.steps = 0.0, 0
+        self._wanted_s, self._clock = seconds, clock
+        self._first: tuple[float, int, int] | None = None
+        self.seconds, self.logging_s, self.steps = 0.0, 0.0, 0
         self.done = False
 
     def _on_rollout_start(self) -> None:
-        now, steps = time.perf_counter(), self.model.num_timesteps
+        now, steps, logging_ns = time.perf_counter(), self.model.num_timesteps, self._clock.snapshot()["log"]
         if self._first is None:
-            self._first = now, steps
+            self._first = now, steps, logging_ns
             return
         self.seconds, self.steps = now - self._first[0], steps - self._first[1]
+        self.logging_s = (logging_ns - self._first[2]) / 1e9
         self.done = self.seconds >= self._wanted_s
 
     def _on_step(self) -> bool:
@@ -122,16 +125,17 @@ class Rig:
     def num_envs(self) -> int:
         return self.config.num_envs
 
-    def train(self, seconds: float) -> float:
-        """Train for about `seconds`, an iteration at least; seconds per env step."""
-        beat = Beat(seconds)
+    def train(self, seconds: float) -> Window:
+        """Train for about `seconds`, an iteration at least: the run itself, and what logging takes of it."""
+        beat = Beat(seconds, self.run.clock)
         callbacks = [*self.run.watching(), self.run.callback, beat]
         more: Any = {"callback": callbacks, "log_interval": None, "reset_num_timesteps": not self._begun}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self.model.learn(self.config.total_timesteps, **more)
         self._begun = True
-        return beat.seconds / max(1, beat.steps)
+        steps = max(1, beat.steps)
+        return {"train": beat.seconds / steps, "logging": beat.logging_s / steps}
 
     def warm_up(self, seconds: float) -> float | None:
         """Train until everything that is compiled, chosen or filled on the way is so; at most about `seconds`.
@@ -139,7 +143,7 @@ class Rig:
         Returns seconds per env step where a single iteration took longer than that: then it was no warm-up alone.
         """
         until = time.perf_counter() + seconds
-        step_s = self.train(min(0.2, seconds / 4))
+        step_s = self.train(min(0.2, seconds / 4))["train"]
         slow = time.perf_counter() > until
         algo = self.config.algo
         if algo.spec.off_policy:
@@ -286,18 +290,11 @@ def replay_window(rig: Rig, seconds: float) -> Window:
     return {"replay": (time.perf_counter() - begun) / calls / rig.num_envs}
 
 
-def train_window(rig: Rig, seconds: float) -> Window:
-    """The run itself, and what logging takes of it."""
-    begun = rig.model.num_timesteps
-    step_s = rig.train(seconds)  # the run's meter sets the clock back when training begins
-    return {"train": step_s, "logging": rig.run.clock.snapshot()["log"] / 1e9 / (rig.model.num_timesteps - begun)}
-
-
 WINDOWS: dict[str, Callable[[Rig, float], Window]] = {
     "collect": collect_window,
     "update": update_window,
     "replay": replay_window,
-    "train": train_window,
+    "train": Rig.train,
 }
 OF_WINDOW = {"env": "collect", "transport": "collect", "policy": "collect", "storing": "collect", "logging": "train"}
 WITH = {"env": "transport", "policy": "storing"}  # what is told with a part
@@ -351,14 +348,11 @@ def typical(values: Sequence[float]) -> float:
 
 
 def rates_of(samples: Samples) -> Rates:
-    """Typical windows; of logging all, whose lines fall due in few of them."""
-    return Rates(
-        **{
-            part: float(np.mean(values)) if part == "logging" else typical(values)
-            for part, values in samples.items()
-            if part in Rates._fields
-        }
-    )
+    """Typical windows; of logging the middle half's mean, whose lines fall due in some of them only."""
+    found = {part: typical(values) for part, values in samples.items() if part in Rates._fields}
+    if "logging" in samples:
+        found["logging"] = float(interquartile_mean(np.array(samples["logging"])))
+    return Rates(**found)
 
 
 def ratios_of(changed: Samples, base: Samples) -> dict[str, float]:
