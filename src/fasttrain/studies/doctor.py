@@ -1,6 +1,6 @@
 """`fasttrain doctor`: what each part of a run could do alone, what that allows together, and what to change.
 
-It measures the run's own parts on this machine (`probes`), puts them together (`perf.limits`), looks for changes that
+It measures the run's own parts on this machine (`rig`), puts them together (`perf.limits`), looks for changes that
 pay (`advice`) and tries the best of them as real trainings, in turn with the present configuration.
 """
 

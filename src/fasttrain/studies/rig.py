@@ -164,7 +164,7 @@ class Rig:
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[Callable[[], None]]:
-        """What is yielded collects a rollout in lockstep, of DQN a vector step; no env step of it is counted."""
+        """Yields what collects a rollout in lockstep, of DQN a vector step; the count of env steps stays as it was."""
         model, clock = self.model, self.run.clock
         callback = CallbackList([StockPhases(clock)] if self.stock else [])
         callback.init_callback(model)
