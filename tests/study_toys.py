@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fasttrain.spec.overrides import key_of
-from fasttrain.studies.cells import Cell
+from fasttrain.studies.study import Cell
 
 Behaviour = Callable[[dict[str, str], int], Mapping[str, Any]]  # (settings typed, seed) → what summary.json says
 

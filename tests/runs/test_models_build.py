@@ -9,7 +9,7 @@ from stable_baselines3.common.vec_env import SubprocVecEnv
 
 import fasttrain
 from conftest import configured
-from fasttrain.envs.probe import probe
+from fasttrain.envs.probe import Play
 from fasttrain.errors import ConfigError, EnvSpecError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.engine import set_threads, settle_engine, settle_kernels
@@ -133,7 +133,9 @@ def test_env_facts_build_the_env_once_and_time_it_only_where_the_plan_must_choos
 
 def test_workers_are_fitted_to_what_the_checkup_measured():
     config = configured("env.id=CartPole-v1", "algo=ppo", "vec_env=shared")
-    costs = probe(lambda: gymnasium.make("CartPole-v1"), 0.01)
+    play = Play(lambda: gymnasium.make("CartPole-v1"))
+    play.run(0.01, 100)
+    costs = play.costs()
     assert env_facts(config).step_s is None
     assert env_facts(config, measure=lambda: costs).step_s == costs.step_s
 

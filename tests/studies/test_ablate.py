@@ -11,11 +11,9 @@ import yaml
 
 from conftest import RunCommand
 from fasttrain.spec.overrides import key_of
-from fasttrain.studies.ablate import Finding
-from fasttrain.studies.cells import Cell
-from fasttrain.studies.levers import Lever
-from fasttrain.studies.outcome import Ratio
-from fasttrain.studies.statistics import Interval, compare
+from fasttrain.studies.ablate import Finding, Lever
+from fasttrain.studies.statistics import Ratio, compare
+from fasttrain.studies.study import Cell
 from study_toys import Fakes, summary
 
 GAINS = {"engine": ("fast", 2.0), "fused_update": ("auto", 3.0), "lean_info": (True, 1.0), "algo.n_epochs": (4, 1.5)}
@@ -83,7 +81,7 @@ def test_what_pays_is_kept_and_becomes_a_profile(fasttrain: RunCommand, monkeypa
     assert labels[-6:] == ["profile", "measured"] * 3
     profile = (done.folder / "conf" / "profile" / "measured.yaml").read_text(encoding="utf-8")
     values = yaml.safe_load(profile)
-    assert (values["engine"], values["lean_info"], values["own"]["n_epochs"]) == ("fast", False, 4)
+    assert (values["engine"], values["lean_info"], values["algo"]["n_epochs"]) == ("fast", False, 4)
     assert "lean_info: false # drop: no gain" in profile
     assert "+profile=measured" in done.out
 
@@ -160,7 +158,7 @@ def test_an_end_that_cannot_run_ends_it(fasttrain: RunCommand, monkeypatch: pyte
 def test_a_flag_that_costs_quality_is_dropped_however_fast():
     lever = Lever("n_epochs", {"algo.n_epochs": 10}, {"algo.n_epochs": 1})
     worse = compare(dict.fromkeys(range(5), 0.6), dict.fromkeys(range(5), 0.3), 0.03)
-    finding = Finding(lever, None, Ratio(Interval(5.0, 4.0, 6.0), 3), worse)
+    finding = Finding(lever, None, Ratio(5.0, 4.0, 6.0, 3), worse)
     assert not finding.keep
     assert finding.why() == "drop: the profile learns better without it"
     assert Cell("x", [], Path(), 0, "", 0.0).status == "done"

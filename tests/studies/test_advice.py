@@ -38,7 +38,7 @@ def situation(
     facts, machine = EnvFacts(False, 3e-6, cpu_share), machine or Machine(2, False, False)
     plan = make_plan(config, sources, facts, machine)
     present_s = sum(value or 0.0 for value in rates) - (rates.transport or 0.0) - (rates.replay or 0.0)
-    return Situation(config, sources, facts, machine, plan.config, rates, Flow(), present_s, slowest)
+    return Situation(config, sources, [], facts, machine, plan.config, rates, Flow(), present_s, slowest)
 
 
 def texts(now: Situation) -> list[str]:
@@ -90,27 +90,29 @@ def test_precision_is_for_wide_networks_on_a_machine_that_has_it():
     assert "use_amp=on" not in " ".join(texts(situation(*wide, rates=Rates(update=9e-6))))
 
 
-def test_classes_are_those_of_the_flags():
-    shown = [c for args in (PPO, DQN, BASELINE) for c in candidates(situation(*args))]
-    shown += candidates(situation(*PPO, "vec_env=shared", "num_workers=4", cpu_share=0.5, slowest=2.0))
-    order = ("exact", "rounding", "trade-off")
-    for candidate in shown:
-        if candidate.text.startswith("engine"):
-            continue  # stepping and threads alone: the numbers are those of stock
-        classes = [BY_NAME[key].class_of(value) if key in BY_NAME else "trade-off" for key, value in candidate.changes]
-        strongest = max(order.index(name) for name in classes if "=off" not in candidate.text or name != "trade-off")
-        assert order.index(candidate.flag_class) >= strongest, candidate.text
+@pytest.mark.parametrize(
+    ("changes", "flag_class"),
+    [
+        ((("vec_env", "shared"),), "exact"),
+        ((("schedule", "pipelined"),), "rounding"),
+        ((("schedule", "first_ready"),), "trade-off"),
+        ((("fused_update", "on"), ("use_amp", "off"), ("use_compile", "off")), "rounding"),
+        ((("use_amp", "on"), ("fused_update", "auto")), "trade-off"),
+        ((("algo.n_epochs", 2),), "trade-off"),
+        ((("log_every", 100), ("train_log_to_console", False)), "exact"),
+    ],
+)
+def test_the_class_is_the_strongest_of_what_is_switched_on(changes: tuple[tuple[str, Any], ...], flag_class: str):
+    assert Candidate(changes, ("env",), "").flag_class == flag_class
 
 
 def test_a_change_goes_through_the_plan():
     now = situation(*PPO)
-    plan = changed_plan(now, Candidate((("num_envs", 24),), ("env",), "trade-off", ""))
+    plan = changed_plan(now, Candidate((("num_envs", 24),), ("env",), ""))
     assert plan is not None
     assert plan.config.num_envs == 24
-    assert changed_plan(now, Candidate((("num_envs", 12),), ("env",), "trade-off", "")) is None, "as it is"
-    assert changed_plan(now, Candidate((("schedule", "pipelined"),), ("env",), "rounding", "")) is None, (
-        "refused: no workers"
-    )
+    assert changed_plan(now, Candidate((("num_envs", 12),), ("env",), "")) is None, "as it is"
+    assert changed_plan(now, Candidate((("schedule", "pipelined"),), ("env",), "")) is None, "refused: no workers"
 
 
 def test_dotted_keys_are_replaced_where_they_are():
@@ -150,7 +152,7 @@ def test_logging_needs_no_second_measurement():
 
 
 def test_what_is_stored_of_an_advice():
-    given: Any = Candidate((("use_x", True),), ("env",), "exact", "why")
+    given: Any = Candidate((("use_amp", "on"),), ("env",), "why")
     (advice,) = logging_advice(situation(*BASELINE, rates=Rates(env=1e-6, logging=9e-6)))
     stored = advice._replace(candidate=given, expected=0.5, real=0.25).to_dict()
-    assert (stored["change"], stored["expected_gain"], stored["real_gain"]) == ("use_x=true", 0.5, 0.25)
+    assert (stored["change"], stored["expected_gain"], stored["real_gain"]) == ("use_amp=on", 0.5, 0.25)

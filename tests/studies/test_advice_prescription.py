@@ -10,17 +10,18 @@ from rich.console import Console
 
 from conftest import configured
 from fasttrain.perf.limits import Flow, Rates
-from fasttrain.spec.flags import Machine
+from fasttrain.spec.flags import EnvFacts, Machine
 from fasttrain.studies import advice as show
-from fasttrain.studies.advice import Advice, Candidate
+from fasttrain.studies.advice import Advice, Candidate, Situation
 
 RATES = Rates(env=4e-6, policy=1e-6, update=5e-6, replay=2e-6, logging=0.5e-6, storing=1e-6)
 
 
-def found(**changes: Any) -> show.Findings:
+def found(**changes: Any) -> Situation:
     config = configured("+profile=speed", "env.id=CartPole-v1", "algo=dqn")
-    machine = Machine(4, False, False, bf16_units="AMX")
-    return show.Findings(machine, config, ["algo=dqn"], RATES, Flow(), 12.5e-6)._replace(**changes)
+    machine, facts = Machine(4, False, False, bf16_units="AMX"), EnvFacts(False, None)
+    now = Situation(config, {}, ["algo=dqn"], facts, machine, config, RATES, Flow(), trained_s=12.5e-6)
+    return now._replace(**changes)
 
 
 def said(function: Any, *arguments: Any) -> str:
@@ -41,11 +42,11 @@ def test_the_table_has_each_part_alone_and_its_share():
 
 
 def test_of_a_finished_run_its_own_rate_counts():
-    assert "The run: 80,000 steps/s, 80 % of the limit" in said(show.parts, found(finished=True))
+    assert "The run: 80,000 steps/s, 80 % of the limit" in said(show.parts, found(trained_s=None, finished_s=12.5e-6))
 
 
 def test_one_part_alone_has_no_limit():
-    text = said(show.parts, found(rates=Rates(env=4e-6), present_s=None))
+    text = said(show.parts, found(rates=Rates(env=4e-6), trained_s=None))
     assert "250,000" in text
     assert "Limit" not in text
 
@@ -62,12 +63,12 @@ def test_how_the_parts_go_together(flow: Flow, words: str):
 
 
 def test_an_advice_has_class_reason_and_both_gains():
-    given = Candidate((("batch_size", 128),), ("update",), "trade-off", "smaller batches")
+    given = Candidate((("batch_size", 128),), ("update",), "smaller batches")
     text = said(show.advices, [Advice(given, 0.6, real=0.51)], found())
     assert "1. batch_size=128 (trade-off; smaller batches): +60 % expected, +51 % when tried" in text
     assert 'check with: fasttrain compare algo=dqn "candidates=[{name: now, overrides: []}, {name: changed, ' in text
     assert "overrides: [batch_size=128]}]" in text
-    exact = Advice(given._replace(flag_class="exact"), 0.06, error="it broke")
+    exact = Advice(given._replace(changes=(("workers", 4),)), 0.06, error="it broke")
     text = said(show.advices, [exact], found())
     assert "fasttrain compare" not in text
     assert "+6 % expected; trying it failed: it broke" in text
@@ -76,7 +77,7 @@ def test_an_advice_has_class_reason_and_both_gains():
 def test_nothing_that_pays_is_said_with_what_is_left():
     text = said(show.advices, [], found())
     assert text.startswith("As fast as this configuration gets; what is left is updates: at most +67 % without any.")
-    assert show.what_is_left(found(present_s=4e-6)) == "updates: all of it"
+    assert show.what_is_left(found(trained_s=4e-6)) == "updates: all of it"
 
 
 def test_candidates_of_the_comparison_can_be_read():

@@ -10,12 +10,12 @@ import pytest
 from conftest import RunCommand
 from fasttrain.studies import doctor as module
 from fasttrain.studies.advice import Candidate
-from fasttrain.studies.cells import Cell
 from fasttrain.studies.doctor import Doctor
+from fasttrain.studies.study import Cell
 
 SMALL = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "vec_env=dummy", "num_envs=4", "torch_threads=1",
          "algo.rollout_size=64", "batch_size=32", "algo.n_epochs=4", "doctor.seconds=0.05")  # fmt: skip
-SLOW = Candidate((("algo.n_epochs", 2),), ("update",), "trade-off", "half the updates")
+SLOW = Candidate((("algo.n_epochs", 2),), ("update",), "half the updates")
 
 
 @pytest.fixture

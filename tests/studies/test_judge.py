@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from fasttrain.spec.config import GateConfig
-from fasttrain.studies.judge import choose_metric, choose_threshold, judge, values_of
-from fasttrain.studies.outcome import Outcome
+from fasttrain.studies.judge import Outcome, choose_metric, choose_threshold, judge, values_of
 from study_toys import rising, summary
 
 GATE = GateConfig()

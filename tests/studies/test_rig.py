@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from conftest import configured
-from fasttrain.errors import FastTrainError
+from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.envs import env_facts, this_machine
 from fasttrain.spec.flags import EnvFacts, Machine
 from fasttrain.spec.plan import make_plan
-from fasttrain.studies import probes
+from fasttrain.studies import rig as bench
 from fasttrain.studies.rig import WARMUP, Beat, Rig, steady
 from toys import single_thread
 
@@ -55,16 +55,16 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
 def test_every_part_can_be_measured_and_training_goes_on(rig: Rig):
     rig.warm_up(0.2)
     samples: dict[str, list[float]] = {}
-    names = probes.windows_of(rig, ["env", "policy", "update", "replay", "transport", "logging", "train"])
+    names = bench.windows_of(rig, ["env", "policy", "update", "replay", "transport", "logging", "train"])
     before = rig.model.num_timesteps
-    probes.measure({"now": rig}, names, 0.06, {"now": samples}, rounds=3)
+    bench.measure({"now": rig}, names, 0.06, {"now": samples}, rounds=3)
     wanted = {"env", "policy", "storing", "update", "logging", "train"}
     wanted |= {"replay"} if rig.off_policy else set()
     in_step = rig.shared is not None and rig.config.schedule == "lockstep"
     wanted |= {"transport"} if in_step else set()
     assert set(samples) == wanted
     assert all(value > 0 for part in wanted - {"transport"} for value in samples[part])
-    rates = probes.rates_of(samples)
+    rates = bench.rates_of(samples)
     assert rates.update is not None
     if rates.transport is not None and rates.env is not None:
         assert rates.transport <= rates.env
@@ -86,20 +86,19 @@ def ours(tmp_path: Path) -> Iterator[Rig]:
 def test_measuring_parts_changes_neither_weights_nor_step_count(ours: Rig):
     weights = [parameter.detach().clone() for parameter in ours.model.policy.parameters()]
     steps = ours.model.num_timesteps
-    for name in ("env", "policy", "update", "logging"):
-        probes.WINDOWS[name](ours, 0.01)
+    for name in ("collect", "update"):
+        bench.WINDOWS[name](ours, 0.01)
     assert ours.model.num_timesteps == steps
     now = list(ours.model.policy.parameters())
     assert all(torch.equal(a, b) for a, b in zip(weights, now, strict=True))
-    assert np.array_equal(ours.model._last_obs, ours.source.slots.observations)
+    assert np.array_equal(ours.model._last_obs, ours.run.env.buf_obs[None])
 
 
 def test_the_update_does_all_its_minibatches(ours: Rig):
     before = ours.model.engine.gradient_updates
-    window = probes.update_window(ours, 0.0)
+    window = bench.update_window(ours, 0.0)
     assert ours.model.engine.gradient_updates - before == 2 * 64 // 32
     assert window["update"] > 0
-    assert probes.updates_per_step(ours) == 4 / 64
 
 
 def test_a_slow_update_goes_on_with_one_epoch_counted_as_all(ours: Rig, monkeypatch: pytest.MonkeyPatch):
@@ -110,29 +109,28 @@ def test_a_slow_update_goes_on_with_one_epoch_counted_as_all(ours: Rig, monkeypa
         time.sleep(0.01)
 
     monkeypatch.setattr(ours.model.engine_now(), "update", update)
-    probes.update_window(ours, 0.005)
-    probes.update_window(ours, 0.005)
+    bench.update_window(ours, 0.005)
+    bench.update_window(ours, 0.005)
     assert epochs == [2, 1]
     assert ours.model.n_epochs == 2
 
 
-def test_the_recorded_env_costs_the_real_one_no_step(ours: Rig, monkeypatch: pytest.MonkeyPatch):
-    def fail(actions: Any) -> None:
-        raise FastTrainError("stepped")
+def test_workers_that_run_ahead_count_by_their_mean(tmp_path: Path):
+    rig = rig_of(tmp_path, *KINDS["async"])
+    rig.warm_up(0.1)
+    window = bench.collect_window(rig, 0.05)
+    assert set(window) == {"env", "policy", "storing"}
+    assert all(value > 0 for value in window.values())
+    assert rig.model.collector.schedule == "first_ready", "collecting in lockstep was for the window alone"
+    rig.close()
 
-    monkeypatch.setattr(ours.source, "step_slots", fail)
-    probes.policy_window(ours, 0.01)
-    with pytest.raises(FastTrainError, match="stepped"):
-        probes.env_window(ours, 0.01)
 
-
-def test_logging_writes_the_lines_that_fall_due(tmp_path: Path):
+def test_logging_is_what_the_runs_own_lines_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     rig = rig_of(tmp_path, *KINDS["ours"], "log_every=4", "train_log_enabled=true")
     rig.warm_up(0.1)
-    updates, lines = rig.model.engine.gradient_updates, len(rig.run.meter.lines)
-    probes.logging_window(rig, 0.02)
-    assert len(rig.run.meter.lines) > lines
-    assert rig.model.engine.gradient_updates == updates
+    monkeypatch.setattr(rig.run.callback, "_write_logs", lambda: time.sleep(0.01))
+    window = rig.train(0.05)
+    assert 0.01 / 64 <= window["logging"] < window["train"], "a line at every rollout of 64 steps"
     rig.close()
 
 
@@ -157,7 +155,7 @@ def test_iterations_are_counted_from_start_to_start():
     class Model:
         num_timesteps = 0
 
-    beat = Beat(seconds=0.0)
+    beat = Beat(0.0, PhaseClock())
     beat.model = Model()  # type: ignore[assignment]
     beat._on_rollout_start()
     assert beat._on_step()

@@ -9,7 +9,7 @@ import pytest
 from fasttrain.cli.commands import OWNERS, STUDIES
 from fasttrain.runs.view import make_console
 from fasttrain.saving.files import read_json
-from fasttrain.studies.study import OWN_KEYS, Study, Wanted, base_overrides, described
+from fasttrain.studies.study import OWN_KEYS, Study, Wanted, base_overrides
 from study_toys import Fakes, summary
 
 
@@ -60,7 +60,7 @@ def test_a_failed_cell_is_run_again_but_an_illegal_label_is_not_tried_with_other
     study.run([Wanted("worse", 0, ())])
     assert fakes.ran[-1] == ("worse", 0)
     assert len(study.cells) == 2, "the later try replaces the earlier one"
-    assert [cell.status for cell in study.failures] == ["illegal", "failed"]
+    assert [cell.status for cell in study.failed()] == ["illegal", "failed"]
 
 
 def test_none_is_begun_when_the_time_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -81,4 +81,4 @@ def test_a_signal_ends_it_after_the_cell_is_stored(tmp_path: Path, monkeypatch: 
 def test_a_cell_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     Fakes(lambda typed, seed: summary(61234.0, 0.613, mean_reward=2.9)).use(monkeypatch)
     cell = study_in(tmp_path).run([Wanted("a", 0, ())])["a"][0]
-    assert described(cell) == "done · 61,234 steps/s · reward 2.9 · win 61.3 %"
+    assert cell.described() == "done · 61,234 steps/s · reward 2.9 · win 61.3 %"

@@ -11,7 +11,7 @@ import pytest
 from conftest import RunCommand
 from fasttrain.cli import main
 from fasttrain.runs.view import make_console
-from fasttrain.studies.cells import Cell
+from fasttrain.studies.study import Cell
 from fasttrain.studies.sweep import Sweep, figures
 
 SMALL = ("total_timesteps=1024", "algo.rollout_size=512", "batch_size=64", "algo.n_epochs=1", "eval.episodes=4",

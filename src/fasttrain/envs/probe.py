@@ -15,10 +15,10 @@ import numpy as np
 
 from fasttrain.batch import BoolArray
 from fasttrain.envs.masks import MASKABLE_SPACES, flat_mask, mask_width, random_legal_action
-from fasttrain.envs.user_code import BUILDING, MASKING, Place, blame, kept_random_state
+from fasttrain.envs.user_code import BUILDING, MASKING, Place, blame
 from fasttrain.errors import EnvError, EnvSpecError
 
-SEED = 20_260_101  # of probe and checkup alone: their episodes must not coincide with those of trainings seeded 0, 1, …
+SEED = 20_260_101  # of timing and checkup alone: other episodes than those of trainings seeded 0, 1, …
 PROBE_SECONDS, PROBE_STEPS = 0.3, 500
 
 
@@ -62,27 +62,6 @@ class ProbeResult:
     has_masks: bool
     cpu_share: float  # this process's CPU time / wall time inside `step`: near 0, the env waits; near 1, it computes
     info_bytes: float  # mean pickled size of a step's info, 0 if it cannot be pickled
-
-
-def probe(
-    env_factory: Callable[[], gymnasium.Env[Any, Any]],
-    max_seconds: float = PROBE_SECONDS,
-    max_steps: int = PROBE_STEPS,
-) -> ProbeResult:
-    """Build an env, play random legal actions, close it; at least one step and one reset whatever the limits are.
-
-    Python's and NumPy's global random streams are left as they were.
-
-    Raises:
-        EnvSpecError: the env cannot be built, or raises or breaks its contract while playing.
-    """
-    with kept_random_state():
-        play = Play(env_factory)
-        try:
-            play.run(max_seconds, max_steps)
-        finally:
-            play.env.close()
-    return play.costs()
 
 
 class Play:

@@ -196,11 +196,14 @@ class Run:
         settings = Settings(config.checkpoint_every, config.checkpoint_async, grace_s, not overlaps, every_s)
         return Checkpoints(folder, lambda: snapshot(self), settings, self.clock, self.say)
 
+    def watching(self) -> list[BaseCallback]:
+        """What stands before all other callbacks."""
+        before: list[BaseCallback] = [StockPhases(self.clock)] if is_stock(self.model) else []
+        return before if self.snapshots is None else [*before, self.snapshots]
+
     def learn(self) -> PerfWindow:
         """Train until the horizon or a signal; where the time of that went."""
-        callbacks: list[BaseCallback] = [StockPhases(self.clock)] if is_stock(self.model) else []
-        if self.snapshots is not None:
-            callbacks.append(self.snapshots)
+        callbacks = self.watching()
         self.startup_s = process_age_s()
         with profiling(self.config.profiler, self.folder, self.say) as watching, self.live:
             callbacks += [*watching, *([self.users] if self.users.callbacks else []), self.callback]

@@ -140,7 +140,7 @@ def _resolve(flag: Flag, requested: Any, source: str, context: Context) -> Resol
         own = spec.flags[flag.name]
         return (context.effective["num_envs"] if own == PER_ENV else own), f"{algo}'s own"
     if flag.ours and requested != flag.stock and context.effective["engine"] == "stock":
-        if requested != "auto" and not source.startswith("profile "):
+        if requested != "auto" and source in ("command line", "default"):
             raise ConfigError(_why_not_stock(f"{flag.name}={_spell(requested)}", spec))
         return flag.stock, "the stock classes cannot do that" if spec.has_fast else f"no fast engine for {algo}"
     resolver = _RESOLVERS.get(flag.name)

@@ -17,17 +17,18 @@ from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, ConfigError
 from fasttrain.runs.view import FittingTable, make_console
 from fasttrain.saving.files import read_json
 from fasttrain.spec.config import Config
+from fasttrain.spec.flags import BY_NAME, NOT_APPLICABLE
 from fasttrain.spec.overrides import key_of
-from fasttrain.studies.cells import Cell, merged
-from fasttrain.studies.judge import choose_metric, values_of
-from fasttrain.studies.levers import Lever, chosen_levers, effective_levers, find_levers, values_with
-from fasttrain.studies.outcome import Outcome, Ratio, ratio, read_outcome, steady_rate
-from fasttrain.studies.statistics import FAIL, Comparison, compare, margin_of
+from fasttrain.spec.typed import did_you_mean
+from fasttrain.studies.judge import choose_metric, compared, read_outcome, speed_ratio
+from fasttrain.studies.statistics import FAIL, Comparison, Ratio
 from fasttrain.studies.study import (
+    Cell,
     Compose,
     Study,
     Wanted,
     base_overrides,
+    merged,
     settings,
     use_profile,
     way_to_use,
@@ -42,6 +43,40 @@ ROUNDS = 2
 CHECKS = 3  # pairs of the result beside the profile
 LONGEST_S, SHORTEST_S = 60.0, 2.0  # of training, per cell
 MOST_OVERTIME = 1.5  # slow cells end after so much more than the profile takes
+# Name → settings that are changed together. Every other setting is a lever by itself.
+TOGETHER = {
+    "learning_rate": ("algo.learning_rate",),
+    "n_epochs": ("algo.n_epochs",),
+    "rollout_size": ("algo.rollout_size",),
+    "use_amp": ("use_amp", "amp_dtype"),
+    "use_compile": ("use_compile", "compile_mode"),
+    "logging": ("log_every", "train_log_enabled", "train_log_to_console", "train_log_to_file"),
+}
+
+
+@dataclass(frozen=True)
+class Lever:
+    """A change from the baseline's settings to the profile's."""
+
+    name: str
+    before: dict[str, Any]
+    after: dict[str, Any]
+
+    @property
+    def flag_class(self) -> str:
+        """exact, rounding or trade-off; hyperparameters are trade-offs."""
+        if self.name in BY_NAME:
+            return BY_NAME[self.name].class_of(self.after[self.name])
+        return "exact" if self.name == "logging" else "trade-off"
+
+    def text(self) -> str:
+        """`stock → fast`; of several settings those that differ."""
+        pairs = [(self.before[key], self.after[key]) for key in self.before if self.before[key] != self.after[key]]
+        return ", ".join(f"{_word(old)} → {_word(new)}" for old, new in pairs)
+
+
+def _word(value: Any) -> str:
+    return "-" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @dataclass(frozen=True)
@@ -61,7 +96,7 @@ class Finding:
             return not self.costs_quality
         if self.within is None:
             return True
-        return not self.within.alike and not (self.within.clear and self.within.interval.value < 1)
+        return not self.within.alike and not (self.within.clear and self.within.value < 1)
 
     @property
     def costs_quality(self) -> bool:
@@ -81,7 +116,7 @@ class Finding:
             return "keep: the profile learns worse without it"
         gain = f"{self.within.text()} as fast with it"
         if self.within.clear:
-            return f"keep: {gain}" if self.within.interval.value > 1 else f"drop: slower with it, {gain}"
+            return f"keep: {gain}" if self.within.value > 1 else f"drop: slower with it, {gain}"
         return f"drop: no gain, {gain}" if self.within.alike else f"kept, for it drowns in noise: {gain}"
 
 
@@ -119,6 +154,7 @@ class Ablation:
     ) -> None:
         self.study, self.config, self.base = study, config, list(base)
         self.before, self.after, self.all_levers = before, settings(config), list(levers)
+        self._names = tuple(lever.name for lever in levers)
         self.levers: list[Lever] = []
         self.wanted: list[Wanted] = []
         self.budget_s = 60 * config.minutes
@@ -134,50 +170,47 @@ class Ablation:
 
     def _run_ends(self) -> bool:
         """How fast both ends are, and which levers make a difference at all."""
-        steps, limit = 10**9, FIRST_S
-        seed = self.config.seed
-        ends = [self._wanted(BASELINE, (), seed, steps, limit), self._wanted(WHOLE, self._names(), seed, steps, limit)]
-        found = self.study.run(ends)
-        cells = [found[wanted.label].get(seed) for wanted in ends]
-        if cells[0] is None or cells[1] is None:
+        seed, horizon = self.config.seed, (10**9, FIRST_S)
+        found = self.study.run(
+            [self._wanted(BASELINE, (), seed, horizon), self._wanted(WHOLE, self._names, seed, horizon)]
+        )
+        cells = [by_seed[seed] for by_seed in found.values() if by_seed]
+        if len(cells) < 2:
             self.study.say("ablate: an end of the way could not be run; see above")
             return False
-        plans = [read_json(cell.folder / "plan.json") for cell in cells if cell is not None]
+        plans = [read_json(cell.folder / "plan.json") for cell in cells]
         self.levers = chosen_levers(effective_levers(self.all_levers, *plans), self.config.ablate.flags)
         skipped = [lever.name for lever in self.all_levers if lever not in self.levers]
         self.study.say(f"levers: {', '.join(lever.name for lever in self.levers)}")
         if skipped:
             self.study.say(f"without effect here, or not asked for: {', '.join(skipped)}")
-        self.speeds = [steady_rate(cell) for cell in cells if cell is not None]
-        self.overhead_s = sum(c.seconds - c.summary["wall_s"] for c in cells if c is not None) / 2
+        self.speed = cells[1].rate
+        self.overhead_s = sum(cell.seconds - cell.summary["wall_s"] for cell in cells) / 2
         return True
-
-    def _names(self) -> tuple[str, ...]:
-        return tuple(lever.name for lever in self.all_levers)
 
     def _plan_cells(self) -> list[Wanted]:
         """Two rounds of all cells in turn, each so long that they fit into the time."""
         names = [lever.name for lever in self.levers]
-        fixed = [name for name in self._names() if name not in names]  # not asked for: as in the profile
-        ways: list[tuple[str, tuple[str, ...]]] = [(WHOLE, self._names())]  # first what decides
+        fixed = [name for name in self._names if name not in names]  # not asked for: as in the profile
+        ways: list[tuple[str, tuple[str, ...]]] = [(WHOLE, self._names)]  # first what decides
         ways += [(f"-{name}", (*fixed, *(other for other in names if other != name))) for name in names]
         ways += [(BASELINE, tuple(fixed))]
         ways += [(f"+{name}", (*fixed, *names[: place + 1])) for place, name in enumerate(names[:-1])]
         left = SHARE_OF_CELLS * self.budget_s - self.study.spent_s()
         seconds = min(LONGEST_S, max(SHORTEST_S, left / (ROUNDS * len(ways)) - self.overhead_s))
         self.seconds = self.study.notes.setdefault("cell_s", round(seconds, 1))  # gone on with, cells stay the same
-        self.steps = max(1, round(self.speeds[1] * self.seconds))
+        self.horizon = max(1, round(self.speed * self.seconds)), MOST_OVERTIME * self.seconds
         return [
-            self._wanted(label, applied, self.config.seed + number, self.steps, MOST_OVERTIME * self.seconds)
+            self._wanted(label, applied, self.config.seed + number, self.horizon)
             for number in range(ROUNDS)
             for label, applied in ways
         ]
 
-    def _wanted(self, label: str, applied: Sequence[str], seed: int, steps: int, limit_s: float) -> Wanted:
+    def _wanted(self, label: str, applied: Sequence[str], seed: int, horizon: tuple[int, float]) -> Wanted:
         name = "cell-" + "".join(letter if letter.isalnum() else "_" for letter in label.replace("-", "without_"))
         values = values_with(self.before, self.after, self.all_levers, applied)
         write_profile(self.study.folder, name, values, f"a cell of the study: {label}", {})
-        return self._cell(label, use_profile(self.study.folder, name), seed, (steps, limit_s))
+        return self._cell(label, use_profile(self.study.folder, name), seed, horizon)
 
     def _cell(self, label: str, profile: Sequence[str], seed: int, horizon: tuple[int, float]) -> Wanted:
         steps, limit_s = horizon
@@ -201,9 +234,7 @@ class Ablation:
             self.study.console.print(_table(findings))
         if written and findings:
             self._write(findings)
-        for cell in self.study.failures:
-            self.study.say(f"{cell.status}: {cell.label} seed {cell.seed}: {cell.error} ({cell.folder / 'log.txt'})")
-        self.study.store()
+        self.study.conclude(self.study.failed())
 
     def findings(self) -> list[Finding]:
         """From the cells that are finished."""
@@ -215,9 +246,9 @@ class Ablation:
         for lever in self.levers:
             after = cells.get(f"+{lever.name}", whole if lever is self.levers[-1] else {})
             without = cells.get(f"-{lever.name}", {})
-            failed = any(cell.label == f"-{lever.name}" for cell in self.study.failures)
+            failed = any(cell.label == f"-{lever.name}" for cell in self.study.failed())
             quality = self._quality(lever, whole, without)
-            found.append(Finding(lever, ratio(after, before), ratio(whole, without), quality, failed))
+            found.append(Finding(lever, speed_ratio(after, before), speed_ratio(whole, without), quality, failed))
             before = after
         return found
 
@@ -225,21 +256,12 @@ class Ablation:
         """Profile − profile without it, over cells that made the same number of steps."""
         if lever.flag_class == "exact":
             return None
-        sides = [self._outcomes(cells) for cells in (without, whole)]
-        if not sides[0].keys() & sides[1].keys():
-            return None
-        every = [outcome for side in sides for outcome in side.values()]
-        metric = choose_metric(every, self.config.gate, [self.config.algo.name])
-        theirs, ours = (values_of(side, metric) for side in sides)
-        if not theirs.keys() & ours.keys():
-            return None
-        rate = metric == "win_rate" or every[0].curve_of == "win rate"
-        margin = self.config.gate.margin if self.config.gate.margin is not None else margin_of(theirs, rate)
-        return compare(theirs, ours, margin, self.config.gate.min_pairs)
-
-    def _outcomes(self, cells: Mapping[int, Cell]) -> dict[int, Outcome]:
-        whole = [seed for seed, cell in cells.items() if cell.summary["env_steps"] >= self.steps]
-        return {seed: read_outcome(cells[seed]) for seed in whole}
+        ours, theirs = (
+            {seed: read_outcome(cell) for seed, cell in cells.items() if cell.summary["env_steps"] >= self.horizon[0]}
+            for cells in (whole, without)
+        )
+        metric = choose_metric([*ours.values(), *theirs.values()], self.config.gate, [self.config.algo.name])
+        return compared(ours, theirs, self.config.gate, metric)
 
     def _write(self, findings: Sequence[Finding]) -> None:
         """The profile of what paid, and how fast it is beside the whole one."""
@@ -247,29 +269,21 @@ class Ablation:
         kept = [finding.lever.name for finding in findings if finding.keep]
         others = [lever.name for lever in self.all_levers if lever not in self.levers]
         path = self._write_profile(findings, [*kept, *others], "")
-        horizon = (self.steps, MOST_OVERTIME * self.seconds)
         checks = []
-        for number in range(CHECKS):
-            seed = self.config.seed + ROUNDS + number
-            checks += [
-                self._wanted(WHOLE, self._names(), seed, *horizon),
-                self._cell(name, use_profile(self.study.folder, name), seed, horizon),
-            ]
+        for seed in range(self.config.seed + ROUNDS, self.config.seed + ROUNDS + CHECKS):
+            checks.append(self._wanted(WHOLE, self._names, seed, self.horizon))
+            checks.append(self._cell(name, use_profile(self.study.folder, name), seed, self.horizon))
         cells = self.study.run(checks, self.budget_s)
-        result = ratio(cells[name], cells[WHOLE])
-        said = (
-            "not run beside the profile: the time was up"
-            if result is None
-            else f"{result.text()} as fast as the profile"
-        )
-        if result is not None and result.clear and result.interval.value < 1:
-            said += "; the levers pay only together, so that all were kept after all"
-            path = self._write_profile(findings, self._names(), said)
-            kept = [finding.lever.name for finding in findings]
-        else:
-            self._write_profile(findings, [*kept, *others], said)
+        result = speed_ratio(cells[name], cells[WHOLE])
+        said = "not run beside the profile: the time was up"
+        if result is not None:
+            said = f"{result.text()} as fast as the profile"
+            if result.clear and result.value < 1:
+                said += "; the levers pay only together, so that all were kept after all"
+                kept = [finding.lever.name for finding in findings]
+        self._write_profile(findings, [*kept, *others], said)
         self.study.notes["kept"] = kept
-        self.study.notes["result"] = None if result is None else result.interval.to_dict()
+        self.study.notes["result"] = result and result.to_dict()
         self.study.say(f"kept: {', '.join(kept) or 'nothing'}; the result is {said}")
         self.study.say(f"written to {path}: {way_to_use(self.study.folder, name)}")
 
@@ -283,15 +297,64 @@ class Ablation:
         return write_profile(self.study.folder, self.config.profile_name or "measured", values, head, notes)
 
 
+def find_levers(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Lever]:
+    """The levers between two sets of settings (`profiles.settings`), in the order of the settings."""
+    owner = {key: name for name, keys in TOGETHER.items() for key in keys}
+    names = dict.fromkeys(owner.get(key, key) for key in before if before[key] != after[key])
+    keys = {name: TOGETHER.get(name, (name,)) for name in names}
+    return [Lever(name, {k: before[k] for k in keys[name]}, {k: after[k] for k in keys[name]}) for name in names]
+
+
+def effective_levers(levers: Sequence[Lever], baseline: Mapping[str, Any], profile: Mapping[str, Any]) -> list[Lever]:
+    """Those that make a difference on this machine, by the plans of both ends (plan.json's contents).
+
+    A flag whose effective value is the same at both ends, or that means nothing for the algorithm, is none.
+    """
+    ends = [{row["flag"]: row["effective"] for row in plan["flags"]} for plan in (baseline, profile)]
+
+    def differs(lever: Lever) -> bool:
+        flags = [key for key in lever.before if key in BY_NAME]
+        if not flags:
+            return True
+        values = [(ends[0].get(flag), ends[1].get(flag)) for flag in flags]
+        return any(old != new and new != NOT_APPLICABLE for old, new in values)
+
+    return [lever for lever in levers if differs(lever)]
+
+
+def chosen_levers(levers: Sequence[Lever], names: Sequence[str]) -> list[Lever]:
+    """Those called for by `ablate.flags`; all, if none is.
+
+    Raises:
+        ConfigError: one of the names is no lever here.
+    """
+    known = [lever.name for lever in levers]
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise ConfigError(f"ablate.flags: {name} makes no difference here{hint}; what does: {', '.join(known)}")
+    return [lever for lever in levers if not names or lever.name in names]
+
+
+def values_with(
+    before: Mapping[str, Any], after: Mapping[str, Any], levers: Sequence[Lever], applied: Sequence[str]
+) -> dict[str, Any]:
+    """The profile's settings, but of `levers` only those named in `applied`."""
+    values = dict(after)
+    for lever in levers:
+        values.update(lever.after if lever.name in applied else lever.before)
+    return values
+
+
 def _row(finding: Finding) -> dict[str, Any]:
     """For study.json."""
     return {
         "name": finding.lever.name,
         "class": finding.lever.flag_class,
         "change": finding.lever.text(),
-        "added": None if finding.added is None else finding.added.interval.to_dict(),
-        "within": None if finding.within is None else finding.within.interval.to_dict(),
-        "quality": None if finding.quality is None else asdict(finding.quality),
+        "added": finding.added and finding.added.to_dict(),
+        "within": finding.within and finding.within.to_dict(),
+        "quality": finding.quality and asdict(finding.quality),
         "keep": finding.keep,
         "why": finding.why(),
     }
@@ -304,18 +367,9 @@ def _table(findings: Sequence[Finding]) -> FittingTable:
         quality = finding.quality
         shown = "same numbers" if finding.lever.flag_class == "exact" else "-"
         if quality is not None:
-            shown = f"{quality.difference:+.3g}" + (
-                f" [{quality.low:+.3g}, {quality.high:+.3g}]" if quality.pairs > 1 else ""
-            )
+            bounds = f" [{quality.low:+.3g}, {quality.high:+.3g}]" if quality.pairs > 1 else ""
+            shown = f"{quality.difference:+.3g}{bounds}"
         ratios = ["-" if each is None else each.text() for each in (finding.added, finding.within)]
-        style = "" if finding.keep else "dim"
-        table.add_row(
-            finding.lever.name,
-            finding.lever.text(),
-            finding.lever.flag_class,
-            *ratios,
-            shown,
-            finding.why(),
-            style=style,
-        )
+        told = [finding.lever.name, finding.lever.text(), finding.lever.flag_class, *ratios, shown, finding.why()]
+        table.add_row(*told, style="" if finding.keep else "dim")
     return table

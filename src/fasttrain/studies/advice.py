@@ -34,17 +34,29 @@ PARTS = ("env", "policy", "update")
 
 
 class Situation(NamedTuple):
-    """What advice is given on."""
+    """What was found, and what advice is given on."""
 
     requested: Config
     sources: Mapping[str, str]
+    overrides: Sequence[str]  # that a training of it is started with
     facts: EnvFacts
     machine: Machine
     effective: Config
     rates: Rates
     flow: Flow
-    present_s: float  # seconds per env step of the run itself
+    trained_s: float | None = None  # seconds per env step of the run itself as it trains here and now
     slowest_over_mean: float | None = None  # workers' work
+    finished_s: float | None = None  # of the finished run that is examined
+
+    @property
+    def present_s(self) -> float:
+        """As it trains here and now: a change is measured beside that."""
+        return self.trained_s or 0.0
+
+    @property
+    def told_s(self) -> float | None:
+        """What the run's parts are shares of."""
+        return self.trained_s if self.finished_s is None else self.finished_s
 
 
 class Candidate(NamedTuple):
@@ -52,8 +64,15 @@ class Candidate(NamedTuple):
 
     changes: tuple[tuple[str, Any], ...]  # dotted key, value
     parts: tuple[str, ...]  # what has to be measured again
-    flag_class: FlagClass
     why: str
+
+    @property
+    def flag_class(self) -> FlagClass:
+        """The strongest of what is switched on: what is switched off for it makes no difference of its own."""
+        order: list[FlagClass] = ["exact", "rounding", "trade-off"]
+        on = [(key, value) for key, value in self.changes if value != "off"]
+        classes = [BY_NAME[key].class_of(value) if key in BY_NAME else "trade-off" for key, value in on]
+        return max(classes, key=order.index)
 
     @property
     def overrides(self) -> list[str]:
@@ -96,12 +115,10 @@ def logging_advice(now: Situation) -> list[Advice]:
     gain = gain_of(now.present_s, now.present_s - 0.9 * cost)
     if gain < WORTH:
         return []
-    change = (("log_every", 10 * config.log_every), *_quiet(config))
-    return [Advice(Candidate(change, ("logging",), "exact", "logging costs more than it tells"), gain)]
-
-
-def _quiet(config: Config) -> tuple[tuple[str, Any], ...]:
-    return (("train_log_to_console", False),) if config.train_log_to_console and config.train_log_enabled else ()
+    prints = config.train_log_to_console and config.train_log_enabled
+    quiet = (("train_log_to_console", False),) if prints else ()
+    change = (("log_every", 10 * config.log_every), *quiet)
+    return [Advice(Candidate(change, ("logging",), "logging costs more than it tells"), gain)]
 
 
 def _share(candidate: Candidate, rates: Rates) -> float:
@@ -111,14 +128,9 @@ def _share(candidate: Candidate, rates: Rates) -> float:
 def _engine(now: Situation) -> Iterator[Candidate]:
     config = now.effective
     if config.engine == "stock" and config.algo.spec.has_fast:
-        changes: list[tuple[str, Any]] = [
-            ("engine", "fast"),
-            ("vec_env", "auto"),
-            ("fused_update", "auto"),
-            ("torch_threads", "auto"),
-        ]
-        changes += [("local_random_actions", True)] if config.algo.spec.off_policy else []
-        yield Candidate(tuple(changes), PARTS, "rounding", "the stock classes' own overhead")
+        changes = {"engine": "fast", "vec_env": "auto", "fused_update": "auto", "torch_threads": "auto"}
+        more = (("local_random_actions", True),) if config.algo.spec.off_policy else ()
+        yield Candidate((*changes.items(), *more), PARTS, "the stock classes' own overhead")
 
 
 def _stepping(now: Situation) -> Iterator[Candidate]:
@@ -126,23 +138,21 @@ def _stepping(now: Situation) -> Iterator[Candidate]:
     config, facts, machine, rates = now.effective, now.facts, now.machine, now.rates
     fast_on_policy = config.engine == "fast" and config.algo.spec.on_policy
     if config.vec_env == "subproc" or (config.vec_env == "dummy" and machine.cores > 1):
-        yield Candidate((("vec_env", "shared"),), ("env",), "exact", "one process steps all envs, or one process each")
+        yield Candidate((("vec_env", "shared"),), ("env",), "one process steps all envs, or one process each")
     if config.vec_env != "shared":
         return
     if (rates.transport or 0.0) > 0.4 * (rates.env or 0.0):
-        yield Candidate((("vec_env", "dummy"),), ("env",), "exact", "the way to the workers costs more than their work")
+        yield Candidate((("vec_env", "dummy"),), ("env",), "the way to the workers costs more than their work")
     workers = config.workers if isinstance(config.workers, int) else machine.cores
     more = min(config.num_envs, 2 * workers)
     if more > workers and (facts.cpu_share < 0.9 or workers < machine.cores):
-        yield Candidate((("workers", more),), ("env",), "exact", "the envs wait, or cores are free")
+        yield Candidate((("workers", more),), ("env",), "the envs wait, or cores are free")
     if now.flow.groups or not fast_on_policy:
         return
     if facts.cpu_share < 0.9 or machine.cores > workers:
-        yield Candidate(
-            (("schedule", "pipelined"),), ("env", "policy"), "rounding", "the policy acts while half of them step"
-        )
+        yield Candidate((("schedule", "pipelined"),), ("env", "policy"), "the policy acts while half of them step")
     if (now.slowest_over_mean or 1.0) > SLOWER_FROM:
-        yield Candidate((("schedule", "first_ready"),), ("env", "policy"), "trade-off", "all wait for the slowest")
+        yield Candidate((("schedule", "first_ready"),), ("env", "policy"), "all wait for the slowest")
 
 
 def _sizes(now: Situation) -> Iterator[Candidate]:
@@ -153,7 +163,7 @@ def _sizes(now: Situation) -> Iterator[Candidate]:
     if config.algo.spec.off_policy:
         changes.append(("updates_per_step", 2 * config.updates_per_step))
         parts = PARTS
-    yield Candidate(tuple(changes), parts, "trade-off", "each vector step costs something, however many envs it has")
+    yield Candidate(tuple(changes), parts, "each vector step costs something, however many envs it has")
 
 
 def _computing(now: Situation) -> Iterator[Candidate]:
@@ -165,19 +175,19 @@ def _computing(now: Situation) -> Iterator[Candidate]:
     networks = ("policy", "update")
     if config.fused_update == "off" and _widest(config) <= FUSED_PAYS_UP_TO_WIDTH:
         kernels = (("fused_update", "on"), ("use_amp", "off"), ("use_compile", "off"))
-        yield Candidate(kernels, networks, "rounding", "compiled kernels for small networks")
+        yield Candidate(kernels, networks, "compiled kernels for small networks")
     if config.use_amp == "off" and (machine.cuda or machine.bf16_units) and _widest(config) >= 128:
         change = (("use_amp", "on"), ("fused_update", "auto"))
-        yield Candidate(change, networks, BY_NAME["use_amp"].flag_class, "bfloat16 products are faster")
+        yield Candidate(change, networks, "bfloat16 products are faster")
     if config.use_compile == "off" and machine.cuda and config.fused_update == "off":
-        yield Candidate((("use_compile", "on"),), networks, "rounding", "fewer, larger operations")
+        yield Candidate((("use_compile", "on"),), networks, "fewer, larger operations")
     if config.fused_update == "off":
         yield from _threads(now)
     if config.algo.spec.off_policy:
         if config.prefetch == "off" and most_gain(now.rates.replay, now.present_s) >= WORTH:
-            yield Candidate((("prefetch", "on"),), ("update",), "trade-off", "batches drawn beside the update")
+            yield Candidate((("prefetch", "on"),), ("update",), "batches drawn beside the update")
     elif not config.overlap and not plays_itself(config) and _has_free_cores(now):
-        yield Candidate((("overlap", True),), ("update",), "trade-off", "the update runs beside collecting")
+        yield Candidate((("overlap", True),), ("update",), "the update runs beside collecting")
 
 
 def _has_free_cores(now: Situation) -> bool:
@@ -193,7 +203,7 @@ def _threads(now: Situation) -> Iterator[Candidate]:
     if machine.cores > 1:
         other = machine.cores if config.torch_threads == 1 else 1
         why = "cores are free" if other > 1 else "small operations wait for their threads"
-        yield Candidate((("torch_threads", other),), ("policy", "update"), "rounding", why)
+        yield Candidate((("torch_threads", other),), ("policy", "update"), why)
 
 
 def _learning(now: Situation) -> Iterator[Candidate]:
@@ -205,15 +215,15 @@ def _learning(now: Situation) -> Iterator[Candidate]:
     if algo.spec.off_policy:
         if config.updates_per_step > 1:
             change = (("updates_per_step", config.updates_per_step // 2),)
-            yield Candidate(change, ("update",), "trade-off", "half the updates per env step")
+            yield Candidate(change, ("update",), "half the updates per env step")
         if batch_size >= 64:
-            yield Candidate((("batch_size", batch_size // 2),), ("update",), "trade-off", "smaller batches")
+            yield Candidate((("batch_size", batch_size // 2),), ("update",), "smaller batches")
         return
     if getattr(algo, "n_epochs", 1) > 1:
-        yield Candidate((("algo.n_epochs", algo.n_epochs // 2),), ("update",), "trade-off", "half the updates")
+        yield Candidate((("algo.n_epochs", algo.n_epochs // 2),), ("update",), "half the updates")
     if 4 * batch_size <= algo.rollout_size:
         change = (("batch_size", 4 * batch_size),)
-        yield Candidate(change, ("update",), "trade-off", "fewer and larger minibatches")
+        yield Candidate(change, ("update",), "fewer and larger minibatches")
 
 
 def _widest(config: Config) -> int:
@@ -243,12 +253,10 @@ def with_changes(config: Config, changes: tuple[tuple[str, Any], ...]) -> Config
     """`config` with other values under dotted keys."""
     for key, value in changes:
         group, _, name = key.rpartition(".")
+        change: dict[str, Any] = {name: value}
         if group:
-            config = dataclasses.replace(
-                config, **{group: dataclasses.replace(getattr(config, group), **{name: value})}
-            )
-        else:
-            config = dataclasses.replace(config, **{name: value})
+            change = {group: dataclasses.replace(getattr(config, group), **change)}
+        config = dataclasses.replace(config, **change)
     return config
 
 
@@ -287,18 +295,6 @@ NAMES = {
 LIMIT_PARTS = ("env", "policy", "update")
 
 
-class Findings(NamedTuple):
-    """What there is to say."""
-
-    machine: Machine
-    config: Config  # as it is planned
-    overrides: Sequence[str]  # that a training of it is started with
-    rates: Rates
-    flow: Flow
-    present_s: float | None  # seconds per env step of the run
-    finished: bool = False  # that of a finished run, not of a short training now
-
-
 def machine_dict(machine: Machine, config: Config) -> dict[str, Any]:
     """What the machine is."""
     return {
@@ -311,35 +307,31 @@ def machine_dict(machine: Machine, config: Config) -> dict[str, Any]:
     }
 
 
-def parts(console: Console, found: Findings) -> None:
+def parts(console: Console, now: Situation) -> None:
     """The machine, a table of the parts, and the limit with the run's share of it."""
-    is_ = machine_dict(found.machine, found.config)
+    is_ = machine_dict(now.machine, now.effective)
     units = f"bfloat16 by {is_['bf16_units']}" if is_["bf16_units"] else "no bfloat16 units"
     say(
         console,
         f"Machine: {is_['cores']} cores, {units}, {is_['gpu'] or 'no GPU'}, "
         f"{is_['free_memory_gb']:g} of {is_['memory_gb']:g} GB of memory free",
     )
-    rates, present_s = found.rates, found.present_s
+    rates, present_s = now.rates, now.told_s
     names = ["steps/s", "µs per step", "of the run's time"]
     table = FittingTable(["part, by itself", *names], right=names)
     for part, name in NAMES.items():
         seconds = getattr(rates, part)
         if seconds is not None:
             share = "" if present_s is None else f"{100 * seconds / present_s:.0f} %"
-            table.add_row(name, _rate(seconds), f"{1e6 * seconds:.3g}", share)
+            table.add_row(name, rate_text(1 / seconds) if seconds > 0 else "-", f"{1e6 * seconds:.3g}", share)
     if table.rows:
         console.print(table)
     if all(getattr(rates, part) is not None for part in LIMIT_PARTS):
-        limit = composed_limit(rates, found.flow)
-        say(console, f"Limit of this configuration: {rate_text(limit)} steps/s ({flow_words(found.flow)})")
+        limit = composed_limit(rates, now.flow)
+        say(console, f"Limit of this configuration: {rate_text(limit)} steps/s ({flow_words(now.flow)})")
         if present_s is not None:
-            run = "The run" if found.finished else "A short training"
+            run = "The run" if now.finished_s is not None else "A short training"
             say(console, f"{run}: {rate_text(1 / present_s)} steps/s, {100 / present_s / limit:.0f} % of the limit")
-
-
-def _rate(seconds: float) -> str:
-    return rate_text(1 / seconds) if seconds > 0 else "-"
 
 
 def flow_words(flow: Flow) -> str:
@@ -348,10 +340,10 @@ def flow_words(flow: Flow) -> str:
     return f"{collect}, {'updates run beside it' if flow.overlap else 'then updates'}"
 
 
-def advices(console: Console, best: Sequence[Advice], found: Findings) -> None:
+def advices(console: Console, best: Sequence[Advice], now: Situation) -> None:
     """What to change, or that there is nothing to."""
     if not best:
-        say(console, f"As fast as this configuration gets; what is left is {what_is_left(found)}.")
+        say(console, f"As fast as this configuration gets; what is left is {what_is_left(now)}.")
         return
     say(console, "What would pay:")
     for number, advice in enumerate(best, 1):
@@ -363,7 +355,7 @@ def advices(console: Console, best: Sequence[Advice], found: Findings) -> None:
             line += f"; trying it failed: {advice.error}"
         say(console, line)
         if given.flag_class == "trade-off":
-            say(console, f"     changes the learning: check with: {comparison(found.overrides, given.overrides)}")
+            say(console, f"     changes the learning: check with: {comparison(now.overrides, given.overrides)}")
 
 
 def comparison(base: Sequence[str], changes: Sequence[str]) -> str:
@@ -372,9 +364,9 @@ def comparison(base: Sequence[str], changes: Sequence[str]) -> str:
     return f'{command()} compare {" ".join([*base, ""])}"{changed}"'
 
 
-def what_is_left(found: Findings) -> str:
+def what_is_left(now: Situation) -> str:
     """The part that takes the most, in words."""
-    rates, present_s = found.rates, found.present_s
+    rates, present_s = now.rates, now.told_s
     part = max(LIMIT_PARTS, key=lambda name: getattr(rates, name) or 0.0)
     most = float("inf") if present_s is None else most_gain(getattr(rates, part), present_s)
     at_most = "all of it" if most == float("inf") else f"at most {_gain(most)} without any"

@@ -6,22 +6,25 @@ in a process of its own. The first candidate is what the others must match; `jud
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+from rich.console import Console
 
 from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_GATE_FAILED, EXIT_STOPPED, ConfigError
-from fasttrain.runs.view import make_console
+from fasttrain.runs.view import FittingTable, make_console, say
 from fasttrain.spec.config import Config
-from fasttrain.studies.cells import merged
-from fasttrain.studies.judge import Row, choose_metric, choose_threshold, judge, show_comparison
-from fasttrain.studies.outcome import read_outcome
-from fasttrain.studies.statistics import FAIL
-from fasttrain.studies.study import Compose, Study, Wanted, base_overrides
+from fasttrain.studies.judge import FIGURES, Row, choose_metric, choose_threshold, is_rate, judge, read_outcome
+from fasttrain.studies.statistics import FAIL, OPEN, PASS, Interval
+from fasttrain.studies.study import Compose, Study, Wanted, base_overrides, merged
+from fasttrain.terminal import one_line
 
 ENDLESS = 10**12  # total_timesteps under horizon_minutes
+STYLES = {"pass": "green", "fail": "bold red", "not enough seeds": "yellow"}
+TITLES = {"win_rate": "win rate", "mean_reward": "mean reward", "tail": "training's last fifth"}  # else its own name
 
 
 class Candidate(NamedTuple):
@@ -87,9 +90,7 @@ def conclude(
             "min_pairs": config.gate.min_pairs,
         }
         show_comparison(study.console, rows, study.notes["gate"])
-    for cell in study.failed(wanted):
-        study.say(f"{cell.status}: {cell.label} seed {cell.seed}: {cell.error} ({cell.folder / 'log.txt'})")
-    study.store()
+    study.conclude(study.failed(wanted))
     return rows
 
 
@@ -158,3 +159,94 @@ def _checked(name: str, overrides: Sequence[str], compose: Compose) -> Config:
         return compose(overrides)
     except ConfigError as error:
         raise ConfigError(f"candidate {name}: {error}") from error
+
+
+# --- what is shown
+
+
+def show_comparison(console: Console, rows: Sequence[Row], gate: Mapping[str, Any]) -> None:
+    """Two tables and the verdicts. `gate`: metric, threshold, curve_of, margin, min_speed_up as in study.json."""
+    console.print("\nSpeed (interquartile mean over seeds, 95 % intervals)", style="bold", highlight=False)
+    console.print(_speed_table(rows, gate))
+    console.print(
+        "\nQuality (final greedy policy; what the env does not tell is left out)", style="bold", highlight=False
+    )
+    console.print(_quality_table(rows))
+    for row in rows:
+        ends = ", ".join(f"{name} {100 * share:.0f} %" for name, share in row.end_reason.items())
+        say(console, f"  {row.name} ends: {ends}", style="dim")
+    console.print()
+    for row in rows[1:]:
+        say(console, sentence(row, gate), style=STYLES.get(row.verdict or "", ""))
+
+
+def sentence(row: Row, gate: Mapping[str, Any]) -> str:
+    """`speed: PASS, 12.1× [11.8, 12.5] as fast; win rate +0.4 [-1.2, +2.0] points, margin 3 (5 seeds)`."""
+    found = row.comparison
+    if found is None or row.speed_up is None:
+        return f"{row.name}: no seed finished that the baseline finished too"
+    scale, unit = (100.0, " points") if is_rate(gate["metric"], gate["curve_of"]) else (1.0, "")
+    low, high = (f"{scale * bound:+.3g}" if math.isfinite(bound) else "?" for bound in (found.low, found.high))
+    difference = f"{TITLES.get(gate['metric'], gate['metric'])} {scale * found.difference:+.3g} [{low}, {high}]{unit}"
+    facts = f"{difference}, margin {scale * found.margin:.3g} ({found.pairs} seeds)"
+    speed = f"{row.speed_up.text()} as fast"
+    if not row.faster:
+        speed += f", less than the {gate['min_speed_up']:g}× that trade-offs are worth"
+    if found.verdict == OPEN and found.seeds_needed is None:
+        facts += f"; take at least {gate['min_pairs']} seeds"
+    elif found.verdict == OPEN:
+        facts += f"; about {found.seeds_needed} would tell, if the two learn alike"
+    return f"{row.name}: {found.verdict.upper()}, {speed}; {facts}"
+
+
+def cell_text(interval: Interval | None, scale: float = 1.0, form: str = "{:.3g}") -> str:
+    """`61.3 [60.1, 62.4]`; a dash where there is nothing, `never` for what did not happen."""
+    if interval is None:
+        return "-"
+    bounds = (interval.value, interval.low, interval.high)
+    value, low, high = (form.format(scale * bound) if math.isfinite(bound) else "never" for bound in bounds)
+    return value if math.isinf(interval.low) else f"{value} [{low}, {high}]"
+
+
+def _speed_table(rows: Sequence[Row], gate: Mapping[str, Any]) -> FittingTable:
+    seconds = "seconds" if gate["threshold"] is None else f"seconds to {gate['threshold']:.3g}"
+    table = FittingTable(["candidate", "seeds", "steps/s", "speed-up", "env steps", "updates", seconds, "reward/h"])
+    for row in rows:
+        figures = row.figures
+        table.add_row(
+            row.name,
+            str(len(row.outcomes)),
+            cell_text(figures["steps_per_s"], form="{:,.0f}"),
+            "1 (the measure)" if row is rows[0] else "-" if row.speed_up is None else row.speed_up.text(),
+            "-" if (found := figures["env_steps"]) is None else f"{found.value:,.0f}",
+            "-" if (found := figures["updates"]) is None else f"{found.value:,.0f}",
+            cell_text(row.time_s, form="{:,.0f}"),
+            cell_text(figures["reward_per_hour"], form="{:,.3g}"),
+        )
+    return table
+
+
+# Title, name of the figure, scale, form.
+QUALITY = (
+    ("win rate %", "win_rate", 100.0, "{:.1f}"),
+    ("draws %", "draw_rate", 100.0, "{:.1f}"),
+    ("mean reward", "mean_reward", 1.0, "{:.3g}"),
+    ("score diff.", "score_diff", 1.0, "{:.1f}"),
+    ("turns", "mean_turns", 1.0, "{:.1f}"),
+    ("training's last fifth", "tail", 1.0, "{:.3g}"),
+    ("whole curve", "sample_efficiency", 1.0, "{:.3g}"),
+    ("Elo", "elo", 1.0, "{:.0f}"),
+)
+
+
+def _quality_table(rows: Sequence[Row]) -> FittingTable:
+    known = {name for _, name, _, _ in QUALITY} | set(FIGURES)
+    own = dict.fromkeys(name for row in rows for name in row.figures if name not in known)  # of env.score_keys
+    columns = [*QUALITY, *((one_line(name), name, 1.0, "{:.3g}") for name in own)]
+    shown = [column for column in columns if any(row.figures.get(column[1]) is not None for row in rows)]
+    table = FittingTable(["candidate", *(title for title, _, _, _ in shown), "verdict"])
+    for row in rows:
+        texts = [cell_text(row.figures.get(name), scale, form) for _, name, scale, form in shown]
+        verdict = row.verdict or ("baseline" if row is rows[0] else "-")
+        table.add_row(row.name, *texts, verdict, style="bold" if verdict == PASS else "")
+    return table

@@ -1,6 +1,6 @@
 """`fasttrain doctor`: what each part of a run could do alone, what that allows together, and what to change.
 
-It measures the run's own parts on this machine (`probes`), puts them together (`perf.limits`), looks for changes that
+It measures the run's own parts on this machine (`rig`), puts them together (`perf.limits`), looks for changes that
 pay (`advice`) and tries the best of them as real trainings, in turn with the present configuration.
 """
 
@@ -12,14 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 
-from fasttrain.envs.probe import probe
 from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, ConfigError, EnvError, FastTrainError
 from fasttrain.perf.limits import Flow, Rates, composed_limit
-from fasttrain.runs.envs import MonitoredEnv, env_facts, env_spec, this_machine
+from fasttrain.runs.envs import env_facts, survey_of, this_machine
 from fasttrain.runs.evaluate import config_of, flags_of
 from fasttrain.runs.view import activity, make_console, say
 from fasttrain.saving.files import read_json, write_json
@@ -30,9 +28,8 @@ from fasttrain.spec.plan import Plan, make_plan
 from fasttrain.spec.reading import against_bots
 from fasttrain.studies import advice as show
 from fasttrain.studies.advice import Advice, Candidate, Situation, advise
-from fasttrain.studies.cells import Cell, last_line, merged, run_cell
-from fasttrain.studies.probes import Samples, measure, rates_of, ratios_of, typical, windows_of
-from fasttrain.studies.rig import Rig
+from fasttrain.studies.rig import WITH, Rig, Samples, measure, rates_of, ratios_of, typical, windows_of
+from fasttrain.studies.study import last_line, merged, run_cell
 
 DOCTOR_SCHEMA = 1
 SHOWN = 2  # advices
@@ -72,7 +69,7 @@ class Case:
     sources: Mapping[str, str]
     overrides: list[str]  # that a training of it is started with
     run: str | None = None  # the finished run it is of,
-    then_steps_per_s: float | None = None  # and its speed
+    finished_s: float | None = None  # and its seconds per env step
 
 
 def _case(config: Config, sources: Mapping[str, str], overrides: Sequence[str]) -> Case:
@@ -92,7 +89,11 @@ def _case(config: Config, sources: Mapping[str, str], overrides: Sequence[str]) 
     trained = dataclasses.replace(stored, **requested, doctor=config.doctor)
     of_flags = {row["flag"]: row["source"] for row in flags if row["source"] != "default"}
     return Case(
-        trained, of_flags, [str(text) for text in summary["overrides"]], str(folder), float(summary["steps_per_s"])
+        trained,
+        of_flags,
+        [str(text) for text in summary["overrides"]],
+        str(folder),
+        1.0 / float(summary["steps_per_s"]),
     )
 
 
@@ -111,11 +112,11 @@ class Doctor:
         self._torch_threads = torch.get_num_threads()
         self._rigs = 0
         self.rig: Rig | None = None
-        with activity(console, "building the env"):
-            self.facts = env_facts(against_bots(config))
-            if config.vec_env == "shared":  # whether its envs compute or wait is asked for elsewhere only under auto
-                found = probe(MonitoredEnv(env_spec(against_bots(config))))
-                self.facts = self.facts._replace(cpu_share=found.cpu_share)
+        played = against_bots(config)
+        with activity(console, "building the env"), survey_of(played, Console(quiet=True)) as survey:
+            # Whether envs of workers compute or wait is asked for elsewhere only under auto.
+            shared = config.vec_env == "shared"
+            self.facts = env_facts(played, survey, survey.costs) if shared else env_facts(played)
         self.plan = make_plan(config, case.sources, self.facts, self.machine)
         self.flow = Flow()
         self._check_test()
@@ -128,17 +129,6 @@ class Doctor:
             raise ConfigError(
                 f"doctor.test=transport with vec_env={config.vec_env}: no workers of fasttrain's to reach"
             )
-
-    @property
-    def rates(self) -> Rates:
-        return rates_of(self.samples)
-
-    @property
-    def present_s(self) -> float | None:
-        """Seconds per env step of the run itself."""
-        if self.case.then_steps_per_s is not None:
-            return 1.0 / self.case.then_steps_per_s
-        return typical(self.samples["train"]) if "train" in self.samples else None
 
     def examine(self) -> None:
         """Everything, in the order of its worth."""
@@ -156,10 +146,12 @@ class Doctor:
             measure({"now": rig}, names, settings.seconds, {"now": self.samples}, doing.now)
             self._note_workers(rig)
         if settings.test != "all":
+            told = (settings.test, WITH.get(settings.test))
+            self.samples = {part: values for part, values in self.samples.items() if part in told}
             return
-        show.parts(self.console, self.findings)
+        show.parts(self.console, self.situation)
         with activity(self.console, "looking for what would pay") as doing:
-            self.advices = advise(self.situation(), self._measure_again, doing.now)
+            self.advices = advise(self.situation, self._measure_again, doing.now)
         self.advised = True
         rig.close()
         self.rig = None
@@ -167,17 +159,12 @@ class Doctor:
             self.advices[index] = self._try(advice, index)
 
     @property
-    def findings(self) -> show.Findings:
-        """What is said of them."""
-        config, finished = self.plan.config, self.case.then_steps_per_s is not None
-        return show.Findings(self.machine, config, self.case.overrides, self.rates, self.flow, self.present_s, finished)
-
     def situation(self) -> Situation:
-        """What advice is given on; the run itself as it trains here and now."""
-        now_s = typical(self.samples["train"])
+        """What was found so far."""
+        trained_s = typical(self.samples["train"]) if "train" in self.samples else None
         return Situation(
-            self.config, self.case.sources, self.facts, self.machine, self.plan.config, self.rates, self.flow,
-            now_s, self.slowest_over_mean,
+            self.config, self.case.sources, self.case.overrides, self.facts, self.machine, self.plan.config,
+            rates_of(self.samples), self.flow, trained_s, self.slowest_over_mean, self.case.finished_s,
         )  # fmt: skip
 
     def _build(self, plan: Plan) -> Rig:
@@ -204,7 +191,7 @@ class Doctor:
             both: dict[str, Samples] = {"now": {}, "changed": {}}
             names = windows_of(rig, candidate.parts)
             measure({"now": self.rig, "changed": rig}, names, seconds, both, rounds=AGAIN_ROUNDS)
-            changed = self.rates.scaled(ratios_of(both["changed"], both["now"]))
+            changed = self.situation.rates.scaled(ratios_of(both["changed"], both["now"]))
             return changed, rig.flow(self.facts, self.machine)
         except EnvError:
             return None
@@ -230,7 +217,7 @@ class Doctor:
                 raise KeyboardInterrupt
             if not cell.done:
                 return advice._replace(error=cell.error or "it left no summary")
-            rates[side].append(trained_rate(cell))
+            rates[side].append(cell.rate)
         self.tried.append({"change": advice.candidate.text, "env_steps": steps, "steps_per_s": rates})
         return advice._replace(real=max(rates["changed"]) / max(rates["now"]) - 1.0)
 
@@ -243,9 +230,9 @@ class Doctor:
     def report(self, status: str) -> None:
         """Print what is not printed yet; write doctor.json."""
         if self.config.doctor.test != "all" or not self.advised:
-            show.parts(self.console, self.findings)
+            show.parts(self.console, self.situation)
         if self.advised:
-            show.advices(self.console, self.advices[:SHOWN], self.findings)
+            show.advices(self.console, self.advices[:SHOWN], self.situation)
         if status == "stopped":
             say(self.console, "stopped; this is what was measured until then")
         write_json(self.folder / "doctor.json", self.to_dict(status))
@@ -253,7 +240,7 @@ class Doctor:
 
     def to_dict(self, status: str) -> dict[str, Any]:
         """doctor.json; rates in env steps per second."""
-        rates, present_s = self.rates, self.present_s
+        rates, present_s = self.situation.rates, self.situation.told_s
         whole = {"env", "policy", "update"} <= set(self.samples)
         limit = composed_limit(rates, self.flow) if whole else None
         steps_per_s = None if present_s is None else 1.0 / present_s
@@ -280,13 +267,3 @@ class Doctor:
             self.rig.close()
             self.rig = None
         torch.set_num_threads(self._torch_threads)
-
-
-def trained_rate(cell: Cell) -> float:
-    """Steps/s of a training that tries a change: the upper quartile of its windows of a second, warm-up left out.
-
-    What else the machine does only takes time, see `probes.typical`. Of a training without such windows all of it.
-    """
-    windows = read_json(cell.folder / "perf.json").get("windows") or []
-    counted = [float(row["steps_per_s"]) for row in windows[len(windows) // 5 :]]
-    return float(np.quantile(counted, 0.75)) if len(counted) > 2 else float(cell.summary["steps_per_s"])

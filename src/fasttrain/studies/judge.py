@@ -1,151 +1,105 @@
-"""Candidates compared: rows of speed and quality with intervals, verdicts beside the first, tables."""
+"""Candidates compared: what each finished cell says, rows of speed and quality with intervals, verdicts."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
-from fasttrain.runs.view import FittingTable, say
+from fasttrain.runs.logs import read_episodes
+from fasttrain.runs.progress import WIN_KEYS
 from fasttrain.spec.algorithms import ALGORITHMS
 from fasttrain.spec.config import GateConfig
-from fasttrain.studies.outcome import Outcome
 from fasttrain.studies.statistics import (
-    OPEN,
-    PASS,
     Comparison,
+    Floats,
     Interval,
+    Ratio,
     compare,
+    interval_of,
+    learning_curve,
     margin_of,
     median_time,
     ratio_interval,
-    stratified_interval,
+    trail,
 )
-from fasttrain.terminal import one_line
-
-STYLES = {"pass": "green", "fail": "bold red", "not enough seeds": "yellow"}
-
-
-def show_comparison(console: Console, rows: Sequence[Row], gate: Mapping[str, Any]) -> None:
-    """Two tables and the verdicts. `gate`: metric, threshold, curve_of, margin, min_speed_up as in study.json."""
-    console.print("\nSpeed (interquartile mean over seeds, 95 % intervals)", style="bold", highlight=False)
-    console.print(_speed_table(rows, gate))
-    console.print(
-        "\nQuality (final greedy policy; what the env does not tell is left out)", style="bold", highlight=False
-    )
-    console.print(_quality_table(rows))
-    for row in rows:
-        ends = ", ".join(f"{name} {100 * share:.0f} %" for name, share in row.end_reason.items())
-        say(console, f"  {row.name} ends: {ends}", style="dim")
-    console.print()
-    for row in rows[1:]:
-        say(console, sentence(row, gate), style=STYLES.get(row.verdict or "", ""))
-
-
-def sentence(row: Row, gate: Mapping[str, Any]) -> str:
-    """`speed: PASS, 12.1× [11.8, 12.5] as fast; win rate +0.4 [-1.2, +2.0] points, margin 3 (5 seeds)`."""
-    found = row.comparison
-    if found is None or row.speed_up is None:
-        return f"{row.name}: no seed finished that the baseline finished too"
-    scale, unit = _unit(gate)
-    low, high = (f"{scale * bound:+.3g}" if math.isfinite(bound) else "?" for bound in (found.low, found.high))
-    difference = f"{TITLES.get(gate['metric'], gate['metric'])} {scale * found.difference:+.3g} [{low}, {high}]{unit}"
-    facts = f"{difference}, margin {scale * found.margin:.3g} ({found.pairs} seeds)"
-    speed = f"{ratio(row.speed_up)} as fast"
-    if not row.faster:
-        speed += f", less than the {gate['min_speed_up']:g}× that trade-offs are worth"
-    return f"{row.name}: {found.verdict.upper()}, {speed}; {facts}{_more_seeds(found, gate)}"
-
-
-def _more_seeds(found: Comparison, gate: Mapping[str, Any]) -> str:
-    if found.verdict != OPEN:
-        return ""
-    if found.seeds_needed is None:
-        return f"; take at least {gate['min_pairs']} seeds"
-    return f"; about {found.seeds_needed} would tell, if the two learn alike"
-
-
-def _unit(gate: Mapping[str, Any]) -> tuple[float, str]:
-    rate = gate["metric"] == "win_rate" or (gate["metric"] == "tail" and gate["curve_of"] == "win rate")
-    return (100.0, " points") if rate else (1.0, "")
-
-
-def ratio(interval: Interval) -> str:
-    """`2.31× [2.2, 2.5]`."""
-    if not (math.isfinite(interval.low) and math.isfinite(interval.high)):
-        return f"{interval.value:.2f}×"
-    return f"{interval.value:.2f}× [{interval.low:.2f}, {interval.high:.2f}]"
-
-
-def cell_text(interval: Interval | None, scale: float = 1.0, form: str = "{:.3g}") -> str:
-    """`61.3 [60.1, 62.4]`; a dash where there is nothing, `never` for what did not happen."""
-    if interval is None:
-        return "-"
-    texts = [form.format(scale * value) if math.isfinite(value) else "never" for value in _bounds(interval)]
-    if math.isinf(interval.low):
-        return texts[0]
-    return f"{texts[0]} [{texts[1]}, {texts[2]}]"
-
-
-def _bounds(interval: Interval) -> tuple[float, float, float]:
-    return interval.value, interval.low, interval.high
-
-
-def _speed_table(rows: Sequence[Row], gate: Mapping[str, Any]) -> FittingTable:
-    seconds = "seconds" if gate["threshold"] is None else f"seconds to {gate['threshold']:.3g}"
-    table = FittingTable(["candidate", "seeds", "steps/s", "speed-up", "env steps", "updates", seconds, "reward/h"])
-    for row in rows:
-        figures = row.figures
-        table.add_row(
-            row.name,
-            str(len(row.outcomes)),
-            cell_text(figures["steps_per_s"], form="{:,.0f}"),
-            "1 (the measure)" if row is rows[0] else "-" if row.speed_up is None else ratio(row.speed_up),
-            _value(figures["env_steps"]),
-            _value(figures["updates"]),
-            cell_text(row.time_s, form="{:,.0f}"),
-            cell_text(figures["reward_per_hour"], form="{:,.3g}"),
-        )
-    return table
-
-
-def _value(interval: Interval | None) -> str:
-    return "-" if interval is None else f"{interval.value:,.0f}"
-
-
-# Title, name of the figure, scale, form.
-QUALITY = (
-    ("win rate %", "win_rate", 100.0, "{:.1f}"),
-    ("draws %", "draw_rate", 100.0, "{:.1f}"),
-    ("mean reward", "mean_reward", 1.0, "{:.3g}"),
-    ("score diff.", "score_diff", 1.0, "{:.1f}"),
-    ("turns", "mean_turns", 1.0, "{:.1f}"),
-    ("training's last fifth", "tail", 1.0, "{:.3g}"),
-    ("whole curve", "sample_efficiency", 1.0, "{:.3g}"),
-    ("Elo", "elo", 1.0, "{:.0f}"),
-)
-
-
-def _quality_table(rows: Sequence[Row]) -> FittingTable:
-    known = {name for _, name, _, _ in QUALITY} | FIGURES.keys()
-    own = dict.fromkeys(name for row in rows for name in row.figures if name not in known)  # of env.score_keys
-    columns = [*QUALITY, *((one_line(name), name, 1.0, "{:.3g}") for name in own)]
-    shown = [column for column in columns if any(row.figures.get(column[1]) is not None for row in rows)]
-    table = FittingTable(["candidate", *(title for title, _, _, _ in shown), "verdict"])
-    for row in rows:
-        texts = [cell_text(row.figures.get(name), scale, form) for _, name, scale, form in shown]
-        verdict = row.verdict or ("baseline" if row is rows[0] else "-")
-        table.add_row(row.name, *texts, verdict, style="bold" if verdict == PASS else "")
-    return table
-
+from fasttrain.studies.study import Cell
 
 RISE = 0.9  # share of the baseline's rise that counts as learned, where no threshold was named
-TITLES = {"win_rate": "win rate", "mean_reward": "mean reward", "tail": "training's last fifth"}  # else its own name
+TAIL = 0.2  # the last fifth of a training curve: what was learned, without the luck of one final policy
+EVERY_BYTE = 10**12  # a verdict takes no sample
+WINDOW = 100  # episodes whose mean is a point of the curve, as in the live view
+
+
+OF_TRAINING = ("steps_per_s", "env_steps", "updates", "reward_per_hour")  # of a summary; the others of its quality
+# Shown as the interquartile mean over seeds with a bootstrap interval.
+FIGURES = (*OF_TRAINING, "win_rate", "mean_reward", "score_diff", "draw_rate", "mean_turns", "tail", "elo")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run. Episodes in the order in which they ended."""
+
+    seed: int
+    summary: dict[str, Any]
+    curve_of: str  # "win rate" where the env tells who won, else "return"
+    env_steps: Floats  # (E,) when each training episode ended
+    wall_s: Floats  # (E,)
+    values: Floats  # (E,) 0 or 1 of a win rate, else returns
+
+    def figure(self, name: str) -> float | None:
+        """One of `FIGURES`, or what else the final greedy policy was measured by; None: not told."""
+        if name == "tail":
+            return self.tail()
+        told = self.summary if name in OF_TRAINING else self.summary["quality"]
+        value = (self.summary.get("self_play") or {}).get(name) if name == "elo" else told.get(name)
+        return None if value is None else float(value)
+
+    def tail(self) -> float | None:
+        """Mean over the last fifth of the training curve; None without an episode."""
+        curve = learning_curve(self.env_steps, self.values, self.total)  # type: ignore[arg-type]
+        return float(np.mean(curve[-round(len(curve) * TAIL) :])) if curve else None
+
+    @property
+    def total(self) -> float:
+        return float(self.summary["env_steps"])
+
+    def efficiency(self, env_steps: float) -> float | None:
+        """Mean of the training curve up to `env_steps`: how much was had of so many steps."""
+        within = self.env_steps <= env_steps
+        curve = learning_curve(self.env_steps[within], self.values[within], env_steps)  # type: ignore[arg-type]
+        return float(np.mean(curve)) if curve else None
+
+    def begins_with(self) -> float | None:
+        """Mean of the first 100 episodes; None with fewer."""
+        return float(self.values[:WINDOW].mean()) if len(self.values) >= WINDOW else None
+
+    def time_to(self, threshold: float) -> tuple[float, float] | None:
+        """(env steps, seconds of training) when the mean of 100 episodes first reached it; None: never."""
+        for index, best in trail(self.values, WINDOW, levels=1000):  # type: ignore[arg-type]
+            if best >= threshold:
+                return float(self.env_steps[index]), float(self.wall_s[index])
+        return None
+
+
+def read_outcome(cell: Cell) -> Outcome:
+    """The outcome of a cell that is done."""
+    episodes = read_episodes(cell.folder / "episodes.csv", whole_bytes=EVERY_BYTE)
+    numbers = episodes.numbers
+    won = next((numbers[name] for name in WIN_KEYS if name in numbers), None)
+    by_wins = won is not None and cell.summary["quality"].get("win_rate") is not None
+    nothing = np.zeros(0)
+    return Outcome(
+        seed=cell.seed or 0,
+        summary=cell.summary,
+        curve_of="win rate" if by_wins else "return",
+        env_steps=numbers.get("env_steps", nothing),
+        wall_s=numbers.get("wall_s", nothing),
+        values=won if by_wins and won is not None else numbers.get("return", nothing),
+    )
 
 
 @dataclass(frozen=True)
@@ -154,11 +108,11 @@ class Row:
 
     name: str
     outcomes: Mapping[int, Outcome]
-    figures: dict[str, Interval | None]  # of the names in FIGURES
+    figures: dict[str, Interval | None]  # of FIGURES, of the env's own scores, and sample_efficiency
     end_reason: dict[str, float]
     time_s: Interval | None  # of training, to the threshold; infinite: half of the seeds never came there
     time_steps: Interval | None
-    speed_up: Interval | None
+    speed_up: Ratio | None
     comparison: Comparison | None
     faster: bool | None
 
@@ -190,37 +144,9 @@ class Row:
         }
 
 
-def _from_summary(key: str) -> Callable[[Outcome], float | None]:
-    def read(outcome: Outcome) -> float | None:
-        value = outcome.summary.get(key)
-        return None if value is None else float(value)
-
-    return read
-
-
-def _from_quality(key: str) -> Callable[[Outcome], float | None]:
-    return lambda outcome: outcome.quality(key)
-
-
-def _elo(outcome: Outcome) -> float | None:
-    value = (outcome.summary.get("self_play") or {}).get("elo")
-    return None if value is None else float(value)
-
-
-# Name → a run's value of it. Shown as the interquartile mean over seeds with a bootstrap interval.
-FIGURES: dict[str, Callable[[Outcome], float | None]] = {
-    "steps_per_s": _from_summary("steps_per_s"),
-    "env_steps": _from_summary("env_steps"),
-    "updates": _from_summary("updates"),
-    "reward_per_hour": _from_summary("reward_per_hour"),
-    "win_rate": _from_quality("win_rate"),
-    "mean_reward": _from_quality("mean_reward"),
-    "score_diff": _from_quality("score_diff"),
-    "draw_rate": _from_quality("draw_rate"),
-    "mean_turns": _from_quality("mean_turns"),
-    "tail": lambda outcome: outcome.tail(),
-    "elo": _elo,
-}
+def speed_ratio(ours: Mapping[int, Cell], theirs: Mapping[int, Cell]) -> Ratio | None:
+    """Of cells by seed; None where no seed is finished on both sides."""
+    return ratio_interval(*({seed: cell.rate for seed, cell in cells.items()} for cells in (ours, theirs)))
 
 
 def choose_metric(outcomes: Sequence[Outcome], gate: GateConfig, algorithms: Sequence[str]) -> str:
@@ -229,7 +155,7 @@ def choose_metric(outcomes: Sequence[Outcome], gate: GateConfig, algorithms: Seq
         return gate.metric
     if any(ALGORITHMS[name].greedy for name in algorithms):
         return "tail"
-    told = all(outcome.quality("win_rate") is not None for outcome in outcomes)
+    told = all(outcome.figure("win_rate") is not None for outcome in outcomes)
     return "win_rate" if told else "mean_reward"
 
 
@@ -261,7 +187,7 @@ def judge(
     rows = []
     for name, outcomes in candidates.items():
         if outcomes:
-            other = baseline if name != names[0] and baseline.keys() & outcomes.keys() else None
+            other = None if name == names[0] else baseline
             rows.append(_row(name, outcomes, other, (gate, metric, threshold, common)))
     return rows
 
@@ -274,15 +200,13 @@ def _row(
 ) -> Row:
     gate, metric, threshold, common = how
     runs = list(outcomes.values())
-    figures = {key: _interval([read(outcome) for outcome in runs]) for key, read in FIGURES.items()}
-    for key in dict.fromkeys(key for outcome in runs for key in outcome.summary["quality"].get("scores", ())):
-        figures[key] = _interval([outcome.quality(key) for outcome in runs])
+    own_scores = [name for outcome in runs for name in outcome.summary["quality"].get("scores", ())]
+    names = dict.fromkeys([*FIGURES, *own_scores])
+    figures = {name: _interval([outcome.figure(name) for outcome in runs]) for name in names}
     figures["sample_efficiency"] = _interval([outcome.efficiency(common) for outcome in runs])
     reached = [None if threshold is None else outcome.time_to(threshold) for outcome in runs]
-    speed_up = comparison = None
-    if baseline is not None:
-        speed_up = ratio_interval(_speeds(outcomes), _speeds(baseline))
-        comparison = _compared(outcomes, baseline, gate, metric)
+    speeds = [values_of(side, "steps_per_s") for side in (outcomes, baseline or {})]
+    speed_up = ratio_interval(*speeds)
     return Row(
         name=name,
         outcomes=outcomes,
@@ -291,42 +215,38 @@ def _row(
         time_s=None if threshold is None else median_time([at and at[1] for at in reached]),
         time_steps=None if threshold is None else median_time([at and at[0] for at in reached]),
         speed_up=speed_up,
-        comparison=comparison,
+        comparison=compared(outcomes, baseline or {}, gate, metric),
         faster=None if speed_up is None else speed_up.value >= gate.min_speed_up,
     )
 
 
 def _interval(values: Sequence[float | None]) -> Interval | None:
     known = np.array([value for value in values if value is not None], dtype=np.float64)
-    return stratified_interval([known]) if len(known) == len(values) and len(known) else None
-
-
-def _speeds(outcomes: Mapping[int, Outcome]) -> dict[int, float]:
-    return {seed: outcome.steps_per_s for seed, outcome in outcomes.items()}
+    return interval_of(known) if len(known) == len(values) and len(known) else None
 
 
 def values_of(outcomes: Mapping[int, Outcome], metric: str) -> dict[int, float]:
     """The metric by seed; seeds that do not tell it are left out."""
-    read = FIGURES.get(metric) or _from_quality(metric)
-    found = {seed: read(outcome) for seed, outcome in outcomes.items()}
+    found = {seed: outcome.figure(metric) for seed, outcome in outcomes.items()}
     return {seed: value for seed, value in found.items() if value is not None}
 
 
-def _compared(
+def compared(
     outcomes: Mapping[int, Outcome], baseline: Mapping[int, Outcome], gate: GateConfig, metric: str
 ) -> Comparison | None:
+    """Of the seeds that tell the metric on both sides; None without any."""
     ours, theirs = values_of(outcomes, metric), values_of(baseline, metric)
     if not ours.keys() & theirs.keys():
         return None
     margin = gate.margin
     if margin is None:
-        margin = margin_of(theirs, is_rate(metric, next(iter(baseline.values()))))
+        margin = margin_of(theirs, is_rate(metric, next(iter(baseline.values())).curve_of))
     return compare(theirs, ours, margin, gate.min_pairs)
 
 
-def is_rate(metric: str, outcome: Outcome) -> bool:
-    """Whether the metric is a win rate, in 0..1."""
-    return metric == "win_rate" or (metric == "tail" and outcome.curve_of == "win rate")
+def is_rate(metric: str, curve_of: str) -> bool:
+    """Whether the metric is a win rate, in 0..1; `curve_of`: what the training curves are of."""
+    return metric == "win_rate" or (metric == "tail" and curve_of == "win rate")
 
 
 def _shares(runs: Sequence[Outcome]) -> dict[str, float]:

@@ -1,7 +1,8 @@
-"""A run on the bench: built as training builds it, trained for a moment, ready to have its parts run one by one.
+"""A run on the bench: built as training builds it, trained for a moment, then its parts measured one by one.
 
-`RecordedVecEnv` plays what some steps of another vector env brought over and over, at no cost of its own. With it an
-algorithm can collect as in training while its envs take no time: what remains is choosing and storing.
+A part's cost is what the run's own clock says of it, in windows of some tenths of a second, as seconds per env step:
+collecting (envs, choosing actions, storing), updating, and training as a whole with its logging. Windows of all parts,
+and of configurations that are compared, take turns, so that a machine that slows down slows all of them.
 """
 
 from __future__ import annotations
@@ -10,166 +11,35 @@ import contextlib
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import spaces
-from numpy.typing import NDArray
 from rich.console import Console
-from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.vec_env import VecEnv
-from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 
-from fasttrain.batch import BoolArray, FinishedEpisode, Float32Array, Observations, Slots
-from fasttrain.perf.limits import Flow
+from fasttrain.buffers.prefetch import Direct
+from fasttrain.engines.compiling import untouched
+from fasttrain.perf.clock import PhaseClock
+from fasttrain.perf.limits import Flow, Rates
 from fasttrain.perf.stock import StockPhases, is_stock
-from fasttrain.runs.callbacks import SnapshotCallback
-from fasttrain.runs.envs import uses_masks
 from fasttrain.runs.train import Run
 from fasttrain.spec.config import Config, StopConfig
 from fasttrain.spec.flags import EnvFacts, Machine
 from fasttrain.spec.plan import Plan
 from fasttrain.spec.stepping import WAITS_BELOW
-from fasttrain.vec.base import SlotAdapter, SlotSource, SlotVecEnv, copy_observations, slots_of
+from fasttrain.studies.statistics import interquartile_mean
 from fasttrain.vec.shared import SharedMemoryVecEnv
-
-
-class Frame(NamedTuple):
-    """One vector step."""
-
-    observations: Observations  # (N, ...) after the step
-    action_masks: BoolArray | None  # (N, A)
-    rewards: Float32Array  # (N,)
-    terminations: BoolArray
-    truncations: BoolArray
-    finished: list[FinishedEpisode]
-    infos: list[dict[str, Any]]
-
-    @property
-    def dones(self) -> BoolArray:
-        """(N,) ended in this step, as SB3 says it."""
-        return self.terminations | self.truncations
-
-
-class RandomActions:
-    """Random legal actions in no time: from a few tables of random numbers that are drawn once.
-
-    Drawing afresh took 0.3 ms for 256 envs of 71 actions, thrice the envs' own step: their caches were cold and their
-    threads asleep by then, and the step measured up to twice as slow as in training.
-    """
-
-    TABLES = 16
-
-    def __init__(self, space: spaces.Space[Any], num_envs: int, seed: int) -> None:
-        self.space, self._turn = space, 0
-        rng = np.random.default_rng(seed)
-        if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-            dims = np.atleast_1d(space.nvec if isinstance(space, spaces.MultiDiscrete) else space.n)
-            self._bounds: list[tuple[int, int]] = list(pairwise([0, *np.cumsum(dims).tolist()]))
-            shape = (self.TABLES, num_envs, int(dims.sum()))
-            self._keys = 1.0 - rng.random(shape, np.float32)  # above 0, which is what an illegal action gets
-            self._free = [self._best(keys) for keys in self._keys]
-        else:
-            self._free = [np.stack([space.sample() for _ in range(num_envs)]) for _ in range(self.TABLES)]
-
-    def draw(self, masks: BoolArray | None, rows: slice = slice(None)) -> NDArray[Any]:  # (n, ...)
-        """Actions of the envs in `rows`; `masks` are theirs, (n, A), or None."""
-        self._turn = (self._turn + 1) % self.TABLES
-        if masks is None:
-            return self._free[self._turn][rows]
-        return self._best(self._keys[self._turn][rows] * masks)
-
-    def _best(self, keys: NDArray[Any]) -> NDArray[Any]:
-        parts = [keys[:, first:stop].argmax(axis=1) for first, stop in self._bounds]
-        return np.stack(parts, axis=1).reshape(len(keys), *(self.space.shape or ()))
-
-
-def record(
-    source: SlotSource, draw: Callable[[BoolArray | None], NDArray[Any]], masked: bool, steps: int
-) -> list[Frame]:
-    """Step `source` with the actions that `draw` gives for its masks; copies of what came of it."""
-    frames = []
-    for _ in range(steps):
-        source.step_slots(draw(source.read_masks() if masked else None))
-        slots = source.slots
-        masks = source.read_masks() if masked else None
-        frames.append(
-            Frame(
-                copy_observations(slots.observations),
-                None if masks is None else np.array(masks),
-                np.array(slots.rewards, np.float32),
-                np.array(slots.terminations),
-                np.array(slots.truncations),
-                list(slots.finished),
-                list(source.infos()),
-            )
-        )
-    return frames
-
-
-class RecordedVecEnv(SlotVecEnv):
-    """Plays `frames` in a circle, whatever the actions; `reuses_arrays` as the env they are of."""
-
-    def __init__(
-        self,
-        frames: Sequence[Frame],
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
-        reuses_arrays: bool = True,
-    ) -> None:
-        num_envs = len(frames[0].rewards)
-        self.frames, self.reuses_arrays, self._next = frames, reuses_arrays, 0
-        self.num_envs = num_envs  # get_attr("render_mode") in SB3's constructor needs it
-        self.slots = Slots(
-            observations=frames[-1].observations,
-            actions=np.zeros((num_envs, *(action_space.shape or ())), action_space.dtype),
-            rewards=frames[-1].rewards,
-            terminations=frames[-1].terminations,
-            truncations=frames[-1].truncations,
-            action_masks=frames[-1].action_masks,
-        )
-        super().__init__(num_envs, observation_space, action_space)
-
-    def reset(self) -> VecEnvObs:
-        self._next = 0
-        self.slots.observations = self.frames[-1].observations
-        self.slots.action_masks, self.slots.finished = self.frames[-1].action_masks, []
-        return copy_observations(self.slots.observations)
-
-    def step_slots(self, actions: NDArray[Any]) -> None:
-        frame, slots = self.frames[self._next % len(self.frames)], self.slots
-        self._next += 1
-        slots.observations, slots.rewards, slots.action_masks = frame.observations, frame.rewards, frame.action_masks
-        slots.terminations, slots.truncations, slots.finished = frame.terminations, frame.truncations, frame.finished
-
-    def infos(self) -> list[dict[str, Any]]:
-        return self.frames[(self._next - 1) % len(self.frames)].infos
-
-    def call_envs(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], indices: VecEnvIndices) -> list[Any]:
-        """There are no envs to call; every answer is None."""
-        return [None] * len(self.env_indices(indices))
-
-    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        return [None] * len(self.env_indices(indices))
-
-    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
-        pass
-
-    def env_is_wrapped(self, wrapper_class: type[Any], indices: VecEnvIndices = None) -> list[bool]:
-        return [False] * len(self.env_indices(indices))
-
-    def close(self) -> None:
-        pass
-
 
 FILLED = 20_000  # transitions in a replay buffer before its updates are timed: more than a cache line of each
 BUFFER = 50_000  # at most so large: two configurations are there at once
 WARMUP = 1_000
-FRAMES, FRAMES_BYTES = 64, 2**26  # recorded vector steps, and their memory
+ROUNDS = 12  # the first is not counted; short windows in many rounds, so that what else the machine does hits all alike
+LEAST_ROUNDS, SLACK = 2, 1.5  # of parts whose iterations take long: so many windows, or this times what was asked for
+Window = dict[str, float]  # part → seconds per env step
+Samples = dict[str, list[float]]  # the same, window by window
 
 
 class Beat(BaseCallback):
@@ -178,19 +48,20 @@ class Beat(BaseCallback):
     What `learn` does before the first and after the last belongs to no iteration.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, clock: PhaseClock) -> None:
         super().__init__()
-        self._wanted_s = seconds
-        self._first: tuple[float, int] | None = None
-        self.seconds, self.steps = 0.0, 0
+        self._wanted_s, self._clock = seconds, clock
+        self._first: tuple[float, int, int] | None = None
+        self.seconds, self.logging_s, self.steps = 0.0, 0.0, 0
         self.done = False
 
     def _on_rollout_start(self) -> None:
-        now, steps = time.perf_counter(), self.model.num_timesteps
+        now, steps, logging_ns = time.perf_counter(), self.model.num_timesteps, self._clock.snapshot()["log"]
         if self._first is None:
-            self._first = now, steps
+            self._first = now, steps, logging_ns
             return
         self.seconds, self.steps = now - self._first[0], steps - self._first[1]
+        self.logging_s = (logging_ns - self._first[2]) / 1e9
         self.done = self.seconds >= self._wanted_s
 
     def _on_step(self) -> bool:
@@ -233,12 +104,9 @@ class Rig:
         model: Any = self.run.model
         self.model, self.stock = model, is_stock(model)
         self.off_policy = self.config.algo.spec.off_policy
-        self.masked = uses_masks(self.config)
-        self.env: VecEnv = model.env
-        self.random = RandomActions(self.env.action_space, self.config.num_envs, self.config.seed)
-        self.source: SlotSource = slots_of(self.env) if self.stock else model.collector.source_of(self.env)
+        stepping = self.run.env if self.stock else model.collector.source_of(model.env)
+        self.shared = stepping if isinstance(stepping, SharedMemoryVecEnv) else None  # the workers, where there are any
         self._threads = torch.get_num_threads()
-        self._frames: list[Frame] = []
         self._begun = False
         self.slow_update = False  # one takes longer than a window
 
@@ -257,31 +125,17 @@ class Rig:
     def num_envs(self) -> int:
         return self.config.num_envs
 
-    @property
-    def shared(self) -> SharedMemoryVecEnv | None:
-        """The workers, where there are such."""
-        return self.source if isinstance(self.source, SharedMemoryVecEnv) else None
-
-    def callbacks(self) -> list[BaseCallback]:
-        """As `Run.learn` has them."""
-        before: list[BaseCallback] = [StockPhases(self.run.clock)] if self.stock else []
-        if self.run.pool is not None:
-            before.append(SnapshotCallback(self.run.pool, self.config.self_play.every, self.run.clock))
-        return [*before, self.run.callback]
-
-    def train(self, seconds: float) -> float:
-        """Train for about `seconds`, an iteration at least; seconds per env step."""
-        beat = Beat(seconds)
+    def train(self, seconds: float) -> Window:
+        """Train for about `seconds`, an iteration at least: the run itself, and what logging takes of it."""
+        beat = Beat(seconds, self.run.clock)
+        callbacks = [*self.run.watching(), self.run.callback, beat]
+        more: Any = {"callback": callbacks, "log_interval": None, "reset_num_timesteps": not self._begun}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            self.model.learn(
-                self.config.total_timesteps,
-                callback=[*self.callbacks(), beat],
-                log_interval=None,
-                reset_num_timesteps=not self._begun,
-            )
+            self.model.learn(self.config.total_timesteps, **more)
         self._begun = True
-        return beat.seconds / max(1, beat.steps)
+        steps = max(1, beat.steps)
+        return {"train": beat.seconds / steps, "logging": beat.logging_s / steps}
 
     def warm_up(self, seconds: float) -> float | None:
         """Train until everything that is compiled, chosen or filled on the way is so; at most about `seconds`.
@@ -289,7 +143,7 @@ class Rig:
         Returns seconds per env step where a single iteration took longer than that: then it was no warm-up alone.
         """
         until = time.perf_counter() + seconds
-        step_s = self.train(min(0.2, seconds / 4))
+        step_s = self.train(min(0.2, seconds / 4))["train"]
         slow = time.perf_counter() > until
         algo = self.config.algo
         if algo.spec.off_policy:
@@ -297,8 +151,6 @@ class Rig:
             with self.updates_off():
                 while self.model.replay_buffer.size() * self.num_envs < wanted and time.perf_counter() < until:
                     self.train(seconds / 10)
-        if not self._frames:
-            self._frames = self._record()
         return step_s if slow else None
 
     @contextlib.contextmanager
@@ -310,44 +162,31 @@ class Rig:
         finally:
             self.model.learning_starts = starts
 
-    # --- envs without the run
-
     @contextlib.contextmanager
-    def apart(self) -> Iterator[None]:
-        """Envs, or the algorithm, are used by themselves inside; afterwards training goes on where the envs are."""
-        model = self.model
+    def collecting(self) -> Iterator[Callable[[], None]]:
+        """Yields what collects a rollout in lockstep, of DQN a vector step; the count of env steps stays as it was."""
+        model, clock = self.model, self.run.clock
+        callback = CallbackList([StockPhases(clock)] if self.stock else [])
+        callback.init_callback(model)
         steps = model.num_timesteps
-        if isinstance(self.source, SlotAdapter):
-            self.source.begin_episodes(np.asarray(model._last_episode_starts, np.bool_))
+        schedule = None if self.stock else model.collector.schedule
+
+        def collect() -> None:
+            if self.off_policy:
+                more = {"learning_starts": 0, "log_interval": None}
+                model.collect_rollouts(model.env, callback, model.train_freq, model.replay_buffer, **more)
+            else:
+                model.collect_rollouts(model.env, callback, model.rollout_buffer, n_rollout_steps=model.n_steps)
+
+        if schedule is not None:
+            model.collector.schedule = "lockstep"
         try:
-            yield
+            yield collect
         finally:
-            slots = self.source.slots
+            callback.on_training_end()
             model.num_timesteps = steps
-            model._last_obs = copy_observations(slots.observations)
-            model._last_episode_starts = slots.terminations | slots.truncations
-            normalizer = model.get_vec_normalize_env()
-            model._last_original_obs = None if normalizer is None else normalizer.get_original_obs()
-
-    def _record(self) -> list[Frame]:
-        observations = self.source.slots.observations
-        parts = observations.values() if isinstance(observations, dict) else [observations]
-        steps = max(2, min(FRAMES, FRAMES_BYTES // max(1, sum(part.nbytes for part in parts))))
-        with self.apart():
-            return record(self.source, self.random.draw, self.masked, steps)
-
-    @property
-    def frames(self) -> list[Frame]:
-        """Some of the envs' steps by random legal actions."""
-        return self._frames
-
-    def recorded(self) -> RecordedVecEnv:
-        """The envs, costing nothing."""
-        return RecordedVecEnv(
-            self._frames, self.env.observation_space, self.env.action_space, self.source.reuses_arrays
-        )
-
-    # --- how its parts go together
+            if schedule is not None:
+                model.collector.schedule = schedule
 
     def flow(self, facts: EnvFacts, machine: Machine) -> Flow:
         """How the run overlaps its parts."""
@@ -357,3 +196,166 @@ class Rig:
         computing = facts.cpu_share if facts.cpu_share < WAITS_BELOW else 1.0
         env_cores = 1.0 if shared is None else min(machine.cores, shared.num_workers) * computing
         return Flow(bool(groups), config.overlap, machine.cores, env_cores)
+
+
+def collect_window(rig: Rig, seconds: float) -> Window:
+    """The run collecting in lockstep: stepping the envs with reading their masks, choosing actions, storing.
+
+    Of workers that are served as they are ready (first_ready) the mean one's work counts, else the slowest one's.
+    """
+    model, clock, shared = rig.model, rig.run.clock, rig.shared
+    times = shared.times_ns() if shared else {}
+    with rig.collecting() as collect:
+        before, begun = clock.snapshot(), model.num_timesteps
+        until = time.perf_counter() + seconds
+        while model.num_timesteps == begun or time.perf_counter() < until:
+            collect()
+        clock.enter("other")
+        after, env_steps = clock.snapshot(), model.num_timesteps - begun
+    phases = {"env": "env_step", "policy": "action", "storing": "buffer"}
+    found = {part: (after[phase] - before[phase]) / 1e9 / env_steps for part, phase in phases.items()}
+    if shared is None:
+        return found
+    spent = {name: (count - times[name]) / 1e9 / env_steps for name, count in shared.times_ns().items()}
+    transport = max(0.0, found["env"] - spent["slowest"])
+    if rig.config.schedule == "first_ready":
+        return {**found, "env": transport + spent["envs"] / shared.num_workers}
+    return found if rig.config.schedule == "pipelined" else {**found, "transport": transport}
+
+
+def update_window(rig: Rig, seconds: float) -> Window:
+    """The run's own `train` on what was collected last. PPO begins with the same weights every time."""
+    if not rig.off_policy and not rig.model.rollout_buffer.full:
+        with rig.collecting() as collect:
+            collect()
+    spent, calls, until = 0.0, 0, time.perf_counter() + seconds
+    while not calls or time.perf_counter() < until:
+        spent += _dqn_updates(rig) if rig.off_policy else _ppo_update(rig, seconds)
+        calls += 1
+    per_call = rig.num_envs if rig.off_policy else rig.model.n_steps * rig.num_envs
+    return {"update": spent / calls / per_call}
+
+
+def _dqn_updates(rig: Rig) -> float:
+    begun = time.perf_counter()
+    rig.model.train(gradient_steps=rig.model.gradient_steps, batch_size=rig.model.batch_size)
+    return time.perf_counter() - begun
+
+
+def _ppo_update(rig: Rig, seconds: float) -> float:
+    """One update here and now, with the threads it has beside collecting where it runs there (overlap).
+
+    Where it takes longer than `seconds`, the next are of one epoch, counted as so many.
+    """
+    model, epochs = rig.model, rig.model.n_epochs
+    with untouched(model.policy):
+        try:
+            model.n_epochs = 1 if rig.slow_update else epochs
+            begun = time.perf_counter()
+            if rig.stock:
+                model.train()
+            else:
+                _update_once(model)
+            took: float = (time.perf_counter() - begun) * epochs / model.n_epochs
+            rig.slow_update = took > seconds and model.target_kl is None
+            return took
+        finally:
+            model.n_epochs = epochs
+
+
+def _update_once(model: Any) -> None:
+    """By the engine that learns: beside collecting that is another one, of a copy of the policy."""
+    engine, rollout, work = model.engine_now(), model.rollout_buffer, model.work()
+    if engine.settings.overlap:
+        engine = engine.overlapped.prepared(engine, rollout, work)
+    engine.update(rollout, work)
+
+
+def replay_window(rig: Rig, seconds: float) -> Window:
+    """Drawing an iteration's batches from the replay buffer, in the trainer."""
+    model, calls, until = rig.model, 0, time.perf_counter() + seconds
+    storage, updates, size = model.replay_buffer, model.gradient_steps, model.batch_size
+    normalizer = model.get_vec_normalize_env()
+    in_blocks = not rig.stock and model.engine_now().kind == "kernels"
+    begun = time.perf_counter()
+    while not calls or time.perf_counter() < until:
+        if in_blocks:
+            Direct().block(storage, updates, size)
+        elif rig.stock:
+            for _ in range(updates):
+                storage.sample(size, env=normalizer)
+        else:
+            list(Direct().batches(storage, updates, size, normalizer))
+        calls += 1
+    return {"replay": (time.perf_counter() - begun) / calls / rig.num_envs}
+
+
+WINDOWS: dict[str, Callable[[Rig, float], Window]] = {
+    "collect": collect_window,
+    "update": update_window,
+    "replay": replay_window,
+    "train": Rig.train,
+}
+OF_WINDOW = {"env": "collect", "transport": "collect", "policy": "collect", "storing": "collect", "logging": "train"}
+WITH = {"env": "transport", "policy": "storing"}  # what is told with a part
+
+
+def windows_of(rig: Rig, wanted: Sequence[str]) -> list[str]:
+    """Names of the windows that measure the parts `wanted`, of those that exist for this run."""
+    names = dict.fromkeys(OF_WINDOW.get(part, part) for part in wanted)
+    return [name for name in names if name != "replay" or rig.off_policy]
+
+
+def measure(
+    rigs: Mapping[str, Rig],
+    names: Sequence[str],
+    seconds: float,
+    samples: Mapping[str, Samples],
+    tell: Callable[[str], None] = lambda _: None,
+    rounds: int = ROUNDS,
+) -> None:
+    """Run windows in turn: round by round, part by part, configuration by configuration.
+
+    Args:
+        seconds: per part and configuration, all rounds together.
+        samples: configuration → part → what was measured; added to, so that an interrupted measurement leaves what it
+            has. The first round is not in it.
+        tell: is told what comes next.
+    """
+    spent = dict.fromkeys(((name, key) for name in names for key in rigs), 0.0)
+    for turn in range(rounds):
+        for name in names:
+            for key, rig in rigs.items():
+                if turn >= LEAST_ROUNDS and spent[name, key] > SLACK * seconds:
+                    continue
+                tell(f"{name} {turn + 1}/{rounds}")
+                rig.activate()
+                begun = time.perf_counter()
+                found = WINDOWS[name](rig, seconds / rounds)
+                took = time.perf_counter() - begun
+                spent[name, key] += took
+                if turn or took > seconds / 2:  # what took so long has warmed up on the way
+                    for part, value in found.items():
+                        samples[key].setdefault(part, []).append(value)
+
+
+def typical(values: Sequence[float]) -> float:
+    """The lower quartile: what else the machine does can only add time.
+
+    On two cores at load 10 the medians of five parts and of the whole drifted apart by up to 40 %, these by 10 %.
+    """
+    return float(np.quantile(values, 0.25))
+
+
+def rates_of(samples: Samples) -> Rates:
+    """Typical windows; of logging the middle half's mean, whose lines fall due in some of them only."""
+    found = {part: typical(values) for part, values in samples.items() if part in Rates._fields}
+    if "logging" in samples:
+        found["logging"] = float(interquartile_mean(np.array(samples["logging"])))
+    return Rates(**found)
+
+
+def ratios_of(changed: Samples, base: Samples) -> dict[str, float]:
+    """Typical changed ÷ typical base, of the parts that both have."""
+    both = [part for part in changed if part in base and typical(base[part]) > 0]
+    return {part: typical(changed[part]) / typical(base[part]) for part in both}

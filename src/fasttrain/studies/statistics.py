@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,8 @@ RESAMPLES = 10_000
 PASS, FAIL, OPEN = "pass", "fail", "not enough seeds"
 WIN_RATE_MARGIN = 0.03
 REWARD_MARGIN = 0.05  # of the size of the baseline's mean reward
+SLIGHT = 0.05  # a gain that is not worth a flag
+NOISE = 0.03  # by which the medians of a few short cells on a shared machine differ without a cause
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,27 @@ class Interval:
     def to_dict(self) -> dict[str, float]:
         """`{"value", "low", "high"}`."""
         return {"value": self.value, "low": self.low, "high": self.high}
+
+
+@dataclass(frozen=True)
+class Ratio(Interval):
+    """Speed of one setting ÷ speed of another, from cells that ran in turn."""
+
+    pairs: int
+
+    @property
+    def clear(self) -> bool:
+        """Whether the two differ by more than noise: every turn says so, and by enough. One turn says nothing."""
+        return self.pairs > 1 and (self.low > 1 or self.high < 1) and abs(self.value - 1) > NOISE
+
+    @property
+    def alike(self) -> bool:
+        """Whether the first is surely not faster by more than `SLIGHT`."""
+        return self.pairs > 1 and self.high <= 1 + SLIGHT
+
+    def text(self) -> str:
+        """`1.31× [1.28, 1.36]`."""
+        return f"{self.value:.2f}×" + (f" [{self.low:.2f}, {self.high:.2f}]" if math.isfinite(self.low) else "")
 
 
 @dataclass(frozen=True)
@@ -71,11 +95,13 @@ def compare(
     theirs = np.array([baseline[seed] for seed in seeds], dtype=np.float64)
     differences = ours - theirs
     low, high = t_interval(differences)
-    verdict = OPEN
+    verdict, needed = OPEN, None
     if high < -margin and len(seeds) > 2:  # of two seeds, one may be what is called luck
         verdict = FAIL
     elif low > -margin and len(seeds) >= min_pairs:
         verdict = PASS
+    else:
+        needed = min_pairs if low > -margin else seeds_needed(differences, margin, min_pairs)
     return Comparison(
         pairs=len(seeds),
         baseline=float(theirs.mean()),
@@ -86,13 +112,8 @@ def compare(
         bootstrap=bootstrap_interval(differences),
         margin=margin,
         verdict=verdict,
-        seeds_needed=_still_needed(differences, (low, margin, min_pairs)) if verdict == OPEN else None,
+        seeds_needed=needed,
     )
-
-
-def _still_needed(differences: Floats, gate: tuple[float, float, int]) -> int | None:
-    low, margin, min_pairs = gate
-    return min_pairs if low > -margin else seeds_needed(differences, margin, min_pairs)
 
 
 def seeds_needed(differences: Floats, margin: float, min_pairs: int = MIN_PAIRS) -> int | None:
@@ -118,51 +139,37 @@ def t_interval(values: Floats) -> tuple[float, float]:
     return mean - half, mean + half
 
 
-def bootstrap_interval(values: Floats, resamples: int = RESAMPLES, seed: int = 0) -> tuple[float, float]:
-    """Percentile bootstrap, 95 %, of the mean."""
+def interquartile_mean(values: Floats, axis: int = -1) -> Any:
+    """Mean of the middle half: little moved by one seed that failed (Agarwal et al. 2021, "statistical precipice")."""
+    return stats.trim_mean(values, 0.25, axis=axis)
+
+
+def bootstrap_interval(
+    values: Floats, statistic: Callable[..., Any] = np.mean, resamples: int = RESAMPLES, seed: int = 0
+) -> tuple[float, float]:
+    """Percentile bootstrap, 95 %, of a `statistic`, which is given rows (resamples, n) and an `axis`."""
     drawn = np.random.default_rng(seed).integers(0, len(values), (resamples, len(values)))
-    low, high = np.percentile(values[drawn].mean(axis=1), [2.5, 97.5])
+    low, high = np.percentile(statistic(values[drawn], axis=-1), [2.5, 97.5])
     return float(low), float(high)
 
 
-def interquartile_mean(values: Floats) -> float:
-    """Mean of the middle half: little moved by one seed that failed (Agarwal et al. 2021, "statistical precipice")."""
-    return float(stats.trim_mean(values, 0.25, axis=None))
+def interval_of(values: Floats) -> Interval:
+    """The interquartile mean of what runs with several seeds gave, with its bootstrap; of one, everything."""
+    bounds = bootstrap_interval(values, interquartile_mean, 2000) if len(values) > 1 else (-math.inf, math.inf)
+    return Interval(float(interquartile_mean(values)), *bounds)
 
 
-def stratified_interval(
-    strata: Sequence[Floats],
-    statistic: Callable[[Floats], float] = interquartile_mean,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> Interval:
-    """`statistic` of all values with its 95 % percentile bootstrap, drawn with replacement within each stratum.
-
-    Strata are what must not mix, the runs of one env or of one group of seeds; one stratum is the plain bootstrap.
-    """
-    whole = np.concatenate([np.asarray(stratum, dtype=np.float64) for stratum in strata])
-    if len(whole) < 2:
-        value = float(whole[0])
-        return Interval(value, -math.inf, math.inf)
-    rng = np.random.default_rng(seed)
-    drawn = np.concatenate(
-        [np.asarray(stratum)[rng.integers(0, len(stratum), (resamples, len(stratum)))] for stratum in strata], axis=1
-    )
-    low, high = np.percentile([statistic(row) for row in drawn], [2.5, 97.5])
-    return Interval(statistic(whole), float(low), float(high))
-
-
-def ratio_interval(ours: Mapping[int, float], theirs: Mapping[int, float], seed: int = 0) -> Interval:
+def ratio_interval(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Ratio | None:
     """Median of the paired ratios ours ÷ theirs, with a 95 % bootstrap: one disturbed cell moves it little.
 
-    Raises:
-        ValueError: no seed in common.
+    None where no seed has a speed on both sides.
     """
-    seeds = sorted(ours.keys() & theirs.keys())
+    seeds = sorted(seed for seed in ours.keys() & theirs.keys() if ours[seed] and theirs[seed])
     if not seeds:
-        raise ValueError("no seed that both sides have")
-    ratios = np.array([ours[key] / theirs[key] for key in seeds], dtype=np.float64)
-    return stratified_interval([ratios], lambda row: float(np.median(row)), seed=seed)
+        return None
+    ratios = np.array([ours[seed] / theirs[seed] for seed in seeds], dtype=np.float64)
+    bounds = bootstrap_interval(ratios, np.median, 2000) if len(ratios) > 1 else (-math.inf, math.inf)
+    return Ratio(float(np.median(ratios)), *bounds, pairs=len(seeds))
 
 
 def margin_of(baseline: Mapping[int, float], is_rate: bool) -> float:

@@ -1,92 +1,205 @@
 """A study: many cells in one folder, run in turn, stored one by one, gone on with where they stopped.
 
-What it recommends is written as a profile: flat values with the evidence beside them, to be used as `+profile=NAME`.
+A cell is a `fasttrain` command in a process of its own: the first in a shared one would pay for imports, compilation
+and caches that the others find warm. What a study recommends is written as a profile: flat values with the evidence
+beside them, to be used as `+profile=NAME`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import os
 import shlex
+import signal
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import yaml
 from rich.console import Console
 
 from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, EXIT_WRONG_INPUT
-from fasttrain.runs.folders import clear
+from fasttrain.runs.folders import clear, override
 from fasttrain.runs.progress import clock_text
 from fasttrain.runs.view import activity, say
 from fasttrain.saving.files import read_json, write_json
 from fasttrain.spec.config import Config
 from fasttrain.spec.flags import FLAGS
 from fasttrain.spec.overrides import key_of
-from fasttrain.studies.cells import Cell, last_line, run_cell
-from fasttrain.terminal import command, rate_text
+from fasttrain.terminal import command, one_line, rate_text
+
+LEAST_WINDOWS = 3  # fewer are no steady state that the first could be left out of
+STATUS = {EXIT_DONE: "done", EXIT_WRONG_INPUT: "illegal", EXIT_STOPPED: "stopped"}
 
 
-def settings(config: Config) -> dict[str, Any]:
-    """What a profile may choose, by dotted key: every flag, and what belongs to the tier of algorithm and game."""
-    found = {flag.name: getattr(config, flag.name) for flag in FLAGS}
-    natives = config.own.native_num_envs if config.algo.spec.on_policy else None
-    if natives is not None and config.vec_env in ("auto", "native"):
-        found["num_envs"] = natives
-    found["batch_size"] = config.batch_size or config.own.batch_size
-    below = {f"algo.{name}": getattr(config.algo, name, None) for name in ("learning_rate", "n_epochs", "rollout_size")}
-    return {**found, **{key: value for key, value in below.items() if value is not None}}
+@dataclass(slots=True)
+class Cell:
+    """One run and what became of it."""
+
+    label: str  # candidate, trial, or what a sweep changed
+    overrides: list[str]
+    folder: Path
+    exit_code: int
+    error: str
+    seconds: float  # the whole process, start-up included
+    seed: int | None = None
+    summary: dict[str, Any] = field(default_factory=dict)  # summary.json, empty where the cell left none
+
+    @property
+    def status(self) -> str:
+        return STATUS.get(self.exit_code, "failed")
+
+    @property
+    def done(self) -> bool:
+        return self.exit_code == EXIT_DONE and bool(self.summary)
+
+    @property
+    def rate(self) -> float:
+        """Steps/s without the first window, in which caches are cold; of a very short run, of all of it."""
+        windows = read_json(self.folder / "perf.json").get("windows") or []
+        if len(windows) >= LEAST_WINDOWS:
+            first, last = windows[0], windows[-1]
+            seconds = last["wall_s"] - first["wall_s"]
+            if seconds > 0:
+                return float((last["env_steps"] - first["env_steps"]) / seconds)
+        return float(self.summary.get("steps_per_s") or 0.0)
+
+    def described(self) -> str:
+        """`done · 61,234 steps/s · reward 2.9 · win 61.3 %`, or what went wrong."""
+        quality, speed = self.summary.get("quality") or {}, self.summary.get("steps_per_s")
+        facts = [self.status]
+        if speed is not None:
+            facts.append(f"{rate_text(speed)} steps/s")
+        if quality.get("mean_reward") is not None:
+            facts.append(f"reward {quality['mean_reward']:.3g}")
+        if quality.get("win_rate") is not None:
+            facts.append(f"win {100 * quality['win_rate']:.1f} %")
+        return " · ".join([*facts, *filter(None, [self.error])])
+
+    def to_dict(self, study: Path) -> dict[str, Any]:
+        """For study.json; the folder relative to the study's, so that the whole can be moved."""
+        return {
+            "label": self.label,
+            "seed": self.seed,
+            "status": self.status,
+            "exit_code": self.exit_code,
+            "error": self.error,
+            "seconds": round(self.seconds, 2),
+            "folder": os.path.relpath(self.folder, study),
+            "overrides": self.overrides,
+        }
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any], study: Path) -> Cell:
+        """What `to_dict` gave; the summary is read from the folder."""
+        folder = study / str(stored["folder"])
+        return cls(
+            label=str(stored["label"]),
+            overrides=list(stored["overrides"]),
+            folder=folder,
+            exit_code=int(stored["exit_code"]),
+            error=str(stored["error"]),
+            seconds=float(stored["seconds"]),
+            seed=stored["seed"],
+            summary=read_json(folder / "summary.json"),
+        )
 
 
-def write_profile(study: Path, name: str, values: Mapping[str, Any], head: str, notes: Mapping[str, str]) -> Path:
-    """`study`/conf/profile/NAME.yaml; `notes` become comments behind the keys they are about."""
-    folder = study / "conf" / "profile"
+def run_cell(
+    command: str, overrides: Sequence[str], folder: Path, label: str = "", seed: int | None = None
+) -> tuple[Cell, bool]:
+    """Run `fasttrain COMMAND overrides…` into `folder`, its output in log.txt there.
+
+    Returns the cell, and whether SIGINT or SIGTERM came meanwhile: the process gets it too, saves and ends.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    lines = ["# @package _global_", *(f"# {line}".rstrip() for line in head.splitlines())]
-    below = {key: value for key, value in values.items() if key.startswith("algo.")}
-    for key, value in values.items():
-        if key not in below:
-            lines.append(_line(key, value, notes.get(key, "")))
-    if below:
-        lines.append("algo:")
-        lines += ["  " + _line(key.removeprefix("algo."), value, notes.get(key, "")) for key, value in below.items()]
-    path = folder / f"{name}.yaml"
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
+    begun = time.perf_counter()
+    command_line = [sys.executable, "-m", "fasttrain", command, *overrides, override("hydra.run.dir", folder)]
+    environment = {"ENGINE_SWITCH_AT": "0", **os.environ, "PYTHONUNBUFFERED": "1"}  # they are compared
+    with (folder / "log.txt").open("a" if "on_existing=resume" in overrides else "w", encoding="utf-8") as log:
+        process = subprocess.Popen(command_line, stdout=log, stderr=subprocess.STDOUT, env=environment)
+        with _passing_on_signals(process) as signals:
+            exit_code = process.wait()
+    cell = Cell(
+        label=label,
+        overrides=list(overrides),
+        folder=folder,
+        exit_code=exit_code,
+        error=why(exit_code, folder / "log.txt"),
+        seconds=time.perf_counter() - begun,
+        seed=seed,
+        summary=read_json(folder / "summary.json"),
+    )
+    return cell, bool(signals)
 
 
-def _line(key: str, value: Any, note: str) -> str:
-    text = yaml.safe_dump({key: value}, default_flow_style=False, allow_unicode=True).strip()
-    return f"{text} # {note}" if note else text
+def last_line(folder: Path) -> str:
+    """What the cell in `folder` said last; read while it runs.
+
+    Raises:
+        OSError: it has not begun.
+    """
+    with (folder / "log.txt").open("rb") as log:
+        log.seek(max(0, log.seek(0, os.SEEK_END) - 4096))
+        lines = log.read().decode(errors="replace").splitlines()
+    return one_line(next((line.strip() for line in reversed(lines) if line.strip()), "starting"))
 
 
-def use_profile(study: Path, name: str) -> list[str]:
-    """The arguments that run with such a profile, wherever else the user's configuration lies."""
-    place = str(study / "conf").replace("\\", "/").replace("'", "\\'")
-    return [f"hydra.searchpath=['file://{place}']", f"+profile={name}"]
+@contextmanager
+def _passing_on_signals(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
+    """Collect SIGINT and SIGTERM, not to die of them. The cell stops and saves at the first, the second kills it.
+
+    Ctrl-C at a terminal reaches the cell by itself, so only SIGTERM is passed on.
+    """
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+
+    def receive(number: int, _: FrameType | None) -> None:
+        received.append(number)
+        if len(received) > 1:
+            process.kill()
+        elif number == signal.SIGTERM:
+            process.terminate()
+
+    previous = [(number, signal.signal(number, receive)) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        yield received
+    finally:
+        for number, handler in previous:
+            signal.signal(number, handler)
 
 
-def way_to_use(study: Path, name: str) -> str:
-    """What to type to train with it."""
-    return f"{command()} --config-dir {shlex.quote(str(study / 'conf'))} +profile={name}"
+def merged(base: Sequence[str], more: Sequence[str]) -> list[str]:
+    """`base` with `more`: the same key, and another profile or group of the same name, is replaced."""
+    keys = {key_of(text) for text in more} - {""}
+    return [text for text in base if key_of(text) not in keys] + list(more)
+
+
+def why(exit_code: int, log: Path) -> str:
+    """What ended a cell: a signal, its `fasttrain: error:` line, else the last line it wrote; empty if it went well."""
+    if exit_code in (EXIT_DONE, EXIT_STOPPED):
+        return ""
+    if exit_code < 0:
+        return f"killed by signal {signal.Signals(-exit_code).name}"
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    marked = [line.partition("fasttrain: error: ")[2] for line in lines if line.startswith("fasttrain: error: ")]
+    return (marked or lines or ["no output"])[-1]
 
 
 STUDY_SCHEMA = 1
 # Keys that speak to the study, not to its cells.
-OWN_KEYS = (
-    "candidates",
-    "on_existing",
-    "seeds",
-    "horizon_minutes",
-    "study",
-    "seed",
-    "gate",
-    "ablate",
-    "tune",
-    "report",
-    "live",
-)
+OWN_KEYS = ("candidates", "on_existing", "seeds", "horizon_minutes", "minutes", "profile_name", "study", "seed", "gate", "ablate", "tune",
+            "report", "live")  # fmt: skip
 FIXED = ("schema", "command", "arguments", "cells")  # entries of study.json that are no notes
 CELL_OVERRIDES = ("live=off", "report=false")
 # What is no part of what a cell is: one that was not finished is begun anew, so a checkpoint would only take time.
@@ -163,10 +276,17 @@ class Study:
                 by_seed[wanted.seed] = cell
         return found
 
-    def failed(self, cells: Iterable[Wanted]) -> list[Cell]:
-        """Those of `cells` that ended with an error."""
-        asked = list(cells)
-        return [cell for cell in self.failures if any(self._is(cell, wanted) for wanted in asked)]
+    def failed(self, cells: Iterable[Wanted] | None = None) -> list[Cell]:
+        """Those of `cells` that ended with an error; None: of all, also of candidates that are asked for no more."""
+        asked = None if cells is None else list(cells)
+        failures = [cell for cell in self.cells if cell.exit_code not in (EXIT_DONE, EXIT_STOPPED)]
+        return [cell for cell in failures if asked is None or any(self._is(cell, wanted) for wanted in asked)]
+
+    def conclude(self, failures: Iterable[Cell]) -> None:
+        """Say what failed, and write study.json."""
+        for cell in failures:
+            self.say(f"{cell.status}: {cell.label} seed {cell.seed}: {cell.error} ({cell.folder / 'log.txt'})")
+        self.store()
 
     def _run(self, wanted: Wanted, place: str, later: Sequence[Wanted], until_s: float) -> Cell:
         title, folder = f"{place} {wanted.label} seed {wanted.seed}", self._folder_of(wanted)
@@ -176,7 +296,7 @@ class Study:
             cell.overrides = overrides
         self.cells = [*(other for other in self.cells if not self._is(other, wanted)), cell]
         self.store()
-        self.say(f"{title}: {described(cell)} · {cell.seconds:.0f} s{self._eta(later, until_s)}")
+        self.say(f"{title}: {cell.described()} · {cell.seconds:.0f} s{self._eta(later, until_s)}")
         if stopped or cell.exit_code == EXIT_STOPPED:
             raise KeyboardInterrupt
         return cell
@@ -216,22 +336,39 @@ class Study:
         """Seconds since the study was begun or gone on with."""
         return time.perf_counter() - self.begun
 
-    @property
-    def failures(self) -> list[Cell]:
-        """All cells that ended with an error, those of candidates that are asked for no more included."""
-        return [cell for cell in self.cells if cell.exit_code not in (EXIT_DONE, EXIT_STOPPED)]
+
+def settings(config: Config) -> dict[str, Any]:
+    """What a profile may choose, by dotted key: every flag, and what belongs to the tier of algorithm and game."""
+    found = {flag.name: getattr(config, flag.name) for flag in FLAGS}
+    natives = config.own.native_num_envs if config.algo.spec.on_policy else None
+    if natives is not None and config.vec_env in ("auto", "native"):
+        found["num_envs"] = natives
+    found["batch_size"] = config.batch_size or config.own.batch_size
+    below = {f"algo.{name}": getattr(config.algo, name, None) for name in ("learning_rate", "n_epochs", "rollout_size")}
+    return {**found, **{key: value for key, value in below.items() if value is not None}}
 
 
-def described(cell: Cell) -> str:
-    """`done · 61,234 steps/s · reward 2.9 · win 61.3 %`, or what went wrong."""
-    quality, speed = cell.summary.get("quality") or {}, cell.summary.get("steps_per_s")
-    facts = [cell.status]
-    if speed is not None:
-        facts.append(f"{rate_text(speed)} steps/s")
-    if quality.get("mean_reward") is not None:
-        facts.append(f"reward {quality['mean_reward']:.3g}")
-    if quality.get("win_rate") is not None:
-        facts.append(f"win {100 * quality['win_rate']:.1f} %")
-    if cell.error:
-        facts.append(cell.error)
-    return " · ".join(facts)
+def write_profile(study: Path, name: str, values: Mapping[str, Any], head: str, notes: Mapping[str, str]) -> Path:
+    """`study`/conf/profile/NAME.yaml; `notes` become comments behind the keys they are about."""
+    lines = ["# @package _global_", *(f"# {line}".rstrip() for line in head.splitlines())]
+    for key in sorted(values, key=lambda key: key.startswith("algo.")):  # the group of the algorithm's last
+        group, _, inner = key.rpartition(".")
+        if group and f"{group}:" not in lines:
+            lines.append(f"{group}:")
+        text = yaml.safe_dump({inner: values[key]}, default_flow_style=False, allow_unicode=True).strip()
+        lines.append(("  " if group else "") + text + (f" # {notes[key]}" if notes.get(key) else ""))
+    path = study / "conf" / "profile" / f"{name}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def use_profile(study: Path, name: str) -> list[str]:
+    """The arguments that run with such a profile, wherever else the user's configuration lies."""
+    place = str(study / "conf").replace("\\", "/").replace("'", "\\'")
+    return [f"hydra.searchpath=['file://{place}']", f"+profile={name}"]
+
+
+def way_to_use(study: Path, name: str) -> str:
+    """What to type to train with it."""
+    return f"{command()} --config-dir {shlex.quote(str(study / 'conf'))} +profile={name}"

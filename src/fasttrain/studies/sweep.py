@@ -23,22 +23,11 @@ from fasttrain.runs.progress import clock_text
 from fasttrain.runs.view import FittingTable, activity, say
 from fasttrain.saving.files import locked, read_json, write_json
 from fasttrain.spec.overrides import asked, config_dir_options, key_of, split_options
-from fasttrain.studies.cells import Cell, last_line, run_cell
-from fasttrain.terminal import command, near, one_line, rate_text
+from fasttrain.studies.study import Cell, last_line, run_cell
+from fasttrain.terminal import command, near, one_line
 
-CSV_COLUMNS = (
-    "status",
-    "steps_per_s",
-    "speed_up",
-    "mean_reward",
-    "win_rate",
-    "update_ratio",
-    "env_steps",
-    "wall_s",
-    "startup_s",
-    "error",
-    "folder",
-)
+CSV_COLUMNS = ("status", "steps_per_s", "speed_up", "mean_reward", "win_rate", "update_ratio", "env_steps", "wall_s",
+               "startup_s", "error", "folder")  # fmt: skip
 
 
 def figures(cell: Cell, reference: float | None) -> dict[str, Any]:
@@ -122,13 +111,8 @@ class Sweep:
         return ["report=false"] if self.command == "train" and "report" not in typed else []
 
     def _say_cell(self, cell: Cell) -> None:
-        row = figures(cell, None)
-        facts = [f"{rate_text(row['steps_per_s'])} steps/s"] if row["steps_per_s"] else []
-        facts += [f"reward {row['mean_reward']:.3g}"] if row["mean_reward"] is not None else []
-        facts += [f"win {100 * row['win_rate']:.1f} %"] if row["win_rate"] is not None else []
-        facts += [cell.error] if cell.error else []
-        head = f"{self._place(len(self.cells), cell.overrides)}: {cell.status} · "
-        say(self.console, head + " · ".join([*facts, f"{cell.seconds:.0f} s"]) + self._eta())
+        place = self._place(len(self.cells), cell.overrides)
+        say(self.console, f"{place}: {cell.described()} · {cell.seconds:.0f} s{self._eta()}")
 
     def _place(self, number: int, overrides: Sequence[str]) -> str:
         swept = " ".join(text for text in overrides if key_of(text) in self._swept) or "the one cell"

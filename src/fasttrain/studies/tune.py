@@ -8,34 +8,37 @@ profile does (`tune.min_update_ratio`) or take more memory. Jamieson & Talwalkar
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+import itertools
+import math
+from collections.abc import Generator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any, get_type_hints
+
+import numpy as np
 
 from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, ConfigError
 from fasttrain.machine import free_memory, usable_cores
 from fasttrain.runs.view import FittingTable, make_console
 from fasttrain.saving.files import read_json
 from fasttrain.spec.config import Config
-from fasttrain.spec.flags import BY_NAME
+from fasttrain.spec.flags import BY_NAME, NOT_APPLICABLE
 from fasttrain.spec.overrides import key_of
 from fasttrain.spec.reading import all_keys
 from fasttrain.spec.typed import convert, did_you_mean
-from fasttrain.studies.cells import Cell, merged
-from fasttrain.studies.outcome import Ratio, ratio, steady_rate
-from fasttrain.studies.space import (
-    OptunaSampler,
-    Point,
-    RandomSampler,
-    Sampler,
-    Space,
-    changes,
-    default_space,
-    legal_points,
-    update_ratio,
+from fasttrain.studies.judge import speed_ratio
+from fasttrain.studies.statistics import Ratio
+from fasttrain.studies.study import (
+    Cell,
+    Compose,
+    Study,
+    Wanted,
+    base_overrides,
+    merged,
+    settings,
+    way_to_use,
+    write_profile,
 )
-from fasttrain.studies.study import Compose, Study, Wanted, base_overrides, settings, way_to_use, write_profile
 from fasttrain.terminal import command, rate_text
 
 PROFILE = "profile"
@@ -45,6 +48,9 @@ KEPT = 3  # one in three goes on
 FINALISTS, TURNS = 2, 3
 FREE_SHARE = 0.8  # of free memory that a run may take
 ENDLESS = 10**12  # total_timesteps: time ends a trial
+
+Space = dict[str, list[Any]]
+Point = dict[str, Any]
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str], compose: Compose) -> int:
@@ -122,20 +128,20 @@ class Search:
         return {key: values for key, values in space.items() if key not in typed}  # what is typed stays
 
     def _first_rung(self, space: Space, points: Sequence[Point]) -> list[Point]:
-        sampler: Sampler
-        if self.config.tune.sampler == "optuna":
-            sampler = OptunaSampler(space, points, self.config.seed)
-        else:
-            sampler = RandomSampler(points, self.config.seed)
-        found: dict[int, tuple[float, Point]] = {}
-        while self.study.spent_s() < SHARES[0] * self.budget_s and (point := sampler.ask()) is not None:
-            change = changes(point, self.defaults)
+        of_optuna = self.config.tune.sampler == "optuna"
+        how = optuna_points(space, points, self.config.seed) if of_optuna else random_points(points, self.config.seed)
+        found: list[tuple[float, Point]] = []
+        rate = None
+        while self.study.spent_s() < SHARES[0] * self.budget_s:
+            try:
+                change = changes(how.send(rate), self.defaults)
+            except StopIteration:
+                break
             cell = self._run_one(change, 0)
-            rate = None if cell is None else steady_rate(cell)
-            sampler.tell(point, rate)
+            rate = None if cell is None else cell.rate
             if rate is not None:
-                found[len(found)] = (rate, change)
-        best = sorted(found.values(), key=lambda each: -each[0])
+                found.append((rate, change))
+        best = sorted(found, key=lambda each: -each[0])
         self.study.say(f"rung 1: {len(best)} trials of {len(points)} combinations")
         return [point for _, point in best[: max(FINALISTS, -(-len(best) // KEPT))]]
 
@@ -145,7 +151,7 @@ class Search:
             if self.study.spent_s() > share * self.budget_s and number >= FINALISTS:
                 break
             if (cell := self._run_one(point, rung)) is not None:
-                found.append((steady_rate(cell), number, point))
+                found.append((cell.rate, number, point))
         return [point for _, _, point in sorted(found, key=lambda each: -each[0])]
 
     def _finals(self, points: Sequence[Point]) -> None:
@@ -158,8 +164,8 @@ class Search:
                 if (cell := self._run_one(point, len(TRIAL_S) - 1, turn)) is not None:
                     sides.setdefault(label_of(point), {})[turn] = cell
         for point in points:
-            found = ratio(sides.get(label_of(point), {}), sides.get(PROFILE, {}))
-            if found is not None and (self.result is None or found.interval.value > self.result.interval.value):
+            found = speed_ratio(sides.get(label_of(point), {}), sides.get(PROFILE, {}))
+            if found is not None and (self.result is None or found.value > self.result.value):
                 self.result, self.best = found, point
 
     def _run_one(self, point: Point, rung: int, turn: int = 0) -> Cell | None:
@@ -184,7 +190,7 @@ class Search:
                 "point": point,
                 "rung": rung + 1,
                 "turn": turn,
-                "steps_per_s": steady_rate(cell),
+                "steps_per_s": cell.rate,
                 "memory_bytes": memory,
             }
             self.trials.append({**row, "update_ratio": cell.summary["update_ratio"], "refused": why})
@@ -209,7 +215,7 @@ class Search:
 
     def _write(self, best: Point, result: Ratio) -> None:
         name = self.config.profile_name or "tuned"
-        better = result.clear and result.interval.value > 1
+        better = result.clear and result.value > 1
         chosen = best if better else {}
         self.study.console.print()
         self.study.say("the best trials")
@@ -223,7 +229,7 @@ class Search:
         )
         path = write_profile(self.study.folder, name, values, head, notes)
         self.study.notes["best"] = chosen
-        self.study.notes["result"] = result.interval.to_dict()
+        self.study.notes["result"] = result.to_dict()
         self.study.say(
             f"best: {label_of(best)}: {result.text()} as fast as the profile" + ("" if better else ", which stays")
         )
@@ -241,6 +247,110 @@ class Search:
                 said = str(trial["point"][key])
                 best[said] = max(best.get(said, 0.0), trial["steps_per_s"])
         return "best steps/s by value: " + ", ".join(f"{said} {rate_text(rate)}" for said, rate in sorted(best.items()))
+
+
+# --- what is searched
+
+
+def default_space(config: Config, plan: Mapping[str, Any], cores: int) -> Space:
+    """Around what the profile resolved to: keys that mean something in this plan, each with its present value.
+
+    Args:
+        plan: plan.json of a run of the profile.
+        cores: that this process may use.
+    """
+    effective = {row["flag"]: row["effective"] for row in plan["flags"]}
+    num_envs = int(effective["num_envs"])
+    space: Space = {"num_envs": _around(num_envs, (4, 2, 1, 1 / 2, 1 / 4), least=1)}
+    if effective["vec_env"] == "shared":
+        workers = int(effective["workers"])
+        space["workers"] = sorted({workers, max(1, cores // 2), cores, 2 * cores})
+    if config.algo.spec.off_policy:
+        space["updates_per_step"] = _around(int(effective["updates_per_step"]), (2, 1, 1 / 2), least=1)
+    if config.algo.spec.minibatches:
+        space["batch_size"] = _around(int(effective["batch_size"]), (2, 1, 1 / 2), least=2)
+    if effective["torch_threads"] not in ("default", NOT_APPLICABLE):
+        space["torch_threads"] = sorted({1, cores, int(effective["torch_threads"])})
+    if effective["fused_update"] != NOT_APPLICABLE and config.engine == "fast":
+        space["fused_update"] = ["on", "off"]
+    cuda = config.device.startswith("cuda")
+    for switch in ("use_amp", "use_compile"):
+        if cuda and effective[switch] in ("on", "off"):
+            space[switch] = ["on", "off"]
+    return {key: values for key, values in space.items() if len(values) > 1}
+
+
+def _around(value: int, factors: Sequence[float], least: int) -> list[int]:
+    return sorted({max(least, round(value * factor)) for factor in factors})
+
+
+def update_ratio(config: Config, point: Point, defaults: Mapping[str, Any]) -> float:
+    """Gradient updates per env step with these settings; `defaults`: the plan's effective values for all others."""
+    value = {**defaults, **point}
+    if config.algo.spec.off_policy:
+        return float(value["updates_per_step"]) / float(value["num_envs"])
+    rollout = config.algo.num_steps(value["num_envs"]) * value["num_envs"]
+    epochs = int(value.get("algo.n_epochs", getattr(config.algo, "n_epochs", 1)))
+    return float(epochs * math.ceil(rollout / (value.get("batch_size") or rollout)) / rollout)
+
+
+def is_legal(config: Config, point: Point, defaults: Mapping[str, Any], least_ratio: float) -> bool:
+    """Whether the point can run and updates often enough. Ratios are compared to within 2 %: rollouts are whole."""
+    value = {**defaults, **point}
+    if config.algo.spec.on_policy:
+        steps = config.algo.n_steps
+        rollout = steps * value["num_envs"] if steps else config.algo.rollout_size
+        if max(value["num_envs"], value.get("batch_size") or 1) > rollout:
+            return False
+    if "workers" in point and point["workers"] > value["num_envs"]:
+        return False
+    if point.get("fused_update") == "on" and "on" in (point.get("use_amp"), point.get("use_compile")):
+        return False
+    return update_ratio(config, point, defaults) >= 0.98 * least_ratio
+
+
+def legal_points(config: Config, space: Space, defaults: Mapping[str, Any], least_ratio: float) -> list[Point]:
+    """All combinations that are worth a trial; the one that changes nothing is not among them."""
+    points = (dict(zip(space, values, strict=True)) for values in itertools.product(*space.values()))
+    return [point for point in points if changes(point, defaults) and is_legal(config, point, defaults, least_ratio)]
+
+
+def changes(point: Point, defaults: Mapping[str, Any]) -> Point:
+    """Of the point, what differs from what runs without it."""
+    return {key: value for key, value in point.items() if key not in defaults or defaults[key] != value}
+
+
+Sampler = Generator[Point, float | None, None]  # points to try; is sent the steps/s of each, None: it failed
+
+
+def random_points(points: Sequence[Point], seed: int) -> Sampler:
+    """Every point once, in random order."""
+    for index in np.random.default_rng(seed).permutation(len(points))[::-1]:
+        yield points[index]
+
+
+def optuna_points(space: Space, points: Sequence[Point], seed: int) -> Sampler:
+    """Every point once, the one next that is nearest to what Optuna's tree-structured Parzen estimator proposes."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
+    left = list(points)
+    words = {key: {str(value): value for value in values} for key, values in space.items()}
+    ranges: dict[str, Any] = {key: optuna.distributions.CategoricalDistribution(list(of)) for key, of in words.items()}
+    while left:
+        trial = study.ask(ranges)
+        study.tell(trial, state=optuna.trial.TrialState.FAIL)  # what is run instead is told as what it was
+        wanted = {key: words[key][trial.params[key]] for key in words}
+        point = min(left, key=lambda other: sum(other[key] != wanted[key] for key in wanted))
+        left.remove(point)
+        rate = yield point
+        params = {key: str(value) for key, value in point.items()}
+        if rate is not None:
+            study.add_trial(optuna.trial.create_trial(params=params, distributions=ranges, value=rate))
+
+
+# --- what is shown
 
 
 def label_of(point: Point) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fasttrain.studies.cells import Cell
-from fasttrain.studies.outcome import Outcome, read_outcome
+from fasttrain.studies.judge import Outcome, read_outcome
+from fasttrain.studies.study import Cell
 from study_toys import summary, write_episodes
 
 
@@ -19,15 +19,15 @@ def cell(folder: Path, wins: list[int], **more: float | None) -> Cell:
 
 def test_a_cell_with_a_winner_is_read_by_its_wins(tmp_path: Path):
     found = read_outcome(cell(tmp_path, [0] * 150 + [1] * 350))
-    assert (found.seed, found.curve_of, found.total, found.steps_per_s) == (7, "win rate", 5000.0, 1000.0)
+    assert (found.seed, found.curve_of, found.total, found.figure("steps_per_s")) == (7, "win rate", 5000.0, 1000.0)
     assert found.tail() == 1.0
     assert found.begins_with() == 0.0
     assert found.time_to(0.5) == (2000.0, 2.0), "episode 200: 50 of the last 100 are won"
     assert found.time_to(1.1) is None
     assert found.efficiency(5000) == pytest.approx(0.7)
     assert found.efficiency(1500) == 0.0
-    assert found.quality("win_rate") == 0.5
-    assert found.quality("score_diff") is None
+    assert found.figure("win_rate") == 0.5
+    assert found.figure("score_diff") is None
 
 
 def test_without_a_win_rate_the_returns_count(tmp_path: Path):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.studies.cells import Cell
-from fasttrain.studies.outcome import ratio, steady_rate
+from fasttrain.studies.judge import speed_ratio
+from fasttrain.studies.study import Cell
 from study_toys import summary
 
 
@@ -22,30 +22,30 @@ def cell(folder: Path, steps_per_s: float, windows: list[tuple[int, float]] | No
 
 def test_the_first_window_is_left_out(tmp_path: Path):
     cold = cell(tmp_path / "a", 10.0, [(100, 10.0), (1100, 11.0), (3100, 13.0)])
-    assert steady_rate(cold) == 1000.0
-    assert steady_rate(cell(tmp_path / "b", 10.0, [(100, 10.0), (1100, 11.0)])) == 10.0, "too short"
-    assert steady_rate(cell(tmp_path / "c", 10.0)) == 10.0
+    assert cold.rate == 1000.0
+    assert cell(tmp_path / "b", 10.0, [(100, 10.0), (1100, 11.0)]).rate == 10.0, "too short"
+    assert cell(tmp_path / "c", 10.0).rate == 10.0
 
 
 def test_a_ratio_is_clear_beyond_noise(tmp_path: Path):
     def cells(speeds: list[float]) -> dict[int, Cell]:
         return {seed: cell(tmp_path / f"{speed}", speed) for seed, speed in enumerate(speeds)}
 
-    same = ratio(cells([100.0, 101.0, 102.0]), cells([100.0, 100.0, 100.0]))
+    same = speed_ratio(cells([100.0, 101.0, 102.0]), cells([100.0, 100.0, 100.0]))
     assert same is not None
     assert (same.pairs, same.clear, same.alike) == (3, False, True)
-    half = ratio(cells([50.0, 51.0, 52.0]), cells([100.0, 100.0, 100.0]))
+    half = speed_ratio(cells([50.0, 51.0, 52.0]), cells([100.0, 100.0, 100.0]))
     assert half is not None
     assert half.clear
     assert half.text() == "0.51× [0.50, 0.52]"
-    noisy = ratio(cells([50.0, 120.0, 130.0]), cells([100.0, 100.0, 100.0]))
+    noisy = speed_ratio(cells([50.0, 120.0, 130.0]), cells([100.0, 100.0, 100.0]))
     assert noisy is not None
     assert not noisy.clear
     assert not noisy.alike
-    once = ratio(cells([200.0]), cells([100.0]))
+    once = speed_ratio(cells([200.0]), cells([100.0]))
     assert once is not None
     assert once.text() == "2.00×"
     assert not once.clear, "one turn says nothing"
     assert not once.alike
-    assert ratio({}, cells([100.0])) is None
-    assert once.interval.value == pytest.approx(2.0)
+    assert speed_ratio({}, cells([100.0])) is None
+    assert once.value == pytest.approx(2.0)
