@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import itertools
 import json
 import signal
@@ -42,10 +44,19 @@ def _no_flags_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def composed(*arguments: str, config_dir: Path | None = None) -> dict[str, Any]:
-    """The plain mapping that the command line `arguments` composes to."""
+    """The plain mapping that the command line `arguments` composes to, the caller's own."""
+    return copy.deepcopy(_composed(arguments) if config_dir is None else _compose(arguments, config_dir))
+
+
+@functools.cache
+def _composed(arguments: tuple[str, ...]) -> dict[str, Any]:
+    return _compose(arguments, conf_dir())
+
+
+def _compose(arguments: tuple[str, ...], config_dir: Path) -> dict[str, Any]:
     register()
     OmegaConf.register_new_resolver("pid", lambda: 0, replace=True)
-    with initialize_config_dir(str(config_dir or conf_dir()), version_base="1.3"):
+    with initialize_config_dir(str(config_dir), version_base="1.3"):
         return OmegaConf.to_container(compose("config", overrides=normalise(arguments, {})), resolve=True)
 
 

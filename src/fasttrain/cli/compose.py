@@ -6,6 +6,7 @@ Hydra, OmegaConf and PyYAML say what they cannot do, seldom which argument or wh
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -37,10 +38,16 @@ def conf_dir() -> Path:
 
 def register() -> None:
     """Tell Hydra what `${pid:}` is, what can be set, and of each algorithm the keys below `algo.`."""
-    from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
     OmegaConf.register_new_resolver("pid", os.getpid, replace=True)
+    _store()
+
+
+@functools.cache  # Hydra's store lasts as long as the process; filling it costs 20 ms, and a command composes twice
+def _store() -> None:
+    from hydra.core.config_store import ConfigStore
+
     settings = defaults_of(Config)
     networks = settings.pop("algo")
     settings["total_timesteps"], settings["eval"]["episodes"] = "${env.total_timesteps}", "${env.eval_episodes}"
