@@ -20,8 +20,8 @@ from fasttrain.spec.config import ALGO_CLASSES
 
 ROOT = Path(__file__).resolve().parents[2]
 STOCK_ONLY = [name for name, spec in ALGORITHMS.items() if not spec.has_fast]
-SMALL = ("total_timesteps=600", "num_envs=2", "eval.episodes=2", "vec_env=dummy", "checkup=off", "live=off")
-LESS = {  # of each kind of algorithm, so that a few hundred steps hold some updates
+SMALL = ("total_timesteps=200", "num_envs=2", "eval.episodes=2", "vec_env=dummy", "checkup=off", "live=off")
+LESS = {  # of each kind of algorithm, so that two hundred steps hold some updates
     True: ("algo.rollout_size=64",),
     False: ("warmup_steps=50", "batch_size=16", "updates_per_step=1", "algo.buffer_size=500"),
 }
@@ -34,6 +34,7 @@ def env_of(algo: str) -> str:
 def train(fasttrain: RunCommand, algo: str, *more: str) -> Finished:
     spec = ALGORITHMS[algo]
     small = [*SMALL, *LESS[spec.on_policy], *(["batch_size=16"] if spec.on_policy and spec.minibatches else [])]
+    small += ["algo.n_epochs=2"] if "n_epochs" in spec.keys() else []  # noqa: SIM118
     done = fasttrain("+profile=speed", f"algo={algo}", f"env.id={env_of(algo)}", *small, *more)
     assert done.exit_code == 0, done.err
     return done
@@ -78,7 +79,7 @@ def test_no_place_compares_with_an_algorithms_name():
 def test_a_stock_algorithm_trains_is_timed_and_loads_by_its_stock_class(fasttrain: RunCommand, algo: str):
     done = train(fasttrain, algo)
     summary, plan = done.json("summary.json"), done.json("plan.json")
-    assert summary["env_steps"] >= 600
+    assert summary["env_steps"] >= 200
     assert summary["updates"] > 0
     assert summary["quality"]["episodes"] == 2
     effective = {row["flag"]: row["effective"] for row in plan["flags"]}
@@ -97,9 +98,9 @@ def test_a_stock_algorithm_trains_is_timed_and_loads_by_its_stock_class(fasttrai
 
 @pytest.mark.parametrize("algo", ["a2c", "sac", "qrdqn", "tqc"])
 def test_a_stock_algorithm_resumes_to_the_bits_of_one_left_alone(fasttrain: RunCommand, algo: str):
-    whole = train(fasttrain, algo, "checkpoint_every=600")
-    part = train(fasttrain, algo, "checkpoint_every=300", "total_timesteps=300")
-    resumed = fasttrain("resume", f"run={part.folder}", "total_timesteps=600")
+    whole = train(fasttrain, algo, "checkpoint_every=200")
+    part = train(fasttrain, algo, "checkpoint_every=100", "total_timesteps=100")
+    resumed = fasttrain("resume", f"run={part.folder}", "total_timesteps=200")
     assert resumed.exit_code == 0, resumed.err
     folders = (whole.folder, part.folder)
     first, second = (load_from_zip_file(folder / "model.zip", device="cpu")[1] for folder in folders)
