@@ -7,7 +7,7 @@ import functools
 import itertools
 import json
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,6 +102,15 @@ class Finished(NamedTuple):
 
 
 RunCommand = Callable[..., Finished]
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Any]:
+    """Starts trainings by forking, for all of tests/faults: loading all of fasttrain once costs seconds."""
+    from injector import Nursery
+
+    with Nursery() as made:
+        yield made
 
 
 @pytest.fixture
