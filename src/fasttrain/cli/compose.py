@@ -276,10 +276,10 @@ def _culprit(overrides: Sequence[str]) -> list[str]:
     """The override without which the others compose; none where there is no such."""
     kept = unswept(split_options(overrides)[1])
     kept += search_path(overrides)
-    for index, override in enumerate(kept):
-        if _composes([*kept[:index], *kept[index + 1 :]]) and not _composes(kept):
-            return [override]
-    return []
+    if _composes(kept):
+        return []
+    others = ([*kept[:index], *kept[index + 1 :]] for index in range(len(kept)))
+    return [override for override, rest in zip(kept, others, strict=True) if _composes(rest)][:1]
 
 
 def _composes(overrides: Sequence[str]) -> bool:
