@@ -7,6 +7,7 @@ import functools
 import itertools
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ from omegaconf import DictConfig, OmegaConf
 from fasttrain import cli
 from fasttrain.cli import main
 from fasttrain.cli.compose import conf_dir, register
+from fasttrain.runs import activity
 from fasttrain.spec.config import Config
 from fasttrain.spec.flags import FLAGS
 from fasttrain.spec.overrides import key_of, normalise
@@ -126,6 +128,7 @@ def fasttrain(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: py
     is_run = ("summary.json", "plan.json")  # up to a second a run; tests/report/test_index.py draws one
     skip = lambda folder: None if any((folder / name).exists() for name in is_run) else draw(folder)  # noqa: E731
     monkeypatch.setattr(cli, "draw_report", skip)
+    monkeypatch.setattr(activity, "SILENT_S", 3600.0)  # else a slow machine says more than a fast one
     monkeypatch.setattr(Hydra, "get_mode", lambda *_, **__: None)  # composes all of it, to see that no file sweeps
     numbers = itertools.count()
 
@@ -142,3 +145,32 @@ def fasttrain(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: py
         return Finished(exit_code, out, err, folder)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def _trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[RunCommand, tuple[str, ...]], Finished]:
+    done: dict[tuple[str, ...], Finished] = {}
+
+    def once(fasttrain: RunCommand, arguments: tuple[str, ...]) -> Finished:
+        if arguments not in done:
+            first = fasttrain(*arguments)
+            assert first.exit_code == 0, first.err
+            kept = tmp_path_factory.mktemp("trained") / first.folder.name
+            done[arguments] = first._replace(folder=Path(shutil.move(first.folder, kept)))
+        return done[arguments]
+
+    return once
+
+
+@pytest.fixture
+def trained(
+    fasttrain: RunCommand, tmp_path: Path, _trained: Callable[[RunCommand, tuple[str, ...]], Finished]
+) -> RunCommand:
+    """As `fasttrain`, of a training that ends well; the same arguments train once, and each gets a copy of the run."""
+    numbers = itertools.count()
+
+    def copied(*arguments: str) -> Finished:
+        done = _trained(fasttrain, arguments)
+        return done._replace(folder=Path(shutil.copytree(done.folder, tmp_path / f"trained{next(numbers)}")))
+
+    return copied
