@@ -80,7 +80,8 @@ FOREIGN = (
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["own.tier=xyz"], "own.tier=xyz: not one of baseline, balance, speed"),
+        (["own.tier=xyz"], "tier=xyz: not one of baseline, balance, speed"),
+        (["eval.num_envs=2"], "eval.num_envs is no setting any more: an evaluation takes 8 envs, 64 of a native game"),
         (["num_envs=4,8"], "num_envs=4,8: several values need a sweep: add -m"),
         (["num_envs=choice(4,8)"], "num_envs=choice(4,8): several values need a sweep: add -m"),
         (["+profile="], "profile= is empty; choose from balance, baseline, debug, exact, speed"),

@@ -105,7 +105,7 @@ def test_an_opponent_with_arguments_decides_for_the_other_side(run: RunCommand, 
         "        with pathlib.Path('episodes.txt').open('a') as f:\n            f.write(f'{env} {self.errs}\\n')\n"
     )
     (tmp_path / "counting.py").write_text(counting)
-    tiny = ("+profile=balance", "total_timesteps=2048", "num_envs=8", "own.native_num_envs=8", "algo.rollout_size=1024",
+    tiny = ("+profile=balance", "total_timesteps=2048", "num_envs=8", "algo.rollout_size=1024",
             "batch_size=256", "eval.episodes=4", "live=off", "fused_update=off", "algo.net_arch=[16]")  # fmt: skip
     done = run(*tiny, "opponent={opponent: 'counting:Counting', errs: 0.25}")
     assert done.exit_code == 0, done.err

@@ -15,7 +15,7 @@ from fasttrain.runs.folders import changes
 from fasttrain.saving.files import locked
 
 SMALL = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "vec_env=dummy", "num_envs=2", "checkup=off",
-         "fused_update=off", "eval.episodes=2", "eval.num_envs=2", "batch_size=32", "algo.net_arch=[8]",
+         "fused_update=off", "eval.episodes=2", "batch_size=32", "algo.net_arch=[8]",
          "algo.rollout_size=64", "report=false")  # fmt: skip
 Run = Callable[..., tuple[int, str, str]]
 

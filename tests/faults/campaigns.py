@@ -45,7 +45,7 @@ from resume_cases import DQN, PPO, SHARED, assert_equal
 Say = Callable[[str], None]
 Result = dict[str, Any]
 WIRED = ("env.entry_point=wired:WiredEnv", "env.kwargs.wire=wire", "vec_env=dummy", "num_envs=2", "fused_update=off")
-QUIET = ("+profile=speed", "seed=5", "checkup=off", "report=false", "live=off", "eval.episodes=2", "eval.num_envs=2",
+QUIET = ("+profile=speed", "seed=5", "checkup=off", "report=false", "live=off", "eval.episodes=2",
          "algo.net_arch=[8]", "hydra.run.dir=run")  # fmt: skip
 INTERVAL = 64
 WIRED_PPO = (*QUIET, *WIRED, "algo.rollout_size=32", "batch_size=16", "algo.n_epochs=1", f"checkpoint_every={INTERVAL}")

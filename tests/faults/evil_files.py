@@ -479,7 +479,7 @@ def _write(path: Path, content: bytes) -> None:
 
 # What is typed to have a run opened, beside run=FOLDER.
 TYPED = {
-    "eval": ("eval.num_envs=1",),
+    "eval": (),
     "export": ("format=torchscript",),
     "play": ("play.speed=1e9", "play.episodes=1", "play.seed=0"),
     "resume": ("total_timesteps=192",),

@@ -39,7 +39,7 @@ class Bad(gym.Env):
 """
 SMALL = (
     "+profile=speed", "env.entry_point=bad:Bad", "num_envs=4", "total_timesteps=4000", "algo.rollout_size=400",
-    "batch_size=100", "eval.episodes=4", "eval.num_envs=2",
+    "batch_size=100", "eval.episodes=4",
 )  # fmt: skip
 
 

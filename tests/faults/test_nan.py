@@ -319,7 +319,7 @@ class Bad(gym.Env):
     def reward(self):
         return 3e38 if self.field == "overflow" else 1.0
 """
-SMALL = ("env.entry_point=badnan:Bad", "num_envs=2", "total_timesteps=2000", "eval.episodes=2", "eval.num_envs=2")
+SMALL = ("env.entry_point=badnan:Bad", "num_envs=2", "total_timesteps=2000", "eval.episodes=2")
 
 
 @pytest.fixture

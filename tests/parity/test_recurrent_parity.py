@@ -18,7 +18,7 @@ from fasttrain.runs.evaluate import evaluate
 from toys import single_thread
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
-TINY = ("env.id=CartPole-v1", "algo=recurrent_ppo", "algo.lstm_hidden_size=8", "eval.episodes=4", "eval.num_envs=2")
+TINY = ("env.id=CartPole-v1", "algo=recurrent_ppo", "algo.lstm_hidden_size=8", "eval.episodes=4")
 
 
 def test_profile_baseline_is_a_plain_script(fasttrain: RunCommand):

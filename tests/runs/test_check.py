@@ -44,7 +44,7 @@ class Walk(gym.Env):
 WALK = ("env.entry_point=walk:Walk",)
 SMALL = (
     *WALK, "+profile=speed", "algo=ppo", "vec_env=dummy", "num_envs=2", "total_timesteps=200", "algo.rollout_size=100",
-    "batch_size=50", "eval.episodes=2", "eval.num_envs=2",
+    "batch_size=50", "eval.episodes=2",
 )  # fmt: skip
 
 

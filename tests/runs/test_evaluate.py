@@ -150,7 +150,7 @@ def test_interval_of_one_value_is_a_point():
 def test_eval_command_repeats_the_runs_own_evaluation(fasttrain: RunCommand):
     trained = fasttrain(
         "+profile=speed", "num_envs=32", "algo.rollout_size=2048", "batch_size=256", "total_timesteps=2048",
-        "algo.n_epochs=1", "eval.episodes=20", "eval.num_envs=4",
+        "algo.n_epochs=1", "eval.episodes=20",
     )  # fmt: skip
     done = fasttrain("eval", f"run={trained.folder}")
     assert done.exit_code == 0, done.err

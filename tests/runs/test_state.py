@@ -51,7 +51,7 @@ def test_a_longer_horizon_joins_stretches_of_the_curve():
 
 @pytest.mark.parametrize("rising", [True, False])
 def test_rules_that_stop_decide_as_if_never_interrupted(rising: bool):
-    config = StopConfig(on_plateau=True, patience=0.2)
+    config = StopConfig(patience=0.2)
     whole, first, second = (Stopping(config, 100_000) for _ in range(3))
     for step in range(60_000):
         for stopping in (whole, first if step < 31_234 else second):

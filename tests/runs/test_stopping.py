@@ -20,7 +20,7 @@ def stop_of(
     """Where, as a share of the horizon, a plateau ends a training whose mean return follows `curve` over 0..1."""
     shares = np.arange(1, episodes + 1) / episodes
     returns = curve(shares) + noise * np.random.default_rng(seed).standard_normal(episodes)
-    rules = Stopping(StopConfig(on_plateau=True, patience=patience), TOTAL)
+    rules = Stopping(StopConfig(patience=patience), TOTAL)
     for share, value in zip(shares.tolist(), returns.tolist(), strict=True):
         rules.add(round(share * TOTAL), value)
         if (found := rules.reason(round(share * TOTAL), 0.0)) is not None:
@@ -133,9 +133,8 @@ def test_without_rules_nothing_is_active():
 
 def test_rules_that_mean_nothing_are_refused():
     assert stopping_for(configured("stop.on_plateau=true", "stop.patience=0.5")).active
-    with pytest.raises(ConfigError, match="stop.patience=0.5 with stop.on_plateau=false"):
-        stopping_for(configured("stop.patience=0.5"))
-    with pytest.raises(ConfigError, match="stop.on_plateau=true with opponent=self"):
+    assert not stopping_for(configured("stop.on_plateau=false")).active
+    with pytest.raises(ConfigError, match="stop.patience=0.2 with opponent=self"):
         stopping_for(configured("stop.on_plateau=true", "opponent=self", "env=skirmish"))
 
 
@@ -147,8 +146,7 @@ def test_rules_that_mean_nothing_are_refused():
         ("stop.patience=1.5", "stop.patience=1.5: must lie between 0.01 and 1"),
         ("stop.at_reward=much", "stop.at_reward=much: expected a number"),
         ("stop.at_rewards=1", "at_reward"),
-        ("stop.on_plateau=perhaps", "stop.on_plateau=perhaps: expected true or false"),
-        ("stop.patience=0.3", "add stop.on_plateau=true"),
+        ("stop.on_plateau=perhaps", "stop.on_plateau=perhaps: another name for stop.patience (true: 0.2)"),
     ],
 )
 def test_wrong_values_are_bad_input(fasttrain: RunCommand, wrong: str, told: str):
@@ -158,7 +156,7 @@ def test_wrong_values_are_bad_input(fasttrain: RunCommand, wrong: str, told: str
     assert "Traceback" not in done.err
 
 
-CARTPOLE = ("env.id=CartPole-v1", "num_envs=4", "eval.episodes=4", "eval.num_envs=2", "total_timesteps=200000")
+CARTPOLE = ("env.id=CartPole-v1", "num_envs=4", "eval.episodes=4", "total_timesteps=200000")
 PPO = ("algo=ppo", "algo.rollout_size=256", "batch_size=64", "algo.n_epochs=1")
 
 
@@ -202,7 +200,7 @@ def test_a_run_ends_after_its_minutes(fasttrain: RunCommand):
 
 def test_a_run_ends_at_its_plateau(fasttrain: RunCommand):
     """Without a learning rate worth the name nothing rises."""
-    frozen = ("algo.learning_rate=1e-12", "stop.on_plateau=true", "stop.patience=0.1")
+    frozen = ("algo.learning_rate=1e-12", "stop.patience=0.1")
     summary, out = finished(fasttrain, "+profile=speed", *PPO, *frozen)
     assert summary["stopped_by"] == "plateau"
     assert 20_000 < summary["env_steps"] < 200_000

@@ -46,7 +46,7 @@ class Counted(gym.Env):
 COUNTED = ("env.entry_point=counted:Counted", "algo=ppo")
 SHARED = (*COUNTED, "+profile=speed", "vec_env=shared", "num_envs=4", "num_workers=2", "pipeline=1",
           "fused_update=off", "total_timesteps=64", "algo.rollout_size=64", "batch_size=32", "eval.episodes=2",
-          "eval.num_envs=1", "eval_async=false", "report=false")  # fmt: skip
+          "eval_async=false", "report=false")  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -222,7 +222,7 @@ def test_stock_classes_see_the_opponents_time_too(fasttrain: RunCommand):
 
 
 CARTPOLE = ("env.id=CartPole-v1", "algo=ppo", "num_envs=4", "algo.rollout_size=256", "batch_size=64", "algo.n_epochs=1",
-            "total_timesteps=512", "eval.episodes=4", "eval.num_envs=2")  # fmt: skip
+            "total_timesteps=512", "eval.episodes=4")  # fmt: skip
 
 
 def test_shared_workers_learn_what_one_process_learns(fasttrain: RunCommand):

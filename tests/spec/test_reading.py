@@ -105,9 +105,32 @@ def test_own_values_are_the_given_ones_then_the_games_then_the_algorithms():
 
     assert own("+profile=speed") == (1024, 1e-3, 4, 16_384, 256), "Skull King's"
     assert own("+profile=speed", "env.id=CartPole-v1", "algo=ppo") == (256, 1e-3, 10, 4_096, None), "PPO's"
-    assert own("+profile=speed", "own.batch_size=128", "own.n_epochs=2")[:3] == (128, 1e-3, 2)
     assert own("env.id=CartPole-v1", "algo=a2c") == (None, 7e-4, None, 40, None), "no minibatches, no epochs"
     assert configured("+profile=speed", "algo.learning_rate=linear_1e-4").algo.learning_rate == "linear_1e-4"
+
+
+def test_own_values_of_version_0_1_are_settings():
+    config = configured("+profile=speed", "own.batch_size=128", "own.n_epochs=2", "own.tier=balance")
+    assert (config.batch_size, config.algo.n_epochs, config.tier) == (128, 2, "balance")
+    plain, own = composed("+profile=speed"), {"tier": "baseline", "batch_size": 512, "native_num_envs": 64}
+    profile = from_mapping({**plain, "own": own})
+    assert (profile.tier, profile.batch_size, profile.num_envs) == ("baseline", 512, 64), "as a profile of 0.1 says"
+    assert from_mapping({**plain, "batch_size": 32, "own": own}).batch_size == 32
+    with pytest.raises(ConfigError, match="unknown key 'own'"):
+        from_mapping({**plain, "own": {"batch": 1}})
+
+
+def test_a_plateau_has_one_setting():
+    plain = composed()
+    assert from_mapping({**plain, "stop": {"on_plateau": False, "patience": 0.2}}).stop.patience is None
+    assert from_mapping({**plain, "stop": {"on_plateau": True, "patience": 0.3}}).stop.patience == 0.3
+    assert configured("stop.on_plateau=true").stop.patience == 0.2
+    assert configured("stop.on_plateau=true", "stop.patience=0.4").stop.patience == 0.4
+
+
+def test_what_nobody_can_choose_any_more_is_told():
+    with pytest.raises(ConfigError, match="^eval.num_envs is no setting any more: an evaluation takes 8 envs"):
+        from_mapping({**composed(), "eval": {"num_envs": 4}})
 
 
 def test_a_game_says_how_long_unless_it_is_given():

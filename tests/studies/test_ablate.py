@@ -18,15 +18,15 @@ from fasttrain.studies.outcome import Ratio
 from fasttrain.studies.statistics import Interval, compare
 from study_toys import Fakes, summary
 
-GAINS = {"engine": ("fast", 2.0), "fused_update": ("auto", 3.0), "lean_info": (True, 1.0), "own.n_epochs": (4, 1.5)}
+GAINS = {"engine": ("fast", 2.0), "fused_update": ("auto", 3.0), "lean_info": (True, 1.0), "algo.n_epochs": (4, 1.5)}
 
 
 def profile_of(typed: Mapping[str, str]) -> dict[str, Any]:
     """What the cell's generated profile says, flat."""
     conf = Path(typed["hydra.searchpath"].removeprefix("['file://").removesuffix("']"))
     content = yaml.safe_load((conf / "profile" / f"{typed['profile']}.yaml").read_text(encoding="utf-8"))
-    own = content.pop("own")
-    return {**content, **{f"own.{key}": value for key, value in own.items()}}
+    below = content.pop("algo")
+    return {**content, **{f"algo.{key}": value for key, value in below.items()}}
 
 
 def speed_of(values: Mapping[str, Any]) -> float:
@@ -41,7 +41,7 @@ class Ablated(Fakes):
 
     def __call__(self, command: str, overrides: Any, folder: Path, label: str = "", seed: int | None = None) -> Any:
         values = profile_of({key_of(text): text.partition("=")[2] for text in overrides})
-        flags = [{"flag": key, "effective": value} for key, value in values.items() if not key.startswith("own.")]
+        flags = [{"flag": key, "effective": value} for key, value in values.items() if not key.startswith("algo.")]
         self.plan = {"flags": flags}
         return super().__call__(command, overrides, folder, label, seed)
 
@@ -49,7 +49,7 @@ class Ablated(Fakes):
 def measured(change: Callable[[dict[str, Any], int], dict[str, Any]] = lambda values, seed: {}) -> Ablated:
     def run(typed: Mapping[str, str], seed: int) -> dict[str, Any]:
         values = profile_of(typed)
-        won = 0.6 if values["own.learning_rate"] == 0.001 else 0.4
+        won = 0.6 if values["algo.learning_rate"] == 0.001 else 0.4
         steps = int(typed["total_timesteps"])
         return {
             **summary(speed_of(values) * (1 + 0.001 * seed), won + 0.001 * seed, env_steps=steps),
@@ -102,7 +102,7 @@ def test_what_pays_only_together_is_kept_after_all(fasttrain: RunCommand, monkey
 
 def test_a_lever_without_which_nothing_runs_is_kept(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
     def brittle(values: dict[str, Any], seed: int) -> dict[str, Any]:
-        whole = values["engine"] == "stock" and values["own.n_epochs"] == 4
+        whole = values["engine"] == "stock" and values["algo.n_epochs"] == 4
         return {"exit_code": 1, "error": "too slow"} if whole else {}
 
     measured(brittle).use(monkeypatch)
@@ -116,7 +116,7 @@ def test_the_time_is_kept(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch
     fakes = measured().use(monkeypatch)
     clock = iter(range(0, 100000, 20))
     monkeypatch.setattr("fasttrain.studies.study.Study.spent_s", lambda self: float(next(clock)))
-    done = fasttrain("ablate", "+profile=speed", "report=false", "ablate.minutes=3")
+    done = fasttrain("ablate", "+profile=speed", "report=false", "minutes=3")
     assert len(fakes.ran) <= 9
     last = done.json("study.json")["rows"][-1]
     assert (last["keep"], last["why"]) == (True, "kept unmeasured: the time was up")
@@ -128,7 +128,7 @@ def test_the_time_is_kept(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch
         ([], "ablate needs the profile that is to be taken apart: fasttrain ablate +profile=speed"),
         (["+profile=baseline"], "ablate needs the profile"),
         (["+profile=speed", "candidates=[a,b]"], "candidates=[a,b] means nothing for ablate"),
-        (["+profile=speed", "ablate.minutes=0"], "ablate.minutes=0.0: must be at least 0.1"),
+        (["+profile=speed", "minutes=0"], "minutes=0.0: must be at least 0.1"),
         (["+profile=spede"], "no such profile"),
     ],
 )
@@ -158,7 +158,7 @@ def test_an_end_that_cannot_run_ends_it(fasttrain: RunCommand, monkeypatch: pyte
 
 
 def test_a_flag_that_costs_quality_is_dropped_however_fast():
-    lever = Lever("n_epochs", {"own.n_epochs": 10}, {"own.n_epochs": 1})
+    lever = Lever("n_epochs", {"algo.n_epochs": 10}, {"algo.n_epochs": 1})
     worse = compare(dict.fromkeys(range(5), 0.6), dict.fromkeys(range(5), 0.3), 0.03)
     finding = Finding(lever, None, Ratio(Interval(5.0, 4.0, 6.0), 3), worse)
     assert not finding.keep

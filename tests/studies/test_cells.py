@@ -14,7 +14,7 @@ import pytest
 from fasttrain.studies.cells import Cell, last_line, merged, run_cell, why
 
 SMALL = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "algo.rollout_size=512", "batch_size=64",
-         "algo.n_epochs=1", "eval.episodes=4", "eval.num_envs=2", "vec_env=dummy", "torch_threads=1", "checkup=off",
+         "algo.n_epochs=1", "eval.episodes=4", "vec_env=dummy", "torch_threads=1", "checkup=off",
          "report=false")  # fmt: skip
 
 

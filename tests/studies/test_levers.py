@@ -21,12 +21,11 @@ def test_what_belongs_together_is_one_lever():
     before, after = settings(configured("+profile=baseline")), settings(configured("+profile=speed"))
     levers = {lever.name: lever for lever in find_levers(before, after)}
     assert list(levers)[:3] == ["engine", "vec_env", "num_envs"]
-    assert levers["num_envs"].after == {"num_envs": 12, "own.native_num_envs": 256}
+    assert levers["num_envs"].after == {"num_envs": 256}
     assert set(levers["logging"].before) == {
         "log_every", "train_log_enabled", "train_log_to_console", "train_log_to_file",
     }  # fmt: skip
     assert levers["learning_rate"].text() == "0.0003 → 0.001"
-    assert "own.tier" not in levers
     assert {name: lever.flag_class for name, lever in levers.items() if name in ("engine", "logging", "n_epochs")} == {
         "engine": "exact", "logging": "exact", "n_epochs": "trade-off",
     }  # fmt: skip
@@ -36,15 +35,15 @@ def test_applying_all_is_the_profile_and_none_the_baseline():
     before, after = settings(configured("+profile=baseline")), settings(configured("+profile=speed"))
     levers = find_levers(before, after)
     assert values_with(before, after, levers, [lever.name for lever in levers]) == after
-    assert {**values_with(before, after, levers, []), "own.tier": "baseline"} == before
+    assert values_with(before, after, levers, []) == before
     without = values_with(before, after, levers, [lever.name for lever in levers if lever.name != "batch_size"])
-    assert {key for key in after if without[key] != after[key]} == {"own.batch_size"}
+    assert {key for key in after if without[key] != after[key]} == {"batch_size"}
 
 
 def test_levers_without_effect_on_this_machine_are_left_out():
     levers = find_levers(
-        {"engine": "stock", "use_amp": "off", "amp_dtype": "bfloat16", "prefetch": "off", "own.n_epochs": 10},
-        {"engine": "fast", "use_amp": "auto", "amp_dtype": "bfloat16", "prefetch": "auto", "own.n_epochs": 4},
+        {"engine": "stock", "use_amp": "off", "amp_dtype": "bfloat16", "prefetch": "off", "algo.n_epochs": 10},
+        {"engine": "fast", "use_amp": "auto", "amp_dtype": "bfloat16", "prefetch": "auto", "algo.n_epochs": 4},
     )
     baseline = plan(engine="stock", use_amp="off", amp_dtype=NOT_APPLICABLE, prefetch=NOT_APPLICABLE)
     profile = plan(engine="fast", use_amp="off", amp_dtype=NOT_APPLICABLE, prefetch=NOT_APPLICABLE)

@@ -24,7 +24,7 @@ def test_what_speaks_to_the_study_does_not_reach_its_cells():
         "gate.margin=2",
         "study=x",
         "num_envs=4",
-        "tune.minutes=1",
+        "minutes=1",
         "--config-dir=here",
     ]
     assert base_overrides(typed) == ["+profile=speed", "num_envs=4", "--config-dir=here"]

@@ -15,7 +15,7 @@ from fasttrain.studies.cells import Cell
 from fasttrain.studies.sweep import Sweep, figures
 
 SMALL = ("total_timesteps=1024", "algo.rollout_size=512", "batch_size=64", "algo.n_epochs=1", "eval.episodes=4",
-         "eval.num_envs=2", "vec_env=dummy", "torch_threads=1")  # fmt: skip
+         "vec_env=dummy", "torch_threads=1")  # fmt: skip
 
 
 def test_every_cell_runs_in_its_own_process_and_an_illegal_one_stops_nothing(fasttrain: RunCommand):

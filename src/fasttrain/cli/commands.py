@@ -48,7 +48,7 @@ OWNERS = {
         ("resume", "eval", "export", "play", "report", "doctor"), "to evaluate that run: fasttrain eval run=…"
     ),
     "format": Owner(("export",), "to export that run: fasttrain export run=…"),
-    "model": Owner(("export",), "to export that run: fasttrain export run=…"),
+    "model": Owner(("export", "play"), "to export that run: fasttrain export run=…"),
     "output": Owner(("export",), "to export that run: fasttrain export run=…"),
     "trust": Owner(TRUSTING, "to load a model with its pickles: fasttrain eval run=… --trust"),
     "play.": Owner(("play",), "to watch a run: fasttrain play run=…"),
@@ -62,6 +62,8 @@ OWNERS = {
     "on_existing": Owner(("train", *STUDIES), "take another folder: hydra.run.dir=…"),
     "profiler": Owner(("train",), "to profile a training: fasttrain +profile=speed profiler=cprofile"),
     "study": Owner(STUDIES, "to go on with a study: fasttrain compare study=FOLDER"),
+    "minutes": Owner(("ablate", "tune"), "a single run takes stop.max_minutes=…"),
+    "profile_name": Owner(("ablate", "tune"), "only they write profiles"),
     "ablate.": Owner(("ablate",), "to try flags one by one: fasttrain ablate +profile=speed"),
     "tune.": Owner(("tune",), "to search for the best values: fasttrain tune +profile=speed"),
     "doctor.": Owner(("doctor",), "to look for the wall: fasttrain doctor +profile=speed"),

@@ -18,7 +18,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec
 from fasttrain.spec.config import Config
 from fasttrain.spec.overrides import config_dir_options, key_of, normalise, split_options
-from fasttrain.spec.reading import all_keys, foreign_key, from_mapping
+from fasttrain.spec.reading import all_keys, foreign_key, from_mapping, told_gone
 from fasttrain.spec.setting import defaults_of
 from fasttrain.spec.typed import did_you_mean
 
@@ -235,6 +235,8 @@ def _unknown_key(key: str, overrides: Sequence[str]) -> str:
     for algo in (*chosen, "maskable_ppo", "dqn"):  # the one chosen; maskable_ppo is the default
         if why := foreign_key(key, algo):
             return why
+    if why := told_gone(key):
+        return why
     return f"unknown key '{key}'{did_you_mean(key, all_keys())}"
 
 

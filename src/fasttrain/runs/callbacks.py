@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from fasttrain.algos.collector import Collector
@@ -149,7 +148,7 @@ class RunCallback(BaseCallback):
         self._checks_steps = self._nan_guard and self._ours is None  # a stock class; ours look for themselves
         if self._ours is not None and self._ours.engine.guard is not None:
             self._ours.engine.guard.say = self.parts.say
-        self._counts_itself = isinstance(self.model, OffPolicyAlgorithm)
+        self._counts_itself = not isinstance(self.model, OnPolicyAlgorithm)
         watched = [] if self._ours is not None or self._counts_itself else optimizers_of(self.model)[:1]
         self._hooks = [optimizer.register_step_post_hook(self._count_update) for optimizer in watched]
         progress = self.parts.progress
@@ -267,11 +266,11 @@ class RunCallback(BaseCallback):
 
 
 def _dump_logs(model: BaseAlgorithm) -> None:
-    """SB3's own table and progress.csv row. Its two families of algorithms differ in the argument."""
+    """SB3's own table and progress.csv row. Its families of algorithms differ in the argument."""
     if isinstance(model, OnPolicyAlgorithm):
         model.dump_logs(iteration=0)
-    elif isinstance(model, OffPolicyAlgorithm):
-        model.dump_logs()
+    else:
+        model.dump_logs()  # type: ignore[attr-defined]
 
 
 def replay_dict(model: BaseAlgorithm) -> dict[str, Any] | None:

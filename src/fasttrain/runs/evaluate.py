@@ -26,7 +26,7 @@ from fasttrain.saving.buffer_state import own_random_state
 from fasttrain.saving.files import parse_json, write_json
 from fasttrain.spec.config import Config
 from fasttrain.spec.flags import FLAGS
-from fasttrain.spec.reading import against_bots, from_mapping
+from fasttrain.spec.reading import against_bots, from_mapping, without_gone
 from fasttrain.terminal import near, one_line
 
 LONGEST_REASON, MOST_REASONS = 200, 100  # of an env's texts what summary.json keeps
@@ -176,7 +176,7 @@ def evaluate_both(
     config = against_bots(config)
     own = config if config.vec_env == "native" else dataclasses.replace(config, vec_env="dummy")
     statistics = model.get_vec_normalize_env() if statistics is None else statistics
-    count = config.eval.num_envs or min(config.eval.episodes, 64 if config.vec_env == "native" else 8)
+    count = min(config.eval.episodes, 64 if config.vec_env == "native" else 8)  # native envs cost next to nothing
     ways = ["greedy", "sampled"] if sampled and not config.algo.spec.greedy else ["greedy"]
     quality, keys = Quality(), QualityKeys.of(config.env)
     with activity(console, "evaluating") as doing:
@@ -276,10 +276,12 @@ def config_of(folder: Path) -> Config:
     if not isinstance(stored, dict):
         raise ConfigError(f"{path} holds no configuration; name the folder of a run")
     stored = {**stored, "env": _games_of_today(stored.get("env"))}
+    if isinstance(own := stored.pop("own", None), dict):  # of 0.1; all but the tier stands in the settings too
+        stored["tier"] = own.get("tier")
     if isinstance(algo := stored.get("algo"), dict):  # 0.1 kept an algorithm's own values there
         stored["algo"] = {key: value for key, value in algo.items() if key != "by_tier"}
     try:
-        return from_mapping({**{flag.name: flag.stock for flag in FLAGS}, **stored, "trust": False})
+        return from_mapping({**{flag.name: flag.stock for flag in FLAGS}, **without_gone(stored), "trust": False})
     except ConfigError as error:
         raise ConfigError(f"run={folder}: its plan.json does not fit this version of fasttrain ({error})") from error
 

@@ -107,7 +107,8 @@ def bare_model(config: Config) -> BaseAlgorithm:
     """
     config = against_bots(config)
     spec = config.algo.spec
-    small: dict[str, Any] = {"rollout_size": 2} if spec.on_policy else {"buffer_size": 1, "n_steps": 1}
+    small: dict[str, Any] = {"rollout_size": 2} if spec.on_policy else {}
+    small |= {"buffer_size": 1, "n_steps": 1} if spec.off_policy else {}
     engine: Literal["stock", "fast"] = "stock"
     if _plays_as_ours(config):
         small |= {"prioritized": False, "use_masking": uses_masks(config)}

@@ -100,19 +100,20 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         ConfigError: no run named, no such model, or an env that cannot be shown or played against.
     """
     typed = [key for key, source in sources.items() if source == "command line"]
-    ignored = sorted(key for key in typed if key not in ("run", "opponent", "trust") and not key.startswith("play."))
+    taken = ("run", "model", "opponent", "trust")
+    ignored = sorted(key for key in typed if key not in taken and not key.startswith("play."))
     if ignored:
         raise ConfigError(
-            f"play takes run=…, opponent=…, play.… and --trust only: {', '.join(ignored)} would do nothing"
+            f"play takes run=…, model=…, opponent=…, play.… and --trust only: {', '.join(ignored)} would do nothing"
         )
     if config.run is None:
         raise ConfigError("play needs run=FOLDER, a finished run's folder (outputs/DATE/TIME_…)")
-    console = make_console()
+    console, file = make_console(), "best_model.zip" if config.model == "best" else "model.zip"
     with activity(console, "loading the model"):
-        trained, model = load_run(Path(config.run), config.play.model, config.trust)
+        trained, model = load_run(Path(config.run), file, config.trust)
     trained = _seated(dataclasses.replace(trained, play=config.play), config.opponent)
     watched = Watched(_textual_env(trained))
-    statistics = find_statistics(trained, Path(config.run) / config.play.model, config.trust)
+    statistics = find_statistics(trained, Path(config.run) / file, config.trust)
     env = wrapped(DummyVecEnv([lambda: watched]), trained, statistics)
     seed = secrets.randbelow(10**6) if config.play.seed is None else config.play.seed
     show(console, f"{_title(trained, model)}, play.seed={seed}", "bold")

@@ -103,10 +103,10 @@ class Stopping:
 
     def __init__(self, config: StopConfig, total_timesteps: int) -> None:
         self._config = config
-        self._patience_steps = config.patience * total_timesteps
-        self._plateau = Plateau(self._patience_steps) if config.on_plateau else None
+        self._patience_steps = (config.patience or 0.0) * total_timesteps
+        self._plateau = Plateau(self._patience_steps) if config.patience else None
         self._recent: deque[float] = deque(maxlen=RECENT_EPISODES)
-        self.active = config.on_plateau or config.at_reward is not None or config.max_minutes is not None
+        self.active = bool(config.patience) or config.at_reward is not None or config.max_minutes is not None
 
     def add(self, env_steps: int, episode_return: float) -> None:
         """One finished training episode."""
@@ -137,7 +137,7 @@ class Stopping:
             "plateau",
             f"the mean return no longer rises: at best {now.mean:.4g} ± {now.error:.2g} in the last "
             f"{self._patience_steps:,.0f} steps, {before.mean:.4g} ± {before.error:.2g} before "
-            f"(stop.on_plateau=true, stop.patience={self._config.patience:g})",
+            f"(stop.patience={self._config.patience:g})",
         )
 
     def _after_minutes(self, wall_s: float) -> Stop | None:
@@ -154,14 +154,9 @@ def stopping_for(config: Config) -> Stopping:
         ConfigError: they mean nothing for it.
     """
     stop = config.stop
-    if not stop.on_plateau and stop.patience != StopConfig().patience:
+    if stop.patience and plays_itself(config):
         raise ConfigError(
-            f"stop.patience={stop.patience:g} with stop.on_plateau=false: it means nothing without; add "
-            "stop.on_plateau=true"
-        )
-    if stop.on_plateau and plays_itself(config):
-        raise ConfigError(
-            "stop.on_plateau=true with opponent=self: against snapshots of itself the reward says nothing of progress; "
-            "leave it out, stop.max_minutes=… works, or choose another opponent"
+            f"stop.patience={stop.patience:g} with opponent=self: against snapshots of itself the reward says nothing "
+            "of progress; leave it out, stop.max_minutes=… works, or choose another opponent"
         )
     return Stopping(stop, config.total_timesteps)

@@ -219,6 +219,15 @@ ALGORITHMS: dict[str, AlgorithmSpec] = {
         continuous("ddpg", "stable_baselines3:DDPG", 1e-3, greedy=True),
         continuous("tqc", "sb3_contrib:TQC", 3e-4),
         continuous("crossq", "sb3_contrib:CrossQ", 1e-3, policies=("MlpPolicy",)),
+        AlgorithmSpec(
+            name="ars",
+            stock="fasttrain.algos.ars:ARS",  # stock's own loop takes no answers
+            actions=("Box", "Discrete"),
+            greedy=True,
+            policies=("MlpPolicy", "LinearPolicy"),
+            tiers=every_tier(learning_rate=0.02),
+            flags={"num_envs": 1, "vec_env": "dummy"},
+        ),
     )
 }
 

@@ -22,7 +22,7 @@ QUALITY_NAMES = ("episodes", "mean_reward", "win_rate", "draw_rate", "score_diff
                  "mean_turns", "scores", "untold", "ci95", "tail", "auto", "sampled")  # fmt: skip
 PATHS = ("run", "study", "output")
 LONGEST_NAME = 255  # bytes: of all usual file systems
-SCHEDULES = ("algo.learning_rate", "algo.clip_range", "algo.clip_range_vf")
+SCHEDULES = ("algo.learning_rate", "algo.clip_range", "algo.clip_range_vf", "algo.delta_std")
 
 
 def lookup(config: Any, key: str) -> Any:
@@ -37,19 +37,15 @@ def lookup(config: Any, key: str) -> Any:
 def ranges(cls: Any) -> dict[str, tuple[float | None, float | None]]:
     """Key → least and most; a key before those that have their value from it."""
     found = ranges_of(dict(settings_of(cls))) | {f"algo.{name}": bounds for name, bounds in RANGES.items()}
-    return dict(sorted(found.items(), key=lambda item: item[0].split(".")[0] not in ("env", "own")))
+    return dict(sorted(found.items(), key=lambda item: item[0].split(".")[0] != "env"))
 
 
 def check(config: Any) -> None:
     """Ranges and cross-field rules that need nothing but the configuration itself."""
-    for key, (least, most) in ranges(type(config)).items():  # type: ignore[arg-type]
-        value = lookup(config, key)
-        number = parse_schedule(value, key)[1] if key in SCHEDULES and value is not None else value
-        if not isinstance(number, (int, float)) or isinstance(number, bool):
-            continue
-        low, high = -math.inf if least is None else least, math.inf if most is None else most
-        if not low <= number <= high:
-            raise ConfigError(f"{key}={value}: must {_spell(least, most)}")
+    for key, bounds in ranges(type(config)).items():  # type: ignore[arg-type]
+        _check_range(key, lookup(config, key), *bounds)
+    for name, bounds in ranges_of(dict(settings_of(type(config.own)))).items():
+        _check_range(f"env.by_tier: {name}", getattr(config.own, name), *bounds)
     for key in SCHEDULES:
         value = lookup(config, key)
         if value is not None and parse_schedule(value, key)[1] <= 0:
@@ -70,6 +66,15 @@ def check(config: Any) -> None:
     )
     for rule in rules:
         rule(config)
+
+
+def _check_range(key: str, value: Any, least: float | None, most: float | None) -> None:
+    number = parse_schedule(value, key)[1] if key in SCHEDULES and value is not None else value
+    if not isinstance(number, (int, float)) or isinstance(number, bool):
+        return
+    low, high = -math.inf if least is None else least, math.inf if most is None else most
+    if not low <= number <= high:
+        raise ConfigError(f"{key}={value}: must {_spell(least, most)}")
 
 
 def _spell(least: float | None, most: float | None) -> str:

@@ -5,12 +5,12 @@ Keys below `algo` are SB3's own constructor names (`spec/algorithms.py`). Rules 
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, make_dataclass
+from dataclasses import MISSING, dataclass, fields, make_dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec
 from fasttrain.spec.setting import setting
-from fasttrain.spec.typed import Named, Switch
+from fasttrain.spec.typed import Named, Switch, convert
 
 NetArch = tuple[int, ...] | dict[str, tuple[int, ...]] | None
 SELF = "self"  # as an opponent: snapshots of the learner
@@ -38,23 +38,18 @@ class GateConfig:
 class AblateConfig:
     """Flag by flag from baseline to the profile."""
 
-    minutes: float = setting(10.0, "for everything", least=0.1)
     flags: tuple[str, ...] = setting((), "only these; empty: all that differ")
-    name: str = setting("measured", "profile/NAME.yaml in the study's folder")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TuneConfig:
     """Search for the most steps/s."""
 
-    minutes: float = setting(10.0, "for everything", least=0.1)
     space: dict[str, tuple[Any, ...]] | None = setting(
         None, "{num_envs: [64, 128], batch_size: [512, 1024]}; null: made from machine and profile"
     )
     min_update_ratio: float | None = setting(None, "gradient updates per env step; null: the profile's own", least=0)
-    max_memory_gb: float | None = setting(None, "resident, children included; null: 80 % of what is free", least=0.1)
     sampler: Literal["random", "optuna"] = setting("random", "optuna: pip install fasttrain[tune]")
-    name: str = setting("tuned", "profile/NAME.yaml in the study's folder")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,7 +142,6 @@ class EvalConfig:
     """How quality is measured: own envs, own seeds."""
 
     episodes: int = setting(MISSING, "left out: the game's own number", least=2)
-    num_envs: int | None = setting(None, "null: 8, or 64 of a native game, whose envs cost next to nothing", least=1)
     seed: int = setting(1_000_003, "far from the training envs' seeds (seed, seed + 1, …)", least=0, most=MAX_SEED)
 
 
@@ -169,7 +163,6 @@ class PlayConfig:
     seed: int | None = setting(None, "null: another game every time", least=0, most=MAX_SEED)
     human: bool = setting(False, "true: you play against the agent")
     deterministic: bool = setting(True, "the best choice; false: one drawn from the policy's probabilities")
-    model: Literal["model.zip", "best_model.zip"] = setting("model.zip", "which of the run's")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,8 +171,9 @@ class StopConfig:
 
     at_reward: float | None = setting(None, "mean return of the last 100 episodes")
     max_minutes: float | None = setting(None, "of training, start-up apart", least=0.001)
-    on_plateau: bool = setting(False, "the mean return of 100 episodes no longer rises")
-    patience: float = setting(0.2, "share of total_timesteps without a rise that makes a plateau", least=0.01, most=1)
+    patience: float | None = setting(
+        None, "share of total_timesteps without a rise that ends it, 0.2 say; null: never", least=0.01, most=1
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,18 +188,16 @@ class CheckpointConfig:
 class GuardConfig:
     """When `nan_guard` gives up."""
 
-    max_skipped: int = setting(10, "rounds of updates in a row (a rollout's, a vector step's) that were lost", least=0)
     at_limit: Literal["stop", "rollback"] = setting("stop", "rollback: once back to the last good weights, in memory")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OwnConfig:
-    """What the game (`env.by_tier`, `env.native_num_envs`), else the algorithm names as its own values in a tier.
+class OwnValues:
+    """What the game (`env.by_tier`, `env.native_num_envs`), else the algorithm names as its own values in `tier`.
 
-    Null: theirs, by `reading.own_of`; for an algorithm without minibatches, epochs or rollouts it stays null.
+    None where the algorithm has no minibatches, epochs or rollouts.
     """
 
-    tier: Literal["baseline", "balance", "speed"] = setting("baseline", "which of their tiers; profiles pick one")
     batch_size: int | None = setting(None, "minibatch of one gradient update", least=2)
     learning_rate: float | None = setting(None, "of the optimizer", least=0)
     n_epochs: int | None = setting(None, "passes over a rollout", least=1)
@@ -318,16 +310,18 @@ class Config:
     on_existing: Literal["refuse", "resume", "overwrite"] = setting(
         "refuse", "where the output folder holds a run, sweep or study already"
     )
+    tier: Literal["baseline", "balance", "speed"] = setting(
+        "baseline", "which values of the game's own and the algorithm's own; profiles pick one"
+    )
     env: EnvConfig
     algo: AlgoConfig
     eval: EvalConfig
-    own: OwnConfig
     opponent: Named | None = setting(
         None, "self: snapshots of the learner; one of the game's own; module:Class of yours; null: as env.kwargs says"
     )
     run: str | None = setting(None, "a finished run's folder, for commands that read one")
     format: Literal["onnx", "torchscript"] | None = setting(None, "of `export`")
-    model: Literal["final", "best"] = setting("final", "which model of the run `export` takes")
+    model: Literal["final", "best"] = setting("final", "which model of the run `export` and `play` take")
     output: str | None = setting(None, "the file `export` writes; left out, it goes into the run's folder")
     trust: bool = setting(
         False, "eval, play, export: load models as SB3 does, running what is pickled in them; --trust"
@@ -359,10 +353,32 @@ class Config:
         None, "of compare: minutes of training in every cell, instead of equal steps", least=0.001
     )
     study: str | None = setting(None, "compare, ablate, tune: the folder; one that exists is gone on with")
+    minutes: float = setting(10.0, "ablate, tune: for everything", least=0.1)
+    profile_name: str | None = setting(
+        None, "ablate, tune: profile/NAME.yaml in the study's folder; null: measured, tuned"
+    )
     gate: GateConfig = GateConfig()
     ablate: AblateConfig = AblateConfig()
     tune: TuneConfig = TuneConfig()
     doctor: DoctorConfig = DoctorConfig()
+
+    @property
+    def own(self) -> OwnValues:
+        """What holds where nobody chose another value."""
+        return own_values(self.env, self.algo.spec, self.tier)
+
+
+def own_values(env: EnvConfig, spec: AlgorithmSpec, tier: str) -> OwnValues:
+    """The game's own values in a tier, else the algorithm's.
+
+    Raises:
+        ConfigError: the game's are no such values.
+    """
+    games = (env.by_tier or {}).get(spec.name, {}).get(tier, {})
+    known = {**spec.tiers[tier], "native_num_envs": (env.native_num_envs or {}).get(tier), **games}
+    names = [one.name for one in fields(OwnValues)]
+    found: OwnValues = convert({name: known.get(name) for name in names}, OwnValues, "env.by_tier")
+    return found
 
 
 ALGO_CLASSES: dict[str, type[AlgoConfig]] = {spec.name: _algo_class(spec) for spec in ALGORITHMS.values()}

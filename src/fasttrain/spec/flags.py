@@ -10,6 +10,8 @@ from fasttrain.spec.setting import flags_of
 
 NOT_APPLICABLE = "not applicable"
 FLAGS = flags_of(Config)
+# Where a flag's value is nobody's own choice, so that the game's own and the algorithm's own come first.
+SHIPPED = ("default", *(f"profile {name}" for name in ("baseline", "exact", "balance", "speed", "debug")))
 BY_NAME = {flag.name: flag for flag in FLAGS}
 
 

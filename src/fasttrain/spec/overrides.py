@@ -33,9 +33,11 @@ class Alias(NamedTuple):
 
     key: str
     values: Mapping[str, str | None] | None = None
+    gives_way: bool = False  # to the setting itself, where both are given
 
 
-# SB3's places of what is a flag here, and the names under which people know parts of `workers` and `schedule`.
+# SB3's places of what is a flag here, the names under which people know parts of `workers` and `schedule`, and those of
+# version 0.1.
 ALIASES = {
     "algo.batch_size": Alias("batch_size"),
     "algo.learning_starts": Alias("warmup_steps"),
@@ -47,6 +49,23 @@ ALIASES = {
     "async_envs": Alias("schedule", {"true": "first_ready", "false": None}),
     "use_subproc_envs": Alias("workers", {"true": None, "false": "0"}),
     "force_dummy_vec_env": Alias("vec_env", {"true": "dummy", "false": None}),
+    "stop.on_plateau": Alias("stop.patience", {"true": "0.2", "false": None}, gives_way=True),
+    "play.model": Alias("model", {"model.zip": "final", "best_model.zip": "best"}),
+    "ablate.minutes": Alias("minutes"),
+    "tune.minutes": Alias("minutes"),
+    "ablate.name": Alias("profile_name"),
+    "tune.name": Alias("profile_name"),
+    "own.tier": Alias("tier"),
+    "own.batch_size": Alias("batch_size", gives_way=True),
+    "own.learning_rate": Alias("algo.learning_rate", gives_way=True),
+    "own.n_epochs": Alias("algo.n_epochs", gives_way=True),
+    "own.rollout_size": Alias("algo.rollout_size", gives_way=True),
+    "own.native_num_envs": Alias("num_envs"),
+}
+# Settings of version 0.1 that nobody can choose better, and what holds now.
+GONE = {
+    "eval.num_envs": "an evaluation takes 8 envs, 64 of a native game",
+    "tune.max_memory_gb": "a trial may take 80 % of the memory that is free",
 }
 
 
@@ -56,7 +75,7 @@ def translated(name: str, value: Any) -> tuple[str, str | None]:
     Raises:
         ConfigError: it has no such value.
     """
-    key, values = ALIASES[name]
+    key, values, _ = ALIASES[name]
     if values is None:
         return key, str(value)
     given = [text.strip().lower() for text in str(value).split(",")]
@@ -117,6 +136,8 @@ def _without_aliases(overrides: Sequence[str]) -> list[str]:
         if meant is None:
             continue
         value, other = found.get(key, (meant, text))
+        if value != meant and key_of(other) != name and ALIASES[name].gives_way:
+            continue
         if value != meant and key_of(other) != name:
             raise ConfigError(f"{text} contradicts {other}: they are one setting ({key}); leave one of them out")
         if key_of(other) == name:

@@ -32,6 +32,7 @@ from fasttrain.spec.flags import (
     BY_NAME,
     FLAGS,
     NOT_APPLICABLE,
+    SHIPPED,
     Context,
     EnvFacts,
     Machine,
@@ -48,9 +49,6 @@ from fasttrain.spec.stepping import (
     resolve_vec_env,
     resolve_workers,
 )
-
-# Where a flag's value is nobody's own choice, so that the algorithm's own comes first.
-SHIPPED = ("default", *(f"profile {name}" for name in ("baseline", "exact", "balance", "speed", "debug")))
 
 
 class Row(NamedTuple):
@@ -263,7 +261,7 @@ def _rollout_rows(
 ) -> tuple[AlgoConfig, list[Row]]:
     """Keep the rollout's size when num_envs changes, to the nearest whole number of steps per env; or their number."""
     num_envs, batch_size = effective["num_envs"], effective["batch_size"] or 1  # 1: the whole rollout at once
-    source = sources.get("algo.rollout_size", f"tier {config.own.tier}")
+    source = sources.get("algo.rollout_size", f"tier {config.tier}")
     of_steps = _n_steps_row(algo, num_envs, sources)
     of_env: dict[str, Any] = {"n_steps": None if of_steps is None else of_steps.effective}
     algo = dataclasses.replace(algo, **of_env)
@@ -336,7 +334,7 @@ def _why_no_own_algorithm(config: Config) -> str:
 
 def own_values_of(config: Config, name: str) -> str:
     """Whose own value `own.NAME` is: the game's where it names one, else the algorithm's."""
-    games = (config.env.by_tier or {}).get(config.algo.name, {}).get(config.own.tier, {})
+    games = (config.env.by_tier or {}).get(config.algo.name, {}).get(config.tier, {})
     return "the game's" if name in games else f"{config.algo.name}'s"
 
 
@@ -348,7 +346,7 @@ def _own_rows(config: Config, sources: Mapping[str, str]) -> list[Row]:
         if value is not None:
             key, stock = f"algo.{name}", config.algo.spec.tiers["baseline"][name]
             typed = key in sources
-            source = sources.get(key, f"tier {config.own.tier}")
+            source = sources.get(key, f"tier {config.tier}")
             whose = own_values_of(config, name)
             reason = "" if typed or value == stock else f"{whose} own in this tier; stock {stock:g}"
             rows.append(Row(key, value, value, source, "trade-off", reason))

@@ -7,12 +7,12 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from fasttrain.errors import ConfigError
-from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec, instead
+from fasttrain.spec.algorithms import ALGORITHMS, TIERS, AlgorithmSpec, instead
 from fasttrain.spec.checks import check
-from fasttrain.spec.config import ALGO_CLASSES, SELF, Config, EnvConfig, OwnConfig
-from fasttrain.spec.overrides import ALIASES, translated
+from fasttrain.spec.config import ALGO_CLASSES, SELF, Config, EnvConfig, OwnValues, own_values
+from fasttrain.spec.overrides import ALIASES, GONE, translated
 from fasttrain.spec.setting import settings_of
-from fasttrain.spec.typed import Named, build, convert, named
+from fasttrain.spec.typed import Named, build, named
 
 
 def from_mapping(values: Mapping[str, Any], chosen: Iterable[str] = ()) -> Config:
@@ -25,6 +25,8 @@ def from_mapping(values: Mapping[str, Any], chosen: Iterable[str] = ()) -> Confi
         ConfigError: unknown key, wrong type, out of range, or fields that contradict each other.
     """
     values = _without_old_names(values, chosen)
+    if gone := next(filter(None, (told_gone(key) for key in GONE if _at(values, key) is not None)), ""):
+        raise ConfigError(gone)
     algo = values.get("algo")
     if not isinstance(algo, Mapping):
         raise ConfigError(f"algo: choose one of {', '.join(ALGORITHMS)}")
@@ -37,7 +39,8 @@ def from_mapping(values: Mapping[str, Any], chosen: Iterable[str] = ()) -> Confi
         if why := foreign_key(f"algo.{key}", str(algo["name"])):
             raise ConfigError(why)
     values["env"] = env = _build_env(values.get("env"))
-    values["own"] = own = own_of(values.get("own", {}), env, spec)
+    tier = str(values.get("tier"))
+    own = own_values(env, spec, tier if tier in TIERS else TIERS[0])  # of an unknown one `build` says so
     values["algo"] = build(ALGO_CLASSES[spec.name], _with_own(algo, own, spec), "algo.")
     evaluation = values.get("eval")
     if isinstance(evaluation, Mapping) and evaluation.get("episodes") is None:
@@ -54,13 +57,59 @@ def _without_old_names(values: Mapping[str, Any], chosen: Iterable[str]) -> dict
     """With settings in place of their other names, which files of 0.1 and of users have; `chosen` were typed."""
     found, meant_by_files = dict(values), dict[str, str]()
     for name in ALIASES:
-        if name in found:
-            value = found.pop(name)
+        if (value := _taken(found, name)) is not None:
             several = name == "pipeline" and isinstance(value, int) and value > 2  # 0.1 had more than two groups
             key, meant = translated(name, 2 if several else value)
-            if meant is not None and key not in chosen and meant_by_files.get(key) in (None, "lockstep", "auto"):
+            if ALIASES[name].gives_way:
+                if key not in chosen and (meant is None or _at(found, key) is None):
+                    _put(found, key, meant)
+            elif name == "own.native_num_envs" and not _at(found, "env.native_game"):
+                continue
+            elif meant is not None and key not in chosen and meant_by_files.get(key) in (None, "lockstep", "auto"):
                 meant_by_files[key] = meant
-    return {**found, **meant_by_files}
+    for key, meant in meant_by_files.items():
+        _put(found, key, meant)
+    if found.get("own") == {}:
+        del found["own"]
+    return found
+
+
+def told_gone(key: str) -> str:
+    """What holds in place of a setting that version 0.1 had; empty for every other key."""
+    return f"{key} is no setting any more: {GONE[key]}; leave it out" if key in GONE else ""
+
+
+def without_gone(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run of version 0.1 stored, without the settings that nobody can choose any more."""
+    found = dict(values)
+    for key in GONE:
+        _taken(found, key)
+    return found
+
+
+def _at(values: Mapping[str, Any], key: str) -> Any:
+    group, _, name = key.rpartition(".")
+    inner = values.get(group) if group else values
+    return inner.get(name) if isinstance(inner, Mapping) else None
+
+
+def _taken(values: dict[str, Any], key: str) -> Any:
+    """What stands under a dotted key, which `values` no longer has then; None where there is nothing."""
+    group, _, name = key.rpartition(".")
+    inner = values.get(group) if group else values
+    if not isinstance(inner, Mapping) or name not in inner:
+        return None
+    if group:
+        values[group] = inner = dict(inner)
+    return inner.pop(name)  # type: ignore[attr-defined]
+
+
+def _put(values: dict[str, Any], key: str, value: Any) -> None:
+    group, _, name = key.rpartition(".")
+    if group:
+        values[group] = {**values.get(group, {}), name: value}
+    else:
+        values[name] = value
 
 
 def against(config: Config, opponent: Named) -> Config:
@@ -112,20 +161,7 @@ def _build_env(env: Any) -> EnvConfig:
     return config
 
 
-def own_of(given: Any, env: EnvConfig, spec: AlgorithmSpec) -> OwnConfig:
-    """Own values as they are given, else the game's, else the algorithm's, in the tier that is given."""
-    own = convert(given, OwnConfig, "own")
-    game = {**(env.by_tier or {}).get(spec.name, {}).get(own.tier, {})}
-    if own.tier in (env.native_num_envs or {}):
-        game["native_num_envs"] = env.native_num_envs[own.tier]  # type: ignore[index]
-    known = {**spec.tiers[own.tier], **game}
-    found = {one.name: getattr(own, one.name) for one in fields(own)}
-    merged = {name: known.get(name) if value is None else value for name, value in found.items()}
-    filled: OwnConfig = convert(merged, OwnConfig, "own")
-    return filled
-
-
-def _with_own(algo: Mapping[str, Any], own: OwnConfig, spec: AlgorithmSpec) -> dict[str, Any]:
+def _with_own(algo: Mapping[str, Any], own: OwnValues, spec: AlgorithmSpec) -> dict[str, Any]:
     """Keys below `algo.` with the own values where nobody chose others."""
     names = {"learning_rate", "n_epochs", "rollout_size"} & {*spec.keys()}
     return {**algo, **{name: getattr(own, name) for name in names if algo.get(name) is None}}

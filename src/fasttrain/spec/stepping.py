@@ -8,7 +8,7 @@ from typing import Any
 
 from fasttrain.errors import ConfigError
 from fasttrain.spec.config import SELF
-from fasttrain.spec.flags import NOT_APPLICABLE, Context, EnvFacts, Machine, Resolved
+from fasttrain.spec.flags import NOT_APPLICABLE, SHIPPED, Context, EnvFacts, Machine, Resolved
 from fasttrain.spec.reading import plays_itself
 
 # What stepping costs besides the envs' own time, from CartPole (scripts/benchmark.py vecenv-auto): per env about the
@@ -96,8 +96,8 @@ def _auto_workers(num_envs: int, env: EnvFacts, machine: Machine) -> int:
 def resolve_num_envs(requested: int, context: Context) -> Resolved:
     """A native game names its own number, unless the user does; it is for algorithms that update once per rollout."""
     own = context.config.own.native_num_envs if context.config.algo.spec.on_policy else None
-    explicit = context.sources.get("num_envs") in ("command line", "environment")
-    if context.effective["vec_env"] == "native" and own is not None and not explicit:
+    chosen = context.sources.get("num_envs", "default") not in SHIPPED
+    if context.effective["vec_env"] == "native" and own is not None and not chosen:
         return own, "the game's own number in this tier" if own != requested else ""
     return requested, ""
 

@@ -121,7 +121,7 @@ class Ablation:
         self.before, self.after, self.all_levers = before, settings(config), list(levers)
         self.levers: list[Lever] = []
         self.wanted: list[Wanted] = []
-        self.budget_s = 60 * config.ablate.minutes
+        self.budget_s = 60 * config.minutes
 
     def run(self) -> int:
         """Both ends, every lever, the result beside the profile."""
@@ -243,7 +243,7 @@ class Ablation:
 
     def _write(self, findings: Sequence[Finding]) -> None:
         """The profile of what paid, and how fast it is beside the whole one."""
-        name = self.config.ablate.name
+        name = self.config.profile_name or "measured"
         kept = [finding.lever.name for finding in findings if finding.keep]
         others = [lever.name for lever in self.all_levers if lever not in self.levers]
         path = self._write_profile(findings, [*kept, *others], "")
@@ -280,7 +280,7 @@ class Ablation:
             f"What pays of the profile on {self.config.env.name} with {self.config.algo.name}, measured in "
             f"{ROUNDS} rounds of {self.seconds:.0f} s a cell. {said}"
         )
-        return write_profile(self.study.folder, self.config.ablate.name, values, head, notes)
+        return write_profile(self.study.folder, self.config.profile_name or "measured", values, head, notes)
 
 
 def _row(finding: Finding) -> dict[str, Any]:

@@ -12,16 +12,13 @@ from fasttrain.spec.typed import did_you_mean
 
 # Name → settings that are changed together. Every other setting is a lever by itself.
 TOGETHER = {
-    "num_envs": ("num_envs", "own.native_num_envs"),
-    "batch_size": ("batch_size", "own.batch_size"),
-    "learning_rate": ("own.learning_rate",),
-    "n_epochs": ("own.n_epochs",),
-    "rollout_size": ("own.rollout_size",),
+    "learning_rate": ("algo.learning_rate",),
+    "n_epochs": ("algo.n_epochs",),
+    "rollout_size": ("algo.rollout_size",),
     "use_amp": ("use_amp", "amp_dtype"),
     "use_compile": ("use_compile", "compile_mode"),
     "logging": ("log_every", "train_log_enabled", "train_log_to_console", "train_log_to_file"),
 }
-NO_LEVERS = ("own.tier",)  # a name for what the other own values say
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ def _word(value: Any) -> str:
 def find_levers(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Lever]:
     """The levers between two sets of settings (`profiles.settings`), in the order of the settings."""
     owner = {key: name for name, keys in TOGETHER.items() for key in keys}
-    names = dict.fromkeys(owner.get(key, key) for key in before if before[key] != after[key] and key not in NO_LEVERS)
+    names = dict.fromkeys(owner.get(key, key) for key in before if before[key] != after[key])
     keys = {name: TOGETHER.get(name, (name,)) for name in names}
     return [Lever(name, {k: before[k] for k in keys[name]}, {k: after[k] for k in keys[name]}) for name in names]
 

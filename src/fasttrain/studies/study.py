@@ -10,7 +10,6 @@ import math
 import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,19 +22,22 @@ from fasttrain.runs.folders import clear
 from fasttrain.runs.progress import clock_text
 from fasttrain.runs.view import say
 from fasttrain.saving.files import read_json, write_json
-from fasttrain.spec.config import Config, OwnConfig
+from fasttrain.spec.config import Config
 from fasttrain.spec.flags import FLAGS
 from fasttrain.spec.overrides import key_of
 from fasttrain.studies.cells import Cell, last_line, run_cell
 from fasttrain.terminal import command, rate_text
 
-OWN = tuple(f"own.{field.name}" for field in fields(OwnConfig))
-
 
 def settings(config: Config) -> dict[str, Any]:
-    """What a profile may choose: every flag, and the own values of algorithm and game, by dotted key."""
-    own = {key: getattr(config.own, key.removeprefix("own.")) for key in OWN}
-    return {**{flag.name: getattr(config, flag.name) for flag in FLAGS}, **own}
+    """What a profile may choose, by dotted key: every flag, and what belongs to the tier of algorithm and game."""
+    found = {flag.name: getattr(config, flag.name) for flag in FLAGS}
+    natives = config.own.native_num_envs if config.algo.spec.on_policy else None
+    if natives is not None and config.vec_env in ("auto", "native"):
+        found["num_envs"] = natives
+    found["batch_size"] = config.batch_size or config.own.batch_size
+    below = {f"algo.{name}": getattr(config.algo, name, None) for name in ("learning_rate", "n_epochs", "rollout_size")}
+    return {**found, **{key: value for key, value in below.items() if value is not None}}
 
 
 def write_profile(study: Path, name: str, values: Mapping[str, Any], head: str, notes: Mapping[str, str]) -> Path:
@@ -43,13 +45,13 @@ def write_profile(study: Path, name: str, values: Mapping[str, Any], head: str, 
     folder = study / "conf" / "profile"
     folder.mkdir(parents=True, exist_ok=True)
     lines = ["# @package _global_", *(f"# {line}".rstrip() for line in head.splitlines())]
-    own = {key: value for key, value in values.items() if key.startswith("own.")}
+    below = {key: value for key, value in values.items() if key.startswith("algo.")}
     for key, value in values.items():
-        if key not in own:
+        if key not in below:
             lines.append(_line(key, value, notes.get(key, "")))
-    if own:
-        lines.append("own:")
-        lines += ["  " + _line(key.removeprefix("own."), value, notes.get(key, "")) for key, value in own.items()]
+    if below:
+        lines.append("algo:")
+        lines += ["  " + _line(key.removeprefix("algo."), value, notes.get(key, "")) for key, value in below.items()]
     path = folder / f"{name}.yaml"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path

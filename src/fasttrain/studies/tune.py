@@ -2,7 +2,7 @@
 
 Short trials of many settings, longer ones of the best third, and at last the best few and the profile itself in turn.
 Every trial is a process of its own, its first window is left out, and none may update less often per env step than the
-profile does (`tune.min_update_ratio`) or take more memory (`tune.max_memory_gb`). Jamieson & Talwalkar 2016.
+profile does (`tune.min_update_ratio`) or take more memory. Jamieson & Talwalkar 2016.
 """
 
 from __future__ import annotations
@@ -85,10 +85,8 @@ class Search:
 
     def __init__(self, study: Study, config: Config, base: Sequence[str], compose: Compose) -> None:
         self.study, self.config, self.base, self.compose = study, config, list(base), compose
-        self.budget_s = 60 * config.tune.minutes
-        free = free_memory()
-        limit = config.tune.max_memory_gb
-        self.memory_bytes = FREE_SHARE * free if limit is None else limit * 2**30
+        self.budget_s = 60 * config.minutes
+        self.memory_bytes = FREE_SHARE * free_memory()
         self.trials: list[dict[str, Any]] = []
         self.result: Ratio | None = None
         self.best: Point | None = None
@@ -210,7 +208,7 @@ class Search:
         self.study.store()
 
     def _write(self, best: Point, result: Ratio) -> None:
-        name = self.config.tune.name
+        name = self.config.profile_name or "tuned"
         better = result.clear and result.interval.value > 1
         chosen = best if better else {}
         self.study.console.print()
@@ -218,8 +216,6 @@ class Search:
         self.study.console.print(_table(self.trials))
         notes = {key: self._evidence(key, value) for key, value in chosen.items()}
         values = {**settings(self.config), **chosen}
-        if "num_envs" in chosen and self.config.own.native_num_envs is not None:
-            values["own.native_num_envs"] = chosen["num_envs"]  # which a native game would otherwise take
         head = (
             f"tuned for {self.config.env.name} with {self.config.algo.name}: {len(self.trials)} trials. "
             f"{result.text()} as fast as the profile, in {result.pairs} turns"
