@@ -54,6 +54,14 @@ def _no_flags_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENGINE_SWITCH_AT", "0")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _composed_once_a_command() -> Iterator[None]:
+    """Hydra composes everything once more only to see whether a file asks for a sweep, and none here does."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Hydra, "get_mode", lambda *_, **__: None)
+        yield
+
+
 def composed(*arguments: str, config_dir: Path | None = None) -> dict[str, Any]:
     """The plain mapping that the command line `arguments` composes to, the caller's own."""
     return copy.deepcopy(_composed(arguments) if config_dir is None else _compose(arguments, config_dir))
@@ -129,7 +137,6 @@ def fasttrain(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: py
     skip = lambda folder: None if any((folder / name).exists() for name in is_run) else draw(folder)  # noqa: E731
     monkeypatch.setattr(cli, "draw_report", skip)
     monkeypatch.setattr(activity, "SILENT_S", 3600.0)  # else a slow machine says more than a fast one
-    monkeypatch.setattr(Hydra, "get_mode", lambda *_, **__: None)  # composes all of it, to see that no file sweeps
     numbers = itertools.count()
 
     def run(*arguments: str) -> Finished:
