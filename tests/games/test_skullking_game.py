@@ -449,11 +449,11 @@ def test_hidden_hands_do_not_leak(num_players: int) -> None:
     for _ in range(60):
         slots.actions[:] = draw_actions(slots.action_masks, rng)
         game.step()
-        games = game._games.copy()
+        games = game.records.copy()
         for record in games:
             changed += swap_hidden_cards(record, num_players, rng)
         shadow, shadow_slots = make(64, num_players)
-        shadow._games = games
+        shadow.records = games
         write_present(shadow, shadow_slots)
         assert shadow_slots.action_masks is not None
         assert np.array_equal(slots.observations, shadow_slots.observations)
@@ -485,7 +485,7 @@ def write_present(game: SkullKingGame, slots: Slots) -> None:
     """Write observations and masks of the present state, as a step without actions would."""
     finals = game.final_observations
     kernels.write_step(
-        game._games,
+        game.records,
         np.arange(game.num_envs),
         slots.observations,
         slots.action_masks,

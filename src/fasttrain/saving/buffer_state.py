@@ -105,7 +105,7 @@ def replay_state(buffer: ReplayBuffer) -> tuple[dict[str, Any], dict[str, NDArra
             state["generation"] = buffer.generation
         if isinstance(buffer, PrioritizedReplayBuffer):
             state |= {"highest": float(buffer._highest), "beta": float(buffer.beta)}
-            arrays["priorities"] = buffer._tree.nodes[: rows * buffer.n_envs]
+            arrays["priorities"] = buffer.tree.nodes[: rows * buffer.n_envs]
     return state, arrays
 
 
@@ -133,7 +133,7 @@ def load_replay_state(buffer: ReplayBuffer, state: Mapping[str, Any], arrays: Ma
 def _load_priorities(
     buffer: PrioritizedReplayBuffer, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], count: int
 ) -> None:
-    tree = buffer._tree
+    tree = buffer.tree
     leaves = np.zeros(count)
     load_into(leaves, arrays, "priorities")
     tree.clear()
