@@ -162,7 +162,7 @@ def check_result(info: dict[str, Any], totals: list[int], turn: int) -> str:
 
 OPPONENTS = st.sampled_from(["random", "easy", "medium", "hard", {"random": 2, "easy": 1, "medium": 1, "hard": 1}])
 # Games per example for 2 to 8 players, times 20 examples: 18,000 games, more of the small ones, which play faster.
-GAMES = {2: 300, 3: 220, 4: 150, 5: 80, 6: 60, 7: 50, 8: 40}
+GAMES = {2: 150, 3: 110, 4: 75, 5: 40, 6: 30, 7: 25, 8: 20}
 
 
 @pytest.mark.parametrize("num_players", GAMES)
