@@ -62,7 +62,7 @@ def _filled(kind: Any, size: int, width: int, **options: Any) -> Any:
     for array in (buffer.dones, buffer.timeouts):
         array[:] = 0
     buffer.full, buffer.generation = True, size
-    buffer._tree.set(np.arange(size), 1.0)
+    buffer.tree.set(np.arange(size), 1.0)
     return buffer
 
 

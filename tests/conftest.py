@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import itertools
 import json
+import os
+import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+# Before torch is loaded, here and in all that tests start. Its threads wait by spinning, which costs four fifths of a
+# small training's processor time where two processes share two cores; asleep they compute the same.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.hydra import Hydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
 
 from fasttrain import cli
 from fasttrain.cli import main
 from fasttrain.cli.compose import conf_dir, register
+from fasttrain.runs import activity
 from fasttrain.spec.config import Config
 from fasttrain.spec.flags import FLAGS
-from fasttrain.spec.overrides import normalise
+from fasttrain.spec.overrides import key_of, normalise
 from fasttrain.spec.reading import from_mapping
 
 
@@ -41,12 +54,49 @@ def _no_flags_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENGINE_SWITCH_AT", "0")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _composed_once_a_command() -> Iterator[None]:
+    """Hydra composes everything once more only to see whether a file asks for a sweep, and none here does."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Hydra, "get_mode", lambda *_, **__: None)
+        yield
+
+
 def composed(*arguments: str, config_dir: Path | None = None) -> dict[str, Any]:
-    """The plain mapping that the command line `arguments` composes to."""
+    """The plain mapping that the command line `arguments` composes to, the caller's own."""
+    return copy.deepcopy(_composed(arguments) if config_dir is None else _compose(arguments, config_dir))
+
+
+@functools.cache
+def _composed(arguments: tuple[str, ...]) -> dict[str, Any]:
+    return _compose(arguments, conf_dir())
+
+
+def _compose(arguments: tuple[str, ...], config_dir: Path) -> dict[str, Any]:
     register()
     OmegaConf.register_new_resolver("pid", lambda: 0, replace=True)
-    with initialize_config_dir(str(config_dir or conf_dir()), version_base="1.3"):
-        return OmegaConf.to_container(compose("config", overrides=normalise(arguments, {})), resolve=True)
+    with initialize_config_dir(str(config_dir), version_base="1.3"):
+        return OmegaConf.to_container(_values_set(tuple(normalise(arguments, {}))), resolve=True)
+
+
+GROUPS = ("algo", "env", "profile", "hydra")
+
+
+def _values_set(overrides: tuple[str, ...]) -> DictConfig:
+    """What Hydra composes of these: the files chosen once a session, for it is a tenth of a second, then the values."""
+    chosen = tuple(text for text in overrides if key_of(text) in GROUPS or not text.partition("=")[1])
+    values = [text for text in overrides if text not in chosen]
+    try:
+        config = copy.deepcopy(_chosen(chosen))
+        ConfigLoaderImpl._apply_overrides_to_config(OverridesParser.create().parse_overrides(values), config)
+    except HydraException:  # said better by all of Hydra
+        return compose("config", overrides=list(overrides))
+    return config
+
+
+@functools.cache
+def _chosen(overrides: tuple[str, ...]) -> DictConfig:
+    return compose("config", overrides=list(overrides))
 
 
 def configured(*arguments: str) -> Config:
@@ -69,6 +119,15 @@ class Finished(NamedTuple):
 RunCommand = Callable[..., Finished]
 
 
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Any]:
+    """Starts trainings by forking, for all of tests/faults: loading all of fasttrain once costs seconds."""
+    from injector import Nursery
+
+    with Nursery() as made:
+        yield made
+
+
 @pytest.fixture
 def fasttrain(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> RunCommand:
     """Runs the command line in this process, in an empty working directory; `folder` is where the run wrote."""
@@ -77,6 +136,7 @@ def fasttrain(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: py
     is_run = ("summary.json", "plan.json")  # up to a second a run; tests/report/test_index.py draws one
     skip = lambda folder: None if any((folder / name).exists() for name in is_run) else draw(folder)  # noqa: E731
     monkeypatch.setattr(cli, "draw_report", skip)
+    monkeypatch.setattr(activity, "SILENT_S", 3600.0)  # else a slow machine says more than a fast one
     numbers = itertools.count()
 
     def run(*arguments: str) -> Finished:
@@ -92,3 +152,32 @@ def fasttrain(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: py
         return Finished(exit_code, out, err, folder)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def _trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[RunCommand, tuple[str, ...]], Finished]:
+    done: dict[tuple[str, ...], Finished] = {}
+
+    def once(fasttrain: RunCommand, arguments: tuple[str, ...]) -> Finished:
+        if arguments not in done:
+            first = fasttrain(*arguments)
+            assert first.exit_code == 0, first.err
+            kept = tmp_path_factory.mktemp("trained") / first.folder.name
+            done[arguments] = first._replace(folder=Path(shutil.move(first.folder, kept)))
+        return done[arguments]
+
+    return once
+
+
+@pytest.fixture
+def trained(
+    fasttrain: RunCommand, tmp_path: Path, _trained: Callable[[RunCommand, tuple[str, ...]], Finished]
+) -> RunCommand:
+    """As `fasttrain`, of a training that ends well; the same arguments train once, and each gets a copy of the run."""
+    numbers = itertools.count()
+
+    def copied(*arguments: str) -> Finished:
+        done = _trained(fasttrain, arguments)
+        return done._replace(folder=Path(shutil.copytree(done.folder, tmp_path / f"trained{next(numbers)}")))
+
+    return copied

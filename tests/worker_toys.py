@@ -83,7 +83,7 @@ class Walker(gym.Env[Any, Any]):
         else:
             self.observation_space = state
         if masks == "method":
-            self.action_masks = self._mask
+            self.action_masks = self.legal
         self.render_mode = "rgb_array"
         self.episode = self.steps = self.level = 0
         self.live: list[int] = []
@@ -126,16 +126,16 @@ class Walker(gym.Env[Any, Any]):
 
     def _observation(self) -> Any:
         state = np.array([self.number, self.episode, self.steps, self.np_random.random()], np.float32)
-        return {"state": state, "action_mask": self._mask()} if self.masks == "observation" else state
+        return {"state": state, "action_mask": self.legal()} if self.masks == "observation" else state
 
-    def _mask(self) -> Any:
+    def legal(self) -> Any:
         """Any but the last action of each head, by state."""
         mask = np.ones(self.mask_entries, self.dtype)
         mask[(self.steps + self.number) % (2 if self.mask_entries == 6 else self.mask_entries)] = 0
         return mask
 
     def _with_mask(self, info: dict[str, Any]) -> dict[str, Any]:
-        return {**info, "action_mask": self._mask()} if self.masks == "info" else info
+        return {**info, "action_mask": self.legal()} if self.masks == "info" else info
 
     def note(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
         """Counts calls; (env number, calls so far)."""

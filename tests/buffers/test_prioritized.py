@@ -38,7 +38,7 @@ def put(buffer: ReplayStorage, steps: int = 1, start: int = 0) -> None:
 
 
 def assert_leaves_add_up(buffer: PrioritizedReplayBuffer) -> None:
-    tree = buffer._tree
+    tree = buffer.tree
     fresh = type(tree)(tree.capacity)
     fresh.set(np.arange(tree.capacity), buffer.priorities.reshape(-1))
     np.testing.assert_array_equal(tree.nodes, fresh.nodes)
@@ -215,7 +215,7 @@ def test_extreme_errors_leave_every_transition_drawable():
     put(buffer, 4)
     buffer.update_priorities([0, 1, 2], [0.0, 1e-9, 1e300])
     assert buffer.priorities[:2, 0].tolist() == [LEAST, LEAST]
-    assert np.isfinite(buffer._tree.total())
+    assert np.isfinite(buffer.tree.total())
     assert torch.isfinite(buffer.sample(8).weights).all()
     assert buffer.update_priorities([0], [1.0]) == 1
 

@@ -110,9 +110,9 @@ def test_an_algorithms_own_file_holds_choices_and_must_name_the_algorithm(fasttr
     done = fasttrain("env.id=CartPole-v1", "algo=mine", *options)
     assert (done.exit_code, done.err.count("\n")) == (2, 1)
     assert "its file names no algorithm; write name: ppo in it" in done.err
-    own_file(tmp_path, "algo/mine.yaml", b"name: ppo\ngamma: 0.9\n")
-    few = ("total_timesteps=64", "algo.rollout_size=64", "batch_size=32", "num_envs=2", "vec_env=dummy", "report=false")
-    done = fasttrain("env.id=CartPole-v1", "algo=mine", *options, *few[:1], *few[2:], "eval.episodes=2")
+    own_file(tmp_path, "algo/mine.yaml", b"name: ppo\ngamma: 0.9\nrollout_size: 64\n")
+    few = ("total_timesteps=64", "batch_size=32", "num_envs=2", "vec_env=dummy", "report=false", "eval.episodes=2")
+    done = fasttrain("env.id=CartPole-v1", "algo=mine", *options, *few)
     assert done.exit_code == 0, done.err
     assert done.json("plan.json")["config"]["algo"]["gamma"] == 0.9
     assert done.json("plan.json")["config"]["algo"]["learning_rate"] == 3e-4, "the tier's own"

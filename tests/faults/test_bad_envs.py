@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from injector import Nursery, Training
 
 from conftest import RunCommand
 
@@ -41,6 +40,7 @@ SMALL = (
     "+profile=speed", "env.entry_point=bad:Bad", "num_envs=4", "total_timesteps=4000", "algo.rollout_size=400",
     "batch_size=100", "eval.episodes=4",
 )  # fmt: skip
+STOCK_WORKERS = (*SMALL, "vec_env=subproc", "num_envs=2", "hydra.run.dir=run")
 
 
 @pytest.fixture
@@ -70,14 +70,14 @@ def test_bad_data_is_named_and_the_episodes_are_kept(fasttrain: RunCommand, bad:
     assert (done.folder / "model.zip").is_file()
 
 
-def test_an_env_that_raises_in_a_stock_worker_process(bad: Path):
+@pytest.mark.skipif(sys.platform == "win32", reason="fork")
+def test_an_env_that_raises_in_a_stock_worker_process(bad: Path, nursery: Nursery):
     # A process of its own: its workers write to its stderr, not to what pytest catches.
-    command = [sys.executable, "-m", "fasttrain", *SMALL, "vec_env=subproc", "num_envs=2", "env.kwargs.fault=raise"]
-    done = subprocess.run(command, cwd=bad, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
-    assert "the board fell" in done.stderr
+    training = Training(nursery, bad, [*STOCK_WORKERS, "env.kwargs.fault=raise"])
+    assert training.end() == 1
+    assert "the board fell" in training.said()
     # Two processes write to one terminal: which comes last is chance.
-    assert "fasttrain: error: a worker process died; what it said stands above" in done.stderr.splitlines()
+    assert "fasttrain: error: a worker process died; what it said stands above" in training.said().splitlines()
 
 
 SHARED = (*SMALL, "vec_env=shared", "num_workers=2")
@@ -163,19 +163,13 @@ def test_spaces_that_do_not_suit(fasttrain: RunCommand, bad: Path, arguments: li
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals to a process group are POSIX")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_the_whole_group_is_a_clean_stop_with_workers_too(bad: Path, number: signal.Signals):
-    folder = bad / "run"
-    command = [sys.executable, "-m", "fasttrain", *SMALL, "vec_env=subproc", "num_envs=2", "total_timesteps=100000000",
-               f"hydra.run.dir={folder}"]  # fmt: skip
-    process = subprocess.Popen(
-        command, cwd=bad, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    deadline = time.monotonic() + 90
-    while not (folder / "plan.json").exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
+def test_a_signal_to_the_whole_group_is_a_clean_stop_with_workers_too(
+    bad: Path, number: signal.Signals, nursery: Nursery
+):
+    training = Training(nursery, bad, [*STOCK_WORKERS, "total_timesteps=100000000"])
+    assert training.until("make its plan", (training.run / "plan.json").exists)
     time.sleep(2.0)  # it learns by now
-    os.killpg(process.pid, number)
-    output, _ = process.communicate(timeout=200)
-    assert process.returncode == 4, output.decode()
-    assert (folder / "model.zip").is_file()
-    assert "Traceback" not in output.decode()
+    training.send(number, group=True)
+    assert training.end() == 4, training.said()
+    assert (training.run / "model.zip").is_file()
+    assert "Traceback" not in training.said()

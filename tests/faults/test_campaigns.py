@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,12 +19,6 @@ pytestmark = [
     pytest.mark.timeout(240),
     pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals and fork"),
 ]
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as made:
-        yield made
 
 
 def quiet(line: str) -> None:

@@ -29,17 +29,16 @@ def quiet(line: str) -> None:
 
 
 def test_signals_to_the_group_stop_a_run_in_mid_rollout_with_everything_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nursery: Nursery
 ):
     chosen = [Cell("shared, 0.3 s", GROUP_TERM, "ppo"), Cell("subproc, 0.001 s", CLOSES, "dqn")]
     monkeypatch.setattr(group_signals, "cells", lambda rng: iter(chosen))
-    with Nursery() as nursery:
-        found = group_signals.groups(len(chosen), 1, tmp_path / "groups", quiet, nursery)
-        assert found["bad"] == []
-        assert found["stops"] == found["saved"] == 4
-        assert found["resumed"] == 2
-        assert found["workers_killed"] == 1
-        forked = fork_campaign.forks(1, 1, tmp_path / "forks", quiet, nursery)
+    found = group_signals.groups(len(chosen), 1, tmp_path / "groups", quiet, nursery)
+    assert found["bad"] == []
+    assert found["stops"] == found["saved"] == 4
+    assert found["resumed"] == 2
+    assert found["workers_killed"] == 1
+    forked = fork_campaign.forks(1, 1, tmp_path / "forks", quiet, nursery)
     assert forked["bad"] == []
     assert forked["wrong"] == forked["processes"] == 0
     assert forked["forks"] > 50

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,9 +25,3 @@ def test_what_envs_do_to_their_process_is_named_and_nothing_is_left(
     assert found["victims"] == found["named"] == 8
     assert (found["processes"], found["shared"]) == (0, 0)
     assert found["ways"] == {"hang": 2, "exit": 2, "segfault": 2, "eat": 1, "raises": 1}
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as made:
-        yield made

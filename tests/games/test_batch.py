@@ -90,7 +90,7 @@ def test_without_a_seed_the_own_stream_goes_on(make: Make) -> None:
         firsts.append(slots.observations.copy())  # type: ignore[union-attr]
     assert (firsts[0] == firsts[1]).all()
     assert (firsts[0][2] == firsts[0][0]).all()  # its seed again
-    assert game._games[1] != game._games[0]  # its stream is further
+    assert game.records[1] != game.records[0]  # its stream is further
 
 
 @both

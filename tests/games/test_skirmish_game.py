@@ -82,7 +82,7 @@ def test_the_comparison_of_tables_bites() -> None:
     both = SideBySide(1, 0, opponent="greedy", **NARROW)
     for _ in range(4):
         both.step()
-    record, battle = both.game._games[0], both.plain[0].battle
+    record, battle = both.game.records[0], both.plain[0].battle
     assert stale_tables(both.game, 0, battle) == []
     record["sight"] = ~record["sight"]
     record["distance"] += 1
@@ -215,7 +215,7 @@ def test_the_opponents_view_is_the_learners_in_its_place() -> None:
         turned._copy(index, other)
     views = []
     for side in (both, turned):
-        kernels.write_step(side.game._games, side.game._setup, np.arange(4), *side.game._written, new_team(), 0)
+        kernels.write_step(side.game.records, side.game.setup, np.arange(4), *side.game.written, new_team(), 0)
         views.append((side.slots.observations.copy(), side.slots.action_masks.copy()))
     assert both.game.opponents_turn.all()
     assert not turned.game.opponents_turn.any()
@@ -265,7 +265,7 @@ def test_nothing_secondary_is_computed_when_it_is_off() -> None:
     for _ in range(10):
         draw_all(game, slots, rng)
         game.step()
-    assert game._games["progress"].tolist() == [0.0, 0.0]
+    assert game.records["progress"].tolist() == [0.0, 0.0]
     assert game.reward_terms(0) == {"vp": 0.0, "win": 0.0, "damage": 0.0, "progress": 0.0}
 
 
@@ -301,13 +301,13 @@ def test_opponents_can_be_changed_for_some() -> None:
     game.set_opponents("planner", indices=[1])
     game.set_opponents({"self": 1.0}, indices=np.array([2]))
     game.reset(np.arange(3), [1, 2, 3])
-    assert game._games["level"].tolist() == [0, 2, 3]
+    assert game.records["level"].tolist() == [0, 2, 3]
     game.set_opponents("greedy")
     draw_all(game, slots, np.random.default_rng(0))
     game.step()
-    assert game._games["level"].tolist() == [0, 2, 3], "from the next game on"
+    assert game.records["level"].tolist() == [0, 2, 3], "from the next game on"
     game.reset(np.array([0, 2]), [None, None])
-    assert game._games["level"].tolist() == [1, 2, 1]
+    assert game.records["level"].tolist() == [1, 2, 1]
 
 
 def test_greedy_beats_random_and_planner_beats_both() -> None:

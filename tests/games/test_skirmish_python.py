@@ -22,7 +22,7 @@ def test_the_stream_is_that_of_the_kernels() -> None:
         env.reset(seed=seed if seed >= 0 else None)
         if seed < 0:
             continue
-        assert int(game._games["rng"][index]) == env.battle.stream.state
+        assert int(game.records["rng"][index]) == env.battle.stream.state
 
 
 def test_dice_are_fair_and_neighbouring_seeds_unrelated() -> None:

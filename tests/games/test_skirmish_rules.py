@@ -264,7 +264,7 @@ def test_fights_go_chargers_first_then_the_other_side_then_the_rest() -> None:
     place(battle.units[1][0], 11, 21, health=3)
     place(battle.units[1][1], 11, 20, health=2)
     battle.phase = CHARGE
-    battle._fight()
+    battle.fight()
     assert order == [(0, 2, 1), (1, 0, 0), (1, 1, 0), (0, 0, 1)], "riflemen and walker both have 10: the lower index"
 
 
@@ -275,10 +275,10 @@ def test_fights_hit_the_weakest_and_the_lower_index_on_a_tie() -> None:
     place(battle.units[0][0], 10, 20, charged=True)
     for index, health in ((0, 4), (1, 4), (2, 9)):
         place(battle.units[1][index], 9 + index, 21, health=health)
-    battle._fight()
+    battle.fight()
     assert chosen[0] == 0
     battle.units[1][1].health = 3
-    battle._fight()
+    battle.fight()
     assert chosen[4] == 1
 
 

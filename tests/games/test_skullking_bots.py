@@ -38,7 +38,7 @@ def duel(player: str, opponents: str, num_players: int = 4, games: int = 800) ->
         slots.actions[:] = game.bot_actions(player)
         game.step()
     assert slots.terminations.all()
-    totals = game._games["result_totals"][:, :num_players]
+    totals = game.records["result_totals"][:, :num_players]
     wins = float((totals[:, 0] == totals.max(axis=1)).mean())
     return wins, float(totals[:, 0].mean() - totals[:, 1:].mean())
 
@@ -82,19 +82,19 @@ def test_no_bot_looks_at_hidden_cards() -> None:
     rng = np.random.default_rng(0)
     differing_hands = 0
     for _ in range(40):
-        records = game._games.copy()
+        records = game.records.copy()
         for level in LEVEL_NAMES:
-            game._games = records.copy()
+            game.records = records.copy()
             plain = game.bot_actions(level)
-            game._games = records.copy()
-            swapped = game._games
+            game.records = records.copy()
+            swapped = game.records
             for name in ("hand_numbers", "hand_specials"):
                 # Hand sizes differ between seats during a trick; what is swapped here is unseen either way.
                 swapped[name][:, 1:4] = swapped[name][:, [2, 3, 1]]
             swapped["deck"] = rng.permuted(swapped["deck"], axis=1)
             assert np.array_equal(game.bot_actions(level), plain), level
             differing_hands += int((swapped["hand_numbers"] != records["hand_numbers"]).any(axis=1).sum())
-        game._games = records
+        game.records = records
         slots.actions[:] = game.bot_actions("medium")
         game.step()
     assert differing_hands > 20_000
@@ -102,12 +102,12 @@ def test_no_bot_looks_at_hidden_cards() -> None:
 
 def test_bids_before_the_reveal_are_not_read() -> None:
     game, _ = make(300, 4)
-    records = game._games.copy()
+    records = game.records.copy()
     for level in LEVEL_NAMES:
-        game._games = records.copy()
+        game.records = records.copy()
         plain = game.bot_actions(level)
-        game._games = records.copy()
-        game._games["bids"] = 1 - game._games["bids"]
+        game.records = records.copy()
+        game.records["bids"] = 1 - game.records["bids"]
         assert np.array_equal(game.bot_actions(level), plain)
 
 
@@ -119,7 +119,7 @@ def hold(
     need: int | None = None,
 ) -> None:
     """Put env 0 into the middle of round `len(hand)`: the learner holds `hand` with `trick` on the table."""
-    record = game._games[0]
+    record = game.records[0]
     bits = sum(1 << card for card in hand)
     record["hand_numbers"][0] = bits & (1 << 56) - 1
     record["hand_specials"][0] = bits >> 56
@@ -199,7 +199,7 @@ def test_random_is_uniform_over_the_legal_actions() -> None:
 
 
 def levels_at_table(game: SkullKingGame) -> np.ndarray:
-    return game._games["levels"][:, 1 : game.num_players]
+    return game.records["levels"][:, 1 : game.num_players]
 
 
 def play_steps(game: SkullKingGame, slots: Slots, steps: int) -> None:

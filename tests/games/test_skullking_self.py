@@ -138,7 +138,7 @@ def test_an_opponent_sees_what_the_learner_would_see_in_its_place(num_players: i
     assert slots.action_masks is not None
     others = 0
     for _ in range(65 * num_players):
-        shadow._games = rotated(game._games, num_players)
+        shadow.records = rotated(game.records, num_players)
         write_present(shadow, shown)
         assert np.array_equal(slots.observations, shown.observations)
         assert np.array_equal(slots.action_masks, np.array(shown.action_masks))
@@ -218,15 +218,15 @@ def test_step_listed_touches_the_listed_games_alone() -> None:
         slots.actions[:] = 999  # of the others: not even looked at
         slots.actions[listed] = draw_actions(slots.action_masks[listed], rng)
         before = {name: np.array(getattr(slots, name)) for name in arrays}
-        records, finals, turns = game._games.copy(), game.final_observations.copy(), game.opponents_turn.copy()
+        records, finals, turns = game.records.copy(), game.final_observations.copy(), game.opponents_turn.copy()
         slots.rewards[rest] = before["rewards"][rest] = 7.5
         game.step_listed(listed)
         for name in arrays:
             assert np.array_equal(np.array(getattr(slots, name))[rest], before[name][rest]), name
-        assert np.array_equal(game._games[rest], records[rest])
+        assert np.array_equal(game.records[rest], records[rest])
         assert np.array_equal(game.final_observations[rest], finals[rest])
         assert np.array_equal(game.opponents_turn[rest], turns[rest])
-        assert (game._games[listed] != records[listed]).all()
+        assert (game.records[listed] != records[listed]).all()
 
 
 def test_step_is_step_listed_of_all_in_any_order() -> None:
@@ -251,10 +251,10 @@ def test_step_is_step_listed_of_all_in_any_order() -> None:
 def test_a_wrong_list_is_refused_and_nothing_is_applied(listed: list[int]) -> None:
     game, slots = make(3, opponents="self")
     reset(game)
-    before = game._games.copy()
+    before = game.records.copy()
     with pytest.raises(EnvError, match=r"step_listed takes games 0 to 2, each once, not \["):
         game.step_listed(np.array(listed))
-    assert np.array_equal(game._games, before)
+    assert np.array_equal(game.records, before)
     slots.actions[:] = 0
     game.step_listed(np.array([2, 0]))  # and the marks are gone
     game.step_listed(np.array([], np.int64))

@@ -50,7 +50,7 @@ def bound(num_envs: int, **options: Any) -> tuple[SkirmishGame, Slots]:
 
 def state_differences(game: SkirmishGame, index: int, battle: Battle) -> list[str]:
     """Names of what differs between the record of a game and the plain battle."""
-    record = game._games[index]
+    record = game.records[index]
     differing = [name for name in SAME_NAMES if record[name].tolist() != getattr(battle, name)]
     if battle.options.missions[int(record["mission"])] is not battle.mission:
         differing.append("mission")
@@ -67,7 +67,7 @@ def state_differences(game: SkirmishGame, index: int, battle: Battle) -> list[st
 
 def stale_tables(game: SkirmishGame, index: int, battle: Battle) -> list[str]:
     """Entries of the cached tables that hold and are not what the plain rules compute from nothing."""
-    record, stale = game._games[index], []
+    record, stale = game.records[index], []
     for own in battle.living(0):
         for enemy in battle.living(1):
             bit = tables.MAX_UNITS * own.index + enemy.index
@@ -188,11 +188,11 @@ class SideBySide:
             battle.active = int(rng.integers(2)) if battle.level == SELF else 0
             self._copy(index, battle)
         everyone = np.arange(self.game.num_envs)
-        kernels.write_step(self.game._games, self.game._setup, everyone, *self.game._written, new_team(), 0)
+        kernels.write_step(self.game.records, self.game.setup, everyone, *self.game.written, new_team(), 0)
 
     def _copy(self, index: int, battle: Battle) -> None:
         """Make the record of a game the plain battle."""
-        record = self.game._games[index]
+        record = self.game.records[index]
         for name in SAME_NAMES:
             record[name] = getattr(battle, name)
         for unit in (unit for side in battle.units for unit in side):

@@ -57,7 +57,7 @@ def test_the_copy_draws_the_same(kind: Any, more: dict[str, Any], rows: int):
         for mine, his in zip(*drawn, strict=True):
             assert str(mine) == str(his)
     if isinstance(buffer, PrioritizedReplayBuffer):
-        assert (buffer._tree.nodes == other._tree.nodes).all()
+        assert (buffer.tree.nodes == other.tree.nodes).all()
         assert (buffer._highest, buffer.beta, buffer.generation) == (other._highest, other.beta, other.generation)
 
 

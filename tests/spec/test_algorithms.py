@@ -20,17 +20,23 @@ from fasttrain.spec.config import ALGO_CLASSES
 
 ROOT = Path(__file__).resolve().parents[2]
 STOCK_ONLY = [name for name, spec in ALGORITHMS.items() if not spec.has_fast]
-SMALL = ("total_timesteps=600", "eval.episodes=2", "vec_env=dummy", "checkup=off", "live=off")
+SMALL = ("eval.episodes=2", "vec_env=dummy", "checkup=off", "live=off")
 
 
 def less(algo: str) -> tuple[str, ...]:
-    """Of each kind of algorithm, so that a few hundred steps hold some updates."""
+    """Of each kind of algorithm, so that `steps_of` hold some updates."""
     spec = ALGORITHMS[algo]
     if spec.off_policy:
         return "num_envs=2", "warmup_steps=50", "batch_size=16", "updates_per_step=1", "algo.buffer_size=500"
     if spec.on_policy:
-        return "num_envs=2", "algo.rollout_size=64", *(["batch_size=16"] if spec.minibatches else [])
+        epochs = ["algo.n_epochs=2"] if "n_epochs" in spec.arguments() else []
+        return "num_envs=2", "algo.rollout_size=64", *(["batch_size=16"] if spec.minibatches else []), *epochs
     return ("algo.n_delta=2",)
+
+
+def steps_of(algo: str) -> int:
+    """More where an update takes whole episodes."""
+    return 200 if ALGORITHMS[algo].on_policy or ALGORITHMS[algo].off_policy else 600
 
 
 def env_of(algo: str) -> str:
@@ -38,7 +44,8 @@ def env_of(algo: str) -> str:
 
 
 def train(fasttrain: RunCommand, algo: str, *more: str) -> Finished:
-    done = fasttrain("+profile=speed", f"algo={algo}", f"env.id={env_of(algo)}", *SMALL, *less(algo), *more)
+    small = (f"total_timesteps={steps_of(algo)}", *SMALL, *less(algo))
+    done = fasttrain("+profile=speed", f"algo={algo}", f"env.id={env_of(algo)}", *small, *more)
     assert done.exit_code == 0, done.err
     return done
 
@@ -82,7 +89,7 @@ def test_no_place_compares_with_an_algorithms_name():
 def test_a_stock_algorithm_trains_is_timed_and_loads_by_its_stock_class(fasttrain: RunCommand, algo: str):
     done = train(fasttrain, algo)
     summary, plan = done.json("summary.json"), done.json("plan.json")
-    assert summary["env_steps"] >= 600
+    assert summary["env_steps"] >= steps_of(algo)
     assert summary["updates"] > 0
     assert summary["quality"]["episodes"] == 2
     effective = {row["flag"]: row["effective"] for row in plan["flags"]}
@@ -102,9 +109,10 @@ def test_a_stock_algorithm_trains_is_timed_and_loads_by_its_stock_class(fasttrai
 
 @pytest.mark.parametrize("algo", ["a2c", "sac", "qrdqn", "tqc", "ars"])
 def test_a_stock_algorithm_resumes_to_the_bits_of_one_left_alone(fasttrain: RunCommand, algo: str):
-    whole = train(fasttrain, algo, "checkpoint_every=600")
-    part = train(fasttrain, algo, "checkpoint_every=300", "total_timesteps=300")
-    resumed = fasttrain("resume", f"run={part.folder}", "total_timesteps=600")
+    steps = steps_of(algo)
+    whole = train(fasttrain, algo, f"checkpoint_every={steps}")
+    part = train(fasttrain, algo, f"checkpoint_every={steps // 2}", f"total_timesteps={steps // 2}")
+    resumed = fasttrain("resume", f"run={part.folder}", f"total_timesteps={steps}")
     assert resumed.exit_code == 0, resumed.err
     folders = (whole.folder, part.folder)
     first, second = (load_from_zip_file(folder / "model.zip", device="cpu")[1] for folder in folders)

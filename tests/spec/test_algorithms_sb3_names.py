@@ -7,12 +7,12 @@ import re
 
 import pytest
 
-from conftest import RunCommand, configured
+from conftest import RunCommand, composed, configured
 from fasttrain.cli.compose import _unknown_key
 from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import ALGORITHMS, INSTEAD, instead
 from fasttrain.spec.overrides import ALIASES
-from fasttrain.spec.reading import all_keys
+from fasttrain.spec.reading import all_keys, from_mapping
 
 STOCK = {name: spec.load(fast=False) for name, spec in ALGORITHMS.items()}
 VALUES = {
@@ -23,25 +23,31 @@ VALUES = {
 }  # no default of SB3's, or another
 
 
-ARGUMENTS = [(algo, name) for algo, cls in STOCK.items() for name in inspect.signature(cls).parameters]
-
-
-@pytest.mark.parametrize(("algo", "name"), ARGUMENTS)
-def test_every_argument_of_sb3_is_taken_or_named(algo: str, name: str):
+def typed_of(algo: str, name: str) -> str:
     default = inspect.signature(STOCK[algo]).parameters[name].default
-    typed = VALUES.get(name, "null" if default in (None, inspect.Parameter.empty) else str(default).lower())
-    if f"algo.{name}" in ALIASES:
-        typed = typed.replace("null", "3") if name == "seed" else typed
-        key = ALIASES[f"algo.{name}"].key
-        config = configured(f"algo={algo}", f"algo.{name}={typed}")
-        assert str(getattr(config, key)).lower() == ("none" if typed == "null" else typed)
-    elif told := instead(f"algo.{name}"):
+    if f"algo.{name}" in ALIASES and name == "seed":
+        return "3"
+    return VALUES.get(name, "null" if default in (None, inspect.Parameter.empty) else str(default).lower())
+
+
+@pytest.mark.parametrize("algo", STOCK)
+def test_every_argument_of_sb3_is_taken_or_named(algo: str):
+    names = list(inspect.signature(STOCK[algo]).parameters)
+    refused = [name for name in names if f"algo.{name}" not in ALIASES and instead(f"algo.{name}")]
+    taken = {name: typed_of(algo, name) for name in names if name not in refused}
+    config = configured(f"algo={algo}", *(f"algo.{name}={typed}" for name, typed in taken.items()))
+    for name, typed in taken.items():
+        if f"algo.{name}" in ALIASES:
+            value = getattr(config, ALIASES[f"algo.{name}"].key)
+            assert str(value).lower() == ("none" if typed == "null" else typed), name
+    for name in refused:
+        told = instead(f"algo.{name}")
         assert _unknown_key(f"algo.{name}", [f"algo={algo}"]) == told  # Hydra's error, without a plus
+        with_it = composed(f"algo={algo}")
+        with_it["algo"][name] = typed_of(algo, name)  # what a plus does
         with pytest.raises(ConfigError, match=f"^{re.escape(told)}$"):
-            configured(f"algo={algo}", f"++algo.{name}={typed}")
+            from_mapping(with_it)
         assert "\n" not in told
-    else:
-        configured(f"algo={algo}", f"algo.{name}={typed}")
 
 
 def test_settings_that_are_named_exist_and_none_is_refused_that_could_be_taken():

@@ -195,7 +195,7 @@ def test_masks_of_every_convention_come_with_the_step(masks: str, actions: str, 
         states = observations["state"] if masks == "observation" else observations
         for env, state in zip(reference, states, strict=True):
             env.steps = int(state[2])
-        assert_same(action_masks, np.stack([env._mask() for env in reference]).astype(np.bool_), f"masks, {number}")
+        assert_same(action_masks, np.stack([env.legal() for env in reference]).astype(np.bool_), f"masks, {number}")
         twins.steps(1, number)
     assert twins.ends
     assert is_masking_supported(twins.ours)
@@ -670,7 +670,7 @@ def test_under_stock_wrappers(wrap: Callable[[Any], Any]):
 
 
 def test_with_monitor_inside():
-    fns = [lambda i=i: Monitor(ActionMasker(Walker(i, masks="none"), lambda env: env.unwrapped._mask()))
+    fns = [lambda i=i: Monitor(ActionMasker(Walker(i, masks="none"), lambda env: env.unwrapped.legal()))
            for i in range(3)]  # fmt: skip
     twins = Twins(fns, num_workers=2, info_keys=None)
     twins.reset(seed=2)

@@ -132,7 +132,7 @@ def test_masks_of_each_convention_and_dtype(masks: str, dtype: str, actions: str
     zero = np.zeros(rows.envs[0].action_space.shape, int)
     for _ in range(30):
         assert rows.arrays.action_masks.shape == (2, WIDTHS[actions])
-        expected = [env._mask().astype(np.bool_) for env in rows.envs]  # type: ignore[attr-defined]
+        expected = [env.legal().astype(np.bool_) for env in rows.envs]  # type: ignore[attr-defined]
         np.testing.assert_array_equal(rows.arrays.action_masks, expected)
         assert not rows.arrays.action_masks.all(axis=1).any(), "a state's mask forbids something, so it can be wrong"
         rows.step(zero, zero)
@@ -141,7 +141,7 @@ def test_masks_of_each_convention_and_dtype(masks: str, dtype: str, actions: str
 class Heads(Walker):
     """A mask as a list with one array per head, as sb3-contrib's own example has it."""
 
-    def _mask(self) -> Any:
+    def legal(self) -> Any:
         return [np.array([1, 0]), np.array([0, 1, 1, 0]), np.array([1, 1, 1])]
 
 
@@ -158,7 +158,7 @@ class Given(Walker):
         self.given = mask
         super().__init__(0, actions, masks)
 
-    def _mask(self) -> Any:
+    def legal(self) -> Any:
         return self.given
 
 

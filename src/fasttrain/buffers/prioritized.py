@@ -156,7 +156,7 @@ class PrioritizedReplayBuffer(ReplayStorage):
         super().__init__(*arguments, **options)
         self.alpha, self.beta, self.beta_final, self.eps = alpha, beta, beta_final, eps
         self._beta_first = beta
-        self._tree = SumTree(self.buffer_size * self.n_envs)
+        self.tree = SumTree(self.buffer_size * self.n_envs)
         self._highest = 1.0
         self._row = np.arange(self.n_envs)
 
@@ -164,7 +164,7 @@ class PrioritizedReplayBuffer(ReplayStorage):
     def priorities(self) -> Float64Array:
         """p^alpha of every slot, (size, N); 0 where nothing can be drawn. A copy."""
         with self.lock:
-            leaves: Float64Array = self._tree.nodes[: self._tree.capacity].copy()
+            leaves: Float64Array = self.tree.nodes[: self.tree.capacity].copy()
         return leaves.reshape(self.buffer_size, self.n_envs)
 
     def anneal(self, progress_remaining: float) -> None:
@@ -175,7 +175,7 @@ class PrioritizedReplayBuffer(ReplayStorage):
         """Empty it. Priorities that come late for what was there are dropped, as for any slot written anew."""
         with self.lock:
             super().reset()
-            self._tree.clear()
+            self.tree.clear()
 
     def put(
         self,
@@ -196,7 +196,7 @@ class PrioritizedReplayBuffer(ReplayStorage):
                 self._set(self._row + self.pos * self.n_envs, 0.0)
 
     def _set(self, slots: Int64Array, priority: float) -> None:
-        set_kernel(self._tree.nodes, self._tree.starts, self._tree.capacity, slots, np.full(self.n_envs, priority))
+        set_kernel(self.tree.nodes, self.tree.starts, self.tree.capacity, slots, np.full(self.n_envs, priority))
 
     def _margin(self) -> int:
         return int(self.optimize_memory_usage and self.full)
@@ -212,12 +212,12 @@ class PrioritizedReplayBuffer(ReplayStorage):
             ValueError: nothing is stored yet.
         """
         with self.lock:
-            if not self._tree.total() > 0.0:
+            if not self.tree.total() > 0.0:
                 raise ValueError("cannot sample: the replay buffer is empty")
             count = batch_size * batches
             shares = np.random.random_sample(count) if rng is None else rng.random(count)
             indices, weights = np.empty(len(shares), np.int64), np.empty(len(shares), np.float32)
-            draw_kernel(self._tree.nodes, self._tree.starts, shares, batch_size, self.beta, indices, weights)
+            draw_kernel(self.tree.nodes, self.tree.starts, shares, batch_size, self.beta, indices, weights)
             return PrioritizedDraw(indices, weights, self.generation)
 
     def draw(self, batch_size: int, rng: np.random.Generator | None = None) -> tuple[Int64Array, Int64Array]:
@@ -264,7 +264,7 @@ class PrioritizedReplayBuffer(ReplayStorage):
             drawn_at = np.asarray(now if generation is None else generation, np.int64).reshape(-1)
             if len(drawn_at) not in (1, len(slots)):
                 raise ValueError(f"generation must be one number or {len(slots)}, not {len(drawn_at)}")
-            arrays = self._tree.nodes, self._tree.starts, shape, slots, errors, drawn_at
+            arrays = self.tree.nodes, self.tree.starts, shape, slots, errors, drawn_at
             refused, count, highest = update_kernel(*arrays, now, self._margin(), self.alpha, self.eps)
             self._highest = max(self._highest, highest)
         if refused < 0:

@@ -6,6 +6,7 @@ Hydra, OmegaConf and PyYAML say what they cannot do, seldom which argument or wh
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -37,10 +38,16 @@ def conf_dir() -> Path:
 
 def register() -> None:
     """Tell Hydra what `${pid:}` is, what can be set, and of each algorithm the keys below `algo.`."""
-    from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
     OmegaConf.register_new_resolver("pid", os.getpid, replace=True)
+    _store()
+
+
+@functools.cache  # Hydra's store lasts as long as the process; filling it costs 20 ms, and a command composes twice
+def _store() -> None:
+    from hydra.core.config_store import ConfigStore
+
     settings = defaults_of(Config)
     networks = settings.pop("algo")
     settings["total_timesteps"], settings["eval"]["episodes"] = "${env.total_timesteps}", "${env.eval_episodes}"
@@ -271,10 +278,10 @@ def _culprit(overrides: Sequence[str]) -> list[str]:
     """The override without which the others compose; none where there is no such."""
     kept = unswept(split_options(overrides)[1])
     kept += search_path(overrides)
-    for index, override in enumerate(kept):
-        if _composes([*kept[:index], *kept[index + 1 :]]) and not _composes(kept):
-            return [override]
-    return []
+    if _composes(kept):
+        return []
+    others = ([*kept[:index], *kept[index + 1 :]] for index in range(len(kept)))
+    return [override for override, rest in zip(kept, others, strict=True) if _composes(rest)][:1]
 
 
 def _composes(overrides: Sequence[str]) -> bool:

@@ -56,7 +56,8 @@ class GameBatch(ABC):
         self.opponents_ns = 0
         self.max_threads = 1
         self._title = title
-        self._games, self._mix = records, mix
+        self.records = records  # whoever writes into it plays on from there
+        self._mix = mix
         self._seeded: BoolArray = np.zeros(num_envs, np.bool_)
         self._everyone: Int64Array = np.arange(num_envs, dtype=np.int64)
         self._marks: BoolArray = np.zeros(num_envs, np.bool_)
@@ -132,7 +133,7 @@ class GameBatch(ABC):
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """What decides how the games go on; views."""
-        named = {"games": self._games, "seeded": self._seeded, "opponents_turn": self.opponents_turn, "mix": self._mix}
+        named = {"games": self.records, "seeded": self._seeded, "opponents_turn": self.opponents_turn, "mix": self._mix}
         return named | {"final_observations": self.final_observations}
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -142,7 +143,7 @@ class GameBatch(ABC):
             ConfigError: see `ResumableGame`; kernels index by these numbers without looking.
         """
         games = arrays.get("games")
-        if games is not None and games.dtype == self._games.dtype and (why := self._impossible(games)):
+        if games is not None and games.dtype == self.records.dtype and (why := self._impossible(games)):
             raise ConfigError(f"the checkpoint's games of {self._title} cannot be: {why}")
         for name, array in self.state_arrays().items():
             load_into(array, arrays, name)

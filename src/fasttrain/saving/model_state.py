@@ -338,7 +338,7 @@ def replay_state(buffer: ReplayBuffer) -> tuple[dict[str, Any], dict[str, NDArra
             state["generation"] = buffer.generation
         if isinstance(buffer, PrioritizedReplayBuffer):
             state |= {"highest": float(buffer._highest), "beta": float(buffer.beta)}
-            arrays["priorities"] = buffer._tree.nodes[: rows * buffer.n_envs]
+            arrays["priorities"] = buffer.tree.nodes[: rows * buffer.n_envs]
     return state, arrays
 
 
@@ -360,7 +360,7 @@ def load_replay_state(buffer: ReplayBuffer, state: Mapping[str, Any], arrays: Ma
         if isinstance(buffer, ReplayStorage):
             buffer.generation = int(state["generation"])
         if isinstance(buffer, PrioritizedReplayBuffer):
-            tree, leaves = buffer._tree, np.zeros(rows * buffer.n_envs)
+            tree, leaves = buffer.tree, np.zeros(rows * buffer.n_envs)
             load_into(leaves, arrays, "priorities")
             tree.clear()
             if set_kernel(tree.nodes, tree.starts, tree.capacity, np.arange(len(leaves), dtype=np.int64), leaves) >= 0:

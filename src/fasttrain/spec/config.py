@@ -188,6 +188,7 @@ class CheckpointConfig:
 class GuardConfig:
     """When `nan_guard` gives up."""
 
+    max_skipped: int = setting(10, "rounds of updates in a row (a rollout's, a vector step's) that were lost", least=0)
     at_limit: Literal["stop", "rollback"] = setting("stop", "rollback: once back to the last good weights, in memory")
 
 

@@ -61,23 +61,23 @@ class SkirmishGame(GameBatch):
             observation_width(len(rosters[0]), len(rosters[1])),
             sum(self.options.head_sizes),
         )
-        self._games["phase"] = UNSTARTED
-        self._setup = make_setup(self.options)
+        self.records["phase"] = UNSTARTED
+        self.setup = make_setup(self.options)
         self._mix[:] = self.options.opponent
-        self._written: tuple[Any, ...] = ()  # arrays in the order of kernels.write_step
+        self.written: tuple[Any, ...] = ()  # arrays in the order of kernels.write_step
 
     def bind(self, slots: Slots) -> None:
         super().bind(slots)
-        self._written = (
+        self.written = (
             slots.observations, slots.action_masks, slots.rewards, slots.terminations, self.opponents_turn,
         )  # fmt: skip
 
     def kernel_calls(self) -> list[KernelCall]:
-        games, setup, none, team = self._games, self._setup, self._everyone[:0], (new_team(), 0)
+        games, setup, none, team = self.records, self.setup, self._everyone[:0], (new_team(), 0)
         actions = self._bound().actions.reshape(self.num_envs, -1)
         return [
             KernelCall(kernels.advance, (games, setup, self._mix, none, False, *team)),
-            KernelCall(kernels.write_step, (games, setup, none, *self._written, *team)),
+            KernelCall(kernels.write_step, (games, setup, none, *self.written, *team)),
             KernelCall(kernels.apply_actions, (games, setup, actions, none)),
             KernelCall(kernels.forget_outcomes, (games, none)),
             KernelCall(kernels.seed_games, (games, none, np.zeros(0, np.uint64))),
@@ -85,15 +85,15 @@ class SkirmishGame(GameBatch):
         ]
 
     def _seed(self, indices: Int64Array, seeds: NDArray[np.uint64]) -> None:
-        kernels.seed_games(self._games, indices, seeds)
+        kernels.seed_games(self.records, indices, seeds)
 
     def _restart(self, indices: Int64Array) -> None:
-        kernels.forget_outcomes(self._games, indices)
-        run(kernels.advance, 1, self._games, self._setup, self._mix, indices, True)
-        run(kernels.write_step, 1, self._games, self._setup, indices, *self._written)
+        kernels.forget_outcomes(self.records, indices)
+        run(kernels.advance, 1, self.records, self.setup, self._mix, indices, True)
+        run(kernels.write_step, 1, self.records, self.setup, indices, *self.written)
 
     def _step(self, indices: Int64Array, choice: ThreadChoice) -> None:
-        slots, games, setup = self._bound(), self._games, self._setup
+        slots, games, setup = self._bound(), self.records, self.setup
         actions = slots.actions.reshape(self.num_envs, -1)
         illegal = kernels.apply_actions(games, setup, actions, indices)
         if illegal >= 0:
@@ -112,11 +112,11 @@ class SkirmishGame(GameBatch):
 
     def _play_on(self, indices: Int64Array, anew: bool, threads: int) -> None:
         """To the next decision, or to the first one of a new game, and write it."""
-        games, setup = self._games, self._setup
+        games, setup = self.records, self.setup
         start_ns = time.perf_counter_ns()
         run(kernels.advance, threads, games, setup, self._mix, indices, anew)
         self.opponents_ns += time.perf_counter_ns() - start_ns
-        run(kernels.write_step, threads, games, setup, indices, *self._written)
+        run(kernels.write_step, threads, games, setup, indices, *self.written)
 
     def episode_info(self, index: int) -> dict[str, Any]:
         """The end-of-episode info of env `index`, valid in the step in which it ended.
@@ -124,7 +124,7 @@ class SkirmishGame(GameBatch):
         The learner is the "model", the other side the "player"; `winner` is one of them or "draw". `turn` is the round
         in which it ended, health is wounds left.
         """
-        game = self._games[index]
+        game = self.records[index]
         model_vp, player_vp = game["result_vp"].tolist()
         model_health, player_health = game["result_health"].tolist()
         outcome = int(game["result_outcome"])
@@ -147,7 +147,7 @@ class SkirmishGame(GameBatch):
 
     def reward_terms(self, index: int) -> dict[str, float]:
         """Sums of the reward's terms in the running episode of env `index`; all 0 without `reward_debug`."""
-        return dict(zip(TERMS, self._games["terms"][index].tolist(), strict=True))
+        return dict(zip(TERMS, self.records["terms"][index].tolist(), strict=True))
 
     def set_opponents(self, mix: OpponentMix, indices: Sequence[int] | Int64Array | None = None) -> None:
         """Change the opponent of all or the listed envs, from each env's next game on.
@@ -160,12 +160,12 @@ class SkirmishGame(GameBatch):
 
     def peek(self, index: int) -> dict[str, Any]:
         """A copy of every field of game `index` (`state.GAME`), for tests and tools."""
-        game = self._games[index]
+        game = self.records[index]
         return {name: value.tolist() for name in GAME.names or () for value in (game[name],)}
 
     def view(self, index: int) -> BoardView:
         """What there is to draw of game `index`."""
-        game = self._games[index]
+        game = self.records[index]
         x, y, health = (game[name].tolist() for name in ("x", "y", "health"))
         units = [
             list(zip(x[side], y[side], health[side], strict=True))[: len(roster)]
@@ -184,12 +184,12 @@ class SkirmishGame(GameBatch):
         )
 
     def _impossible(self, games: NDArray[Any]) -> str:
-        return impossible(games, self._setup[0])
+        return impossible(games, self.setup[0])
 
     def _illegal(self, index: int) -> EnvError:
         slots = self._bound()
         values = slots.actions[index].reshape(-1)
-        if self._games["phase"][index] >= OVER or slots.action_masks is None:
+        if self.records["phase"][index] >= OVER or slots.action_masks is None:
             return EnvError(f"Skirmish env {index} has no game to play {values.tolist()} in: reset() it first")
         wrong = illegal_head(self.options, slots.action_masks[index], values)
         if wrong is None:

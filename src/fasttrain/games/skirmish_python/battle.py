@@ -337,7 +337,7 @@ class Battle:
         if self.phase != CHARGE:
             self.phase += 1
             return
-        self._fight()
+        self.fight()
         if self.over:
             return
         if self.active != self.first:
@@ -349,7 +349,8 @@ class Battle:
         self.phase = MOVE
         self.command_phase()
 
-    def _fight(self) -> None:
+    def fight(self) -> None:
+        """Close combat: who charged, the other side, the rest of the active one; each at its weakest enemy."""
         active, other = self.units[self.active], self.units[1 - self.active]
         order = [unit for unit in active if unit.charged]
         order += other

@@ -95,7 +95,7 @@ class SkullKingGame(GameBatch):
             NUM_ACTIONS,
         )
         self.num_players = num_players
-        self._games["num_players"] = num_players
+        self.records["num_players"] = num_players
         self._scratch: Float64Array = np.zeros((1, *_SCRATCH_SHAPE))
         # The order is that of the W_ indices in state.py.
         self._weights = np.array(
@@ -111,22 +111,22 @@ class SkullKingGame(GameBatch):
         )
         if self._weights.shape != (NUM_WEIGHTS,) or not np.isfinite(self._weights).all():
             raise ConfigError(f"reward and shaping keys must be finite numbers, got {self._weights.tolist()}")
-        self._written: tuple[Any, ...] = ()  # arrays in the order of kernels.write_step
+        self.written: tuple[Any, ...] = ()  # arrays in the order of kernels.write_step
         self.set_opponents(opponents)
 
     def bind(self, slots: Slots) -> None:
         super().bind(slots)
-        self._written = (
+        self.written = (
             slots.observations, slots.action_masks, slots.rewards, slots.terminations, slots.truncations,
             self.final_observations, self.opponents_turn,
         )  # fmt: skip
 
     def kernel_calls(self) -> list[KernelCall]:
-        games, none, team = self._games, self._everyone[:0], (new_team(), 0)
+        games, none, team = self.records, self._everyone[:0], (new_team(), 0)
         views = (self._observations, self._masks, self.opponents_turn)
         return [
             KernelCall(kernels.advance, (games, none, self._mix, self._weights, self._scratch, *team)),
-            KernelCall(kernels.write_step, (games, none, *self._written, *team)),
+            KernelCall(kernels.write_step, (games, none, *self.written, *team)),
             KernelCall(kernels.restart_games, (games, none, *views)),
             KernelCall(kernels.apply_actions, (games, none, self._bound().actions)),
             KernelCall(kernels.seed_games, (games, none, np.zeros(0, np.uint64))),
@@ -134,14 +134,14 @@ class SkullKingGame(GameBatch):
         ]
 
     def _seed(self, indices: Int64Array, seeds: NDArray[np.uint64]) -> None:
-        kernels.seed_games(self._games, indices, seeds)
+        kernels.seed_games(self.records, indices, seeds)
 
     def _restart(self, indices: Int64Array) -> None:
-        kernels.restart_games(self._games, indices, self._observations, self._masks, self.opponents_turn)
+        kernels.restart_games(self.records, indices, self._observations, self._masks, self.opponents_turn)
 
     def _step(self, indices: Int64Array, choice: ThreadChoice) -> None:
         slots = self._bound()
-        games = self._games
+        games = self.records
         illegal = kernels.apply_actions(games, indices, slots.actions)
         if illegal >= 0:
             raise self._illegal(int(illegal), int(slots.actions[illegal]))
@@ -151,7 +151,7 @@ class SkullKingGame(GameBatch):
         start_ns = time.perf_counter_ns()
         run(kernels.advance, threads, games, indices, self._mix, self._weights, self._scratch_of(threads))
         between_ns = time.perf_counter_ns()
-        run(kernels.write_step, threads, games, indices, *self._written)
+        run(kernels.write_step, threads, games, indices, *self.written)
         self.opponents_ns += between_ns - start_ns
         if parts > 1:  # per game: another number of them is listed every time
             choice.took(on_threads, (time.perf_counter_ns() - start_ns) / (1e9 * len(indices)))
@@ -168,7 +168,7 @@ class SkullKingGame(GameBatch):
         win, `score_diff` is to the best other seat, `end_reason` is "won", "shared" or "lost", `turn` counts the
         learner's decisions, `opponents_beaten` is the share of other seats with a lower total, ties counting half.
         """
-        game = self._games[index]
+        game = self.records[index]
         totals = game["result_totals"][: self.num_players].tolist()
         own = totals[0]
         others = max(totals[1:])
@@ -211,15 +211,15 @@ class SkullKingGame(GameBatch):
         """
         self._bound()
         listed = self._everyone if indices is None else np.asarray(indices, np.int64)
-        if (self._games["phase"][listed] == UNSTARTED).any():
+        if (self.records["phase"][listed] == UNSTARTED).any():
             raise EnvError("Skull King: reset() every env before asking for bot_actions()")
         actions = np.empty(len(listed), np.int64)
-        kernels.choose_as_bot(self._games, listed, level_of(level), actions, self._scratch[0])
+        kernels.choose_as_bot(self.records, listed, level_of(level), actions, self._scratch[0])
         return actions
 
     def peek(self, index: int) -> GameView:
         """A copy of everything about game `index`, hidden cards included."""
-        game = self._games[index]
+        game = self.records[index]
         seats = self.num_players
         allied = int(game["num_allied"])
         return GameView(
@@ -249,11 +249,11 @@ class SkullKingGame(GameBatch):
         return impossible(games, len(SEAT_NAMES))
 
     def _illegal(self, index: int, action: int) -> EnvError:
-        phase = int(self._games["phase"][index])
+        phase = int(self.records["phase"][index])
         if phase in (UNSTARTED, ENDED):
             return EnvError(f"Skull King env {index} has no game to play action {action} in: reset() it first")
         legal = np.flatnonzero(self._masks[index]).tolist()
-        seat = int(self._games["seat"][index])
+        seat = int(self.records["seat"][index])
         where = f"env {index}, seat {seat}" if seat else f"env {index}"
         return EnvError(f"Skull King {where}: action {action} is illegal now, legal actions are {legal}")
 
