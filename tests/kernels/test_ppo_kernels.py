@@ -15,11 +15,11 @@ from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 
 from accelerated import minibatch_terms
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
-from fasttrain.engines.compiling import Terms
 from fasttrain.engines.engine import EngineSettings, PPOWork
 from fasttrain.engines.heads import action_dims, head_of
 from fasttrain.engines.kernels import ROWS_PER_THREAD, KernelEngine
 from fasttrain.engines.layout import rows_of_storage
+from fasttrain.engines.losses import Terms
 from fasttrain.jit import njit_bare
 from fasttrain.kernels.ppo import LossSettings, minibatch_gradient, rate, surrogate
 from fasttrain.threads import Team, begin_work, end_work, is_open

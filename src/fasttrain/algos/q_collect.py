@@ -11,7 +11,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import RolloutReturn, TrainFreq
 from stable_baselines3.common.utils import should_collect_more_steps
 
-from fasttrain.algos.collector import Came, note_episodes, read_masks
+from fasttrain.algos.fast import Came, note_episodes, read_masks
 from fasttrain.batch import LAST_MASKS, BoolArray, FinishedEpisode, draw_choices
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.engines.causes import check_step

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.callbacks import CallbackList
 
+from fasttrain.algos.fast import check_masks
+from fasttrain.algos.grouped import groups_of
 from fasttrain.buffers.prefetch import Direct
 from fasttrain.engines.compiling import untouched
-from fasttrain.engines.heads import MaskCheck
 from fasttrain.perf.limits import Rates
 from fasttrain.perf.stock import StockPhases, TimedVecEnv
 from fasttrain.studies.rig import Rig
@@ -31,7 +32,7 @@ def env_window(rig: Rig, seconds: float) -> Window:
     """The run's own vector env by random legal actions; drawing them is not counted, reading the masks is."""
     with rig.apart():
         if not rig.stock and not rig.off_policy and not rig.model.use_sde:
-            groups = rig.model.collector.groups_of(rig.source)
+            groups = groups_of(rig.model, rig.source)
             if groups is not None:
                 return {"env": _grouped(rig, groups, seconds)}
         return _in_step(rig, seconds)
@@ -39,14 +40,13 @@ def env_window(rig: Rig, seconds: float) -> Window:
 
 def _in_step(rig: Rig, seconds: float) -> Window:
     source, shared = rig.source, rig.shared
-    check = MaskCheck(rig.env.action_space) if rig.masked else None
     slowest = shared.slowest_ns if shared else 0
     spent, steps, until = 0.0, 0, time.perf_counter() + seconds
     while steps < 3 or time.perf_counter() < until:
         begun = time.perf_counter()
         masks = source.read_masks() if rig.masked else None
-        if check is not None and masks is not None and not rig.stock:
-            check(masks, steps)
+        if masks is not None and not rig.stock:
+            check_masks(masks, rig.env.action_space, steps)
         spent += time.perf_counter() - begun
         actions = rig.random.draw(masks)
         begun = time.perf_counter()

@@ -10,7 +10,7 @@ import torch
 from accelerated import a_batch, a_step, counting, filled, masked_model, with_compiler
 from fasttrain.algos.dqn import DQN
 from fasttrain.engines.engine import EngineSettings
-from fasttrain.engines.torch_base import repeated
+from fasttrain.engines.tuned import repeated
 from toys import single_thread, toy_gym_vec
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
