@@ -114,10 +114,13 @@ def test_acting_leaves_a_graph_whose_parameters_moved(monkeypatch: pytest.Monkey
     assert acting() == engine.compiled.outputs
 
 
-def test_a_capture_is_no_phase_of_training():
+def test_a_capture_is_no_phase_of_training(monkeypatch: pytest.MonkeyPatch):
     model = filled(masked_model(EngineSettings()))
+    model.use_engine(GRAPHS)
+    monkeypatch.setattr(TorchEngine, "graphs", True)
+    monkeypatch.setattr("fasttrain.engines.tuned.GraphedUpdate", lambda *given: GraphedUpdate(*given, run_again))
     model.collector.clock.reset()
-    graph_for(model)
+    assert isinstance(graph_of_update(model), GraphedUpdate)
     spent = model.collector.clock.snapshot()
     assert spent["train_fwd"] == spent["train_bwd"] == 0
 

@@ -15,8 +15,8 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from fasttrain.algos.fast import bootstrap_truncated, clip_actions
 from fasttrain.buffers.rollout import RolloutStorage
-from fasttrain.engines.causes import check_actions
 from fasttrain.engines.engine import Engine
+from fasttrain.engines.guard import check_actions
 from fasttrain.vec.base import SlotSource, copy_observations
 from fasttrain.vec.groups import GroupStep, WorkerGroups
 from fasttrain.vec.shared import SharedMemoryVecEnv

@@ -19,10 +19,11 @@ from fasttrain.batch import BoolArray, Float64Array
 from fasttrain.buffers.prefetch import Replay
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayBatch, TensorObservations
-from fasttrain.engines.causes import marked, why_no_action
+from fasttrain.engines.causes import why_no_action
 from fasttrain.engines.compiling import Compiler, GraphedUpdate, graphed_by_size, num_rows, parameter_addresses
 from fasttrain.engines.devices import Precision, as_float32
 from fasttrain.engines.engine import Acted, Engine, EngineSettings, QRule, QWork, Statistics
+from fasttrain.engines.guard import marked
 from fasttrain.engines.heads import action_dims
 from fasttrain.engines.q_networks import best_values, chosen_values, greedy
 from fasttrain.engines.torch import TorchStep, Transfer

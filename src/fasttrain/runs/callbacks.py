@@ -22,7 +22,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from fasttrain.algos.fast import Collector, Fast
 from fasttrain.buffers.prefetch import Prefetching
 from fasttrain.buffers.replay_storage import ReplayStorage
-from fasttrain.engines.causes import check_step
+from fasttrain.engines.guard import check_step
 from fasttrain.machine import process_age_s
 from fasttrain.perf.stock import optimizers_of
 from fasttrain.perf.windows import PerfMeter
