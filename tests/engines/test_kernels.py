@@ -16,8 +16,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 import fasttrain
 from fasttrain.engines.engine import EngineSettings
-from fasttrain.engines.kernels import KernelEngine, why_not
-from fasttrain.engines.layout import rows_of_storage
+from fasttrain.engines.kernels import KernelEngine, rows_of_storage
+from fasttrain.engines.layout import why_not
 from fasttrain.errors import EnvError
 from fasttrain.games.skullking.game import SkullKingGame
 from fasttrain.threads import ThreadChoice

@@ -17,8 +17,7 @@ from accelerated import minibatch_terms
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
 from fasttrain.engines.engine import EngineSettings, PPOWork
 from fasttrain.engines.heads import action_dims, head_of
-from fasttrain.engines.kernels import ROWS_PER_THREAD, KernelEngine
-from fasttrain.engines.layout import rows_of_storage
+from fasttrain.engines.kernels import ROWS_PER_THREAD, KernelEngine, rows_of_storage
 from fasttrain.engines.losses import Terms
 from fasttrain.jit import njit_bare
 from fasttrain.kernels.ppo import LossSettings, minibatch_gradient, rate, surrogate

@@ -30,7 +30,7 @@ from fasttrain.buffers.prefetch import Direct, Prefetching, Replay
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.buffers.stock import STOCK_REPLAYS, replay_class, window_of
-from fasttrain.engines import kernels_q
+from fasttrain.engines import layout
 from fasttrain.engines.causes import why_replay
 from fasttrain.engines.engine import Engine, EngineSettings, QRule, QWork
 from fasttrain.engines.heads import action_dims
@@ -225,7 +225,7 @@ class DQN(Fast, stable_baselines3.DQN):
     def why_not(self, kind: str) -> str:
         if kind == "kernels" and self._vec_normalize_env is not None:
             return "VecNormalize: batches are normalised one by one"
-        return kernels_q.why_not(self.policy) if kind == "kernels" else ""
+        return layout.why_not_q(self.policy) if kind == "kernels" else ""
 
     def predict(
         self,

@@ -24,7 +24,7 @@ from fasttrain.algos.fast import Fast, bootstrap_truncated, clip_actions, note_e
 from fasttrain.algos.grouped import GroupedRollout, groups_of
 from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.buffers.stock import STOCK_ROLLOUTS, rollout_class
-from fasttrain.engines import kernels
+from fasttrain.engines import layout
 from fasttrain.engines.causes import why_rollout
 from fasttrain.engines.engine import Acted, Engine, EngineSettings, PPOWork, Statistics
 from fasttrain.engines.guard import check_actions, check_rollout, check_step
@@ -78,7 +78,7 @@ class _PPO(Fast, OnPolicyAlgorithm):
         return failure
 
     def why_not(self, kind: str) -> str:
-        return kernels.why_not(self.policy) if kind == "kernels" else ""
+        return layout.why_not(self.policy) if kind == "kernels" else ""
 
     def _made(self, settings: EngineSettings, before: Engine | None) -> Engine:
         engine = super()._made(settings, before)
