@@ -19,7 +19,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.batch import BoolArray, FinishedEpisode, Float32Array, Int64Array
-from fasttrain.buffers.prefetch import Direct, Sampler
+from fasttrain.buffers.prefetch import Direct
 from fasttrain.engines.engine import Engine, EngineSettings
 from fasttrain.engines.heads import action_dims
 from fasttrain.errors import EnvError, EnvSpecError
@@ -114,7 +114,7 @@ class Collector:
         self.lends_observations = False  # callbacks see `new_obs` in the storage, for one rollout, not a copy to keep
         self.schedule = "lockstep"  # pipelined: one half steps while the policy acts for the other; or first_ready
         self.local_random_actions = False  # DQN's random actions of all envs in one draw
-        self.sampler: Sampler = Direct()  # of replay batches
+        self.sampler = Direct()  # of replay batches
         self.source: SlotSource | None = None  # the env seen as slots
         self._env: VecEnv | None = None
 

@@ -182,11 +182,7 @@ class KernelEngine(Engine):
         """
         self.clock.enter("train")
         optimizer, guarded = self.policy.optimizer, self.guard is not None
-        (group,) = optimizer.param_groups
-        step = self._read(optimizer)
-        beta1, beta2 = group["betas"]
-        rate, eps, limit = float(group["lr"]), float(group["eps"]), float(work.max_grad_norm)
-        adam = AdamSettings(rate, float(beta1), float(beta2), eps, limit)
+        step, adam = self._read(optimizer), adam_of(optimizer, work.max_grad_norm)
         rows, loss = self._rows_of_rollout(data), _loss_settings(work)
         total = data.num_steps * data.num_envs
         batch_size = work.batch_size or total
@@ -306,6 +302,12 @@ def rows_of_storage(storage: RolloutStorage, dims: Int64Array, keys: tuple[str, 
     lists = empty_lists(total, seen.shape[1], masks.shape[1])
     compress(seen, masks, lists)
     return Rows(*lists, *storage.scalars())
+
+
+def adam_of(optimizer: torch.optim.Optimizer, max_grad_norm: float) -> AdamSettings:
+    """As the kernels take it: numbers alone."""
+    (group,) = optimizer.param_groups
+    return AdamSettings(*map(float, (group["lr"], *group["betas"], group["eps"], max_grad_norm)))
 
 
 def _loss_settings(work: PPOWork) -> LossSettings:

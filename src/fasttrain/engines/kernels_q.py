@@ -21,13 +21,12 @@ from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, j
 from fasttrain.buffers.prefetch import FlatBlock, Replay
 from fasttrain.engines.causes import blame, why_no_action
 from fasttrain.engines.engine import Acted, Engine, EngineSettings, QRule, QWork, Statistics
-from fasttrain.engines.kernels import BLOCK, WIDE, WIDE_BLOCK, zeros
+from fasttrain.engines.kernels import BLOCK, WIDE, WIDE_BLOCK, adam_of, zeros
 from fasttrain.engines.layout import keys_of, make_pieces, make_q_layout, shapes_of
 from fasttrain.engines.q_networks import DuelingQNetwork
 from fasttrain.errors import EnvError
 from fasttrain.kernel_jobs import KernelCall
 from fasttrain.kernels.nets import Layout
-from fasttrain.kernels.ppo import AdamSettings
 from fasttrain.kernels.q import QBatches, QScratch, QSettings, act_rows, train_updates
 
 # What is not converted: copying the storage, or compiling the kernels for another type, takes longer than to train.
@@ -164,10 +163,7 @@ class KernelQEngine(Engine):
             _NO_WEIGHTS if weights is None else np.ascontiguousarray(weights, np.float32),
         )  # fmt: skip
         self._check(batches)
-        (group,) = self.policy.optimizer.param_groups
-        beta1, beta2 = group["betas"]
-        rate, eps, limit = float(group["lr"]), float(group["eps"]), float(work.max_grad_norm)
-        adam = AdamSettings(rate, float(beta1), float(beta2), eps, limit)
+        adam = adam_of(self.policy.optimizer, work.max_grad_norm)
         online, target, exp_avg, exp_avg_sq = self._flat
         count = len(block.rows)
         losses, errors, norms = np.zeros(count), np.zeros(block.rows.shape, np.float32), np.empty(count)
