@@ -123,7 +123,7 @@ def fused_gradients(
     arguments = (order, kernels.parameters.numpy(), kernels.layout, rows, loss, scratch)
     Team().run(one_minibatch, threads if on_threads else 1, *arguments)
     flat = torch.from_numpy(scratch.gradients[0])
-    views = {id(parameter): view for parameter, view in kernels._views(flat)}
+    views = {id(place.parameter): place.of(flat) for place in kernels._places}
     return [views[id(parameter)].numpy() for parameter in policy.parameters()], scratch.statistics[0] / len(order)
 
 
