@@ -1,4 +1,4 @@
-"""One minibatch of PPO, and what makes it one call: torch.compile, CUDA graphs.
+"""What makes a minibatch one call: torch.compile, CUDA graphs.
 
 The loss is compiled together with the networks, so that its dozens of small operations become few, and its backward
 with it. Nothing is copied: compiled code reads the policy's own parameters, so that what acts has what was learned.

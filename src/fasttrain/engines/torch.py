@@ -73,13 +73,14 @@ class TorchEngine(TunedActorCritic):
     def _drawn(self, observations: TensorObservations, masks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """A failure to draw from what is not finite is told with the place."""
         try:
-            return self.head.act(observations, masks)
+            drawn: tuple[Tensor, Tensor, Tensor] = self.head.act(observations, masks)
         except (RuntimeError, ValueError) as error:  # torch.multinomial's and torch.distributions' own
             # On CUDA the failure is one of the device, which answers no question any more.
             told = self.device.type == "cpu" and any(words in str(error) for words in NOT_FINITE)
             if self.guard is None or not told:
                 raise
             raise EnvError(why_no_action(self.policy, observations, OUTPUT) or LOST) from error
+        return drawn
 
     def values(self, observations: Any, memory: Any = None) -> Float32Array:
         with torch.no_grad():
