@@ -56,13 +56,16 @@ def _filled(kind: Any, size: int, width: int, **options: Any) -> Any:
     """Of our class: all pages written, as after `size` steps, which would take minutes."""
     from gymnasium import spaces
 
+    from fasttrain.buffers.sum_tree import set_kernel
+
     buffer = kind(size, spaces.Box(-1, 1, (width,), np.float32), spaces.Discrete(2), "cpu", 1, **options)
     for array in (buffer.observations, buffer.next_observations, buffer.actions, buffer.rewards):
         array[:] = 1
     for array in (buffer.dones, buffer.timeouts):
         array[:] = 0
     buffer.full, buffer.generation = True, size
-    buffer.tree.set(np.arange(size), 1.0)
+    tree = buffer.tree
+    set_kernel(tree.nodes, tree.starts, tree.capacity, np.arange(size), np.ones(size))
     return buffer
 
 

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from fasttrain.engines import losses
 from fasttrain.engines.engine import EngineSettings
-from fasttrain.engines.kernels import KernelEngine, why_not
+from fasttrain.engines.kernels import KernelEngine
+from fasttrain.engines.layout import why_not
 
 ROWS = 4096  # of one call
 HUGE = 1e4

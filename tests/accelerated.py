@@ -12,9 +12,9 @@ from gymnasium import spaces
 
 from fasttrain.algos.ppo import PPO, MaskablePPO
 from fasttrain.buffers.rollout import RolloutBatch
-from fasttrain.engines.compiling import Coefficients, Terms, loss_terms, normalized
 from fasttrain.engines.engine import EngineSettings, PPOWork
-from fasttrain.engines.heads import Head
+from fasttrain.engines.heads import Head, loss_terms
+from fasttrain.engines.losses import Coefficients, Terms, normalized
 from fasttrain.engines.torch import PPOStep
 from toys import RandomEnv, seeded_vec, toy_gym_vec
 

@@ -29,7 +29,7 @@ from omegaconf import DictConfig, OmegaConf
 from fasttrain import cli
 from fasttrain.cli import main
 from fasttrain.cli.compose import conf_dir, register
-from fasttrain.runs import activity
+from fasttrain.runs import view
 from fasttrain.spec.config import Config
 from fasttrain.spec.flags import FLAGS
 from fasttrain.spec.overrides import key_of, normalise
@@ -136,7 +136,7 @@ def fasttrain(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: py
     is_run = ("summary.json", "plan.json")  # up to a second a run; tests/report/test_index.py draws one
     skip = lambda folder: None if any((folder / name).exists() for name in is_run) else draw(folder)  # noqa: E731
     monkeypatch.setattr(cli, "draw_report", skip)
-    monkeypatch.setattr(activity, "SILENT_S", 3600.0)  # else a slow machine says more than a fast one
+    monkeypatch.setattr(view, "SILENT_S", 3600.0)  # else a slow machine says more than a fast one
     numbers = itertools.count()
 
     def run(*arguments: str) -> Finished:

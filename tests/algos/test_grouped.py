@@ -11,6 +11,7 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback
 
 from fasttrain import MaskablePPO, SharedMemoryVecEnv
+from fasttrain.algos.grouped import groups_of
 from fasttrain.buffers import rollout
 from workers import CounterFactory
 
@@ -141,6 +142,6 @@ def test_a_callback_stops_in_the_middle_and_the_env_is_usable(shared: SharedMemo
 
 def test_without_workers_to_group_all_step_together(shared: SharedMemoryVecEnv):
     model = model_of(shared, "first_ready")
-    assert len(model.collector.groups_of(shared).rows) == 3, "every worker a group"
-    assert model_of(shared, "lockstep").collector.groups_of(shared) is None
-    assert model.collector.groups_of(object()) is None
+    assert len(groups_of(model, shared).rows) == 3, "every worker a group"
+    assert groups_of(model_of(shared, "lockstep"), shared) is None
+    assert groups_of(model, object()) is None

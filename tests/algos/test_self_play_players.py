@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fasttrain
-from fasttrain.algos.self_play import EnginePlayer, player_for, weights_of
+from fasttrain.algos.self_play import Player, weights_of
 from fasttrain.engines.kernels import KernelEngine
 from fasttrain.engines.kernels_q import KernelQEngine
 from toys import ToyGame, single_thread
@@ -39,7 +39,7 @@ def seen(model: Any, count: int = 400) -> tuple[Any, Any]:
 @pytest.mark.parametrize("fused", [False, True])
 def test_draws_of_the_policys_distribution(fused: bool):
     model = model_of("ppo", fused)
-    player: Any = player_for(model)
+    player: Any = Player(model)
     assert isinstance(player.engine, KernelEngine) == fused
     observations, masks = seen(model, 1)
     torch.manual_seed(0)
@@ -52,7 +52,7 @@ def test_draws_of_the_policys_distribution(fused: bool):
 @pytest.mark.parametrize("fused", [False, True])
 def test_the_best_action_and_a_few_others(fused: bool):
     model = model_of("dqn", fused)
-    player: Any = player_for(model)
+    player: Any = Player(model)
     assert isinstance(player.engine, KernelQEngine) == fused
     observations, masks = seen(model, 4000)
     drawn = player.act(observations, masks)
@@ -61,15 +61,15 @@ def test_the_best_action_and_a_few_others(fused: bool):
         values = model.q_net(torch.from_numpy(observations)).numpy()
     best = np.where(masks, values, -np.inf).argmax(axis=1)
     errs = (drawn != best).mean()
-    assert 0.5 * EnginePlayer.errs < errs <= EnginePlayer.errs
+    assert 0.5 * Player.errs < errs <= Player.errs
 
 
 @pytest.mark.parametrize("kind", ["ppo", "dqn"])
 @pytest.mark.parametrize("fused", [False, True])
 def test_only_loading_changes_it(kind: str, fused: bool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(EnginePlayer, "errs", 0.0)
+    monkeypatch.setattr(Player, "errs", 0.0)
     model = model_of(kind, fused)
-    player = player_for(model)
+    player = Player(model)
     observations, masks = seen(model)
 
     def acts() -> Any:

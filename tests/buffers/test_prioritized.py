@@ -21,6 +21,7 @@ from stable_baselines3.common.buffers import ReplayBuffer
 
 from fasttrain.buffers.prioritized import LEAST, PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayStorage
+from fasttrain.buffers.sum_tree import set_kernel
 from fasttrain.errors import ConfigError
 
 NUMBER = spaces.Box(-np.inf, np.inf, (1,), np.float64)
@@ -40,7 +41,7 @@ def put(buffer: ReplayStorage, steps: int = 1, start: int = 0) -> None:
 def assert_leaves_add_up(buffer: PrioritizedReplayBuffer) -> None:
     tree = buffer.tree
     fresh = type(tree)(tree.capacity)
-    fresh.set(np.arange(tree.capacity), buffer.priorities.reshape(-1))
+    set_kernel(fresh.nodes, fresh.starts, tree.capacity, np.arange(tree.capacity), buffer.priorities.reshape(-1))
     np.testing.assert_array_equal(tree.nodes, fresh.nodes)
 
 

@@ -9,9 +9,10 @@ from gymnasium import spaces
 
 from accelerated import a_batch, a_step, filled, masked_model, weights
 from fasttrain.algos.ppo import PPO
-from fasttrain.engines.compiling import Coefficients, Terms, loss_terms, micro_batches, micro_sizes, normalized
 from fasttrain.engines.engine import EngineSettings
-from fasttrain.engines.heads import head_of
+from fasttrain.engines.heads import head_of, loss_terms
+from fasttrain.engines.losses import Coefficients, Terms, normalized
+from fasttrain.engines.tuned import micro_batches, micro_sizes
 from toys import RandomEnv, seeded_vec, single_thread
 
 one_thread = pytest.fixture(autouse=True)(single_thread)

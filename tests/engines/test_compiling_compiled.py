@@ -11,17 +11,10 @@ import torch
 from torch import nn
 
 from accelerated import a_batch, box_model, counting, filled, masked_model, weights
-from fasttrain.engines.compiling import (
-    Coefficients,
-    CompiledHead,
-    inductor,
-    loss_terms,
-    num_rows,
-    state_untouched,
-    untouched,
-)
+from fasttrain.engines.compiling import CompiledHead, inductor, num_rows, state_untouched, untouched
 from fasttrain.engines.engine import EngineSettings
-from fasttrain.engines.heads import head_of
+from fasttrain.engines.heads import head_of, loss_terms
+from fasttrain.engines.losses import Coefficients
 from toys import single_thread
 
 one_thread = pytest.fixture(autouse=True)(single_thread)

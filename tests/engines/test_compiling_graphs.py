@@ -29,7 +29,7 @@ def graph_for(model: Any) -> GraphedUpdate:
 
 def graph_of_update(model: Any) -> Any:
     """What the engine's update would replay."""
-    return model.engine._graph_of(a_step(model), model.rollout_buffer, model.work())
+    return model.engine.graph_of(a_step(model), model.rollout_buffer, model.work())
 
 
 def test_a_capture_takes_no_step():
@@ -97,10 +97,10 @@ def test_acting_leaves_a_graph_whose_parameters_moved(monkeypatch: pytest.Monkey
     engine = with_compiler(model, lambda function: function)
     monkeypatch.setattr(TorchEngine, "graphs", True)
     monkeypatch.setattr(
-        "fasttrain.engines.torch.graphed_by_size",
+        "fasttrain.engines.tuned.graphed_by_size",
         lambda outputs, examples: graphed_by_size(outputs, examples, run_again),
     )
-    monkeypatch.setattr(TorchEngine, "_graph_of", lambda *_: None)
+    monkeypatch.setattr(TorchEngine, "graph_of", lambda *_: None)
     assert engine.prepare(model.rollout_buffer, model.work(), [5]) == ""
 
     def acting() -> Any:
@@ -114,10 +114,13 @@ def test_acting_leaves_a_graph_whose_parameters_moved(monkeypatch: pytest.Monkey
     assert acting() == engine.compiled.outputs
 
 
-def test_a_capture_is_no_phase_of_training():
+def test_a_capture_is_no_phase_of_training(monkeypatch: pytest.MonkeyPatch):
     model = filled(masked_model(EngineSettings()))
+    model.use_engine(GRAPHS)
+    monkeypatch.setattr(TorchEngine, "graphs", True)
+    monkeypatch.setattr("fasttrain.engines.tuned.GraphedUpdate", lambda *given: GraphedUpdate(*given, run_again))
     model.collector.clock.reset()
-    graph_for(model)
+    assert isinstance(graph_of_update(model), GraphedUpdate)
     spent = model.collector.clock.snapshot()
     assert spent["train_fwd"] == spent["train_bwd"] == 0
 
@@ -204,11 +207,11 @@ def test_a_capture_that_fails_is_named(monkeypatch: pytest.MonkeyPatch):
     def fails(*_: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr("fasttrain.engines.torch_base.GraphedUpdate", fails)
+    monkeypatch.setattr("fasttrain.engines.tuned.GraphedUpdate", fails)
     assert graph_of_update(model) is None
     failure = "no CUDA graph of the update: RuntimeError: operation not permitted when stream is capturing"
     assert engine.graph_failure == failure
-    monkeypatch.setattr("fasttrain.engines.torch_base.GraphedUpdate", lambda *_: pytest.fail("tried again"))
+    monkeypatch.setattr("fasttrain.engines.tuned.GraphedUpdate", lambda *_: pytest.fail("tried again"))
     assert graph_of_update(model) is None
     assert engine.graph_failure == failure
 
@@ -219,7 +222,7 @@ def test_a_graph_comes_once_its_obstacle_is_gone(monkeypatch: pytest.MonkeyPatch
     engine = model.engine_now()
     monkeypatch.setattr(type(engine), "graphs", True)
     tried: list[Any] = []
-    monkeypatch.setattr("fasttrain.engines.torch_base.GraphedUpdate", lambda *given: tried.append(given) or "a graph")
+    monkeypatch.setattr("fasttrain.engines.tuned.GraphedUpdate", lambda *given: tried.append(given) or "a graph")
     assert graph_of_update(model) is None
     model.target_kl = None
     assert graph_of_update(model) == "a graph"
@@ -228,10 +231,11 @@ def test_a_graph_comes_once_its_obstacle_is_gone(monkeypatch: pytest.MonkeyPatch
 
 def test_the_update_replays_and_does_the_rest_eagerly(monkeypatch: pytest.MonkeyPatch):
     model = filled(masked_model(EngineSettings(), batch_size=30))  # 30, 30, 20
+    model.use_engine(GRAPHS)
     engine = model.engine_now()
     step = a_step(model)
     graph = GraphedUpdate(step.whole, a_batch(model, 30), model.policy, step.key, run_again)
-    monkeypatch.setattr(engine, "_graph_of", lambda *_: graph)
+    monkeypatch.setattr(engine, "graph_of", lambda *_: graph)
     model.train()
     assert graph.replays == 2 * 2
     assert model.engine.gradient_updates == 2 * 3

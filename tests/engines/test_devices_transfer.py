@@ -8,8 +8,9 @@ import torch
 
 from accelerated import SETTINGS, masked_model, weights
 from fasttrain.algos.ppo import MaskablePPO
-from fasttrain.engines.devices import PinnedTransfer, Transfer
+from fasttrain.engines.devices import PinnedTransfer
 from fasttrain.engines.engine import EngineSettings
+from fasttrain.engines.torch import Transfer
 from toys import single_thread, toy_gym_vec
 
 one_thread = pytest.fixture(autouse=True)(single_thread)

@@ -9,8 +9,7 @@ from gymnasium import spaces
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from stable_baselines3.common.policies import ActorCriticPolicy
 
-from fasttrain.engines.heads import CategoricalHead, MaskCheck, StockHead, action_dims, head_of, stuck_envs
-from fasttrain.errors import EnvError
+from fasttrain.engines.heads import CategoricalHead, StockHead, action_dims, head_of
 
 BOX = spaces.Box(-1, 1, (5,), np.float32)
 
@@ -63,7 +62,7 @@ def test_a_patched_or_hooked_policy_keeps_its_own_methods():
 @pytest.mark.parametrize("action_space", [spaces.Discrete(6), spaces.MultiDiscrete([2, 4]), spaces.MultiBinary(3)])
 def test_short_way_equals_the_policy(action_space, masked, shared):
     policy = policy_for(action_space, share_features_extractor=shared)
-    short, stock = head_of(policy, action_space), StockHead(policy, action_space, maskable=True)
+    short, stock = head_of(policy, action_space), StockHead(policy, action_space)
     observations = torch.randn(32, 5)
     masks = torch.rand(32, sum(action_dims(action_space))) < 0.5
     masks[:, [0, 2, 4]] = True
@@ -94,23 +93,3 @@ def test_widths_of_masks():
     assert action_dims(spaces.MultiBinary(3)) == [2, 2, 2]
     with pytest.raises(TypeError, match="Box"):
         action_dims(spaces.Box(-1, 1, (2,)))
-
-
-def test_stuck_envs_are_found():
-    masks = np.ones((3, 5), np.bool_)
-    assert stuck_envs(masks, [2, 3]).tolist() == []
-    masks[1, 2:] = False
-    assert stuck_envs(masks, [2, 3]).tolist() == [1]
-    assert stuck_envs(masks, [5]).tolist() == []
-    assert stuck_envs(masks[:, :4], [2, 2]).tolist() == [1], "sub-actions of one size are looked at together"
-
-
-def test_the_error_names_envs_and_step():
-    check = MaskCheck(spaces.Discrete(4))
-    masks = np.ones((5, 4), np.bool_)
-    check(masks, 10)
-    masks[[1, 3]] = False
-    with pytest.raises(EnvError, match="env 1, 3 at step 812"):
-        check(masks, 812)
-    with pytest.raises(EnvError, match=r"returned 5 entries .* needs 4"):
-        check(np.ones((2, 5), np.bool_), 0)

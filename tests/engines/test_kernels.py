@@ -16,8 +16,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 import fasttrain
 from fasttrain.engines.engine import EngineSettings
-from fasttrain.engines.kernels import KernelEngine, why_not
-from fasttrain.engines.layout import rows_of_storage
+from fasttrain.engines.kernels import KernelEngine, rows_of_storage
+from fasttrain.engines.layout import why_not
 from fasttrain.errors import EnvError
 from fasttrain.games.skullking.game import SkullKingGame
 from fasttrain.threads import ThreadChoice
@@ -73,11 +73,11 @@ def test_pack_reads_what_is_there_and_keeps_the_policys_own_storage():
     kernels = KernelEngine(policy, EngineSettings())
     pointers = [parameter.data_ptr() for parameter in policy.parameters()]
     kernels.pack()
-    for parameter, view in kernels._views(kernels.parameters):
+    for parameter, view in ((place.parameter, place.of(kernels.parameters)) for place in kernels._places):
         torch.testing.assert_close(view, parameter.detach(), rtol=0, atol=0)
     assert pointers == [parameter.data_ptr() for parameter in policy.parameters()]
     places = torch.zeros(kernels.size)
-    for _, view in kernels._views(places):
+    for view in (place.of(places) for place in kernels._places):
         view += 1.0
     assert places.max() == 1.0, "no two parameters share a place"
     assert places.sum() == sum(parameter.numel() for parameter in policy.parameters())

@@ -21,9 +21,9 @@ from fasttrain.buffers.prefetch import draw_block
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.engines.engine import EngineSettings, PPOWork
-from fasttrain.engines.kernels import KernelEngine, why_not
+from fasttrain.engines.kernels import KernelEngine
 from fasttrain.engines.kernels_q import KernelQEngine
-from fasttrain.engines.kernels_q import why_not as why_not_q
+from fasttrain.engines.layout import why_not, why_not_q
 from q_blocks import trained
 
 STEPS, ENVS, KEYS = 6, 4, ("z", "a", "hand")  # no alphabet: the order is the space's

@@ -15,7 +15,8 @@ from gymnasium import spaces
 from stable_baselines3.dqn.policies import DQNPolicy
 
 from fasttrain.engines.engine import EngineSettings
-from fasttrain.engines.kernels_q import KernelQEngine, kernel_calls, why_not
+from fasttrain.engines.kernels_q import KernelQEngine, kernel_calls
+from fasttrain.engines.layout import why_not_q
 from fasttrain.engines.q_networks import BranchingDQNPolicy, DuelingDQNPolicy, MaskedDQNPolicy
 from fasttrain.errors import EnvError
 from q_blocks import random_block, trained
@@ -83,7 +84,7 @@ def change(what: str) -> Any:
     ],
 )
 def test_what_the_kernels_can_stand_in_for(policy: Any, reason: str):
-    assert why_not(policy) == reason
+    assert why_not_q(policy) == reason
 
 
 @pytest.mark.parametrize("kind", [DQNPolicy, DuelingDQNPolicy])

@@ -11,9 +11,9 @@ import torch
 
 from accelerated import box_model, counting, filled, masked_model, weights, with_compiler
 from fasttrain.engines.engine import EngineSettings
-from fasttrain.engines.heads import ChunkedHead
 from fasttrain.engines.overlapped import Overlapped
-from fasttrain.engines.torch import TorchEngine
+from fasttrain.engines.torch import PPOStep, TorchEngine
+from fasttrain.engines.tuned import ChunkedHead
 from fasttrain.errors import EnvError
 from toys import single_thread, toy_gym_vec
 
@@ -187,12 +187,12 @@ def test_micro_batches_are_compiled_by_their_sizes():
 def test_scalars_stay_where_they_are():
     model = masked_model(COMPILE)
     engine, work = with_compiler(model, counting([])), model.work()
-    numbers = engine.coefficients(work)
+    numbers = PPOStep(engine, work).coefficients
     assert numbers == (work.clip_range, None, work.ent_coef, work.vf_coef), "nothing is compiled yet"
     assert type(numbers.clip_range) is float
     model.prepare(model.env)
-    first = engine.coefficients(work)
-    second = engine.coefficients(work._replace(clip_range=0.1, ent_coef=0.3))
+    first = PPOStep(engine, work).coefficients
+    second = PPOStep(engine, work._replace(clip_range=0.1, ent_coef=0.3)).coefficients
     assert first.clip_range is second.clip_range
     assert second.clip_range.item() == pytest.approx(0.1)
     assert second.clip_range_vf is None
@@ -203,7 +203,7 @@ def test_a_graph_without_a_compiler_has_scalars_too(monkeypatch: pytest.MonkeyPa
     model = masked_model(EngineSettings(compile_mode="reduce-overhead"))
     engine = model.engine_now()
     monkeypatch.setattr(type(engine), "graphs", True)
-    given = engine.coefficients(model.work())
+    given = PPOStep(engine, model.work()).coefficients
     assert isinstance(given.clip_range, torch.Tensor), "a number would be fixed in the graph, a schedule lost"
 
 

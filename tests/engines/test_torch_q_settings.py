@@ -167,7 +167,7 @@ def test_replays_learn_what_eager_steps_learn(prioritized: Any):
 
 def test_updates_and_acting_go_through_graphs(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(TorchQEngine, "graphs", True)
-    monkeypatch.setattr("fasttrain.engines.torch_base.GraphedUpdate", _replaying)
+    monkeypatch.setattr("fasttrain.engines.tuned.GraphedUpdate", _replaying)
     monkeypatch.setattr(
         "fasttrain.engines.torch_q.graphed_by_size",
         lambda outputs, examples: graphed_by_size(outputs, examples, run_again),
@@ -197,7 +197,7 @@ def test_why_there_is_no_graph(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(TorchQEngine, "graphs", True)
     model = toy_model(GRAPHS, policy_kwargs={"optimizer_class": torch.optim.SGD})
     engine = with_compiler(model, lambda function: function)
-    assert engine._graph_of(a_step(model), model.replay(), model.work(1, 16)) is None
+    assert engine.graph_of(a_step(model), model.replay(), model.work(1, 16)) is None
     assert engine.graph_failure == "no CUDA graph of the update: not a plain Adam"
 
 

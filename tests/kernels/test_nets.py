@@ -82,9 +82,10 @@ def kernels_of(arch: Any) -> KernelEngine:
 
 
 def rows_of(observations: Float32Array, kernels: KernelEngine) -> Any:
-    from fasttrain.engines.layout import _rows_of
-
-    return _rows_of(observations, None, kernels.layout.dims)
+    count, width = len(observations), int(kernels.layout.dims.sum())
+    lists = empty_lists(count, observations.shape[1], width)
+    compress(observations, np.ones((count, width), np.bool_), lists)
+    return lists
 
 
 def test_forward_equals_the_policys_own_layers():

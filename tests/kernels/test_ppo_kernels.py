@@ -15,11 +15,10 @@ from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 
 from accelerated import minibatch_terms
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
-from fasttrain.engines.compiling import Terms
 from fasttrain.engines.engine import EngineSettings, PPOWork
 from fasttrain.engines.heads import action_dims, head_of
-from fasttrain.engines.kernels import ROWS_PER_THREAD, KernelEngine
-from fasttrain.engines.layout import rows_of_storage
+from fasttrain.engines.kernels import ROWS_PER_THREAD, KernelEngine, rows_of_storage
+from fasttrain.engines.losses import Terms
 from fasttrain.jit import njit_bare
 from fasttrain.kernels.ppo import LossSettings, minibatch_gradient, rate, surrogate
 from fasttrain.threads import Team, begin_work, end_work, is_open
@@ -124,7 +123,7 @@ def fused_gradients(
     arguments = (order, kernels.parameters.numpy(), kernels.layout, rows, loss, scratch)
     Team().run(one_minibatch, threads if on_threads else 1, *arguments)
     flat = torch.from_numpy(scratch.gradients[0])
-    views = {id(parameter): view for parameter, view in kernels._views(flat)}
+    views = {id(place.parameter): place.of(flat) for place in kernels._places}
     return [views[id(parameter)].numpy() for parameter in policy.parameters()], scratch.statistics[0] / len(order)
 
 

@@ -30,12 +30,14 @@ class ARS(sb3_contrib.ARS):
         ConfigError: several envs, of which all but one would step for nothing.
     """
 
+    weights: Any
+
     def _setup_model(self) -> None:
         if self.n_envs != 1:
             raise ConfigError(f"num_envs={self.n_envs}: ARS plays one candidate after the other; take num_envs=1")
         super()._setup_model()
 
-    def learn(
+    def learn(  # type: ignore[override] # in the order of sb3_contrib.ARS
         self,
         total_timesteps: int,
         callback: Any = None,
@@ -71,10 +73,11 @@ class ARS(sb3_contrib.ARS):
         """The return of each candidate. (candidates, weights) f32 → (candidates,) f32."""
         returns = torch.zeros(len(candidate_weights), device=self.device)
         self.ep_info_buffer: Any = []  # what is logged is the mean of one set of candidates
+        env: Any = self.env
         for index, weights in enumerate(candidate_weights):
             self.policy.load_from_vector(weights.cpu())
             rewards, lengths = evaluate_policy(
-                self.policy, self.env, self.n_eval_episodes, return_episode_rewards=True, warn=False,
+                self.policy, env, self.n_eval_episodes, return_episode_rewards=True, warn=False,
                 callback=self._teller(callback),
             )  # fmt: skip
             returns[index] = sum(rewards) + self.alive_bonus_offset * sum(lengths)  # type: ignore[arg-type]

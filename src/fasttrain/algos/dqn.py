@@ -24,16 +24,16 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Rollout
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.dqn.policies import DQNPolicy
 
-from fasttrain.algos.fast import Fast
+from fasttrain.algos.fast import Fast, check_masks
 from fasttrain.algos.q_collect import collect, random_actions
 from fasttrain.buffers.prefetch import Direct, Prefetching, Replay
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.buffers.stock import STOCK_REPLAYS, replay_class, window_of
-from fasttrain.engines import kernels_q
+from fasttrain.engines import layout
 from fasttrain.engines.causes import why_replay
 from fasttrain.engines.engine import Engine, EngineSettings, QRule, QWork
-from fasttrain.engines.heads import MaskCheck, action_dims
+from fasttrain.engines.heads import action_dims
 from fasttrain.engines.kernels_q import KernelQEngine
 from fasttrain.engines.q_networks import BRANCHING_POLICIES, greedy
 from fasttrain.engines.torch_q import TorchQEngine
@@ -225,7 +225,7 @@ class DQN(Fast, stable_baselines3.DQN):
     def why_not(self, kind: str) -> str:
         if kind == "kernels" and self._vec_normalize_env is not None:
             return "VecNormalize: batches are normalised one by one"
-        return kernels_q.why_not(self.policy) if kind == "kernels" else ""
+        return layout.why_not_q(self.policy) if kind == "kernels" else ""
 
     def predict(
         self,
@@ -242,7 +242,7 @@ class DQN(Fast, stable_baselines3.DQN):
         tensor, vectorized = self.policy.obs_to_tensor(observation)
         width = sum(action_dims(self.action_space))
         masks = np.asarray(action_masks).astype(np.bool_).reshape(-1, width)
-        MaskCheck(self.action_space)(masks, self.num_timesteps)
+        check_masks(masks, self.action_space, self.num_timesteps)
         if not deterministic and np.random.rand() < self.exploration_rate:
             actions = random_actions(self.action_space, len(masks), masks, at_once=False)
         else:

@@ -1,19 +1,30 @@
 """What our algorithms have besides SB3's: an engine, which computes, and a collector, which is the env's side.
 
-Neither is saved, so that a zip holds nothing that stock SB3 does not know.
+The collector knows the env as slots: what is read off them, checked and copied, and the clock over all of it. Neither
+is saved, so that a zip holds nothing that stock SB3 does not know.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
-from fasttrain.algos.collector import Collector
+from fasttrain.batch import BoolArray, FinishedEpisode, Float32Array, Int64Array
+from fasttrain.buffers.prefetch import Direct
 from fasttrain.engines.engine import Engine, EngineSettings
+from fasttrain.engines.heads import action_dims
+from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.perf.clock import PhaseClock
+from fasttrain.vec.base import SlotAdapter, SlotSource, copy_observations, slots_of
 
 UNSAVED = ("engine", "collector")
 
@@ -84,3 +95,151 @@ class Fast(BaseAlgorithm):
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), *UNSAVED]
+
+
+class Came(NamedTuple):
+    """What a vector step of N envs brought, safe from the next one."""
+
+    observations: Any  # (N, ...), or one array per key
+    rewards: Float32Array  # (N,)
+    dones: BoolArray  # (N,)
+    infos: list[dict[str, Any]]
+
+
+class Collector:
+    """Never saved. The clock may be a run's, so that one clock covers training and everything around it."""
+
+    def __init__(self) -> None:
+        self.clock = PhaseClock()
+        self.lends_observations = False  # callbacks see `new_obs` in the storage, for one rollout, not a copy to keep
+        self.schedule = "lockstep"  # pipelined: one half steps while the policy acts for the other; or first_ready
+        self.local_random_actions = False  # DQN's random actions of all envs in one draw
+        self.sampler = Direct()  # of replay batches
+        self.source: SlotSource | None = None  # the env seen as slots
+        self._env: VecEnv | None = None
+
+    def source_of(self, env: VecEnv) -> SlotSource:
+        """The slots of `env`, kept from rollout to rollout."""
+        if self.source is None or self._env is not env:
+            self._env, self.source = env, slots_of(env)
+        return self.source
+
+    def step(self, source: SlotSource, actions: NDArray[Any], place: Any = None) -> Came:
+        """Step all envs. `place`: where the observations are to lie, so that storing them costs no copy."""
+        self.clock.enter("env_step")
+        source.step_slots(actions)
+        self.clock.enter("buffer")
+        slots = source.slots
+        rewards = np.array(slots.rewards, np.float32)
+        return Came(_kept(source, place), rewards, slots.terminations | slots.truncations, source.infos())
+
+
+def read_masks(
+    source: SlotSource, action_space: spaces.Space[Any], step: int, place: BoolArray | None = None
+) -> BoolArray:
+    """A checked copy of the masks (N, A), in `place` if given: the step that follows overwrites the slots."""
+    masks = source.read_masks()
+    if masks is None:
+        raise EnvSpecError(f"the env had action masks when training began and has none at step {step}")
+    check_masks(masks, action_space, step)
+    if place is None:
+        return np.array(masks)
+    np.copyto(place, masks)
+    return place
+
+
+def stuck_envs(action_masks: BoolArray, dims: Sequence[int]) -> Int64Array:  # (N, A), (K,)
+    """Envs in which some sub-action has no legal choice. A product of booleans: 3 µs for 256 × 86, `any` takes 9."""
+    count, ones = len(action_masks), np.ones(max(dims), np.bool_)
+    if len(set(dims)) == 1:
+        return np.flatnonzero(~(action_masks.reshape(count, -1, dims[0]) @ ones).all(axis=1))
+    ends = list(accumulate(dims))
+    free = [action_masks[:, end - size : end] @ ones[:size] for end, size in zip(ends, dims, strict=True)]
+    return np.flatnonzero(~np.logical_and.reduce(free))
+
+
+def check_masks(action_masks: BoolArray, action_space: spaces.Space[Any], step: int) -> None:
+    """Refuse masks under which an env cannot move; SB3 would draw one of its illegal actions without a word.
+
+    Raises:
+        EnvError: the masks (N, A) have the wrong width or leave an env without a legal action.
+    """
+    dims = action_dims(action_space)
+    width = sum(dims)
+    if action_masks.shape[1] != width:
+        raise EnvError(
+            f"action_masks() returned {action_masks.shape[1]} entries per env at step {step}, but the action space "
+            f"needs {width}: one per choice, the choices of all sub-actions one after the other"
+        )
+    if len(stuck := stuck_envs(action_masks, dims)):
+        raise EnvError(
+            f"no legal action in env {', '.join(map(str, stuck))} at step {step}: action_masks() is False for every "
+            "choice of a (sub-)action. End the episode in such a state, or offer a pass action"
+        )
+
+
+def _kept(source: SlotSource, place: Any) -> Any:
+    observations = source.slots.observations
+    if not source.reuses_arrays:
+        return observations
+    if place is None:
+        return copy_observations(observations)
+    if isinstance(observations, dict):
+        for key, part in observations.items():
+            np.copyto(place[key], part)
+    else:
+        np.copyto(place, observations)
+    return place
+
+
+def clip_actions(model: OnPolicyAlgorithm, actions: NDArray[Any]) -> NDArray[Any]:
+    """What the envs get: Box actions within bounds, all others as drawn."""
+    space = model.action_space
+    if not isinstance(space, spaces.Box):
+        return actions
+    if model.policy.squash_output:
+        actions = model.policy.unscale_action(actions)
+        return actions
+    clipped: NDArray[Any] = np.clip(actions, space.low, space.high)
+    return clipped
+
+
+def bootstrap_truncated(
+    engine: Any, gamma: float, finished: list[FinishedEpisode], rewards: Float32Array, values: Any
+) -> None:
+    """Add gamma × value of the last observation to the last reward of every episode that was cut.
+
+    As SB3 does it, env by env, where every number is to be SB3's: one product of several rows rounds differently, by up
+    to one unit in the last place. In one forward where kernels were asked for.
+
+    An episode that a fault cut (`lost`) says nothing about its last action: the reward is set to what was expected,
+    `values` (N,) or (N, 1), so that the advantage is zero.
+
+    Args:
+        rewards: (N,) of this step, changed in place.
+    """
+    for episode in finished:
+        if episode.lost:
+            rewards[episode.env_index] = float(values.reshape(-1)[episode.env_index])
+    cut = [
+        episode
+        for episode in finished
+        if episode.truncated and not episode.lost and episode.final_observation is not None
+    ]
+    if not cut:
+        return
+    for together in [cut] if engine.settings.kind == "kernels" else [[episode] for episode in cut]:
+        last: Any = [episode.final_observation for episode in together]
+        keyed = isinstance(last[0], dict)
+        stacked = {key: np.stack([row[key] for row in last]) for key in last[0]} if keyed else np.stack(last)
+        found = engine.values(stacked)
+        rewards[[episode.env_index for episode in together]] += np.float32(gamma) * found
+
+
+def note_episodes(model: BaseAlgorithm, source: SlotSource, infos: list[dict[str, Any]], dones: BoolArray) -> None:
+    """SB3's running statistics of episodes. Slot envs put nothing in the infos of envs that did not end."""
+    if isinstance(source, SlotAdapter):
+        model._update_info_buffer(infos, dones)
+    elif source.slots.finished:
+        ended = [episode.env_index for episode in source.slots.finished]
+        model._update_info_buffer([infos[index] for index in ended], dones[ended])

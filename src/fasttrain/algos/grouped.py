@@ -13,12 +13,22 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
-from fasttrain.algos.collector import bootstrap_truncated, clip_actions
+from fasttrain.algos.fast import bootstrap_truncated, clip_actions
 from fasttrain.buffers.rollout import RolloutStorage
-from fasttrain.engines.causes import check_actions
 from fasttrain.engines.engine import Engine
-from fasttrain.vec.base import copy_observations
+from fasttrain.engines.guard import check_actions
+from fasttrain.vec.base import SlotSource, copy_observations
 from fasttrain.vec.groups import GroupStep, WorkerGroups
+from fasttrain.vec.shared import SharedMemoryVecEnv
+
+
+def groups_of(model: Any, source: SlotSource) -> WorkerGroups | None:
+    """The workers in groups, as the collector's schedule has it; None where all step together."""
+    if model.use_sde or not isinstance(source, SharedMemoryVecEnv):
+        return None
+    groups = {"pipelined": 2, "first_ready": source.num_workers}.get(model.collector.schedule, 1)
+    wanted = min(groups, source.num_workers)
+    return WorkerGroups(source, wanted) if wanted > 1 else None
 
 
 class GroupedRollout:

@@ -20,14 +20,14 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import update_learning_rate
 from stable_baselines3.common.vec_env import VecEnv
 
-from fasttrain.algos.collector import bootstrap_truncated, clip_actions, note_episodes, read_masks
-from fasttrain.algos.fast import Fast
-from fasttrain.algos.grouped import GroupedRollout
+from fasttrain.algos.fast import Fast, bootstrap_truncated, clip_actions, note_episodes, read_masks
+from fasttrain.algos.grouped import GroupedRollout, groups_of
 from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.buffers.stock import STOCK_ROLLOUTS, rollout_class
-from fasttrain.engines import kernels
-from fasttrain.engines.causes import check_actions, check_rollout, check_step, why_rollout
+from fasttrain.engines import layout
+from fasttrain.engines.causes import why_rollout
 from fasttrain.engines.engine import Acted, Engine, EngineSettings, PPOWork, Statistics
+from fasttrain.engines.guard import check_actions, check_rollout, check_step
 from fasttrain.engines.heads import action_dims
 from fasttrain.engines.kernels import KernelEngine
 from fasttrain.engines.overlapped import Overlapped
@@ -69,7 +69,7 @@ class _PPO(Fast, OnPolicyAlgorithm):
             return ""
         engine = self.engine_now()
         rollout: Any = self.rollout_buffer
-        groups = None if self.use_sde else self.collector.groups_of(self.collector.source_of(env))
+        groups = groups_of(self, self.collector.source_of(env))
         sizes = [env.num_envs, *([rows.stop - rows.start for rows in groups.rows] if groups else ())]
         with self.collector.clock.phase("other"):
             failure = engine.prepare(rollout, self.work(), sizes)
@@ -78,7 +78,7 @@ class _PPO(Fast, OnPolicyAlgorithm):
         return failure
 
     def why_not(self, kind: str) -> str:
-        return kernels.why_not(self.policy) if kind == "kernels" else ""
+        return layout.why_not(self.policy) if kind == "kernels" else ""
 
     def _made(self, settings: EngineSettings, before: Engine | None) -> Engine:
         engine = super()._made(settings, before)
@@ -168,7 +168,7 @@ def collect(model: _PPO, env: VecEnv, callback: BaseCallback, n_rollout_steps: i
     with clock.phase("log"):
         callback.on_rollout_start()  # before the rollout's random numbers are drawn: checkpoints are taken there
     engine: Any = model.engine_now()
-    groups = None if model.use_sde else model.collector.groups_of(source)
+    groups = None if model.collector.schedule == "lockstep" else groups_of(model, source)
     engine.begin(None if groups else rollout)
     try:
         if groups is None:

@@ -11,10 +11,10 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import RolloutReturn, TrainFreq
 from stable_baselines3.common.utils import should_collect_more_steps
 
-from fasttrain.algos.collector import Came, note_episodes, read_masks
+from fasttrain.algos.fast import Came, note_episodes, read_masks
 from fasttrain.batch import LAST_MASKS, BoolArray, FinishedEpisode, draw_choices
 from fasttrain.buffers.replay_storage import ReplayStorage
-from fasttrain.engines.causes import check_step
+from fasttrain.engines.guard import check_step
 from fasttrain.engines.heads import action_dims
 from fasttrain.vec.base import SlotSource, copy_observations
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,16 +23,6 @@ from fasttrain.errors import ConfigError
 Weights = dict[str, Tensor]
 
 
-class Player(Protocol):
-    """Acts with weights that change only by `load`."""
-
-    def act(self, observations: Any, action_masks: BoolArray | None) -> NDArray[Any]:
-        """Actions (M,) or (M, K) for observations (M, ...) and masks (M, A) bool, None for all legal."""
-
-    def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Act with these from now on; copied."""
-
-
 def weights_of(model: Any) -> Weights:
     """A copy of the weights that the model acts with: of Q-networks those of the online network."""
     return {name: value.detach().clone() for name, value in _acting_part(model.policy).state_dict().items()}
@@ -42,13 +32,10 @@ def _acting_part(policy: Any) -> Any:
     return getattr(policy, "q_net", policy)
 
 
-def player_for(model: Any) -> Player:
-    """A player with the model's present weights, on an engine of the model's kind."""
-    return EnginePlayer(model)
+class Player:
+    """Acts on an engine of the model's kind, with weights that change only by `load`: at first those of now.
 
-
-class EnginePlayer:
-    """Draws from its policy's distribution; of Q-values takes the best, and errs now and then.
+    Draws from its policy's distribution; of Q-values takes the best, and errs now and then.
 
     An opponent that never errs teaches little.
     """
@@ -66,6 +53,7 @@ class EnginePlayer:
         self._shape = model.action_space.shape or ()
 
     def act(self, observations: Any, action_masks: BoolArray | None) -> NDArray[Any]:
+        """Actions (M,) or (M, K) for observations (M, ...) and masks (M, A) bool, None for all legal."""
         chosen = self.engine.act(observations, action_masks).actions
         if self._dims:
             chosen = np.array(chosen)
@@ -75,6 +63,7 @@ class EnginePlayer:
         return chosen
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Act with these from now on; copied."""
         _acting_part(self.engine.policy).load_state_dict(weights)  # in place: the kernels' views stay
         self.engine.begin()
 
@@ -254,7 +243,7 @@ class SnapshotPool:
     def _player(self, snapshot: Snapshot) -> Player:
         player = self._players.get(snapshot.number)
         if player is None:
-            player = self._spare.pop() if self._spare else player_for(self.model)
+            player = self._spare.pop() if self._spare else Player(self.model)
             player.load(snapshot.weights)
             self._players[snapshot.number] = player
         return player

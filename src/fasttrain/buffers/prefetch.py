@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -95,35 +95,22 @@ def draw_block(
     )
 
 
-class Sampler(Protocol):
-    """Hands an update its batches."""
+class Direct:
+    """Hands an update its batches, drawn at the moment of the request, from numpy's global stream, as SB3."""
 
     def batches(
         self, storage: ReplayStorage, gradient_steps: int, batch_size: int, env: VecNormalize | None = None
     ) -> Iterator[ReplayBatch]:
         """`gradient_steps` batches of `batch_size`, one after the other."""
-
-    def block(self, storage: ReplayStorage, gradient_steps: int, batch_size: int) -> FlatBlock:
-        """All of them at once, as rows; good until the next `put`."""
-
-    def close(self) -> None:
-        """End what runs in the background; the next request begins anew."""
-
-
-class Direct:
-    """Draws at the moment of the request, from numpy's global stream, as SB3."""
-
-    def batches(
-        self, storage: ReplayStorage, gradient_steps: int, batch_size: int, env: VecNormalize | None = None
-    ) -> Iterator[ReplayBatch]:
         for _ in range(gradient_steps):  # lazily: each sees the priorities that the update before it has set
             yield storage.sample(batch_size, env)
 
     def block(self, storage: ReplayStorage, gradient_steps: int, batch_size: int) -> FlatBlock:
+        """All of them at once, as rows; good until the next `put`."""
         return draw_block(storage, gradient_steps, batch_size)
 
     def close(self) -> None:
-        """Nothing runs."""
+        """End what runs in the background, here nothing; the next request begins anew."""
 
 
 class Replay(NamedTuple):
@@ -131,7 +118,7 @@ class Replay(NamedTuple):
     and rate it at the end."""
 
     storage: ReplayStorage
-    sampler: Sampler
+    sampler: Direct
     normalizer: VecNormalize | None = None
 
     def batches(self, count: int, batch_size: int) -> Iterator[ReplayBatch]:
@@ -174,7 +161,7 @@ class _Drawn(NamedTuple):
     error: BaseException | None = None
 
 
-class Prefetching:
+class Prefetching(Direct):
     """Draws the blocks of the next updates in a daemon thread, while the trainer acts, steps and updates.
 
     A block is drawn as soon as the one before it was taken: with `depth` 1 it lacks the transitions collected since
@@ -215,14 +202,14 @@ class Prefetching:
     def batches(
         self, storage: ReplayStorage, gradient_steps: int, batch_size: int, env: VecNormalize | None = None
     ) -> Iterator[ReplayBatch]:
-        """As `Sampler.batches`. Raises as `block`."""
+        """As `Direct.batches`. Raises as `block`."""
         if env is not None:
-            yield from Direct().batches(storage, gradient_steps, batch_size, env)
+            yield from super().batches(storage, gradient_steps, batch_size, env)
         else:
             yield from self._take(_Request(storage, gradient_steps, batch_size, flat=False))
 
     def block(self, storage: ReplayStorage, gradient_steps: int, batch_size: int) -> FlatBlock:
-        """As `Sampler.block`, copied.
+        """As `Direct.block`, copied.
 
         Raises:
             whatever drawing raised in the thread, with the traceback from there.

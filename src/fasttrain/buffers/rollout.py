@@ -184,6 +184,11 @@ class RolloutStorage:
         stored = {key: _host(tensor) for key, tensor in self._observations.items()}
         return stored if self._keyed else stored[""]
 
+    def scalars(self) -> tuple[NDArray[Any], ...]:
+        """All T × N transitions as stored: actions (T × N, K), then values, log-probabilities, advantages, returns."""
+        rows = (self._values, self._log_probs, self._advantages, self._returns)
+        return _host(self._actions.flatten(0, 1)), *(_host(stored.flatten()) for stored in rows)
+
     def finite(self) -> bool:
         """Whether every observation and reward is; the device is asked once."""
         floats = [stored for stored in self._observations.values() if stored.is_floating_point()]

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numpy.typing import ArrayLike
 
 from fasttrain.batch import Float64Array, Int64Array
 from fasttrain.jit import intrinsic, njit
@@ -130,21 +129,13 @@ def set_kernel(
     return -1
 
 
-@njit
-def _smallest_positive(leaves: Float64Array) -> float:
-    smallest = np.inf
-    for value in leaves:
-        if 0.0 < value < smallest:
-            smallest = value
-    return smallest
-
-
 class SumTree:
     """`capacity` numbers, all zero at first, and their sums.
 
     A sum is always that of its eight children in a fixed order, so the tree depends on the leaves alone, not on the
     updates that led there: after any number of them `total()` has the rounding error of one summation (≤ 2⁻⁵³ × 3 per
-    level). 9.2 bytes a leaf. Not locked: `PrioritizedReplayBuffer` shows how to share one between threads.
+    level). 9.2 bytes a leaf. Leaves are set and found by the kernels of this file. Not locked:
+    `PrioritizedReplayBuffer` shows how to share one between threads.
 
     Args:
         capacity: number of leaves, any integer ≥ 1.
@@ -169,80 +160,19 @@ class SumTree:
         self.starts: Int64Array = np.cumsum([0, *sizes], dtype=np.int64)
         self.nodes: Float64Array = _aligned_zeros(int(self.starts[-1]) + 1)
 
-    def __len__(self) -> int:
-        return self.capacity
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Pickling loses the alignment."""
         self.__dict__.update(state)
         self.nodes = _aligned_zeros(len(state["nodes"]))
         self.nodes[:] = state["nodes"]
 
-    def set(self, indices: ArrayLike, values: ArrayLike) -> None:
-        """Set leaves (B,) to values (B,) or to one value; of an index that comes twice the last value stays.
-
-        Raises:
-            IndexError: an index is not an integer from 0 to capacity - 1; nothing was set.
-            ValueError: a value is negative or not finite, or there are not as many as indices; nothing was set.
-        """
-        where = self._indices(indices)
-        what = np.ascontiguousarray(np.broadcast_to(np.asarray(values, np.float64).reshape(-1), where.shape))
-        refused = set_kernel(self.nodes, self.starts, self.capacity, where, what)
-        if refused >= 0:
-            self._check_range(where)
-            raise ValueError(f"leaf {where[refused]} cannot be {what[refused]}: values must be finite and ≥ 0")
-
-    def find(self, prefix_sums: ArrayLike) -> Int64Array:
-        """For each prefix sum (B,) the leaf i with sum(leaves[:i]) ≤ prefix < sum(leaves[:i + 1]), int64 (B,).
-
-        Always a leaf that is positive. `total()` and what lies above it gives the last positive leaf: a prefix sum is
-        a random share of the total, and rounding may lift it there.
-
-        Raises:
-            ValueError: a prefix sum is negative or not a number, or every leaf is zero.
-        """
-        rest = np.array(prefix_sums, np.float64).reshape(-1)
-        if not (rest >= 0.0).all():
-            raise ValueError(f"prefix sums must be ≥ 0, not {rest[~(rest >= 0.0)][0]}")
-        if self.total() == 0.0:
-            raise ValueError("nothing to find: every leaf is zero")
-        found = np.empty(len(rest), np.int64)
-        find_kernel(self.nodes, self.starts, rest, found)
-        return found
-
-    def get(self, indices: ArrayLike) -> Float64Array:
-        """The leaves (B,) at `indices`; raises IndexError as `set` does."""
-        where = self._indices(indices)
-        self._check_range(where)
-        leaves: Float64Array = self.nodes[where]
-        return leaves
-
     def total(self) -> float:
         """The sum of all leaves."""
         return float(self.nodes[-1])
 
-    def min(self) -> float:
-        """The smallest positive leaf at this moment; inf while every leaf is zero.
-
-        It looks at all of them (1.5 ms for 10⁶). Nothing on the path of sampling needs it, since weights are scaled
-        by the largest of their batch: a second tree for it would double the cost of every update.
-        """
-        return float(_smallest_positive(self.nodes[: self.capacity]))
-
     def clear(self) -> None:
         """All leaves zero."""
         self.nodes[:] = 0.0
-
-    def _indices(self, indices: ArrayLike) -> Int64Array:
-        given = np.asarray(indices).reshape(-1)
-        if given.dtype.kind not in "iu" and given.size:
-            raise IndexError(f"indices must be integers, not {given.dtype}")
-        return np.ascontiguousarray(given, np.int64)
-
-    def _check_range(self, where: Int64Array) -> None:
-        outside = where[(where < 0) | (where >= self.capacity)]
-        if outside.size:
-            raise IndexError(f"index {outside[0]} is out of range: this SumTree has {self.capacity} leaves")
 
 
 def _aligned_zeros(count: int) -> Float64Array:

@@ -1,4 +1,4 @@
-"""Whether numbers are finite, and which are not: what `nan_guard` looks at, and the places it names.
+"""Which numbers are not finite, and why: the places that `nan_guard` names.
 
 After an update was skipped it is asked what was not finite first: data, then weights, then what the networks make of
 them, then loss and gradients. That is asked only when something went wrong, so it may take its time (10 ms for 10⁶
@@ -7,7 +7,6 @@ transitions).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,24 +22,6 @@ from fasttrain.engines.heads import CategoricalHead, head_of
 from fasttrain.errors import EnvError
 
 SHOWN = 5  # envs named in a message
-ONE_THREAD = 10_000  # numbers; of more, OpenBLAS takes the product on several threads
-_FLOAT32 = np.dtype(np.float32)
-
-
-def all_finite(array: NDArray[Any]) -> bool:
-    """Whether no entry is NaN or infinite."""
-    return array.dtype.kind != "f" or bool(np.isfinite(array).all())
-
-
-def _surely_finite(observations: Any, rewards: Float32Array) -> bool:
-    """Whether sums of squares show it, 1 µs instead of 3. False: look closer, at other types, keys, or huge numbers."""
-    return (
-        type(observations) is np.ndarray
-        and observations.dtype is _FLOAT32
-        and observations.size < ONE_THREAD
-        and math.isfinite(np.vdot(observations, observations))
-        and math.isfinite(np.vdot(rewards, rewards))
-    )
 
 
 def first_bad(array: NDArray[Any]) -> tuple[int, ...] | None:
@@ -58,80 +39,49 @@ def parts_of(observations: Observations) -> Iterable[tuple[str, NDArray[Any]]]:
     return [("observation", observations)]
 
 
-def check_step(
-    observations: Observations,  # (N, ...)
-    rewards: Float32Array,  # (N,)
-    finished: Iterable[FinishedEpisode],  # whose last observation is going to be used
-    step: int,
-    normalizer: Any = None,
-) -> None:
-    """What a vector step brought, before anything acts on it or stores it.
+def refuse_step(observations: Observations, rewards: Float32Array, step: int, normalizer: Any = None) -> None:
+    """Name the first field and env of a vector step that is not finite; nothing, where all are.
 
     Raises:
-        EnvError: a number is not finite; env, field and step are named. Behind `normalizer` (SB3's VecNormalize) the
-            numbers that the envs gave are named, because one NaN in its statistics spoils all envs.
+        EnvError: as `check_step` of `guard.py`.
     """
-    if not _surely_finite(observations, rewards):
-        given = [*parts_of(observations), ("reward", rewards)]
-        if not all(all_finite(array) for _, array in given):
-            _refuse_bad(given, step, normalizer)
-    for episode in finished:
-        if episode.final_observation is not None:
-            for name, part in parts_of(episode.final_observation):
-                if not all_finite(np.asarray(part)):
-                    raise EnvError(_refusal(f"last {name} of the episode", [episode.env_index], np.asarray(part), step))
+    given = [*parts_of(observations), ("reward", rewards)]
+    if normalizer is not None:
+        given = [*parts_of(normalizer.get_original_obs()), ("reward", normalizer.get_original_reward()), *given]
+    for name, array in given:
+        if first_bad(array) is not None:
+            envs = _bad_rows(array)
+            raise EnvError(_refusal(name, envs, array[envs[0]], step))
 
 
-def check_actions(actions: NDArray[Any], policy: nn.Module, observations: Any, step: int, first: int = 0) -> None:
-    """Actions (n, ...) of env `first` and the following ones, before an env gets them; `step` is that which they take.
+def refuse_last(episode: FinishedEpisode, step: int) -> None:
+    """The same of an episode's last observation."""
+    for name, part in parts_of(episode.final_observation):
+        if first_bad(array := np.asarray(part)) is not None:
+            raise EnvError(_refusal(f"last {name} of the episode", [episode.env_index], array, step))
 
-    Raises:
-        EnvError: one is not finite, which numpy would cast to some integer or the env simulate on.
-    """
-    if actions.dtype.kind != "f" or (actions.size < ONE_THREAD and math.isfinite(np.vdot(actions, actions))):
-        return  # as `_surely_finite`: 1 µs instead of 3
-    if all_finite(actions):
-        return
-    envs = np.flatnonzero(~np.isfinite(actions).reshape(len(actions), -1).all(axis=1))
-    named = _listed_envs((envs + first).tolist())
+
+def refuse_actions(actions: NDArray[Any], policy: nn.Module, observations: Any, step: int, first: int) -> None:
+    """The same of actions (n, ...) of env `first` and the following ones, with the reason."""
+    named = _listed_envs([first + row for row in _bad_rows(actions)])
     why = why_no_action(policy, observations, "the action") or "lower the learning rate, or look at the policy"
     raise EnvError(f"the action of env {named} is not finite at step {step}: {why}")
 
 
-def check_rollout(storage: RolloutStorage, last: Observations, step: int) -> None:
-    """What the vector steps of a rollout brought, at its end and before anything is learnt from it.
-
-    Once per rollout: a look at every step of 12 CartPoles took 2.3 % of PPO's time.
-
-    Args:
-        last: observations (N, ...) after the last step, which `storage` does not have.
-        step: env steps by then.
-
-    Raises:
-        EnvError: as `check_step` of the first step at which something was not finite.
-    """
-    if storage.finite() and all(all_finite(part) for _, part in parts_of(last)):
-        return
-    seen, steps = storage.observations, storage.num_steps
+def refuse_rollout(storage: RolloutStorage, last: Observations, step: int) -> None:
+    """The same of the first vector step of a rollout at which something is not finite."""
+    steps, seen = storage.num_steps, _keyed(storage.observations)
     for number in range(1, steps + 1):
-        observations = last if number == steps else _at(seen, number)
-        check_step(observations, storage.rewards[number - 1], (), step - (steps - number) * storage.num_envs)
+        observations: Any = last
+        if number < steps:
+            observations = {key: part[number] for key, part in seen.items()}
+            observations = observations.get("", observations)
+        refuse_step(observations, storage.rewards[number - 1], step - (steps - number) * storage.num_envs)
 
 
-def _at(observations: Observations, number: int) -> Observations:
-    if isinstance(observations, dict):
-        return {key: part[number] for key, part in observations.items()}
-    row: NDArray[Any] = observations[number]
-    return row
-
-
-def _refuse_bad(given: list[tuple[str, NDArray[Any]]], step: int, normalizer: Any) -> None:
-    if normalizer is not None:
-        given = [*parts_of(normalizer.get_original_obs()), ("reward", normalizer.get_original_reward()), *given]
-    for name, array in given:
-        if not all_finite(array):
-            envs = np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(axis=1)).tolist()
-            raise EnvError(_refusal(name, envs, array[envs[0]], step))
+def _bad_rows(array: NDArray[Any]) -> list[int]:
+    rows: list[int] = np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(axis=1)).tolist()
+    return rows
 
 
 def _refusal(field: str, envs: list[int], row: Any, step: int) -> str:
@@ -170,8 +120,7 @@ def why_no_action(policy: nn.Module, observations: Any, what: str) -> str:
     for key, part in given.items():
         array = part.detach().cpu().numpy() if isinstance(part, Tensor) else np.asarray(part)
         if first_bad(array) is not None:
-            envs = np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(axis=1)).tolist()
-            named = ", ".join(map(str, envs[:SHOWN]))
+            named = ", ".join(map(str, _bad_rows(array)[:SHOWN]))
             field = f"observation {key!r}" if key else "observation"
             return f"the {field} of env {named} is not finite; check what the env returns"
     if names := bad_parameters(policy):
@@ -179,16 +128,6 @@ def why_no_action(policy: nn.Module, observations: Any, what: str) -> str:
             f"{what} is not finite although its inputs are: parameter {listed(names)} is not; lower the learning rate"
         )
     return ""
-
-
-def marked(chosen: Tensor, values: Tensor) -> Tensor:
-    """`chosen`, or -1 everywhere where one of the values (N, A) is not finite, which nothing else would show.
-
-    On the CPU the host looks (2.5 µs); elsewhere nothing waits for the device, the mark travels with the actions.
-    """
-    if values.device.type == "cpu":
-        return chosen if math.isfinite(values.sum().item()) else torch.full_like(chosen, -1)
-    return torch.where(torch.isfinite(values.sum()), chosen, -1)
 
 
 ROWS = 4096  # of a rollout that go through the networks at once

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from stable_baselines3.common.utils import obs_as_tensor
 from torch import Tensor, nn
 
 from fasttrain.batch import BoolArray
@@ -91,33 +90,13 @@ def as_float32(outputs: Any) -> Any:
     return outputs.float() if isinstance(outputs, Tensor) and outputs.is_floating_point() else outputs
 
 
-class Transfer:
-    """Plain copies, as SB3 makes them."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def observations(self, observations: Any) -> TensorObservations:
-        """To the device; (N, ...) or a dict of them."""
-        return obs_as_tensor(observations, self.device)
-
-    def masks(self, action_masks: BoolArray) -> Tensor:  # (N, A) bool
-        """To the device."""
-        return torch.from_numpy(action_masks).to(self.device)
-
-    def actions(self, actions: Tensor) -> NDArray[Any]:  # (N,) or (N, K)
-        """To the host."""
-        array: NDArray[Any] = actions.cpu().numpy()
-        return array
-
-
 def page_locked(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Memory of the host that the device can copy from by itself."""
     return torch.empty(shape, dtype=dtype, pin_memory=True)
 
 
-class PinnedTransfer(Transfer):
-    """Copies by way of page-locked buffers, which are kept from step to step.
+class PinnedTransfer:
+    """As `Transfer` of `torch.py`, by way of page-locked buffers, which are kept from step to step.
 
     Args:
         allocate: makes a buffer; replaced where there is no CUDA.
@@ -128,8 +107,7 @@ class PinnedTransfer(Transfer):
         device: torch.device,
         allocate: Callable[[tuple[int, ...], torch.dtype], Tensor] = page_locked,
     ) -> None:
-        super().__init__(device)
-        self._allocate = allocate
+        self.device, self._allocate = device, allocate
         self._buffers: dict[tuple[str, tuple[int, ...], torch.dtype], Tensor] = {}
 
     def observations(self, observations: Any) -> TensorObservations:

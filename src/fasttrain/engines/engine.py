@@ -155,7 +155,7 @@ class Engine(ABC):
     overlapped: Any  # `Overlapped`, where updates run beside collecting
 
     def __init__(self, policy: Any, settings: EngineSettings, before: Engine | None = None) -> None:
-        self.policy, self.settings = policy, settings
+        self.policy, self.settings, self.device = policy, settings, policy.device
         self.clock = PhaseClock() if before is None else before.clock
         self.guard = Guard() if before is None else before.guard
         self.gradient_updates = 0 if before is None else before.gradient_updates
@@ -164,9 +164,9 @@ class Engine(ABC):
         self.overlapped = None if before is None else before.overlapped
         self.why_not = ""  # why it is not of the kind that was asked for
 
-    @abstractmethod
     def fits(self, policy: Any) -> bool:
         """Whether it was made for this policy, as it is now."""
+        return policy is self.policy and policy.device == self.device
 
     def prepare(self, data: Any, work: Any, acting_sizes: list[int]) -> str:
         """Compile for a `data` (rollout or replay) and `work` of these sizes, if that is asked for and still to do.

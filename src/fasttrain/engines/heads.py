@@ -7,10 +7,10 @@ through the policy's own `forward` and `evaluate_actions`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,11 +25,9 @@ from stable_baselines3.common.distributions import CategoricalDistribution, Mult
 from stable_baselines3.common.policies import ActorCriticPolicy
 from torch import Tensor, nn
 
-from fasttrain.batch import BoolArray, Int64Array
-from fasttrain.buffers.rollout import TensorObservations
+from fasttrain.buffers.rollout import RolloutBatch, TensorObservations
 from fasttrain.engines import losses
 from fasttrain.engines.devices import Precision
-from fasttrain.errors import EnvError
 
 # A policy that overrides one of these acts in a way of its own, and its own methods are called.
 _ACTION_PATH = ("forward", "evaluate_actions", "_get_action_dist_from_latent", "__call__")
@@ -42,21 +40,27 @@ OUTPUT = "the policy's output (logits)"  # in messages
 LOST = f"{OUTPUT} is not finite although its inputs are: its weights are too large; lower algo.learning_rate"
 
 
-class ActingHead(Protocol):
-    """Draws actions."""
+class Head(ABC):
+    """Draws actions, and rates actions drawn earlier.
 
+    Args:
+        precision: that the networks compute in; None: float32.
+    """
+
+    def __init__(self, policy: Any, precision: Precision | None = None) -> None:
+        self.policy, self.precision = policy, precision
+        self.maskable = isinstance(policy, MaskableActorCriticPolicy)
+
+    @abstractmethod
     def act(self, observations: TensorObservations, action_masks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Actions (N, ...), values (N, 1) and log-probabilities (N,) for observations (N, ...), masks (N, A) bool."""
 
     def values(self, observations: TensorObservations) -> Tensor:
         """Values (N, 1) alone: of states that no action is drawn for."""
+        values: Tensor = self.policy.predict_values(observations)
+        return values
 
-
-class Head(ActingHead, Protocol):
-    """Draws actions, and rates actions drawn earlier."""
-
-    policy: Any
-
+    @abstractmethod
     def evaluate(
         self,
         observations: TensorObservations,  # (B, ...)
@@ -67,17 +71,15 @@ class Head(ActingHead, Protocol):
         """Rate actions under the policy as it is now, ready for backward."""
 
 
-class CategoricalHead:
+class CategoricalHead(Head):
     """One categorical action per row (`dims` None), or K of them.
 
     `acting` computes the networks' outputs in `act`; a compiled or graphed form of `outputs` may take its place.
     """
 
     def __init__(self, policy: Any, dims: Sequence[int] | None, precision: Precision | None = None) -> None:
-        self.policy = policy
+        super().__init__(policy, precision)
         self.dims = dims
-        self.precision = precision
-        self.maskable = isinstance(policy, MaskableActorCriticPolicy)
         self.acting: Callable[[TensorObservations], Outputs] = self.outputs
 
     def act(self, observations: TensorObservations, action_masks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -88,10 +90,6 @@ class CategoricalHead:
         else:
             actions, log_probs = losses.multi_sample(logits, self.dims, action_masks)
         return actions, values, log_probs
-
-    def values(self, observations: TensorObservations) -> Tensor:
-        values: Tensor = self.policy.predict_values(observations)
-        return values
 
     def evaluate(
         self, observations: TensorObservations, actions: Tensor, action_masks: Tensor | None, entropy_gradient: bool
@@ -115,8 +113,13 @@ class CategoricalHead:
         return logits.float(), values.float()
 
     def _outputs(self, observations: TensorObservations) -> Outputs:
-        latent_pi, latent_vf = self._latents(observations)
-        return self.policy.action_net(latent_pi), self.policy.value_net(latent_vf)
+        policy, extractor = self.policy, self.policy.mlp_extractor
+        features = policy.extract_features(observations)
+        if policy.share_features_extractor:
+            latent_pi, latent_vf = extractor(features)
+        else:
+            latent_pi, latent_vf = extractor.forward_actor(features[0]), extractor.forward_critic(features[1])
+        return policy.action_net(latent_pi), policy.value_net(latent_vf)
 
     def _masks(self, logits: Tensor, action_masks: Tensor | None) -> Tensor | None:
         """Without masks sb3-contrib normalises logits twice all the same, which is what an all-legal mask does here."""
@@ -124,27 +127,14 @@ class CategoricalHead:
             return torch.ones_like(logits, dtype=torch.bool)
         return action_masks
 
-    def _latents(self, observations: TensorObservations) -> tuple[Tensor, Tensor]:
-        policy = self.policy
-        features = policy.extract_features(observations)
-        if policy.share_features_extractor:
-            latent_pi, latent_vf = policy.mlp_extractor(features)
-            return latent_pi, latent_vf
-        pi_features, vf_features = features
-        return policy.mlp_extractor.forward_actor(pi_features), policy.mlp_extractor.forward_critic(vf_features)
 
-
-class StockHead:
+class StockHead(Head):
     """The policy's own methods, called as SB3 calls them."""
 
-    def __init__(
-        self, policy: Any, action_space: spaces.Space[Any], maskable: bool, precision: Precision | None = None
-    ) -> None:
-        self.policy = policy
-        self.maskable = maskable
-        self.precision = precision
+    def __init__(self, policy: Any, action_space: spaces.Space[Any], precision: Precision | None = None) -> None:
+        super().__init__(policy, precision)
         # SB3's plain rollout buffer hands out every action but Discrete as float32; sb3-contrib's keeps the dtype.
-        self.float_actions = not maskable and not isinstance(action_space, spaces.Discrete)
+        self.float_actions = not self.maskable and not isinstance(action_space, spaces.Discrete)
 
     def act(self, observations: TensorObservations, action_masks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         with self._networks():
@@ -154,10 +144,6 @@ class StockHead:
             else:
                 actions, values, log_probs = self.policy(observations)
         return actions, values, log_probs
-
-    def values(self, observations: TensorObservations) -> Tensor:
-        values: Tensor = self.policy.predict_values(observations)
-        return values
 
     def evaluate(
         self, observations: TensorObservations, actions: Tensor, action_masks: Tensor | None, entropy_gradient: bool
@@ -176,39 +162,15 @@ class StockHead:
         return nullcontext() if self.precision is None else self.precision.inside(self.policy)
 
 
-class ChunkedHead:
-    """Acts for so many envs at a time that a forward fits into memory (or cache)."""
-
-    def __init__(self, head: ActingHead, size: int) -> None:
-        self.head, self.size = head, size
-
-    def act(self, observations: TensorObservations, action_masks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        chunks = self._chunks(observations)
-        masks = [None] * len(chunks) if action_masks is None else torch.split(action_masks, self.size)
-        drawn = [self.head.act(chunk, mask) for chunk, mask in zip(chunks, masks, strict=True)]
-        actions, values, log_probs = (torch.cat(part) for part in zip(*drawn, strict=True))
-        return actions, values, log_probs
-
-    def values(self, observations: TensorObservations) -> Tensor:
-        return torch.cat([self.head.values(chunk) for chunk in self._chunks(observations)])
-
-    def _chunks(self, observations: TensorObservations) -> list[TensorObservations]:
-        if not isinstance(observations, dict):
-            return list(torch.split(observations, self.size))
-        split = {key: torch.split(part, self.size) for key, part in observations.items()}
-        return [dict(zip(split, parts, strict=True)) for parts in zip(*split.values(), strict=True)]
-
-
 def head_of(policy: nn.Module, action_space: spaces.Space[Any], precision: Precision | None = None) -> Head:
     """The shortest way through `policy` that gives the numbers of its own methods, up to `precision`."""
-    maskable = isinstance(policy, MaskableActorCriticPolicy)
     if is_unchanged(policy):
         kind: Any = type(policy.action_dist)
         if kind in _SINGLE:
             return CategoricalHead(policy, None, precision)
         if kind in _MULTI:
             return CategoricalHead(policy, action_dims(action_space), precision)
-    return StockHead(policy, action_space, maskable, precision)
+    return StockHead(policy, action_space, precision)
 
 
 def is_unchanged(policy: nn.Module) -> bool:
@@ -232,35 +194,12 @@ def action_dims(action_space: spaces.Space[Any]) -> list[int]:
     raise TypeError(f"{type(action_space).__name__} actions have no masks")
 
 
-def stuck_envs(action_masks: BoolArray, dims: Sequence[int]) -> Int64Array:  # (N, A), (K,)
-    """Envs in which some sub-action has no legal choice. A product of booleans: 3 µs for 256 × 86, `any` takes 9."""
-    count, ones = len(action_masks), np.ones(max(dims), np.bool_)
-    if len(set(dims)) == 1:
-        return np.flatnonzero(~(action_masks.reshape(count, -1, dims[0]) @ ones).all(axis=1))
-    ends = list(accumulate(dims))
-    free = [action_masks[:, end - size : end] @ ones[:size] for end, size in zip(ends, dims, strict=True)]
-    return np.flatnonzero(~np.logical_and.reduce(free))
+LossOf = Callable[[RolloutBatch, losses.Coefficients], losses.Terms]  # `advantages` of the batch are normalised already
 
 
-class MaskCheck:
-    """Refuses masks under which an env cannot move; SB3 would draw one of its illegal actions without a word."""
-
-    def __init__(self, action_space: spaces.Space[Any]) -> None:
-        self.dims = action_dims(action_space)
-        self.width = sum(self.dims)
-
-    def __call__(self, action_masks: BoolArray, step: int) -> None:
-        """Raise `EnvError` if the masks (N, A) have the wrong width or leave an env without a legal action."""
-        width = self.width
-        if action_masks.shape[1] != width:
-            raise EnvError(
-                f"action_masks() returned {action_masks.shape[1]} entries per env at step {step}, but the action space "
-                f"needs {width}: one per choice, the choices of all sub-actions one after the other"
-            )
-        stuck = stuck_envs(action_masks, self.dims)
-        if not len(stuck):
-            return
-        raise EnvError(
-            f"no legal action in env {', '.join(map(str, stuck))} at step {step}: action_masks() is False for every "
-            "choice of a (sub-)action. End the episode in such a state, or offer a pass action"
-        )
+def loss_terms(
+    head: Head, batch: RolloutBatch, coefficients: losses.Coefficients, entropy_gradient: bool
+) -> losses.Terms:
+    """PPO's loss of a (micro-)batch, by what the head makes of it; `batch.advantages` are used as they are."""
+    rated = head.evaluate(batch.observations, batch.actions, batch.action_masks, entropy_gradient=entropy_gradient)
+    return losses.terms_of(*rated, batch, coefficients)

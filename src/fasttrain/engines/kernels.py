@@ -14,23 +14,15 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from gymnasium import spaces
-from sb3_contrib.common.maskable.distributions import (
-    MaskableBernoulliDistribution,
-    MaskableCategoricalDistribution,
-    MaskableMultiCategoricalDistribution,
-)
-from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
-from stable_baselines3.common.distributions import CategoricalDistribution, MultiCategoricalDistribution
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.utils import obs_as_tensor
-from torch import Tensor, nn
 
 from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, joined
 from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.engines.causes import blame, why_no_action
 from fasttrain.engines.engine import Acted, Engine, EngineSettings, PPOWork, Statistics, Stored, explained
-from fasttrain.engines.heads import LOST, OUTPUT, is_unchanged
-from fasttrain.engines.layout import KINDS, keys_of, make_layout, rows_of_storage, scalars_of, why_no_vectors
+from fasttrain.engines.heads import LOST, OUTPUT
+from fasttrain.engines.layout import keys_of, make_layout, why_not
 from fasttrain.errors import EnvError
 from fasttrain.kernel_cache import KernelCall
 from fasttrain.kernels.acting import act_rows
@@ -58,48 +50,6 @@ BLOCK, WIDE_BLOCK, WIDE = 64, 128, 512  # floats in a row of activations
 ROWS_PER_THREAD = 128  # below that many rows a second thread costs more than it brings (about 10 µs to wake)
 COLUMNS = {"loss": LOSS, "policy_loss": POLICY_LOSS, "value_loss": VALUE_LOSS, "clip_fraction": CLIPPED}
 CPU = torch.device("cpu")
-_POLICIES = (ActorCriticPolicy, MaskableActorCriticPolicy)
-_DISTRIBUTIONS = (
-    CategoricalDistribution,
-    MultiCategoricalDistribution,
-    MaskableCategoricalDistribution,
-    MaskableMultiCategoricalDistribution,
-    MaskableBernoulliDistribution,
-)
-
-
-def why_not(policy: Any) -> str:
-    """Empty if the kernels can stand in for `policy` and its optimizer, else what they cannot do."""
-    if any(parameter.device.type != "cpu" or parameter.dtype != torch.float32 for parameter in policy.parameters()):
-        return "not float32 on the CPU"
-    if not is_unchanged(policy) or type(policy.action_dist) not in _DISTRIBUTIONS:
-        return "not a plain policy with discrete actions"
-    stock_features = {base.extract_features for base in _POLICIES}
-    if type(policy).extract_features not in stock_features or "extract_features" in vars(policy):
-        return "the policy extracts features in a way of its own"
-    if unfit := why_no_vectors(policy.features_extractor, policy.observation_space):
-        return unfit
-    nets = (policy.mlp_extractor.policy_net, policy.mlp_extractor.value_net)
-    kinds = {type(module) for net in nets for module in net[1::2]}
-    linears = [policy.action_net, policy.value_net, *(module for net in nets for module in net[0::2])]
-    plain = all(type(module) is nn.Linear and module.bias is not None for module in linears)
-    if any(len(net) == 0 or len(net) % 2 for net in nets) or len(kinds) != 1 or not kinds <= set(KINDS) or not plain:
-        return "not an MLP of tanh or relu layers"
-    return why_not_optimizer(policy.optimizer, list(policy.parameters()))
-
-
-def why_not_optimizer(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> str:
-    if type(optimizer) is not torch.optim.Adam or len(optimizer.param_groups) != 1:
-        return "not a plain Adam"
-    (group,) = optimizer.param_groups
-    special = ("amsgrad", "maximize", "capturable", "differentiable", "decoupled_weight_decay")
-    if group["weight_decay"] != 0 or any(group.get(name) for name in special):
-        return "Adam with options the kernel lacks"
-    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
-        return "somebody watches the optimizer's steps"
-    frozen = any(not parameter.requires_grad or parameter._backward_hooks for parameter in parameters)
-    same = {id(parameter) for parameter in group["params"]} == {id(parameter) for parameter in parameters}
-    return "" if same and not frozen else "some parameters are frozen or hooked"
 
 
 class KernelEngine(Engine):
@@ -117,6 +67,8 @@ class KernelEngine(Engine):
         self._flat = self.parameters.numpy()
         self._legal: BoolArray = np.zeros((0, 0), np.bool_)
         self._exp_avg, self._exp_avg_sq = torch.zeros(self.size), torch.zeros(self.size)
+        flat = (self.parameters, self._exp_avg, self._exp_avg_sq)  # every parameter has its place in each
+        self._views = [(place, tuple(place.of(each) for each in flat)) for place in self._places]
         self._scratch: dict[int, Scratch] = {}  # by number of parts
         self._choice, self._acting_choice = ThreadChoice(), ThreadChoice(trial=8)
         self._recording = self._spare = empty_lists(0, 0, 0)  # of a rollout's rows, of rows that nobody asks for again
@@ -142,8 +94,8 @@ class KernelEngine(Engine):
 
     def pack(self) -> None:
         """Read the policy's parameters."""
-        for parameter, view in self._views(self.parameters):
-            view.copy_(parameter.detach())
+        for place, (value, _, _) in self._views:
+            value.copy_(place.parameter.detach())
 
     def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> Acted:
         """One uniform number per env and sub-action is drawn from torch's global stream, a rollout's at its start."""
@@ -230,11 +182,7 @@ class KernelEngine(Engine):
         """
         self.clock.enter("train")
         optimizer, guarded = self.policy.optimizer, self.guard is not None
-        (group,) = optimizer.param_groups
-        step = self._read(optimizer)
-        beta1, beta2 = group["betas"]
-        rate, eps, limit = float(group["lr"]), float(group["eps"]), float(work.max_grad_norm)
-        adam = AdamSettings(rate, float(beta1), float(beta2), eps, limit)
+        step, adam = self._read(optimizer), adam_of(optimizer, work.max_grad_norm)
         rows, loss = self._rows_of_rollout(data), _loss_settings(work)
         total = data.num_steps * data.num_envs
         batch_size = work.batch_size or total
@@ -290,23 +238,17 @@ class KernelEngine(Engine):
         return found[0] if found else "padding"
 
     def _rows_of_rollout(self, storage: RolloutStorage) -> Rows:
-        """The storage's transitions: as they were acted on, or read anew (0.1 µs a row)."""
-        total = storage.num_steps * storage.num_envs
-        if self._filling == (storage, storage.generation) and self._recorded == total:
-            return Rows(*self._recording, *scalars_of(storage))
+        """The storage's transitions: as they were acted on, or read anew."""
+        if self._filling == (storage, storage.generation) and self._recorded == storage.num_steps * storage.num_envs:
+            return Rows(*self._recording, *storage.scalars())
         return rows_of_storage(storage, self.layout.dims, self._keys)
-
-    def _views(self, flat: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Every parameter with its place in `flat`, in the parameter's shape."""
-        return [(place.parameter, place.of(flat)) for place in self._places]
 
     def _read(self, optimizer: torch.optim.Optimizer) -> int:
         """Parameters and Adam's state into the flat vectors; the number of steps Adam has taken."""
         self.pack()
         step = 0
-        pairs = zip(self._views(self._exp_avg), self._views(self._exp_avg_sq), strict=True)
-        for (parameter, average), (_, square) in pairs:
-            state = optimizer.state[parameter]
+        for place, (_, average, square) in self._views:
+            state = optimizer.state[place.parameter]
             if state:
                 step = int(state["step"])
                 average.copy_(state["exp_avg"])
@@ -318,9 +260,9 @@ class KernelEngine(Engine):
 
     def _write(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         """Back into the policy and the optimizer, whose state then looks as if torch had made these steps."""
-        views = (self._views(flat) for flat in (self.parameters, self._exp_avg, self._exp_avg_sq))
         with torch.no_grad():
-            for (parameter, value), (_, average), (_, square) in zip(*views, strict=True):
+            for place, (value, average, square) in self._views:
+                parameter = place.parameter
                 parameter.copy_(value)
                 state = optimizer.state[parameter]
                 if not state:
@@ -349,6 +291,23 @@ class KernelEngine(Engine):
                 every=torch.arange(block, dtype=torch.int32).numpy(),
             )
         return self._scratch[parts]
+
+
+def rows_of_storage(storage: RolloutStorage, dims: Int64Array, keys: tuple[str, ...] = ()) -> Rows:
+    """All T × N transitions in the order they are stored in, read anew: 0.1 µs a row."""
+    stored: Any = storage.observations
+    total, parts = storage.num_steps * storage.num_envs, {key: stored[key] for key in keys}
+    seen = joined({key: part.reshape(total, -1) for key, part in parts.items()} or stored.reshape(total, -1))
+    masks = np.ones((total, int(dims.sum())), np.bool_) if storage.masks is None else storage.masks.reshape(total, -1)
+    lists = empty_lists(total, seen.shape[1], masks.shape[1])
+    compress(seen, masks, lists)
+    return Rows(*lists, *storage.scalars())
+
+
+def adam_of(optimizer: torch.optim.Optimizer, max_grad_norm: float) -> AdamSettings:
+    """As the kernels take it: numbers alone."""
+    (group,) = optimizer.param_groups
+    return AdamSettings(*map(float, (group["lr"], *group["betas"], group["eps"], max_grad_norm)))
 
 
 def _loss_settings(work: PPOWork) -> LossSettings:

@@ -15,23 +15,20 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3.dqn.policies import DQNPolicy, QNetwork
-from torch import Tensor, nn
+from torch import Tensor
 
 from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, joined
 from fasttrain.buffers.prefetch import FlatBlock, Replay
 from fasttrain.engines.causes import blame, why_no_action
 from fasttrain.engines.engine import Acted, Engine, EngineSettings, QRule, QWork, Statistics
-from fasttrain.engines.kernels import BLOCK, WIDE, WIDE_BLOCK, why_not_optimizer, zeros
-from fasttrain.engines.layout import KINDS, keys_of, padded, why_no_vectors
-from fasttrain.engines.q_networks import BranchingQNetwork, DuelingQNetwork, MaskedQPolicy
+from fasttrain.engines.kernels import BLOCK, WIDE, WIDE_BLOCK, adam_of, zeros
+from fasttrain.engines.layout import keys_of, make_pieces, make_q_layout, shapes_of
+from fasttrain.engines.q_networks import DuelingQNetwork
 from fasttrain.errors import EnvError
 from fasttrain.kernel_cache import KernelCall
 from fasttrain.kernels.nets import Layout
-from fasttrain.kernels.ppo import AdamSettings
 from fasttrain.kernels.q import QBatches, QScratch, QSettings, act_rows, train_updates
-from fasttrain.kernels.simd import PAD
 
-_NETWORKS = (QNetwork, BranchingQNetwork, DuelingQNetwork)
 # What is not converted: copying the storage, or compiling the kernels for another type, takes longer than to train.
 _STORED = {
     "observations": np.dtype(np.float32),
@@ -45,94 +42,6 @@ LOST = f"{OUTPUT} is not finite although its inputs are: its weights are too lar
 _NO_MASKS: BoolArray = np.zeros((0, 0, 0), np.bool_)
 _NO_MASK: BoolArray = np.zeros((0, 0), np.bool_)
 _NO_WEIGHTS: Float32Array = np.zeros((0, 0), np.float32)
-
-
-def why_not(policy: Any) -> str:
-    """Empty if the kernels can stand in for `policy` and its optimizer, else what they cannot do."""
-    action_space = policy.action_space
-    nets = (policy.q_net, policy.q_net_target)
-    if any(parameter.device.type != "cpu" or parameter.dtype != torch.float32 for parameter in policy.parameters()):
-        return "not float32 on the CPU"
-    if not isinstance(action_space, (spaces.Discrete, spaces.MultiDiscrete)):
-        return "neither Discrete nor MultiDiscrete actions"
-    if action_space.dtype != np.int64:
-        return "actions are not int64"
-    if type(policy)._predict not in (DQNPolicy._predict, MaskedQPolicy._predict) or "_predict" in vars(policy):
-        return "the policy chooses actions in a way of its own"
-    if type(nets[0]) not in _NETWORKS or any(type(net) is not type(nets[0]) or _is_changed(net) for net in nets):
-        return "not a plain, branching or dueling Q-network"
-    if unfit := why_no_vectors(nets[0].features_extractor, policy.observation_space):
-        return unfit
-    if any(not _is_plain_mlp(net) for net in nets) or _shapes(nets[0]) != _shapes(nets[1]):
-        return "not an MLP of tanh or relu layers"
-    return why_not_optimizer(policy.optimizer, list(policy.q_net.parameters()))
-
-
-def _is_changed(net: QNetwork) -> bool:
-    hooked = any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
-    return hooked or any(name in vars(net) for name in ("forward", "extract_features"))
-
-
-def _is_plain_mlp(net: QNetwork) -> bool:
-    """Hidden layers with one kind of activation between linear layers."""
-    linears, activations = _linears(net), _activations(net)
-    kinds = {type(module) for module in activations}
-    plain = all(type(module) is nn.Linear and module.bias is not None for module in (*linears, *_heads(net)))
-    whole = len(activations) == len(linears) > 0
-    return plain and whole and len(kinds) == 1 and kinds <= set(KINDS)
-
-
-def _linears(net: QNetwork) -> list[Any]:
-    """The hidden linear layers."""
-    return [*net.q_net][: None if isinstance(net, DuelingQNetwork) else -1 : 2]
-
-
-def _activations(net: QNetwork) -> list[nn.Module]:
-    return [*net.q_net][1::2]
-
-
-def _heads(net: QNetwork) -> list[Any]:
-    """Linear layers whose outputs stand side by side: Q-values, or advantages and the value."""
-    return [net.advantage_net, net.value_net] if isinstance(net, DuelingQNetwork) else [net.q_net[-1]]
-
-
-def _shapes(net: QNetwork) -> list[torch.Size]:
-    return [parameter.shape for parameter in net.parameters()]
-
-
-def make_q_layout(net: QNetwork) -> tuple[Layout, int, int]:
-    """Layout of a net, its head last; F, the floats of its padded layers; S, those of a row of activations."""
-    linears, heads = _linears(net), _heads(net)
-    outputs = [*(linear.out_features for linear in linears), sum(head.out_features for head in heads)]
-    inputs, sizes = padded(linears[0].in_features), [padded(width) for width in outputs]
-    columns = [sum(sizes[:index]) for index in range(len(sizes))]
-    weights, biases, size = list[int](), list[int](), 0
-    for k, n in zip([inputs, *sizes], sizes, strict=False):
-        weights.append(size)
-        biases.append(size + k * n)
-        size += k * n + n
-    depth = np.array([len(linears)], np.int64)
-    dims = np.array(net.dims if isinstance(net, BranchingQNetwork) else [heads[0].out_features], np.int64)
-    rows = [np.array([values], np.int64) for values in (sizes, columns, weights, biases)]
-    kind = KINDS[type(_activations(net)[0])]
-    layout = Layout(inputs, sizes[0], 0, biases[0], depth, rows[0], rows[1], rows[2], rows[3], dims, kind)
-    return layout, size, sum(sizes) + PAD  # rows that begin at multiples of 4 KiB would share few cache sets
-
-
-def make_pieces(net: QNetwork, layout: Layout) -> Int64Array:
-    """Where the parameters of `net` stand, in their order; see `kernels/q.py`."""
-    linears, heads = _linears(net), _heads(net)
-    found: dict[int, tuple[int, ...]] = {}
-    for index, linear in enumerate([*linears, *heads]):
-        layer = min(index, len(linears))  # the heads are one layer
-        column = heads[0].out_features if linear is not heads[0] and layer == len(linears) else 0
-        n, at, bias_at = (int(row[0, layer]) for row in (layout.sizes, layout.weights, layout.biases))
-        k, outputs, inputs = (bias_at - at) // n, linear.out_features, linear.in_features
-        found[id(linear.weight)] = (outputs, inputs, at + column, n, at + column * k, k)
-        found[id(linear.bias)] = (1, outputs, bias_at + column, 1, bias_at + column, n)
-    pieces = [found[id(parameter)] for parameter in net.parameters()]
-    starts = np.cumsum([0, *(outputs * inputs for outputs, inputs, *_ in pieces)])
-    return np.array([(start, *piece) for start, piece in zip(starts, pieces, strict=False)], np.int64)
 
 
 class KernelQEngine(Engine):
@@ -149,10 +58,10 @@ class KernelQEngine(Engine):
         self._keys, self._shape = keys_of(policy.q_net.features_extractor), policy.action_space.shape or ()
         self.layout, layers_size, row_size = make_q_layout(policy.q_net)
         self.pieces = make_pieces(policy.q_net, self.layout)
-        self._shapes = _shapes(policy.q_net)
+        self._shapes = shapes_of(policy.q_net)
         size = sum(shape.numel() for shape in self._shapes)
         self.dueling = isinstance(policy.q_net, DuelingQNetwork)
-        self.actions, self.inputs = int(self.layout.dims.sum()), int(_linears(policy.q_net)[0].in_features)
+        self.actions, self.inputs = int(self.layout.dims.sum()), int(policy.q_net.features_dim)
         self.online, self.target, self.exp_avg, self.exp_avg_sq = (torch.zeros(size) for _ in range(4))
         self._flat: list[Any] = [t.numpy() for t in (self.online, self.target, self.exp_avg, self.exp_avg_sq)]
         self._steps = torch.zeros(len(self._shapes))
@@ -254,10 +163,7 @@ class KernelQEngine(Engine):
             _NO_WEIGHTS if weights is None else np.ascontiguousarray(weights, np.float32),
         )  # fmt: skip
         self._check(batches)
-        (group,) = self.policy.optimizer.param_groups
-        beta1, beta2 = group["betas"]
-        rate, eps, limit = float(group["lr"]), float(group["eps"]), float(work.max_grad_norm)
-        adam = AdamSettings(rate, float(beta1), float(beta2), eps, limit)
+        adam = adam_of(self.policy.optimizer, work.max_grad_norm)
         online, target, exp_avg, exp_avg_sq = self._flat
         count = len(block.rows)
         losses, errors, norms = np.zeros(count), np.zeros(block.rows.shape, np.float32), np.empty(count)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from fasttrain.buffers.rollout import RolloutBatch
 
 ILLEGAL_LOGIT = -1e8  # sb3-contrib's stand-in for minus infinity
 
@@ -172,6 +174,40 @@ def normalize(advantages: Tensor) -> Tensor:  # (B,) → (B,)
     return (advantages - advantages.mean()) / (advantages.std() + 1e-8)
 
 
+class Coefficients(NamedTuple):
+    """What the loss is made with. Numbers; in compiled code scalars (), so that a schedule compiles nothing anew."""
+
+    clip_range: Any
+    clip_range_vf: Any  # None: values are not clipped
+    ent_coef: Any
+    vf_coef: Any
+
+    @classmethod
+    def of(cls, work: Any) -> Coefficients:
+        """Those of a `PPOWork`."""
+        return cls(*(getattr(work, name) for name in cls._fields))
+
+
+class Terms(NamedTuple):
+    """The loss () with its graph, and its parts without."""
+
+    loss: Tensor
+    policy_loss: Tensor
+    value_loss: Tensor
+    entropy_loss: Tensor
+    clip_fraction: Tensor
+    approx_kl: Tensor
+
+    def weighted(self, weight: float) -> Tensor:  # (6,)
+        """Share of a whole minibatch, without the graph."""
+        return torch.stack([self.loss.detach(), *self[1:]]) * weight
+
+
+def normalized(batch: RolloutBatch, wanted: bool) -> RolloutBatch:
+    """The batch with the advantages that the loss uses: normalised over the whole minibatch."""
+    return batch._replace(advantages=normalize(batch.advantages)) if wanted else batch
+
+
 def policy_loss(advantages: Tensor, ratio: Tensor, clip_range: float) -> Tensor:  # (B,), (B,) → ()
     """PPO's clipped surrogate: minus the mean of the more pessimistic of the two objectives."""
     clipped = advantages * torch.clamp(ratio, 1 - clip_range, 1 + clip_range)
@@ -207,23 +243,24 @@ def clip_fraction(ratio: Tensor, clip_range: float) -> Tensor:  # (B,) → ()
     return torch.mean((torch.abs(ratio - 1) > clip_range).float())
 
 
-def td_target(
-    rewards: Tensor,  # (B, 1) of one step, or of n summed and discounted
-    dones: Tensor,  # (B, 1) 1 where the episode terminated
-    discounts: Tensor | float,  # gamma to the power of the steps, (B, 1) or one for all
-    next_values: Tensor,  # (B, 1)
-) -> Tensor:  # (B, 1)
-    """What a value should be by the Bellman equation."""
-    return rewards + (1 - dones) * discounts * next_values
-
-
-def td_error_loss(current: Tensor, target: Tensor, kind: str, weights: Tensor | None = None) -> Tensor:
-    """Mean over B rows and K sub-actions of the Huber loss (delta 1, SB3's) or the squared error.
-
-    current (B, K), target (B, 1), weights (B, 1): how much a row counts, to make up for how often it is drawn.
-    """
-    target = target.expand_as(current)
-    if weights is None:
-        return functional.smooth_l1_loss(current, target) if kind == "huber" else functional.mse_loss(current, target)
-    loss = functional.smooth_l1_loss if kind == "huber" else functional.mse_loss
-    return (weights * loss(current, target, reduction="none")).mean()
+def terms_of(
+    values: Tensor,  # (B,)
+    log_probs: Tensor,  # (B,)
+    entropy: Tensor | None,  # (B,)
+    batch: RolloutBatch,  # whose advantages are used as they are
+    coefficients: Coefficients,
+) -> Terms:
+    """PPO's loss in SB3's order of operations."""
+    log_ratio = log_probs - batch.old_log_probs
+    ratio = torch.exp(log_ratio)
+    of_policy = policy_loss(batch.advantages, ratio, coefficients.clip_range)
+    of_values = value_loss(values, batch.returns, batch.old_values, coefficients.clip_range_vf)
+    of_entropy = entropy_loss(entropy, log_probs)
+    return Terms(
+        loss=of_policy + coefficients.ent_coef * of_entropy + coefficients.vf_coef * of_values,
+        policy_loss=of_policy.detach(),
+        value_loss=of_values.detach(),
+        entropy_loss=of_entropy.detach(),
+        clip_fraction=clip_fraction(ratio, coefficients.clip_range),
+        approx_kl=approx_kl(ratio, log_ratio),
+    )

@@ -13,19 +13,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from fasttrain.batch import BoolArray, Float64Array
 from fasttrain.buffers.prefetch import Replay
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayBatch, TensorObservations
-from fasttrain.engines.causes import marked, why_no_action
+from fasttrain.engines.causes import why_no_action
 from fasttrain.engines.compiling import Compiler, GraphedUpdate, graphed_by_size, num_rows, parameter_addresses
 from fasttrain.engines.devices import Precision, as_float32
 from fasttrain.engines.engine import Acted, Engine, EngineSettings, QRule, QWork, Statistics
+from fasttrain.engines.guard import marked
 from fasttrain.engines.heads import action_dims
-from fasttrain.engines.losses import td_error_loss, td_target
 from fasttrain.engines.q_networks import best_values, chosen_values, greedy
-from fasttrain.engines.torch_base import TorchBase, TorchStep, repeated
+from fasttrain.engines.torch import TorchStep, Transfer
+from fasttrain.engines.tuned import TorchBase, repeated
 from fasttrain.errors import EnvError
 
 
@@ -54,6 +56,28 @@ class QNetworks:
         with nullcontext() if self.precision is None else self.precision.autocast():
             values = network(observations)
         return as_float32(values)  # type: ignore[no-any-return]
+
+
+def td_target(
+    rewards: Tensor,  # (B, 1) of one step, or of n summed and discounted
+    dones: Tensor,  # (B, 1) 1 where the episode terminated
+    discounts: Tensor | float,  # gamma to the power of the steps, (B, 1) or one for all
+    next_values: Tensor,  # (B, 1)
+) -> Tensor:  # (B, 1)
+    """What a value should be by the Bellman equation."""
+    return rewards + (1 - dones) * discounts * next_values
+
+
+def td_error_loss(current: Tensor, target: Tensor, kind: str, weights: Tensor | None = None) -> Tensor:
+    """Mean over B rows and K sub-actions of the Huber loss (delta 1, SB3's) or the squared error.
+
+    current (B, K), target (B, 1), weights (B, 1): how much a row counts, to make up for how often it is drawn.
+    """
+    target = target.expand_as(current)
+    if weights is None:
+        return functional.smooth_l1_loss(current, target) if kind == "huber" else functional.mse_loss(current, target)
+    loss = functional.smooth_l1_loss if kind == "huber" else functional.mse_loss
+    return (weights * loss(current, target, reduction="none")).mean()
 
 
 @torch.no_grad()
@@ -89,6 +113,7 @@ class TorchQEngine(TorchBase):
         self, policy: Any, settings: EngineSettings, before: Engine | None = None, compiler: Compiler | None = None
     ) -> None:
         super().__init__(policy, settings, before, compiler)
+        self.transfer = self.pinned or Transfer(self.device)
         self.networks = QNetworks(policy, self.precision)
         self._dims = action_dims(policy.action_space)
         self._shape = policy.action_space.shape or ()
@@ -148,15 +173,15 @@ class TorchQEngine(TorchBase):
             torch.autograd.backward(self._loss(batch).loss)
         if self.failure:
             self._loss = self._values = self._acting = None
-        self._graph_of(QStep(self, work), data, work)
+        self.graph_of(QStep(self, work), data, work)
         return self.failure
 
     def update(self, data: Replay, work: QWork) -> Statistics:
         """One batch after the other, each with the priorities that the one before it has set."""
         self.clock.enter("other")
         step, losses = QStep(self, work), list[Tensor]()
-        graph = self._graph_of(step, data, work)
-        with self.stepping(graph):
+        graph = None if self.settings.compile_mode is None else self.graph_of(step, data, work)
+        with step.stepping(graph):
             batches = data.batches(work.gradient_steps, work.batch_size)
             for _ in range(work.gradient_steps):
                 self.clock.enter("replay_sample")
@@ -182,7 +207,7 @@ class TorchQEngine(TorchBase):
             )
         )  # fmt: skip
 
-    def _graph_of(self, step: QStep, data: Replay, work: QWork) -> GraphedUpdate | None:
+    def graph_of(self, step: QStep, data: Replay, work: QWork) -> GraphedUpdate | None:
         return self.captured_update(step, "", lambda: example_batch(data, work.batch_size))
 
 
@@ -211,7 +236,8 @@ class QStep(TorchStep):
         self.clock.enter("optim")
         return terms, self.apply()
 
-    def _whole(self, batch: ReplayBatch) -> Tensor:  # (2,), or (2 + B,) of prioritized replay: loss, norm, TD errors
+    def whole(self, batch: ReplayBatch) -> Tensor:
+        """What a CUDA graph captures: loss, gradient's norm, of prioritized replay the TD errors, (2,) or (2 + B,)."""
         terms, norm = self._learn(batch)
         first = torch.stack([terms.loss.detach(), norm.detach()])
         return first if terms.errors is None else torch.cat([first, terms.errors])

@@ -17,12 +17,11 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
-from fasttrain.algos.collector import Collector
-from fasttrain.algos.fast import Fast
+from fasttrain.algos.fast import Collector, Fast
 from fasttrain.algos.self_play import SnapshotPool
 from fasttrain.buffers.prefetch import Prefetching
 from fasttrain.buffers.replay_storage import ReplayStorage
-from fasttrain.engines.causes import check_step
+from fasttrain.engines.guard import check_step
 from fasttrain.errors import ConfigError
 from fasttrain.machine import process_age_s
 from fasttrain.perf.clock import PhaseClock
@@ -195,7 +194,7 @@ def _dump_logs(model: BaseAlgorithm) -> None:
     if isinstance(model, OnPolicyAlgorithm):
         model.dump_logs(iteration=0)
     else:
-        model.dump_logs()  # type: ignore[attr-defined]
+        model.dump_logs()
 
 
 def replay_dict(model: BaseAlgorithm) -> dict[str, Any] | None:

@@ -100,12 +100,13 @@ def _at(values: Mapping[str, Any], key: str) -> Any:
 def _taken(values: dict[str, Any], key: str) -> Any:
     """What stands under a dotted key, which `values` no longer has then; None where there is nothing."""
     group, _, name = key.rpartition(".")
-    inner = values.get(group) if group else values
+    if not group:
+        return values.pop(name, None)
+    inner = values.get(group)
     if not isinstance(inner, Mapping) or name not in inner:
         return None
-    if group:
-        values[group] = inner = dict(inner)
-    return inner.pop(name)  # type: ignore[attr-defined]
+    values[group] = {inside: value for inside, value in inner.items() if inside != name}
+    return inner[name]
 
 
 def _put(values: dict[str, Any], key: str, value: Any) -> None:

@@ -198,8 +198,8 @@ def why(exit_code: int, log: Path) -> str:
 
 STUDY_SCHEMA = 1
 # Keys that speak to the study, not to its cells.
-OWN_KEYS = ("candidates", "on_existing", "seeds", "horizon_minutes", "minutes", "profile_name", "study", "seed", "gate", "ablate", "tune",
-            "report", "live")  # fmt: skip
+OWN_KEYS = ("candidates", "on_existing", "seeds", "horizon_minutes", "minutes", "profile_name", "study", "seed",
+            "gate", "ablate", "tune", "report", "live")  # fmt: skip
 FIXED = ("schema", "command", "arguments", "cells")  # entries of study.json that are no notes
 CELL_OVERRIDES = ("live=off", "report=false")
 # What is no part of what a cell is: one that was not finished is begun anew, so a checkpoint would only take time.

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from fasttrain.algos.collector import bootstrap_truncated, clip_actions
+from fasttrain.algos.fast import bootstrap_truncated, check_masks, clip_actions, stuck_envs
 from fasttrain.algos.ppo import PPO
 from fasttrain.batch import FinishedEpisode
 from fasttrain.engines.engine import EngineSettings
+from fasttrain.errors import EnvError
 from toys import toy_gym_vec
 
 
@@ -82,3 +83,23 @@ def test_slots_are_kept_per_env():
     source = model.collector.source_of(env)
     assert model.collector.source_of(env) is source
     assert model.collector.source_of(toy_gym_vec(2)) is not source
+
+
+def test_stuck_envs_are_found():
+    masks = np.ones((3, 5), np.bool_)
+    assert stuck_envs(masks, [2, 3]).tolist() == []
+    masks[1, 2:] = False
+    assert stuck_envs(masks, [2, 3]).tolist() == [1]
+    assert stuck_envs(masks, [5]).tolist() == []
+    assert stuck_envs(masks[:, :4], [2, 2]).tolist() == [1], "sub-actions of one size are looked at together"
+
+
+def test_the_error_names_envs_and_step():
+    space = spaces.Discrete(4)
+    masks = np.ones((5, 4), np.bool_)
+    check_masks(masks, space, 10)
+    masks[[1, 3]] = False
+    with pytest.raises(EnvError, match="env 1, 3 at step 812"):
+        check_masks(masks, space, 812)
+    with pytest.raises(EnvError, match=r"returned 5 entries .* needs 4"):
+        check_masks(np.ones((2, 5), np.bool_), space, 0)
