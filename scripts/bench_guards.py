@@ -24,7 +24,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from fasttrain.cli.compose import configured
 from fasttrain.runs.envs import env_facts, this_machine
 from fasttrain.runs.train import Run
-from fasttrain.spec.plan import make_plan
+from fasttrain.spec.plan import resolve
 from fasttrain.vec.stock import NotedVecEnv
 
 WORKS = {
@@ -150,7 +150,7 @@ def _built(name: str, folder: Path) -> Run:
              "checkpoint_every_minutes=0"]  # fmt: skip
     config = configured(typed)
     folder.mkdir(parents=True)
-    plan = make_plan(config, {}, env_facts(config), this_machine())
+    plan = resolve(config, {}, env_facts(config), this_machine())
     return Run(plan, folder, Console(file=io.StringIO()))
 
 

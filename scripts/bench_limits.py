@@ -61,10 +61,10 @@ def built(case: Case) -> tuple[Any, Any]:
     from fasttrain.perf.clock import PhaseClock
     from fasttrain.runs import engine, envs, models
     from fasttrain.runs.engine import learner_calls, settle_engine, settle_kernels
-    from fasttrain.spec.plan import make_plan
+    from fasttrain.spec.plan import resolve
 
     config = configured(case.arguments)
-    plan = make_plan(config, {}, envs.env_facts(config), envs.this_machine())
+    plan = resolve(config, {}, envs.env_facts(config), envs.this_machine())
     engine.set_threads(plan.config.torch_threads)
     compile_all([*envs.game_calls(plan.config), *learner_calls(plan.config)])
     env = envs.build_vec_env(plan.config, plan.config.num_envs, seed=0)

@@ -107,7 +107,7 @@ def speed_model(work: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     from fasttrain.perf.clock import PhaseClock
     from fasttrain.runs import engine, envs, models
     from fasttrain.runs.engine import learner_calls, settle_engine, settle_kernels
-    from fasttrain.spec.plan import make_plan
+    from fasttrain.spec.plan import resolve
 
     env = ("env=gym", "env.id=CartPole-v1", "algo=ppo", "vec_env=dummy") if work.get("cartpole") else ()
     arguments = [
@@ -121,7 +121,7 @@ def speed_model(work: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         *work.get("more", ()),
     ]
     config = configured(arguments)
-    plan = make_plan(config, {}, envs.env_facts(config), envs.this_machine())
+    plan = resolve(config, {}, envs.env_facts(config), envs.this_machine())
     engine.set_threads(plan.config.torch_threads)
     compile_all([*envs.game_calls(plan.config), *learner_calls(plan.config)])
     model = models.build_algorithm(

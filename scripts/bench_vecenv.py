@@ -135,11 +135,11 @@ def auto(num_envs: int) -> dict[str, Any]:
 
     from fasttrain.cli.compose import configured
     from fasttrain.runs.envs import build_vec_env, env_facts, this_machine
-    from fasttrain.spec.plan import make_plan
+    from fasttrain.spec.plan import resolve
 
     arguments = ["+profile=speed", "env=gym", "env.id=CartPole-v1", "algo=ppo", f"num_envs={num_envs}"]
     config = configured(arguments)
-    plan = make_plan(config, {}, env_facts(config), this_machine())
+    plan = resolve(config, {}, env_facts(config), this_machine())
     env = build_vec_env(plan.config, num_envs, seed=0)
     rate = rate_of(env, num_envs, 40_000 // num_envs, masked=False)
     return {**_result(rate), "chosen": plan.config.vec_env}

@@ -251,7 +251,7 @@ def test_more_restarts_than_allowed_end_with_the_cause():
         del env, caught
 
 
-class Plan:
+class RunSpec:
     """Which fault when: 160 that are mended inside a worker, 32 deaths, 8 hangs, 10 deaths between steps."""
 
     def __init__(self, seed: int) -> None:
@@ -315,7 +315,7 @@ class Witness:
 def test_two_hundred_faults_in_one_run(monkeypatch: pytest.MonkeyPatch):
     """It ends normally, no wrong transition gets through and nothing is left. The seed replays a failure."""
     monkeypatch.setattr("fasttrain.vec.process.LOOK_EVERY_S", 0.02)  # a death is noticed sooner: 3 s of the test
-    num_envs, plan = 6, Plan(seed=20260)
+    num_envs, plan = 6, RunSpec(seed=20260)
     with no_litter():
         env = SharedMemoryVecEnv(
             chaos_envs(num_envs), num_workers=2, on_env_error="restart", step_timeout_s=1.0, max_restarts=10_000

@@ -17,7 +17,7 @@ from conftest import configured
 from fasttrain.runs import check as module
 from fasttrain.runs.check import settle_threads, step_times, updates_per_step
 from fasttrain.spec.flags import EnvFacts, Machine
-from fasttrain.spec.plan import make_plan
+from fasttrain.spec.plan import resolve
 from toys import RandomEnv, seeded_vec
 
 IMAGES = spaces.Box(0, 255, (4, 36, 36), np.uint8)
@@ -40,7 +40,7 @@ def model_of(kind: Any, space: spaces.Space[Any], policy: str, **settings: Any) 
 
 def plan_for(*arguments: str) -> Any:
     config = configured("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "fused_update=off", *arguments)
-    return make_plan(
+    return resolve(
         config, {}, EnvFacts(native=False, step_s=1e-5, images=True), Machine(cores=2, windows=False, cuda=False)
     )
 
@@ -78,7 +78,7 @@ def test_trying_changes_nothing(kind: Any, space: spaces.Space[Any], policy: str
 def test_more_threads_must_pay(monkeypatch: pytest.MonkeyPatch, one: float, several: float, chosen: int):
     monkeypatch.setattr(module, "step_times", lambda *_: (one, several))
     settled = settle_threads(plan_for(), model_of(fasttrain.PPO, IMAGES, "CnnPolicy"))
-    row = next(row for row in settled.rows if row.flag == "torch_threads")
+    row = settled.row("torch_threads")
     assert (row.effective, torch.get_num_threads()) == (chosen, chosen)
     assert row.reason == f"acting and updating takes {1e3 * one:.3g} ms a vector step on one thread, " + (
         f"{1e3 * several:.3g} on 2"
@@ -94,7 +94,7 @@ def test_nothing_is_tried_where_nothing_is_open(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_policy_that_is_called_otherwise_keeps_the_plan():
     model = model_of(sb3_contrib.RecurrentPPO, spaces.Box(-1, 1, (3,), np.float32), "MlpLstmPolicy")
-    row = next(row for row in settle_threads(plan_for(), model).rows if row.flag == "torch_threads")
+    row = settle_threads(plan_for(), model).row("torch_threads")
     assert (row.effective, row.reason) == (2, "one per core; not tried out: TypeError")
 
 

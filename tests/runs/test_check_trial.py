@@ -14,7 +14,7 @@ from conftest import RunCommand, configured
 from fasttrain.runs import check as module
 from fasttrain.runs.check import tried, with_trial
 from fasttrain.spec.flags import EnvFacts, Machine
-from fasttrain.spec.plan import make_plan
+from fasttrain.spec.plan import resolve
 
 CLOSE = EnvFacts(native=False, step_s=60e-6)  # 8 envs: 0.5 ms one after another, about as much in two workers
 TWO = Machine(2, False, False)
@@ -24,7 +24,7 @@ CARTPOLE = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "num_envs=8", "t
 def after_trial(monkeypatch: pytest.MonkeyPatch, facts: EnvFacts, *arguments: str, takes: Any = (5e-4, 2e-4)) -> Any:
     monkeypatch.setattr(module, "tried", lambda *configs: takes)
     config = configured(*CARTPOLE, *arguments)
-    return with_trial(facts, make_plan(config, {}, facts, TWO), TWO, Console(quiet=True)).tried
+    return with_trial(facts, resolve(config, {}, facts, TWO), TWO, Console(quiet=True)).tried
 
 
 def test_a_close_call_is_tried(monkeypatch: pytest.MonkeyPatch):
@@ -52,8 +52,8 @@ def test_a_clear_one_is_not(monkeypatch: pytest.MonkeyPatch, facts: EnvFacts, ar
     ("takes", "expected"), [((5e-4, 4e-4), "shared"), ((4e-4, 5e-4), "dummy"), ((4.1e-4, 4e-4), "dummy")]
 )
 def test_what_was_tried_decides(takes: tuple[float, float], expected: str):
-    plan = make_plan(configured(*CARTPOLE), {}, CLOSE._replace(tried=takes), TWO)
-    row = next(row for row in plan.rows if row.flag == "vec_env")
+    plan = resolve(configured(*CARTPOLE), {}, CLOSE._replace(tried=takes), TWO)
+    row = plan.row("vec_env")
     assert (row.requested, row.effective) == ("auto", expected)
     assert row.reason.startswith(f"tried: a step of 8 envs takes {1e6 * takes[0]:.0f} µs in one process")
     assert plan.config.workers == (2 if expected == "shared" else "auto")
@@ -65,7 +65,7 @@ def test_a_trial_that_fails_leaves_the_estimates(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(module, "tried", fails)
     config = configured(*CARTPOLE)
-    assert with_trial(CLOSE, make_plan(config, {}, CLOSE, TWO), TWO, Console(quiet=True)) == CLOSE
+    assert with_trial(CLOSE, resolve(config, {}, CLOSE, TWO), TWO, Console(quiet=True)) == CLOSE
 
 
 def test_real_envs_with_masks_are_played_and_closed(monkeypatch: pytest.MonkeyPatch):
@@ -110,7 +110,7 @@ def test_random_streams_stay(monkeypatch: pytest.MonkeyPatch):
     before = (random.getstate(), torch.get_rng_state())
     monkeypatch.setattr(module, "tried", draws)
     config = configured(*CARTPOLE)
-    assert with_trial(CLOSE, make_plan(config, {}, CLOSE, TWO), TWO, Console(quiet=True)).tried
+    assert with_trial(CLOSE, resolve(config, {}, CLOSE, TWO), TWO, Console(quiet=True)).tried
     assert random.getstate() == before[0]
     assert torch.equal(torch.get_rng_state(), before[1])
 

@@ -17,14 +17,14 @@ from fasttrain.runs.engine import settle_engine, settle_kernels
 from fasttrain.runs.envs import build_vec_env
 from fasttrain.runs.models import build_algorithm
 from fasttrain.spec.flags import EnvFacts, Machine
-from fasttrain.spec.plan import Plan, make_plan
+from fasttrain.spec.plan import RunSpec, resolve
 
 SMALL = ("env.id=CartPole-v1", "algo=ppo", "engine=fast", "vec_env=dummy", "num_envs=4", "algo.rollout_size=64",
          "batch_size=32", "algo.n_epochs=1", "algo.net_arch=[4]")  # fmt: skip
 
 
-def settled(*arguments: str, **sources: str) -> tuple[Plan, BaseAlgorithm]:
-    plan = make_plan(configured(*SMALL, *arguments), sources, EnvFacts(False, 1e-5), Machine(2, False, False))
+def settled(*arguments: str, **sources: str) -> tuple[RunSpec, BaseAlgorithm]:
+    plan = resolve(configured(*SMALL, *arguments), sources, EnvFacts(False, 1e-5), Machine(2, False, False))
     env = build_vec_env(plan.config, 4, 0)
     model = build_algorithm(plan.config, env, PhaseClock())
     plan = settle_engine(settle_kernels(plan, model), model)
@@ -33,7 +33,7 @@ def settled(*arguments: str, **sources: str) -> tuple[Plan, BaseAlgorithm]:
     return plan, model
 
 
-def row(plan: Plan, flag: str) -> tuple[Any, str]:
+def row(plan: RunSpec, flag: str) -> tuple[Any, str]:
     return next((row.effective, row.reason) for row in plan.rows if row.flag == flag)
 
 
@@ -85,10 +85,10 @@ def test_a_compiler_that_fails_is_told(monkeypatch: pytest.MonkeyPatch):
     assert model.engine.gradient_updates == 2
 
 
-def settled_dqn(*arguments: str) -> tuple[Plan, Plan, BaseAlgorithm]:
+def settled_dqn(*arguments: str) -> tuple[RunSpec, RunSpec, BaseAlgorithm]:
     config = configured("env.id=CartPole-v1", "algo=dqn", "vec_env=dummy", "num_envs=2", "algo.buffer_size=100",
                         "warmup_steps=10", "batch_size=8", *arguments)  # fmt: skip
-    plan = make_plan(config, {}, EnvFacts(False, 1e-5), Machine(2, False, False))
+    plan = resolve(config, {}, EnvFacts(False, 1e-5), Machine(2, False, False))
     env = build_vec_env(plan.config, 2, 0)
     model = build_algorithm(plan.config, env, PhaseClock())
     after = settle_engine(plan, model)
@@ -113,9 +113,9 @@ def test_dqn_is_compiled_too(monkeypatch: pytest.MonkeyPatch):
     assert "torch.compile failed" in row(settled_failing(), "use_compile")[1]
 
 
-def settled_failing() -> Plan:
+def settled_failing() -> RunSpec:
     config = configured("env.id=CartPole-v1", "algo=dqn", "engine=fast", "vec_env=dummy", "use_compile=on")
-    plan = make_plan(config, {}, EnvFacts(False, 1e-5), Machine(2, False, False))
+    plan = resolve(config, {}, EnvFacts(False, 1e-5), Machine(2, False, False))
     env = build_vec_env(plan.config, 8, 0)
     plan = settle_engine(plan, build_algorithm(plan.config, env, PhaseClock()))
     env.close()
@@ -133,7 +133,7 @@ def test_a_run_says_how_it_computes(fasttrain: RunCommand):
 
 def test_overlap_that_a_profile_asks_for_is_no_matter_of_dqns():
     config = configured("env.id=CartPole-v1", "algo=dqn", "engine=fast", "vec_env=dummy", "num_envs=2", "overlap=true")
-    plan = make_plan(config, {"overlap": "profile mine"}, EnvFacts(False, 1e-5), Machine(2, False, False))
+    plan = resolve(config, {"overlap": "profile mine"}, EnvFacts(False, 1e-5), Machine(2, False, False))
     env = build_vec_env(plan.config, 2, 0)
     model = build_algorithm(plan.config, env, PhaseClock())
     settle_engine(plan, model)

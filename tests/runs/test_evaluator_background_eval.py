@@ -21,7 +21,7 @@ from fasttrain.runs.envs import build_vec_env, env_facts, this_machine
 from fasttrain.runs.evaluate import evaluate_both
 from fasttrain.runs.evaluator import MOST_WAITING, BackgroundEvaluation, EvaluationError
 from fasttrain.runs.models import build_algorithm
-from fasttrain.spec.plan import make_plan
+from fasttrain.spec.plan import resolve
 from worker_toys import signals_rained
 
 SMALL = ("+profile=speed", "vec_env=native", "num_envs=4", "eval.episodes=6", "algo.rollout_size=256", "batch_size=64")
@@ -29,7 +29,7 @@ SMALL = ("+profile=speed", "vec_env=native", "num_envs=4", "eval.episodes=6", "a
 
 @pytest.fixture
 def game(tmp_path: Path) -> Any:
-    config = make_plan(configured(*SMALL), {}, env_facts(configured(*SMALL)), this_machine()).config
+    config = resolve(configured(*SMALL), {}, env_facts(configured(*SMALL)), this_machine()).config
     env = build_vec_env(config, 4, 0)
     model = build_algorithm(config, env, PhaseClock())
     evaluation = BackgroundEvaluation(config, tmp_path, lambda file: model.save(file))

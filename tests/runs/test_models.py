@@ -21,7 +21,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.envs import build_vec_env, env_facts, this_machine
 from fasttrain.runs.models import bare_model, build_algorithm, find_statistics, load_policy, read_model_file, save_model
-from fasttrain.spec.plan import make_plan
+from fasttrain.spec.plan import resolve
 from toys import RandomEnv
 
 CARTPOLE = ("env.id=CartPole-v1", "vec_env=dummy", "num_envs=2")
@@ -43,7 +43,7 @@ class Both(RandomEnv):
 
 def trained(tmp_path: Path, *arguments: str) -> tuple[Any, BaseAlgorithm, Path]:
     config = configured(*arguments)
-    config = make_plan(config, {}, env_facts(config), this_machine()).config
+    config = resolve(config, {}, env_facts(config), this_machine()).config
     env = build_vec_env(config, config.num_envs, 3)
     model = build_algorithm(config, env, PhaseClock())
     file = tmp_path / "model.zip"

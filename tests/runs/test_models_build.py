@@ -17,7 +17,7 @@ from fasttrain.runs.envs import build_vec_env, env_facts
 from fasttrain.runs.models import build_algorithm
 from fasttrain.spec.config import Config
 from fasttrain.spec.flags import EnvFacts, Machine
-from fasttrain.spec.plan import make_plan
+from fasttrain.spec.plan import resolve
 from fasttrain.vec.native import NativeVecEnv
 from fasttrain.vec.stock import NotedVecEnv
 
@@ -25,7 +25,7 @@ CARTPOLE = ("env.id=CartPole-v1", "vec_env=dummy", "num_envs=2")
 
 
 def effective(*arguments: str, native: bool = False) -> Config:
-    return make_plan(configured(*arguments), {}, EnvFacts(native, 1e-5), Machine(2, False, False)).config
+    return resolve(configured(*arguments), {}, EnvFacts(native, 1e-5), Machine(2, False, False)).config
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_dqn_counts_updates_per_vector_step():
 def test_fused_update_puts_the_kernels_to_work_or_says_why_not(fused: str, activation: str, expected: str):
     arguments = (*CARTPOLE, "algo=ppo", "engine=fast", f"fused_update={fused}", "algo.rollout_size=64", "batch_size=64",
                  f"algo.activation_fn={activation}")  # fmt: skip
-    plan = make_plan(configured(*arguments), {}, EnvFacts(False, 1e-5), Machine(2, False, False))
+    plan = resolve(configured(*arguments), {}, EnvFacts(False, 1e-5), Machine(2, False, False))
     env = build_vec_env(plan.config, 2, 0)
     model = build_algorithm(plan.config, env, PhaseClock())
     plan = settle_engine(settle_kernels(plan, model), model)
@@ -114,7 +114,7 @@ def test_fused_update_puts_the_kernels_to_work_or_says_why_not(fused: str, activ
 
 def test_fused_update_asked_for_by_name_and_impossible():
     config = configured(*CARTPOLE, "algo=ppo", "engine=fast", "fused_update=on", "algo.activation_fn=elu")
-    plan = make_plan(config, {}, EnvFacts(False, 1e-5), Machine(2, False, False))
+    plan = resolve(config, {}, EnvFacts(False, 1e-5), Machine(2, False, False))
     env = build_vec_env(plan.config, 2, 0)
     with pytest.raises(ConfigError, match="fused_update=on: no compiled kernels for this policy"):
         settle_kernels(plan, build_algorithm(plan.config, env, PhaseClock()))

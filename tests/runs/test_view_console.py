@@ -14,7 +14,7 @@ from fasttrain.perf.report import EnvTimes, PerfWindow
 from fasttrain.runs.evaluate import summarise
 from fasttrain.runs.view import make_console, say, show_perf, show_plan, show_quality
 from fasttrain.spec.flags import EnvFacts, Machine
-from fasttrain.spec.plan import make_plan
+from fasttrain.spec.plan import resolve
 
 POSIX = pytest.mark.skipif(not hasattr(os, "openpty"), reason="POSIX terminals")
 
@@ -30,7 +30,7 @@ def text_of(console: Console) -> str:
 
 
 def test_plan_shows_requested_effective_and_why(console: Console):
-    show_plan(console, make_plan(configured("+profile=speed"), {}, EnvFacts(True, None), Machine(2, False, False)))
+    show_plan(console, resolve(configured("+profile=speed"), {}, EnvFacts(True, None), Machine(2, False, False)))
     text = text_of(console)
     assert "the game has a batched native form" in text
     assert "requested" in text
@@ -120,7 +120,7 @@ def test_nothing_is_cut_in_a_word_however_narrow_the_terminal(width: int):
     result = {"episodes": 2000, "mean_reward": 3.12, "win_rate": 0.66, "draw_rate": 0.02, "score_diff": 51.4,
               "mean_length": 65.0, "end_reason": {"won": 0.6, "lost": 0.4}, "ci95": ci95}  # fmt: skip
     for console in (narrow, wide):
-        plan = make_plan(configured("+profile=speed"), {}, EnvFacts(True, None), Machine(2, False, False))
+        plan = resolve(configured("+profile=speed"), {}, EnvFacts(True, None), Machine(2, False, False))
         show_plan(console, plan)
         show_perf(console, window, kernels=True)
         show_quality(console, {"greedy": result, "sampled": result})

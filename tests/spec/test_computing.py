@@ -8,7 +8,7 @@ from conftest import configured
 from fasttrain.errors import ConfigError
 from fasttrain.spec.computing import AMP_PAYS_FROM_WIDTH
 from fasttrain.spec.flags import NOT_APPLICABLE, EnvFacts, Machine
-from fasttrain.spec.plan import Plan, Row, make_plan
+from fasttrain.spec.plan import Row, RunSpec, resolve
 
 CARTPOLE = ("env.id=CartPole-v1", "algo=ppo")
 OLD = Machine(2, False, False)
@@ -17,16 +17,16 @@ CUDA = Machine(16, False, True)
 TYPED = "command line"
 
 
-def plan_of(*arguments: str, machine: Machine = OLD, images: bool = False, **sources: str) -> Plan:
+def plan_of(*arguments: str, machine: Machine = OLD, images: bool = False, **sources: str) -> RunSpec:
     facts = EnvFacts(native=False, step_s=20e-6, images=images)
-    return make_plan(configured(*CARTPOLE, *arguments), sources, facts, machine)
+    return resolve(configured(*CARTPOLE, *arguments), sources, facts, machine)
 
 
-def row_of(plan: Plan, flag: str) -> Row:
-    return next(row for row in plan.rows if row.flag == flag)
+def row_of(plan: RunSpec, flag: str) -> Row:
+    return plan.row(flag)
 
 
-def outcome(plan: Plan, flag: str) -> tuple[object, str]:
+def outcome(plan: RunSpec, flag: str) -> tuple[object, str]:
     row = row_of(plan, flag)
     return row.effective, row.reason
 

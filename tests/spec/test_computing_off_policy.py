@@ -7,20 +7,20 @@ import pytest
 from conftest import configured
 from fasttrain.errors import ConfigError
 from fasttrain.spec.flags import EnvFacts, Machine
-from fasttrain.spec.plan import Plan, Row, make_plan
+from fasttrain.spec.plan import Row, RunSpec, resolve
 
 CPU, CUDA = Machine(2, False, False), Machine(8, False, True)
 DQN = ("algo=dqn", "env.id=CartPole-v1")
 
 
-def plan_of(*arguments: str, machine: Machine = CPU, images: bool = False, typed: tuple[str, ...] = ()) -> Plan:
+def plan_of(*arguments: str, machine: Machine = CPU, images: bool = False, typed: tuple[str, ...] = ()) -> RunSpec:
     facts, sources = EnvFacts(False, None, images=images), {"local_random_actions": "profile speed"}
     sources |= dict.fromkeys(typed, "command line")
-    return make_plan(configured(*DQN, *arguments), sources, facts, machine)
+    return resolve(configured(*DQN, *arguments), sources, facts, machine)
 
 
-def row_of(plan: Plan, flag: str) -> Row:
-    return next(row for row in plan.rows if row.flag == flag)
+def row_of(plan: RunSpec, flag: str) -> Row:
+    return plan.row(flag)
 
 
 def test_random_actions_at_once_need_our_engine():

@@ -9,18 +9,18 @@ from conftest import configured
 from fasttrain.errors import ConfigError
 from fasttrain.spec.config import Config
 from fasttrain.spec.flags import FLAGS, NOT_APPLICABLE, EnvFacts, Machine
-from fasttrain.spec.plan import Plan, Row, make_plan
+from fasttrain.spec.plan import Row, RunSpec, resolve
 
 MACHINE = Machine(cores=2, windows=False, cuda=False)
 NATIVE, PLAIN = EnvFacts(native=True, step_s=None), EnvFacts(native=False, step_s=20e-6)
 
 
-def plan_of(config: Config, env: EnvFacts = PLAIN, machine: Machine = MACHINE, **sources: str) -> Plan:
-    return make_plan(config, sources, env, machine)
+def plan_of(config: Config, env: EnvFacts = PLAIN, machine: Machine = MACHINE, **sources: str) -> RunSpec:
+    return resolve(config, sources, env, machine)
 
 
-def row_of(plan: Plan, flag: str) -> Row:
-    return next(row for row in plan.rows if row.flag == flag)
+def row_of(plan: RunSpec, flag: str) -> Row:
+    return plan.row(flag)
 
 
 def test_every_flag_has_a_row_and_a_field():
@@ -172,7 +172,7 @@ def test_evaluation_beside_training_needs_evaluations_and_a_second_core():
     assert plan_of(asked).config.eval_async
     none = plan_of(configured("+profile=speed", "algo=ppo", "env.id=CartPole-v1"))
     assert row_of(none, "eval_async")[1:3] == (True, False)
-    one_core = make_plan(asked, {}, EnvFacts(False, 1e-6), Machine(1, False, False))
+    one_core = resolve(asked, {}, EnvFacts(False, 1e-6), Machine(1, False, False))
     assert row_of(one_core, "eval_async").reason == "one core: nothing can run beside the training"
 
 
@@ -326,3 +326,13 @@ def test_nan_guard_is_on_everywhere_and_says_what_the_stock_classes_leave_out(pr
     assert ("their updates cannot be watched" in reason) == (plan.config.engine == "stock")
     off = plan_of(configured(f"+profile={profile}", "env.id=CartPole-v1", "algo=ppo", "nan_guard=false"))
     assert (row_of(off, "nan_guard").effective, row_of(off, "nan_guard").reason) == (False, "")
+
+
+def test_what_is_found_out_later_is_an_event_on_the_record():
+    plan = plan_of(configured("+profile=speed", "env.id=CartPole-v1", "algo=ppo"))
+    after = plan.after("fused_update", "off", "the policy is a CNN")
+    assert (plan.config.fused_update, plan.events) == ("on", ())
+    assert (after.config.fused_update, after.row("fused_update").reason) == ("off", "the policy is a CNN")
+    event = {"flag": "fused_update", "effective": "off", "reason": "the policy is a CNN"}
+    assert after.to_dict()["events"] == [event]
+    assert len(after.after("fused_update", "off", "the policy is a CNN").events) == 1, "found again, after a resume"

@@ -8,19 +8,19 @@ from conftest import configured
 from fasttrain.errors import ConfigError
 from fasttrain.spec.config import Config
 from fasttrain.spec.flags import NOT_APPLICABLE, EnvFacts, Machine
-from fasttrain.spec.plan import Plan, Row, make_plan
+from fasttrain.spec.plan import Row, RunSpec, resolve
 
 SLOW = EnvFacts(native=False, step_s=5e-3)
 WAITS = EnvFacts(native=False, step_s=5e-3, cpu_share=0.1)
 PLAIN = EnvFacts(native=False, step_s=20e-6)
 
 
-def plan_of(config: Config, env: EnvFacts = SLOW, cores: int = 2, windows: bool = False, **sources: str) -> Plan:
-    return make_plan(config, sources, env, Machine(cores, windows, False))
+def plan_of(config: Config, env: EnvFacts = SLOW, cores: int = 2, windows: bool = False, **sources: str) -> RunSpec:
+    return resolve(config, sources, env, Machine(cores, windows, False))
 
 
-def row_of(plan: Plan, flag: str) -> Row:
-    return next(row for row in plan.rows if row.flag == flag)
+def row_of(plan: RunSpec, flag: str) -> Row:
+    return plan.row(flag)
 
 
 def fast(*arguments: str) -> Config:

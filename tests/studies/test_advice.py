@@ -9,7 +9,7 @@ import pytest
 from conftest import configured
 from fasttrain.perf.limits import Flow, Rates
 from fasttrain.spec.flags import BY_NAME, EnvFacts, Machine
-from fasttrain.spec.plan import Plan, make_plan
+from fasttrain.spec.plan import RunSpec, resolve
 from fasttrain.studies.advice import (
     Candidate,
     Situation,
@@ -36,7 +36,7 @@ def situation(
     config = configured(*arguments)
     sources = {text.partition("=")[0]: "command line" for text in arguments if text.startswith(("num_", "vec_"))}
     facts, machine = EnvFacts(False, 3e-6, cpu_share), machine or Machine(2, False, False)
-    plan = make_plan(config, sources, facts, machine)
+    plan = resolve(config, sources, facts, machine)
     present_s = sum(value or 0.0 for value in rates) - (rates.transport or 0.0) - (rates.replay or 0.0)
     return Situation(config, sources, [], facts, machine, plan.config, rates, Flow(), present_s, slowest)
 
@@ -133,7 +133,7 @@ def test_gains_are_sorted_and_small_ones_left_out():
     told: list[str] = []
     update = {"algo.n_epochs=5": 0.5, "batch_size=1024": 0.25, "overlap=true": 0.99}
 
-    def again(plan: Plan, candidate: Candidate) -> tuple[Rates, Flow] | None:
+    def again(plan: RunSpec, candidate: Candidate) -> tuple[Rates, Flow] | None:
         ratio = update.get(candidate.text)
         return None if ratio is None else (now.rates.scaled({"update": ratio}), Flow())
 

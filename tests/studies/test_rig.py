@@ -15,7 +15,7 @@ from conftest import configured
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.envs import env_facts, this_machine
 from fasttrain.spec.flags import EnvFacts, Machine
-from fasttrain.spec.plan import make_plan
+from fasttrain.spec.plan import resolve
 from fasttrain.studies import rig as bench
 from fasttrain.studies.rig import WARMUP, Beat, Rig, steady
 from toys import single_thread
@@ -42,7 +42,7 @@ single = pytest.fixture(single_thread, autouse=True)
 def rig_of(folder: Path, *arguments: str) -> Rig:
     kept = {text.partition("=")[0]: text for text in arguments}  # the last of a key
     config = configured(*kept.values())
-    return Rig(make_plan(config, {"num_envs": "command line"}, env_facts(config), this_machine()), folder / "rig")
+    return Rig(resolve(config, {"num_envs": "command line"}, env_facts(config), this_machine()), folder / "rig")
 
 
 @pytest.fixture(params=sorted(KINDS))

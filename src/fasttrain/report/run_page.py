@@ -29,8 +29,8 @@ from fasttrain.report.words import (
 from fasttrain.runs.logs import FIELDS, EvaluationLog, read_episodes
 from fasttrain.saving.files import read_json
 from fasttrain.spec.algorithms import ALGORITHMS
-from fasttrain.spec.flags import BY_NAME, NOT_APPLICABLE
 from fasttrain.spec.overrides import key_of
+from fasttrain.spec.plan import is_notable
 
 FILES = ("summary.json", "plan.json", "episodes.csv")  # any of them makes a folder a run's
 QUALITY = ("episodes", "mean_reward", "win_rate", "draw_rate", "score_diff")
@@ -205,21 +205,11 @@ def _replay_table(replay: Mapping[str, Any], total: Mapping[str, Any]) -> Table:
 def _plan_table(flags: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> Table:
     """Flags that differ from a plain script or from the request first."""
     spec = ALGORITHMS.get(str(as_mapping(config.get("algo")).get("name")))
-    own = spec.tiers["baseline"] if spec else {}
-    rows = sorted(flags, key=lambda row: not _is_notable(row, own))
-    notable = sum(_is_notable(row, own) for row in flags)
+    rows = sorted(flags, key=lambda row: not is_notable(row, spec))
+    notable = sum(is_notable(row, spec) for row in flags)
     names = ["flag", "requested", "effective", "class", "source", "why"]
     title = f"{len(flags)} flags, {notable} of them other than in a plain Stable-Baselines3 script"
     return Table(names, [_plan_row(row, place < notable) for place, row in enumerate(rows)], title, folded=True)
-
-
-def _is_notable(row: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
-    """As the plan on the terminal; `own`: the algorithm's values in the baseline tier."""
-    name, effective = str(row.get("flag")), row.get("effective")
-    if effective == NOT_APPLICABLE:
-        return False
-    stock = BY_NAME[name].stock if name in BY_NAME else own.get(name.removeprefix("algo."), row.get("requested"))
-    return effective not in (stock, None) or row.get("source") in ("command line", "environment")
 
 
 def _plan_row(row: Mapping[str, Any], notable: bool) -> list[Cell]:

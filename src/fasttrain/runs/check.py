@@ -40,7 +40,7 @@ from fasttrain.saving.env_state import own_random_state
 from fasttrain.saving.files import write_json
 from fasttrain.spec.config import Config
 from fasttrain.spec.flags import EnvFacts, Machine
-from fasttrain.spec.plan import Plan
+from fasttrain.spec.plan import RunSpec
 from fasttrain.spec.reading import against_bots, plays_itself
 from fasttrain.spec.stepping import step_costs
 from fasttrain.terminal import command, rate_text
@@ -174,7 +174,7 @@ TURNS, TURN_S = 3, 0.1
 PAYS_FROM_S = 20.0  # of stepping in the whole training: starting workers for the trial takes two or three seconds
 
 
-def with_trial(facts: EnvFacts, plan: Plan, machine: Machine, console: Console) -> EnvFacts:
+def with_trial(facts: EnvFacts, plan: RunSpec, machine: Machine, console: Console) -> EnvFacts:
     """`facts` with what a step of all envs took in one process and in workers, where `vec_env=auto` is a close call.
 
     The trial's envs are built for it and closed again, and Python's, NumPy's and torch's global random streams are as
@@ -182,7 +182,7 @@ def with_trial(facts: EnvFacts, plan: Plan, machine: Machine, console: Console) 
     changes less.
     """
     config = plan.config
-    row = next(row for row in plan.rows if row.flag == "vec_env")
+    row = plan.row("vec_env")
     if row.requested != "auto" or facts.step_s is None or config.deterministic or plays_itself(config):
         return facts
     if config.env.on_env_error == "restart":  # only workers can do that
@@ -242,29 +242,29 @@ ROUNDS, MOST_ROWS = 5, 128  # rows of an update: more take longer and tell no mo
 MUST_GAIN = 1.1  # else one thread, which leaves the other cores alone
 
 
-def settle_threads(plan: Plan, model: BaseAlgorithm) -> Plan:
+def settle_threads(plan: RunSpec, model: BaseAlgorithm) -> RunSpec:
     """Set torch's threads to what was fastest, where the plan left that open; its networks and draws stay as they were.
 
     `deterministic=true` takes what the plan says: a number that was measured may be another one the next time.
     """
     threads, config = plan.config.torch_threads, plan.config
-    row = next(row for row in plan.rows if row.flag == "torch_threads")
+    row = plan.row("torch_threads")
     if row.requested != "auto" or threads == 1 or config.deterministic or model.device.type != "cpu":
         return plan
     if config.fused_update == "on":
         torch.set_num_threads(1)
-        return plan.replacing(
+        return plan.after(
             "torch_threads", 1, "the networks are computed by compiled kernels, with threads of their own"
         )
     try:
         with own_random_state(config.seed):
             one, several = step_times(model, int(threads))
     except Exception as error:  # a policy of the user's that cannot be copied or called like stock's
-        return plan.replacing("torch_threads", threads, f"one per core; not tried out: {type(error).__name__}")
+        return plan.after("torch_threads", threads, f"one per core; not tried out: {type(error).__name__}")
     chosen = int(threads) if one > MUST_GAIN * several else 1
     torch.set_num_threads(chosen)
     told = f"acting and updating takes {1e3 * one:.3g} ms a vector step on one thread, {1e3 * several:.3g} on {threads}"
-    return plan.replacing("torch_threads", chosen, told)
+    return plan.after("torch_threads", chosen, told)
 
 
 def step_times(model: Any, threads: int) -> tuple[float, float]:

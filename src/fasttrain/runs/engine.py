@@ -35,16 +35,16 @@ from fasttrain.runs.view import activity, make_console
 from fasttrain.spec.computing import envs_per_forward
 from fasttrain.spec.config import Config
 from fasttrain.spec.flags import NOT_APPLICABLE
-from fasttrain.spec.plan import Plan, Row, make_plan
+from fasttrain.spec.plan import RunSpec, resolve
 from fasttrain.spec.reading import against_bots
 
 ADAM = "Adam by torch's fused kernel"
 
 
-def engine_settings(plan: Plan) -> EngineSettings:
+def engine_settings(plan: RunSpec) -> EngineSettings:
     """What the effective flags ask of the engine."""
-    config, asked = plan.config, _row(plan, "torch_threads").requested
-    fused, kernels_on, cores = _row(plan, "fused_update"), config.fused_update == "on", usable_cores()
+    config, asked = plan.config, plan.row("torch_threads").requested
+    fused, kernels_on, cores = plan.row("fused_update"), config.fused_update == "on", usable_cores()
     several = kernels_on and config.algo.spec.on_policy  # threads; a Q-network's batch is too small for more than one
     return EngineSettings(
         kind="kernels" if kernels_on else "torch",
@@ -59,7 +59,7 @@ def engine_settings(plan: Plan) -> EngineSettings:
     )
 
 
-def settle_kernels(plan: Plan, model: BaseAlgorithm) -> Plan:
+def settle_kernels(plan: RunSpec, model: BaseAlgorithm) -> RunSpec:
     """The plan with what the compiled kernels can really do for this policy.
 
     Raises:
@@ -70,47 +70,43 @@ def settle_kernels(plan: Plan, model: BaseAlgorithm) -> Plan:
     if plan.config.fused_update != "on" or not isinstance(model, Fast):
         return plan
     reason = model.why_not("kernels")
-    if reason and _row(plan, "fused_update").requested == "on":
+    if reason and plan.row("fused_update").requested == "on":
         raise ConfigError(f"fused_update=on: no compiled kernels for this policy ({reason}); take fused_update=auto")
-    return plan.replacing("fused_update", "off", reason) if reason else plan
+    return plan.after("fused_update", "off", reason) if reason else plan
 
 
-def settle_engine(plan: Plan, model: BaseAlgorithm) -> Plan:
+def settle_engine(plan: RunSpec, model: BaseAlgorithm) -> RunSpec:
     """Give the model its engine, compile what is to be compiled, and say in the plan what came of it."""
     if not isinstance(model, Fast):
         return plan
     plan = _with_chunks_for_eager(plan)
-    row, settings = _row(plan, "fused_update"), engine_settings(plan)
+    row, settings = plan.row("fused_update"), engine_settings(plan)
     if settings.fused_adam and model.device.type == "cpu" and ADAM not in row.reason:  # a resumed plan says it already
-        plan = plan.replacing("fused_update", "off", f"{row.reason}; {ADAM}")
+        plan = plan.after("fused_update", "off", f"{row.reason}; {ADAM}")
     model.use_engine(settings)
     model.engine.guard = Guard(plan.config.guard) if plan.config.nan_guard else None
     if plan.config.use_compile != "on" or model.env is None:
         return plan
     if failure := model.prepare(model.env):
-        return plan.replacing("use_compile", "off", failure)
+        return plan.after("use_compile", "off", failure)
     engine: Any = model.engine
-    told = [_row(plan, "use_compile").reason, f"compiled in {engine.warmup_s:.1f} s before training"]
+    told = [plan.row("use_compile").reason, f"compiled in {engine.warmup_s:.1f} s before training"]
     if isinstance(getattr(engine, "head", None), StockHead):
         told.append("acting stays eager: this policy acts by its own methods")
-    plan = plan.replacing("use_compile", "on", "; ".join(filter(None, told)))
+    plan = plan.after("use_compile", "on", "; ".join(filter(None, told)))
     if engine.graph_failure:
-        plan = plan.replacing("compile_mode", plan.config.compile_mode, engine.graph_failure)
+        plan = plan.after("compile_mode", plan.config.compile_mode, engine.graph_failure)
     return plan
 
 
-def _with_chunks_for_eager(plan: Plan) -> Plan:
+def _with_chunks_for_eager(plan: RunSpec) -> RunSpec:
     """`inference_batch_size` was not needed for compiled kernels; without them, after all, it is."""
-    row, config = _row(plan, "inference_batch_size"), plan.config
+    row, config = plan.row("inference_batch_size"), plan.config
     dropped = row.requested is not None and row.effective is None and config.fused_update == "off"
     largest = envs_per_forward(config.num_envs, config.workers, config.schedule)
     if not dropped or row.requested >= largest or row.effective == NOT_APPLICABLE:
         return plan
-    return plan.replacing("inference_batch_size", row.requested, "")
-
-
-def _row(plan: Plan, flag: str) -> Row:
-    return next(row for row in plan.rows if row.flag == flag)
+    return plan.after("inference_batch_size", row.requested, "")
 
 
 PAYS_S = 30.0  # a run that ends sooner gains nothing: compiling takes 8 to 40 s of a core, and the rest must make up
@@ -266,7 +262,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     of_game = game_calls(config)
     missing = [call for call in of_game if not call.is_kept]  # before the env is looked at, which plays it
     took = compile_shown(of_game, console)
-    plan = make_plan(config, sources, env_facts(against_bots(config)), this_machine())
+    plan = resolve(config, sources, env_facts(against_bots(config)), this_machine())
     of_learner = learner_calls(plan.config) + replay_calls(plan.config)
     missing += [call for call in of_learner if not call.is_kept]
     took += compile_shown(of_learner, console)

@@ -25,7 +25,7 @@ from fasttrain.runs.view import activity
 from fasttrain.saving.checkpoints import CheckpointFolder, problem_of, stored
 from fasttrain.saving.files import locked, read_json, write_json
 from fasttrain.spec.config import Config
-from fasttrain.spec.plan import Plan, Row
+from fasttrain.spec.plan import Event, Row, RunSpec
 from fasttrain.spec.reading import to_dict
 from fasttrain.spec.setting import declared
 
@@ -75,7 +75,7 @@ def _go_on(config: Config, sources: Mapping[str, str], where: Path, overrides: S
     return carry_out(run, [*_first_overrides(where), *(text for text in overrides if not text.startswith("run="))])
 
 
-def _restored(plan: Plan, where: Path, point: Point, console: Console) -> Run:
+def _restored(plan: RunSpec, where: Path, point: Point, console: Console) -> Run:
     """The run at that point, its files cut back to what the checkpoint knows."""
     run = Run(plan, where, console, resumes=True)
     try:
@@ -127,7 +127,7 @@ def may_change(key: str) -> bool:
     return key in MAY_CHANGE or key.split(".")[0] in MAY_CHANGE_BELOW
 
 
-def changed_plan(where: Path, config: Config, typed: Sequence[str]) -> Plan:
+def changed_plan(where: Path, config: Config, typed: Sequence[str]) -> RunSpec:
     """The stored plan, with what was typed in its place.
 
     Raises:
@@ -152,7 +152,8 @@ def changed_plan(where: Path, config: Config, typed: Sequence[str]) -> Plan:
             changes[key] = getattr(config, key)
     changed = dataclasses.replace(kept, **changes)
     try:
-        return Plan(changed, tuple(_row(row, changes) for row in flags_of(where)))
+        events = tuple(Event(**event) for event in read_json(where / "plan.json").get("events", ()))
+        return RunSpec(changed, tuple(_row(row, changes) for row in flags_of(where)), events)
     except (LookupError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"run={where}: its plan.json has no list of flags ({type(error).__name__} {error})"

@@ -61,7 +61,7 @@ from fasttrain.saving.files import SUMMARY_SCHEMA, Saving, clean, into_place, lo
 from fasttrain.saving.rests import Checkpoints, Settings
 from fasttrain.spec.config import Config
 from fasttrain.spec.horizon import too_short
-from fasttrain.spec.plan import Plan, make_plan
+from fasttrain.spec.plan import RunSpec, resolve
 from fasttrain.spec.reading import against_bots
 from fasttrain.terminal import command, near
 from fasttrain.vec.process import Scout
@@ -76,10 +76,10 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     with locked(folder), survey_of(against_bots(config), console) as survey:
         compile_s = compile_shown(game_calls(config), console)  # before the checkup plays it
         facts = env_facts(against_bots(config), survey, lambda: run_checkup(config, folder, console, survey))
-        plan = make_plan(config, sources, facts, this_machine())
+        plan = resolve(config, sources, facts, this_machine())
         tried = with_trial(facts, plan, this_machine(), console)
         if tried != facts:
-            plan = make_plan(config, sources, tried, this_machine())
+            plan = resolve(config, sources, tried, this_machine())
         if config.on_existing != "refuse":
             clear(folder, but="checkup.json" if config.checkup != "off" else "")
         with activity(console, "building the run"):
@@ -127,13 +127,13 @@ class Run:
     looked at the env, for a training that has workers."""
 
     def __init__(
-        self, plan: Plan, folder: Path, console: Console, resumes: bool = False, scout: Scout | None = None
+        self, plan: RunSpec, folder: Path, console: Console, resumes: bool = False, scout: Scout | None = None
     ) -> None:
         self.folder, self.console, self.resumes = folder, console, resumes
         self.resumed_at: list[int] = []  # env steps
         if resumes:
             clean(folder)
-        self.config = config = plan.config
+        self.plan, config = plan, plan.config
         self.clock = PhaseClock()
         self.saving = Saving(self.say)
         self.stop = StopFlag()
@@ -154,8 +154,9 @@ class Run:
             with activity(console, "trying torch's threads"):
                 plan = settle_threads(plan, self.model)
             with activity(console, "compiling the policy"):
-                self.plan = plan = settle_engine(plan, self.model)
-            self.engine_switch, took = switch_for(plan.config, self.model, console, self.say, resumes)
+                self.plan = settle_engine(plan, self.model)
+            config = self.config
+            self.engine_switch, took = switch_for(config, self.model, console, self.say, resumes)
             self.compile_s += took
         except BaseException:
             self.env.close()
@@ -175,6 +176,11 @@ class Run:
         panel = config.live == "on" or (config.live == "auto" and console.is_terminal)
         self.live = LiveView(self.progress, console, title, panel)
         self.callback = RunCallback(self)
+
+    @property
+    def config(self) -> Config:
+        """The effective one, after all that is known by now."""
+        return self.plan.config
 
     def _build_model(self) -> BaseAlgorithm:
         config = self.config
@@ -223,7 +229,7 @@ class Run:
         with self.clock.phase("other"):
             switch.at_rest(self.progress)
         if switch.done and switch.beside_s is not None and switch.at is not None:  # not where the step was asked for
-            self.plan = self.plan.replacing("engine_switch_at", switch.at, "compiled beside training until then")
+            self.plan = self.plan.after("engine_switch_at", switch.at, "compiled beside training until then")
             with self.saving.of("plan.json"):
                 whole = {**read_json(self.folder / "plan.json"), **self.plan.to_dict()}
                 write_json(self.folder / "plan.json", whole)
@@ -259,7 +265,7 @@ class Run:
 
     def report(self, window: PerfWindow, overrides: list[str]) -> None:
         """Evaluate the final model; print and write perf.json and summary.json."""
-        show.show_perf(self.console, window, kernels=self.plan.config.fused_update == "on")
+        show.show_perf(self.console, window, kernels=self.config.fused_update == "on")
         if window.envs.restarts:
             lost = window.envs.lost_steps
             self.say(f"  {window.envs.restarts} envs or workers failed and were replaced; {lost:,} env steps were lost")

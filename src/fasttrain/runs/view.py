@@ -27,7 +27,7 @@ from rich.text import Text
 from fasttrain.machine import usable_cores
 from fasttrain.perf.report import PerfWindow, advice, perf_rows
 from fasttrain.runs.progress import Progress, clock_text
-from fasttrain.spec.plan import Plan
+from fasttrain.spec.plan import RunSpec
 from fasttrain.terminal import GLUE, folded, one_line, rate_text
 
 GAP = "  "
@@ -194,7 +194,7 @@ def say(console: Console, line: str, style: str = "") -> None:
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-def show_plan(console: Console, plan: Plan) -> None:
+def show_plan(console: Console, plan: RunSpec) -> None:
     """Flags that differ from a plain SB3 script or from what was requested."""
     console.print("Plan: what differs from a plain SB3 script", style="bold")
     names = ["flag", "requested", "effective", "class", *(["source"] if console.width >= WIDE else []), "why"]

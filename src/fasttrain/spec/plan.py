@@ -61,41 +61,56 @@ class Row(NamedTuple):
     reason: str
 
 
-class Plan(NamedTuple):
-    """The effective configuration and how it came about."""
+class Event(NamedTuple):
+    """What only the built model, or the training, could tell of a flag."""
+
+    flag: str
+    effective: Any
+    reason: str
+
+
+class RunSpec(NamedTuple):
+    """What a run is: the effective configuration and how it came about. It never changes; what is found out later makes
+    another one, with the event on its record."""
 
     config: Config
     rows: tuple[Row, ...]
+    events: tuple[Event, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready: `{"flags": [{flag, requested, effective, source, class, reason}…], "config": {…}}`."""
+        """JSON-ready: `{"flags": [{flag, requested, effective, source, class, reason}…], "events": […], "config"}`."""
         keys = ("flag", "requested", "effective", "source", "class", "reason")
         flags = [dict(zip(keys, map(to_dict, row), strict=True)) for row in self.rows]
-        return {"flags": flags, "config": to_dict(self.config)}
+        events = [to_dict(event._asdict()) for event in self.events]
+        return {"flags": flags, "events": events, "config": to_dict(self.config)}
 
-    def replacing(self, flag: str, effective: Any, reason: str) -> Plan:
-        """The plan after something was found out that only the built model could tell."""
+    def row(self, flag: str) -> Row:
+        """That flag's."""
+        return next(row for row in self.rows if row.flag == flag)
+
+    def after(self, flag: str, effective: Any, reason: str) -> RunSpec:
+        """The same run, after this was found out."""
         rows = tuple(row._replace(effective=effective, reason=reason) if row.flag == flag else row for row in self.rows)
-        return Plan(dataclasses.replace(self.config, **{flag: effective}), rows)
-
-    def _stock(self, row: Row) -> Any:
-        if row.flag in BY_NAME:
-            return BY_NAME[row.flag].stock
-        if row.flag == "replay_ratio":
-            return BASELINE_RATIO
-        return self.config.algo.spec.tiers["baseline"].get(row.flag.removeprefix("algo."))
+        event = Event(flag, effective, reason)  # one that a run goes on with is found again
+        events = self.events if event in self.events else (*self.events, event)
+        return RunSpec(dataclasses.replace(self.config, **{flag: effective}), rows, events)
 
     def notable(self) -> tuple[Row, ...]:
-        """Rows worth printing: what differs from stock or from the request, and what the user typed."""
-        return tuple(
-            row
-            for row in self.rows
-            if row.effective != NOT_APPLICABLE
-            and (row.effective not in (self._stock(row), None) or row.source in ("command line", "environment"))
-        )
+        """Rows worth printing."""
+        return tuple(row for row in self.rows if is_notable(row._asdict(), self.config.algo.spec))
 
 
-def make_plan(config: Config, sources: Mapping[str, str], env: EnvFacts, machine: Machine) -> Plan:
+def is_notable(row: Mapping[str, Any], algorithm: AlgorithmSpec | None) -> bool:
+    """Whether a row of the plan differs from stock, or was asked for by name."""
+    name, effective = str(row.get("flag")), row.get("effective")
+    baseline = algorithm.tiers["baseline"] if algorithm else {}
+    own = {"replay_ratio": BASELINE_RATIO, **{f"algo.{key}": value for key, value in baseline.items()}}
+    stock = BY_NAME[name].stock if name in BY_NAME else own.get(name)
+    asked = row.get("source") in ("command line", "environment")
+    return effective != NOT_APPLICABLE and (effective not in (stock, None) or asked)
+
+
+def resolve(config: Config, sources: Mapping[str, str], env: EnvFacts, machine: Machine) -> RunSpec:
     """Resolve every flag.
 
     Args:
@@ -124,7 +139,7 @@ def make_plan(config: Config, sources: Mapping[str, str], env: EnvFacts, machine
         ratio, reason = replay_ratio(effective)
         rows.append(Row("replay_ratio", ratio, ratio, "updates_per_step ÷ num_envs", "trade-off", reason))
     rows += _own_rows(config, sources)
-    return Plan(dataclasses.replace(config, **changes), tuple(rows))
+    return RunSpec(dataclasses.replace(config, **changes), tuple(rows))
 
 
 def _resolve(flag: Flag, requested: Any, source: str, context: Context) -> Resolved:

@@ -23,7 +23,7 @@ from fasttrain.runs.view import FittingTable, say
 from fasttrain.spec.computing import FUSED_PAYS_UP_TO_WIDTH
 from fasttrain.spec.config import Config
 from fasttrain.spec.flags import BY_NAME, EnvFacts, Machine
-from fasttrain.spec.plan import Plan, make_plan
+from fasttrain.spec.plan import RunSpec, resolve
 from fasttrain.spec.reading import against_bots, plays_itself
 from fasttrain.spec.setting import FlagClass
 from fasttrain.terminal import command, rate_text
@@ -235,7 +235,7 @@ def _widest(config: Config) -> int:
 # --- what a change would be, and gain
 
 
-def changed_plan(now: Situation, candidate: Candidate) -> Plan | None:
+def changed_plan(now: Situation, candidate: Candidate) -> RunSpec | None:
     """The plan after the change; None where it cannot be, or would change nothing that was asked for."""
     config = with_changes(now.requested, candidate.changes)
     sources = {**now.sources, **dict.fromkeys((key for key, _ in candidate.changes), "command line")}
@@ -243,7 +243,7 @@ def changed_plan(now: Situation, candidate: Candidate) -> Plan | None:
         facts = now.facts
         if {"engine", "vec_env"} & set(dict(candidate.changes)):  # who steps the envs is chosen by other facts then
             facts = env_facts(against_bots(config))
-        plan = make_plan(config, sources, facts, now.machine)
+        plan = resolve(config, sources, facts, now.machine)
     except (ConfigError, EnvSpecError):
         return None
     return None if plan.config == now.effective else plan
@@ -261,7 +261,9 @@ def with_changes(config: Config, changes: tuple[tuple[str, Any], ...]) -> Config
 
 
 def advise(
-    now: Situation, measure_again: Callable[[Plan, Candidate], tuple[Rates, Flow] | None], tell: Callable[[str], None]
+    now: Situation,
+    measure_again: Callable[[RunSpec, Candidate], tuple[Rates, Flow] | None],
+    tell: Callable[[str], None],
 ) -> list[Advice]:
     """All that gain `WORTH`, the best first.
 

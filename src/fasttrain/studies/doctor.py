@@ -24,7 +24,7 @@ from fasttrain.saving.files import read_json, write_json
 from fasttrain.spec.config import Config
 from fasttrain.spec.flags import BY_NAME
 from fasttrain.spec.overrides import key_of
-from fasttrain.spec.plan import Plan, make_plan
+from fasttrain.spec.plan import RunSpec, resolve
 from fasttrain.spec.reading import against_bots
 from fasttrain.studies import advice as show
 from fasttrain.studies.advice import Advice, Candidate, Situation, advise
@@ -117,7 +117,7 @@ class Doctor:
             # Whether envs of workers compute or wait is asked for elsewhere only under auto.
             shared = config.vec_env == "shared"
             self.facts = env_facts(played, survey, survey.costs) if shared else env_facts(played)
-        self.plan = make_plan(config, case.sources, self.facts, self.machine)
+        self.plan = resolve(config, case.sources, self.facts, self.machine)
         self.flow = Flow()
         self._check_test()
 
@@ -167,7 +167,7 @@ class Doctor:
             rates_of(self.samples), self.flow, trained_s, self.slowest_over_mean, self.case.finished_s,
         )  # fmt: skip
 
-    def _build(self, plan: Plan) -> Rig:
+    def _build(self, plan: RunSpec) -> Rig:
         self._rigs += 1
         return Rig(plan, self.folder / "parts" / str(self._rigs), self._torch_threads)
 
@@ -177,7 +177,7 @@ class Doctor:
             mean = times["envs"] / rig.shared.num_workers
             self.slowest_over_mean = times["slowest"] / mean if mean else None
 
-    def _measure_again(self, plan: Plan, candidate: Candidate) -> tuple[Rates, Flow] | None:
+    def _measure_again(self, plan: RunSpec, candidate: Candidate) -> tuple[Rates, Flow] | None:
         """The parts that `candidate` changes, in turn with the present ones."""
         if self.rig is None:
             return None

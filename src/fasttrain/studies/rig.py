@@ -28,7 +28,7 @@ from fasttrain.perf.stock import StockPhases, is_stock
 from fasttrain.runs.train import Run
 from fasttrain.spec.config import Config, StopConfig
 from fasttrain.spec.flags import EnvFacts, Machine
-from fasttrain.spec.plan import Plan
+from fasttrain.spec.plan import RunSpec
 from fasttrain.spec.stepping import WAITS_BELOW
 from fasttrain.studies.statistics import interquartile_mean
 from fasttrain.vec.shared import SharedMemoryVecEnv
@@ -92,7 +92,7 @@ class Rig:
         torch_threads: torch's own number, for a configuration that leaves it alone.
     """
 
-    def __init__(self, plan: Plan, folder: Path, torch_threads: int | None = None) -> None:
+    def __init__(self, plan: RunSpec, folder: Path, torch_threads: int | None = None) -> None:
         folder.mkdir(parents=True)
         if torch_threads is not None:
             torch.set_num_threads(torch_threads)
