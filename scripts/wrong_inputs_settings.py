@@ -1,7 +1,7 @@
 """Wrong inputs made from the declared settings: every key with a wrong type, out of range, misspelt, of another
 algorithm or command, and from the environment.
 
-What fits a type is said here once more (`TAKES`), apart from `fasttrain.spec.typed`: tested code cannot be the test.
+What fits a type is said here once more (`TAKES`), apart from `fasttrain.spec.setting`: tested code cannot be the test.
 """
 
 from __future__ import annotations

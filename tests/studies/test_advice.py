@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from conftest import configured
-from fasttrain.perf.limits import Flow, Rates
+from fasttrain.perf.report import Flow, Rates
 from fasttrain.spec.flags import BY_NAME, EnvFacts, Machine
 from fasttrain.spec.plan import RunSpec, resolve
 from fasttrain.studies.advice import (

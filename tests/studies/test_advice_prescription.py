@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from conftest import configured
-from fasttrain.perf.limits import Flow, Rates
+from fasttrain.perf.report import Flow, Rates
 from fasttrain.spec.flags import EnvFacts, Machine
 from fasttrain.studies import advice as show
 from fasttrain.studies.advice import Advice, Candidate, Situation

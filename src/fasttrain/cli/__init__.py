@@ -162,7 +162,7 @@ def _dispatch(arguments: list[str]) -> int:
 
     with ExitStack() as starting:  # until the command, or a sweep's first cell, has something to show
         if not PRINTS_ONLY & set(arguments):
-            from fasttrain.cli.existing import settled
+            from fasttrain.cli.commands import settled
 
             found = settled(command, arguments, compose.composed_before)
             if isinstance(found, str):

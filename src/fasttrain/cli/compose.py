@@ -19,8 +19,7 @@ from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec
 from fasttrain.spec.config import Config
 from fasttrain.spec.overrides import config_dir_options, key_of, normalise, split_options
 from fasttrain.spec.reading import all_keys, foreign_key, from_mapping, told_gone
-from fasttrain.spec.setting import defaults_of
-from fasttrain.spec.typed import did_you_mean
+from fasttrain.spec.setting import defaults_of, did_you_mean
 
 
 def conf_dir() -> Path:

@@ -23,7 +23,7 @@ from fasttrain.buffers.rollout import RolloutStorage, TensorObservations
 from fasttrain.engines.guard import Guard
 from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.spec.typed import did_you_mean
+from fasttrain.spec.setting import did_you_mean
 
 KINDS = ("torch", "kernels")
 

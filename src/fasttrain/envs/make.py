@@ -19,7 +19,7 @@ from fasttrain.envs.masks import LOOKED_FOR, MASKABLE_SPACES, ActionMasks, find_
 from fasttrain.envs.user_code import blame, import_user_module, look_up
 from fasttrain.envs.wrappers import ActionRepeat, DictActions, LeanInfo, OldGym, TwoSided
 from fasttrain.errors import EnvSpecError
-from fasttrain.spec.typed import Named, did_you_mean, named
+from fasttrain.spec.setting import Named, did_you_mean, named
 
 Env = gymnasium.Env[Any, Any]
 

@@ -20,7 +20,7 @@ import numpy as np
 
 import fasttrain
 from fasttrain.errors import EnvSpecError
-from fasttrain.spec.typed import did_you_mean
+from fasttrain.spec.setting import did_you_mean
 
 _OUR_FOLDERS = tuple(os.path.join(os.path.dirname(str(module.__file__)), "") for module in (gymnasium, fasttrain))
 _LIBRARY_FOLDERS = tuple(

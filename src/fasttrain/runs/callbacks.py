@@ -30,7 +30,7 @@ from fasttrain.runs.loggers import made
 from fasttrain.runs.progress import QualityKeys, win_of
 from fasttrain.runs.stopping import Stop
 from fasttrain.spec.config import SELF, Config
-from fasttrain.spec.typed import named
+from fasttrain.spec.setting import named
 from fasttrain.vec.self_play import SelfPlayVecEnv
 
 

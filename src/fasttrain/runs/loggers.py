@@ -37,7 +37,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.progress import number_in
 from fasttrain.spec.config import Config
-from fasttrain.spec.typed import Named, did_you_mean, named
+from fasttrain.spec.setting import Named, did_you_mean, named
 
 T = TypeVar("T")
 

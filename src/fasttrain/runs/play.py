@@ -41,7 +41,7 @@ from fasttrain.runs.view import activity, make_console
 from fasttrain.saving.env_state import own_random_state
 from fasttrain.spec.config import SELF, Config
 from fasttrain.spec.reading import against, plays_itself
-from fasttrain.spec.typed import Named
+from fasttrain.spec.setting import Named
 from fasttrain.terminal import shown
 
 MOST_LINES = 60  # legal actions in words, one a line; more are listed as numbers

@@ -9,8 +9,7 @@ from dataclasses import MISSING, dataclass, fields, make_dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec
-from fasttrain.spec.setting import setting
-from fasttrain.spec.typed import Named, Switch, convert
+from fasttrain.spec.setting import Named, Switch, convert, setting
 
 NetArch = tuple[int, ...] | dict[str, tuple[int, ...]] | None
 SELF = "self"  # as an opponent: snapshots of the learner

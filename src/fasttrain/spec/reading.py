@@ -11,8 +11,7 @@ from fasttrain.spec.algorithms import ALGORITHMS, TIERS, AlgorithmSpec, instead
 from fasttrain.spec.checks import check
 from fasttrain.spec.config import ALGO_CLASSES, SELF, Config, EnvConfig, OwnValues, own_values
 from fasttrain.spec.overrides import ALIASES, GONE, translated
-from fasttrain.spec.setting import settings_of
-from fasttrain.spec.typed import Named, build, named
+from fasttrain.spec.setting import Named, build, named, settings_of
 
 
 def from_mapping(values: Mapping[str, Any], chosen: Iterable[str] = ()) -> Config:

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from fasttrain.errors import ConfigError, EnvSpecError
 from fasttrain.machine import free_memory
-from fasttrain.perf.limits import WORTH, Flow, Rates, composed_limit, expected_s, gain_of, most_gain
+from fasttrain.perf.report import WORTH, Flow, Rates, composed_limit, expected_s, gain_of, most_gain
 from fasttrain.runs.envs import env_facts
 from fasttrain.runs.view import FittingTable, say
 from fasttrain.spec.computing import FUSED_PAYS_UP_TO_WIDTH

@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 
 from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, ConfigError, EnvError, FastTrainError
-from fasttrain.perf.limits import Flow, Rates, composed_limit
+from fasttrain.perf.report import Flow, Rates, composed_limit
 from fasttrain.runs.envs import env_facts, survey_of, this_machine
 from fasttrain.runs.evaluate import config_of, flags_of
 from fasttrain.runs.view import activity, make_console, say

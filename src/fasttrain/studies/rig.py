@@ -23,7 +23,7 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from fasttrain.buffers.prefetch import Direct
 from fasttrain.engines.compiling import untouched
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.perf.limits import Flow, Rates
+from fasttrain.perf.report import Flow, Rates
 from fasttrain.perf.stock import StockPhases, is_stock
 from fasttrain.runs.train import Run
 from fasttrain.spec.config import Config, StopConfig

@@ -25,7 +25,7 @@ from fasttrain.spec.config import Config
 from fasttrain.spec.flags import BY_NAME, NOT_APPLICABLE
 from fasttrain.spec.overrides import key_of
 from fasttrain.spec.reading import all_keys
-from fasttrain.spec.typed import convert, did_you_mean
+from fasttrain.spec.setting import convert, did_you_mean
 from fasttrain.studies.judge import speed_ratio
 from fasttrain.studies.statistics import Ratio
 from fasttrain.studies.study import (

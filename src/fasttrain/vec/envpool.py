@@ -19,7 +19,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 from fasttrain.batch import FinishedEpisode, Int64Array
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.machine import usable_cores
-from fasttrain.spec.typed import did_you_mean
+from fasttrain.spec.setting import did_you_mean
 from fasttrain.vec.base import SlotVecEnv, copy_observations, empty_slots
 
 # Options of EnvPool that are set here, and what a user takes for them.

@@ -10,7 +10,7 @@ from typing import Any
 from fasttrain.errors import ConfigError
 from fasttrain.games.skirmish.missions import MAX_HEIGHT, MAX_WIDTH, MIN_SIDE, Mission, load_missions
 from fasttrain.games.skirmish.sheets import Sheet, load_roster
-from fasttrain.spec.typed import did_you_mean
+from fasttrain.spec.setting import did_you_mean
 
 OPPONENTS = ("random", "greedy", "planner", "self")
 RANDOM, GREEDY, PLANNER, SELF = range(4)

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from fasttrain.errors import ConfigError
-from fasttrain.spec.typed import did_you_mean
+from fasttrain.spec.setting import did_you_mean
 
 MAX_UNITS = 8
 ROSTER_FOLDER = Path(__file__).parent / "rosters"

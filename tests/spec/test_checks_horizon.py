@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conftest import configured
-from fasttrain.spec.horizon import ENOUGH_UPDATES, too_short, updates_of
+from fasttrain.spec.checks import ENOUGH_UPDATES, too_short, updates_of
 
 
 def test_the_default_job_needs_half_a_million_steps():

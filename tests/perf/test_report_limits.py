@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fasttrain.perf.limits import (
+from fasttrain.perf.report import (
     Flow,
     Rates,
     composed_limit,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fasttrain.errors import ConfigError
-from fasttrain.spec.typed import Switch, build, convert, did_you_mean
+from fasttrain.spec.setting import Switch, build, convert, did_you_mean
 
 
 @dataclass(frozen=True)
