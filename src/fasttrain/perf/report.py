@@ -2,8 +2,8 @@
 
 The phases come from one `PhaseClock`, so they are disjoint and sum to the wall time; `enemy_turn_ms` lies inside
 `env_step_ms`. "Alone" is the steps/s the run would reach if that phase were all it did. `composed_limit` says how fast
-a run could be: its parts measured one by one, put together as the run overlaps them, in seconds per env step of the whole
-vector env. It is what envs, policy and update alone allow; what storing and logging cost a run can lose against it.
+a run could be: its parts measured one by one, put together as the run overlaps them, in seconds per env step of the
+whole vector env. It is what envs, policy and update alone allow; storing and logging come on top of it.
 """
 
 from __future__ import annotations
