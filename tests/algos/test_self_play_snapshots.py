@@ -88,7 +88,7 @@ def test_every_env_is_played_by_its_own_opponent():
         pool.take(step)
     for env in range(6):
         pool.episode_over(env, {})
-    playing = [snapshot.env_steps for snapshot in pool._playing]
+    playing = [snapshot.env_steps for snapshot in pool.playing]
     assert len(set(playing)) > 1
     observations = np.zeros((6, 3), np.float32)
     masks = np.ones((6, 8), np.bool_)
@@ -107,7 +107,7 @@ def test_the_share_of_the_latest():
     latest = 0
     for _ in range(2000):
         pool.episode_over(0, {})
-        latest += pool._playing[0] is pool.current
+        latest += pool.playing[0] is pool.current
     assert latest / 2000 == pytest.approx(0.7, abs=0.04)
 
 
@@ -156,7 +156,7 @@ def test_state_goes_through_a_file():
     torch.manual_seed(0)
     first = other.act(observations, masks, np.arange(6))
     for env in range(6):
-        pool._playing[env] = pool.current
+        pool.playing[env] = pool.current
     torch.manual_seed(0)
     np.testing.assert_array_equal(first, pool.act(observations, masks, np.arange(6)))
 

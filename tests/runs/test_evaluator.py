@@ -85,7 +85,7 @@ def test_in_the_training_the_best_is_saved(parts: Any):
 def test_beside_it_the_best_snapshot_becomes_the_best_model(parts: Any):
     make, said, _, folder = parts
     evaluator = make(beside=True)
-    beside = evaluator._background
+    beside = evaluator.background
     for step in (10, 20, 30):
         evaluator.evaluate(step, step / 10)
     evaluator.collect()
@@ -120,20 +120,20 @@ def test_a_best_model_that_could_not_be_written_is_tried_again(parts: Any, monke
 
     monkeypatch.setattr("fasttrain.runs.evaluator.os.replace", replace)
     evaluator = make(beside=True)
-    evaluator._background.rewards = [1.0, 0.5, 2.0]
+    evaluator.background.rewards = [1.0, 0.5, 2.0]
     for step in (10, 20, 30):
         evaluator.evaluate(step, step / 10)
         evaluator.collect()
         assert evaluator.best_reward == {10: float("-inf"), 20: 0.5, 30: 2.0}[step]
     assert (folder / "best_model.zip").read_text() == "saved in 30"
     assert "warning: best_model.zip could not be written ([Errno 28] No space left on device); the run goes on" in said
-    assert evaluator._saving.failed == {}
+    assert evaluator.saving.failed == {}
 
 
 def test_where_the_process_fails_evaluation_goes_on_in_the_training(parts: Any):
     make, said, _, _ = parts
     evaluator = make(beside=True)
-    beside = evaluator._background
+    beside = evaluator.background
     evaluator.evaluate(10, 1.0)
     beside.rewards = [EvaluationError("it has died")]
     evaluator.collect()
@@ -146,17 +146,17 @@ def test_where_the_process_fails_evaluation_goes_on_in_the_training(parts: Any):
 def test_what_waited_for_a_process_that_fails_is_counted_and_no_snapshot_is_missed(parts: Any):
     make, said, _, _ = parts
     evaluator = make(beside=True)
-    beside = evaluator._background
+    beside = evaluator.background
     for steps in (10, 20, 30):
         evaluator.evaluate(steps, 1.0)
     beside.rewards = [EvaluationError("it has died")]
-    evaluator._saving.failed["a snapshot to evaluate"] = "no room"
+    evaluator.saving.failed["a snapshot to evaluate"] = "no room"
     evaluator.finish(lambda: True)
     assert said[1:] == [
         "[EVAL] no evaluation beside training: it has died (2 that waited are lost); from now on it is done in the "
         "training"
     ]
-    assert evaluator._saving.failed == {}
+    assert evaluator.saving.failed == {}
 
 
 def test_what_never_comes_back_is_given_up(parts: Any):

@@ -76,5 +76,5 @@ def test_intervals_go_on_and_changed_ones_begin_from_here():
     progress: Any = SimpleNamespace(updates=25, env_steps=250)
     again: Any = SimpleNamespace(_snapshot=Interval(8))
     load_callback(fresh, again, state, progress)
-    assert (fresh._log._next, again._snapshot._next) == (30, 40)
-    assert fresh._evaluate._next == 280, "the next multiple of 70"
+    assert (fresh._log.following, again._snapshot.following) == (30, 40)
+    assert fresh._evaluate.following == 280, "the next multiple of 70"

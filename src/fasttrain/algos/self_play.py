@@ -126,7 +126,7 @@ class SnapshotPool:
     current: Snapshot = field(init=False)
     pool: list[Snapshot] = field(default_factory=list)
     active: list[Snapshot] = field(default_factory=list)  # of the pool
-    _playing: list[Snapshot] = field(init=False)  # by env
+    playing: list[Snapshot] = field(init=False)  # by env
     _players: dict[int, Player] = field(default_factory=dict)  # by snapshot number
     _spare: list[Player] = field(default_factory=list)
     _rng: np.random.Generator = field(init=False)
@@ -134,7 +134,7 @@ class SnapshotPool:
     def __post_init__(self) -> None:
         self._rng = np.random.default_rng(self.seed)
         self.current = self._snapshot(0)
-        self._playing = [self.current] * self.num_envs
+        self.playing = [self.current] * self.num_envs
 
     def take(self, env_steps: int) -> None:
         """The learner as it is now becomes the latest snapshot; the one before may enter the pool."""
@@ -146,19 +146,19 @@ class SnapshotPool:
             self.pool[place] = before
         self._choose_active()
         kept = {id(self.current), *map(id, self.pool)}
-        for env, snapshot in enumerate(self._playing):
+        for env, snapshot in enumerate(self.playing):
             if id(snapshot) not in kept:  # its episode goes on against the latest
-                self._playing[env] = self.current
+                self.playing[env] = self.current
         self._free_players()
 
     def act(self, observations: Any, action_masks: BoolArray | None, envs: Int64Array) -> NDArray[Any]:
         """Each env's own opponent decides; one forward per snapshot."""
-        numbers = np.array([self._playing[env].number for env in envs.tolist()])
+        numbers = np.array([self.playing[env].number for env in envs.tolist()])
         groups = [np.flatnonzero(numbers == number) for number in np.unique(numbers)]
         drawn = []
         for rows in groups:
             masks = None if action_masks is None else action_masks[rows]
-            player = self._player(self._playing[int(envs[rows[0]])])
+            player = self._player(self.playing[int(envs[rows[0]])])
             drawn.append(player.act(select_rows(observations, rows), masks))
         by_group = np.concatenate(drawn)
         actions = np.empty_like(by_group)
@@ -167,7 +167,7 @@ class SnapshotPool:
 
     def episode_over(self, env: int, info: Mapping[str, Any]) -> None:
         """Rate the opponent of that episode, and draw one for the next."""
-        snapshot, score = self._playing[env], self.score_of(info)
+        snapshot, score = self.playing[env], self.score_of(info)
         if score is not None and snapshot is not self.current:  # the latest is the learner itself, nearly
             change = K_FACTOR * (score - expected_score(self.rating, snapshot.rating))
             self.rating += change
@@ -175,7 +175,7 @@ class SnapshotPool:
             snapshot.games += 1
             snapshot.points += score
         from_pool = self.active and self._rng.random() >= self.latest
-        self._playing[env] = self.active[int(self._rng.integers(len(self.active)))] if from_pool else self.current
+        self.playing[env] = self.active[int(self._rng.integers(len(self.active)))] if from_pool else self.current
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps: tensors and numbers."""
@@ -203,14 +203,14 @@ class SnapshotPool:
         self.rating, self.taken = state["rating"], state["taken"]
         self.current, *self.pool = loaded
         self._rng.bit_generator.state = state["rng"]
-        self._playing = [self.current] * self.num_envs
+        self.playing = [self.current] * self.num_envs
         self._choose_active()
         self._spare += self._players.values()  # whose weights are those of other snapshots of the same numbers
         self._players.clear()
 
     def positions(self) -> dict[str, list[int]]:
         """Who plays where, by numbers: with `state` all that decides how the games go on."""
-        return {"active": [each.number for each in self.active], "playing": [each.number for each in self._playing]}
+        return {"active": [each.number for each in self.active], "playing": [each.number for each in self.playing]}
 
     def resume(self, state: Mapping[str, Any], positions: Mapping[str, Any]) -> None:
         """Go on with what `state` and `positions` gave, running episodes with their own opponents.
@@ -224,7 +224,7 @@ class SnapshotPool:
         if len(positions["playing"]) != self.num_envs or not set(numbers) <= set(known):
             raise ConfigError("the checkpoint's opponents are not those of this run's envs")
         self.active = [known[number] for number in positions["active"]]
-        self._playing = [known[number] for number in positions["playing"]]
+        self.playing = [known[number] for number in positions["playing"]]
         self._rng.bit_generator.state = state["rng"]  # choosing the active ones has drawn from it
 
     def summary(self) -> dict[str, Any]:

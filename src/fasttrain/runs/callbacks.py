@@ -39,12 +39,12 @@ class Interval:
 
     def __init__(self, every: int) -> None:
         self.every = every
-        self._next = every
+        self.following = every
 
     def due(self, count: int) -> bool:
-        if not self.every or count < self._next:
+        if not self.every or count < self.following:
             return False
-        self._next = (count // self.every + 1) * self.every
+        self.following = (count // self.every + 1) * self.every
         return True
 
 

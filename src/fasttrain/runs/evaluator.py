@@ -47,24 +47,24 @@ class Evaluator:
         saving: Saving,
     ) -> None:
         self.folder, self._quality, self._save, self._say = folder, quality, save, say
-        self._saving = saving
+        self.saving = saving
         self.log = EvaluationLog(folder / "evaluations.csv")
         self.best_reward = float("-inf")
         self.beside_s = 0.0  # evaluated beside training
-        self._background = BackgroundEvaluation(config, folder, save) if config.eval_async else None
+        self.background = BackgroundEvaluation(config, folder, save) if config.eval_async else None
 
     def evaluate(self, env_steps: int, wall_s: float) -> None:
         """Evaluate now, or hand a snapshot over."""
-        if self._background is not None:
+        if self.background is not None:
             try:
-                with self._saving.of(SNAPSHOT):
-                    self._background.submit(env_steps, wall_s)
+                with self.saving.of(SNAPSHOT):
+                    self.background.submit(env_steps, wall_s)
             except EvaluationError as error:
                 self._give_up(error)
-        if self._background is None:
+        if self.background is None:
             quality = self._quality()
             if self._note(env_steps, wall_s, quality):
-                with self._saving.of(BEST):
+                with self.saving.of(BEST):
                     self._save(self.folder / BEST)
                     self.best_reward = quality["mean_reward"]
 
@@ -75,15 +75,15 @@ class Evaluator:
 
     def collect(self) -> None:
         """Take in what has been evaluated beside training."""
-        if self._background is not None and self._background.waiting:
+        if self.background is not None and self.background.waiting:
             try:
-                self._take(self._background.poll())
+                self._take(self.background.poll())
             except EvaluationError as error:
                 self._give_up(error)
 
     def finish(self, keep_on: Callable[[], bool]) -> None:
         """Wait for what is still evaluated, unless `keep_on` ends it; no process is left."""
-        background = self._background
+        background = self.background
         if background is None:
             return
         try:
@@ -93,7 +93,7 @@ class Evaluator:
                 pass
         except EvaluationError as error:
             self._give_up(error)
-        if self._background is not None and background.waiting and keep_on():
+        if self.background is not None and background.waiting and keep_on():
             self._say(f"{len(background.waiting)} evaluations were given up: they took too long")
         if background.left_out:
             self._say(f"{background.left_out} evaluations were left out: they take longer than eval_every")
@@ -101,16 +101,16 @@ class Evaluator:
 
     def close(self) -> None:
         """End the process, if there is one."""
-        if self._background is not None:
-            self._background.close()
-            self._background = None
+        if self.background is not None:
+            self.background.close()
+            self.background = None
 
     def _take(self, result: Result | None) -> bool:
         if result is None:
             return False
         self.beside_s += result.seconds
         if self._note(result.env_steps, result.wall_s, result.quality):
-            with self._saving.of(BEST):
+            with self.saving.of(BEST):
                 for part in sorted(result.file.parent.iterdir()):  # the model, and what belongs to it
                     os.replace(part, self.folder / part.name)
                 self.best_reward = result.quality["mean_reward"]
@@ -121,17 +121,17 @@ class Evaluator:
         """Say and store it; whether it is the best so far."""
         if not quality["episodes"]:
             return False
-        with self._saving.of(self.log.file.name):
+        with self.saving.of(self.log.file.name):
             self.log.add(env_steps, wall_s, quality)
         win = "" if quality["win_rate"] is None else f", win rate {100 * quality['win_rate']:.1f} %"
         self._say(f"[EVAL] {env_steps:,} steps: mean reward {quality['mean_reward']:.3g}{win}")
         return bool(quality["mean_reward"] > self.best_reward)
 
     def _give_up(self, error: EvaluationError) -> None:
-        lost = 0 if self._background is None else len(self._background.waiting)
+        lost = 0 if self.background is None else len(self.background.waiting)
         waited = f" ({lost} that waited are lost)" if lost else ""
         self._say(f"[EVAL] no evaluation beside training: {error}{waited}; from now on it is done in the training")
-        self._saving.failed.pop(SNAPSHOT, None)  # none is wanted any more
+        self.saving.failed.pop(SNAPSHOT, None)  # none is wanted any more
         self.close()
 
 

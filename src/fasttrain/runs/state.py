@@ -117,10 +117,10 @@ def _load_plateau(plateau: Plateau, state: Mapping[str, Any]) -> None:
 def callback_state(callback: RunCallback, snapshots: SnapshotCallback | None) -> dict[str, Any]:
     """When what is due next."""
     return {
-        "intervals": {name: [each.every, each._next] for name, each in _intervals(callback).items()},
+        "intervals": {name: [each.every, each.following] for name, each in _intervals(callback).items()},
         "logged_updates": callback._logged_updates,
         "enemy_turn_ms": float(callback.enemy_turn_ms),
-        "next_snapshot": None if snapshots is None else snapshots._snapshot._next,
+        "next_snapshot": None if snapshots is None else snapshots._snapshot.following,
     }
 
 
@@ -131,13 +131,13 @@ def load_callback(
     for name, interval in _intervals(callback).items():
         every, following = state["intervals"][name]
         if every == interval.every:
-            interval._next = int(following)
+            interval.following = int(following)
         else:
             interval.due(progress.updates if name == "log" else progress.env_steps)
     callback._logged_updates = int(state["logged_updates"])
     callback.enemy_turn_ms = float(state["enemy_turn_ms"])
     if snapshots is not None and state["next_snapshot"] is not None:
-        snapshots._snapshot._next = int(state["next_snapshot"])
+        snapshots._snapshot.following = int(state["next_snapshot"])
 
 
 def _intervals(callback: RunCallback) -> dict[str, Interval]:
