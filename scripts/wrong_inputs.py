@@ -172,7 +172,7 @@ def no_training() -> Iterator[None]:
 def in_this_process(case: Case, folder: Path, trained: Callable[[], Path]) -> Ended:
     """`fasttrain.cli.main` on the case, in an empty working directory."""
     from fasttrain.cli import main
-    from fasttrain.spec.flags import FLAGS
+    from fasttrain.spec.checks import FLAGS
 
     environment = {
         name: value for name, value in os.environ.items() if name.lower() not in {flag.name for flag in FLAGS}

@@ -15,9 +15,8 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 
 from fasttrain.cli.commands import COMMANDS, OWNERS
 from fasttrain.spec.algorithms import ALGORITHMS
-from fasttrain.spec.checks import SCHEDULES, ranges
+from fasttrain.spec.checks import FLAGS, SCHEDULES, ranges
 from fasttrain.spec.config import ALGO_CLASSES, Config
-from fasttrain.spec.flags import FLAGS
 from fasttrain.spec.reading import all_keys
 
 Prepare = Callable[[Path, Callable[[], Path]], None]  # the case's working directory, what trains a run once

@@ -30,8 +30,8 @@ from fasttrain import cli
 from fasttrain.cli import main
 from fasttrain.cli.compose import conf_dir, register
 from fasttrain.runs import view
+from fasttrain.spec.checks import FLAGS
 from fasttrain.spec.config import Config
-from fasttrain.spec.flags import FLAGS
 from fasttrain.spec.overrides import key_of, normalise
 from fasttrain.spec.reading import from_mapping
 

@@ -47,7 +47,6 @@ WITHOUT_OWN_TEST = {
     "batch": "types; used by every test of vec and buffers",
     "vec": "public names on first use; every test of vec imports through it",
     "envs": "registers the games; each game's test makes its ids",
-    "spec.flags": "a table; tests/spec/test_plan.py resolves every flag",
     "report.page": "what a page shows; every test of a page reads and writes one",
     "report.compare_page": "tests/report/test_study_page.py has the pages over several runs",
     "__main__": "one call; tests/cli/test___init__.py starts it as a process",

@@ -15,7 +15,7 @@ from conftest import RunCommand
 from fasttrain import cli
 from fasttrain.cli import main
 from fasttrain.cli.compose import conf_dir
-from fasttrain.spec.flags import FLAGS
+from fasttrain.spec.checks import FLAGS
 
 
 def test_version(capsys: pytest.CaptureFixture[str]):
@@ -80,8 +80,11 @@ FOREIGN = (
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["own.tier=xyz"], "tier=xyz: not one of baseline, balance, speed, debug"),
-        (["eval.num_envs=2"], "eval.num_envs is no setting any more: an evaluation takes 8 envs, 64 of a native game"),
+        (["tier=xyz"], "tier=xyz: not one of baseline, balance, speed, debug"),
+        (
+            ["eval.num_envs=2"],
+            "eval.num_envs is no setting any more: an evaluation takes 8 envs, 64 of a native game; leave it out",
+        ),
         (["num_envs=4,8"], "num_envs=4,8: several values need a sweep: add -m"),
         (["num_envs=choice(4,8)"], "num_envs=choice(4,8): several values need a sweep: add -m"),
         (["+profile="], "profile= is empty; choose from balance, baseline, debug, exact, speed"),

@@ -12,7 +12,7 @@ import pytest
 
 from conftest import RunCommand, configured
 from fasttrain.cli.commands import COMMANDS, prepare
-from fasttrain.spec.flags import FLAGS
+from fasttrain.spec.checks import FLAGS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

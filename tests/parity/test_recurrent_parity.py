@@ -72,7 +72,8 @@ def test_shared_workers_serve_it(fasttrain: RunCommand):
 def test_what_needs_the_fast_engine_is_refused_when_typed(fasttrain: RunCommand, flag: str):
     done = fasttrain(*TINY, flag)
     assert done.exit_code == 2
-    assert done.err == f"fasttrain: error: {flag}: no fast engine for recurrent_ppo; leave it out\n"
+    told = f"{flag}: no fast engine for recurrent_ppo, only for maskable_ppo, ppo, dqn; leave it out"
+    assert done.err == f"fasttrain: error: {told}\n"
 
 
 class FirstTold(gym.Env[Any, Any]):

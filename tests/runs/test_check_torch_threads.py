@@ -16,7 +16,7 @@ import fasttrain
 from conftest import configured
 from fasttrain.runs import check as module
 from fasttrain.runs.check import settle_threads, step_times, updates_per_step
-from fasttrain.spec.flags import EnvFacts, Machine
+from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.plan import resolve
 from toys import RandomEnv, seeded_vec
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from conftest import RunCommand, configured
 from fasttrain.runs import check as module
 from fasttrain.runs.check import tried, with_trial
-from fasttrain.spec.flags import EnvFacts, Machine
+from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.plan import resolve
 
 CLOSE = EnvFacts(native=False, step_s=60e-6)  # 8 envs: 0.5 ms one after another, about as much in two workers

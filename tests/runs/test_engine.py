@@ -16,7 +16,7 @@ from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.engine import settle_engine, settle_kernels
 from fasttrain.runs.envs import build_vec_env
 from fasttrain.runs.models import build_algorithm
-from fasttrain.spec.flags import EnvFacts, Machine
+from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.plan import RunSpec, resolve
 
 SMALL = ("env.id=CartPole-v1", "algo=ppo", "engine=fast", "vec_env=dummy", "num_envs=4", "algo.rollout_size=64",

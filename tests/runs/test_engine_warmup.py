@@ -34,7 +34,7 @@ def calls(game: Any) -> list[Any]:
 
 
 def facts() -> Any:
-    from fasttrain.spec.flags import EnvFacts
+    from fasttrain.spec.checks import EnvFacts
 
     return EnvFacts(native=True, step_s=None)
 

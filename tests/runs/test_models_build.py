@@ -15,8 +15,8 @@ from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.engine import set_threads, settle_engine, settle_kernels
 from fasttrain.runs.envs import build_vec_env, env_facts
 from fasttrain.runs.models import build_algorithm
+from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.config import Config
-from fasttrain.spec.flags import EnvFacts, Machine
 from fasttrain.spec.plan import resolve
 from fasttrain.vec.native import NativeVecEnv
 from fasttrain.vec.stock import NotedVecEnv

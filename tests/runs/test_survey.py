@@ -68,7 +68,7 @@ def quiet() -> Console:
 def test_a_training_with_workers_builds_its_envs_and_no_more(fasttrain: RunCommand):
     done = fasttrain(*SHARED, "checkup=off")
     assert done.exit_code == 0, done.err
-    assert builds() == [2, 2, 1], "two workers' and, in the trainer, the one to evaluate in"
+    assert builds() == [2, 2, 2], "two workers' and, in the trainer, those to evaluate in"
 
 
 def test_the_env_of_a_checkup_goes_on_into_the_training_where_it_is_dear(monkeypatch: pytest.MonkeyPatch):

@@ -13,7 +13,7 @@ from conftest import configured
 from fasttrain.perf.report import EnvTimes, PerfWindow
 from fasttrain.runs.evaluate import summarise
 from fasttrain.runs.view import make_console, say, show_perf, show_plan, show_quality
-from fasttrain.spec.flags import EnvFacts, Machine
+from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.plan import resolve
 
 POSIX = pytest.mark.skipif(not hasattr(os, "openpty"), reason="POSIX terminals")

@@ -6,8 +6,8 @@ import pytest
 
 from conftest import configured
 from fasttrain.errors import ConfigError
+from fasttrain.spec.checks import NOT_APPLICABLE, EnvFacts, Machine
 from fasttrain.spec.computing import AMP_PAYS_FROM_WIDTH
-from fasttrain.spec.flags import NOT_APPLICABLE, EnvFacts, Machine
 from fasttrain.spec.plan import Row, RunSpec, resolve
 
 CARTPOLE = ("env.id=CartPole-v1", "algo=ppo")

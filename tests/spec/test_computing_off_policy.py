@@ -6,7 +6,7 @@ import pytest
 
 from conftest import configured
 from fasttrain.errors import ConfigError
-from fasttrain.spec.flags import EnvFacts, Machine
+from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.plan import Row, RunSpec, resolve
 
 CPU, CUDA = Machine(2, False, False), Machine(8, False, True)

@@ -31,7 +31,7 @@ def test_only_what_a_game_or_its_name_decides_has_no_default():
         "algo.name",
         "eval.episodes",
     ]
-    assert defaults_of(Config)["eval"] == {"episodes": None, "num_envs": None, "seed": 1_000_003}
+    assert defaults_of(Config)["eval"] == {"episodes": None, "seed": 1_000_003}
 
 
 def test_an_algorithm_has_a_class_with_its_keys():

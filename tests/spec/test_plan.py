@@ -7,8 +7,8 @@ import pytest
 
 from conftest import configured
 from fasttrain.errors import ConfigError
+from fasttrain.spec.checks import FLAGS, NOT_APPLICABLE, EnvFacts, Machine
 from fasttrain.spec.config import Config
-from fasttrain.spec.flags import FLAGS, NOT_APPLICABLE, EnvFacts, Machine
 from fasttrain.spec.plan import Row, RunSpec, resolve
 
 MACHINE = Machine(cores=2, windows=False, cuda=False)

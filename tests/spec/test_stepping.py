@@ -6,8 +6,8 @@ import pytest
 
 from conftest import configured
 from fasttrain.errors import ConfigError
+from fasttrain.spec.checks import NOT_APPLICABLE, EnvFacts, Machine
 from fasttrain.spec.config import Config
-from fasttrain.spec.flags import NOT_APPLICABLE, EnvFacts, Machine
 from fasttrain.spec.plan import Row, RunSpec, resolve
 
 SLOW = EnvFacts(native=False, step_s=5e-3)

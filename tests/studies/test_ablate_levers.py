@@ -8,7 +8,7 @@ import pytest
 
 from conftest import configured
 from fasttrain.errors import ConfigError
-from fasttrain.spec.flags import NOT_APPLICABLE
+from fasttrain.spec.checks import NOT_APPLICABLE
 from fasttrain.studies.ablate import chosen_levers, effective_levers, find_levers, values_with
 from fasttrain.studies.study import settings
 

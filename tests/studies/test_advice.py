@@ -8,7 +8,7 @@ import pytest
 
 from conftest import configured
 from fasttrain.perf.report import Flow, Rates
-from fasttrain.spec.flags import BY_NAME, EnvFacts, Machine
+from fasttrain.spec.checks import BY_NAME, EnvFacts, Machine
 from fasttrain.spec.plan import RunSpec, resolve
 from fasttrain.studies.advice import (
     Candidate,

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from conftest import configured
 from fasttrain.perf.report import Flow, Rates
-from fasttrain.spec.flags import EnvFacts, Machine
+from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.studies import advice as show
 from fasttrain.studies.advice import Advice, Candidate, Situation
 

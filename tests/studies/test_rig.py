@@ -14,7 +14,7 @@ import torch
 from conftest import configured
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.envs import env_facts, this_machine
-from fasttrain.spec.flags import EnvFacts, Machine
+from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.plan import resolve
 from fasttrain.studies import rig as bench
 from fasttrain.studies.rig import WARMUP, Beat, Rig, steady

@@ -146,7 +146,7 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     if {"-h", "--help"} & set(arguments):
         from fasttrain.spec.algorithms import ALGORITHMS
-        from fasttrain.spec.flags import FLAGS
+        from fasttrain.spec.checks import FLAGS
 
         flags = "\n".join(f"  {flag.name:<22} {flag.class_text:<10} {flag.text}" for flag in FLAGS)
         text = HELP.format(version=__version__, flags=flags, algorithms="  ".join(ALGORITHMS))

@@ -33,9 +33,8 @@ from fasttrain.kernels.dense import (
     through_activation,
     worst_of,
 )
-from fasttrain.kernels.nets import Layout, forward_hidden, layer_of, padded_rows
+from fasttrain.kernels.nets import Layout, add_slope, forward_hidden, greedy_row, join, layer_of, padded_rows, value_of
 from fasttrain.kernels.ppo import AdamSettings
-from fasttrain.kernels.q_heads import add_slope, greedy_row, join, value_of
 from fasttrain.kernels.simd import LANES, fetch, transpose_tile
 
 NET = 0  # the only net of a Q-network's `Layout`; its head is the layer after the hidden ones and looks like them

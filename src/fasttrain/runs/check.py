@@ -38,8 +38,8 @@ from fasttrain.runs.survey import BrokenEnvError, Survey
 from fasttrain.runs.view import activity, make_console, say
 from fasttrain.saving.env_state import own_random_state
 from fasttrain.saving.files import write_json
+from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.config import Config
-from fasttrain.spec.flags import EnvFacts, Machine
 from fasttrain.spec.plan import RunSpec
 from fasttrain.spec.reading import against_bots, plays_itself
 from fasttrain.spec.stepping import step_costs

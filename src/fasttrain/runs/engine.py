@@ -32,9 +32,9 @@ from fasttrain.machine import usable_cores
 from fasttrain.runs.envs import env_facts, game_calls, this_machine
 from fasttrain.runs.progress import Progress
 from fasttrain.runs.view import activity, make_console
+from fasttrain.spec.checks import NOT_APPLICABLE
 from fasttrain.spec.computing import envs_per_forward
 from fasttrain.spec.config import Config
-from fasttrain.spec.flags import NOT_APPLICABLE
 from fasttrain.spec.plan import RunSpec, resolve
 from fasttrain.spec.reading import against_bots
 

@@ -32,8 +32,8 @@ from fasttrain.machine import bf16_units, usable_cores
 from fasttrain.runs.survey import Survey
 from fasttrain.saving.archives import read_arrays
 from fasttrain.saving.env_state import load_moments
+from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.config import Config
-from fasttrain.spec.flags import EnvFacts, Machine
 from fasttrain.spec.reading import env_kwargs, plays_itself
 from fasttrain.vec.process import Scout
 from fasttrain.vec.self_play import RandomOpponent, SelfPlayVecEnv

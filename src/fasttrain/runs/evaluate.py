@@ -27,8 +27,8 @@ from fasttrain.runs.progress import END_KEY, SCORES, QualityKeys, held_by, score
 from fasttrain.runs.view import activity, make_console, say, show_quality
 from fasttrain.saving.env_state import own_random_state
 from fasttrain.saving.files import parse_json, write_json
+from fasttrain.spec.checks import FLAGS
 from fasttrain.spec.config import Config
-from fasttrain.spec.flags import FLAGS
 from fasttrain.spec.reading import against_bots, from_mapping, without_gone
 from fasttrain.terminal import near, one_line
 

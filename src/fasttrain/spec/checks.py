@@ -1,4 +1,5 @@
-"""Rules about several settings, and the declared ranges: what a typed configuration must also satisfy.
+"""Rules about several settings, and the declared ranges: what a typed configuration must also satisfy; whether it is
+long enough to pay; and what the rules of the plan may look at (flags, facts about env and machine).
 
 A rule reads the configuration by dotted keys, so that it speaks of any algorithm that has the key and of no other.
 Every message names the fields, their values and a valid choice.
@@ -8,13 +9,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import RANGES
 from fasttrain.spec.config import Config
-from fasttrain.spec.setting import did_you_mean, ranges_of, settings_of
+from fasttrain.spec.setting import did_you_mean, flags_of, ranges_of, settings_of
 
 MAX_N_STEPS = 128  # of buffers/n_step.py
 METRICS = ("win_rate", "mean_reward", "tail")  # of gate.metric
@@ -249,3 +251,42 @@ def too_short(config: Config) -> str:
         f"{ENOUGH_UPDATES:,}, here {steps:,} steps, such batches were measured to learn less than stock's: take "
         "+profile=balance, a smaller batch_size, or more steps"
     )
+
+
+NOT_APPLICABLE = "not applicable"
+FLAGS = flags_of(Config)
+# Where a flag's value is nobody's own choice, so that the game's own and the algorithm's own come first.
+SHIPPED = ("default", *(f"profile {name}" for name in ("baseline", "exact", "balance", "speed", "debug")))
+BY_NAME = {flag.name: flag for flag in FLAGS}
+
+
+class Machine(NamedTuple):
+    """What the plan needs to know of the machine."""
+
+    cores: int  # physical cores this process may use
+    windows: bool
+    cuda: bool
+    bf16_units: str = ""  # their name; empty: a CPU without
+
+
+class EnvFacts(NamedTuple):
+    """What the plan needs to know of the env. `step_s` is None where nothing had to be measured."""
+
+    native: bool
+    step_s: float | None
+    cpu_share: float = 1.0  # of the step's time that it computes; the rest it waits, for an engine or a socket
+    images: bool = False  # the policy will be a convolutional one
+    tried: tuple[float, ...] | None = None  # seconds of a step of all envs: in one process, in workers
+
+
+class Context(NamedTuple):
+    """What a rule of the plan may look at."""
+
+    config: Config
+    sources: Mapping[str, str]
+    env: EnvFacts
+    machine: Machine
+    effective: dict[str, Any]  # flags resolved so far, in the order of FLAGS
+
+
+Resolved = tuple[Any, str]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fasttrain.errors import ConfigError
-from fasttrain.spec.flags import NOT_APPLICABLE, Context, Resolved
+from fasttrain.spec.checks import NOT_APPLICABLE, Context, Resolved
 
 # Hidden width from which bfloat16 pays on a CPU with bf16 units, and up to which the compiled kernels of `fused_update`
 # beat torch's float32 products. Trainings with two layers of so many units on two cores with AVX512-BF16, 64 dense

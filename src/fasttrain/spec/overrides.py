@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fasttrain.errors import ConfigError
-from fasttrain.spec.flags import FLAGS
+from fasttrain.spec.checks import FLAGS
 
 OUTPUT_KEYS = ("hydra.run.dir", "hydra.sweep.dir")  # of a single command, of a sweep
 OPTIONS_WITH_VALUE = frozenset(

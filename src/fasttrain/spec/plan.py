@@ -12,6 +12,16 @@ from typing import Any, NamedTuple
 
 from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import ALGORITHMS, PER_ENV, AlgorithmSpec, having
+from fasttrain.spec.checks import (
+    BY_NAME,
+    FLAGS,
+    NOT_APPLICABLE,
+    SHIPPED,
+    Context,
+    EnvFacts,
+    Machine,
+    Resolved,
+)
 from fasttrain.spec.computing import (
     BASELINE_RATIO,
     check_extras,
@@ -27,16 +37,6 @@ from fasttrain.spec.computing import (
     why_no_fused_kernels,
 )
 from fasttrain.spec.config import MAX_TORCH_THREADS, AlgoConfig, Config
-from fasttrain.spec.flags import (
-    BY_NAME,
-    FLAGS,
-    NOT_APPLICABLE,
-    SHIPPED,
-    Context,
-    EnvFacts,
-    Machine,
-    Resolved,
-)
 from fasttrain.spec.reading import to_dict
 from fasttrain.spec.setting import Flag
 from fasttrain.spec.stepping import (

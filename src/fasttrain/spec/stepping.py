@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fasttrain.errors import ConfigError
+from fasttrain.spec.checks import NOT_APPLICABLE, SHIPPED, Context, EnvFacts, Machine, Resolved
 from fasttrain.spec.config import SELF
-from fasttrain.spec.flags import NOT_APPLICABLE, SHIPPED, Context, EnvFacts, Machine, Resolved
 from fasttrain.spec.reading import plays_itself
 
 # What stepping costs besides the envs' own time, from CartPole (scripts/benchmark.py vecenv-auto): per env about the

@@ -20,9 +20,9 @@ from fasttrain.machine import free_memory
 from fasttrain.perf.report import WORTH, Flow, Rates, composed_limit, expected_s, gain_of, most_gain
 from fasttrain.runs.envs import env_facts
 from fasttrain.runs.view import FittingTable, say
+from fasttrain.spec.checks import BY_NAME, EnvFacts, Machine
 from fasttrain.spec.computing import FUSED_PAYS_UP_TO_WIDTH
 from fasttrain.spec.config import Config
-from fasttrain.spec.flags import BY_NAME, EnvFacts, Machine
 from fasttrain.spec.plan import RunSpec, resolve
 from fasttrain.spec.reading import against_bots, plays_itself
 from fasttrain.spec.setting import FlagClass

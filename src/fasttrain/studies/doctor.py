@@ -21,8 +21,8 @@ from fasttrain.runs.envs import env_facts, survey_of, this_machine
 from fasttrain.runs.evaluate import config_of, flags_of
 from fasttrain.runs.view import activity, make_console, say
 from fasttrain.saving.files import read_json, write_json
+from fasttrain.spec.checks import BY_NAME
 from fasttrain.spec.config import Config
-from fasttrain.spec.flags import BY_NAME
 from fasttrain.spec.overrides import key_of
 from fasttrain.spec.plan import RunSpec, resolve
 from fasttrain.spec.reading import against_bots

@@ -26,8 +26,8 @@ from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.report import Flow, Rates
 from fasttrain.perf.stock import StockPhases, is_stock
 from fasttrain.runs.train import Run
+from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.config import Config, StopConfig
-from fasttrain.spec.flags import EnvFacts, Machine
 from fasttrain.spec.plan import RunSpec
 from fasttrain.spec.stepping import WAITS_BELOW
 from fasttrain.studies.statistics import interquartile_mean

@@ -31,8 +31,8 @@ from fasttrain.runs.folders import clear, override
 from fasttrain.runs.progress import clock_text
 from fasttrain.runs.view import activity, say
 from fasttrain.saving.files import read_json, write_json
+from fasttrain.spec.checks import FLAGS
 from fasttrain.spec.config import Config
-from fasttrain.spec.flags import FLAGS
 from fasttrain.spec.overrides import key_of
 from fasttrain.terminal import command, one_line, rate_text
 

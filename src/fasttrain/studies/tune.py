@@ -21,8 +21,8 @@ from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, ConfigError
 from fasttrain.machine import free_memory, usable_cores
 from fasttrain.runs.view import FittingTable, make_console
 from fasttrain.saving.files import read_json
+from fasttrain.spec.checks import BY_NAME, NOT_APPLICABLE
 from fasttrain.spec.config import Config
-from fasttrain.spec.flags import BY_NAME, NOT_APPLICABLE
 from fasttrain.spec.overrides import key_of
 from fasttrain.spec.reading import all_keys
 from fasttrain.spec.setting import convert, did_you_mean

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from compiled import from_python
-from fasttrain.kernels.q_heads import add_slope, greedy_of, greedy_row, join, value_of
+from fasttrain.kernels.nets import add_slope, greedy_of, greedy_row, join, value_of
 
 add_slope = from_python(add_slope)
 greedy_of = from_python(greedy_of)
