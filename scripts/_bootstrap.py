@@ -27,10 +27,20 @@ CHECKS = (
     ("ruff check", ("ruff", "check")),
     ("ruff format", ("ruff", "format", "--check")),
     ("mypy", ("mypy",)),
-    ("pytest", ("pytest", "-n", "2", "--dist", "loadfile")),  # last, so that its closing line is the last thing printed
+    (
+        "pytest",
+        ("pytest", "-n", "2", "--dist", "worksteal"),
+    ),  # last, so that its closing line is the last thing printed
 )
 # For the inner loop, in less than a minute: no processes, no kernels to compile, no trainings but tiny ones.
-QUICK = ("tests/spec", "tests/buffers", "tests/algos", "tests/perf", "tests/test_architecture.py")
+QUICK = (
+    "tests/spec",
+    "tests/buffers",
+    "tests/algos",
+    "tests/perf",
+    "tests/test_architecture.py",
+    "--ignore=tests/spec/test_algorithms.py",  # it trains each of them
+)
 # pip's settings that uv takes from the environment, and those that do not decide what is chosen. With any other: pip.
 FOR_UV = {
     "index-url": "UV_INDEX_URL",
