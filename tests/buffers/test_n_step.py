@@ -1,4 +1,4 @@
-"""n-step windows against numbers by hand; against SB3 they are tested in test_replay.py."""
+"""n-step windows against numbers by hand; against SB3 they are tested in tests/parity."""
 
 from __future__ import annotations
 

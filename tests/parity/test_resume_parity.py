@@ -20,7 +20,7 @@ from resume_cases import CASES, PPO, assert_equal, assert_equal_arrays, episodes
 
 
 def trained(fasttrain: RunCommand, *arguments: str) -> Finished:
-    # Beside training it is chance by which checkpoint an evaluation has come back; test_evaluating.py is about that.
+    # Beside training it is chance by which checkpoint an evaluation has come back; test_evaluator.py is about that.
     fixed = ("eval.episodes=2", "eval_async=false", "checkpoint.keep=99", "checkup=off")
     done = fasttrain("+profile=speed", "seed=5", *arguments, *fixed)
     assert done.exit_code == 0, done.err

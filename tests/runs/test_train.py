@@ -121,7 +121,7 @@ def test_same_seed_same_weights_and_evaluation_changes_nothing(fasttrain: RunCom
     arguments = ("+profile=speed", *SMALL, "total_timesteps=4096", "seed=1")
     plain, evaluated, other = (
         fasttrain(*arguments),
-        fasttrain(*arguments, "eval_every=2048", "eval_async=false"),  # beside: test_evaluating.py
+        fasttrain(*arguments, "eval_every=2048", "eval_async=false"),  # beside: test_evaluator.py
         fasttrain(*arguments, "seed=2"),
     )
     weights = [
