@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
-SAMPLES = {"settings": 90, "hand": 60, "processes": 6}
+SAMPLES = {"settings": 40, "hand": 30, "processes": 6}
 
 
 @pytest.fixture
