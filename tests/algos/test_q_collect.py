@@ -9,7 +9,9 @@ import pytest
 from gymnasium import spaces
 from scipy import stats
 
+import fasttrain
 from fasttrain.algos.q_collect import random_actions
+from toys import ToyGame
 
 
 @pytest.mark.parametrize("space", [spaces.Discrete(5), spaces.MultiDiscrete([3, 4])], ids=["discrete", "multi"])
@@ -39,3 +41,16 @@ def test_a_single_sub_action_takes_masks_too(at_once: bool):
     masks = np.array([[False, True, False, False], [False, False, False, True]])
     drawn = random_actions(space, 2, masks, at_once)
     assert drawn.tolist() == [[1], [3]]
+
+
+def test_ends_are_stored_by_what_ended_them():
+    """ToyGame's even envs end by the rules, its odd ones are cut, env 4 is both at once, which counts as the rules."""
+    env = fasttrain.NativeVecEnv(ToyGame(5), seed=0)
+    model = fasttrain.DQN("MlpPolicy", env, learning_starts=1000, buffer_size=500, seed=0).learn(100)
+    storage = model.replay_buffer
+    dones, timeouts = storage.dones[:20].astype(bool), storage.timeouts[:20].astype(bool)
+    assert dones.any(axis=0).all()
+    assert (timeouts[:, [1, 3]] == dones[:, [1, 3]]).all()
+    assert not timeouts[:, [0, 2, 4]].any()
+    masks = storage.masks_of(np.flatnonzero(dones.reshape(-1)))
+    assert masks is None or np.asarray(masks).all(), "of a last state that told none, everything is legal"

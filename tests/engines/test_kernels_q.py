@@ -14,12 +14,14 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.dqn.policies import DQNPolicy
 
+import fasttrain
 from fasttrain.engines.engine import EngineSettings
 from fasttrain.engines.kernels_q import KernelQEngine, kernel_calls
 from fasttrain.engines.layout import why_not_q
 from fasttrain.engines.q_networks import BranchingDQNPolicy, DuelingDQNPolicy, MaskedDQNPolicy
 from fasttrain.errors import EnvError
 from q_blocks import random_block, trained
+from toys import ToyGame
 
 BOX, TWO = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(2)
 
@@ -314,3 +316,14 @@ def test_nothing_is_done_with_rows_that_are_not_there(field: str, value: int):
         trained(kernels, block._replace(**{field: wrong}))
     assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())
     assert int(policy.optimizer.state[policy.q_net.q_net[0].weight]["step"]) == 0
+
+
+def test_gradients_are_clipped_at_the_models_own_norm():
+    def weights(max_grad_norm: float) -> torch.Tensor:
+        env = fasttrain.NativeVecEnv(ToyGame(5), seed=0)
+        settings = {"learning_starts": 20, "batch_size": 16, "seed": 0, "policy_kwargs": {"net_arch": [8]}}
+        model = fasttrain.DQN("MlpPolicy", env, engine="kernels", max_grad_norm=max_grad_norm, **settings).learn(200)
+        return torch.nn.utils.parameters_to_vector(model.q_net.parameters()).detach()
+
+    assert torch.equal(weights(1e6), weights(1e7)), "none is as large"
+    assert not torch.equal(weights(1e6), weights(1e-4))

@@ -289,3 +289,16 @@ def test_an_update_of_another_process_is_held_until_it_is_taken():
     assert here.engine.gradient_updates == 6
     here.learn(80)
     assert here.engine.gradient_updates == 6 + 12
+
+
+def test_the_thread_draws_no_random_number_of_the_trainers():
+    model = collected()
+    beside, work = Overlapped(), model.work()
+    before = np.random.get_state()[2]
+    beside.start(model.engine, model.rollout_buffer, work)
+    begun = np.random.get_state()
+    beside.job.result()
+    after = np.random.get_state()
+    assert begun[2] != before, "drawn before the thread begins"
+    assert (begun[1] == after[1]).all()
+    assert begun[2] == after[2]

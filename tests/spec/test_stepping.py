@@ -99,6 +99,12 @@ def test_workers_of_shared(arguments: list[str], env: EnvFacts, cores: int, work
     assert plan.config.workers == workers
 
 
+@pytest.mark.parametrize(("step_s", "kind"), [(74e-6, "dummy"), (114e-6, "shared")])
+def test_workers_must_gain_a_quarter_by_estimate(step_s: float, kind: str):
+    """8 envs on two cores: in workers 1.1 and 1.3 times as fast."""
+    assert plan_of(fast("num_envs=8"), EnvFacts(native=False, step_s=step_s)).config.vec_env == kind
+
+
 def test_an_env_that_waits_gets_workers_even_on_one_core():
     assert plan_of(fast("num_envs=16"), WAITS, cores=1).config.vec_env == "shared"
 
