@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import gymnasium
 import numpy as np
 import pytest
@@ -60,6 +62,18 @@ def test_weights_that_were_loaded_are_gone_on_with():
     model.learn(10, callback=steps)
     assert (steps.rests[0] == other.weights.numpy()).all()
     assert torch.equal(model.weights, other.weights)
+
+
+def test_its_zip_is_stocks(tmp_path: Path):
+    model = ARS("MlpPolicy", gymnasium.make("CartPole-v1"), **SETTINGS).learn(200)
+    model.save(tmp_path / "model.zip")
+    stock = sb3_contrib.ARS.load(tmp_path / "model.zip", env=gymnasium.make("CartPole-v1"))
+    assert type(stock) is sb3_contrib.ARS
+    vectors = [torch.nn.utils.parameters_to_vector(each.policy.parameters()) for each in (stock, model)]
+    assert torch.equal(*vectors)
+    assert torch.equal(vectors[1], model.weights), "stock's own attribute is that of a fresh policy after loading"
+    observation = np.array([0.01, -0.02, 0.03, 0.04], np.float32)
+    assert stock.predict(observation)[0] == model.predict(observation)[0]
 
 
 def test_several_envs_are_refused():

@@ -126,6 +126,9 @@ def test_a_plateau_has_one_setting():
     assert from_mapping({**plain, "stop": {"on_plateau": True, "patience": 0.3}}).stop.patience == 0.3
     assert configured("stop.on_plateau=true").stop.patience == 0.2
     assert configured("stop.on_plateau=true", "stop.patience=0.4").stop.patience == 0.4
+    assert configured("stop.on_plateau=false").stop.patience is None
+    with pytest.raises(ConfigError, match="stop.on_plateau=false contradicts stop.patience=0.4"):
+        configured("stop.on_plateau=false", "stop.patience=0.4")
 
 
 def test_what_nobody_can_choose_any_more_is_told():

@@ -133,13 +133,12 @@ def _without_aliases(overrides: Sequence[str]) -> list[str]:
             kept.append(text)
             continue
         key, meant = translated(name, text.partition("=")[2])
-        if meant is None:
-            continue
         value, other = found.get(key, (meant, text))
-        if value != meant and key_of(other) != name and ALIASES[name].gives_way:
-            continue
-        if value != meant and key_of(other) != name:
+        differs, gives_way = value != meant and key_of(other) != name, ALIASES[name].gives_way
+        if differs and gives_way == (meant is None):  # stop.on_plateau=false beside a patience; =true is refined by it
             raise ConfigError(f"{text} contradicts {other}: they are one setting ({key}); leave one of them out")
+        if differs or meant is None:
+            continue
         if key_of(other) == name:
             kept.append(f"{key}={meant}")
         found[key] = meant, text
