@@ -18,7 +18,7 @@ TITLES = {
 
 
 def draw(results: Path, learning_results: Path) -> int:
-    """Write ppo.png and, where runs are stored, learning.png into `results`; the exit code."""
+    """Write ppo.png and, where runs are stored, learning.png and zoo-tuned.png into `results`; the exit code."""
     try:
         import matplotlib
     except ImportError:
@@ -35,6 +35,11 @@ def draw(results: Path, learning_results: Path) -> int:
     }
     if curves:
         _curves(dict(sorted(curves.items())), results / "learning.png")
+    if (tuned := results / "zoo-tuned.json").exists():
+        tasks: dict[str, list[dict[str, Any]]] = {}
+        for cell in json.loads(tuned.read_text(encoding="utf-8"))["cells"]:
+            tasks.setdefault(cell["task"], []).append({**cell, "side": "speed"})
+        _curves(tasks, results / "zoo-tuned.png")
     if not found and not curves:
         print(f"no picture: nothing is stored in {results}")
         return 2
@@ -79,7 +84,7 @@ def _speed(works: Mapping[str, Mapping[str, Any]], target: Path) -> None:
 
 
 def _curves(tasks: Mapping[str, list[dict[str, Any]]], target: Path) -> None:
-    """Each side's training curve: the median over seeds and the range of the middle half."""
+    """Each side's training curve: the median over seeds and the range of the middle half, of three seeds of all."""
     from matplotlib import pyplot as plt
 
     across = min(COLUMNS, len(tasks))
@@ -96,9 +101,10 @@ def _curves(tasks: Mapping[str, list[dict[str, Any]]], target: Path) -> None:
             steps = [(at + 0.5) * total / len(curves[0]) for at in range(len(curves[0]))]
             columns = list(zip(*curves, strict=True))
             axis.plot(steps, [statistics.median(column) for column in columns], color=color, label=side)
+            ranges = [[min(column), max(column)] for column in columns]
             if len(curves) > 3:
-                quarters = [statistics.quantiles(column, n=4) for column in columns]
-                axis.fill_between(steps, [q[0] for q in quarters], [q[2] for q in quarters], color=color, alpha=0.2)
+                ranges = [statistics.quantiles(column, n=4)[::2] for column in columns]
+            axis.fill_between(steps, *zip(*ranges, strict=True), color=color, alpha=0.2)
         axis.set_title(name, fontsize=10)
         axis.set_xlabel("env steps", fontsize=8)
         _plain(axis)

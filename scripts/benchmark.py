@@ -32,6 +32,11 @@ down slows all of them; the ratio is taken turn by turn and its median reported.
   start             from the command to the first update of the default job and of CartPole, with an empty cache of
                     compiled kernels and with a full one, and CPU seconds of compiling; with --against CHECKOUT in turn
                     with another checkout (scripts/bench_start.py)
+  home              all works home-*: CartPole end to end by its own VectorEnv, by EnvPool and one env after another;
+                    Pong beside stock, the default job beside each tracker that is installed (scripts/bench_home.py)
+  daemons           all works daemons-*: games with an external engine that sleeps 5 ms a decision, with four engine
+                    processes and with 1, 4, 16 and 64 games in flight, against one blocking process per env in
+                    SubprocVecEnv; and one that computes, against what it can do (scripts/bench_daemons.py)
   skirmish          all works skirmish-* (scripts/bench_skirmish.py): native stepping against the plain Python env, with
                     the planner, without caches, with secondary rewards, and training against itself
 """
@@ -57,7 +62,9 @@ if __name__ == "__main__" and BARE:  # go on in the checkout's own .venv
     sys.exit(_bootstrap.run_script(Path(__file__), sys.argv[1:], extras=("dev",)))
 
 import bench_auto  # noqa: E402
+import bench_daemons  # noqa: E402
 import bench_dqn  # noqa: E402
+import bench_home  # noqa: E402
 import bench_limits  # noqa: E402
 import bench_machine  # noqa: E402
 import bench_peers  # noqa: E402
@@ -81,6 +88,8 @@ WORKS: dict[str, dict[str, Measurement]] = {
     **bench_dqn.WORKS,
     **bench_per.PER_WORKS,
     **bench_skirmish.WORKS,
+    **bench_home.WORKS,
+    **bench_daemons.WORKS,
 }
 TOGETHER = {"ppo": ["skullking-train"]}  # what a group holds besides the works that begin with its name
 
@@ -111,7 +120,8 @@ def run_work(work: str, repeats: int, peers: bool) -> dict[str, Any] | None:
     ours, *theirs = [name for name in WORKS[work] if peers or name not in PEERS_ONLY]
     samples: dict[str, list[dict[str, Any]]] = {name: [] for name in (ours, *theirs)}
     skipped: dict[str, str] = {}
-    reason = measure(work, ours).get("skipped")  # compiles and fills the disk cache; not counted
+    long = work in bench_home.LONG  # minutes, and nothing of it is compiled
+    reason = None if long else measure(work, ours).get("skipped")  # compiles and fills the disk cache; not counted
     if reason:
         print(f"  skipped: {reason}")
         return None
@@ -167,7 +177,9 @@ def compared(ours: str, samples: dict[str, list[dict[str, Any]]], work: str) -> 
         **({"unequal_work": unequal} if unequal else {}),
         "quality": _by_contestant(samples, "quality"),
         "startup_s": _by_contestant(samples, "startup_s"),
+        **{key: _by_contestant(samples, key) for key in ("finish_s", "tracker_share") if key in first},
         "warm_up_s": _by_contestant(samples, "warm_up_s"),
+        **({"p95_ms": _by_contestant(samples, "p95_ms")} if "p95_ms" in first else {}),
         "sample_us": _by_contestant(samples, "sample_us"),
         "update_us": _by_contestant(samples, "update_us"),
         **{
@@ -210,6 +222,11 @@ def show_result(result: dict[str, Any]) -> None:
     for name, rate in {"fasttrain": result["ours"], **result["theirs"]}.items():
         against = f"{result['ratios'][name]['median']:>9.2f}×" if name in result["ratios"] else " " * 10
         ready = f"   start-up {startup[name]['median']:.1f} s" if name in startup else ""
+        if name in result.get("p95_ms", {}):
+            ready += f"   P95 of a decision {result['p95_ms'][name]['median']:.1f} ms"
+        ready += f", finish {result['finish_s'][name]['median']:.1f} s" if name in result.get("finish_s", {}) else ""
+        if name in result.get("tracker_share", {}):
+            ready += f", in tracker {100 * result['tracker_share'][name]['median']:.2f} %"
         print(f"  {name:<34}{rate['median']:>14,.0f} {unit}{against}{ready}")
     print(f"  against {result['best_of_theirs']}: {ratio['median']:.2f}× [{ratio['min']:.2f}, {ratio['max']:.2f}]")
     if "covered_share" in result:

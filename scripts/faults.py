@@ -81,7 +81,7 @@ PLACES = {  # test of tests/faults/test_nan.py → where the number was put
     "test_a_bad_weight_is_named_when_it_learns": "logits",
     "test_a_bad_loss_is_skipped_and_the_run_goes_on": "loss",
     "test_a_gradient_that_overflows_is_named": "gradient",
-    "test_too_many_rounds_in_a_row_stop_the_run": "guard.max_skipped",
+    "test_too_many_rounds_in_a_row_stop_the_run": "rounds in a row",
     "test_a_rollback_goes_to_the_last_good_weights_once": "guard.at_limit",
 }
 

@@ -44,6 +44,7 @@ if __name__ == "__main__" and BARE:  # go on in the checkout's own .venv
 import rendering  # noqa: E402 - needs numpy
 import rendering_checks  # noqa: E402
 import rendering_faults  # noqa: E402
+import rendering_home  # noqa: E402
 import rendering_studies  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
@@ -156,6 +157,52 @@ ENTRIES = (
         ),
         90,
         rendering.learning_dqn,
+    ),
+    Entry("zoo-tuned", ("zoo-tuned.json",), ("python3 scripts/zoo.py tuned",), 12, rendering_home.tuned),
+    Entry("zoo-entries", ("zoo-entries.json",), ("python3 scripts/zoo.py entries",), 45, rendering_home.entries),
+    Entry(
+        "zoo-figure",
+        ("zoo-tuned.png",),
+        (f"{BENCHMARK} plot",),
+        0.1,
+        rendering.picture(
+            "results/zoo-tuned.png", "Training curves of the tuned settings, three seeds: median and range"
+        ),
+    ),
+    Entry(
+        "home-vector",
+        ("home-vector-64.json",),
+        (f"{BENCHMARK} home-vector-64 --repeats 3",),
+        5,
+        rendering_home.vector,
+    ),
+    Entry(
+        "home-pong",
+        ("home-pong-ppo.json", "home-pong-dqn.json"),
+        (f"{BENCHMARK} home-pong --repeats 1",),
+        20,
+        rendering_home.pong,
+    ),
+    Entry(
+        "daemons",
+        tuple(f"{name}.json" for name in rendering_home.DAEMONS),
+        (f"{BENCHMARK} daemons --repeats 3",),
+        15,
+        rendering_home.daemons,
+    ),
+    Entry(
+        "daemons-faults",
+        ("faults_daemons.json",),
+        ("python3 scripts/faults_daemons.py",),
+        10,
+        rendering_home.daemon_faults,
+    ),
+    Entry(
+        "home-trackers",
+        ("home-trackers.json",),
+        (f"{BENCHMARK} home-trackers --repeats 3",),
+        5,
+        rendering_home.trackers,
     ),
     Entry(
         "learning-figure",

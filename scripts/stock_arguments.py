@@ -19,11 +19,13 @@ FILE = Path(__file__).resolve().parent.parent / "src" / "fasttrain" / "spec" / "
 
 
 def kind_of(annotation: Any) -> str:
-    """`float`, `int`, `bool`, `str|float`, `schedule`, with a `?` where None is allowed; empty: none of these."""
+    """`float`, `int`, `bool`, `str|float`, `schedule`, `frequency`, with a `?` where None is allowed; else empty."""
     parts = get_args(annotation) or (annotation,)
     names = {"schedule" if "Callable" in str(part) else getattr(part, "__name__", "") for part in parts}
     optional = "?" if "NoneType" in names else ""
     names -= {"NoneType"}
+    if names == {"int", "tuple"}:
+        return "frequency"
     if "schedule" in names:
         return f"schedule{optional}"
     if names == {"str", "float"}:

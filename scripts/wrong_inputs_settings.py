@@ -111,7 +111,7 @@ def settings(seed: int) -> Iterator[Case]:
     """All of them; `seed` chooses the misspellings."""
     rng = random.Random(seed)
     every = declared()
-    missing = set(all_keys()) - every.keys() - {"profile", "algo"}
+    missing = set(all_keys()) - every.keys() - {"profile", "tuned", "algo"}
     if missing:
         raise SystemExit(f"no type known of {', '.join(sorted(missing))}")
     for key, (hint, algos) in every.items():
@@ -173,8 +173,8 @@ def flags() -> Iterator[Case]:
             yield Case("environment", untyped, names, variable)
         for algo, spec in ALGORITHMS.items():
             unfit = not flag.fits(spec) or (not spec.has_fast and flag.ours)
-            if unfit and flag.name != "amp_dtype":
-                value = {"prefetch": "on", "compile_mode": "max-autotune", "engine_switch_at": "5"}.get(flag.name)
+            if unfit:
+                value = {"prefetch": "on", "engine_switch_at": "5"}.get(flag.name)
                 value = value or ("true" if isinstance(flag.stock, bool) else "on" if flag.stock == "off" else "7")
                 yield Case("other algorithm", (*base(algo), f"{flag.name}={value}"), (flag.name,))
 
@@ -185,5 +185,5 @@ def other_commands() -> Iterator[Case]:
         hint = declared()[key][0]
         value = next((text for text in VALUES if takes(hint, text)), None) or str(get_args(hint)[-1])
         for command in COMMANDS:
-            if command not in owner.commands:
+            if command not in (*owner.commands, "new"):  # that takes a folder and says so
                 yield Case("other command", (command, *ENV, "algo=ppo", f"{key}={value}"), (key,))

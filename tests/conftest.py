@@ -6,9 +6,11 @@ import copy
 import functools
 import itertools
 import json
+import multiprocessing
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,24 +18,27 @@ from typing import Any, NamedTuple
 # Before torch is loaded, here and in all that tests start. Its threads wait by spinning, which costs four fifths of a
 # small training's processor time where two processes share two cores; asleep they compute the same.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Else each of the hundreds of processes that the tests start would compile fasttrain anew, half a second.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.hydra import Hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
+import composed_once
 from fasttrain import cli
 from fasttrain.cli import main
 from fasttrain.cli.compose import conf_dir, register
-from fasttrain.runs import view
+from fasttrain.runs import evaluator, view
 from fasttrain.spec.checks import FLAGS
 from fasttrain.spec.config import Config
 from fasttrain.spec.overrides import key_of, normalise
 from fasttrain.spec.reading import from_mapping
+from fasttrain.vec import crew, process, stock
 
 
 def pytest_configure() -> None:
@@ -56,10 +61,42 @@ def _no_flags_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _composed_once_a_command() -> Iterator[None]:
-    """Hydra composes everything once more only to see whether a file asks for a sweep, and none here does."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Hydra, "get_mode", lambda *_, **__: None)
+        composed_once.patch(patched)
         yield
+
+
+ALL_THREADS = torch.get_num_threads()
+STARTED = process.START_METHOD
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    """Torch's, in the tests' own process: networks are small here, and a second thread costs more than it computes."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def all_threads() -> Iterator[None]:
+    """As many as torch has when nobody asks it for less, for tests of what becomes of them."""
+    torch.set_num_threads(ALL_THREADS)
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of this process are forked from one that has loaded what they need: a third of a second less for each.
+
+    For tests of what becomes of workers once they are there. Starting one anew, as users do, is the business of
+    tests/vec/test_worker_start.py and test_process_scout.py, and of every training in a process of its own. Stock's
+    own workers and what evaluates beside a training are started as ever.
+    """
+    assert (stock.START_METHOD, evaluator.START_METHOD) == (STARTED, STARTED), "they read it when they are imported"
+    if sys.platform != "win32":
+        for module in (crew, process):
+            monkeypatch.setattr(module, "START_METHOD", "forkserver")
+        multiprocessing.set_forkserver_preload(["fasttrain.vec.worker", "worker_toys"])
 
 
 def composed(*arguments: str, config_dir: Path | None = None) -> dict[str, Any]:
@@ -79,7 +116,7 @@ def _compose(arguments: tuple[str, ...], config_dir: Path) -> dict[str, Any]:
         return OmegaConf.to_container(_values_set(tuple(normalise(arguments, {}))), resolve=True)
 
 
-GROUPS = ("algo", "env", "profile", "hydra")
+GROUPS = ("algo", "env", "profile", "tuned", "hydra")
 
 
 def _values_set(overrides: tuple[str, ...]) -> DictConfig:
@@ -129,7 +166,9 @@ def nursery() -> Iterator[Any]:
 
 
 @pytest.fixture
-def fasttrain(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> RunCommand:
+def fasttrain(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, forked_workers: None
+) -> RunCommand:
     """Runs the command line in this process, in an empty working directory; `folder` is where the run wrote."""
     monkeypatch.chdir(tmp_path)
     draw = cli.draw_report

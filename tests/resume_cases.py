@@ -32,6 +32,7 @@ CASES = {
     "dqn-native-eager": (*DQN, "fused_update=off"),
     "dqn-dummy": (*DQN, *CART, "vec_env=dummy"),
     "dqn-shared": (*DQN, *CART, *SHARED),
+    "dqn-rounds": (*DQN, *CART, "vec_env=dummy", "algo.train_freq=5", "updates_per_step=3"),
     "stock-ppo": (*PPO, *CART, "algo=ppo", "vec_env=dummy", "engine=stock"),
 }
 ABOUT_TIME = ("wall_s", "t", "enemy_turn_ms", "resumed_at", "episodes_file", "curve")

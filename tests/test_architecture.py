@@ -24,7 +24,7 @@ MAX_FUNCTION_LINES = 60
 LAYERS = {
     "": 0, "spec": 0, "batch": 0, "errors": 0, "jit": 0, "kernel_cache": 0, "machine": 0,
     "terminal": 0, "threads": 0,
-    "games": 1, "envs": 1, "kernels": 1, "vec": 1, "buffers": 1, "perf": 1,
+    "games": 1, "envs": 1, "kernels": 1, "vec": 1, "daemons": 1, "buffers": 1, "perf": 1,
     "engines": 2,
     "algos": 3, "saving": 3,
     "runs": 4,
@@ -33,6 +33,7 @@ LAYERS = {
 }  # fmt: skip
 # Within layer 1, where rooms otherwise do not know each other: what an env is, and what went wrong in one.
 SIDEWAYS = {("vec", f"fasttrain.envs.{name}") for name in ("protocol", "masks", "retrace", "user_code")}
+SIDEWAYS |= {("vec", f"fasttrain.daemons.{name}") for name in ("daemon", "game", "pool", "stats", "wire")}
 # Algorithms see vector environments, never the games; rooms side by side do not know each other.
 FORBIDDEN_ROOMS = {(room, other) for room in ("engines", "algos") for other in ("envs", "games")} | {
     ("algos", "saving"), ("saving", "algos"), ("studies", "report"), ("report", "studies"),

@@ -69,7 +69,10 @@ def test_a_crash_keeps_its_traceback(fasttrain: RunCommand, tmp_path: Path):
         "    def step(self, action): raise RuntimeError('the board fell')\n"
     )
     with pytest.raises(RuntimeError, match="the board fell"):
-        fasttrain("+profile=speed", "env.entry_point=crash:Crash", "algo=ppo", "vec_env=dummy")
+        fasttrain("+profile=speed", "env.entry_point=crash:Crash", "algo=ppo", "vec_env=dummy", "checkup=off")
+    refused = fasttrain("+profile=speed", "env.entry_point=crash:Crash", "algo=ppo", "vec_env=dummy")
+    assert refused.exit_code == 2, "by the checkup: nothing was ever stepped"
+    assert "RuntimeError: the board fell (crash.py:6, in step)" in refused.err
 
 
 FOREIGN = (
@@ -117,7 +120,7 @@ SMALLER = "algo.rollout_size (algo.n_steps) or algo.buffer_size"
 
 
 def raising(error: Exception) -> Any:
-    def command(*_: Any) -> int:
+    def command(*_: Any, **__: Any) -> int:
         raise error
 
     return lambda name: command
@@ -204,10 +207,14 @@ def test_a_script_that_begins_a_run_when_it_is_imported_is_told(tmp_path: Path):
     assert "fasttrain: error: a process of a run imports the script that began the run" in done.stderr
 
 
-def test_a_process_does_not_look_through_its_objects_before_it_ends():
+def test_the_process_ends_at_once_after_what_was_registered_and_printed():
+    """With the command's exit code, and without taking modules down: what lives in one would print in that."""
     code = (
-        "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count() > 0))\n"  # runs last
-        "from fasttrain.cli import main; main(['--version'])"
+        "import atexit, sys\nfrom fasttrain import __main__ as command\n"
+        "class Late:\n    def __del__(self, write=sys.__stdout__.write):\n        write('late')\n"
+        "command.late = Late()\nsys.argv = ['fasttrain', 'trian']\n"
+        "code = command.main()\natexit.register(print, 'registered')\nprint('held back, ', end='')\nsys.exit(code)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.splitlines()[-1] == "True"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (2, "held back, registered\n")
+    assert "unknown command 'trian'" in done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -81,7 +82,11 @@ def test_a_features_extractor_with_arguments_is_trained_and_played(run: RunComma
         ("callbacks=[scaled:Scaled]", "callbacks: scaled:Scaled could not be made with {}: TypeError"),
         ("callbacks=['json:JSONEncoder']", "callbacks: json:JSONEncoder must be a stable_baselines3.common.callbacks."),
         ("callbacks=[{every: 3}]", "callbacks: expected {callback: my.module:Name, …}, got {'every': 3}"),
-        ("loggers=[cvs]", "loggers: 'cvs' is none of csv, stdout, tensorboard, nor module:Class; did you mean 'csv'?"),
+        (
+            "loggers=[cvs]",
+            "loggers: 'cvs' is none of csv, stdout, tensorboard, wandb, mlflow, trackio, nor module:Class; did you "
+            "mean 'csv'?",
+        ),
         ("algo.policy=MlpPolic", "algo.policy=MlpPolic: not one of auto, MlpPolicy"),
         ("algo=dqn algo.dueling=true algo.policy=residual:Residual", "contradicts algo.dueling=true"),
         ("algo=sac algo.ent_coef=abc", "algo.ent_coef=abc: expected a number, auto, or auto_0.1 to begin with"),
@@ -192,3 +197,28 @@ def test_a_native_game_is_the_single_env_row_by_row_and_is_learned(run: RunComma
     rows = csv.DictReader((done.folder / "episodes.csv").read_text().splitlines())
     won = [row["is_win"].lower() in ("1", "true") for row in rows]
     assert np.mean(won[-500:]) > np.mean(won[:500]) + 0.2
+
+
+def test_the_notebook_s_cells_run_one_after_another(tmp_path: Path):
+    """As a script, so that its class is of `__main__` as in a notebook."""
+    cells = json.loads((EXAMPLES / "notebook.ipynb").read_text())["cells"]
+    script = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    assert script.endswith("int(action) == env.symbol")
+    check = (
+        "raise SystemExit(0 if int(action) == env.symbol and quality['mean_reward'] > 7 else 'it has learnt nothing')"
+    )
+    (tmp_path / "cells.py").write_text(f"{script}\n{check}\n")
+    done = subprocess.run([sys.executable, "cells.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.filterwarnings("ignore")  # of Jupyter's packages
+def test_the_notebook_runs_in_jupyter(tmp_path: Path):
+    nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
+    nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
+    pytest.importorskip("ipykernel", reason="ipykernel is not installed")
+    book = nbformat.read(EXAMPLES / "notebook.ipynb", 4)
+    nbclient.NotebookClient(book, timeout=200, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    told = str([output for cell in book.cells for output in cell.get("outputs", [])])
+    assert "[PERF]" in told
+    assert "'text/plain': 'True'" in told

@@ -174,7 +174,7 @@ def test_the_update_measured_computes_as_the_plan_says(benchmark: ModuleType, mo
     finally:
         torch.set_num_threads(threads)
     model.env.close()
-    assert chosen["use_amp"] == "on"
+    assert chosen["use_amp"] == "bfloat16"
     assert model.engine.settings.amp_dtype is torch.bfloat16
 
 

@@ -89,11 +89,19 @@ def test_a_suite_is_compared_and_stored(
     assert capsys.readouterr().out == said.partition("with ours\n")[2]
 
 
-def test_some_files_are_stored_nowhere(suites: ModuleType, tmp_path: Path):
+def test_some_files_are_stored_nowhere(suites: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    ran: list[tuple[list[str], str]] = []
+
+    def outcome(root: Path, files: list[str], classes: str) -> dict[str, object]:
+        ran.append((files, classes))
+        return {"tests": {f"{files[0]}::test_it": {"outcome": "passed", "why": ""}}, "unread": {}}
+
+    monkeypatch.setattr(suites, "outcome", outcome)  # what it really does: the test above
     results = tmp_path / "stock_suites.json"
     good = {"test_good.py": "from stable_baselines3 import PPO\ndef test_it():\n    assert PPO\n"}
     command = ["--results", str(results), "--sdists", str(archived(tmp_path, {**TESTS, **good}))]
     assert suites.main([*command, "--files", "test_good.py"]) == 0
+    assert ran == [(["tests/test_good.py"], "stock"), (["tests/test_good.py"], "ours")]
     assert not results.exists()
 
 

@@ -39,7 +39,7 @@ def test_there_are_as_many_cases_as_promised_and_every_setting_is_among_them(scr
     assert len(cases["settings"]) + len(cases["hand"]) >= 1000
     assert len(cases["processes"]) >= 40
     tried = {argument.partition("=")[0] for case in cases["settings"] for argument in case.arguments}
-    assert set(all_keys()) - tried <= {"profile", "algo"}
+    assert set(all_keys()) - tried <= {"profile", "tuned", "algo"}
 
 
 @pytest.mark.parametrize(

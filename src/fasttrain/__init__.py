@@ -15,10 +15,12 @@ _PUBLIC = {
     "MaskablePPO": "fasttrain.algos.ppo",
     "PPO": "fasttrain.algos.ppo",
     "NativeVecEnv": "fasttrain.vec.native",
+    "RunSpec": "fasttrain.spec.plan",
     "SharedMemoryVecEnv": "fasttrain.vec.shared",
+    "train": "fasttrain.cli.library",
 }
 
-__all__ = ["DQN", "PPO", "MaskablePPO", "NativeVecEnv", "SharedMemoryVecEnv", "__version__"]
+__all__ = ["DQN", "PPO", "MaskablePPO", "NativeVecEnv", "RunSpec", "SharedMemoryVecEnv", "__version__", "train"]
 
 
 def __getattr__(name: str) -> Any:

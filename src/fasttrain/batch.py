@@ -152,7 +152,14 @@ class Slots:
     truncations: BoolArray  # (N,)
     action_masks: BoolArray | None = None  # (N, A), None for an env without masks
     finished: list[FinishedEpisode] = field(default_factory=list)  # sparse: only the envs that ended
+    resets: BoolArray | None = None  # (N,) where the step was no transition: it began an episode, or the row rested
+    rests: BoolArray | None = None  # (N,) where the next step will be none; None: nowhere
 
     @property
     def num_envs(self) -> int:
         return len(self.rewards)
+
+    @property
+    def transitions(self) -> int:
+        """How many the step brought: one per env that did not only reset."""
+        return self.num_envs if self.resets is None else self.num_envs - int(np.count_nonzero(self.resets))

@@ -24,7 +24,7 @@ def learner() -> Any:
 
 
 def pool_of(model: Any, **options: Any) -> SnapshotPool:
-    settings = {"num_envs": 6, "latest": 0.5, "size": 3, "score_of": lambda info: info.get("score")}
+    settings = {"num_envs": 6, "size": 3, "score_of": lambda info: info.get("score")}
     return SnapshotPool(model, **{**settings, **options})
 
 

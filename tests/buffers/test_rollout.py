@@ -156,6 +156,26 @@ def test_gae_by_hand():
     assert advantages.ravel().tolist() == [0, 3]
 
 
+@pytest.mark.parametrize(
+    ("starts_anew", "rests", "expected"),
+    [
+        (True, True, {0: 1.75, 2: -5.0}),  # the game ended in step 3: -1 - 4, and 1 + 2 + 0.5 * 4 - 2 + 0.25 * -5
+        (False, False, {0: 2.75, 2: -1.0}),  # it decides next, on 8: -1 + 0.5 * 8 - 4, and 3 + 0.25 * -1
+        (False, True, {0: 3.0}),  # nobody knows yet what step 2 led to: its value stands for it
+    ],
+)
+def test_gae_over_rests_by_hand(starts_anew: bool, rests: bool, expected: dict[int, float]):
+    """gamma 0.5, lambda 0.5; one env decides in the steps 0 and 2, gains 2 in step 1 and loses 1 in step 3."""
+    rewards, values = (np.array(column, np.float32)[:, None] for column in ([1, 2, 0, -1, 0], [2, 99, 4, 99, 99]))
+    starts = np.array([1, 0, 0, 0, starts_anew], np.float32)[:, None]
+    left_out, before = np.array([0, 1, 0, 1, 1], bool)[:, None], rewards.copy()
+    advantages = advantages_of(
+        rewards, values, starts, np.array([8], np.float32), np.array([False]), 0.5, 0.5, left_out, np.array([rests])
+    )
+    assert {step: advantages[step, 0] for step in range(5) if not left_out[step, 0]} == expected
+    assert (rewards == before).all()
+
+
 def test_one_row_leaves_the_device_not_all_of_them(monkeypatch: pytest.MonkeyPatch):
     ours, read = storage_for(BOX, spaces.Discrete(5)), []
     ours._values[:], ours._log_probs[:] = torch.rand(4, 3), torch.rand(4, 3)

@@ -51,7 +51,8 @@ def test_the_file_that_is_asked_for_is_named_before_another(fasttrain: RunComman
     [
         ("env=5", "env=5: Config group override must be a string or a list. Got int"),
         ("num_envs=${nothing}", "num_envs=${nothing}: Interpolation key 'nothing' not found"),
-        ("env.by_tier=[1]", "env.by_tier=[1]: expected a mapping"),
+        ("env.own=[1]", "env.own=[1]: expected a mapping"),
+        ("env.kwargs=[1]", "env.kwargs=[1]: expected a mapping"),
         ("algo.name=dqn", "algo.name=dqn: choose the algorithm by algo=…"),
     ],
 )

@@ -72,7 +72,7 @@ def test_dict_observations_are_cut_too():
     space = spaces.Dict({"a": spaces.Box(-1, 1, (2,), np.float32), "b": spaces.Discrete(3)})
     env = seeded_vec(lambda: RandomEnv(space, spaces.Discrete(3)))
     model = PPO("MultiInputPolicy", env, n_steps=8, batch_size=16, n_epochs=1, device="cpu", seed=0)
-    model.use_engine(EngineSettings(gradient_accumulation=3, inference_batch_size=3))
+    model.use_engine(EngineSettings(gradient_accumulation=3))
     model.learn(64)
     parts = [part for part, _ in micro_batches(a_batch(model, 16), 3)]
     assert [len(part.observations["a"]) for part in parts] == [6, 5, 5]

@@ -12,7 +12,6 @@ import torch
 from accelerated import filled, masked_model
 from fasttrain.engines.engine import EngineSettings, Statistics, explained
 from fasttrain.engines.guard import Guard
-from fasttrain.spec.config import GuardConfig
 from toys import single_thread
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
@@ -36,7 +35,6 @@ def test_a_word_stands_for_settings():
         ({"compile_mode": "default"}, False),
         ({"amp_dtype": torch.bfloat16}, False),
         ({"gradient_accumulation": 2}, False),
-        ({"inference_batch_size": 2}, False),
     ],
 )
 def test_numbers_are_stocks_while_nothing_asks_for_others(changes: dict[str, Any], exact: bool):
@@ -106,7 +104,7 @@ def test_who_is_to_blame_is_named_and_the_weights_stay(kind: str):
 def test_another_engine_goes_on_from_its_state(kind: str):
     model, other = (filled(masked_model(EngineSettings(kind=kind), n_epochs=epochs)) for epochs in (2, 1))
     for each in (model, other):
-        each.engine.guard = Guard(GuardConfig(at_limit="rollback"))
+        each.engine.guard = Guard("rollback")
         each.train()
     assert other.engine.gradient_updates == 4
     state, arrays = model.engine.state()

@@ -115,6 +115,6 @@ def test_an_action_that_is_not_finite_is_refused_with_env_and_step():
     check_actions(huge, torch.nn.Linear(1, 1), np.zeros((3, 1), np.float32), 7)
     huge[1:, 0] = np.nan
     with pytest.raises(EnvError, match="the action of env 5, 6 is not finite at step 7: lower the learning rate"):
-        check_actions(huge, torch.nn.Linear(1, 1), np.zeros((3, 1), np.float32), 7, first=4)
+        check_actions(huge, torch.nn.Linear(1, 1), np.zeros((3, 1), np.float32), 7, np.array([4, 5, 6]))
     with pytest.raises(EnvError, match="at step 7: the observation of env 0, 1, 2 is not finite"):
         check_actions(huge, torch.nn.Linear(1, 1), np.full((3, 1), np.inf, np.float32), 7)

@@ -13,7 +13,6 @@ from accelerated import box_model, counting, filled, masked_model, weights, with
 from fasttrain.engines.engine import EngineSettings
 from fasttrain.engines.overlapped import Overlapped
 from fasttrain.engines.torch import PPOStep, TorchEngine
-from fasttrain.engines.tuned import ChunkedHead
 from fasttrain.errors import EnvError
 from toys import single_thread, toy_gym_vec
 
@@ -132,46 +131,6 @@ def test_kernels_need_no_compiler():
     model.use_engine("kernels")
     model.learn(80)
     assert calls == []
-
-
-@pytest.mark.parametrize(("size", "expected"), [(2, [2, 2, 1]), (5, [5]), (None, [5])])
-def test_envs_per_forward(size: int | None, expected: list[int]):
-    model = masked_model(EngineSettings(inference_batch_size=size))
-    engine = model.engine_now()
-    engine.begin()
-    assert isinstance(engine.head, ChunkedHead) == (size is not None)
-    rows: list[int] = []
-    rated: list[int] = []
-    model.policy.action_net.register_forward_hook(lambda _module, inputs, _output: rows.append(len(inputs[0])))
-    model.policy.value_net.register_forward_hook(lambda _module, inputs, _output: rated.append(len(inputs[0])))
-    filled(model)
-    assert rows == expected * 16
-    assert len(rated) >= len(expected) * 17
-    assert rated[-len(expected) :] == expected, "the last states are rated, no action is drawn for them"
-
-
-@pytest.mark.parametrize("make", [masked_model, box_model])
-def test_chunks_change_nothing_but_rounding_and_draws(make: Any):
-    ends = [weights(make(EngineSettings(inference_batch_size=size)).learn(160)) for size in (None, 2)]
-    if make is masked_model:  # drawn from the same random stream, one row after the other
-        torch.testing.assert_close(ends[0], ends[1], rtol=0, atol=1e-5)
-    assert torch.isfinite(ends[1]).all()
-
-
-def test_gsde_keeps_a_noise_per_env():
-    sde = {"use_sde": True, "sde_sample_freq": 4}
-    ends = [weights(box_model(EngineSettings(inference_batch_size=size), **sde).learn(160)) for size in (None, 2)]
-    torch.testing.assert_close(ends[0], ends[1], rtol=0, atol=1e-5)
-
-
-def test_chunks_are_compiled_by_their_sizes():
-    model = masked_model(EngineSettings(compile_mode="default", inference_batch_size=2))
-    engine = with_compiler(model, counting(calls := []))
-    model.prepare(model.env)
-    assert engine.compiled.acting_sizes == {1, 2}
-    calls.clear()
-    filled(model)
-    assert calls.count("outputs") == 3 * 16
 
 
 def test_micro_batches_are_compiled_by_their_sizes():

@@ -153,7 +153,12 @@ MORE = [
     ("np.random", "unseeded_randomness", "warning", "draws from the global `np.random`;"),
     ("random and np.random", "unseeded_randomness", "warning", "the global `random` and `np.random`;"),
     ("fixed generator", "unseeded_randomness", "warning", "is not put back, a generator made in the constructor"),
-    ("four values", "step_answer", "error", "instead of .observation, reward, terminated.*env.api=gym"),
+    (
+        "four values",
+        "step_answer",
+        "error",
+        "instead of .observation, reward, terminated.*env.wrappers=.fasttrain.envs.wrappers:OldGym",
+    ),
     ("int end", "ends_not_bool", "warning", "terminated is 0 of type int"),
     ("info is a list", "info_not_dict", "error", "of type list"),
 ]

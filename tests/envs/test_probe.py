@@ -116,7 +116,7 @@ def test_no_legal_action_is_named() -> None:
 def test_a_bare_observation_from_reset_is_named() -> None:
     env = Watched()
     env.reset = lambda **_: np.zeros(1, np.float32)  # type: ignore[method-assign]
-    with pytest.raises(EnvSpecError, match=r"reset\(\) returned array.* instead of \(observation, info\).*env.api=gym"):
+    with pytest.raises(EnvSpecError, match=r"reset\(\) returned array.* instead of \(observation, info\).*OldGym"):
         probe(lambda: env)
 
 

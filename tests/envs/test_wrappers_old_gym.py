@@ -7,6 +7,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -63,7 +64,7 @@ class Old:
 
 
 def made(**spec: Any) -> Any:
-    return make_env(EnvSpec(entry_point=f"{__name__}:Old", api="gym", **spec))
+    return make_env(EnvSpec(entry_point=f"{__name__}:Old", **spec))
 
 
 @pytest.mark.parametrize(("ends_by", "end"), [("rules", (True, False)), ("limit", (False, True))])
@@ -127,7 +128,7 @@ def test_envs_of_the_last_gym_pass_through() -> None:
 def test_another_number_of_values() -> None:
     env = OldGym(Old())
     env.old.step = lambda action: (0, 0.0, False)
-    with pytest.raises(EnvError, match=r"step\(\) returned 3 values; env\.api=gym means"):
+    with pytest.raises(EnvError, match=r"step\(\) returned 3 values; the old gym interface has"):
         env.step(0)
 
 
@@ -157,38 +158,64 @@ def test_the_order_of_a_dict_is_kept() -> None:
 @pytest.mark.parametrize(("space", "found"), [(Graph(), r"test_wrappers_old_gym\.Graph"), (None, "nothing")])
 def test_other_spaces_are_refused(space: Any, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Old, "action_space", space)
-    with pytest.raises(EnvSpecError, match=f"env.entry_point=.*env.api=gym: action_space must be.*found {found}"):
+    with pytest.raises(
+        EnvSpecError, match=f"env.entry_point=.*, taken for .* old gym interface: action_space must be.*found {found}"
+    ):
         made()
 
 
-def test_without_the_option_the_message_names_it() -> None:
-    with pytest.raises(EnvSpecError, match=r"not a gymnasium\.Env but .*Old.*add env\.api=gym"):
-        make_env(EnvSpec(entry_point=f"{__name__}:Old"))
+class Halfway(gymnasium.Env[Any, Any]):
+    """Gymnasium's by its class, and the old interface by its methods."""
+
+    observation_space, action_space = spaces.Box(0, 1, (2,)), spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(2, np.float32)
+
+    def step(self, action: int) -> Any:
+        return np.ones(2, np.float32), 1.0, True, {}
+
+
+def test_one_of_gymnasiums_class_is_adapted_by_a_wrapper() -> None:
+    env = make_env(EnvSpec(entry_point=f"{__name__}:Halfway", wrappers=("fasttrain.envs.wrappers:OldGym",)))
+    assert env.reset(seed=1)[1] == {}
+    assert env.step(0)[1:] == (1.0, True, False, {})
+
+
+def test_many_envs_in_one_are_not_adapted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Old, "num_envs", 4, raising=False)
+    with pytest.raises(EnvSpecError, match="built Old, which is many envs; name what builds one"):
+        made()
 
 
 def test_ids_are_looked_up_in_the_old_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gym", None)
-    spec = EnvSpec(id="OldGame-v0", api="gym", kwargs={"ends_by": "limit"})
-    with pytest.raises(EnvSpecError, match="the old gym package, which cannot be imported.*env.entry_point=module"):
+    spec = EnvSpec(id="OldGame-v0", kwargs={"ends_by": "limit"})
+    with pytest.raises(EnvSpecError, match="env.id=OldGame-v0 is not registered with Gymnasium"):
         make_env(spec)
     (tmp_path / "gym.py").write_text(
         f"from {__name__} import Old\n"
+        "def spec(id):\n"
+        "    if id not in ('OldGame-v0', 'Broken-v0'): raise LookupError(f'no {id} here')\n"
         "def make(id, **kwargs):\n"
-        "    if id != 'OldGame-v0': raise LookupError(f'no {id} here')\n"
+        "    if id != 'OldGame-v0': raise RuntimeError('no board')\n"
         "    return Old(**kwargs)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "gym")
     assert make_env(spec).unwrapped.old.ends_by == "limit"  # type: ignore[attr-defined]
-    with pytest.raises(EnvSpecError, match="could not be built by the old gym: LookupError: no Other-v0 here"):
-        make_env(EnvSpec(id="Other-v0", api="gym"))
+    with pytest.raises(EnvSpecError, match="could not be built by the old gym: RuntimeError: no board"):
+        make_env(EnvSpec(id="Broken-v0"))
+    with pytest.raises(EnvSpecError, match="env.id=Other-v0 is not registered with Gymnasium"):
+        make_env(EnvSpec(id="Other-v0"))
     monkeypatch.delitem(sys.modules, "gym")
 
 
 def test_an_old_env_trains_from_the_command_line(fasttrain: RunCommand) -> None:
     done = fasttrain(
-        "+profile=speed", f"env.entry_point={__name__}:Old", "env.api=gym", "vec_env=dummy", "total_timesteps=512",
+        "+profile=speed", f"env.entry_point={__name__}:Old", "vec_env=dummy", "total_timesteps=512",
         "algo.rollout_size=256", "batch_size=64", "eval.episodes=4",
     )  # fmt: skip
     assert done.exit_code == 0, done.err
     assert done.json("summary.json")["quality"]["mean_length"] == 3.0
+    assert done.out.count(":Old has the old gym interface, which is adapted") == 1

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import importlib
 import json
 import os
 import signal
@@ -25,15 +26,37 @@ from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).resolve().parent.parent
+LOADED = (  # and what the first training of its kind would load, else each fork for itself
+    "torch._inductor",  # what torch.use_deterministic_algorithms loads
+    "scipy.linalg",
+    "scipy.special",
+    "numba.typed",
+    "numba.experimental",
+    "fasttrain.algos.dqn",
+    "fasttrain.algos.grouped",
+    "fasttrain.algos.ppo",
+    "fasttrain.engines.torch_q",
+    "fasttrain.engines.tuned",
+    "fasttrain.games.skullking.env",
+    "fasttrain.games.skullking.game",
+    "fasttrain.runs.resume",
+    "fasttrain.runs.train",
+)
 
 
 def load() -> None:
     """Everything that takes its time, without starting a thread that a fork would lose."""
-    import torch._inductor  # noqa: F401 - what torch.use_deterministic_algorithms loads
+    import pytest
 
-    import fasttrain.runs.resume
-    import fasttrain.runs.train  # noqa: F401
+    for module in LOADED:
+        importlib.import_module(module)
+    import composed_once
+    from fasttrain.cli.compose import composed_before
+    from fasttrain.spec.overrides import normalise
 
+    composed_once.patch(pytest.MonkeyPatch())
+    for chosen in (["algo=ppo"], ["algo=dqn"], [], ["algo=ppo", "env=skullking"]):
+        composed_before(normalise(["+profile=speed", *chosen], {}))
     gc.collect()
     gc.freeze()  # else every training that ends looks through all of this again: seconds, on pages that it must copy
 

@@ -103,13 +103,13 @@ def test_a_failing_env_of_a_shared_worker_is_named(fasttrain: RunCommand, bad: P
 
 def test_restart_goes_on_without_what_failed(fasttrain: RunCommand, bad: Path):
     done = fasttrain(
-        *SHARED, "checkup=off", "env.kwargs.fault=raise", "env.on_env_error=restart", "env.max_restarts=50"
+        *SHARED, "checkup=off", "env.kwargs.fault=raise", "env.on_env_error=restart", "total_timesteps=2000"
     )
     assert done.exit_code == 0, done.err
     summary = done.json("summary.json")
-    # Every env fails at its own step 205; each has 1,000 or more to take and is rebuilt four times or more.
+    # Every env fails at its own step 205; each has 500 or more to take and is rebuilt twice.
     workers = summary["perf"]["workers"]
-    assert 16 <= workers["restarts"] <= 24
+    assert 8 <= workers["restarts"] <= 10
     assert workers["lost_steps"] == 5 * workers["restarts"], "205 = 20 whole episodes of 10 and 5 steps of the next"
     assert f"{workers['restarts']} envs or workers failed and were replaced" in done.out
     rows = (done.folder / "episodes.csv").read_text().splitlines()[1:]
@@ -117,16 +117,16 @@ def test_restart_goes_on_without_what_failed(fasttrain: RunCommand, bad: Path):
 
 
 def test_too_many_restarts_end_the_run_with_the_cause(fasttrain: RunCommand, bad: Path):
-    done = fasttrain(*SHARED, "checkup=off", "env.kwargs.fault=raise", "env.on_env_error=restart", "env.max_restarts=3")
+    done = fasttrain(*SHARED, "checkup=off", "env.kwargs.fault=raise", "env.on_env_error=restart")
     assert done.exit_code == 1
-    assert "4 restarts within 10 minutes, 3 allowed; the last: env " in done.err
+    assert "11 restarts within 10 minutes, 10 allowed; the last: env " in done.err
     assert "the board fell" in done.err
 
 
 @pytest.mark.parametrize("groups", ["schedule=pipelined", "schedule=first_ready"])
 def test_restart_in_groups(fasttrain: RunCommand, bad: Path, groups: str):
     done = fasttrain(*SHARED, groups, "checkup=off", "env.kwargs.fault=raise", "env.on_env_error=restart",
-                     "env.max_restarts=50")  # fmt: skip
+                     "total_timesteps=2000")  # fmt: skip
     assert done.exit_code == 0, done.err
     assert "waiting_ms" in done.out
     assert done.json("summary.json")["perf"]["workers"]["lost_steps"] > 0
@@ -162,14 +162,12 @@ def test_spaces_that_do_not_suit(fasttrain: RunCommand, bad: Path, arguments: li
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals to a process group are POSIX")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_the_whole_group_is_a_clean_stop_with_workers_too(
-    bad: Path, number: signal.Signals, nursery: Nursery
-):
+def test_ctrl_c_to_the_whole_group_is_a_clean_stop_with_workers_too(bad: Path, nursery: Nursery):
+    """SIGTERM to the group of such a run: test_group_signals.py."""
     training = Training(nursery, bad, [*STOCK_WORKERS, "total_timesteps=100000000"])
     assert training.until("make its plan", (training.run / "plan.json").exists)
     time.sleep(2.0)  # it learns by now
-    training.send(number, group=True)
+    training.send(signal.SIGINT, group=True)
     assert training.end() == 4, training.said()
     assert (training.run / "model.zip").is_file()
     assert "Traceback" not in training.said()

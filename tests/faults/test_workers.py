@@ -40,7 +40,10 @@ from worker_toys import (
     shared_memory_names,
 )
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals"),
+    pytest.mark.usefixtures("forked_workers"),
+]
 _one_thread = pytest.fixture(autouse=True, scope="module")(single_thread)
 TESTS = Path(__file__).parent.parent
 
@@ -252,12 +255,12 @@ def test_more_restarts_than_allowed_end_with_the_cause():
 
 
 class RunSpec:
-    """Which fault when: 160 that are mended inside a worker, 32 deaths, 8 hangs, 10 deaths between steps."""
+    """Which fault when: 160 that are mended inside a worker, 36 deaths, 4 hangs, 10 deaths between steps."""
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
         kinds = [IN_PROCESS[number % len(IN_PROCESS)] for number in range(160)]
-        kinds += ["os_exit", "kill"] * 16 + ["hang", "stop"] * 4 + ["between steps"] * 10
+        kinds += ["os_exit", "kill"] * 18 + ["hang", "stop"] * 2 + ["between steps"] * 10
         self.faults = [kinds[number] for number in self.rng.permutation(len(kinds))]
 
     def actions(self, num_envs: int) -> Any:

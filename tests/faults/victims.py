@@ -42,7 +42,7 @@ RUNS: Mapping[str, tuple[str, ...]] = {
     "auto": ("+profile=balance", "vec_env=auto", "num_envs=4"),
     "check": ("check",),
 }
-QUIET = ("env.entry_point=victim:Victim", f"checkup_timeout_s={TIMEOUT_S:g}", "total_timesteps=512", "live=off",
+QUIET = ("env.entry_point=victim:Victim", f"env.step_timeout_s={TIMEOUT_S:g}", "total_timesteps=512", "live=off",
          "report=false", "hydra.run.dir=run")  # fmt: skip
 
 

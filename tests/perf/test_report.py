@@ -134,3 +134,17 @@ def test_updates_beside_collecting_are_shown_apart():
     assert perf_rows(beside)[-1] == ("beside it update_ms", "40.000", "80.0 %", "25,000")
     assert perf_dict(beside)["beside"] == {"update_ms": 40.0, "lag_updates": 1}
     assert "beside" not in perf_dict(WINDOW)
+
+
+def test_a_games_time_stands_apart_from_the_phases():
+    before = EnvTimes(games=(("engine", 10_000_000), ("queue", 5_000_000)))
+    envs = EnvTimes(games=(("engine", 80_000_000), ("queue", 35_000_000))).since(before)
+    assert dict(envs.games) == {"engine": 70_000_000, "queue": 30_000_000}
+    window = dataclasses.replace(WINDOW, envs=envs)
+    assert perf_rows(window)[-2:] == [
+        ("of a game's time engine_ms", "35.000", "70.0 %", "28,571"),
+        ("of a game's time queue_ms", "15.000", "30.0 %", "66,667"),
+    ]
+    assert "(engine_ms 35.000) (queue_ms 15.000) update_ratio" in perf_line(window)
+    assert perf_dict(window)["of_a_game"] == {"engine_ms": 35.0, "queue_ms": 15.0}
+    assert "their time is engine most of all: fasttrain doctor" in advice(window, 2)

@@ -162,7 +162,7 @@ def test_the_command_says_where_it_wrote(fasttrain: RunCommand, tmp_path: Path):
         ([], "report needs run=FOLDER"),
         (["run=nowhere"], "run=nowhere: no such folder"),
         (["run=empty"], "run=empty: no summary.json, sweep.json or study.json there"),
-        (["run=empty", "num_envs=8"], "report takes run=… only: num_envs would do nothing"),
+        (["run=empty", "num_envs=8"], "report takes run=… and output=… only: num_envs would do nothing"),
     ],
 )
 def test_bad_input(fasttrain: RunCommand, tmp_path: Path, arguments: list[str], message: str):

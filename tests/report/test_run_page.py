@@ -186,3 +186,26 @@ def test_the_profile_is_known_without_what_was_typed(tmp_path: Path):
     assert dict(run_page(tmp_path).facts)["profile"] == "speed"
     (tmp_path / "perf.json").write_text(json.dumps({"total": perf()["total"]}))
     assert "throughput" not in charts_of(run_page(tmp_path))
+
+
+def test_games_with_engines(tmp_path: Path):
+    engines = {
+        "warning": "Dropping games biases", "games": 40, "games_per_s": 2.0, "decisions_per_s": 30.0, "game_ms": "?",
+        "decision_ms": {"p50": 3.0, "p99": None}, "mean_decisions": 15.0, "busy_share": 0.5, "restarts": {"hung": 2},
+        "lost_games": {"timeout": {"games": 3, "mean_decisions": 22.0}},
+        "daemons": [{"daemon": 0, "busy_share": 0.5, "cpu_share": 0.25, "memory_mb": 30.0}],
+    }  # fmt: skip
+    folder = write_run(tmp_path)
+    told = json.loads((folder / "perf.json").read_text())
+    told["total"]["of_a_game"] = {"engine_ms": 4.0}
+    (folder / "perf.json").write_text(json.dumps({**told, "engines": engines}))
+    page = run_page(folder)
+    assert [section.text for section in page.sections if section.title == "Engines"] == ["Dropping games biases"]
+    whole, games, each = tables_of(page, "Engines")
+    assert dict(texts(whole)) == {
+        "games per second": "2", "decisions per second": "30", "a decision took, P50": "3 ms",
+        "engines busy": "50.0 %", "started again": "hung 2"}  # fmt: skip
+    assert texts(games) == [["finished", "40", "15"], ["lost: timeout", "3", "22"]]
+    assert texts(each) == [["0", "50.0 %", "25.0 %", "30 MB"]]
+    (phases,) = tables_of(page, "Where the time went")
+    assert texts(phases)[-1][0] == "of a game's time engine_ms"

@@ -35,7 +35,8 @@ class Walk(gym.Env):
         self.x += action - 1
         if "raises" in self.faults and self.count == 5:
             raise RuntimeError("the board fell")
-        return self.observe(), float(action), self.count == 10, False, {}
+        reward = np.array([action, 0.0]) if "array" in self.faults else float(action)
+        return self.observe(), reward, self.count == 10, False, {}
     def observe(self):
         return np.zeros(9 if "shape" in self.faults else 2, np.float32) + self.x
     def action_masks(self):
@@ -145,6 +146,15 @@ def test_a_training_goes_on_after_warnings(fasttrain: RunCommand):
     assert done.json("checkup.json")["findings"][0]["code"] == "unseeded_randomness"
 
 
+def test_what_no_training_takes_stops_without_strict_too(fasttrain: RunCommand):
+    done = fasttrain(*SMALL, "env.kwargs.faults=[array]")
+    assert done.exit_code == 2
+    first, second = done.err.strip().splitlines()
+    assert first == "fasttrain: error: env.entry_point=walk:Walk: no training takes what the checkup found"
+    assert second.startswith("  error reward_not_scalar: ")
+    assert "return one number" in second
+
+
 def test_strict_stops_before_anything_is_trained(fasttrain: RunCommand):
     done = fasttrain(*SMALL, "env.kwargs.faults=[unseeded]", "checkup=strict")
     assert done.exit_code == 2
@@ -197,3 +207,12 @@ def test_what_an_erring_env_cost_is_no_measure(tmp_path: Path, monkeypatch: pyte
         assert run_checkup(config, tmp_path, make_console(), survey) is None
     with pytest.raises(EnvSpecError, match="the board fell"):
         env_facts(config)
+
+
+@pytest.mark.parametrize("reset", ["(self, seed=None, options=None): return zeros(3)", "(self): return zeros(3), {}"])
+def test_a_reset_of_another_form_is_told_the_right_one(fasttrain: RunCommand, tmp_path: Path, reset: str):
+    text = f"from walk import Walk\nfrom numpy import zeros\n\nclass Old(Walk):\n    def reset{reset}\n"
+    (tmp_path / "old.py").write_text(text + "    def action_masks(self): return zeros(3, bool)\n")
+    done = fasttrain("+profile=speed", "env.entry_point=old:Old", "algo=ppo", "vec_env=dummy")
+    assert done.exit_code == 2
+    assert done.err.strip().endswith("; reset(self, *, seed=None, options=None) must return (observation, info)")

@@ -20,6 +20,7 @@ from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.plan import resolve
 from toys import RandomEnv, seeded_vec
 
+pytestmark = pytest.mark.usefixtures("all_threads")
 IMAGES = spaces.Box(0, 255, (4, 36, 36), np.uint8)
 DICT = spaces.Dict({"board": spaces.Box(-1, 1, (5,), np.float32), "hand": spaces.Discrete(3)})
 
@@ -101,4 +102,5 @@ def test_a_policy_that_is_called_otherwise_keeps_the_plan():
 def test_updates_per_vector_step():
     assert updates_per_step(model_of(fasttrain.PPO, IMAGES, "CnnPolicy")) == 3 * 2 / 8
     box = spaces.Box(-1, 1, (3,), np.float32)
-    assert updates_per_step(model_of(fasttrain.DQN, box, "MlpPolicy", train_freq=4, gradient_steps=-1)) == 2 / 4
+    assert updates_per_step(model_of(fasttrain.DQN, box, "MlpPolicy", train_freq=4, gradient_steps=-1)) == 2.0
+    assert updates_per_step(model_of(fasttrain.DQN, box, "MlpPolicy", train_freq=4, gradient_steps=6)) == 6 / 4

@@ -94,7 +94,7 @@ def test_wrappers_are_applied_in_order():
 
 
 def test_api():
-    assert played("env.api=gym", name="OldLine")[1] == [7, 7, 7, 7]
+    assert played(name="OldLine")[1] == [7, 7, 7, 7]
 
 
 def test_action_repeat_counts_decisions():
@@ -154,11 +154,9 @@ POOL = ("env=gym", "env.id=CartPole-v1", "env.backend=envpool", "algo=ppo")
     [
         ((*NATIVE, "env.max_episode_steps=9"), "env.max_episode_steps=9 does not go with the native batch of fasttr"),
         ((*NATIVE, "env.wrappers=[a:B]"), r"env.wrappers=\['a:B'\] does not go with .* take vec_env=dummy or shared$"),
-        ((*NATIVE, "env.api=gym"), "env.api=gym does not go with the native batch"),
         (("vec_env=auto", "action_repeat=2"), "action_repeat=2 does not go with the native batch .*vec_env=dummy"),
         ((*POOL, "action_repeat=2"), "action_repeat=2 does not go with env.backend=envpool.*env.backend=gymnasium$"),
         ((*POOL, "env.wrappers=[a:B]"), r"env.wrappers=\['a:B'\] does not go with env.backend=envpool"),
-        ((*POOL, "env.api=gym"), "env.api=gym does not go with env.backend=envpool"),
         (
             ("env.entry_point=a:B", "env.backend=envpool", "algo=ppo"),
             "env.entry_point=a:B does not go with env.backend=envpool",
@@ -186,6 +184,7 @@ def test_a_compiled_batch_takes_what_lies_around_it():
     check_native_options(configured(*POOL, "env.max_episode_steps=9", "env.frame_stack=2"))
 
 
+SMALL = spaces.Box(0, 255, (7, 9, 3), np.uint8)
 DICT = spaces.Dict({"seen": NUMBERS, "seat": spaces.Discrete(4), "board": IMAGE})
 
 
@@ -200,7 +199,20 @@ DICT = spaces.Dict({"seen": NUMBERS, "seat": spaces.Discrete(4), "board": IMAGE}
         (("algo=ppo", "algo.policy=MlpPolicy"), spaces.Discrete(2), DICT, "algo.policy=MlpPolicy does not suit E"),
         (("algo=ppo", "algo.policy=CnnPolicy"), spaces.Discrete(2), NUMBERS, "CnnPolicy needs images"),
         (("algo=ppo", "env.frame_stack=2"), spaces.Discrete(2), spaces.Discrete(4), "env.frame_stack=2 stacks arrays"),
+        (
+            ("algo=ppo", "algo.use_sde=true"),
+            spaces.Discrete(2),
+            NUMBERS,
+            "algo.use_sde=true is for numbers .Box., E has",
+        ),
         (("algo=ppo", "env.frame_stack=2"), spaces.Discrete(2), DICT, "env.frame_stack=2 stacks arrays"),
+        (
+            ("algo=ppo",),
+            spaces.Discrete(2),
+            SMALL,
+            r"E: Box\(0, 255, \(7, 9, 3\), uint8\) is too small for NatureCNN; add",
+        ),
+        (("algo=ppo",), spaces.Discrete(2), spaces.Dict({"seen": SMALL, "age": NUMBERS}), "too small for NatureCNN"),
         (("algo=ppo", "env.normalize=[obs]"), spaces.Discrete(2), IMAGE, r"env.normalize=\[obs\] is for numbers"),
         (("algo=ppo", "env.normalize=[obs]"), spaces.Discrete(2), spaces.Discrete(4), r"env.normalize=\[obs\] is for"),
     ],
@@ -219,6 +231,10 @@ def test_spaces_that_do_not_suit(
         (("env.normalize=[obs]",), DICT),
         (("env.frame_stack=4",), IMAGE),
         ((), spaces.Discrete(4)),
+        ((), spaces.Box(0, 255, (3, 36, 36), np.uint8)),
+        (("algo.policy=MlpPolicy",), SMALL),
+        (("algo.policy=my:Policy",), SMALL),
+        (("algo.policy_kwargs.features_extractor_class=my:Own",), SMALL),
     ],
 )
 def test_spaces_that_suit(arguments: tuple[str, ...], observation: spaces.Space[Any]):
@@ -242,8 +258,10 @@ def test_policy_fits_the_observations():
         ("env.frame_stack=0", "^env.frame_stack=0: must be at least 1$"),
         ("env.normalize=[observations]", r"^env.normalize\[0\]=observations: not one of obs, reward"),
         ("env.normalize=obs", "^env.normalize=obs: expected a list"),
-        ("env.api=gymnasiun", "^env.api=gymnasiun: not one of gymnasium, gym; did you mean 'gymnasium'"),
-        ("env.backend=pool", "^env.backend=pool: not one of gymnasium, envpool; did you mean 'envpool'"),
+        (
+            "env.backend=pool",
+            "^env.backend=pool: not one of gymnasium, envpool, vector, pettingzoo, daemons; did you mean 'envpool'",
+        ),
         ("env.wrappers=a:B", "^env.wrappers=a:B: expected a list"),
         ("action_repeat=0", "^action_repeat=0: must be at least 1$"),
     ],

@@ -120,7 +120,7 @@ RUN = ("+profile=speed", "env.id=CartPole-v1", "vec_env=dummy", "env.normalize=[
 
 @pytest.mark.parametrize("algo", ["ppo", "dqn"])
 def test_a_run_leaves_the_statistics_beside_every_model(fasttrain: RunCommand, algo: str):
-    small = ("algo.rollout_size=480", "batch_size=48") if algo == "ppo" else ("warmup_steps=100",)
+    small = ("algo.rollout_size=480", "batch_size=48") if algo == "ppo" else ("warmup_steps=100", "eval_async=false")
     done = fasttrain(*RUN, f"algo={algo}", "total_timesteps=960", *small)
     assert done.exit_code == 0, done.err
     models = sorted(done.folder.rglob("*.zip"))
@@ -167,7 +167,9 @@ def test_a_run_leaves_the_statistics_beside_every_model(fasttrain: RunCommand, a
 
 
 def test_the_statistics_load_where_fasttrain_is_not_installed(fasttrain: RunCommand, tmp_path: Path):
-    done = fasttrain(*RUN, "algo=ppo", "total_timesteps=480", "algo.rollout_size=480", "batch_size=48")
+    done = fasttrain(
+        *RUN, "algo=ppo", "total_timesteps=480", "algo.rollout_size=480", "batch_size=48", "eval_async=false"
+    )
     code = (
         "import sys, gymnasium\n"
         "class Block:\n"

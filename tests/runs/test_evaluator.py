@@ -28,8 +28,10 @@ class Beside:
     def __init__(self, config: Any, folder: Path, save: Any) -> None:
         self.folder, self.save, self.waiting, self.left_out, self.closed = folder, save, [], 0, False
         self.rewards: list[float | EvaluationError] = []
+        self.asked: list[tuple[bool, Path | None]] = []
 
-    def submit(self, env_steps: int, wall_s: float) -> None:
+    def submit(self, env_steps: int, wall_s: float, measure: bool, video: Path | None) -> None:
+        self.asked.append((measure, video))
         file = self.folder / str(env_steps) / "best_model.zip"
         file.parent.mkdir()
         self.save(file)
@@ -107,6 +109,18 @@ def test_beside_it_the_best_snapshot_becomes_the_best_model(parts: Any):
     assert beside.closed
     assert "waiting for 1 evaluations that began during training" in said
     assert "4 evaluations were left out: they take longer than eval_every" in said
+
+
+def test_a_video_is_no_evaluation(parts: Any):
+    make, said, saved, folder = parts
+    evaluator = make(beside=False)
+    evaluator._film = lambda file: f"filmed {file.relative_to(folder)}"
+    evaluator.evaluate(10, 1.0, measure=False, film=True)
+    assert (said, saved, evaluator.log.rows) == ([f"filmed {Path('videos/step_10.mp4')}"], [], [])
+    evaluator = make(beside=True)
+    evaluator.evaluate(10, 1.0, measure=False, film=True)
+    evaluator.evaluate(20, 1.0)
+    assert evaluator.background.asked == [(False, folder / "videos" / "step_10.mp4"), (True, None)]
 
 
 def test_a_best_model_that_could_not_be_written_is_tried_again(parts: Any, monkeypatch: pytest.MonkeyPatch):

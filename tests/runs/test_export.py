@@ -127,7 +127,13 @@ SMALL = (
 
 def test_the_command(fasttrain: RunCommand):
     trained = fasttrain(
-        "+profile=exact", "env.entry_point=toys:ToyGymEnv", "env.kwargs.index=0", "eval_every=128", "num_envs=2", *SMALL
+        "+profile=exact",
+        "env.entry_point=toys:ToyGymEnv",
+        "env.kwargs.index=0",
+        "eval_every=128",
+        "eval_async=false",
+        "num_envs=2",
+        *SMALL,
     )
     assert trained.exit_code == 0, trained.err
     done = fasttrain("export", f"run={trained.folder}", "format=torchscript")

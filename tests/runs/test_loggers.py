@@ -7,7 +7,8 @@ import pytest
 from stable_baselines3.common.logger import KVWriter, configure
 
 from conftest import configured
-from fasttrain.runs.loggers import STEPS, Watched, cut_back, make_logger
+from fasttrain.runs.loggers import STEPS, cut_back, make_logger
+from fasttrain.runs.trackers import Watched
 
 
 def test_rows_are_cut_and_appended_to_and_columns_may_be_added(tmp_path: Path):

@@ -5,6 +5,7 @@ import pytest
 import sb3_contrib
 import stable_baselines3
 import torch
+from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.vec_env import SubprocVecEnv
 
 import fasttrain
@@ -147,3 +148,36 @@ def test_threads():
         assert set_threads("default") == 1
     finally:
         torch.set_num_threads(before)
+
+
+def test_rounds_and_noise_reach_stocks_arguments():
+    small = ("env.id=Pendulum-v1", "vec_env=dummy", "num_envs=1", "algo.buffer_size=500")
+    config = effective(*small, "algo=td3", "algo.train_freq=[2,episode]", "algo.action_noise=ornstein-uhlenbeck_0.25")
+    env = build_vec_env(config, 1, 0)
+    model = build_algorithm(config, env, PhaseClock())
+    assert (model.train_freq.frequency, model.train_freq.unit.value, model.gradient_steps) == (2, "episode", -1)
+    assert isinstance(model.action_noise, OrnsteinUhlenbeckActionNoise)
+    assert model.action_noise._sigma.tolist() == [0.25]
+    wrong = effective(*small, "algo=td3", "algo.action_noise=pink_1")
+    with pytest.raises(
+        ConfigError, match="algo.action_noise=pink_1: expected normal_0.1, .*, or ornstein-uhlenbeck_0.1"
+    ):
+        build_algorithm(wrong, env, PhaseClock())
+    env.close()
+
+
+@pytest.mark.parametrize("engine", ["stock", "fast"])
+def test_state_dependent_exploration_reaches_ppo(engine: str):
+    config = effective("env.id=Pendulum-v1", "vec_env=dummy", "num_envs=2", "algo=ppo", f"engine={engine}",
+                       "algo.use_sde=true", "algo.sde_sample_freq=4")  # fmt: skip
+    env = build_vec_env(config, 2, 0)
+    model = build_algorithm(config, env, PhaseClock())
+    assert (model.use_sde, model.sde_sample_freq, model.policy.use_sde) == (True, 4, True)
+    env.close()
+
+
+def test_an_algorithm_without_a_discount_normalises_by_vecnormalizes_own():
+    config = effective("env.id=CartPole-v1", "vec_env=dummy", "num_envs=1", "algo=ars", "env.normalize=[obs,reward]")
+    env = build_vec_env(config, 1, 0)
+    assert env.gamma == 0.99
+    env.close()

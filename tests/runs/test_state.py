@@ -66,7 +66,7 @@ def test_rules_that_stop_decide_as_if_never_interrupted(rising: bool):
 def test_intervals_go_on_and_changed_ones_begin_from_here():
     def callback(log: int, evaluate: int) -> Any:
         return SimpleNamespace(_log=Interval(log), _evaluate=Interval(evaluate), _checkpoint=Interval(0),
-                               _logged_updates=0, enemy_turn_ms=0.0)  # fmt: skip
+                               _film=Interval(0), _logged_updates=0, enemy_turn_ms=0.0)  # fmt: skip
 
     first, fresh = callback(10, 100), callback(10, 70)
     first._log.due(25)

@@ -136,7 +136,7 @@ def test_same_seed_same_weights_and_evaluation_changes_nothing(fasttrain: RunCom
 def test_any_gymnasium_env(fasttrain: RunCommand, algo: str, stock: type[PPO] | type[DQN]):
     extra = ("algo.rollout_size=480", "batch_size=48") if algo == "ppo" else ("warmup_steps=100",)
     done = fasttrain("+profile=speed", "env.id=CartPole-v1", f"algo={algo}", "total_timesteps=960", "eval.episodes=4",
-                     *extra)  # fmt: skip
+                     "vec_env=dummy", *extra)  # fmt: skip
     assert done.exit_code == 0, done.err
     summary = done.json("summary.json")
     assert summary["quality"]["win_rate"] is None

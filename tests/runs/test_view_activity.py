@@ -127,7 +127,7 @@ def test_in_a_log_only_the_innermost_speaks(hurried: None) -> None:
 def test_below_the_live_view_of_a_training_which_moves_by_itself(hurried: None) -> None:
     console, file = terminal(80)
     view = LiveView(Progress(1000, PhaseClock()), console, "ppo on X", panel=True)
-    view._next = 0.0
+    view._draws = 0.0
     with view:
         view.tick()
         with activity(console, "evaluating"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from gymnasium import spaces
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecNormalize
+from traced_envs import Hidden, Parts, Slow
 
 from fasttrain.envs.retrace import Retraced
 from fasttrain.errors import ConfigError
@@ -27,48 +27,11 @@ from fasttrain.vec.self_play import RandomOpponent, SelfPlayVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
 from toys import ToyGame
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 
 def cart() -> Any:
     return Monitor(gymnasium.make("CartPole-v1"))
-
-
-class Hidden(gymnasium.Env[Any, Any]):
-    """Shows a number that comes from nowhere."""
-
-    observation_space = spaces.Box(-9, 9, (1,), np.float32)
-    action_space = spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        return self.np_random.random(1, np.float32), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        return np.random.default_rng().random(1, np.float32), 1.0, False, False, {}
-
-
-class Parts(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """CartPole with observations in two parts."""
-
-    def __init__(self) -> None:
-        super().__init__(gymnasium.make("CartPole-v1"))
-        box = spaces.Box(-np.inf, np.inf, (2,), np.float32)
-        self.observation_space = spaces.Dict({"cart": box, "pole": box})
-
-    def reset(self, **more: Any) -> Any:
-        seen, info = self.env.reset(**more)
-        return {"cart": seen[:2], "pole": seen[2:]}, info
-
-    def step(self, action: Any) -> Any:
-        seen, *rest = self.env.step(action)
-        return {"cart": seen[:2], "pole": seen[2:]}, *rest
-
-
-class Slow(Hidden):
-    """An episode without an end, 20 ms a step."""
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        time.sleep(0.02)
-        return self.np_random.random(1, np.float32), 1.0, False, False, {}
 
 
 BUILDS: dict[str, Callable[[], VecEnv]] = {
@@ -77,7 +40,7 @@ BUILDS: dict[str, Callable[[], VecEnv]] = {
     "self-play": lambda: SelfPlayVecEnv(NativeVecEnv(SkullKingGame(3, opponents="self"))),
     "dummy": lambda: DummyVecEnv([Retraced(cart)] * 3),
     "subproc": lambda: SubprocVecEnv([Retraced(cart)] * 2),
-    "shared": lambda: SharedMemoryVecEnv([Retraced(cart)] * 3, 2),
+    "shared": lambda: SharedMemoryVecEnv([Retraced(cart)] * 3, 1),
     "dummy, Dict": lambda: DummyVecEnv([Retraced(lambda: Monitor(Parts()))] * 2),
     "subproc, Dict": lambda: SubprocVecEnv([Retraced(lambda: Monitor(Parts()))] * 2),
     "shared, Dict": lambda: SharedMemoryVecEnv([Retraced(Parts)] * 3, 2),

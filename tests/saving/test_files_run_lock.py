@@ -83,7 +83,7 @@ def test_a_note_that_is_none_is_not_shown(tmp_path: Path) -> None:
 
 def test_a_run_that_goes_on_can_be_neither_resumed_nor_begun_again(tmp_path: Path, fasttrain: RunCommand) -> None:
     small = ("env.id=CartPole-v1", "algo=ppo", "total_timesteps=256", "algo.rollout_size=128", "batch_size=64",
-             "num_envs=2", "checkpoint_every=128", "eval.episodes=2", "checkup=off")  # fmt: skip
+             "vec_env=dummy", "num_envs=2", "checkpoint_every=128", "eval.episodes=2", "checkup=off")  # fmt: skip
     done = fasttrain(*small)
     assert done.exit_code == 0, done.err
     before = {path: path.read_bytes() for path in done.folder.rglob("*") if path.is_file() and path.name != LOCK}

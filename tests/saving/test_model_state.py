@@ -19,7 +19,6 @@ from fasttrain.engines.engine import EngineSettings
 from fasttrain.engines.guard import Guard
 from fasttrain.errors import ConfigError, DivergedError
 from fasttrain.saving.model_state import load_model_state, model_state
-from fasttrain.spec.config import GuardConfig
 
 
 def model(kind: Any, width: int = 8, fused: bool = False) -> Any:
@@ -111,7 +110,7 @@ def test_what_a_guard_goes_back_to_is_of_the_policy_that_is_trained():
     """Also while another update is under way."""
     trained, fresh = model(PPO), model(PPO)
     for each in (trained, fresh):
-        each.engine.guard = Guard(GuardConfig(at_limit="rollback"))
+        each.engine.guard = Guard("rollback")
         each.use_engine(EngineSettings(overlap=True))
     keep = Keep(at=64)
     trained.learn(96, callback=keep)

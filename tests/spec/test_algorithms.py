@@ -27,10 +27,23 @@ def less(algo: str) -> tuple[str, ...]:
     """Of each kind of algorithm, so that `steps_of` hold some updates."""
     spec = ALGORITHMS[algo]
     if spec.off_policy:
-        return "num_envs=2", "warmup_steps=50", "batch_size=16", "updates_per_step=1", "algo.buffer_size=500"
+        return (
+            "algo.net_arch=[16]",
+            "num_envs=2",
+            "warmup_steps=50",
+            "batch_size=16",
+            "updates_per_step=1",
+            "algo.buffer_size=500",
+        )
     if spec.on_policy:
         epochs = ["algo.n_epochs=2"] if "n_epochs" in spec.arguments() else []
-        return "num_envs=2", "algo.rollout_size=64", *(["batch_size=16"] if spec.minibatches else []), *epochs
+        return (
+            "algo.net_arch=[16]",
+            "num_envs=2",
+            "algo.rollout_size=64",
+            *(["batch_size=16"] if spec.minibatches else []),
+            *epochs,
+        )
     return ("algo.n_delta=2",)
 
 
@@ -60,7 +73,8 @@ def test_the_table_of_arguments_is_that_of_the_installed_classes(monkeypatch: py
 def test_defaults_are_those_of_the_stock_class(algo: str):
     spec, config = ALGORITHMS[algo], configured(f"algo={algo}", f"env.id={env_of(algo)}")
     for name, (_, default) in spec.arguments().items():
-        if name in spec.keys() and name not in ("n_steps", *spec.tiers["baseline"]):  # noqa: SIM118
+        ours = ("n_steps", "train_freq", *spec.tiers["baseline"])
+        if name in spec.keys() and name not in ours:  # noqa: SIM118
             assert getattr(config.algo, name) == default, name
     stock = {name: default for name, (_, default) in spec.arguments().items()}
     own = spec.tiers["baseline"]

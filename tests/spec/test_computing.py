@@ -6,7 +6,7 @@ import pytest
 
 from conftest import configured
 from fasttrain.errors import ConfigError
-from fasttrain.spec.checks import NOT_APPLICABLE, EnvFacts, Machine
+from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.computing import AMP_PAYS_FROM_WIDTH
 from fasttrain.spec.plan import Row, RunSpec, resolve
 
@@ -36,8 +36,8 @@ def outcome(plan: RunSpec, flag: str) -> tuple[object, str]:
     [
         (OLD, ("algo.net_arch=[512]",), ("off", "this CPU has no bf16 units")),
         (BF16, (), ("off", f"the widest layer has 64 units; on a CPU it pays from {AMP_PAYS_FROM_WIDTH}")),
-        (BF16, ("algo.net_arch={pi: [64], vf: [512, 32]}",), ("on", "AVX512-BF16, and layers of 512 units")),
-        (CUDA, ("device=cuda",), ("on", "CUDA has units for it")),
+        (BF16, ("algo.net_arch={pi: [64], vf: [512, 32]}",), ("bfloat16", "AVX512-BF16, and layers of 512 units")),
+        (CUDA, ("device=cuda",), ("bfloat16", "CUDA has units for it")),
         (CUDA, (), ("off", "this CPU has no bf16 units")),
     ],
 )
@@ -47,7 +47,7 @@ def test_auto_precision_is_by_hardware_and_width(machine: Machine, arguments: tu
 
 
 def test_convolutions_take_bfloat16_where_the_cpu_has_units():
-    assert outcome(plan_of("+profile=speed", machine=BF16, images=True), "use_amp")[0] == "on"
+    assert outcome(plan_of("+profile=speed", machine=BF16, images=True), "use_amp")[0] == "bfloat16"
     assert outcome(plan_of("+profile=speed", machine=OLD, images=True), "use_amp")[0] == "off"
 
 
@@ -55,10 +55,10 @@ def test_convolutions_take_bfloat16_where_the_cpu_has_units():
     ("width", "rows", "fused", "expected"),
     [
         (512, 256, "auto", ("off", "on")),  # few rows: the compiled kernels are faster
-        (1024, 256, "auto", ("on", "off")),
-        (512, 2048, "auto", ("on", "off")),
+        (1024, 256, "auto", ("bfloat16", "off")),
+        (512, 2048, "auto", ("bfloat16", "off")),
         (256, 2048, "auto", ("off", "on")),
-        (512, 256, "off", ("on", "off")),
+        (512, 256, "off", ("bfloat16", "off")),
         (256, 256, "off", ("off", "off")),
     ],
 )
@@ -70,7 +70,8 @@ def test_precision_and_kernels_by_width_and_rows(width: int, rows: int, fused: s
 
 def test_images_go_to_cuda_by_themselves():
     plan = plan_of("+profile=speed", machine=CUDA, images=True)
-    assert [row_of(plan, flag).effective for flag in ("use_amp", "use_compile", "pin_memory")] == ["on"] * 3
+    found = [row_of(plan, flag).effective for flag in ("use_amp", "use_compile", "pin_memory")]
+    assert found == ["bfloat16", "reduce-overhead", "on"]
     assert row_of(plan, "fused_update").effective == "off"
     assert plan_of("+profile=speed", machine=CUDA).config.use_compile == "off", "a small MLP stays on the CPU"
 
@@ -83,22 +84,21 @@ def test_only_our_algorithms_can(flag: str, algo: str):
     with pytest.raises(ConfigError, match=f"{flag}=on with engine=stock: "):
         plan_of(*stock, f"{flag}=on", machine=CUDA)
     ours = plan_of(f"algo={algo}", "engine=fast", "device=cuda", f"{flag}=auto", machine=CUDA)
-    assert outcome(ours, flag)[0] == "on"
+    assert outcome(ours, flag)[0] == {"use_amp": "bfloat16", "use_compile": "reduce-overhead"}.get(flag, "on")
 
 
 def test_numbers_need_our_engine_too():
-    for argument in ("gradient_accumulation=2", "inference_batch_size=4"):
-        with pytest.raises(ConfigError, match=f"{argument} with engine=stock: .*take engine=fast"):
-            plan_of("engine=stock", argument)
+    with pytest.raises(ConfigError, match="gradient_accumulation=2 with engine=stock: .*take engine=fast"):
+        plan_of("engine=stock", "gradient_accumulation=2")
 
 
 def test_float16_needs_cuda():
-    with pytest.raises(ConfigError, match="amp_dtype=float16 with use_amp=on on the CPU.*take amp_dtype=bfloat16"):
-        plan_of("engine=fast", "use_amp=on", "amp_dtype=float16")
-    with pytest.raises(ConfigError, match="amp_dtype=float16 with use_amp=auto on the CPU"):
-        plan_of("engine=fast", "use_amp=auto", "amp_dtype=float16", amp_dtype=TYPED)
-    plan = plan_of("engine=fast", "use_amp=on", "amp_dtype=float16", "device=cuda", machine=CUDA)
-    assert outcome(plan, "amp_dtype") == ("float16", "with gradient scaling")
+    with pytest.raises(ConfigError, match="use_amp=float16 on the CPU: .*take use_amp=bfloat16, or device=cuda"):
+        plan_of("engine=fast", "use_amp=float16", use_amp=TYPED)
+    of_profile = plan_of("engine=fast", "use_amp=float16", use_amp="profile mine")
+    assert outcome(of_profile, "use_amp") == ("off", "float16 needs CUDA")
+    plan = plan_of("engine=fast", "use_amp=float16", "device=cuda", machine=CUDA)
+    assert outcome(plan, "use_amp") == ("float16", "with gradient scaling")
 
 
 @pytest.mark.parametrize(
@@ -112,36 +112,27 @@ def test_float16_needs_cuda():
 )
 def test_precision_where_it_does_not_pay_is_done_with_a_warning(machine: Machine, width: int, reason: str):
     plan = plan_of("engine=fast", "use_amp=on", f"algo.net_arch=[{width}]", machine=machine)
-    assert outcome(plan, "use_amp") == ("on", reason)
-
-
-@pytest.mark.parametrize(
-    ("flag", "switch"), [("amp_dtype=bfloat16", "use_amp"), ("compile_mode=default", "use_compile")]
-)
-def test_a_detail_without_its_switch(flag: str, switch: str):
-    name = flag.split("=")[0]
-    assert outcome(plan_of("engine=fast"), name) == (NOT_APPLICABLE, f"{switch} is off")
-    with pytest.raises(ConfigError, match=f"{flag} means nothing with {switch}=off: take {switch}=on"):
-        plan_of("engine=fast", flag, **{name: TYPED})
-    assert outcome(plan_of("engine=fast", flag, f"{switch}=auto", **{name: TYPED}), name)[0] == NOT_APPLICABLE
+    assert outcome(plan, "use_amp") == ("bfloat16", reason)
 
 
 def test_auto_compiles_on_cuda_with_graphs():
+    graphs = "CUDA graphs of acting and of the whole update"
     plan = plan_of("engine=fast", "use_compile=auto", "device=cuda", machine=CUDA)
-    assert outcome(plan, "use_compile") == ("on", "CUDA: launching kernels is the wall")
-    assert outcome(plan, "compile_mode") == ("reduce-overhead", "CUDA graphs of acting and of the whole update")
-    assert plan.config.compile_mode == "reduce-overhead"
-    chosen = plan_of("engine=fast", "use_compile=auto", "device=cuda", machine=CUDA, compile_mode=TYPED)
-    assert outcome(chosen, "compile_mode") == ("default", "")
+    assert outcome(plan, "use_compile") == ("reduce-overhead", f"launching kernels is the wall: {graphs}")
+    assert plan.config.use_compile == "reduce-overhead"
+    chosen = [plan_of("engine=fast", f"use_compile={mode}", "device=cuda", machine=CUDA) for mode in ("on", "default")]
+    assert [outcome(plan, "use_compile") for plan in chosen] == [("default", "")] * 2
+    most = plan_of("engine=fast", "use_compile=max-autotune", "device=cuda", machine=CUDA)
+    assert outcome(most, "use_compile") == ("max-autotune", graphs)
     on_cpu = plan_of("engine=fast", "use_compile=auto")
     assert outcome(on_cpu, "use_compile") == ("off", "on a CPU it takes longer to compile than it brings")
 
 
 def test_graphs_need_cuda():
-    arguments = ("engine=fast", "use_compile=on", "compile_mode=reduce-overhead")
-    assert outcome(plan_of(*arguments), "compile_mode") == ("default", "CUDA graphs need CUDA")
-    with pytest.raises(ConfigError, match="compile_mode=reduce-overhead with device=auto"):
-        plan_of(*arguments, compile_mode=TYPED)
+    arguments = ("engine=fast", "use_compile=reduce-overhead")
+    assert outcome(plan_of(*arguments), "use_compile") == ("default", "CUDA graphs need CUDA")
+    with pytest.raises(ConfigError, match="use_compile=reduce-overhead with device=auto: .*take use_compile=default"):
+        plan_of(*arguments, use_compile=TYPED)
 
 
 @pytest.mark.parametrize("argument", ["use_amp=on", "use_compile=on", "gradient_accumulation=2"])
@@ -150,7 +141,8 @@ def test_what_the_kernels_lack_is_done_eagerly_unless_they_were_asked_for(argume
     plan = plan_of("engine=fast", "fused_update=auto", argument)
     assert row_of(plan, "fused_update").effective == "off"
     assert flag in row_of(plan, "fused_update").reason
-    assert str(row_of(plan, flag).effective) == argument.split("=")[1]
+    meant = {"use_amp": "bfloat16", "use_compile": "default"}.get(flag, "2")
+    assert str(row_of(plan, flag).effective) == meant
     with pytest.raises(ConfigError, match=f"{argument} .*fused_update=on"):
         plan_of("engine=fast", "fused_update=on", argument, **{flag: TYPED})
 
@@ -168,8 +160,8 @@ def test_kernels_asked_for_win_over_auto_and_over_a_profile():
 
 def test_wide_nets_leave_the_kernels_for_bfloat16():
     plan = plan_of("+profile=speed", "algo.net_arch=[1024, 512]", machine=BF16)
-    assert outcome(plan, "use_amp")[0] == "on"
-    assert outcome(plan, "fused_update") == ("off", "use_amp is on: the compiled kernels compute in float32")
+    assert outcome(plan, "use_amp")[0] == "bfloat16"
+    assert outcome(plan, "fused_update") == ("off", "use_amp is bfloat16: the compiled kernels compute in float32")
 
 
 def test_a_micro_batch_has_a_row():
@@ -185,42 +177,6 @@ def test_pinned_memory_is_for_cuda():
     assert row_of(plan, "pin_memory").effective == "on"
     plan = plan_of("engine=fast", "pin_memory=on", "device=cuda", machine=CUDA)
     assert row_of(plan, "pin_memory").effective == "on"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (("inference_batch_size=3",), (3, "")),
-        (("inference_batch_size=8",), (None, "all 8 envs fit into one forward")),
-        (("inference_batch_size=3", "fused_update=on"), (None, "not needed: compiled kernels act row by row")),
-        ((), (None, "")),
-    ],
-)
-def test_envs_per_forward(arguments: tuple[str, ...], expected: object):
-    assert outcome(plan_of("engine=fast", "num_envs=8", *arguments), "inference_batch_size") == expected
-
-
-@pytest.mark.parametrize(
-    ("workers", "size", "expected"),
-    [
-        (4, 4, (None, "all 4 envs of a group (num_envs=8, schedule=pipelined) fit into one forward")),
-        (4, 3, (3, "")),
-        (3, 5, (5, "")),  # groups of two workers and of one; a worker has up to three envs
-    ],
-)
-def test_a_group_acts_in_one_forward(workers: int, size: int, expected: object):
-    arguments = ("vec_env=shared", "num_envs=8", f"num_workers={workers}", "pipeline=2", f"inference_batch_size={size}")
-    assert outcome(plan_of("engine=fast", *arguments), "inference_batch_size") == expected
-
-
-def test_kernels_asked_for_take_no_typed_envs_per_forward():
-    with pytest.raises(ConfigError, match="inference_batch_size=3 with fused_update=on: .*take fused_update=off"):
-        plan_of("engine=fast", "fused_update=on", "inference_batch_size=3", inference_batch_size=TYPED)
-
-
-def test_inference_batch_size_has_a_least_value():
-    with pytest.raises(ConfigError, match="inference_batch_size=0: must be at least 1"):
-        configured("inference_batch_size=0")
 
 
 def test_other_devices():

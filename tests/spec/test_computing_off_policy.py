@@ -73,6 +73,31 @@ def test_the_replay_ratio_is_printed_and_a_low_one_warned_of(arguments: tuple[st
     assert (row in plan.notable()) == (ratio != 1 / 8)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "updates", "ratio", "reason"),
+    [
+        (("num_envs=2", "algo.train_freq=16", "updates_per_step=8"), 8, 0.25, "8 updates per 16 vector steps of 2"),
+        (("num_envs=2", "algo.train_freq=16", "updates_per_step=-1"), 32, 1.0, "32 updates per 16 vector steps of 2"),
+        (("num_envs=1", "algo.train_freq=[1,episode]", "updates_per_step=-1"), -1, 1.0, "after every episode one per"),
+        (("num_envs=1", "algo.train_freq=[2,episode]", "updates_per_step=9"), 9, None, "9 updates after every 2"),
+        (("num_envs=2", "algo.train_freq=16"), 1, 1 / 32, "take updates_per_step=4 or more"),
+    ],
+)  # fmt: skip
+def test_rounds_of_several_steps(arguments: tuple[str, ...], updates: int, ratio: float | None, reason: str):
+    plan = plan_of("engine=fast", *arguments)
+    row = row_of(plan, "replay_ratio")
+    assert plan.config.updates_per_step == updates
+    assert row.effective == (ratio if ratio is None else pytest.approx(ratio, abs=1e-4))
+    assert reason in row.reason
+
+
+def test_one_update_a_transition_is_the_own_value_of_algorithms_for_numbers():
+    assert plan_of("algo=sac", "num_envs=3", "algo.train_freq=4").config.updates_per_step == 12
+    assert plan_of("algo=sac", "num_envs=3", "algo.train_freq=4", "updates_per_step=5").config.updates_per_step == 12
+    config = plan_of("algo=sac", "num_envs=3", "updates_per_step=5", typed=("updates_per_step",)).config
+    assert config.updates_per_step == 5
+
+
 @pytest.mark.parametrize("argument", ["double_q=true", "dueling=true", "prioritized=true", "loss=mse"])
 def test_what_stock_dqn_has_not_is_refused_there(argument: str):
     plan_of("engine=fast", f"algo.{argument}")

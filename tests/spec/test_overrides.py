@@ -53,6 +53,7 @@ def test_environment_stands_before_the_command_line_and_yields_to_it():
     assert normalise(["seed=1"], {"NUM_ENVS": "16"}) == ["num_envs=16", "seed=1"]
     assert normalise(["num_envs=4"], {"NUM_ENVS": "16"}) == ["num_envs=4"]
     assert from_environment({"NUM_ENVS": "", "HOME": "x", "LEAN_INFO": "1"}) == ["lean_info=1"]
+    assert from_environment({"INFERENCE_BATCH_SIZE": "4"}) == ["inference_batch_size=4"], "to be told that it is gone"
 
 
 def test_options_come_first_with_their_values():
@@ -64,11 +65,11 @@ def test_sources_by_precedence():
     found = sources(
         ["+profile=speed", "num_envs=16", "seed=3"],
         {"NUM_ENVS": "16"},
-        {"speed": ["num_envs", "engine"], "mine": ["engine"]},
+        {"profile speed": ["num_envs", "engine"], "tuned mine": ["engine"]},
     )
     assert found == {
         "num_envs": "environment",
-        "engine": "profile mine",
+        "engine": "tuned mine",
         "profile": "command line",
         "seed": "command line",
     }
@@ -93,6 +94,9 @@ def test_same_key_typed_with_another_value_is_the_command_line():
         ("force_dummy_vec_env=1", ["vec_env=dummy"]),
         ("force_dummy_vec_env=0", []),
         ("algo.learning_starts=9", ["warmup_steps=9"]),
+        ("env.eval_episodes=9", ["++env.own.eval_episodes=9"]),
+        ("env.native_num_envs.speed=9", ["++env.own.num_envs.speed=9"]),
+        ("env.by_tier.ppo.speed.n_epochs=9", ["++env.own.ppo.speed.n_epochs=9"]),
     ],
 )
 def test_other_names_of_a_setting(typed: str, meant: list[str]):
@@ -102,6 +106,17 @@ def test_other_names_of_a_setting(typed: str, meant: list[str]):
         assert normalise([], {name.upper(): value}) == meant
         key = meant[0].partition("=")[0] if meant else "seed"
         assert normalise([f"{key}=9"], {name.upper(): value}) == [f"{key}=9"], "what is typed wins"
+
+
+def test_other_names_say_how_a_switch_is_on():
+    assert normalise(["amp_dtype=float16", "use_amp=auto"], {}) == ["use_amp=float16"]
+    assert normalise(["use_compile=on", "compile_mode=max-autotune"], {}) == ["use_compile=max-autotune"]
+    assert normalise(["compile_mode=max-autotune"], {}) == ["use_compile=max-autotune"]
+    assert normalise(["use_amp=auto", "amp_dtype=bfloat16", "compile_mode=default"], {}) == ["use_amp=auto"]
+    assert normalise([], {"AMP_DTYPE": "float16", "USE_AMP": "on"}) == ["use_amp=float16"]
+    assert normalise([], {"COMPILE_MODE": "max-autotune"}) == ["use_compile=max-autotune"]
+    with pytest.raises(ConfigError, match="amp_dtype=float16 contradicts use_amp=off: they are one setting"):
+        normalise(["use_amp=off", "amp_dtype=float16"], {})
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -7,14 +8,15 @@ import pytest
 from conftest import composed, configured
 from fasttrain.errors import ConfigError
 from fasttrain.spec.config import ALGO_CLASSES
-from fasttrain.spec.reading import all_keys, from_mapping, to_dict
+from fasttrain.spec.overrides import GONE
+from fasttrain.spec.reading import all_keys, from_mapping, to_dict, without_gone
 
 
 def test_default_job_is_skull_king_with_maskable_ppo():
     config = configured()
     assert config.env.id == "fasttrain/SkullKing-v0"
     assert config.algo.name == "maskable_ppo"
-    assert config.total_timesteps == config.env.total_timesteps
+    assert config.total_timesteps == config.own.total_timesteps
 
 
 @pytest.mark.parametrize("profile", ["baseline", "exact", "balance", "speed", "debug"])
@@ -29,7 +31,7 @@ def test_profiles_choose_the_values_of_the_design():
     speed, balance = configured("+profile=speed"), configured("+profile=balance")
     assert (speed.num_envs, balance.num_envs) == (12, 8)
     assert (speed.updates_per_step, balance.updates_per_step) == (10, 6)
-    assert (speed.own.native_num_envs, balance.own.native_num_envs) == (256, 64)
+    assert (speed.own.num_envs, balance.own.num_envs) == (256, 64)
     dqn = configured("+profile=speed", "algo=dqn", "env.id=CartPole-v1")
     assert (dqn.own.batch_size, dqn.warmup_steps) == (256, 2000)
 
@@ -101,7 +103,7 @@ def test_own_values_are_the_given_ones_then_the_games_then_the_algorithms():
         config = configured(*arguments)
         own = config.own
         assert config.algo.learning_rate == own.learning_rate
-        return own.batch_size, own.learning_rate, own.n_epochs, own.rollout_size, own.native_num_envs
+        return own.batch_size, own.learning_rate, own.n_epochs, own.rollout_size, own.num_envs
 
     assert own("+profile=speed") == (1024, 1e-3, 4, 16_384, 256), "Skull King's"
     assert own("+profile=speed", "env.id=CartPole-v1", "algo=ppo") == (256, 1e-3, 10, 4_096, None), "PPO's"
@@ -111,12 +113,14 @@ def test_own_values_are_the_given_ones_then_the_games_then_the_algorithms():
 
 def test_own_values_of_version_0_1_are_settings():
     config = configured("+profile=speed", "own.batch_size=128", "own.n_epochs=2", "own.tier=balance")
-    assert (config.batch_size, config.algo.n_epochs, config.tier) == (128, 2, "balance")
+    assert (config.own.batch_size, config.algo.n_epochs, config.tier) == (128, 2, "balance")
+    assert configured("own.n_epochs=2", "algo=dqn", "env.id=CartPole-v1").own.n_epochs == 2, "means nothing there"
     plain, own = composed("+profile=speed"), {"tier": "baseline", "batch_size": 512, "native_num_envs": 64}
     profile = from_mapping({**plain, "own": own})
-    assert (profile.tier, profile.batch_size, profile.num_envs) == ("baseline", 512, 64), "as a profile of 0.1 says"
+    assert (profile.tier, profile.own.batch_size, profile.num_envs) == ("baseline", 512, 64), "as a profile of 0.1 says"
+    assert from_mapping({**plain, "own": own}, {"tier", "num_envs"}).num_envs == 12, "typed"
     assert from_mapping({**plain, "batch_size": 32, "own": own}).batch_size == 32
-    with pytest.raises(ConfigError, match="unknown key 'own'"):
+    with pytest.raises(ConfigError, match="unknown key 'env.own.maskable_ppo.speed.batch'; did you mean 'batch_size'"):
         from_mapping({**plain, "own": {"batch": 1}})
 
 
@@ -131,9 +135,14 @@ def test_a_plateau_has_one_setting():
         configured("stop.on_plateau=false", "stop.patience=0.4")
 
 
-def test_what_nobody_can_choose_any_more_is_told():
-    with pytest.raises(ConfigError, match="^eval.num_envs is no setting any more: an evaluation takes 8 envs"):
-        from_mapping({**composed(), "eval": {"num_envs": 4}})
+@pytest.mark.parametrize("key", GONE)
+def test_what_nobody_can_choose_any_more_is_told(key: str):
+    told = f"^{re.escape(key)} is no setting any more: {re.escape(GONE[key])}; leave it out$"
+    group, _, name = key.rpartition(".")
+    plain = composed()
+    with pytest.raises(ConfigError, match=told):
+        from_mapping({**plain, group: {**plain[group], name: 4}} if group else {**plain, name: 4})
+    assert without_gone({**plain, **({group: {**plain[group], name: 4}} if group else {name: 4})}) == plain
 
 
 def test_a_game_says_how_long_unless_it_is_given():
@@ -142,6 +151,43 @@ def test_a_game_says_how_long_unless_it_is_given():
     config = configured("env.id=CartPole-v1", "algo=ppo", "total_timesteps=5e3", "eval.episodes=7")
     assert (config.total_timesteps, config.eval.episodes) == (5_000, 7)
     assert configured().total_timesteps == 3_000_000
+
+
+def test_files_of_before_say_how_a_switch_is_on():
+    def read(**values: Any) -> tuple[str, str]:
+        config = from_mapping({**composed(), "engine": "fast", **values})
+        return config.use_amp, config.use_compile
+
+    old = {"amp_dtype": "bfloat16", "compile_mode": "default"}
+    assert read(**old, use_amp="off", use_compile="auto") == ("off", "auto"), "as 0.1 stored and its profiles said"
+    assert read(**old, use_amp="auto", use_compile=True) == ("auto", "on")
+    other = {"amp_dtype": "float16", "compile_mode": "max-autotune"}
+    assert read(**other, use_amp="off", use_compile=False) == ("off", "off"), "what is off has no mode"
+    assert read(**other, use_amp="auto", use_compile="on") == ("float16", "max-autotune")
+
+
+def test_one_limit_says_what_hangs():
+    assert configured("checkup_timeout_s=600").env.step_timeout_s == 600
+    with pytest.raises(ConfigError, match="checkup_timeout_s=60 contradicts env.step_timeout_s=900"):
+        configured("checkup_timeout_s=60", "env.step_timeout_s=900")
+    plain = composed()
+    assert from_mapping({**plain, "checkup_timeout_s": 60}).env.step_timeout_s == 60, "a profile's"
+    stored = {**plain, "env": {**plain["env"], "step_timeout_s": 900.0}, "checkup_timeout_s": 120.0}
+    assert from_mapping(stored).env.step_timeout_s == 900, "0.1 stored its default beside it"
+
+
+def test_an_env_file_of_before_names_the_games_own_values():
+    today, old = composed("+profile=speed"), composed("+profile=speed")
+    own = dict(old["env"].pop("own"))
+    of_algorithms = {name: own[name] for name in ("maskable_ppo", "dqn")}
+    old["env"] |= {"native_num_envs": own["num_envs"], "by_tier": of_algorithms, "total_timesteps": 3e6}
+    old["env"]["eval_episodes"] = 2000
+    assert from_mapping(old) == from_mapping(today)
+    old["env"] |= {"by_tier": None, "native_num_envs": None}
+    plain = from_mapping(old)
+    assert (plain.own.num_envs, plain.own.batch_size, plain.total_timesteps) == (None, 256, 3_000_000)
+    typed = configured("env.id=CartPole-v1", "algo=ppo", "env.total_timesteps=7000", "env.eval_episodes=9")
+    assert (typed.total_timesteps, typed.eval.episodes) == (7_000, 9)
 
 
 def test_files_of_before_may_use_the_other_names():

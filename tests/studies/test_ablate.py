@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,8 @@ def measured(change: Callable[[dict[str, Any], int], dict[str, Any]] = lambda va
 
 def test_what_pays_is_kept_and_becomes_a_profile(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
     fakes = measured().use(monkeypatch)
-    done = fasttrain("ablate", "+profile=speed", "report=false", "gate.min_pairs=2",
+    monkeypatch.setattr("fasttrain.studies.judge.compare", partial(compare, min_pairs=2))
+    done = fasttrain("ablate", "+profile=speed", "report=false",
                      "ablate.flags=[engine,fused_update,lean_info,n_epochs,learning_rate]")  # fmt: skip
     assert done.exit_code == 0, done.err
     rows = {row["name"]: row for row in done.json("study.json")["rows"]}

@@ -42,11 +42,11 @@ def test_applying_all_is_the_profile_and_none_the_baseline():
 
 def test_levers_without_effect_on_this_machine_are_left_out():
     levers = find_levers(
-        {"engine": "stock", "use_amp": "off", "amp_dtype": "bfloat16", "prefetch": "off", "algo.n_epochs": 10},
-        {"engine": "fast", "use_amp": "auto", "amp_dtype": "bfloat16", "prefetch": "auto", "algo.n_epochs": 4},
+        {"engine": "stock", "use_amp": "off", "prefetch": "off", "algo.n_epochs": 10},
+        {"engine": "fast", "use_amp": "auto", "prefetch": "auto", "algo.n_epochs": 4},
     )
-    baseline = plan(engine="stock", use_amp="off", amp_dtype=NOT_APPLICABLE, prefetch=NOT_APPLICABLE)
-    profile = plan(engine="fast", use_amp="off", amp_dtype=NOT_APPLICABLE, prefetch=NOT_APPLICABLE)
+    baseline = plan(engine="stock", use_amp="off", prefetch=NOT_APPLICABLE)
+    profile = plan(engine="fast", use_amp="off", prefetch=NOT_APPLICABLE)
     assert [lever.name for lever in effective_levers(levers, baseline, profile)] == ["engine", "n_epochs"]
 
 

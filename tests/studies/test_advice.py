@@ -156,3 +156,16 @@ def test_what_is_stored_of_an_advice():
     (advice,) = logging_advice(situation(*BASELINE, rates=Rates(env=1e-6, logging=9e-6)))
     stored = advice._replace(candidate=given, expected=0.5, real=0.25).to_dict()
     assert (stored["change"], stored["expected_gain"], stored["real_gain"]) == ("use_amp=on", 0.5, 0.25)
+
+
+def test_what_limits_games_with_engines_becomes_a_change():
+    games = ("env.backend=daemons", "env.entry_point=game:Game", "daemons.command=[engine,'{port}']", "+profile=speed")
+    tried = ["daemons.count=4", "daemons.games_per_daemon=auto"]
+    now = situation(*games, rates=Rates(env=9e-6))._replace(engines=("Each computes all the time", tried))
+    (found,) = [one for one in candidates(now) if one.why == "Little's law"]
+    assert found.changes == (("daemons.count", 4), ("daemons.games_per_daemon", "auto"))
+    assert (found.overrides, found.flag_class) == (tried, "exact")
+    assert found._replace(changes=(("num_envs", 4), ("daemons.count", 2))).flag_class == "trade-off"
+    plan = changed_plan(now, found)
+    assert plan is not None
+    assert plan.config.daemons.count == 4

@@ -145,7 +145,8 @@ def test_a_real_comparison(fasttrain: RunCommand):
     candidates = "candidates=[{name: stock, overrides: [profile=baseline, vec_env=dummy]},speed]"
     done = fasttrain("compare", candidates, "seeds=1",
                      "env.id=CartPole-v1", "algo=ppo", "total_timesteps=1024", "algo.rollout_size=512", "batch_size=64",
-                     "algo.n_epochs=1", "eval.episodes=4", "torch_threads=1", "num_envs=4")  # fmt: skip
+                     "algo.n_epochs=1", "eval.episodes=4", "torch_threads=1", "num_envs=4",
+                     "vec_env=dummy")  # fmt: skip
     assert done.exit_code == 0, done.out
     rows = done.json("study.json")["rows"]
     assert [row["name"] for row in rows] == ["stock", "speed"]

@@ -28,6 +28,7 @@ KINDS = {
     "stock": ("+profile=baseline", *PPO),
     "recurrent": ("+profile=baseline", *PPO, "algo=recurrent_ppo", "algo.lstm_hidden_size=8"),
     "our DQN": ("+profile=speed", *DQN),
+    "DQN in rounds": ("+profile=speed", *DQN, "algo.train_freq=4", "updates_per_step=-1"),
     "stock DQN": ("+profile=baseline", *DQN),
     "shared": ("+profile=speed", *PPO, "vec_env=shared", "num_workers=2"),
     "pipeline": ("+profile=speed", *PPO, "vec_env=shared", "num_workers=2", "pipeline=2"),
@@ -99,6 +100,13 @@ def test_the_update_does_all_its_minibatches(ours: Rig):
     window = bench.update_window(ours, 0.0)
     assert ours.model.engine.gradient_updates - before == 2 * 64 // 32
     assert window["update"] > 0
+
+
+def test_updates_are_counted_per_transition_of_their_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    rig = rig_of(tmp_path, *KINDS["DQN in rounds"])
+    monkeypatch.setattr(bench, "_dqn_updates", lambda _: 32.0)
+    assert bench.update_window(rig, 0.0) == {"update": 32.0 / (4 * 4)}
+    rig.close()
 
 
 def test_a_slow_update_goes_on_with_one_epoch_counted_as_all(ours: Rig, monkeypatch: pytest.MonkeyPatch):

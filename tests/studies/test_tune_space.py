@@ -49,6 +49,15 @@ def test_update_ratios():
     assert update_ratio(ppo, {"batch_size": 512}, PPO) == 4 * 32 / 16384
     assert update_ratio(ppo, {"algo.n_epochs": 2}, PPO) == 2 * 16 / 16384
     assert update_ratio(dqn, {"num_envs": 20}, DQN) == 0.5
+    rounds = configured("+profile=speed", "algo=dqn", "algo.train_freq=4")
+    assert update_ratio(rounds, {"num_envs": 20}, DQN) == 0.125
+    assert update_ratio(rounds, {"updates_per_step": -1}, DQN) == 1.0
+
+
+def test_rounds_of_episodes_stay_with_one_env():
+    config = configured("algo=sac", "env.id=Pendulum-v1", "num_envs=1", "algo.train_freq=[1,episode]")
+    space = default_space(config, plan({**DQN, "num_envs": 1, "vec_env": "dummy", "updates_per_step": -1}), cores=4)
+    assert not {"num_envs", "updates_per_step"} & {*space}
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,10 @@ from fasttrain.vec.worker_envs import SEED_STRIDE, Failure, successor_seed
 from fasttrain.vec.worker_memory import NO_ROW, ROW
 from worker_toys import END, GO, Chaos, action_of, chaos_envs, walkers
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals"),
+    pytest.mark.usefixtures("forked_workers"),
+]
 
 
 def crew_of(env_fns: list[Callable[[], Any]], **changes: Any) -> Crew:

@@ -16,6 +16,8 @@ from fasttrain.errors import EnvError
 from fasttrain.vec.self_play import RandomOpponent, SelfPlayVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 
 class Scripted:
     """Names the number of its env, and notes what it was shown."""

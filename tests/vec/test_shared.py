@@ -30,6 +30,8 @@ from fasttrain.vec.shared import SharedMemoryVecEnv
 from toys import single_thread
 from worker_toys import ACTION_SPACES, Hat, Sampler, Stubborn, Walker, processes_left, walkers
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 _one_thread = pytest.fixture(autouse=True, scope="module")(single_thread)
 
 EnvFns = list[Callable[[], gym.Env[Any, Any]]]

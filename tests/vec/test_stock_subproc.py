@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,7 @@ import psutil
 import pytest
 from stable_baselines3.common.vec_env import SubprocVecEnv
 
-from fasttrain.vec.stock import start_subproc
+from fasttrain.vec.stock import start_subproc, workers_ended
 from worker_toys import Walker, signals_rained
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
@@ -60,3 +64,43 @@ def test_a_start_that_is_broken_off_leaves_nobody(tmp_path: Path):
     pids = [int(path.name) for path in tmp_path.iterdir()]
     assert len(pids) == 2
     assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_a_process_that_ends_without_closing_them_does_not_wait_for_them():
+    text = (
+        "from fasttrain.vec.stock import start_subproc\nfrom worker_toys import Walker\n"
+        "if __name__ == '__main__':\n    kept = start_subproc([lambda: Walker(0)] * 2)\n"
+        "    print(*(process.pid for process in kept.processes))\n"
+    )
+    command, here = [sys.executable, "-c", text], Path(inspect.getfile(Walker)).parent
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, cwd=here)
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == 2
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+class Dying(Walker):
+    """Of two envs the second raises in its third step."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.left = 3 if index else 10**9
+
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        if not self.left:
+            raise TypeError("no number")
+        return super().step(action)
+
+
+def test_after_an_error_nobody_waits_for_an_answer_that_was_taken(capfd: pytest.CaptureFixture[str]):
+    """SB3's own `close` would: the first worker answered, the second is gone, and the step is not over."""
+    env = start_subproc([functools.partial(Dying, index) for index in range(2)])
+    env.reset()
+    for _ in range(2):
+        env.step([0, 0])
+    with pytest.raises(EOFError), workers_ended(env):
+        env.step([0, 0])
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        env.close()
+    assert "no number" in capfd.readouterr().err

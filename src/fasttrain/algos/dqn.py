@@ -20,8 +20,9 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn, Schedule, TrainFreq
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecFrameStack, VecTransposeImage
 from stable_baselines3.dqn.policies import DQNPolicy
 
 from fasttrain.algos.fast import Fast, check_masks
@@ -267,8 +268,26 @@ def _new_storage(model: DQN, masked: bool) -> ReplayStorage:
         n_envs=model.n_envs,
         optimize_memory_usage=model.optimize_memory_usage,
         mask_width=sum(action_dims(model.action_space)) if masked else None,
+        frame_stack=None if model.optimize_memory_usage or asked not in STOCK_REPLAYS else frames_in(model.env),
         **{**window, **model.replay_buffer_kwargs, **(model.prioritized or {})},
     )
+
+
+def frames_in(env: VecEnv | None) -> int | None:
+    """How many frames an image that `env` shows has, one behind the other; None where it shows no images.
+
+    Only frames of VecFrameStack along the first axis count as such; an image otherwise stacked is one frame.
+    """
+    if env is None or not is_image_space(env.observation_space):
+        return None
+    stacks, first = 1, False
+    while isinstance(env, VecEnvWrapper):
+        first |= isinstance(env, VecTransposeImage)
+        if isinstance(env, VecFrameStack):
+            stacked: Any = env.stacked_obs
+            stacks, first = stacked.n_stack, first or stacked.channels_first
+        env = env.venv
+    return stacks if first else 1
 
 
 def _storage_of(model: DQN, masked: bool) -> ReplayStorage | None:

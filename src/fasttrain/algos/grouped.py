@@ -14,21 +14,20 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
 from fasttrain.algos.fast import bootstrap_truncated, clip_actions
+from fasttrain.batch import Int64Array, each_array, select_rows
 from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.engines.engine import Engine
 from fasttrain.engines.guard import check_actions
-from fasttrain.vec.base import SlotSource, copy_observations
-from fasttrain.vec.groups import GroupStep, WorkerGroups
-from fasttrain.vec.shared import SharedMemoryVecEnv
+from fasttrain.vec.base import SlotSource, SlotVecEnv, copy_observations
+from fasttrain.vec.groups import Groups, GroupStep
 
 
-def groups_of(model: Any, source: SlotSource) -> WorkerGroups | None:
-    """The workers in groups, as the collector's schedule has it; None where all step together."""
-    if model.use_sde or not isinstance(source, SharedMemoryVecEnv):
+def groups_of(model: Any, source: SlotSource) -> Groups | None:
+    """The envs in groups, as the collector's schedule has it; None where all step together."""
+    if model.use_sde or not isinstance(source, SlotVecEnv):
         return None
-    groups = {"pipelined": 2, "first_ready": source.num_workers}.get(model.collector.schedule, 1)
-    wanted = min(groups, source.num_workers)
-    return WorkerGroups(source, wanted) if wanted > 1 else None
+    found: Groups | None = source.groups(model.collector.schedule)
+    return found
 
 
 class GroupedRollout:
@@ -36,24 +35,25 @@ class GroupedRollout:
 
     Args:
         model: the algorithm; `_last_obs` and `_last_episode_starts` are where it begins.
-        groups: its env's workers in groups.
+        groups: its env's rows in groups.
         storage: filled with what was acted on and what came of it.
         engine: acts.
         masked: whether the algorithm uses masks.
     """
 
-    def __init__(self, model: Any, engine: Engine, groups: WorkerGroups, storage: RolloutStorage, masked: bool) -> None:
+    def __init__(self, model: Any, engine: Engine, groups: Groups, storage: RolloutStorage, masked: bool) -> None:
         self.model, self.engine, self.groups, self.storage, self.masked = model, engine, groups, storage, masked
         self.clock, self.first_ready = model.collector.clock, model.collector.schedule == "first_ready"
         self.guarded = engine.guard is not None
         self.begun = model.num_timesteps
-        count, steps = len(groups.rows), storage.num_steps
-        self.taken = [0] * count  # steps that each group has finished
-        self.under_way: list[int] = []  # in the order they were sent
-        self.dones = np.zeros((steps, storage.num_envs), np.bool_)
-        self.missing = [count] * steps  # groups that have not finished a step
+        envs, steps = storage.num_envs, storage.num_steps
+        self.every: Int64Array = np.arange(envs)
+        self.taken: Int64Array = np.zeros(envs, np.int64)  # steps that each env has finished
+        self.under_way: list[int] = []  # groups, in the order they were sent
+        self.dones = np.zeros((steps, envs), np.bool_)
+        self.missing: Int64Array = np.full(steps, envs)  # envs that have not finished a step
         self.infos: dict[int, list[dict[str, Any]]] = {}
-        self.observations: Any = [_rows(model._last_obs, rows) for rows in groups.rows]
+        self.observations: Any = copy_observations(model._last_obs)
         storage.episode_starts[0] = model._last_episode_starts
 
     def collect(self, callback: BaseCallback) -> bool:
@@ -65,15 +65,14 @@ class GroupedRollout:
         while self.under_way:
             self.clock.enter("env_step")
             ready = self.groups.first_ready(self.under_way) if self.first_ready else self.under_way[:1]
-            for group in ready:
-                self._take(group)
+            self._take(ready)
             while reported < len(self.missing) and not self.missing[reported]:
                 if not self._report(reported, callback):
                     self.groups.finish(self.under_way)
                     self._leave()
                     return False
                 reported += 1
-            self._act([group for group in ready if self.taken[group] < self.storage.num_steps])
+            self._act([group for group in ready if self.taken[self.groups.rows[group].start] < self.storage.num_steps])
         self.groups.finish([])
         self.storage.complete()
         self._leave()
@@ -83,55 +82,57 @@ class GroupedRollout:
         """Draw the next actions of some groups in one forward, and send them off."""
         if not groups:
             return
-        parts, slots = [self.groups.rows[group] for group in groups], self.groups.env.slots
-        masks = None
-        if self.masked:  # the workers have seen to it that every row has a legal action
-            masks = np.concatenate([slots.action_masks[rows] for rows in parts])  # type: ignore[index]
+        rows, slots = self.groups.rows_of(groups), self.groups.env.slots
+        # The workers have seen to it that every row has a legal action.
+        masks = slots.action_masks[rows] if self.masked else None
         self.clock.enter("action")
-        acted = self.engine.act(_joined([self.observations[group] for group in groups]), masks)
+        acted = self.engine.act(select_rows(self.observations, rows), masks)
         stored: Any = acted.stored
         drawn = clip_actions(self.model, acted.actions)
         self.clock.enter("env_step")
-        ends = np.cumsum([rows.stop - rows.start for rows in parts])
-        mine = [slice(end - (rows.stop - rows.start), end) for rows, end in zip(parts, ends.tolist(), strict=True)]
+        steps = self.taken[rows]
         if self.guarded:
-            for group, rows, part in zip(groups, parts, mine, strict=True):
-                step = self.begun + (self.taken[group] + 1) * self.storage.num_envs
-                check_actions(drawn[part], self.model.policy, _rows(stored.observations, part), step, rows.start)
-        for group, part in zip(groups, mine, strict=True):
-            self.groups.send(group, drawn[part])
-            self.under_way.append(group)
+            now = self.begun + (int(steps.max()) + 1) * self.storage.num_envs
+            check_actions(drawn, self.model.policy, stored.observations, now, rows)
+        self.groups.send_all(groups, drawn)
+        self.under_way += groups
         self.clock.enter("buffer")
-        for group, rows, part in zip(groups, parts, mine, strict=True):
-            self.storage.put(
-                self.taken[group], rows, _rows(stored.observations, part), stored.actions[part], stored.values[part],
-                stored.log_probs[part], None if stored.action_masks is None else stored.action_masks[part],
-            )  # fmt: skip
+        self.storage.put(
+            steps, rows, stored.observations, stored.actions, stored.values, stored.log_probs, stored.action_masks
+        )
 
-    def _take(self, group: int) -> None:
-        """What the group's step brought."""
-        done = self.groups.wait(group)
-        self.under_way.remove(group)
+    def _take(self, groups: list[int]) -> None:
+        """What some groups' steps brought."""
+        came, taken = self.groups.take(groups), {*groups}
+        self.under_way = [group for group in self.under_way if group not in taken]
         self.clock.enter("buffer")
-        rows, step, slots = done.rows, self.taken[group], self.groups.env.slots
-        rewards = self.storage.rewards[step]
-        rewards[rows] = slots.rewards[rows]
+        for one in came:
+            self._store(one, self.every[one.rows] if isinstance(one.rows, slice) else one.rows)
+
+    def _store(self, came: GroupStep, rows: Int64Array) -> None:
+        """What came of the last action of these envs, which may be at different steps."""
+        slots, storage, steps = self.groups.env.slots, self.storage, self.taken[rows]
+        storage.rewards[steps, rows] = slots.rewards[rows]
         dones = slots.terminations[rows] | slots.truncations[rows]
-        self.dones[step, rows] = dones
-        if step + 1 < self.storage.num_steps:
-            self.storage.episode_starts[step + 1, rows] = dones
-        if any(episode.truncated or episode.lost for episode in done.finished):  # reading waits for the device
-            values = self.storage.row("values", step)
-            bootstrap_truncated(self.engine, self.model.gamma, done.finished, rewards, values)
-        self.observations[group] = copy_observations(self.groups.observations(group))
-        self._note(step, done)
-        self.taken[group] += 1
-        self.missing[step] -= 1
+        self.dones[steps, rows] = dones
+        within = steps + 1 < storage.num_steps
+        storage.episode_starts[steps[within] + 1, rows[within]] = dones[within]
+        for step in {int(self.taken[episode.env_index]) for episode in came.finished}:
+            finished = [episode for episode in came.finished if self.taken[episode.env_index] == step]
+            if any(episode.truncated or episode.lost for episode in finished):  # reading waits for the device
+                values = storage.row("values", step)
+                bootstrap_truncated(self.engine, self.model.gamma, finished, storage.rewards[step], values)
+        each_array(lambda seen, now: seen.__setitem__(rows, now), self.observations, came.observations)
+        self._note(came, rows, steps)
+        self.taken[rows] += 1
+        np.subtract.at(self.missing, steps, 1)
 
-    def _note(self, step: int, done: GroupStep) -> None:
-        if step not in self.infos:
+    def _note(self, came: GroupStep, rows: Int64Array, steps: Int64Array) -> None:
+        """Infos, each with the step of its env."""
+        for step in {*steps.tolist()} - {*self.infos}:
             self.infos[step] = [{} for _ in range(self.storage.num_envs)]
-        self.groups.env.fill_infos(self.infos[step], done.rows, done.records, done.finished)
+        rows_infos = dict(zip(rows.tolist(), (self.infos[step] for step in steps.tolist()), strict=True))
+        self.groups.env.fill_infos(_Each(rows_infos), came.rows, came.records, came.finished)
 
     def _report(self, step: int, callback: BaseCallback) -> bool:
         """Tell the callback of a step that all groups have finished, as SB3 does after each vector step."""
@@ -157,15 +158,14 @@ class GroupedRollout:
         self.model._last_episode_starts = slots.terminations | slots.truncations
 
 
-def _rows(observations: Any, rows: slice) -> Any:
-    if isinstance(observations, dict):
-        return {key: part[rows] for key, part in observations.items()}
-    return observations[rows]
+class _Each:
+    """A list of all envs' infos in which each env has one at a step of its own."""
 
+    def __init__(self, lists: dict[int, list[dict[str, Any]]]) -> None:
+        self._lists = lists
 
-def _joined(parts: list[Any]) -> Any:
-    if len(parts) == 1:
-        return parts[0]
-    if isinstance(parts[0], dict):
-        return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-    return np.concatenate(parts)
+    def __getitem__(self, env: int) -> dict[str, Any]:
+        return self._lists[env][env]
+
+    def __setitem__(self, env: int, info: dict[str, Any]) -> None:
+        self._lists[env][env] = info

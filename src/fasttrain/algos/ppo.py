@@ -178,7 +178,7 @@ def collect(model: _PPO, env: VecEnv, callback: BaseCallback, n_rollout_steps: i
         if going_on:
             clock.enter("buffer")
             last_values = engine.values(model._last_obs)
-            rollout.compute_returns_and_advantages(last_values, model._last_episode_starts)
+            rollout.compute_returns_and_advantages(last_values, model._last_episode_starts, source.slots.rests)
     finally:
         take_over(model)
     if not going_on:
@@ -190,12 +190,7 @@ def collect(model: _PPO, env: VecEnv, callback: BaseCallback, n_rollout_steps: i
 
 
 def _in_lockstep(
-    model: _PPO,
-    engine: Engine,
-    source: SlotSource,
-    rollout: RolloutStorage,
-    use_masking: bool,
-    callback: BaseCallback,
+    model: _PPO, engine: Engine, source: SlotSource, rollout: RolloutStorage, use_masking: bool, callback: BaseCallback
 ) -> bool:
     """T times: act for all envs, step all envs, store. False: the callback asked to stop."""
     collector, clock, policy = model.collector, model.collector.clock, model.policy
@@ -215,7 +210,7 @@ def _in_lockstep(
             check_actions(clipped, policy, stored.observations, model.num_timesteps + source.num_envs)
         place = rollout.place_observations(step + 1) if collector.lends_observations else None
         last, rewards, dones, infos = collector.step(source, clipped, place)
-        model.num_timesteps += source.num_envs
+        model.num_timesteps += source.slots.transitions
         finished = source.slots.finished
         if guarded and (finished or normalizer is not None):
             # Of last observations only those count that are going to be rated, and they are not kept; nor are the
@@ -239,6 +234,8 @@ def _in_lockstep(
             rollout, stored.observations, stored.actions, rewards, starts, stored.values, stored.log_probs,
             stored.action_masks,
         )  # fmt: skip
+        if source.slots.resets is not None:
+            rollout.leave_out(step, source.slots.resets)
         model._last_obs, model._last_episode_starts = last, dones
     if guarded and normalizer is None:
         check_rollout(rollout, last, model.num_timesteps)

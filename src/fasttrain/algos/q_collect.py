@@ -44,7 +44,7 @@ def collect(
         clock.enter("action")
         actions = _choose(model, learning_starts, source.num_envs, masks)
         came = collector.step(source, actions)
-        model.num_timesteps += source.num_envs
+        model.num_timesteps += source.slots.transitions
         num_collected_steps += 1
         if model.engine.guard is not None:  # last observations are stored, even of episodes that ended by the rules
             normalizer = model._vec_normalize_env
@@ -116,7 +116,8 @@ def _store(
     before: Any = model._last_original_obs
     with storage.lock:
         storage.put(before, next_obs, actions, rewards, dones, timeouts, next_masks)
-        if lost := [episode.env_index for episode in finished if episode.lost]:
+        resets = () if source.slots.resets is None else np.flatnonzero(source.slots.resets).tolist()
+        if lost := [*(episode.env_index for episode in finished if episode.lost), *resets]:
             storage.discard(lost)
     model._last_obs = came.observations
     if normalizer is not None:

@@ -109,18 +109,18 @@ class SnapshotPool:
     Args:
         model: the learner, a PPO, MaskablePPO or DQN of ours.
         num_envs: N.
-        latest: probability of the latest snapshot.
         size: of the pool.
         seed: of the draws; actions are drawn by the players.
         score_of: the learner's share of the points by an episode's info, 0 … 1; None where it tells none.
+        latest: probability of the latest snapshot.
     """
 
     model: Any
     num_envs: int
-    latest: float
     size: int
     seed: int = 0
     score_of: Callable[[Mapping[str, Any]], float | None] = field(default=lambda _: None)
+    latest: float = 0.5
     rating: float = FIRST_RATING  # the learner's
     taken: int = 0
     current: Snapshot = field(init=False)

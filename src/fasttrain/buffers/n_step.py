@@ -1,4 +1,4 @@
-"""The memory of a replay buffer, checked before it is made, and its n-step windows.
+"""What a replay buffer is made of: its memory, checked before it is made, its arrays laid open, its n-step windows.
 
 Where a window ends and what it pays; sums and powers are numpy's bit by bit.
 """
@@ -6,14 +6,28 @@ Where a window ends and what it pays; sums and powers are numpy's bit by bit.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fasttrain.batch import Float32Array, Int64Array
+from fasttrain.batch import Float32Array, Int64Array, Observations
 from fasttrain.errors import ConfigError
 from fasttrain.jit import njit
 from fasttrain.kernel_cache import KernelCall
 from fasttrain.machine import free_memory
+
+
+class FlatViews(NamedTuple):
+    """The arrays of a storage without copying, time and env in one axis: transition i is row i // N of env i % N."""
+
+    observations: Observations  # (size * N, ...)
+    next_observations: Observations | None  # None where optimize_memory_usage: observations of row + 1
+    actions: NDArray[Any]  # (size * N, K)
+    rewards: Float32Array  # (size * N,)
+    dones: Float32Array  # (size * N,)
+    timeouts: Float32Array  # (size * N,)
+    next_masks: NDArray[Any] | None  # (size * N, A) bool, or uint8 (size * N, ceil(A / 8)) as of np.packbits
 
 
 def bytes_of_ring(sizes: Mapping[str, int], rows: int, num_envs: int) -> int:

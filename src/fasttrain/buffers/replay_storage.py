@@ -21,7 +21,8 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor
 
 from fasttrain.batch import BoolArray, Float32Array, Int64Array, Observations
-from fasttrain.buffers.n_step import MAX_N_STEPS, bytes_of_ring, powers_of, windows_of
+from fasttrain.buffers.frames import Frames
+from fasttrain.buffers.n_step import MAX_N_STEPS, FlatViews, bytes_of_ring, powers_of, windows_of
 from fasttrain.errors import ConfigError
 
 TensorObservations = Tensor | dict[str, Tensor]
@@ -45,23 +46,10 @@ class ReplayBatch(NamedTuple):
     generation: int | None = None  # rows written when this was drawn, of prioritized replay
 
 
-class FlatViews(NamedTuple):
-    """The arrays of a storage without copying, time and env in one axis: transition i is row i // N of env i % N."""
-
-    observations: Observations  # (size * N, ...)
-    next_observations: Observations | None  # None where optimize_memory_usage: observations of row + 1
-    actions: NDArray[Any]  # (size * N, K)
-    rewards: Float32Array  # (size * N,)
-    dones: Float32Array  # (size * N,)
-    timeouts: Float32Array  # (size * N,)
-    next_masks: NDArray[Any] | None  # (size * N, A) bool, or uint8 (size * N, ceil(A / 8)) as of np.packbits
-
-
 class ReplayStorage(ReplayBuffer):
     """A ring of `buffer_size // n_envs` rows of one transition per env, each row written at `pos`.
 
-    Any thread may `put` and `sample`: each holds `lock` while it runs (0.1 µs). Whoever reads `flat_views` beside
-    writers holds it too.
+    Any thread may `put` and `sample`: each holds `lock` (0.1 µs), as whoever reads `flat_views` beside writers.
 
     Args:
         buffer_size: transitions.
@@ -74,6 +62,7 @@ class ReplayStorage(ReplayBuffer):
             where the observation after a truncation is lost.
         n_steps: length of the windows, 1 to 128.
         gamma: discount within a window; must be the algorithm's. Without meaning for n_steps=1.
+        frame_stack: images (k × c, H, W) of k stacked frames are kept as `Frames`, each once; None: as they are.
         mask_width: A, or None for an algorithm without masks.
 
     Attributes:
@@ -100,16 +89,20 @@ class ReplayStorage(ReplayBuffer):
         n_steps: int = 1,
         gamma: float = 0.99,
         mask_width: int | None = None,
+        frame_stack: int | None = None,
     ) -> None:
         BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs)
         self.buffer_size = max(buffer_size // n_envs, 1)
         self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
         self.n_steps, self.gamma, self.mask_width = n_steps, gamma, mask_width
-        self._keyed = isinstance(observation_space, spaces.Dict)
+        self._keyed, self.frame_stack = isinstance(observation_space, spaces.Dict), frame_stack
         self._check_settings()
         layout = self._layout()
         sizes = {"overhead": self.overhead_bytes}
+        shape_of_image: Any = self.obs_shape
+        if frame_stack:
+            sizes["frames"] = Frames.bytes_of(shape_of_image, observation_space.dtype, frame_stack)
         for (name, _), (shape, dtype) in layout.items():
             sizes[name] = sizes.get(name, 0) + int(np.prod(shape)) * np.dtype(dtype).itemsize
         self.memory_bytes = bytes_of_ring(sizes, self.buffer_size, n_envs)
@@ -118,12 +111,15 @@ class ReplayStorage(ReplayBuffer):
         # A plain space is kept under the key "", so that there is one way for both.
         self._stored = {name[1]: array for name, array in arrays.items() if name[0] == "observations"}
         self._stored_next = {name[1]: array for name, array in arrays.items() if name[0] == "next_observations"}
-        self.observations = self._stored if self._keyed else self._stored[""]
-        if not optimize_memory_usage:
-            self.next_observations = self._stored_next if self._keyed else self._stored_next[""]
+        self.frames: Frames | None = None
+        if frame_stack:
+            self.frames = Frames(self.buffer_size, n_envs, shape_of_image, observation_space.dtype, frame_stack)
+        else:
+            self.observations = self._stored if self._keyed else self._stored[""]
+            if not optimize_memory_usage:
+                self.next_observations = self._stored_next if self._keyed else self._stored_next[""]
         self.actions = arrays["actions", ""]
-        self.rewards, self.dones = arrays["rewards", ""], arrays["dones", ""]
-        self.timeouts = arrays["timeouts", ""]
+        self.rewards, self.dones, self.timeouts = (arrays[name, ""] for name in ("rewards", "dones", "timeouts"))
         self.next_masks: NDArray[Any] | None = arrays.get(("next_masks", ""))
         self._powers = powers_of(gamma, n_steps)
         self.lock, self.generation = threading.RLock(), 0
@@ -141,6 +137,8 @@ class ReplayStorage(ReplayBuffer):
         """Empty it."""
         with self.lock:
             super().reset()
+            if self.frames:
+                self.frames.clear()
             self.generation += 2 * self.buffer_size - self.generation % self.buffer_size  # row 0 comes next
 
     def _check_settings(self) -> None:
@@ -150,6 +148,8 @@ class ReplayStorage(ReplayBuffer):
             raise ConfigError(f"gamma={self.gamma} must be from 0 to 1")
         if self.mask_width is not None and self.mask_width < 1:
             raise ConfigError(f"mask_width={self.mask_width} must be at least 1, or None without masks")
+        if self.frame_stack and (self.optimize_memory_usage or self._keyed or self.obs_shape[0] % self.frame_stack):
+            raise ConfigError(f"frame_stack={self.frame_stack} is for images of so many frames, each stored once")
         if not self.optimize_memory_usage:
             return
         if self.handle_timeout_termination:
@@ -165,7 +165,8 @@ class ReplayStorage(ReplayBuffer):
         spaces_of = space.spaces if self._keyed else {"": space}
         shapes: Any = self.obs_shape if self._keyed else {"": self.obs_shape}
         layout: Layout = {}
-        for name in ("observations",) if self.optimize_memory_usage else ("observations", "next_observations"):
+        kept = ("observations",) if self.optimize_memory_usage else ("observations", "next_observations")
+        for name in () if self.frame_stack else kept:
             for key, space in spaces_of.items():
                 if isinstance(shapes[key], dict):
                     raise ConfigError(f"observation {key!r} is a Dict inside a Dict and cannot be stored: flatten it")
@@ -226,7 +227,9 @@ class ReplayStorage(ReplayBuffer):
         with self.lock:
             row = self.pos
             self._fill(self._stored, row, observations)
-            if self.optimize_memory_usage:
+            if self.frames is not None:
+                self.frames.put(*map(np.asarray, (observations, next_observations, dones)))
+            elif self.optimize_memory_usage:
                 self._fill(self._stored, (row + 1) % self.buffer_size, next_observations)
             else:
                 self._fill(self._stored_next, row, next_observations)
@@ -259,6 +262,8 @@ class ReplayStorage(ReplayBuffer):
                 ended = self.dones[source] and not self.timeouts[source]
                 for array in self._arrays.values():
                     array[row, env] = array[source]
+                if self.frames is not None:
+                    self.frames.stand_in(env, (int(source[0] != row), source[1]))
                 self.dones[row, env], self.timeouts[row, env] = 1.0, float(not ended)
                 if self.size() > 1 and not self.dones[before, env]:
                     self.dones[before, env] = self.timeouts[before, env] = 1.0
@@ -323,13 +328,22 @@ class ReplayStorage(ReplayBuffer):
         rows, envs = np.ascontiguousarray(rows, np.int64), np.ascontiguousarray(envs, np.int64)
         last_rows, returns, discounts, ends = self.windows(rows, envs, env)
         flat, last = rows * self.n_envs + envs, last_rows * self.n_envs + envs
+        seen: TensorObservations
+        following: TensorObservations
         masks, discounted = self.masks_of(last), self.n_steps > 1 or isinstance(self, NStepReplayBuffer)
-        if self.optimize_memory_usage:
+        if self.frames is not None:
+            seen = self._tensor(self.frames.take(rows, envs, False), device)
+            following = self._tensor(self.frames.take(last_rows, envs, True), device)
+        elif self.optimize_memory_usage:
+            seen = self._take(self._stored, flat, env, device)
             following = self._take(self._stored, (last_rows + 1) % self.buffer_size * self.n_envs + envs, env, device)
         else:
-            following = self._take(self._stored_next, last, env, device)
+            seen, following = (
+                self._take(self._stored, flat, env, device),
+                self._take(self._stored_next, last, env, device),
+            )
         return ReplayBatch(
-            observations=self._take(self._stored, flat, env, device),
+            observations=seen,
             actions=self._tensor(_take(self.actions, flat), device),
             next_observations=following,
             dones=self._tensor(ends[:, None], device),

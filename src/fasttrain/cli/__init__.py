@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import errno
-import gc
 import multiprocessing
 import os
 import re
@@ -39,6 +37,7 @@ UNWRITABLE = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EACCES
 HELP = """fasttrain {version}: Stable-Baselines3 training several times faster, and where the time went.
 
 usage: fasttrain [train|resume|eval|check|export|play|compare|ablate|tune|doctor|report|warmup] [key=value …] [-m]
+       fasttrain watch [FOLDER] · new FOLDER · zoo import FILE.yml --env ID --algo NAME
 
   fasttrain +profile=speed                                   Skull King with MaskablePPO, the main job
   fasttrain +profile=speed env.kwargs.opponents=hard         against stronger opponents
@@ -50,17 +49,22 @@ usage: fasttrain [train|resume|eval|check|export|play|compare|ablate|tune|doctor
   fasttrain eval run=outputs/2026-01-31/12-00-00_skullking_maskable_ppo_1 eval.episodes=5000
   fasttrain export run=outputs/2026-01-31/12-00-00_skullking_maskable_ppo_1 format=onnx   (or torchscript)
   fasttrain play run=outputs/2026-01-31/12-00-00_skullking_maskable_ppo_1       watch it; play.human=true: against it
+  fasttrain play run=outputs/2026-01-31/12-00-00_skirmish_maskable_ppo_1 output=game.mp4     a video of it
   fasttrain report run=outputs/2026-01-31/12-00-00_skullking_maskable_ppo_1     report.html of it, a sweep or a study
+  fasttrain report outputs/2026-01-31/*                      one page over several runs
+  fasttrain watch                                            all runs below outputs/, multirun/ and studies/, live
   fasttrain compare candidates=[baseline,speed] seeds=5      is it faster, does it learn as well? (exit code 3: no)
   fasttrain ablate +profile=speed                            which flags pay here; tune: the fastest values
   fasttrain doctor +profile=speed                            where the wall is, and what would pay
   fasttrain check env.entry_point=my_game.envs:MyGame        looks for faults in an env and measures it
+  fasttrain new my_project                                   a folder with an env, a callback and tests to begin from
   fasttrain warmup +profile=speed                            compiles the kernels of such a run, for an image
+  fasttrain zoo import ppo.yml --env CartPole-v1 --algo ppo  rl_zoo3's hyperparameters as a profile
   NUM_ENVS=16 fasttrain +profile=speed                       a flag from the environment
 
 profiles   baseline (stock SB3)  exact (same numbers, faster)  balance  speed  debug
 algo=      {algorithms}
-env=       skullking  skirmish, or env.id=…, env.entry_point=module:Class
+env=       skullking  skirmish  atari, or env.id=…, env.entry_point=module:Class
 
 flags (variable in the environment: the name in capitals; command line > environment > profile > default)
 {flags}
@@ -76,9 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Never raises for bad input."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     terminal.speak_its_letters()
-    atexit.register(gc.freeze)  # 400,000 objects die with the process: looking through them first costs 1.5 s of CPU
     try:
-        _refuse_while_imported()
+        refuse_while_imported()
         with _sigterm_as_ctrl_c():
             return _dispatch(arguments)
     except FastTrainError as error:
@@ -97,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _report(error, EXIT_CRASHED, f"{error}; make room, or let it be written there")
 
 
-def _refuse_while_imported() -> None:
+def refuse_while_imported() -> None:
     """A process that a run starts imports the main script first: where that calls `main` again, nobody evaluates."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ConfigError(
@@ -156,6 +159,8 @@ def _dispatch(arguments: list[str]) -> int:
     command = "train"
     if arguments and re.fullmatch(r"[a-z_]+", arguments[0]):
         command = commands.known(arguments.pop(0))
+    if command in commands.PLAIN:
+        return int(commands.implementation(command)(arguments))
     arguments = commands.prepare(command, arguments)
     compose.check_options(normalise(arguments, {}))
     from fasttrain.runs.view import activity, make_console
@@ -248,27 +253,27 @@ def _run_command(command: str, composed: Any, arguments: Sequence[str], starting
     from hydra.core.hydra_config import HydraConfig
 
     from fasttrain.runs.folders import way_on
-    from fasttrain.saving.files import locked, read_json
+    from fasttrain.saving.files import locked
     from fasttrain.spec.overrides import config_dir_options, sources
 
     job = HydraConfig.get()
     config = compose.typed_config(composed, normalise(arguments, os.environ))
-    profiles = compose.profile_keys(job)
+    files = compose.keys_of_files(job)
     overrides = list(job.overrides.task)
-    origin = sources(overrides, os.environ, profiles)
+    origin = sources(overrides, os.environ, files)
     commands.refuse_foreign_keys(command, origin, overrides)
     if command in commands.STARTS_RUNS:
         overrides += config_dir_options(arguments)
-    more = {"compose": compose.compose_typed} if command in commands.STUDIES else {}
+    more: dict[str, Any] = {"compose": compose.compose_typed} if command in commands.STUDIES else {}
+    more |= {"draw": draw_report} if command in commands.RUNS else {}
     folder = Path(str(config.run)) if command == "resume" else Path(job.runtime.output_dir)
     main = commands.implementation(command)
     starting.close()
     with locked(folder) if command in commands.STUDIES else nullcontext():
         exit_code: int = main(config, origin, folder, overrides, **more)
-        asked = read_json(folder / "plan.json").get("config", {}) if command == "resume" else {}
-        if command in commands.REPORTED and asked.get("report", config.report):
+        if command in commands.STUDIES and config.report:
             draw_report(folder)
-    if command in commands.REPORTED and exit_code == EXIT_STOPPED:
+    if command in (*commands.RUNS, *commands.STUDIES) and exit_code == EXIT_STOPPED:
         print(f"stopped; {way_on(folder)}")
     return exit_code
 

@@ -17,7 +17,7 @@ from fasttrain.cli.compose import clear_error, search_path, typed_config, unswep
 from fasttrain.errors import ConfigError
 from fasttrain.runs.folders import Held, held, override
 from fasttrain.saving.files import read_json
-from fasttrain.spec.checks import check_path
+from fasttrain.spec.checks import NAMED, check_no_secret, check_path
 from fasttrain.spec.overrides import OUTPUT_KEYS, asked, key_of, normalise, split_options
 from fasttrain.spec.setting import did_you_mean
 
@@ -35,9 +35,11 @@ MODULES = {
     "report": "fasttrain.report.index",
     "warmup": "fasttrain.runs.engine",
 }
-COMMANDS = tuple(MODULES)
+# These take arguments of their own and compose no configuration.
+PLAIN = {"new": "fasttrain.cli.new", "watch": "fasttrain.report.watch", "zoo": "fasttrain.cli.zoo"}
+COMMANDS = (*MODULES, *PLAIN)
 STUDIES = ("compare", "ablate", "tune")  # many runs, each in a process of its own, in one folder
-REPORTED = ("train", "resume", *STUDIES)  # what they leave is drawn as report.html
+RUNS = ("train", "resume")  # what they leave is drawn as report.html, as that of studies is
 STARTS_RUNS = (*STUDIES, "doctor")  # they get Hydra's --config-dir among their overrides, to pass it on
 SWEEPABLE = ("train", "eval", "check", "export")
 TRUSTING = ("eval", "play", "export")  # they load models, and take --trust
@@ -57,8 +59,9 @@ OWNERS = {
     ),
     "format": Owner(("export",), "to export that run: fasttrain export run=…"),
     "model": Owner(("export", "play"), "to export that run: fasttrain export run=…"),
-    "output": Owner(("export",), "to export that run: fasttrain export run=…"),
+    "output": Owner(("export", "play", "report"), "to export that run: fasttrain export run=…"),
     "trust": Owner(TRUSTING, "to load a model with its pickles: fasttrain eval run=… --trust"),
+    "video.": Owner(("train", "resume"), "to film a run: fasttrain play run=… output=game.mp4"),
     "play.": Owner(("play",), "to watch a run: fasttrain play run=…"),
     "candidates": Owner(("compare",), "to compare: fasttrain compare candidates=[baseline,speed]"),
     "horizon_minutes": Owner(("compare",), "a single run takes stop.max_minutes=…"),
@@ -79,8 +82,11 @@ OWNERS = {
 
 
 def implementation(command: str) -> Any:
-    """The command's `main(config, sources, folder, overrides) -> exit code`; imported late: torch costs a second."""
-    return import_module(MODULES[command]).main
+    """The command's `main(config, sources, folder, overrides) -> exit code`, of `PLAIN` ones `main(arguments)`.
+
+    Imported late: torch costs a second.
+    """
+    return import_module(MODULES.get(command) or PLAIN[command]).main
 
 
 def known(word: str) -> str:
@@ -116,14 +122,21 @@ def prepare(command: str, arguments: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: a sweep of something that is no single run, or `--trust` for what loads no model.
     """
+    for text in split_options(arguments)[1]:
+        if key_of(text) in NAMED:  # before Hydra writes down what was typed
+            check_no_secret(key_of(text), text.partition("=")[2])
     if {"-m", "--multirun"} & set(arguments) and command not in SWEEPABLE:
         raise ConfigError(f"-m sweeps over trainings; {command} cannot be swept")
     if "--trust" in arguments:
         if command not in TRUSTING:
             raise ConfigError(f"--trust means nothing for {command}; {', '.join(TRUSTING)} load models")
         arguments = ["trust=true" if text == "--trust" else text for text in arguments]
+    if command == "report":
+        arguments = _folders_as_key(arguments)
     if command in WITHOUT_FOLDER:
         return ["hydra.run.dir=.", "hydra.output_subdir=null", *arguments]
+    if command == "eval":  # of which run, its files say
+        return [f"hydra.run.dir={_in_quotes('outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}_eval_${pid:}')}", *arguments]
     if command == "doctor":
         return _test_as_key(arguments)
     if command in STUDIES:
@@ -163,6 +176,17 @@ def quoted(override: str) -> str:
 
 def _in_quotes(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _folders_as_key(arguments: Sequence[str]) -> list[str]:
+    """`report A B` and `report run=A,B` → `run='A,B'`."""
+    options, typed = split_options(arguments)
+    folders = [text if "/" in text else f"./{text}" for text in typed if "=" not in text or Path(text).is_dir()]
+    rest = [text for text in typed if "=" in text and not Path(text).is_dir()]
+    if not folders:
+        return [*options, *(quoted(text) if key_of(text) == "run" and "," in text else text for text in rest)]
+    named = [text.partition("=")[2] for text in rest if key_of(text) == "run"]
+    return [*options, f"run={_in_quotes(','.join([*named, *folders]))}", *(t for t in rest if key_of(t) != "run")]
 
 
 def _test_as_key(arguments: Sequence[str]) -> list[str]:

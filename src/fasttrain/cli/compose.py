@@ -49,7 +49,6 @@ def _store() -> None:
 
     settings = defaults_of(Config)
     networks = settings.pop("algo")
-    settings["total_timesteps"], settings["eval"]["episodes"] = "${env.total_timesteps}", "${env.eval_episodes}"
     ConfigStore.instance().store(name="settings", node=settings)
     for spec in ALGORITHMS.values():
         ConfigStore.instance().store(name=spec.name, node=_algo_node(spec, networks), group="algo")
@@ -163,21 +162,30 @@ def typed_keys(overrides: Sequence[str]) -> set[str]:
     return {key_of(text) for text in overrides}
 
 
-def profile_keys(job: Any) -> dict[str, list[str]]:
-    """Of each chosen profile the dotted keys that it sets, read from wherever Hydra found it."""
-    chosen = job.runtime.choices.get("profile")
-    names = [] if chosen is None else [chosen] if isinstance(chosen, str) else list(chosen)
-    return {name: _keys_of(name, job.runtime.config_sources) for name in names}
+def keys_of_files(job: Any) -> dict[str, list[str]]:
+    """By `profile NAME` and `tuned NAME` the dotted keys that it sets, read from wherever Hydra found it."""
+    found: dict[str, list[str]] = {}
+    for group in ("profile", "tuned"):
+        typed = [text.partition("=")[2] for text in job.overrides.task if key_of(text) == group]  # several: in brackets
+        names = [name.strip() for text in typed for name in text.strip("[]").split(",")]
+        names = names or [name for name in [job.runtime.choices.get(group)] if name]
+        for name in names:
+            found |= _keys_of(group, name, job.runtime.config_sources)
+    return found
 
 
-def _keys_of(name: str, sources: Sequence[Any]) -> list[str]:
+def _keys_of(group: str, name: str, sources: Sequence[Any]) -> dict[str, list[str]]:
+    """Of a file and, before it, of those that it builds upon."""
     from omegaconf import OmegaConf
 
     for source in sources:
-        path = Path(source.path) / "profile" / f"{name}.yaml"
+        path = Path(source.path) / group / f"{name}.yaml"
         if source.schema == "file" and path.is_file():
-            return list(_flatten(OmegaConf.to_container(OmegaConf.load(path), resolve=False)))
-    return []
+            found: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+            below = [one for one in found.pop("defaults", []) if isinstance(one, str) and one != "_self_"]
+            first = {of: keys for one in below for of, keys in _keys_of(group, one, sources).items()}
+            return {**first, f"{group} {name}": list(_flatten(found))}
+    return {f"{group} {name}": []}
 
 
 def _flatten(node: Any, prefix: str = "") -> list[str]:
@@ -214,6 +222,8 @@ def _known(error: Exception, overrides: Sequence[str]) -> str:
     if "Interpolation key 'algo.name' not found" in text:
         chosen = next((one for one in overrides if key_of(one) == "algo"), "algo")
         return f"{chosen}: its file names no algorithm; write name: ppo in it, or one of {', '.join(ALGORITHMS)}"
+    if of_group := re.search(r"Error merging override (\S+=\[.*)", text):
+        return f"{of_group[1]}: expected a mapping"
     if key := re.search(r"Could not override '([^']+)'", text):
         return _unknown_key(key[1], overrides)
     if several := re.search(r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)'(?: requires|$)", text, re.M):

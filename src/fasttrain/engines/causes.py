@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from stable_baselines3.common.utils import obs_as_tensor
 from torch import Tensor, nn
 
-from fasttrain.batch import FinishedEpisode, Float32Array, Observations
+from fasttrain.batch import FinishedEpisode, Float32Array, Int64Array, Observations
 from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.engines.heads import CategoricalHead, head_of
 from fasttrain.errors import EnvError
@@ -61,9 +61,12 @@ def refuse_last(episode: FinishedEpisode, step: int) -> None:
             raise EnvError(_refusal(f"last {name} of the episode", [episode.env_index], array, step))
 
 
-def refuse_actions(actions: NDArray[Any], policy: nn.Module, observations: Any, step: int, first: int) -> None:
-    """The same of actions (n, ...) of env `first` and the following ones, with the reason."""
-    named = _listed_envs([first + row for row in _bad_rows(actions)])
+def refuse_actions(
+    actions: NDArray[Any], policy: nn.Module, observations: Any, step: int, envs: Int64Array | None
+) -> None:
+    """The same of actions (n, ...) of `envs` (n,), of the first ones if left out, with the reason."""
+    rows = _bad_rows(actions)
+    named = _listed_envs(rows if envs is None else envs[rows].tolist())
     why = why_no_action(policy, observations, "the action") or "lower the learning rate, or look at the policy"
     raise EnvError(f"the action of env {named} is not finite at step {step}: {why}")
 
@@ -160,8 +163,9 @@ def why_replay(model: Any, blamed: str) -> str:
     """Of a DQN with what its replay buffer holds; `blamed` is what `blame` said."""
     storage = model.replay_buffer
     rows = storage.buffer_size if storage.full else storage.pos
-    given = [(name, array[:rows]) for name, array in parts_of(storage.observations)]
-    if not storage.optimize_memory_usage:
+    images = storage.frames is not None  # of whole numbers, which are always finite
+    given = [] if images else [(name, array[:rows]) for name, array in parts_of(storage.observations)]
+    if not (images or storage.optimize_memory_usage):
         given += [(f"next {name}", array[:rows]) for name, array in parts_of(storage.next_observations)]
     given.append(("reward", storage.rewards[:rows]))
     if found := _first_of(given, "of the replay buffer"):

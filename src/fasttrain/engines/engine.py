@@ -39,7 +39,6 @@ class EngineSettings:
     amp_dtype: torch.dtype | None = None  # of the networks: bfloat16, or float16 on CUDA
     compile_mode: str | None = None  # a mode of torch.compile; on CUDA all but "default" mean CUDA graphs as well
     gradient_accumulation: int = 1  # micro-batches per minibatch; on-policy
-    inference_batch_size: int | None = None  # envs per forward while acting; not with gSDE, whose noise is per env
     pin_memory: bool = False  # page-locked buffers between host and CUDA
 
     def __post_init__(self) -> None:
@@ -128,7 +127,8 @@ class Statistics:
 
 def explained(data: RolloutStorage) -> dict[str, NDArray[Any]]:
     """The term `explained_variance`: of the returns by the values with which they were collected; SB3's."""
-    return {"explained_variance": np.array([explained_variance(data.values.T.reshape(-1), data.returns.T.reshape(-1))])}
+    values, returns = data.values.reshape(-1)[data.rows], data.returns.reshape(-1)[data.rows]
+    return {"explained_variance": np.array([explained_variance(values, returns)])}
 
 
 class Engine(ABC):

@@ -14,22 +14,22 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fasttrain.batch import FinishedEpisode, Float32Array, Float64Array, Observations, load_into
+from fasttrain.batch import FinishedEpisode, Float32Array, Float64Array, Int64Array, Observations, load_into
 from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.engines.causes import refuse_actions, refuse_last, refuse_rollout, refuse_step
 from fasttrain.errors import ConfigError, DivergedError
-from fasttrain.spec.config import GuardConfig
 
 NOT_FINITE = ("probability tensor contains", "Expected parameter", "Expected value argument")  # torch's words for it
 _FLOAT32 = np.dtype(np.float32)
 COUNTED = ("skipped", "in_a_row", "rollbacks", "rolled_back", "since_copy")
+MAX_SKIPPED = 10  # rounds of updates in a row (a rollout's, a vector step's) that may be lost
 QUIET_S = 60.0  # between two lines of one kind
 ONE_THREAD = 10_000  # numbers; of more, OpenBLAS takes the product on several threads
 KEEP_EVERY = 1000  # updates between two copies of weights and optimizer for a rollback: 60 µs of a second or more
@@ -44,18 +44,20 @@ class Guard:
     """Watches the updates of one model.
 
     Args:
-        settings: after how many bad rounds in a row to give up, and how.
+        at_limit: how to give up (`guard.at_limit`).
         say: takes lines for the user.
         now: a clock in seconds.
+        max_skipped: more bad rounds in a row than this are the limit.
     """
 
     def __init__(
         self,
-        settings: GuardConfig | None = None,
+        at_limit: Literal["stop", "rollback"] = "stop",
         say: Callable[[str], None] = _warn,
         now: Callable[[], float] = time.monotonic,
+        max_skipped: int = MAX_SKIPPED,
     ) -> None:
-        self.settings = GuardConfig() if settings is None else settings
+        self.at_limit, self.max_skipped = at_limit, max_skipped
         self.say = say
         self.skipped = 0  # updates
         self.in_a_row = 0  # rounds in which none could be applied
@@ -121,7 +123,7 @@ class Guard:
         bad = int(np.count_nonzero(~np.isfinite(norms)))
         self.skipped += bad
         self.in_a_row = self.in_a_row + 1 if bad == len(norms) else 0
-        if self.in_a_row > self.settings.max_skipped:
+        if self.in_a_row > self.max_skipped:
             self._give_up(model, why())
         elif not expected and (ready := self._lines["skipped"].ready()) is not None:
             self.say(
@@ -130,8 +132,8 @@ class Guard:
             )
 
     def _give_up(self, model: Any, why: str) -> None:
-        rounds = f"no update could be applied in {self.in_a_row} rounds in a row (guard.max_skipped)"
-        if self.settings.at_limit == "rollback" and self._copies and not self.rolled_back:
+        rounds = f"no update could be applied in {self.in_a_row} rounds in a row"
+        if self.at_limit == "rollback" and self._copies and not self.rolled_back:
             self._copies[0].restore(model.policy)
             self._copies = self._copies[:1]
             self.rollbacks += 1
@@ -162,7 +164,7 @@ class Guard:
 
     def _keep(self, policy: Any, updates: int) -> None:
         """Copies for a rollback, of now and of `KEEP_EVERY` good updates ago."""
-        if self.settings.at_limit != "rollback":
+        if self.at_limit != "rollback":
             return
         self.since_copy += updates
         if self.since_copy >= KEEP_EVERY or not self._copies:
@@ -242,8 +244,11 @@ def check_step(
             refuse_last(episode, step)
 
 
-def check_actions(actions: NDArray[Any], policy: nn.Module, observations: Any, step: int, first: int = 0) -> None:
-    """Actions (n, ...) of env `first` and the following ones, before an env gets them; `step` is that which they take.
+def check_actions(
+    actions: NDArray[Any], policy: nn.Module, observations: Any, step: int, envs: Int64Array | None = None
+) -> None:
+    """Actions (n, ...) of `envs` (n,), of the first ones if left out, before they get them; `step` is that which they
+    take.
 
     Raises:
         EnvError: one is not finite, which numpy would cast to some integer or the env simulate on.
@@ -251,7 +256,7 @@ def check_actions(actions: NDArray[Any], policy: nn.Module, observations: Any, s
     if actions.dtype.kind != "f" or (actions.size < ONE_THREAD and math.isfinite(np.vdot(actions, actions))):
         return  # as `_surely_finite`: 1 µs instead of 3
     if not all_finite(actions):
-        refuse_actions(actions, policy, observations, step, first)
+        refuse_actions(actions, policy, observations, step, envs)
 
 
 def check_rollout(storage: RolloutStorage, last: Observations, step: int) -> None:

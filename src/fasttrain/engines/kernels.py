@@ -184,7 +184,7 @@ class KernelEngine(Engine):
         optimizer, guarded = self.policy.optimizer, self.guard is not None
         step, adam = self._read(optimizer), adam_of(optimizer, work.max_grad_norm)
         rows, loss = self._rows_of_rollout(data), _loss_settings(work)
-        total = data.num_steps * data.num_envs
+        total = len(data.rows)
         batch_size = work.batch_size or total
         minibatches = -(-total // batch_size)
         scratch = self._memory(batch_size)

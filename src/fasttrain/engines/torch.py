@@ -60,7 +60,7 @@ class TorchEngine(TunedActorCritic):
 
     def begin(self, rollout: Any = None) -> None:
         self.head = head_of(self.policy, self.policy.action_space, self.precision)
-        if self.settings.compile_mode is not None or self.settings.inference_batch_size is not None:
+        if self.settings.compile_mode is not None:
             self.head = self.tuned_head(self.head)
 
     def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> Acted:

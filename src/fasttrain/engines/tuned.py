@@ -1,5 +1,5 @@
-"""What settings add to the eager way on PyTorch: mixed precision, page-locked transfers, torch.compile, CUDA graphs,
-micro-batches and acting in parts.
+"""What settings add to the eager way on PyTorch: mixed precision, page-locked transfers, torch.compile, CUDA graphs
+and micro-batches.
 
 `TorchBase` has what engines of actor-critics and of Q-networks share, `TunedActorCritic` the rest. With plain settings
 nothing of this file runs: a transition then passes through `torch.py`, `heads.py` and `losses.py` alone.
@@ -138,14 +138,12 @@ class TunedActorCritic(TorchBase):
         self._acting_addresses: tuple[int, ...] = ()  # of the parameters that graphs of acting read
         self._scalars: list[Tensor] = []
 
-    def tuned_head(self, head: Head) -> Head | ChunkedHead:
-        """The head as it shall act: compiled or graphed, where that came about, and for some envs at a time."""
+    def tuned_head(self, head: Head) -> Head:
+        """The head as it shall act: compiled or graphed, where that came about."""
         if self.compiled is not None and self.compiled.serves(head) and isinstance(head, CategoricalHead):
             moved = self.graphs and self._acting_addresses != parameter_addresses(self.policy)
             head.acting = self.compiled.outputs if moved else self._outputs
-        size = self.settings.inference_batch_size
-        whole = size is None or getattr(self.policy, "use_sde", False)  # a part would share one gSDE noise
-        return head if whole else ChunkedHead(head, int(size or 0))
+        return head
 
     def scalars(self, numbers: Coefficients) -> Coefficients:
         """On the device, at a fixed place, where compiled code or graphs read them; else as they are."""
@@ -178,9 +176,6 @@ class TunedActorCritic(TorchBase):
         """On observations of the storage's first step, whatever they are, repeated to the number of rows wanted."""
         if not isinstance(compiled.head, CategoricalHead):
             return
-        limit = self.settings.inference_batch_size
-        if limit is not None:
-            sizes = sorted({part for size in sizes for part in (min(size, limit), size % limit) if part})
         compiled.acting_sizes = set(sizes)
         self.policy.set_training_mode(False)
         stored: Any = data.observations
@@ -208,29 +203,6 @@ class TunedActorCritic(TorchBase):
         stops = "no CUDA graph of the update: algo.target_kl stops in the middle of one"
         why_not = "" if work.target_kl is None else stops
         return self.captured_update(step, why_not, lambda: example_batch(data, work))
-
-
-class ChunkedHead:
-    """Acts for so many envs at a time that a forward fits into memory (or cache)."""
-
-    def __init__(self, head: Head, size: int) -> None:
-        self.head, self.size = head, size
-
-    def act(self, observations: TensorObservations, action_masks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        chunks = self._chunks(observations)
-        masks = [None] * len(chunks) if action_masks is None else torch.split(action_masks, self.size)
-        drawn = [self.head.act(chunk, mask) for chunk, mask in zip(chunks, masks, strict=True)]
-        actions, values, log_probs = (torch.cat(part) for part in zip(*drawn, strict=True))
-        return actions, values, log_probs
-
-    def values(self, observations: TensorObservations) -> Tensor:
-        return torch.cat([self.head.values(chunk) for chunk in self._chunks(observations)])
-
-    def _chunks(self, observations: TensorObservations) -> list[TensorObservations]:
-        if not isinstance(observations, dict):
-            return list(torch.split(observations, self.size))
-        split = {key: torch.split(part, self.size) for key, part in observations.items()}
-        return [dict(zip(split, parts, strict=True)) for parts in zip(*split.values(), strict=True)]
 
 
 def micro_sizes(size: int, parts: int) -> list[int]:

@@ -24,6 +24,7 @@ from fasttrain.envs.masks import MASKABLE_SPACES
 from fasttrain.envs.probe import PROBE_SECONDS, PROBE_STEPS, SEED, Moment, Play, PlayError, ProbeResult, Watch
 from fasttrain.envs.second_play import Branches, Difference, Recorder, first_difference, not_fresh, refused
 from fasttrain.envs.user_code import BUILDING, CLOSING, LOOKING, Place, kept_random_state, seed_streams
+from fasttrain.envs.wrappers import OldGym
 from fasttrain.errors import EnvSpecError
 
 EnvMaker = Callable[[], Env]
@@ -329,6 +330,7 @@ class Built(NamedTuple):
     action_space: gymnasium.Space[Any]
     build_s: float
     lacks_masks: str  # what is missing, if the algorithm needs masks and there are none
+    old_gym: bool  # it has the old gym interface, which is adapted
 
 
 class Measured(NamedTuple):
@@ -359,7 +361,7 @@ class Build:
                 wrapped_core(kept.pop(), spec)
             except EnvSpecError as error:
                 lacks_masks = str(error)
-        return Built(env.observation_space, env.action_space, build_s, lacks_masks)
+        return Built(env.observation_space, env.action_space, build_s, lacks_masks, isinstance(env.unwrapped, OldGym))
 
 
 @dataclass(frozen=True)

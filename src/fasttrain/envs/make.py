@@ -6,11 +6,12 @@ import contextlib
 import copy
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium
 from gymnasium import spaces
@@ -19,11 +20,13 @@ from fasttrain.envs.masks import LOOKED_FOR, MASKABLE_SPACES, ActionMasks, find_
 from fasttrain.envs.user_code import blame, import_user_module, look_up
 from fasttrain.envs.wrappers import ActionRepeat, DictActions, LeanInfo, OldGym, TwoSided
 from fasttrain.errors import EnvSpecError
+from fasttrain.spec.reading import ZOO
 from fasttrain.spec.setting import Named, did_you_mean, named
 
 Env = gymnasium.Env[Any, Any]
 
 _MAKE_OPTIONS = ("max_episode_steps", "disable_env_checker")  # of `gymnasium.make` itself, not of the env
+_DOTTED = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")  # a wrapper's argument that names a function or class
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +36,6 @@ class EnvSpec:
     id: str | None = None  # "CartPole-v1", "fasttrain/SkullKing-v0", "my_game.envs:MyGame-v0"
     entry_point: str | None = None  # "my_game.envs:MyGame"
     kwargs: Mapping[str, Any] = field(default_factory=dict)  # for the constructor
-    api: Literal["gymnasium", "gym"] = "gymnasium"  # gym: the old interface, a step of four values
     wrappers: tuple[Named, ...] = ()  # module:Name, each called with the env so far
     info_keys: tuple[str, ...] = ()  # kept on every step where `lean_info` drops the rest
     lean_info: bool = False
@@ -53,6 +55,8 @@ class EnvSpec:
     @property
     def option(self) -> str:
         """The option as the user typed it, for messages."""
+        if (self.entry_point or "").startswith(ZOO) and "game" in self.kwargs:
+            return f"env.id={self.kwargs['game']}"
         return f"env.id={self.id}" if self.id is not None else f"env.entry_point={self.entry_point}"
 
 
@@ -131,9 +135,9 @@ def _closed_on_error(env: Env) -> Iterator[None]:
 def _from_id(spec: EnvSpec, folder: str) -> Env:
     module_name, _, name = (spec.id or "").rpartition(":")
     before = set(gymnasium.registry)
+    if name.startswith("ALE/") and not module_name:  # registered when its package is imported
+        module_name = "ale_py"
     module = import_user_module(module_name, folder, spec.option) if module_name else None
-    if spec.api == "gym":
-        return _from_old_id(spec, name)
     registered = gymnasium.registry.get(name)
     creator = _creator_of(registered, folder, spec)
     if registered is not None and creator is not None:
@@ -150,6 +154,8 @@ def _from_id(spec: EnvSpec, folder: str) -> Env:
     except gymnasium.error.DependencyNotInstalled as error:
         raise EnvSpecError(f"{spec.option} needs a package that is not installed: {error}") from error
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
+        if (old := _of_old_gym(spec, name)) is not None:
+            return _time_limited(_adapted(old, spec), spec)
         raise EnvSpecError(_unknown_id(spec, name, module, before, error)) from error
     except (Exception, SystemExit) as error:
         raise EnvSpecError(f"{spec.option} could not be built{_with_kwargs(spec)}: {blame(error)}") from error
@@ -160,31 +166,39 @@ def _with_kwargs(spec: EnvSpec) -> str:
     return f" with {given}" if given else ""
 
 
-def _from_old_id(spec: EnvSpec, name: str) -> Env:
+def _of_old_gym(spec: EnvSpec, name: str) -> Any:
+    """An env that the old gym package knows by that id; None where it does not, or is not there.
+
+    Raises:
+        EnvSpecError: it knows the env and cannot build it.
+    """
     try:
         old_gym: Any = import_module("gym")
-    except ImportError as error:
-        raise EnvSpecError(
-            f"{spec.option} with env.api=gym: the id is looked up in the old gym package, which cannot be imported "
-            f"({error}); install it, or name the class itself by env.entry_point=module:Class"
-        ) from error
+        old_gym.spec(name)
+    except Exception:  # whatever a package raises that nobody maintains
+        return None
     try:
-        env = old_gym.make(name, **copy.deepcopy(dict(spec.kwargs)))
+        return old_gym.make(name, **copy.deepcopy(dict(spec.kwargs)))
     except Exception as error:
         raise EnvSpecError(f"{spec.option} could not be built by the old gym: {blame(error)}") from error
-    return _time_limited(_adapted(env, spec), spec)
 
 
 def _adapted(env: Any, spec: EnvSpec) -> Env:
-    """What the user's class or function built, as a Gymnasium env."""
-    if spec.api == "gym" and callable(getattr(env, "step", None)) and callable(getattr(env, "reset", None)):
-        try:
-            return OldGym(env)
-        except (EnvSpecError, AttributeError) as error:
-            raise EnvSpecError(f"{spec.option} with env.api=gym: {error}") from error
-    if not isinstance(env, gymnasium.Env):
+    """What the user's class or function built, as a Gymnasium env: one of the old gym interface is no `gymnasium.Env`.
+
+    Raises:
+        EnvSpecError: it is nothing that could be played.
+    """
+    if isinstance(env, gymnasium.Env):
+        return env
+    if not all(callable(getattr(env, name, None)) for name in ("step", "reset")):
         raise EnvSpecError(_not_an_env(spec, type(env)))
-    return env
+    if hasattr(env, "num_envs"):
+        raise EnvSpecError(f"{spec.option} built {type(env).__qualname__}, which is many envs; name what builds one")
+    try:
+        return OldGym(env)
+    except (EnvSpecError, AttributeError) as error:
+        raise EnvSpecError(f"{spec.option}, taken for an env of the old gym interface: {error}") from error
 
 
 def _time_limited(env: Env, spec: EnvSpec) -> Env:
@@ -198,6 +212,8 @@ def _from_entry_point(spec: EnvSpec, folder: str) -> Env:
     _check_kwargs(creator, spec.kwargs, spec)
     try:
         env = creator(**copy.deepcopy(dict(spec.kwargs)))  # a copy: envs of one process must not share a list
+    except EnvSpecError:  # a class of ours, which says it all
+        raise
     except (Exception, SystemExit) as error:
         raise EnvSpecError(f"{spec.option} could not be built{_with_kwargs(spec)}: {blame(error)}") from error
     return _time_limited(_adapted(env, spec), spec)
@@ -210,6 +226,9 @@ def _with_users_wrappers(env: Env, spec: EnvSpec, folder: str) -> Env:
         wrapper = look_up(name, option, folder, "env.wrappers=[my_game.wrappers:Shaped]")
         if not callable(wrapper):
             raise EnvSpecError(f"{option}: expected a class or function that takes the env, got {wrapper!r}")
+        for key, value in arguments.items():
+            if isinstance(value, str) and _DOTTED.fullmatch(value):
+                arguments[key] = look_up(value, f"{option}, {key}={value}", folder, value)
         try:
             wrapped = wrapper(env, **copy.deepcopy(arguments))
         except (Exception, SystemExit) as error:
@@ -294,8 +313,9 @@ def _not_an_env(spec: EnvSpec, found: type) -> str:
     if "gym" in roots or (hasattr(found, "step") and hasattr(found, "reset")):
         return (
             f"{message}. If it follows the old gym interface (step returns 4 values, reset only the observation): "
-            "add env.api=gym; or derive from gymnasium.Env, return (observation, reward, terminated, truncated, info) "
-            "from step and (observation, info) from reset(seed=, options=)"
+            "name it by env.entry_point=module:Class, where it is adapted; or derive from gymnasium.Env, return "
+            "(observation, reward, terminated, truncated, info) from step and (observation, info) from reset(seed=, "
+            "options=)"
         )
     return f"{message}; the name must lead to a gymnasium.Env class or a function that returns one"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -152,7 +153,7 @@ class Play:
             raise PlayError(
                 "reset_answer",
                 f"env {self.env.unwrapped}: reset() returned {_shown(answer)} instead of (observation, info)",
-                "return both, or take env.api=gym for an env of the old gym interface",
+                "return both, or adapt the old gym interface by env.wrappers=[fasttrain.envs.wrappers:OldGym]",
             )
         observation, info = answer
         return Moment(None, observation, 0.0, False, False, info, self._mask(), False)
@@ -242,6 +243,9 @@ class Play:
 
     def _failed(self, error: BaseException, at_action: bool = False) -> PlayError:
         what = f"env {self.env.unwrapped} failed at {self.position()}: {blame(error)}"
+        shape = isinstance(error, (TypeError, ValueError)) and re.search(r"unpack|unexpected keyword", str(error))
+        if self._action is None and shape:  # a wrapper found out
+            return PlayError("raised", what, "reset(self, *, seed=None, options=None) must return (observation, info)")
         return PlayError("raised", what, at_action=at_action)
 
     def _wrong_step(self, returned: str) -> PlayError:
@@ -249,7 +253,7 @@ class Play:
             "step_answer",
             f"env {self.env.unwrapped}: step() returned {returned} instead of (observation, reward, terminated, "
             "truncated, info); the old gym interface had 4",
-            "return five, or take env.api=gym for an env of the old gym interface",
+            "return five, or adapt the old gym interface by env.wrappers=[fasttrain.envs.wrappers:OldGym]",
         )
 
 

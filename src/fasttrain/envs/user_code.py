@@ -100,10 +100,13 @@ def look_up(entry: str, option: str, folder: str, example: str) -> Any:
     if not module_name or not path:
         raise EnvSpecError(f"{option}: expected module:Name, e.g. {example}")
     found: Any = import_user_module(module_name, folder, option)
-    for name in path.split("."):
-        if not hasattr(found, name):
-            raise EnvSpecError(_missing_name(entry, option, found, name))
-        found = getattr(found, name)
+    try:
+        for name in path.split("."):
+            found = getattr(found, name)
+    except AttributeError:
+        raise EnvSpecError(_missing_name(entry, option, found, name)) from None
+    except Exception as error:  # a package's own word on a name that it gave up, such as supersuit's
+        raise EnvSpecError(f"{option}: {blame(error)}") from error
     return found
 
 

@@ -152,8 +152,8 @@ class OldGym(gymnasium.Env[Any, Any]):
             return answer  # type: ignore[no-any-return]
         if len(answer) != 4:
             raise EnvError(
-                f"env {self.old}: step() returned {len(answer)} values; env.api=gym means (observation, reward, done, "
-                "info)"
+                f"env {self.old}: step() returned {len(answer)} values; the old gym interface has (observation, "
+                "reward, done, info)"
             )
         observation, reward, done, info = answer
         truncated = bool(done) and bool(info.get("TimeLimit.truncated", False))

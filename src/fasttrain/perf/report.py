@@ -29,11 +29,14 @@ class EnvTimes(NamedTuple):
     in_step: bool = True  # all workers step together; else in groups, while the policy acts
     restarts: int = 0
     lost_steps: int = 0
+    games: tuple[tuple[str, int], ...] = ()  # parts of a game's time with its engine, mean of those in flight
 
     def since(self, before: EnvTimes) -> EnvTimes:
         """What came after `before`."""
         counted = ("opponents_ns", "envs_ns", "slowest_ns", "waiting_ns", "restarts", "lost_steps")
-        return self._replace(**{name: getattr(self, name) - getattr(before, name) for name in counted})
+        then = dict(before.games)
+        games = tuple((name, ns - then.get(name, 0)) for name, ns in self.games)
+        return self._replace(games=games, **{name: getattr(self, name) - getattr(before, name) for name in counted})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,6 +113,7 @@ def perf_line(window: PerfWindow) -> str:
         parts.append(f"({text})" if inside else text)
     if window.background_ns:
         parts.append(f"(beside_update_ms {_per_thousand_ms(window.background_ns, window.env_steps):.3f} lag 1)")
+    parts += [f"({name}_ms {_per_thousand_ms(ns, window.env_steps):.3f})" for name, ns in window.envs.games]
     parts.append(f"update_ratio {window.update_ratio:.5f}")
     parts.append(f"cpu {_percent(window.cpu_share)}")
     parts.append(f"gpu {_percent(window.gpu_share)}")
@@ -128,7 +132,7 @@ def perf_rows(window: PerfWindow) -> list[tuple[str, str, str, str]]:
     rows.append(_row("total", window.wall_ns, window))
     if window.background_ns:
         rows.append(_row("beside it update_ms", window.background_ns, window))
-    return rows
+    return rows + [_row(f"of a game's time {name}_ms", ns, window) for name, ns in window.envs.games]
 
 
 def _row(name: str, nanoseconds: int, window: PerfWindow) -> tuple[str, str, str, str]:
@@ -150,6 +154,7 @@ def perf_dict(window: PerfWindow) -> dict[str, Any]:
         **phases_dict(window),
         **(_workers(window) if window.envs.num_workers else {}),
         **(_beside(window) if window.background_ns else {}),
+        **(_games(window) if window.envs.games else {}),
         "covered_share": _covered(window),
     }
 
@@ -164,6 +169,11 @@ def _beside(window: PerfWindow) -> dict[str, Any]:
     return {
         "beside": {"update_ms": round(_per_thousand_ms(window.background_ns, window.env_steps), 6), "lag_updates": 1}
     }
+
+
+def _games(window: PerfWindow) -> dict[str, Any]:
+    times = {f"{name}_ms": round(_per_thousand_ms(ns, window.env_steps), 6) for name, ns in window.envs.games}
+    return {"of_a_game": times}
 
 
 def _workers(window: PerfWindow) -> dict[str, Any]:
@@ -237,6 +247,9 @@ def advice(window: PerfWindow, cores: int) -> str:
 
 def _env_advice(window: PerfWindow, cores: int) -> str:
     envs, parts = window.envs, window.worker_parts_ns
+    if envs.games:
+        most = max(envs.games, key=lambda part: part[1])[0]
+        return f"waiting for games is the wall, their time is {most} most of all: fasttrain doctor says what would pay"
     if not envs.num_workers:
         return "the environment is the wall: worker processes (vec_env=auto), a native batch, or a cheaper step"
     if parts.get("transport", 0) > 0.4 * window.phases_ns.get("env_step", 1):

@@ -162,7 +162,8 @@ class PerfMeter:
     def line(self, env_steps: int, updates: int) -> str:
         """The [PERF] line since the last one (or since the start)."""
         before, self._line = self._line, self._mark(env_steps, updates)
-        self.lines.append(f"{perf_line(self._line.since(before))} {self._more()}".rstrip())
+        self.newest = self._line.since(before)
+        self.lines.append(f"{perf_line(self.newest)} {self._more()}".rstrip())
         return self.lines[-1]
 
     def overall(self, env_steps: int, updates: int) -> PerfWindow:

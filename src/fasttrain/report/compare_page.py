@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fasttrain.report.charts import XY, Chart, Row, Rows, color_of
-from fasttrain.report.curves import (
-    RETURN,
-    STEPS,
-    TIME,
-    WINS,
-    Learned,
-    Over,
-    across_seeds,
-    along,
-    endings,
-    mean_interval,
-    spread_curve,
-)
+from fasttrain.report.charts import Chart, Row, Rows, color_of
+from fasttrain.report.curves import RETURN, STEPS, TIME, WINS, Learned, Over, endings, mean_interval, seeds_chart
 from fasttrain.report.page import TONES, Banner, Cell, Page, Section, Table, Tile, cell_table, cells_tile, place_of
 from fasttrain.report.words import (
     NOTHING,
@@ -49,7 +36,6 @@ FILE = "study.json"
 Runs = dict[str, list[tuple[dict[str, Any], Episodes]]]
 # 30 cells of a native game would be half a gigabyte; 32 blocks of each are 2 MB and still 30,000 episodes.
 CELL_BYTES, CELL_BLOCKS = 2_000_000, 32
-BINS = 40  # of a seed's curve: fewer than in a run's own report, because the band over seeds shows the noise
 FIGURES = (
     "steps_per_s", "speed_up", "win_rate", "mean_reward", "tail", "score_diff", "draw_rate", "mean_turns", "difference",
     "time_to_threshold_s", "time_to_threshold_steps", "reward_per_hour", "elo", "env_steps", "updates",
@@ -238,16 +224,10 @@ def _figure_chart(study: Comparison, key: str) -> Chart:
 
 def _curve_chart(study: Comparison, runs: Runs, what: Learned, over: Over) -> Chart:
     """Training episodes, mean and interval over seeds."""
-    is_rate, lines = what is WINS, []
-    for name, cells in runs.items():
-        pairs = [along(episodes, over, what.columns) for _, episodes in cells]
-        curves = [spread_curve(*pair, BINS) for pair in pairs if pair is not None]
-        if (mean := across_seeds(curves, (0.0, 1.0) if is_rate else (-np.inf, np.inf))) is not None:
-            lines.append(replace(mean, name=name, color=study.color(name)))
     text = f"threshold {what.axis.form(study.threshold)}"
-    levels = {} if study.threshold is None or is_rate != study.by_wins else {text: study.threshold}
-    return XY(name=f"{what.name}_over_{over.name}", title=what.title(over), x=over.axis, y=what.axis, lines=lines,
-              levels=levels, note="training episodes; band: 95 % interval over seeds")  # fmt: skip
+    levels = {} if study.threshold is None or (what is WINS) != study.by_wins else {text: study.threshold}
+    named = {name: [episodes for _, episodes in cells] for name, cells in runs.items()}
+    return seeds_chart(named, {name: study.color(name) for name in named}, what, over, levels)
 
 
 def _figure_table(study: Comparison) -> Table:

@@ -19,6 +19,7 @@ from fasttrain.runs.progress import SCORE_KEYS, WIN_KEYS
 MOST_BINS = 100  # more points than a 420 pt wide chart resolves make the page larger, not clearer
 EPISODES_PER_BIN = 20
 POINTS = 80  # of a mean over seeds
+SEED_BINS = 40  # of a seed's curve: fewer than in a run's own report, because the band over seeds shows the noise
 QUANTILES = (0.1, 0.9)
 Z_95 = 1.959964
 MOST_REASONS, MOST_TERMS = 6, 6
@@ -206,6 +207,21 @@ def elo_chart(self_play: Mapping[str, Any]) -> Chart:
     return XY(name="elo", title="Elo of the snapshots in the pool", x=Metric("taken at env step"), y=Metric("Elo"),
               lines=drawn, points=drawn, levels=levels,
               note="from the learner's games; an untrained policy began with 1,000")  # fmt: skip
+
+
+def seeds_chart(
+    runs: Mapping[str, Sequence[Episodes]], colors: Mapping[str, int], what: Learned, over: Over,
+    levels: Mapping[str, float] | None = None,
+) -> Chart:  # fmt: skip
+    """Training episodes of several runs by what they have in common, mean and interval over seeds."""
+    lines = []
+    for name, found in runs.items():
+        pairs = [along(episodes, over, what.columns) for episodes in found]
+        curves = [spread_curve(*pair, SEED_BINS) for pair in pairs if pair is not None]
+        if (mean := across_seeds(curves, (0.0, 1.0) if what is WINS else (-np.inf, np.inf))) is not None:
+            lines.append(replace(mean, name=name, color=colors[name]))
+    return XY(name=f"{what.name}_over_{over.name}", title=what.title(over), x=over.axis, y=what.axis, lines=lines,
+              levels=levels or {}, note="training episodes; band: 95 % interval over seeds")  # fmt: skip
 
 
 # --- how episodes ended

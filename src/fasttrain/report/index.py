@@ -1,42 +1,87 @@
-"""`fasttrain report run=FOLDER`: report.html of a run, a sweep or a study: one file that opens offline.
+"""`fasttrain report run=FOLDER`: report.html of a run, a sweep, a study or several runs: one file that opens offline.
 
-What a page says comes from `*_page.py`; this module finds out which folder it has before it.
+What a page says comes from `*_page.py`; this module finds out which folders it has before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fasttrain.errors import ConfigError
 from fasttrain.report.compare_page import compare_page
-from fasttrain.report.page import Page, write_page
+from fasttrain.report.page import FILE, Page, write_page
 from fasttrain.report.run_page import FILES, run_page
+from fasttrain.report.runs_page import runs_page
 from fasttrain.report.study_page import STUDY, SWEEP, study_page, sweep_page
+from fasttrain.report.watch import Watch
 from fasttrain.runs.view import activity, make_console, say
 from fasttrain.saving.files import read_json
 from fasttrain.spec.config import Config
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
-    """Write the report of `run=FOLDER` and say where it is.
+    """Write the report of `run=FOLDER`, or of several, and say where it is.
 
     Raises:
         ConfigError: no folder named, none with files of ours, or one that cannot be written to.
     """
     if config.run is None:
         raise ConfigError("report needs run=FOLDER, the folder of a run, a sweep or a study (outputs/DATE/TIME_…)")
-    ignored = sorted(key for key, source in sources.items() if source == "command line" and key != "run")
-    if ignored:
-        raise ConfigError(f"report takes run=… only: {', '.join(ignored)} would do nothing")
-    console = make_console()
+    typed = {key for key, source in sources.items() if source == "command line"}
+    if ignored := sorted(typed - {"run", "output"}):
+        raise ConfigError(f"report takes run=… and output=… only: {', '.join(ignored)} would do nothing")
+    console, folders = make_console(), named_folders(config.run)
     try:
         with activity(console, "drawing report.html"):
-            file = write_report(Path(config.run))
+            many = len(folders) > 1 or (_kind(folders[0]) is None and folders[0].is_dir())
+            file = _over_all(folders, config.output) if many else _of_one(folders[0], config.output)
     except OSError as error:
         raise ConfigError(f"run={config.run}: cannot write the report there ({error})") from error
     say(console, f"report: {file}")
     return 0
+
+
+def named_folders(text: str) -> list[Path]:
+    """`A,B` of `run=A,B`; a folder with a comma in its name is found where it exists."""
+    found, name = [], ""
+    for part in text.split(","):
+        name = f"{name},{part}" if name else part
+        if Path(name).exists():
+            found.append(Path(name))
+            name = ""
+    return [*found, *([Path(name)] if name else [])]
+
+
+def _of_one(folder: Path, output: str | None) -> Path:
+    if output is not None:
+        raise ConfigError(f"output={output} is for the page over several runs; that of one lies in its folder")
+    return write_report(folder)
+
+
+def _over_all(folders: Sequence[Path], output: str | None) -> Path:
+    """One page over the runs in, or below, all these folders.
+
+    Raises:
+        ConfigError: one is not there, there is no run, or no place for the page.
+    """
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"run={folder}: no such folder; name those of runs, run=A,B")
+    runs = list(dict.fromkeys(run for folder in folders for run in Watch([folder]).folders()))
+    if not runs:
+        raise ConfigError(
+            f"run={','.join(map(str, folders))}: no summary.json, sweep.json or study.json there or below; name the "
+            "folder of a run, a sweep or a study"
+        )
+    above = folders[0] if len(folders) == 1 else Path(os.path.commonpath([folder.absolute() for folder in folders]))
+    file = above / FILE if output is None else Path(output)
+    if output is None and _kind(above) is not None:
+        raise ConfigError(f"run=…: {above} above all of these has a page of its own; name another as output=FILE.html")
+    if file.suffix != ".html" or not file.parent.is_dir():
+        raise ConfigError(f"output={file}: name a file that ends in .html, in a folder that exists")
+    return write_page(runs_page(runs, file.parent), file.parent, file.name)
 
 
 def write_report(folder: Path) -> Path:
@@ -57,13 +102,19 @@ def page_of(folder: Path) -> Page:
     """
     if not folder.is_dir():
         raise ConfigError(f"run={folder}: no such folder; name that of a run, a sweep or a study")
+    kind = _kind(folder)
+    if kind is None:
+        raise ConfigError(
+            f"run={folder}: no summary.json, sweep.json or study.json there; name the folder of a run, a sweep or a "
+            "study"
+        )
+    return kind(folder)
+
+
+def _kind(folder: Path) -> Callable[[Path], Page] | None:
+    """What makes the page of what lies there."""
     if (folder / STUDY).is_file():
-        command = read_json(folder / STUDY).get("command")
-        return compare_page(folder) if command == "compare" else study_page(folder)
+        return compare_page if read_json(folder / STUDY).get("command") == "compare" else study_page
     if (folder / SWEEP).is_file():
-        return sweep_page(folder)
-    if any((folder / name).is_file() for name in FILES):
-        return run_page(folder)
-    raise ConfigError(
-        f"run={folder}: no summary.json, sweep.json or study.json there; name the folder of a run, a sweep or a study"
-    )
+        return sweep_page
+    return run_page if any((folder / name).is_file() for name in FILES) else None

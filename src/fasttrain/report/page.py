@@ -40,7 +40,7 @@ from fasttrain.saving.files import read_json
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FILE, PICTURES = "report.html", "report"
+FILE = "report.html"
 Tone = Literal["", "good", "bad", "open", "dim"]
 TONES: dict[str, Tone] = {  # of cells and verdicts
     "pass": "good", "keep": "good", "fail": "bad", "failed": "bad", "illegal": "open", "stopped": "open",
@@ -101,6 +101,13 @@ class Table:
         self.cells = [[row[n] for n in shown] for row in rows]
 
 
+class Video(NamedTuple):
+    """A film with what it shows; `link` is relative to the page."""
+
+    title: str
+    link: str
+
+
 class Banner(NamedTuple):
     """A verdict, or what went wrong."""
 
@@ -111,19 +118,20 @@ class Banner(NamedTuple):
 
 @dataclass(slots=True)
 class Section:
-    """A heading with charts and tables below it; those that have nothing to show are left out."""
+    """A heading with charts, tables and videos below it; those that have nothing to show are left out."""
 
     title: str
     text: str = ""
     charts: Sequence[Chart] = ()
     tables: Sequence[Table] = ()
+    videos: Sequence[Video] = ()
 
     def __post_init__(self) -> None:
         self.charts = [chart for chart in self.charts if chart]
         self.tables = [table for table in self.tables if table.rows]
 
     def __bool__(self) -> bool:
-        return bool(self.charts or self.tables or self.text)
+        return bool(self.charts or self.tables or self.videos or self.text)
 
 
 @dataclass(slots=True)
@@ -183,17 +191,18 @@ def cell_table(folder: Path, cells: Sequence[Mapping[str, Any]], title: str, met
 # --- written
 
 
-def write_page(page: Page, folder: Path) -> Path:
-    """report.html in `folder`, and report/NAME.png for each of its charts; returns the first.
+def write_page(page: Page, folder: Path, name: str = FILE) -> Path:
+    """report.html in `folder`, and report/NAME.png for each of its charts; returns the first. `name`: another one.
 
     The page is written last, whole or not at all.
     """
     charts = [chart for section in page.sections for chart in section.charts]
-    text = _render(page, _draw(charts, folder / PICTURES) if charts else {})
-    temporary = (folder / FILE).with_suffix(".html.tmp")
+    file = folder / name
+    text = _render(page, _draw(charts, folder / file.stem) if charts else {}, file.stem)
+    temporary = file.with_suffix(".html.tmp")
     temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, folder / FILE)
-    return folder / FILE
+    os.replace(temporary, file)
+    return file
 
 
 def _draw(charts: Sequence[Chart], folder: Path) -> dict[str, str]:
@@ -208,7 +217,7 @@ def _draw(charts: Sequence[Chart], folder: Path) -> dict[str, str]:
     return drawn
 
 
-def _render(page: Page, pictures: dict[str, str]) -> str:
+def _render(page: Page, pictures: dict[str, str], folder: str) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -222,7 +231,7 @@ def _render(page: Page, pictures: dict[str, str]) -> str:
         ),
     )
     template = environment.get_template("report.html.j2")
-    return template.render(page=page, pictures=pictures, folder=PICTURES, light=LIGHT, version=__version__)
+    return template.render(page=page, pictures=pictures, folder=folder, light=LIGHT, version=__version__)
 
 
 # --- ink

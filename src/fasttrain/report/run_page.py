@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fasttrain.report.curves import PHASE_LOOK, elo_chart, ending_charts, learning_charts, phase_ms, time_charts
-from fasttrain.report.page import Banner, Cell, Page, Section, Table, Tile, place_of
+from fasttrain.report.page import Banner, Cell, Page, Section, Table, Tile, Video, place_of
 from fasttrain.report.words import (
     METRICS,
     NOTHING,
@@ -34,6 +35,7 @@ from fasttrain.spec.plan import is_notable
 
 FILES = ("summary.json", "plan.json", "episodes.csv")  # any of them makes a folder a run's
 QUALITY = ("episodes", "mean_reward", "win_rate", "draw_rate", "score_diff")
+VIDEO, MOST_VIDEOS = re.compile(r"step_(\d+)\.mp4"), 8
 LENGTHS = ("mean_length", "mean_turns")
 
 
@@ -44,6 +46,7 @@ def run_page(folder: Path) -> Page:
     total = as_mapping(perf.get("total")) or as_mapping(summary.get("perf"))  # [PERF] over the whole run
     quality, self_play = as_mapping(summary.get("quality")), as_mapping(summary.get("self_play"))
     replay = as_mapping(perf.get("replay")) or as_mapping(summary.get("replay"))
+    engines = as_mapping(perf.get("engines")) or as_mapping(summary.get("engines"))
     episodes = read_episodes(folder / "episodes.csv")
     learning = "Training episodes are played against snapshots of the learner, evaluations against other opponents. "
     sampled = f"episodes.csv is large: the curves are of an even sample of {len(episodes):,} episodes."
@@ -62,9 +65,11 @@ def run_page(folder: Path) -> Page:
             Section("Quality of the final policy", charts=ending_charts(episodes, quality),
                     tables=[_quality_table(quality), Table(["reward term", ">per episode"], terms,
                                                            "Reward terms, last training episodes")]),
+            _videos(folder),
             Section("Self-play", charts=[elo_chart(self_play)], tables=[_pool_table(self_play)]),
             Section("Where the time went", _limits(as_mapping(summary.get("limits"))),
                     time_charts(total, as_rows(perf.get("windows"))), [_perf_table(total)]),
+            Section("Engines", clean(engines.get("warning") or ""), tables=_engine_tables(engines)),
             Section("Replay buffer", tables=[_replay_table(replay, total)]),
             Section("Plan", tables=[_plan_table(flags, config)]),
         ],
@@ -74,6 +79,18 @@ def run_page(folder: Path) -> Page:
 def _evaluations(folder: Path, summary: Mapping[str, Any]) -> list[dict[str, float | None]]:
     rows = EvaluationLog(folder / "evaluations.csv").known(sys.maxsize) or as_rows(summary.get("evaluations"))
     return [{name: as_number(row.get(name)) for name in FIELDS} for row in rows]
+
+
+def _videos(folder: Path) -> Section:
+    """Those made on the way, the newest first; of many the newest and an even choice of the others."""
+    made = {int(found[1]): file for file in folder.glob("videos/*.mp4") if (found := VIDEO.fullmatch(file.name))}
+    steps = sorted(made)
+    shown = dict.fromkeys(
+        steps[-1 - round(n * (len(steps) - 1) / (MOST_VIDEOS - 1))] for n in range(MOST_VIDEOS) if steps
+    )
+    text = f"{len(shown)} of the {len(steps):,} in videos/." if len(steps) > len(shown) else ""
+    videos = [Video(f"After {step:,} env steps", f"videos/{made[step].name}") for step in shown]
+    return Section("Videos of the greedy policy", text, videos=videos)
 
 
 def _overrides(summary: Mapping[str, Any]) -> list[str]:
@@ -171,9 +188,11 @@ def _perf_table(total: Mapping[str, Any]) -> Table:
         figures["total"] = wall
     if beside := as_number(as_mapping(total.get("beside")).get("update_ms")):
         figures["beside it update_ms"] = beside
+    figures |= {f"of a game's time {name}": part for name, value in as_mapping(total.get("of_a_game")).items()
+                if (part := as_number(value)) is not None}  # fmt: skip
     rows: list[list[Cell | str]] = [
         [
-            Cell(name, tone="dim" if name.startswith(("of it", "beside")) else ""),
+            Cell(name, tone="dim" if name.startswith(("of ", "beside")) else ""),
             number(value),
             Cell(percent(value / wall), share=value / wall if name != "total" else None),
             number(1e6 / value if value else None),
@@ -200,6 +219,32 @@ def _replay_table(replay: Mapping[str, Any], total: Mapping[str, Any]) -> Table:
             ["batches waited for", Cell(number(prefetch.get("waits")), seconds(prefetch.get("wait_s")))],
         ]
     return Table(["replay buffer", ">at the end"], rows if replay else [])
+
+
+def _engine_tables(engines: Mapping[str, Any]) -> list[Table]:
+    per_s = {name: engines.get(f"{name}_per_s") for name in ("games", "decisions")}
+    times = {name: as_mapping(engines.get(f"{name}_ms")) for name in ("decision", "game")}
+    restarts = [f"{cause} {number(count)}" for cause, count in as_mapping(engines.get("restarts")).items()]
+    whole = [
+        *([f"{name} per second", number(value)] for name, value in per_s.items()),
+        *([f"a {name} took, {share.upper()}", f"{number(ms)} ms"] for name, each in times.items()
+          for share, ms in each.items() if as_number(ms) is not None),
+        ["engines busy", percent(engines.get("busy_share"))],
+        ["started again", clean(", ".join(restarts) or "never")],
+    ]  # fmt: skip
+    lost = {cause: as_mapping(one) for cause, one in as_mapping(engines.get("lost_games")).items()}
+    ended = {"finished": engines, **{f"lost: {clean(cause)}": one for cause, one in lost.items()}}
+    games = [[what, number(one.get("games")), number(one.get("mean_decisions"))] for what, one in ended.items()]
+    each = [
+        [number(one.get("daemon")), percent(one.get("busy_share")), percent(one.get("cpu_share")),
+         f"{number(one.get('memory_mb'))} MB"]
+        for one in as_rows(engines.get("daemons"))
+    ]  # fmt: skip
+    return [
+        Table(["games with engines", ">over the whole run"], whole if engines else []),
+        Table(["games", ">number", ">decisions each, mean"], games if engines else []),
+        Table(["engine", ">busy", ">of a core", ">memory"], each),
+    ]
 
 
 def _plan_table(flags: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> Table:

@@ -25,8 +25,9 @@ from fasttrain.engines.guard import check_step
 from fasttrain.errors import ConfigError
 from fasttrain.machine import process_age_s
 from fasttrain.perf.clock import PhaseClock
+from fasttrain.perf.report import perf_dict
 from fasttrain.perf.stock import optimizers_of
-from fasttrain.runs.loggers import made
+from fasttrain.runs.loggers import made, note
 from fasttrain.runs.progress import QualityKeys, win_of
 from fasttrain.runs.stopping import Stop
 from fasttrain.spec.config import SELF, Config
@@ -61,7 +62,8 @@ class RunCallback(BaseCallback):
         self._log = Interval(config.log_every)
         self._evaluate = Interval(config.eval_every)
         self._checkpoint = Interval(config.checkpoint_every)
-        self._evaluates_beside = bool(config.eval_every and config.eval_async)
+        self._film = Interval(config.video.every)
+        self._evaluates_beside = bool((config.eval_every or config.video.every) and config.eval_async)
         self._logged_updates = 0
         self._keys = QualityKeys.of(config.env)
 
@@ -111,6 +113,7 @@ class RunCallback(BaseCallback):
         progress = self.run.progress
         self._logged_updates = progress.updates
         line = self.run.meter.line(progress.env_steps, progress.updates)
+        note(self.model.logger, "perf", lambda: perf_dict(self.run.meter.newest), progress.env_steps)
         config = self.run.config
         if config.train_log_to_console:
             self.run.say(line)
@@ -127,9 +130,10 @@ class RunCallback(BaseCallback):
             run.progress.env_steps = self.num_timesteps
             self._collect_episodes()
             run.live.tick()
-        if self._evaluate.due(self.num_timesteps):
+        measure, film = self._evaluate.due(self.num_timesteps), self._film.due(self.num_timesteps)
+        if measure or film:
             with run.clock.phase("eval"):
-                run.evaluate()
+                run.evaluate(measure, film)
         return self._goes_on()
 
     def _goes_on(self) -> bool:
@@ -267,7 +271,7 @@ def pool_for(config: Config, model: BaseAlgorithm, env: VecEnv) -> SnapshotPool 
     alone = config.env.kwargs.get(str(config.env.opponent_key)) == SELF  # with bots among them a score is not theirs
     keys = QualityKeys.of(config.env)
     rated = (lambda info: score_of(keys.read(info))) if alone else lambda _: None
-    pool = SnapshotPool(model, env.num_envs, settings.latest, settings.pool, config.seed, rated)
+    pool = SnapshotPool(model, env.num_envs, settings.pool, config.seed, rated)
     env.set_opponent(pool)
     return pool
 

@@ -14,7 +14,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from timeit import timeit
 from typing import Any
@@ -33,6 +33,7 @@ from fasttrain.envs.make import EnvSpec
 from fasttrain.envs.masks import random_legal_action
 from fasttrain.envs.probe import ProbeResult
 from fasttrain.errors import ConfigError, EnvSpecError
+from fasttrain.runs.batches import has_vector_form
 from fasttrain.runs.envs import build_vec_env, check_spaces, env_spec
 from fasttrain.runs.survey import BrokenEnvError, Survey
 from fasttrain.runs.view import activity, make_console, say
@@ -42,7 +43,7 @@ from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.config import Config
 from fasttrain.spec.plan import RunSpec
 from fasttrain.spec.reading import against_bots, plays_itself
-from fasttrain.spec.stepping import step_costs
+from fasttrain.spec.stepping import is_faster, step_costs
 from fasttrain.terminal import command, rate_text
 from fasttrain.vec.base import slots_of
 
@@ -60,13 +61,13 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     Raises:
         ConfigError: the env is not one that can be played alone.
     """
-    if config.env.backend == "envpool":
-        raise ConfigError("check plays one Gymnasium env: env.backend=envpool has none; leave it out")
+    if config.env.backend != "gymnasium":
+        raise ConfigError(f"check plays one Gymnasium env: env.backend={config.env.backend} has none; leave it out")
     spec = env_spec(against_bots(config))
     if "algo" not in sources:  # the default, which needs masks, was not asked for
         spec = dataclasses.replace(spec, needs_masks=False, use_masks=True)
     console = make_console()
-    with Survey(spec, config.checkup_timeout_s, console) as survey:
+    with Survey(spec, config.env.step_timeout_s, console) as survey:
         built = survey.build()
         if built.lacks_masks:
             raise EnvSpecError(built.lacks_masks)
@@ -89,20 +90,29 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     return EnvSpecError.exit_code if result.errors or (config.checkup == "strict" and result.findings) else 0
 
 
+FATAL = ("reward_not_scalar",)  # other errors cost quality, or end the checkup itself
+
+
 def run_checkup(config: Config, folder: Path, console: Console, survey: Survey) -> ProbeResult | None:
     """The checkup before a training: says what it found, writes checkup.json, returns what the env costs.
 
-    None where nothing was played (checkup=off, EnvPool) or where what was played is no measure (an error was found).
+    None where nothing was played (checkup=off, EnvPool, a VectorEnv) or where what was played is no measure (an error
+    was found).
 
     Raises:
-        EnvSpecError: the env cannot be built; or something was found, under checkup=strict.
+        EnvSpecError: the env cannot be built; something was found that no training takes, or anything under
+            checkup=strict.
     """
-    if config.checkup == "off" or config.env.backend == "envpool":
+    if config.checkup == "off" or config.env.backend != "gymnasium":
         return None
     may_stay = config.vec_env in ("auto", "shared") and not config.deterministic
     result = _looked(survey, folder, {}, may_stay)
     lines = [f"  {finding.severity} {finding.code}: {finding}" for finding in result.findings]
     count = f"{len(lines)} finding{'s' if len(lines) > 1 else ''}" if lines else "nothing found"
+    begun = result.costs is not None  # it was reset and stepped at least
+    told = zip(lines, result.findings, strict=True)
+    if fatal := [line for line, found in told if found.code in FATAL or (not begun and found.severity == "error")]:
+        raise EnvSpecError("\n".join([f"{survey.spec.option}: no training takes what the checkup found", *fatal]))
     if lines and config.checkup == "strict":
         what = f"checkup=strict: {count} in {survey.spec.option}; mend it, or take checkup=warn"
         raise EnvSpecError("\n".join([what, *lines]))
@@ -187,6 +197,13 @@ def with_trial(facts: EnvFacts, plan: RunSpec, machine: Machine, console: Consol
         return facts
     if config.env.on_env_error == "restart":  # only workers can do that
         return facts
+    if has_vector_form(config):
+        own = dataclasses.replace(config, vec_env="vector", workers=0, schedule="lockstep")
+        with suppress(Exception), activity(console, "trying the env's own vector form"), own_random_state(config.seed):
+            other_s, own_s = tried(dataclasses.replace(config, schedule="lockstep"), own)
+            facts = facts._replace(vector=(other_s, own_s))
+        if is_faster(facts.vector):
+            return facts
     loop_s, shared_s, workers = step_costs(config.num_envs, facts, machine)
     if workers < 2 or not 1 / CLOSE < loop_s / shared_s < CLOSE:
         return facts
@@ -286,9 +303,11 @@ def step_times(model: Any, threads: int) -> tuple[float, float]:
 def updates_per_step(model: Any) -> float:
     """Gradient updates per vector step."""
     if isinstance(model, OffPolicyAlgorithm):
-        steps = model.gradient_steps if model.gradient_steps >= 0 else model.n_envs
-        frequency: Any = model.train_freq  # of episodes: as if of steps
-        return float(steps / max(1, frequency.frequency))
+        if model.gradient_steps < 0:  # one per transition
+            return float(model.n_envs)
+        frequency: Any = model.train_freq  # a number, or a pair, until training begins; of episodes: as if of steps
+        count = frequency[0] if isinstance(frequency, tuple) else frequency
+        return float(model.gradient_steps / max(1, count))
     return float(model.n_epochs * math.ceil(model.n_steps * model.n_envs / (model.batch_size or 1)) / model.n_steps)
 
 

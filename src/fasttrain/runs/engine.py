@@ -32,8 +32,7 @@ from fasttrain.machine import usable_cores
 from fasttrain.runs.envs import env_facts, game_calls, this_machine
 from fasttrain.runs.progress import Progress
 from fasttrain.runs.view import activity, make_console
-from fasttrain.spec.checks import NOT_APPLICABLE
-from fasttrain.spec.computing import envs_per_forward
+from fasttrain.spec.computing import mode_of
 from fasttrain.spec.config import Config
 from fasttrain.spec.plan import RunSpec, resolve
 from fasttrain.spec.reading import against_bots
@@ -51,10 +50,9 @@ def engine_settings(plan: RunSpec) -> EngineSettings:
         threads=(min(asked, cores) if isinstance(asked, int) else cores) if several else 1,
         overlap=config.overlap and config.algo.spec.on_policy,
         fused_adam=fused.requested != "off" and not kernels_on,
-        amp_dtype=getattr(torch, config.amp_dtype) if config.use_amp == "on" else None,
-        compile_mode=config.compile_mode if config.use_compile == "on" else None,
-        gradient_accumulation=config.gradient_accumulation,  # DQN has neither this flag nor the next
-        inference_batch_size=config.inference_batch_size,
+        amp_dtype=None if config.use_amp == "off" else getattr(torch, mode_of("use_amp", config.use_amp)),
+        compile_mode=None if config.use_compile == "off" else mode_of("use_compile", config.use_compile),
+        gradient_accumulation=config.gradient_accumulation,  # DQN has no such flag
         pin_memory=config.pin_memory == "on",
     )
 
@@ -79,13 +77,12 @@ def settle_engine(plan: RunSpec, model: BaseAlgorithm) -> RunSpec:
     """Give the model its engine, compile what is to be compiled, and say in the plan what came of it."""
     if not isinstance(model, Fast):
         return plan
-    plan = _with_chunks_for_eager(plan)
     row, settings = plan.row("fused_update"), engine_settings(plan)
     if settings.fused_adam and model.device.type == "cpu" and ADAM not in row.reason:  # a resumed plan says it already
         plan = plan.after("fused_update", "off", f"{row.reason}; {ADAM}")
     model.use_engine(settings)
-    model.engine.guard = Guard(plan.config.guard) if plan.config.nan_guard else None
-    if plan.config.use_compile != "on" or model.env is None:
+    model.engine.guard = Guard(plan.config.guard.at_limit) if plan.config.nan_guard else None
+    if plan.config.use_compile == "off" or model.env is None:
         return plan
     if failure := model.prepare(model.env):
         return plan.after("use_compile", "off", failure)
@@ -93,20 +90,8 @@ def settle_engine(plan: RunSpec, model: BaseAlgorithm) -> RunSpec:
     told = [plan.row("use_compile").reason, f"compiled in {engine.warmup_s:.1f} s before training"]
     if isinstance(getattr(engine, "head", None), StockHead):
         told.append("acting stays eager: this policy acts by its own methods")
-    plan = plan.after("use_compile", "on", "; ".join(filter(None, told)))
-    if engine.graph_failure:
-        plan = plan.after("compile_mode", plan.config.compile_mode, engine.graph_failure)
-    return plan
-
-
-def _with_chunks_for_eager(plan: RunSpec) -> RunSpec:
-    """`inference_batch_size` was not needed for compiled kernels; without them, after all, it is."""
-    row, config = plan.row("inference_batch_size"), plan.config
-    dropped = row.requested is not None and row.effective is None and config.fused_update == "off"
-    largest = envs_per_forward(config.num_envs, config.workers, config.schedule)
-    if not dropped or row.requested >= largest or row.effective == NOT_APPLICABLE:
-        return plan
-    return plan.after("inference_batch_size", row.requested, "")
+    told.append(engine.graph_failure)
+    return plan.after("use_compile", plan.config.use_compile, "; ".join(filter(None, told)))
 
 
 PAYS_S = 30.0  # a run that ends sooner gains nothing: compiling takes 8 to 40 s of a core, and the rest must make up

@@ -29,41 +29,20 @@ from fasttrain.envs.user_code import blame, look_up
 from fasttrain.errors import ConfigError, EnvSpecError, FastTrainError
 from fasttrain.kernel_cache import KernelCall
 from fasttrain.machine import bf16_units, usable_cores
+from fasttrain.runs.batches import check_batch, check_native_options, made_batch
 from fasttrain.runs.survey import Survey
 from fasttrain.saving.archives import read_arrays
 from fasttrain.saving.env_state import load_moments
 from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.config import Config
-from fasttrain.spec.reading import env_kwargs, plays_itself
+from fasttrain.spec.reading import env_kwargs, plays_itself, tells_games, uses_masks
 from fasttrain.vec.process import Scout
 from fasttrain.vec.self_play import RandomOpponent, SelfPlayVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
 from fasttrain.vec.stock import NotedVecEnv, start_subproc
 
 OBSERVATION_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-
-
-def check_native_options(config: Config) -> None:
-    """Refuse what a compiled batch of envs cannot honour: nothing of Python goes into it.
-
-    Raises:
-        ConfigError: names the option and the way out.
-    """
-    env = config.env
-    asked: dict[str, Any] = {
-        "env.wrappers": list(env.wrappers),
-        "env.api": env.api if env.api != "gymnasium" else None,
-        "action_repeat": config.action_repeat if config.action_repeat > 1 else None,
-    }
-    if env.backend == "envpool":
-        asked["env.entry_point"] = env.entry_point
-        batch, way_out = "env.backend=envpool: EnvPool's envs are C++", "env.backend=gymnasium"
-    else:
-        asked["env.max_episode_steps"] = env.max_episode_steps
-        batch, way_out = f"the native batch of {env.id}: its kernels know no such option", "vec_env=dummy or shared"
-    for key, value in asked.items():
-        if value:
-            raise ConfigError(f"{key}={value} does not go with {batch}; leave it out, or take {way_out}")
+SMALLEST_IMAGE = 36  # what NatureCNN's three convolutions leave one pixel of
 
 
 def check_spaces(config: Config, what: str, action: spaces.Space[Any], observation: spaces.Space[Any]) -> str:
@@ -80,6 +59,8 @@ def check_spaces(config: Config, what: str, action: spaces.Space[Any], observati
         raise EnvSpecError(
             f"{what} has {action} actions, algo={spec.name} needs {' or '.join(wanted)}; take another algo"
         )
+    if getattr(config.algo, "use_sde", False) and not isinstance(action, spaces.Box):
+        raise ConfigError(f"algo.use_sde=true is for numbers (Box), {what} has {action} actions; leave it out")
     if isinstance(action, (spaces.Discrete, spaces.MultiDiscrete)) and np.any(action.start):
         raise EnvSpecError(
             f"{what} counts its actions from {action.start}; SB3 sends 0 to n - 1: shift them in the env"
@@ -87,7 +68,7 @@ def check_spaces(config: Config, what: str, action: spaces.Space[Any], observati
     parts = list(observation.values()) if isinstance(observation, spaces.Dict) else [observation]
     if odd := next((part for part in parts if not isinstance(part, OBSERVATION_SPACES)), None):
         known = ", ".join(kind.__name__ for kind in OBSERVATION_SPACES)
-        raise EnvSpecError(f"{what} observes {odd}; SB3's policies read {known} or a Dict of them")
+        raise EnvSpecError(f"{what} observes {odd}; SB3's policies read {known} or a Dict of them: see env.wrappers")
     policy = policy_for(config.algo.policy, observation, spec.policies).replace("Lstm", "")
     if policy not in (each.replace("Lstm", "") for each in spec.policies):
         raise EnvSpecError(f"{what} observes {observation}, algo={spec.name} has no {policy}; take another algo")
@@ -98,6 +79,12 @@ def check_spaces(config: Config, what: str, action: spaces.Space[Any], observati
     if policy == "CnnPolicy" and not is_image_space(observation):
         raise ConfigError(
             f"algo.policy={config.algo.policy} needs images (uint8, 0 to 255), {what} observes {observation}; take auto"
+        )
+    small = [f"{part}" for part in parts if is_image_space(part) and sorted(part.shape or ())[1] < SMALLEST_IMAGE]
+    own = ":" in config.algo.policy or "features_extractor_class" in config.algo.policy_kwargs
+    if small and policy != "MlpPolicy" and not own:
+        raise ConfigError(
+            f"{what}: {small[0]} is too small for NatureCNN; add gymnasium.wrappers:FlattenObservation to env.wrappers"
         )
     if config.env.frame_stack > 1 and not all(isinstance(part, spaces.Box) for part in parts):
         raise ConfigError(
@@ -155,7 +142,7 @@ def _learning(env: VecEnv, config: Config) -> VecNormalize:
         env,
         norm_obs=norm_obs,
         norm_reward="reward" in config.env.normalize,
-        gamma=config.algo.gamma,
+        gamma=getattr(config.algo, "gamma", 0.99),  # ARS discounts nothing; VecNormalize's own
         norm_obs_keys=keys,
     )
     if norm_obs:  # float32 whatever the env's own are; a buffer that goes by the space would cut integers
@@ -203,7 +190,6 @@ def env_spec(config: Config) -> EnvSpec:
         id=config.env.id,
         entry_point=config.env.entry_point,
         kwargs=env_kwargs(config),
-        api=config.env.api,
         wrappers=config.env.wrappers,
         max_episode_steps=config.env.max_episode_steps,
         action_repeat=config.action_repeat,
@@ -215,17 +201,11 @@ def env_spec(config: Config) -> EnvSpec:
     )
 
 
-def uses_masks(config: Config) -> bool:
-    """Whether the algorithm looks at action masks."""
-    masks = config.algo.spec.masks
-    return masks == "must" or (masks == "may" and config.engine == "fast" and config.algo.use_masking)
-
-
 def survey_of(config: Config, console: Console) -> Survey:
     """What will look at the env of a run."""
     compiled = config.env.native_game is not None and config.env.backend == "gymnasium" and uses_masks(config)
     here = compiled and config.vec_env in ("auto", "native")
-    return Survey(env_spec(config), config.checkup_timeout_s, console, here)
+    return Survey(env_spec(config), config.env.step_timeout_s, console, here)
 
 
 def env_facts(
@@ -240,9 +220,9 @@ def env_facts(
         EnvSpecError: the env cannot be built or does not fit the algorithm.
         ConfigError: a native batch was asked for with an algorithm that ignores masks, or with an option it lacks.
     """
-    if config.env.backend == "envpool":
-        check_native_options(config)
-        return EnvFacts(True, None, images=_check_envpool(config))
+    if config.env.backend != "gymnasium" or config.vec_env == "vector":
+        images = check_spaces(config, *check_batch(config)).startswith("Cnn")
+        return EnvFacts(True, None, images=images)
     native = config.env.native_game is not None and uses_masks(config)
     if config.vec_env == "native" and not native:
         raise ConfigError(
@@ -266,14 +246,6 @@ def env_facts(
         return EnvFacts(native, found.step_s + found.mask_s, found.cpu_share, images)
 
 
-def _check_envpool(config: Config) -> bool:
-    what = f"env.id={config.env.id} of EnvPool"
-    if config.algo.spec.masks == "must":
-        raise ConfigError(f"{what} has no action masks: take algo=ppo or dqn")
-    env = _envpool(config, 1)
-    return check_spaces(config, what, env.action_space, env.observation_space).startswith("Cnn")
-
-
 def build_vec_env(
     config: Config,
     num_envs: int,
@@ -281,15 +253,17 @@ def build_vec_env(
     statistics: Statistics | None = None,
     tell: Callable[[str], None] = lambda _: None,
     scout: Scout | None = None,
+    folder: Path | None = None,
 ) -> VecEnv:
     """`num_envs` copies as the (effective) `vec_env` says; env i is seeded with `seed + i`.
 
     `statistics` of a training: the envs are to be played with `env.normalize` as it was learned there. `tell` hears
     which env is being built, where that is known. `scout` is to be the first worker.
+    `folder` is where engines' logs go.
     """
     env: VecEnv
-    if config.env.backend == "envpool":
-        env = _envpool(config, num_envs)
+    if config.env.backend != "gymnasium" or config.vec_env == "vector":
+        env = made_batch(config, num_envs, folder)
     elif config.vec_env == "native":
         from fasttrain.vec.native import NativeVecEnv
 
@@ -297,7 +271,8 @@ def build_vec_env(
     elif config.vec_env == "shared":
         env = _shared(config, num_envs, scout)
     else:
-        factories: list[Callable[[], Any]] = [Retraced(MonitoredEnv(env_spec(config))) for _ in range(num_envs)]
+        single = EnvFactory if tells_games(config) else MonitoredEnv
+        factories: list[Callable[[], Any]] = [Retraced(single(env_spec(config))) for _ in range(num_envs)]
         env = start_subproc(factories) if config.vec_env == "subproc" else NotedVecEnv(telling(factories, tell))
     env.seed(seed)
     return SelfPlayVecEnv(env) if plays_itself(config) else wrapped(env, config, statistics)
@@ -306,23 +281,18 @@ def build_vec_env(
 def _shared(config: Config, num_envs: int, scout: Scout | None) -> SharedMemoryVecEnv:
     """Workers build plain envs: returns, lengths and lean infos are the vector env's own work."""
     spec = dataclasses.replace(env_spec(config), lean_info=False)
-    return SharedMemoryVecEnv(
+    env = SharedMemoryVecEnv(
         [Retraced(EnvFactory(spec))] * num_envs,
         config.workers if isinstance(config.workers, int) else None,
         info_keys=(*config.env.info_keys, *([OPPONENTS_TURN] if spec.two_sided else [])) if config.lean_info else None,
         on_env_error=config.env.on_env_error,
         step_timeout_s=config.env.step_timeout_s,
-        max_restarts=config.env.max_restarts,
         use_masks=spec.use_masks,
         check_finite=config.nan_guard,
         scout=scout,
     )
-
-
-def _envpool(config: Config, num_envs: int) -> VecEnv:
-    from fasttrain.vec.envpool import EnvPoolVecEnv
-
-    return EnvPoolVecEnv(str(config.env.id), num_envs, config.env.max_episode_steps, config.env.kwargs)
+    env.keeps_records = not tells_games(config)
+    return env
 
 
 def _native_game(config: Config, num_envs: int) -> Any:

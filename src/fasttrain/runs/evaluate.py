@@ -25,12 +25,14 @@ from fasttrain.runs.envs import Statistics, build_vec_env
 from fasttrain.runs.models import find_statistics, load_policy
 from fasttrain.runs.progress import END_KEY, SCORES, QualityKeys, held_by, score_diff_of, win_of
 from fasttrain.runs.view import activity, make_console, say, show_quality
+from fasttrain.runs.zoo import zoo_run
 from fasttrain.saving.env_state import own_random_state
 from fasttrain.saving.files import parse_json, write_json
-from fasttrain.spec.checks import FLAGS
+from fasttrain.spec.checks import BATCHED, FLAGS
 from fasttrain.spec.config import Config
-from fasttrain.spec.reading import against_bots, from_mapping, without_gone
+from fasttrain.spec.reading import against_bots, from_mapping, tells_games, without_gone
 from fasttrain.terminal import near, one_line
+from fasttrain.vec.base import rests_of
 
 LONGEST_REASON, MOST_REASONS = 200, 100  # of an env's texts what summary.json keeps
 MAX_EPISODE_STEPS = 27_000  # the usual bound of an Atari episode; a greedy policy may walk in circles for ever
@@ -46,13 +48,15 @@ def evaluate(
     seed: int,
     keep_on: Callable[[int], bool] = lambda _: True,
     keys: QualityKeys = PLAIN_KEYS,
+    told: bool = False,
 ) -> dict[str, Any]:
     """Play `episodes` episodes and summarise them.
 
     A policy that remembers (RecurrentPPO) is given its states back and told where episodes begin.
 
     Every env plays the same number of episodes (to one), because counting whichever ends first would favour short
-    ones. An episode that does not end within `MAX_EPISODE_STEPS` counts as it stands, with end reason `not ended`, and
+    ones. `told`: what counts are the games that a Monitor in the envs tells of, not the lives of which they consist. An
+    episode that does not end within `MAX_EPISODE_STEPS` counts as it stands, with end reason `not ended`, and
     its env plays no further. `keep_on` is told the episodes played so far after every step; False ends the evaluation
     with what there is. Returns `episodes, mean_reward, win_rate, draw_rate, score_diff, end_reason, mean_length,
     mean_turns, ci95`; what the env does not report is None. `win_rate` lies in 0..1, its interval is Wilson's; the
@@ -77,11 +81,16 @@ def evaluate(
             observations, rewards, dones, infos = env.step(actions)
             starts = dones
             returns += rewards
-            lengths += 1
+            lengths += 1 if (late := rests_of(env)[0]) is None else ~late
             for index in np.flatnonzero(dones):
-                if quota[index]:
+                record = infos[index].get("episode")
+                if told and record is None:
+                    continue
+                lost = record is None and "lost" in infos[index]  # by a fault: no result, and another is played
+                if quota[index] and not lost:
                     quota[index] -= 1
-                    finished.append((returns[index], lengths[index], infos[index]))
+                    played = (record["r"], record["l"]) if told and record else (returns[index], lengths[index])
+                    finished.append((*played, infos[index]))
                 returns[index] = lengths[index] = 0
             for index in np.flatnonzero((lengths >= MAX_EPISODE_STEPS) & (quota > 0)):
                 quota[index] = 0
@@ -173,9 +182,11 @@ def evaluate_both(
     """
     set_threads(config.torch_threads)  # as in training: two on two busy cores took five times as long as one
     config = against_bots(config)
-    own = config if config.vec_env == "native" else dataclasses.replace(config, vec_env="dummy")
+    own = config if config.vec_env in BATCHED else dataclasses.replace(config, vec_env="dummy")
     statistics = model.get_vec_normalize_env() if statistics is None else statistics
-    count = min(config.eval.episodes, 64 if config.vec_env == "native" else 8)  # native envs cost next to nothing
+    count = min(config.eval.episodes, 64 if config.vec_env in BATCHED else 8)  # these cost next to nothing
+    count = min(count, config.num_envs) if config.env.backend == "daemons" else count
+    count = config.num_envs if config.env.backend == "vector" else count  # it may take multiples of its agents alone
     ways = ["greedy", "sampled"] if sampled and not config.algo.spec.greedy else ["greedy"]
     quality, keys = Quality(), QualityKeys.of(config.env)
     with activity(console, "evaluating") as doing:
@@ -188,8 +199,9 @@ def evaluate_both(
                     return not stop()
 
                 quality[way] = evaluate(
-                    model, env, config.eval.episodes, way == "greedy", config.eval.seed, keep_on, keys
-                )
+                    model, env, config.eval.episodes, way == "greedy", config.eval.seed, keep_on, keys,
+                    tells_games(config),
+                )  # fmt: skip
         finally:
             env.close()
     return quality
@@ -248,7 +260,7 @@ def named_run(command: str, config: Config, sources: Mapping[str, str], *keys: s
 
 
 def load_run(folder: Path, model: str = "model.zip", trust: bool = False) -> Finished:
-    """A finished run with its final or another of its models.
+    """A finished run with its final or another of its models; one of rl_zoo3 too.
 
     Args:
         trust: the model and what belongs to it may be loaded by SB3, which executes the pickles in them.
@@ -256,15 +268,21 @@ def load_run(folder: Path, model: str = "model.zip", trust: bool = False) -> Fin
     Raises:
         ConfigError: the folder is not a finished run's or lacks that model; or the model needs `trust`.
     """
+    if not (folder / "plan.json").exists() and (of_zoo := zoo_run(folder, model)):
+        config, file = of_zoo.config, of_zoo.model
+        return _finished(config, file, find_statistics(config, file, trust, of_zoo.statistics), trust)
     for name in ("plan.json", "model.zip", model):
         if not (folder / name).is_file():
             best = name == "best_model.zip"
             way_out = "the run was made without eval_every=…" if best else "name the folder of a finished run"
             raise ConfigError(f"run={folder}: no {name} there; {way_out}")
     config = config_of(folder)
-    statistics = find_statistics(config, folder / model, trust)
+    return _finished(config, folder / model, find_statistics(config, folder / model, trust), trust)
+
+
+def _finished(config: Config, file: Path, statistics: Path | None, trust: bool) -> Finished:
     with own_random_state(config.seed):  # weights that are overwritten at once need random numbers
-        return Finished(config, load_policy(config, folder / model, trust), statistics)
+        return Finished(config, load_policy(config, file, trust), statistics)
 
 
 def _plan_of(folder: Path) -> dict[str, Any]:
@@ -296,8 +314,6 @@ def config_of(folder: Path) -> Config:
     if not isinstance(stored, dict):
         raise ConfigError(f"{path} holds no configuration; name the folder of a run")
     stored = {**stored, "env": _games_of_today(stored.get("env"))}
-    if isinstance(own := stored.pop("own", None), dict):  # of 0.1; all but the tier stands in the settings too
-        stored["tier"] = own.get("tier")
     if isinstance(algo := stored.get("algo"), dict):  # 0.1 kept an algorithm's own values there
         stored["algo"] = {key: value for key, value in algo.items() if key != "by_tier"}
     try:

@@ -1,4 +1,6 @@
-"""Quality on the way (`eval_every`): in the training itself, or beside it in a process of its own (`eval_async`).
+"""Quality (`eval_every`) and videos (`video.every`) on the way.
+
+They are made in the training itself, or beside it in a process of its own (`eval_async`).
 
 Beside training, the trainer only saves a snapshot; loading it, stepping the envs and counting is the process's work,
 with its own envs, seeds and random state. A snapshot that is due while two wait is left out.
@@ -23,7 +25,7 @@ from fasttrain.spec.config import Config
 from fasttrain.vec.process import START_METHOD, ended, kill_group
 from fasttrain.vec.worker_start import signals_held, start_function
 
-BEST = "best_model.zip"
+BEST, VIDEOS = "best_model.zip", "videos"
 SNAPSHOT = "a snapshot to evaluate"
 
 
@@ -35,6 +37,8 @@ class Evaluator:
         save: writes the model, and what belongs to it, to a file.
         say: one line.
         saving: is told of what could not be written.
+        note: hears each evaluation, and of how many env steps.
+        film: makes a video of the policy as it is now; a line about it.
     """
 
     def __init__(
@@ -45,23 +49,29 @@ class Evaluator:
         save: Callable[[Path], None],
         say: Callable[[str], None],
         saving: Saving,
+        note: Callable[[dict[str, Any], int], None] = lambda *_: None,
+        film: Callable[[Path], str] = lambda _: "",
     ) -> None:
-        self.folder, self._quality, self._save, self._say = folder, quality, save, say
+        self.folder, self._quality, self._save, self._say, self._tell = folder, quality, save, say, note
+        self._film = film
         self.saving = saving
         self.log = EvaluationLog(folder / "evaluations.csv")
         self.best_reward = float("-inf")
         self.beside_s = 0.0  # evaluated beside training
         self.background = BackgroundEvaluation(config, folder, save) if config.eval_async else None
 
-    def evaluate(self, env_steps: int, wall_s: float) -> None:
-        """Evaluate now, or hand a snapshot over."""
+    def evaluate(self, env_steps: int, wall_s: float, measure: bool = True, film: bool = False) -> None:
+        """Measure the policy's quality, film it, or both: now, or by handing a snapshot over."""
+        video = self.folder / VIDEOS / f"step_{env_steps}.mp4" if film else None
         if self.background is not None:
             try:
                 with self.saving.of(SNAPSHOT):
-                    self.background.submit(env_steps, wall_s)
+                    self.background.submit(env_steps, wall_s, measure, video)
             except EvaluationError as error:
                 self._give_up(error)
-        if self.background is None:
+        if self.background is None and video is not None:
+            self._say(self._film(video))
+        if self.background is None and measure:
             quality = self._quality()
             if self._note(env_steps, wall_s, quality):
                 with self.saving.of(BEST):
@@ -109,7 +119,9 @@ class Evaluator:
         if result is None:
             return False
         self.beside_s += result.seconds
-        if self._note(result.env_steps, result.wall_s, result.quality):
+        if result.filmed:
+            self._say(result.filmed)
+        if result.quality and self._note(result.env_steps, result.wall_s, result.quality):
             with self.saving.of(BEST):
                 for part in sorted(result.file.parent.iterdir()):  # the model, and what belongs to it
                     os.replace(part, self.folder / part.name)
@@ -123,6 +135,7 @@ class Evaluator:
             return False
         with self.saving.of(self.log.file.name):
             self.log.add(env_steps, wall_s, quality)
+        self._tell(quality, env_steps)
         win = "" if quality["win_rate"] is None else f", win rate {100 * quality['win_rate']:.1f} %"
         self._say(f"[EVAL] {env_steps:,} steps: mean reward {quality['mean_reward']:.3g}{win}")
         return bool(quality["mean_reward"] > self.best_reward)
@@ -145,9 +158,12 @@ class Result(NamedTuple):
 
     env_steps: int
     wall_s: float  # of training, when the snapshot was taken
-    quality: dict[str, Any]  # of the greedy policy, as `evaluate.summarise` gives it
+    quality: dict[
+        str, Any
+    ]  # of the greedy policy, as `evaluate.summarise` gives it; empty if only a video was asked for
     seconds: float  # that the process played
     file: Path  # the snapshot, in a folder of its own
+    filmed: str = ""  # a line about the video
 
 
 class EvaluationError(Exception):
@@ -171,8 +187,8 @@ class BackgroundEvaluation:
         self._process: Any = None
         self._connection: Any = None
 
-    def submit(self, env_steps: int, wall_s: float) -> None:
-        """Have the policy as it is now evaluated.
+    def submit(self, env_steps: int, wall_s: float, measure: bool = True, video: Path | None = None) -> None:
+        """Have the policy as it is now measured, or filmed, or both.
 
         Raises:
             EvaluationError: the process has died.
@@ -190,7 +206,7 @@ class BackgroundEvaluation:
         self._save(file)
         self.waiting.append((env_steps, wall_s, file))
         try:
-            self._connection.send(str(file))
+            self._connection.send((file, measure, video))
         except OSError as error:
             raise EvaluationError(f"the process that evaluates has died (exit code {self._exit_code()})") from error
 
@@ -211,7 +227,7 @@ class BackgroundEvaluation:
         env_steps, wall_s, file = self.waiting.pop(0)
         if "error" in answer:
             raise EvaluationError(answer["error"])
-        return Result(env_steps, wall_s, answer["quality"], answer["seconds"], file)
+        return Result(env_steps, wall_s, answer["quality"], answer["seconds"], file, answer["filmed"])
 
     def wait(self, keep_on: Callable[[], bool]) -> Result | None:
         """The next result of those that wait, at most `PATIENCE_S` later; None if there is none, or `keep_on` ends it.
@@ -239,7 +255,8 @@ class BackgroundEvaluation:
         context: Any = multiprocessing.get_context(START_METHOD)
         self._connection, theirs = context.Pipe()
         # Evaluation shall not take the trainer's cores away with threads, nor write progress into its output.
-        config = dataclasses.replace(self._config, torch_threads=1)
+        daemons = dataclasses.replace(self._config.daemons, build=())  # was done
+        config = dataclasses.replace(self._config, torch_threads=1, daemons=daemons)
         process = context.Process(target=start_function, args=(SERVE, config, theirs), daemon=True)
         with signals_held():
             process.start()
@@ -259,23 +276,27 @@ def serve(config: Config, connection: Connection) -> None:
     torch.set_num_threads(1)
     while True:
         try:
-            file = Path(connection.recv())
+            job = connection.recv()
         except (EOFError, OSError):
             return
         try:
-            answer = _evaluated(config, file)
+            answer = _evaluated(config, *job)
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         with suppress(OSError):
             connection.send(answer)
 
 
-def _evaluated(config: Config, file: Path) -> dict[str, Any]:
+def _evaluated(config: Config, file: Path, measure: bool, video: Path | None) -> dict[str, Any]:
     from rich.console import Console
 
     from fasttrain.runs.evaluate import evaluate_both
     from fasttrain.runs.models import find_statistics, load_policy
+    from fasttrain.runs.video import recorded
 
     begun, model, statistics = time.perf_counter(), load_policy(config, file), find_statistics(config, file)
-    quality = evaluate_both(model, config, Console(quiet=True), statistics=statistics, sampled=False)
-    return {"quality": quality["greedy"], "seconds": time.perf_counter() - begun}
+    filmed = "" if video is None else recorded(config, model, statistics, video)
+    quality: dict[str, Any] = {}
+    if measure:
+        quality = evaluate_both(model, config, Console(quiet=True), statistics=statistics, sampled=False)["greedy"]
+    return {"quality": quality, "filmed": filmed, "seconds": time.perf_counter() - begun}

@@ -31,12 +31,16 @@ MARKS = {  # what tells that a folder is one of these, the first that fits
     "sweep": ("sweep.json", "multirun.yaml"),
     "run": ("plan.json", "summary.json", "model.zip"),
 }
+CELLS = "cells"  # of a study, in its folder; those of a sweep lie in the sweep's itself
+GROUP = "FASTTRAIN_GROUP"  # environment variable that tells a cell its sweep's or study's folder
+TRACKED = ("mlflow.db", "mlartifacts", "trackio")  # what trackers write there, for all runs of a group together
 OWN = {  # what fasttrain itself writes there
-    "study": ("study.json", "conf/profile/measured.yaml", "conf/profile/tuned.yaml"),
-    "sweep": ("sweep.json", "sweep.csv"),
-    "run": ("plan.json", "summary.json", "perf.json", "checkup.json", "episodes.csv", "progress.csv", "evaluations.csv",
-            "profile.txt", "profile.prof", "profile.html", "trace.json", "vecnormalize.npz", "vecnormalize.pkl",
-            "checkpoints/step_*",
+    "study": ("study.json", "conf/profile/measured.yaml", "conf/profile/tuned.yaml", *TRACKED),
+    "sweep": ("sweep.json", "sweep.csv", *TRACKED),
+    "run": ("plan.json", "summary.json", "status.json", "perf.json", "checkup.json", "episodes.csv", "progress.csv",
+            "evaluations.csv", "profile.txt", "profile.prof", "profile.html", "trace.json", "vecnormalize.npz",
+            "vecnormalize.pkl", "checkpoints/step_*", "videos/step_*.mp4", "trackers.json", "tensorboard", "wandb",
+            *TRACKED,
             *(f"{stem}{end}" for stem in ("model", "best_model", "last_good")
               for end in (".zip", ".opponents.pt", "_vecnormalize.npz", "_vecnormalize.pkl"))),
 }  # fmt: skip
@@ -74,7 +78,7 @@ def held(folder: Path) -> Held | None:
 def clear(folder: Path, kind: str = "run", but: str = "") -> None:
     """Remove what fasttrain wrote there, and nothing else; `but`: a file that stays."""
     if kind != "run":
-        parts = [path for path in (folder / "cells" if kind == "study" else folder).glob("*") if path.is_dir()]
+        parts = [path for path in (folder / CELLS if kind == "study" else folder).glob("*") if path.is_dir()]
         for cell in parts:
             if held(cell) is not None:
                 clear(cell)
@@ -89,18 +93,19 @@ def clear(folder: Path, kind: str = "run", but: str = "") -> None:
 def changes(where: Path, config: Config) -> dict[str, Any]:
     """Dotted keys in which `config` differs from what the run in that folder was asked for, and their values here."""
     stored = read_json(where / "plan.json")
-    before = _flat(stored.get("config", {}))
+    before = flat(stored.get("config", {}))
     before |= {row["flag"]: row["requested"] for row in stored.get("flags", ()) if row["flag"] in before}
-    now = _flat(json.loads(json.dumps(to_dict(config))))
+    now = flat(json.loads(json.dumps(to_dict(config))))
     keys = [key for key in now if key.split(".")[0] not in NOT_COMPARED and now[key] != before.get(key)]
     gone = [key for key in before if key.split(".")[0] not in NOT_COMPARED and key not in now]
     return {key: now.get(key) for key in (*keys, *gone)}
 
 
-def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
+def flat(node: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, by dotted key."""
     if not isinstance(node, Mapping) or not node:
         return {prefix: node}
-    return {k: v for key, part in node.items() for k, v in _flat(part, f"{prefix}.{key}" if prefix else key).items()}
+    return {k: v for key, part in node.items() for k, v in flat(part, f"{prefix}.{key}" if prefix else key).items()}
 
 
 # --- how it is named
@@ -119,7 +124,7 @@ def way_on(folder: Path) -> str:
     there += [f"the checkpoint of {steps[0]:,} steps"] if steps else []
     kept = f"saved in {folder}: {' and '.join(there)}; " if there else ""
     done = read_json(folder / "summary.json").get("env_steps", 0)
-    if done >= _flat(read_json(folder / "plan.json")).get("config.total_timesteps", done + 1):
+    if done >= flat(read_json(folder / "plan.json")).get("config.total_timesteps", done + 1):
         return f"{kept}training was over, {command_line('eval', run=folder)} measures the model"
     if not steps:
         return f"{kept}there is no checkpoint to go on from"

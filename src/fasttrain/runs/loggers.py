@@ -23,20 +23,17 @@ from typing import Any, TypeVar
 
 import torch
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
-from stable_baselines3.common.logger import (
-    CSVOutputFormat,
-    HumanOutputFormat,
-    KVWriter,
-    Logger,
-    SeqWriter,
-    TensorBoardOutputFormat,
-)
+from stable_baselines3.common.logger import CSVOutputFormat, HumanOutputFormat, KVWriter, Logger
 
 from fasttrain.envs.user_code import blame, look_up
 from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
+from fasttrain.runs.folders import flat
 from fasttrain.runs.progress import number_in
+from fasttrain.runs.trackers import TRACKERS, Home, Watched, numbers_of, tracker
+from fasttrain.spec.checks import FLAGS
 from fasttrain.spec.config import Config
+from fasttrain.spec.reading import to_dict
 from fasttrain.spec.setting import Named, did_you_mean, named
 
 T = TypeVar("T")
@@ -76,31 +73,13 @@ class ContinuedCSV(CSVOutputFormat):
         self.file.seek(0, io.SEEK_END)
 
 
-class Watched(KVWriter, SeqWriter):
-    """A writer of the user's: one that raises is left out from there on, and one line says so."""
-
-    def __init__(self, writer: KVWriter, say: Callable[[str], None]) -> None:
-        self.writer, self.failed, self._say = writer, False, say
-
-    def write(self, *arguments: Any, **further: Any) -> None:
-        self._call("write", *arguments, **further)
-
-    def write_sequence(self, sequence: list[str]) -> None:
-        if isinstance(self.writer, SeqWriter):
-            self._call("write_sequence", sequence)
-
-    def close(self) -> None:
-        self._call("close")
-
-    def _call(self, method: str, *arguments: Any, **further: Any) -> None:
-        if self.failed:
-            return
-        try:
-            getattr(self.writer, method)(*arguments, **further)
-        except Exception as error:  # whatever it is, no training ends for it
-            self.failed = True
-            name = type(self.writer).__name__
-            self._say(f"warning: logger {name}.{method} failed: {blame(error)}; it is left out, the run goes on")
+def check_loggers(config: Config) -> None:
+    """Before anything starts: raises ConfigError where `loggers` has a name that nobody knows."""
+    known = ("csv", "stdout", *TRACKERS)
+    for name in (named(entry, "logger", "loggers")[0] for entry in config.loggers or ()):
+        if name not in known and ":" not in name:
+            none = f"{name!r} is none of {', '.join(known)}, nor module:Class"
+            raise ConfigError(f"loggers: {none}{did_you_mean(name, known)}")
 
 
 def make_logger(config: Config, folder: Path, continued: bool, say: Callable[[str], None] = print) -> Logger:
@@ -116,27 +95,37 @@ def make_logger(config: Config, folder: Path, continued: bool, say: Callable[[st
     wanted: list[Named] = list(config.loggers or ())
     if config.loggers is None and config.train_log_enabled:
         wanted = [*(["csv"] if config.train_log_to_file else []), *(["stdout"] if config.train_log_to_console else [])]
-    return Logger(str(folder), [_writer(entry, folder, continued, say) for entry in wanted])
+    writers: list[KVWriter] = []
+    try:
+        writers.extend(found for entry in wanted if (found := _writer(entry, config, folder, continued, say)))
+    except BaseException:
+        Logger(None, writers).close()
+        raise
+    return Logger(str(folder), writers)
 
 
-def _writer(entry: Named, folder: Path, continued: bool, say: Callable[[str], None]) -> KVWriter:
+def _writer(entry: Named, config: Config, folder: Path, continued: bool, say: Callable[[str], None]) -> KVWriter | None:
     name, arguments = named(entry, "logger", "loggers")
     if name == "csv":
         file = folder / "progress.csv"
         return ContinuedCSV(file) if continued else CSVOutputFormat(str(file))
     if name == "stdout":
         return HumanOutputFormat(sys.stdout)
-    if name == "tensorboard":
+    if name in TRACKERS:
         try:
-            return TensorBoardOutputFormat(str(folder / "tensorboard"))
-        except AssertionError as error:
-            raise ConfigError("loggers: tensorboard is not installed; pip install tensorboard") from error
-    if ":" not in name:
-        known = ("csv", "stdout", "tensorboard")
-        raise ConfigError(
-            f"loggers: {name!r} is none of {', '.join(known)}, nor module:Class{did_you_mean(name, known)}"
-        )
+            return Watched(tracker(name, Home(folder), _settings(config), arguments), say)
+        except ConfigError:
+            raise
+        except Exception as error:  # no server, no network, no room: the run does not need it
+            say(f"warning: logger {name} could not be started: {blame(error)}; it is left out, the run goes on")
+            return None
     return Watched(made(name, arguments, "loggers", KVWriter), say)
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    """What tells one run from another: flags, env, algorithm, seed, by dotted key."""
+    kept = {flag.name for flag in FLAGS} | {"total_timesteps", "seed", "device", "env", "algo", "opponent"}
+    return {key: value for key, value in flat(to_dict(config)).items() if key.split(".")[0] in kept}
 
 
 def made(name: str, arguments: Mapping[str, Any], key: str, kind: type[T]) -> T:
@@ -158,8 +147,30 @@ def made(name: str, arguments: Mapping[str, Any], key: str, kind: type[T]) -> T:
 def cut_back(logger: Logger, env_steps: int) -> None:
     """What was logged after that is logged again."""
     for writer in logger.output_formats:
-        if isinstance(writer, ContinuedCSV):
+        if isinstance(writer, (ContinuedCSV, Watched)):
             writer.cut(env_steps)
+
+
+def watched(logger: Logger) -> list[Watched]:
+    """Trackers and writers of the user's, which get more than progress.csv and the console: [PERF] and evaluations."""
+    return [writer for writer in logger.output_formats if isinstance(writer, Watched)]
+
+
+def note(logger: Logger, group: str, figures: Callable[[], Mapping[str, Any]], env_steps: int) -> None:
+    """Hand figures that are no part of SB3's own row to whoever gets more than that row."""
+    if writers := watched(logger):
+        row = {f"{group}/{name}": value for name, value in numbers_of(figures(), {}, "").items()}
+        for writer in writers:
+            writer.write(row, dict.fromkeys(row, ()), env_steps)
+
+
+def finish(logger: Logger, summary: Mapping[str, Any], files: Sequence[Path]) -> list[str]:
+    """Tell the trackers what the run came to; where each of them shows it."""
+    groups = {"quality": summary["quality"], "total": summary["perf"]}  # `perf` are the log's stretches
+    final = {f"{group}/{name}": value for group in groups for name, value in numbers_of(groups[group], {}, "").items()}
+    there = [file for file in files if file.is_file()]
+    found = [writer.finish(summary["status"], final, there, summary["env_steps"]) for writer in watched(logger)]
+    return [line for line in found if line]
 
 
 class UsersCallbacks(CallbackList):

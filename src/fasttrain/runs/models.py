@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.noise import NormalActionNoise
+from stable_baselines3.common.noise import ActionNoise, NormalActionNoise, OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -30,14 +30,14 @@ from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.stock import TimedVecEnv
 from fasttrain.runs.engine import pick_device
-from fasttrain.runs.envs import Statistics, build_vec_env, policy_for, users, uses_masks
+from fasttrain.runs.envs import Statistics, build_vec_env, policy_for, users
 from fasttrain.saving.archives import opened, read_member, read_tensors
 from fasttrain.saving.checkpoints import array_writer
 from fasttrain.saving.env_state import moments
 from fasttrain.saving.files import parse_json
-from fasttrain.spec.checks import parse_schedule
+from fasttrain.spec.checks import BATCHED, parse_schedule, train_frequency
 from fasttrain.spec.config import AlgoConfig, Config
-from fasttrain.spec.reading import against_bots
+from fasttrain.spec.reading import against_bots, uses_masks
 
 
 def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgorithm:
@@ -121,21 +121,29 @@ def _arguments(config: Config, action_space: Any) -> dict[str, Any]:
     if spec.on_policy:
         found["n_steps"] = algo.rollout_size // config.num_envs
     if spec.off_policy:
-        found |= {"learning_starts": config.warmup_steps, "train_freq": 1, "gradient_steps": config.updates_per_step}
+        found |= {"learning_starts": config.warmup_steps, "gradient_steps": config.updates_per_step}
+        found["train_freq"] = train_frequency(algo.train_freq)
     return found
 
 
-def _noise(text: str, action_space: Any) -> NormalActionNoise:
-    """`normal_0.1`: what TD3 and DDPG explore by, scaled as the actions are (-1 to 1).
+NOISES: dict[str, Any] = {"normal": NormalActionNoise, "ornstein-uhlenbeck": OrnsteinUhlenbeckActionNoise}
+
+
+def _noise(text: str, action_space: Any) -> ActionNoise:
+    """`normal_0.1`, `ornstein-uhlenbeck_0.5`: what TD3 and DDPG explore by, scaled as the actions are (-1 to 1).
 
     Raises:
         ConfigError: it is nothing of the kind.
     """
     kind, _, number = text.partition("_")
     sigma = float(number) if re.fullmatch(r"\d+(\.\d+)?", number) else -1.0
-    if kind != "normal" or sigma < 0:
-        raise ConfigError(f"algo.action_noise={text}: expected normal_0.1, Gaussian noise of that standard deviation")
-    return NormalActionNoise(np.zeros(action_space.shape), np.full(action_space.shape, sigma))
+    if kind not in NOISES or sigma < 0:
+        raise ConfigError(
+            f"algo.action_noise={text}: expected normal_0.1, Gaussian noise of that standard deviation, or "
+            "ornstein-uhlenbeck_0.1"
+        )
+    made: ActionNoise = NOISES[kind](np.zeros(action_space.shape), np.full(action_space.shape, sigma))
+    return made
 
 
 def _put_to_work(model: Any, config: Config, clock: PhaseClock) -> None:
@@ -280,19 +288,22 @@ def bare_model(config: Config) -> BaseAlgorithm:
 
 def one_env(config: Config, statistics: Statistics | None = None) -> VecEnv:
     """The run's env once, in this process, as the policy sees it."""
-    own = config if config.vec_env == "native" else dataclasses.replace(config, vec_env="dummy")
+    own = config if config.vec_env in BATCHED else dataclasses.replace(config, vec_env="dummy")
     return build_vec_env(own, 1, config.eval.seed, statistics)
 
 
-def find_statistics(config: Config, model_file: Path, trust: bool = False) -> Path | None:
+def find_statistics(config: Config, model_file: Path, trust: bool = False, pickled: Path | None = None) -> Path | None:
     """The file with `env.normalize`'s statistics that belong to a model; None if it needs none.
+
+    Args:
+        pickled: where SB3's own file is, if not beside the model.
 
     Raises:
         ConfigError: there is none, or only a pickled one, which takes `trust`.
     """
     if not config.env.normalize:
         return None
-    plain, pickled = statistics_of(model_file), statistics_of(model_file, pickled=True)
+    plain, pickled = statistics_of(model_file), pickled or statistics_of(model_file, pickled=True)
     if plain.is_file():
         return plain
     if not pickled.is_file():

@@ -1,6 +1,7 @@
 """`fasttrain play run=FOLDER`: watch a trained agent play in the terminal, or play against it.
 
-Any env with `render_mode="ansi"` can be watched. What an env may offer besides, none of it required:
+Any env with `render_mode="ansi"` can be watched; `output=game.mp4` films one that has `rgb_array` (`video.py`). What an
+env may offer besides, none of it required:
 
 - `describe_action(action) -> str`: an action in words ("plays yellow 7"), as the policy gives it;
 - `describe_choice(part, value) -> str`: a value of one sub-action in words, for a person who chooses;
@@ -31,12 +32,12 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from fasttrain.batch import OPPONENTS_TURN as TURN
 from fasttrain.engines.heads import action_dims
-from fasttrain.envs.make import EnvSpec, make_env
 from fasttrain.errors import ConfigError
 from fasttrain.runs.acting import best_choices
-from fasttrain.runs.envs import env_spec, wrapped
+from fasttrain.runs.envs import Statistics, env_spec, wrapped
 from fasttrain.runs.evaluate import load_run, named_run, summarise
 from fasttrain.runs.progress import QualityKeys, win_of
+from fasttrain.runs.video import check_output, drawn_env, film
 from fasttrain.runs.view import activity, make_console
 from fasttrain.saving.env_state import own_random_state
 from fasttrain.spec.config import SELF, Config
@@ -96,14 +97,17 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     Raises:
         ConfigError: no run named, no such model, or an env that cannot be shown or played against.
     """
-    where, console = named_run("play", config, sources, "model", "opponent", "play."), make_console()
+    where, console = named_run("play", config, sources, "model", "opponent", "output", "play."), make_console()
+    target = None if config.output is None else check_output(config, sources)
     file = "best_model.zip" if config.model == "best" else "model.zip"
     with activity(console, "loading the model"):
         trained, model, statistics = load_run(where, file, config.trust)
     trained = _seated(dataclasses.replace(trained, play=config.play), config.opponent)
+    seed = secrets.randbelow(10**6) if config.play.seed is None else config.play.seed
+    if target is not None:
+        return _to_video(trained, model, statistics, target, seed, console)
     watched = Watched(_textual_env(trained))
     env = wrapped(DummyVecEnv([lambda: watched]), trained, statistics)
-    seed = secrets.randbelow(10**6) if config.play.seed is None else config.play.seed
     show(console, f"{_title(trained, model)}, play.seed={seed}", "bold")
     play = Play(trained, model, env, watched, console)
     try:
@@ -115,6 +119,23 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     finally:
         env.close()
     show(console, play.summary(), "bold")
+    return 0
+
+
+def _to_video(
+    trained: Config, model: BaseAlgorithm, statistics: Statistics | None, file: Path, seed: int, console: Console
+) -> int:
+    """The episodes as pictures in `file`, and where it is."""
+    settings = trained.play
+    show(console, f"{_title(trained, model)}, play.seed={seed}", "bold")
+    try:
+        with activity(console, f"filming to {file.name}"):
+            made = film(trained, model, statistics, file, settings.episodes, settings.deterministic, seed)
+    except OSError as error:  # of imageio too, which says so what ffmpeg told it
+        raise ConfigError(f"output={file}: it could not be written ({error})") from error
+    cut = "" if made.whole else ", not to their end"
+    show(console, f"{file}: {made.seconds:.1f} s{cut}")
+    show(console, _summary(made.finished, QualityKeys.of(trained.env), "the agent"), "bold")
     return 0
 
 
@@ -162,34 +183,18 @@ def _textual_env(trained: Config) -> gymnasium.Env[Any, Any]:
     Raises:
         ConfigError: it cannot be, or cannot be played from both sides where that is needed.
     """
-    if trained.env.backend == "envpool":
-        raise ConfigError("play shows one Gymnasium env as text: env.backend=envpool has none")
-    spec = dataclasses.replace(env_spec(trained), lean_info=False, two_sided=False)
-    modes = _render_modes(spec)
-    if "ansi" not in modes:
-        have = f"only as {', '.join(map(str, modes))}" if modes else "not at all"
-        raise ConfigError(
-            f"{spec.option} draws itself {have}, play shows text: give it a render() that returns a str under "
-            "render_mode='ansi', and name 'ansi' in metadata['render_modes']"
-        )
-    env = make_env(dataclasses.replace(spec, kwargs={**spec.kwargs, "render_mode": "ansi"}))
+    env = drawn_env(trained, "ansi")
+    option = env_spec(trained).option
     if plays_itself(trained) and not env.has_wrapper_attr(TURN):
         env.close()
-        raise ConfigError(f"{spec.option} cannot be played from both sides: it has no property {TURN}")
+        raise ConfigError(f"{option} cannot be played from both sides: it has no property {TURN}")
     if isinstance(env.action_space, spaces.Box) and trained.play.human:
         env.close()
-        raise ConfigError(f"play.human=true: the actions of {spec.option} are numbers {env.action_space}, not choices")
+        raise ConfigError(f"play.human=true: the actions of {option} are numbers {env.action_space}, not choices")
     if hasattr(env.unwrapped, "player_names"):
         others = "agent" if plays_itself(trained) else "bot"
         env.unwrapped.player_names = ("you" if trained.play.human else "agent", others)
     return env
-
-
-def _render_modes(spec: EnvSpec) -> list[str]:
-    env = make_env(spec)
-    modes = list((env.metadata or {}).get("render_modes") or [])
-    env.close()
-    return modes
 
 
 def _title(trained: Config, model: BaseAlgorithm) -> str:
@@ -320,17 +325,20 @@ class Play:
 
     def summary(self) -> str:
         """One line about all episodes."""
-        if not self.finished:
-            return "no game finished"
-        result = summarise(self.finished, self.keys)
-        count = result["episodes"]
-        parts = [f"{count} game{'s' if count > 1 else ''}", f"mean return {result['mean_reward']:.3g}"]
-        if result["win_rate"] is not None:
-            who = "you" if self.settings.human else "the agent"
-            parts.append(f"{who} won {sum(bool(win_of(info)) for *_, info in self.finished)} of {count}")
-        if result["score_diff"] is not None:
-            parts.append(f"mean score difference {result['score_diff']:+.1f}")
-        return ", ".join(parts)
+        return _summary(self.finished, self.keys, "you" if self.settings.human else "the agent")
+
+
+def _summary(finished: Sequence[tuple[float, int, dict[str, Any]]], keys: QualityKeys, who: str) -> str:
+    if not finished:
+        return "no game finished"
+    result = summarise(finished, keys)
+    count = result["episodes"]
+    parts = [f"{count} game{'s' if count > 1 else ''}", f"mean return {result['mean_reward']:.3g}"]
+    if result["win_rate"] is not None:
+        parts.append(f"{who} won {sum(bool(win_of(keys.read(info))) for *_, info in finished)} of {count}")
+    if result["score_diff"] is not None:
+        parts.append(f"mean score difference {result['score_diff']:+.1f}")
+    return ", ".join(parts)
 
 
 def _outcome(info: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ from fasttrain.runs import view as show
 from fasttrain.runs.evaluate import config_of, flags_of
 from fasttrain.runs.loggers import cut_back
 from fasttrain.runs.state import WRONG, restore
-from fasttrain.runs.train import Run, carry_out
+from fasttrain.runs.train import Draw, Run, carry_out
 from fasttrain.runs.view import activity
 from fasttrain.saving.checkpoints import CheckpointFolder, problem_of, stored
 from fasttrain.saving.files import locked, read_json, write_json
@@ -30,7 +30,7 @@ from fasttrain.spec.reading import to_dict
 from fasttrain.spec.setting import declared
 
 MAY_CHANGE = tuple(one.name for one in dataclasses.fields(Config) if declared(one).may_change)
-MAY_CHANGE_BELOW = ("eval", "stop", "checkpoint")
+MAY_CHANGE_BELOW = ("eval", "stop", "checkpoint", "video")
 
 
 class Point(NamedTuple):
@@ -41,7 +41,7 @@ class Point(NamedTuple):
     arrays: Mapping[str, NDArray[Any]]
 
 
-def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
+def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str], draw: Draw = Path) -> int:
     """Train on; returns the exit code of a training.
 
     Raises:
@@ -54,10 +54,10 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         raise ConfigError(f"run={where}: no plan.json there; name the folder of a run")
     refuse_links(where)
     with locked(where):
-        return _go_on(config, sources, where, overrides)
+        return _go_on(config, sources, where, overrides, draw)
 
 
-def _go_on(config: Config, sources: Mapping[str, str], where: Path, overrides: Sequence[str]) -> int:
+def _go_on(config: Config, sources: Mapping[str, str], where: Path, overrides: Sequence[str], draw: Draw) -> int:
     """Nobody else works in that folder."""
     typed = [key for key, source in sources.items() if source == "command line" and key != "run"]
     plan = changed_plan(where, config, typed)
@@ -72,7 +72,8 @@ def _go_on(config: Config, sources: Mapping[str, str], where: Path, overrides: S
         with activity(console, f"going back to {point.folder.name}"):
             run = _restored(plan, where, point, console)
     write_json(where / "plan.json", run.plan.to_dict())
-    return carry_out(run, [*_first_overrides(where), *(text for text in overrides if not text.startswith("run="))])
+    own = [text for text in overrides if not text.startswith("run=")]
+    return carry_out(run, [*_first_overrides(where), *own], draw)
 
 
 def _restored(plan: RunSpec, where: Path, point: Point, console: Console) -> Run:

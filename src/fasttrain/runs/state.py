@@ -34,8 +34,10 @@ from fasttrain.runs.stopping import Block, Plateau, Stopping
 from fasttrain.saving.checkpoints import Snapshot
 from fasttrain.saving.env_state import NewEpisodes, env_state, load_env_state, load_random_state, plain, random_state
 from fasttrain.saving.files import SUMMARY_SCHEMA, read_json, write_json
-from fasttrain.saving.model_state import end_last_rows, load_model_state, model_state
+from fasttrain.saving.model_state import load_model_state, model_state
+from fasttrain.saving.replay_state import end_last_rows
 from fasttrain.saving.rests import zip_writer
+from fasttrain.spec.checks import BATCHED
 from fasttrain.spec.config import Config
 
 RECENT = ("returns", "wins", "draws", "score_diffs")
@@ -129,7 +131,7 @@ def load_callback(
 ) -> None:
     """Intervals that were changed begin anew from here."""
     for name, interval in _intervals(callback).items():
-        every, following = state["intervals"][name]
+        every, following = state["intervals"].get(name, (None, 0))  # None: a kind that is younger than the checkpoint
         if every == interval.every:
             interval.following = int(following)
         else:
@@ -141,7 +143,8 @@ def load_callback(
 
 
 def _intervals(callback: RunCallback) -> dict[str, Interval]:
-    return {"log": callback._log, "evaluate": callback._evaluate, "checkpoint": callback._checkpoint}
+    return {"log": callback._log, "evaluate": callback._evaluate, "checkpoint": callback._checkpoint,
+            "film": callback._film}  # fmt: skip
 
 
 SEED_STRIDE = 1_000_003  # between the seeds of an env and of the one after a resume, which must not play the same again
@@ -152,7 +155,7 @@ WRONG = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, Ru
 
 def traced(config: Config) -> bool:
     """Whether envs of this run wear `Retrace`."""
-    return config.env.backend == "gymnasium" and config.vec_env != "native"
+    return config.env.backend == "gymnasium" and config.vec_env not in BATCHED
 
 
 def snapshot(run: Any, broken: bool = False) -> Snapshot:

@@ -22,7 +22,7 @@ from fasttrain.envs.probe import ProbeResult
 from fasttrain.envs.user_code import Place, findable
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.machine import outgrows
-from fasttrain.runs.view import Activity, activity
+from fasttrain.runs.view import Activity, activity, say
 from fasttrain.spec.config import Config
 from fasttrain.vec.process import Scout, ScoutLostError, WorkerLostError
 
@@ -78,7 +78,7 @@ class Survey:
             BrokenEnvError: it hangs, ends its process or needs more memory than there is.
         """
         if self._built is None:
-            self._built = self._ask(Build(self.spec), f"building {self.spec.option}")
+            self._built = self._told(self._ask(Build(self.spec), f"building {self.spec.option}"))
         return self._built
 
     def build_here(self) -> Built:
@@ -87,6 +87,11 @@ class Survey:
         built = Build(self.spec)(None, kept)
         for env in kept:
             env.close()
+        return self._told(built)
+
+    def _told(self, built: Built) -> Built:
+        if built.old_gym:
+            say(self.console, f"{self.spec.option} has the old gym interface, which is adapted")
         return built
 
     def checkup(self, limits: Mapping[str, Any], stays: bool) -> CheckupResult:
@@ -182,7 +187,7 @@ class _Watch:
             raise BrokenEnvError(
                 "hangs",
                 f"{self._option} hangs in {place}: nothing came back for {limit_s:g} s; mend it there, or "
-                "raise checkup_timeout_s",
+                "raise env.step_timeout_s",
             )
         if held := outgrows(self._pid):
             raise BrokenEnvError(

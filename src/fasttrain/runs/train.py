@@ -6,8 +6,8 @@ checkup → plan → envs → algorithm → learn (with one callback) → model.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +49,16 @@ from fasttrain.runs.envs import build_vec_env, env_facts, env_spec, game_calls, 
 from fasttrain.runs.evaluate import Quality, evaluate_both
 from fasttrain.runs.evaluator import Evaluator
 from fasttrain.runs.folders import clear, provenance
-from fasttrain.runs.loggers import UsersCallbacks, check_profiler, make_logger, profiling
+from fasttrain.runs.loggers import UsersCallbacks, check_loggers, check_profiler, finish, make_logger, note, profiling
 from fasttrain.runs.logs import EpisodeLog
+from fasttrain.runs.metrics import check_metrics, served
 from fasttrain.runs.models import build_algorithm, save_model
 from fasttrain.runs.progress import Progress
 from fasttrain.runs.state import MODEL, WORKER_ERRORS, raise_crash, snapshot
+from fasttrain.runs.status import EVALUATING, StatusFile
 from fasttrain.runs.stopping import StopFlag, StoppedBy, stopping_for
+from fasttrain.runs.times import engine_lines, engines_dict, env_times
+from fasttrain.runs.video import check_every, recorded
 from fasttrain.runs.view import LiveView, activity
 from fasttrain.saving.checkpoints import CheckpointFolder
 from fasttrain.saving.files import SUMMARY_SCHEMA, Saving, clean, into_place, locked, read_json, write_json
@@ -65,20 +69,27 @@ from fasttrain.spec.plan import RunSpec, resolve
 from fasttrain.spec.reading import against_bots
 from fasttrain.terminal import command, near
 from fasttrain.vec.process import Scout
-from fasttrain.vec.self_play import SelfPlayVecEnv
-from fasttrain.vec.shared import SharedMemoryVecEnv
+from fasttrain.vec.stock import workers_ended
+
+Draw = Callable[[Path], object]  # report.html of a run's folder
 
 
-def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
+def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str], draw: Draw = Path) -> int:
     """Train as `config` says and leave everything in `folder`; returns the exit code."""
+    with ready(config, sources, folder, overrides) as run:
+        return carry_out(run, overrides, draw)
+
+
+@contextmanager
+def ready(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> Iterator[Run]:
+    """The run that `config` asks for, its plan shown and written down; inside, `folder` is this process's alone."""
     check_profiler(config.profiler)
     console = show.make_console()
     with locked(folder), survey_of(against_bots(config), console) as survey:
         compile_s = compile_shown(game_calls(config), console)  # before the checkup plays it
         facts = env_facts(against_bots(config), survey, lambda: run_checkup(config, folder, console, survey))
         plan = resolve(config, sources, facts, this_machine())
-        tried = with_trial(facts, plan, this_machine(), console)
-        if tried != facts:
+        if (tried := with_trial(facts, plan, this_machine(), console)) != facts:
             plan = resolve(config, sources, tried, this_machine())
         if config.on_existing != "refuse":
             clear(folder, but="checkup.json" if config.checkup != "off" else "")
@@ -89,27 +100,34 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         show.show_plan(console, run.plan)
         if warning := too_short(run.plan.config):
             show.say(console, f"  {warning}", "bold")
-        return carry_out(run, overrides)
+        yield run
 
 
-def carry_out(run: Run, overrides: Sequence[str]) -> int:
+def carry_out(run: Run, overrides: Sequence[str], draw: Draw) -> int:
     """Train a run that was built, or restored, until its end, and leave everything in its folder."""
     with run.stop.listening():
-        _to_the_end(run, overrides)
+        _to_the_end(run, overrides, draw)
+    run.status.now("stopped" if run.stop.requested else "done")
     run.check_saved()
     return EXIT_STOPPED if run.stop.requested else EXIT_DONE
 
 
-def _to_the_end(run: Run, overrides: Sequence[str]) -> None:
+def _to_the_end(run: Run, overrides: Sequence[str], draw: Draw) -> None:
     try:
         window = run.learn()
+        run.status.now(EVALUATING)
         with activity(run.console, "waiting for evaluations beside training"):
             run.evaluator.finish(lambda: not run.stop.requested)
         with activity(run.console, f"saving {MODEL}"), run.saving.of(MODEL):
             run.save(run.folder / MODEL)
-        run.report(window, list(overrides))
+        summary = run.report(window, list(overrides))
+        if run.config.report:
+            draw(run.folder)
+        run.tell_loggers(summary)
     except BaseException as error:
-        raise_crash(run, error, overrides)
+        run.status.now("crashed")
+        with workers_ended(run.env):
+            raise_crash(run, error, overrides)
     finally:
         if run.engine_switch is not None:
             run.engine_switch.close()
@@ -131,50 +149,63 @@ class Run:
     ) -> None:
         self.folder, self.console, self.resumes = folder, console, resumes
         self.resumed_at: list[int] = []  # env steps
+        self.said = ""  # the last line
         if resumes:
             clean(folder)
         self.plan, config = plan, plan.config
-        self.clock = PhaseClock()
-        self.saving = Saving(self.say)
-        self.stop = StopFlag()
+        self.clock, self.saving, self.stop = PhaseClock(), Saving(self.say), StopFlag()
         self.stopping = stopping_for(config)
         self.users = UsersCallbacks(config, self.clock)
         if torch.are_deterministic_algorithms_enabled() != config.deterministic:  # the call imports a compiler, 3 s
             torch.use_deterministic_algorithms(config.deterministic)
-        if config.use_compile != "on":
+        if config.use_compile == "off":
             leave_compiler_out()
         set_threads(config.torch_threads)
         pick_device(config.device, config.algo.policy)  # what is not there is told before workers start
+        check_every(config)
+        check_loggers(config)
+        check_metrics(config.metrics)
         self.compile_s = compile_shown(game_calls(config), console)  # waited for; what is loaded already takes no time
         with activity(console, f"starting {config.num_envs:,} envs") as doing:
-            self.env: VecEnv = build_vec_env(config, config.num_envs, config.seed, tell=doing.now, scout=scout)
+            self.env: VecEnv = build_vec_env(
+                config, config.num_envs, config.seed, None, doing.now, scout, folder / "daemons"
+            )
         try:
-            self.model = self._build_model()
-            plan = settle_kernels(plan, self.model)
-            with activity(console, "trying torch's threads"):
-                plan = settle_threads(plan, self.model)
-            with activity(console, "compiling the policy"):
-                self.plan = settle_engine(plan, self.model)
-            config = self.config
-            self.engine_switch, took = switch_for(config, self.model, console, self.say, resumes)
-            self.compile_s += took
+            self._wire(plan)
         except BaseException:
             self.env.close()
             raise
+
+    def _wire(self, plan: RunSpec) -> None:
+        """The parts that need the envs."""
+        folder, console, self.model = self.folder, self.console, self._build_model()
+        plan = settle_kernels(plan, self.model)
+        with activity(console, "trying torch's threads"):
+            plan = settle_threads(plan, self.model)
+        with activity(console, "compiling the policy"):
+            self.plan = settle_engine(plan, self.model)
+        config = self.config
+        self.engine_switch, took = switch_for(config, self.model, console, self.say, self.resumes)
+        self.compile_s += took
         self.pool = pool_for(config, self.model, self.env)
         self.snapshots = None if self.pool is None else SnapshotCallback(self.pool, config.self_play.every, self.clock)
         self.evaluator = Evaluator(
-            config, folder, lambda: self._quality(sampled=False)["greedy"], self.save, self.say, self.saving
-        )
+            config, folder, lambda: self._quality(sampled=False)["greedy"], self.save, self.say, self.saving,
+            lambda quality, env_steps: note(self.model.logger, "eval", lambda: quality, env_steps),
+            lambda file: recorded(self.config, self.model, self.model.get_vec_normalize_env(), file),
+        )  # fmt: skip
         self._counts_opponents = self.env.has_attr("opponents_ns")
         self.progress = Progress(config.total_timesteps, self.clock)
         self.progress.max_s = None if config.stop.max_minutes is None else 60 * config.stop.max_minutes
+        self.status = StatusFile(folder, self.progress, lambda: self.said)
         self.meter = PerfMeter(self.clock, self._env_times, lambda: replay_words(self.model))
         self.checkpoints = self._build_checkpoints()
         self.episodes = EpisodeLog(folder / "episodes.csv", config.reward_debug, self.saving)
         title = f"{config.algo.name} on {config.env.id or config.env.entry_point}"
         panel = config.live == "on" or (config.live == "auto" and console.is_terminal)
-        self.live = LiveView(self.progress, console, title, panel)
+        self.live = LiveView(self.progress, console, title, panel, self.status.tick)
+        with activity(console, "starting loggers"):
+            self.model.set_logger(make_logger(config, folder, self.resumes, self.say))
         self.callback = RunCallback(self)
 
     @property
@@ -183,11 +214,9 @@ class Run:
         return self.plan.config
 
     def _build_model(self) -> BaseAlgorithm:
-        config = self.config
-        model = build_algorithm(config, self.env, self.clock)
+        model = build_algorithm(self.config, self.env, self.clock)
         if (replay := replay_dict(model)) is not None:  # np.zeros takes the memory page by page, as it is written
             self.say(f"replay buffer: {replay['capacity']:,} transitions, {replay['memory_bytes']:,} bytes when full")
-        model.set_logger(make_logger(config, self.folder, bool(self.resumes), self.say))
         if self.users.callbacks and isinstance(model, Fast):
             model.collector.lends_observations = False  # they may keep what they are shown
         return model
@@ -197,25 +226,24 @@ class Run:
         folder = CheckpointFolder(self.folder / "checkpoints", config.checkpoint.keep)
         folder.clean()
         overlaps = isinstance(self.model, Fast) and self.model.engine.overlapped is not None
-        grace_s = config.checkpoint.grace_s
-        every_s = 60 * config.checkpoint_every_minutes
+        grace_s, every_s = config.checkpoint.grace_s, 60 * config.checkpoint_every_minutes
         settings = Settings(config.checkpoint_every, config.checkpoint_async, grace_s, not overlaps, every_s)
         return Checkpoints(folder, lambda: snapshot(self), settings, self.clock, self.say)
 
     def watching(self) -> list[BaseCallback]:
         """What stands before all other callbacks."""
-        before: list[BaseCallback] = [StockPhases(self.clock)] if is_stock(self.model) else []
-        return before if self.snapshots is None else [*before, self.snapshots]
+        before = [StockPhases(self.clock)] if is_stock(self.model) else []
+        return [*before, *([] if self.snapshots is None else [self.snapshots])]
 
     def learn(self) -> PerfWindow:
         """Train until the horizon or a signal; where the time of that went."""
         callbacks = self.watching()
         self.startup_s = process_age_s()
-        with profiling(self.config.profiler, self.folder, self.say) as watching, self.live:
+        looked_at = served(self.config.metrics, self.progress, self.env)
+        with profiling(self.config.profiler, self.folder, self.say) as watching, looked_at, self.live:
             callbacks += [*watching, *([self.users] if self.users.callbacks else []), self.callback]
-            done = self.model.num_timesteps
             more: Any = {"callback": callbacks, "log_interval": None, "reset_num_timesteps": not self.resumed_at}
-            self.model.learn(self.config.total_timesteps - done, **more)
+            self.model.learn(self.config.total_timesteps - self.model.num_timesteps, **more)
             window = self.meter.overall(self.progress.env_steps, self.progress.updates)  # the last checkpoint apart
             with activity(self.console, "writing the last checkpoint"):
                 self.checkpoints.finish(self.model.num_timesteps, self.callback.at_rest, self.stop.requested)
@@ -255,26 +283,41 @@ class Run:
             way_on = f"; make room, then {resume} goes on from {newest.name}" if newest else ""
             raise FastTrainError(f"not saved: {'; '.join(missing)}{way_on}")
 
-    def evaluate(self) -> None:
-        """Quality now, or soon of what the policy is now."""
-        self.evaluator.evaluate(self.progress.env_steps, time.perf_counter() - self.progress.started)
+    def evaluate(self, measure: bool = True, film: bool = False) -> None:
+        """Quality, and a video, now, or soon of what the policy is now."""
+        with self.status.doing(EVALUATING) if self.evaluator.background is None else nullcontext():
+            self.evaluator.evaluate(self.progress.env_steps, time.perf_counter() - self.progress.started, measure, film)
 
     def say(self, line: str) -> None:
         """One line, above the live view where there is one."""
+        self.said = line
         show.say(self.console, line)
 
-    def report(self, window: PerfWindow, overrides: list[str]) -> None:
-        """Evaluate the final model; print and write perf.json and summary.json."""
+    def tell_loggers(self, summary: Mapping[str, Any]) -> None:
+        """Hand the trackers what the run came to, and its files; say where they show it."""
+        names = (MODEL, "report.html", "summary.json", "perf.json", "plan.json")
+        with activity(self.console, "finishing loggers"):
+            found = finish(self.model.logger, summary, [self.folder / name for name in names])
+        for line in found:
+            self.say(f"logger: {line}")
+
+    def report(self, window: PerfWindow, overrides: list[str]) -> dict[str, Any]:
+        """Evaluate the final model; print, write and return perf.json and summary.json."""
         show.show_perf(self.console, window, kernels=self.config.fused_update == "on")
         if window.envs.restarts:
             lost = window.envs.lost_steps
-            self.say(f"  {window.envs.restarts} envs or workers failed and were replaced; {lost:,} env steps were lost")
+            what = "engines" if window.envs.games else "envs or workers"
+            self.say(f"  {window.envs.restarts} {what} failed and were replaced; {lost:,} env steps were lost")
         if left_out := self.episodes.left_out:
             self.say(f"  {left_out:,} episodes are missing in episodes.csv, which could not be written for too long")
         if terms := self.progress.mean_terms():
             parts = ", ".join(f"{name} {value:+.3g}" for name, value in terms.items())
             self.say(f"  reward per episode, last {len(self.progress.returns):,} episodes: {parts}")
         perf = {"total": perf_dict(window), "lines": self.meter.lines, "windows": self.meter.windows.rows()}
+        engines = engines_dict(self.env, window.wall_ns / 1e9, fresh=True)
+        for line in engine_lines(engines):
+            self.say(f"  {line}")
+        perf |= engines
         if self.engine_switch is not None:
             perf["engine_switch"] = self.engine_switch.to_dict()
         if (replay := replay_dict(self.model)) is not None:
@@ -285,17 +328,18 @@ class Run:
         quality = self._quality()
         if quality["greedy"]["episodes"]:
             show.show_quality(self.console, quality)
+        summary = {**self._summary(window, quality, overrides), **engines}
         with self.saving.of("summary.json"):
-            write_json(self.folder / "summary.json", self._summary(window, quality, overrides))
+            write_json(self.folder / "summary.json", summary)
         if not self.saving.failed:
             self.say(f"everything is in {near(self.folder)}")
+        return summary
 
     def _quality(self, sampled: bool = True) -> Quality:
         return evaluate_both(self.model, self.config, self.console, lambda: self.stop.requested, sampled=sampled)
 
     def _summary(self, window: PerfWindow, quality: Quality, overrides: list[str]) -> dict[str, Any]:
-        perf = perf_dict(window)
-        warmup_s = self.model.engine.warmup_s if isinstance(self.model, Fast) else 0.0
+        perf, warmup_s = perf_dict(window), self.model.engine.warmup_s if isinstance(self.model, Fast) else 0.0
         return {
             "schema": SUMMARY_SCHEMA,
             "version": __version__,
@@ -339,27 +383,5 @@ class Run:
         return "horizon" if self.callback.stopped is None else self.callback.stopped.by
 
     def _env_times(self) -> EnvTimes:
-        """What the envs report: opponents' time by `opponents_ns` or info["perf"], and where workers spent theirs."""
-        itself = self.env if isinstance(self.env, SelfPlayVecEnv) else None
-        stepping = self.env.unwrapped if itself is None else itself.inner
-        shared = stepping if isinstance(stepping, SharedMemoryVecEnv) else None
-        opponents = int(self.callback.enemy_turn_ms * 1e6) if hasattr(self, "callback") else 0
-        if self._counts_opponents:
-            counts = self.env.get_attr("opponents_ns")
-            opponents = int(counts[0] if self.config.vec_env == "native" else sum(counts))
-        if itself is not None:  # the trainer decides for them; what the envs count lies within
-            opponents = itself.opponents_ns
-        if shared is None:
-            return EnvTimes(opponents)
-        times = shared.times_ns()
-        of_workers = (times["opponents"] or opponents) // shared.num_workers  # side by side
-        return EnvTimes(
-            opponents_ns=of_workers if itself is None else opponents,
-            num_workers=shared.num_workers,
-            envs_ns=times["envs"],
-            slowest_ns=times["slowest"],
-            waiting_ns=times["waiting"],
-            in_step=self.config.schedule in ("lockstep", "auto"),
-            restarts=shared.restarts,
-            lost_steps=shared.lost_steps,
-        )
+        measured = int(self.callback.enemy_turn_ms * 1e6) if hasattr(self, "callback") else 0
+        return env_times(self.env, self.config, measured, self._counts_opponents)

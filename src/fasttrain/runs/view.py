@@ -9,6 +9,7 @@ other and below the live view of a training.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import sys
 import threading
@@ -97,9 +98,16 @@ BAR_COLOURS = {"env": "green", "act": "cyan", "update": "magenta", "rest": "brig
 
 
 class LiveView:
-    """Shows a `Progress`; `tick` may be called as often as you like, it draws only when it is time."""
+    """Shows a `Progress`; `tick` may be called as often as you like, it draws only when it is time.
 
-    def __init__(self, progress: Progress, console: Console, title: str, panel: bool) -> None:
+    Args:
+        beside: what else has its times: it is told the time and says when it will be its turn again.
+    """
+
+    def __init__(
+        self, progress: Progress, console: Console, title: str, panel: bool,
+        beside: Callable[[float], float] = lambda _: math.inf,
+    ) -> None:  # fmt: skip
         self._progress = progress
         self._console = console
         self._title = title
@@ -107,7 +115,8 @@ class LiveView:
         self._drawn = Group()  # what is drawn beside the training is what was there at the last tick: counters change
         self._shown = ExitStack()
         self._every_s = MOVING_EVERY_S if self._panel else PLAIN_EVERY_S
-        self._next = time.perf_counter() + self._every_s
+        self._draws = time.perf_counter() + self._every_s
+        self._beside, self._next = beside, 0.0  # when there is anything to do: most ticks end there
 
     def __enter__(self) -> LiveView:
         if self._panel:
@@ -125,11 +134,13 @@ class LiveView:
         now = time.perf_counter()
         if now < self._next:
             return
-        self._next = now + self._every_s
-        if self._panel:
-            self._drawn = self.render()  # and drawn by the activity's thread
-        else:
-            say(self._console, self._progress.line())
+        if now >= self._draws:
+            self._draws = now + self._every_s
+            if self._panel:
+                self._drawn = self.render()  # and drawn by the activity's thread
+            else:
+                say(self._console, self._progress.line())
+        self._next = min(self._draws, self._beside(now))
 
     def render(self) -> Group:
         """The panel: progress, rates, where the time goes, how it learns."""

@@ -13,6 +13,7 @@ import math
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -154,6 +155,7 @@ def into_place(file: Path) -> Iterator[Path]:
 
 LOCK = ".lock"
 TAKEN = (errno.EAGAIN, errno.EACCES)  # the latter on Windows
+LOOK_S = 0.02  # `holder` has the lock for a moment, in which nobody shall be refused
 BEYOND = 1 << 20  # the byte that Windows locks: what is locked cannot be read, and the process id stands before it
 
 
@@ -170,7 +172,7 @@ def locked(folder: Path) -> Iterator[None]:
         yield
         return
     try:
-        if not _take(file):
+        if not _take(file, tries=3):
             raise ConfigError(f"run={folder}: still going on (process {_holder(file)})")
         with suppress(OSError):  # a full disk
             os.ftruncate(file, 0)
@@ -184,17 +186,21 @@ def locked(folder: Path) -> Iterator[None]:
 def holder(folder: Path) -> str:
     """The process that works there, as far as can be told; empty if none does."""
     try:
-        file = os.open(folder / LOCK, os.O_RDWR)
+        file = os.open(folder / LOCK, os.O_RDONLY)
     except OSError:
         return ""
     try:
-        return "" if _take(file) else _holder(file)
+        return "" if _take(file, shared=True) else _holder(file)
     finally:
         os.close(file)
 
 
-def _take(file: int) -> bool:
-    """Whether nobody else has it."""
+def _take(file: int, shared: bool = False, tries: int = 1) -> bool:
+    """Whether nobody else has it. A `shared` one is for looking: those who look are not in each other's way."""
+    for _ in range(tries - 1):
+        if _take(file, shared):
+            return True
+        time.sleep(LOOK_S)
     try:
         if sys.platform == "win32":
             import msvcrt
@@ -204,7 +210,7 @@ def _take(file: int) -> bool:
         else:
             import fcntl
 
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError as error:
         return error.errno not in TAKEN
     return True

@@ -16,11 +16,11 @@ from importlib.resources import files
 from typing import Any, Literal
 
 TIERS = ("baseline", "balance", "speed", "debug")
-PER_ENV = "num_envs"  # as many updates per vector step as envs: one per transition
+PER_TRANSITION = -1  # updates of a round: as many as it brought transitions, as SB3 has it
 # Constructor arguments that are no keys below `algo.`: flags and parts of the run have their place.
 ELSEWHERE = frozenset(
-    ("batch_size", "learning_starts", "gradient_steps", "train_freq", "seed", "verbose", "stats_window_size",
-     "optimize_memory_usage", "use_sde", "sde_sample_freq", "use_sde_at_warmup", "_init_setup_model")
+    ("batch_size", "learning_starts", "gradient_steps", "seed", "verbose", "stats_window_size",
+     "optimize_memory_usage", "_init_setup_model")
 )  # fmt: skip
 LSTM = {"lstm_hidden_size": (int, 256), "n_lstm_layers": (int, 1), "enable_critic_lstm": (bool, True),
         "shared_lstm": (bool, False)}  # fmt: skip
@@ -39,6 +39,7 @@ RANGES: dict[str, tuple[float | None, float | None]] = {
                      "top_quantiles_to_drop_per_net"), NOT_NEGATIVE),
     **dict.fromkeys(("max_grad_norm", "ent_coef", "vf_coef"), BOUNDED),
     "rollout_size": (2, None),
+    "sde_sample_freq": (-1, None),
     "learning_rate": (None, 1_000_000),
 }  # fmt: skip
 CHOICES = ("Discrete", "MultiDiscrete", "MultiBinary")
@@ -49,6 +50,7 @@ class AlgorithmSpec:
     """One algorithm: what it learns from, which envs suit it, what it can do here."""
 
     name: str
+    zoo: str = ""  # its name in rl_zoo3, where that is another
     stock: str  # module:Class
     fast: str | None = None  # ours, several times faster; None: the stock class is watched from outside
     on_policy: bool = False  # learns from rollouts of its own
@@ -90,6 +92,8 @@ class AlgorithmSpec:
         for name, (kind, default) in self.arguments().items():
             if name not in ELSEWHERE:
                 found[name] = (HINTS[kind.rstrip("?")] | None if kind.endswith("?") else HINTS[kind], default)
+        if self.off_policy:
+            found["train_freq"] = (found["train_freq"][0], 1)  # DQN's own is 4: more envs stand for it here
         if self.on_policy:
             found["n_steps"] = (int | None, None)  # of each env; None: as rollout_size says
             found["rollout_size"] = (int, None)
@@ -101,7 +105,8 @@ class AlgorithmSpec:
         return getattr(import_module(module), name)
 
 
-HINTS: dict[str, Any] = {"schedule": float | str, "float": float, "int": int, "bool": bool, "str|float": float | str}
+HINTS: dict[str, Any] = {"schedule": float | str, "float": float, "int": int, "bool": bool, "str|float": float | str,
+                         "frequency": int | tuple[int | str, ...]}  # fmt: skip
 
 
 @cache
@@ -147,8 +152,8 @@ def continuous(name: str, stock: str, learning_rate: float, greedy: bool = False
         actions=("Box",),
         greedy=greedy,
         tiers=every_tier(batch_size=256, learning_rate=learning_rate),
-        flags={"updates_per_step": PER_ENV, "warmup_steps": 100},
-        extras={"action_noise": (str | None, None)},  # normal_0.1: Gaussian, of that standard deviation
+        flags={"updates_per_step": PER_TRANSITION, "warmup_steps": 100},
+        extras={"action_noise": (str | None, None)},  # normal_0.1: Gaussian, of that deviation; ornstein-uhlenbeck_0.5
         **more,
     )
 
@@ -190,6 +195,7 @@ ALGORITHMS: dict[str, AlgorithmSpec] = {
         ),
         AlgorithmSpec(
             name="recurrent_ppo",
+            zoo="ppo_lstm",
             stock="sb3_contrib:RecurrentPPO",
             on_policy=True,
             recurrent=True,
@@ -249,16 +255,12 @@ INSTEAD = {
     "env": "the environment is env.id=CartPole-v1, or env.entry_point=module:Class",
     "batch_size": "take batch_size=…, a key of its own",
     "learning_starts": "take warmup_steps=…, env steps before the first update",
-    "train_freq": "an update round follows every step of all envs; take updates_per_step=… and num_envs=…",
-    "gradient_steps": "take updates_per_step=…, updates per step of all envs",
+    "gradient_steps": "take updates_per_step=…, updates after every algo.train_freq=… steps of all envs",
     "seed": "take seed=…, a key of its own",
     "device": "take device=…, a key of its own",
     "verbose": "take train_log_to_console=true or false",
     "tensorboard_log": "the log is progress.csv in the run's folder (train_log_to_file=true), drawn in report.html",
     "stats_window_size": "mean returns are over the last 100 episodes; episodes.csv in the run's folder has every one",
-    "use_sde": "state-dependent exploration is in Python alone: fasttrain.PPO(…, use_sde=True)",
-    "sde_sample_freq": "state-dependent exploration is in Python alone: fasttrain.PPO(…, use_sde=True)",
-    "use_sde_at_warmup": "state-dependent exploration is in Python alone: fasttrain.PPO(…, use_sde=True)",
     "rollout_buffer_class": "the engine chooses its buffer: engine=stock takes SB3's, engine=fast its own",
     "rollout_buffer_kwargs": "the engine chooses its buffer: engine=stock takes SB3's, engine=fast its own",
     "replay_buffer_class": "take algo.prioritized=true or false, and engine=stock for SB3's own buffer",

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
 from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import RANGES
 from fasttrain.spec.config import Config
+from fasttrain.spec.daemons import check_daemons
 from fasttrain.spec.setting import did_you_mean, flags_of, ranges_of, settings_of
 
 MAX_N_STEPS = 128  # of buffers/n_step.py
 METRICS = ("win_rate", "mean_reward", "tail")  # of gate.metric
 QUALITY_NAMES = ("episodes", "mean_reward", "win_rate", "draw_rate", "score_diff", "end_reason", "mean_length",
                  "mean_turns", "scores", "untold", "ci95", "tail", "auto", "sampled")  # fmt: skip
+NAMED = ("loggers", "callbacks")  # may have arguments of any name
+SECRET = re.compile(r"(?i)[\"']?(\w*(?:api_?key|token|password|secret)\w*)[\"']?\s*[:=]|://[^/\s:@]+:[^/\s@]+@")
+BATCHED = ("native", "vector", "daemons")  # vec_env in which one object steps all envs
 PATHS = ("run", "study", "output")
 LONGEST_NAME = 255  # bytes: of all usual file systems
 SCHEDULES = ("algo.learning_rate", "algo.clip_range", "algo.clip_range_vf", "algo.delta_std")
@@ -44,16 +48,18 @@ def ranges(cls: Any) -> dict[str, tuple[float | None, float | None]]:
 
 def check(config: Any) -> None:
     """Ranges and cross-field rules that need nothing but the configuration itself."""
+    for name, bounds in ranges_of(dict(settings_of(type(config.own)))).items():
+        _check_range(f"env.own.{name}", getattr(config.own, name), *bounds)
     for key, bounds in ranges(type(config)).items():  # type: ignore[arg-type]
         _check_range(key, lookup(config, key), *bounds)
-    for name, bounds in ranges_of(dict(settings_of(type(config.own)))).items():
-        _check_range(f"env.by_tier: {name}", getattr(config.own, name), *bounds)
     for key in SCHEDULES:
         value = lookup(config, key)
         if value is not None and parse_schedule(value, key)[1] <= 0:
             raise ConfigError(f"{key}={value}: must be positive")
     for key in PATHS:
         check_path(key, lookup(config, key))
+    for key in NAMED:
+        check_no_secret(key, str(lookup(config, key)))
     rules = (
         _check_policy,
         _check_users_class,
@@ -63,8 +69,11 @@ def check(config: Any) -> None:
         _check_workers,
         _check_rollout,
         _check_replay,
+        _check_rounds,
+        _check_sde,
         _check_device,
         _check_scores,
+        check_daemons,
     )
     for rule in rules:
         rule(config)
@@ -97,6 +106,20 @@ def check_path(key: str, value: str | None) -> None:
     if not value or "\0" in value or longest > LONGEST_NAME:
         shown = value if len(value) < 60 else f"{value[:60]}…"
         raise ConfigError(f"{key}={shown}: no file or folder can be called that")
+
+
+def check_no_secret(key: str, text: str) -> None:
+    """Keys and passwords do not belong into a configuration, which is stored and drawn.
+
+    Raises:
+        ConfigError: `text` holds one; it is not repeated.
+    """
+    if found := SECRET.search(text):
+        name = next(filter(None, found.groups()), "a password in an address")
+        raise ConfigError(
+            f"{key}: {name} would be stored in the run's folder and shown in its report; leave it out and put it into "
+            "the environment, as WANDB_API_KEY or MLFLOW_TRACKING_PASSWORD say"
+        )
 
 
 def parse_schedule(value: float | str, key: str) -> tuple[Literal["constant", "linear"], float]:
@@ -163,6 +186,12 @@ def _check_lstm(config: Any) -> None:
 
 
 def _check_vec_env(config: Any) -> None:
+    env = config.env
+    if config.vec_env == "vector" and env.backend == "gymnasium" and env.id is None:
+        raise ConfigError(
+            f"vec_env=vector with env.entry_point={env.entry_point}: one env has no vector form; if that is a "
+            "VectorEnv take env.backend=vector, else vec_env=auto"
+        )
     if config.vec_env == "native" and config.env.native_game is None and config.env.backend != "envpool":
         raise ConfigError(
             f"vec_env=native with env.id={config.env.id or config.env.entry_point}: this environment has no native "
@@ -204,6 +233,39 @@ def _check_replay(config: Any) -> None:
             f"num_envs={config.num_envs} is more than algo.buffer_size={buffer_size}: the buffer holds no "
             "transition per env; take a larger buffer"
         )
+
+
+def train_frequency(value: int | Sequence[Any]) -> tuple[int, str]:
+    """`4` → (4, "step"); `[1, "episode"]` as it is, what SB3 calls `train_freq`.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    count, unit = (value, "step") if isinstance(value, int) else value if len(value) == 2 else (0, "")
+    if not isinstance(count, int) or count < 1 or unit not in ("step", "episode"):
+        raise ConfigError(f"algo.train_freq={value}: expected a number of vector steps, or [1, episode]")
+    return count, str(unit)
+
+
+def _check_rounds(config: Any) -> None:
+    if (value := lookup(config, "algo.train_freq")) is None:
+        return
+    if train_frequency(value)[1] == "episode" and config.num_envs > 1:
+        raise ConfigError(
+            f"algo.train_freq={list(value)} with num_envs={config.num_envs}: episodes of several envs end at different "
+            "steps; take num_envs=1, or a number of vector steps"
+        )
+    if config.updates_per_step == 0:
+        raise ConfigError("updates_per_step=0: nothing would be learned; take 1 or more, or -1: one per transition")
+
+
+def _check_sde(config: Any) -> None:
+    if lookup(config, "algo.use_sde"):
+        return
+    for key, usual in (("algo.sde_sample_freq", -1), ("algo.use_sde_at_warmup", False)):
+        if (value := lookup(config, key)) not in (None, usual):
+            given = f"{key}={str(value).lower()}"
+            raise ConfigError(f"{given} means nothing without algo.use_sde=true: take it too, or leave {key} out")
 
 
 def _check_scores(config: Any) -> None:
@@ -277,6 +339,7 @@ class EnvFacts(NamedTuple):
     cpu_share: float = 1.0  # of the step's time that it computes; the rest it waits, for an engine or a socket
     images: bool = False  # the policy will be a convolutional one
     tried: tuple[float, ...] | None = None  # seconds of a step of all envs: in one process, in workers
+    vector: tuple[float, float] | None = None  # the same of what else would be chosen, and of its own vector form
 
 
 class Context(NamedTuple):

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fasttrain.errors import ConfigError
-from fasttrain.spec.checks import NOT_APPLICABLE, Context, Resolved
+from fasttrain.spec.checks import Context, Resolved, train_frequency
+from fasttrain.spec.config import Config
 
 # Hidden width from which bfloat16 pays on a CPU with bf16 units, and up to which the compiled kernels of `fused_update`
 # beat torch's float32 products. Trainings with two layers of so many units on two cores with AVX512-BF16, 64 dense
@@ -19,6 +20,12 @@ from fasttrain.spec.checks import NOT_APPLICABLE, Context, Resolved
 AMP_PAYS_FROM_WIDTH, AMP_PAYS_FOR_FEW_ROWS_FROM, FEW_ROWS = 512, 1024, 256
 FUSED_PAYS_UP_TO_WIDTH = 1024
 GRAPH_MODES = ("reduce-overhead", "max-autotune")  # of torch.compile: those that ask for CUDA graphs
+MEANT_BY_ON = {"use_amp": "bfloat16", "use_compile": "default"}
+
+
+def mode_of(switch: str, value: str) -> str:
+    """The dtype of `use_amp`, the mode of `use_compile`: what `on` means there, and every other value itself."""
+    return MEANT_BY_ON[switch] if value == "on" else value
 
 
 def device_of(context: Context) -> str:
@@ -41,31 +48,31 @@ def widest_layer(context: Context) -> int:
 
 
 def resolve_use_amp(requested: str, context: Context) -> Resolved:
-    """`auto`: on CUDA, and on a CPU with bf16 units where the net is wide enough."""
+    """`auto`: on CUDA, and on a CPU with bf16 units where the net is wide enough. What comes of it is a dtype."""
     if requested == "off":
         return "off", ""
-    device, dtype = device_of(context), context.config.amp_dtype
+    device, dtype = device_of(context), mode_of("use_amp", requested)
     if device == "mps":
-        if requested == "on":
-            raise ConfigError("use_amp=on with device=mps: made for cpu and cuda; take use_amp=off")
+        if requested != "auto":
+            raise ConfigError(f"use_amp={requested} with device=mps: made for cpu and cuda; take use_amp=off")
         return "off", "device=mps"
     if dtype == "float16" and device == "cpu":
-        if requested == "on" or context.sources.get("amp_dtype") == "command line":
+        if context.sources.get("use_amp") == "command line":
             raise ConfigError(
-                f"amp_dtype=float16 with use_amp={requested} on the CPU: only CUDA has float16 with gradient scaling; "
-                "take amp_dtype=bfloat16, or device=cuda"
+                "use_amp=float16 on the CPU: only CUDA has float16 with gradient scaling; take use_amp=bfloat16, or "
+                "device=cuda"
             )
-        return "off", "amp_dtype=float16 needs CUDA"
+        return "off", "float16 needs CUDA"
     if _typed("fused_update", "on", context):
-        if requested == "on":
+        if requested != "auto":
             raise ConfigError(
-                "use_amp=on contradicts fused_update=on: the compiled kernels compute in float32; take "
+                f"use_amp={requested} contradicts fused_update=on: the compiled kernels compute in float32; take "
                 "fused_update=auto, or use_amp=off"
             )
         return "off", "fused_update=on computes in float32"
-    if requested == "on":
-        return "on", _why_slower(context) if device == "cpu" else ""
-    return _amp_by_hardware(device, context)
+    if requested == "auto":
+        return _amp_by_hardware(device, context)
+    return dtype, "with gradient scaling" if dtype == "float16" else _why_slower(context) if device == "cpu" else ""
 
 
 def _why_slower(context: Context) -> str:
@@ -78,59 +85,47 @@ def _why_slower(context: Context) -> str:
 
 def _amp_by_hardware(device: str, context: Context) -> Resolved:
     if device == "cuda":
-        return "on", "CUDA has units for it"
+        return "bfloat16", "CUDA has units for it"
     units, width = context.machine.bf16_units, widest_layer(context)
     if not units:
         return "off", "this CPU has no bf16 units"
     if _has_images(context):  # NatureCNN on two cores: PPO 2.1 times as fast, DQN 1.2
-        return "on", f"{units}, and convolutions"
+        return "bfloat16", f"{units}, and convolutions"
     few = context.effective["batch_size"] <= FEW_ROWS and context.config.fused_update != "off"
     pays_from = AMP_PAYS_FOR_FEW_ROWS_FROM if few else AMP_PAYS_FROM_WIDTH
     if width < pays_from:
         return "off", f"the widest layer has {width} units; on a CPU it pays from {pays_from:,}"
-    return "on", f"{units}, and layers of {width} units"
-
-
-def resolve_amp_dtype(requested: str, context: Context) -> Resolved:
-    """Means something only under `use_amp`."""
-    if context.effective["use_amp"] == "on":
-        return requested, "with gradient scaling" if requested == "float16" else ""
-    return _dependent("amp_dtype", requested, "use_amp", context)
+    return "bfloat16", f"{units}, and layers of {width} units"
 
 
 def resolve_use_compile(requested: str, context: Context) -> Resolved:
-    """`auto`: on CUDA. On a CPU a [64, 64] update of 256 rows gains 1.3 times, the compiled kernels 3 times."""
+    """`auto`: on CUDA. On a CPU a [64, 64] update of 256 rows gains 1.3 times, the compiled kernels 3 times.
+
+    What comes of it is a mode of torch.compile; `reduce-overhead` is CUDA graphs.
+    """
     if requested == "off":
         return "off", ""
     if _typed("fused_update", "on", context):
-        if requested == "on":
+        if requested != "auto":
             raise ConfigError(
-                "use_compile=on contradicts fused_update=on: both compile the update; take fused_update=off, or "
-                "use_compile=off"
+                f"use_compile={requested} contradicts fused_update=on: both compile the update; take fused_update=off, "
+                "or use_compile=off"
             )
         return "off", "fused_update=on is compiled already"
-    if requested == "on":
-        return "on", ""
-    if device_of(context) == "cuda":
-        return "on", "CUDA: launching kernels is the wall"
-    return "off", "on a CPU it takes longer to compile than it brings"
-
-
-def resolve_compile_mode(requested: str, context: Context) -> Resolved:
-    """Under `use_compile=auto` CUDA graphs, unless a mode was chosen; graphs need CUDA."""
-    if context.effective["use_compile"] != "on":
-        return _dependent("compile_mode", requested, "use_compile", context)
-    cuda, chosen = device_of(context) == "cuda", "compile_mode" in context.sources
-    if cuda and context.config.use_compile == "auto" and not chosen:
-        return "reduce-overhead", "CUDA graphs of acting and of the whole update"
+    cuda, graphs = device_of(context) == "cuda", "CUDA graphs of acting and of the whole update"
+    if requested == "auto" and cuda:
+        return "reduce-overhead", f"launching kernels is the wall: {graphs}"
+    if requested == "auto":
+        return "off", "on a CPU it takes longer to compile than it brings"
     if requested == "reduce-overhead" and not cuda:
-        if context.sources.get("compile_mode") == "command line":
+        if context.sources.get("use_compile") == "command line":
             raise ConfigError(
-                f"compile_mode=reduce-overhead with device={context.config.device}: that is CUDA graphs, which need "
-                "CUDA; take compile_mode=default"
+                f"use_compile=reduce-overhead with device={context.config.device}: that is CUDA graphs, which need "
+                "CUDA; take use_compile=default"
             )
         return "default", "CUDA graphs need CUDA"
-    return requested, "CUDA graphs of acting and of the whole update" if cuda and requested in GRAPH_MODES else ""
+    mode = mode_of("use_compile", requested)
+    return mode, graphs if cuda and mode in GRAPH_MODES else ""
 
 
 def resolve_pin_memory(requested: str, context: Context) -> Resolved:
@@ -166,40 +161,12 @@ def resolve_gradient_accumulation(requested: int, context: Context) -> Resolved:
     return requested, f"each minibatch in {requested} parts, one optimizer step"
 
 
-def resolve_inference_batch_size(requested: int | None, context: Context) -> Resolved:
-    """Envs per forward while acting; None: all."""
-    if requested is None:
-        return None, ""
-    effective = context.effective
-    if effective["fused_update"] == "on":
-        if _typed("fused_update", "on", context) and context.sources.get("inference_batch_size") == "command line":
-            raise ConfigError(
-                f"inference_batch_size={requested} with fused_update=on: the compiled kernels act row by row and need "
-                "none; leave it out, or take fused_update=off"
-            )
-        return None, "not needed: compiled kernels act row by row"
-    num_envs, schedule = effective["num_envs"], effective["schedule"]
-    largest = envs_per_forward(num_envs, effective["workers"], schedule)
-    if requested < largest:
-        return requested, ""
-    if largest < num_envs:
-        return None, f"all {largest} envs of a group (num_envs={num_envs}, schedule={schedule}) fit into one forward"
-    return None, f"all {num_envs} envs fit into one forward"
-
-
-def envs_per_forward(num_envs: int, workers: int | str | None, schedule: str) -> int:
-    """Envs that one forward acts for: all, or those of the larger half, which is made of whole workers."""
-    if schedule != "pipelined" or not isinstance(workers, int):
-        return num_envs
-    return min(num_envs, -(-workers // 2) * -(-num_envs // workers))
-
-
 def why_no_fused_kernels(context: Context) -> str:
     """What was chosen that the compiled CPU kernels do not do; empty if nothing."""
     effective = context.effective
-    if effective["use_amp"] == "on":
-        return "use_amp is on: the compiled kernels compute in float32"
-    if effective["use_compile"] == "on":
+    if effective["use_amp"] != "off":
+        return f"use_amp is {effective['use_amp']}: the compiled kernels compute in float32"
+    if effective["use_compile"] != "off":
         return "use_compile is on"
     if (width := widest_layer(context)) > FUSED_PAYS_UP_TO_WIDTH:
         return f"layers of {width:,} units: torch's own products are faster above {FUSED_PAYS_UP_TO_WIDTH:,}"
@@ -211,13 +178,6 @@ def why_no_fused_kernels(context: Context) -> str:
 def _typed(flag: str, value: str, context: Context) -> bool:
     """Whether `flag` was asked for by this very value; a profile only says off or auto."""
     return bool(getattr(context.config, flag) == value)
-
-
-def _dependent(name: str, requested: str, switch: str, context: Context) -> Resolved:
-    """A flag whose switch is off: typed beside a switch that stays off, it would do nothing."""
-    if context.sources.get(name) == "command line" and getattr(context.config, switch) == "off":
-        raise ConfigError(f"{name}={requested} means nothing with {switch}=off: take {switch}=on, or leave {name} out")
-    return NOT_APPLICABLE, f"{switch} is off"
 
 
 BASELINE_RATIO = 1 / 8  # updates per transition of the baseline: one update per vector step of 8 envs
@@ -275,13 +235,25 @@ def check_extras(config: Any, engine: str, sources: Mapping[str, str]) -> None:
             )
 
 
-def replay_ratio(effective: Mapping[str, Any]) -> Resolved:
+def resolve_updates_per_step(requested: int, context: Context) -> Resolved:
+    """-1 is as many as a round brings transitions: known before, unless rounds are episodes."""
+    count, unit = train_frequency(context.config.algo.train_freq)
+    if requested >= 0 or unit == "episode":
+        return requested, ""
+    return count * context.effective["num_envs"], "one per transition"
+
+
+def replay_ratio(config: Config, effective: Mapping[str, Any]) -> Resolved:
     """Gradient updates per transition, and a warning where they are fewer than the baseline's."""
     updates, num_envs = effective["updates_per_step"], effective["num_envs"]
-    ratio = round(updates / num_envs, 4)
-    reason = f"{updates} updates per vector step of {num_envs} envs"
+    count, unit = train_frequency(config.algo.train_freq)
+    if unit == "episode":
+        after = f"after every {count} episodes" if count > 1 else "after every episode"
+        return (1.0, f"{after} one per transition") if updates < 0 else (None, f"{updates} updates {after}")
+    ratio = round(updates / (count * num_envs), 4)
+    reason = f"{updates} updates per {'vector step' if count == 1 else f'{count} vector steps'} of {num_envs} envs"
     if ratio < BASELINE_RATIO:
-        enough = -(-num_envs // 8)
+        enough = -(-count * num_envs // 8)
         reason += f": FEWER than the baseline's {BASELINE_RATIO:g}, it will learn less per env step; "
         reason += f"take updates_per_step={enough} or more"
     return ratio, reason

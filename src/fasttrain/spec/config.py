@@ -5,11 +5,13 @@ Keys below `algo` are SB3's own constructor names (`spec/algorithms.py`). Rules 
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, fields, make_dataclass
+from dataclasses import MISSING, dataclass, make_dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec
-from fasttrain.spec.setting import Named, Switch, convert, setting
+from fasttrain.spec.daemons import NO_DAEMONS, NO_METRICS, DaemonsConfig, MetricsConfig
+from fasttrain.spec.own import OwnValues, own_values
+from fasttrain.spec.setting import Named, Switch, setting
 
 NetArch = tuple[int, ...] | dict[str, tuple[int, ...]] | None
 SELF = "self"  # as an opponent: snapshots of the learner
@@ -28,7 +30,6 @@ class GateConfig:
         "auto",
         "win_rate where there is one, else mean_reward; tail: of the training curve; or one of env.score_keys",
     )
-    min_pairs: int = setting(5, "fewer seeds prove nothing, whatever their interval says", least=2)
     min_speed_up: float = setting(1.1, "below it a candidate is not worth its trade-offs", least=0)
     threshold: float | None = setting(None, "time to this reward, or win rate; null: 90 % of the baseline's rise")
 
@@ -70,29 +71,29 @@ class EnvConfig:
     id: str | None = setting(None, "a registered Gymnasium id, or module:Id-v0")
     entry_point: str | None = setting(None, "module:Class, from a package or the working directory")
     kwargs: dict[str, Any] = setting({}, "what it is made with")
-    backend: Literal["gymnasium", "envpool"] = setting("gymnasium", "envpool: all envs in C++, kwargs are its options")
-    api: Literal["gymnasium", "gym"] = setting("gymnasium", "gym: the old interface, a step of four values, adapted")
+    backend: Literal["gymnasium", "envpool", "vector", "pettingzoo", "daemons"] = setting(
+        "gymnasium",
+        "vector: a VectorEnv steps all; envpool: in C++; pettingzoo: a seat of the game id names; daemons: engines",
+    )
     max_episode_steps: int | None = setting(None, "truncates there, counted in the env's own steps", least=1)
     wrappers: tuple[Named, ...] = setting((), "[my_game.wrappers:Shaped, {wrapper: …, factor: 2}], the first innermost")
     frame_stack: int = setting(1, "observations seen at once: SB3's VecFrameStack", least=1)
     normalize: tuple[Literal["obs", "reward"], ...] = setting((), "by running statistics: SB3's VecNormalize")
     info_keys: tuple[str, ...] = setting((), "info entries kept at every step under lean_info")
     on_env_error: Literal["raise", "restart"] = setting("raise", "restart: go on without the env or worker that failed")
-    step_timeout_s: float = setting(300.0, "vec_env=shared: a worker that takes longer is taken for hung", least=0.1)
-    max_restarts: int = setting(10, "vec_env=shared: more within ten minutes end the run", least=0)
+    step_timeout_s: float = setting(
+        300.0, "a call in the checkup, or a step of a worker of vec_env=shared, that takes longer is hung", least=0.1
+    )
     native_game: str | None = setting(None, "module:Class of the batched game, for vec_env=native")
-    native_num_envs: dict[str, int] | None = setting(None, "the game's own num_envs, by tier")
     opponent_key: str | None = setting(None, "the entry of kwargs that names the opponents, for opponent=…")
     eval_opponent: str | None = setting(None, "a fixed one, by which quality is measured in self-play")
-    by_tier: dict[str, dict[str, dict[str, float]]] | None = setting(
-        None, "the game's own values, {ppo: {speed: {batch_size: …}}}; null: the algorithm's"
+    own: dict[str, Any] = setting(
+        {}, "the game's own values, {total_timesteps: …, num_envs: {speed: 64}, ppo: {speed: {batch_size: …}}}"
     )
     win_key: str | None = setting(None, "of the last info: whether the episode was won; null: is_win or is_success")
     score_keys: tuple[str, ...] = setting((), "of the last info: numbers to be told of, [vp, damage]")
     end_key: str | None = setting(None, "of the last info: how the episode ended; null: end_reason")
     reward_debug_key: str | None = setting(None, "the entry of kwargs that makes the env tell its reward term by term")
-    total_timesteps: int = setting(100_000, "of a training, unless total_timesteps is given", least=1)
-    eval_episodes: int = setting(100, "of an evaluation, unless eval.episodes is given", least=2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,8 +149,7 @@ class EvalConfig:
 class SelfPlayConfig:
     """Which snapshots of the learner are its opponents under `opponent=self`."""
 
-    latest: float = setting(0.5, "probability of the latest snapshot, else one of the pool", least=0, most=1)
-    pool: int = setting(8, "a uniform sample of all earlier ones", least=0)
+    pool: int = setting(8, "a uniform sample of all before the latest, which is every other opponent", least=0)
     every: int = setting(500, "gradient updates from one snapshot to the next", least=1)
 
 
@@ -162,6 +162,14 @@ class PlayConfig:
     seed: int | None = setting(None, "null: another game every time", least=0, most=MAX_SEED)
     human: bool = setting(False, "true: you play against the agent")
     deterministic: bool = setting(True, "the best choice; false: one drawn from the policy's probabilities")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VideoConfig:
+    """Videos of the greedy policy, made while a run trains; `fasttrain play run=… output=game.mp4` makes one of it."""
+
+    every: int = setting(0, "env steps between videos, in the run's videos/; 0: none", least=0)
+    episodes: int = setting(1, "that each shows, at most a minute of them", least=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,22 +195,9 @@ class CheckpointConfig:
 class GuardConfig:
     """When `nan_guard` gives up."""
 
-    max_skipped: int = setting(10, "rounds of updates in a row (a rollout's, a vector step's) that were lost", least=0)
-    at_limit: Literal["stop", "rollback"] = setting("stop", "rollback: once back to the last good weights, in memory")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OwnValues:
-    """What the game (`env.by_tier`, `env.native_num_envs`), else the algorithm names as its own values in `tier`.
-
-    None where the algorithm has no minibatches, epochs or rollouts.
-    """
-
-    batch_size: int | None = setting(None, "minibatch of one gradient update", least=2)
-    learning_rate: float | None = setting(None, "of the optimizer", least=0)
-    n_epochs: int | None = setting(None, "passes over a rollout", least=1)
-    rollout_size: int | None = setting(None, "transitions of a rollout, of all envs", least=2)
-    native_num_envs: int | None = setting(None, "copies of a native game", least=1)
+    at_limit: Literal["stop", "rollback"] = setting(
+        "stop", "after ten lost rounds in a row; rollback: once back to the last good weights"
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,8 +207,8 @@ class Config:
     engine: Literal["stock", "fast"] = setting(
         "stock", "stock SB3 classes, or fasttrain's with the lean collect and update path", "exact"
     )
-    vec_env: Literal["auto", "dummy", "subproc", "shared", "native"] = setting(
-        "subproc", "how copies of the env are stepped", "exact"
+    vec_env: Literal["auto", "dummy", "subproc", "shared", "native", "vector", "daemons"] = setting(
+        "subproc", "how copies of the env are stepped", "exact", classes={"vector": "rounding"}
     )
     num_envs: int = setting(8, "copies of the env stepped together", "trade-off", least=1)
     workers: int | Literal["auto"] = setting(
@@ -234,7 +229,13 @@ class Config:
         needs="on_policy",
         ours=True,
     )
-    updates_per_step: int = setting(1, "gradient updates per vector step", "trade-off", needs="off_policy", least=1)
+    updates_per_step: int = setting(
+        1,
+        "gradient updates per vector step, or per algo.train_freq=… of them; -1: one per transition",
+        "trade-off",
+        needs="off_policy",
+        least=-1,
+    )
     batch_size: int | None = setting(
         None,
         "minibatch of one gradient update; null = the algorithm's own",
@@ -244,11 +245,11 @@ class Config:
         least=2,
     )
     warmup_steps: int = setting(5000, "env steps before the first update", "trade-off", needs="off_policy", least=0)
-    use_amp: Switch = setting("off", "mixed precision in the networks", "trade-off", ours=True)
-    amp_dtype: Literal["bfloat16", "float16"] = setting("bfloat16", "dtype of mixed precision", "trade-off", ours=True)
-    use_compile: Switch = setting("off", "torch.compile of update and acting", "rounding", ours=True)
-    compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = setting(
-        "default", "mode of torch.compile", "rounding", ours=True
+    use_amp: Literal["off", "auto", "on", "bfloat16", "float16"] = setting(
+        "off", "mixed precision in the networks; on: bfloat16", "trade-off", ours=True
+    )
+    use_compile: Literal["off", "auto", "on", "default", "reduce-overhead", "max-autotune"] = setting(
+        "off", "torch.compile of update and acting; on: its default mode", "rounding", ours=True
     )
     fused_update: Switch = setting(
         "off", "compiled CPU kernels for acting and update of an MLP policy", "rounding", ours=True
@@ -267,9 +268,6 @@ class Config:
     action_repeat: int = setting(1, "env steps per decision", "trade-off", least=1)
     gradient_accumulation: int = setting(
         1, "parts in which a minibatch is computed, for less memory", "rounding", needs="on_policy", ours=True, least=1
-    )
-    inference_batch_size: int | None = setting(
-        None, "envs per forward while acting; null = all at once", "rounding", needs="on_policy", ours=True, least=1
     )
     torch_threads: int | Literal["auto", "default"] = setting(
         "default", "threads of one torch operation", "rounding", least=1, most=MAX_TORCH_THREADS
@@ -322,21 +320,24 @@ class Config:
     run: str | None = setting(None, "a finished run's folder, for commands that read one")
     format: Literal["onnx", "torchscript"] | None = setting(None, "of `export`")
     model: Literal["final", "best"] = setting("final", "which model of the run `export` and `play` take")
-    output: str | None = setting(None, "the file `export` writes; left out, it goes into the run's folder")
+    output: str | None = setting(
+        None,
+        "the file that `export`, `play` (a video) or `report` (a page) writes; null: of export in the run's folder",
+    )
     trust: bool = setting(
         False, "eval, play, export: load models as SB3 does, running what is pickled in them; --trust"
     )
     play: PlayConfig = PlayConfig()
+    video: VideoConfig = VideoConfig()
     self_play: SelfPlayConfig = SelfPlayConfig()
     checkup: Literal["off", "warn", "strict"] = setting(
         "off", "a look at the env before training; strict: any finding stops"
     )
-    checkup_timeout_s: float = setting(
-        120.0, "no call of the env's may take longer there: it is taken for hung", least=0.1
-    )
     stop: StopConfig = StopConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     guard: GuardConfig = GuardConfig()
+    daemons: DaemonsConfig = NO_DAEMONS
+    metrics: MetricsConfig = NO_METRICS
     report: bool = setting(True, "report.html and its pictures at the end", may_change=True)
     callbacks: tuple[Named, ...] = setting((), "[my_game.callbacks:Curriculum, {callback: …, every: 100}]; SB3's too")
     loggers: tuple[Named, ...] | None = setting(
@@ -365,20 +366,7 @@ class Config:
     @property
     def own(self) -> OwnValues:
         """What holds where nobody chose another value."""
-        return own_values(self.env, self.algo.spec, self.tier)
-
-
-def own_values(env: EnvConfig, spec: AlgorithmSpec, tier: str) -> OwnValues:
-    """The game's own values in a tier, else the algorithm's.
-
-    Raises:
-        ConfigError: the game's are no such values.
-    """
-    games = (env.by_tier or {}).get(spec.name, {}).get(tier, {})
-    known = {**spec.tiers[tier], "native_num_envs": (env.native_num_envs or {}).get(tier), **games}
-    names = [one.name for one in fields(OwnValues)]
-    found: OwnValues = convert({name: known.get(name) for name in names}, OwnValues, "env.by_tier")
-    return found
+        return own_values(self.env.own, self.algo.spec, self.tier)
 
 
 ALGO_CLASSES: dict[str, type[AlgoConfig]] = {spec.name: _algo_class(spec) for spec in ALGORITHMS.values()}

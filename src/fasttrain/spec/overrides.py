@@ -34,6 +34,8 @@ class Alias(NamedTuple):
     key: str
     values: Mapping[str, str | None] | None = None
     gives_way: bool = False  # to the setting itself, where both are given
+    usual: tuple[str, ...] = ()  # its old default, which changes nothing
+    refines: bool = False  # the setting is a switch, which becomes this where it is on or auto
 
 
 # SB3's places of what is a flag here, the names under which people know parts of `workers` and `schedule`, and those of
@@ -55,29 +57,36 @@ ALIASES = {
     "tune.minutes": Alias("minutes"),
     "ablate.name": Alias("profile_name"),
     "tune.name": Alias("profile_name"),
-    "own.tier": Alias("tier"),
-    "own.batch_size": Alias("batch_size", gives_way=True),
-    "own.learning_rate": Alias("algo.learning_rate", gives_way=True),
-    "own.n_epochs": Alias("algo.n_epochs", gives_way=True),
-    "own.rollout_size": Alias("algo.rollout_size", gives_way=True),
-    "own.native_num_envs": Alias("num_envs"),
+    "checkup_timeout_s": Alias("env.step_timeout_s", usual=("120", "120.0")),
+    "amp_dtype": Alias("use_amp", usual=("bfloat16",), refines=True),
+    "compile_mode": Alias("use_compile", usual=("default",), refines=True),
+    "env.total_timesteps": Alias("env.own.total_timesteps"),
+    "env.eval_episodes": Alias("env.own.eval_episodes"),
+    "env.native_num_envs": Alias("env.own.num_envs"),
+    "env.by_tier": Alias("env.own"),
 }
-# Settings of version 0.1 that nobody can choose better, and what holds now.
+# Former settings that nobody can choose better, and what holds now.
 GONE = {
     "eval.num_envs": "an evaluation takes 8 envs, 64 of a native game",
     "tune.max_memory_gb": "a trial may take 80 % of the memory that is free",
+    "env.api": "the old gym interface is seen from what the env is",
+    "env.max_restarts": "more than 10 restarts in ten minutes end the run",
+    "guard.max_skipped": "more than 10 rounds of updates in a row that were lost are too many",
+    "gate.min_pairs": "a verdict takes 5 seeds",
+    "inference_batch_size": "acting takes all envs in one forward",
+    "self_play.latest": "every other opponent is the latest snapshot, the rest are of the pool",
 }
 
 
-def translated(name: str, value: Any) -> tuple[str, str | None]:
+def translated(name: str, value: Any) -> tuple[str, Any]:
     """Key and value for an alias and its value; of a sweep's values each.
 
     Raises:
         ConfigError: it has no such value.
     """
-    key, values, _ = ALIASES[name]
+    key, values = ALIASES[name][:2]
     if values is None:
-        return key, str(value)
+        return key, None if str(value) in ALIASES[name].usual else value
     given = [text.strip().lower() for text in str(value).split(",")]
     words = {"1": "true", "on": "true", "yes": "true", "0": "false", "off": "false", "no": "false"}
     given = given if "true" not in values else [words.get(text, text) for text in given]
@@ -86,6 +95,11 @@ def translated(name: str, value: Any) -> tuple[str, str | None]:
         raise ConfigError(f"{name}={value}: another name for {key} ({ways}); take {key}=…")
     found = [values[text] for text in given]
     return key, None if found == [None] else ",".join(str(text) for text in found)
+
+
+def is_refined(name: str, value: Any) -> bool:
+    """Whether an alias says how a setting of that value is on."""
+    return ALIASES[name].refines and str(value).lower() in ("on", "true", "yes", "1", "auto")
 
 
 def key_of(override: str) -> str:
@@ -108,6 +122,7 @@ def normalise(arguments: Sequence[str], environment: Mapping[str, str]) -> list[
         ConfigError: both names of one setting are typed, with different values.
     """
     options, overrides = split_options(arguments)
+    overrides = [_below_alias(text) for text in overrides]
     typed = {ALIASES[key_of(override)].key for override in overrides if key_of(override) in ALIASES}
     overrides = _without_aliases(overrides)
     typed |= {key_of(override) for override in overrides}
@@ -117,7 +132,15 @@ def normalise(arguments: Sequence[str], environment: Mapping[str, str]) -> list[
         if "env.name" not in typed and (name := _name_of_env(overrides)):
             result.append(f"env.name={name}")
     result += from_environment(environment, typed)
-    return result + [_as_hydra_wants_it(override) for override in overrides]
+    wanted = [_as_hydra_wants_it(override) for override in overrides]
+    return result + sorted(wanted, key=lambda text: key_of(text) == "tuned")  # wins over the profile
+
+
+def _below_alias(override: str) -> str:
+    """`env.own.num_envs.speed=64` for `env.native_num_envs.speed=64`."""
+    key = key_of(override)
+    above = next((name for name in ALIASES if key.startswith(f"{name}.")), "")
+    return override.replace(above, ALIASES[above].key, 1) if above else override
 
 
 def _without_aliases(overrides: Sequence[str]) -> list[str]:
@@ -128,12 +151,15 @@ def _without_aliases(overrides: Sequence[str]) -> list[str]:
     """
     found = {key_of(text): (text.partition("=")[2], text) for text in overrides if key_of(text) not in ALIASES}
     kept = []
-    for text in overrides:
+    for text in sorted(overrides, key=lambda text: key_of(text) in ALIASES):
         if (name := key_of(text)) not in ALIASES:
             kept.append(text)
             continue
         key, meant = translated(name, text.partition("=")[2])
         value, other = found.get(key, (meant, text))
+        if meant is not None and is_refined(name, value):
+            kept = [*(one for one in kept if key_of(one) != key), f"{key}={meant}"]
+            continue
         differs, gives_way = value != meant and key_of(other) != name, ALIASES[name].gives_way
         if differs and gives_way == (meant is None):  # stop.on_plateau=false beside a patience; =true is refined by it
             raise ConfigError(f"{text} contradicts {other}: they are one setting ({key}); leave one of them out")
@@ -160,19 +186,17 @@ def _name_of_env(overrides: Iterable[str]) -> str:
 
 
 def _as_hydra_wants_it(override: str) -> str:
-    """A profile is appended to the defaults list; an argument for the env's constructor may be new to the YAML.
+    """Profiles and tuned settings join the defaults list; an argument for the env's constructor may be new to the YAML.
 
     Raises:
         ConfigError: a setting is to be deleted, which would give it its default without a word.
     """
-    if override.startswith("~") and not key_of(override).startswith(
-        ("env.kwargs", "algo.kwargs", "algo.policy_kwargs", "hydra")
-    ):
+    free = ("env.kwargs", "env.own", "own", "algo.kwargs", "algo.policy_kwargs")
+    if override.startswith("~") and not key_of(override).startswith((*free, "hydra")):
         raise ConfigError(f"{override}: a setting cannot be taken away; leave it out, or give it a value")
-    if override.startswith("profile="):
+    if override.startswith(("profile=", "tuned=", "daemons=")):
         return "+" + override
-    free = ("env.kwargs.", "algo.kwargs.", "algo.policy_kwargs.")
-    if key_of(override).startswith(free) and not override.startswith("~"):
+    if key_of(override).startswith(tuple(f"{group}." for group in free)) and not override.startswith("~"):
         return "++" + override.lstrip("+")
     return override
 
@@ -211,25 +235,25 @@ def config_dir_options(arguments: Sequence[str]) -> list[str]:
 def from_environment(environment: Mapping[str, str], typed: Iterable[str] = ()) -> list[str]:
     """Overrides from environment variables, those left out that were also typed."""
     skip = set(typed)
-    names = (*(flag.name for flag in FLAGS), *ALIASES)
+    names = (*(flag.name for flag in FLAGS), *ALIASES, *GONE)  # of those gone Hydra's error tells what holds
     given = _without_aliases([f"{name}={environment[name.upper()]}" for name in names if environment.get(name.upper())])
     return [text for text in given if key_of(text) not in skip]
 
 
 def sources(
-    overrides: Iterable[str], environment: Mapping[str, str], profiles: Mapping[str, Iterable[str]]
+    overrides: Iterable[str], environment: Mapping[str, str], files: Mapping[str, Iterable[str]]
 ) -> dict[str, str]:
-    """Where each key's value came from: `command line`, `environment`, `profile NAME`; absent = default.
+    """Where each key's value came from: `command line`, `environment`, `profile NAME`, `tuned NAME`; absent = default.
 
     Args:
         overrides: the task overrides Hydra saw.
-        profiles: keys (dotted) that each chosen profile sets, in order of composition.
+        files: keys (dotted) that each chosen file of such a name sets, in order of composition.
     """
     injected = set(from_environment(environment))
     result: dict[str, str] = {}
-    for name, keys in profiles.items():
+    for name, keys in files.items():
         keys = (ALIASES[key].key if key in ALIASES else key for key in keys)
-        result.update(dict.fromkeys(keys, f"profile {name}"))
+        result.update(dict.fromkeys(keys, name))
     for override in overrides:
         result[key_of(override)] = "environment" if override in injected else "command line"
     return result

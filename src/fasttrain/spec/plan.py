@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fasttrain.errors import ConfigError
-from fasttrain.spec.algorithms import ALGORITHMS, PER_ENV, AlgorithmSpec, having
+from fasttrain.spec.algorithms import ALGORITHMS, PER_TRANSITION, AlgorithmSpec, having
 from fasttrain.spec.checks import (
     BY_NAME,
     FLAGS,
@@ -26,17 +26,16 @@ from fasttrain.spec.computing import (
     BASELINE_RATIO,
     check_extras,
     replay_ratio,
-    resolve_amp_dtype,
-    resolve_compile_mode,
     resolve_gradient_accumulation,
-    resolve_inference_batch_size,
     resolve_pin_memory,
     resolve_prefetch,
+    resolve_updates_per_step,
     resolve_use_amp,
     resolve_use_compile,
     why_no_fused_kernels,
 )
 from fasttrain.spec.config import MAX_TORCH_THREADS, AlgoConfig, Config
+from fasttrain.spec.own import games_own
 from fasttrain.spec.reading import to_dict
 from fasttrain.spec.setting import Flag
 from fasttrain.spec.stepping import (
@@ -136,8 +135,8 @@ def resolve(config: Config, sources: Mapping[str, str], env: EnvFacts, machine: 
         rows += of_rollout
     if config.algo.spec.off_policy:
         check_extras(config, effective["engine"], sources)
-        ratio, reason = replay_ratio(effective)
-        rows.append(Row("replay_ratio", ratio, ratio, "updates_per_step ÷ num_envs", "trade-off", reason))
+        ratio, reason = replay_ratio(config, effective)
+        rows.append(Row("replay_ratio", ratio, ratio, "updates ÷ transitions", "trade-off", reason))
     rows += _own_rows(config, sources)
     return RunSpec(dataclasses.replace(config, **changes), tuple(rows))
 
@@ -151,14 +150,14 @@ def _resolve(flag: Flag, requested: Any, source: str, context: Context) -> Resol
                 f"{flag.name}={_spell(requested)} means nothing for algo={algo}: {_why_not(flag)}; leave it out"
             )
         return NOT_APPLICABLE, _why_not(flag)
+    resolver = _RESOLVERS.get(flag.name)
     if flag.name in spec.flags and source in SHIPPED:
         own = spec.flags[flag.name]
-        return (context.effective["num_envs"] if own == PER_ENV else own), f"{algo}'s own"
+        return (resolve_updates_per_step(own, context)[0] if own == PER_TRANSITION else own), f"{algo}'s own"
     if flag.ours and requested != flag.stock and context.effective["engine"] == "stock":
         if requested != "auto" and source in ("command line", "default"):
             raise ConfigError(_why_not_stock(f"{flag.name}={_spell(requested)}", spec))
         return flag.stock, "the stock classes cannot do that" if spec.has_fast else f"no fast engine for {algo}"
-    resolver = _RESOLVERS.get(flag.name)
     return resolver(requested, context) if resolver else (requested, "")
 
 
@@ -336,8 +335,8 @@ def _engine_switch_at(requested: int | None, context: Context) -> Resolved:
 
 def own_values_of(config: Config, name: str) -> str:
     """Whose own value `own.NAME` is: the game's where it names one, else the algorithm's."""
-    games = (config.env.by_tier or {}).get(config.algo.name, {}).get(config.tier, {})
-    return "the game's" if name in games else f"{config.algo.name}'s"
+    games = name in games_own(config.env.own, config.algo.name, config.tier)
+    return "the game's" if games else f"{config.algo.name}'s"
 
 
 def _own_rows(config: Config, sources: Mapping[str, str]) -> list[Row]:
@@ -362,16 +361,14 @@ _RESOLVERS: dict[str, Callable[[Any, Context], Resolved]] = {
     "workers": resolve_workers,
     "schedule": resolve_schedule,
     "overlap": resolve_overlap,
+    "updates_per_step": resolve_updates_per_step,
     "batch_size": _batch_size,
     "use_amp": resolve_use_amp,
-    "amp_dtype": resolve_amp_dtype,
     "use_compile": resolve_use_compile,
-    "compile_mode": resolve_compile_mode,
     "fused_update": _fused_update,
     "engine_switch_at": _engine_switch_at,
     "pin_memory": resolve_pin_memory,
     "gradient_accumulation": resolve_gradient_accumulation,
-    "inference_batch_size": resolve_inference_batch_size,
     "lean_info": _lean_info,
     "prefetch": resolve_prefetch,
     "torch_threads": _torch_threads,

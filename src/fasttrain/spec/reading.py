@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import ALGORITHMS, TIERS, AlgorithmSpec, instead
 from fasttrain.spec.checks import check
-from fasttrain.spec.config import ALGO_CLASSES, SELF, Config, EnvConfig, OwnValues, own_values
-from fasttrain.spec.overrides import ALIASES, GONE, translated
+from fasttrain.spec.config import ALGO_CLASSES, SELF, Config, EnvConfig
+from fasttrain.spec.overrides import ALIASES, GONE, is_refined, translated
+from fasttrain.spec.own import OwnValues, own_values
 from fasttrain.spec.setting import Named, build, named, settings_of
 
 
@@ -39,13 +40,13 @@ def from_mapping(values: Mapping[str, Any], chosen: Iterable[str] = ()) -> Confi
             raise ConfigError(why)
     values["env"] = env = _build_env(values.get("env"))
     tier = str(values.get("tier"))
-    own = own_values(env, spec, tier if tier in TIERS else TIERS[0])  # of an unknown one `build` says so
+    own = own_values(env.own, spec, tier if tier in TIERS else TIERS[0])  # of an unknown one `build` says so
     values["algo"] = build(ALGO_CLASSES[spec.name], _with_own(algo, own, spec), "algo.")
     evaluation = values.get("eval")
     if isinstance(evaluation, Mapping) and evaluation.get("episodes") is None:
-        values["eval"] = {**evaluation, "episodes": env.eval_episodes}
+        values["eval"] = {**evaluation, "episodes": own.eval_episodes}
     if values.get("total_timesteps") is None:
-        values["total_timesteps"] = env.total_timesteps
+        values["total_timesteps"] = own.total_timesteps
     config = build(Config, values, known=all_keys())
     config = config if config.opponent is None else against(config, config.opponent)
     check(config)
@@ -54,66 +55,79 @@ def from_mapping(values: Mapping[str, Any], chosen: Iterable[str] = ()) -> Confi
 
 def _without_old_names(values: Mapping[str, Any], chosen: Iterable[str]) -> dict[str, Any]:
     """With settings in place of their other names, which files of 0.1 and of users have; `chosen` were typed."""
-    found, meant_by_files = dict(values), dict[str, str]()
-    spec = ALGORITHMS.get(str(_at(found, "algo.name")))
-    keys = spec.keys() if spec else {}  # what 0.1 called an algorithm's own meant nothing for one without
+    found, meant_by_files = dict(values), dict[str, Any]()
     for name in ALIASES:
         if (value := _taken(found, name)) is not None:
             several = name == "pipeline" and isinstance(value, int) and value > 2  # 0.1 had more than two groups
             key, meant = translated(name, 2 if several else value)
-            if name.startswith("own.") and key.startswith("algo.") and key[5:] not in keys:
-                continue
-            if ALIASES[name].gives_way:
+            if ALIASES[name].refines:
+                if meant is not None and is_refined(name, _at(found, key)):
+                    _put(found, key, meant)
+            elif ALIASES[name].gives_way:
                 if key not in chosen and (meant is None or _at(found, key) is None):
                     _put(found, key, meant)
-            elif name == "own.native_num_envs" and not _at(found, "env.native_game"):
-                continue
             elif meant is not None and key not in chosen and meant_by_files.get(key) in (None, "lockstep", "auto"):
                 meant_by_files[key] = meant
     for key, meant in meant_by_files.items():
         _put(found, key, meant)
-    if found.get("own") == {}:
-        del found["own"]
+    return _without_own(found, {*chosen})
+
+
+def _without_own(found: dict[str, Any], chosen: Container[str]) -> dict[str, Any]:
+    """Without the group `own` of 0.1: a tier, envs of native games, and what went before the game's own values."""
+    if not isinstance(found.get("own"), Mapping):
+        return found
+    own = {name: value for name, value in found.pop("own").items() if value is not None}
+    tier, num_envs = own.pop("tier", found.get("tier")), own.pop("native_num_envs", None)
+    found |= {} if "tier" in chosen else {"tier": tier}
+    found |= {"num_envs": num_envs} if num_envs and _at(found, "env.native_game") and "num_envs" not in chosen else {}
+    if own:
+        _put(found, f"env.own.{_at(found, 'algo.name')}.{found['tier']}", own)
     return found
 
 
+ZOO = "fasttrain.envs.pettingzoo"
+
+
 def told_gone(key: str) -> str:
-    """What holds in place of a setting that version 0.1 had; empty for every other key."""
+    """What holds in place of a former setting; empty for every other key."""
     return f"{key} is no setting any more: {GONE[key]}; leave it out" if key in GONE else ""
 
 
 def without_gone(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run of version 0.1 stored, without the settings that nobody can choose any more."""
+    """What an older run stored, without the settings that nobody can choose any more."""
     found = dict(values)
     for key in GONE:
         _taken(found, key)
     return found
 
 
-def _at(values: Mapping[str, Any], key: str) -> Any:
-    group, _, name = key.rpartition(".")
-    inner = values.get(group) if group else values
-    return inner.get(name) if isinstance(inner, Mapping) else None
+def _at(values: Any, key: str) -> Any:
+    for word in key.split("."):
+        values = values.get(word) if isinstance(values, Mapping) else None
+    return values
 
 
 def _taken(values: dict[str, Any], key: str) -> Any:
     """What stands under a dotted key, which `values` no longer has then; None where there is nothing."""
-    group, _, name = key.rpartition(".")
-    if not group:
-        return values.pop(name, None)
-    inner = values.get(group)
-    if not isinstance(inner, Mapping) or name not in inner:
+    word, _, rest = key.partition(".")
+    if not rest:
+        return values.pop(word, None)
+    if not isinstance(values.get(word), Mapping):
         return None
-    values[group] = {inside: value for inside, value in inner.items() if inside != name}
-    return inner[name]
+    values[word] = dict(values[word])  # the caller's stays as it is
+    return _taken(values[word], rest)
 
 
 def _put(values: dict[str, Any], key: str, value: Any) -> None:
-    group, _, name = key.rpartition(".")
-    if group:
-        values[group] = {**values.get(group, {}), name: value}
+    word, _, rest = key.partition(".")
+    there = values.get(word)
+    both = dict(there) if isinstance(there, Mapping) else {}
+    if rest:
+        values[word] = both
+        _put(both, rest, value)
     else:
-        values[name] = value
+        values[word] = {**both, **value} if isinstance(value, Mapping) else value
 
 
 def against(config: Config, opponent: Named) -> Config:
@@ -146,6 +160,19 @@ def plays_itself(config: Config) -> bool:
     return chosen == SELF or (isinstance(chosen, (Mapping, list, tuple)) and SELF in chosen)
 
 
+def tells_games(config: Config) -> bool:
+    """Whether a Monitor among the wrappers tells of whole games, where wrappers around it end episodes with a life."""
+    return any(
+        named(wrapper, "wrapper", "env.wrappers")[0].endswith("monitor:Monitor") for wrapper in config.env.wrappers
+    )
+
+
+def uses_masks(config: Config) -> bool:
+    """Whether the algorithm looks at action masks."""
+    masks = config.algo.spec.masks
+    return masks == "must" or (masks == "may" and config.engine == "fast" and config.algo.use_masking)
+
+
 def against_bots(config: Config) -> Config:
     """For what is no training (checkup, evaluation): in self-play the opponents are `env.eval_opponent`."""
     if not plays_itself(config):
@@ -162,7 +189,21 @@ def _build_env(env: Any) -> EnvConfig:
     if (config.id is None) == (config.entry_point is None):
         state = "both are set" if config.id else "neither is set"
         raise ConfigError(f"env.id and env.entry_point: {state}; give exactly one, env.id=CartPole-v1 say")
-    return config
+    return config if config.backend != "pettingzoo" else _zoo(config)
+
+
+def _zoo(env: EnvConfig) -> EnvConfig:
+    """PettingZoo's games are envs like any other: a seat, the others played at random unless `opponent` says who; under
+    `env.kwargs.sharing=true` a VectorEnv with a row for every agent."""
+    if env.id is None:
+        raise ConfigError("env.backend=pettingzoo names the game's module: env.id=pettingzoo.classic.connect_four_v3")
+    kwargs = {"game": env.id, **env.kwargs}
+    if kwargs.pop("sharing", False):
+        return replace(env, backend="vector", id=None, entry_point=f"{ZOO}:Rows", kwargs=kwargs)
+    return replace(
+        env, backend="gymnasium", id=None, entry_point=f"{ZOO}:Seat", kwargs=kwargs,
+        opponent_key=env.opponent_key or "opponents", eval_opponent=env.eval_opponent or "random",
+    )  # fmt: skip
 
 
 def _with_own(algo: Mapping[str, Any], own: OwnValues, spec: AlgorithmSpec) -> dict[str, Any]:
@@ -175,7 +216,7 @@ def all_keys() -> list[str]:
     """Every key a user can set, dotted, of every algorithm: what "did you mean" chooses from."""
     below = (f"algo.{key}" for cls in ALGO_CLASSES.values() for key, _ in settings_of(cls))
     groups = (one.name for one in fields(Config))
-    return sorted({*groups, *(key for key, _ in settings_of(Config)), *below, "profile"})
+    return sorted({*groups, *(key for key, _ in settings_of(Config)), *below, "profile", "tuned"})
 
 
 def foreign_key(key: str, algo: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from fasttrain.errors import ConfigError
 from fasttrain.spec.checks import NOT_APPLICABLE, SHIPPED, Context, EnvFacts, Machine, Resolved
 from fasttrain.spec.config import SELF
+from fasttrain.spec.daemons import shared_out, workers_for
 from fasttrain.spec.reading import plays_itself
 
 # What stepping costs besides the envs' own time, from CartPole (scripts/benchmark.py vecenv-auto): per env about the
@@ -38,8 +39,8 @@ def resolve_vec_env(requested: str, context: Context) -> Resolved:
 def _choose_vec_env(requested: str, context: Context) -> Resolved:
     config, env, machine = context.config, context.env, context.machine
     typed = context.sources.get("vec_env") == "command line"
-    if config.env.backend == "envpool":
-        return _envpool(requested, typed)
+    if config.env.backend != "gymnasium":
+        return _one_for_all(requested, config.env.backend, typed)
     if requested in ("subproc", "shared") and config.workers == 0:
         if typed and context.sources.get("workers") == "command line":
             raise ConfigError(f"vec_env={requested} contradicts workers=0: leave one of them out")
@@ -57,14 +58,22 @@ def _choose_vec_env(requested: str, context: Context) -> Resolved:
     return _by_cost(env.step_s, context)
 
 
-def _envpool(requested: str, typed: bool) -> Resolved:
-    if requested not in ("auto", "native") and typed:
-        raise ConfigError(f"vec_env={requested} with env.backend=envpool, which steps all envs itself: leave it out")
-    return "native", "EnvPool steps all envs in its own threads"
+def _one_for_all(requested: str, backend: str, typed: bool) -> Resolved:
+    kind = {"envpool": "native", "daemons": "daemons"}.get(backend, "vector")
+    if requested not in ("auto", kind) and typed:
+        raise ConfigError(f"vec_env={requested} with env.backend={backend}, which steps all envs itself: leave it out")
+    return kind, {
+        "native": "EnvPool steps all envs in its own threads",
+        "vector": "a VectorEnv steps all envs",
+        "daemons": "external engines play",
+    }[kind]
 
 
 def _by_cost(step_s: float, context: Context) -> Resolved:
     num_envs, env = context.config.num_envs, context.env
+    if env.vector and is_faster(env.vector):
+        other, own = map(_spell, env.vector)
+        return "vector", f"tried: a step of {num_envs} envs takes {own} by the env's own vector form, else {other}"
     loop_s, shared_s, workers = step_costs(num_envs, env, context.machine)
     measured = f"env.step takes {_spell(step_s)}: {num_envs} envs one after another {_spell(loop_s)}"
     if env.tried:
@@ -76,6 +85,11 @@ def _by_cost(step_s: float, context: Context) -> Resolved:
     if workers < 2:
         return "dummy", f"{measured}; one {'env' if num_envs == 1 else 'core'}"
     return "dummy", f"{measured}, in {workers} workers no less"
+
+
+def is_faster(vector: tuple[float, float] | None) -> bool:
+    """Whether an env's own vector form, tried beside what else would be chosen, pays."""
+    return vector is not None and vector[0] > TRIED_MUST_GAIN * vector[1]
 
 
 def step_costs(num_envs: int, env: EnvFacts, machine: Machine) -> tuple[float, float, int]:
@@ -95,7 +109,7 @@ def _auto_workers(num_envs: int, env: EnvFacts, machine: Machine) -> int:
 
 def resolve_num_envs(requested: int, context: Context) -> Resolved:
     """A native game names its own number, unless the user does; it is for algorithms that update once per rollout."""
-    own = context.config.own.native_num_envs if context.config.algo.spec.on_policy else None
+    own = context.config.own.num_envs if context.config.algo.spec.on_policy else None
     chosen = context.sources.get("num_envs", "default") not in SHIPPED
     if context.effective["vec_env"] == "native" and own is not None and not chosen:
         return own, "the game's own number in this tier" if own != requested else ""
@@ -107,6 +121,11 @@ def resolve_workers(requested: int | str, context: Context) -> Resolved:
     vec_env, num_envs = context.effective["vec_env"], context.effective["num_envs"]
     if vec_env == "shared":
         return _shared_workers(requested, num_envs, context)
+    if vec_env == "daemons":
+        most = shared_out(context.config.daemons, num_envs, context.machine.cores)[0]
+        if requested in (0, "auto"):
+            return workers_for(context.config.daemons, num_envs, context.machine.cores), "they play with the engines"
+        return min(int(requested), most), "" if int(requested) <= most else "no more than there are daemons"
     if vec_env != "subproc":
         if context.sources.get("workers") == "command line" and requested not in (0, "auto"):
             raise ConfigError(
@@ -139,11 +158,15 @@ def resolve_schedule(requested: str, context: Context) -> Resolved:
     if requested == "auto":
         if unfit:
             return "lockstep", unfit
+        if context.effective["vec_env"] == "daemons":
+            return "first_ready", "each game goes at its engine's pace"
         if context.env.cpu_share < WAITS_BELOW:
             return "pipelined", "the envs wait: the policy acts for one half meanwhile"
         if context.machine.cores > workers:
             return "pipelined", "a core is free to act while the envs step"
         return "lockstep", "the workers use every core; nobody would idle"
+    if requested == "pipelined" and context.effective["vec_env"] == "daemons":
+        raise ConfigError("schedule=pipelined with env.backend=daemons: take first_ready, which waits for nobody")
     if unfit and (requested == "pipelined" or context.sources.get("schedule") == "command line"):
         raise ConfigError(f"schedule={requested}: {unfit}; take schedule=lockstep")
     if unfit:
@@ -164,11 +187,11 @@ def resolve_overlap(requested: bool, context: Context) -> Resolved:
 
 def _why_no_groups(context: Context) -> str:
     effective, env = context.effective, context.config.env
-    if effective["vec_env"] != "shared":
+    if effective["vec_env"] not in ("shared", "daemons"):
         return f"vec_env={effective['vec_env']} has no workers that could step apart"
     if plays_itself(context.config):
         return "opponent=self lets the opponents decide in all envs together"
-    if effective["workers"] < 2:
+    if effective["vec_env"] == "shared" and effective["workers"] < 2:
         return "there is one worker only"
     if env.frame_stack > 1 or env.normalize:
         option = "env.frame_stack" if env.frame_stack > 1 else "env.normalize"

@@ -48,8 +48,6 @@ TOGETHER = {
     "learning_rate": ("algo.learning_rate",),
     "n_epochs": ("algo.n_epochs",),
     "rollout_size": ("algo.rollout_size",),
-    "use_amp": ("use_amp", "amp_dtype"),
-    "use_compile": ("use_compile", "compile_mode"),
     "logging": ("log_every", "train_log_enabled", "train_log_to_console", "train_log_to_file"),
 }
 

@@ -20,7 +20,7 @@ from fasttrain.machine import free_memory
 from fasttrain.perf.report import WORTH, Flow, Rates, composed_limit, expected_s, gain_of, most_gain
 from fasttrain.runs.envs import env_facts
 from fasttrain.runs.view import FittingTable, say
-from fasttrain.spec.checks import BY_NAME, EnvFacts, Machine
+from fasttrain.spec.checks import BY_NAME, EnvFacts, Machine, train_frequency
 from fasttrain.spec.computing import FUSED_PAYS_UP_TO_WIDTH
 from fasttrain.spec.config import Config
 from fasttrain.spec.plan import RunSpec, resolve
@@ -47,6 +47,7 @@ class Situation(NamedTuple):
     trained_s: float | None = None  # seconds per env step of the run itself as it trains here and now
     slowest_over_mean: float | None = None  # workers' work
     finished_s: float | None = None  # of the finished run that is examined
+    engines: tuple[str, list[str]] | None = None  # what limits games with them, and overrides that would show it
 
     @property
     def present_s(self) -> float:
@@ -71,6 +72,7 @@ class Candidate(NamedTuple):
         """The strongest of what is switched on: what is switched off for it makes no difference of its own."""
         order: list[FlagClass] = ["exact", "rounding", "trade-off"]
         on = [(key, value) for key, value in self.changes if value != "off"]
+        on = [(key, value) for key, value in on if not key.startswith("daemons.")] or [("vec_env", "daemons")]
         classes = [BY_NAME[key].class_of(value) if key in BY_NAME else "trade-off" for key, value in on]
         return max(classes, key=order.index)
 
@@ -139,6 +141,10 @@ def _stepping(now: Situation) -> Iterator[Candidate]:
     fast_on_policy = config.engine == "fast" and config.algo.spec.on_policy
     if config.vec_env == "subproc" or (config.vec_env == "dummy" and machine.cores > 1):
         yield Candidate((("vec_env", "shared"),), ("env",), "one process steps all envs, or one process each")
+    if now.engines is not None and now.engines[1]:
+        pairs = (text.split("=") for text in now.engines[1])
+        changes = tuple((key, int(value) if value.isdigit() else value) for key, value in pairs)
+        yield Candidate(changes, ("env", "policy"), "Little's law")
     if config.vec_env != "shared":
         return
     if (rates.transport or 0.0) > 0.4 * (rates.env or 0.0):
@@ -161,6 +167,8 @@ def _sizes(now: Situation) -> Iterator[Candidate]:
     changes: list[tuple[str, Any]] = [("num_envs", 2 * config.num_envs)]
     parts: tuple[str, ...] = ("env", "policy")
     if config.algo.spec.off_policy:
+        if train_frequency(config.algo.train_freq)[1] == "episode":  # of one env
+            return
         changes.append(("updates_per_step", 2 * config.updates_per_step))
         parts = PARTS
     yield Candidate(tuple(changes), parts, "each vector step costs something, however many envs it has")
@@ -334,6 +342,8 @@ def parts(console: Console, now: Situation) -> None:
         if present_s is not None:
             run = "The run" if now.finished_s is not None else "A short training"
             say(console, f"{run}: {rate_text(1 / present_s)} steps/s, {100 / present_s / limit:.0f} % of the limit")
+    if now.engines is not None:
+        say(console, f"Games with engines: {now.engines[0]}")
 
 
 def flow_words(flow: Flow) -> str:

@@ -18,7 +18,7 @@ from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_GATE_FAILED, EXIT_STO
 from fasttrain.runs.view import FittingTable, make_console, say
 from fasttrain.spec.config import Config
 from fasttrain.studies.judge import FIGURES, Row, choose_metric, choose_threshold, is_rate, judge, read_outcome
-from fasttrain.studies.statistics import FAIL, OPEN, PASS, Interval
+from fasttrain.studies.statistics import FAIL, MIN_PAIRS, OPEN, PASS, Interval
 from fasttrain.studies.study import Compose, Study, Wanted, base_overrides, merged
 from fasttrain.terminal import one_line
 
@@ -87,7 +87,7 @@ def conclude(
             "curve_of": every[0].curve_of,
             "margin": margins[0] if margins else None,
             "min_speed_up": config.gate.min_speed_up,
-            "min_pairs": config.gate.min_pairs,
+            "min_pairs": MIN_PAIRS,
         }
         show_comparison(study.console, rows, study.notes["gate"])
     study.conclude(study.failed(wanted))

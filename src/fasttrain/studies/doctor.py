@@ -108,6 +108,7 @@ class Doctor:
         self.advices: list[Advice] = []
         self.tried: list[dict[str, Any]] = []
         self.slowest_over_mean: float | None = None
+        self.engines: tuple[str, list[str]] | None = None  # what limits games with them, and what to try
         self.advised = False  # everything was looked at
         self._torch_threads = torch.get_num_threads()
         self._rigs = 0
@@ -145,6 +146,7 @@ class Doctor:
             names = windows_of(rig, parts if settings.test == "all" else [settings.test])
             measure({"now": rig}, names, settings.seconds, {"now": self.samples}, doing.now)
             self._note_workers(rig)
+            self.engines = rig.engines(settings.seconds)
         if settings.test != "all":
             told = (settings.test, WITH.get(settings.test))
             self.samples = {part: values for part, values in self.samples.items() if part in told}
@@ -165,6 +167,7 @@ class Doctor:
         return Situation(
             self.config, self.case.sources, self.case.overrides, self.facts, self.machine, self.plan.config,
             rates_of(self.samples), self.flow, trained_s, self.slowest_over_mean, self.case.finished_s,
+            self.engines,
         )  # fmt: skip
 
     def _build(self, plan: RunSpec) -> Rig:
@@ -257,6 +260,7 @@ class Doctor:
             "steps_per_s": steps_per_s,
             "of_run": self.case.run,
             "share_of_limit": steps_per_s / limit if limit and steps_per_s else None,
+            **({} if self.engines is None else {"engines": self.engines[0]}),
             "advice": [advice.to_dict() for advice in self.advices],
             "tries": self.tried,
         }

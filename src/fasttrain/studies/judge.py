@@ -241,7 +241,7 @@ def compared(
     margin = gate.margin
     if margin is None:
         margin = margin_of(theirs, is_rate(metric, next(iter(baseline.values())).curve_of))
-    return compare(theirs, ours, margin, gate.min_pairs)
+    return compare(theirs, ours, margin)
 
 
 def is_rate(metric: str, curve_of: str) -> bool:

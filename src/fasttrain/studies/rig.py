@@ -21,16 +21,20 @@ from rich.console import Console
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 
 from fasttrain.buffers.prefetch import Direct
+from fasttrain.daemons.stats import advice, summary
 from fasttrain.engines.compiling import untouched
+from fasttrain.machine import usable_cores
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.report import Flow, Rates
 from fasttrain.perf.stock import StockPhases, is_stock
+from fasttrain.runs.check import updates_per_step
 from fasttrain.runs.train import Run
 from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.config import Config, StopConfig
 from fasttrain.spec.plan import RunSpec
 from fasttrain.spec.stepping import WAITS_BELOW
 from fasttrain.studies.statistics import interquartile_mean
+from fasttrain.vec.games import DaemonVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
 
 FILLED = 20_000  # transitions in a replay buffer before its updates are timed: more than a cache line of each
@@ -106,6 +110,7 @@ class Rig:
         self.off_policy = self.config.algo.spec.off_policy
         stepping = self.run.env if self.stock else model.collector.source_of(model.env)
         self.shared = stepping if isinstance(stepping, SharedMemoryVecEnv) else None  # the workers, where there are any
+        self.games = stepping if isinstance(stepping, DaemonVecEnv) else None
         self._threads = torch.get_num_threads()
         self._begun = False
         self.slow_update = False  # one takes longer than a window
@@ -164,12 +169,15 @@ class Rig:
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[Callable[[], None]]:
-        """Yields what collects a rollout in lockstep, of DQN a vector step; the count of env steps stays as it was."""
+        """Yields what collects a rollout in lockstep, of DQN a vector step; the count of env steps stays as it was.
+
+        Games with engines go each at its own pace, as they train: waiting for the slowest is no part of them.
+        """
         model, clock = self.model, self.run.clock
         callback = CallbackList([StockPhases(clock)] if self.stock else [])
         callback.init_callback(model)
         steps = model.num_timesteps
-        schedule = None if self.stock else model.collector.schedule
+        schedule = None if self.stock or self.games else model.collector.schedule
 
         def collect() -> None:
             if self.off_policy:
@@ -187,6 +195,19 @@ class Rig:
             model.num_timesteps = steps
             if schedule is not None:
                 model.collector.schedule = schedule
+
+    def engines(self, seconds: float) -> tuple[str, list[str]] | None:
+        """What limits the games with engines while it trains, and the overrides that would show it."""
+        games = self.games
+        if games is None:
+            return None
+        self.train(0.0)  # the wait since the last time is none of the games'
+        tally, times, began = games.tally(fresh=True), games.times(), time.perf_counter()
+        self.train(seconds)
+        now, wall_s = games.tally(fresh=True), time.perf_counter() - began
+        now.daemons = now.daemons_since(tally)
+        found = summary(now, games.times().since(times), wall_s)
+        return advice(found, self.num_envs, games.num_daemons, usable_cores())
 
     def flow(self, facts: EnvFacts, machine: Machine) -> Flow:
         """How the run overlaps its parts."""
@@ -224,7 +245,10 @@ def collect_window(rig: Rig, seconds: float) -> Window:
 
 
 def update_window(rig: Rig, seconds: float) -> Window:
-    """The run's own `train` on what was collected last. PPO begins with the same weights every time."""
+    """The run's own `train` on what was collected last. PPO begins with the same weights every time.
+
+    Rounds of episodes count as if of steps.
+    """
     if not rig.off_policy and not rig.model.rollout_buffer.full:
         with rig.collecting() as collect:
             collect()
@@ -232,13 +256,19 @@ def update_window(rig: Rig, seconds: float) -> Window:
     while not calls or time.perf_counter() < until:
         spent += _dqn_updates(rig) if rig.off_policy else _ppo_update(rig, seconds)
         calls += 1
-    per_call = rig.num_envs if rig.off_policy else rig.model.n_steps * rig.num_envs
+    per_call = _round(rig)[1] if rig.off_policy else rig.model.n_steps * rig.num_envs
     return {"update": spent / calls / per_call}
+
+
+def _round(rig: Rig) -> tuple[int, float]:
+    """Updates of a round, and the transitions before it."""
+    updates = max(1, rig.model.gradient_steps)
+    return updates, updates * rig.num_envs / updates_per_step(rig.model)
 
 
 def _dqn_updates(rig: Rig) -> float:
     begun = time.perf_counter()
-    rig.model.train(gradient_steps=rig.model.gradient_steps, batch_size=rig.model.batch_size)
+    rig.model.train(gradient_steps=_round(rig)[0], batch_size=rig.model.batch_size)
     return time.perf_counter() - begun
 
 
@@ -274,7 +304,7 @@ def _update_once(model: Any) -> None:
 def replay_window(rig: Rig, seconds: float) -> Window:
     """Drawing an iteration's batches from the replay buffer, in the trainer."""
     model, calls, until = rig.model, 0, time.perf_counter() + seconds
-    storage, updates, size = model.replay_buffer, model.gradient_steps, model.batch_size
+    storage, size, (updates, transitions) = model.replay_buffer, model.batch_size, _round(rig)
     normalizer = model.get_vec_normalize_env()
     in_blocks = not rig.stock and model.engine_now().kind == "kernels"
     begun = time.perf_counter()
@@ -287,7 +317,7 @@ def replay_window(rig: Rig, seconds: float) -> Window:
         else:
             list(Direct().batches(storage, updates, size, normalizer))
         calls += 1
-    return {"replay": (time.perf_counter() - begun) / calls / rig.num_envs}
+    return {"replay": (time.perf_counter() - begun) / calls / transitions}
 
 
 WINDOWS: dict[str, Callable[[Rig, float], Window]] = {

@@ -27,7 +27,7 @@ import yaml
 from rich.console import Console
 
 from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, EXIT_WRONG_INPUT
-from fasttrain.runs.folders import clear, override
+from fasttrain.runs.folders import CELLS, GROUP, clear, override
 from fasttrain.runs.progress import clock_text
 from fasttrain.runs.view import activity, say
 from fasttrain.saving.files import read_json, write_json
@@ -123,7 +123,8 @@ def run_cell(
     folder.mkdir(parents=True, exist_ok=True)
     begun = time.perf_counter()
     command_line = [sys.executable, "-m", "fasttrain", command, *overrides, override("hydra.run.dir", folder)]
-    environment = {"ENGINE_SWITCH_AT": "0", **os.environ, "PYTHONUNBUFFERED": "1"}  # they are compared
+    group = folder.parent.parent if folder.parent.name == CELLS else folder.parent
+    environment = {"ENGINE_SWITCH_AT": "0", **os.environ, "PYTHONUNBUFFERED": "1", GROUP: str(group)}  # all compared
     with (folder / "log.txt").open("a" if "on_existing=resume" in overrides else "w", encoding="utf-8") as log:
         process = subprocess.Popen(command_line, stdout=log, stderr=subprocess.STDOUT, env=environment)
         with _passing_on_signals(process) as signals:
@@ -308,7 +309,7 @@ class Study:
         """Told apart by what was asked for: a candidate may keep its name and change."""
         mark = hashlib.sha256("\n".join(self._overrides(wanted)).encode()).hexdigest()[:6]
         name = "".join(letter if letter.isalnum() or letter in "-+.=_" else "-" for letter in wanted.label)[:60]
-        return self.folder / "cells" / f"{name}_seed{wanted.seed}_{mark}"
+        return self.folder / CELLS / f"{name}_seed{wanted.seed}_{mark}"
 
     def _eta(self, later: Sequence[Wanted], until_s: float) -> str:
         """From what cells of the same label took, else from all; no later than when no more are begun."""
@@ -340,7 +341,7 @@ class Study:
 def settings(config: Config) -> dict[str, Any]:
     """What a profile may choose, by dotted key: every flag, and what belongs to the tier of algorithm and game."""
     found = {flag.name: getattr(config, flag.name) for flag in FLAGS}
-    natives = config.own.native_num_envs if config.algo.spec.on_policy else None
+    natives = config.own.num_envs if config.algo.spec.on_policy else None
     if natives is not None and config.vec_env in ("auto", "native"):
         found["num_envs"] = natives
     found["batch_size"] = config.batch_size or config.own.batch_size

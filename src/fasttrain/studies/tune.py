@@ -21,7 +21,7 @@ from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, ConfigError
 from fasttrain.machine import free_memory, usable_cores
 from fasttrain.runs.view import FittingTable, make_console
 from fasttrain.saving.files import read_json
-from fasttrain.spec.checks import BY_NAME, NOT_APPLICABLE
+from fasttrain.spec.checks import BY_NAME, NOT_APPLICABLE, train_frequency
 from fasttrain.spec.config import Config
 from fasttrain.spec.overrides import key_of
 from fasttrain.spec.reading import all_keys
@@ -266,7 +266,10 @@ def default_space(config: Config, plan: Mapping[str, Any], cores: int) -> Space:
         workers = int(effective["workers"])
         space["workers"] = sorted({workers, max(1, cores // 2), cores, 2 * cores})
     if config.algo.spec.off_policy:
-        space["updates_per_step"] = _around(int(effective["updates_per_step"]), (2, 1, 1 / 2), least=1)
+        updates = int(effective["updates_per_step"])
+        space["updates_per_step"] = _around(updates, (2, 1, 1 / 2), least=1) if updates > 0 else [updates]
+        if train_frequency(config.algo.train_freq)[1] == "episode":  # of one env
+            space["num_envs"] = [num_envs]
     if config.algo.spec.minibatches:
         space["batch_size"] = _around(int(effective["batch_size"]), (2, 1, 1 / 2), least=2)
     if effective["torch_threads"] not in ("default", NOT_APPLICABLE):
@@ -275,8 +278,8 @@ def default_space(config: Config, plan: Mapping[str, Any], cores: int) -> Space:
         space["fused_update"] = ["on", "off"]
     cuda = config.device.startswith("cuda")
     for switch in ("use_amp", "use_compile"):
-        if cuda and effective[switch] in ("on", "off"):
-            space[switch] = ["on", "off"]
+        if cuda and effective[switch] != NOT_APPLICABLE:
+            space[switch] = ["on" if effective[switch] == "off" else effective[switch], "off"]
     return {key: values for key, values in space.items() if len(values) > 1}
 
 
@@ -288,7 +291,10 @@ def update_ratio(config: Config, point: Point, defaults: Mapping[str, Any]) -> f
     """Gradient updates per env step with these settings; `defaults`: the plan's effective values for all others."""
     value = {**defaults, **point}
     if config.algo.spec.off_policy:
-        return float(value["updates_per_step"]) / float(value["num_envs"])
+        count, unit = train_frequency(config.algo.train_freq)
+        if value["updates_per_step"] < 0:
+            return 1.0
+        return float(value["updates_per_step"]) / float(value["num_envs"]) / (count if unit == "step" else 1)
     rollout = config.algo.num_steps(value["num_envs"]) * value["num_envs"]
     epochs = int(value.get("algo.n_epochs", getattr(config.algo, "n_epochs", 1)))
     return float(epochs * math.ceil(rollout / (value.get("batch_size") or rollout)) / rollout)
@@ -304,7 +310,7 @@ def is_legal(config: Config, point: Point, defaults: Mapping[str, Any], least_ra
             return False
     if "workers" in point and point["workers"] > value["num_envs"]:
         return False
-    if point.get("fused_update") == "on" and "on" in (point.get("use_amp"), point.get("use_compile")):
+    if point.get("fused_update") == "on" and {point.get("use_amp"), point.get("use_compile")} - {None, "off"}:
         return False
     return update_ratio(config, point, defaults) >= 0.98 * least_ratio
 

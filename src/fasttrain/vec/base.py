@@ -72,10 +72,14 @@ def empty_slots(
     )
 
 
-def episode_info(episode: FinishedEpisode, elapsed_s: float) -> dict[str, Any]:
-    """The info SB3 expects in the step in which an episode ended; an `episode` record of the env's own is kept."""
+def episode_info(episode: FinishedEpisode, elapsed_s: float, keeps_records: bool = True) -> dict[str, Any]:
+    """The info SB3 expects in the step in which an episode ended; an `episode` record of the env's own is kept.
+
+    Args:
+        keeps_records: False where the env's own is the only one, because a life is no game.
+    """
     info = dict(episode.info)
-    if not episode.lost:
+    if keeps_records and not episode.lost:
         info.setdefault("episode", {"r": round(episode.episode_return, 6), "l": episode.length, "t": elapsed_s})
     info["terminal_observation"] = episode.final_observation
     info["TimeLimit.truncated"] = episode.truncated
@@ -138,6 +142,7 @@ class SlotVecEnv(RunningEpisodes, VecEnv):
     """
 
     reuses_arrays = True
+    keeps_records = True  # False: a Monitor in the envs tells of whole games, and what ends may be less than one
 
     def __init__(self, num_envs: int, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
         self.count_episodes(num_envs)
@@ -191,6 +196,10 @@ class SlotVecEnv(RunningEpisodes, VecEnv):
             return list(masks.copy() if indices is None else masks[self.env_indices(indices)])
         return self.call_envs(method_name, method_args, method_kwargs, indices)
 
+    def groups(self, schedule: str) -> Any:
+        """`groups.Groups` of rows that step apart from each other, as `schedule` has it; None: all step together."""
+        return None
+
     @abstractmethod
     def call_envs(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], indices: VecEnvIndices) -> list[Any]:
         """`env_method` for everything but the masks."""
@@ -217,7 +226,7 @@ class SlotVecEnv(RunningEpisodes, VecEnv):
         if self.slots.finished:
             elapsed_s = round(time.monotonic() - self._started_at, 6)
             for episode in self.slots.finished:
-                infos[episode.env_index] = episode_info(episode, elapsed_s)
+                infos[episode.env_index] = episode_info(episode, elapsed_s, self.keeps_records)
 
 
 def slots_of(env: VecEnv) -> SlotSource:
@@ -227,6 +236,12 @@ def slots_of(env: VecEnv) -> SlotSource:
     `hasattr(env, "step_slots")` would be true for a wrapper and skip what it does.
     """
     return env if isinstance(env, SlotVecEnv) else SlotAdapter(env)
+
+
+def rests_of(env: VecEnv) -> tuple[BoolArray | None, BoolArray | None]:
+    """`resets` and `rests` of the slots of `env`, whatever lies around it."""
+    inner = env.unwrapped
+    return (inner.slots.resets, inner.slots.rests) if isinstance(inner, SlotVecEnv) else (None, None)
 
 
 class SlotAdapter(RunningEpisodes):
@@ -281,6 +296,7 @@ class SlotAdapter(RunningEpisodes):
         slots.truncations = np.zeros(self.num_envs, np.bool_)
         ended = np.flatnonzero(slots.terminations)
         slots.finished = [self._finish(index) for index in ended.tolist()]
+        slots.resets, slots.rests = rests_of(self.env)
 
     def infos(self) -> list[dict[str, Any]]:
         return self._infos

@@ -8,21 +8,46 @@ from __future__ import annotations
 
 import time
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from fasttrain.batch import FinishedEpisode, select_rows
+import numpy as np
+
+from fasttrain.batch import FinishedEpisode, Int64Array, select_rows
 from fasttrain.vec.process import LOOK_EVERY_S
-from fasttrain.vec.shared import SharedMemoryVecEnv
 from fasttrain.vec.worker_envs import Record
 from fasttrain.vec.worker_memory import STEP_NS
 
 
 class GroupStep(NamedTuple):
-    """What a group's step brought. Rewards, ends and masks are in the env's slots, rows `rows`."""
+    """What a step of some rows brought. Rewards, ends and masks are in the env's slots, rows `rows`."""
 
-    rows: slice
+    rows: slice | Int64Array
     finished: list[FinishedEpisode]
     records: list[Record]
+    observations: Any = None  # (n, ...) of these rows; a view that the next step but one may overwrite
+
+
+class Groups(Protocol):
+    """Rows of a vector env that step apart from each other."""
+
+    env: Any
+    rows: list[slice]  # of each group
+
+    def rows_of(self, groups: list[int]) -> Int64Array:
+        """The rows (n,) of these groups, one's after the other's."""
+
+    def send_all(self, groups: list[int], actions: Any) -> None:
+        """Let the envs of some groups step, with actions (n, ...), one group's after the other's."""
+
+    def first_ready(self, groups: list[int]) -> list[int]:
+        """Those of `groups`, all under way, that have stepped, or have the same decision asked again; waits for the
+        first."""
+
+    def take(self, groups: list[int]) -> list[GroupStep]:
+        """What the steps of these groups brought, once all of them are there. Who is asked again is in none."""
+
+    def finish(self, under_way: list[int]) -> None:
+        """Wait for groups that still step and make the env usable as a whole again."""
 
 
 class WorkerGroups:
@@ -31,7 +56,7 @@ class WorkerGroups:
     `env.wait_ns` counts the time in `wait` and `first_ready`; `env.slowest_ns` the slowest worker of each group's step.
     """
 
-    def __init__(self, env: SharedMemoryVecEnv, num_groups: int) -> None:
+    def __init__(self, env: Any, num_groups: int) -> None:
         workers = env.crew.workers
         bounds = [round(index * len(workers) / num_groups) for index in range(num_groups + 1)]
         self.env = env
@@ -44,6 +69,19 @@ class WorkerGroups:
         self.env.slots.actions[self.rows[group]] = actions
         for index in self._workers[group]:
             self.env.crew.post_worker(index)
+
+    def rows_of(self, groups: list[int]) -> Int64Array:
+        return np.concatenate([np.arange(self.rows[group].start, self.rows[group].stop) for group in groups])
+
+    def send_all(self, groups: list[int], actions: Any) -> None:
+        begin = 0
+        for group in groups:
+            end = begin + self.rows[group].stop - self.rows[group].start
+            self.send(group, actions[begin:end])
+            begin = end
+
+    def take(self, groups: list[int]) -> list[GroupStep]:
+        return [self.wait(group)._replace(observations=self.observations(group)) for group in groups]
 
     def wait(self, group: int) -> GroupStep:
         """Until that group has stepped.

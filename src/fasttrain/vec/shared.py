@@ -21,6 +21,7 @@ from fasttrain.batch import FinishedEpisode, Slots, select_rows
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.vec.base import SlotVecEnv, copy_observations, episode_info
 from fasttrain.vec.crew import Crew, CrewOptions, EnvFn, OnEnvError
+from fasttrain.vec.groups import WorkerGroups
 from fasttrain.vec.process import Scout, WorkerTraceback
 from fasttrain.vec.worker_envs import Failure, Record
 from fasttrain.vec.worker_memory import BOOL, BUSY_NS, INT, OPPONENTS_NS, STEP_NS
@@ -215,7 +216,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
                 infos[index]["TimeLimit.truncated"] = False
         elapsed_s = round(time.monotonic() - self._started_at, 6)
         for episode in finished:
-            infos[episode.env_index] = episode_info(episode, elapsed_s)
+            infos[episode.env_index] = episode_info(episode, elapsed_s, self.keeps_records)
 
     def _unpack(self, packed: bytes, index: int) -> dict[str, Any]:
         """An info from a worker; empty, with one warning, if its class cannot be loaded here."""
@@ -289,6 +290,11 @@ class SharedMemoryVecEnv(SlotVecEnv):
         return answers
 
     # --- the rest
+
+    def groups(self, schedule: str) -> WorkerGroups | None:
+        """Its workers in two groups (pipelined), or each by itself (first_ready)."""
+        wanted = min({"pipelined": 2, "first_ready": self.num_workers}.get(schedule, 1), self.num_workers)
+        return WorkerGroups(self, wanted) if wanted > 1 else None
 
     def times_ns(self) -> dict[str, int]:
         """Where the steps' time went, in ns since construction: work of all envs, of the slowest worker, opponents'."""

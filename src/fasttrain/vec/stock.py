@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from multiprocessing.util import Finalize
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from fasttrain.batch import select_rows
 from fasttrain.envs.retrace import MOST_ACTIONS, Retrace
@@ -48,18 +50,37 @@ def start_subproc(factories: Sequence[EnvFn]) -> SubprocVecEnv:
     with ThreadPoolExecutor(1, initializer=hold_signals) as thread:
         made = thread.submit(SubprocVecEnv, [InWorker(factory) for factory in factories], START_METHOD)
         try:
-            return made.result()
+            env = made.result()
         except BaseException:
             _kill_until(made, others)
             raise
+    # A worker ignores SIGTERM, and multiprocessing's own exit handler would wait for it for ever: kill it before.
+    Finalize(env, _kill_all, (env.processes,), exitpriority=50)
+    return env
+
+
+def _kill_all(processes: Sequence[Any]) -> None:
+    for process in processes:
+        with suppress(ValueError):  # closed already
+            if process.is_alive():  # what was waited for gave its number back: somebody else may have it
+                kill_group(process)
+
+
+@contextmanager
+def workers_ended(env: VecEnv) -> Iterator[None]:
+    """After an error: of workers that live on SB3's `close` would wait for answers that were taken already."""
+    try:
+        yield
+    finally:
+        if isinstance(env.unwrapped, SubprocVecEnv):
+            _kill_all(env.unwrapped.processes)
 
 
 def _kill_until(made: Future[Any], others: set[Any]) -> None:
     """End what is started until nothing more is: nobody will use it."""
     while True:
         last = made.done()
-        for process in set(multiprocessing.active_children()) - others:
-            kill_group(process)
+        _kill_all(list(set(multiprocessing.active_children()) - others))
         if last:
             return
         time.sleep(0.01)

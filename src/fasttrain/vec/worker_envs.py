@@ -20,6 +20,7 @@ from fasttrain.errors import EnvError
 from fasttrain.vec.worker_memory import ABSENT, BOOL, FLOAT, INT, NO_ROW, Arrays, ForkGuard
 
 Env = gymnasium.Env[Any, Any]
+OLD_GYM = "env.wrappers=[fasttrain.envs.wrappers:OldGym] adapts the old gym interface"
 SEED_STRIDE = 1_000_003  # between the seeds of an env and of its successors after a failure
 
 
@@ -243,9 +244,7 @@ class EnvRows:
         """Write what `reset()` answered; its info."""
         self._guard.check()
         if not isinstance(answer, tuple | list) or len(answer) != 2 or not isinstance(answer[1], Mapping):
-            raise BadDataError(
-                f"reset() returned {answer!r:.80}, expected (observation, info) (env.api=gym adapts the old interface)"
-            )
+            raise BadDataError(f"reset() returned {answer!r:.80}, expected (observation, info) ({OLD_GYM})")
         observation, info = answer
         self._write(row, self._into, observation)
         if self.masks.width:
@@ -342,7 +341,7 @@ def successor_seed(seed: int | None, failures: int = 1) -> int | None:
 def _check_answer(answer: Any) -> None:
     if not isinstance(answer, tuple | list) or len(answer) != 5:
         found = f"{len(answer)} values" if isinstance(answer, tuple | list) else type(answer).__name__
-        raise BadDataError(f"step() returned {found}, expected 5 values (env.api=gym adapts the old interface)")
+        raise BadDataError(f"step() returned {found}, expected 5 values ({OLD_GYM})")
     if not isinstance(answer[4], Mapping):
         raise BadDataError(f"step() returned an info of type {type(answer[4]).__name__}, expected a dict")
 

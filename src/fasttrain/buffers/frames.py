@@ -1,0 +1,164 @@
+"""Frames: images of a replay buffer, each stored once, from which observations and next observations are put together.
+
+A transition's next observation is the next one's observation, and of k stacked frames k - 1 were seen a step before: of
+84 × 84 × 4 bytes of an Atari observation and as many of the next one, 84 × 84 are new. The last observation of an
+episode has a frame of its own. What comes out is what went in, byte by byte; what does not go together is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasttrain.batch import BoolArray, Int64Array
+from fasttrain.errors import EnvError
+
+Images = NDArray[Any]  # (N or B, k × c, H, W)
+Place = tuple[int, int]  # row of the ring, env
+
+
+class Frames:
+    """Observations of a ring of `rows` vector steps of N envs.
+
+    Args:
+        rows: as the ring of transitions has, which is written and emptied together with this one.
+        num_envs: N.
+        shape: (k × c, H, W) of a stacked observation.
+        dtype: of its entries.
+        stack: k, frames in an observation, the newest last.
+    """
+
+    def __init__(self, rows: int, num_envs: int, shape: tuple[int, ...], dtype: Any, stack: int) -> None:
+        self.rows, self.num_envs, self.shape, self.stack = rows, num_envs, shape, stack
+        self._frame = (shape[0] // stack, *shape[1:])
+        self._size = rows + stack  # of the oldest row the frames before it, of the newest the one after it
+        self.frames = np.zeros((self._size, num_envs, *self._frame), dtype)
+        self.ages = np.zeros((rows, num_envs), np.uint8)  # earlier frames in the observation, k - 1 at most
+        self.clear()
+
+    def clear(self) -> None:
+        """Nothing is stored."""
+        self.written = 0  # rows so far; row r of the ring is the last one written with that remainder
+        self.last: dict[Place, NDArray[Any]] = {}  # the frame after a row, where it is not that of the next row
+        self.others: dict[Place, Images] = {}  # (2, k × c, H, W): what stands for a row's own, and after it
+
+    @staticmethod
+    def bytes_of(shape: tuple[int, ...], dtype: Any, stack: int) -> int:
+        """What a transition needs, ends of episodes apart."""
+        return int(np.prod(shape)) // stack * int(np.dtype(dtype).itemsize) + 1
+
+    def put(self, observations: Images, next_observations: Images, dones: NDArray[Any]) -> None:
+        """Store a row: observations (N, …), those after it before any autoreset, and where an episode ended (N,).
+
+        Raises:
+            EnvError: an observation is not the one before it with a new frame, nor an episode's first one.
+        """
+        step, k = self.written, self.stack
+        row, seen = step % self.rows, observations.reshape(self.num_envs, k, *self._frame)
+        for env in range(self.num_envs) if self.last else ():
+            self.last.pop((row, env), None)
+            self.others.pop((row, env), None)
+        if not step:  # what was seen before the first row
+            for back in range(1, k):
+                self.frames[-back] = seen[:, k - 1 - back]
+            ages = np.full(self.num_envs, k - 1, np.uint8)
+        else:
+            ages = self._ages_after((step - 1) % self.rows)
+            for env in np.flatnonzero(~self._fits(step, ages, seen)).tolist():
+                self._begin_anew(step, env, seen[env])
+                ages[env] = 0
+        self.frames[step % self._size] = seen[:, -1]
+        self.ages[row] = ages
+        newest = next_observations.reshape(self.num_envs, k, *self._frame)[:, -1]
+        self.frames[(step + 1) % self._size] = newest
+        for env in np.flatnonzero(dones).tolist():
+            self.last[row, env] = newest[env].copy()
+        self.written += 1
+
+    def _ages_after(self, row: int) -> NDArray[np.uint8]:
+        """Of the observations that follow: where the row's episode ended, that of a first one."""
+        ages: NDArray[np.uint8] = np.minimum(self.ages[row] + 1, self.stack - 1).astype(np.uint8)
+        ages[[env for env in range(self.num_envs) if (row, env) in self.last]] = 0
+        return ages
+
+    def _fits(self, step: int, ages: NDArray[np.uint8], seen: Images) -> BoolArray:
+        """(N,) whether the earlier frames are those stored, and the newest is the one that was to come."""
+        first = np.array([((step - 1) % self.rows, env) in self.last for env in range(self.num_envs)])
+        fits: BoolArray = first | _equal(self.frames[step % self._size], seen[:, -1])
+        for back in range(1, self.stack):
+            there = np.where((ages >= back)[:, None, None, None], self.frames[(step - back) % self._size], 0)
+            fits &= _equal(there, seen[:, self.stack - 1 - back])
+        return fits
+
+    def _begin_anew(self, step: int, env: int, seen: Images) -> None:
+        """An env was reset between two rows: the frame that was to come is of the row before alone."""
+        if seen[:-1].any():
+            raise EnvError(
+                f"env {env}: an observation is not the one before it with a new frame; a wrapper around the stacked "
+                "frames must not change them"
+            )
+        self.last.setdefault(((step - 1) % self.rows, env), self.frames[step % self._size, env].copy())
+
+    def stand_in(self, env: int, source: Place) -> None:
+        """The row written last is to be that of `source` for this env, rows back and an env; its episode ends there."""
+        back, other = source
+        place, from_row = ((self.written - 1) % self.rows, env), np.array([(self.written - 1 - back) % self.rows])
+        both = np.concatenate([self.take(from_row, np.array([other]), following) for following in (False, True)])
+        self.others[place], self.last[place] = both, both[1].reshape(self.stack, *self._frame)[-1]
+
+    def take(self, rows: Int64Array, envs: Int64Array, following: bool) -> Images:
+        """Observations (B, k × c, H, W) of these rows of the ring, or those after them."""
+        steps = self.written - 1 - (self.written - 1 - rows) % self.rows
+        ages = self.ages[rows, envs].astype(np.int64) + following
+        out = np.zeros((len(steps), self.stack, *self._frame), self.frames.dtype)
+        for back in range(self.stack):
+            there = ages >= back
+            out[there, self.stack - 1 - back] = self.frames[(steps[there] + following - back) % self._size, envs[there]]
+        found = out.reshape(len(steps), *self.shape)
+        for at, place in enumerate(zip(rows.tolist(), envs.tolist(), strict=True)) if self.last else ():
+            if place in self.others:
+                found[at] = self.others[place][int(following)]
+            elif following and place in self.last:
+                out[at, -1] = self.last[place]
+        return found
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """As arrays; views where they are large."""
+        size = min(self.written + 1, self._size)
+        frames, others = (np.array([*kept.values()], self.frames.dtype) for kept in (self.last, self.others))
+        return {
+            "written": np.array(self.written),
+            "frames": self.frames[:size],
+            "before": self.frames[
+                max(size, self._size - self.stack) :
+            ],  # the first row's, while nothing lies over them
+            "ages": self.ages[: min(self.written, self.rows)],
+            "last_places": np.array([*self.last], np.int64).reshape(-1, 2),
+            "last_frames": frames.reshape(-1, *self._frame),
+            "other_places": np.array([*self.others], np.int64).reshape(-1, 2),
+            "others": others.reshape(-1, 2, *self.shape),
+        }
+
+    def load(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """What `state` gave. ValueError or KeyError if it is of another buffer."""
+        self.clear()
+        self.frames[: len(arrays["frames"])] = arrays["frames"]
+        if len(before := arrays["before"]):
+            self.frames[-len(before) :] = before
+        self.ages[: len(arrays["ages"])] = arrays["ages"]
+        for kept, places, values in (
+            (self.last, "last_places", "last_frames"),
+            (self.others, "other_places", "others"),
+        ):
+            pairs = zip(arrays[places].tolist(), arrays[values], strict=True)
+            kept.update({(row, env): np.array(value) for (row, env), value in pairs})
+        self.written = int(arrays["written"])
+
+
+def _equal(one: Images, other: Images) -> BoolArray:
+    """(N,) whether all entries are."""
+    found: BoolArray = (one == other).reshape(len(one), -1).all(axis=1)
+    return found

@@ -1,0 +1,146 @@
+"""`fasttrain.train(…)`: a training from a script or a notebook, with what the command line has.
+
+    from fasttrain import train
+
+    run = train("CartPole-v1", algo="ppo", profile="speed", total_timesteps=100_000)
+    run.summary["quality"]["mean_reward"], run.model.predict(observation)
+
+A script that has workers begins it under `if __name__ == "__main__":`, as every script that starts processes.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from stable_baselines3.common.base_class import BaseAlgorithm
+
+from fasttrain.cli import draw_report, refuse_while_imported
+from fasttrain.cli.compose import clear_error, composed_before, conf_dir, keys_of_files
+from fasttrain.errors import ConfigError
+from fasttrain.runs.folders import held
+from fasttrain.runs.train import carry_out, ready
+from fasttrain.saving.files import read_json
+from fasttrain.spec.plan import RunSpec
+from fasttrain.spec.reading import from_mapping, to_dict
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a training left, besides its folder: `spec` is what was really run, after every fallback."""
+
+    spec: RunSpec
+    model: BaseAlgorithm  # as stock SB3's of that name; its envs are closed, `set_env` gives it others
+    summary: dict[str, Any]  # summary.json
+    perf: dict[str, Any]  # perf.json
+    folder: Path
+
+    def __repr__(self) -> str:
+        quality, speed = self.summary["quality"], self.summary["steps_per_s"]
+        found = f"mean reward {quality['mean_reward']:.4g}" if quality["episodes"] else "not evaluated"
+        status, steps = self.summary["status"], self.summary["env_steps"]
+        return f"<{self.spec.config.algo.name}, {status}: {steps:,} steps at {speed:,.0f}/s, {found}; {self.folder}>"
+
+
+def train(
+    env: str | type | RunSpec | None = None,
+    *,
+    algo: str | None = None,
+    profile: str | None = None,
+    folder: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    **flags: Any,
+) -> Trained:
+    """Train, print what the command prints, and write the same files.
+
+    Args:
+        env: a registered Gymnasium id, `module:Class`, a game of fasttrain's (`skullking`), the env's class, or the
+            `RunSpec` of another run, which is run again with what is said besides.
+        algo: `ppo`, `maskable_ppo`, `dqn`, … by default as the command line.
+        profile: `baseline`, `exact`, `balance`, `speed`, or none.
+        folder: where everything is written; by default a new one below `outputs`.
+        settings: by dotted key, `{"algo.gamma": 0.98, "env.kwargs.size": 5}`.
+        flags: settings that have no dot in their name, `num_envs=16`.
+
+    Raises:
+        ConfigError: the settings are wrong, or `folder` holds a run.
+        FastTrainError: the training failed; what there is was saved, as the message says.
+    """
+    refuse_while_imported()
+    chosen = {**_env_settings(env), **(settings or {}), **flags}
+    if isinstance(env, RunSpec):
+        if algo or profile:
+            raise ConfigError("train: a RunSpec has its algorithm and profile; leave algo and profile out")
+        values, said, sources = to_dict(env.config), list[str](), {row.flag: row.source for row in env.rows}
+    else:
+        said = [f"{name}={value}" for name, value in (("env", _group(env)), ("algo", algo)) if value]
+        said += [f"+profile={profile}"] if profile else []
+        values, sources = _composed(said)
+    sources |= dict.fromkeys((*chosen, *(["algo"] if algo else [])), "command line")
+    for key, value in chosen.items():
+        _put(values, key.split("."), value)
+    config = from_mapping(values, chosen)
+    where = Path(folder) if folder else _new_folder(config.env.name, config.algo.name)
+    if found := held(where) if where.exists() else None:
+        raise ConfigError(f"train: {found.about()}; take another folder")
+    where.mkdir(parents=True, exist_ok=True)
+    typed = [*said, *(f"{key}={value}" for key, value in chosen.items())]
+    threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    try:
+        with ready(config, sources, where, typed) as run:
+            carry_out(run, typed, draw_report)
+    finally:
+        torch.set_num_threads(threads)
+        if torch.are_deterministic_algorithms_enabled() != strict:
+            torch.use_deterministic_algorithms(strict)
+    run.model.env = None
+    return Trained(run.plan, run.model, read_json(where / "summary.json"), read_json(where / "perf.json"), where)
+
+
+def _group(env: str | type | RunSpec | None) -> str:
+    """The game of fasttrain's, or the plain group for any other env."""
+    if env is None:
+        return ""
+    return str(env) if (conf_dir() / "env" / f"{env}.yaml").is_file() else "gym"
+
+
+def _env_settings(env: str | type | RunSpec | None) -> dict[str, Any]:
+    if isinstance(env, type):
+        place: dict[str, Any] = {"env.entry_point": f"{env.__module__}:{env.__qualname__}", "env.name": env.__name__}
+        if env.__module__ == "__main__":  # of a notebook or the script itself: no other process can import it
+            place |= {"workers": 0, "checkup": "off", "eval_async": False}
+        return place
+    if not isinstance(env, str) or _group(env) != "gym":
+        return {}
+    is_id = ":" not in env or env.rpartition("-v")[2].isdigit()
+    name = env.rpartition(":")[2].replace("/", "-")
+    return {"env.id" if is_id else "env.entry_point": env, "env.name": name}
+
+
+def _composed(overrides: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Plain values, and which of them a profile set."""
+    composed = composed_before(overrides)
+    try:
+        values: Any = OmegaConf.to_container(composed, resolve=False)
+    except Exception as error:
+        raise clear_error(error, overrides) from error
+    sources = {key: name for name, keys in keys_of_files(composed.hydra).items() for key in keys}
+    return {key: value for key, value in values.items() if key != "hydra"}, sources
+
+
+def _put(values: dict[str, Any], words: list[str], value: Any) -> None:
+    for word in words[:-1]:
+        inner = values.get(word)
+        values[word] = values = dict(inner) if isinstance(inner, Mapping) else {}
+    values[words[-1]] = value
+
+
+def _new_folder(env: str, algo: str) -> Path:
+    now = datetime.datetime.now()
+    return Path("outputs") / f"{now:%Y-%m-%d}" / f"{now:%H-%M-%S}_{env}_{algo}_{os.getpid()}"

@@ -1,0 +1,49 @@
+"""`fasttrain new my_project`: a folder with an env, a callback, configuration, tests and a Dockerfile, which runs."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from fasttrain.errors import EXIT_DONE, ConfigError
+from fasttrain.terminal import as_typed, command
+
+PLACES = {  # of the project's files, below its folder
+    "game.py": "game.py",
+    "callbacks.py": "callbacks.py",
+    "test_game.py": "test_game.py",
+    "env.yaml": "conf/env/{name}.yaml",
+    "profile.yaml": "conf/profile/mine.yaml",
+    "README.md": "README.md",
+    "Dockerfile": "Dockerfile",
+    "gitignore": ".gitignore",
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the folder that is named, and say what to type next.
+
+    Raises:
+        ConfigError: no folder is named, it cannot be called that, or there is something in it.
+    """
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        raise ConfigError(f"new takes the folder to make, as in {command()} new my_project")
+    folder = Path(arguments[0])
+    name = folder.name
+    if not re.fullmatch(r"[A-Za-z_]\w*", name):
+        raise ConfigError(f"new {folder}: {name!r} is no name for a project; take letters, digits and underscores")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"new {folder}: there is something already; take another folder")
+    for source, place in PLACES.items():
+        text = files("fasttrain.cli").joinpath(f"project/{source}.tmpl").read_text(encoding="utf-8")
+        file = folder / place.format(name=name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(Template(text).safe_substitute(name=name), encoding="utf-8")
+    lines = [f"{folder} is there: game.py is the env, README.md says what can be typed. Next:", f"  cd {folder}",
+             f"  fasttrain --config-dir conf +profile=speed env={name}"]  # fmt: skip
+    sys.stdout.write(as_typed("\n".join(lines)) + "\n")
+    return EXIT_DONE

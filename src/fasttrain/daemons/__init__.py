@@ -1,0 +1,9 @@
+"""External game engines: their processes, pooled and watched, and the games that are played with them.
+
+`RequestEngine` and `DecisionServer` are what a user derives a game from; `docs/daemons.md` shows both.
+"""
+
+from fasttrain.daemons.game import Decision, DecisionServer, EngineGame, Over, Refused, RequestEngine
+from fasttrain.daemons.wire import GameLostError
+
+__all__ = ["Decision", "DecisionServer", "EngineGame", "GameLostError", "Over", "Refused", "RequestEngine"]

@@ -1,0 +1,282 @@
+"""Pool: several daemons of one engine, kept alive, with seats for games.
+
+A daemon that ends, hangs or is stopped is replaced, after a pause that doubles from failure to failure; one that has
+played or grown enough goes on until its successor is up, gets no new games then, and ends with its last one: a game
+that waited for a seat could keep others, who step together with it, from ending theirs. Games are spread evenly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from fasttrain.daemons.channel import Channel
+from fasttrain.daemons.daemon import CLOSE_S, Daemon
+from fasttrain.daemons.game import EngineGame, greeted
+from fasttrain.daemons.stats import Tally
+from fasttrain.daemons.wire import GameLostError
+from fasttrain.errors import EnvError, EnvSpecError
+from fasttrain.spec.daemons import DaemonsConfig
+
+LOOK_EVERY_S = 0.2  # whether daemons live
+SAMPLE_EVERY_S = 2.0  # what they take, how long their logs are
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0  # before a daemon that failed is started again
+STARTS_IN_A_ROW = 5  # that fail, before the pool gives up
+
+
+class Seat(NamedTuple):
+    """Where a game is played."""
+
+    daemon: Daemon
+    channel: Channel
+    since_start: object  # the daemon's `over` when the seat was taken: another one is another process
+
+
+def ports_of(text: str, part: int = 0, parts: int = 1) -> list[int]:
+    """Every `parts`-th port of "20000-29999", from the `part`-th on."""
+    first, _, last = text.partition("-")
+    return list(range(int(first), int(last or first) + 1))[part::parts]
+
+
+class Pool:
+    """`count` daemons with `per_daemon` seats each.
+
+    Args:
+        make: the game that is played, for greetings and health checks.
+        say: hears, in a line, what became of a daemon.
+        part, parts: which of several pools this one is, that share ports and cores.
+    """
+
+    def __init__(
+        self,
+        settings: DaemonsConfig,
+        make: Callable[[], EngineGame],
+        count: int,
+        per_daemon: int,
+        folder: Path,
+        threads: int,
+        say: Callable[[str], None],
+        part: int = 0,
+        parts: int = 1,
+    ) -> None:
+        self.settings, self._game, self.per_daemon, self._say = settings, make(), per_daemon, say
+        ports = itertools.cycle(ports_of(settings.ports, part, parts))
+        indices = range(part, part + count * parts, parts)
+        self._made: Callable[[int], Daemon] = lambda index: Daemon(settings, index, ports, folder, threads)
+        self.daemons = [self._made(index) for index in indices]
+        self._spare = indices.stop  # the index that the next successor takes
+        self._successor: Daemon | None = None  # of one that is recycled, until that is gone
+        self.tally = Tally()
+        self.failure: Exception | None = None  # why it gave up
+        self._lost_in_a_row = 0
+        # One process that ends loses all its games, and the tries until that is seen.
+        enough = max(100, 4 * count * per_daemon)
+        self._most_lost = enough if settings.max_failures == "auto" else settings.max_failures
+        self._began_ns = time.perf_counter_ns()
+        self._changed: asyncio.Future[None] | None = None
+        self._starting = asyncio.Semaphore(max(1, threads * count))  # a JVM that starts keeps a core busy
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def open(self) -> None:
+        """Start the first daemon, then the others beside it.
+
+        Raises:
+            EnvSpecError: the first does not come up: the command, the engine or the deadline are wrong.
+        """
+        first = self.daemons[0]
+        try:
+            await first.start(self._game)
+        except GameLostError as error:
+            raise EnvSpecError(f"daemons: {error}") from error
+        self._tasks = [asyncio.create_task(self._keep(daemon)) for daemon in self.daemons]
+        self._tasks.append(asyncio.create_task(self._look()))
+
+    async def close(self) -> None:
+        """End all daemons; who is asked in vain is killed."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        daemons = {*self.daemons, *([self._successor] if self._successor else [])}
+        for daemon in daemons:
+            daemon.terminate()
+        deadline = time.monotonic() + CLOSE_S
+        for daemon in daemons:
+            daemon.stop(max(0.01, deadline - time.monotonic()))
+
+    async def seat(self, game: EngineGame) -> Seat:
+        """A seat at the daemon with the fewest games; waits for one.
+
+        Raises:
+            GameLostError: its daemon did not greet.
+            EnvError: the pool has given up.
+        """
+        while True:
+            if self.failure is not None:
+                raise self.failure
+            free = [one for one in self.daemons if one.ready and not one.draining and one.seats < self.per_daemon]
+            if free:
+                break
+            self._changed = self._changed or asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._changed)
+        daemon = min(free, key=lambda one: one.seats)
+        daemon.seats += 1
+        since_start, began_ns = daemon.over, time.perf_counter_ns()
+        try:
+            channel = await daemon.connect(game.channel)
+            seat = Seat(daemon, channel, since_start)
+        except BaseException as error:
+            if isinstance(error, GameLostError):
+                self.doubt(daemon, error.cause, began_ns)
+            self._free(daemon)
+            raise
+        try:
+            await greeted(game, channel, self.settings.start_timeout_s)
+        except BaseException as error:
+            if isinstance(error, GameLostError) and since_start is daemon.over:
+                self.doubt(daemon, error.cause, began_ns)
+            self.leave(seat)
+            if isinstance(error, GameLostError) and error.cause == "closed" and daemon.seats:
+                raise GameLostError(
+                    "refused connection",
+                    f"{daemon.name} closed it, with {daemon.seats} others open: {error}; where it cannot play so many "
+                    "games at once, lower daemons.games_per_daemon",
+                ) from error
+            raise
+        return seat
+
+    def leave(self, seat: Seat) -> None:
+        """Give a seat back; its channel is closed."""
+        seat.channel.close()
+        if seat.daemon.address is None and seat.daemon.over is seat.since_start:
+            # There is no second connection to be had.
+            seat.daemon.end("recycled" if seat.daemon.draining else "its pipes were closed")
+        self._free(seat.daemon)
+
+    def stays(self, seat: Seat) -> bool:
+        """Whether another game may begin on a seat; counts it. Daemons are recycled one at a time."""
+        daemon, limit = seat.daemon, self.settings
+        if seat.channel.failure is not None or seat.since_start is not daemon.over:
+            return False
+        full = limit.recycle_games is not None and daemon.games >= limit.recycle_games
+        grown = limit.recycle_mb is not None and daemon.memory_bytes > limit.recycle_mb * 2**20
+        if (full or grown) and self._successor is None:
+            self._successor = self._made(self._spare)
+            self._tasks = [task for task in self._tasks if not task.done()]
+            self._tasks.append(asyncio.create_task(self._keep(self._successor, daemon)))
+        if not daemon.draining:
+            daemon.games += 1
+        return not daemon.draining
+
+    def won(self) -> None:
+        """A game was finished: the engine can be played with."""
+        self._lost_in_a_row = 0
+
+    def lost(self, seat: Seat | None, error: GameLostError, decisions: int, asked_ns: int) -> None:
+        """Count a game that a fault ended; look what it says of its daemon."""
+        self.tally.lost[error.cause] += 1
+        self.tally.lost_steps[error.cause] += decisions
+        self._lost_in_a_row += 1
+        if seat is not None and seat.since_start is seat.daemon.over:
+            self.doubt(seat.daemon, error.cause, asked_ns)
+        if self._lost_in_a_row >= self._most_lost:
+            self._give_up(
+                f"{self._lost_in_a_row} games with the engine failed in a row (daemons.max_failures), the last: "
+                f"{error.cause}: {error}; see failed_games.jsonl and the daemons' logs"
+            )
+
+    def doubt(self, daemon: Daemon, cause: str, asked_ns: int) -> None:
+        """A daemon that has said nothing to anybody since it was asked in vain is hung."""
+        if cause in ("timeout", "no connection") and daemon.heard_ns < asked_ns:
+            daemon.end("does not answer")
+
+    def _free(self, daemon: Daemon) -> None:
+        daemon.seats -= 1
+        if daemon.draining and not daemon.seats:
+            daemon.end("recycled")
+        self._tell_waiting()
+
+    def _tell_waiting(self) -> None:
+        changed, self._changed = self._changed, None
+        if changed is not None and not changed.done():
+            changed.set_result(None)
+
+    def _give_up(self, text: str) -> None:
+        if self.failure is None:
+            self.failure = EnvError(text)
+            self._tell_waiting()
+
+    async def _keep(self, daemon: Daemon, before: Daemon | None = None) -> None:
+        """Have a daemon run until it is recycled or the pool is closed; `before` ends once this one is up."""
+        failed, pause_s = 0, FIRST_PAUSE_S
+        while not daemon.draining:
+            try:
+                if not daemon.ready:
+                    async with self._starting:
+                        await daemon.start(self._game)
+                if before is not None:
+                    self._relieve(before, daemon)
+                    before = None
+                self._tell_waiting()
+                failed, games = 0, sum(self.tally.games.counts.values())
+                why = await daemon.over if daemon.over is not None else ""
+                if why == "recycled" or sum(self.tally.games.counts.values()) > games:
+                    pause_s = FIRST_PAUSE_S
+            except Exception as error:
+                failed, why = failed + 1, "start"
+                if failed >= STARTS_IN_A_ROW or not isinstance(error, (GameLostError, OSError)):
+                    self._give_up(f"{daemon.name} could not be started {failed} times in a row, the last: {error}")
+                    return
+            self.tally.restarts[why] += 1
+            daemon.terminate()
+            if why == "recycled":
+                await daemon.leaves(CLOSE_S)
+            daemon.stop()
+            if not daemon.draining:
+                self._say(f"{daemon.name} {why}: it is started again")
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        self._say(f"{daemon.name} was recycled")
+        self.daemons.remove(daemon)
+        if self._successor is not None:
+            self._successor.takes_over(daemon)
+        self._successor, self._spare = None, daemon.index
+
+    def _relieve(self, daemon: Daemon, successor: Daemon) -> None:
+        """From here on the successor gets the new games."""
+        self.daemons.append(successor)
+        daemon.draining = True
+        if not daemon.seats or not daemon.ready:
+            daemon.end("recycled")
+
+    async def _look(self) -> None:
+        sampled = 0.0
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            for daemon in self.daemons:
+                if daemon.process is not None and daemon.ready and daemon.process.poll() is not None:
+                    daemon.end(daemon.ended())
+            if time.monotonic() - sampled >= SAMPLE_EVERY_S:
+                sampled = time.monotonic()
+                for daemon in self.daemons:
+                    with suppress(OSError):
+                        daemon.look()
+
+    def sample(self) -> Tally:
+        """What was counted, with what each daemon takes now."""
+        wall_ns = max(1, time.perf_counter_ns() - self._began_ns)
+        self.tally.daemons = [
+            {
+                "daemon": one.index,
+                "seconds": round(wall_ns / 1e9, 3),
+                "busy_share": round(one.busy_ns / wall_ns, 4),
+                "cpu_share": round(one.cpu_s * 1e9 / wall_ns, 4),
+                "memory_mb": round(one.memory_bytes / 2**20, 1),
+            }
+            for one in self.daemons
+        ]
+        return self.tally

@@ -1,0 +1,165 @@
+"""What is counted of games with engines: where a game's time goes, percentiles, what was lost and why. Pure.
+
+A game that is under way is always in one of four: the engine has the word (engine), the message is on its way
+(network: known only where the engine says how long it thought), it is read (decode), or the decision waits for the
+policy, an update of it included (queue). So the four add up to the wall time of one game, and Little's law holds:
+decisions/s = games in flight ÷ (engine + network + decode + queue).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+PARTS = ("engine", "network", "decode", "queue")
+SHARES = ("busy_share", "cpu_share")
+PER_DECADE, DECADES, FIRST_NS = 50, 8, 1e4  # 10 µs to 1,000 s, in steps of 4.7 %
+
+
+class GameTimes(NamedTuple):
+    """Nanoseconds summed over all games in flight, and what was counted."""
+
+    engine_ns: int = 0
+    network_ns: int = 0
+    decode_ns: int = 0
+    queue_ns: int = 0
+    decisions: int = 0  # that the policy made
+    forced: int = 0  # that it was not asked for (daemons.skip_forced)
+    refused: int = 0
+    games: int = 0  # that ended by their rules or limits
+    lost: int = 0
+    lost_decisions: int = 0  # in the games lost
+    restarts: int = 0
+
+    def since(self, before: GameTimes) -> GameTimes:
+        """What came after `before`."""
+        return GameTimes(*(now - then for now, then in zip(self, before, strict=True)))
+
+    @property
+    def parts_ns(self) -> dict[str, int]:
+        """The four parts of a game's time."""
+        return {name: getattr(self, f"{name}_ns") for name in PARTS}
+
+
+class Histogram:
+    """Durations in bins that grow by a constant factor: percentiles of any number of them, each to within 5 %."""
+
+    def __init__(self, counts: Mapping[int, int] | None = None) -> None:
+        self.counts: Counter[int] = Counter(counts or {})
+
+    def add(self, ns: float) -> None:
+        """Count one."""
+        place = int(PER_DECADE * math.log10(max(1.0, ns / FIRST_NS)))
+        self.counts[min(place, PER_DECADE * DECADES)] += 1
+
+    def percentile_ms(self, share: float) -> float | None:
+        """The duration that `share` (0..1) of all do not exceed; None where nothing was counted."""
+        places = sorted(self.counts)
+        if not places:
+            return None
+        sums = np.cumsum([self.counts[place] for place in places])
+        place = places[int(np.searchsorted(sums, share * sums[-1]))]
+        return float(FIRST_NS * 10 ** ((place + 0.5) / PER_DECADE) / 1e6)
+
+    def as_dict(self) -> dict[str, float | None]:
+        """P50, P95 and P99 in milliseconds."""
+        found = {f"p{round(100 * share)}": self.percentile_ms(share) for share in (0.5, 0.95, 0.99)}
+        return {name: None if value is None else round(value, 3) for name, value in found.items()}
+
+
+class Tally:
+    """What one worker tells the trainer once a second: whole, since its begin. Picklable."""
+
+    def __init__(self) -> None:
+        self.decisions, self.games = Histogram(), Histogram()
+        self.lost: Counter[str] = Counter()
+        self.lost_steps: Counter[str] = Counter()
+        self.steps = 0  # of the games that ended
+        self.restarts: Counter[str] = Counter()
+        self.daemons: list[dict[str, Any]] = []  # with shares of their `seconds`
+
+    def daemons_since(self, before: Tally) -> list[dict[str, Any]]:
+        """`daemons` with shares of the time that came after `before`."""
+        then, found = {one["daemon"]: one for one in before.daemons}, []
+        for one in self.daemons:
+            old = then.get(one["daemon"], {"seconds": 0.0, "busy_share": 0.0, "cpu_share": 0.0})
+            spent_s = {name: one[name] * one["seconds"] - old[name] * old["seconds"] for name in SHARES}
+            passed_s = one["seconds"] - old["seconds"] or 1.0
+            found.append({**one, "seconds": passed_s, **{name: max(0.0, s) / passed_s for name, s in spent_s.items()}})
+        return found
+
+
+def merged(tallies: Iterable[Tally]) -> Tally:
+    """Those of several workers as one."""
+    whole = Tally()
+    for one in tallies:
+        whole.decisions.counts.update(one.decisions.counts)
+        whole.games.counts.update(one.games.counts)
+        for name in ("lost", "lost_steps", "restarts"):
+            getattr(whole, name).update(getattr(one, name))
+        whole.steps += one.steps
+        whole.daemons += one.daemons
+    return whole
+
+
+def summary(tally: Tally, times: GameTimes, wall_s: float) -> dict[str, Any]:
+    """What perf.json says of the engines, `times` over `wall_s` seconds."""
+    made = max(1, times.decisions + times.forced)
+    each = {f"{name}_ms": round(ns / made / 1e6, 4) for name, ns in times.parts_ns.items()}
+    busy = [one["busy_share"] for one in tally.daemons]
+    ended = sum(tally.games.counts.values())
+    return {
+        "unit": "milliseconds per decision",
+        **each,
+        "decisions": times.decisions,
+        "forced": times.forced,
+        "refused": times.refused,
+        "decisions_per_s": round(times.decisions / wall_s, 3) if wall_s else None,
+        "games": times.games,
+        "games_per_s": round(times.games / wall_s, 4) if wall_s else None,
+        "decision_ms": tally.decisions.as_dict(),
+        "game_ms": tally.games.as_dict(),
+        "mean_decisions": round(tally.steps / ended, 2) if ended else None,
+        "busy_share": round(sum(busy) / len(busy), 4) if busy else None,
+        "lost_games": {
+            cause: {"games": count, "mean_decisions": round(tally.lost_steps[cause] / count, 2)}
+            for cause, count in sorted(tally.lost.items())
+        },
+        "restarts": dict(sorted(tally.restarts.items())),
+        "memory_mb": round(sum(one["memory_mb"] for one in tally.daemons), 1),
+        "daemons": tally.daemons,
+    }
+
+
+def advice(found: Mapping[str, Any], games: int, daemons: int, cores: int) -> tuple[str, list[str]]:
+    """What limits games with engines, by Little's law, and the overrides that would show it.
+
+    Args:
+        found: as `summary` gives it.
+        games: in flight together.
+    """
+    parts = {name: found[f"{name}_ms"] for name in PARTS}
+    cycle = sum(parts.values()) or 1.0
+    at_most = games * 1000 / (cycle - parts["queue"]) if cycle > parts["queue"] else math.inf
+    law = (
+        f"{games} games ÷ {cycle:.3g} ms a decision = {1000 * games / cycle:,.0f} decisions/s; with a policy that "
+        f"takes no time {at_most:,.0f}"
+    )
+    computing = sum(one["cpu_share"] for one in found["daemons"])
+    if parts["queue"] > 0.5 * cycle:
+        return f"{law}. Decisions wait for the policy longer than for the engines: a faster policy or update helps", []
+    if computing > 0.8 * cores:
+        return f"{law}. The engines compute on {computing:.1f} of {cores} cores: only a cheaper engine helps", []
+    per_daemon = math.ceil(games / max(1, daemons))
+    if (found["busy_share"] or 0.0) > 0.9 and computing > 0.8 * daemons:
+        more = min(2 * daemons, max(daemons + 1, cores))
+        tried = [f"daemons.count={more}", "daemons.games_per_daemon=auto"]
+        return f"{law}. Each daemon computes all the time: more of them help", tried
+    return (
+        f"{law}. The engines mostly wait: more games per daemon help",
+        [f"num_envs={2 * games}", f"daemons.count={daemons}", f"daemons.games_per_daemon={2 * per_daemon}"],
+    )

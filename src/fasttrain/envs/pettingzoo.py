@@ -1,0 +1,314 @@
+"""PettingZoo's games: `Seat`, the env of one learner who takes another seat in every episode, and `Rows`, in which
+every agent is a row of the batch.
+
+The other seats play random legal moves here, or are decided for from outside: with `opponents="self"` a step is one
+decision of whichever seat must decide, `opponents_turn` says whether it is another than the learner's, and observation
+and mask are that seat's. Rewards, the last observation and the info stay the learner's.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from fasttrain.batch import BoolArray, each_array
+from fasttrain.envs.user_code import blame, import_user_module
+from fasttrain.errors import EnvError, EnvSpecError
+
+MASK, SEEN = "action_mask", "observation"
+KINDS = ("random", "self")
+
+
+class Seat(gymnasium.Env[Any, Any]):
+    """One seat of a game whose seats have the same spaces.
+
+    The last info has `is_win`, `is_draw` and `score_diff` (the learner's rewards beside the best other seat's), `seat`,
+    and `end_reason` with the seat in it, so that results are told seat by seat.
+
+    Args:
+        game: the module, `pettingzoo.classic.connect_four_v3` say; it has `env()` or `parallel_env()`.
+        opponents: "random" or "self".
+        seat: the learner's, by name; None: each in turn, the first drawn from the seed.
+        render_mode: as the game's.
+        options: for the game's `env()`.
+
+    Raises:
+        EnvSpecError: there is no such game, or its seats differ.
+    """
+
+    def __init__(
+        self,
+        game: str,
+        opponents: str = "random",
+        seat: str | None = None,
+        render_mode: str | None = None,
+        **options: Any,
+    ) -> None:
+        self._what = f"env.id={game}"
+        if opponents not in KINDS:
+            raise EnvSpecError(f"{self._what}: env.kwargs.opponents={opponents!r} is none of {', '.join(KINDS)}")
+        self.aec = _made(game, self._what, {**options, "render_mode": render_mode})
+        self.render_mode, self._others_decide_outside = render_mode, opponents == "self"
+        self.metadata = {"render_modes": [], **self.aec.metadata}
+        self.seats = list(self.aec.possible_agents)
+        if seat is not None and seat not in self.seats:
+            raise EnvSpecError(f"{self._what}: env.kwargs.seat={seat!r} is none of {', '.join(self.seats)}")
+        self._fixed, self._games, self.seat = seat, 0, seat or self.seats[0]
+        self._totals: dict[str, float] = {}  # rewards of each seat; none before the first game
+        kinds = ("observation_space", "action_space")
+        shown, self.action_space = (_same(self.aec, kind, self.seats, self._what) for kind in kinds)
+        self._in_dict = isinstance(shown, spaces.Dict) and SEEN in shown.spaces
+        space: Any = shown[SEEN] if self._in_dict else shown
+        self._float32 = isinstance(space, spaces.Box) and space.dtype == np.float64
+        if self._float32:
+            space = spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)
+        self.observation_space = space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._games = int(self.np_random.integers(len(self.seats))) if seed is not None else self._games + 1
+        self.seat = self._fixed or self.seats[self._games % len(self.seats)]
+        self._deal(options)
+        self._go_on()
+        return self._observation(), {}
+
+    def _deal(self, options: dict[str, Any] | None = None) -> None:
+        self.aec.reset(seed=int(self.np_random.integers(2**31)), options=options)
+        self._totals, self._has_decided = dict.fromkeys(self.seats, 0.0), False
+
+    @property
+    def opponents_turn(self) -> bool:
+        """Whether another seat than the learner's decides next."""
+        return bool(self._totals) and not self._over() and self.aec.agent_selection != self.seat
+
+    def action_masks(self) -> BoolArray:
+        """Of the seat that decides next: (A,); where the game tells none, everything is legal."""
+        if self._over():
+            return np.ones(self.action_space.n, np.bool_)  # type: ignore[attr-defined]
+        seat = self.aec.agent_selection
+        seen = self.aec.observe(seat)
+        mask = seen.get(MASK) if isinstance(seen, dict) else None
+        mask = self.aec.infos[seat].get(MASK) if mask is None else mask
+        found: BoolArray = np.ones(self.action_space.n, np.bool_) if mask is None else np.asarray(mask) != 0  # type: ignore[attr-defined]
+        return found
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        before = self._totals[self.seat]
+        if self.opponents_turn and isinstance(self.action_space, spaces.Discrete) and not self.action_masks()[action]:
+            raise EnvError(f"{self._what}: the opponent in seat {self.aec.agent_selection} chose the illegal {action}")
+        self._act(action)
+        self._go_on()
+        over, reward = self._over(), self._totals[self.seat] - before
+        cut = over and bool(self.aec.truncations.get(self.seat)) and not self.aec.terminations.get(self.seat)
+        return self._observation(), reward, over and not cut, cut, self._outcome() if over else {}
+
+    def _act(self, action: Any) -> None:
+        self._has_decided |= self.aec.agent_selection == self.seat
+        self.aec.step(action)
+        for seat, reward in self.aec.rewards.items():
+            self._totals[seat] += float(reward)
+
+    def _go_on(self) -> None:
+        """Up to the next decision that is not made here; a game that ends before the learner had one is dealt anew."""
+        while not self._over() or not self._has_decided:
+            if self._over():
+                self._deal()
+            seat = self.aec.agent_selection
+            if self.aec.terminations[seat] or self.aec.truncations[seat]:
+                self.aec.step(None)  # a seat that is out of the game leaves it
+            elif seat == self.seat or self._others_decide_outside:
+                return
+            else:
+                self._act(self._random_move())
+
+    def _random_move(self) -> Any:
+        if isinstance(self.action_space, spaces.Discrete):
+            return int(self.np_random.choice(np.flatnonzero(self.action_masks())))
+        self.action_space.seed(int(self.np_random.integers(2**31)))
+        return self.action_space.sample()
+
+    def _over(self) -> bool:
+        """Whether the learner is out of the game, however the others go on."""
+        aec, seat = self.aec, self.seat
+        return seat not in aec.agents or bool(aec.terminations[seat] or aec.truncations[seat])
+
+    def _observation(self) -> Any:
+        """Of the seat that decides next; at the end the learner's."""
+        seen = self.aec.observe(self.seat if self._over() else self.aec.agent_selection)
+        seen = seen[SEEN] if self._in_dict else seen
+        return seen.astype(np.float32) if self._float32 else seen
+
+    def _outcome(self) -> dict[str, Any]:
+        mine = self._totals[self.seat]
+        best = max((total for seat, total in self._totals.items() if seat != self.seat), default=0.0)
+        word = "won" if mine > best else "drew" if mine == best else "lost"
+        return {"is_win": mine > best, "is_draw": mine == best, "score_diff": mine - best, "seat": self.seat,
+                "end_reason": f"{self.seat} {word}"}  # fmt: skip
+
+    def render(self) -> Any:
+        return self.aec.render()
+
+    def close(self) -> None:
+        self.aec.close()
+
+
+def _made(game: str, what: str, options: dict[str, Any], parallel: bool = False) -> Any:
+    """The game in AEC form; or in parallel form, which a game in AEC form is put into."""
+    try:
+        module = import_user_module(game, os.getcwd(), what)
+    except EnvSpecError as error:
+        cause, (top, group, *_) = error.__cause__, f"{game}.".split(".")
+        lacks = cause.name if isinstance(cause, ModuleNotFoundError) and top == "pettingzoo" else game
+        if lacks in (None, game, f"{top}.{group}"):
+            raise
+        extra = "fasttrain[pettingzoo]" if lacks == top else f"pettingzoo[{group}]"
+        raise EnvSpecError(f"{what} needs {lacks}, which is not installed: pip install '{extra}'") from error
+    try:
+        if parallel and hasattr(module, "parallel_env"):
+            return module.parallel_env(**options)
+        if hasattr(module, "env"):
+            return Turns(module.env(**options)) if parallel else module.env(**options)
+        if hasattr(module, "parallel_env"):  # one seat after another
+            return import_module("pettingzoo.utils").parallel_to_aec(module.parallel_env(**options))
+    except Exception as error:
+        raise EnvSpecError(f"{what} could not be made with {options}: {blame(error)}") from error
+    raise EnvSpecError(f"{what}: the module has neither env() nor parallel_env()")
+
+
+def _same(game: Any, kind: str, seats: list[str], what: str) -> Any:
+    """The space that all seats have."""
+    first, *others = (getattr(game, kind)(seat) for seat in seats)
+    if any(other != first for other in others):
+        raise EnvSpecError(
+            f"{what}: the seats differ in their {kind}; one policy serves all of them, so make them alike (supersuit "
+            "pads observations and actions)"
+        )
+    return first
+
+
+class Turns:
+    """A game in AEC form as a parallel one in which only the seat in `movers` acts, whatever is chosen for the others.
+
+    What a seat gains, and its end, are told in the step that brought them; if it had no decision yet, they are not.
+    """
+
+    def __init__(self, aec: Any) -> None:
+        self.aec, self.metadata, self.possible_agents = aec, aec.metadata, list(aec.possible_agents)
+        self.observation_space, self.action_space, self.close = aec.observation_space, aec.action_space, aec.close
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        self.aec.reset(seed=seed, options=options)
+        self.agents, self.movers, self._decided = [*self.aec.agents], [self.aec.agent_selection], set[str]()
+        return {agent: self.aec.observe(agent) for agent in self.agents}, self.aec.infos
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        aec, (mover,) = self.aec, self.movers
+        self._decided.add(mover)
+        aec.step(actions[mover])
+        gained, over, cut = ({agent: told.get(agent, 0) * (agent in self._decided) for agent in self.agents}
+                             for told in (aec.rewards, aec.terminations, aec.truncations))  # fmt: skip
+        seen = {agent: aec.observe(agent) for agent in self.agents if over[agent] or cut[agent]}
+        out = {agent for agent in aec.agents if aec.terminations[agent] or aec.truncations[agent]}
+        while aec.agents and aec.agent_selection in out:
+            aec.step(None)  # it leaves
+        self.agents, self.movers = [agent for agent in aec.agents if agent not in out], [aec.agent_selection]
+        if self.agents:
+            seen[self.movers[0]] = aec.observe(self.movers[0])
+        return seen, gained, over, cut, aec.infos
+
+
+class Rows(VectorEnv[Any, Any, Any]):
+    """Copies of a game in which every agent is a row: one policy learns for all of them by parameter sharing.
+
+    A copy begins again in the step in which its last agent is done. An agent that is done before rests until then, in
+    a game in AEC form also while others decide: `infos["rests"]` (N,) names the rows whose next action is none.
+
+    Args:
+        num_envs: rows, a multiple of the agents of a game; or 1, for a look: the other agents act at random.
+        game: the module, `pettingzoo.butterfly.pistonball_v6` say; it has `parallel_env()` or `env()`.
+        options: for these.
+
+    Raises:
+        EnvSpecError: there is no such game, its agents differ, or the rows do not fit.
+    """
+
+    def __init__(self, num_envs: int, game: str, **options: Any) -> None:
+        self._what, self.num_envs = f"env.id={game}", num_envs
+        first = _made(game, self._what, options, parallel=True)
+        self.agents = list(first.possible_agents)
+        if num_envs != 1 and num_envs % len(self.agents):
+            below = max(1, num_envs // len(self.agents)) * len(self.agents)
+            raise EnvSpecError(
+                f"{self._what} has {len(self.agents)} agents, each a row: num_envs={num_envs} is no multiple of that; "
+                f"take num_envs={below}"
+            )
+        count = max(1, num_envs // len(self.agents))
+        self.copies = [first, *(_made(game, self._what, options, parallel=True) for _ in range(count - 1))]
+        self.single_observation_space = _same(first, "observation_space", self.agents, self._what)
+        self.single_action_space = _same(first, "action_space", self.agents, self._what)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.metadata = {**first.metadata, "autoreset_mode": AutoresetMode.SAME_STEP, "rows_rest": True,
+                         "in_turn": isinstance(first, Turns)}  # fmt: skip
+        keys = [(copy, agent) for copy in range(count) for agent in self.agents]  # of a look more than rows
+        self._rows = {key: row for row, key in enumerate(keys)}
+        self._seen: list[Any] = [None] * len(keys)
+        self._masks: list[Any] = [None] * len(keys)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        for number, copy in enumerate(self.copies):
+            self._note(number, *copy.reset(seed=None if seed is None else int(seed) + number, options=options))
+        return self._stacked(), self._told({})
+
+    def _note(self, number: int, observations: dict[str, Any], infos: dict[str, Any]) -> None:
+        for agent, seen in observations.items():
+            row = self._rows[number, agent]
+            self._seen[row], self._masks[row] = seen, infos.get(agent, {}).get(MASK, self._masks[row])
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        rewards, ends = np.zeros(len(self._rows)), np.zeros((2, len(self._rows)), np.bool_)
+        for number, copy in enumerate(self.copies):
+            chosen = {agent: self._action(actions, self._rows[number, agent]) for agent in copy.agents}
+            observations, gained, over, cut, infos = copy.step(chosen)
+            self._note(number, observations, infos)
+            for agent in chosen:
+                row = self._rows[number, agent]
+                rewards[row], ends[:, row] = gained[agent], (over[agent], cut[agent])
+        terminations, truncations = ends[:, : self.num_envs]
+        told: dict[str, Any] = {}
+        if (ended := terminations | truncations).any():
+            told = {"final_obs": self._stacked(), "_final_obs": ended}
+        for number, copy in enumerate(self.copies):
+            if not copy.agents:
+                self._note(number, *copy.reset())
+        return self._stacked(), rewards[: self.num_envs], terminations, truncations, self._told(told)
+
+    def _action(self, actions: Any, row: int) -> Any:
+        """The row's; of an agent that has none a random one."""
+        if row < self.num_envs:
+            return actions[row]
+        seen, space = self._seen[row], self.single_action_space
+        mask = seen.get(MASK) if isinstance(seen, dict) else self._masks[row]
+        return space.sample(None if mask is None or not hasattr(space, "n") else np.asarray(mask, np.int8))
+
+    def _stacked(self) -> Any:
+        return each_array(lambda *rows: np.stack(rows), *self._seen[: self.num_envs])
+
+    def _told(self, infos: dict[str, Any]) -> dict[str, Any]:
+        rests, masks = np.ones(len(self._rows), np.bool_), self._masks[: self.num_envs]
+        for number, copy in enumerate(self.copies):
+            rests[[self._rows[number, agent] for agent in getattr(copy, "movers", copy.agents)]] = False
+        infos["rests"] = rests[: self.num_envs]
+        none = next((np.zeros_like(mask) for mask in masks if mask is not None), None)
+        return infos if none is None else {**infos, MASK: np.stack([none if mask is None else mask for mask in masks])}
+
+    def close_extras(self, **_: Any) -> None:
+        for copy in self.copies:
+            copy.close()

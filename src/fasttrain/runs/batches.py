@@ -1,0 +1,127 @@
+"""Envs that one object steps together: what goes with compiled batches, EnvPool's envs and Gymnasium's VectorEnvs."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+from gymnasium import spaces
+
+from fasttrain.envs.user_code import look_up
+from fasttrain.errors import ConfigError
+from fasttrain.machine import usable_cores
+from fasttrain.spec.config import Config
+from fasttrain.spec.reading import ZOO, env_kwargs, plays_itself, uses_masks
+from fasttrain.vec.base import SlotVecEnv
+from fasttrain.vec.vector import GymVecEnv, registered
+
+
+def check_native_options(config: Config) -> None:
+    """Refuse what a compiled batch of envs cannot honour: nothing of Python goes into it.
+
+    Raises:
+        ConfigError: names the option and the way out.
+    """
+    env = config.env
+    asked: dict[str, Any] = {
+        "env.wrappers": list(env.wrappers),
+        "action_repeat": config.action_repeat if config.action_repeat > 1 else None,
+    }
+    if env.backend == "envpool":
+        asked["env.entry_point"] = env.entry_point
+        batch, way_out = "env.backend=envpool: EnvPool's envs are C++", "env.backend=gymnasium"
+    elif env.backend == "daemons":
+        asked["env.max_episode_steps"] = env.max_episode_steps
+        batch, way_out = "env.backend=daemons: the engine plays", "the game's own class to do it"
+    elif env.backend == "vector" or config.vec_env == "vector":
+        asked["env.max_episode_steps"] = env.max_episode_steps if env.entry_point else None
+        batch, way_out = "a VectorEnv, which steps all envs itself", "env.backend=gymnasium with vec_env=auto"
+    else:
+        asked["env.max_episode_steps"] = env.max_episode_steps
+        batch, way_out = f"the native batch of {env.id}: its kernels know no such option", "vec_env=dummy or shared"
+    for key, value in asked.items():
+        if value:
+            raise ConfigError(f"{key}={value} does not go with {batch}; leave it out, or take {way_out}")
+
+
+def has_vector_form(config: Config) -> bool:
+    """Whether the env is registered with a VectorEnv that could take the place of `num_envs` single ones, with other
+    random numbers: nothing is asked of the single ones, and the algorithm is ours, which knows rows that only reset."""
+    env = config.env
+    asked = env.wrappers or config.action_repeat > 1 or env.frame_stack > 1 or config.workers == 0
+    exact = config.engine == "stock" or config.tier not in ("balance", "speed")
+    if env.id is None or asked or exact or plays_itself(config):
+        return False
+    try:
+        return gymnasium.spec(env.id).vector_entry_point is not None
+    except gymnasium.error.Error:
+        return False
+
+
+def check_batch(config: Config) -> tuple[str, spaces.Space[Any], spaces.Space[Any]]:
+    """The name, action space and observation space of envs that other people's code steps together.
+
+    Raises:
+        EnvSpecError: it cannot be built.
+        ConfigError: it does not go with algorithm or options.
+    """
+    check_native_options(config)
+    what = _name(config)
+    env = None if config.env.backend == "envpool" and config.algo.spec.masks == "must" else made_batch(config, 1)
+    if env is None or (config.algo.spec.masks == "must" and not env.has_attr("action_masks")):
+        raise ConfigError(f"{what} has no action masks: take algo=ppo or dqn")
+    late = isinstance(env, GymVecEnv) and env.resets_late
+    env.close()
+    if late and (config.engine == "stock" or not config.algo.spec.has_fast):
+        raise ConfigError(
+            f"{what} resets in the step after an episode's end, and algo={config.algo.name} with "
+            f"engine={config.engine} would learn from these steps: take engine=fast with ppo, maskable_ppo or dqn, or "
+            "env.backend=gymnasium"
+        )
+    if late and config.algo.spec.off_policy and env.venv.metadata.get("in_turn"):  # type: ignore[attr-defined]
+        raise ConfigError(
+            f"{what} with env.kwargs.sharing=true: seats decide in turn, and algo={config.algo.name} takes the next "
+            "step for what came of a decision: take algo=ppo or maskable_ppo, or opponent=self in place of sharing"
+        )
+    if late and (config.env.frame_stack > 1 or plays_itself(config)):
+        option = "env.frame_stack" if config.env.frame_stack > 1 else "opponent=self"
+        raise ConfigError(f"{option} with {what}, which resets in the step after an episode's end: leave one out")
+    return what, env.action_space, env.observation_space
+
+
+def _name(config: Config) -> str:
+    env = config.env
+    if env.backend == "envpool":
+        return f"env.id={env.id} of EnvPool"
+    if str(env.entry_point).startswith(ZOO):
+        return f"env.id={env.kwargs['game']}"
+    if env.backend == "daemons":
+        return f"env.entry_point={env.entry_point}"
+    return f"the VectorEnv of env.id={env.id}" if env.id else f"env.entry_point={env.entry_point}"
+
+
+def made_batch(config: Config, num_envs: int, folder: Path | None = None) -> SlotVecEnv:
+    """`num_envs` envs of EnvPool, of a registered id's own VectorEnv, of the user's VectorEnv class, or games with
+    external engines, whose logs go to `folder`."""
+    env, kwargs = config.env, env_kwargs(config)
+    if env.backend == "daemons":
+        from fasttrain.vec.games import DaemonVecEnv
+
+        workers = config.workers if isinstance(config.workers, int) else None
+        return DaemonVecEnv(
+            str(env.entry_point), kwargs, num_envs, config.daemons, usable_cores(), workers, folder,
+            asks_again=config.engine != "stock",
+        )  # fmt: skip
+    if env.backend == "envpool":
+        from fasttrain.vec.envpool import EnvPoolVecEnv
+
+        return EnvPoolVecEnv(str(env.id), num_envs, env.max_episode_steps, kwargs)
+    if env.id is not None:
+        make = registered(env.id, kwargs, env.max_episode_steps)
+    else:
+        usage = "env.entry_point=my_game.envs:Mine"
+        make = partial(look_up(str(env.entry_point), _name(config), os.getcwd(), usage), **kwargs)
+    return GymVecEnv(make, num_envs, _name(config), uses_masks(config))

@@ -1,0 +1,275 @@
+"""Videos of a policy: `fasttrain play run=FOLDER output=game.mp4`, and `video.every` while a run trains.
+
+An env draws itself as pictures under `render_mode="rgb_array"`: one after each reset and each step, which go to the
+file as they come. imageio writes it, for .mp4 by the ffmpeg that imageio-ffmpeg brings along; neither is needed for
+anything else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+
+from fasttrain.envs.make import EnvSpec, make_env
+from fasttrain.envs.user_code import blame
+from fasttrain.errors import ConfigError, EnvSpecError
+from fasttrain.runs.envs import Statistics, env_spec, wrapped
+from fasttrain.runs.evaluate import MAX_EPISODE_STEPS
+from fasttrain.saving.env_state import own_random_state
+from fasttrain.saving.files import into_place
+from fasttrain.spec.config import Config
+from fasttrain.spec.reading import against_bots
+
+PACKAGES = {".mp4": ("imageio", "imageio_ffmpeg"), ".gif": ("imageio",)}
+USUAL_FPS, MOST_FPS_OF_GIF = 30.0, 50.0  # viewers slow down a GIF that is faster
+MOST_S = 60.0  # of a video made on the way: a policy that lives long is seen by then
+LEAST_PIXELS = 200  # of the shorter side: smaller pictures are enlarged by a whole factor
+# Mode of drawing: who asks for it, and what `render` must return.
+ASKED = {"ansi": ("play shows text", "a str"), "rgb_array": ("a video takes pictures", "an array (height, width, 3)")}
+
+
+class Filmed(NamedTuple):
+    """A video: episodes as (return, decisions, last info), its seconds, whether it shows them to their end."""
+
+    finished: list[tuple[float, int, dict[str, Any]]]
+    seconds: float
+    whole: bool
+
+
+def drawn_env(config: Config, mode: str) -> gymnasium.Env[Any, Any]:
+    """The run's env under `render_mode=mode`.
+
+    Raises:
+        ConfigError: it does not draw itself so.
+    """
+    asks, returns = ASKED[mode]
+    if config.env.backend != "gymnasium":
+        what = "play shows one Gymnasium env as text" if mode == "ansi" else "a video shows one Gymnasium env"
+        raise ConfigError(f"{what}: env.backend={config.env.backend} has none")
+    spec = dataclasses.replace(env_spec(config), lean_info=False, two_sided=False)
+    modes = _render_modes(spec)
+    if mode not in modes:
+        have = f"only as {', '.join(map(str, modes))}" if modes else "not at all"
+        raise ConfigError(
+            f"{spec.option} draws itself {have}, {asks}: give it a render() that returns {returns} under "
+            f"render_mode={mode!r}, and name {mode!r} in metadata['render_modes']"
+        )
+    return make_env(dataclasses.replace(spec, kwargs={**spec.kwargs, "render_mode": mode}))
+
+
+def _render_modes(spec: EnvSpec) -> list[str]:
+    env = make_env(spec)
+    modes = list((env.metadata or {}).get("render_modes") or [])
+    env.close()
+    return modes
+
+
+def check_packages(key: str, ending: str = ".mp4") -> None:
+    """Raises ConfigError where what writes such files is not installed; `key` asked for it."""
+    if missing := [name.replace("_", "-") for name in PACKAGES[ending] if find_spec(name) is None]:
+        raise ConfigError(f"{key} needs {' and '.join(missing)}: pip install 'fasttrain[video]'")
+
+
+def check_output(config: Config, typed: Iterable[str]) -> Path:
+    """The file that `play output=…` is to write.
+
+    Raises:
+        ConfigError: it cannot be written, or something typed means nothing for a video.
+    """
+    file = Path(str(config.output))
+    if file.suffix not in PACKAGES:
+        raise ConfigError(f"output={file}: play writes videos; name a file that ends in {' or '.join(PACKAGES)}")
+    if config.play.human:
+        raise ConfigError(f"output={file} contradicts play.human=true: a video shows the agent alone; leave one out")
+    if "play.speed" in typed:
+        raise ConfigError(f"play.speed={config.play.speed:g} means nothing for output={file}: the env says its pace")
+    if file.is_dir() or not file.parent.is_dir():
+        raise ConfigError(f"output={file}: name a file in a folder that exists")
+    check_packages(f"output={file}", file.suffix)
+    return file
+
+
+def check_every(config: Config) -> None:
+    """Before training: raises ConfigError where `video.every` asks for what cannot be made."""
+    if config.video.every:
+        check_packages(f"video.every={config.video.every}")
+        with own_random_state(config.seed):
+            drawn_env(against_bots(config), "rgb_array").close()
+
+
+class Filming(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Hands each picture of so many episodes to `film`; of the next, which the vector env begins by itself, none."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], film: Film, episodes: int) -> None:
+        super().__init__(env)
+        self._film, self.episodes = film, episodes
+
+    def reset(self, **more: Any) -> tuple[Any, dict[str, Any]]:
+        result = self.env.reset(**more)
+        if self.episodes:
+            self._draw()
+        return result
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        result = self.env.step(action)
+        self._draw()
+        self.episodes -= bool(result[2] or result[3])
+        return result
+
+    def _draw(self) -> None:
+        try:
+            drawn: Any = self.env.render()
+        except Exception as error:
+            raise EnvSpecError(f"render() failed under render_mode='rgb_array': {blame(error)}") from error
+        self._film.add(drawn)
+
+
+class Film:
+    """Pictures that become a file."""
+
+    def __init__(self, file: Path, fps: float) -> None:
+        import imageio.v2 as imageio
+
+        self.is_gif = file.suffix == ".gif"
+        self.fps, self.pictures = min(fps, MOST_FPS_OF_GIF) if self.is_gif else fps, 0
+        options: dict[str, Any] = {"fps": fps, "macro_block_size": 1, "ffmpeg_log_level": "error",
+                                   "output_params": ["-threads", "1"]}  # fmt: skip # not the trainer's other cores
+        if self.is_gif:
+            options = {"duration": 1000 / self.fps, "loop": 0}
+        self._writer: Any = imageio.get_writer(file, mode="I", **options)
+
+    def add(self, drawn: Any) -> None:
+        """One more.
+
+        Raises:
+            EnvSpecError: it is none.
+        """
+        self._writer.append_data(picture(drawn))
+        self.pictures += 1
+
+    @property
+    def seconds(self) -> float:
+        """That it lasts so far."""
+        return self.pictures / self.fps
+
+    def close(self) -> None:
+        """All of it is in the file."""
+        self._writer.close()
+
+
+def picture(drawn: Any) -> NDArray[np.uint8]:  # (height, width, 3), both even as the usual video format wants it
+    """What an env drew, small ones enlarged.
+
+    Raises:
+        EnvSpecError: it is no picture.
+    """
+    pixels = np.asarray(drawn)
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (3, 4) or not pixels.size:
+        found = f"{type(drawn).__name__} {pixels.dtype} {pixels.shape}"
+        raise EnvSpecError(
+            f"render() gave {found} under render_mode='rgb_array': a uint8 array (height, width, 3) is due"
+        )
+    pixels = pixels[..., :3]
+    factor = math.ceil(LEAST_PIXELS / min(pixels.shape[:2]))
+    pixels = pixels.repeat(factor, axis=0).repeat(factor, axis=1)
+    height, width = pixels.shape[:2]
+    return np.pad(pixels, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+
+
+def film(
+    config: Config,
+    model: BaseAlgorithm,
+    statistics: Statistics | None,
+    file: Path,
+    episodes: int,
+    deterministic: bool,
+    seed: int,
+    most_s: float = math.inf,
+) -> Filmed:
+    """Play episodes in an env of their own and write the video, whole or not at all; Ctrl-C ends it earlier.
+
+    Args:
+        config: who sits at the table stands in its `env.kwargs` already.
+        most_s: the video ends after so many seconds.
+
+    Raises:
+        ConfigError: the env draws no pictures.
+        EnvSpecError: what it draws is none.
+    """
+    with own_random_state(seed), into_place(file) as draft:
+        drawn = drawn_env(config, "rgb_array")
+        shown = Film(draft, _fps(drawn, config.action_repeat))
+        filming = Filming(drawn, shown, episodes)
+        env = wrapped(DummyVecEnv([lambda: filming]), config, statistics)
+        try:
+            env.seed(seed)
+            finished: list[tuple[float, int, dict[str, Any]]] = []
+            with suppress(KeyboardInterrupt):
+                _play(model, env, filming, deterministic, lambda: shown.seconds < most_s, finished)
+        finally:
+            env.close()
+            shown.close()
+    return Filmed(finished, shown.seconds, not filming.episodes)
+
+
+def _fps(env: gymnasium.Env[Any, Any], action_repeat: int) -> float:
+    """Pictures a second, of which there is one a decision."""
+    try:
+        fps = float((env.metadata or {}).get("render_fps") or USUAL_FPS)
+    except (TypeError, ValueError):
+        fps = USUAL_FPS
+    return max(1.0, (fps if 0 < fps < math.inf else USUAL_FPS) / action_repeat)
+
+
+def _play(
+    model: BaseAlgorithm,
+    env: VecEnv,
+    filming: Filming,
+    deterministic: bool,
+    goes_on: Callable[[], bool],
+    finished: list[tuple[float, int, dict[str, Any]]],
+) -> None:
+    """Episodes until all are shown; in a two-sided game the model decides for both sides."""
+    predict: Any = model.predict
+    masked = "action_masks" in inspect.signature(predict).parameters and env.has_attr("action_masks")
+    observations, states, starts, total, decisions = env.reset(), None, np.ones(1, np.bool_), 0.0, 0
+    while filming.episodes and goes_on() and decisions < MAX_EPISODE_STEPS:
+        extra = {"action_masks": np.stack(env.env_method("action_masks"))} if masked else {}
+        actions, states = predict(
+            observations, state=states, episode_start=starts, deterministic=deterministic, **extra
+        )
+        observations, rewards, starts, infos = env.step(actions)
+        total, decisions = total + float(rewards[0]), decisions + 1
+        if starts[0]:
+            finished.append((total, decisions, infos[0]))
+            total, decisions = 0.0, 0
+
+
+def recorded(config: Config, model: BaseAlgorithm, statistics: Statistics | None, file: Path) -> str:
+    """Make a video on the way; a line about it, whatever goes wrong."""
+    name = f"{file.parent.name}/{file.name}"
+    try:
+        file.parent.mkdir(exist_ok=True)
+        seed = config.eval.seed
+        made = film(against_bots(config), model, statistics, file, config.video.episodes, True, seed, MOST_S)
+    except Exception as error:
+        return f"[VIDEO] {name} was not made ({blame(error)}); the run goes on"
+    return f"[VIDEO] {name}: {made.seconds:.0f} s{_mean(made)}"
+
+
+def _mean(made: Filmed) -> str:
+    if not made.finished:
+        return ", which is not the whole episode"
+    return f", reward {np.mean([total for total, _, _ in made.finished]):.3g}"

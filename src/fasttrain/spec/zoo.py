@@ -1,0 +1,276 @@
+"""Hyperparameters as rl_zoo3 keeps them, as settings of ours. What has no place is told with the reason, never dropped.
+
+The zoo evaluates texts such as `dict(net_arch=[64, 64], activation_fn=nn.ReLU)` as Python; here they are parsed, and
+what is more than literals, `dict` and a few known names is refused.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from fasttrain.errors import ConfigError
+from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec, instead
+from fasttrain.spec.config import Config
+from fasttrain.spec.overrides import ALIASES
+from fasttrain.spec.reading import from_mapping
+from fasttrain.spec.setting import defaults_of, did_you_mean
+
+Settings = dict[str, Any]  # dotted key → value
+ACTIVATIONS = {"Tanh": "tanh", "ReLU": "relu", "ELU": "elu", "GELU": "gelu", "SiLU": "silu", "LeakyReLU": "leaky_relu"}
+CLASSES = {"RMSpropTFLike": "stable_baselines3.common.sb2_compat.rmsprop_tf_like:RMSpropTFLike"}
+PLAIN = {"n_timesteps": "total_timesteps", "n_envs": "num_envs", "frame_stack": "env.frame_stack",
+         "env_kwargs": "env.kwargs"}  # fmt: skip
+LISTS = {"env_wrapper": ("env.wrappers", "wrapper"), "callback": ("callbacks", "callback")}
+STOCK = ("n_steps", "batch_size", "learning_starts", "train_freq", "gradient_steps")  # ours have other defaults
+NORMALIZE = {"training": True, "clip_obs": 10.0, "clip_reward": 10.0, "epsilon": 1e-8}  # VecNormalize's own
+NO_PLACE = {
+    "vec_env_wrapper": "there is no place for wrappers of all envs at once, but env.frame_stack and env.normalize",
+    "monitor_kwargs": "is_success is found by itself; env.score_keys=[…] names other entries of the last info",
+    "replay_buffer_class": "the engine chooses its buffer; hindsight replay (HER) is not there",
+    "replay_buffer_kwargs": "the engine chooses its buffer; hindsight replay (HER) is not there",
+}
+MOST_CHARACTERS = 20_000
+
+
+class Taken(NamedTuple):
+    """What an entry became."""
+
+    settings: Settings
+    left: list[str]  # `key: why it could not be taken over`, one each
+    notes: list[str]  # what was taken and is not quite as in the zoo
+
+
+def zoo_name(spec: AlgorithmSpec) -> str:
+    """What rl_zoo3 calls an algorithm."""
+    return spec.zoo or spec.name
+
+
+def algorithm(name: str) -> AlgorithmSpec:
+    """The algorithm of that name, rl_zoo3's or ours.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    known = {**ALGORITHMS, **{zoo_name(spec): spec for spec in ALGORITHMS.values()}}
+    if name not in known:
+        raise ConfigError(f"--algo {name}: not one of {', '.join(sorted(known))}{did_you_mean(name, known)}")
+    return known[name]
+
+
+def entry_of(
+    entries: Mapping[Any, Any], env: str, is_atari: Callable[[str], bool], where: str
+) -> tuple[str, Mapping[str, Any]]:
+    """Name and contents of what a file says of an env: its own entry, `atari` of such a game, else `default`.
+
+    Raises:
+        ConfigError: it says nothing of it.
+    """
+    plain = env.rpartition(":")[2]
+    name = plain if plain in entries else "atari" if is_atari(plain) else "default"
+    found = entries.get(name)
+    if not isinstance(found, Mapping):
+        held = f"{name} holds no keys" if name in entries else f"no entry {plain}, and none called {name}"
+        names = ", ".join(map(str, entries))
+        raise ConfigError(f"{where}: {held}{did_you_mean(plain, map(str, entries))}; it has {names:.2000}")
+    return name, found
+
+
+def taken(entry: Mapping[str, Any], env: str, spec: AlgorithmSpec) -> Taken:
+    """The settings of a training as the zoo's own would be: one process, SB3's own values of what is not said."""
+    stock = {name: default for name, (_, default) in spec.arguments().items() if name in STOCK}
+    found, left = Settings(), list[str]()
+    for key, value in {**stock, "n_envs": 1, **entry}.items():
+        for name, setting in _told(str(key), value, entry, spec):
+            if isinstance(setting, ConfigError):
+                left.append(f"{name}: {setting}")
+            else:
+                found[name] = setting
+    notes = [*_fitted(found, left, spec)]
+    name = env.rpartition(":")[2].replace("/", "-")
+    first = {"env.name": name, "env.id": env, "engine": "stock", "vec_env": "dummy", "tier": "baseline"}
+    return Taken({**first, **found}, [*dict.fromkeys(left)], notes)
+
+
+def nested(settings: Settings, values: dict[str, Any]) -> dict[str, Any]:
+    """`values` with dotted settings put into their groups."""
+    for key, value in settings.items():
+        *groups, last = key.split(".")
+        place = values
+        for word in groups:
+            place = place.setdefault(word, {})
+        place[last] = value
+    return values
+
+
+def configuration(settings: Settings, spec: AlgorithmSpec) -> Config:
+    """The typed configuration of such settings, all others as they are without a profile.
+
+    Raises:
+        ConfigError: they are none.
+    """
+    return from_mapping(nested(settings, {**defaults_of(Config), "algo": {"name": spec.name}}))
+
+
+def _told(key: str, value: Any, entry: Mapping[str, Any], spec: AlgorithmSpec) -> list[tuple[str, Any]]:
+    try:
+        return [*_settings(key, value, entry, spec)]
+    except ConfigError as error:
+        return [(key, error)]
+
+
+def _settings(key: str, value: Any, entry: Mapping[str, Any], spec: AlgorithmSpec) -> Iterator[tuple[str, Any]]:
+    """What one key of an entry becomes, `(setting, value)`; of a part that has no place `(name, ConfigError)`."""
+    if key in PLAIN:
+        value = {"frame_stack": 1, "env_kwargs": {}}.get(key) if value is None else value
+        yield PLAIN[key], int(value) if isinstance(value, float) and value.is_integer() else value
+    elif key in LISTS:
+        name, word = LISTS[key]
+        yield name, [_named(one, word) for one in (value if isinstance(value, list) else [value]) if one]
+    elif key == "policy":
+        if "." not in str(value) and value not in spec.policies:
+            raise ConfigError(f"{value} is none of {', '.join(spec.policies)}")
+        yield "algo.policy", _dotted(value) if "." in str(value) else value
+    elif key == "policy_kwargs":
+        for name, part in _parts(value):
+            yield _network(name, part, spec)
+    elif key in ("normalize", "normalize_kwargs"):
+        yield from _normalize(entry)
+    elif key in ("noise_type", "noise_std"):
+        yield _noise(entry, spec)
+    elif key in NO_PLACE:
+        if value:
+            raise ConfigError(NO_PLACE[key])
+    elif key in ("sde_sample_freq", "use_sde_at_warmup") and not entry.get("use_sde"):
+        raise ConfigError("means nothing without use_sde")
+    elif f"algo.{key}" in ALIASES and key in spec.arguments():
+        yield ALIASES[f"algo.{key}"].key, value
+    elif key in {*spec.keys()} & {*spec.arguments()}:
+        yield f"algo.{key}", _scheduled(value) if spec.arguments()[key][0].startswith("schedule") else value
+    elif key != "optimize_memory_usage" or value:
+        told = "" if f"algo.{key}" in ALIASES else instead(f"algo.{key}").partition(": ")[2]
+        raise ConfigError(told or f"{spec.stock.partition(':')[2]} has no such argument")
+
+
+def _fitted(found: Settings, left: list[str], spec: AlgorithmSpec) -> Iterator[str]:
+    """Where keys meet each other: changes `found`, and says what is otherwise than in the zoo."""
+    if "num_envs" in spec.flags and found["num_envs"] != spec.flags["num_envs"]:
+        left.append(f"n_envs: {spec.name} plays in {spec.flags['num_envs']} env here, candidates one after the other")
+        found["num_envs"] = spec.flags["num_envs"]
+    sizes: list[Any] = [found.get(name) for name in ("batch_size", "num_envs", "algo.n_steps")]
+    if spec.on_policy and all(isinstance(size, int) for size in sizes) and sizes[0] > sizes[1] * sizes[2]:
+        found["batch_size"] = sizes[1] * sizes[2]  # SB3 cuts it so, with a warning
+    if found.get("env.frame_stack", 1) != 1 and "obs" in found.get("env.normalize", ()):
+        yield "frame_stack: the zoo stacks what is normalised already; here the stack is normalised"
+    if found.get("env.wrappers"):
+        yield "env_wrapper: episodes are told as the wrapped env has them; the zoo tells those of the env inside"
+
+
+def _scheduled(value: Any) -> Any:
+    kind, line, number = str(value).partition("_")
+    return f"linear_{number}" if isinstance(value, str) and line and kind.isalpha() else value
+
+
+def _dotted(value: Any) -> str:
+    module, dot, name = str(value).rpartition(".")
+    if not dot or not all(word.isidentifier() for word in str(value).split(".")):
+        raise ConfigError(f"{value!r:.100} is no dotted name of a class")
+    return f"{module}:{name}"
+
+
+def _named(entry: Any, word: str) -> Any:
+    if not isinstance(entry, Mapping):
+        return _dotted(entry)
+    (name, arguments), *more = entry.items() or [("", None)]
+    if more or not isinstance(arguments or {}, Mapping) or word in (arguments or {}):
+        raise ConfigError(f"{dict(entry)!r:.200}: expected a class and its arguments")
+    return {word: _dotted(name), **(arguments or {})}
+
+
+def _normalize(entry: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    asked = entry.get("normalize")
+    texts = [one for one in (asked, entry.get("normalize_kwargs")) if isinstance(one, (str, Mapping))]
+    said = {name: _value(part) for one in texts for name, part in _parts(one)}
+    on = isinstance(asked, (str, Mapping)) or bool(asked)
+    parts = (name for name in ("obs", "reward") if on and said.pop(f"norm_{name}", True))
+    yield "env.normalize", list(parts)
+    for name, value in said.items():
+        if name == "gamma" and value != entry.get("gamma", 0.99):
+            yield f"normalize.{name}", ConfigError("rewards are normalised by algo.gamma")
+        elif name != "gamma" and NORMALIZE.get(name) != value:
+            yield f"normalize.{name}", ConfigError("VecNormalize has its own value here")
+
+
+def _noise(entry: Mapping[str, Any], spec: AlgorithmSpec) -> tuple[str, Any]:
+    if "action_noise" not in spec.extras:
+        raise ConfigError(f"{spec.name} explores otherwise")
+    kind, deviation = str(entry.get("noise_type")).strip(), entry.get("noise_std")
+    if kind == "None":
+        return "algo.action_noise", None
+    name = next((name for name in ("normal", "ornstein-uhlenbeck") if name in kind), None)
+    if name is None or not isinstance(deviation, (int, float)):
+        raise ConfigError(f"{kind:.100} with noise_std={deviation!r:.100} is no noise of the zoo")
+    return "algo.action_noise", f"{name}_{float(deviation):.12f}".rstrip("0").rstrip(".")
+
+
+def _network(name: str, node: Any, spec: AlgorithmSpec) -> tuple[str, Any]:
+    """One of `policy_kwargs`, a syntax tree or a plain value."""
+    try:
+        if name == "activation_fn":
+            text = ast.unparse(node) if isinstance(node, ast.AST) else str(node)
+            owner, _, kind = text.rpartition(".")
+            if owner.rpartition(".")[2] != "nn" or kind not in ACTIVATIONS:
+                raise ConfigError(f"{text:.100} is none of {', '.join(f'nn.{name}' for name in ACTIVATIONS)}")
+            return "algo.activation_fn", ACTIVATIONS[kind]
+        value = _value(node)
+        if name == "net_arch" and isinstance(value, list) and len(value) == 1 and isinstance(value[0], Mapping):
+            value = value[0]  # as SB3 before 1.8 had it
+    except ConfigError as error:
+        return f"policy_kwargs.{name}", error
+    own = name == "net_arch" or (spec.recurrent and name in spec.extras)
+    return f"algo.{name}" if own else f"algo.policy_kwargs.{name}", value
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """The entries of a mapping, or of one in Python's words, there as syntax trees."""
+    if value is None or isinstance(value, Mapping):
+        yield from (value or {}).items()
+        return
+    text = str(value)
+    try:
+        node: Any = ast.parse(text.strip() if len(text) <= MOST_CHARACTERS else "", mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ConfigError(f"{text!r:.200} is no dict(…)") from error
+    found = _pairs(node)
+    if found is None:
+        raise ConfigError(f"{text!r:.200} is no dict(…)")
+    yield from found
+
+
+def _pairs(node: ast.AST) -> list[tuple[str, ast.AST]] | None:
+    """The entries of `dict(a=1)` and `{"a": 1}`; None of anything else."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict" and not node.args:
+        return [(str(one.arg), one.value) for one in node.keywords] if all(one.arg for one in node.keywords) else None
+    if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
+        return [(str(getattr(key, "value", "")), one) for key, one in zip(node.keys, node.values, strict=True)]
+    return None
+
+
+def _value(node: Any) -> Any:
+    """What a syntax tree means; a plain value is one already."""
+    if not isinstance(node, ast.AST):
+        return node
+    if (pairs := _pairs(node)) is not None:
+        return {name: _value(one) for name, one in pairs}
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return [_value(one) for one in node.elts]
+    if isinstance(node, ast.Name) and node.id in CLASSES:
+        return CLASSES[node.id]
+    try:
+        value = ast.literal_eval(node)
+    except (ValueError, TypeError, RecursionError, MemoryError):
+        value = None if isinstance(node, ast.Constant) else ...
+    if not isinstance(value, (int, float, str, type(None))):
+        raise ConfigError(f"{ast.unparse(node)!r:.200} is more than literals, dict(…) and known names")
+    return value

@@ -1,0 +1,328 @@
+"""Row: the games of one env with an engine, one after another.
+
+A row waits for an action, tells the engine, waits for the next decision and writes it into the shared memory; then the
+trainer hears of the row. What an engine does wrong ends that game alone: its row goes on with another game, and what
+was played is marked as lost, never as a result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from fasttrain.batch import each_array
+from fasttrain.daemons.game import (
+    MOST_REWARD,
+    Decision,
+    EngineGame,
+    Outcome,
+    Over,
+    Refused,
+    mask_of,
+    row_of,
+    sound,
+)
+from fasttrain.daemons.pool import Pool, Seat
+from fasttrain.daemons.stats import GameTimes
+from fasttrain.daemons.wire import GameLostError
+from fasttrain.spec.daemons import DaemonsConfig
+from fasttrain.vec.worker_memory import Arrays
+
+PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0  # before a row tries again after a game that did not begin
+MOST_FORCED = 10_000  # decisions in a row that are no decisions
+MOST_REFUSED = 100  # answers to one decision
+KEPT_MB = 64.0  # of records of games, and again of failed ones
+SPENT = {name: index for index, name in enumerate(GameTimes._fields)}  # words of a worker's row of control words
+
+READY, STEP, AGAIN = range(3)  # what a row tells: its first decision, what came of an action, the same decision again
+
+
+class Records:
+    """A file of one JSON object a line, begun anew when it has grown too long."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lines: list[str] = []
+
+    def add(self, record: dict[str, Any]) -> None:
+        self._lines.append(json.dumps(record, default=str))
+
+    def write(self) -> None:
+        """Write what was added since."""
+        if not self._lines:
+            return
+        lines, self._lines = self._lines, []
+        with suppress(OSError):  # a full disk costs records, not the run
+            if self._path.exists() and self._path.stat().st_size > KEPT_MB * 2**20:
+                self._path.replace(self._path.with_suffix(".1.jsonl"))
+            with open(self._path, "a", encoding="utf-8") as file:
+                file.write("\n".join(lines) + "\n")
+
+
+@dataclass
+class Table:
+    """What all rows of a worker share."""
+
+    arrays: Arrays
+    words: Any  # of control words, SPENT says which
+    action_space: spaces.Space[Any]
+    settings: DaemonsConfig
+    pool: Pool
+    games: Records
+    failed: Records
+    tell: Callable[..., None]  # (row, READY, STEP or AGAIN, info of an episode that ended)
+    asks_again: bool
+    actions: dict[int, asyncio.Future[None]] = field(default_factory=dict)  # done once the trainer has acted
+
+
+class Row:
+    """The games of one env, one after another; game k of it has a seed that depends on nothing but `seed` and k."""
+
+    def __init__(self, table: Table, row: int, seed: int, game: EngineGame) -> None:
+        self.table, self.row, self.seed, self.game = table, row, seed, game
+        self.pool, self.settings = table.pool, table.settings
+        self.number = -1
+        self.seat: Seat | None = None
+        self.carried = 0.0  # rewards of forced decisions before the first that the policy makes
+        self.shown_ns = self.asked_ns = 0
+
+    async def live(self, before: asyncio.Task[None] | None) -> None:
+        """For ever."""
+        if before is not None:
+            await asyncio.wait([before])
+        try:
+            self._show(await self._opened())
+            self.table.tell(self.row, READY)
+            while True:
+                await self._step()
+        finally:
+            if self.seat is not None:
+                self.pool.leave(self.seat)
+
+    async def _step(self) -> None:
+        """Wait for an action; what comes of it."""
+        arrays, row, words = self.table.arrays, self.row, self.table.words
+        self.table.actions[row] = acted = asyncio.get_running_loop().create_future()
+        await acted
+        words[SPENT["queue_ns"]] += time.perf_counter_ns() - self.shown_ns
+        action = arrays.actions[row]
+        action = int(action) if isinstance(self.table.action_space, spaces.Discrete) else action.copy()
+        try:
+            outcome = await self._played(action)
+            if isinstance(outcome, Refused):
+                self._narrow(outcome, action)
+        except GameLostError as error:
+            await self._end(None, error)
+            return
+        if isinstance(outcome, Refused):
+            words[SPENT["refused"]] += 1
+            self.shown_ns = time.perf_counter_ns()
+            self.table.tell(row, AGAIN)
+            return
+        words[SPENT["decisions"]] += 1
+        self.refusals = 0
+        self.length += 1
+        self.actions.append(action)
+        arrays.rewards[row] = outcome.reward + self.carried
+        self.carried = 0.0
+        if isinstance(outcome, Over):
+            await self._end(outcome, None)
+            return
+        arrays.terminations[row] = arrays.truncations[row] = False
+        self._show(outcome)
+        self.table.tell(row, STEP)
+
+    async def _played(self, action: Any) -> Decision | Over | Refused:
+        """The engine's answer to an action, past all decisions that are none; checked as far as it goes."""
+        reward, until_ns = 0.0, self.began_ns + 1e9 * self.settings.game_timeout_s
+        for forced_before in range(MOST_FORCED):
+            if time.perf_counter_ns() > until_ns:
+                raise GameLostError("game timeout", f"the game took {self.settings.game_timeout_s:g} s")
+            outcome: Outcome = await self._timed(self.game.play(self._seat.channel, action))
+            if isinstance(outcome, Refused):
+                if forced_before:  # nobody was asked for this action, and there is no other
+                    raise GameLostError("refused", "the engine does not take the only legal action")
+                if not self.table.asks_again:
+                    raise GameLostError("refused", f"the engine does not take action {action}")
+                return outcome
+            reward += outcome.reward
+            if not abs(reward) <= MOST_REWARD:
+                raise GameLostError("bad decision", f"the reward is {reward}")
+            outcome = outcome._replace(reward=reward)
+            forced = self._checked(outcome)
+            if forced is None:
+                return outcome
+            self.table.words[SPENT["forced"]] += 1
+            action = forced
+        raise GameLostError("flood", f"{MOST_FORCED:,} forced decisions in a row")
+
+    def _checked(self, outcome: Decision | Over) -> int | None:
+        """Keep its observation and mask for `_show`; the action, where there is but one and nobody need be asked."""
+        self.observation = row_of(outcome.observation, self.game.observation_space)
+        if isinstance(outcome, Over) or self.table.arrays.action_masks is None:
+            return None
+        self.mask = mask_of(outcome.legal, self.table.arrays.action_masks.shape[1])
+        one_only = self.settings.skip_forced and isinstance(self.table.action_space, spaces.Discrete)
+        return int(self.mask.argmax()) if one_only and self.mask.sum() == 1 else None
+
+    async def _opened(self) -> Decision:
+        """The first decision of a game, after as many tries as it takes."""
+        pause_s = PAUSE_S
+        while True:
+            if (decision := await self._tried()) is not None:
+                return decision
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _tried(self) -> Decision | None:
+        """The first decision of a new game; None: it was lost before, or ended without one for the policy."""
+        try:
+            return await self._begun()
+        except GameLostError as error:
+            self._note_loss(error)
+            return None
+
+    async def _begun(self) -> Decision | None:
+        """A new game, where there is a seat for it."""
+        self.number, self.length, self.actions = self.number + 1, 0, list[Any]()
+        self.refusals, self.carried = 0, 0.0
+        self.began_ns = self.asked_ns = time.perf_counter_ns()
+        if self.seat is not None and not self.pool.stays(self.seat):
+            seat, self.seat = self.seat, None
+            self.pool.leave(seat)
+        while self.seat is None:
+            self.seat = await self.pool.seat(self.game)
+            if not self.pool.stays(self.seat):
+                seat, self.seat = self.seat, None
+                self.pool.leave(seat)
+        self.began_ns = time.perf_counter_ns()
+        name = self.number * self.table.arrays.rewards.shape[0] + self.row
+        self.game_seed = int(np.random.SeedSequence((self.seed, self.number)).generate_state(1)[0] >> 1)
+        outcome: Outcome = await self._timed(self.game.begin(self._seat.channel, name, self.game_seed))
+        if isinstance(outcome, Refused):
+            raise GameLostError("bad message", "the engine refuses an answer before there was a decision")
+        self.carried += outcome.reward
+        if isinstance(outcome, Decision) and (forced := self._checked(outcome)) is not None:
+            self.table.words[SPENT["forced"]] += 1
+            outcome = await self._played(forced)
+            if isinstance(outcome, (Decision, Over)):
+                self.carried += outcome.reward
+        if isinstance(outcome, Over):
+            self._note_game(outcome, 0.0)
+            self.carried = 0.0
+            return None
+        if isinstance(outcome, Refused):
+            raise GameLostError("refused", "the engine does not take the only legal action")
+        return outcome
+
+    async def _end(self, over: Over | None, error: GameLostError | None) -> None:
+        """The episode's end by its rules, or by a fault; the next game begins before the trainer hears of it."""
+        arrays, row = self.table.arrays, self.row
+        info: dict[str, Any] = {}
+        cut = over is None or over.truncated
+        if over is not None:
+            info = dict(over.info)
+            each_array(lambda final, last: final.__setitem__(row, last), arrays.final_observations, self.observation)
+            self._note_game(over, float(arrays.rewards[row]))
+        elif error is not None:
+            arrays.rewards[row] = 0.0
+            self.carried = 0.0
+            info = {"lost": error.cause}
+            self._note_loss(error)
+        self._show(await self._opened())
+        arrays.terminations[row], arrays.truncations[row], arrays.lost[row] = not cut, cut, over is None
+        self.table.tell(row, STEP, info)
+
+    @property
+    def _seat(self) -> Seat:
+        if self.seat is None:
+            raise GameLostError("closed", "there is no connection")
+        return self.seat
+
+    async def _timed(self, asked: Any) -> Any:
+        """The engine's answer, and where the time until it went."""
+        seat, words = self._seat, self.table.words
+        channel, decoded = seat.channel, seat.channel.decode_ns
+        began = self.asked_ns = time.perf_counter_ns()
+        seat.daemon.begins_waiting()
+        try:
+            outcome = sound(await asked)
+        finally:
+            seat.daemon.ends_waiting()
+            seat.daemon.heard_ns = max(seat.daemon.heard_ns, channel.came_ns if channel.came_ns > began else 0)
+        now = time.perf_counter_ns()
+        decode = channel.decode_ns - decoded + max(0, now - max(began, channel.came_ns))
+        said_ms = getattr(outcome, "engine_ms", None)
+        wire = max(0, now - began - decode)
+        engine = wire if said_ms is None else min(wire, int(said_ms * 1e6))
+        words[SPENT["engine_ns"]] += engine
+        words[SPENT["network_ns"]] += wire - engine
+        words[SPENT["decode_ns"]] += decode
+        self.pool.tally.decisions.add(now - began)
+        return outcome
+
+    def _show(self, decision: Decision) -> None:
+        """What the next action acts on."""
+        arrays, row = self.table.arrays, self.row
+        each_array(lambda shown, one: shown.__setitem__(row, one), arrays.observations[0], self.observation)
+        if arrays.action_masks is not None:
+            arrays.action_masks[row] = self.mask
+        self.shown_ns = time.perf_counter_ns()
+
+    def _narrow(self, refused: Refused, action: Any) -> None:
+        masks = self.table.arrays.action_masks
+        self.refusals += 1
+        if self.refusals > MOST_REFUSED:
+            raise GameLostError("refused", f"{MOST_REFUSED} answers to one decision, the last: action {action}")
+        if masks is None:
+            return
+        if refused.legal is not None:
+            self.mask = mask_of(refused.legal, masks.shape[1])
+        elif self.mask.sum() > 1 and isinstance(action, int):
+            self.mask[action] = False
+        masks[self.row] = self.mask
+
+    def _note_game(self, over: Over, last_reward: float) -> None:
+        self.pool.won()
+        self.table.words[SPENT["games"]] += 1
+        self.pool.tally.steps += self.length
+        self.pool.tally.games.add(time.perf_counter_ns() - self.began_ns)
+        self.table.games.add({**self._record(), "last_reward": last_reward, "truncated": over.truncated})
+
+    def _note_loss(self, error: GameLostError) -> None:
+        """Count it, keep what was said, and give the seat up: its channel cannot be trusted any more."""
+        seat, self.seat = self.seat, None
+        words = self.table.words
+        words[SPENT["lost"]] += 1
+        words[SPENT["lost_decisions"]] += self.length
+        trace = [] if seat is None else [
+            [round((one.ns - self.began_ns) / 1e6, 3), one.way, one.payload.decode(errors="backslashreplace")]
+            for one in seat.channel.trace
+        ]  # fmt: skip
+        daemon = None if seat is None else seat.daemon.index
+        self.table.failed.add(
+            {**self._record(), "daemon": daemon, "cause": error.cause, "why": str(error), "actions": self.actions,
+             "trace": trace}
+        )  # fmt: skip
+        self.pool.lost(seat, error, self.length, self.asked_ns)
+        if seat is not None:
+            self.pool.leave(seat)
+
+    def _record(self) -> dict[str, Any]:
+        return {
+            "row": self.row,
+            "game": self.number,
+            "seed": getattr(self, "game_seed", None),
+            "daemon": None if self.seat is None else self.seat.daemon.index,
+            "decisions": self.length,
+            "seconds": round((time.perf_counter_ns() - self.began_ns) / 1e9, 4),
+        }

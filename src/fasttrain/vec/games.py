@@ -1,0 +1,383 @@
+"""DaemonVecEnv: games with external engines as rows of one vector env, each going at its engine's own pace.
+
+Worker processes (`games_worker`) play; the trainer sees numbers in shared memory and hears of rows in small messages.
+All rows can step together, as SB3 has it, or each by itself: `send` an action to a row, `first_ready` tells who has
+come to a next decision (`groups.Groups`).
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import pickle
+import select
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs
+
+from fasttrain.batch import FinishedEpisode, Int64Array, Slots, each_array, select_rows
+from fasttrain.daemons.daemon import prepare
+from fasttrain.daemons.stats import GameTimes, Tally, merged
+from fasttrain.envs.masks import mask_width
+from fasttrain.errors import EnvError, EnvSpecError, FastTrainError
+from fasttrain.spec.daemons import DaemonsConfig, shared_out, workers_for
+from fasttrain.vec.base import SlotVecEnv, copy_observations, episode_info
+from fasttrain.vec.game_row import AGAIN, READY
+from fasttrain.vec.games_worker import GamesSettings, Ready
+from fasttrain.vec.groups import GroupStep
+from fasttrain.vec.process import START_METHOD, kill_group
+from fasttrain.vec.worker_memory import Layout, SharedBlock
+from fasttrain.vec.worker_start import one_thread_environment, signals_held, start_function
+
+LOOK_EVERY_S = 0.5  # whether workers live
+HUNG_S = 300.0  # without a word, of which there is one a second: as env.step_timeout_s
+SLACK_S = 30.0  # on top of the engines' own deadline, for the worker's start
+CLOSE_S = 8.0
+
+
+class DaemonVecEnv(SlotVecEnv):
+    """N games of the class `entry_point`, each with an engine's process or a share of one.
+
+    Args:
+        entry_point: module:Class of a `RequestEngine` or `DecisionServer`, made with `kwargs` in the workers.
+        cores: over which daemons and workers are shared out.
+        workers: processes that play; None: as many as the games need.
+        folder: where logs and records of games are kept; None: nowhere.
+        asks_again: False for learners that cannot be asked the same decision twice.
+
+    Raises:
+        EnvSpecError: the class cannot be made, or the first engine does not come up.
+        ConfigError: the settings contradict each other.
+    """
+
+    def __init__(
+        self,
+        entry_point: str,
+        kwargs: dict[str, Any],
+        num_envs: int,
+        settings: DaemonsConfig,
+        cores: int,
+        workers: int | None = None,
+        folder: Path | None = None,
+        asks_again: bool = True,
+    ) -> None:
+        if sys.platform == "win32":
+            raise EnvSpecError("env.backend=daemons needs Linux or macOS: take WSL")
+        self.max_wait_s = settings.max_wait_ms / 1000
+        prepare(settings)
+        self.num_daemons, self.per_daemon = shared_out(settings, num_envs, cores)
+        self._temporary = None if folder else tempfile.mkdtemp(prefix="fasttrain-")
+        self.folder = Path(folder or str(self._temporary))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.num_workers = min(workers or workers_for(settings, num_envs, cores), self.num_daemons)
+        self._workers = [
+            _Process(
+                GamesSettings(
+                    entry_point, kwargs, os.getcwd(), str(self.folder), settings, worker, self.num_workers,
+                    self._share(worker, num_envs), *self._daemons(worker, num_envs),
+                    max(1, cores // self.num_daemons), asks_again,
+                )
+            )
+            for worker in range(self.num_workers)
+        ]  # fmt: skip
+        self._news: dict[int, tuple[int, dict[str, Any] | None]] = {}
+        self._tallies = [Tally() for _ in self._workers]
+        self.wait_ns = 0
+        self._failure: FastTrainError | None = None  # that a worker told of
+        try:
+            ready = self._meet(num_envs, settings.start_timeout_s + SLACK_S)
+        except BaseException:
+            self.close()
+            raise
+        arrays = self.arrays
+        self.slots = Slots(
+            arrays.observations[0], arrays.actions, arrays.rewards, arrays.terminations, arrays.truncations,
+            arrays.action_masks,
+        )  # fmt: skip
+        super().__init__(num_envs, ready.observation_space, ready.action_space)
+        self.rows = [slice(row, row + 1) for row in range(num_envs)]
+
+    def _meet(self, num_envs: int, timeout_s: float) -> Ready:
+        """Give the workers their memory, and wait until their engines are up."""
+        ready, *_ = [worker.ready(SLACK_S) for worker in self._workers]
+        layout = Layout(
+            num_envs=num_envs, num_workers=self.num_workers, observation_space=ready.observation_space,
+            action_space=ready.action_space, mask_width=mask_width(ready.action_space) if ready.masked else 0,
+            num_info_keys=0,
+        )  # fmt: skip
+        block = SharedBlock(layout.size_bytes)
+        self.arrays, self.control = layout.views(block.memory)
+        self._poller = select.poll()
+        for worker in self._workers:
+            worker.connection.send(layout)
+            block.send(worker.connection)
+            self._poller.register(worker.connection.fileno(), select.POLLIN)
+        block.close()
+        deadline = time.monotonic() + timeout_s
+        while not all(worker.up for worker in self._workers):
+            self._hear(LOOK_EVERY_S)
+            if time.monotonic() > deadline:
+                raise EnvSpecError(f"daemons: none was up after {timeout_s:g} s")
+        return ready
+
+    def _share(self, worker: int, num_envs: int) -> tuple[int, int]:
+        first, stop = self._first_daemon(worker), self._first_daemon(worker + 1)
+        return first * num_envs // self.num_daemons, stop * num_envs // self.num_daemons
+
+    def _first_daemon(self, worker: int) -> int:
+        return worker * self.num_daemons // self.num_workers
+
+    def _daemons(self, worker: int, num_envs: int) -> tuple[int, int]:
+        first, stop = self._share(worker, num_envs)
+        count = self._first_daemon(worker + 1) - self._first_daemon(worker)
+        return count, max(self.per_daemon, math.ceil((stop - first) / count))
+
+    # --- all together
+
+    def reset(self) -> VecEnvObs:
+        self._pending_actions = None
+        entropy = np.random.SeedSequence().generate_state(self.num_envs).tolist()
+        seeds = [drawn if seed is None else seed for seed, drawn in zip(self._seeds, entropy, strict=True)]
+        self._reset_seeds()
+        self._news.clear()
+        for index, worker in enumerate(self._workers):
+            first, stop = self._share(index, self.num_envs)
+            worker.send("reset", {row: seeds[row] for row in range(first, stop)})
+        self.clear_slots()
+        while sum(kind == READY for kind, _ in self._news.values()) < self.num_envs:
+            self._hear(LOOK_EVERY_S)
+        self._news.clear()
+        return copy_observations(self.slots.observations)
+
+    def step_slots(self, actions: NDArray[Any]) -> None:
+        self.slots.actions[...] = actions
+        self._act(range(self.num_envs))
+        began = time.perf_counter_ns()
+        self._await(range(self.num_envs))
+        self.wait_ns += time.perf_counter_ns() - began
+        again = np.fromiter((self._news[row][0] == AGAIN for row in range(self.num_envs)), np.bool_, self.num_envs)
+        self.slots.resets = again if again.any() else None
+        for row in np.flatnonzero(again).tolist():
+            self.slots.rewards[row] = 0.0
+            self.slots.terminations[row] = self.slots.truncations[row] = False
+        self.slots.finished = [found for row in range(self.num_envs) if (found := self._came(row)) is not None]
+
+    def _act(self, rows: Sequence[int]) -> None:
+        for index, worker in enumerate(self._workers):
+            first, stop = self._share(index, self.num_envs)
+            mine = [row for row in rows if first <= row < stop] if self.num_workers > 1 else rows
+            if len(mine):
+                worker.send("act", np.array(mine, np.int32).tobytes())
+
+    def _came(self, row: int) -> FinishedEpisode | None:
+        """What a row's step was; its finished episode, if it ended one."""
+        kind, info = self._news.pop(row)
+        if kind == AGAIN:
+            return None
+        self._returns[row] += self.slots.rewards[row]
+        self._lengths[row] += 1
+        if info is None:
+            return None
+        if self.arrays.lost[row]:
+            return self.end_episode(row, None, info, lost=True)
+        return self.end_episode(row, each_array(np.array, select_rows(self.arrays.final_observations, row)), info)
+
+    # --- each row by itself (groups.Groups)
+
+    @property
+    def env(self) -> DaemonVecEnv:
+        return self
+
+    def groups(self, schedule: str) -> DaemonVecEnv | None:
+        """Each row by itself."""
+        return self if schedule == "first_ready" else None
+
+    def rows_of(self, groups: list[int]) -> Int64Array:
+        """A group is a row."""
+        return np.array(groups)
+
+    def send_all(self, groups: list[int], actions: NDArray[Any]) -> None:
+        """Let rows act, with actions (n, ...)."""
+        self.slots.actions[groups] = actions
+        self._act(groups)
+
+    def take(self, groups: list[int]) -> list[GroupStep]:
+        """What the last actions of these rows brought, in one."""
+        self._await(groups)
+        stepped = np.array([row for row in groups if self._news[row][0] != AGAIN], np.int64)
+        came = [self._came(row) for row in groups]
+        finished = [episode for episode in came if episode is not None]
+        return [GroupStep(stepped, finished, [], select_rows(self.slots.observations, stepped))]
+
+    def first_ready(self, groups: list[int]) -> list[int]:
+        """Those of `groups`, all under way, that have come to a decision; waits for the first, and `max_wait_ms` for
+        more."""
+        began = time.perf_counter_ns()
+        self._hear(0.0)
+        while not (ready := [group for group in groups if group in self._news]):
+            self._hear(LOOK_EVERY_S)
+        if self.max_wait_s:
+            until = time.monotonic() + self.max_wait_s
+            while len(ready) < len(groups) and (left := until - time.monotonic()) > 0:
+                self._hear(left)
+                ready = [group for group in groups if group in self._news]
+        self.wait_ns += time.perf_counter_ns() - began
+        return ready
+
+    def finish(self, under_way: list[int]) -> None:
+        """Wait for rows that are still under way: the env can be used as a whole again."""
+        self.take(under_way)
+
+    def fill_infos(self, infos: list[dict[str, Any]], rows: Any, records: Any, finished: list[FinishedEpisode]) -> None:
+        """Infos of the rows in which an episode ended."""
+        elapsed_s = round(time.monotonic() - self._started_at, 6)
+        for episode in finished:
+            infos[episode.env_index] = episode_info(episode, elapsed_s)
+
+    # --- the line
+
+    def _await(self, rows: Sequence[int]) -> None:
+        """Until all these rows have news."""
+        while not all(row in self._news for row in rows):
+            self._hear(LOOK_EVERY_S)
+
+    def _hear(self, timeout_s: float) -> None:
+        """Take in what workers have to say; waits for the first word.
+
+        Raises:
+            FastTrainError: what one of them failed of.
+        """
+        if self._failure is not None:  # told once only, and whoever was told may have looked away
+            raise self._failure
+        news = self._poller.poll(1000 * timeout_s)
+        for worker in () if news else self._workers:
+            if worker.up and time.monotonic() - worker.heard_s > HUNG_S:
+                self._failure = EnvError(f"{worker.name} has said nothing for {HUNG_S:g} s: does its own code hang?")
+                raise self._failure
+        for descriptor, _ in news:
+            index, worker = next(
+                (index, one) for index, one in enumerate(self._workers) if one.connection.fileno() == descriptor
+            )
+            kind, content = worker.hear()
+            if kind == "rows":
+                self._news.update((row, (what, info)) for row, what, info in content)
+            elif kind == "tally":
+                self._tallies[index] = content
+            elif kind == "up":
+                worker.up = True
+            else:
+                self._failure = content if isinstance(content, FastTrainError) else EnvError(str(content))
+                raise self._failure
+
+    def times(self) -> GameTimes:
+        """What was counted so far, over all workers."""
+        counted = self.control.sum(axis=0)[: len(GameTimes._fields)].tolist()
+        return GameTimes(*counted)._replace(restarts=self._restarts())
+
+    def tally(self, fresh: bool = False) -> Tally:
+        """What the workers have told, a second ago at most; `fresh`: they are asked, from the trainer's own thread."""
+        before = [*self._tallies] if fresh else []
+        with suppress(FastTrainError):
+            for worker in self._workers if fresh else ():
+                worker.send("tally", None)
+            while any(now is then for now, then in zip(self._tallies, before)):  # noqa: B905
+                self._hear(LOOK_EVERY_S)
+        return merged(self._tallies)
+
+    def _restarts(self) -> int:
+        return sum(one.restarts.total() - one.restarts["recycled"] for one in self._tallies)
+
+    def call_envs(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], indices: VecEnvIndices) -> list[Any]:
+        raise EnvError(f"games with external engines have no method {name!r} that could be called from here")
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        if attr_name == "render_mode":  # SB3's constructor asks every env
+            return [None] * len(self.env_indices(indices))
+        raise AttributeError(f"games with external engines have no attribute {attr_name!r} that can be read here")
+
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        raise EnvError(f"{attr_name!r} of games with external engines cannot be set from here; give it as env.kwargs")
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.ask_to_end()
+        deadline = time.monotonic() + CLOSE_S
+        for worker in self._workers:
+            worker.end(max(0.1, deadline - time.monotonic()))
+        if self._temporary is not None and all(worker.up for worker in self._workers):  # else a message names its logs
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+
+class _Process:
+    """A worker process, as the trainer sees it."""
+
+    def __init__(self, settings: GamesSettings) -> None:
+        context: Any = multiprocessing.get_context(START_METHOD)
+        self.connection, theirs = context.Pipe(duplex=True)
+        self.name = f"worker {settings.worker}, which plays the games with the engines,"
+        self.up, self.heard_s = False, time.monotonic()
+        self.process = context.Process(
+            target=start_function, args=("fasttrain.vec.games_worker:serve", theirs, settings), daemon=True,
+            name=f"fasttrain-games-{settings.worker}",
+        )  # fmt: skip
+        with one_thread_environment(), signals_held():
+            self.process.start()
+        theirs.close()
+        self._at_exit = Finalize(self, kill_group, (self.process,), exitpriority=50)
+
+    def ready(self, timeout_s: float) -> Ready:
+        """The spaces.
+
+        Raises:
+            FastTrainError: the game could not be made.
+        """
+        answer: Any = self._received(lambda: self.connection.recv() if self.connection.poll(timeout_s) else None)
+        if isinstance(answer, FastTrainError):
+            raise answer
+        if answer is None:
+            raise EnvSpecError(f"env.entry_point: the game was not made within {timeout_s:g} s")
+        spaces: Ready = answer
+        return spaces
+
+    def send(self, command: str, content: Any) -> None:
+        """Tell the worker."""
+        self._received(lambda: self.connection.send_bytes(pickle.dumps((command, content))))
+
+    def hear(self) -> tuple[str, Any]:
+        """The next message."""
+        message: tuple[str, Any] = pickle.loads(self._received(self.connection.recv_bytes))
+        self.heard_s = time.monotonic()
+        return message
+
+    def _received(self, read: Callable[[], Any]) -> Any:
+        try:
+            return read()
+        except (EOFError, OSError) as error:
+            self.process.join(1.0)
+            raise EnvError(
+                f"{self.name} ended with exit code {self.process.exitcode}: {error!r}; its engines were ended too"
+            ) from error
+
+    def ask_to_end(self) -> None:
+        """Let it close its games and daemons."""
+        if self._at_exit.still_active():
+            with suppress(EnvError):
+                self.send("close", None)
+
+    def end(self, timeout_s: float) -> None:
+        """End it, with all engines."""
+        if self._at_exit.still_active():
+            self.process.join(timeout_s)
+            self._at_exit()
+            self.connection.close()

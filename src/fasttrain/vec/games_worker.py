@@ -1,0 +1,200 @@
+"""The process in which games with external engines are played: hundreds of them at once, in one asyncio loop.
+
+Each row of the slots is a task (`game_row`); actions come from the trainer as numbers of rows, news of rows go back,
+all that came up in one round of the loop in one message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+
+from fasttrain.daemons.game import EngineGame
+from fasttrain.daemons.pool import Pool
+from fasttrain.daemons.wire import Lengths
+from fasttrain.envs.masks import mask_width
+from fasttrain.envs.user_code import blame, look_up
+from fasttrain.errors import EnvSpecError, FastTrainError
+from fasttrain.spec.daemons import DaemonsConfig
+from fasttrain.vec.game_row import Records, Row, Table
+from fasttrain.vec.worker_memory import Arrays, Layout, check_spaces, receive_block
+
+TELL_EVERY_S = 1.0  # how often the tally goes to the trainer
+
+
+@dataclass(frozen=True)
+class GamesSettings:
+    """What a worker needs."""
+
+    entry_point: str
+    kwargs: dict[str, Any]
+    folder: str  # of the user's modules
+    run_folder: str  # for logs
+    daemons: DaemonsConfig
+    worker: int
+    num_workers: int
+    rows: tuple[int, int]  # first and last + 1
+    count: int  # daemons of this worker
+    per_daemon: int
+    threads: int
+    asks_again: bool = True  # False: who learns cannot ask twice, so that a refused action is the game's end
+
+
+class Ready(NamedTuple):
+    """The spaces, once a game could be made."""
+
+    observation_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+    masked: bool
+
+
+def serve(connection: Connection, settings: GamesSettings) -> None:
+    """Say what the spaces are, take the memory, play until the trainer says "close"."""
+    try:
+        game = made(settings)
+        width = mask_width(game.action_space) if game.masked else 0
+        connection.send(Ready(game.observation_space, game.action_space, bool(width)))
+    except FastTrainError as error:
+        connection.send(error)
+        return
+    layout: Layout = connection.recv()
+    arrays, control = layout.views(receive_block(connection))
+    asyncio.run(Worker(settings, arrays, control[settings.worker], game.action_space).run(connection))
+
+
+def made(settings: GamesSettings) -> EngineGame:
+    """One game of the user's class.
+
+    Raises:
+        EnvSpecError: there is no such class, or it cannot be made, or it has no spaces.
+    """
+    what = f"env.entry_point={settings.entry_point}"
+    kind = look_up(settings.entry_point, "env.entry_point", settings.folder, "env.entry_point=my_game:MyGame")
+    if not (isinstance(kind, type) and issubclass(kind, EngineGame)):
+        raise EnvSpecError(f"{what} is no RequestEngine or DecisionServer (fasttrain.daemons); derive it from one")
+    try:
+        game: EngineGame = kind(**settings.kwargs)
+        game.language()
+        check_spaces(game.observation_space, game.action_space)
+    except EnvSpecError:
+        raise
+    except Exception as error:
+        raise EnvSpecError(f"{what} could not be made with env.kwargs={settings.kwargs}: {blame(error)}") from error
+    game.timeout_s = settings.daemons.request_timeout_s
+    return game
+
+
+class Worker(asyncio.Protocol):
+    """The rows of one process, their pool of daemons, and the line to the trainer."""
+
+    def __init__(self, settings: GamesSettings, arrays: Arrays, words: Any, action_space: spaces.Space[Any]) -> None:
+        words[:] = 0
+        folder = Path(settings.run_folder)
+        suffix = f"-{settings.worker}" if settings.num_workers > 1 else ""
+        self.settings = settings
+        self._journal = folder / f"daemons{suffix}.log"
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._told: list[tuple[Any, ...]] = []
+        self._frames = Lengths(1 << 30)
+        self.pool = Pool(
+            settings.daemons, lambda: made(settings), settings.count, settings.per_daemon, folder, settings.threads,
+            self._say, settings.worker, settings.num_workers,
+        )  # fmt: skip
+        self.table = Table(
+            arrays, words, action_space, settings.daemons, self.pool, Records(folder / f"games{suffix}.jsonl"),
+            Records(folder / f"failed_games{suffix}.jsonl"), self._tell, settings.asks_again,
+        )  # fmt: skip
+
+    async def run(self, connection: Connection) -> None:
+        """Until the trainer says "close" or is gone."""
+        loop = self._loop = asyncio.get_running_loop()
+        self._closed = loop.create_future()
+        line = socket.socket(fileno=os.dup(connection.fileno()))
+        connection.close()
+        self._line: Any = (await loop.create_connection(lambda: self, sock=line))[0]
+        try:
+            await self.pool.open()
+            self._send("up", None)
+            while not self._closed.done():
+                await asyncio.wait([self._closed], timeout=TELL_EVERY_S)
+                self._send("tally", self.pool.sample())
+                self._write()
+        except FastTrainError as error:
+            self._send("failed", error)
+            await self._closed
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            await self.pool.close()
+            self._write()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._closed.done():
+            self._closed.set_result(None)
+
+    def data_received(self, data: bytes) -> None:
+        for payload in self._frames.feed(data):
+            command, content = pickle.loads(payload)
+            if command == "act":
+                for row in np.frombuffer(content, np.int32).tolist():
+                    self.table.actions[row].set_result(None)
+            elif command == "reset":
+                try:
+                    self._reset(content)
+                except FastTrainError as error:
+                    self._send("failed", error)
+            elif command == "tally":
+                for daemon in self.pool.daemons:
+                    daemon.look()
+                self._send("tally", self.pool.sample())
+            elif not self._closed.done():
+                self._closed.set_result(None)
+
+    def _send(self, kind: str, content: Any) -> None:
+        """Tell the trainer; never waits for it."""
+        self._line.write(self._frames.pack(pickle.dumps((kind, content))))
+
+    def _tell(self, row: int, kind: int, info: dict[str, Any] | None = None) -> None:
+        """News of a row, together with others of this round of the loop."""
+        if not self._told:
+            self._loop.call_soon(self._flush)
+        self._told.append((row, kind, info))
+
+    def _flush(self) -> None:
+        told, self._told = self._told, []
+        self._send("rows", told)
+
+    def _say(self, text: str) -> None:
+        """A line of the journal: what became of the daemons."""
+        with suppress(OSError), open(self._journal, "a", encoding="utf-8") as file:
+            file.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+
+    def _write(self) -> None:
+        self.table.games.write()
+        self.table.failed.write()
+
+    def _reset(self, seeds: dict[int, int]) -> None:
+        """Begin anew in these rows."""
+        for row, seed in seeds.items():
+            if before := self._tasks.get(row):
+                before.cancel()
+            life = Row(self.table, row, seed, made(self.settings)).live(before)
+            self._tasks[row] = task = self._loop.create_task(life)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            known = isinstance(error, FastTrainError)
+            self._send("failed", error if known else EnvSpecError(f"the game's own code failed: {blame(error)}"))

@@ -1,0 +1,56 @@
+"""What Hydra makes of files that do not change is made once a session: it is half of a small training's time."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hydra._internal import config_loader_impl
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.defaults_list import DefaultsList, Overrides
+from hydra._internal.hydra import Hydra
+from omegaconf import DictConfig
+
+from fasttrain.cli.compose import conf_dir
+
+listed, joined = config_loader_impl.create_defaults_list, ConfigLoaderImpl._compose_config_from_defaults_list
+PROVIDED = {"hydra": "pkg://hydra.conf", "main": f"file://{conf_dir()}", "schema": "structured://"}
+_lists: dict[str, DefaultsList] = {}
+_configs: dict[str, DictConfig] = {}
+
+
+def patch(patched: pytest.MonkeyPatch) -> None:
+    """Until `patched` ends. Values given on a command line are set in a copy, by Hydra itself, as ever."""
+    # Hydra composes everything once more only to see whether a file asks for a sweep, and none here does.
+    patched.setattr(Hydra, "get_mode", lambda *_, **__: None)
+    patched.setattr(config_loader_impl, "create_defaults_list", _list)
+    patched.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", _config)
+
+
+def _are_ours(repo: Any) -> bool:
+    """Whether these are the files of the package and no folder of a test, where they may change."""
+    return {source.provider: f"{source.scheme()}://{source.path}" for source in repo.get_sources()} == PROVIDED
+
+
+def _list(repo: Any, config_name: str | None, overrides_list: Sequence[Any], **how: Any) -> DefaultsList:
+    """Which files are chosen: the same for the same choices, whatever values are set beside them."""
+    asked = Overrides(repo, list(overrides_list))
+    if not _are_ours(repo):
+        return listed(repo, config_name, list(overrides_list), **how)
+    key = repr((config_name, sorted(how.items()), asked.override_choices, asked.append_group_defaults, asked.deletions))
+    if key not in _lists:
+        _lists[key] = listed(repo, config_name, list(overrides_list), **how)
+    kept = _lists[key]
+    return DefaultsList(kept.defaults, kept.defaults_tree, asked.config_overrides, kept.overrides)
+
+
+def _config(self: ConfigLoaderImpl, defaults: Sequence[Any], repo: Any) -> DictConfig:
+    """What the chosen files say together, the caller's own."""
+    if not _are_ours(repo):
+        return joined(self, list(defaults), repo)
+    key = repr(defaults)
+    if key not in _configs:
+        _configs[key] = joined(self, list(defaults), repo)
+    return copy.deepcopy(_configs[key])

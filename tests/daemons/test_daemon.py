@@ -1,0 +1,228 @@
+"""One engine's process: its command, address, log and end."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from fasttrain.daemons.daemon import Daemon, free_port, rotate, spawn
+from fasttrain.daemons.wire import GameLostError
+from fasttrain.errors import EnvSpecError
+from fasttrain.spec.daemons import DaemonsConfig
+from pig_games import Pig, ports, said, settings, until
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and unix sockets")
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Any]:
+    """Daemons that are stopped whatever comes."""
+    all_of_them: list[Daemon] = []
+
+    def one(given: DaemonsConfig, index: int = 3, threads: int = 2) -> Daemon:
+        first, _, last = given.ports.partition("-")
+        numbers = itertools.cycle(range(int(first), int(last or first) + 1))
+        all_of_them.append(Daemon(given, index, numbers, tmp_path, threads))
+        return all_of_them[-1]
+
+    yield one
+    for daemon in all_of_them:
+        daemon.stop()
+
+
+def plain(*command: str, **changed: Any) -> DaemonsConfig:
+    return DaemonsConfig(command=command, ports=ports(), **{"start_timeout_s": 5.0, **changed})
+
+
+def python(code: str, *arguments: str) -> tuple[str, ...]:
+    return (sys.executable, "-S", "-c", code, *arguments)
+
+
+def test_the_command_is_filled_in(made: Any, tmp_path: Path):
+    daemon = made(plain("engine", "--port={port}", "{index}", "{threads}", "{folder}/x", "{other}", "{}"))
+    command = daemon._command()
+    assert command == ["engine", f"--port={daemon.address[1]}", "3", "2", f"{tmp_path}/x", "{other}", "{}"]
+    assert made(plain("engine"))._command() == ["engine"]
+
+
+def test_java_gets_its_flags_and_a_clean_stdout_under_pipes(made: Any):
+    given = plain("java", "-Xmx1g", "Engine", jvm_flags=("-XX:ActiveProcessorCount={threads}",), profile="jfr")
+    command = made(given)._command()
+    assert command[:2] == ["java", "-XX:ActiveProcessorCount=2"]
+    assert command[2].startswith("-XX:StartFlightRecording=")
+    assert command[-4:] == ["-Xlog:disable", "-Xlog:all=warning:stderr", "-Xmx1g", "Engine"]
+    assert "-Xlog:disable" not in made(plain("java", "Engine", "{port}"))._command()
+
+
+def test_ports_that_are_taken_are_passed_over():
+    with socket.socket() as first, socket.socket() as second:
+        for one in (first, second):
+            one.bind(("127.0.0.1", 0))
+            one.listen()
+        taken, also = first.getsockname()[1], second.getsockname()[1]
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            free = probe.getsockname()[1]
+        numbers = itertools.cycle([taken, free, also])
+        assert [free_port(numbers), free_port(numbers)] == [free, free]
+        with pytest.raises(GameLostError, match="all ports of daemons.ports are taken"):
+            free_port(itertools.cycle([taken, also]))
+
+
+@pytest.mark.parametrize("arguments", [(), ("--socket", "{socket}"), ("--stdio",)])
+def test_it_starts_answers_and_ends_with_all_it_had(made: Any, arguments: tuple[str, ...]):
+    async def run() -> None:
+        daemon, game = made(settings(*arguments)), Pig()
+        for _ in range(2):  # started again as at first
+            await daemon.start(game)
+            assert daemon.ready
+            pid = daemon.process.pid
+            channel = await daemon.connect(game.channel)
+            await game.hello(channel)
+            daemon.look()
+            assert daemon.memory_bytes > 2**20
+            channel.close()
+            await asyncio.sleep(0.02)
+        address = daemon.address
+        daemon.stop()
+        assert not psutil.pid_exists(pid)
+        assert not isinstance(address, str) or not os.path.exists(os.path.dirname(address))
+        with pytest.raises(GameLostError) as lost:
+            await daemon.connect(game.channel)
+        assert lost.value.cause == "no connection"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        ("gnugo", "it comes with the package gnugo (Debian, Ubuntu: apt install gnugo)"),
+        ("java", "it comes with the package default-jre-headless"),
+        ("no-such-engine", "was not found, as a file or on PATH"),
+        (__file__, "cannot be started: Permission denied"),
+    ],
+)
+def test_a_program_that_is_not_there(program: str, says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(EnvSpecError) as found:
+        spawn([program], plain(program), None)
+    assert says in str(found.value)
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path):
+    with pytest.raises(EnvSpecError, match="daemons.cwd=.*nowhere: there is no such folder"):
+        spawn([sys.executable], plain(cwd=str(tmp_path / "nowhere")), None)
+
+
+def test_no_room_for_a_process_now_is_no_wrong_command(monkeypatch: pytest.MonkeyPatch):
+    def full(*arguments: Any, **named: Any) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("subprocess.Popen", full)
+    with pytest.raises(GameLostError, match="temporarily unavailable"):
+        spawn(["engine"], plain("engine"), None)
+
+
+def test_environment_and_folder_are_the_engines(made: Any, tmp_path: Path):
+    code = "import os; print(os.environ['FLAG'], os.environ['OMP_NUM_THREADS'], os.getcwd(), flush=True); 1/0"
+    daemon = made(plain(*python(code, "{port}"), env={"FLAG": 7}, cwd=str(tmp_path)))
+    with pytest.raises(GameLostError, match="(?s)ended with exit code 1; it said:.*7 2 .*ZeroDivisionError"):
+        asyncio.run(daemon.start(Pig()))
+
+
+@pytest.mark.parametrize("where", [("{port}",), ()])
+def test_the_start_has_a_deadline_and_the_message_the_logs_last_lines(made: Any, where: tuple[str, ...]):
+    code = "import sys, time; [print('line', n, file=sys.stderr, flush=True) for n in range(20)]; time.sleep(60)"
+    daemon = made(plain(*python(code, *where), start_timeout_s=0.6))
+    with pytest.raises(GameLostError) as lost:
+        asyncio.run(daemon.start(Pig()))
+    assert "within 0.6 s (daemons.start_timeout_s)" in str(lost.value)
+    assert "line 19" in str(lost.value)
+    assert "line 11" not in str(lost.value)
+
+
+def test_an_engine_that_greets_without_end_is_not_waited_for(made: Any):
+    code = 'import sys, time\nwhile True: print(\'{"type":"note"}\', flush=True); time.sleep(0.01)'
+    daemon = made(plain(*python(code), start_timeout_s=0.5))
+    with pytest.raises(GameLostError, match="no greeting within 0.5 s"):
+        asyncio.run(daemon.start(Pig()))
+
+
+def test_a_log_is_moved_aside_and_goes_on(tmp_path: Path):
+    log = tmp_path / "daemon-00.log"
+    with open(log, "ab", buffering=0) as writer:
+        for number in range(5):
+            writer.write(f"{number}".encode() * 2**20)
+            rotate(log, 1.0)
+            assert log.stat().st_size == 0
+        writer.write(b"new")
+        rotate(log, 1.0)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["daemon-00.1.log", "daemon-00.2.log", "daemon-00.3.log", "daemon-00.log"]
+    assert [path.read_bytes()[:1] for path in sorted(tmp_path.iterdir())] == [b"4", b"3", b"2", b"n"]
+    rotate(tmp_path / "none.log", 1.0)
+
+
+CHILD = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(99)']); "
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_what_an_engine_started_ends_with_it(made: Any, dies: bool):
+    daemon = made(plain(*python(CHILD + "time.sleep(99)")))
+    daemon.process = spawn(daemon.settings.command, daemon.settings, None)
+    daemon.ready = True
+    top = psutil.Process(daemon.process.pid)
+    assert until(lambda: [one for one in top.children() if "time.sleep(99)" in said(one)])
+    (child,) = top.children()
+    if dies:  # its child is nobody's then
+        daemon.look()
+        top.kill()
+        assert until(lambda: daemon.process.poll() is not None)
+    daemon.stop()
+    assert until(lambda: not said(child))
+
+
+def test_how_it_ended_is_told(made: Any):
+    daemon = made(plain("engine"))
+    for code, says in (("raise SystemExit(7)", "ended with exit code 7"), ("time.sleep(99)", "was killed by signal 9")):
+        daemon.process = spawn(python("import time; " + code), daemon.settings, None)
+        if "sleep" in code:
+            daemon.process.kill()
+        daemon.process.wait()
+        assert daemon.ended() == says
+
+
+def test_an_end_is_waited_for_but_not_for_ever(made: Any):
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(99)"
+    daemon = made(plain(*python(code)))
+    daemon.process = process = spawn(daemon.settings.command, daemon.settings, None, pipes=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    daemon.terminate()
+    began = time.monotonic()
+    asyncio.run(daemon.leaves(0.1))
+    assert process.poll() is None
+    assert time.monotonic() - began > 0.05
+    daemon.stop()
+    assert process.poll() == -9
+
+
+def test_time_with_open_requests_is_counted_once(made: Any):
+    daemon = made(plain("engine"))
+    daemon.begins_waiting()
+    daemon.begins_waiting()
+    daemon.ends_waiting()
+    assert daemon.busy_ns == 0
+    daemon.ends_waiting()
+    assert daemon.busy_ns > 0

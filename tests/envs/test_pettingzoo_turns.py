@@ -1,0 +1,215 @@
+"""Parameter sharing in games whose seats decide one after another: what is stored against games played by hand."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import nimble
+import numpy as np
+import pytest
+import torch
+
+from conftest import RunCommand, configured
+from fasttrain import PPO, MaskablePPO
+from fasttrain.envs.pettingzoo import Rows
+from fasttrain.vec.vector import GymVecEnv
+
+GAMMA, LAMBDA, STEPS = 0.9, 0.8, 60
+TICTACTOE = "pettingzoo.classic.tictactoe_v3"
+
+
+def made(num_envs: int = 6, game: str = "nimble", **options: Any) -> GymVecEnv:
+    return GymVecEnv(lambda num_envs: Rows(num_envs, game, **options), num_envs, f"env.id={game}")
+
+
+def made_aec(game: str, **options: Any) -> Any:
+    if game == "nimble":
+        return nimble.Nimble(**options)
+    from pettingzoo.classic import tictactoe_v3
+
+    return tictactoe_v3.env(**options)
+
+
+def is_out(game: Any, seat: str) -> bool:
+    return bool(game.terminations[seat] or game.truncations[seat])
+
+
+def seen_of(game: Any, seat: str) -> tuple[Any, Any]:
+    seen = game.observe(seat)
+    return (
+        (seen["observation"], seen["action_mask"])
+        if isinstance(seen, dict)
+        else (seen, game.infos[seat]["action_mask"])
+    )
+
+
+def played(game: Any, actions: Any) -> tuple[list[dict[str, Any]], tuple[str, Any]]:
+    """Every decision, by PettingZoo's own calls, and who decides next, on what. actions: (T, seats)."""
+    seats, decisions, pending = game.possible_agents, list[dict[str, Any]](), dict[str, dict[str, Any]]()
+    game.reset()
+    for step, row in enumerate(actions):
+        seat = game.agent_selection
+        seen, mask = seen_of(game, seat)
+        pending[seat] = {"seat": seats.index(seat), "step": step, "seen": seen, "mask": mask, "reward": 0.0, "end": ""}
+        decisions.append(pending[seat])
+        game.step(int(row[seats.index(seat)]))
+        for one, decision in pending.items():
+            decision["reward"] += game.rewards[one]
+        for one in [one for one in pending if is_out(game, one)]:
+            ended = pending.pop(one)
+            ended["end"] = "over" if game.terminations[one] else "cut"
+            ended["last"] = seen_of(game, one)[0]
+        while game.agents and is_out(game, game.agent_selection):
+            game.step(None)
+        if not game.agents:
+            game.reset()
+    for decision in pending.values():
+        decision["end"] = "open"
+    return decisions, (game.agent_selection, seen_of(game, game.agent_selection)[0])
+
+
+def advantages(decisions: list[dict[str, Any]], values: Any, rate: Any, upcoming: Any) -> list[float | None]:
+    """Of one seat's decisions by the recursion of the paper; None where nobody knows yet what came of it."""
+    found: list[float | None] = []
+    after, carried = 0.0, 0.0
+    for decision in reversed(decisions):
+        value, reward = values[decision["step"]], decision["reward"]
+        if decision["end"] == "open" and upcoming is None:
+            found.append(None)
+            after, carried = value, 0.0
+            continue
+        if decision["end"]:
+            carried = 0.0
+            after = {"over": lambda: 0.0, "cut": lambda d=decision: rate(d["last"]), "open": lambda: rate(upcoming)}[
+                decision["end"]
+            ]()
+        carried = reward + GAMMA * after - value + GAMMA * LAMBDA * carried
+        found.append(carried)
+        after = value
+    return found[::-1]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("game", "options"),
+    [
+        ("nimble", {"loss": 1.0}),  # who takes three stones twice is out while the others go on
+        ("nimble", {"loss": 0.5, "stones": 3, "told": "info"}),  # may be over before the third seat had a turn
+        ("nimble", {"stones": 40, "cut_at": 7}),
+        (TICTACTOE, {}),
+    ],
+)
+@pytest.mark.parametrize("kind", ["torch", "kernels"])
+def test_what_is_stored_is_what_a_game_by_hand_gives(game: str, options: dict[str, Any], kind: str):
+    if game == TICTACTOE:
+        pytest.importorskip("pettingzoo", reason="pettingzoo is not installed")
+    copies, seats = 2, len(made_aec(game, **options).possible_agents)
+    env = made(copies * seats, game, **options)
+    model = MaskablePPO(
+        "MlpPolicy", env, n_steps=STEPS, batch_size=32, n_epochs=1, learning_rate=0.0, gamma=GAMMA,
+        gae_lambda=LAMBDA, seed=3, engine=kind,
+    )  # fmt: skip
+    model.learn(1)
+    storage: Any = model.rollout_buffer
+    chosen = storage.actions.reshape(STEPS, copies, seats)
+    learned = np.zeros(STEPS * copies * seats, bool)
+    learned[storage.rows] = True
+    learned = learned.reshape(STEPS, copies, seats)
+
+    def rate(seen: Any) -> float:
+        with torch.no_grad():
+            return float(model.policy.predict_values(torch.as_tensor(np.asarray(seen, np.float32))[None]))
+
+    ends, told = set[str](), 0
+    for copy in range(copies):
+        decisions, (mover, upcoming) = played(made_aec(game, **options), chosen[:, copy])
+        assert len(decisions) == STEPS
+        for seat in range(seats):
+            own, row = [one for one in decisions if one["seat"] == seat], copy * seats + seat
+            is_next = made_aec(game).possible_agents.index(mover) == seat
+            expected = advantages(own, storage.values[:, row], rate, upcoming if is_next else None)
+            known = [(one, value) for one, value in zip(own, expected, strict=True) if value is not None]
+            assert np.flatnonzero(learned[:, copy, seat]).tolist() == [one["step"] for one, _ in known]
+            for one, value in known:
+                step = one["step"]
+                assert storage.observations[step, row].tolist() == np.asarray(one["seen"]).tolist()
+                assert storage.masks[step, row].tolist() == (one["mask"] != 0).tolist()
+                assert storage.advantages[step, row] == pytest.approx(value, abs=1e-4)
+                assert storage.returns[step, row] == pytest.approx(value + storage.values[step, row], abs=1e-4)
+            ends |= {one["end"] for one in own}
+            told += len(own)
+    assert model.num_timesteps == told == STEPS * copies
+    assert ("cut" if "cut_at" in options else "over") in ends
+
+
+def test_the_losers_end_comes_while_they_wait_and_lengths_are_decisions():
+    env = made(3, loss=1.0, stones=4)
+    env.reset()
+    rests, ends = [], []
+    for action in (0, 0, 1):  # red takes one, green one, blue the last two
+        assert env.slots.rests is not None
+        rests.append(np.flatnonzero(~env.slots.rests).tolist())
+        env.step_slots(np.full(3, action))
+        ends.append([(one.env_index, one.length, one.episode_return) for one in env.slots.finished])
+    assert rests == [[0], [1], [2]]
+    assert ends == [[], [], [(0, 1, -0.875), (1, 1, -0.875), (2, 1, 1.25)]]
+    env.step_slots(np.full(3, 2))
+    assert env.slots.finished == []
+    env.step_slots(np.full(3, 0))  # green takes the last one before blue had a turn: no episode of blue's
+    assert [(one.env_index, one.length) for one in env.slots.finished] == [(0, 1), (1, 1)]
+
+
+def test_who_is_out_rests_until_the_game_is_over():
+    env = made(3, stones=20)
+    env.reset()
+    movers, ends = [], []
+    for action in (2, 0, 0, 2, 0, 0, 0):  # red is greedy twice
+        assert env.slots.rests is not None
+        movers += np.flatnonzero(~env.slots.rests).tolist()
+        env.step_slots(np.full(3, action))
+        ends += [(len(movers), one.env_index, one.length, one.episode_return) for one in env.slots.finished]
+    assert movers == [0, 1, 2, 0, 1, 2, 1]
+    assert ends == [(4, 0, 2, 0.375 - 1.0)]
+
+
+def test_masks_in_infos_are_of_the_seat_to_move_and_a_look_is_legal():
+    env = made(1, told="info", stones=2)
+    env.reset()
+    for _ in range(20):  # an illegal move would take more stones than there are
+        assert env.slots.action_masks is not None
+        env.step_slots(env.slots.action_masks.argmax(axis=1))
+        assert env.venv.copies[0].aec.left >= 0
+    assert {action for seat, action in env.venv.copies[0].aec.log if seat == "green"} <= {0, None}
+
+
+def test_without_masks_ppo_learns_as_well():
+    env = made(6, stones=5)
+    model = PPO("MlpPolicy", env, n_steps=32, batch_size=16, n_epochs=1, seed=0)
+    model.learn(2 * 32)
+    assert model.num_timesteps == 2 * 32
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("game", ["nimble", TICTACTOE])
+def test_it_is_learned_from_the_command_line(game: str, fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
+    if game == TICTACTOE:
+        pytest.importorskip("pettingzoo", reason="pettingzoo is not installed")
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    loss = ("env.kwargs.loss=1.0",) if game == "nimble" else ()
+    typed = ("env.backend=pettingzoo", f"env.id={game}", "env.kwargs.sharing=true", "num_envs=6", *loss)
+    assert configured(*typed).env.entry_point == "fasttrain.envs.pettingzoo:Rows"
+    short = ("total_timesteps=600", "eval.episodes=6", "algo.rollout_size=384", "batch_size=64")
+    done = fasttrain("+profile=speed", *typed, *short)
+    assert done.exit_code == 0, done.err
+    with (done.folder / "episodes.csv").open() as file:
+        rows = [*csv.DictReader(file)]
+    assert "rests" not in rows[0]
+    returns = [float(row["return"]) for row in rows]
+    assert min(returns) <= -0.5, "a loser's"
+    assert max(returns) >= 1.0, "a winner's"
+    refused = fasttrain("+profile=speed", *typed, "algo=dqn", "total_timesteps=300")
+    assert refused.exit_code == 2
+    assert f"env.id={game} with env.kwargs.sharing=true: seats decide in turn, and algo=dqn" in refused.err
+    assert "opponent=self" in refused.err

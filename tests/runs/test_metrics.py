@@ -1,0 +1,75 @@
+"""The figures that Prometheus reads."""
+
+from __future__ import annotations
+
+import re
+import socket
+import sys
+from types import SimpleNamespace
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+
+from fasttrain.errors import ConfigError
+from fasttrain.perf.clock import PhaseClock
+from fasttrain.runs import metrics
+from fasttrain.runs.metrics import check_metrics, served
+from fasttrain.runs.progress import Progress
+from fasttrain.spec.daemons import MetricsConfig
+
+ENGINES = {
+    "decisions": 90, "games": 8, "lost_games": {"timeout": {"games": 2}}, "restarts": {"hung": 1},
+    "decision_ms": {"p50": 4.0, "p95": None}, "game_ms": {},
+    "daemons": [{"daemon": 0, "busy_share": 0.5, "cpu_share": 0.25, "memory_mb": 2.0}],
+}  # fmt: skip
+EXPECTED = {
+    "fasttrain_env_steps_total": 100.0, "fasttrain_updates_total": 3.0, "fasttrain_episode_reward_mean": 1.5,
+    "fasttrain_decisions_total": 90.0, "fasttrain_games_total": 8.0, 'fasttrain_lost_games_total{cause="timeout"}': 2.0,
+    'fasttrain_daemon_restarts_total{cause="hung"}': 1.0, 'fasttrain_decision_seconds{quantile="0.5"}': 0.004,
+    'fasttrain_daemon_busy_share{daemon="0"}': 0.5, 'fasttrain_daemon_cpu_share{daemon="0"}': 0.25,
+    'fasttrain_daemon_memory_bytes{daemon="0"}': 2097152.0,
+}  # fmt: skip
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def test_they_are_served_as_they_are_when_asked_and_no_longer(monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("prometheus_client", reason="fasttrain[metrics] is not installed")
+    found: dict[str, Any] = {}
+    monkeypatch.setattr(metrics, "engines_dict", lambda env, wall_s: found)
+    settings, progress = MetricsConfig(port=free_port()), Progress(1000, PhaseClock())
+    env: Any = SimpleNamespace()
+    check_metrics(settings)
+
+    def scraped() -> dict[str, float]:
+        with urlopen(f"http://127.0.0.1:{settings.port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        return {name: float(value) for name, value in re.findall(r"^([^#\n].*) (\S+)$", text, re.M)}
+
+    with served(settings, progress, env):
+        first = scraped()
+        assert first["fasttrain_env_steps_total"] == 0
+        assert "fasttrain_episode_reward_mean" not in first
+        progress.env_steps, progress.updates = 100, 3
+        progress.returns += [1.0, 2.0]
+        found["engines"] = ENGINES
+        second = scraped()
+        assert {name: second[name] for name in EXPECTED} == EXPECTED
+        assert second["fasttrain_steps_per_second"] > 0
+        with pytest.raises(ConfigError, match=rf"metrics\.port={settings.port}: nobody can listen on 127\.0\.0\.1"):
+            check_metrics(settings)
+    check_metrics(settings)
+
+
+def test_without_a_port_nothing_is_needed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    nothing: Any = None
+    check_metrics(MetricsConfig())
+    with served(MetricsConfig(), nothing, nothing):
+        pass
+    with pytest.raises(ConfigError, match=r"metrics\.port=9100: .* pip install 'fasttrain\[metrics\]'"):
+        check_metrics(MetricsConfig(port=9100))

@@ -1,0 +1,373 @@
+"""Games with the reference engine as a vector env: together and each by itself, with faults; what is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pig_games
+from fasttrain import MaskablePPO
+from fasttrain.errors import EnvError, EnvSpecError
+from fasttrain.vec.games import DaemonVecEnv
+from pig_games import descendants, engines, prudent, settings, until
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs signals")
+Make = Callable[..., DaemonVecEnv]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Envs that are closed whatever comes."""
+    monkeypatch.chdir(pig_games.ENGINES)
+    before = {one.pid for one in descendants()}  # of other tests in this process
+    made: list[DaemonVecEnv] = []
+
+    def one(num_envs: int = 4, *arguments: Any, game: str = "pig:Pig", **changed: Any) -> DaemonVecEnv:
+        where = tmp_path / str(len(made))
+        given = {name: changed.pop(name) for name in ("kwargs", "workers", "asks_again") if name in changed}
+        made.append(
+            DaemonVecEnv(
+                game, given.get("kwargs", {}), num_envs, settings(*arguments, **changed), 2, given.get("workers", 1),
+                where, given.get("asks_again", True),
+            )
+        )  # fmt: skip
+        return made[-1]
+
+    yield one
+    for env in made:
+        env.close()
+        env.close()  # a second time changes nothing
+    assert until(lambda: not {one.pid for one in descendants()} - before)
+
+
+def lines(env: DaemonVecEnv, name: str) -> list[dict[str, Any]]:
+    path = env.folder / name
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+class Seen:
+    """What one row went through: (observation, mask, action, reward, terminated, truncated, lost)."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.rows: list[list[tuple[Any, ...]]] = [[] for _ in range(num_envs)]
+
+    def note(self, env: DaemonVecEnv, row: int, before: Any, action: int) -> None:
+        slots = env.slots
+        end = (float(slots.rewards[row]), bool(slots.terminations[row]), bool(slots.truncations[row]))
+        self.rows[row].append((*before, action, *end, bool(env.arrays.lost[row])))
+
+    def games(self, row: int) -> list[list[tuple[Any, ...]]]:
+        """Whole ones, in turn."""
+        found: list[list[tuple[Any, ...]]] = [[]]
+        for step in self.rows[row]:
+            found[-1].append(step)
+            if step[4] or step[5]:
+                found.append([])
+        return found[:-1]
+
+
+def before_of(env: DaemonVecEnv) -> list[tuple[Any, Any]]:
+    masks = env.slots.action_masks
+    return [
+        (tuple(seen.tolist()), tuple(mask.tolist())) for seen, mask in zip(env.slots.observations, masks, strict=True)
+    ]
+
+
+def together(env: DaemonVecEnv, steps: int) -> Seen:
+    """All rows step together."""
+    seen = Seen(env.num_envs)
+    for _ in range(steps):
+        before, actions = before_of(env), prudent(env.slots.observations, env.slots.action_masks)
+        env.step_slots(actions)
+        for row in range(env.num_envs):
+            if env.slots.resets is None or not env.slots.resets[row]:
+                seen.note(env, row, before[row], int(actions[row]))
+    return seen
+
+
+def apart(env: DaemonVecEnv, steps: int) -> Seen:
+    """Each row takes so many steps by itself."""
+    seen, left = Seen(env.num_envs), dict.fromkeys(range(env.num_envs), steps)
+    acted: dict[int, Any] = {}
+
+    def act(rows: list[int]) -> None:
+        if rows:
+            before, actions = before_of(env), prudent(env.slots.observations[rows], env.slots.action_masks[rows])
+            acted.update((row, (before[row], int(action))) for row, action in zip(rows, actions, strict=True))
+            env.send_all(rows, actions)
+
+    act(list(left))
+    while acted:
+        ready = env.first_ready(list(acted))
+        stepped = {row for one in env.take(ready) for row in one.rows.tolist()}
+        for row in ready:
+            before, action = acted.pop(row)
+            if row in stepped:
+                seen.note(env, row, before, action)
+                left[row] -= 1
+        act([row for row in ready if left[row]])
+    return seen
+
+
+def replayed(games: list[dict[str, Any]], seen: Seen, row: int) -> int:
+    """How many of a row's finished games are, step by step, those that the rules make of their seeds."""
+    whole = [game for game in seen.games(row) if not game[-1][6]]
+    records = sorted((record for record in games if record["row"] == row), key=lambda record: record["game"])
+    for record, game in zip(records, whole, strict=False):
+        rules = pig_games.Rules(record["seed"], 50)
+        for observation, mask, action, reward, terminated, _, _ in game:
+            mine, theirs, turn = rules.state()
+            expected = np.array([mine, theirs, turn, mine + turn], np.float32) / 50
+            assert observation == tuple(expected.tolist())
+            assert mask == (True, turn > 0)
+            assert mask[action]
+            rules.act(action)
+            assert (reward, terminated) == (rules.reward, rules.over)
+    return min(len(records), len(whole))
+
+
+@pytest.mark.parametrize("game", ["pig:Pig", "pig:PigByRequest"])
+def test_the_same_seeds_are_the_same_games_whatever_the_schedule(make: Make, game: str):
+    found = []
+    for play in (together, apart):
+        env = make(4, "--think-ms", 1, "--think", "lognormal", game=game)
+        env.seed(11)
+        env.reset()
+        found.append(play(env, 60))
+        assert until(lambda env=env: env.tally(fresh=True).steps and lines(env, "games.jsonl"))
+        assert sum(replayed(lines(env, "games.jsonl"), found[-1], row) for row in range(4)) >= 2
+        assert [len(steps) for steps in found[-1].rows] == [60] * 4
+    assert found[0].rows == found[1].rows
+
+
+def test_it_is_a_vector_env_as_stable_baselines_has_it(make: Make):
+    env = make(3, "--goal", 20, kwargs={"goal": 20})
+    env.seed(5)
+    first = env.reset()
+    env.seed(5)
+    assert (env.reset() == first).all()
+    assert first.shape == (3, 4)
+    assert env.env_method("action_masks")[0].tolist() == [True, False]
+    ended = []
+    for _ in range(60):
+        seen = env.slots.observations.copy()
+        observations, rewards, dones, infos = env.step((seen[:, 2] > 0).astype(int))
+        for row in np.flatnonzero(dones):
+            info = infos[row]
+            final = info["terminal_observation"]
+            assert abs(rewards[row]) == 1.0
+            assert info["is_win"] == (rewards[row] > 0)
+            assert info["episode"]["r"] == rewards[row]
+            assert info["TimeLimit.truncated"] is False
+            assert max(final[0], final[1]) >= 1.0, "the final observation is the end of the game"
+            assert max(observations[row][:2]) < 1.0, "and the new one the begin of the next"
+            ended.append(info["episode"]["l"])
+    assert ended
+    assert until(lambda: sum(one["decisions"] > 0 for one in lines(env, "games.jsonl")) == len(ended))
+
+
+FAULTS = ("crash", "garbage", "close", "wrong_game", "nan", "illegal_mask", "half_close", "reorder", "hang")
+
+
+def test_lost_games_are_cut_counted_and_recorded_never_results(make: Make):
+    faults = [word for kind in FAULTS for word in ("--fault", f"{kind}=0.01")]
+    env = make(4, *faults, request_timeout_s=0.3)
+    env.reset()
+    seen, causes = Seen(4), []
+    for _ in range(120):
+        before, actions = before_of(env), prudent(env.slots.observations, env.slots.action_masks)
+        env.step_slots(actions)
+        for episode in env.slots.finished:
+            if episode.lost:
+                causes.append(episode.info["lost"])
+                assert episode.truncated
+                assert episode.final_observation is None
+        for row in range(4):
+            seen.note(env, row, before[row], int(actions[row]))
+    lost = [step for row in seen.rows for step in row if step[6] and (step[4] or step[5])]
+    assert len(lost) == len(causes) > 5
+    assert all(step[3:6] == (0.0, False, True) for step in lost)
+    assert until(
+        lambda: len(lines(env, "failed_games.jsonl")) == sum(env.tally(fresh=True).lost.values()) == env.times().lost
+    )
+    failed, tally = lines(env, "failed_games.jsonl"), env.tally(fresh=True)
+    begun = [record for record in failed if record["actions"]]
+    assert {record["cause"] for record in failed} == {*tally.lost}
+    assert sum(record["decisions"] for record in failed) == sum(tally.lost_steps.values())
+    assert all(record["trace"] and record["seed"] is not None for record in begun)
+    assert all(len(record["actions"]) == record["decisions"] for record in failed)
+    sum(replayed(lines(env, "games.jsonl"), seen, row) for row in range(4))
+
+
+@pytest.mark.parametrize("play", [together, apart])
+def test_a_refused_action_is_asked_again_and_no_step(make: Make, play: Callable[..., Seen]):
+    env = make(3, "--fault", "refuse=0.2")
+    env.seed(3)
+    env.reset()
+    seen = play(env, 50)
+    assert env.times().refused > 5
+    assert until(lambda: sum(env.tally(fresh=True).games.counts.values()) == len(lines(env, "games.jsonl")))
+    assert env.times().lost == 0
+    if play is apart:
+        assert [len(steps) for steps in seen.rows] == [50] * 3
+
+
+def test_for_who_cannot_be_asked_twice_a_refusal_is_the_end(make: Make):
+    env = make(2, "--fault", "refuse=0.3", asks_again=False)
+    env.reset()
+    together(env, 20)
+    assert env.times().refused == 0
+    assert until(lambda: env.tally(fresh=True).lost["refused"] > 0)
+
+
+def test_forced_decisions_are_skipped_and_returns_stay(make: Make):
+    found = []
+    for skip in (False, True):
+        env = make(2, skip_forced=skip)
+        env.seed(8)
+        env.reset()
+        seen = apart(env, 150)
+        assert until(lambda env=env: len(lines(env, "games.jsonl")) == env.times().games)
+        found.append({(one["row"], one["game"]): (one["seed"], one["last_reward"], one["decisions"])
+                      for one in lines(env, "games.jsonl")})  # fmt: skip
+        assert (env.times().forced > 0) == skip
+        assert all(step[1] == (True, True) for row in seen.rows for step in row) == skip
+    both = found[0].keys() & found[1].keys()
+    assert len(both) >= 3
+    assert all(found[0][game][:2] == found[1][game][:2] for game in both)
+    assert all(found[0][game][2] > found[1][game][2] for game in both)
+
+
+@pytest.mark.parametrize("play", [together, apart])
+def test_daemons_are_recycled_while_all_games_go_on(make: Make, play: Callable[..., Seen]):
+    env = make(4, "--goal", 10, kwargs={"goal": 10}, recycle_games=4)
+    env.reset()
+    play(env, 150)
+    assert until(lambda: env.tally(fresh=True).restarts["recycled"] >= 2)
+    assert env.times().lost == 0
+    assert until(lambda: len(engines()) <= 3), "one is recycled at a time"
+
+
+def test_one_connection_too_many_ends_the_run_with_a_reason(make: Make):
+    env = make(3, "--max-connections", 2, count=1, max_failures=4)
+    with pytest.raises(EnvError, match="4 games .*refused connection.*lower daemons.games_per_daemon"):
+        env.reset()
+
+
+def test_a_failure_that_nobody_saw_is_told_again(make: Make):
+    env = make(2, "--fault", "close=1", max_failures=3)
+    assert until(lambda: engines())
+    env._workers[0].send("reset", {0: 1, 1: 2})
+    until(lambda: env.tally(fresh=True) and env._failure is not None)
+    with pytest.raises(EnvError, match="daemons.max_failures"):
+        env._hear(0.0)  # what waits for rows would wait for ever
+
+
+def test_an_engine_that_does_not_start_says_what_it_said(make: Make):
+    with pytest.raises(EnvSpecError, match="(?s)ended with exit code 2.*--goal 0: must be at least 1"):
+        make(1, "--goal", 0)
+    with pytest.raises(EnvSpecError, match="does not answer within 0.5 s"):
+        make(1, "--start-delay-s", "inf", start_timeout_s=0.5)
+
+
+def test_a_worker_that_is_killed_is_one_clear_error_and_leaves_no_engine(make: Make):
+    env = make(2)
+    env.reset()
+    os.kill(env._workers[0].process.pid, signal.SIGKILL)
+    with pytest.raises(EnvError, match="worker 0, which plays the games with the engines, ended with exit code -9"):
+        together(env, 50)
+    env.close()
+    assert until(lambda: not engines())
+
+
+def test_a_trainer_that_is_killed_leaves_nothing(tmp_path: Path):
+    script = tmp_path / "trainer.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import sys, time
+        sys.path.insert(0, {str(Path(pig_games.__file__).parent)!r})
+        import pig_games
+        from fasttrain.vec.games import DaemonVecEnv
+        if __name__ == "__main__":
+            env = DaemonVecEnv("pig:Pig", {{}}, 2, pig_games.settings(), 2)
+            env.reset()
+            print("up", flush=True)
+            time.sleep(600)
+    """)
+    )
+    trainer = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, cwd=pig_games.ENGINES)
+    assert trainer.stdout is not None
+    try:
+        assert trainer.stdout.readline() == b"up\n"
+        left = descendants(trainer.pid)
+        assert len([one for one in left if "pig_engine.py" in pig_games.said(one)]) == 2
+    finally:
+        trainer.kill()
+        trainer.wait()
+        trainer.stdout.close()
+    assert until(lambda: not any(pig_games.said(one) for one in left), 5.0)
+
+
+def test_shares_fit_the_daemons(make: Make, monkeypatch: pytest.MonkeyPatch):
+    env = make(1, count=1)
+    for num_envs, daemons, workers in [(5, 5, 4), (7, 3, 2), (130, 4, 2), (3, 3, 3), (10, 4, 3)]:
+        env.num_daemons, env.num_workers, env.per_daemon = daemons, workers, -(-num_envs // daemons)
+        shares = [env._share(worker, num_envs) for worker in range(workers)]
+        counts = [env._daemons(worker, num_envs) for worker in range(workers)]
+        assert [shares[0][0], shares[-1][1]] == [0, num_envs]
+        assert sum(count for count, _ in counts) == daemons
+        assert {per_daemon for _, per_daemon in counts} == {env.per_daemon}, "more games than a daemon takes"
+    env.num_daemons = env.num_workers = 1
+
+
+@pytest.mark.parametrize("arguments", [("--socket", "{socket}"), ("--stdio",)])
+def test_sockets_and_pipes_play_the_same(make: Make, arguments: tuple[str, ...]):
+    found = []
+    for given in ((), arguments):
+        env = make(2, *given, workers=2)
+        env.seed(4)
+        env.reset()
+        found.append(together(env, 40).rows)
+    assert found[0] == found[1]
+
+
+def test_masked_ppo_learns_with_every_row_at_its_pace(make: Make):
+    env = make(4, "--think-ms", 0.5, "--think", "lognormal", "--fault", "close=0.01", "--fault", "refuse=0.02")
+    model = MaskablePPO("MlpPolicy", env, n_steps=32, batch_size=64, n_epochs=1, seed=3)
+    model.collector.schedule = "first_ready"
+    model.learn(3 * 4 * 32)
+    assert model.num_timesteps == 3 * 4 * 32
+    assert env.times().decisions + env.times().lost >= 3 * 4 * 32
+    assert np.isfinite(model.rollout_buffer.advantages).all()
+
+
+@pytest.mark.parametrize(
+    "kwargs, why",
+    [({"codec": "jason"}, "'jason' is none of text, json"), ({"framing": "line"}, "'line' is none of lines")],
+)
+def test_a_language_that_nobody_speaks_is_told_before_engines_start(make: Make, kwargs: dict[str, str], why: str):
+    with pytest.raises(EnvSpecError, match=why):
+        make(1, kwargs=kwargs)
+
+
+def test_a_worker_that_hangs_ends_the_run(make: Make, monkeypatch: pytest.MonkeyPatch):
+    env = make(1)
+    env.reset()
+    monkeypatch.setattr(games, "HUNG_S", 0.2)
+    monkeypatch.setattr(games, "LOOK_EVERY_S", 0.1)
+    worker = env._workers[0].process
+    os.kill(worker.pid, signal.SIGSTOP)
+    with pytest.raises(EnvError, match="has said nothing for 0.2 s"):
+        for _ in range(100):
+            env.step(env.slots.action_masks.argmax(axis=1))  # type: ignore[union-attr]
+    os.kill(worker.pid, signal.SIGCONT)

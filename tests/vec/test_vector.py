@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from counting_vector import RESET_REWARD, Counting, Mute
+
+from fasttrain import DQN, PPO, MaskablePPO
+from fasttrain.errors import EnvSpecError
+from fasttrain.vec.base import rests_of, slots_of
+from fasttrain.vec.vector import GymVecEnv, registered
+
+MODES = ("NextStep", "SameStep", "Disabled")
+
+
+def made(num_envs: int = 2, **options: Any) -> GymVecEnv:
+    return GymVecEnv(lambda num_envs: Counting(num_envs, **options), num_envs, "the counting env")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("cut", [False, True])
+def test_episodes_have_their_length_return_last_observation_and_info(mode: str, cut: bool):
+    env = made(mode=mode, cut=cut)
+    env.reset()
+    found = []
+    for _ in range(14):
+        env.step_slots(np.zeros(2, np.int64))
+        found += env.slots.finished
+    lengths = {index: [one.length for one in found if one.env_index == index] for index in range(2)}
+    late = mode == "NextStep"
+    assert lengths == ({0: [3] * 3, 1: [4] * 3} if late else {0: [3] * 4, 1: [4] * 3})
+    assert all(one.episode_return == one.length == one.info["score"] for one in found)
+    assert all(one.truncated is cut for one in found)
+    assert all(one.final_observation.tolist()[1] == one.length for one in found)
+
+
+def test_only_next_step_has_rows_that_only_reset_and_they_say_nothing():
+    env = made()
+    env.reset()
+    ended, seen = np.zeros(2, np.bool_), 0
+    for _ in range(20):
+        env.step_slots(np.zeros(2, np.int64))
+        late = env.slots.resets
+        assert (np.zeros(2, np.bool_) if late is None else late).tolist() == ended.tolist()
+        assert env.slots.transitions == 2 - int(ended.sum())
+        assert not np.any(env.slots.rewards == RESET_REWARD)
+        assert not np.any((env.slots.terminations | env.slots.truncations) & ended)
+        seen += int(ended.sum())
+        ended = env.slots.terminations | env.slots.truncations
+    assert seen == env.venv.only_resets > 5
+    same = made(mode="SameStep")
+    same.reset()
+    for _ in range(8):
+        same.step_slots(np.zeros(2, np.int64))
+        assert same.slots.resets is None
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("masks", ["infos", "method", "dict"])
+def test_masks_are_of_the_state_that_is_acted_on(mode: str, masks: str):
+    env = made(mode=mode, masks=masks)
+    assert env.masked
+    assert env.observation_space.shape == (2,)
+    env.reset()
+    for _ in range(20):
+        assert env.slots.action_masks is not None
+        env.step_slots(env.slots.action_masks.argmax(axis=1))
+    assert env.venv.illegal == 0
+    assert not GymVecEnv(lambda num_envs: Counting(num_envs, masks=masks), 2, "x", use_masks=False).masked
+
+
+@pytest.mark.parametrize("engine", ["torch", "kernels"])
+@pytest.mark.parametrize("cut", [False, True])
+def test_ppo_learns_from_all_transitions_and_no_reset(engine: str, cut: bool):
+    env = made(num_envs=3, cut=cut)
+    model = PPO("MlpPolicy", env, n_steps=16, batch_size=8, n_epochs=2, seed=0, engine=engine)
+    model.learn(3 * 16)
+    rollout: Any = model.rollout_buffer
+    real = env.venv.calls * 3 - env.venv.only_resets
+    assert env.venv.only_resets > 0
+    assert model.num_timesteps == real
+    assert len(rollout.rows) == len({*rollout.rows.tolist()})
+    drawn = np.concatenate([batch.observations.numpy() for batch in rollout.minibatches(8)])
+    assert len(drawn) == len(rollout.rows) < 48
+    over = {index: 3 + index for index in range(3)}
+    seen = np.asarray(rollout._observations[""]).reshape(-1, 2)
+    envs = np.arange(48) % 3  # of each row of the stored (T, N) layout
+    last = np.array([seen[row][1] == over[envs[row]] for row in range(48)])
+    assert not last[rollout.rows].any()  # a state that is over was acted on, and is no transition
+    assert last[np.setdiff1d(np.arange(48), rollout.rows)].all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("engine", ["torch", "kernels"])
+def test_returns_stop_at_the_end_of_an_episode(mode: str, engine: str):
+    exact = {"gae_lambda": 1.0, "gamma": 1.0}
+    model = PPO("MlpPolicy", made(1, mode=mode), n_steps=24, batch_size=8, n_epochs=1, seed=0, engine=engine, **exact)
+    model.learn(24)
+    rollout: Any = model.rollout_buffer
+    counts, returns = rollout._observations[""].reshape(-1, 2)[:, 1].numpy(), rollout.returns.reshape(-1)
+    assert returns[rollout.rows] == pytest.approx(3 - counts[rollout.rows], abs=1e-5)
+    assert len(rollout.rows) == (18 if mode == "NextStep" else 24)
+
+
+@pytest.mark.parametrize("n_steps", [1, 3])
+def test_dqn_stores_no_reset(n_steps: int):
+    env = made(num_envs=3)
+    model = DQN("MlpPolicy", env, buffer_size=300, learning_starts=10, n_steps=n_steps, seed=0)
+    model.learn(120)
+    assert model.num_timesteps == env.venv.calls * 3 - env.venv.only_resets
+    batch = model.replay_buffer.sample(2000)
+    before, after = batch.observations.numpy(), batch.next_observations.numpy()
+    assert np.all(before[:, 0] == after[:, 0])  # one episode
+    assert np.all(after[:, 1] > before[:, 1])
+    assert not np.any(batch.rewards.numpy() >= RESET_REWARD)
+
+
+def test_a_masked_policy_trains_and_never_plays_what_is_illegal():
+    env = made(num_envs=3, masks="infos")
+    MaskablePPO("MlpPolicy", env, n_steps=16, batch_size=8, n_epochs=1, seed=0).learn(96)
+    assert env.venv.illegal == 0
+
+
+def test_what_lies_around_it_knows_the_rows_too():
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    env = VecNormalize(made())
+    source = slots_of(env)
+    source.reset()  # type: ignore[attr-defined]
+    for _ in range(4):
+        source.step_slots(np.zeros(2, np.int64))
+    assert source.slots.resets is rests_of(env)[0] is env.unwrapped.slots.resets  # type: ignore[attr-defined]
+    assert source.slots.resets is not None
+
+
+def test_a_registered_form_is_made_with_its_limit_and_seeded():
+    env = GymVecEnv(registered("CartPole-v1", {}, 7), 3, "CartPole")
+    env.seed(5)
+    first = env.reset()
+    lengths: list[int] = []
+    for _ in range(30):
+        env.step_slots(np.arange(3) % 2)
+        lengths += [episode.length for episode in env.slots.finished if episode.truncated]
+    assert {*lengths} == {7}
+    env.seed(5)
+    assert np.array_equal(env.reset(), first)
+    with pytest.raises(EnvSpecError, match="has no vector_entry_point"):
+        registered("Pendulum-v1", {})
+    with pytest.raises(EnvSpecError, match=r"does not say when it resets .metadata\['autoreset_mode'\] is None"):
+        GymVecEnv(Mute, 2, "env.entry_point=mine:Mute")
+    with pytest.raises(EnvSpecError, match="the constructor failed: TypeError"):
+        GymVecEnv(lambda num_envs: Counting(num_envs, colour="red"), 2, "mine")  # type: ignore[call-arg]
