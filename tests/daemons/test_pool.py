@@ -178,7 +178,13 @@ def test_a_daemon_that_grew_is_recycled_once(tmp_path: Path):
     pooled(talk, tmp_path, count=1, recycle_mb=1000)
 
 
-def test_an_old_one_that_dies_while_it_is_relieved_is_not_started_again(tmp_path: Path):
+@pytest.mark.parametrize("soon_s", [0.001, 0.2])  # the first: its death is seen before its successor is up
+def test_an_old_one_that_dies_while_it_is_relieved_is_not_started_again(
+    tmp_path: Path, soon_s: float, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(pools, "LOOK_EVERY_S", soon_s)
+    monkeypatch.setattr(pools, "FIRST_PAUSE_S", soon_s)
+
     async def talk(pool: Pool) -> None:
         (old,) = pool.daemons
         seat = await pool.seat(Pig())

@@ -217,6 +217,8 @@ class Pool:
             try:
                 if not daemon.ready:
                     async with self._starting:
+                        if daemon.draining:  # its successor came up while it waited
+                            break
                         await daemon.start(self._game)
                 if before is not None:
                     self._relieve(before, daemon)
