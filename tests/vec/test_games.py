@@ -18,6 +18,7 @@ import pytest
 import pig_games
 from fasttrain import MaskablePPO
 from fasttrain.errors import EnvError, EnvSpecError
+from fasttrain.vec import games
 from fasttrain.vec.games import DaemonVecEnv
 from pig_games import descendants, engines, prudent, settings, until
 
@@ -352,7 +353,7 @@ def test_masked_ppo_learns_with_every_row_at_its_pace(make: Make):
 
 
 @pytest.mark.parametrize(
-    "kwargs, why",
+    ("kwargs", "why"),
     [({"codec": "jason"}, "'jason' is none of text, json"), ({"framing": "line"}, "'line' is none of lines")],
 )
 def test_a_language_that_nobody_speaks_is_told_before_engines_start(make: Make, kwargs: dict[str, str], why: str):
@@ -367,7 +368,8 @@ def test_a_worker_that_hangs_ends_the_run(make: Make, monkeypatch: pytest.Monkey
     monkeypatch.setattr(games, "LOOK_EVERY_S", 0.1)
     worker = env._workers[0].process
     os.kill(worker.pid, signal.SIGSTOP)
-    with pytest.raises(EnvError, match="has said nothing for 0.2 s"):
-        for _ in range(100):
-            env.step(env.slots.action_masks.argmax(axis=1))  # type: ignore[union-attr]
-    os.kill(worker.pid, signal.SIGCONT)
+    try:
+        with pytest.raises(EnvError, match="has said nothing for 0.2 s"):
+            together(env, 100)
+    finally:
+        os.kill(worker.pid, signal.SIGCONT)

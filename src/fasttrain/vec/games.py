@@ -260,11 +260,11 @@ class DaemonVecEnv(SlotVecEnv):
         """
         if self._failure is not None:  # told once only, and whoever was told may have looked away
             raise self._failure
+        began = time.monotonic()
         news = self._poller.poll(1000 * timeout_s)
-        for worker in () if news else self._workers:
-            if worker.up and time.monotonic() - worker.heard_s > HUNG_S:
-                self._failure = EnvError(f"{worker.name} has said nothing for {HUNG_S:g} s: does its own code hang?")
-                raise self._failure
+        waited_s = min(timeout_s, time.monotonic() - began)  # not what this process was stopped for
+        for worker in self._workers:
+            worker.silent_s += waited_s
         for descriptor, _ in news:
             index, worker = next(
                 (index, one) for index, one in enumerate(self._workers) if one.connection.fileno() == descriptor
@@ -278,6 +278,10 @@ class DaemonVecEnv(SlotVecEnv):
                 worker.up = True
             else:
                 self._failure = content if isinstance(content, FastTrainError) else EnvError(str(content))
+                raise self._failure
+        for worker in self._workers:
+            if worker.up and worker.silent_s > HUNG_S:
+                self._failure = EnvError(f"{worker.name} has said nothing for {HUNG_S:g} s: does its own code hang?")
                 raise self._failure
 
     def times(self) -> GameTimes:
@@ -326,7 +330,7 @@ class _Process:
         context: Any = multiprocessing.get_context(START_METHOD)
         self.connection, theirs = context.Pipe(duplex=True)
         self.name = f"worker {settings.worker}, which plays the games with the engines,"
-        self.up, self.heard_s = False, time.monotonic()
+        self.up, self.silent_s = False, 0.0  # how long it was listened to in vain
         self.process = context.Process(
             target=start_function, args=("fasttrain.vec.games_worker:serve", theirs, settings), daemon=True,
             name=f"fasttrain-games-{settings.worker}",
@@ -357,7 +361,7 @@ class _Process:
     def hear(self) -> tuple[str, Any]:
         """The next message."""
         message: tuple[str, Any] = pickle.loads(self._received(self.connection.recv_bytes))
-        self.heard_s = time.monotonic()
+        self.silent_s = 0.0
         return message
 
     def _received(self, read: Callable[[], Any]) -> Any:
