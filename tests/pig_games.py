@@ -33,6 +33,13 @@ def settings(*arguments: Any, **changed: Any) -> DaemonsConfig:
     return DaemonsConfig(**{**given, **changed})
 
 
+def overrides(*arguments: Any) -> tuple[str, ...]:
+    """The same game for a command line; its workers find it by `PYTHONPATH` or sys.path."""
+    command = ", ".join(f"'{part}'" for part in (*COMMAND, "--port", "{port}", *map(str, arguments)))
+    return ("env.backend=daemons", "env.entry_point=pig:Pig", f"daemons.command=[{command}]",
+            f"daemons.ports={ports()}", "daemons.count=2")  # fmt: skip
+
+
 def ports() -> str:
     """A range of each test process's own: under xdist several look for ports at once."""
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
@@ -53,7 +60,8 @@ def until(true: Callable[[], Any], within_s: float = WAIT_S) -> bool:
 def descendants(pid: int | None = None) -> list[psutil.Process]:
     """All processes below one that are no zombies, nor multiprocessing's own."""
     below = psutil.Process(pid).children(recursive=True)
-    return [one for one in below if (words := said(one)) and "resource_tracker" not in words]
+    own = ("resource_tracker", "forkserver")
+    return [one for one in below if (words := said(one)) and not any(name in words for name in own)]
 
 
 def engines(pid: int | None = None) -> list[psutil.Process]:

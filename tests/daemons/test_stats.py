@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fasttrain.daemons.stats import GameTimes, Histogram, Tally, advice, merged, summary
+from fasttrain.daemons.stats import PARTS, GameTimes, Histogram, Tally, advice, merged, summary
 
 
 @pytest.mark.parametrize("scale_ms", [0.02, 5.0, 3000.0])
@@ -50,7 +50,8 @@ def test_tallies_add_up_and_stay_themselves():
     assert (first.lost, len(first.daemons)) == ({"timeout": 1}, 1)
 
 
-TIMES = GameTimes(engine_ns=80_000_000, network_ns=4_000_000, decode_ns=6_000_000, queue_ns=10_000_000, decisions=18,
+TIMES = GameTimes(engine_ns=80_000_000, network_ns=4_000_000, decode_ns=6_000_000, queue_ns=8_000_000,
+                  idle_ns=2_000_000, decisions=18,
                   forced=2, games=1, lost=1, restarts=1)  # fmt: skip
 
 
@@ -62,7 +63,7 @@ def test_times_between_two_moments():
 
 def test_the_summary_is_per_decision():
     found = summary(tally({"timeout": 2}), TIMES, 2.0)
-    assert [found[f"{name}_ms"] for name in ("engine", "network", "decode", "queue")] == [4.0, 0.2, 0.3, 0.5]
+    assert [found[f"{name}_ms"] for name in PARTS] == [4.0, 0.2, 0.3, 0.4, 0.1]
     assert (found["decisions_per_s"], found["games_per_s"], found["mean_decisions"]) == (9.0, 0.5, 20.0)
     assert found["lost_games"] == {"timeout": {"games": 2, "mean_decisions": 3.0}}
     assert (found["busy_share"], found["memory_mb"]) == (0.5, 10.0)
@@ -74,6 +75,7 @@ def test_the_summary_is_per_decision():
     ("parts", "busy", "cpu", "says", "tried"),
     [
         ((1, 0, 0, 9), 0.1, 0.1, "wait for the policy longer", []),
+        ((1, 0, 0, 2, 7), 0.1, 0.1, "no engine to play with", []),
         ((9, 0, 0, 1), 0.99, 1.9, "compute on 1.9 of 2 cores", []),
         ((9, 0, 0, 1), 0.95, 0.95, "Each daemon computes", ["daemons.count=2", "daemons.games_per_daemon=auto"]),
         ((9, 0, 0, 1), 0.95, 0.1, "mostly wait", ["num_envs=16", "daemons.count=1", "daemons.games_per_daemon=16"]),

@@ -12,7 +12,7 @@ from fasttrain.daemons.stats import GameTimes, Tally
 from fasttrain.runs import times
 from fasttrain.runs.times import BIASED, engine_lines, engines_dict, env_times
 
-TIMES = GameTimes(4000, 800, 200, 5000, decisions=100, games=99, lost=1, lost_decisions=7, restarts=2)
+TIMES = GameTimes(4000, 800, 200, 5000, 400, decisions=100, games=99, lost=1, lost_decisions=7, restarts=2)
 
 
 class Games:
@@ -45,7 +45,7 @@ def _they_count_as_games(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_games_time_is_that_of_one_game():
     env: Any = Games()
     found = env_times(env, configured(), 3, counted=False)
-    assert dict(found.games) == {"engine": 1000, "network": 200, "decode": 50, "queue": 1250}
+    assert dict(found.games) == {"engine": 1000, "network": 200, "decode": 50, "queue": 1250, "idle": 100}
     assert (found.opponents_ns, found.restarts, found.lost_steps) == (3, 2, 7)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.plan import resolve
 from fasttrain.studies import rig as bench
 from fasttrain.studies.rig import WARMUP, Beat, Rig, steady
+from pig_games import overrides
 from toys import single_thread
 
 CARTPOLE = ("env.id=CartPole-v1", "vec_env=dummy", "num_envs=4", "torch_threads=1", "algo.net_arch=[8]")
@@ -36,7 +38,9 @@ KINDS = {
     "overlap": ("+profile=speed", *PPO, "overlap=true"),
     "normalised": ("+profile=speed", *DQN, "env.normalize=[obs]"),
     "native": ("+profile=speed", "num_envs=8", "algo.rollout_size=64", "batch_size=32", "algo.n_epochs=1"),
-}
+    "engines": ("+profile=speed", *overrides(), "num_envs=4", "algo.rollout_size=64", "batch_size=32",
+                "algo.n_epochs=1"),
+}  # fmt: skip
 single = pytest.fixture(single_thread, autouse=True)
 
 
@@ -131,6 +135,18 @@ def test_workers_that_run_ahead_count_by_their_mean(tmp_path: Path):
     assert all(value > 0 for value in window.values())
     assert rig.model.collector.schedule == "first_ready", "collecting in lockstep was for the window alone"
     rig.close()
+
+
+def test_what_limits_games_with_engines_is_told_with_what_to_try(tmp_path: Path):
+    arguments = list(KINDS["engines"])
+    rig = rig_of(tmp_path, *arguments, *overrides("--think-ms", "50"))
+    told, tries = rig.engines(0.3)
+    rig.close()
+    found = re.match(r"4 games ÷ ([\d.]+) ms a decision = ([\d,]+) decisions/s; with a policy", told)
+    assert found
+    assert float(found[1]) >= 50
+    assert tries == ["num_envs=8", "daemons.count=2", "daemons.games_per_daemon=4"]
+    assert "The engines mostly wait" in told
 
 
 def test_logging_is_what_the_runs_own_lines_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

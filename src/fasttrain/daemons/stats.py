@@ -1,9 +1,9 @@
 """What is counted of games with engines: where a game's time goes, percentiles, what was lost and why. Pure.
 
-A game that is under way is always in one of four: the engine has the word (engine), the message is on its way
-(network: known only where the engine says how long it thought), it is read (decode), or the decision waits for the
-policy, an update of it included (queue). So the four add up to the wall time of one game, and Little's law holds:
-decisions/s = games in flight ÷ (engine + network + decode + queue).
+An env is always in one of five: the engine has the word (engine), the message is on its way (network: known only where
+the engine says how long it thought), it is read (decode), the decision waits for the policy, an update of it included
+(queue), or there is no game, because its engine is started again (idle). So the five add up to the wall time, and
+Little's law holds: decisions/s = games in flight ÷ (engine + network + decode + queue + idle).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-PARTS = ("engine", "network", "decode", "queue")
+PARTS = ("engine", "network", "decode", "queue", "idle")
 SHARES = ("busy_share", "cpu_share")
 PER_DECADE, DECADES, FIRST_NS = 50, 8, 1e4  # 10 µs to 1,000 s, in steps of 4.7 %
 
@@ -27,6 +27,7 @@ class GameTimes(NamedTuple):
     network_ns: int = 0
     decode_ns: int = 0
     queue_ns: int = 0
+    idle_ns: int = 0
     decisions: int = 0  # that the policy made
     forced: int = 0  # that it was not asked for (daemons.skip_forced)
     refused: int = 0
@@ -41,7 +42,7 @@ class GameTimes(NamedTuple):
 
     @property
     def parts_ns(self) -> dict[str, int]:
-        """The four parts of a game's time."""
+        """The parts of a game's time."""
         return {name: getattr(self, f"{name}_ns") for name in PARTS}
 
 
@@ -152,6 +153,8 @@ def advice(found: Mapping[str, Any], games: int, daemons: int, cores: int) -> tu
     computing = sum(one["cpu_share"] for one in found["daemons"])
     if parts["queue"] > 0.5 * cycle:
         return f"{law}. Decisions wait for the policy longer than for the engines: a faster policy or update helps", []
+    if parts["idle"] > 0.5 * cycle:
+        return f"{law}. Mostly there is no engine to play with: see why they are started again (the daemons' logs)", []
     if computing > 0.8 * cores:
         return f"{law}. The engines compute on {computing:.1f} of {cores} cores: only a cheaper engine helps", []
     per_daemon = math.ceil(games / max(1, daemons))

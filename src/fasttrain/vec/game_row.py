@@ -180,7 +180,9 @@ class Row:
         while True:
             if (decision := await self._tried()) is not None:
                 return decision
+            began_ns = time.perf_counter_ns()
             await asyncio.sleep(pause_s)
+            self.table.words[SPENT["idle_ns"]] += time.perf_counter_ns() - began_ns
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def _tried(self) -> Decision | None:
@@ -196,14 +198,10 @@ class Row:
         self.number, self.length, self.actions = self.number + 1, 0, list[Any]()
         self.refusals, self.carried = 0, 0.0
         self.began_ns = self.asked_ns = time.perf_counter_ns()
-        if self.seat is not None and not self.pool.stays(self.seat):
-            seat, self.seat = self.seat, None
-            self.pool.leave(seat)
-        while self.seat is None:
-            self.seat = await self.pool.seat(self.game)
-            if not self.pool.stays(self.seat):
-                seat, self.seat = self.seat, None
-                self.pool.leave(seat)
+        try:
+            await self._sit()
+        finally:
+            self.table.words[SPENT["idle_ns"]] += time.perf_counter_ns() - self.began_ns
         self.began_ns = time.perf_counter_ns()
         name = self.number * self.table.arrays.rewards.shape[0] + self.row
         self.game_seed = int(np.random.SeedSequence((self.seed, self.number)).generate_state(1)[0] >> 1)
@@ -223,6 +221,14 @@ class Row:
         if isinstance(outcome, Refused):
             raise GameLostError("refused", "the engine does not take the only legal action")
         return outcome
+
+    async def _sit(self) -> None:
+        """Keep the seat or take another one."""
+        while self.seat is None or not self.pool.stays(self.seat):
+            if self.seat is not None:
+                seat, self.seat = self.seat, None
+                self.pool.leave(seat)
+            self.seat = await self.pool.seat(self.game)
 
     async def _end(self, over: Over | None, error: GameLostError | None) -> None:
         """The episode's end by its rules, or by a fault; the next game begins before the trainer hears of it."""

@@ -1,0 +1,44 @@
+"""A whole run whose games are played with external engines: what it leaves, and what it says."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+
+import pytest
+
+from conftest import RunCommand
+from pig_games import descendants, overrides, until
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs signals")
+SMALL = ("num_envs=4", "total_timesteps=2048", "algo.rollout_size=256", "batch_size=64", "algo.n_epochs=1",
+         "algo.net_arch=[8]", "eval.episodes=8", "checkpoint_every=1024", "checkup=off")  # fmt: skip
+
+
+@pytest.mark.parametrize("profile", ["speed", "baseline"])
+def test_a_run_with_engines_leaves_every_file_and_no_process(fasttrain: RunCommand, profile: str):
+    before = {one.pid for one in descendants()}
+    done = fasttrain(f"+profile={profile}", *overrides("--fault", "close=0.01"), *SMALL)
+    assert done.exit_code == 0, done.err
+    assert until(lambda: not {one.pid for one in descendants()} - before)
+    config, summary, perf = done.json("plan.json")["config"], done.json("summary.json"), done.json("perf.json")
+    assert (config["vec_env"], config["schedule"]) == ("daemons", "first_ready" if profile == "speed" else "lockstep")
+    assert (summary["status"], summary["quality"]["episodes"]) == ("done", 8)
+    engines = summary["engines"]
+    assert len(engines["daemons"]) == 2
+    lost = engines["lost_games"]["closed"]["games"]
+    assert lost > 0
+    assert engines["decisions"] + lost >= summary["env_steps"] == 2048, "a decision that lost its game is a step"
+    assert perf["engines"].keys() == engines.keys()
+    each = dict(re.findall(r"of a game's time (\w+)_ms +([\d.]+)", done.out))
+    assert each.keys() >= {"engine", "decode", "queue"}
+    assert f"{lost} games were lost" in done.out
+    with (done.folder / "episodes.csv").open() as file:
+        won = [row["return"] for row in csv.DictReader(file)]
+    assert set(won) == {"1.0", "-1.0"}, "a lost game is no result"
+    files = [path for path in (done.folder / "daemons").iterdir() if path.name.startswith("failed_games")]
+    failed = [json.loads(line) for path in files for line in path.read_text().splitlines()]
+    assert [one["cause"] for one in failed] == ["closed"] * lost
+    assert all(one["trace"] for one in failed if one["decisions"])
