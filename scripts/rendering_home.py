@@ -18,6 +18,7 @@ TRACKERS = {
 DAEMONS = {
     "daemons-4-engines": "4 engine processes each; ours play 64 games on them",
     "daemons-1": "1 game",
+    "daemons-4": "4 games",
     "daemons-16": "16 games in flight",
     "daemons-64": "64",
     "daemons-64-lognormal": "64, thinking varies (lognormal, variation 0.63)",
