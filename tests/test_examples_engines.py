@@ -494,7 +494,7 @@ def test_reordered_answers_and_decisions(command: Command, start: Start):
     assert sorted(talk.hear()["id"] for _ in range(4)) == [1, 2, 3, 4]
     talk.say_bytes(b'{"type":"reset","id":5,"seed":2}\n{"type":"ping"}\n')
     assert [talk.hear()["type"] for _ in range(2)] == ["pong", "state"]
-    assert talk.ask("reset", id=6, seed=2)["id"] == 6  # nothing comes: after 20 ms
+    assert talk.ask("reset", id=6, seed=2)["id"] == 6  # nothing comes: after 100 ms
     talk.say("new", game=1, seed=2)
     assert [talk.hear()["type"] for _ in range(2)] == ["state", "decide"]
     talk.say("choose", game=1, id=1, action=0)

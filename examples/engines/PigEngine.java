@@ -649,12 +649,12 @@ public final class PigEngine {
             write(frame);
         }
 
-        /** Keeps a frame back until the next one went, or for 20 ms; false where one is kept already. */
+        /** Keeps a frame back until the next one went, or for 100 ms; false where one is kept already. */
         synchronized boolean hold(byte[] frame) {
             if (held != null) return false;
             held = frame;
             new Thread(() -> {
-                Connection.pause(20);
+                Connection.pause(100);
                 try {
                     synchronized (this) { if (held == frame) write(new byte[0]); }
                 } catch (IOException error) {

@@ -52,7 +52,7 @@ KINDS = {
     "stop": "the process stops itself (SIGSTOP)", "oom": "the process is killed as when memory ran out",
     "slow": "one byte a second", "garbage": "random bytes in a whole frame", "mutate": "1 to 4 bytes changed",
     "truncate": "half a frame, then closed", "deep": "100,000 nested arrays for a state",
-    "reorder": "a state comes after the next answer, or 20 ms late; before a decide the previous one comes once more",
+    "reorder": "a state comes after the next answer, or 100 ms late; before a decide the previous one comes once more",
     "oversize": "64 MiB announced, or 2 MiB without a newline", "wrong_game": "game + 1 in a decide, id + 1000 else",
     "half_close": "its sending side is shut", "close": "closed", "refuse": "the next legal action is refused, once",
     "illegal_mask": "nothing is legal", "nan": "a NaN in the state", "wrong_shape": "a state of 2 numbers",
@@ -330,7 +330,7 @@ class Connection:
             frame = self.previous + frame  # in decision mode nothing could overtake it
         elif fault == "reorder" and self.held is None:
             self.held = frame
-            asyncio.get_running_loop().call_later(0.02, self.release, frame)
+            asyncio.get_running_loop().call_later(0.1, self.release, frame)
             return
         elif fault in ("hang", "half_close"):
             self.held = None

@@ -28,11 +28,23 @@ class SumEngine:
         return 10.0 * sums
 
 
-def bootstrapped(kind: str, finished: list[FinishedEpisode], num_envs: int, values: Any = 0.0) -> tuple[Any, list[int]]:
+class LeftOut:
+    """Stands for the storage of a rollout."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, int]] = []
+
+    def leave_out(self, step: int, envs: list[int]) -> None:
+        self.rows += [(step, env) for env in envs]
+
+
+def bootstrapped(
+    kind: str, finished: list[FinishedEpisode], num_envs: int, values: Any = 0.0, storage: Any = None
+) -> tuple[Any, list[int]]:
     """Rewards that were zero, and how many states went through the engine together."""
     engine: Any = SumEngine(kind)
     rewards = np.zeros(num_envs, np.float32)
-    bootstrap_truncated(engine, 0.5, finished, rewards, np.broadcast_to(values, num_envs))
+    bootstrap_truncated(engine, 0.5, finished, rewards, np.broadcast_to(values, num_envs), storage, 7)
     return rewards.tolist(), engine.rated
 
 
@@ -57,8 +69,10 @@ def test_last_observations_by_key(kind: str):
 
 @pytest.mark.parametrize("kind", ["torch", "kernels"])
 def test_a_lost_episode_teaches_nothing(kind: str):
-    rewards, rated = bootstrapped(kind, [episode(1, True, lost=True)], 3, np.array([1.5, 2.5, 3.5]))
-    assert rewards == [0.0, 2.5, 0.0], "reward − value = 0: no advantage"
+    storage = LeftOut()
+    rewards, rated = bootstrapped(kind, [episode(1, True, lost=True)], 3, np.array([1.5, 2.5, 3.5]), storage)
+    assert storage.rows == [(7, 1)]
+    assert rewards == [0.0, 0.5 * 2.5, 0.0], "what led there ends as cut, with the value of where it led"
     assert rated == []
 
 

@@ -95,7 +95,7 @@ def test_an_answer_to_nothing_closes_the_channel(wrong: int):
 
 def test_true_is_not_the_answer_to_request_1():
     async def talk(channel: Channel) -> tuple[str, Any]:
-        return await cause_of(channel.ask({}, 0.1)), channel.unread()
+        return await cause_of(channel.ask({}, 0.5)), channel.unread()
 
     assert talked(answers(lambda request: {"id": True}), talk) == ("timeout", [{"id": True}])
 

@@ -89,7 +89,7 @@ def test_it_starts_answers_and_ends_with_all_it_had(made: Any, arguments: tuple[
             pid = daemon.process.pid
             channel = await daemon.connect(game.channel)
             await game.hello(channel)
-            daemon.look()
+            daemon.look({})
             assert daemon.memory_bytes > 2**20
             channel.close()
             await asyncio.sleep(0.02)
@@ -144,10 +144,10 @@ def test_environment_and_folder_are_the_engines(made: Any, tmp_path: Path):
 @pytest.mark.parametrize("where", [("{port}",), ()])
 def test_the_start_has_a_deadline_and_the_message_the_logs_last_lines(made: Any, where: tuple[str, ...]):
     code = "import sys, time; [print('line', n, file=sys.stderr, flush=True) for n in range(20)]; time.sleep(60)"
-    daemon = made(plain(*python(code, *where), start_timeout_s=0.6))
+    daemon = made(plain(*python(code, *where), start_timeout_s=1.5))
     with pytest.raises(GameLostError) as lost:
         asyncio.run(daemon.start(Pig()))
-    assert "within 0.6 s (daemons.start_timeout_s)" in str(lost.value)
+    assert "within 1.5 s (daemons.start_timeout_s)" in str(lost.value)
     assert "line 19" in str(lost.value)
     assert "line 11" not in str(lost.value)
 
@@ -155,7 +155,7 @@ def test_the_start_has_a_deadline_and_the_message_the_logs_last_lines(made: Any,
 def test_an_engine_that_greets_without_end_is_not_waited_for(made: Any):
     code = 'import sys, time\nwhile True: print(\'{"type":"note"}\', flush=True); time.sleep(0.01)'
     daemon = made(plain(*python(code), start_timeout_s=0.5))
-    with pytest.raises(GameLostError, match="no greeting within 0.5 s"):
+    with pytest.raises(GameLostError, match="no greeting within"):
         asyncio.run(daemon.start(Pig()))
 
 
@@ -186,7 +186,7 @@ def test_what_an_engine_started_ends_with_it(made: Any, dies: bool):
     assert until(lambda: [one for one in top.children() if "time.sleep(99)" in said(one)])
     (child,) = top.children()
     if dies:  # its child is nobody's then
-        daemon.look()
+        daemon.look({top.pid: [child]})
         top.kill()
         assert until(lambda: daemon.process.poll() is not None)
     daemon.stop()
@@ -220,9 +220,13 @@ def test_an_end_is_waited_for_but_not_for_ever(made: Any):
 
 def test_time_with_open_requests_is_counted_once(made: Any):
     daemon = made(plain("engine"))
+    began = time.perf_counter_ns()
     daemon.begins_waiting()
-    daemon.begins_waiting()
+    for _ in range(3):  # never idle
+        daemon.begins_waiting()
+        time.sleep(0.01)
+        before = daemon.busy_ns
+        daemon.ends_waiting()
+        assert daemon.busy_ns >= before + 10_000_000
     daemon.ends_waiting()
-    assert daemon.busy_ns == 0
-    daemon.ends_waiting()
-    assert daemon.busy_ns > 0
+    assert daemon.busy_ns <= time.perf_counter_ns() - began

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import signal
 import time
 from collections.abc import Awaitable, Callable
@@ -13,10 +14,10 @@ from typing import Any
 import pytest
 
 from fasttrain.daemons import pool as pools
-from fasttrain.daemons.pool import Pool, ports_of
+from fasttrain.daemons.pool import Pool, Seat, ports_of
 from fasttrain.daemons.wire import GameLostError
 from fasttrain.errors import EnvError, EnvSpecError
-from pig_games import Pig, descendants, settings, until
+from pig_games import COMMAND, Pig, descendants, settings, until
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs signals")
 LOST = GameLostError("closed", "the engine closed the connection")
@@ -34,7 +35,7 @@ def pooled(
             await pool.open()
             return await asyncio.wait_for(talk(pool), 30)
         finally:
-            await pool.close()
+            await asyncio.wait_for(pool.close(), 30)
             await asyncio.sleep(0.02)  # transports close in the loop's next round
 
     said: list[str] = []
@@ -57,7 +58,7 @@ async def all_ready(pool: Pool) -> None:
 
 
 def test_ports_are_shared_between_pools():
-    assert ports_of("20000-20004", 1, 2) == [20001, 20003]
+    assert sorted(ports_of("20000-20004", 1, 2)) == [20001, 20003]
     assert ports_of("20000") == [20000]
 
 
@@ -79,9 +80,10 @@ def test_games_are_spread_and_who_finds_no_seat_waits(tmp_path: Path):
     pooled(talk, tmp_path)
 
 
+@pytest.mark.parametrize("arguments", [(), ("--stdio",)])
 @pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_daemon_that_was_killed_or_stopped_is_replaced(
-    tmp_path: Path, signal_number: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, signal_number: int, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(pools, "SAMPLE_EVERY_S", 0.2)
 
@@ -91,6 +93,7 @@ def test_a_daemon_that_was_killed_or_stopped_is_replaced(
         process = seat.daemon.process
         assert process is not None
         os.kill(process.pid, signal_number)
+        await came(lambda: seat.channel.failure)  # who plays is told, long before any deadline
         await came(lambda: seat.daemon.ready and seat.daemon.process is not process)
         assert not pool.stays(seat)
         pool.leave(seat)
@@ -98,7 +101,7 @@ def test_a_daemon_that_was_killed_or_stopped_is_replaced(
         assert (await pool.seat(Pig())).channel.failure is None
         return pool.tally.restarts
 
-    restarts = pooled(talk, tmp_path, count=1)
+    restarts = pooled(talk, tmp_path, *arguments, count=1, per_daemon=1 if arguments else 2)
     assert dict(restarts) == {"was killed by signal 9" if signal_number == signal.SIGKILL else
                               "was stopped by a signal": 1}  # fmt: skip
 
@@ -130,13 +133,14 @@ def test_pauses_double_from_failure_to_failure(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(pools, "FIRST_PAUSE_S", 0.11)
 
     async def talk(pool: Pool) -> None:
-        (daemon,) = pool.daemons
+        daemon, other = pool.daemons
         for _ in range(3):
             await came(lambda: daemon.ready)
+            pool.won(Seat(other, Any, None))  # says nothing of this one
             daemon.end("ended with exit code 1")
         await came(lambda: len(pauses) == 3)
 
-    pooled(talk, tmp_path, count=1)
+    pooled(talk, tmp_path)
     assert pauses == [0.11, 0.22, 0.44]
 
 
@@ -200,13 +204,31 @@ def test_an_old_one_that_dies_while_it_is_relieved_is_not_started_again(
     pooled(talk, tmp_path, count=1, recycle_games=1)
 
 
+def test_where_no_successor_starts_the_old_one_plays_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pools, "FIRST_PAUSE_S", 0.001)
+    engine = shlex.join([*COMMAND, "--port"])
+
+    async def talk(pool: Pool) -> None:
+        seat = await pool.seat(Pig())
+        assert pool.stays(seat)
+        assert pool.stays(seat)
+        assert pool._successor is not None
+        await came(lambda: pool._successor is None)
+        assert pool.failure is None
+        assert pool.daemons == [seat.daemon]
+        assert pool.stays(seat)
+
+    command = ("sh", "-c", f"test {{index}} = 0 && exec {engine} {{port}}")
+    pooled(talk, tmp_path, count=1, recycle_games=1, command=command)
+
+
 def test_it_gives_up_after_so_many_games_in_a_row(tmp_path: Path):
     async def talk(pool: Pool) -> None:
         waiting = [await pool.seat(Pig()) for _ in range(2)]
         asked = asyncio.ensure_future(pool.seat(Pig()))
         await asyncio.sleep(0)
         pool.lost(waiting[0], LOST, 1, 0)
-        pool.won()
+        pool.won(waiting[0])
         for _ in range(3):
             pool.lost(waiting[0], LOST, 1, 0)
         with pytest.raises(EnvError, match="3 games with the engine failed in a row .daemons.max_failures., the "):
@@ -297,8 +319,7 @@ def test_a_greeting_that_raises_loses_a_game_and_no_seat(tmp_path: Path):
 def test_what_daemons_take_is_told(tmp_path: Path):
     async def talk(pool: Pool) -> Any:
         await all_ready(pool)
-        for daemon in pool.daemons:
-            daemon.look()
+        pool.look()
         return pool.sample().daemons
 
     found = pooled(talk, tmp_path)

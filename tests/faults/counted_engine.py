@@ -4,7 +4,7 @@ python counted_engine.py NOTES NEVER TAKEN --port …: with probability NEVER it
 else has its port by then
 """
 
-import os
+import fcntl
 import random
 import socket
 import sys
@@ -37,10 +37,16 @@ class Refusing(pig_engine.Engine):
 
 
 # The very first start comes up: else the run is told that its settings are wrong.
-first = not Path(NOTES).exists()
-drawn = 1.0 if first else random.Random(os.getpid() * 1000 + time.time_ns() % 1000).random()
-if first:
-    Path(NOTES).touch()
+try:
+    Path(NOTES).touch(exist_ok=False)
+    first = True
+except FileExistsError:
+    first = False
+with open(NOTES + ".starts", "ab") as starts:  # which start this is: each has faults of its own, the same in every run
+    fcntl.flock(starts, fcntl.LOCK_EX)
+    start = starts.tell()
+    starts.write(b".")
+drawn = 1.0 if first else random.Random(start).random()
 pig_engine.Connection, pig_engine.Engine = Counted, Refusing
 if drawn < NEVER:
     note("start never ends")
@@ -53,5 +59,5 @@ elif drawn < NEVER + TAKEN:
         pig_engine.main()
 else:
     # Else each process would draw the same faults at the same places.
-    sys.argv += ["--fault-seed", str(os.getpid() * 7919 + time.time_ns() % 7919)]
+    sys.argv += ["--fault-seed", str(start)]
     pig_engine.main()

@@ -77,8 +77,9 @@ def trainings(count: int, seed: int, folder: Path, say: Say, share: float = 0.00
     finally:
         env.close()
     _learnt(env, result)
-    left, sockets = pig_games.engines(), _sockets(env)
-    result |= {"processes_left": len(left), "sockets_left": sockets, "files_left": psutil.Process().num_fds() - files}
+    pig_games.until(lambda: not _left(notes) and not _sockets())
+    result |= {"processes_left": _left(notes), "sockets_left": _sockets()}
+    result["files_left"] = psutil.Process().num_fds() - files
     result["bad"] += [f"{name}: {result[name]}" for name in ("processes_left", "sockets_left") if result[name]]
     if result["files_left"] > 2:  # torch and multiprocessing keep some that they open once
         result["bad"].append(f"files_left: {result['files_left']}")
@@ -92,7 +93,7 @@ def _env(folder: Path, notes: Path, share: float, starts: float) -> Noted:
                "--max-connections", "4", *faults)  # fmt: skip
     settings = DaemonsConfig(
         command=command, count=4, games_per_daemon=5, ports=pig_games.ports(), request_timeout_s=0.5,
-        start_timeout_s=2.0, recycle_games=200, max_failures=10_000,
+        start_timeout_s=5.0, recycle_games=200, max_failures=10_000,
     )  # fmt: skip
     here = os.getcwd()
     os.chdir(pig_games.ENGINES)
@@ -108,7 +109,7 @@ def _counted(env: Noted, notes: Path, result: Result) -> None:
     def figures() -> tuple[int, int, int]:
         return len(records(env, "failed_games")), sum(env.tally(fresh=True).lost.values()), env.times().lost
 
-    pig_games.until(lambda: len({*figures()}) == 1, 5.0)
+    pig_games.until(lambda: len({*figures()}) == 1)
     recorded, told, lost = figures()
     tally = env.tally()
     result |= {
@@ -121,7 +122,8 @@ def _counted(env: Noted, notes: Path, result: Result) -> None:
 
 def records(env: Noted, name: str) -> list[dict[str, Any]]:
     found = [env.folder / f"{name}{age}.jsonl" for age in (".1", "")]
-    return [json.loads(line) for path in found if path.exists() for line in path.read_text().splitlines()]
+    whole = [path.read_text().rpartition("\n")[0] for path in found if path.exists()]  # not what is half written
+    return [json.loads(line) for text in whole for line in text.splitlines()]
 
 
 def _learnt(env: Noted, result: Result) -> None:
@@ -181,7 +183,12 @@ def _is_state(seen: tuple[float, ...]) -> bool:
     return whole and mine < 49.5 and theirs < 49.5 and abs(mine + turn - both) < 1e-3
 
 
-def _sockets(env: Noted) -> int:
+def _left(notes: Path) -> int:
+    """Engines that live on, whosever children they are by now."""
+    return sum(str(notes) in pig_games.said(one) for one in psutil.process_iter())
+
+
+def _sockets() -> int:
     """Connections in the engines' ports that are not closed."""
     first, last = map(int, pig_games.ports().split("-"))
     return sum(

@@ -19,13 +19,15 @@ from fasttrain.runs.progress import Progress
 from fasttrain.spec.daemons import MetricsConfig
 
 ENGINES = {
-    "decisions": 90, "games": 8, "lost_games": {"timeout": {"games": 2}}, "restarts": {"hung": 1},
+    "decisions": 90, "forced": 10, "refused": 3, "games": 8, "engine_ms": 4.0, "network_ms": 0.5, "decode_ms": 0.25,
+    "queue_ms": 2.0, "idle_ms": 0.0, "lost_games": {"timeout": {"games": 2}}, "restarts": {"hung": 1},
     "decision_ms": {"p50": 4.0, "p95": None}, "game_ms": {},
     "daemons": [{"daemon": 0, "busy_share": 0.5, "cpu_share": 0.25, "memory_mb": 2.0}],
 }  # fmt: skip
 EXPECTED = {
     "fasttrain_env_steps_total": 100.0, "fasttrain_updates_total": 3.0, "fasttrain_episode_reward_mean": 1.5,
     "fasttrain_decisions_total": 90.0, "fasttrain_games_total": 8.0, 'fasttrain_lost_games_total{cause="timeout"}': 2.0,
+    'fasttrain_game_seconds_total{part="engine"}': 0.4, "fasttrain_decisions_refused_total": 3.0,
     'fasttrain_daemon_restarts_total{cause="hung"}': 1.0, 'fasttrain_decision_seconds{quantile="0.5"}': 0.004,
     'fasttrain_daemon_busy_share{daemon="0"}': 0.5, 'fasttrain_daemon_cpu_share{daemon="0"}': 0.25,
     'fasttrain_daemon_memory_bytes{daemon="0"}': 2097152.0,

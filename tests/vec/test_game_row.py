@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from fasttrain.daemons.game import Decision, EngineGame, Over, Refused
 from fasttrain.daemons.pool import Seat
 from fasttrain.daemons.stats import Tally
 from fasttrain.daemons.wire import GameLostError
+from fasttrain.errors import EnvError
 from fasttrain.spec.daemons import DaemonsConfig
 from fasttrain.vec import game_row
 from fasttrain.vec.game_row import AGAIN, READY, SPENT, STEP, Records, Row, Table
@@ -34,7 +36,7 @@ class Written(EngineGame):
         self.outcomes, self.played = list(outcomes), list[Any]()
 
     async def begin(self, channel: Any, game: int, seed: int) -> Any:
-        self.played.append(("begin", seed))
+        self.played.append((game, seed))
         return await self._next()
 
     async def play(self, channel: Any, action: Any) -> Any:
@@ -50,6 +52,14 @@ class Written(EngineGame):
 
     def read(self, message: Any) -> Any:
         return None
+
+
+class Slow(Written):
+    """Each answer takes 50 ms."""
+
+    async def play(self, channel: Any, action: Any) -> Any:
+        await asyncio.sleep(0.05)
+        return await super().play(channel, action)
 
 
 class FakePool:
@@ -70,7 +80,7 @@ class FakePool:
     def leave(self, seat: Seat) -> None:
         self.open -= 1
 
-    def won(self) -> None:
+    def won(self, seat: Seat) -> None:
         pass
 
     def lost(self, seat: Any, error: GameLostError, decisions: int, asked_ns: int) -> None:
@@ -95,6 +105,7 @@ class Stage:
         self.table = Table(
             self.arrays, self.words, game.action_space, DaemonsConfig(**changed), self.pool,  # type: ignore[arg-type]
             self.games, self.failed, lambda row, kind, info=None: self.told.append((row, kind, info)), asks_again,
+            itertools.count(),
         )  # fmt: skip
 
     def play(self, *actions: int, seed: int = 1) -> list[tuple[Any, ...]]:
@@ -160,6 +171,7 @@ def test_a_fault_cuts_the_game_and_no_other(stage: Make, fault: Any, tmp_path: P
     _, played, cut, after = one.play(0, 1, 1)
     assert played[3] == 0.25
     assert cut == (STEP, 5.0, [False, True, False], 0.0, False, True, True)
+    assert one.arrays.final_observations.tolist() == [[2.0]], "what the lost action was taken on"
     assert after[:2] == (STEP, 6.0)
     assert one.told[2][2] == {"lost": one.pool.losses[0][0]}
     assert one.pool.losses[0][1] == 1
@@ -173,7 +185,8 @@ def test_a_game_that_does_not_begin_is_tried_again_with_another_seed(stage: Make
     lost = GameLostError("closed", "gone")
     one = stage(lost, Refused(), Decision([1], reward=float("inf")), Decision([4], reward=0.5), Decision([5]))
     assert [step[1] for step in one.play(0)] == [4.0, 5.0]
-    seeds = [played[1] for played in one.game.played if isinstance(played, tuple)]
+    names, seeds = zip(*(played for played in one.game.played if isinstance(played, tuple)), strict=True)
+    assert names == (0, 1, 2, 3)
     assert len({*seeds}) == 4
     assert one.arrays.rewards[0] == 0.5, "of the game that is played, and of no other"
     assert [cause for cause, _ in one.pool.losses] == ["closed", "bad message", "bad decision"]
@@ -222,14 +235,38 @@ def test_forced_decisions_are_played_and_their_rewards_count(stage: Make):
     assert [one.words[SPENT[name]] for name in ("decisions", "forced")] == [1, 3]
 
 
+def test_games_without_a_decision_pay_and_are_over_at_once(stage: Make, tmp_path: Path):
+    one = stage(Decision([1], [0], 0.5), Over([2], 0.25), Over([3], 2.0), Decision([4]), skip_forced=True)
+    assert one.play()[0][1] == 4.0
+    one.games.write()
+    records = [json.loads(line) for line in (tmp_path / "games.jsonl").read_text().splitlines()]
+    assert [(record["decisions"], record["last_reward"]) for record in records] == [(0, 0.75), (0, 2.0)]
+    assert one.words[SPENT["idle_ns"]] < 1e9, "nothing failed: nobody pauses"
+
+
+def test_an_engine_whose_games_never_ask_ends_the_run(stage: Make, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(game_row, "MOST_WITHOUT", 3)
+    with pytest.raises(EnvError, match="3 games with the engine in a row had no decision for the policy"):
+        stage(*[Over([1])] * 3).play()
+
+
+def test_the_parts_of_a_games_time_add_up_with_its_failures(stage: Make):
+    one = stage(Decision([1]), GameLostError("timeout", "late"), Decision([2]))
+    one.game.__class__ = Slow
+    one.play(0)
+    assert sum(one.words[SPENT[f"{name}_ns"]] for name in ("engine", "network", "decode")) >= 5e7
+
+
 def test_a_forced_action_that_is_refused_is_not_asked_of_the_policy(stage: Make):
     outcomes = (Decision([1], BOTH), Decision([2], [1], 9.0), Refused(), Decision([5], BOTH))
     assert stage(*outcomes, skip_forced=True).play(1)[-1] == (STEP, 5.0, [True, True, False], 0.0, False, True, True)
 
 
 def test_a_game_has_a_deadline(stage: Make):
-    steps = stage(Decision([1]), Decision([2]), game_timeout_s=0.0).play(0)
-    assert steps[-1][-2:] == (True, True)
+    one = stage(Decision([1]), Decision([2]), game_timeout_s=0.03)
+    one.game.__class__ = Slow
+    assert one.play(0)[-1][-2:] == (True, True)
+    assert one.told[-1][2] == {"lost": "game timeout"}
 
 
 def test_an_error_of_the_games_own_code_is_told_to_the_worker(stage: Make):

@@ -53,7 +53,8 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
 
 def lines(env: DaemonVecEnv, name: str) -> list[dict[str, Any]]:
     path = env.folder / name
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    whole = path.read_text().rpartition("\n")[0] if path.exists() else ""  # the last line may be half written
+    return [json.loads(line) for line in whole.splitlines()]
 
 
 class Seen:
@@ -145,7 +146,7 @@ def test_the_same_seeds_are_the_same_games_whatever_the_schedule(make: Make, gam
         env.seed(11)
         env.reset()
         found.append(play(env, 60))
-        assert until(lambda env=env: env.tally(fresh=True).steps and lines(env, "games.jsonl"))
+        assert until(lambda env=env: len(lines(env, "games.jsonl")) == env.times().games)
         assert sum(replayed(lines(env, "games.jsonl"), found[-1], row) for row in range(4)) >= 2
         assert [len(steps) for steps in found[-1].rows] == [60] * 4
     assert found[0].rows == found[1].rows
@@ -192,7 +193,7 @@ def test_lost_games_are_cut_counted_and_recorded_never_results(make: Make):
             if episode.lost:
                 causes.append(episode.info["lost"])
                 assert episode.truncated
-                assert episode.final_observation is None
+                assert tuple(episode.final_observation.tolist()) == before[episode.env_index][0]
         for row in range(4):
             seen.note(env, row, before[row], int(actions[row]))
     lost = [step for row in seen.rows for step in row if step[6] and (step[4] or step[5])]
@@ -253,8 +254,7 @@ def test_forced_decisions_are_skipped_and_returns_stay(make: Make):
 def test_daemons_are_recycled_while_all_games_go_on(make: Make, play: Callable[..., Seen]):
     env = make(4, "--goal", 10, kwargs={"goal": 10}, recycle_games=4)
     env.reset()
-    play(env, 150)
-    assert until(lambda: env.tally(fresh=True).restarts["recycled"] >= 2)
+    assert until(lambda: play(env, 30) and env.tally(fresh=True).restarts["recycled"] >= 2)
     assert env.times().lost == 0
     assert until(lambda: len(engines()) <= 3), "one is recycled at a time"
 
@@ -316,7 +316,7 @@ def test_a_trainer_that_is_killed_leaves_nothing(tmp_path: Path):
         trainer.kill()
         trainer.wait()
         trainer.stdout.close()
-    assert until(lambda: not any(pig_games.said(one) for one in left), 5.0)
+    assert until(lambda: not any(pig_games.said(one) for one in left))
 
 
 def test_shares_fit_the_daemons(make: Make, monkeypatch: pytest.MonkeyPatch):
@@ -324,10 +324,11 @@ def test_shares_fit_the_daemons(make: Make, monkeypatch: pytest.MonkeyPatch):
     for num_envs, daemons, workers in [(5, 5, 4), (7, 3, 2), (130, 4, 2), (3, 3, 3), (10, 4, 3)]:
         env.num_daemons, env.num_workers, env.per_daemon = daemons, workers, -(-num_envs // daemons)
         shares = [env._share(worker, num_envs) for worker in range(workers)]
-        counts = [env._daemons(worker, num_envs) for worker in range(workers)]
+        counts = [env._first_daemon(worker + 1) - env._first_daemon(worker) for worker in range(workers)]
         assert [shares[0][0], shares[-1][1]] == [0, num_envs]
-        assert sum(count for count, _ in counts) == daemons
-        assert {per_daemon for _, per_daemon in counts} == {env.per_daemon}, "more games than a daemon takes"
+        assert sum(counts) == daemons
+        for (first, stop), count in zip(shares, counts, strict=True):
+            assert stop - first <= count * env.per_daemon, "more games than the daemons take"
     env.num_daemons = env.num_workers = 1
 
 
@@ -349,6 +350,9 @@ def test_masked_ppo_learns_with_every_row_at_its_pace(make: Make):
     model.learn(3 * 4 * 32)
     assert model.num_timesteps == 3 * 4 * 32
     assert env.times().decisions + env.times().lost >= 3 * 4 * 32
+    assert env.times().lost
+    lost = 4 * 32 - len(model.rollout_buffer.rows)
+    assert 0 <= lost <= env.times().lost, "what a fault ended is never drawn"
     assert np.isfinite(model.rollout_buffer.advantages).all()
 
 

@@ -205,22 +205,29 @@ def clip_actions(model: OnPolicyAlgorithm, actions: NDArray[Any]) -> NDArray[Any
 
 
 def bootstrap_truncated(
-    engine: Any, gamma: float, finished: list[FinishedEpisode], rewards: Float32Array, values: Any
+    engine: Any,
+    gamma: float,
+    finished: list[FinishedEpisode],
+    rewards: Float32Array,
+    values: Any,
+    storage: Any,
+    step: int,
 ) -> None:
     """Add gamma × value of the last observation to the last reward of every episode that was cut.
 
     As SB3 does it, env by env, where every number is to be SB3's: one product of several rows rounds differently, by up
     to one unit in the last place. In one forward where kernels were asked for.
 
-    An episode that a fault cut (`lost`) says nothing about its last action: the reward is set to what was expected,
-    `values` (N,) or (N, 1), so that the advantage is zero.
+    An episode that a fault cut (`lost`) says nothing about its last action: that is left out of `storage`, and what led
+    to it ends as cut there, with the value of the observation it was taken on.
 
     Args:
         rewards: (N,) of this step, changed in place.
+        values: (N,) or (N, 1) of the observations before it.
     """
-    for episode in finished:
-        if episode.lost:
-            rewards[episode.env_index] = float(values.reshape(-1)[episode.env_index])
+    if lost := [episode.env_index for episode in finished if episode.lost]:
+        storage.leave_out(step, lost)
+        rewards[lost] = [gamma * float(value) for value in values.reshape(-1)[lost]]
     cut = [
         episode
         for episode in finished

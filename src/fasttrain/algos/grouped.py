@@ -121,7 +121,9 @@ class GroupedRollout:
             finished = [episode for episode in came.finished if self.taken[episode.env_index] == step]
             if any(episode.truncated or episode.lost for episode in finished):  # reading waits for the device
                 values = storage.row("values", step)
-                bootstrap_truncated(self.engine, self.model.gamma, finished, storage.rewards[step], values)
+                bootstrap_truncated(
+                    self.engine, self.model.gamma, finished, storage.rewards[step], values, storage, step
+                )
         each_array(lambda seen, now: seen.__setitem__(rows, now), self.observations, came.observations)
         self._note(came, rows, steps)
         self.taken[rows] += 1

@@ -227,7 +227,7 @@ def _in_lockstep(
             return False
         clock.enter("buffer")
         note_episodes(model, source, infos, dones)
-        bootstrap_truncated(engine, model.gamma, finished, rewards, stored.values)
+        bootstrap_truncated(engine, model.gamma, finished, rewards, stored.values, rollout, step)
         # The storage's own `add`, for tensors; the buffer's is stock's, for arrays.
         starts: Any = model._last_episode_starts
         RolloutStorage.add(

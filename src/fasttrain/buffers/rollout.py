@@ -288,11 +288,11 @@ class RolloutStorage:
                 self._action_masks.new_ones(len(log_probs), self._action_masks.shape[2]) if masks is None else masks,
             )
 
-    def leave_out(self, step: int, envs: BoolArray) -> None:  # (N,)
-        """What these envs have at `step` is no transition: it is never drawn, and counts nowhere."""
+    def leave_out(self, step: int, envs: BoolArray | list[int]) -> None:
+        """What these envs, a mask (N,) or numbers, have at `step` is no transition: never drawn, counted nowhere."""
         if self._left_out is None:
             self._left_out = np.zeros((self.num_steps, self.num_envs), np.bool_)
-        self._left_out[step] |= envs
+        self._left_out[step, envs] = True
 
     @property
     def rows(self) -> Int64Array:

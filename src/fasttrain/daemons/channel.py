@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from fasttrain.daemons.wire import Codec, Framing, GameLostError
@@ -47,7 +47,7 @@ class Channel(asyncio.Protocol):
         self._last_id = 0
         self.failure: GameLostError | None = None
         self.trace: deque[Traced] = deque(maxlen=TRACED)
-        self.sent_ns = self.came_ns = time.perf_counter_ns()
+        self.came_ns = time.perf_counter_ns()
         self.decode_ns = 0
 
     def connection_made(self, transport: Any) -> None:
@@ -122,8 +122,7 @@ class Channel(asyncio.Protocol):
         if self.failure is not None:
             raise self.failure
         payload = self._codec.encode(message)
-        self.sent_ns = time.perf_counter_ns()
-        self.trace.append(Traced(self.sent_ns, ">", payload[:TRACED_BYTES]))
+        self.trace.append(Traced(time.perf_counter_ns(), ">", payload[:TRACED_BYTES]))
         self._writer.write(self._framing.pack(payload))
 
     async def receive(self, timeout_s: float) -> Any:
@@ -163,9 +162,6 @@ class Channel(asyncio.Protocol):
             return await waiting
         finally:
             timer.cancel()
-
-
-Connect = Callable[[Callable[[], Channel]], Awaitable[Channel]]
 
 
 async def connected(make: Callable[[], Channel], address: str | tuple[str, int], timeout_s: float) -> Channel:

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import parent_process
 from pathlib import Path
@@ -64,7 +64,7 @@ class Daemon:
         self.ready = False
         self.draining = False  # it gets no new games, and is not started again
         self.over: asyncio.Future[str] | None = None  # why it has to be started again
-        self.seats = self.games = 0  # taken now; begun since the start
+        self.seats = self.games = self.won = 0  # taken now; begun since the start; ended by their rules
         self.memory_bytes = self.cpu_s = 0.0
         self.heard_ns = 0  # when it last said anything
         self._waiting, self._since_ns, self.busy_ns = 0, 0, 0
@@ -165,10 +165,9 @@ class Daemon:
         """
         if self.address is not None:
             return await connected(make, self.address, self.settings.request_timeout_s)
-        channel, self._piped = self._piped, None
-        if channel is None or channel.failure is not None:
+        if self._piped is None or self._piped.failure is not None:
             raise GameLostError("no connection", f"the pipes of {self.name} are closed")
-        return channel
+        return self._piped  # kept: whoever plays is told when the process is ended
 
     async def _pipes(self, make: Callable[[], Channel]) -> Channel:
         process, loop = self.process, asyncio.get_running_loop()
@@ -187,12 +186,12 @@ class Daemon:
 
     def ends_waiting(self) -> None:
         """A request is answered, or lost."""
-        self._waiting -= 1
-        if not self._waiting:
-            self.busy_ns += time.perf_counter_ns() - self._since_ns
+        now = time.perf_counter_ns()
+        self._waiting, self.busy_ns, self._since_ns = self._waiting - 1, self.busy_ns + now - self._since_ns, now
 
-    def look(self) -> None:
-        """Whether it lives; how much it takes, with all that it has started. Its log is kept short."""
+    def look(self, below: Mapping[int, Sequence[psutil.Process]]) -> None:
+        """Whether it lives; how much it takes, with all that it has started (`below` each process). Its log is kept
+        short."""
         if self.process is None or not self.ready:
             return
         if self.process.poll() is not None:
@@ -203,8 +202,10 @@ class Daemon:
             top = psutil.Process(self.process.pid)
             if top.status() == psutil.STATUS_STOPPED:
                 self.end("was stopped by a signal")
-            self._family = top.children(recursive=True)
-            for one in (top, *self._family):
+            self._family = family = [*below.get(top.pid, ())]
+            for one in family:  # which grows
+                family += below.get(one.pid, ())
+            for one in (top, *family):
                 with suppress(psutil.Error):
                     times = one.cpu_times()
                     self.memory_bytes += one.memory_info().rss

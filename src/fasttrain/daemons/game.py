@@ -34,7 +34,6 @@ class Decision(NamedTuple):
     observation: Any
     legal: Legal = None  # numbers of the fixed action list, or a mask (A,); None: all
     reward: float = 0.0  # since the decision before
-    info: Mapping[str, Any] = {}
     engine_ms: float | None = None  # that the engine says it thought, if it does
     tag: Any = None  # whatever `answer` needs to know of the question: its id, the options in the engine's own order
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
+
+import psutil
 
 from fasttrain.daemons.channel import Channel
 from fasttrain.daemons.daemon import CLOSE_S, Daemon
@@ -38,9 +41,22 @@ class Seat(NamedTuple):
 
 
 def ports_of(text: str, part: int = 0, parts: int = 1) -> list[int]:
-    """Every `parts`-th port of "20000-29999", from the `part`-th on."""
+    """Every `parts`-th port of "20000-29999", from the `part`-th on; each process begins at another one of them: what
+    looks free to two that start together is not."""
     first, _, last = text.partition("-")
-    return list(range(int(first), int(last or first) + 1))[part::parts]
+    ports = list(range(int(first), int(last or first) + 1))[part::parts]
+    at = os.getpid() * 7919 % len(ports)
+    return ports[at:] + ports[:at]
+
+
+async def cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """End tasks. One cancellation is not enough before Python 3.12, whose `wait_for` may swallow it."""
+    left = {*tasks}
+    while left:
+        for task in left:
+            task.cancel()
+        done, left = await asyncio.wait(left, timeout=0.5)
+        await asyncio.gather(*done, return_exceptions=True)
 
 
 class Pool:
@@ -59,13 +75,14 @@ class Pool:
         count: int,
         per_daemon: int,
         folder: Path,
-        threads: int,
+        cores: int,
         say: Callable[[str], None],
         part: int = 0,
         parts: int = 1,
     ) -> None:
         self.settings, self._game, self.per_daemon, self._say = settings, make(), per_daemon, say
         ports = itertools.cycle(ports_of(settings.ports, part, parts))
+        threads = max(1, cores // parts // count)
         indices = range(part, part + count * parts, parts)
         self._made: Callable[[int], Daemon] = lambda index: Daemon(settings, index, ports, folder, threads)
         self.daemons = [self._made(index) for index in indices]
@@ -79,7 +96,7 @@ class Pool:
         self._most_lost = enough if settings.max_failures == "auto" else settings.max_failures
         self._began_ns = time.perf_counter_ns()
         self._changed: asyncio.Future[None] | None = None
-        self._starting = asyncio.Semaphore(max(1, threads * count))  # a JVM that starts keeps a core busy
+        self._starting = asyncio.Semaphore(max(1, cores // parts))  # a JVM that starts keeps a core busy
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
@@ -98,9 +115,7 @@ class Pool:
 
     async def close(self) -> None:
         """End all daemons; who is asked in vain is killed."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancelled(self._tasks)
         daemons = {*self.daemons, *([self._successor] if self._successor else [])}
         for daemon in daemons:
             daemon.terminate()
@@ -172,8 +187,9 @@ class Pool:
             daemon.games += 1
         return not daemon.draining
 
-    def won(self) -> None:
+    def won(self, seat: Seat) -> None:
         """A game was finished: the engine can be played with."""
+        seat.daemon.won += 1
         self._lost_in_a_row = 0
 
     def lost(self, seat: Seat | None, error: GameLostError, decisions: int, asked_ns: int) -> None:
@@ -224,13 +240,19 @@ class Pool:
                     self._relieve(before, daemon)
                     before = None
                 self._tell_waiting()
-                failed, games = 0, sum(self.tally.games.counts.values())
+                failed, won = 0, daemon.won
                 why = await daemon.over if daemon.over is not None else ""
-                if why == "recycled" or sum(self.tally.games.counts.values()) > games:
+                if why == "recycled" or daemon.won > won:
                     pause_s = FIRST_PAUSE_S
             except Exception as error:
                 failed, why = failed + 1, "start"
-                if failed >= STARTS_IN_A_ROW or not isinstance(error, (GameLostError, OSError)):
+                passing = isinstance(error, (GameLostError, OSError))
+                if passing and failed >= STARTS_IN_A_ROW and before is not None:
+                    self._say(f"{before.name} plays on, {daemon.name} could not be started in its place: {error}")
+                    daemon.stop()
+                    self._successor = None
+                    return
+                if failed >= STARTS_IN_A_ROW or not passing:
                     self._give_up(f"{daemon.name} could not be started {failed} times in a row, the last: {error}")
                     return
             self.tally.restarts[why] += 1
@@ -264,9 +286,16 @@ class Pool:
                     daemon.end(daemon.ended())
             if time.monotonic() - sampled >= SAMPLE_EVERY_S:
                 sampled = time.monotonic()
-                for daemon in self.daemons:
-                    with suppress(OSError):
-                        daemon.look()
+                self.look()
+
+    def look(self) -> None:
+        """What each daemon takes now; all processes are gone through once."""
+        below: dict[int, list[psutil.Process]] = {}
+        for one in psutil.process_iter(["ppid"]):
+            below.setdefault(one.info["ppid"], []).append(one)
+        for daemon in self.daemons:
+            with suppress(OSError):
+                daemon.look(below)
 
     def sample(self) -> Tally:
         """What was counted, with what each daemon takes now."""

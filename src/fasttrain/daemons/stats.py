@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fasttrain.terminal import rate_text
+
 PARTS = ("engine", "network", "decode", "queue", "idle")
 SHARES = ("busy_share", "cpu_share")
 PER_DECADE, DECADES, FIRST_NS = 50, 8, 1e4  # 10 µs to 1,000 s, in steps of 4.7 %
@@ -49,8 +51,8 @@ class GameTimes(NamedTuple):
 class Histogram:
     """Durations in bins that grow by a constant factor: percentiles of any number of them, each to within 5 %."""
 
-    def __init__(self, counts: Mapping[int, int] | None = None) -> None:
-        self.counts: Counter[int] = Counter(counts or {})
+    def __init__(self) -> None:
+        self.counts: Counter[int] = Counter()
 
     def add(self, ns: float) -> None:
         """Count one."""
@@ -147,8 +149,8 @@ def advice(found: Mapping[str, Any], games: int, daemons: int, cores: int) -> tu
     cycle = sum(parts.values()) or 1.0
     at_most = games * 1000 / (cycle - parts["queue"]) if cycle > parts["queue"] else math.inf
     law = (
-        f"{games} games ÷ {cycle:.3g} ms a decision = {1000 * games / cycle:,.0f} decisions/s; with a policy that "
-        f"takes no time {at_most:,.0f}"
+        f"{games} games ÷ {rate_text(cycle)} ms a decision = {1000 * games / cycle:,.0f} decisions/s; with a policy "
+        f"that takes no time {at_most:,.0f}"
     )
     computing = sum(one["cpu_share"] for one in found["daemons"])
     if parts["queue"] > 0.5 * cycle:

@@ -11,6 +11,7 @@ from typing import Any
 
 from stable_baselines3.common.vec_env import VecEnv
 
+from fasttrain.daemons.stats import PARTS
 from fasttrain.errors import ConfigError
 from fasttrain.runs.progress import Progress
 from fasttrain.runs.times import engines_dict
@@ -79,6 +80,11 @@ class Figures:
         yield self._counter("games", "Games that ended by their rules or limits.", found["games"])
         lost = {cause: one["games"] for cause, one in found["lost_games"].items()}
         yield self._counter("lost_games", "Games that a fault ended.", lost, "cause")
+        for name in ("forced", "refused"):
+            yield self._counter(f"decisions_{name}", f"Decisions {name}.", found[name])
+        made = found["decisions"] + found["forced"]
+        parts = {name: made * found[f"{name}_ms"] / 1000 for name in PARTS}
+        yield self._counter("game_seconds", "Where the time of all games in flight went.", parts, "part")
         yield self._counter("daemon_restarts", "Engines started again.", found["restarts"], "cause")
         for name in ("decision", "game"):
             times = {str(int(key[1:]) / 100): ms / 1000 for key, ms in found[f"{name}_ms"].items() if ms is not None}

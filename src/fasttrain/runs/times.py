@@ -61,7 +61,7 @@ def engines_dict(env: VecEnv, wall_s: float, fresh: bool = False) -> dict[str, A
     """{"engines": what came of the games since the env was built}; empty where there are none.
 
     Args:
-        fresh: ask the workers, from the trainer's own thread; else what they said last, a second ago at most.
+        fresh: ask the workers, from the trainer's own thread; else what was last heard of them.
     """
     if not isinstance(games := env.unwrapped, DaemonVecEnv):
         return {}

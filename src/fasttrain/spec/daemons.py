@@ -28,7 +28,7 @@ class DaemonsConfig:
     ports: str = setting("20000-29999", "from which free ones are taken")
     start_timeout_s: float = setting(60.0, "from the start of a process to its first answer", least=0.1)
     request_timeout_s: float = setting(30.0, "of each request: later answers count as none", least=0.01)
-    game_timeout_s: float = setting(3600.0, "of a whole game", least=0.1)
+    game_timeout_s: float = setting(3600.0, "of the engine, for a whole game", least=0.1)
     recycle_games: int | None = setting(None, "games after which a process is replaced", least=1)
     recycle_mb: float | None = setting(None, "memory above which a process is replaced", least=1)
     max_failures: int | Literal["auto"] = setting(
@@ -97,8 +97,10 @@ def check_daemons(config: Any) -> None:
             f"num_envs={config.num_envs} games; leave one of them auto"
         )
     needed = shared_out(settings, config.num_envs, 1 << 16)[0]
-    if "{port}" in words and last - first + 1 < (count if isinstance(count, int) else min(needed, 2)):
-        raise ConfigError(f"daemons.ports={settings.ports} are fewer than the daemons: take more")
+    beside = settings.recycle_games is not None or settings.recycle_mb is not None  # a successor starts beside it
+    if "{port}" in words and last - first + 1 < (count if isinstance(count, int) else min(needed, 2)) + beside:
+        also = " and the one more that recycling needs" if beside else ""
+        raise ConfigError(f"daemons.ports={settings.ports} are fewer than the daemons{also}: take more")
     if "{port}" not in words and "{socket}" not in words and per_daemon != 1:
         raise ConfigError(
             "daemons.command names neither {port} nor {socket}, so that its pipes are the only connection: take "

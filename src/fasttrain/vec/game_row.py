@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from fasttrain.batch import each_array
+from fasttrain.batch import each_array, select_rows
 from fasttrain.daemons.game import (
     MOST_REWARD,
     Decision,
@@ -31,14 +31,16 @@ from fasttrain.daemons.game import (
     row_of,
     sound,
 )
-from fasttrain.daemons.pool import Pool, Seat
+from fasttrain.daemons.pool import Pool
 from fasttrain.daemons.stats import GameTimes
 from fasttrain.daemons.wire import GameLostError
+from fasttrain.errors import EnvError
 from fasttrain.spec.daemons import DaemonsConfig
 from fasttrain.vec.worker_memory import Arrays
 
 PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0  # before a row tries again after a game that did not begin
 MOST_FORCED = 10_000  # decisions in a row that are no decisions
+MOST_WITHOUT = 1000  # games in a row without a decision for the policy, before the run ends
 MOST_REFUSED = 100  # answers to one decision
 KEPT_MB = 64.0  # of records of games, and again of failed ones
 SPENT = {name: index for index, name in enumerate(GameTimes._fields)}  # words of a worker's row of control words
@@ -81,6 +83,7 @@ class Table:
     failed: Records
     tell: Callable[..., None]  # (row, READY, STEP or AGAIN, info of an episode that ended)
     asks_again: bool
+    names: Iterator[int]  # a number for each game that no other one has
     actions: dict[int, asyncio.Future[None]] = field(default_factory=dict)  # done once the trainer has acted
 
 
@@ -91,7 +94,7 @@ class Row:
         self.table, self.row, self.seed, self.game = table, row, seed, game
         self.pool, self.settings = table.pool, table.settings
         self.number = -1
-        self.seat: Seat | None = None
+        self.seat: Any = None  # a Seat, while a game is under way
         self.carried = 0.0  # rewards of forced decisions before the first that the policy makes
         self.shown_ns = self.asked_ns = 0
 
@@ -105,8 +108,7 @@ class Row:
             while True:
                 await self._step()
         finally:
-            if self.seat is not None:
-                self.pool.leave(self.seat)
+            self._leave()
 
     async def _step(self) -> None:
         """Wait for an action; what comes of it."""
@@ -117,8 +119,10 @@ class Row:
         action = arrays.actions[row]
         action = int(action) if isinstance(self.table.action_space, spaces.Discrete) else action.copy()
         try:
-            outcome = await self._played(action)
+            outcome = await self._played(self.game.play(self.seat.channel, action))
             if isinstance(outcome, Refused):
+                if not self.table.asks_again:
+                    raise GameLostError("refused", f"the engine does not take action {action}")
                 self._narrow(outcome, action)
         except GameLostError as error:
             await self._end(None, error)
@@ -141,18 +145,16 @@ class Row:
         self._show(outcome)
         self.table.tell(row, STEP)
 
-    async def _played(self, action: Any) -> Decision | Over | Refused:
-        """The engine's answer to an action, past all decisions that are none; checked as far as it goes."""
-        reward, until_ns = 0.0, self.began_ns + 1e9 * self.settings.game_timeout_s
-        for forced_before in range(MOST_FORCED):
-            if time.perf_counter_ns() > until_ns:
-                raise GameLostError("game timeout", f"the game took {self.settings.game_timeout_s:g} s")
-            outcome: Outcome = await self._timed(self.game.play(self._seat.channel, action))
+    async def _played(self, asked: Awaitable[Outcome]) -> Outcome:
+        """The engine's answer, past all decisions that are none; checked as far as it goes."""
+        reward, forced = 0.0, None
+        for _ in range(MOST_FORCED):
+            outcome = await self._timed(asked)
+            if self.spent_ns > 1e9 * self.settings.game_timeout_s and not isinstance(outcome, Over):
+                raise GameLostError("game timeout", f"the engine took {self.settings.game_timeout_s:g} s for the game")
             if isinstance(outcome, Refused):
-                if forced_before:  # nobody was asked for this action, and there is no other
+                if forced is not None:  # nobody was asked for this action, and there is no other
                     raise GameLostError("refused", "the engine does not take the only legal action")
-                if not self.table.asks_again:
-                    raise GameLostError("refused", f"the engine does not take action {action}")
                 return outcome
             reward += outcome.reward
             if not abs(reward) <= MOST_REWARD:
@@ -162,7 +164,7 @@ class Row:
             if forced is None:
                 return outcome
             self.table.words[SPENT["forced"]] += 1
-            action = forced
+            asked = self.game.play(self.seat.channel, forced)
         raise GameLostError("flood", f"{MOST_FORCED:,} forced decisions in a row")
 
     def _checked(self, outcome: Decision | Over) -> int | None:
@@ -176,59 +178,48 @@ class Row:
 
     async def _opened(self) -> Decision:
         """The first decision of a game, after as many tries as it takes."""
-        pause_s = PAUSE_S
+        pause_s, without = PAUSE_S, 0
         while True:
-            if (decision := await self._tried()) is not None:
-                return decision
-            began_ns = time.perf_counter_ns()
-            await asyncio.sleep(pause_s)
-            self.table.words[SPENT["idle_ns"]] += time.perf_counter_ns() - began_ns
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            try:
+                outcome = await self._begun()
+            except GameLostError as error:
+                self._note_loss(error)
+                began_ns = time.perf_counter_ns()
+                await asyncio.sleep(pause_s)
+                self.table.words[SPENT["idle_ns"]] += time.perf_counter_ns() - began_ns
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                continue
+            self.carried = outcome.reward
+            if isinstance(outcome, Decision):
+                return outcome
+            self._note_game(outcome, outcome.reward)  # it ended without a decision for the policy
+            without += 1
+            if without >= MOST_WITHOUT:
+                raise EnvError(f"{without:,} games with the engine in a row had no decision for the policy")
 
-    async def _tried(self) -> Decision | None:
-        """The first decision of a new game; None: it was lost before, or ended without one for the policy."""
-        try:
-            return await self._begun()
-        except GameLostError as error:
-            self._note_loss(error)
-            return None
-
-    async def _begun(self) -> Decision | None:
-        """A new game, where there is a seat for it."""
+    async def _begun(self) -> Decision | Over:
+        """The first decision of a new game, where there is a seat for it, or its end without one."""
         self.number, self.length, self.actions = self.number + 1, 0, list[Any]()
-        self.refusals, self.carried = 0, 0.0
+        self.refusals, self.spent_ns = 0, 0
         self.began_ns = self.asked_ns = time.perf_counter_ns()
+        self.game_seed = int(np.random.SeedSequence((self.seed, self.number)).generate_state(1)[0] >> 1)
         try:
-            await self._sit()
+            while self.seat is None or not self.pool.stays(self.seat):
+                self._leave()
+                self.seat = await self.pool.seat(self.game)
         finally:
             self.table.words[SPENT["idle_ns"]] += time.perf_counter_ns() - self.began_ns
         self.began_ns = time.perf_counter_ns()
-        name = self.number * self.table.arrays.rewards.shape[0] + self.row
-        self.game_seed = int(np.random.SeedSequence((self.seed, self.number)).generate_state(1)[0] >> 1)
-        outcome: Outcome = await self._timed(self.game.begin(self._seat.channel, name, self.game_seed))
+        begun = self.game.begin(self.seat.channel, next(self.table.names), self.game_seed)
+        outcome = await self._played(begun)
         if isinstance(outcome, Refused):
             raise GameLostError("bad message", "the engine refuses an answer before there was a decision")
-        self.carried += outcome.reward
-        if isinstance(outcome, Decision) and (forced := self._checked(outcome)) is not None:
-            self.table.words[SPENT["forced"]] += 1
-            outcome = await self._played(forced)
-            if isinstance(outcome, (Decision, Over)):
-                self.carried += outcome.reward
-        if isinstance(outcome, Over):
-            self._note_game(outcome, 0.0)
-            self.carried = 0.0
-            return None
-        if isinstance(outcome, Refused):
-            raise GameLostError("refused", "the engine does not take the only legal action")
         return outcome
 
-    async def _sit(self) -> None:
-        """Keep the seat or take another one."""
-        while self.seat is None or not self.pool.stays(self.seat):
-            if self.seat is not None:
-                seat, self.seat = self.seat, None
-                self.pool.leave(seat)
-            self.seat = await self.pool.seat(self.game)
+    def _leave(self) -> None:
+        seat, self.seat = self.seat, None
+        if seat is not None:
+            self.pool.leave(seat)
 
     async def _end(self, over: Over | None, error: GameLostError | None) -> None:
         """The episode's end by its rules, or by a fault; the next game begins before the trainer hears of it."""
@@ -236,43 +227,38 @@ class Row:
         info: dict[str, Any] = {}
         cut = over is None or over.truncated
         if over is not None:
-            info = dict(over.info)
-            each_array(lambda final, last: final.__setitem__(row, last), arrays.final_observations, self.observation)
+            info, last = dict(over.info), self.observation
             self._note_game(over, float(arrays.rewards[row]))
         elif error is not None:
             arrays.rewards[row] = 0.0
-            self.carried = 0.0
-            info = {"lost": error.cause}
+            info, last = {"lost": error.cause}, select_rows(arrays.observations[0], row)  # nobody knows a later one
             self._note_loss(error)
+        each_array(lambda final, seen: final.__setitem__(row, seen), arrays.final_observations, last)
         self._show(await self._opened())
         arrays.terminations[row], arrays.truncations[row], arrays.lost[row] = not cut, cut, over is None
         self.table.tell(row, STEP, info)
 
-    @property
-    def _seat(self) -> Seat:
-        if self.seat is None:
-            raise GameLostError("closed", "there is no connection")
-        return self.seat
-
-    async def _timed(self, asked: Any) -> Any:
+    async def _timed(self, asked: Awaitable[Outcome]) -> Outcome:
         """The engine's answer, and where the time until it went."""
-        seat, words = self._seat, self.table.words
+        seat, words = self.seat, self.table.words
         channel, decoded = seat.channel, seat.channel.decode_ns
         began = self.asked_ns = time.perf_counter_ns()
+        said_ms = None
         seat.daemon.begins_waiting()
         try:
             outcome = sound(await asked)
+            said_ms = getattr(outcome, "engine_ms", None)
         finally:
+            now = time.perf_counter_ns()
             seat.daemon.ends_waiting()
             seat.daemon.heard_ns = max(seat.daemon.heard_ns, channel.came_ns if channel.came_ns > began else 0)
-        now = time.perf_counter_ns()
-        decode = channel.decode_ns - decoded + max(0, now - max(began, channel.came_ns))
-        said_ms = getattr(outcome, "engine_ms", None)
-        wire = max(0, now - began - decode)
-        engine = wire if said_ms is None else min(wire, int(said_ms * 1e6))
-        words[SPENT["engine_ns"]] += engine
-        words[SPENT["network_ns"]] += wire - engine
-        words[SPENT["decode_ns"]] += decode
+            decode = channel.decode_ns - decoded + (now - channel.came_ns if channel.came_ns > began else 0)
+            wire = max(0, now - began - decode)
+            engine = wire if said_ms is None else min(wire, int(said_ms * 1e6))
+            self.spent_ns += now - began
+            words[SPENT["engine_ns"]] += engine
+            words[SPENT["network_ns"]] += wire - engine
+            words[SPENT["decode_ns"]] += decode
         self.pool.tally.decisions.add(now - began)
         return outcome
 
@@ -298,7 +284,7 @@ class Row:
         masks[self.row] = self.mask
 
     def _note_game(self, over: Over, last_reward: float) -> None:
-        self.pool.won()
+        self.pool.won(self.seat)
         self.table.words[SPENT["games"]] += 1
         self.pool.tally.steps += self.length
         self.pool.tally.games.add(time.perf_counter_ns() - self.began_ns)
@@ -306,28 +292,23 @@ class Row:
 
     def _note_loss(self, error: GameLostError) -> None:
         """Count it, keep what was said, and give the seat up: its channel cannot be trusted any more."""
-        seat, self.seat = self.seat, None
-        words = self.table.words
+        words, seat = self.table.words, self.seat
         words[SPENT["lost"]] += 1
         words[SPENT["lost_decisions"]] += self.length
         trace = [] if seat is None else [
             [round((one.ns - self.began_ns) / 1e6, 3), one.way, one.payload.decode(errors="backslashreplace")]
             for one in seat.channel.trace
         ]  # fmt: skip
-        daemon = None if seat is None else seat.daemon.index
-        self.table.failed.add(
-            {**self._record(), "daemon": daemon, "cause": error.cause, "why": str(error), "actions": self.actions,
-             "trace": trace}
-        )  # fmt: skip
+        said = {"cause": error.cause, "why": str(error), "actions": self.actions, "trace": trace}
+        self.table.failed.add({**self._record(), **said})
         self.pool.lost(seat, error, self.length, self.asked_ns)
-        if seat is not None:
-            self.pool.leave(seat)
+        self._leave()
 
     def _record(self) -> dict[str, Any]:
         return {
             "row": self.row,
             "game": self.number,
-            "seed": getattr(self, "game_seed", None),
+            "seed": self.game_seed,
             "daemon": None if self.seat is None else self.seat.daemon.index,
             "decisions": self.length,
             "seconds": round((time.perf_counter_ns() - self.began_ns) / 1e9, 4),

@@ -7,7 +7,6 @@ come to a next decision (`groups.Groups`).
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import os
 import pickle
@@ -85,8 +84,8 @@ class DaemonVecEnv(SlotVecEnv):
             _Process(
                 GamesSettings(
                     entry_point, kwargs, os.getcwd(), str(self.folder), settings, worker, self.num_workers,
-                    self._share(worker, num_envs), *self._daemons(worker, num_envs),
-                    max(1, cores // self.num_daemons), asks_again,
+                    self._share(worker, num_envs), self._first_daemon(worker + 1) - self._first_daemon(worker),
+                    self.per_daemon, cores, asks_again,
                 )
             )
             for worker in range(self.num_workers)
@@ -138,11 +137,6 @@ class DaemonVecEnv(SlotVecEnv):
     def _first_daemon(self, worker: int) -> int:
         return worker * self.num_daemons // self.num_workers
 
-    def _daemons(self, worker: int, num_envs: int) -> tuple[int, int]:
-        first, stop = self._share(worker, num_envs)
-        count = self._first_daemon(worker + 1) - self._first_daemon(worker)
-        return count, max(self.per_daemon, math.ceil((stop - first) / count))
-
     # --- all together
 
     def reset(self) -> VecEnvObs:
@@ -189,9 +183,8 @@ class DaemonVecEnv(SlotVecEnv):
         self._lengths[row] += 1
         if info is None:
             return None
-        if self.arrays.lost[row]:
-            return self.end_episode(row, None, info, lost=True)
-        return self.end_episode(row, each_array(np.array, select_rows(self.arrays.final_observations, row)), info)
+        last = each_array(np.array, select_rows(self.arrays.final_observations, row))
+        return self.end_episode(row, last, info, lost=bool(self.arrays.lost[row]))
 
     # --- each row by itself (groups.Groups)
 
@@ -224,7 +217,8 @@ class DaemonVecEnv(SlotVecEnv):
         """Those of `groups`, all under way, that have come to a decision; waits for the first, and `max_wait_ms` for
         more."""
         began = time.perf_counter_ns()
-        self._hear(0.0)
+        while self._poller.poll(0):  # each message has what came in one round of a worker's loop
+            self._hear(0.0)
         while not (ready := [group for group in groups if group in self._news]):
             self._hear(LOOK_EVERY_S)
         if self.max_wait_s:

@@ -7,6 +7,7 @@ all that came up in one round of the loop in one message.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import pickle
 import socket
@@ -21,7 +22,7 @@ import numpy as np
 from gymnasium import spaces
 
 from fasttrain.daemons.game import EngineGame
-from fasttrain.daemons.pool import Pool
+from fasttrain.daemons.pool import Pool, cancelled
 from fasttrain.daemons.wire import Lengths
 from fasttrain.envs.masks import mask_width
 from fasttrain.envs.user_code import blame, look_up
@@ -47,7 +48,7 @@ class GamesSettings:
     rows: tuple[int, int]  # first and last + 1
     count: int  # daemons of this worker
     per_daemon: int
-    threads: int
+    cores: int
     asks_again: bool = True  # False: who learns cannot ask twice, so that a refused action is the game's end
 
 
@@ -108,12 +109,13 @@ class Worker(asyncio.Protocol):
         self._told: list[tuple[Any, ...]] = []
         self._frames = Lengths(1 << 30)
         self.pool = Pool(
-            settings.daemons, lambda: made(settings), settings.count, settings.per_daemon, folder, settings.threads,
+            settings.daemons, lambda: made(settings), settings.count, settings.per_daemon, folder, settings.cores,
             self._say, settings.worker, settings.num_workers,
         )  # fmt: skip
         self.table = Table(
             arrays, words, action_space, settings.daemons, self.pool, Records(folder / f"games{suffix}.jsonl"),
             Records(folder / f"failed_games{suffix}.jsonl"), self._tell, settings.asks_again,
+            itertools.count(settings.worker, settings.num_workers),
         )  # fmt: skip
 
     async def run(self, connection: Connection) -> None:
@@ -134,9 +136,7 @@ class Worker(asyncio.Protocol):
             self._send("failed", error)
             await self._closed
         finally:
-            for task in self._tasks.values():
-                task.cancel()
-            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            await cancelled(self._tasks.values())
             await self.pool.close()
             self._write()
 
@@ -156,8 +156,7 @@ class Worker(asyncio.Protocol):
                 except FastTrainError as error:
                     self._send("failed", error)
             elif command == "tally":
-                for daemon in self.pool.daemons:
-                    daemon.look()
+                self.pool.look()
                 self._send("tally", self.pool.sample())
             elif not self._closed.done():
                 self._closed.set_result(None)
