@@ -64,16 +64,17 @@ def daemon_faults(load: Load) -> str:
     run, frames = parts["trainings"], parts["frames"]
     faults = run["faults"]
     kinds = (
-        "the engine crashes, hangs, is stopped or killed for its memory, does not come up, half closes, "
-        "sends garbage, too much, too deep, a byte a second, for another game, refuses, has no room"
+        "the engine crashes, hangs, is stopped or killed for its memory, does not come up, half closes, sends garbage, "
+        "too much, too deep, a byte a second, for another game, refuses"
     )
-    count = f"{sum(faults.values()):,} faults of {len(faults)} kinds"
+    refused = faults["connection refused"]  # five games ask for four connections, again and again
+    count = f"{sum(faults.values()) - refused:,} faults of {len(faults) - 1} kinds"
     text = (
-        f"One training of {run['decisions']:,} decisions, {count} ({kinds}): it ended by itself, "
-        f"{run['illegal']} illegal transitions were learnt, {run['lost']:,} games were lost, each counted, "
-        f"{run['processes_left']} processes and {run['sockets_left']} sockets were left. {frames['count']:,} mutated, "
-        f"cut or reordered frames: each was a message or a game lost with a cause; the process grew by "
-        f"{frames['grown_mb']:.0f} MB."
+        f"One training of {run['decisions']:,} decisions, {count} ({kinds}) and {refused:,} connections too many: it "
+        f"ended by itself, {run['illegal']} illegal transitions were learnt, {run['lost']:,} games were lost, each "
+        f"counted, {run['processes_left']} processes and {run['sockets_left']} sockets were left. "
+        f"{frames['count']:,} mutated, cut or reordered frames: each was a message or a game lost with a cause; the "
+        f"process grew by {frames['grown_mb']:.0f} MB."
     )
     return prose(text)
 

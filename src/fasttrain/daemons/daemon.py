@@ -31,6 +31,7 @@ from fasttrain.errors import EnvSpecError
 from fasttrain.spec.daemons import DaemonsConfig
 
 HOST = "127.0.0.1"
+GAMES = "/usr/games"  # where Debian puts programs like gnugo, often not on PATH
 LOOK_S = 0.02  # whether it listens by now
 CLOSE_S = 3.0  # from SIGTERM to SIGKILL: a JVM writes its recording
 KEPT_LOGS = 3
@@ -155,7 +156,13 @@ class Daemon:
 
     def _environment(self) -> dict[str, str]:
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(self._threads))
-        return {**os.environ, **threads, **{name: str(value) for name, value in self.settings.env.items()}}
+        path = os.pathsep.join([os.environ.get("PATH", os.defpath), GAMES])
+        return {
+            **os.environ,
+            "PATH": path,
+            **threads,
+            **{name: str(value) for name, value in self.settings.env.items()},
+        }
 
     async def connect(self, make: Callable[[], Channel]) -> Channel:
         """A new connection, or the pipes.

@@ -106,13 +106,21 @@ class EngineGame(ABC):
     async def play(self, channel: Channel, action: Any) -> Outcome:
         """Answer the last decision; what comes of it."""
 
+    def record(self) -> Any:
+        """What the game can be played again from, for games.jsonl and failed_games.jsonl; None: its seed is enough."""
+        return None
+
+
+class MessageGame(EngineGame):
+    """One that says of each message what it means."""
+
     @abstractmethod
     def read(self, message: Any) -> Outcome | None:
         """What a message means; None: nothing that needs an answer. May raise what it likes on a message that is none
         of the protocol's: the game is lost then."""
 
 
-class RequestEngine(EngineGame):
+class RequestEngine(MessageGame):
     """An engine that answers: a request with an id, a reply with the same one."""
 
     @abstractmethod
@@ -137,7 +145,7 @@ class RequestEngine(EngineGame):
         return outcome
 
 
-class DecisionServer(EngineGame):
+class DecisionServer(MessageGame):
     """An engine that asks. Messages that need no answer may come at any time between."""
 
     decision: Decision  # that is open
@@ -176,7 +184,7 @@ class DecisionServer(EngineGame):
         raise GameLostError("flood", f"{MOST_NOTES:,} messages and no decision")
 
 
-def understood(game: EngineGame, message: Any) -> Outcome | None:
+def understood(game: MessageGame, message: Any) -> Outcome | None:
     """`read`, where anything that it raises says that the message is none of the protocol's."""
     try:
         return game.read(message)

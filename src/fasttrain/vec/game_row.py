@@ -305,7 +305,9 @@ class Row:
         self._leave()
 
     def _record(self) -> dict[str, Any]:
+        record = self.game.record()
         return {
+            **({} if record is None else {"record": record}),
             "row": self.row,
             "game": self.number,
             "seed": self.game_seed,

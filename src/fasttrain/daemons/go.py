@@ -1,0 +1,220 @@
+"""Go against GNU Go 3.8, over the Go Text Protocol (GTP) on its pipes: one process is one board.
+
+All that is asked of the engine for one decision goes out in one write: our move, its answer, what is legal then, and
+where stones lie. Legality, captures and the score are the engine's; here is only what is seen of a board.
+GTP: https://www.lysator.liu.se/~gunnar/gtp/gtp2-spec-draft2/gtp2-spec.html, GNU Go's own commands: its `gtp.c`.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import time
+from collections.abc import Mapping
+from typing import Any, Literal, NoReturn
+
+import numpy as np
+from gymnasium import spaces
+
+from fasttrain.batch import Float32Array
+from fasttrain.daemons.channel import Channel
+from fasttrain.daemons.game import Decision, EngineGame, Over
+from fasttrain.daemons.wire import MOST_BYTES, GameLostError
+
+LETTERS = "ABCDEFGHJKLMNOPQRST"  # I is left out
+# With perfect play Black wins 5×5 by 25 points and 7×7 by 9 (https://webdocs.cs.ualberta.ca/~games/go/smallboard/).
+KOMI = {5: 24.5, 7: 8.5, 9: 7.5}
+PASS, RESIGN = "PASS", "RESIGN"
+PLANES = 7  # own stones and the opponent's with 1, 2, more liberties; the opponent's last move
+MOST_SEED = 2**31 - 1
+
+
+class Replies:
+    """A frame is what answers one command: `=12 C3` or `?12 illegal move`, ended by an empty line."""
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most, self._begun = most_bytes, b""
+
+    def pack(self, payload: bytes) -> bytes:
+        return payload + b"\n"
+
+    def feed(self, data: bytes) -> list[bytes]:
+        *whole, self._begun = (self._begun + data.replace(b"\r", b"")).split(b"\n\n")
+        if max(map(len, (*whole, self._begun))) > self._most:
+            raise GameLostError("oversize", f"a reply of more than {self._most:,} bytes")
+        return [reply.strip() for reply in whole if reply.strip()]
+
+
+class Go(EngineGame):
+    """A game of Go; actions are the points, row by row from the top left, and the pass.
+
+    The observation (7 size² + 3,) holds planes of the board, and whether the opponent has passed, whether Black is
+    played, and how near the end by `most_moves` is. A game is won or lost (1, -1) by area (Chinese rules, positional
+    superko), which GNU Go counts; info has `is_win`, `score_diff` (points ahead), `colour` and `result`.
+
+    Args:
+        size: of the board, 5 to 19.
+        level: GNU Go's strength, 1 to 10.
+        komi: points that White gets; None: as much as makes both sides' chances even, by KOMI, else 7.5.
+        colour: which one is played; both: in turn.
+        most_moves: of both sides, after which the game is cut; None: 3 size².
+    """
+
+    framing, codec = Replies, "text"
+
+    def __init__(
+        self,
+        size: int = 9,
+        level: int = 1,
+        komi: float | None = None,
+        colour: Literal["both", "black", "white"] = "both",
+        most_moves: int | None = None,
+    ) -> None:
+        if not 5 <= size <= len(LETTERS) or not 1 <= level <= 10 or colour not in ("both", "black", "white"):
+            raise ValueError("expected a size from 5 to 19, a level from 1 to 10, and colour=both, black or white")
+        self._size, self._level, self._colour = size, level, colour
+        self._komi = KOMI.get(size, 7.5) if komi is None else komi
+        self._most = 3 * size * size if most_moves is None else most_moves
+        self._names = [f"{letter}{size - row}" for row in range(size) for letter in LETTERS[:size]]
+        self._points = {name: point for point, name in enumerate(self._names)}
+        self._begun = self._id = 0
+        self.observation_space = spaces.Box(0.0, 1.0, (PLANES * size * size + 3,), np.float32)
+        self.action_space = spaces.Discrete(size * size + 1)
+        self._moves: list[str] = []
+        self._result = ""
+
+    async def hello(self, channel: Channel) -> None:
+        for command in ("all_legal", "set_random_seed"):  # which other engines lack
+            if await self._asked(channel, f"known_command {command}") != ["true"]:
+                raise GameLostError("start", f"the engine knows no {command}: is it GNU Go 3.8?")
+
+    async def begin(self, channel: Channel, game: int, seed: int) -> Decision | Over:
+        black = self._colour == "black" or (self._colour == "both" and self._begun % 2 == 0)
+        self._begun += 1
+        self._mine, self._theirs = ("black", "white") if black else ("white", "black")
+        self._moves, self._result = [], ""
+        # Without a seed of its own a process takes the clock's second: those that start together play the same games.
+        seeded = (f"set_random_seed {seed % MOST_SEED}", "clear_board")
+        setup = (f"boardsize {self._size}", f"komi {self._komi:g}", f"level {self._level}", *seeded)
+        return await self._answered(channel, *setup, *(() if black else (f"genmove {self._theirs}",)))
+
+    async def play(self, channel: Channel, action: Any) -> Decision | Over:
+        move = PASS if action == len(self._names) else self._names[action]
+        second_pass = move == PASS and self._moves[-1:] == [PASS]
+        self._moves.append(move)
+        ours = f"play {self._mine} {move}"
+        if second_pass:  # GNU Go would play on
+            return await self._over(channel, ours)
+        return await self._answered(channel, ours, f"genmove {self._theirs}")
+
+    async def _answered(self, channel: Channel, *commands: str) -> Decision | Over:
+        """The decision that follows commands, the last of which lets the opponent move where it is its turn."""
+        seen = (f"all_legal {self._mine}", "list_stones black", "list_stones white")
+        *_, last, legal, black, white = await self._asked(channel, *commands, *seen)
+        if commands[-1].startswith("genmove"):
+            self._moves.append(last.upper())
+            if self._moves[-1] not in (PASS, RESIGN):
+                self._point(last)
+            if self._moves[-1] == RESIGN:
+                self._result = f"{self._mine[0].upper()}+R"
+                return self._ended(self._seen(black, white), 1.0, {})
+            if self._moves[-2:] == [PASS, PASS]:
+                return await self._over(channel)
+        observation = self._seen(black, white)
+        if len(self._moves) >= self._most:
+            return Over(observation, truncated=True, info={"colour": self._mine})
+        return Decision(observation, [*map(self._point, legal.split()), len(self._names)])  # a pass is never listed
+
+    async def _over(self, channel: Channel, *commands: str) -> Over:
+        """Both have passed: what the engine counts."""
+        *_, self._result, black, white = await self._asked(
+            channel, *commands, "final_score", "list_stones black", "list_stones white"
+        )
+        counted = re.fullmatch(r"0|([BW])\+(\d+(?:\.\d+)?)", self._result) or _unknown("final_score", self._result)
+        ahead = float(counted[2] or 0) * (1 if counted[1] == self._mine[0].upper() else -1)
+        return self._ended(self._seen(black, white), float(np.sign(ahead)), {"score_diff": ahead})
+
+    def _ended(self, observation: Float32Array, reward: float, info: Mapping[str, Any]) -> Over:
+        told = {"is_win": reward > 0, "colour": self._mine, "result": self._result, **info}
+        return Over(observation, reward, info=told)
+
+    async def _asked(self, channel: Channel, *commands: str) -> list[str]:
+        """What the engine answers to commands that go out in one write.
+
+        Raises:
+            GameLostError: it does not take one of them, or its answers are none.
+        """
+        if channel.unread():
+            raise GameLostError("wrong answer", "more came than was asked for")
+        first, self._id = self._id + 1, self._id + len(commands)
+        channel.send("\n".join(f"{first + place} {command}" for place, command in enumerate(commands)))
+        until, replies = time.monotonic() + self.timeout_s, []
+        for place, command in enumerate(commands):
+            reply = await channel.receive(max(0.0, until - time.monotonic()))
+            found = re.fullmatch(r"=(\d+)(?: (.*))?", reply, re.DOTALL) or _unknown(command, reply)
+            if int(found[1]) != first + place:
+                raise GameLostError("wrong answer", f"command {first + place} was answered as {found[1]}")
+            replies.append((found[2] or "").strip())
+        return replies
+
+    def _point(self, name: str) -> int:
+        point = self._points.get(name.upper())
+        return _unknown("a point", name) if point is None else point
+
+    def _seen(self, black: str, white: str) -> Float32Array:
+        """The observation of a board on which stones lie at these points."""
+        area, stones = self._size * self._size, dict[int, int]()
+        for side, names in enumerate((black, white) if self._mine == "black" else (white, black)):
+            stones |= dict.fromkeys(map(self._point, names.split()), side)
+        planes = np.zeros((PLANES, area), np.float32)
+        for point, free in liberties(stones, self._size).items():
+            planes[3 * stones[point] + min(free, 3) - 1, point] = 1.0
+        last = self._moves[-1] if self._moves else ""
+        if last in self._points:
+            planes[6, self._points[last]] = 1.0
+        near = min(1.0, len(self._moves) / self._most)
+        return np.concatenate([planes.reshape(-1), np.array([last == PASS, self._mine == "black", near], np.float32)])
+
+    def record(self) -> str:
+        """The game as SGF (https://www.red-bean.com/sgf/go.html)."""
+        nodes = []
+        for number, move in enumerate(self._moves):
+            point = self._points.get(move)
+            at = "" if point is None else "".join(chr(97 + place) for place in divmod(point, self._size)[::-1])
+            if move != RESIGN:
+                nodes.append(f";{'BW'[number % 2]}[{at}]")
+        players = ("fasttrain", f"GNU Go level {self._level}")
+        names = players if self._mine == "black" else players[::-1]
+        head = f";GM[1]FF[4]SZ[{self._size}]KM[{self._komi:g}]RU[Chinese]PB[{names[0]}]PW[{names[1]}]"
+        return f"({head}{f'RE[{self._result}]' if self._result else ''}{''.join(nodes)})"
+
+
+@functools.cache
+def neighbours(size: int) -> list[list[int]]:
+    """Of each point, those beside it."""
+    found = []
+    for row, column in np.ndindex(size, size):
+        beside = ((row - 1, column), (row + 1, column), (row, column - 1), (row, column + 1))
+        found.append([r * size + c for r, c in beside if 0 <= r < size and 0 <= c < size])
+    return found
+
+
+def liberties(stones: Mapping[int, int], size: int) -> dict[int, int]:
+    """Of each stone (point → side), how many free points touch its group."""
+    beside, found = neighbours(size), dict[int, int]()
+    for start, side in stones.items():
+        if start in found:
+            continue
+        group, free = [start], set[int]()
+        for point in group:  # which grows
+            for other in beside[point]:
+                if other not in stones:
+                    free.add(other)
+                elif stones[other] == side and other not in group:
+                    group.append(other)
+        found |= dict.fromkeys(group, len(free))
+    return found
+
+
+def _unknown(what: str, said: str) -> NoReturn:
+    raise GameLostError("bad message", f"{what}: the engine says {said!s:.100}")

@@ -1,0 +1,205 @@
+"""Go over GTP: what an engine says and does that is not as one would think, in recorded traffic."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fasttrain.daemons.game import Decision, Over, mask_of, row_of
+from fasttrain.daemons.go import Go, Replies, liberties
+from fasttrain.daemons.wire import GameLostError
+
+EVERYWHERE = " ".join(f"{letter}{number}" for number in (5, 4, 3, 2, 1) for letter in "ABCDE")
+
+
+class Recorded:
+    """GNU Go's side of a channel: a command begins with what is known → its answer."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers: dict[str, Any] = {"all_legal": EVERYWHERE, "list_stones": "", "known_command": "true", **answers}
+        self.writes: list[list[str]] = []
+        self._replies: list[str] = []
+        self.more: list[str] = []
+
+    def send(self, text: str) -> None:
+        self.writes.append([re.sub(r"^\d+ ", "", line) for line in text.split("\n")])
+        for line in text.split("\n"):
+            number, command = line.split(" ", 1)
+            answer = self.answers.get(command, self.answers.get(command.split()[0], ""))
+            answer = answer.pop(0) if isinstance(answer, list) else answer
+            self._replies.append(answer if answer[:1] in ("?", "=") else f"={number} {answer}".strip())
+
+    async def receive(self, timeout_s: float) -> str:
+        if not self._replies:
+            raise GameLostError("timeout", "nothing more")
+        return self._replies.pop(0)
+
+    def unread(self) -> list[str]:
+        return self.more
+
+
+def begun(game: Go, channel: Any, seed: int = 3) -> Any:
+    return asyncio.run(game.begin(channel, 0, seed))
+
+
+def played(game: Go, channel: Any, move: str) -> Any:
+    names = [*game._names, "PASS"]
+    return asyncio.run(game.play(channel, names.index(move)))
+
+
+def test_a_frame_is_a_reply_up_to_an_empty_line():
+    replies = Replies()
+    assert replies.pack(b"1 name\n2 version") == b"1 name\n2 version\n"
+    assert replies.feed(b"=1 GNU Go\r\n\r") == []
+    assert replies.feed(b"\n=2\n\n\n=3 A1 B2\nC3\n\n?4 unk") == [b"=1 GNU Go", b"=2", b"=3 A1 B2\nC3"]
+    assert replies.feed(b"nown\n\n") == [b"?4 unknown"]
+    with pytest.raises(GameLostError) as lost:
+        Replies(10).feed(b"=1 " + b"A1 " * 9)
+    assert lost.value.cause == "oversize"
+
+
+def test_a_decision_is_one_write_and_a_pass_is_always_legal():
+    game, channel = Go(size=5), Recorded(genmove=["C3", "pass"])
+    first = begun(game, channel)
+    assert channel.writes == [
+        ["boardsize 5", "komi 24.5", "level 1", "set_random_seed 3", "clear_board", "all_legal black",
+         "list_stones black", "list_stones white"],
+    ]  # fmt: skip
+    assert sorted(first.legal) == list(range(26))
+    channel.answers["all_legal"] = ""
+    assert played(game, channel, "B2").legal == [25]
+    assert channel.writes[-1] == ["play black B2", "genmove white", "all_legal black", "list_stones black",
+                                  "list_stones white"]  # fmt: skip
+
+
+def test_letters_skip_i():
+    assert Go(size=9)._names[:9] == ["A9", "B9", "C9", "D9", "E9", "F9", "G9", "H9", "J9"]
+    assert Go(size=9)._names[-1] == "J1"
+
+
+def test_colours_come_in_turn_and_white_is_moved_against_first():
+    game, channel = Go(size=5), Recorded(genmove="C3")
+    begun(game, channel)
+    second = begun(game, channel)
+    assert channel.writes[-1][5:7] == ["genmove black", "all_legal white"]
+    assert isinstance(second, Decision)
+    assert row_of(second.observation, game.observation_space)[6 * 25 : 7 * 25].argmax() == 12, "its move in the centre"
+    assert second.observation[-2] == 0, "White is played"
+    for colour in ("black", "white"):
+        one = Go(size=5, colour=colour)
+        for _ in range(2):
+            begun(one, channel)
+            assert one._mine == colour
+
+
+@pytest.mark.parametrize(("score", "reward", "ahead"), [("B+3.5", 1.0, 3.5), ("W+12", -1.0, -12.0), ("0", 0.0, 0.0)])
+def test_two_passes_end_it_though_gnu_go_would_play_on(score: str, reward: float, ahead: float):
+    """Whoever passes second: the count is asked for, and no further move."""
+    theirs_first = Recorded(genmove="PASS", final_score=score)
+    game = Go(size=5)
+    begun(game, theirs_first)
+    assert played(game, theirs_first, "C3").observation[-3] == 1, "one sees that it has passed"
+    over = played(game, theirs_first, "PASS")
+    assert theirs_first.writes[-1][:2] == ["play black PASS", "final_score"]
+    ours_first = Recorded(genmove="PASS", final_score=score)
+    other = Go(size=5)
+    begun(other, ours_first)
+    for end in (over, played(other, ours_first, "PASS")):
+        assert isinstance(end, Over)
+        assert (end.reward, end.truncated) == (reward, False)
+        assert end.info == {"is_win": reward > 0, "colour": "black", "result": score, "score_diff": ahead}
+
+
+def test_a_resignation_is_a_win():
+    game, channel = Go(size=5), Recorded(genmove="resign")
+    begun(game, channel)
+    over = played(game, channel, "C3")
+    assert (over.reward, over.info["result"], over.info["is_win"]) == (1.0, "B+R", True)
+    assert game.record() == "(;GM[1]FF[4]SZ[5]KM[24.5]RU[Chinese]PB[fasttrain]PW[GNU Go level 1]RE[B+R];B[cc])"
+
+
+def test_a_game_without_end_is_cut():
+    game, channel = Go(size=5, most_moves=4), Recorded(genmove="A1")
+    begun(game, channel)
+    assert isinstance(played(game, channel, "C3"), Decision)
+    cut = played(game, channel, "C4")
+    assert (cut.truncated, cut.reward, cut.info) == (True, 0.0, {"colour": "black"})
+
+
+def test_the_record_is_the_game():
+    game, channel = Go(size=5), Recorded(genmove=["A5", "PASS", "E1"])
+    begun(game, channel)
+    for move in ("B5", "E4", "D4"):
+        played(game, channel, move)
+    assert game.record().endswith(";B[ba];W[aa];B[eb];W[];B[db];W[ee])")
+
+
+@pytest.mark.parametrize(
+    ("answers", "cause", "why"),
+    [
+        ({"play": "?7 illegal move"}, "bad message", "play black C3: the engine says .7 illegal move"),
+        ({"play": "=99"}, "wrong answer", "was answered as 99"),
+        ({"final_score": "?9 cannot score", "genmove": "PASS"}, "bad message", "final_score"),
+        ({"final_score": "jigo", "genmove": "PASS"}, "bad message", "final_score: the engine says jigo"),
+        ({"all_legal": "A1 I3"}, "bad message", "a point: the engine says I3"),
+        ({"genmove": "Z9"}, "bad message", "a point: the engine says Z9"),
+    ],
+)
+def test_what_is_not_understood_loses_the_game(answers: dict[str, str], cause: str, why: str):
+    game, channel = Go(size=5), Recorded()
+    begun(game, channel)
+    channel.answers |= {"genmove": "C4", **answers}
+    if "final_score" in answers:
+        played(game, channel, "C3")
+    with pytest.raises(GameLostError, match=why) as lost:
+        played(game, channel, "PASS" if "final_score" in answers else "C3")
+    assert lost.value.cause == cause
+
+
+def test_an_engine_that_says_more_than_it_was_asked_is_not_trusted():
+    game, channel = Go(size=5), Recorded()
+    channel.more = ["=3 C3"]
+    with pytest.raises(GameLostError, match="more came than was asked for"):
+        begun(game, channel)
+
+
+def test_another_engine_is_told_apart():
+    with pytest.raises(GameLostError, match="knows no all_legal: is it GNU Go"):
+        asyncio.run(Go().hello(Recorded(known_command="false")))  # type: ignore[arg-type]
+    asyncio.run(Go().hello(Recorded()))  # type: ignore[arg-type]
+
+
+def test_what_is_seen_of_a_board():
+    #   . . . . .
+    #   . X . . .
+    #   . X O . .     X black, seen by White, whose stone has 3 liberties; X has 5
+    #   . . . O X     that O has 2, that X at the edge has 2
+    #   O . . . .     and the stone in the corner has 2
+    channel = Recorded(**{"list_stones black": "B4 B3 E2", "list_stones white": "C3 D2 A1", "genmove": "B3"})
+    game = Go(size=5, colour="white")
+    seen = begun(game, channel).observation[: 7 * 25].reshape(7, 25)
+    found = [{game._names[point] for point in np.flatnonzero(plane)} for plane in seen]
+    assert found == [set(), {"A1"}, {"C3", "D2"}, set(), {"E2"}, {"B4", "B3"}, {"B3"}]
+
+
+def test_liberties_are_the_groups():
+    corner = {0: 0, 1: 0, 5: 1, 6: 1, 2: 1}  # two stones in the corner, taken
+    assert liberties(corner, 5) == {0: 0, 1: 0, 5: 3, 6: 3, 2: 2}
+    assert liberties({}, 5) == {}
+
+
+@pytest.mark.parametrize("wrong", [{"size": 4}, {"size": 20}, {"level": 0}, {"level": 11}, {"colour": "red"}])
+def test_wrong_settings_are_told(wrong: dict[str, Any]):
+    with pytest.raises(ValueError, match="a size from 5 to 19, a level from 1 to 10, and colour=both, black or white"):
+        Go(**wrong)
+
+
+def test_masks_and_observations_fit_the_spaces():
+    game, channel = Go(size=7), Recorded(all_legal="A1 G7")
+    decision = begun(game, channel)
+    assert mask_of(decision.legal, 50).nonzero()[0].tolist() == [6, 42, 49]
+    assert row_of(decision.observation, game.observation_space).shape == (7 * 49 + 3,)
