@@ -37,6 +37,8 @@ down slows all of them; the ratio is taken turn by turn and its median reported.
   daemons           all works daemons-*: games with an external engine that sleeps 5 ms a decision, with four engine
                     processes and with 1, 4, 16 and 64 games in flight, against one blocking process per env in
                     SubprocVecEnv; and one that computes, against what it can do (scripts/bench_daemons.py)
+  go                all works go-*: GNU Go on 5×5 with 1 to 64 boards, against one blocking process per env in
+                    SubprocVecEnv, and against what the engines can do (scripts/bench_engines.py)
   skirmish          all works skirmish-* (scripts/bench_skirmish.py): native stepping against the plain Python env, with
                     the planner, without caches, with secondary rewards, and training against itself
 """
@@ -64,6 +66,7 @@ if __name__ == "__main__" and BARE:  # go on in the checkout's own .venv
 import bench_auto  # noqa: E402
 import bench_daemons  # noqa: E402
 import bench_dqn  # noqa: E402
+import bench_engines  # noqa: E402
 import bench_home  # noqa: E402
 import bench_limits  # noqa: E402
 import bench_machine  # noqa: E402
@@ -90,6 +93,7 @@ WORKS: dict[str, dict[str, Measurement]] = {
     **bench_skirmish.WORKS,
     **bench_home.WORKS,
     **bench_daemons.WORKS,
+    **bench_engines.WORKS,
 }
 TOGETHER = {"ppo": ["skullking-train"]}  # what a group holds besides the works that begin with its name
 
