@@ -126,9 +126,11 @@ def theirs(games: int, rollout: int, stock: bool = True) -> dict[str, Any]:
 
     env = SubprocVecEnv([Blocking] * games, start_method="fork")
     kind: Any = sb3_contrib.MaskablePPO if stock else partial(fasttrain.MaskablePPO, engine="kernels")
-    p95_ms: Callable[[], float] = lambda: (
-        1000 * float(np.percentile([one for each in env.get_attr("took") for one in each], 95))
-    )
+
+    def p95_ms() -> float:
+        took = [one for each in env.get_attr("took") for one in each]
+        return 1000 * float(np.percentile(took, 95))
+
     return {**_trained(kind("MlpPolicy", env, **_settings(games, rollout)), env, p95_ms), "engine": "gnugo"}
 
 
