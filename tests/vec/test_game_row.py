@@ -155,6 +155,15 @@ def test_a_game_ends_and_the_next_begins_in_the_same_step(stage: Make):
     assert one.pool.tally.steps == 2
 
 
+def test_a_game_may_have_a_record_of_its_own(stage: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Written, "record", lambda game: f"{len(game.played)} played")
+    one = stage(Decision([1]), Over([3]), Decision([4]), GameLostError("closed", "gone"))
+    one.play(0, 1)
+    for records, name, expected in ((one.games, "games", "2 played"), (one.failed, "failed", "4 played")):
+        records.write()
+        assert json.loads((tmp_path / f"{name}.jsonl").read_text())["record"] == expected
+
+
 def test_a_limit_truncates(stage: Make):
     assert stage(Decision([1]), Over([3], 1.0, truncated=True)).play(0)[-1][3:] == (1.0, False, True, False)
 

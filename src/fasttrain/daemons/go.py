@@ -80,6 +80,7 @@ class Go(EngineGame):
         self._begun = self._id = 0
         self.observation_space = spaces.Box(0.0, 1.0, (PLANES * size * size + 3,), np.float32)
         self.action_space = spaces.Discrete(size * size + 1)
+        self._mine, self._theirs = "black", "white"
         self._moves: list[str] = []
         self._result = ""
 

@@ -305,7 +305,7 @@ class Row:
         self._leave()
 
     def _record(self) -> dict[str, Any]:
-        record = self.game.record()
+        record = None if self.seat is None else self.game.record()  # without one it has not begun
         return {
             **({} if record is None else {"record": record}),
             "row": self.row,
