@@ -58,6 +58,39 @@ def daemons(load: Load) -> str:
     return f"{prose(text)}\n\n{table(head, rows)}"
 
 
+BOARDS = (1, 4, 16, 64)
+
+
+def go(load: Load) -> str:
+    """GNU Go, against one blocking process per env and against what the engines can do."""
+    rows = []
+    for boards in BOARDS:
+        stored, alone = load(f"go-{boards}"), load(f"go-{boards}-capacity")
+        shown = [
+            f"{value['median']:.2f}× [{value['min']:.2f}, {value['max']:.2f}]"
+            for value in (stored["ratios"]["SubprocVecEnv"], stored["ratios"]["SubprocVecEnv, our PPO"])
+        ]
+        late = " / ".join(f"{stored['p95_ms'][each]['median']:.0f}" for each in ("fasttrain", "SubprocVecEnv"))
+        both = [rounded(one["median"], 2) for one in (stored["ours"], stored["theirs"]["SubprocVecEnv"])]
+        share = f"{100 * alone['ratios']['the engines alone']['median']:.0f} %"
+        rows.append((str(boards), *both, *shown, share, late))
+    head = (
+        "boards at once",
+        "decisions/s",
+        "theirs",
+        "ratio",
+        "ratio, both with our PPO",
+        "of what the engines can do",
+        "P95 of a decision, ms, ours / theirs",
+    )
+    text = (
+        f"Size 5, level 1, {cores(load('go-16'))}, training and updates included; theirs is one blocking process per "
+        "env in SubprocVecEnv with stock's MaskablePPO. What the engines can do is measured with recorded games in a closed "
+        "loop, without policy and learning:"
+    )
+    return f"{prose(text)}\n\n{table(head, rows)}"
+
+
 def daemon_faults(load: Load) -> str:
     """The run in which engines fail in every way there is."""
     parts = load("faults_daemons")["parts"]

@@ -24,7 +24,7 @@ def config(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (config("gymnasium"), "daemons.… is for games with external engines"),
+        (config("gymnasium"), "daemons.command is for games with external engines"),
         (config(entry=None), "needs env.entry_point=my_game:MyGame"),
         (config(command=()), "needs daemons.command="),
         (config(opponent="self"), "opponent=self with env.backend=daemons"),
@@ -48,7 +48,7 @@ def test_contradictions_are_named(given: Any, message: str):
 @pytest.mark.parametrize(
     "given",
     [
-        config(), config(ports="2000", count=1), config(command=("engine",), games_per_daemon=1),
+        config(), config(ports=2000, count=1), config(command=("engine",), games_per_daemon=1),
         config(command=("/opt/bin/java", "E", "{port}"), jvm_flags=("-Xmx1g",), profile="jfr"),
         config(command=("engine", "{socket}")),
     ],

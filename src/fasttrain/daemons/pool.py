@@ -81,7 +81,7 @@ class Pool:
         parts: int = 1,
     ) -> None:
         self.settings, self._game, self.per_daemon, self._say = settings, make(), per_daemon, say
-        ports = itertools.cycle(ports_of(settings.ports, part, parts))
+        ports = itertools.cycle(ports_of(str(settings.ports), part, parts))
         threads = max(1, cores // parts // count)
         indices = range(part, part + count * parts, parts)
         self._made: Callable[[int], Daemon] = lambda index: Daemon(settings, index, ports, folder, threads)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from fasttrain.errors import ConfigError
@@ -25,7 +25,7 @@ class DaemonsConfig:
     cwd: str | None = setting(None, "the folder they run in")
     count: int | Literal["auto"] = setting("auto", "processes; auto: one per core", least=1)
     games_per_daemon: int | Literal["auto"] = setting("auto", "at once; auto: num_envs shared out", least=1)
-    ports: str = setting("20000-29999", "from which free ones are taken")
+    ports: int | str = setting("20000-29999", "from which free ones are taken")
     start_timeout_s: float = setting(60.0, "from the start of a process to its first answer", least=0.1)
     request_timeout_s: float = setting(30.0, "of each request: later answers count as none", least=0.01)
     game_timeout_s: float = setting(3600.0, "of the engine, for a whole game", least=0.1)
@@ -78,15 +78,16 @@ def check_daemons(config: Any) -> None:
     """
     settings, env = config.daemons, config.env
     if env.backend != "daemons":
-        if settings != NO_DAEMONS:
-            raise ConfigError("daemons.… is for games with external engines: take env.backend=daemons, or leave it out")
+        said = [one.name for one in fields(settings) if getattr(settings, one.name) != getattr(NO_DAEMONS, one.name)]
+        if said:
+            raise ConfigError(f"daemons.{said[0]} is for games with external engines: take env.backend=daemons")
         return
     if env.entry_point is None or not settings.command:
         missing = "daemons.command=[my_engine,--port,'{port}']" if env.entry_point else "env.entry_point=my_game:MyGame"
         raise ConfigError(f"env.backend=daemons needs {missing}: the class that speaks to the engine, and its command")
     if config.opponent == "self":
         raise ConfigError("opponent=self with env.backend=daemons: the engine plays the others; leave opponent out")
-    ports = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", settings.ports)
+    ports = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", str(settings.ports))
     first, last = (int(ports[1]), int(ports[2] or ports[1])) if ports else (0, 0)
     if not 1024 <= first <= last <= 65535:
         raise ConfigError(f"daemons.ports={settings.ports}: expected two ports from 1024 to 65535, as in 20000-29999")
