@@ -85,7 +85,7 @@ def go(load: Load) -> str:
     )
     text = (
         f"Size 5, level 1, {cores(load('go-16'))}, training and updates included; theirs is one blocking process per env "
-        "in SubprocVecEnv with stock's MaskablePPO. What the engines can do is measured with recorded games in a closed "
+        "in SubprocVecEnv with stock's MaskablePPO. What the engines can do: recorded games in a closed "
         "loop, without policy and learning:"
     )
     return f"{prose(text)}\n\n{table(head, rows)}"
