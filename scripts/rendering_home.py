@@ -84,7 +84,7 @@ def go(load: Load) -> str:
         "P95 of a decision, ms, ours / theirs",
     )
     text = (
-        f"Size 5, level 1, {cores(load('go-16'))}, training and updates included; theirs is one blocking process an env "
+        f"Size 5, level 1; {cores(load('go-16'))}, with training; theirs is one blocking process an env "
         "in SubprocVecEnv with stock's MaskablePPO. What the engines can do: recorded games in a closed "
         "loop, without policy and learning:"
     )
