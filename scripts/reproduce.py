@@ -191,6 +191,13 @@ ENTRIES = (
         rendering_home.daemons,
     ),
     Entry(
+        "go",
+        tuple(f"go-{boards}{part}.json" for boards in rendering_home.BOARDS for part in ("", "-capacity")),
+        (f"{BENCHMARK} go --repeats 1",),
+        8,
+        rendering_home.go,
+    ),
+    Entry(
         "daemons-faults",
         ("faults_daemons.json",),
         ("python3 scripts/faults_daemons.py",),
