@@ -58,6 +58,8 @@ class Go(EngineGame):
         komi: points that White gets; None: as much as makes both sides' chances even, by KOMI, else 7.5.
         colour: which one is played; both: in turn.
         most_moves: of both sides, after which the game is cut; None: 3 size².
+        shaping: what a lead of stones over the whole board would pay; it is paid back as the lead goes, at the end at
+            the latest, so that what is best stays best (a potential: Ng et al. 1999).
     """
 
     framing, codec = Replies, "text"
@@ -69,6 +71,7 @@ class Go(EngineGame):
         komi: float | None = None,
         colour: Literal["both", "black", "white"] = "both",
         most_moves: int | None = None,
+        shaping: float = 0.0,
     ) -> None:
         if not 5 <= size <= len(LETTERS) or not 1 <= level <= 10 or colour not in ("both", "black", "white"):
             raise ValueError("expected a size from 5 to 19, a level from 1 to 10, and colour=both, black or white")
@@ -80,6 +83,7 @@ class Go(EngineGame):
         self._begun = self._id = 0
         self.observation_space = spaces.Box(0.0, 1.0, (PLANES * size * size + 3,), np.float32)
         self.action_space = spaces.Discrete(size * size + 1)
+        self._shaping, self._lead = shaping, 0.0
         self._mine, self._theirs = "black", "white"
         self._moves: list[str] = []
         self._result = ""
@@ -93,7 +97,7 @@ class Go(EngineGame):
         black = self._colour == "black" or (self._colour == "both" and self._begun % 2 == 0)
         self._begun += 1
         self._mine, self._theirs = ("black", "white") if black else ("white", "black")
-        self._moves, self._result = [], ""
+        self._moves, self._result, self._lead = [], "", 0.0
         # Without a seed of its own a process takes the clock's second: those that start together play the same games.
         seeded = (f"set_random_seed {seed % MOST_SEED}", "clear_board")
         setup = (f"boardsize {self._size}", f"komi {self._komi:g}", f"level {self._level}", *seeded)
@@ -123,8 +127,10 @@ class Go(EngineGame):
                 return await self._over(channel)
         observation = self._seen(black, white)
         if len(self._moves) >= self._most:
-            return Over(observation, truncated=True, info={"colour": self._mine})
-        return Decision(observation, [*map(self._point, legal.split()), len(self._names)])  # a pass is never listed
+            return Over(observation, self._paid(0.0), truncated=True, info={"colour": self._mine})
+        mine, theirs = observation[: 6 * len(self._names)].reshape(2, -1).sum(axis=1)
+        points = [*map(self._point, legal.split()), len(self._names)]  # a pass is never listed
+        return Decision(observation, points, self._paid(float(mine - theirs)))
 
     async def _over(self, channel: Channel, *commands: str) -> Over:
         """Both have passed: what the engine counts."""
@@ -137,7 +143,12 @@ class Go(EngineGame):
 
     def _ended(self, observation: Float32Array, reward: float, info: Mapping[str, Any]) -> Over:
         told = {"is_win": reward > 0, "colour": self._mine, "result": self._result, **info}
-        return Over(observation, reward, info=told)
+        return Over(observation, reward + self._paid(0.0), info=told)
+
+    def _paid(self, lead: float) -> float:
+        """What a change of the lead pays."""
+        before, self._lead = self._lead, lead
+        return self._shaping * (lead - before) / len(self._names)
 
     async def _asked(self, channel: Channel, *commands: str) -> list[str]:
         """What the engine answers to commands that go out in one write.
