@@ -145,6 +145,7 @@ class Daemon:
             wants_pipes = not any("{port}" in part or "{socket}" in part for part in given)
             given = with_flags(given, [*flags, *(QUIET_STDOUT if wants_pipes else ())])
         values = {"{index}": str(self.index), "{threads}": str(self._threads), "{folder}": str(self.folder)}
+        values["{daemons}"] = str(Path(__file__).parent)
         self.address = None
         if any("{port}" in part for part in given):
             self.address = (HOST, free_port(self._ports))

@@ -18,7 +18,7 @@ from gymnasium import spaces
 
 from fasttrain.batch import Float32Array
 from fasttrain.daemons.channel import Channel
-from fasttrain.daemons.game import Decision, EngineGame, Over
+from fasttrain.daemons.game import Decision, EngineGame, Over, Potential
 from fasttrain.daemons.wire import MOST_BYTES, GameLostError
 
 LETTERS = "ABCDEFGHJKLMNOPQRST"  # I is left out
@@ -58,8 +58,7 @@ class Go(EngineGame):
         komi: points that White gets; None: as much as makes both sides' chances even, by KOMI, else 7.5.
         colour: which one is played; both: in turn.
         most_moves: of both sides, after which the game is cut; None: 3 size².
-        shaping: what a lead of stones over the whole board would pay; it is paid back as the lead goes, at the end at
-            the latest, so that what is best stays best (a potential: Ng et al. 1999).
+        shaping: what a lead of stones over the whole board would pay, paid back at the end (game.Potential).
     """
 
     framing, codec = Replies, "text"
@@ -83,7 +82,7 @@ class Go(EngineGame):
         self._begun = self._id = 0
         self.observation_space = spaces.Box(0.0, 1.0, (PLANES * size * size + 3,), np.float32)
         self.action_space = spaces.Discrete(size * size + 1)
-        self._shaping, self._lead = shaping, 0.0
+        self._potential = Potential(shaping)
         self._mine, self._theirs = "black", "white"
         self._moves: list[str] = []
         self._result = ""
@@ -97,7 +96,8 @@ class Go(EngineGame):
         black = self._colour == "black" or (self._colour == "both" and self._begun % 2 == 0)
         self._begun += 1
         self._mine, self._theirs = ("black", "white") if black else ("white", "black")
-        self._moves, self._result, self._lead = [], "", 0.0
+        self._moves, self._result = [], ""
+        self._potential.begin()
         # Without a seed of its own a process takes the clock's second: those that start together play the same games.
         seeded = (f"set_random_seed {seed % MOST_SEED}", "clear_board")
         setup = (f"boardsize {self._size}", f"komi {self._komi:g}", f"level {self._level}", *seeded)
@@ -127,10 +127,10 @@ class Go(EngineGame):
                 return await self._over(channel)
         observation = self._seen(black, white)
         if len(self._moves) >= self._most:
-            return Over(observation, self._paid(0.0), truncated=True, info={"colour": self._mine})
+            return Over(observation, self._potential.pays(0.0), truncated=True, info={"colour": self._mine})
         mine, theirs = observation[: 6 * len(self._names)].reshape(2, -1).sum(axis=1)
         points = [*map(self._point, legal.split()), len(self._names)]  # a pass is never listed
-        return Decision(observation, points, self._paid(float(mine - theirs)))
+        return Decision(observation, points, self._potential.pays(float(mine - theirs) / len(self._names)))
 
     async def _over(self, channel: Channel, *commands: str) -> Over:
         """Both have passed: what the engine counts."""
@@ -143,12 +143,7 @@ class Go(EngineGame):
 
     def _ended(self, observation: Float32Array, reward: float, info: Mapping[str, Any]) -> Over:
         told = {"is_win": reward > 0, "colour": self._mine, "result": self._result, **info}
-        return Over(observation, reward + self._paid(0.0), info=told)
-
-    def _paid(self, lead: float) -> float:
-        """What a change of the lead pays."""
-        before, self._lead = self._lead, lead
-        return self._shaping * (lead - before) / len(self._names)
+        return Over(observation, reward + self._potential.pays(0.0), info=told)
 
     async def _asked(self, channel: Channel, *commands: str) -> list[str]:
         """What the engine answers to commands that go out in one write.

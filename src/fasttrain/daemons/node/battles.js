@@ -1,0 +1,162 @@
+'use strict';
+// Random battles of Pokémon Showdown for programs elsewhere: `node battles.js --port N`, from a folder where
+// `npm install pokemon-showdown@0.11.11` was run. One connection plays one battle at a time, in JSON, a line each:
+//
+//   → {"hello": 1}                                                     ← {"hello": "0.11.11", "size": S}
+//   → {"new": 1, "seed": [a, b, c, d], "generation": 9, "opponent": "random"}
+//   ← {"ask": 1, "view": base64 of S floats, "legal": [0, 2, 8], "lead": 0.1, "ms": 1.2, "theirs": false}
+//   → {"answer": 1, "action": 2}
+//   ← {"refused": 1, "legal": [0, 8]}          it was not possible after all: the same decision again
+//   ← {"over": 1, "view": …, "log": [...]}     1 won, -1 lost, 0 a tie; the log plays the battle again
+//   ← {"error": "…"}                           the battle is over by a fault
+//
+// The simulator is called, never written lines to: no text that comes from outside can reach its `>eval`.
+
+const net = require('net');
+const path = require('path');
+const {createRequire} = require('module');
+const {View} = require('./view.js');
+const {SIZE, lead, numbers} = require('./numbers.js');
+
+const OPPONENTS = ['random', 'max_damage', 'self'], GENERATIONS = [1, 2, 3, 4, 5, 9];
+const LONGEST = 65536; // bytes of a line
+
+function simulator() {
+  const inFolder = createRequire(path.join(process.cwd(), 'any.js'));
+  try {
+    const {version} = inFolder('pokemon-showdown/package.json');
+    const {extractChannelMessages} = inFolder('pokemon-showdown/dist/sim/battle');
+    return {...inFolder('pokemon-showdown'), extractChannelMessages, version};
+  } catch (error) {
+    if (error.code !== 'MODULE_NOT_FOUND') throw error;
+    process.stderr.write(`pokemon-showdown is not in ${process.cwd()} or above: run there ` +
+      'npm install --omit=optional --ignore-scripts pokemon-showdown@0.11.11\n');
+    return process.exit(1);
+  }
+}
+
+/** Any legal action. */
+const random = (view, prng) => prng.sample(view.legal());
+
+/** The move that is expected to take most; any legal switch where there is none. */
+function maxDamage(view, prng) {
+  const expected = [...view.expected()].filter(([action]) => action < 4);
+  if (!expected.length) return random(view, prng);
+  const most = Math.max(...expected.map(([, taken]) => taken));
+  return prng.sample(expected.filter(([, taken]) => taken === most).map(([action]) => action));
+}
+
+class Game {
+  constructor(sim, {seed, generation, opponent}) {
+    if (!GENERATIONS.includes(generation)) throw new Error(`generation ${generation} is none of ${GENERATIONS}`);
+    if (!OPPONENTS.includes(opponent)) throw new Error(`opponent ${opponent} is none of ${OPPONENTS}`);
+    if (!(Array.isArray(seed) && seed.length === 4 && seed.every((word) => Number.isInteger(word) && word >= 0 && word < 65536))) {
+      throw new Error('seed: expected four numbers below 65536');
+    }
+    this.sim = sim;
+    this.opponent = opponent;
+    this.asks = 0;
+    this.log = [];
+    const formatid = `gen${generation}randombattle`, dex = sim.Dex.forFormat(formatid);
+    this.views = {p1: new View(dex, 'p1'), p2: new View(dex, 'p2')};
+    const seeds = new sim.PRNG(seed);
+    const another = () => [0, 0, 0, 0].map(() => seeds.random(65536));
+    this.dice = new sim.PRNG(another());
+    this.battle = new sim.Battle({formatid, seed: another(), send: (type, data) => this.heard(type, data)});
+    for (const side of ['p1', 'p2']) this.battle.setPlayer(side, {name: side, seed: another().join(',')});
+  }
+
+  /** What the simulator tells: to each player no more than that player may know. */
+  heard(type, data) {
+    if (type === 'update') {
+      const told = this.sim.extractChannelMessages(Array.isArray(data) ? data.join('\n') : data, [1, 2]);
+      this.views.p1.hear(told[1]);
+      if (this.opponent !== 'random') this.views.p2.hear(told[2]);
+    } else if (type === 'sideupdate') {
+      const [side, line] = data.split('\n');
+      if (line.startsWith('|request|')) this.views[side].asked(JSON.parse(line.slice(9)));
+      else if (line.startsWith('|error|')) this.said = line.slice(7);
+    }
+  }
+
+  /** Up to the next decision that is asked for, or the end. */
+  next() {
+    for (;;) {
+      this.battle.sendUpdates();
+      if (this.battle.ended) return this.over();
+      const [first, second] = this.battle.sides;
+      if (!first.isChoiceDone()) return this.ask('p1');
+      if (second.isChoiceDone()) throw new Error('nobody can decide');
+      if (this.opponent === 'self') return this.ask('p2');
+      const decide = this.opponent === 'random' ? random : maxDamage;
+      while (!this.chosen('p2', decide(this.views.p2, this.dice)));
+    }
+  }
+
+  ask(side) {
+    this.asked = side;
+    this.asks += 1;
+    const view = this.views[side];
+    return {ask: this.asks, view: coded(numbers(view)), legal: view.legal(), lead: lead(this.views.p1), theirs: side === 'p2'};
+  }
+
+  /** Whether the simulator took it; where it did not, the same is asked again with what it said since. */
+  chosen(side, action) {
+    const view = this.views[side], text = view.choices.get(action);
+    if (text === undefined) throw new Error(`${action} is none of ${view.legal()}`);
+    if (this.battle.choose(side, text)) return true;
+    if (text === 'default') throw new Error(`not even default: ${this.said}`);
+    view.refused(action);
+    return false;
+  }
+
+  answer({answer, action}) {
+    if (answer !== this.asks) throw new Error(`answer to ${answer}, asked was ${this.asks}`);
+    if (this.chosen(this.asked, action)) return this.next();
+    return {refused: this.asks, legal: this.views[this.asked].legal(), said: this.said};
+  }
+
+  over() {
+    const {winner, turn, inputLog} = this.battle;
+    const view = this.views.p1;
+    return {over: winner === 'p1' ? 1 : winner === 'p2' ? -1 : 0, view: coded(numbers(view)), turns: turn, log: inputLog,
+      left: this.battle.sides.map((side) => side.pokemonLeft)};
+  }
+}
+
+const coded = (floats) => Buffer.from(floats.buffer).toString('base64');
+
+function serve(sim, socket) {
+  let game = null, begun = '';
+  socket.setNoDelay(true);
+  socket.setEncoding('utf8');
+  socket.on('error', () => socket.destroy());
+  socket.on('data', (text) => {
+    const lines = (begun + text).split('\n');
+    begun = lines.pop();
+    if (begun.length > LONGEST) socket.destroy();
+    for (const line of lines) {
+      const began = process.hrtime.bigint();
+      let reply;
+      try {
+        const message = JSON.parse(line);
+        if (message.hello) reply = {hello: sim.version, size: SIZE};
+        else if (message.new) reply = (game = new Game(sim, message)).next();
+        else if (game) reply = game.answer(message);
+        else throw new Error('there is no battle');
+      } catch (error) {
+        game = null;
+        reply = {error: `${error.stack || error}`.slice(0, 2000)};
+      }
+      reply.ms = Number(process.hrtime.bigint() - began) / 1e6;
+      socket.write(`${JSON.stringify(reply)}\n`);
+    }
+  });
+}
+
+if (require.main === module) {
+  const sim = simulator(), at = process.argv.indexOf('--port');
+  net.createServer((socket) => serve(sim, socket)).listen(Number(process.argv[at + 1]), '127.0.0.1', 1024);
+}
+
+module.exports = {Game, simulator};

@@ -1,0 +1,96 @@
+'use strict';
+// What a player sees, as one vector of floats: docs/showdown.md has its parts in order.
+
+const {ACTIONS, BOOSTS, CONDITIONS, STATS, STATUSES, TERRAINS, TYPES, VOLATILES, WEATHERS, toID} = require('./view.js');
+
+const OWN_SLOTS = 6, THEIR_SLOTS = 6;
+const POKEMON = 4 + STATUSES.length + TYPES.length + STATS.length + 6;
+const SIDE = BOOSTS.length + VOLATILES.length + Object.keys(CONDITIONS).length + 2;
+const MOVE = 18, FIELD = 4 + WEATHERS.length + TERRAINS.length;
+const SIZE = (OWN_SLOTS + THEIR_SLOTS + 2) * POKEMON + 2 * SIDE + 4 * MOVE + FIELD;
+const GUESSED = {category: 'Physical', accuracy: true, basePower: 70}; // a move of its own type, where none was seen
+const EFFECTS = [0, 0.25, 0.5, 1, 2, 4];
+
+/** `view` as a Float32Array (SIZE,). */
+function numbers(view) {
+  const out = new Float32Array(SIZE), {request, mine, theirs} = view;
+  let at = 0;
+  const put = (...values) => { for (const value of values) out[at++] = value; };
+  const entries = new Map(request.side.pokemon.map((entry) => [entry.ident, entry]));
+  const own = view.team.map((ident) => entries.has(ident) && view.own(entries.get(ident)));
+  const place = view.team.indexOf(request.side.pokemon[0].ident);
+  const active = own[place], other = theirs.active ? view.about(theirs.active) : null;
+  const against = [...theirs.pokemon.values()].map((one) => [view.about(one), one]);
+
+  /** The most that one's known moves take from another, or blows of its types where none is known. */
+  const most = (from, to, boosts, shields) => {
+    if (!from || !to) return 0;
+    const known = from.moves.map((name) => view.dex.moves.get(name)).filter((move) => move.category !== 'Status');
+    const blows = known.length ? known : from.types.map((type) => ({...GUESSED, type}));
+    return Math.max(0, ...blows.map((move) => view.damage(move, from, to, boosts, shields)));
+  };
+  const none = Object.fromEntries(BOOSTS.map((name) => [name, 0]));
+  const pokemon = (one, here, tera, foe, mineHere) => {
+    if (!one) { at += POKEMON; return; }
+    const boosts = here ? (mineHere ? mine.boosts : theirs.boosts) : none;
+    const shields = mineHere ? theirs.boosts : mine.boosts;
+    put(1, one.hp > 0, here, one.hp);
+    for (const status of STATUSES) put(one.status === status);
+    for (const type of TYPES) put(one.types.includes(type));
+    for (const name of STATS) put(one.stats[name] / 400);
+    const given = most(one, foe, boosts, shields), taken = most(foe, one, shields, boosts);
+    put(one.most / 500, tera, Math.min(given, 1.5), Math.min(taken, 1.5), one.hp > 0 && taken >= one.hp);
+    put(foe ? one.stats.spe > foe.stats.spe : 0);
+  };
+  const side = (one, left, open) => {
+    for (const name of BOOSTS) put(one.boosts[name] / 6);
+    for (const name of VOLATILES) put(one.volatiles.has(name));
+    for (const [name, layers] of Object.entries(CONDITIONS)) put((one.conditions[name] || 0) / layers);
+    put(left / 6, open);
+  };
+
+  pokemon(active, true, !!mine.terastallized && active.types.length === 1, other, true);
+  pokemon(other, true, !!(theirs.active && theirs.active.tera), active, false);
+  for (let index = 0; index < OWN_SLOTS; index++) pokemon(own[index], index === place, 0, other, true);
+  for (let index = 0; index < THEIR_SLOTS; index++) {
+    const [one, seen] = against[index] || [];
+    pokemon(one, seen && seen === theirs.active, seen && !!seen.tera, active, false);
+  }
+  const [moves = {}] = request.active || [];
+  side(mine, own.filter((one) => one && one.hp > 0).length, !!moves.canTerastallize);
+  side(theirs, 6 - against.filter(([one]) => !(one.hp > 0)).length, !theirs.terastallized);
+
+  const expected = view.expected();
+  const told = moves.moves || [];
+  for (let slot = 0; slot < 4; slot++) {
+    const text = view.choices.get(slot), which = /^move (\d)/.exec(text || '');
+    if (!which) { at += MOVE; continue; }
+    const {id, pp, maxpp} = told[which[1] - 1], move = view.dex.moves.get(id), begins = at;
+    put(1);
+    if (!move.exists) { at = begins + MOVE; continue; } // recharge, fight
+    const taken = expected.get(slot) || 0, open = expected.get(4 + slot) || 0;
+    const effect = other && move.category !== 'Status' ? view.effect(move.type, other) : 1;
+    put(move.basePower / 150, Math.min(taken, 1.5), !!other && taken >= other.hp, Math.min(open, 1.5));
+    put(EFFECTS.findIndex((value) => value >= effect) / 5, move.accuracy === true ? 1 : move.accuracy / 100);
+    put(move.priority / 5, move.category === 'Physical', move.category === 'Special', move.category === 'Status');
+    put(!!(move.heal || move.flags.heal), !!(move.self && move.self.boosts) || (!!move.boosts && move.target === 'self'));
+    put(!!move.boosts && move.target !== 'self', !!(move.status || move.volatileStatus && move.target !== 'self'));
+    put(!!move.sideCondition, !!move.selfSwitch, maxpp ? pp / maxpp : 1);
+  }
+
+  put(Math.min(view.turn, 100) / 100, !!request.forceSwitch, !!moves.trapped, !!moves.maybeTrapped);
+  for (const names of WEATHERS) put(names.includes(view.weather));
+  for (const name of TERRAINS) put(view.field.has(name));
+  if (at !== SIZE) throw new Error(`${at} numbers of ${SIZE}`);
+  return out;
+}
+
+/** How far ahead the player is: the difference of both teams' shares of life, -1 to 1. */
+function lead(view) {
+  const mine = view.request.side.pokemon.map((entry) => view.own(entry).hp);
+  const lost = [...view.theirs.pokemon.values()].map((one) => 1 - one.hp);
+  const sum = (values) => values.reduce((total, value) => total + value, 0);
+  return (sum(mine) + sum(lost)) / 6 - 1;
+}
+
+module.exports = {ACTIONS, SIZE, lead, numbers, toID};
