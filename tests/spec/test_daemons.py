@@ -14,11 +14,11 @@ COMMAND = ("engine", "--port", "{port}")
 
 
 def config(
-    backend: str = "daemons", num_envs: int = 4, opponent: Any = None, entry: Any = "m:G", **changed: Any
+    backend: str = "daemons", num_envs: int = 4, entry: Any = "m:G", **changed: Any
 ) -> Any:
     daemons = DaemonsConfig(**{"command": COMMAND, **changed})
     env = SimpleNamespace(backend=backend, entry_point=entry)
-    return SimpleNamespace(daemons=daemons, env=env, opponent=opponent, num_envs=4)
+    return SimpleNamespace(daemons=daemons, env=env, opponent=None, num_envs=4)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,6 @@ def config(
         (config("gymnasium"), "daemons.command is for games with external engines"),
         (config(entry=None), "needs env.entry_point=my_game:MyGame"),
         (config(command=()), "needs daemons.command="),
-        (config(opponent="self"), "opponent=self with env.backend=daemons"),
         (config(ports="80"), "daemons.ports=80: expected two ports"),
         (config(ports="2000-1999"), "expected two ports"),
         (config(ports="2000-70000"), "expected two ports"),

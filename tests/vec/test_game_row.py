@@ -98,6 +98,7 @@ class Stage:
         self.arrays: Any = SimpleNamespace(
             observations=(one, one), final_observations=one.copy(), actions=np.zeros(1, np.int64),
             rewards=np.zeros(1, np.float32), terminations=flag.copy(), truncations=flag.copy(), lost=flag.copy(),
+            opponents_turn=flag.copy(),
             action_masks=np.ones((1, 3), np.bool_) if masked else None,
         )  # fmt: skip
         self.words = np.zeros(16, np.int64)

@@ -36,6 +36,7 @@ class Decision(NamedTuple):
     reward: float = 0.0  # since the decision before
     engine_ms: float | None = None  # that the engine says it thought, if it does
     tag: Any = None  # whatever `answer` needs to know of the question: its id, the options in the engine's own order
+    theirs: bool = False  # the other side decides: what is seen and legal is its, the reward ours (opponent=self)
 
 
 class Over(NamedTuple):

@@ -63,7 +63,8 @@ def engines_dict(env: VecEnv, wall_s: float, fresh: bool = False) -> dict[str, A
     Args:
         fresh: ask the workers, from the trainer's own thread; else what was last heard of them.
     """
-    if not isinstance(games := env.unwrapped, DaemonVecEnv):
+    games = env.inner if isinstance(env, SelfPlayVecEnv) else env.unwrapped
+    if not isinstance(games, DaemonVecEnv):
         return {}
     found = summary(games.tally(fresh), games.times(), wall_s)
     return {"engines": {**found, "warning": _lost_warning(found)}}

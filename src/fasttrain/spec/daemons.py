@@ -85,8 +85,6 @@ def check_daemons(config: Any) -> None:
     if env.entry_point is None or not settings.command:
         missing = "daemons.command=[my_engine,--port,'{port}']" if env.entry_point else "env.entry_point=my_game:MyGame"
         raise ConfigError(f"env.backend=daemons needs {missing}: the class that speaks to the engine, and its command")
-    if config.opponent == "self":
-        raise ConfigError("opponent=self with env.backend=daemons: the engine plays the others; leave opponent out")
     ports = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", str(settings.ports))
     first, last = (int(ports[1]), int(ports[2] or ports[1])) if ports else (0, 0)
     if not 1024 <= first <= last <= 65535:

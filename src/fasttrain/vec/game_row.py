@@ -84,6 +84,7 @@ class Table:
     tell: Callable[..., None]  # (row, READY, STEP or AGAIN, info of an episode that ended)
     asks_again: bool
     names: Iterator[int]  # a number for each game that no other one has
+    two_sided: bool = False  # somebody here decides for the other side too
     actions: dict[int, asyncio.Future[None]] = field(default_factory=dict)  # done once the trainer has acted
 
 
@@ -170,6 +171,8 @@ class Row:
     def _checked(self, outcome: Decision | Over) -> int | None:
         """Keep its observation and mask for `_show`; the action, where there is but one and nobody need be asked."""
         self.observation = row_of(outcome.observation, self.game.observation_space)
+        if isinstance(outcome, Decision) and outcome.theirs and not self.table.two_sided:
+            raise EnvError(f"{type(self.game).__name__} asks for the other side's decision: that is for opponent=self")
         if isinstance(outcome, Over) or self.table.arrays.action_masks is None:
             return None
         self.mask = mask_of(outcome.legal, self.table.arrays.action_masks.shape[1])
@@ -268,6 +271,7 @@ class Row:
         each_array(lambda shown, one: shown.__setitem__(row, one), arrays.observations[0], self.observation)
         if arrays.action_masks is not None:
             arrays.action_masks[row] = self.mask
+        arrays.opponents_turn[row] = decision.theirs
         self.shown_ns = time.perf_counter_ns()
 
     def _narrow(self, refused: Refused, action: Any) -> None:

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs
 
-from fasttrain.batch import FinishedEpisode, Int64Array, Slots, each_array, select_rows
+from fasttrain.batch import BoolArray, FinishedEpisode, Int64Array, Slots, each_array, select_rows
 from fasttrain.daemons.daemon import prepare
 from fasttrain.daemons.stats import GameTimes, Tally, merged
 from fasttrain.envs.masks import mask_width
@@ -54,6 +54,7 @@ class DaemonVecEnv(SlotVecEnv):
         workers: processes that play; None: as many as the games need.
         folder: where logs and records of games are kept; None: nowhere.
         asks_again: False for learners that cannot be asked the same decision twice.
+        two_sided: the game asks for the other side's decisions too (`SelfPlayVecEnv` has somebody make them).
 
     Raises:
         EnvSpecError: the class cannot be made, or the first engine does not come up.
@@ -70,6 +71,7 @@ class DaemonVecEnv(SlotVecEnv):
         workers: int | None = None,
         folder: Path | None = None,
         asks_again: bool = True,
+        two_sided: bool = False,
     ) -> None:
         if sys.platform == "win32":
             raise EnvSpecError("env.backend=daemons needs Linux or macOS: take WSL")
@@ -85,7 +87,7 @@ class DaemonVecEnv(SlotVecEnv):
                 GamesSettings(
                     entry_point, kwargs, os.getcwd(), str(self.folder), settings, worker, self.num_workers,
                     self._share(worker, num_envs), self._first_daemon(worker + 1) - self._first_daemon(worker),
-                    self.per_daemon, cores, asks_again,
+                    self.per_daemon, cores, asks_again, two_sided,
                 )
             )
             for worker in range(self.num_workers)
@@ -162,10 +164,19 @@ class DaemonVecEnv(SlotVecEnv):
         self.wait_ns += time.perf_counter_ns() - began
         again = np.fromiter((self._news[row][0] == AGAIN for row in range(self.num_envs)), np.bool_, self.num_envs)
         self.slots.resets = again if again.any() else None
-        for row in np.flatnonzero(again).tolist():
-            self.slots.rewards[row] = 0.0
-            self.slots.terminations[row] = self.slots.truncations[row] = False
         self.slots.finished = [found for row in range(self.num_envs) if (found := self._came(row)) is not None]
+
+    @property
+    def opponents_turn(self) -> BoolArray:
+        """(N,) whether the next decision is the other side's."""
+        return self.arrays.opponents_turn
+
+    def step_listed(self, envs: Int64Array, actions: NDArray[Any]) -> list[FinishedEpisode]:
+        """One decision in these envs (M,) alone; the episodes that ended. Of a refused one nothing came."""
+        rows = envs.tolist()
+        self.send_all(rows, actions)
+        self._await(rows)
+        return [found for row in rows if (found := self._came(row)) is not None]
 
     def _act(self, rows: Sequence[int]) -> None:
         for index, worker in enumerate(self._workers):
@@ -178,6 +189,8 @@ class DaemonVecEnv(SlotVecEnv):
         """What a row's step was; its finished episode, if it ended one."""
         kind, info = self._news.pop(row)
         if kind == AGAIN:
+            self.slots.rewards[row] = 0.0
+            self.slots.terminations[row] = self.slots.truncations[row] = False
             return None
         self._returns[row] += self.slots.rewards[row]
         self._lengths[row] += 1

@@ -50,6 +50,7 @@ class GamesSettings:
     per_daemon: int
     cores: int
     asks_again: bool = True  # False: who learns cannot ask twice, so that a refused action is the game's end
+    two_sided: bool = False  # somebody here decides for the other side too
 
 
 class Ready(NamedTuple):
@@ -115,7 +116,7 @@ class Worker(asyncio.Protocol):
         self.table = Table(
             arrays, words, action_space, settings.daemons, self.pool, Records(folder / f"games{suffix}.jsonl"),
             Records(folder / f"failed_games{suffix}.jsonl"), self._tell, settings.asks_again,
-            itertools.count(settings.worker, settings.num_workers),
+            itertools.count(settings.worker, settings.num_workers), settings.two_sided,
         )  # fmt: skip
 
     async def run(self, connection: Connection) -> None:

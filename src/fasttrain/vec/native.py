@@ -11,7 +11,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs
 
-from fasttrain.batch import FinishedEpisode, Int64Array
+from fasttrain.batch import BoolArray, FinishedEpisode, Int64Array
 from fasttrain.envs.masks import mask_width
 from fasttrain.envs.protocol import NativeGame
 from fasttrain.envs.user_code import blame
@@ -76,6 +76,12 @@ class NativeVecEnv(SlotVecEnv):
             raise
         except Exception as error:
             raise EnvError(f"{type(self.game).__name__}.{method} failed: {blame(error)}") from error
+
+    @property
+    def opponents_turn(self) -> BoolArray:
+        """(N,) whether the next decision is the opponent's, of a game that stops at either side's."""
+        turn: BoolArray = self.game.opponents_turn  # type: ignore[attr-defined]
+        return turn
 
     def step_listed(self, indices: Int64Array, actions: NDArray[Any]) -> list[FinishedEpisode]:
         """One decision in these envs (M,) alone, of a game that stops at either side's; the episodes that ended.

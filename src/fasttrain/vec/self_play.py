@@ -19,6 +19,7 @@ from fasttrain.batch import OPPONENTS_TURN as TURN
 from fasttrain.batch import BoolArray, FinishedEpisode, Int64Array, Slots, draw_choices, select_rows
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.vec.base import SlotSource, SlotVecEnv, copy_observations, slots_of
+from fasttrain.vec.games import DaemonVecEnv
 from fasttrain.vec.native import NativeVecEnv
 
 
@@ -46,19 +47,18 @@ class RandomOpponent:
         pass
 
 
-class NativeTurns:
-    """Whose turn it is, and steps of some envs: of a native game that has `opponents_turn` (N,) and `step_listed`."""
+class OwnTurns:
+    """Whose turn it is, and steps of some envs: of native games and games with engines, which know both."""
 
-    def __init__(self, env: NativeVecEnv) -> None:
-        if not hasattr(env.game, "step_listed"):
+    def __init__(self, env: NativeVecEnv | DaemonVecEnv) -> None:
+        if isinstance(env, NativeVecEnv) and not hasattr(env.game, "step_listed"):
             raise EnvSpecError(f"{type(env.game).__name__} cannot be played against oneself: it has no step_listed")
         self.env = env
 
     @property
     def opponents(self) -> BoolArray:
         """(N,) true where the opponent decides next."""
-        turn: BoolArray = self.env.game.opponents_turn  # type: ignore[attr-defined]
-        return turn
+        return self.env.opponents_turn
 
     def begin(self) -> None:
         """The envs were reset: the game knows."""
@@ -111,14 +111,17 @@ class SelfPlayVecEnv(SlotVecEnv):
     state it leaves may be one in which the opponent decides, whose view says nothing of the learner's future.
 
     Args:
-        inner: a `NativeVecEnv` of a two-sided game, or a vector env whose envs wear `TwoSided`.
+        inner: a `NativeVecEnv` of a two-sided game, a `DaemonVecEnv` of one, or a vector env whose envs wear
+            `TwoSided`.
     """
 
     def __init__(self, inner: VecEnv) -> None:
         self.inner = inner
         self.source: Any = slots_of(inner)
         given: Slots = self.source.slots
-        self.turns = NativeTurns(inner) if isinstance(inner, NativeVecEnv) else InfoTurns(inner, self.source)
+        self.turns: OwnTurns | InfoTurns = (
+            OwnTurns(inner) if isinstance(inner, (NativeVecEnv, DaemonVecEnv)) else InfoTurns(inner, self.source)
+        )
         self.opponent: Opponent = RandomOpponent(inner.action_space)
         self.opponents_ns = 0  # spent on the opponents' decisions and what followed from them
         self._next_rewards = np.zeros_like(given.rewards)  # of episodes that began in this step
@@ -148,8 +151,8 @@ class SelfPlayVecEnv(SlotVecEnv):
         self.source.reset()
         self.reset_infos = self.inner.reset_infos
         self.turns.begin()
+        slots.terminations[:] = True  # so that what comes now counts with the learner's first decisions
         self._let_opponents_decide([])
-        self._next_rewards += slots.rewards
         self.clear_slots()
         self._show()
         return copy_observations(slots.observations)
@@ -159,9 +162,15 @@ class SelfPlayVecEnv(SlotVecEnv):
         finished = self.turns.step(actions)
         given = self.source.slots
         np.add(given.rewards, self._next_rewards, out=slots.rewards)
-        self._next_rewards[:] = 0.0
+        slots.resets = given.resets
+        if slots.resets is None:
+            self._next_rewards[:] = 0.0
+            self._lengths += 1
+        else:  # an engine refused some actions: what these rows had is paid with the action that it takes
+            slots.rewards[slots.resets] = 0.0
+            self._next_rewards[~slots.resets] = 0.0
+            self._lengths += ~slots.resets
         slots.terminations[:] = given.terminations | given.truncations
-        self._lengths += 1
         for episode in finished:
             self.opponent.episode_over(episode.env_index, episode.info)
         slots.finished = self._let_opponents_decide(list(finished))
@@ -183,18 +192,20 @@ class SelfPlayVecEnv(SlotVecEnv):
             over = slots.terminations[envs]
             slots.rewards[envs[~over]] += given.rewards[envs[~over]]
             self._next_rewards[envs[over]] += given.rewards[envs[over]]
-            for episode in ended:
-                self._note_end(episode, over[np.searchsorted(envs, episode.env_index)])
-            finished += ended
+            finished += [each for each in ended if self._ends(each, over[np.searchsorted(envs, each.env_index)])]
         self.opponents_ns += time.perf_counter_ns() - begun
         return finished
 
-    def _note_end(self, episode: FinishedEpisode, again: bool) -> None:
+    def _ends(self, episode: FinishedEpisode, again: bool) -> bool:
+        """Whether the learner had a decision in it, to which the end belongs."""
         index = episode.env_index
-        if again:
+        self.opponent.episode_over(index, episode.info)
+        if again and not episode.lost:
             raise EnvError(f"env {index}: two episodes ended between two decisions of the learner")
         self.slots.terminations[index] = True
-        self.opponent.episode_over(index, episode.info)
+        if again:  # its engine failed before the learner's first one: as if it had never begun
+            self._next_rewards[index] = 0.0
+        return not again
 
     def _closed(self, episode: FinishedEpisode) -> FinishedEpisode:
         """With the learner's own return and length."""

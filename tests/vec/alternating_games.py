@@ -1,0 +1,34 @@
+"""What a user would write for alternating_engine.py; apart, so that workers find it by its name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from fasttrain.daemons import Decision, DecisionServer, Over, Refused
+
+
+class Alternating(DecisionServer):
+    """Either side's decisions: four in a game."""
+
+    observation_space = spaces.Box(0.0, 4.0, (2,), np.float32)
+    action_space = spaces.Discrete(4)
+
+    def __init__(self, opponent: str = "self") -> None:
+        self.opponent = opponent
+
+    def new_game(self, game: int, seed: int) -> Any:
+        return {"new": game}
+
+    def answer(self, decision: Decision, action: Any) -> Any:
+        return {"action": int(action)}
+
+    def read(self, message: dict[str, Any]) -> Any:
+        if "refused" in message:
+            return Refused(message["legal"])
+        if "over" in message:
+            return Over(np.array([4, 0]), message["reward"], info={"is_win": message["reward"] > 0})
+        seen = np.array([message["made"], message["theirs"]])
+        return Decision(seen, None, message["reward"], theirs=message["theirs"])
