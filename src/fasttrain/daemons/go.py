@@ -11,6 +11,7 @@ import functools
 import re
 import time
 from collections.abc import Mapping
+from itertools import cycle, islice
 from typing import Any, Literal, NoReturn
 
 import numpy as np
@@ -58,6 +59,8 @@ class Go(EngineGame):
         komi: points that White gets; None: as much as makes both sides' chances even, by KOMI, else 7.5.
         colour: which one is played; both: in turn.
         most_moves: of both sides, after which the game is cut; None: 3 size².
+        opening: each game begins with up to so many moves at random, of both sides in turn: positions to learn from
+            that good play never comes to.
         shaping: what a lead of stones over the whole board would pay, paid back at the end (game.Potential).
     """
 
@@ -70,6 +73,7 @@ class Go(EngineGame):
         komi: float | None = None,
         colour: Literal["both", "black", "white"] = "both",
         most_moves: int | None = None,
+        opening: int = 0,
         shaping: float = 0.0,
     ) -> None:
         if not 5 <= size <= len(LETTERS) or not 1 <= level <= 10 or colour not in ("both", "black", "white"):
@@ -77,6 +81,7 @@ class Go(EngineGame):
         self._size, self._level, self._colour = size, level, colour
         self._komi = KOMI.get(size, 7.5) if komi is None else komi
         self._most = 3 * size * size if most_moves is None else most_moves
+        self._opening = opening
         self._names = [f"{letter}{size - row}" for row in range(size) for letter in LETTERS[:size]]
         self._points = {name: point for point, name in enumerate(self._names)}
         self._begun = self._id = 0
@@ -100,8 +105,15 @@ class Go(EngineGame):
         self._potential.begin()
         # Without a seed of its own a process takes the clock's second: those that start together play the same games.
         seeded = (f"set_random_seed {seed % MOST_SEED}", "clear_board")
-        setup = (f"boardsize {self._size}", f"komi {self._komi:g}", f"level {self._level}", *seeded)
-        return await self._answered(channel, *setup, *(() if black else (f"genmove {self._theirs}",)))
+        commands = [f"boardsize {self._size}", f"komi {self._komi:g}", f"level {self._level}", *seeded]
+        rng = np.random.default_rng(seed)
+        for side in islice(cycle(("black", "white")), int(rng.integers(self._opening + 1))):
+            *_, legal = await self._asked(channel, *commands, f"all_legal {side}")
+            self._moves.append(str(rng.choice(sorted(legal.upper().split()))))
+            commands = [f"play {side} {self._moves[-1]}"]
+        if self._mine != ("black", "white")[len(self._moves) % 2]:
+            commands.append(f"genmove {self._theirs}")
+        return await self._answered(channel, *commands)
 
     async def play(self, channel: Channel, action: Any) -> Decision | Over:
         move = PASS if action == len(self._names) else self._names[action]
