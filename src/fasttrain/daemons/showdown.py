@@ -19,7 +19,7 @@ from fasttrain.daemons.wire import GameLostError
 ACTIONS = 14  # four moves, the same with terastallization, six Pokémon
 SIZE = 686  # numbers of an observation, as node/numbers.js counts them
 GENERATIONS = (1, 2, 3, 4, 5, 9)  # those of 6 to 8 have actions of their own (mega, Z-moves, dynamax)
-OPPONENTS = ("random", "max_damage")
+OPPONENTS = ("random", "max_damage", "self")
 
 
 class Showdown(DecisionServer):
@@ -32,7 +32,8 @@ class Showdown(DecisionServer):
 
     Args:
         generation: whose rules and teams, one of GENERATIONS.
-        opponent: `random`: any legal action; `max_damage`: the move that is expected to take most.
+        opponent: `random`: any legal action; `max_damage`: the move that is expected to take most; `self`: decisions of
+            both sides are asked for, each with what that side sees, while lead and result stay the first side's.
         shaping: what a lead of all life of a team would pay, paid back at the end (game.Potential).
 
     Raises:
@@ -45,7 +46,7 @@ class Showdown(DecisionServer):
     def __init__(
         self,
         generation: int = 9,
-        opponent: Literal["random", "max_damage"] = "random",
+        opponent: Literal["random", "max_damage", "self"] = "random",
         shaping: float = 0.0,
     ) -> None:
         if generation not in GENERATIONS:
@@ -64,7 +65,7 @@ class Showdown(DecisionServer):
     def new_game(self, game: int, seed: int) -> dict[str, Any]:
         self._log = None
         self._potential.begin()
-        words = np.random.SeedSequence(seed).generate_state(4, np.uint16).tolist()
+        words = (np.random.SeedSequence(seed).generate_state(4) >> 16).tolist()
         return {"new": 1, "seed": words, "generation": self._generation, "opponent": self._opponent}
 
     def answer(self, decision: Decision, action: Any) -> dict[str, int]:
@@ -82,7 +83,8 @@ class Showdown(DecisionServer):
         seen = np.frombuffer(base64.b64decode(message["view"], validate=True), "<f4")
         if "ask" in message:
             paid = self._potential.pays(float(message["lead"]))
-            return Decision(seen, message["legal"], paid, float(message["ms"]), int(message["ask"]))
+            tag, theirs = int(message["ask"]), bool(message["theirs"])
+            return Decision(seen, message["legal"], paid, float(message["ms"]), tag, theirs)
         result, self._log = int(message["over"]), list(map(str, message["log"]))
         mine, theirs = message["left"]
         info = {"is_win": result > 0, "score_diff": float(mine - theirs), "turns": int(message["turns"])}

@@ -19,20 +19,26 @@ const {View} = require('./view.js');
 const {SIZE, lead, numbers} = require('./numbers.js');
 
 const OPPONENTS = ['random', 'max_damage', 'self'], GENERATIONS = [1, 2, 3, 4, 5, 9];
-const LONGEST = 65536; // bytes of a line
+const VERSION = '0.11.11', LONGEST = 65536; // letters of a line
 
+/** The simulator, from the folder of the run or above, or from NODE_PATH. Where it is not, a line says so: it ends. */
 function simulator() {
   const inFolder = createRequire(path.join(process.cwd(), 'any.js'));
-  try {
-    const {version} = inFolder('pokemon-showdown/package.json');
-    const {extractChannelMessages} = inFolder('pokemon-showdown/dist/sim/battle');
-    return {...inFolder('pokemon-showdown'), extractChannelMessages, version};
-  } catch (error) {
-    if (error.code !== 'MODULE_NOT_FOUND') throw error;
-    process.stderr.write(`pokemon-showdown is not in ${process.cwd()} or above: run there ` +
-      'npm install --omit=optional --ignore-scripts pokemon-showdown@0.11.11\n');
-    return process.exit(1);
-  }
+  const found = (name) => {
+    try {
+      return inFolder(name);
+    } catch (error) {
+      if (error.code === 'MODULE_NOT_FOUND') return null;
+      throw error;
+    }
+  };
+  const {version} = found('pokemon-showdown/package.json') || {};
+  const sim = version === VERSION && found('pokemon-showdown'), battle = sim && found('pokemon-showdown/dist/sim/battle');
+  if (battle) return {...sim, extractChannelMessages: battle.extractChannelMessages};
+  const is = version && version !== VERSION ? `is ${version}` : version ? 'is not whole' : 'is not there';
+  process.stderr.write(`pokemon-showdown ${VERSION} is needed, in ${process.cwd()}, above it or in NODE_PATH it ${is}: ` +
+    `npm install --omit=optional --ignore-scripts pokemon-showdown@${VERSION}\n`);
+  return process.exit(1);
 }
 
 /** Any legal action. */
@@ -140,7 +146,7 @@ function serve(sim, socket) {
       let reply;
       try {
         const message = JSON.parse(line);
-        if (message.hello) reply = {hello: sim.version, size: SIZE};
+        if (message.hello) reply = {hello: VERSION, size: SIZE};
         else if (message.new) reply = (game = new Game(sim, message)).next();
         else if (game) reply = game.answer(message);
         else throw new Error('there is no battle');
