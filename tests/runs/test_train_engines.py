@@ -6,12 +6,15 @@ import csv
 import json
 import os
 import re
+import sys
+from pathlib import Path
 
 import pytest
 
 from conftest import RunCommand
 from pig_games import descendants, overrides, until
 
+TESTS = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs signals")
 SMALL = ("num_envs=4", "total_timesteps=2048", "algo.rollout_size=256", "batch_size=64", "algo.n_epochs=1",
          "algo.net_arch=[8]", "eval.episodes=8", "checkpoint_every=1024", "checkup=off")  # fmt: skip
@@ -42,3 +45,20 @@ def test_a_run_with_engines_leaves_every_file_and_no_process(fasttrain: RunComma
     failed = [json.loads(line) for path in files for line in path.read_text().splitlines()]
     assert [one["cause"] for one in failed] == ["closed"] * lost
     assert all(one["trace"] for one in failed if one["decisions"])
+
+
+def test_an_engine_that_asks_for_both_sides_trains_by_self_play(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    engine = ", ".join(f"'{part}'" for part in (sys.executable, "-S", str(TESTS / "alternating_engine.py")))
+    game = ("env.backend=daemons", "env.entry_point=alternating_games:Alternating", f"daemons.command=[{engine}]",
+            "daemons.games_per_daemon=1", "env.opponent_key=opponent", "env.eval_opponent=bot")  # fmt: skip
+    done = fasttrain("+profile=speed", *game, "opponent=self", *SMALL)
+    assert done.exit_code == 0, done.err
+    config, summary = done.json("plan.json")["config"], done.json("summary.json")
+    assert (config["schedule"], config["vec_env"]) == ("lockstep", "daemons")
+    assert summary["self_play"]["snapshots"] > 0
+    assert summary["quality"]["episodes"] == 8
+    assert summary["quality"]["mean_reward"] >= 0, "the bot names 0 and takes nothing away"
+    assert summary["engines"]["decisions"] > summary["env_steps"] >= 2048, "the other side's are the engine's too"
+    done = fasttrain("+profile=speed", *game[:4], "opponent=self", *SMALL)
+    assert (done.exit_code, "env.opponent_key" in done.err) == (2, True)

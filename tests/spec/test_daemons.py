@@ -13,9 +13,7 @@ from fasttrain.spec.daemons import NO_DAEMONS, DaemonsConfig, check_daemons, sha
 COMMAND = ("engine", "--port", "{port}")
 
 
-def config(
-    backend: str = "daemons", num_envs: int = 4, entry: Any = "m:G", **changed: Any
-) -> Any:
+def config(backend: str = "daemons", num_envs: int = 4, entry: Any = "m:G", **changed: Any) -> Any:
     daemons = DaemonsConfig(**{"command": COMMAND, **changed})
     env = SimpleNamespace(backend=backend, entry_point=entry)
     return SimpleNamespace(daemons=daemons, env=env, opponent=None, num_envs=4)

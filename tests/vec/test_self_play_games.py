@@ -14,7 +14,7 @@ from fasttrain.spec.daemons import DaemonsConfig
 from fasttrain.vec.games import DaemonVecEnv
 from fasttrain.vec.self_play import SelfPlayVecEnv
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent.parent
 ENGINE = (sys.executable, "-S", str(HERE / "alternating_engine.py"))
 
 

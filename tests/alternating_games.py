@@ -20,7 +20,7 @@ class Alternating(DecisionServer):
         self.opponent = opponent
 
     def new_game(self, game: int, seed: int) -> Any:
-        return {"new": game}
+        return {"new": game, "bot": self.opponent != "self"}
 
     def answer(self, decision: Decision, action: Any) -> Any:
         return {"action": int(action)}
