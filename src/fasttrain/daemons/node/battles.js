@@ -15,7 +15,7 @@
 const net = require('net');
 const path = require('path');
 const {createRequire} = require('module');
-const {View} = require('./view.js');
+const {View, tell} = require('./view.js');
 const {SIZE, lead, numbers} = require('./numbers.js');
 
 const OPPONENTS = ['random', 'max_damage', 'self'], GENERATIONS = [1, 2, 3, 4, 5, 9];
@@ -33,8 +33,8 @@ function simulator() {
     }
   };
   const {version} = found('pokemon-showdown/package.json') || {};
-  const sim = version === VERSION && found('pokemon-showdown'), battle = sim && found('pokemon-showdown/dist/sim/battle');
-  if (battle) return {...sim, extractChannelMessages: battle.extractChannelMessages};
+  const sim = version === VERSION && found('pokemon-showdown');
+  if (sim) return sim;
   const is = version && version !== VERSION ? `is ${version}` : version ? 'is not whole' : 'is not there';
   process.stderr.write(`pokemon-showdown ${VERSION} is needed, in ${process.cwd()}, above it or in NODE_PATH it ${is}: ` +
     `npm install --omit=optional --ignore-scripts pokemon-showdown@${VERSION}\n`);
@@ -62,27 +62,18 @@ class Game {
     this.sim = sim;
     this.opponent = opponent;
     this.asks = 0;
-    this.log = [];
+    this.said = '';
     const formatid = `gen${generation}randombattle`, dex = sim.Dex.forFormat(formatid);
     this.views = {p1: new View(dex, 'p1'), p2: new View(dex, 'p2')};
     const seeds = new sim.PRNG(seed);
     const another = () => [0, 0, 0, 0].map(() => seeds.random(65536));
     this.dice = new sim.PRNG(another());
-    this.battle = new sim.Battle({formatid, seed: another(), send: (type, data) => this.heard(type, data)});
+    this.battle = new sim.Battle({formatid, seed: another(), send: (kind, data) => this.heard(kind, data)});
     for (const side of ['p1', 'p2']) this.battle.setPlayer(side, {name: side, seed: another().join(',')});
   }
 
-  /** What the simulator tells: to each player no more than that player may know. */
-  heard(type, data) {
-    if (type === 'update') {
-      const told = this.sim.extractChannelMessages(Array.isArray(data) ? data.join('\n') : data, [1, 2]);
-      this.views.p1.hear(told[1]);
-      if (this.opponent !== 'random') this.views.p2.hear(told[2]);
-    } else if (type === 'sideupdate') {
-      const [side, line] = data.split('\n');
-      if (line.startsWith('|request|')) this.views[side].asked(JSON.parse(line.slice(9)));
-      else if (line.startsWith('|error|')) this.said = line.slice(7);
-    }
+  heard(kind, data) {
+    this.said = tell(this.views, kind, data) || this.said;
   }
 
   /** Up to the next decision that is asked for, or the end. */

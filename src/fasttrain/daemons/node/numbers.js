@@ -1,7 +1,7 @@
 'use strict';
 // What a player sees, as one vector of floats: docs/showdown.md has its parts in order.
 
-const {ACTIONS, BOOSTS, CONDITIONS, STATS, STATUSES, TERRAINS, TYPES, VOLATILES, WEATHERS, toID} = require('./view.js');
+const {BOOSTS, CONDITIONS, STATS, STATUSES, TERRAINS, TYPES, VOLATILES, WEATHERS} = require('./view.js');
 
 const OWN_SLOTS = 6, THEIR_SLOTS = 6;
 const POKEMON = 4 + STATUSES.length + TYPES.length + STATS.length + 6;
@@ -93,4 +93,4 @@ function lead(view) {
   return (sum(mine) + sum(lost)) / 6 - 1;
 }
 
-module.exports = {ACTIONS, SIZE, lead, numbers, toID};
+module.exports = {SIZE, lead, numbers};

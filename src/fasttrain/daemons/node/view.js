@@ -2,7 +2,7 @@
 // What one player knows of a battle: from the lines and requests of that player's own stream, and as numbers.
 // The protocol: SIM-PROTOCOL.md of pokemon-showdown.
 
-const ACTIONS = 14; // 0-3 moves, 4-7 the same with terastallization, 8-13 Pokémon of the team
+// Actions: 0-3 moves, 4-7 the same with terastallization, 8-13 Pokémon of the team.
 const STATUSES = ['brn', 'par', 'slp', 'frz', 'psn', 'tox'];
 const STATS = ['atk', 'def', 'spa', 'spd', 'spe'];
 const BOOSTS = [...STATS, 'accuracy', 'evasion'];
@@ -286,6 +286,30 @@ class View {
   }
 }
 
+/** The lines that one player is told: after `|split|p1` comes one that only p1 may know, then what all others are told. */
+function told(lines, me) {
+  const found = [];
+  for (let at = 0; at < lines.length; at++) {
+    if (!lines[at].startsWith('|split|')) {
+      found.push(lines[at]);
+    } else {
+      found.push(lines[at] === `|split|${me}` ? lines[at + 1] : lines[at + 2]);
+      at += 2;
+    }
+  }
+  return found;
+}
+
+/** What a battle sends (`update` or `sideupdate`), to each player no more than is its; what it complains of, if it does. */
+function tell(views, kind, data) {
+  const lines = Array.isArray(data) ? data : data.split('\n');
+  if (kind === 'update') for (const view of Object.values(views)) view.hear(told(lines, view.me));
+  if (kind !== 'sideupdate') return '';
+  const [side, line] = lines;
+  if (line.startsWith('|request|')) views[side].asked(JSON.parse(line.slice(9)));
+  return line.startsWith('|error|') ? line.slice(7) : '';
+}
+
 const raised = (boost) => (boost >= 0 ? (2 + boost) / 2 : 2 / (2 - boost));
 
-module.exports = {ACTIONS, BOOSTS, CONDITIONS, STATUSES, STATS, TERRAINS, TYPES, VOLATILES, View, WEATHERS, toID};
+module.exports = {BOOSTS, CONDITIONS, STATUSES, STATS, TERRAINS, TYPES, VOLATILES, View, WEATHERS, tell, told};
