@@ -130,6 +130,30 @@ def test_a_game_without_end_is_cut():
     assert (cut.truncated, cut.reward, cut.info) == (True, 0.0, {"colour": "black"})
 
 
+def test_an_opponent_may_err():
+    own, at_random = 0, set[str]()
+    for seed in range(60):
+        game, channel = Go(size=5, errs=1.0, colour="white"), Recorded(genmove="C3")
+        begun(game, channel, seed)
+        again = Recorded(genmove="C3")
+        begun(Go(size=5, errs=1.0, colour="white"), again, seed)
+        assert again.writes == channel.writes, "the seed says when, and which move"
+        if "genmove black" in channel.writes[0]:
+            own += 1
+            assert game._moves == ["C3"]
+        else:
+            (move,) = game._moves
+            assert channel.writes[0][-1] == "all_legal black"
+            assert channel.writes[1][0] == f"play black {move}"
+            at_random.add(move)
+    assert 15 < own < 45, "half of them, in the mean of shares from none to all"
+    assert len(at_random) > 10
+    game, channel = Go(size=5, errs=1.0, colour="white"), Recorded(genmove="C3", all_legal="")
+    for seed in range(9):
+        begun(game, channel, seed)
+    assert "play black PASS" in [line for write in channel.writes for line in write], "where nothing else is legal"
+
+
 def test_a_lead_of_stones_pays_and_costs_as_much():
     stones = ["A1 B1", "A1 B1 C1 D1 E1", "A1", "A1"]  # Black's; the opponent has one
     channel = Recorded(**{"list_stones black": stones, "list_stones white": "E5", "genmove": ["C5", "PASS", "PASS"],
@@ -205,6 +229,9 @@ def test_liberties_are_the_groups():
 def test_wrong_settings_are_told(wrong: dict[str, Any]):
     with pytest.raises(ValueError, match="a size from 5 to 19, a level from 1 to 10, and colour=both, black or white"):
         Go(**wrong)
+    for other in ({"errs": -0.1}, {"errs": 2.0}, {"most_moves": 0}):
+        with pytest.raises(ValueError, match="expected a share from 0 to 1, and at least one move"):
+            Go(size=9, **other)
 
 
 def test_masks_and_observations_fit_the_spaces():

@@ -80,9 +80,9 @@ class Rules:
         self.before.add(frozenset(stones.items()))
 
 
-@pytest.mark.parametrize("size", [5, 7])
-def test_masks_and_boards_are_those_of_plain_rules(size: int, tmp_path: Path):
-    game, rng = Go(size=size, most_moves=70), random.Random(size)
+@pytest.mark.parametrize(("size", "errs"), [(5, 1.0), (7, 0.0)])
+def test_masks_and_boards_are_those_of_plain_rules(size: int, errs: float, tmp_path: Path):
+    game, rng = Go(size=size, most_moves=70, errs=errs), random.Random(size)
     points = [(row, column) for row in range(size) for column in range(size)]
 
     async def play(channel: Channel, seed: int) -> int:
@@ -124,3 +124,23 @@ def test_the_same_seed_is_the_same_game_and_another_one_another(tmp_path: Path):
     games = with_engine(talk, game, tmp_path)
     assert games[:4] == games[4:]
     assert len({*games}) > 1
+
+
+def test_a_record_leads_to_the_board_where_the_game_ended(tmp_path: Path):
+    game, rng = Go(size=5), random.Random(0)
+
+    async def talk(channel: Channel) -> list[list[str]]:
+        told: Any = await game.begin(channel, 0, 7)
+        while not isinstance(told, Over):
+            told = await game.play(channel, rng.choice(told.legal) if len(game._moves) < 20 else 25)
+        boards = []
+        for file in ("", "game.sgf"):
+            if file:
+                (tmp_path / file).write_text(game.record())
+                await game._asked(channel, "clear_board", f"loadsgf {tmp_path / file}")
+            boards.append(await game._asked(channel, "list_stones black", "list_stones white"))
+        return boards
+
+    ended, loaded = with_engine(talk, game, tmp_path)
+    assert [sorted(side.split()) for side in loaded] == [sorted(side.split()) for side in ended]
+    assert any(ended)

@@ -11,7 +11,6 @@ import functools
 import re
 import time
 from collections.abc import Mapping
-from itertools import cycle, islice
 from typing import Any, Literal, NoReturn
 
 import numpy as np
@@ -59,8 +58,8 @@ class Go(EngineGame):
         komi: points that White gets; None: as much as makes both sides' chances even, by KOMI, else 7.5.
         colour: which one is played; both: in turn.
         most_moves: of both sides, after which the game is cut; None: 3 size².
-        opening: each game begins with up to so many moves at random, of both sides in turn: positions to learn from
-            that good play never comes to.
+        errs: the largest share of the opponent's moves that are any legal ones instead of its own; each game draws its
+            share from 0 to this. Who never wins has nothing to learn from.
         shaping: what a lead of stones over the whole board would pay, paid back at the end (game.Potential).
     """
 
@@ -73,15 +72,19 @@ class Go(EngineGame):
         komi: float | None = None,
         colour: Literal["both", "black", "white"] = "both",
         most_moves: int | None = None,
-        opening: int = 0,
+        errs: float = 0.0,
         shaping: float = 0.0,
     ) -> None:
         if not 5 <= size <= len(LETTERS) or not 1 <= level <= 10 or colour not in ("both", "black", "white"):
             raise ValueError("expected a size from 5 to 19, a level from 1 to 10, and colour=both, black or white")
+        if not 0.0 <= errs <= 1.0 or (most_moves is not None and most_moves < 1):
+            raise ValueError(
+                f"errs={errs}, most_moves={most_moves}: expected a share from 0 to 1, and at least one move"
+            )
         self._size, self._level, self._colour = size, level, colour
         self._komi = KOMI.get(size, 7.5) if komi is None else komi
         self._most = 3 * size * size if most_moves is None else most_moves
-        self._opening = opening
+        self._errs, self._share, self._rng = errs, 0.0, np.random.default_rng()
         self._names = [f"{letter}{size - row}" for row in range(size) for letter in LETTERS[:size]]
         self._points = {name: point for point, name in enumerate(self._names)}
         self._begun = self._id = 0
@@ -106,14 +109,9 @@ class Go(EngineGame):
         # Without a seed of its own a process takes the clock's second: those that start together play the same games.
         seeded = (f"set_random_seed {seed % MOST_SEED}", "clear_board")
         commands = [f"boardsize {self._size}", f"komi {self._komi:g}", f"level {self._level}", *seeded]
-        rng = np.random.default_rng(seed)
-        for side in islice(cycle(("black", "white")), int(rng.integers(self._opening + 1))):
-            *_, legal = await self._asked(channel, *commands, f"all_legal {side}")
-            self._moves.append(str(rng.choice(sorted(legal.upper().split()))))
-            commands = [f"play {side} {self._moves[-1]}"]
-        if self._mine != ("black", "white")[len(self._moves) % 2]:
-            commands.append(f"genmove {self._theirs}")
-        return await self._answered(channel, *commands)
+        self._rng = np.random.default_rng(seed)
+        self._share = self._rng.uniform(0.0, self._errs)
+        return await (self._answered if black else self._they_move)(channel, *commands)
 
     async def play(self, channel: Channel, action: Any) -> Decision | Over:
         move = PASS if action == len(self._names) else self._names[action]
@@ -122,16 +120,23 @@ class Go(EngineGame):
         ours = f"play {self._mine} {move}"
         if second_pass:  # GNU Go would play on
             return await self._over(channel, ours)
-        return await self._answered(channel, ours, f"genmove {self._theirs}")
+        return await self._they_move(channel, ours)
+
+    async def _they_move(self, channel: Channel, *commands: str) -> Decision | Over:
+        if self._rng.random() >= self._share:
+            return await self._answered(channel, *commands, f"genmove {self._theirs}")
+        *_, legal = await self._asked(channel, *commands, f"all_legal {self._theirs}")
+        move = self._rng.choice(sorted(legal.upper().split()) or [PASS])
+        return await self._answered(channel, f"play {self._theirs} {move}")
 
     async def _answered(self, channel: Channel, *commands: str) -> Decision | Over:
         """The decision that follows commands, the last of which lets the opponent move where it is its turn."""
         seen = (f"all_legal {self._mine}", "list_stones black", "list_stones white")
         *_, last, legal, black, white = await self._asked(channel, *commands, *seen)
-        if commands[-1].startswith("genmove"):
-            self._moves.append(last.upper())
+        if self._theirs in commands[-1].split():
+            self._moves.append((last or commands[-1].split()[-1]).upper())
             if self._moves[-1] not in (PASS, RESIGN):
-                self._point(last)
+                self._point(self._moves[-1])
             if self._moves[-1] == RESIGN:
                 self._result = f"{self._mine[0].upper()}+R"
                 return self._ended(self._seen(black, white), 1.0, {})
