@@ -61,18 +61,18 @@ class Blocking(gym.Env[Any, Any]):
         self._process = subprocess.Popen(filled, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self._socket = _connected(port)
         self._reader = self._socket.makefile("r")
-        self._game = 0
+        self.begun = 0
         self.took: list[float] = []
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        self._game += 1
-        seen, *_ = self._said({"type": "new", "game": self._game, "seed": int(self.np_random.integers(1 << 31))})
+        self.begun += 1
+        seen, *_ = self._said({"type": "new", "game": self.begun, "seed": int(self.np_random.integers(1 << 31))})
         return seen, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         began = time.perf_counter()
-        said = self._said({"type": "choose", "game": self._game, "id": self._id, "action": int(action)})
+        said = self._said({"type": "choose", "game": self.begun, "id": self._id, "action": int(action)})
         self.took.append(time.perf_counter() - began)
         return *said, False, {}  # type: ignore[return-value]
 
@@ -115,10 +115,11 @@ def _free_ports(number: int) -> list[int]:
     return found
 
 
-def _trained(model: Any, env: Any, p95_ms: Callable[[], float]) -> dict[str, Any]:
+def _trained(model: Any, env: Any, p95_ms: Callable[[], float], games: Callable[[], int]) -> dict[str, Any]:
+    """`games`: how many were played to their end so far."""
     steps, rollouts = model.n_steps * env.num_envs, ROLLOUTS
     model.learn(steps)
-    updates = model._n_updates
+    updates, played = model._n_updates, games()
     began = time.perf_counter()
     model.learn(rollouts * steps, reset_num_timesteps=False)
     took = time.perf_counter() - began
@@ -129,6 +130,7 @@ def _trained(model: Any, env: Any, p95_ms: Callable[[], float]) -> dict[str, Any
         "updates": (model._n_updates - updates) * steps // BATCH_SIZE,
         "samples_per_update": BATCH_SIZE,
         "p95_ms": round(p95_ms(), 2),
+        "games_per_s": round((games() - played) / took, 3),
         "engine": Path(engine()[0]).name,
     }
     env.close()
@@ -154,7 +156,16 @@ def ours(games: int, daemons: int, rollout: int, switches: tuple[str, ...] = ())
     )  # fmt: skip
     model = MaskablePPO("MlpPolicy", env, engine="kernels", **_settings(games, rollout))
     model.collector.schedule = "first_ready"
-    return _trained(model, env, lambda: env.tally(fresh=True).decisions.percentile_ms(0.95) or 0.0)
+    return trained(model, env)
+
+
+def trained(model: Any, env: Any) -> dict[str, Any]:
+    """Ours."""
+
+    def p95_ms() -> float:
+        return env.tally(fresh=True).decisions.percentile_ms(0.95) or 0.0
+
+    return _trained(model, env, p95_ms, lambda: env.times().games)
 
 
 def theirs(games: int, rollout: int, switches: tuple[str, ...] = (), stock: bool = True) -> dict[str, Any]:
@@ -168,12 +179,17 @@ def theirs(games: int, rollout: int, switches: tuple[str, ...] = (), stock: bool
     # fork: it is the start-up of 64 processes, which nobody measures here, that forkserver makes slow and large
     env = SubprocVecEnv([partial(Blocking, port, command_of(*switches)) for port in ports], start_method="fork")
     kind: Any = sb3_contrib.MaskablePPO if stock else partial(fasttrain.MaskablePPO, engine="kernels")
+    return trained_blocking(kind("MlpPolicy", env, **_settings(games, rollout)), env)
+
+
+def trained_blocking(model: Any, env: Any) -> dict[str, Any]:
+    """Theirs, whose envs count `took` (seconds of each decision) and `begun` games."""
 
     def p95_ms() -> float:
         took = [one for each in env.get_attr("took") for one in each]
         return 1000 * float(np.percentile(took, 95))
 
-    return _trained(kind("MlpPolicy", env, **_settings(games, rollout)), env, p95_ms)
+    return _trained(model, env, p95_ms, lambda: sum(env.get_attr("begun")))
 
 
 def engines_alone(games: int, daemons: int, rollout: int, switches: tuple[str, ...]) -> dict[str, Any]:

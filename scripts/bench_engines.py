@@ -21,7 +21,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from bench_daemons import ROLLOUTS, _settings, _trained
+from bench_daemons import ROLLOUTS, _settings, trained, trained_blocking
 from fasttrain.daemons.daemon import GAMES
 from fasttrain.daemons.go import KOMI, Go
 
@@ -46,7 +46,7 @@ class Blocking(gym.Env[Any, Any]):
         self._go = Go(size=SIZE, level=LEVEL)
         self.observation_space, self.action_space = self._go.observation_space, self._go.action_space
         self._process = subprocess.Popen(command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
-        self._black = False
+        self._black, self.begun = False, 0
         self.took: list[float] = []
 
     def _said(self, *commands: str) -> list[str]:
@@ -63,7 +63,7 @@ class Blocking(gym.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        self._black = not self._black
+        self._black, self.begun = not self._black, self.begun + 1
         self._mine, self._theirs = ("black", "white") if self._black else ("white", "black")
         self._go._mine = self._mine
         self._moves: list[str] = []
@@ -113,8 +113,7 @@ def ours(games: int, rollout: int) -> dict[str, Any]:
     env = DaemonVecEnv("fasttrain.daemons.go:Go", {"size": SIZE, "level": LEVEL}, games, settings, usable_cores())
     model = MaskablePPO("MlpPolicy", env, engine="kernels", **_settings(games, rollout))
     model.collector.schedule = "first_ready"
-    p95_ms: Callable[[], float] = lambda: env.tally(fresh=True).decisions.percentile_ms(0.95) or 0.0  # noqa: E731
-    return {**_trained(model, env, p95_ms), "engine": "gnugo"}
+    return {**trained(model, env), "engine": "gnugo"}
 
 
 def theirs(games: int, rollout: int, stock: bool = True) -> dict[str, Any]:
@@ -126,12 +125,7 @@ def theirs(games: int, rollout: int, stock: bool = True) -> dict[str, Any]:
 
     env = SubprocVecEnv([Blocking] * games, start_method="fork")
     kind: Any = sb3_contrib.MaskablePPO if stock else partial(fasttrain.MaskablePPO, engine="kernels")
-
-    def p95_ms() -> float:
-        took = [one for each in env.get_attr("took") for one in each]
-        return 1000 * float(np.percentile(took, 95))
-
-    return {**_trained(kind("MlpPolicy", env, **_settings(games, rollout)), env, p95_ms), "engine": "gnugo"}
+    return {**trained_blocking(kind("MlpPolicy", env, **_settings(games, rollout)), env), "engine": "gnugo"}
 
 
 def recorded() -> list[Write]:

@@ -183,7 +183,7 @@ def compared(ours: str, samples: dict[str, list[dict[str, Any]]], work: str) -> 
         "startup_s": _by_contestant(samples, "startup_s"),
         **{key: _by_contestant(samples, key) for key in ("finish_s", "tracker_share") if key in first},
         "warm_up_s": _by_contestant(samples, "warm_up_s"),
-        **({"p95_ms": _by_contestant(samples, "p95_ms")} if "p95_ms" in first else {}),
+        **{key: _by_contestant(samples, key) for key in ("p95_ms", "games_per_s") if key in first},
         "sample_us": _by_contestant(samples, "sample_us"),
         "update_us": _by_contestant(samples, "update_us"),
         **{
