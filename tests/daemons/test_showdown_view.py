@@ -41,7 +41,9 @@ def request_of(chunk: str) -> Any:
 def test_private_lines_reach_their_own_player_alone():
     """`|split|p2` is followed by what p2 may know, 108/229, and by what p1 is told, 48/100."""
     traffic = recorded("split")
-    assert any("-damage|p2a: Jynx|108/229" in chunk for chunk in traffic), "the private line is in what the battle sends"
+    assert any("-damage|p2a: Jynx|108/229" in chunk for chunk in traffic), (
+        "the private line is in what the battle sends"
+    )
     last = told(*traffic)[-1]
     jynx = {name: last[side][whose]["Jynx"] for name, side, whose in (("p1", "p1", "theirs"), ("p2", "p2", "mine"))}
     assert (jynx["p1"]["hp"], jynx["p1"]["most"]) == (0.48, 100)
@@ -51,6 +53,18 @@ def test_private_lines_reach_their_own_player_alone():
     assert {one["most"] for one in last["p1"]["theirs"].values()} == {100}
     assert set(last["p1"]["theirs"]) == {"Magnemite", "Jynx"}, "of six, two have been seen"
     assert all(not one["moves"] for one in last["p1"]["theirs"].values()), "they have used none"
+
+
+def test_what_p1_knows_depends_on_no_private_line_of_the_other_side():
+    traffic, changed = recorded("split"), []
+    for chunk in traffic:
+        lines = chunk.split("\n")
+        for place in [place for place, line in enumerate(lines) if line == "|split|p2"]:
+            lines[place + 1] = "|-damage|p2a: Nobody|1/999 psn"
+        changed.append("\n".join(lines))
+    assert changed != traffic
+    changed = [chunk for chunk in changed if not chunk.startswith("sideupdate\np2")]
+    assert told(*changed)[-1]["p1"] == told(*traffic)[-1]["p1"]
 
 
 def test_the_request_may_come_before_the_lines_of_its_turn_or_after():
@@ -89,7 +103,9 @@ def test_an_unavailable_choice_leaves_the_same_decision_with_fewer_choices(
 
 def test_an_invalid_choice_brings_no_request_and_is_not_offered_again():
     request, complaint = recorded("invalid")[0], recorded("invalid")[-1]
-    before, after, *rest = told(request, complaint, *(f"refused p1 {action}" for action in (9, 0, 1, 2, 3, 10, 11, 12, 13)))
+    before, after, *rest = told(
+        request, complaint, *(f"refused p1 {action}" for action in (9, 0, 1, 2, 3, 10, 11, 12, 13))
+    )
     assert after["said"].startswith("[Invalid choice]")
     assert after["p1"] == before["p1"], "nothing but the complaint came"
     assert 9 in before["p1"]["legal"]
@@ -148,3 +164,20 @@ def test_a_line_that_makes_no_sense_is_an_error(line: str):
                           capture_output=True, text=True, timeout=60)  # fmt: skip
     assert done.returncode == 1
     assert "Error" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("version", "says"), [(None, "it is not there"), ("0.11.9", "it is 0.11.9"), ("0.11.11", "whole")]
+)
+def test_a_missing_or_wrong_simulator_is_told_in_a_line_that_names_the_command(
+    version: str | None, says: str, tmp_path: Path
+):
+    if version is not None:
+        (tmp_path / "node_modules" / "pokemon-showdown").mkdir(parents=True)
+        (tmp_path / "node_modules" / "pokemon-showdown" / "package.json").write_text(json.dumps({"version": version}))
+    done = subprocess.run([str(NODE), str(VIEW.with_name("battles.js")), "--port", "0"], cwd=tmp_path, timeout=60,
+                          capture_output=True, text=True, env={"PATH": ""})  # fmt: skip
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert says in line
+    assert line.endswith(": npm install --omit=optional --ignore-scripts pokemon-showdown@0.11.11")
