@@ -1,12 +1,17 @@
 #!/usr/bin/env python3
-"""How well one learns against an engine: python3 scripts/learning_engines.py go [--minutes 60] [--seed 0]
+"""How well one learns against an engine: python3 scripts/learning_engines.py go|showdown [--minutes 60] [--seed 0]
 
 `go` trains MaskablePPO against GNU Go, level 1, on 5×5 for so many minutes, and then plays 400 games with seeds that
 training did not see, half of them as Black: wins by colour, how many of the games differ from each other, and the win
-rate over the training. What is found is stored in docs/results/.
+rate over the training. `showdown` does the same in random battles of Pokémon Showdown, against an opponent that takes
+the move of most damage, and then plays 400 against that one and 400 against random actions. What is found is stored in
+docs/results/. `legal` plays random legal actions, with neither policy nor learning, and counts what the engines refused
+and what was lost: python3 scripts/learning_engines.py legal --of showdown --decisions 1000000
 
-  --minutes M   of training       --seed N     of the training
-  --size N      of the board      --games N    that are played at the end
+  --minutes M      of training                  --seed N        of the training
+  --size N         of the board                 --games N       that are played at the end
+  --generation N   of Showdown's rules          --of ENGINE     which plays, of `legal`
+  --decisions N    of `legal`
 """
 
 # fmt: off
@@ -23,6 +28,7 @@ import csv
 import json
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,17 +42,21 @@ if __name__ == "__main__" and find_spec("fasttrain") is None and Path(sys.prefix
 
 import bench_machine  # noqa: E402
 
-SETTINGS = ("num_envs=32", "algo.rollout_size=4096", "batch_size=512", "algo.n_epochs=4", "algo.net_arch=[256,256]",
-            "algo.ent_coef=0.01", "algo.gamma=1.0")  # fmt: skip
+COMMON = ("+profile=speed", "total_timesteps=1e9", "eval.episodes=20", "report=false", "num_envs=32",
+          "algo.net_arch=[256,256]", "algo.gamma=1.0", "algo.ent_coef=0.01", "algo.n_epochs=4",
+          "batch_size=512")  # fmt: skip
+GO = ("env=go", "algo.rollout_size=4096")
+SHOWDOWN = ("env=showdown", "env.kwargs.opponent=max_damage", "+env.kwargs.shaping=1.0", "algo.rollout_size=8192",
+            "algo.learning_rate=5e-4")  # fmt: skip
 TENTHS = 10
-BOARDS = 16
+AT_ONCE = 16
+UNSEEN = 10**9  # a seed: training's are small numbers and what is derived from them
 
 
-def trained(folder: Path, size: int, minutes: float, seed: int) -> None:
+def trained(folder: Path, minutes: float, seed: int, *settings: str) -> None:
     """Train for so long."""
-    command = ["+profile=speed", "env=go", f"env.kwargs.size={size}", f"stop.max_minutes={minutes:g}", f"seed={seed}",
-               "total_timesteps=1e9", "eval.episodes=20", *SETTINGS, f"hydra.run.dir={folder}"]  # fmt: skip
-    subprocess.run([sys.executable, "-m", "fasttrain", *command, "report=false"], check=True)
+    command = [*COMMON, *settings, f"stop.max_minutes={minutes:g}", f"seed={seed}", f"hydra.run.dir={folder}"]
+    subprocess.run([sys.executable, "-m", "fasttrain", *command], check=True)
 
 
 def curve(folder: Path) -> list[dict[str, Any]]:
@@ -57,60 +67,145 @@ def curve(folder: Path) -> list[dict[str, Any]]:
     return [{"games": len(part), "win_rate": round(sum(part) / max(1, len(part)), 4)} for part in parts]
 
 
-def played(folder: Path, size: int, games: int, greedy: bool) -> dict[str, Any]:
-    """`games` games, half of them as Black, with seeds of their own."""
+def env_of(engine: str, kwargs: dict[str, Any], folder: Path, at_once: int = AT_ONCE) -> Any:
+    """Games with an engine, as many at once; `go` or `showdown`."""
     import bench_engines
-    from fasttrain import MaskablePPO
+    import bench_showdown
     from fasttrain.machine import usable_cores
     from fasttrain.spec.daemons import DaemonsConfig
     from fasttrain.vec.games import DaemonVecEnv
 
-    settings = DaemonsConfig(command=tuple(bench_engines.command()), count=BOARDS, games_per_daemon=1)
+    if engine == "go":
+        settings = DaemonsConfig(command=tuple(bench_engines.command()), count=at_once, games_per_daemon=1)
+    else:
+        settings = DaemonsConfig(command=bench_showdown.command(), cwd=str(bench_showdown.FOLDER))
+    entry_point = {"go": "fasttrain.daemons.go:Go", "showdown": "fasttrain.daemons.showdown:Showdown"}[engine]
+    return DaemonVecEnv(entry_point, kwargs, at_once, settings, usable_cores(), folder=folder)
+
+
+def records(folder: Path) -> list[str]:
+    """Of all games that were played to their end."""
+    return [json.dumps(json.loads(line)["record"]) for line in (folder / "games.jsonl").read_text().splitlines()]
+
+
+def played(model: Any, engine: str, kwargs: dict[str, Any], games: int, greedy: bool) -> dict[str, Any]:
+    """So many games with seeds of their own. Both colours are counted apart where there are two."""
     with tempfile.TemporaryDirectory() as where:
-        kwargs = {"size": size, "level": bench_engines.LEVEL}
-        env = DaemonVecEnv("fasttrain.daemons.go:Go", kwargs, BOARDS, settings, usable_cores(), folder=Path(where))
-        model = MaskablePPO.load(folder / "model.zip", device="cpu")
-        env.seed(10**9)  # training's are small numbers and what is derived from them
-        seen, won = env.reset(), {"black": list[bool](), "white": list[bool]()}
-        left = [games // BOARDS] * BOARDS  # of each board the same number: quick games are no more often counted
+        env = env_of(engine, kwargs, Path(where))
+        env.seed(UNSEEN)
+        seen, won = env.reset(), dict[str, list[bool]]()
+        left = [games // AT_ONCE] * AT_ONCE  # of each env the same number: quick games are no more often counted
         while any(left):
             actions, _ = model.predict(seen, deterministic=greedy, action_masks=env.slots.action_masks)
             seen, _, dones, infos = env.step(actions)
-            for board in range(BOARDS):
-                info = infos[board]
-                if dones[board] and left[board] and "lost" not in info:
-                    left[board] -= 1
-                    won[info.get("colour", "black")].append(bool(info.get("is_win", False)))
+            for row, info in enumerate(infos):
+                if dones[row] and left[row] and "lost" not in info:
+                    left[row] -= 1
+                    won.setdefault(info.get("colour", "all"), []).append(bool(info.get("is_win", False)))
         env.close()
-        records = [json.loads(line)["record"] for line in (Path(where) / "games.jsonl").read_text().splitlines()]
-    everything = [*won["black"], *won["white"]]
+        found = records(Path(where))
+    everything = [one for each in won.values() for one in each]
     return {
         "games": len(everything), "win_rate": round(sum(everything) / len(everything), 4),
-        "distinct_share": round(len({*records}) / len(records), 4),
-        **{colour: round(sum(one) / max(1, len(one)), 4) for colour, one in won.items()},
+        "distinct_share": round(len({*found}) / len(found), 4),
+        **{colour: round(sum(each) / len(each), 4) for colour, each in won.items() if colour != "all"},
     }  # fmt: skip
+
+
+def go(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    """A name and what was found."""
+    from fasttrain import MaskablePPO
+
+    name, folder = f"go-{args.size}", ROOT / "outputs" / f"go-{args.size}-{args.seed}"
+    trained(folder, args.minutes, args.seed, *GO, f"env.kwargs.size={args.size}")
+    model, kwargs = MaskablePPO.load(folder / "model.zip", device="cpu"), {"size": args.size, "level": 1}
+    return name, {
+        "command": f"python3 scripts/learning_engines.py go --size {args.size} --minutes {args.minutes:g}",
+        **training(folder),
+        **{kind: played(model, "go", kwargs, args.games, kind == "greedy") for kind in ("greedy", "sampled")},
+    }
+
+
+def showdown(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    """A name and what was found."""
+    import bench_showdown
+    from fasttrain import MaskablePPO
+
+    if why := bench_showdown.missing():
+        raise SystemExit(why)
+    generation = args.generation
+    folder = ROOT / "outputs" / f"showdown-{generation}-{args.seed}"
+    where = f"daemons.cwd={bench_showdown.FOLDER}"
+    trained(folder, args.minutes, args.seed, *SHOWDOWN, f"env.kwargs.generation={generation}", where)
+    model = MaskablePPO.load(folder / "model.zip", device="cpu")
+    return "showdown" if generation == 1 else f"showdown-{generation}", {
+        "command": f"python3 scripts/learning_engines.py showdown --generation {generation} --minutes {args.minutes:g}",
+        "generation": generation,
+        **training(folder),
+        **{
+            f"{kind}_{opponent}": played(
+                model, "showdown", {"generation": generation, "opponent": opponent}, args.games, kind == "greedy"
+            )
+            for opponent in ("random", "max_damage")
+            for kind in ("greedy", "sampled")
+        },
+    }
+
+
+def training(folder: Path) -> dict[str, Any]:
+    """How long it took, and how the win rate went."""
+    summary = json.loads((folder / "summary.json").read_text())
+    return {"env_steps": summary["env_steps"], "wall_s": round(summary["wall_s"]), "curve": curve(folder)}
+
+
+def legal(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    """Random legal actions: how many of them an engine would not take, and why games were lost."""
+    import numpy as np
+
+    kinds = {"go": [{"size": 5, "level": 1}], "showdown": [{"generation": 1}, {"generation": 9}]}[args.of]
+    parts, rng = [], np.random.default_rng(args.seed)
+    for kwargs in kinds:
+        with tempfile.TemporaryDirectory() as where:
+            env = env_of(args.of, kwargs, Path(where))
+            env.seed(UNSEEN)
+            env.reset()
+            began, decided = time.perf_counter(), 0
+            while decided < args.decisions // len(kinds):
+                draws = np.where(env.slots.action_masks, rng.random(env.slots.action_masks.shape), -1.0)
+                env.step(draws.argmax(axis=1))
+                decided = env.times().decisions
+            times, tally = env.times(), env.tally(fresh=True)
+            env.close()
+            found = records(Path(where))
+        parts.append({
+            **kwargs, "decisions": times.decisions, "games": times.games, "refused": times.refused,
+            "lost": times.lost, "lost_by_cause": dict(tally.lost), "distinct_games": len({*found}),
+            "wall_s": round(time.perf_counter() - began),
+        })  # fmt: skip
+    command = f"python3 scripts/learning_engines.py legal --of {args.of} --decisions {args.decisions}"
+    return f"{args.of}-legal", {"command": command, "parts": parts}
+
+
+ENGINES = {"go": go, "showdown": showdown, "legal": legal}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train, play, store."""
     parser = argparse.ArgumentParser(usage=__doc__)
-    parser.add_argument("engine", choices=["go"])
+    parser.add_argument("engine", choices=[*ENGINES])
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--size", type=int, default=5)
+    parser.add_argument("--generation", type=int, default=1)
     parser.add_argument("--games", type=int, default=400)
+    parser.add_argument("--of", choices=["go", "showdown"], default="showdown")
+    parser.add_argument("--decisions", type=int, default=1_000_000)
     args = parser.parse_args(arguments)
-    folder = ROOT / "outputs" / f"go-{args.size}-{args.seed}"
-    trained(folder, args.size, args.minutes, args.seed)
-    summary = json.loads((folder / "summary.json").read_text())
-    found = {
-        "work": f"go-{args.size}-learning", **bench_machine.about(),
-        "command": f"python3 scripts/learning_engines.py go --size {args.size} --minutes {args.minutes:g}",
-        "env_steps": summary["env_steps"], "wall_s": round(summary["wall_s"]), "curve": curve(folder),
-        "greedy": played(folder, args.size, args.games, True), "sampled": played(folder, args.size, args.games, False),
-    }  # fmt: skip
-    (ROOT / "docs" / "results" / f"go-{args.size}-learning.json").write_text(json.dumps(found, indent=2) + "\n")
-    print(json.dumps({name: found[name] for name in ("env_steps", "wall_s", "greedy", "sampled", "curve")}, indent=2))
+    name, found = ENGINES[args.engine](args)
+    name = name if args.engine == "legal" else f"{name}-learning"
+    stored = {"work": name, **bench_machine.about(), **found}
+    (ROOT / "docs" / "results" / f"{name}.json").write_text(json.dumps(stored, indent=2) + "\n")
+    print(json.dumps(found, indent=2))
     return 0
 
 
