@@ -37,7 +37,7 @@ pytestmark = pytest.mark.skipif(
 )
 SHIPPED = ROOT / "conf" / "daemons" / "showdown.yaml"
 NEW = {"new": 1, "seed": [1, 2, 3, 4], "generation": 1, "opponent": "random"}
-POKEMON, HP = 39, 3  # numbers of one Pokémon, and where its life is
+POKEMON, HP = 40, 3  # numbers of one Pokémon, and where its life is
 THEIRS = [1, *range(8, 14)]  # which of the Pokémon in a view are the opponent's
 
 

@@ -17,7 +17,7 @@ from fasttrain.daemons.game import Decision, DecisionServer, Outcome, Over, Pote
 from fasttrain.daemons.wire import GameLostError
 
 ACTIONS = 14  # four moves, the same with terastallization, six Pokémon
-SIZE = 686  # numbers of an observation, as node/numbers.js counts them
+SIZE = 704  # numbers of an observation, as node/numbers.js counts them
 GENERATIONS = (1, 2, 3, 4, 5, 9)  # those of 6 to 8 have actions of their own (mega, Z-moves, dynamax)
 OPPONENTS = ("random", "max_damage", "self")
 

@@ -4,12 +4,16 @@
 const {BOOSTS, CONDITIONS, STATS, STATUSES, TERRAINS, TYPES, VOLATILES, WEATHERS} = require('./view.js');
 
 const OWN_SLOTS = 6, THEIR_SLOTS = 6;
-const POKEMON = 4 + STATUSES.length + TYPES.length + STATS.length + 6;
+const POKEMON = 4 + STATUSES.length + TYPES.length + STATS.length + 7;
 const SIDE = BOOSTS.length + VOLATILES.length + Object.keys(CONDITIONS).length + 2;
-const MOVE = 18, FIELD = 4 + WEATHERS.length + TERRAINS.length;
+const MOVE = 19, FIELD = 4 + WEATHERS.length + TERRAINS.length;
 const SIZE = (OWN_SLOTS + THEIR_SLOTS + 2) * POKEMON + 2 * SIDE + 4 * MOVE + FIELD;
 const GUESSED = {category: 'Physical', accuracy: true, basePower: 70}; // a move of its own type, where none was seen
 const EFFECTS = [0, 0.25, 0.5, 1, 2, 4];
+const LONGEST = 8; // turns that a duel is thought ahead
+
+/** In how many turns so much life is taken by such blows. */
+const turns = (life, blow) => (blow * LONGEST > life ? Math.ceil(life / blow) : LONGEST);
 
 /** `view` as a Float32Array (SIZE,). */
 function numbers(view) {
@@ -40,7 +44,10 @@ function numbers(view) {
     for (const name of STATS) put(one.stats[name] / 400);
     const given = most(one, foe, boosts, shields), taken = most(foe, one, shields, boosts);
     put(one.most / 500, tera, Math.min(given, 1.5), Math.min(taken, 1.5), one.hp > 0 && taken >= one.hp);
-    put(foe ? one.stats.spe > foe.stats.spe : 0);
+    const faster = !!foe && one.stats.spe > foe.stats.spe;
+    // Who would win if both stayed and struck: what a network of two layers is slow to find by itself.
+    const ahead = foe ? turns(one.hp, taken) - turns(foe.hp, given) + (faster ? 0.5 : -0.5) : 0;
+    put(faster, ahead / LONGEST);
   };
   const side = (one, left, open) => {
     for (const name of BOOSTS) put(one.boosts[name] / 6);
@@ -61,7 +68,7 @@ function numbers(view) {
   side(theirs, 6 - against.filter(([one]) => !(one.hp > 0)).length, !theirs.terastallized);
 
   const expected = view.expected();
-  const told = moves.moves || [];
+  const told = moves.moves || [], best = Math.max(0, ...[...expected].filter(([action]) => action < 4).map(([, taken]) => taken));
   for (let slot = 0; slot < 4; slot++) {
     const text = view.choices.get(slot), which = /^move (\d)/.exec(text || '');
     if (!which) { at += MOVE; continue; }
@@ -70,6 +77,7 @@ function numbers(view) {
     if (!move.exists) { at = begins + MOVE; continue; } // recharge, fight
     const taken = expected.get(slot) || 0, open = expected.get(4 + slot) || 0;
     const effect = other && move.category !== 'Status' ? view.effect(move.type, other) : 1;
+    put(best > 0 && taken === best);
     put(move.basePower / 150, Math.min(taken, 1.5), !!other && taken >= other.hp, Math.min(open, 1.5));
     put(EFFECTS.findIndex((value) => value >= effect) / 5, move.accuracy === true ? 1 : move.accuracy / 100);
     put(move.priority / 5, move.category === 'Physical', move.category === 'Special', move.category === 'Status');
