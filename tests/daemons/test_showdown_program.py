@@ -37,7 +37,7 @@ pytestmark = pytest.mark.skipif(
 )
 SHIPPED = ROOT / "conf" / "daemons" / "showdown.yaml"
 NEW = {"new": 1, "seed": [1, 2, 3, 4], "generation": 1, "opponent": "random"}
-POKEMON, HP = 40, 3  # numbers of one Pokémon, and where its life is
+POKEMON, HP, GIVEN = 40, 3, 35  # numbers of one Pokémon, and where are its life, and what it gives and takes
 THEIRS = [1, *range(8, 14)]  # which of the Pokémon in a view are the opponent's
 
 
@@ -165,6 +165,14 @@ def test_the_other_side_s_life_is_seen_in_hundredths(line: Line, generation: int
     assert {one["theirs"] for one in asks} == {True, False}
     assert over["over"] in (-1, 0, 1)
     assert (over["over"] > 0) == (over["left"][1] == 0)
+
+
+def test_blows_of_either_side_are_expected_before_the_first_move_is_seen(line: Line):
+    """Of the other side's moves none is known then: blows of its own types are reckoned with."""
+    first = np.stack([view(line.says({**NEW, "seed": [1, 2, 3, seed]}))[:POKEMON] for seed in range(20)])
+    given, taken = first[:, GIVEN], first[:, GIVEN + 1]
+    assert (given > 0).mean() > 0.8, "a few have no blow that hurts"
+    assert (taken > 0).mean() > 0.8
 
 
 def test_the_same_seed_is_the_same_battle_and_another_one_another(line: Line):

@@ -8,7 +8,8 @@ const POKEMON = 4 + STATUSES.length + TYPES.length + STATS.length + 7;
 const SIDE = BOOSTS.length + VOLATILES.length + Object.keys(CONDITIONS).length + 2;
 const MOVE = 19, FIELD = 4 + WEATHERS.length + TERRAINS.length;
 const SIZE = (OWN_SLOTS + THEIR_SLOTS + 2) * POKEMON + 2 * SIDE + 4 * MOVE + FIELD;
-const GUESSED = {category: 'Physical', accuracy: true, basePower: 70}; // a move of its own type, where none was seen
+const GUESSED = {exists: true, accuracy: true, basePower: 70}; // a move of its own type, where none was seen
+const SPECIAL = ['Fire', 'Water', 'Electric', 'Grass', 'Ice', 'Psychic', 'Dragon', 'Dark']; // types, up to generation 3
 const EFFECTS = [0, 0.25, 0.5, 1, 2, 4];
 const LONGEST = 8; // turns that a duel is thought ahead
 
@@ -30,7 +31,9 @@ function numbers(view) {
   const most = (from, to, boosts, shields) => {
     if (!from || !to) return 0;
     const known = from.moves.map((name) => view.dex.moves.get(name)).filter((move) => move.category !== 'Status');
-    const blows = known.length ? known : from.types.map((type) => ({...GUESSED, type}));
+    const special = (type) => (view.dex.gen > 3 ? from.stats.spa > from.stats.atk : SPECIAL.includes(type));
+    const guessed = (type) => ({...GUESSED, type, category: special(type) ? 'Special' : 'Physical'});
+    const blows = known.length ? known : from.types.map(guessed);
     return Math.max(0, ...blows.map((move) => view.damage(move, from, to, boosts, shields)));
   };
   const none = Object.fromEntries(BOOSTS.map((name) => [name, 0]));
@@ -56,9 +59,9 @@ function numbers(view) {
     put(left / 6, open);
   };
 
-  pokemon(active, true, !!mine.terastallized && active.types.length === 1, other, true);
+  pokemon(active, true, active.tera, other, true);
   pokemon(other, true, !!(theirs.active && theirs.active.tera), active, false);
-  for (let index = 0; index < OWN_SLOTS; index++) pokemon(own[index], index === place, 0, other, true);
+  for (let index = 0; index < OWN_SLOTS; index++) pokemon(own[index], index === place, own[index].tera, other, true);
   for (let index = 0; index < THEIR_SLOTS; index++) {
     const [one, seen] = against[index] || [];
     pokemon(one, seen && seen === theirs.active, seen && !!seen.tera, active, false);
@@ -68,7 +71,7 @@ function numbers(view) {
   side(theirs, 6 - against.filter(([one]) => !(one.hp > 0)).length, !theirs.terastallized);
 
   const expected = view.expected();
-  const told = moves.moves || [], best = Math.max(0, ...[...expected].filter(([action]) => action < 4).map(([, taken]) => taken));
+  const told = moves.moves || [], best = Math.max(0, ...[0, 1, 2, 3].map((slot) => expected.get(slot) || 0));
   for (let slot = 0; slot < 4; slot++) {
     const text = view.choices.get(slot), which = /^move (\d)/.exec(text || '');
     if (!which) { at += MOVE; continue; }

@@ -241,7 +241,7 @@ class View {
     const about = this.about({...one, tera: entry.terastallized || null});
     const absorbs = this.dex.gen >= 3 ? [ABSORBED[toID(entry.ability || entry.baseAbility)]] : [];
     const stats = one.copied ? about.stats : entry.stats;
-    return {...about, absorbs, stats, most: one.most || about.most, moves: entry.moves};
+    return {...about, absorbs, stats, most: one.most || about.most, moves: entry.moves, tera: !!entry.terastallized};
   }
 
   /** How much a type does to a Pokémon: 0 to 4. */
