@@ -45,7 +45,7 @@ import bench_machine  # noqa: E402
 COMMON = ("+profile=speed", "total_timesteps=1e9", "eval.episodes=20", "report=false", "num_envs=32",
           "algo.net_arch=[256,256]", "algo.gamma=1.0", "algo.ent_coef=0.01", "algo.n_epochs=4",
           "batch_size=512")  # fmt: skip
-GO = ("env=go", "algo.rollout_size=4096")
+GO = ("env=go", "env.kwargs.errs=0.4", "algo.rollout_size=4096")  # White never wins against one that never errs
 SHOWDOWN = ("env=showdown", "env.kwargs.opponent=max_damage", "+env.kwargs.shaping=1.0", "algo.rollout_size=8192",
             "algo.learning_rate=5e-4")  # fmt: skip
 TENTHS = 10
