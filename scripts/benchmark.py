@@ -39,6 +39,8 @@ down slows all of them; the ratio is taken turn by turn and its median reported.
                     SubprocVecEnv; and one that computes, against what it can do (scripts/bench_daemons.py)
   go                all works go-*: GNU Go on 5×5 with 1 to 64 boards, against one blocking process per env in
                     SubprocVecEnv, and against what the engines can do (scripts/bench_engines.py)
+  showdown          all works showdown-*: random battles of Pokémon Showdown, 1 to 64 at once, against the same two
+                    (scripts/bench_showdown.py)
   skirmish          all works skirmish-* (scripts/bench_skirmish.py): native stepping against the plain Python env, with
                     the planner, without caches, with secondary rewards, and training against itself
 """
@@ -74,6 +76,7 @@ import bench_peers  # noqa: E402
 import bench_per  # noqa: E402
 import bench_plot  # noqa: E402
 import bench_ppo  # noqa: E402
+import bench_showdown  # noqa: E402
 import bench_skirmish  # noqa: E402
 import bench_skullking  # noqa: E402
 import bench_start  # noqa: E402
@@ -94,6 +97,7 @@ WORKS: dict[str, dict[str, Measurement]] = {
     **bench_home.WORKS,
     **bench_daemons.WORKS,
     **bench_engines.WORKS,
+    **bench_showdown.WORKS,
 }
 TOGETHER = {"ppo": ["skullking-train"]}  # what a group holds besides the works that begin with its name
 
