@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 
 from fasttrain.daemons.channel import Channel
-from fasttrain.daemons.game import Decision, DecisionServer, Outcome, Over, Potential, Refused
+from fasttrain.daemons.game import Decision, DecisionServer, Outcome, Over, Refused
 from fasttrain.daemons.wire import GameLostError
 
 ACTIONS = 14  # four moves, the same with terastallization, six Pokémon
@@ -34,7 +34,8 @@ class Showdown(DecisionServer):
         generation: whose rules and teams, one of GENERATIONS.
         opponent: `random`: any legal action; `max_damage`: the move that is expected to take most; `self`: decisions of
             both sides are asked for, each with what that side sees, while lead and result stay the first side's.
-        shaping: what a lead of all life of a team would pay, paid back at the end (game.Potential).
+        shaping: what a lead of all life of a team would pay. It is paid as the lead comes and taken back as it goes, at
+            the end at the latest, so that what is best stays best (a potential: Ng et al. 1999).
 
     Raises:
         ValueError: there is no such generation or opponent.
@@ -54,7 +55,7 @@ class Showdown(DecisionServer):
         if opponent not in OPPONENTS:
             raise ValueError(f"opponent={opponent} is none of {', '.join(OPPONENTS)}")
         self._generation, self._opponent = generation, opponent
-        self._potential = Potential(shaping)
+        self._shaping, self._lead = shaping, 0.0
         self._log: list[str] | None = None
 
     async def hello(self, channel: Channel) -> None:
@@ -63,8 +64,7 @@ class Showdown(DecisionServer):
             raise GameLostError("start", f"the engine sees {size} numbers, expected {SIZE}")
 
     def new_game(self, game: int, seed: int) -> dict[str, Any]:
-        self._log = None
-        self._potential.begin()
+        self._log, self._lead = None, 0.0
         words = (np.random.SeedSequence(seed).generate_state(4) >> 16).tolist()
         return {"new": 1, "seed": words, "generation": self._generation, "opponent": self._opponent}
 
@@ -82,13 +82,23 @@ class Showdown(DecisionServer):
             return Refused(message["legal"])
         seen = np.frombuffer(base64.b64decode(message["view"], validate=True), "<f4")
         if "ask" in message:
-            paid = self._potential.pays(float(message["lead"]))
+            paid = self._paid(float(message["lead"]))
             tag, theirs = int(message["ask"]), bool(message["theirs"])
             return Decision(seen, message["legal"], paid, float(message["ms"]), tag, theirs)
         result, self._log = int(message["over"]), list(map(str, message["log"]))
         mine, theirs = message["left"]
         info = {"is_win": result > 0, "score_diff": float(mine - theirs), "turns": int(message["turns"])}
-        return Over(seen, result + self._potential.pays(0.0), info=info, engine_ms=float(message["ms"]))
+        return Over(seen, result + self._paid(0.0), info=info, engine_ms=float(message["ms"]))
+
+    def _paid(self, lead: float) -> float:
+        """What a change of the lead pays."""
+        before, self._lead = self._lead, lead
+        return self._shaping * (lead - before)
+
+    def _pays(self, lead: float) -> float:
+        """What the change to `lead` (-1 to 1) pays."""
+        before, self._lead = self._lead, lead
+        return self._shaping * (lead - before)
 
     def record(self) -> list[str] | None:
         """The simulator's input log, which its `simulate-battle` plays again; None before the end."""
