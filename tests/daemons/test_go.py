@@ -154,15 +154,6 @@ def test_an_opponent_may_err():
     assert "play black PASS" in [line for write in channel.writes for line in write], "where nothing else is legal"
 
 
-def test_a_lead_of_stones_pays_and_costs_as_much():
-    stones = ["A1 B1", "A1 B1 C1 D1 E1", "A1", "A1"]  # Black's; the opponent has one
-    channel = Recorded(**{"list_stones black": stones, "list_stones white": "E5", "genmove": ["C5", "PASS", "PASS"],
-                          "final_score": "B+3.5"})  # fmt: skip
-    game = Go(size=5, shaping=2.5)
-    paid = [begun(game, channel).reward, played(game, channel, "C3").reward, played(game, channel, "PASS").reward]
-    assert paid == pytest.approx([0.1, 0.3, 0.6])
-
-
 def test_the_record_is_the_game():
     game, channel = Go(size=5), Recorded(genmove=["A5", "PASS", "E1"])
     begun(game, channel)

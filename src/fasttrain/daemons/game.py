@@ -185,23 +185,6 @@ class DecisionServer(MessageGame):
         raise GameLostError("flood", f"{MOST_NOTES:,} messages and no decision")
 
 
-class Potential:
-    """Pays a lead as it comes and takes it back as it goes, at the end at the latest, so that what is best stays best
-    (Ng et al. 1999)."""
-
-    def __init__(self, worth: float) -> None:
-        self.worth, self._lead = worth, 0.0
-
-    def begin(self) -> None:
-        """A new game."""
-        self._lead = 0.0
-
-    def pays(self, lead: float) -> float:
-        """What the change to `lead` (-1 to 1) pays."""
-        before, self._lead = self._lead, lead
-        return self.worth * (lead - before)
-
-
 def understood(game: MessageGame, message: Any) -> Outcome | None:
     """`read`, where anything that it raises says that the message is none of the protocol's."""
     try:

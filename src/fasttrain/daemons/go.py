@@ -18,7 +18,7 @@ from gymnasium import spaces
 
 from fasttrain.batch import Float32Array
 from fasttrain.daemons.channel import Channel
-from fasttrain.daemons.game import Decision, EngineGame, Over, Potential
+from fasttrain.daemons.game import Decision, EngineGame, Over
 from fasttrain.daemons.wire import MOST_BYTES, GameLostError
 
 LETTERS = "ABCDEFGHJKLMNOPQRST"  # I is left out
@@ -60,7 +60,6 @@ class Go(EngineGame):
         most_moves: of both sides, after which the game is cut; None: 3 size².
         errs: the largest share of the opponent's moves that are any legal ones instead of its own; each game draws its
             share from 0 to this. Who never wins has nothing to learn from.
-        shaping: what a lead of stones over the whole board would pay, paid back at the end (game.Potential).
     """
 
     framing, codec = Replies, "text"
@@ -73,7 +72,6 @@ class Go(EngineGame):
         colour: Literal["both", "black", "white"] = "both",
         most_moves: int | None = None,
         errs: float = 0.0,
-        shaping: float = 0.0,
     ) -> None:
         if not 5 <= size <= len(LETTERS) or not 1 <= level <= 10 or colour not in ("both", "black", "white"):
             raise ValueError("expected a size from 5 to 19, a level from 1 to 10, and colour=both, black or white")
@@ -90,7 +88,6 @@ class Go(EngineGame):
         self._begun = self._id = 0
         self.observation_space = spaces.Box(0.0, 1.0, (PLANES * size * size + 3,), np.float32)
         self.action_space = spaces.Discrete(size * size + 1)
-        self._potential = Potential(shaping)
         self._mine, self._theirs = "black", "white"
         self._moves: list[str] = []
         self._result = ""
@@ -105,7 +102,6 @@ class Go(EngineGame):
         self._begun += 1
         self._mine, self._theirs = ("black", "white") if black else ("white", "black")
         self._moves, self._result = [], ""
-        self._potential.begin()
         # Without a seed of its own a process takes the clock's second: those that start together play the same games.
         seeded = (f"set_random_seed {seed % MOST_SEED}", "clear_board")
         commands = [f"boardsize {self._size}", f"komi {self._komi:g}", f"level {self._level}", *seeded]
@@ -144,10 +140,9 @@ class Go(EngineGame):
                 return await self._over(channel)
         observation = self._seen(black, white)
         if len(self._moves) >= self._most:
-            return Over(observation, self._potential.pays(0.0), truncated=True, info={"colour": self._mine})
-        mine, theirs = observation[: 6 * len(self._names)].reshape(2, -1).sum(axis=1)
+            return Over(observation, truncated=True, info={"colour": self._mine})
         points = [*map(self._point, legal.split()), len(self._names)]  # a pass is never listed
-        return Decision(observation, points, self._potential.pays(float(mine - theirs) / len(self._names)))
+        return Decision(observation, points)
 
     async def _over(self, channel: Channel, *commands: str) -> Over:
         """Both have passed: what the engine counts."""
@@ -160,7 +155,7 @@ class Go(EngineGame):
 
     def _ended(self, observation: Float32Array, reward: float, info: Mapping[str, Any]) -> Over:
         told = {"is_win": reward > 0, "colour": self._mine, "result": self._result, **info}
-        return Over(observation, reward + self._potential.pays(0.0), info=told)
+        return Over(observation, reward, info=told)
 
     async def _asked(self, channel: Channel, *commands: str) -> list[str]:
         """What the engine answers to commands that go out in one write.
