@@ -61,11 +61,11 @@ def daemons(load: Load) -> str:
 BOARDS = (1, 4, 16, 64)
 
 
-def go(load: Load) -> str:
-    """GNU Go, against one blocking process per env and against what the engines can do."""
+def engines(load: Load, engine: str, text: str) -> str:
+    """Games with a real engine, against one blocking process per env and against what the engine can do."""
     rows = []
-    for boards in BOARDS:
-        stored, alone = load(f"go-{boards}"), load(f"go-{boards}-capacity")
+    for games in BOARDS:
+        stored, alone = load(f"{engine}-{games}"), load(f"{engine}-{games}-capacity")
         shown = [
             f"{value['median']:.2f}× [{value['min']:.2f}, {value['max']:.2f}]"
             for value in (stored["ratios"]["SubprocVecEnv"], stored["ratios"]["SubprocVecEnv, our PPO"])
@@ -73,9 +73,9 @@ def go(load: Load) -> str:
         late = " / ".join(f"{stored['p95_ms'][each]['median']:.0f}" for each in ("fasttrain", "SubprocVecEnv"))
         both = [rounded(one["median"], 2) for one in (stored["ours"], stored["theirs"]["SubprocVecEnv"])]
         share = f"{100 * alone['ratios']['the engines alone']['median']:.0f} %"
-        rows.append((str(boards), *both, *shown, share, late))
+        rows.append((str(games), *both, *shown, share, late))
     head = (
-        "boards at once",
+        "at once",
         "decisions/s",
         "theirs",
         "ratio",
@@ -83,12 +83,17 @@ def go(load: Load) -> str:
         "of what the engines can do",
         "P95 of a decision, ms, ours / theirs",
     )
+    return f"{prose(text)}\n\n{table(head, rows)}"
+
+
+def go(load: Load) -> str:
+    """GNU Go."""
     text = (
         f"Size 5, level 1; {cores(load('go-16'))}, with training; theirs is one blocking process an env "
         "in SubprocVecEnv with stock's MaskablePPO. What the engines can do: recorded games in a closed "
         "loop, without policy and learning:"
     )
-    return f"{prose(text)}\n\n{table(head, rows)}"
+    return engines(load, "go", text)
 
 
 def daemon_faults(load: Load) -> str:

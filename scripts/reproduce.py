@@ -45,6 +45,7 @@ import rendering  # noqa: E402 - needs numpy
 import rendering_checks  # noqa: E402
 import rendering_faults  # noqa: E402
 import rendering_home  # noqa: E402
+import rendering_showdown  # noqa: E402
 import rendering_studies  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
@@ -196,6 +197,13 @@ ENTRIES = (
         (f"{BENCHMARK} go --repeats 1",),
         8,
         rendering_home.go,
+    ),
+    Entry(
+        "showdown-legal",
+        ("showdown-legal.json",),
+        ("python3 scripts/learning_engines.py legal --of showdown",),
+        60,
+        rendering_showdown.legal,
     ),
     Entry(
         "daemons-faults",

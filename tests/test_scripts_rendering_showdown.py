@@ -1,0 +1,60 @@
+"""scripts/rendering_showdown.py: its tables, of made-up data."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+MACHINE = {"machine": "2 cores, some processor"}
+
+
+@pytest.fixture
+def showdown(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    return importlib.import_module("rendering_showdown")
+
+
+def spread(value: float) -> dict[str, float]:
+    return {"median": value, "min": value, "max": value}
+
+
+def test_speed_is_a_row_for_each_number_of_battles(showdown: ModuleType) -> None:
+    def load(name: str) -> dict[str, Any]:
+        battles = int(name.split("-")[1])
+        if name.endswith("-capacity"):
+            return {"ratios": {"the engines alone": spread(0.9)}, **MACHINE}
+        ratios = {"SubprocVecEnv": spread(3.0), "SubprocVecEnv, our PPO": spread(2.0)}
+        late = {"fasttrain": spread(4.0), "SubprocVecEnv": spread(7.0)}
+        return {"ours": spread(300.0 * battles), "theirs": {"SubprocVecEnv": spread(100.0 * battles)},
+                "ratios": ratios, "p95_ms": late, **MACHINE}  # fmt: skip
+
+    text = showdown.speed(load)
+    assert "| 16 | 4,800 | 1,600 | 3.00× [3.00, 3.00] | 2.00× [2.00, 2.00] | 90 % | 4 / 7 |" in text
+    assert "Generation 1, against max_damage; 2 cores" in text
+
+
+def test_learning_is_a_row_for_each_opponent(showdown: ModuleType) -> None:
+    ends = {
+        f"{kind}_{opponent}": {"games": 400, "win_rate": rate, "distinct_share": 1.0}
+        for (kind, opponent), rate in zip(
+            [("greedy", "random"), ("sampled", "random"), ("greedy", "max_damage"), ("sampled", "max_damage")],
+            (0.97, 0.95, 0.61, 0.52),
+            strict=True,
+        )
+    }
+    curve = [{"games": 10, "win_rate": 0.01}, {"games": 10, "win_rate": 0.5}]
+    stored = {"generation": 1, "env_steps": 2_000_000, "wall_s": 3600, "curve": curve, **ends, **MACHINE}
+    text = showdown.learning(lambda name: stored)
+    assert "| max_damage | 61.0 % | 52.0 % |" in text
+    assert "2,000,000 decisions in 60 minutes" in " ".join(text.split())
+    assert "in percent: 1, 50." in " ".join(text.split())
+
+
+def test_refused_and_lost_are_told_apart(showdown: ModuleType) -> None:
+    part = {"generation": 9, "decisions": 500_000, "games": 7000, "distinct_games": 7000, "refused": 500, "lost": 0}
+    assert "| 9 | 500,000 | 7,000 | 7,000 | 500 | 0 |" in showdown.legal(lambda name: {"parts": [part]})
