@@ -62,7 +62,7 @@ def trained(folder: Path, minutes: float, seed: int, *settings: str) -> None:
 def curve(folder: Path) -> list[dict[str, Any]]:
     """Win rate in each tenth of the training's games."""
     with (folder / "episodes.csv").open() as file:
-        won = [float(row["return"]) > 0 for row in csv.DictReader(file)]
+        won = [float(row["return"]) > 0.5 for row in csv.DictReader(file)]  # a tie is 0, but for rounding
     parts = [won[len(won) * tenth // TENTHS : len(won) * (tenth + 1) // TENTHS] for tenth in range(TENTHS)]
     return [{"games": len(part), "win_rate": round(sum(part) / max(1, len(part)), 4)} for part in parts]
 
