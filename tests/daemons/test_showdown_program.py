@@ -26,6 +26,7 @@ from fasttrain import daemons
 from fasttrain.daemons.showdown import SIZE
 from fasttrain.spec.daemons import DaemonsConfig
 from fasttrain.vec.games import DaemonVecEnv
+from fasttrain.vec.self_play import SelfPlayVecEnv
 from pig_games import ports
 
 ROOT = Path(__file__).parents[2]
@@ -193,7 +194,7 @@ def test_records_are_played_again_by_the_simulator_itself(tmp_path: Path):
             env.seed(generation)
             env.reset()
             rng, ends = np.random.default_rng(0), 0
-            while ends < 4:
+            while ends < 3:
                 masks = env.slots.action_masks
                 assert masks.any(axis=1).all()
                 _, _, dones, infos = env.step(np.array([rng.choice(np.flatnonzero(mask)) for mask in masks]))
@@ -202,10 +203,34 @@ def test_records_are_played_again_by_the_simulator_itself(tmp_path: Path):
         finally:
             env.close()
         games = [json.loads(text) for text in (where / "games.jsonl").read_text().splitlines()]
-        assert len(games) >= 4
+        assert len(games) >= 3
         assert len({json.dumps(one["record"]) for one in games}) == len(games)
         ends_again = node(REPLAY, [one["record"] for one in games])
         assert [{"p1": 1, "p2": -1, "": 0}[winner] for winner in ends_again] == [one["last_reward"] for one in games]
+
+
+def test_both_sides_learn_in_self_play(tmp_path: Path):
+    """The learner is asked in its own turns alone, and is paid for its own wins."""
+    settings = {**yaml.safe_load(SHIPPED.read_text()), "cwd": str(FOLDER), "count": 1, "ports": ports()}
+    below = DaemonVecEnv("fasttrain.daemons.showdown:Showdown", {"generation": 1, "opponent": "self"}, 4,
+                         DaemonsConfig(**settings), 2, folder=tmp_path, two_sided=True)  # fmt: skip
+    env, rng, rewards = SelfPlayVecEnv(below), np.random.default_rng(0), list[float]()
+    try:
+        env.seed(3)
+        env.reset()
+        while len(rewards) < 3:
+            masks = env.slots.action_masks
+            _, paid, dones, infos = env.step(np.array([rng.choice(np.flatnonzero(mask)) for mask in masks]))
+            assert not any("lost" in info for info in infos)
+            rewards += [float(paid[row]) for row in np.flatnonzero(dones)]
+            assert not paid[~dones].any()
+    finally:
+        env.close()
+    assert {*rewards} <= {1.0, 0.0, -1.0}
+    records = [json.loads(text)["record"] for text in (tmp_path / "games.jsonl").read_text().splitlines()]
+    winners = [{"p1": 1.0, "p2": -1.0, "": 0.0}[winner] for winner in node(REPLAY, records)]
+    assert sorted(winners) == sorted(rewards)
+    assert all({line[:3] for line in record[3:]} == {">p1", ">p2"} for record in records)
 
 
 REPLAY = """
