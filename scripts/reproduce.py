@@ -43,9 +43,9 @@ if __name__ == "__main__" and BARE:  # go on in the checkout's own .venv
 
 import rendering  # noqa: E402 - needs numpy
 import rendering_checks  # noqa: E402
+import rendering_engines  # noqa: E402
 import rendering_faults  # noqa: E402
 import rendering_home  # noqa: E402
-import rendering_showdown  # noqa: E402
 import rendering_studies  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
@@ -67,6 +67,7 @@ class Entry(NamedTuple):
 
 
 BENCHMARK = "python3 scripts/benchmark.py"
+LEARNING = "python3 scripts/learning_engines.py"
 ENTRIES = (
     Entry(
         "first-run",
@@ -186,31 +187,40 @@ ENTRIES = (
     ),
     Entry(
         "daemons",
-        tuple(f"{name}.json" for name in rendering_home.DAEMONS),
+        tuple(f"{name}.json" for name in rendering_engines.DAEMONS),
         (f"{BENCHMARK} daemons --repeats 3",),
         15,
-        rendering_home.daemons,
+        rendering_engines.daemons,
+    ),
+    Entry("go", rendering_engines.stored("go"), (f"{BENCHMARK} go --repeats 1",), 8, rendering_engines.go),
+    Entry("go-learning", ("go-5-learning.json",), (f"{LEARNING} go --minutes 25",), 26, rendering_engines.go_learning),
+    Entry(
+        "showdown",
+        rendering_engines.stored("showdown"),
+        (f"{BENCHMARK} showdown --repeats 1",),
+        8,
+        rendering_engines.showdown,
     ),
     Entry(
-        "go",
-        tuple(f"go-{boards}{part}.json" for boards in rendering_home.BOARDS for part in ("", "-capacity")),
-        (f"{BENCHMARK} go --repeats 1",),
-        8,
-        rendering_home.go,
+        "showdown-learning",
+        ("showdown-learning.json",),
+        (f"{LEARNING} showdown --minutes 40",),
+        45,
+        rendering_engines.showdown_learning,
     ),
     Entry(
         "showdown-legal",
         ("showdown-legal.json",),
-        ("python3 scripts/learning_engines.py legal --of showdown",),
-        60,
-        rendering_showdown.legal,
+        (f"{LEARNING} legal --of showdown",),
+        30,
+        rendering_engines.showdown_legal,
     ),
     Entry(
         "daemons-faults",
         ("faults_daemons.json",),
         ("python3 scripts/faults_daemons.py",),
         10,
-        rendering_home.daemon_faults,
+        rendering_engines.daemon_faults,
     ),
     Entry(
         "home-trackers",
