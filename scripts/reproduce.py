@@ -69,13 +69,7 @@ class Entry(NamedTuple):
 BENCHMARK = "python3 scripts/benchmark.py"
 LEARNING = "python3 scripts/learning_engines.py"
 ENTRIES = (
-    Entry(
-        "first-run",
-        ("first-run.json",),
-        ("python3 scripts/captures.py first-run",),
-        1,
-        rendering.first_run,
-    ),
+    Entry("first-run", ("first-run.json",), ("python3 scripts/captures.py first-run",), 1, rendering.first_run),
     Entry(
         "skirmish-learning",
         ("skirmish-learning.json",),
@@ -87,11 +81,7 @@ ENTRIES = (
     Entry("workers", ("workers.json",), ("python3 scripts/captures.py workers",), 0.1, rendering.workers),
     Entry("auto", ("auto.json",), (f"{BENCHMARK} auto --repeats 2",), 100, rendering_checks.auto),
     Entry(
-        "stock-suites",
-        ("stock_suites.json",),
-        ("python3 scripts/stock_suites.py",),
-        10,
-        rendering_checks.stock_suites,
+        "stock-suites", ("stock_suites.json",), ("python3 scripts/stock_suites.py",), 10, rendering_checks.stock_suites
     ),
     Entry("compare", ("compare.json",), ("python3 scripts/captures.py compare",), 20, rendering_studies.compare),
     Entry("ablate", ("ablate.json",), ("python3 scripts/captures.py ablate",), 10, rendering_studies.ablate),
@@ -105,11 +95,7 @@ ENTRIES = (
     ),
     Entry("faults", ("faults.json",), ("python3 scripts/faults.py",), 75, rendering_faults.faults),
     Entry(
-        "wrong-inputs",
-        ("wrong_inputs.json",),
-        ("python3 scripts/wrong_inputs.py",),
-        15,
-        rendering_checks.wrong_inputs,
+        "wrong-inputs", ("wrong_inputs.json",), ("python3 scripts/wrong_inputs.py",), 15, rendering_checks.wrong_inputs
     ),
     Entry("export", ("first-run.json",), ("python3 scripts/captures.py first-run",), 1, rendering.export),
     Entry(
@@ -172,11 +158,7 @@ ENTRIES = (
         ),
     ),
     Entry(
-        "home-vector",
-        ("home-vector-64.json",),
-        (f"{BENCHMARK} home-vector-64 --repeats 3",),
-        5,
-        rendering_home.vector,
+        "home-vector", ("home-vector-64.json",), (f"{BENCHMARK} home-vector-64 --repeats 3",), 5, rendering_home.vector
     ),
     Entry(
         "home-pong",
