@@ -40,11 +40,13 @@ class MaskableRecurrentActorCriticPolicy(RecurrentActorCriticPolicy):
 
     @contextmanager
     def _within(self, action_masks: Any) -> Iterator[None]:
-        self._legal = action_masks
+        # One of these methods calls another, in stock without masks: those of the outer call hold.
+        before = self._legal
+        self._legal = before if action_masks is None else action_masks
         try:
             yield
         finally:
-            self._legal = None
+            self._legal = before
 
     def _get_action_dist_from_latent(self, latent_pi: Tensor) -> Any:
         found: Any = self.action_dist
