@@ -74,6 +74,11 @@ class AlgorithmSpec:
         return self.fast is not None
 
     @property
+    def rows_alone(self) -> bool:
+        """Whether rows of its rollouts may be taken apart: they are no sequences."""
+        return self.on_policy and not self.recurrent
+
+    @property
     def minibatches(self) -> bool:
         """Whether it learns in minibatches of `batch_size`."""
         return "batch_size" in self.arguments()

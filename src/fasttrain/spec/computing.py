@@ -184,7 +184,6 @@ NOT_WITH_MEMORY = {
     "use_amp": "policies that remember compute in float32",
     "use_compile": "policies that remember are not compiled",
     "fused_update": "no kernels for policies that remember, sequences go without padding",
-    "gradient_accumulation": "sequences are not taken apart",
 }
 
 
