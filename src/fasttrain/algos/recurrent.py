@@ -20,6 +20,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from fasttrain.algos.ppo import _PPO, collect
 from fasttrain.buffers.sequences import Memory
 from fasttrain.engines.engine import Engine
+from fasttrain.engines.packed_lstm import RecurrentKernelEngine, why_no_kernels
 from fasttrain.engines.recurrent import RecurrentEngine
 from fasttrain.engines.recurrent_policies import (
     MaskableRecurrentActorCriticCnnPolicy,
@@ -32,7 +33,7 @@ from fasttrain.errors import ConfigError
 class RecurrentPPO(_PPO, sb3_contrib.RecurrentPPO):
     """Drop-in for `sb3_contrib.RecurrentPPO`; with any engine setting that may round otherwise, sequences are unpadded."""
 
-    _kinds: ClassVar[dict[str, type[Engine]]] = {"torch": RecurrentEngine}
+    _kinds: ClassVar[dict[str, type[Engine]]] = {"torch": RecurrentEngine, "kernels": RecurrentKernelEngine}
     _masked = False
     unsquashes = False  # stock's loop only clips what gSDE has squashed
     _last_lstm_states: RNNStates  # type: ignore[assignment]
@@ -42,7 +43,7 @@ class RecurrentPPO(_PPO, sb3_contrib.RecurrentPPO):
         super()._setup_model()
 
     def why_not(self, kind: str) -> str:
-        return "no kernels for policies that remember" if kind == "kernels" else ""
+        return why_no_kernels(self.policy) if kind == "kernels" else ""
 
     def memory(self) -> Memory:
         starts: Any = self._last_episode_starts

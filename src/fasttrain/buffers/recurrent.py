@@ -7,7 +7,7 @@ from numpy's global stream splits the env-major data, then they are cut off one 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,13 +21,17 @@ from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage, TensorObserv
 from fasttrain.buffers.sequences import (
     Group,
     Grouped,
+    Packed,
     Padded,
     cuts,
     longest_first,
+    packed_sizes,
     padded_places,
     sequences_of,
     timed_places,
 )
+
+Layout = Literal["padded", "grouped", "packed"]
 
 
 class RecurrentStorage(RolloutStorage):
@@ -79,21 +83,22 @@ class RecurrentStorage(RolloutStorage):
         order: Int64Array = np.concatenate([rows[split:], rows[:split]])
         return order
 
-    def sequences(self, batch_size: int | None = None, padded: bool = True) -> Iterator[RolloutBatch]:
+    def sequences(self, batch_size: int | None = None, laid: Layout = "padded") -> Iterator[RolloutBatch]:
         """One epoch: minibatches of stock's rows, each cut into sequences.
 
         Args:
-            padded: observations, actions and masks as stock lays them out, zeros in between (masks: all legal), so that
-                every sum has its order. Else nothing in between, and the rows of the longest sequence first. The
-                scalars never have padding.
+            laid: padded: observations, actions and masks as stock lays them out, zeros in between (masks: all legal),
+                so that every sum has its order. grouped, packed: nothing in between, the longest sequence first, or
+                step by step. The scalars never have padding.
         """
+        lay = {"padded": self._padded, "grouped": self._grouped, "packed": self._packed}[laid]
         order = self.draw_order()
         size = batch_size or len(order)
         begins = self._begins(order)
         for first in range(0, len(order), size):
             rows = order[first : first + size]
             starts, lengths = sequences_of(begins[first : first + size])
-            yield self._padded(rows, starts, lengths) if padded else self._grouped(rows, starts, lengths)
+            yield lay(rows, starts, lengths)
 
     def _begins(self, order: Int64Array) -> BoolArray:  # (rows,) → (rows,)
         """Which of the rows begin a sequence."""
@@ -122,10 +127,19 @@ class RecurrentStorage(RolloutStorage):
             batch.action_masks[gaps] = True
         return batch
 
+    def _packed(self, rows: Int64Array, firsts: Int64Array, lengths: Int64Array) -> RolloutBatch:
+        order, by_length = longest_first(firsts, lengths)
+        sizes = lengths[by_length]
+        ready = self._on_device(rows[order[np.argsort(timed_places(sizes))]])
+        return self._batch(ready, Packed(self._fresh_at(rows[firsts[by_length]]), packed_sizes(sizes)), ready)
+
+    def _fresh_at(self, rows: Int64Array) -> RNNStates:
+        """As `_states_at`, zero where an episode begins."""
+        return self._states_at(rows, self._on_device(1 - self.episode_starts.reshape(-1)[rows])[:, None])
+
     def _grouped(self, rows: Int64Array, firsts: Int64Array, lengths: Int64Array) -> RolloutBatch:
         order, by_length = longest_first(firsts, lengths)
-        begun, sizes = rows[firsts[by_length]], lengths[by_length]
-        fresh = self._on_device(1 - self.episode_starts.reshape(-1)[begun])[:, None]
+        sizes = lengths[by_length]
         groups, ends, begin, row = [], np.cumsum(sizes), 0, 0
         for end in cuts(sizes):
             last = int(ends[end - 1])
@@ -133,7 +147,7 @@ class RecurrentStorage(RolloutStorage):
             shape = (int(sizes[begin]), end - begin)
             groups.append(Group(slice(row, last), slice(begin, end), shape, places))
             begin, row = end, last
-        sequences = Grouped(self._states_at(begun, fresh), tuple(groups))
+        sequences = Grouped(self._fresh_at(rows[firsts[by_length]]), tuple(groups))
         ready = self._on_device(rows[order])
         return self._batch(ready, sequences, ready)
 

@@ -68,6 +68,13 @@ class Grouped(NamedTuple):
     groups: tuple[Group, ...]
 
 
+class Packed(NamedTuple):
+    """How kernels read sequences: step by step, in each step those of the longest first; nothing in between."""
+
+    states: RNNStates  # (L, S, H) each, zero where an episode begins
+    sizes: Int64Array  # (T,) sequences that have such a step
+
+
 def rows_of_states(states: Any, rows: Any) -> Any:
     """The same of some envs: `rows` are indices, or a slice."""
     return each_array(lambda part: part[:, rows].contiguous(), states)
@@ -94,6 +101,13 @@ def timed_places(lengths: Int64Array) -> Int64Array:  # (S,) → (B,)
     steps = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     places: Int64Array = steps * count + np.repeat(np.arange(count), lengths)
     return places
+
+
+def packed_sizes(lengths: Int64Array) -> Int64Array:  # (S,) → (T,)
+    """How many sequences have a first, a second, … step."""
+    ended = np.bincount(lengths)[:-1]  # (T,) sequences of 0, 1, … steps
+    sizes: Int64Array = len(lengths) - np.cumsum(ended)
+    return sizes
 
 
 def longest_first(firsts: Int64Array, lengths: Int64Array) -> tuple[Int64Array, Int64Array]:  # (S,), (S,) → (B,), (S,)

@@ -39,6 +39,7 @@ class PaddedHead(Head):
     """The policy's own methods, called as sb3-contrib calls them."""
 
     value_loss = staticmethod(losses.value_loss_of_square)
+    layout = "padded"  # of the sequences that it rates
 
     def act(self, observations: TensorObservations, action_masks: Tensor | None, memory: Any = None) -> Any:
         """Actions (N, ...), values (N, 1), log-probabilities (N,) and the states after."""
@@ -77,6 +78,8 @@ class PaddedHead(Head):
 class UnpaddedHead(PaddedHead):
     """The policy's own modules: rows as they are, side by side as sequences only where an LSTM reads them."""
 
+    layout = "grouped"
+
     def __init__(self, policy: Any) -> None:
         super().__init__(policy)
         self.choices = choices_of(policy, policy.action_space)
@@ -102,16 +105,7 @@ class UnpaddedHead(PaddedHead):
         laid = batch.sequences
 
         def run(which: str, features: Tensor) -> Tensor:
-            lstm, states = self._lstm(which), getattr(laid.states, which)
-            found = []
-            for group in laid.groups:
-                steps, count = group.shape
-                rows = features[group.rows]
-                side_by_side = rows.new_zeros(steps * count, rows.shape[1]).index_copy(0, group.places, rows)
-                begun = states if len(laid.groups) == 1 else rows_of_states(states, group.sequences)
-                output, _ = lstm(side_by_side.view(steps, count, -1), begun)
-                found.append(output.flatten(0, 1).index_select(0, group.places))
-            return found[0] if len(found) == 1 else torch.cat(found)
+            return self.sequenced(self._lstm(which), features, getattr(laid.states, which), laid)
 
         latent, values = self._outputs(batch.observations, run)
         if self.choices is not None:
@@ -120,6 +114,18 @@ class UnpaddedHead(PaddedHead):
             return values.flatten(), *rated
         distribution = self.policy._get_action_dist_from_latent(latent)
         return values.flatten(), distribution.log_prob(self._rateable(batch.actions)), distribution.entropy()
+
+    def sequenced(self, lstm: Any, features: Tensor, states: Any, laid: Any) -> Tensor:  # (B, F), (L, S, H) → (B, H)
+        """What an LSTM makes of a minibatch laid out as `layout` says."""
+        found = []
+        for group in laid.groups:
+            steps, count = group.shape
+            rows = features[group.rows]
+            side_by_side = rows.new_zeros(steps * count, rows.shape[1]).index_copy(0, group.places, rows)
+            begun = states if len(laid.groups) == 1 else rows_of_states(states, group.sequences)
+            output, _ = lstm(side_by_side.view(steps, count, -1), begun)
+            found.append(output.flatten(0, 1).index_select(0, group.places))
+        return found[0] if len(found) == 1 else torch.cat(found)
 
     def _lstm(self, which: str) -> Any:
         return self.policy.lstm_actor if which == "pi" else self.policy.lstm_critic
@@ -177,8 +183,7 @@ class RecurrentEngine(TorchEngine):
         return PaddedHead(self.policy) if exact else UnpaddedHead(self.policy)
 
     def batches(self, data: Any, batch_size: int | None) -> Iterator[RolloutBatch]:
-        padded = not isinstance(self.head, UnpaddedHead)
-        found: Iterator[RolloutBatch] = data.sequences(batch_size, padded)
+        found: Iterator[RolloutBatch] = data.sequences(batch_size, self.head.layout)
         return found
 
     def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> Acted:

@@ -183,7 +183,6 @@ def _typed(flag: str, value: str, context: Context) -> bool:
 NOT_WITH_MEMORY = {
     "use_amp": "policies that remember compute in float32",
     "use_compile": "policies that remember are not compiled",
-    "fused_update": "no kernels for policies that remember, sequences go without padding",
 }
 
 
