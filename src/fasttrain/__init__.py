@@ -23,8 +23,8 @@ _PUBLIC = {
 }
 
 __all__ = [
-    "DQN", "PPO", "MaskablePPO", "MaskableRecurrentPPO", "NativeVecEnv", "RecurrentPPO", "RunSpec", "SharedMemoryVecEnv",
-    "__version__", "train",
+    "DQN", "PPO", "MaskablePPO", "MaskableRecurrentPPO", "NativeVecEnv", "RecurrentPPO", "RunSpec",
+    "SharedMemoryVecEnv", "__version__", "train",
 ]  # fmt: skip
 
 

@@ -21,17 +21,16 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from sb3_contrib.common.maskable.distributions import make_masked_proba_distribution
 from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
+from stable_baselines3.common.torch_layers import FlattenExtractor
 
 import fasttrain
+from fasttrain.batch import each_array
 from fasttrain.engines.engine import EngineSettings
-from fasttrain.engines.heads import action_dims
+from fasttrain.engines.heads import action_dims, loss_terms
 from fasttrain.engines.losses import Coefficients, normalized
-from fasttrain.engines.heads import loss_terms
 from fasttrain.engines.recurrent_policies import MaskableRecurrentActorCriticPolicy
 from fasttrain.errors import ConfigError, NoMasksError
 from fasttrain.runs.evaluate import evaluate
-from stable_baselines3.common.torch_layers import FlattenExtractor
-
 from toys import RandomEnv, seeded_vec, single_thread
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
@@ -75,7 +74,8 @@ def masked(actions: spaces.Space, kind: type[MaskedEnv] = MaskedEnv) -> Callable
 
 
 def model_of(kind: Any, make: Callable[[], gym.Env], policy: Any = "MlpLstmPolicy", **settings: Any) -> Any:
-    arguments = {"n_steps": 24, "batch_size": 32, "n_epochs": 2, "ent_coef": 0.01, "seed": 3, "device": "cpu"} | settings
+    usual = {"n_steps": 24, "batch_size": 32, "n_epochs": 2, "ent_coef": 0.01, "seed": 3, "device": "cpu"}
+    arguments = usual | settings
     arguments["policy_kwargs"] = {"lstm_hidden_size": 8} | arguments.get("policy_kwargs", {})
     return kind(policy, seeded_vec(make), **arguments)
 
@@ -209,28 +209,34 @@ def collected(actions: spaces.Space, **lstm: Any) -> Any:
     model.policy.double()
     model.policy.pi_features_extractor = model.policy.vf_features_extractor = Doubled(BOX)
     model.policy.features_extractor = model.policy.pi_features_extractor
-    rollout = model.rollout_buffer
-    for name, stored in list(vars(rollout).items()):
-        if isinstance(stored, torch.Tensor) and stored.is_floating_point():
-            setattr(rollout, name, stored.double())
-    rollout._states = tuple(part.double() for part in rollout._states)
-    rollout._observations = {key: part.double() for key, part in rollout._observations.items()}
     return model
+
+
+def doubled(batch: Any) -> Any:
+    """Its numbers in float64."""
+    names = ("old_values", "old_log_probs", "advantages", "returns")
+    states = each_array(torch.Tensor.double, batch.sequences.states)
+    return batch._replace(
+        **{name: getattr(batch, name).double() for name in names}, sequences=batch.sequences._replace(states=states)
+    )
 
 
 @pytest.mark.parametrize(("actions", "lstm"), list(product(SPACES, LSTMS)))
 def test_c_loss_and_gradients_are_those_of_a_walk_step_by_step(actions: str, lstm: str):
     model = collected(SPACES[actions], **LSTMS[lstm])
     rollout, parameters = model.rollout_buffer, list(model.policy.parameters())
-    pairs = [part.transpose(1, 2) for part in rollout._states]
-    states = {"pi": pairs[:2], "vf": pairs[-2:]}
+    states = {
+        net: [torch.from_numpy(getattr(rollout, f"{part}_states_{net}")) for part in ("hidden", "cell")]
+        for net in ("pi", "vf")
+    }
     numbers = Coefficients(0.2, None, 0.01, 0.5)
-    for settings, padded in ((EngineSettings(), True), (UNPADDED, False)):
+    for settings, laid in ((EngineSettings(), "padded"), (UNPADDED, "grouped")):
         model.use_engine(settings)
         head = model.engine.new_head()
         np.random.seed(4)
-        for batch in rollout.sequences(41, padded):
-            places = [int(np.flatnonzero(rollout.returns.reshape(-1) == value)[0]) for value in batch.returns]
+        for given in rollout.sequences(41, laid):
+            batch = doubled(given)
+            places = [int(np.flatnonzero(rollout.returns.reshape(-1) == value)[0]) for value in given.returns]
             steps, envs = np.divmod(places, rollout.num_envs)
             terms = loss_terms(head, normalized(batch, True), numbers, True)
             gradients = torch.autograd.grad(terms.loss, parameters, allow_unused=True)

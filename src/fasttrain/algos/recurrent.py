@@ -31,7 +31,7 @@ from fasttrain.errors import ConfigError
 
 
 class RecurrentPPO(_PPO, sb3_contrib.RecurrentPPO):
-    """Drop-in for `sb3_contrib.RecurrentPPO`; with any engine setting that may round otherwise, sequences are unpadded."""
+    """Drop-in for `sb3_contrib.RecurrentPPO`; `engine="kernels"` takes sequences through compiled kernels, unpadded."""
 
     _kinds: ClassVar[dict[str, type[Engine]]] = {"torch": RecurrentEngine, "kernels": RecurrentKernelEngine}
     _masked = False

@@ -162,13 +162,19 @@ class RecurrentStorage(RolloutStorage):
         total = self.num_steps * self.num_envs
         actions = self._actions.view(total) if self._discrete else self._actions.view(total, -1)
         masks = None if self._action_masks is None else self._action_masks.view(total, -1)
-        scalars = (self._values, self._log_probs, self._advantages, self._returns)
+        values, log_probs, advantages, returns = (
+            stored.view(total).index_select(0, rows)
+            for stored in (self._values, self._log_probs, self._advantages, self._returns)
+        )
         return RolloutBatch(
-            self._gather_observations(whole),
-            actions.index_select(0, whole),
-            *(stored.view(total).index_select(0, rows) for stored in scalars),
-            None if masks is None else masks.index_select(0, whole),
-            sequences,
+            observations=self._gather_observations(whole),
+            actions=actions.index_select(0, whole),
+            old_values=values,
+            old_log_probs=log_probs,
+            advantages=advantages,
+            returns=returns,
+            action_masks=None if masks is None else masks.index_select(0, whole),
+            sequences=sequences,
         )
 
     def _on_device(self, array: NDArray[Any]) -> Tensor:

@@ -123,12 +123,13 @@ class StockRollout(RolloutStorage):
         value: Tensor,  # (N, 1) or (N,)
         log_prob: Tensor,  # (N,)
         action_masks: Any = None,  # (N, A); None: everything is legal
+        lstm_states: Any = None,  # before the step, of a policy that remembers
     ) -> None:
         """Store one vector step, as SB3's loops hand it over."""
         keyed = isinstance(obs, dict)
         seen = {key: torch.as_tensor(part) for key, part in obs.items()} if keyed else torch.as_tensor(obs)
         legal = None if action_masks is None else torch.as_tensor(np.asarray(action_masks) != 0)
-        super().add(seen, torch.as_tensor(action), reward, episode_start, value, log_prob, legal)
+        super().add(seen, torch.as_tensor(action), reward, episode_start, value, log_prob, legal, lstm_states)
 
     def compute_returns_and_advantage(self, last_values: Tensor, dones: BoolArray) -> None:
         """Fill `advantages` and `returns` once all steps are stored; last_values (N, 1) or (N,), dones (N,)."""
@@ -200,7 +201,9 @@ class _Recurrent(StockRollout, RecurrentStorage):
 
     shared = (*_SHARED, "hidden_state_shape", *_STATES)
 
-    def __init__(self, num_steps: int, num_envs: int, *spaces: Any, state_shape: tuple[int, int], **further: Any) -> None:
+    def __init__(
+        self, num_steps: int, num_envs: int, *spaces: Any, state_shape: tuple[int, int], **further: Any
+    ) -> None:
         super().__init__(num_steps, num_envs, *spaces, state_shape=state_shape, **further)
         layers, units = state_shape
         self.hidden_state_shape = (num_steps, layers, num_envs, units)
@@ -221,9 +224,7 @@ class RecurrentDictRollout(_Recurrent, RecurrentDictRolloutBuffer):  # type: ign
     stock = RecurrentDictRolloutBuffer
 
 
-def rollout_class(
-    observation_space: spaces.Space[Any], masked: bool, recurrent: bool = False
-) -> type[StockRollout]:
+def rollout_class(observation_space: spaces.Space[Any], masked: bool, recurrent: bool = False) -> type[StockRollout]:
     """That which stock's algorithm would take."""
     keyed = isinstance(observation_space, spaces.Dict)
     if recurrent:

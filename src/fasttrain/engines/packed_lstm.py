@@ -39,8 +39,8 @@ class _Layer(torch.autograd.Function):
         rows, sums = _working(len(h0), shape[1])
         weights = w_hh.t().contiguous().numpy()
         lstm_forward(
-            gates.numpy(), weights, h0.numpy(), c0.numpy(), sizes,
-            *(part.numpy() for part in (befores, cells, squashed, hidden)), rows, sums,
+            gates.numpy(), weights, h0.numpy(), c0.numpy(), sizes, befores.numpy(), cells.numpy(), squashed.numpy(),
+            hidden.numpy(), rows, sums,
         )  # fmt: skip
         ctx.save_for_backward(inputs, w_ih, w_hh, c0, gates, befores, cells, squashed)
         ctx.sizes = sizes

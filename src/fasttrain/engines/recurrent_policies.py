@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from sb3_contrib.common.maskable.distributions import MaskableDistribution, make_masked_proba_distribution
+from sb3_contrib.common.maskable.distributions import make_masked_proba_distribution
 from sb3_contrib.common.recurrent.policies import (
     RecurrentActorCriticCnnPolicy,
     RecurrentActorCriticPolicy,
@@ -26,7 +26,6 @@ from torch import Tensor
 class MaskableRecurrentActorCriticPolicy(RecurrentActorCriticPolicy):
     """Every method that draws or rates actions takes `action_masks` (N, A), None for all legal."""
 
-    action_dist: MaskableDistribution
     _legal: Any = None  # of the call under way
 
     def _build(self, lr_schedule: Any) -> None:
@@ -54,19 +53,21 @@ class MaskableRecurrentActorCriticPolicy(RecurrentActorCriticPolicy):
         distribution.apply_masking(self._legal)
         return distribution
 
-    def forward(
+    def forward(  # type: ignore[override]
         self, obs: Any, lstm_states: Any, episode_starts: Tensor, deterministic: bool = False, action_masks: Any = None
     ) -> Any:
         """Actions, values, log-probabilities, states."""
         with self._within(action_masks):
             return super().forward(obs, lstm_states, episode_starts, deterministic)
 
-    def get_distribution(self, obs: Any, lstm_states: Any, episode_starts: Tensor, action_masks: Any = None) -> Any:
+    def get_distribution(  # type: ignore[override]
+        self, obs: Any, lstm_states: Any, episode_starts: Tensor, action_masks: Any = None
+    ) -> Any:
         """The distribution of the actions, and the states after."""
         with self._within(action_masks):
             return super().get_distribution(obs, lstm_states, episode_starts)
 
-    def evaluate_actions(
+    def evaluate_actions(  # type: ignore[override]
         self, obs: Any, actions: Tensor, lstm_states: Any, episode_starts: Tensor, action_masks: Any = None
     ) -> Any:
         """Values, log-probabilities, entropies."""
@@ -84,8 +85,6 @@ class MaskableRecurrentActorCriticPolicy(RecurrentActorCriticPolicy):
         """Actions and states, on the host."""
         with self._within(action_masks):
             return super().predict(observation, state, episode_start, deterministic)
-
-
 
 
 class MaskableRecurrentActorCriticCnnPolicy(MaskableRecurrentActorCriticPolicy, RecurrentActorCriticCnnPolicy):

@@ -1,8 +1,8 @@
 """An LSTM layer through sequences of different lengths, and its gradient: step by step, without padding.
 
 Rows lie step by step, in each step those of the longest sequences first, so that a step's sequences are the first of
-the step before. What needs no order in time, the products with inputs and the gradients of weights, is the caller's: one
-product over all rows. Gates stand side by side as torch has them: input, forget, cell, output.
+the step before. What needs no order in time, the products with inputs and the gradients of weights, is the caller's:
+one product over all rows. Gates stand side by side as torch has them: input, forget, cell, output.
 
 Legend: B rows, S sequences, T steps, H units, a multiple of `simd.PAD`. Working rows are S rounded up to TILE_ROWS.
 """
@@ -92,7 +92,7 @@ def gate_gradients(
 ) -> None:
     """The gradient of the sums that one row's gates come of.
 
-    Loops of few arrays each: of more than these LLVM does not find out that they do not overlap, and computes one by one.
+    Loops of few arrays each: of more LLVM does not find out that they do not overlap, and computes one by one.
     """
     units, one = len(before), before.dtype.type(1)
     for c in range(units):

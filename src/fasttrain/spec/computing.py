@@ -205,8 +205,8 @@ def steps_back(algo: Any, effective: Mapping[str, Any], exact: bool) -> Resolved
     total = num_steps * num_envs
     if size and total % size == 1 and algo.normalize_advantage:
         raise ConfigError(
-            f"batch_size={size} with a rollout of {num_envs} × {num_steps} steps: the last minibatch has one row, whose "
-            "advantage cannot be normalised; take another batch_size, or algo.normalize_advantage=false"
+            f"batch_size={size} with a rollout of {num_envs} × {num_steps} steps: the last minibatch has one row, "
+            "whose advantage cannot be normalised; take another batch_size, or algo.normalize_advantage=false"
         )
     padding = "padded to the longest, as stock does" if exact else "padded in groups of like length, for the LSTM alone"
     least = -(-min(size or total, total) // num_steps)

@@ -137,7 +137,8 @@ def resolve(config: Config, sources: Mapping[str, str], env: EnvFacts, machine: 
         changes["algo"], of_rollout = _rollout_rows(config, config.algo, effective, sources)
         rows += of_rollout
         if config.algo.spec.recurrent:
-            steps, reason = steps_back(changes["algo"], effective, effective["engine"] == "stock" or config.fused_update == "off")
+            exact = effective["engine"] == "stock" or config.fused_update == "off"
+            steps, reason = steps_back(changes["algo"], effective, exact)
             rows.append(Row("steps_back", steps, steps, "rollout_size ÷ num_envs", "trade-off", reason))
     if config.algo.spec.off_policy:
         check_extras(config, effective["engine"], sources)

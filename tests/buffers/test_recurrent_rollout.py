@@ -28,9 +28,7 @@ def filled(space: spaces.Space[Any] = BOX, own_critic: bool = True, **more: Any)
         STEPS, ENVS, space, spaces.MultiDiscrete([3, 2]), state_shape=shape, own_critic=own_critic, **settings, **more
     )
     kind: Any = RecurrentDictRolloutBuffer if keyed else RecurrentRolloutBuffer
-    stock = kind(
-        STEPS, space, spaces.MultiDiscrete([3, 2]), (STEPS, LAYERS, ENVS, UNITS), n_envs=ENVS, **settings
-    )
+    stock = kind(STEPS, space, spaces.MultiDiscrete([3, 2]), (STEPS, LAYERS, ENVS, UNITS), n_envs=ENVS, **settings)
     assert isinstance(ours, kind)
     rng = np.random.default_rng(1)
     for step in range(STEPS):
@@ -119,7 +117,9 @@ def test_a_row_that_is_left_out_ends_its_sequence():
     ours.leave_out(3, [1])
     batch = next(iter(ours.sequences(None)))
     assert len(batch.returns) == STEPS * ENVS - 1
-    whole = batch.sequences.states.pi[0]  # one sequence each of two envs, two of the other, and where the data was split
+    whole = batch.sequences.states.pi[
+        0
+    ]  # one sequence each of two envs, two of the other, and where the data was split
     assert whole.shape[1] in (4, 5)
     ahead = [ours.draw_order().tolist() for _ in range(3)]
     assert all(sorted(order) == sorted(set(range(21)) - {3 * ENVS + 1}) for order in ahead)
