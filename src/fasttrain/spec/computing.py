@@ -208,7 +208,7 @@ def steps_back(algo: Any, effective: Mapping[str, Any], exact: bool) -> Resolved
             f"batch_size={size} with a rollout of {num_envs} × {num_steps} steps: the last minibatch has one row, "
             "whose advantage cannot be normalised; take another batch_size, or algo.normalize_advantage=false"
         )
-    padding = "padded to the longest, as stock does" if exact else "padded in groups of like length, for the LSTM alone"
+    padding = "padded to the longest, as stock does" if exact else "padded by no kernel, else in groups of like length"
     least = -(-min(size or total, total) // num_steps)
     return num_steps, f"at most; {least} sequences a minibatch, one more for each episode's end in it, {padding}"
 
