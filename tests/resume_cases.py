@@ -34,9 +34,16 @@ CASES = {
     "dqn-dummy": (*DQN, *CART, "vec_env=dummy"),
     "dqn-shared": (*DQN, *CART, *SHARED),
     "dqn-rounds": (*DQN, *CART, "vec_env=dummy", "algo.train_freq=5", "updates_per_step=3"),
-    "recurrent-shared": (*PPO, *CART, *LSTM, "algo=recurrent_ppo", *SHARED, "schedule=pipelined"),
-    "recurrent-overlap": (*PPO, *CART, *LSTM, "algo=recurrent_ppo", "vec_env=dummy", "overlap=true"),
-    "maskable-recurrent": (*PPO, *LSTM, "algo=maskable_recurrent_ppo", "algo.n_lstm_layers=2"),
+    "recurrent-shared-overlap": (
+        *PPO,
+        *CART,
+        *LSTM,
+        "algo=recurrent_ppo",
+        *SHARED,
+        "schedule=pipelined",
+        "overlap=true",
+    ),
+    "maskable-recurrent-self-play": (*PPO, *LSTM, *SELF, "algo=maskable_recurrent_ppo", "algo.n_lstm_layers=2"),
     "stock-ppo": (*PPO, *CART, "algo=ppo", "vec_env=dummy", "engine=stock"),
 }
 ABOUT_TIME = ("wall_s", "t", "enemy_turn_ms", "resumed_at", "episodes_file", "curve")

@@ -73,7 +73,6 @@ REFUSED = {
     "use_amp=on": (*TINY, "engine=fast"),
     "use_compile=on": (*TINY, "engine=fast"),
     "gradient_accumulation=2": (*TINY, "engine=fast"),
-    "opponent=self": (*MASKED, "engine=fast"),
     "engine=stock": MASKED,
     "vec_env=vector": (*TINY, "engine=fast"),
     "batch_size=31": (*TINY, "num_envs=4", "algo.rollout_size=156"),

@@ -68,6 +68,9 @@ class Fast(BaseAlgorithm):
             self.engine = engine = self._made(engine.settings, engine)
         return engine
 
+    def blank_memory(self, num_envs: int) -> Any:
+        """What a policy that remembers knows of `num_envs` games that begin, a `Memory`; None of any other."""
+
     def time_with(self, clock: PhaseClock) -> None:
         """Spend training's time in the phases of `clock`."""
         self.collector.clock = self.engine.clock = clock

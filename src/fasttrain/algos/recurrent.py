@@ -49,6 +49,9 @@ class RecurrentPPO(_PPO, sb3_contrib.RecurrentPPO):
         starts: Any = self._last_episode_starts
         return Memory(self._last_lstm_states, starts)
 
+    def blank_memory(self, num_envs: int) -> Memory:
+        return Memory.blank(num_envs, self.remembered()["state_shape"], self.device)
+
     def remember(self, states: RNNStates) -> None:
         self._last_lstm_states = states
 

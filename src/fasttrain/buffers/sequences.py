@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
-from torch import Tensor
+from torch import Tensor, zeros
 
 from fasttrain.batch import BoolArray, Int64Array, each_array
 
@@ -24,6 +24,14 @@ class Memory(NamedTuple):
 
     states: RNNStates  # pi and vf, each a pair (h, c) of (L, N, H)
     episode_starts: BoolArray  # (N,) where that is of an episode that is over
+
+    @classmethod
+    def blank(cls, num_envs: int, state_shape: tuple[int, int], device: Any) -> Memory:
+        """Of envs whose episodes begin; `state_shape` is (L, H)."""
+        layers, units = state_shape
+        pi, vf = ((zeros(layers, num_envs, units, device=device), zeros(layers, num_envs, units, device=device))
+                  for _ in range(2))  # fmt: skip
+        return cls(RNNStates(pi, vf), np.ones(num_envs, np.bool_))
 
     @classmethod
     def within(cls, states: Any, rows: Any) -> Memory:

@@ -217,11 +217,6 @@ def check_self_play(config: Any, effective: Mapping[str, Any], sources: Mapping[
         raise ConfigError("opponent=self with engine=stock: the stock classes know no opponents; take engine=fast")
     if effective["vec_env"] == "subproc":
         raise ConfigError("opponent=self with vec_env=subproc: take vec_env=auto, native, shared or dummy")
-    if config.algo.spec.recurrent:
-        raise ConfigError(
-            f"opponent=self with algo={config.algo.name}: snapshots have no memory of their games; take an algorithm "
-            "without memory, or an opponent of the game's own"
-        )
     env, plain = config.env, "the opponents see the env's own observations"
     unfit = {
         "env.frame_stack": (env.frame_stack > 1, plain),
