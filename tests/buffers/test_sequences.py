@@ -59,5 +59,8 @@ def test_memory_of_some_envs():
     memory.put(np.array([1]), RNNStates(*(tuple(torch.full((1, 1, 2), -1.0) for _ in range(2)) for _ in range(2))))
     assert memory.states.vf[1].tolist() == [[[30.0, 31.0], [-1.0, -1.0], [34.0, 35.0]]]
     assert part.min() == 0.0  # copied
+    some = memory.of(slice(0, 1))
+    memory.put(slice(0, 1), RNNStates(*(tuple(torch.zeros(1, 1, 2) for _ in range(2)) for _ in range(2))))
+    assert some.states.vf[1].tolist() == [[[30.0, 31.0]]]  # a copy, of a slice too
     within = Memory.within(memory.states, [1])
     assert (within.states.pi[0].tolist(), within.episode_starts.tolist()) == ([[[-1.0, -1.0]]], [False])

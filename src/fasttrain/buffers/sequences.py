@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
-from torch import Tensor, zeros
+from torch import Tensor, contiguous_format, zeros
 
 from fasttrain.batch import BoolArray, Int64Array, each_array
 
@@ -84,8 +84,8 @@ class Packed(NamedTuple):
 
 
 def rows_of_states(states: Any, rows: Any) -> Any:
-    """The same of some envs: `rows` are indices, or a slice."""
-    return each_array(lambda part: part[:, rows].contiguous(), states)
+    """The same of some envs, copied: `rows` are indices, or a slice."""
+    return each_array(lambda part: part[:, rows].clone(memory_format=contiguous_format), states)
 
 
 def sequences_of(begins: BoolArray) -> tuple[Int64Array, Int64Array]:  # (B,) → (S,), (S,)

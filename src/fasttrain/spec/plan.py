@@ -333,6 +333,8 @@ def _fused_update(requested: str, context: Context) -> Resolved:
         return "off", unfit
     if context.config.algo.spec.off_policy:
         return "on", "compiled kernels"
+    if context.config.algo.spec.recurrent:
+        return "on", "compiled kernels for LSTMs, sequences without padding"
     return "on", "compiled kernels, on several threads where it pays"
 
 
