@@ -16,6 +16,7 @@ DQN = ("algo=dqn", "algo.prioritized=true", "algo.n_steps=3", "algo.double_q=tru
        "algo.target_update_interval=50", "prefetch=off", "total_timesteps=640", "checkpoint_every=80")  # fmt: skip
 CART = ("env.id=CartPole-v1", "num_envs=4")
 SHARED = ("vec_env=shared", "num_workers=2")
+LSTM = ("algo.lstm_hidden_size=8",)
 SELF = ("opponent=self", "self_play.every=4", "self_play.pool=2")
 CASES = {
     "maskable-native": (*PPO,),
@@ -33,6 +34,16 @@ CASES = {
     "dqn-dummy": (*DQN, *CART, "vec_env=dummy"),
     "dqn-shared": (*DQN, *CART, *SHARED),
     "dqn-rounds": (*DQN, *CART, "vec_env=dummy", "algo.train_freq=5", "updates_per_step=3"),
+    "recurrent-shared-overlap": (
+        *PPO,
+        *CART,
+        *LSTM,
+        "algo=recurrent_ppo",
+        *SHARED,
+        "schedule=pipelined",
+        "overlap=true",
+    ),
+    "maskable-recurrent-self-play": (*PPO, *LSTM, *SELF, "algo=maskable_recurrent_ppo", "algo.n_lstm_layers=2"),
     "stock-ppo": (*PPO, *CART, "algo=ppo", "vec_env=dummy", "engine=stock"),
 }
 ABOUT_TIME = ("wall_s", "t", "enemy_turn_ms", "resumed_at", "episodes_file", "curve")

@@ -76,7 +76,8 @@ def test_a_crash_keeps_its_traceback(fasttrain: RunCommand, tmp_path: Path):
 
 
 FOREIGN = (
-    "algo.rollout_size means nothing for algo=dqn (only for maskable_ppo, ppo, recurrent_ppo, a2c, trpo); leave it out"
+    "algo.rollout_size means nothing for algo=dqn (only for maskable_ppo, ppo, recurrent_ppo, maskable_recurrent_ppo, "
+    "a2c, trpo); leave it out"
 )
 
 

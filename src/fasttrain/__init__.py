@@ -13,14 +13,19 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "DQN": "fasttrain.algos.dqn",
     "MaskablePPO": "fasttrain.algos.ppo",
+    "MaskableRecurrentPPO": "fasttrain.algos.recurrent",
     "PPO": "fasttrain.algos.ppo",
     "NativeVecEnv": "fasttrain.vec.native",
+    "RecurrentPPO": "fasttrain.algos.recurrent",
     "RunSpec": "fasttrain.spec.plan",
     "SharedMemoryVecEnv": "fasttrain.vec.shared",
     "train": "fasttrain.cli.library",
 }
 
-__all__ = ["DQN", "PPO", "MaskablePPO", "NativeVecEnv", "RunSpec", "SharedMemoryVecEnv", "__version__", "train"]
+__all__ = [
+    "DQN", "PPO", "MaskablePPO", "MaskableRecurrentPPO", "NativeVecEnv", "RecurrentPPO", "RunSpec",
+    "SharedMemoryVecEnv", "__version__", "train",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import fasttrain
-from fasttrain.algos.self_play import Player, weights_of
+from fasttrain.algos.self_play import Player, SnapshotPool, weights_of
 from fasttrain.engines.kernels import KernelEngine
 from fasttrain.engines.kernels_q import KernelQEngine
+from fasttrain.errors import ConfigError
 from toys import ToyGame, single_thread
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
@@ -86,3 +87,34 @@ def test_only_loading_changes_it(kind: str, fused: bool, monkeypatch: pytest.Mon
     assert (acts() != before).any()
     player.load(old)
     np.testing.assert_array_equal(acts(), before)
+
+
+def test_an_opponent_remembers_its_own_side_of_every_game():
+    env = fasttrain.NativeVecEnv(ToyGame(5), seed=0)
+    model: Any = fasttrain.MaskableRecurrentPPO(
+        "MlpLstmPolicy", env, n_steps=8, batch_size=20, seed=0, device="cpu", policy_kwargs={"lstm_hidden_size": 4}
+    )
+    pool = SnapshotPool(model, 5, size=2)
+    observations, masks = seen(model, 5)
+    first, second = np.array([0, 2, 3]), np.array([2, 4])
+    pool.act(observations[first], masks[first], first)
+    pool.episode_over(0, {})
+    pool.act(observations[second], masks[second], second)
+
+    def after(rows: list[int], states: Any = None) -> Any:
+        for row in rows:
+            _, states = model.predict(observations[row], states, np.array([False]), action_masks=masks[row])
+        return states[0][:, 0]
+
+    found = pool.memory_arrays()
+    assert found["starts"].tolist() == [True, True, False, False, False]
+    assert np.allclose(found["pi/0"][:, 2], after([2, 2]), atol=1e-6)
+    assert np.allclose(found["pi/0"][:, 3], after([3]), atol=1e-6)
+    assert np.allclose(found["pi/0"][:, 4], after([4]), atol=1e-6)
+    assert not found["pi/0"][:, 1].any()
+    kept = {name: array.copy() for name, array in found.items()}
+    other = SnapshotPool(model, 5, size=2)
+    other.load_memory(kept)
+    assert all(np.array_equal(array, kept[name]) for name, array in other.memory_arrays().items())
+    with pytest.raises(ConfigError, match=r"pi/1 of the checkpoint is float32 \(1, 3, 4\)"):
+        other.load_memory({**kept, "pi/1": kept["pi/1"][:, :3]})

@@ -40,17 +40,17 @@ def test_profile_baseline_is_a_plain_script(fasttrain: RunCommand):
         assert torch.equal(ours.policy.state_dict()[name], value), f"{name} differs"
 
 
-def test_profile_speed_runs_it_at_stock_speed_and_says_so(fasttrain: RunCommand):
+def test_profile_speed_runs_ours_and_says_how_sequences_are_made(fasttrain: RunCommand):
     done = fasttrain("+profile=speed", *TINY, "total_timesteps=1024", "algo.n_epochs=1", "pipeline=auto")
     assert done.exit_code == 0, done.err
     rows = {row["flag"]: row for row in done.json("plan.json")["flags"]}
-    assert (rows["engine"]["effective"], rows["engine"]["reason"]) == ("stock", "no fast engine for recurrent_ppo")
-    for flag in ("fused_update", "schedule"):
-        assert rows[flag]["reason"] == "no fast engine for recurrent_ppo"
+    assert (rows["engine"]["effective"], rows["vec_env"]["effective"]) == ("fast", "dummy")
+    assert rows["steps_back"]["effective"] == 85
+    assert "2 sequences a minibatch, one more for each episode's end in it" in rows["steps_back"]["reason"]
     assert rows["algo.rollout_size"]["effective"] == 12 * 85
     perf = done.json("perf.json")["total"]
     assert perf["updates"] == 16  # 2 rollouts of 1,020 in minibatches of 128
-    assert perf["train_ms"] > 0
+    assert perf["train_fwd_ms"] + perf["train_ms"] > 0
     assert perf["env_step_ms"] > 0
     again = fasttrain("eval", f"run={done.folder}")
     assert again.exit_code == 0, again.err
@@ -68,12 +68,40 @@ def test_shared_workers_serve_it(fasttrain: RunCommand):
     assert RecurrentPPO.load(done.folder / "model.zip", device="cpu").policy.shared_lstm
 
 
-@pytest.mark.parametrize("flag", ["fused_update=on", "schedule=pipelined", "schedule=first_ready", "use_amp=on"])
-def test_what_needs_the_fast_engine_is_refused_when_typed(fasttrain: RunCommand, flag: str):
-    done = fasttrain(*TINY, flag)
+MASKED = ("algo=maskable_recurrent_ppo", "env=skullking", "algo.lstm_hidden_size=8")
+REFUSED = {
+    "use_amp=on": (*TINY, "engine=fast"),
+    "use_compile=on": (*TINY, "engine=fast"),
+    "gradient_accumulation=2": (*TINY, "engine=fast"),
+    "engine=stock": MASKED,
+    "vec_env=vector": (*TINY, "engine=fast"),
+    "batch_size=31": (*TINY, "num_envs=4", "algo.rollout_size=156"),
+    "algo.policy=MlpPolicy": TINY,
+}
+
+
+@pytest.mark.parametrize("typed", REFUSED)
+def test_what_does_not_go_with_memory_is_refused_by_name(fasttrain: RunCommand, typed: str):
+    done = fasttrain(*REFUSED[typed], typed)
     assert done.exit_code == 2
-    told = f"{flag}: no fast engine for recurrent_ppo, only for maskable_ppo, ppo, dqn; leave it out"
-    assert done.err == f"fasttrain: error: {told}\n"
+    assert done.err.startswith("fasttrain: error: ")
+    assert done.err.count("\n") == 1
+    assert typed.partition("=")[0] in done.err or "resets in the step after" in done.err
+
+
+def test_masks_and_memory_from_the_command_line(fasttrain: RunCommand):
+    small = ("total_timesteps=512", "num_envs=8", "algo.rollout_size=256", "algo.n_epochs=1", "eval.episodes=8")
+    done = fasttrain("+profile=speed", *MASKED, *small)
+    assert done.exit_code == 0, done.err
+    again = fasttrain("eval", f"run={done.folder}")
+    assert again.exit_code == 0, again.err
+    greedy = again.json("eval.json")["quality"]["greedy"]
+    assert greedy == {key: done.json("summary.json")["quality"][key] for key in greedy}
+    played = fasttrain("play", f"run={done.folder}", "play.speed=1000", "play.seed=1", "opponent=random")
+    assert played.exit_code == 0, played.err
+    refused = fasttrain("export", f"run={done.folder}", "format=torchscript")
+    assert refused.exit_code == 2
+    assert "maskable_recurrent_ppo cannot be exported: its LSTM's states" in refused.err
 
 
 class FirstTold(gym.Env[Any, Any]):

@@ -158,4 +158,4 @@ def test_keys_of_other_algorithms_are_told():
         configured("algo=sac", "env.id=Pendulum-v1", "++algo.double_q=true")
     assert configured("algo=sac", "env.id=Pendulum-v1", "algo.ent_coef=auto_0.1").algo.ent_coef == "auto_0.1"
     assert configured("algo=sac", "env.id=Pendulum-v1", "algo.ent_coef=0.1").algo.ent_coef == 0.1
-    assert set(having("has_fast")) == {"ppo", "maskable_ppo", "dqn"}
+    assert set(having("has_fast")) == {"ppo", "maskable_ppo", "recurrent_ppo", "maskable_recurrent_ppo", "dqn"}

@@ -14,7 +14,7 @@ from fasttrain.spec.algorithms import ALGORITHMS, INSTEAD, instead
 from fasttrain.spec.overrides import ALIASES
 from fasttrain.spec.reading import all_keys, from_mapping
 
-STOCK = {name: spec.load(fast=False) for name, spec in ALGORITHMS.items()}
+STOCK = {name: spec.load(fast=False) for name, spec in ALGORITHMS.items() if not spec.ours_alone}
 VALUES = {
     "policy": "auto",
     "policy_kwargs": "{}",

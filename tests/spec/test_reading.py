@@ -64,7 +64,7 @@ def test_timesteps_in_any_spelling(text: str):
         ),
         (
             ["algo=ppo", "+algo.shared_lstm=true"],
-            r"^algo.shared_lstm means nothing for algo=ppo \(only for recurrent_ppo\); leave it out$",
+            r"^algo.shared_lstm means nothing for algo=ppo \(only for recurrent_ppo, maskable_recurrent_ppo\)",
         ),
         (["algo=recurrent_ppo", "algo.policy=MlpPolicy"], "algo.policy=MlpPolicy: .*did you mean 'MlpLstmPolicy'"),
         (

@@ -29,6 +29,7 @@ KINDS = {
     "ours": ("+profile=speed", *PPO),
     "stock": ("+profile=baseline", *PPO),
     "recurrent": ("+profile=baseline", *PPO, "algo=recurrent_ppo", "algo.lstm_hidden_size=8"),
+    "our recurrent": ("+profile=speed", *PPO, "algo=recurrent_ppo", "algo.lstm_hidden_size=16"),
     "our DQN": ("+profile=speed", *DQN),
     "DQN in rounds": ("+profile=speed", *DQN, "algo.train_freq=4", "updates_per_step=-1"),
     "stock DQN": ("+profile=baseline", *DQN),

@@ -20,6 +20,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.batch import BoolArray, FinishedEpisode, Float32Array, Int64Array
 from fasttrain.buffers.prefetch import Direct
+from fasttrain.buffers.sequences import Memory
 from fasttrain.engines.engine import Engine, EngineSettings
 from fasttrain.engines.heads import action_dims
 from fasttrain.errors import EnvError, EnvSpecError
@@ -66,6 +67,9 @@ class Fast(BaseAlgorithm):
         if not engine.fits(self.policy) or (engine.kind != wanted and not self.why_not(wanted)) or self._must_change():
             self.engine = engine = self._made(engine.settings, engine)
         return engine
+
+    def blank_memory(self, num_envs: int) -> Any:
+        """What a policy that remembers knows of `num_envs` games that begin, a `Memory`; None of any other."""
 
     def time_with(self, clock: PhaseClock) -> None:
         """Spend training's time in the phases of `clock`."""
@@ -197,7 +201,7 @@ def clip_actions(model: OnPolicyAlgorithm, actions: NDArray[Any]) -> NDArray[Any
     space = model.action_space
     if not isinstance(space, spaces.Box):
         return actions
-    if model.policy.squash_output:
+    if model.policy.squash_output and getattr(model, "unsquashes", True):
         actions = model.policy.unscale_action(actions)
         return actions
     clipped: NDArray[Any] = np.clip(actions, space.low, space.high)
@@ -212,6 +216,7 @@ def bootstrap_truncated(
     values: Any,
     storage: Any,
     step: int,
+    after: Any = None,
 ) -> None:
     """Add gamma × value of the last observation to the last reward of every episode that was cut.
 
@@ -224,6 +229,7 @@ def bootstrap_truncated(
     Args:
         rewards: (N,) of this step, changed in place.
         values: (N,) or (N, 1) of the observations before it.
+        after: a recurrent policy's states after the step, of N envs.
     """
     if lost := [episode.env_index for episode in finished if episode.lost]:
         storage.leave_out(step, lost)
@@ -239,8 +245,9 @@ def bootstrap_truncated(
         last: Any = [episode.final_observation for episode in together]
         keyed = isinstance(last[0], dict)
         stacked = {key: np.stack([row[key] for row in last]) for key in last[0]} if keyed else np.stack(last)
-        found = engine.values(stacked)
-        rewards[[episode.env_index for episode in together]] += np.float32(gamma) * found
+        rows = [episode.env_index for episode in together]
+        found = engine.values(stacked, None if after is None else Memory.within(after, rows))
+        rewards[rows] += np.float32(gamma) * found
 
 
 def note_episodes(model: BaseAlgorithm, source: SlotSource, infos: list[dict[str, Any]], dones: BoolArray) -> None:

@@ -54,6 +54,7 @@ class GroupedRollout:
         self.missing: Int64Array = np.full(steps, envs)  # envs that have not finished a step
         self.infos: dict[int, list[dict[str, Any]]] = {}
         self.observations: Any = copy_observations(model._last_obs)
+        self.memory: Any = None if (memory := model.memory()) is None else memory.copied()
         storage.episode_starts[0] = model._last_episode_starts
 
     def collect(self, callback: BaseCallback) -> bool:
@@ -86,7 +87,10 @@ class GroupedRollout:
         # The workers have seen to it that every row has a legal action.
         masks = slots.action_masks[rows] if self.masked else None
         self.clock.enter("action")
-        acted = self.engine.act(select_rows(self.observations, rows), masks)
+        memory = None if self.memory is None else self.memory.of(rows)
+        acted = self.engine.act(select_rows(self.observations, rows), masks, memory)
+        if memory is not None:
+            self.memory.put(rows, acted.memory)
         stored: Any = acted.stored
         drawn = clip_actions(self.model, acted.actions)
         self.clock.enter("env_step")
@@ -98,8 +102,9 @@ class GroupedRollout:
         self.under_way += groups
         self.clock.enter("buffer")
         self.storage.put(
-            steps, rows, stored.observations, stored.actions, stored.values, stored.log_probs, stored.action_masks
-        )
+            steps, rows, stored.observations, stored.actions, stored.values, stored.log_probs, stored.action_masks,
+            stored.memory,
+        )  # fmt: skip
 
     def _take(self, groups: list[int]) -> None:
         """What some groups' steps brought."""
@@ -121,10 +126,13 @@ class GroupedRollout:
             finished = [episode for episode in came.finished if self.taken[episode.env_index] == step]
             if any(episode.truncated or episode.lost for episode in finished):  # reading waits for the device
                 values = storage.row("values", step)
+                after = None if self.memory is None else self.memory.states
                 bootstrap_truncated(
-                    self.engine, self.model.gamma, finished, storage.rewards[step], values, storage, step
+                    self.engine, self.model.gamma, finished, storage.rewards[step], values, storage, step, after
                 )
         each_array(lambda seen, now: seen.__setitem__(rows, now), self.observations, came.observations)
+        if self.memory is not None:
+            self.memory.episode_starts[rows] = dones
         self._note(came, rows, steps)
         self.taken[rows] += 1
         np.subtract.at(self.missing, steps, 1)
@@ -158,6 +166,8 @@ class GroupedRollout:
         self.model._last_obs = copy_observations(self.groups.env.slots.observations)
         slots = self.groups.env.slots
         self.model._last_episode_starts = slots.terminations | slots.truncations
+        if self.memory is not None:
+            self.model.remember(self.memory.states)
 
 
 class _Each:

@@ -64,6 +64,16 @@ class _PPO(Fast, OnPolicyAlgorithm):
             model.normalize_advantage, self.max_grad_norm, model.target_kl,
         )  # fmt: skip
 
+    def memory(self) -> Any:
+        """What the policy remembers where it is to act next: a `Memory`, if it does."""
+
+    def remember(self, states: Any) -> None:
+        """Take over what the policy remembers after a step."""
+
+    def remembered(self) -> dict[str, Any]:
+        """What the storage of a policy that remembers is made with besides."""
+        return {}
+
     def prepare(self, env: VecEnv) -> str:
         if self.engine.settings.compile_mode is None:
             return ""
@@ -125,7 +135,7 @@ class MaskablePPO(_PPO, sb3_contrib.MaskablePPO):
 
 def has_stock_buffer(model: OnPolicyAlgorithm) -> bool:
     """False for a rollout buffer class of the user's own: what it does is unknown, so SB3's own loops must serve it."""
-    return model.rollout_buffer_class in STOCK_ROLLOUTS and not model.rollout_buffer_kwargs
+    return model.rollout_buffer_class in (None, *STOCK_ROLLOUTS) and not model.rollout_buffer_kwargs
 
 
 def storage_of(model: _PPO, num_steps: int, num_envs: int) -> RolloutStorage:
@@ -134,7 +144,7 @@ def storage_of(model: _PPO, num_steps: int, num_envs: int) -> RolloutStorage:
     wanted = (num_steps, num_envs, model.gamma, model.gae_lambda)
     if isinstance(current, RolloutStorage) and current.settings == wanted:
         return current
-    storage = rollout_class(model.observation_space, model._masked)(
+    storage = rollout_class(model.observation_space, model._masked, bool(further := model.remembered()))(
         num_steps,
         num_envs,
         model.observation_space,
@@ -143,6 +153,7 @@ def storage_of(model: _PPO, num_steps: int, num_envs: int) -> RolloutStorage:
         gamma=model.gamma,
         gae_lambda=model.gae_lambda,
         mask_width=sum(action_dims(model.action_space)) if model._masked else None,
+        **further,
     )
     model.rollout_buffer = storage  # type: ignore[assignment]
     return storage
@@ -177,7 +188,7 @@ def collect(model: _PPO, env: VecEnv, callback: BaseCallback, n_rollout_steps: i
             going_on = GroupedRollout(model, engine, groups, rollout, use_masking).collect(callback)
         if going_on:
             clock.enter("buffer")
-            last_values = engine.values(model._last_obs)
+            last_values = engine.values(model._last_obs, model.memory())
             rollout.compute_returns_and_advantages(last_values, model._last_episode_starts, source.slots.rests)
     finally:
         take_over(model)
@@ -205,6 +216,7 @@ def _in_lockstep(
         if model.use_sde and model.sde_sample_freq > 0 and step % model.sde_sample_freq == 0:
             policy.reset_noise(source.num_envs)
         acted, stored = _act(model, engine, masks)
+        after = acted.memory
         clipped = clip_actions(model, acted.actions)
         if guarded:
             check_actions(clipped, policy, stored.observations, model.num_timesteps + source.num_envs)
@@ -227,16 +239,17 @@ def _in_lockstep(
             return False
         clock.enter("buffer")
         note_episodes(model, source, infos, dones)
-        bootstrap_truncated(engine, model.gamma, finished, rewards, stored.values, rollout, step)
+        bootstrap_truncated(engine, model.gamma, finished, rewards, stored.values, rollout, step, after)
         # The storage's own `add`, for tensors; the buffer's is stock's, for arrays.
         starts: Any = model._last_episode_starts
         RolloutStorage.add(
             rollout, stored.observations, stored.actions, rewards, starts, stored.values, stored.log_probs,
-            stored.action_masks,
+            stored.action_masks, stored.memory,
         )  # fmt: skip
         if source.slots.resets is not None:
             rollout.leave_out(step, source.slots.resets)
         model._last_obs, model._last_episode_starts = last, dones
+        model.remember(after)
     if guarded and normalizer is None:
         check_rollout(rollout, last, model.num_timesteps)
     return True
@@ -245,7 +258,7 @@ def _in_lockstep(
 def _act(model: _PPO, engine: Engine, masks: Any) -> tuple[Acted, Any]:
     """What came of acting, and the part of it that is stored."""
     try:
-        acted = engine.act(model._last_obs, masks)
+        acted = engine.act(model._last_obs, masks, model.memory())
     except EnvError:  # for want of finite outputs: if that is the observation's fault, say which and since when
         if engine.guard is not None:
             check_step(model._last_obs, np.zeros(1, np.float32), (), model.num_timesteps)  # type: ignore[arg-type]

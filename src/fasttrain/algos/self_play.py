@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from torch import Tensor
 
-from fasttrain.batch import BoolArray, Int64Array, draw_choices, select_rows
+from fasttrain.batch import BoolArray, Int64Array, draw_choices, load_into, select_rows
 from fasttrain.engines.engine import Engine, EngineSettings
 from fasttrain.engines.heads import action_dims
 from fasttrain.errors import ConfigError
@@ -49,12 +50,14 @@ class Player:
         self.engine: Engine = type(engine)(policy, EngineSettings(kind=engine.settings.kind))
         self.engine.guard = None
         self.engine.begin()
+        self.remembered: Any = None  # after its last actions, of a policy that remembers
         self._dims = action_dims(model.action_space) if hasattr(policy, "q_net") else []
         self._shape = model.action_space.shape or ()
 
-    def act(self, observations: Any, action_masks: BoolArray | None) -> NDArray[Any]:
+    def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> NDArray[Any]:
         """Actions (M,) or (M, K) for observations (M, ...) and masks (M, A) bool, None for all legal."""
-        chosen = self.engine.act(observations, action_masks).actions
+        acted = self.engine.act(observations, action_masks, memory)
+        chosen, self.remembered = acted.actions, acted.memory
         if self._dims:
             chosen = np.array(chosen)
             drawn = draw_choices(np.random, self._dims, len(chosen), action_masks)
@@ -127,6 +130,7 @@ class SnapshotPool:
     pool: list[Snapshot] = field(default_factory=list)
     active: list[Snapshot] = field(default_factory=list)  # of the pool
     playing: list[Snapshot] = field(init=False)  # by env
+    memory: Any = field(init=False)  # a `Memory` of the opponents' side of N games, where the policy remembers
     _players: dict[int, Player] = field(default_factory=dict)  # by snapshot number
     _spare: list[Player] = field(default_factory=list)
     _rng: np.random.Generator = field(init=False)
@@ -135,6 +139,11 @@ class SnapshotPool:
         self._rng = np.random.default_rng(self.seed)
         self.current = self._snapshot(0)
         self.playing = [self.current] * self.num_envs
+        self._forget()
+
+    def _forget(self) -> None:
+        blank = getattr(self.model, "blank_memory", None)
+        self.memory = None if blank is None else blank(self.num_envs)
 
     def take(self, env_steps: int) -> None:
         """The learner as it is now becomes the latest snapshot; the one before may enter the pool."""
@@ -159,7 +168,11 @@ class SnapshotPool:
         for rows in groups:
             masks = None if action_masks is None else action_masks[rows]
             player = self._player(self.playing[int(envs[rows[0]])])
-            drawn.append(player.act(select_rows(observations, rows), masks))
+            known = None if self.memory is None else self.memory.of(envs[rows])
+            drawn.append(player.act(select_rows(observations, rows), masks, known))
+            if self.memory is not None:
+                self.memory.put(envs[rows], player.remembered)
+                self.memory.episode_starts[envs[rows]] = False
         by_group = np.concatenate(drawn)
         actions = np.empty_like(by_group)
         actions[np.concatenate(groups)] = by_group
@@ -168,6 +181,8 @@ class SnapshotPool:
     def episode_over(self, env: int, info: Mapping[str, Any]) -> None:
         """Rate the opponent of that episode, and draw one for the next."""
         snapshot, score = self.playing[env], self.score_of(info)
+        if self.memory is not None:
+            self.memory.episode_starts[env] = True
         if score is not None and snapshot is not self.current:  # the latest is the learner itself, nearly
             change = K_FACTOR * (score - expected_score(self.rating, snapshot.rating))
             self.rating += change
@@ -204,9 +219,33 @@ class SnapshotPool:
         self.current, *self.pool = loaded
         self._rng.bit_generator.state = state["rng"]
         self.playing = [self.current] * self.num_envs
+        self._forget()
         self._choose_active()
         self._spare += self._players.values()  # whose weights are those of other snapshots of the same numbers
         self._players.clear()
+
+    def memory_arrays(self) -> dict[str, NDArray[Any]]:
+        """What the opponents remember of the running games: views, by name."""
+        if self.memory is None:
+            return {}
+        states = self.memory.states
+        parts = {f"{net}/{place}": part for net in ("pi", "vf") for place, part in enumerate(getattr(states, net))}
+        return {"starts": self.memory.episode_starts, **{name: part.numpy(force=True) for name, part in parts.items()}}
+
+    def load_memory(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Let them remember that.
+
+        Raises:
+            ConfigError: it is of another network or other envs.
+        """
+        if self.memory is None:
+            return
+        given = {name: np.array(array) for name, array in self.memory_arrays().items()}
+        for name, array in given.items():
+            load_into(array, arrays, name)
+        states = [tuple(torch.from_numpy(given[f"{net}/{place}"]) for place in range(2)) for net in ("pi", "vf")]
+        self.memory.put(slice(None), RNNStates(*states))
+        self.memory.episode_starts[:] = given["starts"]
 
     def positions(self) -> dict[str, list[int]]:
         """Who plays where, by numbers: with `state` all that decides how the games go on."""

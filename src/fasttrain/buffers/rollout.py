@@ -33,6 +33,7 @@ class RolloutBatch(NamedTuple):
     advantages: Tensor  # (B,)
     returns: Tensor  # (B,)
     action_masks: Tensor | None  # (B, A) bool
+    sequences: Any = None  # of a recurrent policy: how the rows hang together
 
 
 def advantages_of(
@@ -247,12 +248,13 @@ class RolloutStorage:
         values: Tensor,  # (N, 1) or (N,)
         log_probs: Tensor,  # (N,)
         action_masks: Tensor | None = None,  # (N, A) bool; None: everything is legal
+        memory: Any = None,  # of a recurrent policy: its states before the step
     ) -> None:
         """Store one vector step."""
         if self.full:
             raise RuntimeError(f"the rollout storage holds {self.num_steps} steps already: call reset() first")
         step = self.pos
-        for stored, given in self._parts(observations, actions, values, log_probs, action_masks):
+        for stored, given in self._parts(observations, actions, values, log_probs, action_masks, memory):
             _fill(stored, step, given)
         self.rewards[step] = rewards
         self.episode_starts[self.pos] = episode_starts
@@ -268,14 +270,21 @@ class RolloutStorage:
         values: Tensor,  # (n, 1) or (n,)
         log_probs: Tensor,  # (n,)
         action_masks: Tensor | None = None,  # (n, A) bool; None: everything is legal
+        memory: Any = None,
     ) -> None:
         """Store what some envs, each at a step of its own, acted on and how; `rewards` and `episode_starts` are the
         caller's to fill."""
-        for stored, given in self._parts(observations, actions, values, log_probs, action_masks):
+        for stored, given in self._parts(observations, actions, values, log_probs, action_masks, memory):
             _scatter(stored, steps, envs, given)
 
     def _parts(
-        self, observations: TensorObservations, actions: Tensor, values: Tensor, log_probs: Tensor, masks: Tensor | None
+        self,
+        observations: TensorObservations,
+        actions: Tensor,
+        values: Tensor,
+        log_probs: Tensor,
+        masks: Tensor | None,
+        memory: Any = None,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """What is stored of a transition, and what is to be."""
         given = observations if isinstance(observations, dict) else {"": observations}

@@ -15,6 +15,7 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableRolloutBuffer
+from sb3_contrib.common.recurrent.buffers import RecurrentDictRolloutBuffer, RecurrentRolloutBuffer
 from stable_baselines3.common.buffers import (
     DictReplayBuffer,
     DictRolloutBuffer,
@@ -26,6 +27,7 @@ from stable_baselines3.common.preprocessing import get_action_dim, get_obs_shape
 from torch import Tensor
 
 from fasttrain.batch import BoolArray, Observations
+from fasttrain.buffers.recurrent import RecurrentStorage
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.buffers.rollout import RolloutStorage
 
@@ -35,6 +37,8 @@ _SHARED = (
     "gae_lambda", "gamma", "generator_ready", "observations", "actions", "rewards", "returns", "episode_starts",
     "values", "log_probs", "advantages",
 )  # fmt: skip
+
+_STATES = ("hidden_states_pi", "cell_states_pi", "hidden_states_vf", "cell_states_vf")
 
 
 def _assignable(name: str) -> Any:
@@ -119,12 +123,13 @@ class StockRollout(RolloutStorage):
         value: Tensor,  # (N, 1) or (N,)
         log_prob: Tensor,  # (N,)
         action_masks: Any = None,  # (N, A); None: everything is legal
+        lstm_states: Any = None,  # before the step, of a policy that remembers
     ) -> None:
         """Store one vector step, as SB3's loops hand it over."""
         keyed = isinstance(obs, dict)
         seen = {key: torch.as_tensor(part) for key, part in obs.items()} if keyed else torch.as_tensor(obs)
         legal = None if action_masks is None else torch.as_tensor(np.asarray(action_masks) != 0)
-        super().add(seen, torch.as_tensor(action), reward, episode_start, value, log_prob, legal)
+        super().add(seen, torch.as_tensor(action), reward, episode_start, value, log_prob, legal, lstm_states)
 
     def compute_returns_and_advantage(self, last_values: Tensor, dones: BoolArray) -> None:
         """Fill `advantages` and `returns` once all steps are stored; last_values (N, 1) or (N,), dones (N,)."""
@@ -183,9 +188,48 @@ class MaskableDictRollout(_Maskable, MaskableDictRolloutBuffer):  # type: ignore
     stock = MaskableDictRolloutBuffer
 
 
-def rollout_class(observation_space: spaces.Space[Any], masked: bool) -> type[StockRollout]:
+def _stored_state(place: int) -> Any:
+    def read(self: _Recurrent) -> NDArray[Any]:
+        stored: NDArray[Any] = self._states[place % len(self._states)].transpose(1, 2).cpu().numpy()
+        return stored
+
+    return property(read)
+
+
+class _Recurrent(StockRollout, RecurrentStorage):
+    """With the states as stock has them: (T, L, N, H) each."""
+
+    shared = (*_SHARED, "hidden_state_shape", *_STATES)
+
+    def __init__(
+        self, num_steps: int, num_envs: int, *spaces: Any, state_shape: tuple[int, int], **further: Any
+    ) -> None:
+        super().__init__(num_steps, num_envs, *spaces, state_shape=state_shape, **further)
+        layers, units = state_shape
+        self.hidden_state_shape = (num_steps, layers, num_envs, units)
+
+    hidden_states_pi, cell_states_pi = _stored_state(0), _stored_state(1)
+    hidden_states_vf, cell_states_vf = _stored_state(2), _stored_state(3)
+
+
+class RecurrentRollout(_Recurrent, RecurrentRolloutBuffer):  # type: ignore[misc]
+    """Of RecurrentPPO, and with masks of MaskableRecurrentPPO."""
+
+    stock = RecurrentRolloutBuffer
+
+
+class RecurrentDictRollout(_Recurrent, RecurrentDictRolloutBuffer):  # type: ignore[misc]
+    """The same with Dict observations."""
+
+    stock = RecurrentDictRolloutBuffer
+
+
+def rollout_class(observation_space: spaces.Space[Any], masked: bool, recurrent: bool = False) -> type[StockRollout]:
     """That which stock's algorithm would take."""
-    if isinstance(observation_space, spaces.Dict):
+    keyed = isinstance(observation_space, spaces.Dict)
+    if recurrent:
+        return RecurrentDictRollout if keyed else RecurrentRollout
+    if keyed:
         return MaskableDictRollout if masked else DictRollout
     return MaskableRollout if masked else PlainRollout
 

@@ -64,6 +64,7 @@ class Stored(NamedTuple):
     values: Tensor  # (n, 1)
     log_probs: Tensor  # (n,)
     action_masks: Tensor | None  # (n, A) bool
+    memory: Any = None  # of a recurrent policy: its states before the step
 
 
 class Acted(NamedTuple):
@@ -71,7 +72,7 @@ class Acted(NamedTuple):
 
     actions: NDArray[Any]  # (n, ...), as drawn; not clipped to the action space
     stored: Stored | None = None  # of an actor-critic
-    memory: Any = None  # of a recurrent policy: what it remembers after this step
+    memory: Any = None  # of a recurrent policy: its states after the step
 
 
 class PPOWork(NamedTuple):

@@ -18,6 +18,7 @@ from gymnasium import spaces
 from sb3_contrib.common.maskable.distributions import (
     MaskableBernoulliDistribution,
     MaskableCategoricalDistribution,
+    MaskableDistribution,
     MaskableMultiCategoricalDistribution,
 )
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
@@ -47,13 +48,19 @@ class Head(ABC):
         precision: that the networks compute in; None: float32.
     """
 
+    value_loss: Callable[..., Tensor] = staticmethod(losses.value_loss)
+
     def __init__(self, policy: Any, precision: Precision | None = None) -> None:
         self.policy, self.precision = policy, precision
-        self.maskable = isinstance(policy, MaskableActorCriticPolicy)
+        self.maskable = isinstance(getattr(policy, "action_dist", None), MaskableDistribution)
 
     @abstractmethod
     def act(self, observations: TensorObservations, action_masks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Actions (N, ...), values (N, 1) and log-probabilities (N,) for observations (N, ...), masks (N, A) bool."""
+
+    def rated(self, batch: RolloutBatch, entropy_gradient: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        """As `evaluate`, of a minibatch."""
+        return self.evaluate(batch.observations, batch.actions, batch.action_masks, entropy_gradient)
 
     def values(self, observations: TensorObservations) -> Tensor:
         """Values (N, 1) alone: of states that no action is drawn for."""
@@ -84,25 +91,30 @@ class CategoricalHead(Head):
 
     def act(self, observations: TensorObservations, action_masks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         logits, values = self.acting(observations)
-        action_masks = self._masks(logits, action_masks)
-        if self.dims is None:
-            actions, log_probs = losses.sample(logits, action_masks)
-        else:
-            actions, log_probs = losses.multi_sample(logits, self.dims, action_masks)
+        actions, log_probs = self.drawn(logits, action_masks)
         return actions, values, log_probs
 
     def evaluate(
         self, observations: TensorObservations, actions: Tensor, action_masks: Tensor | None, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         logits, values = self.outputs(observations)
+        return values.flatten(), *self.rate(logits, actions, action_masks, entropy_gradient)
+
+    def drawn(self, logits: Tensor, action_masks: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Actions (N,) or (N, K) and their log-probabilities (N,), of logits (N, A)."""
         action_masks = self._masks(logits, action_masks)
         if self.dims is None:
-            log_probs, entropy = losses.log_prob_and_entropy(logits, actions, action_masks, entropy_gradient)
-        else:
-            log_probs, entropy = losses.multi_log_prob_and_entropy(
-                logits, actions, self.dims, action_masks, entropy_gradient
-            )
-        return values.flatten(), log_probs, entropy
+            return losses.sample(logits, action_masks)
+        return losses.multi_sample(logits, self.dims, action_masks)
+
+    def rate(
+        self, logits: Tensor, actions: Tensor, action_masks: Tensor | None, entropy_gradient: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies (B,) of logits (B, A)."""
+        action_masks = self._masks(logits, action_masks)
+        if self.dims is None:
+            return losses.log_prob_and_entropy(logits, actions, action_masks, entropy_gradient)
+        return losses.multi_log_prob_and_entropy(logits, actions, self.dims, action_masks, entropy_gradient)
 
     def outputs(self, observations: TensorObservations) -> Outputs:
         """Logits (B, A) and values (B, 1): all that the networks compute, float32 whatever they compute in."""
@@ -164,13 +176,18 @@ class StockHead(Head):
 
 def head_of(policy: nn.Module, action_space: spaces.Space[Any], precision: Precision | None = None) -> Head:
     """The shortest way through `policy` that gives the numbers of its own methods, up to `precision`."""
-    if is_unchanged(policy):
-        kind: Any = type(policy.action_dist)
-        if kind in _SINGLE:
-            return CategoricalHead(policy, None, precision)
-        if kind in _MULTI:
-            return CategoricalHead(policy, action_dims(action_space), precision)
-    return StockHead(policy, action_space, precision)
+    choices = choices_of(policy, action_space, precision) if is_unchanged(policy) else None
+    return choices or StockHead(policy, action_space, precision)
+
+
+def choices_of(
+    policy: Any, action_space: spaces.Space[Any], precision: Precision | None = None
+) -> CategoricalHead | None:
+    """Of a policy whose distribution is one of choices; None of another."""
+    kind: Any = type(policy.action_dist)
+    if kind in _SINGLE:
+        return CategoricalHead(policy, None, precision)
+    return CategoricalHead(policy, action_dims(action_space), precision) if kind in _MULTI else None
 
 
 def is_unchanged(policy: nn.Module) -> bool:
@@ -201,5 +218,4 @@ def loss_terms(
     head: Head, batch: RolloutBatch, coefficients: losses.Coefficients, entropy_gradient: bool
 ) -> losses.Terms:
     """PPO's loss of a (micro-)batch, by what the head makes of it; `batch.advantages` are used as they are."""
-    rated = head.evaluate(batch.observations, batch.actions, batch.action_masks, entropy_gradient=entropy_gradient)
-    return losses.terms_of(*rated, batch, coefficients)
+    return losses.terms_of(*head.rated(batch, entropy_gradient), batch, coefficients, head.value_loss)

@@ -6,7 +6,7 @@ order; only the way there is shorter. Legend: B rows, A actions, K sub-actions o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -226,6 +226,15 @@ def value_loss(
     return functional.mse_loss(returns, values)
 
 
+def value_loss_of_square(
+    values: Tensor, returns: Tensor, old_values: Tensor, clip_range: float | None = None
+) -> Tensor:  # (B,), (B,), (B,) → ()
+    """The same by the operations of sb3-contrib's recurrent PPO, whose gradient rounds otherwise."""
+    if clip_range is not None:
+        values = old_values + torch.clamp(values - old_values, -clip_range, clip_range)
+    return torch.mean((returns - values) ** 2)
+
+
 def entropy_loss(entropy: Tensor | None, log_probs: Tensor) -> Tensor:  # (B,), (B,) → ()
     """Minus the mean entropy; where the distribution has no closed form, estimated from the actions taken."""
     return -torch.mean(-log_probs if entropy is None else entropy)
@@ -249,6 +258,7 @@ def terms_of(
     entropy: Tensor | None,  # (B,)
     batch: RolloutBatch,  # whose advantages are used as they are
     coefficients: Coefficients,
+    value_loss: Callable[..., Tensor] = value_loss,
 ) -> Terms:
     """PPO's loss in SB3's order of operations."""
     log_ratio = log_probs - batch.old_log_probs

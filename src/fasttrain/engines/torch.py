@@ -56,10 +56,19 @@ class TorchEngine(TunedActorCritic):
     ) -> None:
         super().__init__(policy, settings, before, compiler)
         self.transfer = self.pinned or Transfer(self.device)
-        self.head: Any = head_of(policy, policy.action_space, self.precision)  # acts
+        self.head: Any = self.new_head()  # acts
+
+    def new_head(self) -> Any:
+        """The shortest way through the policy as it is now."""
+        return head_of(self.policy, self.policy.action_space, self.precision)
+
+    def batches(self, data: Any, batch_size: int | None) -> Iterator[RolloutBatch]:
+        """One epoch's minibatches."""
+        found: Iterator[RolloutBatch] = data.minibatches(batch_size)
+        return found
 
     def begin(self, rollout: Any = None) -> None:
-        self.head = head_of(self.policy, self.policy.action_space, self.precision)
+        self.head = self.new_head()
         if self.settings.compile_mode is not None:
             self.head = self.tuned_head(self.head)
 
@@ -70,17 +79,16 @@ class TorchEngine(TunedActorCritic):
             actions, values, log_probs = self._drawn(seen, masks)
         return Acted(self.transfer.actions(actions), Stored(seen, actions, values, log_probs, masks), memory)
 
-    def _drawn(self, observations: TensorObservations, masks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _drawn(self, observations: TensorObservations, masks: Tensor | None, *memory: Any) -> Any:
         """A failure to draw from what is not finite is told with the place."""
         try:
-            drawn: tuple[Tensor, Tensor, Tensor] = self.head.act(observations, masks)
+            return self.head.act(observations, masks, *memory)
         except (RuntimeError, ValueError) as error:  # torch.multinomial's and torch.distributions' own
             # On CUDA the failure is one of the device, which answers no question any more.
             told = self.device.type == "cpu" and any(words in str(error) for words in NOT_FINITE)
             if self.guard is None or not told:
                 raise
             raise EnvError(why_no_action(self.policy, observations, OUTPUT) or LOST) from error
-        return drawn
 
     def values(self, observations: Any, memory: Any = None) -> Float32Array:
         with torch.no_grad():
@@ -103,7 +111,7 @@ class TorchEngine(TunedActorCritic):
         for epoch in range(work.n_epochs):
             step.first_of_epoch = len(step.terms)
             self.clock.enter("buffer")
-            for batch in data.minibatches(work.batch_size):
+            for batch in self.batches(data, work.batch_size):
                 if graph is not None and graph.fits(batch):
                     self.clock.enter("train")
                     *terms, norm = graph(batch).unbind()
@@ -178,7 +186,7 @@ class PPOStep(TorchStep):
         fixed = (work.clip_range_vf is None, work.ent_coef != 0.0, work.normalize_advantage)
         super().__init__(engine, work.max_grad_norm, *fixed)
         self.work, self.parts, self.compiled = work, engine.settings.gradient_accumulation, engine.compiled
-        self.head = head_of(engine.policy, engine.policy.action_space, engine.precision)
+        self.head = engine.new_head()
         self.coefficients = Coefficients.of(work)
         if engine.settings.compile_mode is not None:
             self.coefficients = engine.scalars(self.coefficients)

@@ -53,7 +53,7 @@ def has_vector_form(config: Config) -> bool:
     env = config.env
     asked = env.wrappers or config.action_repeat > 1 or env.frame_stack > 1 or config.workers == 0
     exact = config.engine == "stock" or config.tier not in ("balance", "speed")
-    if env.id is None or asked or exact or plays_itself(config):
+    if env.id is None or asked or exact or plays_itself(config) or config.algo.spec.recurrent:
         return False
     try:
         return gymnasium.spec(env.id).vector_entry_point is not None
@@ -80,6 +80,11 @@ def check_batch(config: Config) -> tuple[str, spaces.Space[Any], spaces.Space[An
             f"{what} resets in the step after an episode's end, and algo={config.algo.name} with "
             f"engine={config.engine} would learn from these steps: take engine=fast with ppo, maskable_ppo or dqn, or "
             "env.backend=gymnasium"
+        )
+    if late and config.algo.spec.recurrent:
+        raise ConfigError(
+            f"{what} resets in the step after an episode's end, which algo={config.algo.name} would remember: take "
+            "env.backend=gymnasium, or an algorithm without memory"
         )
     if late and config.algo.spec.off_policy and env.venv.metadata.get("in_turn"):  # type: ignore[attr-defined]
         raise ConfigError(
@@ -113,7 +118,8 @@ def made_batch(config: Config, num_envs: int, folder: Path | None = None) -> Slo
         workers = config.workers if isinstance(config.workers, int) else None
         return DaemonVecEnv(
             str(env.entry_point), kwargs, num_envs, config.daemons, usable_cores(), workers, folder,
-            asks_again=config.engine != "stock", two_sided=plays_itself(config),
+            asks_again=config.engine != "stock" and not config.algo.spec.recurrent,  # memory would hear it twice
+            two_sided=plays_itself(config),
         )  # fmt: skip
     if env.backend == "envpool":
         from fasttrain.vec.envpool import EnvPoolVecEnv

@@ -22,7 +22,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from fasttrain.algos.fast import Fast
 from fasttrain.buffers import n_step, prioritized
-from fasttrain.engines import kernels, kernels_q
+from fasttrain.engines import kernels, kernels_q, packed_lstm
 from fasttrain.engines.engine import EngineSettings
 from fasttrain.engines.guard import Guard
 from fasttrain.engines.heads import StockHead
@@ -103,6 +103,8 @@ def learner_calls(config: Config) -> list[KernelCall]:
         return []
     if config.algo.spec.off_policy:
         return kernels_q.kernel_calls()
+    if config.algo.spec.recurrent:
+        return packed_lstm.kernel_calls()
     in_groups = config.schedule not in ("lockstep", "auto")
     return kernels.kernel_calls(in_groups)
 

@@ -146,8 +146,9 @@ def _draft(path: Path) -> Path:
 def _check_exportable(spec: AlgorithmSpec) -> None:
     if spec.exports == "no":
         why = "its LSTM's states go from step to step, the exported path has observations only"
+        by = str(spec.fast if spec.ours_alone else spec.stock).replace(":", ".")
         why = why if spec.recurrent else "there is no exported path of its kind of network"
-        raise ConfigError(f"{spec.name} cannot be exported: {why}; load model.zip by {spec.stock.replace(':', '.')}")
+        raise ConfigError(f"{spec.name} cannot be exported: {why}; load model.zip by {by}")
 
 
 def _statistics(trained: Finished, where: Path) -> VecNormalize | None:

@@ -254,7 +254,7 @@ def _pool_state(pool: SnapshotPool) -> tuple[dict[str, Any], dict[str, NDArray[A
     plainly = {**state, "pool": [dict(each) for each in state["pool"]], "current": dict(state["current"])}
     for each in (plainly["current"], *plainly["pool"]):
         arrays |= {f"{each['number']}/{name}": tensor.cpu().numpy() for name, tensor in each.pop("weights").items()}
-    return {"state": plain(plainly), "positions": pool.positions()}, arrays
+    return {"state": plain(plainly), "positions": pool.positions()}, arrays | under("memory", pool.memory_arrays())
 
 
 def _load_pool(pool: SnapshotPool, stored: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -269,6 +269,7 @@ def _load_pool(pool: SnapshotPool, stored: Mapping[str, Any], arrays: Mapping[st
     state = stored["state"]
     filled = {**state, "current": whole(state["current"]), "pool": [whole(each) for each in state["pool"]]}
     pool.resume(filled, stored["positions"])
+    pool.load_memory(inside(arrays, "memory"))
 
 
 MODEL, LAST_GOOD = "model.zip", "last_good.zip"

@@ -53,6 +53,7 @@ class AlgorithmSpec:
     zoo: str = ""  # its name in rl_zoo3, where that is another
     stock: str  # module:Class
     fast: str | None = None  # ours, several times faster; None: the stock class is watched from outside
+    ours_alone: bool = False  # what it does no stock class does; `stock` is the one whose arguments it takes
     on_policy: bool = False  # learns from rollouts of its own
     off_policy: bool = False  # learns from a replay buffer
     recurrent: bool = False  # its policy remembers
@@ -71,6 +72,11 @@ class AlgorithmSpec:
     def has_fast(self) -> bool:
         """Whether fasttrain has a class of its own for it."""
         return self.fast is not None
+
+    @property
+    def rows_alone(self) -> bool:
+        """Whether rows of its rollouts may be taken apart: they are no sequences."""
+        return self.on_policy and not self.recurrent
 
     @property
     def minibatches(self) -> bool:
@@ -101,7 +107,7 @@ class AlgorithmSpec:
 
     def load(self, fast: bool) -> Any:
         """The class: ours if there is one and `fast`, else stock's."""
-        module, _, name = (self.fast if fast and self.fast else self.stock).partition(":")
+        module, _, name = (self.fast if self.fast and (fast or self.ours_alone) else self.stock).partition(":")
         return getattr(import_module(module), name)
 
 
@@ -140,6 +146,14 @@ DQN_TIERS = {
     "balance": {"batch_size": 320, "learning_rate": 1e-4},
     "speed": {"batch_size": 256, "learning_rate": 1e-4},
     "debug": {"batch_size": 64, "learning_rate": 1e-4},
+}
+
+RECURRENT: dict[str, Any] = {
+    "on_policy": True,
+    "recurrent": True,
+    "policies": ("MlpLstmPolicy", "CnnLstmPolicy", "MultiInputLstmPolicy"),
+    "tiers": every_tier(batch_size=128, learning_rate=3e-4, n_epochs=10, rollout_size=1_024),
+    "extras": LSTM,
 }
 
 
@@ -197,12 +211,18 @@ ALGORITHMS: dict[str, AlgorithmSpec] = {
             name="recurrent_ppo",
             zoo="ppo_lstm",
             stock="sb3_contrib:RecurrentPPO",
-            on_policy=True,
-            recurrent=True,
+            fast="fasttrain.algos.recurrent:RecurrentPPO",
             actions=(*CHOICES, "Box"),
-            policies=("MlpLstmPolicy", "CnnLstmPolicy", "MultiInputLstmPolicy"),
-            tiers=every_tier(batch_size=128, learning_rate=3e-4, n_epochs=10, rollout_size=1_024),
-            extras=LSTM,
+            **RECURRENT,
+        ),
+        AlgorithmSpec(
+            name="maskable_recurrent_ppo",
+            stock="sb3_contrib:RecurrentPPO",
+            fast="fasttrain.algos.recurrent:MaskableRecurrentPPO",
+            ours_alone=True,
+            masks="must",
+            actions=CHOICES,
+            **RECURRENT,
         ),
         AlgorithmSpec(
             name="a2c",

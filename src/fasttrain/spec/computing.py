@@ -180,6 +180,39 @@ def _typed(flag: str, value: str, context: Context) -> bool:
     return bool(getattr(context.config, flag) == value)
 
 
+NOT_WITH_MEMORY = {
+    "use_amp": "policies that remember compute in float32",
+    "use_compile": "policies that remember are not compiled",
+}
+
+
+def resolve_with_memory(flag: str, requested: Any, stock: Any, source: str, algo: str) -> Resolved:
+    """What becomes of a flag of `NOT_WITH_MEMORY` where the policy remembers."""
+    why = NOT_WITH_MEMORY[flag]
+    if requested not in (stock, "auto") and source == "command line":
+        raise ConfigError(f"{flag}={requested} with algo={algo}: {why}; leave it out")
+    return stock, "" if requested == stock else why
+
+
+def steps_back(algo: Any, effective: Mapping[str, Any], exact: bool) -> Resolved:
+    """How far back a recurrent policy learns, and from how many sequences; how long episodes are nobody knows yet.
+
+    Raises:
+        ConfigError: an epoch's last minibatch is one row, whose normalised advantage is NaN.
+    """
+    num_envs, size = effective["num_envs"], effective["batch_size"]
+    num_steps = algo.num_steps(num_envs)
+    total = num_steps * num_envs
+    if size and total % size == 1 and algo.normalize_advantage:
+        raise ConfigError(
+            f"batch_size={size} with a rollout of {num_envs} × {num_steps} steps: the last minibatch has one row, "
+            "whose advantage cannot be normalised; take another batch_size, or algo.normalize_advantage=false"
+        )
+    padding = "padded to the longest, as stock does" if exact else "padded by no kernel, else in groups of like length"
+    least = -(-min(size or total, total) // num_steps)
+    return num_steps, f"at most; {least} sequences a minibatch, one more for each episode's end in it, {padding}"
+
+
 BASELINE_RATIO = 1 / 8  # updates per transition of the baseline: one update per vector step of 8 envs
 
 

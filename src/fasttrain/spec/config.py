@@ -267,7 +267,7 @@ class Config:
     )
     action_repeat: int = setting(1, "env steps per decision", "trade-off", least=1)
     gradient_accumulation: int = setting(
-        1, "parts in which a minibatch is computed, for less memory", "rounding", needs="on_policy", ours=True, least=1
+        1, "parts in which a minibatch is computed, for less memory", "rounding", needs="rows_alone", ours=True, least=1
     )
     torch_threads: int | Literal["auto", "default"] = setting(
         "default", "threads of one torch operation", "rounding", least=1, most=MAX_TORCH_THREADS

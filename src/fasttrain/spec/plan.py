@@ -24,6 +24,7 @@ from fasttrain.spec.checks import (
 )
 from fasttrain.spec.computing import (
     BASELINE_RATIO,
+    NOT_WITH_MEMORY,
     check_extras,
     replay_ratio,
     resolve_gradient_accumulation,
@@ -32,6 +33,8 @@ from fasttrain.spec.computing import (
     resolve_updates_per_step,
     resolve_use_amp,
     resolve_use_compile,
+    resolve_with_memory,
+    steps_back,
     why_no_fused_kernels,
 )
 from fasttrain.spec.config import MAX_TORCH_THREADS, AlgoConfig, Config
@@ -133,6 +136,10 @@ def resolve(config: Config, sources: Mapping[str, str], env: EnvFacts, machine: 
     if config.algo.spec.on_policy:
         changes["algo"], of_rollout = _rollout_rows(config, config.algo, effective, sources)
         rows += of_rollout
+        if config.algo.spec.recurrent:
+            exact = effective["engine"] == "stock" or config.fused_update == "off"
+            steps, reason = steps_back(changes["algo"], effective, exact)
+            rows.append(Row("steps_back", steps, steps, "rollout_size ÷ num_envs", "trade-off", reason))
     if config.algo.spec.off_policy:
         check_extras(config, effective["engine"], sources)
         ratio, reason = replay_ratio(config, effective)
@@ -151,6 +158,8 @@ def _resolve(flag: Flag, requested: Any, source: str, context: Context) -> Resol
             )
         return NOT_APPLICABLE, _why_not(flag)
     resolver = _RESOLVERS.get(flag.name)
+    if spec.recurrent and flag.name in NOT_WITH_MEMORY and context.effective.get("engine") == "fast":
+        return resolve_with_memory(flag.name, requested, flag.stock, source, algo)
     if flag.name in spec.flags and source in SHIPPED:
         own = spec.flags[flag.name]
         return (resolve_updates_per_step(own, context)[0] if own == PER_TRANSITION else own), f"{algo}'s own"
@@ -179,6 +188,11 @@ def _spell(value: Any) -> str:
 
 
 def _engine(requested: str, context: Context) -> Resolved:
+    if requested == "stock" and context.config.algo.spec.ours_alone:
+        if context.sources.get("engine") == "command line":
+            name = context.config.algo.name
+            raise ConfigError(f"engine=stock: there is no stock class of {name}; take engine=fast, or leave it out")
+        return "fast", "there is no stock class"
     if requested == "fast" and not context.config.algo.spec.has_fast:
         return "stock", f"no fast engine for {context.config.algo.name}"
     return requested, ""
@@ -319,6 +333,8 @@ def _fused_update(requested: str, context: Context) -> Resolved:
         return "off", unfit
     if context.config.algo.spec.off_policy:
         return "on", "compiled kernels"
+    if context.config.algo.spec.recurrent:
+        return "on", "compiled kernels for LSTMs, sequences without padding"
     return "on", "compiled kernels, on several threads where it pays"
 
 
