@@ -100,7 +100,8 @@ def go_learning(load: Load) -> str:
         for kind in ("greedy", "sampled")
     ]
     text = (
-        f"MaskablePPO on 5×5 against level 1, which errs in up to two moves of five; {_training(stored)} Then "
+        f"MaskablePPO on 5×5 against level 1, which errs in two moves of five at first, and less with every "
+        f"win; {_training(stored)} Then "
         f"{stored['greedy']['games']} games each against level 1 that does not err, half of them as Black, with seeds "
         "that training did not see:"
     )

@@ -133,10 +133,10 @@ def test_a_game_without_end_is_cut():
 def test_an_opponent_may_err():
     own, at_random = 0, set[str]()
     for seed in range(60):
-        game, channel = Go(size=5, errs=1.0, colour="white"), Recorded(genmove="C3")
+        game, channel = Go(size=5, errs=0.5, colour="white"), Recorded(genmove="C3")
         begun(game, channel, seed)
         again = Recorded(genmove="C3")
-        begun(Go(size=5, errs=1.0, colour="white"), again, seed)
+        begun(Go(size=5, errs=0.5, colour="white"), again, seed)
         assert again.writes == channel.writes, "the seed says when, and which move"
         if "genmove black" in channel.writes[0]:
             own += 1
@@ -146,12 +146,25 @@ def test_an_opponent_may_err():
             assert channel.writes[0][-1] == "all_legal black"
             assert channel.writes[1][0] == f"play black {move}"
             at_random.add(move)
-    assert 15 < own < 45, "half of them, in the mean of shares from none to all"
+    assert 15 < own < 45
     assert len(at_random) > 10
-    game, channel = Go(size=5, errs=1.0, colour="white"), Recorded(genmove="C3", all_legal="")
-    for seed in range(9):
-        begun(game, channel, seed)
-    assert "play black PASS" in [line for write in channel.writes for line in write], "where nothing else is legal"
+    game, channel = Go(size=5, errs=1.0, colour="white"), Recorded(all_legal="")
+    begun(game, channel)
+    assert "play black PASS" in channel.writes[1], "where nothing else is legal"
+
+
+@pytest.mark.parametrize(("score", "errs"), [("B+0.5", [1.0, 0.975, 0.95]), ("W+0.5", [1.0, 1.0, 1.0])])
+def test_it_errs_less_with_each_win_of_that_colour_and_more_with_each_loss(score: str, errs: list[float]):
+    game, found = Go(size=5, errs=1.0), list[float]()
+    for _ in errs:
+        found.append(game._shares["black"])
+        for colour in ("black", "white"):
+            begun(game, channel := Recorded(genmove="PASS", all_legal="", final_score=score))
+            assert game._mine == colour
+            end = played(game, channel, "PASS")
+            assert isinstance(end, Over)
+    assert found == pytest.approx(errs)
+    assert game._shares["white"] == pytest.approx(1.0 if score == "B+0.5" else 0.925)
 
 
 def test_the_record_is_the_game():

@@ -25,6 +25,7 @@ LETTERS = "ABCDEFGHJKLMNOPQRST"  # I is left out
 # With perfect play Black wins 5×5 by 25 points and 7×7 by 9 (https://webdocs.cs.ualberta.ca/~games/go/smallboard/).
 KOMI = {5: 24.5, 7: 8.5, 9: 7.5}
 PASS, RESIGN = "PASS", "RESIGN"
+ERR_STEPS = 40  # wins after which an opponent that errs errs no more
 PLANES = 7  # own stones and the opponent's with 1, 2, more liberties; the opponent's last move
 MOST_SEED = 2**31 - 1
 
@@ -58,8 +59,8 @@ class Go(EngineGame):
         komi: points that White gets; None: as much as makes both sides' chances even, by KOMI, else 7.5.
         colour: which one is played; both: in turn.
         most_moves: of both sides, after which the game is cut; None: 3 size².
-        errs: the largest share of the opponent's moves that are any legal ones instead of its own; each game draws its
-            share from 0 to this. Who never wins has nothing to learn from.
+        errs: the share of the opponent's moves that are any legal ones, for a beginning: a fortieth of it less with
+            each win of ours by that colour, as much more with each loss. Who never wins has nothing to learn from.
     """
 
     framing, codec = Replies, "text"
@@ -82,7 +83,7 @@ class Go(EngineGame):
         self._size, self._level, self._colour = size, level, colour
         self._komi = KOMI.get(size, 7.5) if komi is None else komi
         self._most = 3 * size * size if most_moves is None else most_moves
-        self._errs, self._share, self._rng = errs, 0.0, np.random.default_rng()
+        self._errs, self._shares, self._rng = errs, {"black": errs, "white": errs}, np.random.default_rng()
         self._names = [f"{letter}{size - row}" for row in range(size) for letter in LETTERS[:size]]
         self._points = {name: point for point, name in enumerate(self._names)}
         self._begun = self._id = 0
@@ -106,7 +107,6 @@ class Go(EngineGame):
         seeded = (f"set_random_seed {seed % MOST_SEED}", "clear_board")
         commands = [f"boardsize {self._size}", f"komi {self._komi:g}", f"level {self._level}", *seeded]
         self._rng = np.random.default_rng(seed)
-        self._share = self._rng.uniform(0.0, self._errs)
         return await (self._answered if black else self._they_move)(channel, *commands)
 
     async def play(self, channel: Channel, action: Any) -> Decision | Over:
@@ -119,7 +119,7 @@ class Go(EngineGame):
         return await self._they_move(channel, ours)
 
     async def _they_move(self, channel: Channel, *commands: str) -> Decision | Over:
-        if self._rng.random() >= self._share:
+        if self._rng.random() >= self._shares[self._mine]:
             return await self._answered(channel, *commands, f"genmove {self._theirs}")
         *_, legal = await self._asked(channel, *commands, f"all_legal {self._theirs}")
         move = self._rng.choice(sorted(legal.upper().split()) or [PASS])
@@ -154,6 +154,8 @@ class Go(EngineGame):
         return self._ended(self._seen(black, white), float(np.sign(ahead)), {"score_diff": ahead})
 
     def _ended(self, observation: Float32Array, reward: float, info: Mapping[str, Any]) -> Over:
+        less = self._errs / ERR_STEPS * (1 if reward > 0 else -1)
+        self._shares[self._mine] = min(self._errs, max(0.0, self._shares[self._mine] - less))
         told = {"is_win": reward > 0, "colour": self._mine, "result": self._result, **info}
         return Over(observation, reward, info=told)
 
