@@ -6,7 +6,8 @@ const {View, tell} = require(process.argv[2]);
 const seen = (side) => Object.fromEntries([...side.pokemon].map(([name, {hp, most, status, moves}]) =>
   [name, {hp, most, status, moves: [...moves]}]));
 const state = (view) => ({legal: view.legal(), choices: Object.fromEntries(view.choices), team: view.team, turn: view.turn,
-  mine: seen(view.mine), theirs: seen(view.theirs), boosts: view.mine.boosts});
+  mine: seen(view.mine), theirs: seen(view.theirs), boosts: view.mine.boosts,
+  conditions: view.mine.conditions, theirConditions: view.theirs.conditions, theirBoosts: view.theirs.boosts, weather: view.weather});
 
 const views = {p1: new View(null, 'p1'), p2: new View(null, 'p2')};
 const states = JSON.parse(require('fs').readFileSync(0, 'utf8')).map((chunk) => {

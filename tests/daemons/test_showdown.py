@@ -50,7 +50,7 @@ def test_a_battle_from_the_first_decision_to_the_end():
     game, channel = Showdown(generation=3, opponent="max_damage"), Recorded(FIRST, BEFORE, AFTER, OVER)
     first = begun(game, channel)
     assert isinstance(first, Decision)
-    assert (first.reward, first.tag, first.theirs, first.engine_ms) == (0.0, 1, False, 0.5)
+    assert (first.reward, first.tag, first.theirs) == (0.0, 1, False)
     assert row_of(first.observation, game.observation_space).shape == (SIZE,)
     assert np.isfinite(first.observation).all()
     assert mask_of(first.legal, ACTIONS).nonzero()[0].tolist() == [0, 1, 2, 3, 9, 10, 11, 12, 13]
@@ -91,6 +91,20 @@ def test_a_lead_pays_and_costs_as_much():
     paid = [begun(game, channel).reward, *(played(game, channel, 0).reward for _ in range(3))]
     assert paid == pytest.approx([0.0, 2 * BEFORE["lead"], 0.0, -1 - 2 * BEFORE["lead"]])
     assert sum(paid) == pytest.approx(-1.0)
+
+
+def test_a_battle_that_broke_off_leaves_no_lead_to_the_next():
+    game, channel = Showdown(shaping=2.0), Recorded(FIRST, BEFORE, FIRST)
+    begun(game, channel)
+    assert played(game, channel, 0).reward != 0.0
+    assert begun(game, channel).reward == 0.0
+
+
+def test_the_wait_for_a_process_that_plays_other_battles_is_the_engine_s():
+    """It would count as network if the program told how long it thought, as the recorded one did."""
+    for message in (FIRST, OVER):
+        told = {name: value for name, value in message.items() if name != "ms"}
+        assert [Showdown().read(one).engine_ms for one in (message, told)] == [None, None]  # type: ignore[union-attr]
 
 
 def test_decisions_of_the_other_side_are_told_apart():
@@ -149,3 +163,9 @@ def test_wrong_settings_are_told(wrong: dict[str, Any]):
     ((name, value),) = wrong.items()
     with pytest.raises(ValueError, match=f"{name}={value} is none of"):
         Showdown(**wrong)
+
+
+@pytest.mark.parametrize("wrong", ["much", None, float("nan"), float("inf"), True, [1.0]])
+def test_shaping_that_is_no_finite_number_is_told(wrong: Any):
+    with pytest.raises(ValueError, match="^shaping=.* is no finite number$"):
+        Showdown(shaping=wrong)

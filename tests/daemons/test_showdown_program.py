@@ -15,6 +15,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ pytestmark = pytest.mark.skipif(
 SHIPPED = ROOT / "conf" / "daemons" / "showdown.yaml"
 NEW = {"new": 1, "seed": [1, 2, 3, 4], "generation": 1, "opponent": "random"}
 POKEMON, HP, GIVEN = 40, 3, 35  # numbers of one Pokémon, and where are its life, and what it gives and takes
+TYPES, FASTER = slice(10, 28), 38
+MOVES, MOVE, POWER, EFFECT = 14 * POKEMON + 2 * 28, 19, 2, 6  # where moves begin, numbers of one, and two of them
 THEIRS = [1, *range(8, 14)]  # which of the Pokémon in a view are the opponent's
 
 
@@ -176,6 +179,65 @@ def test_blows_of_either_side_are_expected_before_the_first_move_is_seen(line: L
     assert (taken > 0).mean() > 0.8
 
 
+def test_each_side_sees_with_its_own_eyes(line: Line):
+    """What one has in play is what the other faces."""
+    first = line.says({**NEW, "generation": 4, "opponent": "self"})
+    second = line.says({"answer": 1, "action": first["legal"][0]})
+    assert [first["theirs"], second["theirs"]] == [False, True]
+    mine, theirs = (view(one)[: 14 * POKEMON].reshape(14, POKEMON) for one in (first, second))
+    assert not (mine[2:8] == theirs[2:8]).all(axis=1).any(), "another team"
+    assert mine[0, TYPES].tolist() == theirs[1, TYPES].tolist() != mine[1, TYPES].tolist() == theirs[0, TYPES].tolist()
+
+
+def test_the_lead_falls_with_own_life_and_rises_as_the_other_side_loses_its(line: Line):
+    asks, _ = battle(line, {**NEW, "opponent": "self"}, min)
+    leads = np.array([one["lead"] for one in asks if not one["theirs"]])
+    seen = np.stack([view(one) for one in asks if not one["theirs"]])[:, : 14 * POKEMON].reshape(-1, 14, POKEMON)
+    lost = (seen[:, 2:, 0] - seen[:, 2:, HP]).reshape(-1, 2, 6).sum(axis=2)
+    np.testing.assert_allclose(leads, (lost[:, 1] - lost[:, 0]) / 6, atol=1e-5)
+    assert all(two["lead"] == one["lead"] for one, two in pairwise(asks) if two["theirs"] > one["theirs"])
+    assert leads[0] == 0
+    assert (leads < 0).any()
+    assert (leads > 0).any()
+
+
+DEX = """
+const faced = [], dex = sim.Dex.forFormat('gen2randombattle');
+for (let seed = 0; seed < 10; seed++) {
+  const game = new Game(sim, {seed: [1, 2, 3, seed], generation: 2, opponent: 'random'}), {view} = game.next();
+  const [one, other] = game.battle.sides.map(({active}) => active[0]);
+  const moves = one.moves.map((name) => dex.moves.get(name)).map(({type, basePower, category}) => {
+    const hits = category === 'Status' || dex.getImmunity(type, other);
+    return [basePower, category === 'Status' ? 1 : hits ? 2 ** dex.getEffectiveness(type, other) : 0];
+  });
+  const [types, speed] = [[one.getTypes(), other.getTypes()], [one.storedStats.spe, other.storedStats.spe]];
+  faced.push({view, moves, types, speed});
+}
+process.stdout.write(JSON.stringify(faced));
+"""
+NAMES = ["Normal", "Fire", "Water", "Electric", "Grass", "Ice", "Fighting", "Poison", "Ground", "Flying", "Psychic",
+         "Bug", "Rock", "Ghost", "Dragon", "Dark", "Steel", "Fairy"]  # fmt: skip
+
+
+def test_types_power_effect_and_speed_are_the_simulator_s():
+    """Generation 2, without abilities; all its random teams have the stats that one would guess."""
+    effects, faster = set[float](), set[bool]()
+    for one in node(DEX):
+        seen, (own, other) = view(one), one["speed"]
+        for block, types in enumerate(one["types"]):
+            numbers = seen[block * POKEMON :][:POKEMON]
+            assert {name for name, is_one in zip(NAMES, numbers[TYPES], strict=True) if is_one} == set(types)
+            assert bool(numbers[FASTER]) == (own > other if block == 0 else other > own)
+        for slot, (power, effect) in enumerate(one["moves"]):
+            numbers = seen[MOVES + slot * MOVE :][:MOVE]
+            assert numbers[POWER] == pytest.approx(power / 150)
+            assert (0, 0.25, 0.5, 1, 2, 4)[round(5 * numbers[EFFECT])] == effect
+            effects.add(effect)
+        faster.add(own > other)
+    assert effects >= {0.5, 1, 2}
+    assert faster == {True, False}
+
+
 def test_the_same_seed_is_the_same_battle_and_another_one_another(line: Line):
     logs = [
         battle(line, {**NEW, "seed": [1, 2, 3, seed], "opponent": "max_damage"}, min)[1]["log"] for seed in (4, 5, 4)
@@ -189,12 +251,12 @@ def test_records_are_played_again_by_the_simulator_itself(tmp_path: Path):
     for generation in (1, 9):
         where = tmp_path / str(generation)
         env = DaemonVecEnv("fasttrain.daemons.showdown:Showdown", {"generation": generation, "opponent": "max_damage"},
-                           8, DaemonsConfig(**settings), 2, folder=where)  # fmt: skip
+                           3, DaemonsConfig(**settings), 2, folder=where)  # fmt: skip
         try:
             env.seed(generation)
             env.reset()
             rng, ends = np.random.default_rng(0), 0
-            while ends < 3:
+            while ends < 2:
                 masks = env.slots.action_masks
                 assert masks.any(axis=1).all()
                 _, _, dones, infos = env.step(np.array([rng.choice(np.flatnonzero(mask)) for mask in masks]))
@@ -203,7 +265,7 @@ def test_records_are_played_again_by_the_simulator_itself(tmp_path: Path):
         finally:
             env.close()
         games = [json.loads(text) for text in (where / "games.jsonl").read_text().splitlines()]
-        assert len(games) >= 3
+        assert len(games) >= 2
         assert len({json.dumps(one["record"]) for one in games}) == len(games)
         ends_again = node(REPLAY, [one["record"] for one in games])
         assert [{"p1": 1, "p2": -1, "": 0}[winner] for winner in ends_again] == [one["last_reward"] for one in games]
@@ -212,13 +274,13 @@ def test_records_are_played_again_by_the_simulator_itself(tmp_path: Path):
 def test_both_sides_learn_in_self_play(tmp_path: Path):
     """The learner is asked in its own turns alone, and is paid for its own wins."""
     settings = {**yaml.safe_load(SHIPPED.read_text()), "cwd": str(FOLDER), "count": 1, "ports": ports()}
-    below = DaemonVecEnv("fasttrain.daemons.showdown:Showdown", {"generation": 1, "opponent": "self"}, 4,
+    below = DaemonVecEnv("fasttrain.daemons.showdown:Showdown", {"generation": 1, "opponent": "self"}, 2,
                          DaemonsConfig(**settings), 2, folder=tmp_path, two_sided=True)  # fmt: skip
     env, rng, rewards = SelfPlayVecEnv(below), np.random.default_rng(0), list[float]()
     try:
         env.seed(3)
         env.reset()
-        while len(rewards) < 3:
+        while len(rewards) < 2:
             masks = env.slots.action_masks
             _, paid, dones, infos = env.step(np.array([rng.choice(np.flatnonzero(mask)) for mask in masks]))
             assert not any("lost" in info for info in infos)

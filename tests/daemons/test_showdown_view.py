@@ -156,6 +156,36 @@ def test_a_pokemon_that_may_be_locked_in_can_choose_all_it_is_told():
     assert only("locked")["legal"] == [0, 1, 2, 9]
 
 
+def test_a_move_keeps_its_action_where_it_is_the_only_one_left():
+    """Outrage, its third, goes on by itself: the request lists it alone, and the action is the third's as before."""
+    (move,) = request_of([chunk for chunk in recorded("outrage") if "p1\n|request|" in chunk][-1])["active"][0]["moves"]
+    assert move["id"] == "outrage"
+    assert only("outrage")["choices"] == {"2": "move 1"}
+
+
+def test_a_move_with_terastallization_is_an_action_while_it_may_be():
+    asked = [one["p1"]["choices"] for one in told(*recorded("sandstorm"))]
+    before, after = next(one for one in asked if one), asked[-1]
+    assert {action: before[action] for action in "4567"} == {
+        str(3 + move): f"move {move} terastallize" for move in range(1, 5)
+    }
+    assert {action: text for action, text in after.items() if int(action) < 8} == {
+        str(move - 1): f"move {move}" for move in range(1, 5)
+    }, "once in a battle"
+
+
+def test_what_is_raised_lowered_and_lies_on_a_side_is_known_to_both():
+    """Sand Stream, Stealth Rock and Swords Dance; then Screech and Bulk Up."""
+    last = told(*recorded("sandstorm"))[-1]
+    raised = {name: value for name, value in last["p1"]["boosts"].items() if value}
+    assert raised == {"atk": 3, "def": -1}
+    assert last["p1"]["boosts"] == last["p2"]["theirBoosts"]
+    assert not any(last["p1"]["theirBoosts"].values())
+    assert last["p1"]["conditions"] == last["p2"]["theirConditions"] == {"stealthrock": 1}
+    assert last["p2"]["conditions"] == {}
+    assert last["p1"]["weather"] == last["p2"]["weather"] == "sandstorm"
+
+
 @pytest.mark.parametrize("line", ["|turn|soon", "|-damage|p2a: Jynx|lots", "|-boost|p1a: Bellsprout|atk|"])
 def test_a_line_that_makes_no_sense_is_an_error(line: str):
     start = recorded("split")[0]

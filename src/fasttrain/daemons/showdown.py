@@ -7,6 +7,7 @@ here the messages become decisions. The protocol is at the head of that file.
 from __future__ import annotations
 
 import base64
+import math
 from typing import Any, Literal
 
 import numpy as np
@@ -35,10 +36,11 @@ class Showdown(DecisionServer):
         opponent: `random`: any legal action; `max_damage`: the move that is expected to take most; `self`: decisions of
             both sides are asked for, each with what that side sees, while lead and result stay the first side's.
         shaping: what a lead of all life of a team would pay. It is paid as the lead comes and taken back as it goes, at
-            the end at the latest, so that what is best stays best (a potential: Ng et al. 1999).
+            the end at the latest. With `algo.gamma=1`, and only then, what is best stays best (a potential: Ng et al.
+            1999).
 
     Raises:
-        ValueError: there is no such generation or opponent.
+        ValueError: there is no such generation or opponent, or shaping is no finite number.
     """
 
     observation_space = spaces.Box(-np.inf, np.inf, (SIZE,), np.float32)
@@ -54,6 +56,8 @@ class Showdown(DecisionServer):
             raise ValueError(f"generation={generation} is none of {', '.join(map(str, GENERATIONS))}")
         if opponent not in OPPONENTS:
             raise ValueError(f"opponent={opponent} is none of {', '.join(OPPONENTS)}")
+        if type(shaping) not in (int, float) or not math.isfinite(shaping):
+            raise ValueError(f"shaping={shaping} is no finite number")
         self._generation, self._opponent = generation, opponent
         self._shaping, self._lead = shaping, 0.0
         self._log: list[str] | None = None
@@ -84,18 +88,13 @@ class Showdown(DecisionServer):
         if "ask" in message:
             paid = self._paid(float(message["lead"]))
             tag, theirs = int(message["ask"]), bool(message["theirs"])
-            return Decision(seen, message["legal"], paid, float(message["ms"]), tag, theirs)
+            return Decision(seen, message["legal"], paid, tag=tag, theirs=theirs)
         result, self._log = int(message["over"]), list(map(str, message["log"]))
         mine, theirs = message["left"]
         info = {"is_win": result > 0, "score_diff": float(mine - theirs), "turns": int(message["turns"])}
-        return Over(seen, result + self._paid(0.0), info=info, engine_ms=float(message["ms"]))
+        return Over(seen, result + self._paid(0.0), info=info)
 
     def _paid(self, lead: float) -> float:
-        """What a change of the lead pays."""
-        before, self._lead = self._lead, lead
-        return self._shaping * (lead - before)
-
-    def _pays(self, lead: float) -> float:
         """What the change to `lead` (-1 to 1) pays."""
         before, self._lead = self._lead, lead
         return self._shaping * (lead - before)
