@@ -8,8 +8,9 @@ the move of most damage, and then plays 400 against that one and 400 against ran
 docs/results/. `legal` plays random legal actions, with neither policy nor learning, and counts what the engines refused
 and what was lost: python3 scripts/learning_engines.py legal --of showdown --decisions 1000000
 
-  --minutes M      of training                  --seed N        of the training
-  --size N         of the board                 --games N       that are played at the end
+  --minutes M      of training; 0: play again with what an earlier one left
+  --seed N         of the training              --size N        of the board
+  --games N        that are played at the end
   --generation N   of Showdown's rules          --of ENGINE     which plays, of `legal`
   --decisions N    of `legal`
 """
@@ -50,12 +51,14 @@ GO = ("env=go", "env.kwargs.errs=0.4", "algo.rollout_size=2048", "batch_size=256
 SHOWDOWN = ("env=showdown", "env.kwargs.opponent=max_damage", "+env.kwargs.shaping=1.0", "algo.rollout_size=8192",
             "algo.learning_rate=5e-4", "batch_size=512", "algo.n_epochs=4")  # fmt: skip
 TENTHS = 10
-AT_ONCE = 16
+AT_ONCE = 20
 UNSEEN = 10**9  # a seed: training's are small numbers and what is derived from them
 
 
 def trained(folder: Path, minutes: float, seed: int, *settings: str) -> None:
-    """Train for so long."""
+    """Train for so long; for no minutes: take what an earlier training left."""
+    if not minutes:
+        return
     command = [*COMMON, *settings, f"stop.max_minutes={minutes:g}", f"seed={seed}", f"hydra.run.dir={folder}"]
     subprocess.run([sys.executable, "-m", "fasttrain", *command], check=True)
 
@@ -84,9 +87,13 @@ def env_of(engine: str, kwargs: dict[str, Any], folder: Path, at_once: int = AT_
     return DaemonVecEnv(entry_point, kwargs, at_once, settings, usable_cores(), folder=folder)
 
 
-def records(folder: Path) -> list[str]:
-    """Of all games that were played to their end."""
-    return [json.dumps(json.loads(line)["record"]) for line in (folder / "games.jsonl").read_text().splitlines()]
+def records(folder: Path, each: int | None = None) -> list[str]:
+    """Of all games that were played to their end, or of the first `each` of every row."""
+    found: dict[int, list[str]] = {}
+    for line in (folder / "games.jsonl").read_text().splitlines():
+        game = json.loads(line)
+        found.setdefault(game["row"], []).append(json.dumps(game["record"]))
+    return [record for row in found.values() for record in row[:each]]
 
 
 def played(model: Any, engine: str, kwargs: dict[str, Any], games: int, greedy: bool) -> dict[str, Any]:
@@ -95,16 +102,19 @@ def played(model: Any, engine: str, kwargs: dict[str, Any], games: int, greedy: 
         env = env_of(engine, kwargs, Path(where))
         env.seed(UNSEEN)
         seen, won = env.reset(), dict[str, list[bool]]()
-        left = [games // AT_ONCE] * AT_ONCE  # of each env the same number: quick games are no more often counted
-        while any(left):
+        # Of each env, and each colour, the same number: quick games are no more often counted.
+        colours = ("black", "white") if engine == "go" else ("all",)
+        left = [dict.fromkeys(colours, games // AT_ONCE // len(colours)) for _ in range(AT_ONCE)]
+        while any(any(each.values()) for each in left):
             actions, _ = model.predict(seen, deterministic=greedy, action_masks=env.slots.action_masks)
             seen, _, dones, infos = env.step(actions)
             for row, info in enumerate(infos):
-                if dones[row] and left[row] and "lost" not in info:
-                    left[row] -= 1
-                    won.setdefault(info.get("colour", "all"), []).append(bool(info.get("is_win", False)))
+                colour = info.get("colour", "all")
+                if dones[row] and "lost" not in info and left[row][colour]:
+                    left[row][colour] -= 1
+                    won.setdefault(colour, []).append(bool(info.get("is_win", False)))
         env.close()
-        found = records(Path(where))
+        found = records(Path(where), games // AT_ONCE)
     everything = [one for each in won.values() for one in each]
     return {
         "games": len(everything), "win_rate": round(sum(everything) / len(everything), 4),
@@ -121,8 +131,7 @@ def go(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     trained(folder, args.minutes, args.seed, *GO, f"env.kwargs.size={args.size}")
     model, kwargs = MaskablePPO.load(folder / "model.zip", device="cpu"), {"size": args.size, "level": 1}
     return name, {
-        "command": f"python3 scripts/learning_engines.py go --size {args.size} --minutes {args.minutes:g}",
-        **training(folder),
+        **training(folder, f"go --size {args.size}"),
         **{kind: played(model, "go", kwargs, args.games, kind == "greedy") for kind in ("greedy", "sampled")},
     }
 
@@ -140,9 +149,8 @@ def showdown(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     trained(folder, args.minutes, args.seed, *SHOWDOWN, f"env.kwargs.generation={generation}", where)
     model = MaskablePPO.load(folder / "model.zip", device="cpu")
     return "showdown" if generation == 1 else f"showdown-{generation}", {
-        "command": f"python3 scripts/learning_engines.py showdown --generation {generation} --minutes {args.minutes:g}",
+        **training(folder, f"showdown --generation {generation}"),
         "generation": generation,
-        **training(folder),
         **{
             f"{kind}_{opponent}": played(
                 model, "showdown", {"generation": generation, "opponent": opponent}, args.games, kind == "greedy"
@@ -153,10 +161,12 @@ def showdown(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     }
 
 
-def training(folder: Path) -> dict[str, Any]:
+def training(folder: Path, work: str) -> dict[str, Any]:
     """How long it took, and how the win rate went."""
     summary = json.loads((folder / "summary.json").read_text())
-    return {"env_steps": summary["env_steps"], "wall_s": round(summary["wall_s"]), "curve": curve(folder)}
+    command = f"python3 scripts/learning_engines.py {work} --minutes {summary['wall_s'] / 60:.0f}"
+    found = {"command": command, "env_steps": summary["env_steps"], "wall_s": round(summary["wall_s"])}
+    return {**found, "curve": curve(folder)}
 
 
 def legal(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:

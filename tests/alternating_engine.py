@@ -2,7 +2,7 @@
 
 A decision names 0 to 3; the learner is paid what it names and loses what the other side names. Who begins changes from
 game to game; in a game that was begun with a bot the engine names 0 itself. It does not take 3 as a game's second
-decision. With `--dies N` it ends at its Nth question.
+decision. With `--dies N` it ends at its Nth answer, with `--twice` each side decides twice in a row.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def say(**message: object) -> None:
 def main() -> None:
     dies = int(sys.argv[sys.argv.index("--dies") + 1]) if "--dies" in sys.argv else 0
     begun = asked = made = paid = 0
-    bot = False
+    bot, twice = False, "--twice" in sys.argv
     for line in sys.stdin:
         message = json.loads(line)
         if "new" in message:
@@ -28,9 +28,9 @@ def main() -> None:
             say(refused=True, legal=[0, 1, 2])
             continue
         else:
-            theirs = (made + begun) % 2 == 0
+            theirs = ((made // 2 if twice else made) + begun) % 2 == 0
             paid, made = -message["action"] if theirs else message["action"], made + 1
-        if bot and made < 4 and (made + begun) % 2 == 0:
+        if bot and made < 4 and ((made // 2 if twice else made) + begun) % 2 == 0:
             made += 1
         asked += 1
         if asked == dies:
@@ -38,7 +38,7 @@ def main() -> None:
         if made == 4:
             say(over=True, reward=paid)
         else:
-            say(made=made, theirs=(made + begun) % 2 == 0, reward=paid)
+            say(made=made, theirs=((made // 2 if twice else made) + begun) % 2 == 0, reward=paid)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ class Recorded:
         return self.more
 
 
-def begun(game: Go, channel: Any, seed: int = 3) -> Any:
+def begun(game: Go, channel: Any, seed: int = 4) -> Any:
     return asyncio.run(game.begin(channel, 0, seed))
 
 
@@ -66,7 +66,7 @@ def test_a_decision_is_one_write_and_a_pass_is_always_legal():
     game, channel = Go(size=5), Recorded(genmove=["C3", "pass"])
     first = begun(game, channel)
     assert channel.writes == [
-        ["boardsize 5", "komi 24.5", "level 1", "set_random_seed 3", "clear_board", "all_legal black",
+        ["boardsize 5", "komi 24.5", "level 1", "set_random_seed 4", "clear_board", "all_legal black",
          "list_stones black", "list_stones white"],
     ]  # fmt: skip
     assert sorted(first.legal) == list(range(26))
@@ -89,6 +89,8 @@ def test_colours_come_in_turn_and_white_is_moved_against_first():
     assert isinstance(second, Decision)
     assert row_of(second.observation, game.observation_space)[6 * 25 : 7 * 25].argmax() == 12, "its move in the centre"
     assert second.observation[-2] == 0, "White is played"
+    begun(other := Go(size=5), Recorded(genmove="C3"), seed=5)
+    assert other._mine == "white", "half of the boards begin with White"
     for colour in ("black", "white"):
         one = Go(size=5, colour=colour)
         for _ in range(2):
@@ -229,10 +231,15 @@ def test_liberties_are_the_groups():
     assert liberties({}, 5) == {}
 
 
-@pytest.mark.parametrize("wrong", [{"size": 4}, {"size": 20}, {"level": 0}, {"level": 11}, {"colour": "red"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"size": 4}, {"size": 20}, {"size": "five"}, {"level": 0}, {"level": 11}, {"level": 1.5}, {"colour": "red"}],
+)
 def test_wrong_settings_are_told(wrong: dict[str, Any]):
     with pytest.raises(ValueError, match="a size from 5 to 19, a level from 1 to 10, and colour=both, black or white"):
         Go(**wrong)
+    with pytest.raises(ValueError, match="komi=much is no number"):
+        Go(komi="much")  # type: ignore[arg-type]
     for other in ({"errs": -0.1}, {"errs": 2.0}, {"most_moves": 0}):
         with pytest.raises(ValueError, match="expected a share from 0 to 1, and at least one move"):
             Go(size=9, **other)

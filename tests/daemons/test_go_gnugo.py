@@ -144,3 +144,24 @@ def test_a_record_leads_to_the_board_where_the_game_ended(tmp_path: Path):
     ended, loaded = with_engine(talk, game, tmp_path)
     assert [sorted(side.split()) for side in loaded] == [sorted(side.split()) for side in ended]
     assert any(ended)
+
+
+NO_SIMPLE_KO = ("A4 D5 D1 B2 C3 E4 A3 B1 E1 C4 E3 B4 C2 D4 B3 D3 B5 A2 C1 E5 C5 A5", "B5")  # by Black it would repeat
+
+
+def test_the_engine_is_started_with_the_rules_that_the_page_promises(tmp_path: Path):
+    game = Go(size=5)
+    moves, repeats = NO_SIMPLE_KO
+
+    async def talk(channel: Channel) -> list[str]:
+        plays = [f"play {('black', 'white')[at % 2]} {move}" for at, move in enumerate(moves.split())]
+        *_, legal = await game._asked(channel, "boardsize 5", *plays, "all_legal black")
+        wall = [f"play black C{row}" for row in range(1, 6)]
+        *_, area = await game._asked(channel, "clear_board", "komi 0.5", *wall, "play white A1", "final_score")
+        *_, capture = await game._asked(channel, "play black B1", "play white PASS", "genmove black")
+        return [legal, area, capture]
+
+    legal, area, capture = with_engine(talk, game, tmp_path)
+    assert repeats not in legal.split(), "positional superko"
+    assert area == "B+24.5", "Chinese rules count area"
+    assert capture != "PASS", "a dead stone is captured, so that few are left to judge"

@@ -44,9 +44,19 @@ def _they_count_as_games(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_games_time_is_that_of_one_game():
     env: Any = Games()
-    found = env_times(env, configured(), 3, counted=False)
+    found = env_times(env, configured("schedule=first_ready"), 3, counted=False)
     assert dict(found.games) == {"engine": 1000, "network": 200, "decode": 50, "queue": 1250, "idle": 100}
-    assert (found.opponents_ns, found.restarts, found.lost_steps) == (3, 2, 7)
+    assert (found.opponents_ns, found.restarts, found.lost_steps, found.in_step) == (3, 2, 7, False)
+
+
+def test_in_self_play_the_trainer_counts_the_opponents_time_and_games_wait_for_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    env: Any = SimpleNamespace(inner=Games(), opponents_ns=11)
+    monkeypatch.setattr(times, "SelfPlayVecEnv", SimpleNamespace)
+    found = env_times(env, configured("schedule=lockstep"), 0, counted=True)
+    assert (found.opponents_ns, found.in_step) == (11, True)
+    assert engines_dict(env, 1.0)["engines"]["decisions"] == 100
 
 
 def test_other_envs_have_none():

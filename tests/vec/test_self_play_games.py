@@ -97,16 +97,18 @@ def test_a_game_that_is_lost_in_the_opponents_turn_ends_the_learners_episode():
     env.step_slots(np.array([2]))
     assert [(one.lost, one.length) for one in env.slots.finished] == [(True, 1)]
     env.close()
-    env = SelfPlayVecEnv(games(1, "--dies", "6"))  # in its second game, which the opponent begins: at its first answer
-    env.set_opponent(Naming(1))
+    # The opponent begins the second game with two decisions, is paid for one, and at the other the engine dies.
+    env = SelfPlayVecEnv(games(1, "--twice", "--dies", "8"))
+    env.set_opponent(opponent := Naming(1))
     env.reset()
     env.step_slots(np.array([2]))
     env.step_slots(np.array([2]))
     assert [(one.lost, one.episode_return) for one in env.slots.finished] == [(False, 2.0)], (
         "the lost one is no episode"
     )
+    assert ["lost" in info for _, info in opponent.over] == [False, True]
     env.step_slots(np.array([2]))
-    assert env.slots.rewards.tolist() == [1], "nothing of the lost game is paid in the next"
+    assert env.slots.rewards.tolist() == [2], "nothing of the lost game is paid in the next"
     env.close()
 
 

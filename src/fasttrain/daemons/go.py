@@ -24,6 +24,7 @@ from fasttrain.daemons.wire import MOST_BYTES, GameLostError
 LETTERS = "ABCDEFGHJKLMNOPQRST"  # I is left out
 # With perfect play Black wins 5×5 by 25 points and 7×7 by 9 (https://webdocs.cs.ualberta.ca/~games/go/smallboard/).
 KOMI = {5: 24.5, 7: 8.5, 9: 7.5}
+COLOURS = ("both", "black", "white")
 PASS, RESIGN = "PASS", "RESIGN"
 ERR_STEPS = 40  # wins after which an opponent that errs errs no more
 PLANES = 7  # own stones and the opponent's with 1, 2, more liberties; the opponent's last move
@@ -56,8 +57,8 @@ class Go(EngineGame):
     Args:
         size: of the board, 5 to 19.
         level: GNU Go's strength, 1 to 10.
-        komi: points that White gets; None: as much as makes both sides' chances even, by KOMI, else 7.5.
-        colour: which one is played; both: in turn.
+        komi: points that White gets; None: by KOMI, half a point less than what Black is known to win by, else 7.5.
+        colour: which one is played; both: in turn, and which one first the first game's seed says.
         most_moves: of both sides, after which the game is cut; None: 3 size².
         errs: the share of the opponent's moves that are any legal ones, for a beginning: a fortieth of it less with
             each win of ours by that colour, as much more with each loss. Who never wins has nothing to learn from.
@@ -74,8 +75,10 @@ class Go(EngineGame):
         most_moves: int | None = None,
         errs: float = 0.0,
     ) -> None:
-        if not 5 <= size <= len(LETTERS) or not 1 <= level <= 10 or colour not in ("both", "black", "white"):
+        if size not in range(5, len(LETTERS) + 1) or level not in range(1, 11) or colour not in COLOURS:
             raise ValueError("expected a size from 5 to 19, a level from 1 to 10, and colour=both, black or white")
+        if komi is not None and not isinstance(komi, (int, float)):
+            raise ValueError(f"komi={komi} is no number")
         if not 0.0 <= errs <= 1.0 or (most_moves is not None and most_moves < 1):
             raise ValueError(
                 f"errs={errs}, most_moves={most_moves}: expected a share from 0 to 1, and at least one move"
@@ -86,7 +89,7 @@ class Go(EngineGame):
         self._errs, self._shares, self._rng = errs, {"black": errs, "white": errs}, np.random.default_rng()
         self._names = [f"{letter}{size - row}" for row in range(size) for letter in LETTERS[:size]]
         self._points = {name: point for point, name in enumerate(self._names)}
-        self._begun = self._id = 0
+        self._id, self._games = 0, -1
         self.observation_space = spaces.Box(0.0, 1.0, (PLANES * size * size + 3,), np.float32)
         self.action_space = spaces.Discrete(size * size + 1)
         self._mine, self._theirs = "black", "white"
@@ -99,8 +102,8 @@ class Go(EngineGame):
                 raise GameLostError("start", f"the engine knows no {command}: is it GNU Go 3.8?")
 
     async def begin(self, channel: Channel, game: int, seed: int) -> Decision | Over:
-        black = self._colour == "black" or (self._colour == "both" and self._begun % 2 == 0)
-        self._begun += 1
+        self._games = seed % 2 if self._games < 0 else self._games + 1
+        black = self._colour == "black" or (self._colour == "both" and self._games % 2 == 0)
         self._mine, self._theirs = ("black", "white") if black else ("white", "black")
         self._moves, self._result = [], ""
         # Without a seed of its own a process takes the clock's second: those that start together play the same games.

@@ -249,7 +249,8 @@ def _env_advice(window: PerfWindow, cores: int) -> str:
     envs, parts = window.envs, window.worker_parts_ns
     if envs.games:
         most = max(envs.games, key=lambda part: part[1])[0]
-        theirs = "they wait for the policy" if most == "queue" else f"their time is {most}"
+        waits = "they wait for each other" if envs.in_step else "they wait for the policy"
+        theirs = waits if most == "queue" else f"their time is {most}"
         return f"waiting for games is the wall, {theirs} most of all: fasttrain doctor says what would pay"
     if not envs.num_workers:
         return "the environment is the wall: worker processes (vec_env=auto), a native batch, or a cheaper step"

@@ -31,16 +31,19 @@ def env_times(env: VecEnv, config: Config, opponents_ns: int, counted: bool) -> 
     """
     itself = env if isinstance(env, SelfPlayVecEnv) else None
     stepping = env.unwrapped if itself is None else itself.inner
+    if itself is not None:  # the trainer decides for them; what the envs count lies within
+        opponents_ns = itself.opponents_ns
     if isinstance(stepping, DaemonVecEnv):
         told = stepping.times()
         games = tuple((name, ns // stepping.num_envs) for name, ns in told.parts_ns.items())
-        return EnvTimes(opponents_ns, restarts=told.restarts, lost_steps=told.lost_decisions, games=games)
+        together = config.schedule == "lockstep"
+        return EnvTimes(
+            opponents_ns, in_step=together, restarts=told.restarts, lost_steps=told.lost_decisions, games=games
+        )
     shared = stepping if isinstance(stepping, SharedMemoryVecEnv) else None
-    if counted:
+    if counted and itself is None:
         counts = env.get_attr("opponents_ns")
         opponents_ns = int(counts[0] if config.vec_env == "native" else sum(counts))
-    if itself is not None:  # the trainer decides for them; what the envs count lies within
-        opponents_ns = itself.opponents_ns
     if shared is None:
         return EnvTimes(opponents_ns)
     times = shared.times_ns()

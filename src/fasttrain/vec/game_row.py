@@ -122,7 +122,7 @@ class Row:
         try:
             outcome = await self._played(self.game.play(self.seat.channel, action))
             if isinstance(outcome, Refused):
-                if not self.table.asks_again:
+                if not (self.table.asks_again or arrays.opponents_turn[row]):
                     raise GameLostError("refused", f"the engine does not take action {action}")
                 self._narrow(outcome, action)
         except GameLostError as error:
