@@ -61,7 +61,8 @@ class Go(EngineGame):
         colour: which one is played; both: in turn, and which one first the first game's seed says.
         most_moves: of both sides, after which the game is cut; None: 3 size².
         errs: the share of the opponent's moves that are any legal ones, for a beginning: a fortieth of it less with
-            each win of ours by that colour, as much more with each loss. Who never wins has nothing to learn from.
+            each win of ours by that colour, a third as much more with each loss, so that a quarter of the games is
+            won until it errs no more. Who never wins has nothing to learn from.
     """
 
     framing, codec = Replies, "text"
@@ -157,7 +158,7 @@ class Go(EngineGame):
         return self._ended(self._seen(black, white), float(np.sign(ahead)), {"score_diff": ahead})
 
     def _ended(self, observation: Float32Array, reward: float, info: Mapping[str, Any]) -> Over:
-        less = self._errs / ERR_STEPS * (1 if reward > 0 else -1)
+        less = self._errs / ERR_STEPS * (1 if reward > 0 else -1 / 3)
         self._shares[self._mine] = min(self._errs, max(0.0, self._shares[self._mine] - less))
         told = {"is_win": reward > 0, "colour": self._mine, "result": self._result, **info}
         return Over(observation, reward, info=told)
