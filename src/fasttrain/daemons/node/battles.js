@@ -4,7 +4,7 @@
 //
 //   → {"hello": 1}                                                     ← {"hello": "0.11.11", "size": S}
 //   → {"new": 1, "seed": [a, b, c, d], "generation": 9, "opponent": "random"}
-//   ← {"ask": 1, "view": base64 of S floats, "legal": [0, 2, 8], "lead": 0.1, "ms": 1.2, "theirs": false}
+//   ← {"ask": 1, "view": base64 of S floats, "legal": [0, 2, 8], "lead": 0.1, "theirs": false}
 //   → {"answer": 1, "action": 2}
 //   ← {"refused": 1, "legal": [0, 8]}          it was not possible after all: the same decision again
 //   ← {"over": 1, "view": …, "log": [...]}     1 won, -1 lost, 0 a tie; the log plays the battle again
@@ -133,7 +133,6 @@ function serve(sim, socket) {
     begun = lines.pop();
     if (begun.length > LONGEST) socket.destroy();
     for (const line of lines) {
-      const began = process.hrtime.bigint();
       let reply;
       try {
         const message = JSON.parse(line);
@@ -145,7 +144,6 @@ function serve(sim, socket) {
         game = null;
         reply = {error: `${error.stack || error}`.slice(0, 2000)};
       }
-      reply.ms = Number(process.hrtime.bigint() - began) / 1e6;
       socket.write(`${JSON.stringify(reply)}\n`);
     }
   });
