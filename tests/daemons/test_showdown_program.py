@@ -248,6 +248,7 @@ def test_the_same_seed_is_the_same_battle_and_another_one_another(line: Line):
 def test_records_are_played_again_by_the_simulator_itself(tmp_path: Path):
     """Games of a run, by the seam that training uses; each input log leads its BattleStream to the same end."""
     settings = {**yaml.safe_load(SHIPPED.read_text()), "cwd": str(FOLDER), "count": 1, "ports": ports()}
+    played = list[Any]()
     for generation in (1, 9):
         where = tmp_path / str(generation)
         env = DaemonVecEnv("fasttrain.daemons.showdown:Showdown", {"generation": generation, "opponent": "max_damage"},
@@ -267,8 +268,9 @@ def test_records_are_played_again_by_the_simulator_itself(tmp_path: Path):
         games = [json.loads(text) for text in (where / "games.jsonl").read_text().splitlines()]
         assert len(games) >= 2
         assert len({json.dumps(one["record"]) for one in games}) == len(games)
-        ends_again = node(REPLAY, [one["record"] for one in games])
-        assert [{"p1": 1, "p2": -1, "": 0}[winner] for winner in ends_again] == [one["last_reward"] for one in games]
+        played += games
+    ends_again = node(REPLAY, [one["record"] for one in played])
+    assert [{"p1": 1, "p2": -1, "": 0}[winner] for winner in ends_again] == [one["last_reward"] for one in played]
 
 
 def test_both_sides_learn_in_self_play(tmp_path: Path):
