@@ -21,7 +21,7 @@ class SumEngine:
     def __init__(self, kind: str) -> None:
         self.settings, self.rated = EngineSettings(kind=kind), list[int]()
 
-    def values(self, observations: Any) -> Any:
+    def values(self, observations: Any, memory: Any = None) -> Any:
         parts = observations.values() if isinstance(observations, dict) else [observations]
         sums = sum(part.sum(axis=1) for part in parts)
         self.rated.append(len(sums))
