@@ -80,6 +80,11 @@ class SkullKingEnv(SingleGame[np.int64, SkullKingGame]):
         self._game.step()
         return self._stepped()
 
+    @property
+    def seat_to_decide(self) -> int:
+        """Whose decision comes next; 0 is the learner's."""
+        return int(self._game.records["seat"][0])
+
     def set_opponents(self, mix: OpponentMix) -> None:
         """Change the opponents from the next game on; see `SkullKingGame.set_opponents`."""
         self._game.set_opponents(mix)
