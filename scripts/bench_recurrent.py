@@ -113,6 +113,16 @@ def cartpole_stock(work: dict[str, Any], threads: int | None = None) -> dict[str
     return bench_ppo.stock_learn(model, NUM_ENVS * NUM_STEPS * work["rollouts"], begun)
 
 
+def cartpole_loop(work: dict[str, Any]) -> dict[str, Any]:
+    """A lean single-file loop."""
+    import bench_lstm_loop
+
+    make = long if work["swings"] else short
+    return bench_lstm_loop.run(
+        make, NUM_ENVS, NUM_STEPS, work["units"], LEARNING_RATE, EPOCHS, work["batch_size"], work["rollouts"]
+    )
+
+
 class Encoder(nn.Module):
     """A features extractor: one layer of 64 units, so that the LSTM's inputs are few."""
 
@@ -162,6 +172,7 @@ WORKS: dict[str, dict[str, Measurement]] = {
             "fasttrain": lambda work=work: cartpole_ours(work),
             "sb3-contrib": lambda work=work: cartpole_stock(work),
             "sb3-contrib, 1 thread": lambda work=work: cartpole_stock(work, 1),
+            "lean loop": lambda work=work: cartpole_loop(work),
         }
         for name, work in CARTPOLE.items()
     },

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from conftest import RunCommand
 from toys import single_thread
@@ -43,14 +44,31 @@ def test_how_long_episodes_are(bench: ModuleType, name: str, least: int, most: i
     assert np.isfinite(observation).all()
 
 
-def test_both_sides_do_the_same_work(bench: ModuleType, fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_do_the_same_work(bench: ModuleType, fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "NUM_ENVS", 2)
     monkeypatch.setattr(bench, "NUM_STEPS", 64)
     work = {"units": 16, "batch_size": 64, "swings": False, "rollouts": 2}
-    ours, theirs = bench.cartpole_ours(work), bench.cartpole_stock(work, 1)
-    same = ("env_steps", "updates", "samples_per_update")
-    assert [ours[key] for key in same] == [theirs[key] for key in same] == [256, 16, 64]
-    assert ours["chosen"]["fused_update"] == "on"
+    found = [bench.cartpole_ours(work), bench.cartpole_stock(work, 1), bench.cartpole_loop(work)]
+    for each in found:
+        assert (each["env_steps"], each["updates"], each["samples_per_update"]) == (256, 16, 64)
+        assert 9 < each["quality"] < 60
+    assert found[0]["chosen"]["fused_update"] == "on"
+
+
+def test_the_lean_loop_forgets_where_episodes_start(bench: ModuleType) -> None:
+    net = importlib.import_module("bench_lstm_loop").Net(2, 4, 3, 1.0)
+    seen, starts = torch.randn(6, 2, 2), torch.zeros(6, 2)
+    starts[0, 1] = starts[3, 0] = 1.0
+    begun = torch.randn(1, 2, 4), torch.randn(1, 2, 4)
+    whole, after = net(seen, begun, starts)
+    for env, cut in ((0, 3), (1, 0)):
+        states = tuple(part[:, env : env + 1] for part in begun)
+        for step in range(6):
+            if step == cut:
+                states = (torch.zeros(1, 1, 4), torch.zeros(1, 1, 4))
+            output, states = net.lstm(seen[step : step + 1, env : env + 1], states)
+            assert torch.allclose(net.behind(output)[0, 0], whole[step, env], atol=1e-6)
+        assert torch.allclose(states[1][:, 0], after[1][:, env], atol=1e-6)
 
 
 def test_memory_and_none_do_the_same_work(
