@@ -2,8 +2,8 @@
 
 `recurrent-64-128-short` is an LSTM of 64 units, minibatches of 128 and short episodes: an untrained policy falls after
 about 20 steps, and a learning rate of 1e-8 keeps it so. In `long` the pole may swing and episodes are over after 500
-steps, beyond a rollout of 128. `quality` is their mean length. Both sides step single envs one after another in a
-DummyVecEnv: CartPole's own VectorEnv resets in the step after an episode's end, which a policy that remembers refuses.
+steps, beyond a rollout of 128. `quality` is their mean length. All step single envs one by one, ours and stock in
+a DummyVecEnv: CartPole's own VectorEnv resets in the step after an episode's end, which recurrent policies refuse.
 `recurrent-skullking-…`: the ratio is the share of the steps/s of MaskablePPO without memory, which is not the same work
 for the machine and is asked for so: the same env, steps, updates and samples.
 """

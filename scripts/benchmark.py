@@ -21,7 +21,7 @@ down slows all of them; the ratio is taken turn by turn and its median reported.
                     Factory and a lean loop; [1024, 512, 256] on a GPU. How soon a reward is reached:
                     scripts/learning.py
   recurrent         all works recurrent-* (scripts/bench_recurrent.py): RecurrentPPO on CartPole without velocities
-                    against sb3-contrib's and a lean loop; masks and memory in Skull King against MaskablePPO without memory
+                    against sb3-contrib's and a lean loop; what masks and memory cost in Skull King
   dqn               all works dqn-* (scripts/bench_dqn.py): CartPole end to end with 8 envs and 8 updates a step, and
                     the update alone at batches of 64, and of 256 with Skull King's masks
   per               all works per-* (scripts/bench_per.py): drawing 256 transitions by priority and setting theirs,
