@@ -126,9 +126,20 @@ def test_any_env_with_text_can_be_watched(runs: Callable[..., Path], fasttrain: 
     assert done.out.strip().splitlines()[-1] == "1 game, mean return 0"
 
 
-def test_an_agent_that_remembers_is_watched_without_ratings(runs: Callable[..., Path], fasttrain: RunCommand) -> None:
-    done = fasttrain("play", f"run={runs('lake_lstm')}", FAST)
+def test_an_agent_that_remembers_is_watched_without_ratings(
+    runs: Callable[..., Path], fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, predict = [], RecurrentPPO.predict
+
+    def noted(model: Any, *given: Any, **more: Any) -> Any:
+        begun.extend(more["episode_start"].tolist())
+        return predict(model, *given, **more)
+
+    monkeypatch.setattr(RecurrentPPO, "predict", noted)
+    done = fasttrain("play", f"run={runs('lake_lstm')}", FAST, "play.episodes=3")
     assert done.exit_code == 0, done.err
+    assert begun.count(True) == 3, "each episode begins without memory"
+    assert len(begun) > 3
     assert "agent: " in done.out
     assert "probability" not in done.out
 
