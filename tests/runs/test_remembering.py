@@ -40,6 +40,7 @@ def masked() -> Any:
 POLICIES: dict[str, Callable[[], Any]] = {
     "masked": masked,
     "two layers": lambda: model_of(fasttrain.RecurrentPPO, spaces.Discrete(3), n_lstm_layers=2),
+    "no bias": lambda: model_of(fasttrain.RecurrentPPO, spaces.MultiBinary(3), lstm_kwargs={"bias": False}),
     "shared": lambda: model_of(
         fasttrain.RecurrentPPO, spaces.MultiDiscrete([2, 3]), shared_lstm=True, enable_critic_lstm=False
     ),
@@ -66,7 +67,7 @@ def test_the_file_says_what_the_policy_says(name: str, kind: str, tmp_path: Path
     layers = 2 if name == "two layers" else 1
     assert report["inputs"]["pi_h"] == report["outputs"]["next_pi_c"] == f"float32 (batch, {layers}, 8)"
     assert report["inputs"]["episode_starts"] == "bool (batch)"
-    assert ("next_vf_h" in report["outputs"]) is (name in ("masked", "two layers", "dict"))
+    assert ("next_vf_h" in report["outputs"]) is (name not in ("shared", "no memory of the critic"))
 
 
 def test_episodes_go_on_by_the_states_that_the_file_gives_back(kind: str, tmp_path: Path):
