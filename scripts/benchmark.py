@@ -20,6 +20,8 @@ down slows all of them; the ratio is taken turn by turn and its median reported.
                     to end with 8 and 64 envs, against SB3 and with --peers against SBX, Tianshou, TorchRL, Sample
                     Factory and a lean loop; [1024, 512, 256] on a GPU. How soon a reward is reached:
                     scripts/learning.py
+  recurrent         all works recurrent-* (scripts/bench_recurrent.py): RecurrentPPO on CartPole without velocities
+                    against sb3-contrib's and a lean loop; what masks and memory cost in Skull King
   dqn               all works dqn-* (scripts/bench_dqn.py): CartPole end to end with 8 envs and 8 updates a step, and
                     the update alone at batches of 64, and of 256 with Skull King's masks
   per               all works per-* (scripts/bench_per.py): drawing 256 transitions by priority and setting theirs,
@@ -76,6 +78,7 @@ import bench_peers  # noqa: E402
 import bench_per  # noqa: E402
 import bench_plot  # noqa: E402
 import bench_ppo  # noqa: E402
+import bench_recurrent  # noqa: E402
 import bench_showdown  # noqa: E402
 import bench_skirmish  # noqa: E402
 import bench_skullking  # noqa: E402
@@ -91,6 +94,7 @@ WORKS: dict[str, dict[str, Measurement]] = {
     **bench_skullking.WORKS,
     **bench_vecenv.WORKS,
     **bench_ppo.WORKS,
+    **bench_recurrent.WORKS,
     **bench_dqn.WORKS,
     **bench_per.PER_WORKS,
     **bench_skirmish.WORKS,

@@ -60,13 +60,13 @@ def test_importing_and_stepping_needs_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-@pytest.mark.parametrize("num_players", [2, 4, 7])
-def test_dummy_vec_env_and_native_batch_agree_bit_for_bit(num_players: int) -> None:
-    num_envs = 5
-    envs = DummyVecEnv([lambda: SkullKingEnv(num_players, MIXED, shaping_trick_won=0.1) for _ in range(num_envs)])
+@pytest.mark.parametrize(("num_players", "card_memory"), [(2, True), (4, True), (7, True), (4, False)])
+def test_dummy_vec_env_and_native_batch_agree_bit_for_bit(num_players: int, card_memory: bool) -> None:
+    num_envs, options = 5, {"shaping_trick_won": 0.1, "card_memory": card_memory}
+    envs = DummyVecEnv([lambda: SkullKingEnv(num_players, MIXED, **options) for _ in range(num_envs)])
     envs.seed(40)
     observations = envs.reset()
-    game = SkullKingGame(num_envs, num_players, MIXED, shaping_trick_won=0.1)
+    game = SkullKingGame(num_envs, num_players, MIXED, **options)
     masks = np.zeros((num_envs, 86), np.bool_)
     slots = Slots(
         observations=np.zeros_like(observations),

@@ -438,6 +438,49 @@ def check_trick_cards(seen: dict[str, np.ndarray], view: GameView, trick: list[A
         assert block == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("num_players", [3, 4])
+def test_without_card_memory_only_the_current_trick_tells_of_cards(num_players: int) -> None:
+    """The same games with and without, beside the plain rule; what is hidden is played alike."""
+    opponents = ["self", *["medium"] * (num_players - 2)]
+    full, full_slots = make(40, num_players, opponents=opponents)
+    game, slots = make(40, num_players, opponents=opponents, card_memory=False)
+    rng, blocks, hidden, ended = np.random.default_rng(5), describe_observation(num_players), 0, 0
+    reset(full, 3)
+    reset(game, 3)
+    for _ in range(200):
+        for i in range(40):
+            expected = without_memory(np.array(full_slots.observations)[i], game.peek(i), blocks)
+            hidden += not np.array_equal(expected, np.array(full_slots.observations)[i])
+            assert np.array_equal(np.array(slots.observations)[i], expected)
+        for i in np.flatnonzero(slots.terminations):
+            ended += 1
+            bare = full.final_observations[i].copy()
+            for name in ("seen", "tigress", "bonus", "alliances"):
+                bare[blocks[name]] = 0
+            assert np.array_equal(game.final_observations[i], bare)
+        assert slots.action_masks is not None
+        assert np.array_equal(slots.action_masks, full_slots.action_masks)
+        full_slots.actions[:] = slots.actions[:] = draw_actions(slots.action_masks, rng)
+        full.step()
+        game.step()
+    assert hidden > 1000
+    assert ended > 20
+
+
+def without_memory(row: np.ndarray, view: GameView, blocks: dict[str, slice]) -> np.ndarray:
+    """The plain rule: of cards that were played a player knows those that lie on the table."""
+    row = row.copy()
+    for name in ("seen", "tigress", "bonus", "alliances"):
+        row[blocks[name]] = 0
+    if view.phase == state.PLAYING:
+        for code in view.trick:
+            card = 66 if code == 74 else code
+            row[blocks["seen"]][card] = 1
+            if card == 66:
+                row[blocks["tigress"]] = 1 if code == 74 else -1
+    return row
+
+
 @pytest.mark.parametrize("num_players", [2, 4, 8])
 def test_hidden_hands_do_not_leak(num_players: int) -> None:
     """Other hands, the undealt deck and unrevealed bids are permuted; the learner must see exactly the same."""
@@ -626,6 +669,7 @@ def test_order_of_calls_is_checked() -> None:
         ({"num_envs": 1, "opponents": {}}, "at least one weight"),
         ({"num_envs": 1, "opponents": 3}, "neither a name"),
         ({"num_envs": 1, "reward_win": float("inf")}, "finite"),
+        ({"num_envs": 1, "card_memory": "off"}, "card_memory='off': true or false"),
     ],
 )
 def test_bad_settings_are_named(kwargs: dict[str, Any], message: str) -> None:

@@ -199,12 +199,16 @@ def test_what_a_run_lacks(fasttrain: RunCommand):
     )
 
 
-def test_recurrent_policies_and_missing_best_models_are_refused(fasttrain: RunCommand):
-    trained = fasttrain("env.id=CartPole-v1", "algo=recurrent_ppo", "algo.lstm_hidden_size=4", "num_envs=2", *SMALL)
+def test_networks_without_an_exported_path_and_missing_best_models_are_refused(fasttrain: RunCommand):
+    trained = fasttrain("env.id=CartPole-v1", "algo=qrdqn", "total_timesteps=64", "warmup_steps=32", "num_envs=1",
+                        "vec_env=dummy", "eval.episodes=2")  # fmt: skip
     assert trained.exit_code == 0, trained.err
     done = fasttrain("export", f"run={trained.folder}", "format=torchscript")
     assert done.exit_code == 2
-    assert done.err.startswith("fasttrain: error: recurrent_ppo cannot be exported: its LSTM's states")
+    assert done.err == (
+        "fasttrain: error: qrdqn cannot be exported: there is no exported path of its kind of network; load model.zip "
+        "by sb3_contrib.QRDQN\n"
+    )
     best = fasttrain("export", f"run={trained.folder}", "format=torchscript", "model=best")
     assert (best.exit_code, "no best_model.zip there; the run was made without eval_every" in best.err) == (2, True)
 

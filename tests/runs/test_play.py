@@ -18,6 +18,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from conftest import RunCommand, configured
 from fasttrain.algos.dqn import DQN
+from fasttrain.algos.recurrent import MaskableRecurrentPPO
 from fasttrain.cli import main
 from fasttrain.games.skullking.env import SkullKingEnv
 from fasttrain.spec.reading import to_dict
@@ -31,6 +32,9 @@ MODELS: dict[str, Callable[[], Any]] = {
     "lake_lstm": lambda: RecurrentPPO(
         "MlpLstmPolicy", gym.make("FrozenLake-v1"), n_steps=2, batch_size=2, seed=1, device="cpu"
     ),
+    "skull_lstm": lambda: MaskableRecurrentPPO(
+        "MlpLstmPolicy", SkullKingEnv(3), n_steps=2, batch_size=2, seed=1, device="cpu"
+    ),
     "pole": lambda: PPO("MlpPolicy", gym.make("CartPole-v1"), n_steps=2, batch_size=2, seed=1, device="cpu"),
 }
 SKULL = ("env.kwargs.num_players=3",)
@@ -39,6 +43,7 @@ ARGUMENTS = {
     "skull_dqn": (*SKULL, "algo=dqn", "engine=fast"),
     "lake": LAKE,
     "lake_lstm": (*LAKE[:-1], "algo=recurrent_ppo"),
+    "skull_lstm": (*SKULL, "algo=maskable_recurrent_ppo"),
     "pole": ("env.id=CartPole-v1", "algo=ppo"),
 }
 
@@ -121,9 +126,20 @@ def test_any_env_with_text_can_be_watched(runs: Callable[..., Path], fasttrain: 
     assert done.out.strip().splitlines()[-1] == "1 game, mean return 0"
 
 
-def test_an_agent_that_remembers_is_watched_without_ratings(runs: Callable[..., Path], fasttrain: RunCommand) -> None:
-    done = fasttrain("play", f"run={runs('lake_lstm')}", FAST)
+def test_an_agent_that_remembers_is_watched_without_ratings(
+    runs: Callable[..., Path], fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, predict = [], RecurrentPPO.predict
+
+    def noted(model: Any, *given: Any, **more: Any) -> Any:
+        begun.extend(more["episode_start"].tolist())
+        return predict(model, *given, **more)
+
+    monkeypatch.setattr(RecurrentPPO, "predict", noted)
+    done = fasttrain("play", f"run={runs('lake_lstm')}", FAST, "play.episodes=3")
     assert done.exit_code == 0, done.err
+    assert begun.count(True) == 3, "each episode begins without memory"
+    assert len(begun) > 3
     assert "agent: " in done.out
     assert "probability" not in done.out
 
@@ -221,7 +237,18 @@ def test_keys_of_play_mean_nothing_elsewhere(fasttrain: RunCommand) -> None:
     assert done.err == "fasttrain: error: play.speed means nothing for train; to watch a run: fasttrain play run=…\n"
 
 
-def test_an_agent_with_a_memory_plays_no_two_sides(runs: Callable[..., Path], fasttrain: RunCommand) -> None:
+@pytest.mark.parametrize("arguments", [["opponent=self", FAST], ["play.human=true"]])
+def test_an_agent_that_remembers_plays_all_seats(
+    runs: Callable[..., Path], fasttrain: RunCommand, typed: Callable[[str], None], arguments: list[str]
+) -> None:
+    typed("".join(f"{action}\n" for _ in range(66) for action in range(86)))
+    done = fasttrain("play", f"run={runs('skull_lstm')}", "play.seed=1", *arguments)
+    assert (done.exit_code, done.err) == (0, "")
+    assert done.out.count("--- game 1, decision ") == 65
+    assert re.search(r"won [01] of 1", done.out)
+
+
+def test_stacked_frames_play_no_two_sides(runs: Callable[..., Path], fasttrain: RunCommand) -> None:
     done = fasttrain("play", f"run={runs('skull', 'env.frame_stack=2')}", "play.human=true", "--trust")
     assert done.exit_code == 2
     assert "play with env.frame_stack=2" in done.err

@@ -186,6 +186,22 @@ def test_in_a_two_sided_game_the_agent_plays_both_sides(run: Callable[..., Path]
 
 
 @needs_imageio
+def test_nothing_is_remembered_of_the_episode_before(
+    run: Callable[..., Path], fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch
+):
+    begun, predict = [], PPO.predict
+
+    def noted(model: Any, *given: Any, **more: Any) -> Any:
+        begun.extend(more["episode_start"].tolist())
+        return predict(model, *given, **more)
+
+    monkeypatch.setattr(PPO, "predict", noted)
+    done = fasttrain("play", f"run={run('dot')}", "output=dots.gif", "play.episodes=2")
+    assert (done.exit_code, done.err) == (0, "")
+    assert [place for place, begins in enumerate(begun) if begins] == [0, 5]
+
+
+@needs_imageio
 @pytest.mark.parametrize(
     ("more", "typed", "message"),
     [

@@ -266,6 +266,9 @@ def test_torch_threads():
     wide = plan_of(configured("torch_threads=auto", "algo.net_arch=[512]", "vec_env=dummy"), PLAIN).config.torch_threads
     assert small == 1
     assert wide == 2
+    for units, threads in ((128, 1), (256, 2)):
+        typed = ("torch_threads=auto", "algo=maskable_recurrent_ppo", f"algo.lstm_hidden_size={units}")
+        assert plan_of(configured(*typed, "vec_env=dummy"), PLAIN).config.torch_threads == threads
     many = plan_of(
         configured("torch_threads=auto", "algo.net_arch=[512]", "vec_env=dummy"), PLAIN, MACHINE._replace(cores=999)
     )

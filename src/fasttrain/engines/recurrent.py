@@ -92,7 +92,7 @@ class UnpaddedHead(PaddedHead):
             found: Tensor = output[0]
             return found
 
-        latent, values = self._outputs(observations, run)
+        latent, values = step_outputs(self.policy, observations, run)
         states = RNNStates(after["pi"], after.get("vf", after["pi"]))
         if self.choices is not None:
             actions, log_probs = self.choices.drawn(self.policy.action_net(latent), action_masks)
@@ -107,7 +107,7 @@ class UnpaddedHead(PaddedHead):
         def run(which: str, features: Tensor) -> Tensor:
             return self.sequenced(self._lstm(which), features, getattr(laid.states, which), laid)
 
-        latent, values = self._outputs(batch.observations, run)
+        latent, values = step_outputs(self.policy, batch.observations, run)
         if self.choices is not None:
             logits = self.policy.action_net(latent)
             rated = self.choices.rate(logits, batch.actions, batch.action_masks, entropy_gradient)
@@ -130,18 +130,18 @@ class UnpaddedHead(PaddedHead):
     def _lstm(self, which: str) -> Any:
         return self.policy.lstm_actor if which == "pi" else self.policy.lstm_critic
 
-    def _outputs(self, observations: TensorObservations, run: Run) -> tuple[Tensor, Tensor]:
-        """What the actor's last layer reads, (B, W), and values (B, 1)."""
-        policy = self.policy
-        features = policy.extract_features(observations)
-        pi_features, vf_features = (features, features) if policy.share_features_extractor else features
-        latent_pi = run("pi", pi_features)
-        if policy.lstm_critic is not None:
-            latent_vf = run("vf", vf_features)
-        else:
-            latent_vf = latent_pi.detach() if policy.shared_lstm else policy.critic(vf_features)
-        extractor = policy.mlp_extractor
-        return extractor.forward_actor(latent_pi), policy.value_net(extractor.forward_critic(latent_vf))
+
+def step_outputs(policy: Any, observations: TensorObservations, run: Run) -> tuple[Tensor, Tensor]:
+    """What the actor's last layer reads, (B, W), and values (B, 1); `run` is the LSTMs' part."""
+    features = policy.extract_features(observations)
+    pi_features, vf_features = (features, features) if policy.share_features_extractor else features
+    latent_pi = run("pi", pi_features)
+    if policy.lstm_critic is not None:
+        latent_vf = run("vf", vf_features)
+    else:
+        latent_vf = latent_pi.detach() if policy.shared_lstm else policy.critic(vf_features)
+    extractor = policy.mlp_extractor
+    return extractor.forward_actor(latent_pi), policy.value_net(extractor.forward_critic(latent_vf))
 
 
 def _resumed(memory: Memory) -> RNNStates:

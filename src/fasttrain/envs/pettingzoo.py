@@ -88,6 +88,11 @@ class Seat(gymnasium.Env[Any, Any]):
         """Whether another seat than the learner's decides next."""
         return bool(self._totals) and not self._over() and self.aec.agent_selection != self.seat
 
+    @property
+    def seat_to_decide(self) -> str:
+        """Which seat decides next."""
+        return str(self.aec.agent_selection)
+
     def action_masks(self) -> BoolArray:
         """Of the seat that decides next: (A,); where the game tells none, everything is legal."""
         if self._over():

@@ -3,7 +3,8 @@
 Inputs, each with a batch dimension B of any size: the observations as the env shows them (a Dict gives one input per
 key; images as they come, `env.normalize` inside) and, for MaskablePPO, the action masks. Outputs: `actions` as
 `predict(deterministic=True)` gives them; `logits` before masking, `means` for Box actions, `q_values` for DQN; `values`
-for the PPO family. `best_choices` says what a model would choose first, second and third, and how it rates them.
+for the PPO family. Of policies that remember: `remembering.py`. `best_choices` says what a model would choose first,
+second and third, and how it rates them.
 """
 
 from __future__ import annotations
@@ -86,6 +87,19 @@ class ActingPath(nn.Module):
         values = self.net.value_net(self.net.mlp_extractor.forward_critic(vf_features))
         return self._actions(scores, inputs[-1] if self.masked else None), scores, values.flatten()
 
+    def further_inputs(self, size: int, random: np.random.Generator) -> Arrays:
+        """Random inputs besides observations and masks."""
+        return {}
+
+    def remembered(self, inputs: Arrays) -> dict[str, Any]:
+        """What `predict` is told of the steps before."""
+        return {}
+
+    def judged(self, policy: Any, tensors: Any, masks: dict[str, Any], inputs: Arrays) -> tuple[Any, Arrays]:
+        """The distribution by SB3's own methods, and what further outputs should be."""
+        values = policy.predict_values(tensors).numpy().flatten()
+        return policy.get_distribution(tensors, **masks), {"values": values}
+
     def _observations(self, tensors: tuple[Tensor, ...]) -> Any:
         ready: dict[str | None, Tensor] = {}
         for number, part in enumerate(self.inputs):
@@ -141,7 +155,7 @@ def random_inputs(acting: ActingPath, size: int, seed: int) -> Arrays:
             masks[np.arange(size), start + random.integers(width, size=size)] = True
             start += width
         arrays["action_masks"] = masks
-    return arrays
+    return arrays | acting.further_inputs(size, random)
 
 
 def _random_observations(space: spaces.Space[Any], size: int, random: np.random.Generator) -> NDArray[Any]:
@@ -168,17 +182,18 @@ def largest_difference(
     masks = {"action_masks": inputs["action_masks"]} if acting.masked else {}
     policy: Any = model.policy
     predict: Any = model.predict
-    actions = np.asarray(predict(observations, deterministic=True, **masks)[0])
+    actions = np.asarray(predict(observations, deterministic=True, **masks, **acting.remembered(inputs))[0])
+    further: Arrays = {}
     with torch.no_grad():
         tensors = policy.obs_to_tensor(observations)[0]
         if acting.is_q_net:
             scores = acting.net(tensors)
         else:
-            scores = _log_probabilities(policy.get_distribution(tensors, **masks))
+            distribution, further = acting.judged(policy, tensors, masks, inputs)
+            scores = _log_probabilities(distribution)
     expected = scores.numpy()
     differences = [_distance(_comparable(acting, outputs, inputs), expected)]
-    if not acting.is_q_net:
-        differences.append(_distance(outputs["values"], policy.predict_values(tensors).detach().numpy().flatten()))
+    differences += [_distance(outputs[name], value) for name, value in further.items()]
     differences.append(_action_distance(acting, outputs["actions"], actions, expected))
     return max(differences)
 

@@ -24,6 +24,7 @@ import torch
 from gymnasium import spaces
 from rich.console import Console
 from rich.table import Table
+from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
@@ -256,6 +257,7 @@ class _Player:
 
 
 ROUNDS, MOST_ROWS = 5, 128  # rows of an update: more take longer and tell no more
+SIDE_BY_SIDE = 8  # sequences among them
 MUST_GAIN = 1.1  # else one thread, which leaves the other cores alone
 
 
@@ -289,7 +291,8 @@ def step_times(model: Any, threads: int) -> tuple[float, float]:
     policy = copy.deepcopy(model.policy)
     rows = min(MOST_ROWS, model.batch_size or MOST_ROWS)
     seen, update = _observations(policy, model, model.n_envs), _updating(policy, model, rows)
-    act: Any = torch.no_grad()(lambda: policy(seen))
+    recalled = _recalled(policy, model.n_envs, model.n_envs)
+    act: Any = torch.no_grad()(lambda: policy(seen, *recalled))
     times: dict[int, list[float]] = {1: [], threads: []}
     for number in range(ROUNDS + 1):
         for count, taken in times.items():
@@ -323,12 +326,22 @@ def _updating(policy: Any, model: Any, rows: int) -> Callable[[], None]:
         return update
     space = copy.deepcopy(model.action_space)
     actions = torch.as_tensor(np.stack([space.sample() for _ in range(rows)]))
+    recalled = _recalled(policy, rows, math.gcd(rows, SIDE_BY_SIDE))
 
     def update_actor() -> None:
-        values, log_probs, _ = policy.evaluate_actions(observations, actions)
+        values, log_probs, _ = policy.evaluate_actions(observations, actions, *recalled)
         (values.square().mean() - log_probs.mean()).backward()
 
     return update_actor
+
+
+def _recalled(policy: Any, rows: int, sequences: int) -> tuple[Any, ...]:
+    """What a policy that remembers is told besides: states of sequences, in none of which an episode starts."""
+    lstm = getattr(policy, "lstm_actor", None)
+    if lstm is None:
+        return ()
+    blank = (torch.zeros(lstm.num_layers, sequences, lstm.hidden_size),) * 2
+    return RNNStates(blank, blank), torch.zeros(rows)
 
 
 def _observations(policy: Any, model: Any, rows: int) -> Any:

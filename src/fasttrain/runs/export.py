@@ -24,6 +24,7 @@ from fasttrain.errors import ConfigError, FastTrainError
 from fasttrain.runs.acting import ActingPath, Arrays, largest_difference, random_inputs
 from fasttrain.runs.evaluate import Finished, load_run, named_run
 from fasttrain.runs.models import one_env
+from fasttrain.runs.remembering import RememberingPath
 from fasttrain.runs.view import activity, make_console, say
 from fasttrain.saving.files import write_json
 from fasttrain.spec.algorithms import AlgorithmSpec
@@ -52,7 +53,8 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         _check_exportable(trained.config.algo.spec)
         statistics = _statistics(trained, where)
         doing.now("writing it, and trying it beside the policy")
-        acting = ActingPath(trained.model, _shown_space(trained), statistics).eval()
+        path_of = RememberingPath if trained.config.algo.spec.recurrent else ActingPath
+        acting = path_of(trained.model, _shown_space(trained), statistics).eval()
         report = export(acting, trained.model, statistics, str(config.format), path)
     write_json(folder / "export.json", {"run": config.run, **report})
     for what in ("inputs", "outputs"):
@@ -145,10 +147,10 @@ def _draft(path: Path) -> Path:
 
 def _check_exportable(spec: AlgorithmSpec) -> None:
     if spec.exports == "no":
-        why = "its LSTM's states go from step to step, the exported path has observations only"
-        by = str(spec.fast if spec.ours_alone else spec.stock).replace(":", ".")
-        why = why if spec.recurrent else "there is no exported path of its kind of network"
-        raise ConfigError(f"{spec.name} cannot be exported: {why}; load model.zip by {by}")
+        raise ConfigError(
+            f"{spec.name} cannot be exported: there is no exported path of its kind of network; "
+            f"load model.zip by {spec.stock.replace(':', '.')}"
+        )
 
 
 def _statistics(trained: Finished, where: Path) -> VecNormalize | None:

@@ -7,13 +7,13 @@ env may offer besides, none of it required:
 - `describe_choice(part, value) -> str`: a value of one sub-action in words, for a person who chooses;
 - `describe_step() -> str`: what happened since the learner's last decision, where a picture does not show it;
 - `player_names`: how its text calls the learner and the others, a pair that is set here;
-- `opponents_turn` and the opponent "self" (`envs.protocol.TwoSidedGame`), without which nobody can play against it.
+- `opponents_turn` and the opponent "self" (`envs.protocol.TwoSidedGame`), without which nobody can play against it;
+- `seat_to_decide`: which of several opponents decides, so that an agent that remembers knows them apart.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import secrets
 import sys
 import time
@@ -37,6 +37,7 @@ from fasttrain.runs.acting import best_choices
 from fasttrain.runs.envs import Statistics, env_spec, wrapped
 from fasttrain.runs.evaluate import load_run, named_run, summarise
 from fasttrain.runs.progress import QualityKeys, win_of
+from fasttrain.runs.seats import Seats, opponents_decide
 from fasttrain.runs.video import check_output, drawn_env, film
 from fasttrain.runs.view import activity, make_console
 from fasttrain.saving.env_state import own_random_state
@@ -62,11 +63,6 @@ class Watched(gymnasium.Wrapper[Any, Any, Any, Any]):
         if result[2] or result[3]:
             self.last_picture = self.env.render()
         return result
-
-    @property
-    def opponents_decide(self) -> bool:
-        """Whether the decision is not the learner's."""
-        return self.env.has_wrapper_attr(TURN) and bool(self.env.get_wrapper_attr(TURN))
 
     @property
     def tells(self) -> bool:
@@ -166,13 +162,10 @@ def _seated(trained: Config, opponent: Named | None) -> Config:
 
 def _both_sides(config: Config) -> Config:
     """The same, if the agent can play both sides."""
-    remembers = f"algo={config.algo.name}" if config.algo.spec.recurrent else ""
     if config.env.frame_stack > 1:
-        remembers = f"env.frame_stack={config.env.frame_stack}"
-    if remembers:
         raise ConfigError(
-            f"play with {remembers}: what such an agent remembers would be of both sides; watch it against one "
-            "of the game's own opponents"
+            f"play with env.frame_stack={config.env.frame_stack}: the frames would be of both sides; watch it against "
+            "one of the game's own opponents"
         )
     return config
 
@@ -210,10 +203,8 @@ class Play:
     def __init__(self, trained: Config, model: BaseAlgorithm, env: VecEnv, watched: Watched, console: Console) -> None:
         self.settings, self.model, self.env, self.watched, self.console = trained.play, model, env, watched, console
         self.has_masks = env.has_attr("action_masks")
-        self.masked = self.has_masks and "action_masks" in inspect.signature(model.predict).parameters
+        self.seats = Seats(model, watched, self.has_masks, self.settings.deterministic)
         self.keys = QualityKeys.of(trained.env)
-        self._states: Any = None  # of a policy that remembers
-        self._starts = np.ones(1, np.bool_)
         self.finished: list[tuple[float, int, dict[str, Any]]] = []
 
     def episodes(self) -> None:
@@ -229,11 +220,11 @@ class Play:
     def _episode(self, number: int, observations: Any) -> Any:
         """One episode; returns the first observations of the next, which the vector env has begun."""
         total, decisions, over = 0.0, 0, False
-        self._states, self._starts = None, np.ones(1, np.bool_)
+        self.seats.forget()
         while not over:
             masks = np.stack(self.env.env_method("action_masks")) if self.has_masks else None
-            if self.watched.opponents_decide:
-                actions = self._model_actions(observations, masks)
+            if opponents_decide(self.watched):
+                actions = self.seats.actions(observations, masks)
                 if not self.watched.tells:  # else it is told before the learner's next decision
                     self._show(f"opponent: {self.watched.words(actions[0])}")
             else:
@@ -244,7 +235,7 @@ class Play:
                 actions = self._ask(masks) if self.settings.human else self._watch(observations, masks)
             observations, rewards, dones, infos = self.env.step(actions)
             over, total = bool(dones[0]), total + float(rewards[0])
-            if self.watched.told and (over or not self.watched.opponents_decide):
+            if self.watched.told and (over or not opponents_decide(self.watched)):
                 self._show(self.watched.told)
         infos[0] = self.keys.read(infos[0])
         self.finished.append((total, decisions, infos[0]))
@@ -254,21 +245,10 @@ class Play:
             self._show(f"  {facts}")
         return observations
 
-    def _model_actions(self, observations: Any, masks: NDArray[np.bool_] | None) -> NDArray[Any]:
-        predict: Any = self.model.predict
-        extra = {"action_masks": masks} if self.masked else {}
-        deterministic = self.settings.deterministic
-        actions: NDArray[Any]
-        actions, self._states = predict(
-            observations, state=self._states, episode_start=self._starts, deterministic=deterministic, **extra
-        )
-        self._starts = np.zeros(1, np.bool_)
-        return actions
-
     def _watch(self, observations: Any, masks: NDArray[np.bool_] | None) -> NDArray[Any]:
         """The agent's action (1, …), shown at the pace asked for."""
-        actions = self._model_actions(observations, masks)
-        choices = best_choices(self.model, observations, masks if self.masked else None)
+        actions = self.seats.actions(observations, masks)
+        choices = best_choices(self.model, observations, masks if self.seats.masked else None)
         words = self.watched.words
         self._show(f"agent {words(actions[0])}" if self.watched.has_words else f"agent: {words(actions[0])}", "bold")
         if len(choices) == 1:

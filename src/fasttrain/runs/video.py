@@ -8,7 +8,6 @@ anything else.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import math
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -27,6 +26,7 @@ from fasttrain.envs.user_code import blame
 from fasttrain.errors import ConfigError, EnvSpecError
 from fasttrain.runs.envs import Statistics, env_spec, wrapped
 from fasttrain.runs.evaluate import MAX_EPISODE_STEPS
+from fasttrain.runs.seats import Seats
 from fasttrain.saving.env_state import own_random_state
 from fasttrain.saving.files import into_place
 from fasttrain.spec.config import Config
@@ -242,17 +242,15 @@ def _play(
     finished: list[tuple[float, int, dict[str, Any]]],
 ) -> None:
     """Episodes until all are shown; in a two-sided game the model decides for both sides."""
-    predict: Any = model.predict
-    masked = "action_masks" in inspect.signature(predict).parameters and env.has_attr("action_masks")
-    observations, states, starts, total, decisions = env.reset(), None, np.ones(1, np.bool_), 0.0, 0
+    has_masks = env.has_attr("action_masks")
+    seats = Seats(model, filming, has_masks, deterministic)
+    observations, total, decisions = env.reset(), 0.0, 0
     while filming.episodes and goes_on() and decisions < MAX_EPISODE_STEPS:
-        extra = {"action_masks": np.stack(env.env_method("action_masks"))} if masked else {}
-        actions, states = predict(
-            observations, state=states, episode_start=starts, deterministic=deterministic, **extra
-        )
-        observations, rewards, starts, infos = env.step(actions)
+        masks = np.stack(env.env_method("action_masks")) if has_masks else None
+        observations, rewards, dones, infos = env.step(seats.actions(observations, masks))
         total, decisions = total + float(rewards[0]), decisions + 1
-        if starts[0]:
+        if dones[0]:
+            seats.forget()
             finished.append((total, decisions, infos[0]))
             total, decisions = 0.0, 0
 

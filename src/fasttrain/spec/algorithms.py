@@ -152,6 +152,7 @@ RECURRENT: dict[str, Any] = {
     "on_policy": True,
     "recurrent": True,
     "policies": ("MlpLstmPolicy", "CnnLstmPolicy", "MultiInputLstmPolicy"),
+    "exports": "logits",
     "tiers": every_tier(batch_size=128, learning_rate=3e-4, n_epochs=10, rollout_size=1_024),
     "extras": LSTM,
 }

@@ -26,6 +26,7 @@ class SkullKingEnv(SingleGame[np.int64, SkullKingGame]):
         opponents: a bot's name or "self", a list of one name per other seat, or a mapping of name to weight.
         render_mode: None or "ansi".
         on_illegal: "replace" (the lowest legal action) or "raise"; see `SingleGame`.
+        card_memory: False: observations tell of cards that were played the current trick alone; see `SkullKingGame`.
         **reward: the reward and shaping keys of `SkullKingGame`.
 
     Raises:
@@ -41,13 +42,14 @@ class SkullKingEnv(SingleGame[np.int64, SkullKingGame]):
         opponents: OpponentMix = "medium",
         render_mode: str | None = None,
         on_illegal: str = "replace",
+        card_memory: bool = True,
         **reward: float,
     ) -> None:
         if render_mode not in (None, "ansi"):
             # A TypeError because SB3's make_vec_env asks for "rgb_array" first and takes no for an answer only so.
             raise TypeError(f"render_mode={render_mode!r}: choose None or 'ansi'")
         self.render_mode = render_mode
-        game = SkullKingGame(1, num_players, opponents, **reward)
+        game = SkullKingGame(1, num_players, opponents, card_memory=card_memory, **reward)
         super().__init__(game, on_illegal)
         self.player_names = ("you", "bot")  # the learner and the others, as text calls them
         self._before: GameView | None = None  # the learner's last decision, for `describe_step`
@@ -79,6 +81,11 @@ class SkullKingEnv(SingleGame[np.int64, SkullKingGame]):
             self._before = self._game.peek(0)
         self._game.step()
         return self._stepped()
+
+    @property
+    def seat_to_decide(self) -> int:
+        """Whose decision comes next; 0 is the learner's."""
+        return int(self._game.records["seat"][0])
 
     def set_opponents(self, mix: OpponentMix) -> None:
         """Change the opponents from the next game on; see `SkullKingGame.set_opponents`."""

@@ -64,6 +64,8 @@ class SkullKingGame(GameBatch):
         num_envs: N.
         num_players: seats per game, 2 to 8.
         opponents: a bot's name or "self", a list of one name per other seat, or a mapping of name to weight.
+        card_memory: False: an observation tells nothing of cards that were played but the current trick, as if nobody
+            took notes: `seen` and `tigress` of that trick alone, `bonus` and `alliances` zero.
 
     Raises:
         ConfigError: a value out of range or an unknown opponent.
@@ -75,6 +77,7 @@ class SkullKingGame(GameBatch):
         num_players: int = 4,
         opponents: OpponentMix = "medium",
         *,
+        card_memory: bool = True,
         reward_round_scale: float = 0.01,
         reward_win: float = 1.0,
         shaping_bid_made: float = 0.0,
@@ -86,6 +89,8 @@ class SkullKingGame(GameBatch):
             raise ConfigError(f"num_envs={num_envs}: at least one game is needed")
         if not MIN_PLAYERS <= num_players <= MAX_PLAYERS:
             raise ConfigError(f"num_players={num_players}: Skull King takes {MIN_PLAYERS} to {MAX_PLAYERS} players")
+        if not isinstance(card_memory, bool):
+            raise ConfigError(f"card_memory={card_memory!r}: true or false")
         super().__init__(
             "Skull King",
             np.zeros(num_envs, GAME),
@@ -94,7 +99,7 @@ class SkullKingGame(GameBatch):
             observation_width(num_players),
             NUM_ACTIONS,
         )
-        self.num_players = num_players
+        self.num_players, self._remembers = num_players, card_memory
         self.records["num_players"] = num_players
         self._scratch: Float64Array = np.zeros((1, *_SCRATCH_SHAPE))
         # The order is that of the W_ indices in state.py.
@@ -129,6 +134,7 @@ class SkullKingGame(GameBatch):
             KernelCall(kernels.write_step, (games, none, *self.written, *team)),
             KernelCall(kernels.restart_games, (games, none, *views)),
             KernelCall(kernels.apply_actions, (games, none, self._bound().actions)),
+            *([] if self._remembers else [KernelCall(kernels.forget_played_cards, (games, none, *self._shown()))]),
             KernelCall(kernels.seed_games, (games, none, np.zeros(0, np.uint64))),
             FOLLOW,
         ]
@@ -138,6 +144,8 @@ class SkullKingGame(GameBatch):
 
     def _restart(self, indices: Int64Array) -> None:
         kernels.restart_games(self.records, indices, self._observations, self._masks, self.opponents_turn)
+        if not self._remembers:
+            kernels.forget_played_cards(self.records, indices, *self._shown())
 
     def _step(self, indices: Int64Array, choice: ThreadChoice) -> None:
         slots = self._bound()
@@ -152,9 +160,15 @@ class SkullKingGame(GameBatch):
         run(kernels.advance, threads, games, indices, self._mix, self._weights, self._scratch_of(threads))
         between_ns = time.perf_counter_ns()
         run(kernels.write_step, threads, games, indices, *self.written)
+        if not self._remembers:
+            kernels.forget_played_cards(games, indices, *self._shown())
         self.opponents_ns += between_ns - start_ns
         if parts > 1:  # per game: another number of them is listed every time
             choice.took(on_threads, (time.perf_counter_ns() - start_ns) / (1e9 * len(indices)))
+
+    def _shown(self) -> tuple[Any, ...]:
+        """Where views lie: observations, terminations, last observations."""
+        return self._observations, self._bound().terminations, self.final_observations
 
     def _scratch_of(self, threads: int) -> Float64Array:
         if len(self._scratch) < threads:

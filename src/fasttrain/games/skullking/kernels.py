@@ -12,7 +12,13 @@ from typing import Any
 import numpy as np
 
 from fasttrain.games.skullking.bots import SELF, bot_bid, bot_play
-from fasttrain.games.skullking.observation import is_legal, write_mask, write_observation
+from fasttrain.games.skullking.observation import (
+    blank_played,
+    forget_played,
+    is_legal,
+    write_mask,
+    write_observation,
+)
 from fasttrain.games.skullking.rules import FIRST_PLAY_ACTION, cards_dealt
 from fasttrain.games.skullking.state import (
     BIDDING,
@@ -165,6 +171,16 @@ def restart_games(games: Any, indices: Any, observations: Any, masks: Any, turns
         turns[index] = False
         write_observation(game, 0, observations[index])
         write_mask(game, 0, masks[index])
+
+
+@njit
+def forget_played_cards(games: Any, indices: Any, observations: Any, terminations: Any, finals: Any) -> None:
+    """Of what `write_step` or `restart_games` wrote, leave what a player sees who remembers no card."""
+    for index in indices:
+        game = games[index]
+        forget_played(game, observations[index])
+        if terminations[index]:
+            blank_played(finals[index], game.num_players)
 
 
 @njit

@@ -21,6 +21,7 @@ from fasttrain.games.skullking.rules import (
     NUM_ROUNDS,
     NUMBER,
     RANKS,
+    TIGRESS,
     TIGRESS_BIT,
     TIGRESS_PIRATE,
     cards_dealt,
@@ -185,6 +186,30 @@ def write_observation(game: Any, viewer: int, row: Any) -> None:
     _write_seats(game, viewer, row, num_players)
     if game.phase == PLAYING:
         _write_trick(game, viewer, row, num_players)
+
+
+@njit
+def blank_played(row: Any, num_players: int) -> None:
+    """Take out of `row` what only cards tell that were played: which, and what they will bring."""
+    for card in range(NUM_CARDS):
+        row[SEEN + card] = 0.0
+    row[TIGRESS_DECLARED] = row[BONUS] = 0.0
+    for place in range(num_players):
+        row[SEATS + ALLIANCES * num_players + place] = 0.0
+
+
+@njit
+def forget_played(game: Any, row: Any) -> None:
+    """Leave in `row` only what a player sees who remembers no card: of cards that were played the current trick."""
+    blank_played(row, game.num_players)
+    if game.phase != PLAYING:
+        return
+    for position in range(game.played):
+        code = game.codes[position]
+        card = TIGRESS if code == TIGRESS_PIRATE else code
+        row[SEEN + card] = 1.0
+        if card == TIGRESS:
+            row[TIGRESS_DECLARED] = 1.0 if code == TIGRESS_PIRATE else -1.0
 
 
 @njit

@@ -1,0 +1,98 @@
+"""The greedy acting path of a recurrent policy as one torch module: what it remembers goes in and comes out.
+
+Beside the inputs and outputs of `acting.py`, each with the batch first: `episode_starts` (B,) bool, True where an
+episode begins, whatever was remembered; the actor's LSTM's states `pi_h` and `pi_c` (B, L, H), and those of a critic's
+own as `vf_h` and `vf_c`; out come `next_pi_h` and so on, which are the next step's inputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from sb3_contrib.common.recurrent.type_aliases import RNNStates
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.vec_env import VecNormalize
+from torch import Tensor, nn
+
+from fasttrain.engines.recurrent import step_outputs
+from fasttrain.runs.acting import ActingPath, Arrays
+
+PARTS = "hc"
+
+
+class RememberingPath(ActingPath):
+    """Observations, masks, episode starts and states → actions, scores, values and the states after."""
+
+    def __init__(self, model: BaseAlgorithm, shown: spaces.Space[Any], statistics: VecNormalize | None) -> None:
+        super().__init__(model, shown, statistics)
+        self.lstms: dict[str, Any] = {"pi": self.net.lstm_actor}
+        if self.net.lstm_critic is not None:
+            self.lstms["vf"] = self.net.lstm_critic
+        self.state_names = [f"{which}_{part}" for which in self.lstms for part in PARTS]
+        self.output_names += [f"next_{name}" for name in self.state_names]
+
+    @property
+    def input_names(self) -> list[str]:
+        return [*super().input_names, "episode_starts", *self.state_names]
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        given = dict(zip(self.input_names, inputs, strict=True))
+        kept = 1.0 - given["episode_starts"].to(torch.float32)[:, None]
+        after: dict[str, Tensor] = {}
+
+        def run(which: str, features: Tensor) -> Tensor:
+            h, c = (given[f"{which}_{part}"] for part in PARTS)
+            found: list[tuple[Tensor, Tensor]] = []
+            for layer in range(self.lstms[which].num_layers):
+                found.append(_cell(self.lstms[which], layer, features, h[:, layer] * kept, c[:, layer] * kept))
+                features = found[-1][0]
+            for part, layers in zip(PARTS, zip(*found, strict=True), strict=True):
+                after[f"{which}_{part}"] = torch.stack(layers, dim=1)
+            return features
+
+        latent, values = step_outputs(self.net, self._observations(inputs), run)
+        scores = self.net.action_net(latent)
+        actions = self._actions(scores, given.get("action_masks"))
+        return actions, scores, values.flatten(), *(after[name] for name in self.state_names)
+
+    def further_inputs(self, size: int, random: np.random.Generator) -> Arrays:
+        arrays: Arrays = {"episode_starts": random.random(size) < 0.3}
+        for name in self.state_names:
+            lstm = self.lstms[name[:2]]
+            states = random.uniform(-1.0, 1.0, (size, lstm.num_layers, lstm.hidden_size))
+            arrays[name] = states.astype(np.float32)
+        return arrays
+
+    def remembered(self, inputs: Arrays) -> dict[str, Any]:
+        return {"state": _sb3_states(inputs, "pi"), "episode_start": inputs["episode_starts"]}
+
+    def judged(self, policy: Any, tensors: Any, masks: dict[str, Any], inputs: Arrays) -> tuple[Any, Arrays]:
+        starts = torch.from_numpy(inputs["episode_starts"]).float()
+        pi = tuple(map(torch.from_numpy, _sb3_states(inputs, "pi")))
+        vf = tuple(map(torch.from_numpy, _sb3_states(inputs, "vf" if "vf" in self.lstms else "pi")))
+        distribution, _ = policy.get_distribution(tensors, pi, starts, **masks)
+        _, values, _, after = policy.forward(tensors, RNNStates(pi, vf), starts, deterministic=True, **masks)
+        found = {"values": values.numpy().flatten()}
+        for which in self.lstms:
+            for part, states in zip(PARTS, getattr(after, which), strict=True):
+                found[f"next_{which}_{part}"] = states.transpose(0, 1).numpy()
+        return distribution, found
+
+
+def _cell(lstm: nn.LSTM, layer: int, inputs: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """One step of one layer, (B, H) each: the exporter to ONNX refuses `nn.LSTM` with a batch of any size."""
+    weights = dict(lstm.named_parameters())
+    gates = nn.functional.linear(inputs, weights[f"weight_ih_l{layer}"], weights.get(f"bias_ih_l{layer}"))
+    gates = gates + nn.functional.linear(h, weights[f"weight_hh_l{layer}"], weights.get(f"bias_hh_l{layer}"))
+    write, forget, cell, show = gates.chunk(4, dim=1)
+    c = torch.sigmoid(forget) * c + torch.sigmoid(write) * torch.tanh(cell)
+    return torch.sigmoid(show) * torch.tanh(c), c
+
+
+def _sb3_states(inputs: Arrays, which: str) -> tuple[NDArray[Any], ...]:
+    """As SB3 has them: (L, B, H) each."""
+    return tuple(np.ascontiguousarray(inputs[f"{which}_{part}"].swapaxes(0, 1)) for part in PARTS)
