@@ -60,10 +60,7 @@ def engines(load: Load, engine: str, text: str) -> str:
     rows = []
     for games in BOARDS:
         stored, alone = load(f"{engine}-{games}"), load(f"{engine}-{games}-capacity")
-        shown = [
-            f"{value['median']:.2f}× [{value['min']:.2f}, {value['max']:.2f}]"
-            for value in (stored["ratios"]["SubprocVecEnv"], stored["ratios"]["SubprocVecEnv, our PPO"])
-        ]
+        shown = [f"{stored['ratios'][name]['median']:.2f}×" for name in ("SubprocVecEnv", "SubprocVecEnv, our PPO")]
         late = " / ".join(f"{stored['p95_ms'][each]['median']:.0f}" for each in ("fasttrain", "SubprocVecEnv"))
         pace = rounded(stored["games_per_s"]["fasttrain"]["median"], 2)
         both = [rounded(one["median"], 2) for one in (stored["ours"], stored["theirs"]["SubprocVecEnv"])]
@@ -85,7 +82,7 @@ def engines(load: Load, engine: str, text: str) -> str:
 def go(load: Load) -> str:
     """GNU Go."""
     text = (
-        f"Size 5, level 1; {cores(load('go-16'))}, with training; theirs is one blocking process an env "
+        f"Size 5, level 1; {cores(load('go-16'))}, with training, one turn each; theirs is one blocking process an env "
         "in SubprocVecEnv with stock's MaskablePPO. What the engines can do: recorded games in a closed "
         "loop, without policy and learning:"
     )
@@ -140,8 +137,8 @@ def daemon_faults(load: Load) -> str:
 def showdown(load: Load) -> str:
     """Decisions/s beside the obvious program and beside what the simulator can do."""
     text = (
-        f"Generation 1, against max_damage; {cores(load('showdown-16'))}, with training; theirs is one Node process "
-        "and one blocking socket an env in SubprocVecEnv with stock's MaskablePPO. What the engines can do: recorded "
+        f"Generation 1, against max_damage; {cores(load('showdown-16'))}, with training, one turn each; theirs is "
+        "one Node process and one blocking socket an env in SubprocVecEnv with stock's MaskablePPO. What the engines can do: recorded "
         "battles in a closed loop on one process per core, without policy and learning:"
     )
     return engines(load, "showdown", text)

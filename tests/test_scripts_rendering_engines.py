@@ -34,7 +34,7 @@ def test_speed_is_a_row_for_each_number_of_battles(engines: ModuleType) -> None:
                 "ratios": ratios, "p95_ms": late, "games_per_s": {"fasttrain": spread(7.5)}, **MACHINE}  # fmt: skip
 
     text = engines.showdown(load)
-    assert "| 16 | 4,800 | 1,600 | 3.00× [3.00, 3.00] | 2.00× [2.00, 2.00] | 90 % | 7.5 | 4 / 7 |" in text
+    assert "| 16 | 4,800 | 1,600 | 3.00× | 2.00× | 90 % | 7.5 | 4 / 7 |" in text
     assert "Generation 1, against max_damage; 2 cores" in text
 
 
