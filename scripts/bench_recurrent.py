@@ -172,7 +172,7 @@ WORKS: dict[str, dict[str, Measurement]] = {
             "fasttrain": lambda work=work: cartpole_ours(work),
             "sb3-contrib": lambda work=work: cartpole_stock(work),
             "sb3-contrib, 1 thread": lambda work=work: cartpole_stock(work, 1),
-            "lean loop": lambda work=work: cartpole_loop(work),
+            "lean PPO-LSTM loop": lambda work=work: cartpole_loop(work),
         }
         for name, work in CARTPOLE.items()
     },

@@ -55,6 +55,11 @@ def test_all_do_the_same_work(bench: ModuleType, fasttrain: RunCommand, monkeypa
     assert found[0]["chosen"]["fused_update"] == "on"
 
 
+def test_every_opponent_is_measured_without_being_asked_for(bench: ModuleType) -> None:
+    benchmark = importlib.import_module("benchmark")
+    assert not {name for work in bench.WORKS.values() for name in work} & benchmark.PEERS_ONLY
+
+
 def test_the_lean_loop_forgets_where_episodes_start(bench: ModuleType) -> None:
     net = importlib.import_module("bench_lstm_loop").Net(2, 4, 3, 1.0)
     seen, starts = torch.randn(6, 2, 2), torch.zeros(6, 2)
