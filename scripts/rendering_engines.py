@@ -137,9 +137,9 @@ def daemon_faults(load: Load) -> str:
 def showdown(load: Load) -> str:
     """Decisions/s beside the obvious program and beside what the simulator can do."""
     text = (
-        f"Generation 1, against max_damage; {cores(load('showdown-16'))}, with training, one turn each; theirs is "
-        "one Node process and one blocking socket an env in SubprocVecEnv with stock's MaskablePPO. What the engines can do: recorded "
-        "battles in a closed loop on one process per core, without policy and learning:"
+        f"Generation 1, against max_damage; {cores(load('showdown-16'))}, with training, one turn each; theirs is one "
+        "Node process and one blocking socket an env in SubprocVecEnv with stock's MaskablePPO. What the engines can "
+        "do: recorded battles in a closed loop on one process per core, without policy and learning:"
     )
     return engines(load, "showdown", text)
 
