@@ -26,7 +26,7 @@ def test_acting_draws_legal_actions_with_the_policys_probabilities():
     observations, masks = np.tile(observation, (count, 1)), np.tile(mask, (count, 1))
     torch.manual_seed(0)
     acted = kernels.act(observations, masks)
-    _, actions, values, log_probs, _ = acted.stored
+    actions, values, log_probs = acted.stored.actions, acted.stored.values, acted.stored.log_probs
     np.testing.assert_array_equal(acted.actions, actions.numpy())
     with torch.no_grad():
         expected_values, expected_log_probs, _ = policy.evaluate_actions(
@@ -64,7 +64,7 @@ def test_acting_with_sub_actions():
     masks = np.tile(mask, (count, 1))
     torch.manual_seed(1)
     acted = kernels.act(observations, masks)
-    _, actions, values, log_probs, _ = acted.stored
+    actions, values, log_probs = acted.stored.actions, acted.stored.values, acted.stored.log_probs
     np.testing.assert_array_equal(acted.actions, actions.numpy())
     assert actions.shape == (count, 3)
     with torch.no_grad():
@@ -113,7 +113,7 @@ def test_threads_change_no_draw(monkeypatch: pytest.MonkeyPatch):
         kernels = KernelEngine(policy, EngineSettings(threads=threads))
         kernels.pack()
         torch.manual_seed(1)
-        return list(kernels.act(observations, masks).stored)
+        return [*kernels.act(observations, masks).stored[:5]]  # nothing is remembered
 
     alone = drawn(1, False)
     for beside in (drawn(2, True), drawn(2, False)):
@@ -135,6 +135,6 @@ def test_masks_need_not_be_contiguous():
 
     transposed = masks.T
     assert not transposed.flags.c_contiguous
-    for ours, theirs in zip(drawn(transposed), drawn(np.ascontiguousarray(transposed)), strict=True):
+    for ours, theirs in zip(drawn(transposed)[:5], drawn(np.ascontiguousarray(transposed))[:5], strict=True):
         assert torch.equal(ours, theirs)
     assert transposed[np.arange(50), drawn(transposed).actions.numpy()].all()
