@@ -69,6 +69,7 @@ class Own(torch.nn.Module):
         (SHARED, ""),
         ({"net_arch": []}, ""),
         ({"units": 24}, "an LSTM of 24 units: kernels take multiples of 16"),
+        ({"units": 272}, "an LSTM of 272 units: torch's own products are faster above 256"),
         ({"n_lstm_layers": 2}, "2 layers of LSTMs"),
         ({"enable_critic_lstm": False}, "a value net without an LSTM"),
         ({"actions": spaces.Box(-1, 1, (2,))}, "not a plain policy with discrete actions"),

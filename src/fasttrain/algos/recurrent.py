@@ -44,7 +44,7 @@ class RecurrentPPO(_PPO, sb3_contrib.RecurrentPPO):
         super()._setup_model()
 
     def why_not(self, kind: str) -> str:
-        return why_no_kernels(self.policy) if kind == "kernels" else ""
+        return why_no_kernels(self.policy) and why_not(self.policy) if kind == "kernels" else ""
 
     def _engine_class(self, kind: str) -> type[Engine]:
         """Kernels through and through where they know every layer, else for the LSTMs' sequences alone."""
