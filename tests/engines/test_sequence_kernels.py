@@ -287,7 +287,9 @@ def test_parts_are_whole_sequences_step_by_step_and_the_longest_first(parts: int
         met = []
         for part in range(parts):
             index, laid = np.zeros((5, size + 2), np.int64), np.zeros(size, np.int64)
-            count, longest, total = laid_out(begins, size * part // parts, size * (part + 1) // parts, batch, index, laid)
+            count, longest, total = laid_out(
+                begins, size * part // parts, size * (part + 1) // parts, batch, index, laid
+            )
             sizes, at = index[2, :longest], 0
             assert sizes.sum() == total
             assert longest == 0 or sizes[0] == count

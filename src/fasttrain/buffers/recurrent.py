@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from torch import Tensor
 
-from fasttrain.batch import BoolArray, Int64Array
+from fasttrain.batch import BoolArray, Float32Array, Int64Array
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage, TensorObservations
 from fasttrain.buffers.sequences import (
     Group,
@@ -100,7 +100,7 @@ class RecurrentStorage(RolloutStorage):
             starts, lengths = sequences_of(begins[first : first + size])
             yield lay(rows, starts, lengths)
 
-    def past(self) -> tuple[tuple[NDArray[Any], ...], NDArray[Any]]:
+    def past(self) -> tuple[Any, Float32Array]:
         """What was remembered before each of the T × N rows, (rows, L × H) each: hidden and cells of the policy, and of
         its critic; and where episodes begin, (rows,)."""
         flat = [stored.reshape(self.num_steps * self.num_envs, -1).numpy() for stored in self._states]

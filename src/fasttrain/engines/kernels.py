@@ -368,7 +368,9 @@ def noted_calls(
     before = np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         cells = {} if memory is None else {"lstm_hidden_size": memory.states.pi[0].shape[2]}
-        engine = Noting(policy_class(box, spaces.Discrete(2), lambda _: 1e-3, net_arch=[4, 4], **cells), EngineSettings())
+        engine = Noting(
+            policy_class(box, spaces.Discrete(2), lambda _: 1e-3, net_arch=[4, 4], **cells), EngineSettings()
+        )
         storage = storage_class(1, 1, box, spaces.Discrete(2), device=CPU, gamma=1.0, gae_lambda=1.0, **sizes)
         engine.begin(storage)
         engine.act(np.zeros((1, 3), np.float32), None, memory)

@@ -12,7 +12,6 @@ from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from fasttrain.batch import Int64Array
 from fasttrain.buffers.recurrent import RecurrentStorage
 from fasttrain.buffers.sequences import Memory
-from fasttrain.engines.engine import EngineSettings
 from fasttrain.engines.kernels import CPU, KernelEngine, noted_calls, zeros
 from fasttrain.engines.layout import DISTRIBUTIONS, Place, is_mlp, lay_out, why_no_vectors, why_not_optimizer
 from fasttrain.engines.packed_lstm import why_no_lstm
@@ -52,7 +51,7 @@ def why_not(policy: Any) -> str:
 
 
 class SequenceKernelEngine(KernelEngine):
-    """Of a recurrent policy for which `why_not` is empty; `memory` is a `Memory`, what comes of acting the states then."""
+    """Of a recurrent policy for which `why_not` is empty; `memory` is a `Memory`, acting gives the states after it."""
 
     why_no_kernels = staticmethod(why_not)
 
@@ -97,7 +96,7 @@ class SequenceKernelEngine(KernelEngine):
             high = -(-count // TILE_ROWS) * TILE_ROWS
             self._cells[parts, count] = Cells(
                 order=np.zeros((parts, count), np.int64),
-                index=np.zeros((parts, 5, count + 2), np.int64),
+                places=np.zeros((parts, 5, count + 2), np.int64),
                 begun=zeros(parts, lstms, 2, count, units),
                 gates=zeros(parts, lstms, count, 4 * units),
                 outputs=zeros(parts, lstms, 5, count, units),

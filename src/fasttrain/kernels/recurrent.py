@@ -1,10 +1,10 @@
 """Acting and the PPO update of a policy with LSTMs as compiled kernels: what `acting.py` and `ppo.py` are to an MLP.
 
-An LSTM stands in the place of the first layer. Only non-zero inputs enter its gates; the minibatch's sequences go
-through it step by step without padding (`lstm.py`), and its hidden states on through the nets a block of rows at a time.
-A thread's part of a minibatch is whole sequences, so that parts hang together nowhere.
+An LSTM stands in the place of the first layer. Only inputs that are not zero enter its gates; sequences go through it
+step by step without padding (`lstm.py`), and its hidden states on through the nets a block of rows at a time. A
+thread's part of a minibatch is whole sequences, so that it needs nothing of another part's.
 
-Legend: C LSTMs, the policy's and the value net's or one for both; H units; B rows of a minibatch; M rows of the rollout.
+Legend: C LSTMs, the policy's and the value net's or one for both; H units; B rows of a minibatch; M of the rollout.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ from fasttrain.kernels.ppo import (
 )
 from fasttrain.threads import DONE, NOTE, begin_work, claim, end_work, fetch_add, is_open, open_pieces, rest, wait_for
 
-FIRSTS, LENGTHS, SIZES, NEXT, BEGINS = range(5)  # of `Cells.index`
+FIRSTS, LENGTHS, SIZES, NEXT, BEGINS = range(5)  # of `Cells.places`
 
 
 class Lstms(NamedTuple):
-    """Where the LSTMs lie in the flat vector. `Layout` has the nets behind them, its first columns for their outputs."""
+    """Where the LSTMs lie in the flat vector. `Layout` has the nets behind, its first columns for their outputs."""
 
     units: int  # H
     inputs: Int64Array  # (C,) offsets of (inputs, 4H)
@@ -66,7 +66,7 @@ class Cells(NamedTuple):
     """Working memory of the LSTMs, for each part of a minibatch."""
 
     order: Int64Array  # (parts, B) rows step by step, the longest sequence first
-    index: Int64Array  # (parts, 5, B + 2) sequences: their first rows, lengths; how many have a step; for laying out
+    places: Int64Array  # (parts, 5, B + 2) sequences: their first rows, lengths; how many have a step; for laying out
     begun: Float32Array  # (parts, C, 2, B, H) states in which sequences begin
     gates: Float32Array  # (parts, C, B, 4H) then their gradients
     outputs: Float32Array  # (parts, C, 5, B, H) states before the steps, cells, their tanh, hidden states, gradients
@@ -87,7 +87,10 @@ def weights_of(cell: int, flat: Float32Array, layout: Layout, lstms: Lstms) -> t
     """Views in a flat vector (P,): weights (inputs, 4H) and (H, 4H), and both biases (4H,)."""
     units, inputs, width = lstms.units, layout.inputs, 4 * lstms.units
     at, to, first, second = lstms.inputs[cell], lstms.hidden[cell], lstms.biases[cell, 0], lstms.biases[cell, 1]
-    w, u = flat[at : at + inputs * width].reshape((inputs, width)), flat[to : to + units * width].reshape((units, width))
+    w, u = (
+        flat[at : at + inputs * width].reshape((inputs, width)),
+        flat[to : to + units * width].reshape((units, width)),
+    )
     return w, u, flat[first : first + width], flat[second : second + width]
 
 
@@ -97,7 +100,7 @@ def lay_out(
     begin: int,
     end: int,
     batch: Int64Array,  # (B,) rows
-    index: Int64Array,  # (5, ≥B + 2) out
+    places: Int64Array,  # (5, ≥B + 2) out
     laid: Int64Array,  # (≥B,) out
 ) -> tuple[int, int, int]:
     """The sequences that begin between two places of a minibatch, step by step, the longest first.
@@ -112,25 +115,28 @@ def lay_out(
         after = i + 1
         while after < len(batch) and not begins[after]:
             after += 1
-        index[FIRSTS, count], index[LENGTHS, count] = i, after - i
+        places[FIRSTS, count], places[LENGTHS, count] = i, after - i
         longest, total, count = max(longest, after - i), total + after - i, count + 1
         i = after
     for t in range(longest + 1):
-        index[SIZES, t] = 0
+        places[SIZES, t] = 0
     for s in range(count):
-        index[SIZES, index[LENGTHS, s] - 1] += 1
+        places[SIZES, places[LENGTHS, s] - 1] += 1
     for t in range(longest - 2, -1, -1):  # sequences of exactly t + 1 steps → sequences that have a step t
-        index[SIZES, t] += index[SIZES, t + 1]
+        places[SIZES, t] += places[SIZES, t + 1]
     row = 0
     for t in range(longest):
-        index[BEGINS, t], index[NEXT, t] = row, index[SIZES, t + 1]  # next of those with t + 1 steps: behind the longer
-        row += index[SIZES, t]
+        places[BEGINS, t], places[NEXT, t] = (
+            row,
+            places[SIZES, t + 1],
+        )  # next of those with t + 1 steps: behind the longer
+        row += places[SIZES, t]
     for s in range(count):
-        length = index[LENGTHS, s]
-        rank = index[NEXT, length - 1]
-        index[NEXT, length - 1] += 1
+        length = places[LENGTHS, s]
+        rank = places[NEXT, length - 1]
+        places[NEXT, length - 1] += 1
         for t in range(length):
-            laid[index[BEGINS, t] + rank] = batch[index[FIRSTS, s] + t]
+            laid[places[BEGINS, t] + rank] = batch[places[FIRSTS, s] + t]
     return count, longest, total
 
 
@@ -171,7 +177,7 @@ def forward_lstms(
             for c in range(units):
                 h0[s, c] = past.states[2 * cell][row, c] * kept
                 c0[s, c] = past.states[2 * cell + 1][row, c] * kept
-        lstm_forward(gates, u, h0, c0, cells.index[part, SIZES, :longest], out[0], out[1], out[2], out[3],
+        lstm_forward(gates, u, h0, c0, cells.places[part, SIZES, :longest], out[0], out[1], out[2], out[3],
                      cells.rows[part, 0], cells.sums[part])  # fmt: skip
 
 
@@ -198,7 +204,7 @@ def backward_lstms(
         for r in range(padded_rows(count)):
             for c in range(units):
                 cells.rows[part, 0, r, c] = cells.rows[part, 1, r, c] = np.float32(0)
-        lstm_backward(out[4], gates, turned, cells.begun[part, cell, 1, :count], cells.index[part, SIZES, :longest],
+        lstm_backward(out[4], gates, turned, cells.begun[part, cell, 1, :count], cells.places[part, SIZES, :longest],
                       out[1], out[2], gates, cells.rows[part, 0], cells.rows[part, 1], cells.sums[part],
                       nothing)  # fmt: skip
         for begin in range(0, total, size):
@@ -234,7 +240,7 @@ def gradient_of_sequences(
     share, size, mean, scale = 1.0 / len(batch), len(activations), scratch.moments[0], scratch.moments[1]
     constants = Constants(scratch.zeros, scratch.ones, scratch.every)
     count, longest, total = lay_out(begins, len(batch) * part // parts, len(batch) * (part + 1) // parts, batch,
-                                    cells.index[part], cells.order[part])  # fmt: skip
+                                    cells.places[part], cells.order[part])  # fmt: skip
     laid, lstm_count = cells.order[part, :total], len(lstms.inputs)
     forward_lstms(laid, count, longest, flat, layout, lstms, rows, past, cells, part)
     for begin in range(0, total, size):
