@@ -141,6 +141,7 @@ SHARED = ("algo.lstm_hidden_size=64", "algo.shared_lstm=true", "algo.enable_crit
 SKULLKING: dict[str, tuple[str, ...]] = {
     "recurrent-skullking-256": (),  # stock's architecture, and its number of units
     "recurrent-skullking-64": ("algo.lstm_hidden_size=64",),
+    "recurrent-skullking-shared": SHARED,
     "recurrent-skullking-encoder": (*SHARED, "algo.policy_kwargs.features_extractor_class=bench_recurrent:Encoder"),
 }
 SKULLKING_ROLLOUTS = 6
