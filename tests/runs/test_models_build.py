@@ -47,7 +47,7 @@ def test_engine_and_algo_choose_the_class(arguments: tuple[str, ...], expected: 
 
 def test_rollouts_of_recurrent_policies_are_cut_as_asked():
     chunks = ("+profile=speed", *CARTPOLE, "algo=recurrent_ppo", "algo.chunk_steps=64", "algo.burn_in=3")
-    config = effective(*chunks, "algo.policy_kwargs={ortho_init: false}")
+    config = effective(*chunks)
     env = build_vec_env(config, 2, 0)
     storage = build_algorithm(config, env, PhaseClock()).rollout_buffer
     assert (storage.chunk_steps, storage.burn_in) == (64, 3)
