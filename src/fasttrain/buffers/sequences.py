@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
-from torch import Tensor, contiguous_format, zeros
+from torch import Tensor, cat, contiguous_format, zeros
 
 from fasttrain.batch import BoolArray, Float32Array, Int64Array, each_array
 
@@ -42,6 +42,11 @@ class Memory(NamedTuple):
     def copied(self) -> Memory:
         """One that may be changed in place."""
         return Memory(each_array(lambda part: part.clone(), self.states), np.array(self.episode_starts, np.bool_))
+
+    def beside(self, other: Memory) -> Memory:
+        """What is remembered here, and then there."""
+        states = each_array(lambda part, more: cat([part, more], 1), self.states, other.states)
+        return Memory(states, np.concatenate([self.episode_starts, other.episode_starts]))
 
     def of(self, rows: Any) -> Memory:
         """What is remembered of these envs."""

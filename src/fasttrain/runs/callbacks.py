@@ -271,7 +271,8 @@ def pool_for(config: Config, model: BaseAlgorithm, env: VecEnv) -> SnapshotPool 
     alone = config.env.kwargs.get(str(config.env.opponent_key)) == SELF  # with bots among them a score is not theirs
     keys = QualityKeys.of(config.env)
     rated = (lambda info: score_of(keys.read(info))) if alone else lambda _: None
-    pool = SnapshotPool(model, env.num_envs, settings.pool, config.seed, rated)
+    turns = env.turns
+    pool = SnapshotPool(model, env.num_envs, settings.pool, config.seed, rated, seats=lambda: turns.seats)
     env.set_opponent(pool)
     return pool
 
