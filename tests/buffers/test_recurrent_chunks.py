@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
 
+from fasttrain.buffers import recurrent
 from fasttrain.buffers.recurrent import RecurrentStorage
 from fasttrain.buffers.sequences import burn_in_lengths
 
@@ -160,3 +161,16 @@ def test_a_burn_in_is_the_steps_before_with_what_is_stored_where_it_begins(laid:
             assert batch.sequences.states.vf[1][0, place, 0] == row + 1, "the state that it takes the place of"
         assert not lengths
     assert all(batch.sequences.burn_in is None for batch in filled().sequences(12, laid))
+
+
+def test_the_share_of_padding_is_counted_without_a_draw(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(recurrent, "cuts", lambda lengths: [1, len(lengths)] if len(lengths) > 2 else [len(lengths)])
+    np.random.seed(7)
+    before = np.random.get_state()[1].tolist()
+    # Minibatches of 12 are an env each: of 6 and 6 steps, of 5 and 7, of 12: 36 rows in 38 places.
+    assert filled(chunk_steps=None).padding(12) == pytest.approx((5 / 3, 1 - 36 / 38, 1 - 36 / 38))
+    # 5 sequences of 6, 6, 5, 7 and 12 steps: padded to 60, or 12 alone and the others to 7.
+    assert filled(chunk_steps=None).padding(None) == pytest.approx((5, 1 - 36 / 60, 1 - 36 / 40))
+    # 9 chunks of 4, two of them cut in 2 + 2 and in 1 + 3.
+    assert filled(chunk_steps=4).padding(None)[:2] == pytest.approx((11, 1 - 36 / 44))
+    assert np.random.get_state()[1].tolist() == before

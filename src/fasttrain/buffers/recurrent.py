@@ -8,6 +8,7 @@ chunks, shuffled: each env's steps are cut at 0, K, 2K and so on.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -115,6 +116,18 @@ class RecurrentStorage(RolloutStorage):
             rows = order[first : first + size]
             starts, lengths = sequences_of(begins[first : first + size])
             yield lay(rows, starts, lengths)
+
+    def padding(self, batch_size: int | None) -> tuple[float, float, float]:
+        """Of minibatches cut without a draw: sequences in each; shares of padding in stock's layout and in groups."""
+        order = self.rows
+        begins, size = self._begins(order), batch_size or len(order)
+        counts, stock, groups = [], 0, 0
+        for first in range(0, len(order), size):
+            lengths = -np.sort(-sequences_of(begins[first : first + size])[1])
+            counts.append(len(lengths))
+            stock += len(lengths) * int(lengths[0])
+            groups += sum(int(lengths[begin]) * (end - begin) for begin, end in pairwise([0, *cuts(lengths)]))
+        return sum(counts) / len(counts), 1 - len(order) / stock, 1 - len(order) / groups
 
     def _begins(self, order: Int64Array) -> BoolArray:  # (rows,) → (rows,)
         """Which of the rows begin a sequence."""
