@@ -43,6 +43,15 @@ CASES = {
         "schedule=pipelined",
         "overlap=true",
     ),
+    "recurrent-chunks": (
+        *PPO,
+        *CART,
+        *LSTM,
+        "algo=recurrent_ppo",
+        "vec_env=dummy",
+        "algo.chunk_steps=4",
+        "algo.burn_in=2",
+    ),
     "maskable-recurrent-self-play": (*PPO, *LSTM, *SELF, "algo=maskable_recurrent_ppo", "algo.n_lstm_layers=2"),
     "stock-ppo": (*PPO, *CART, "algo=ppo", "vec_env=dummy", "engine=stock"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import gymnasium as gym
@@ -48,6 +49,11 @@ def test_profile_speed_runs_ours_and_says_how_sequences_are_made(fasttrain: RunC
     assert rows["steps_back"]["effective"] == 85
     assert "2 sequences a minibatch, one more for each episode's end in it" in rows["steps_back"]["reason"]
     assert rows["algo.rollout_size"]["effective"] == 12 * 85
+    told = re.search(r"sequences: ([\d.]+) a minibatch; (\d+) % padding, in stock's layout (\d+) %", done.out)
+    assert told is not None
+    assert 4 < float(told[1]) < 20, "episodes of some 20 steps, minibatches of 128"
+    assert int(told[2]) <= int(told[3]) < 90
+    assert int(told[3]) > 20
     perf = done.json("perf.json")["total"]
     assert perf["updates"] == 16  # 2 rollouts of 1,020 in minibatches of 128
     assert perf["train_fwd_ms"] + perf["train_ms"] > 0

@@ -21,7 +21,7 @@ from fasttrain.algos.ppo import _PPO, collect
 from fasttrain.buffers.sequences import Memory
 from fasttrain.engines.engine import Engine
 from fasttrain.engines.packed_lstm import RecurrentKernelEngine, why_no_kernels
-from fasttrain.engines.recurrent import RecurrentEngine
+from fasttrain.engines.recurrent import RecurrentEngine, why_padded
 from fasttrain.engines.recurrent_policies import (
     MaskableRecurrentActorCriticCnnPolicy,
     MaskableRecurrentActorCriticPolicy,
@@ -29,26 +29,44 @@ from fasttrain.engines.recurrent_policies import (
 )
 from fasttrain.engines.sequence_kernels import SequenceKernelEngine, why_not
 from fasttrain.errors import ConfigError
+from fasttrain.spec.computing import check_chunks
 
 
 class RecurrentPPO(_PPO, sb3_contrib.RecurrentPPO):
-    """Drop-in for `sb3_contrib.RecurrentPPO`; `engine="kernels"` takes sequences through compiled kernels, unpadded."""
+    """Drop-in for `sb3_contrib.RecurrentPPO`; `engine="kernels"` takes sequences through compiled kernels, unpadded.
+
+    Args:
+        chunk_steps: K: minibatches are whole pieces of K steps, shuffled; None: cut off the rollout as stock does it.
+        burn_in: so many steps before each sequence are run again, not learned, to freshen the states it begins with.
+        further: as `sb3_contrib.RecurrentPPO`.
+    """
 
     _kinds: ClassVar[dict[str, type[Engine]]] = {"torch": RecurrentEngine, "kernels": RecurrentKernelEngine}
     _masked = False
     unsquashes = False  # stock's loop only clips what gSDE has squashed
     _last_lstm_states: RNNStates  # type: ignore[assignment]
 
+    def __init__(self, *args: Any, chunk_steps: int | None = None, burn_in: int = 0, **further: Any) -> None:
+        self.chunk_steps, self.burn_in = chunk_steps, burn_in
+        super().__init__(*args, **further)
+
     def _setup_model(self) -> None:
         _check_last_minibatch(self)
+        check_chunks(self, self.n_steps, self.batch_size)
         super()._setup_model()
+        if self.burn_in and (why := why_padded(self.policy)):
+            raise ConfigError(f"burn_in={self.burn_in}: {why}; leave it out")
 
     def why_not(self, kind: str) -> str:
-        return why_no_kernels(self.policy) and why_not(self.policy) if kind == "kernels" else ""
+        return why_no_kernels(self.policy) and self._why_not_whole() if kind == "kernels" else ""
 
     def _engine_class(self, kind: str) -> type[Engine]:
         """Kernels through and through where they know every layer, else for the LSTMs' sequences alone."""
-        return SequenceKernelEngine if kind == "kernels" and not why_not(self.policy) else super()._engine_class(kind)
+        whole = kind == "kernels" and not self._why_not_whole()
+        return SequenceKernelEngine if whole else super()._engine_class(kind)
+
+    def _why_not_whole(self) -> str:
+        return "burn-in goes through torch" if self.burn_in else why_not(self.policy)
 
     def memory(self) -> Memory:
         starts: Any = self._last_episode_starts
@@ -63,7 +81,8 @@ class RecurrentPPO(_PPO, sb3_contrib.RecurrentPPO):
     def remembered(self) -> dict[str, Any]:
         lstm: Any = self.policy.lstm_actor
         own_critic = self.policy.lstm_critic is not None
-        return {"state_shape": (lstm.num_layers, lstm.hidden_size), "own_critic": own_critic}
+        cut = {"chunk_steps": self.chunk_steps, "burn_in": self.burn_in}
+        return {"state_shape": (lstm.num_layers, lstm.hidden_size), "own_critic": own_critic, **cut}
 
     def collect_rollouts(
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int

@@ -116,6 +116,7 @@ class SnapshotPool:
         seed: of the draws; actions are drawn by the players.
         score_of: the learner's share of the points by an episode's info, 0 … 1; None where it tells none.
         latest: probability of the latest snapshot.
+        seats: whose turn it is in each env (N,), numbers from 1 on; each seat remembers for itself. None: one a game.
     """
 
     model: Any
@@ -124,13 +125,14 @@ class SnapshotPool:
     seed: int = 0
     score_of: Callable[[Mapping[str, Any]], float | None] = field(default=lambda _: None)
     latest: float = 0.5
+    seats: Callable[[], NDArray[Any]] | None = None
     rating: float = FIRST_RATING  # the learner's
     taken: int = 0
     current: Snapshot = field(init=False)
     pool: list[Snapshot] = field(default_factory=list)
     active: list[Snapshot] = field(default_factory=list)  # of the pool
     playing: list[Snapshot] = field(init=False)  # by env
-    memory: Any = field(init=False)  # a `Memory` of the opponents' side of N games, where the policy remembers
+    memory: Any = field(init=False)  # a `Memory`, where the policy remembers: of N games' first seats, their second, …
     _players: dict[int, Player] = field(default_factory=dict)  # by snapshot number
     _spare: list[Player] = field(default_factory=list)
     _rng: np.random.Generator = field(init=False)
@@ -144,6 +146,16 @@ class SnapshotPool:
     def _forget(self) -> None:
         blank = getattr(self.model, "blank_memory", None)
         self.memory = None if blank is None else blank(self.num_envs)
+
+    def _places(self, envs: Int64Array) -> Int64Array:
+        """Where those who decide in these envs have their memory."""
+        places = envs if self.seats is None else envs + self.num_envs * (self.seats()[envs] - 1)
+        self._remember(int(places.max()) + 1)
+        return places
+
+    def _remember(self, count: int) -> None:
+        while len(self.memory.episode_starts) < count:
+            self.memory = self.memory.beside(self.model.blank_memory(self.num_envs))
 
     def take(self, env_steps: int) -> None:
         """The learner as it is now becomes the latest snapshot; the one before may enter the pool."""
@@ -164,15 +176,16 @@ class SnapshotPool:
         """Each env's own opponent decides; one forward per snapshot."""
         numbers = np.array([self.playing[env].number for env in envs.tolist()])
         groups = [np.flatnonzero(numbers == number) for number in np.unique(numbers)]
+        places = envs if self.memory is None else self._places(envs)
         drawn = []
         for rows in groups:
             masks = None if action_masks is None else action_masks[rows]
             player = self._player(self.playing[int(envs[rows[0]])])
-            known = None if self.memory is None else self.memory.of(envs[rows])
+            known = None if self.memory is None else self.memory.of(places[rows])
             drawn.append(player.act(select_rows(observations, rows), masks, known))
             if self.memory is not None:
-                self.memory.put(envs[rows], player.remembered)
-                self.memory.episode_starts[envs[rows]] = False
+                self.memory.put(places[rows], player.remembered)
+                self.memory.episode_starts[places[rows]] = False
         by_group = np.concatenate(drawn)
         actions = np.empty_like(by_group)
         actions[np.concatenate(groups)] = by_group
@@ -182,7 +195,7 @@ class SnapshotPool:
         """Rate the opponent of that episode, and draw one for the next."""
         snapshot, score = self.playing[env], self.score_of(info)
         if self.memory is not None:
-            self.memory.episode_starts[env] = True
+            self.memory.episode_starts[env :: self.num_envs] = True
         if score is not None and snapshot is not self.current:  # the latest is the learner itself, nearly
             change = K_FACTOR * (score - expected_score(self.rating, snapshot.rating))
             self.rating += change
@@ -240,6 +253,7 @@ class SnapshotPool:
         """
         if self.memory is None:
             return
+        self._remember(np.size(arrays.get("starts", ())))
         given = {name: np.array(array) for name, array in self.memory_arrays().items()}
         for name, array in given.items():
             load_into(array, arrays, name)

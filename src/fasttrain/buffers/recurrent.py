@@ -1,12 +1,14 @@
 """The rollout of a recurrent policy: a `RolloutStorage` with what the policy remembered before each step.
 
 Every step's states are kept, because a minibatch may begin at any. Membership of minibatches is stock's: one number
-from numpy's global stream splits the env-major data, then they are cut off one after the other.
+from numpy's global stream splits the env-major data, then they are cut off one after the other. Or they are whole
+chunks, shuffled: each env's steps are cut at 0, K, 2K and so on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -19,15 +21,18 @@ from torch import Tensor
 from fasttrain.batch import BoolArray, Float32Array, Int64Array
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage, TensorObservations
 from fasttrain.buffers.sequences import (
+    BurnIn,
     Group,
     Grouped,
     Packed,
     Padded,
+    burn_in_lengths,
     cuts,
     longest_first,
     packed_sizes,
     padded_places,
     sequences_of,
+    steps_within,
     timed_places,
 )
 
@@ -40,6 +45,8 @@ class RecurrentStorage(RolloutStorage):
     Args:
         state_shape: (L, H) of an LSTM.
         own_critic: whether the critic has an LSTM of its own; else its states are the actor's.
+        chunk_steps: K, which divides T; None: stock's split.
+        burn_in: steps before each sequence that are run again to freshen its first states.
         further: as `RolloutStorage`.
     """
 
@@ -52,9 +59,12 @@ class RecurrentStorage(RolloutStorage):
         *,
         state_shape: tuple[int, int],
         own_critic: bool,
+        chunk_steps: int | None = None,
+        burn_in: int = 0,
         **settings: Any,
     ) -> None:
         super().__init__(num_steps, num_envs, observation_space, action_space, **settings)
+        self.chunk_steps, self.burn_in = chunk_steps, burn_in
         shape = (num_steps, num_envs, *state_shape)
         count = 4 if own_critic else 2
         self._states = tuple(torch.zeros(shape, device=self.device) for _ in range(count))  # h, c of pi, h, c of vf
@@ -73,11 +83,18 @@ class RecurrentStorage(RolloutStorage):
         yield from ((stored, state.transpose(0, 1)) for stored, state in zip(self._states, given, strict=True))
 
     def draw_order(self) -> Int64Array:
-        """The `rows` in env-major order from some place on, and then those before it."""
+        """The `rows` in env-major order from some place on, and then those before it; or in chunks, shuffled.
+
+        A row that is left out moves the ends of the minibatches after it, so that a chunk may lie in two of them.
+        """
         if not self.full:
             raise RuntimeError(f"only {self.pos} of {self.num_steps} steps are stored")
         if self._drawn:
             return self._drawn.pop()
+        if self.chunk_steps is not None:
+            chunks = self._env_major.reshape(-1, self.chunk_steps)
+            shuffled: Int64Array = chunks[np.random.permutation(len(chunks))].reshape(-1)
+            return shuffled if self._left_out is None else shuffled[~self._left_out.reshape(-1)[shuffled]]
         rows = self.rows
         split = np.random.randint(len(rows))
         order: Int64Array = np.concatenate([rows[split:], rows[:split]])
@@ -106,12 +123,24 @@ class RecurrentStorage(RolloutStorage):
         flat = [stored.reshape(self.num_steps * self.num_envs, -1).numpy() for stored in self._states]
         return (flat[0], flat[1], flat[-2], flat[-1]), self.episode_starts.reshape(-1)
 
+    def padding(self, batch_size: int | None) -> tuple[float, float, float]:
+        """Of minibatches cut without a draw: sequences in each; shares of padding in stock's layout and in groups."""
+        order = self.rows
+        begins, size = self.begins(order), batch_size or len(order)
+        counts, stock, groups = [], 0, 0
+        for first in range(0, len(order), size):
+            lengths = -np.sort(-sequences_of(begins[first : first + size])[1])
+            counts.append(len(lengths))
+            stock += len(lengths) * int(lengths[0])
+            groups += sum(int(lengths[begin]) * (end - begin) for begin, end in pairwise([0, *cuts(lengths)]))
+        return sum(counts) / len(counts), 1 - len(order) / stock, 1 - len(order) / groups
+
     def begins(self, order: Int64Array) -> BoolArray:  # (rows,) → (rows,)
         """Which of the rows, in that order, begin a sequence."""
-        steps = order // self.num_envs
-        begins: BoolArray = (self.episode_starts.reshape(-1)[order] != 0) | (steps == 0)
+        cut = order // self.num_envs % (self.chunk_steps or self.num_steps) == 0
+        begins: BoolArray = (self.episode_starts.reshape(-1)[order] != 0) | cut
         if self._left_out is not None:
-            begins[1:] |= np.diff(steps) != 1
+            begins[1:] |= np.diff(order) != self.num_envs  # not the same env's next step
         return begins
 
     def _padded(self, rows: Int64Array, firsts: Int64Array, lengths: Int64Array) -> RolloutBatch:
@@ -124,7 +153,7 @@ class RecurrentStorage(RolloutStorage):
         gaps, places = self._on_device(empty), self._on_device(kept)
         episode_starts = torch.zeros(size, device=self.device)
         episode_starts[places] = self._on_device(self.episode_starts.reshape(-1)[rows])
-        sequences = Padded(self._states_at(rows[firsts]), episode_starts, places)
+        sequences = Padded(self._states_at(rows[firsts]), episode_starts, places, self._burn_in(rows[firsts]))
         batch = self._batch(self._on_device(rows), sequences, self._on_device(whole))
         observations = batch.observations
         for part in (*(observations.values() if isinstance(observations, dict) else (observations,)), batch.actions):
@@ -137,7 +166,23 @@ class RecurrentStorage(RolloutStorage):
         order, by_length = longest_first(firsts, lengths)
         sizes = lengths[by_length]
         ready = self._on_device(rows[order[np.argsort(timed_places(sizes))]])
-        return self._batch(ready, Packed(self._fresh_at(rows[firsts[by_length]]), packed_sizes(sizes)), ready)
+        begin = rows[firsts[by_length]]
+        sequences = Packed(self._fresh_at(begin), packed_sizes(sizes), self._burn_in(begin))
+        return self._batch(ready, sequences, ready)
+
+    def _burn_in(self, begin: Int64Array) -> BurnIn | None:  # (S,)
+        """The steps before these rows, where there are some of the same episode in this rollout."""
+        if not self.burn_in:
+            return None
+        lengths = burn_in_lengths(begin, self.episode_starts, self._left_out, self.burn_in)
+        places = np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths)]
+        if not len(places):
+            return None
+        sizes = lengths[places]
+        firsts = begin[places] - sizes * self.num_envs
+        rows = np.repeat(firsts, sizes) + steps_within(sizes) * self.num_envs
+        seen = self._gather_observations(self._on_device(rows[np.argsort(timed_places(sizes))]))
+        return BurnIn(seen, self._fresh_at(firsts), torch.from_numpy(packed_sizes(sizes)), self._on_device(places))
 
     def _fresh_at(self, rows: Int64Array) -> RNNStates:
         """As `_states_at`, zero where an episode begins."""
@@ -153,7 +198,8 @@ class RecurrentStorage(RolloutStorage):
             shape = (int(sizes[begin]), end - begin)
             groups.append(Group(slice(row, last), slice(begin, end), shape, places))
             begin, row = end, last
-        sequences = Grouped(self._fresh_at(rows[firsts[by_length]]), tuple(groups))
+        starts = rows[firsts[by_length]]
+        sequences = Grouped(self._fresh_at(starts), tuple(groups), self._burn_in(starts))
         ready = self._on_device(rows[order])
         return self._batch(ready, sequences, ready)
 

@@ -1,7 +1,7 @@
 """The maths of sequences: where a minibatch of a recurrent policy is cut, and how its parts are laid side by side.
 
 Pure, on numpy. A minibatch is B rows of the env-major data, one env's steps after the other's. A sequence begins where
-an episode does, where another env's steps do, after a row that was left out, and with the minibatch.
+an episode does, where another env's steps or a chunk do, after a row that was left out, and with the minibatch.
 Legend: S sequences, L layers, H units.
 """
 
@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
-from torch import Tensor, contiguous_format, zeros
+from torch import Tensor, cat, contiguous_format, zeros
 
-from fasttrain.batch import BoolArray, Int64Array, each_array
+from fasttrain.batch import BoolArray, Float32Array, Int64Array, each_array
 
 # What a step of time costs besides its rows, in rows: an LSTM of 64 units on oneDNN takes 8 µs a step and 0.7 a row.
 STEP_COST = 11
@@ -43,6 +43,11 @@ class Memory(NamedTuple):
         """One that may be changed in place."""
         return Memory(each_array(lambda part: part.clone(), self.states), np.array(self.episode_starts, np.bool_))
 
+    def beside(self, other: Memory) -> Memory:
+        """What is remembered here, and then there."""
+        states = each_array(lambda part, more: cat([part, more], 1), self.states, other.states)
+        return Memory(states, np.concatenate([self.episode_starts, other.episode_starts]))
+
     def of(self, rows: Any) -> Memory:
         """What is remembered of these envs."""
         return Memory(rows_of_states(self.states, rows), self.episode_starts[rows])
@@ -52,12 +57,22 @@ class Memory(NamedTuple):
         each_array(lambda part, now: part.__setitem__((slice(None), rows), now), self.states, states)
 
 
+class BurnIn(NamedTuple):
+    """What some sequences are preceded by, step by step, in each step those of the longest first."""
+
+    observations: Any  # (B', ...)
+    states: RNNStates  # (L, S', H) each, zero where an episode begins
+    sizes: Tensor  # (T',) sequences that have such a step, on the host
+    places: Tensor  # (S',) which of the minibatch's sequences they are
+
+
 class Padded(NamedTuple):
     """How stock lays sequences out: each filled up to the longest, one after the other."""
 
     states: RNNStates  # (L, S, H) each, as stored where the sequences begin
     episode_starts: Tensor  # (S × longest,) float
     kept: Tensor  # (B,) places of the minibatch's own rows
+    burn_in: BurnIn | None = None
 
 
 class Group(NamedTuple):
@@ -74,6 +89,7 @@ class Grouped(NamedTuple):
 
     states: RNNStates  # (L, S, H) each, zero where an episode begins
     groups: tuple[Group, ...]
+    burn_in: BurnIn | None = None
 
 
 class Packed(NamedTuple):
@@ -81,6 +97,7 @@ class Packed(NamedTuple):
 
     states: RNNStates  # (L, S, H) each, zero where an episode begins
     sizes: Int64Array  # (T,) sequences that have such a step
+    burn_in: BurnIn | None = None
 
 
 def rows_of_states(states: Any, rows: Any) -> Any:
@@ -106,9 +123,31 @@ def padded_places(lengths: Int64Array) -> Int64Array:  # (S,) → (B,)
 def timed_places(lengths: Int64Array) -> Int64Array:  # (S,) → (B,)
     """Place of each row in (longest, S), flat: step by step."""
     count = len(lengths)
-    steps = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    places: Int64Array = steps * count + np.repeat(np.arange(count), lengths)
+    places: Int64Array = steps_within(lengths) * count + np.repeat(np.arange(count), lengths)
     return places
+
+
+def steps_within(lengths: Int64Array) -> Int64Array:  # (S,) → (B,)
+    """0, 1, … of each sequence, one's after the other's."""
+    steps: Int64Array = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    return steps
+
+
+def burn_in_lengths(
+    begin: Int64Array,  # (S,) rows of (T, N), flat
+    episode_starts: Float32Array,  # (T, N)
+    left_out: BoolArray | None,  # (T, N)
+    most: int,
+) -> Int64Array:  # (S,)
+    """How many steps before each of these rows, at most so many, are of the same episode and were transitions."""
+    (steps, envs), lengths = np.divmod(begin, episode_starts.shape[1]), np.zeros(len(begin), np.int64)
+    goes_back = np.ones(len(begin), np.bool_)
+    for back in range(most):
+        goes_back &= (steps > back) & (episode_starts[steps - back, envs] == 0)
+        if left_out is not None:
+            goes_back &= ~left_out[steps - back - 1, envs]
+        lengths += goes_back
+    return lengths
 
 
 def packed_sizes(lengths: Int64Array) -> Int64Array:  # (S,) → (T,)

@@ -89,9 +89,9 @@ class Seat(gymnasium.Env[Any, Any]):
         return bool(self._totals) and not self._over() and self.aec.agent_selection != self.seat
 
     @property
-    def seat_to_decide(self) -> str:
-        """Which seat decides next."""
-        return str(self.aec.agent_selection)
+    def seat_to_decide(self) -> int:
+        """Which seat decides next, from 1 on."""
+        return 1 + self.seats.index(self.aec.agent_selection)
 
     def action_masks(self) -> BoolArray:
         """Of the seat that decides next: (A,); where the game tells none, everything is legal."""

@@ -71,6 +71,8 @@ class TwoSidedGame(NativeGame, Protocol):
     slots then hold the observation and the mask of the side that must decide, as the learner would see them in its
     place. Rewards are always the learner's, since the game's last decision of either side. A new game may begin with
     the opponent's decision.
+
+    With several opponents a game may have `seats_to_decide` (N,), numbers from 1 on: each remembers what itself saw.
     """
 
     opponents_turn: NDArray[np.bool_]  # (N,): the side to decide is the opponent; written by reset and step

@@ -209,6 +209,7 @@ def converted(space: Any, what: str) -> spaces.Space[Any]:
 class TwoSided(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Puts `opponents_turn` into every info, and takes a negative action for "leave this env as it is".
 
+    It is 0 at the learner's turn, else the opponent's `seat_to_decide`, a number from 1 on; 1 where there is none.
     So that one side's decisions of some envs can be made while the others wait. Outermost wrapper.
 
     Raises:
@@ -237,4 +238,7 @@ class TwoSided(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self._last, reward, terminated, truncated, self._with_turn(info)
 
     def _with_turn(self, info: dict[str, Any]) -> dict[str, Any]:
-        return {**info, TURN: bool(self.env.get_wrapper_attr(TURN))}
+        turn = int(self.env.get_wrapper_attr(TURN))
+        if turn and self.env.has_wrapper_attr("seat_to_decide"):
+            turn = max(1, int(self.env.get_wrapper_attr("seat_to_decide")))
+        return {**info, TURN: turn}

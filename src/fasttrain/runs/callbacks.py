@@ -20,6 +20,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from fasttrain.algos.fast import Collector, Fast
 from fasttrain.algos.self_play import SnapshotPool
 from fasttrain.buffers.prefetch import Prefetching
+from fasttrain.buffers.recurrent import RecurrentStorage
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.engines.guard import check_step
 from fasttrain.errors import ConfigError
@@ -248,6 +249,17 @@ def score_of(info: Mapping[str, Any]) -> float | None:
     return 0.5 if info.get("is_draw") else float(won)
 
 
+def sequences_line(model: Any) -> str:
+    """What the last rollout of a policy that remembers was cut into; empty of any other."""
+    storage = getattr(model, "rollout_buffer", None)
+    if not isinstance(storage, RecurrentStorage) or not storage.full:
+        return ""
+    count, stock, groups = storage.padding(model.batch_size)
+    laid = getattr(getattr(model.engine, "head", None), "layout", "packed")  # kernels have no head, and pad nothing
+    ours = {"padded": stock, "packed": 0.0}.get(laid, groups)
+    return f"sequences: {count:.1f} a minibatch; {100 * ours:.0f} % padding, in stock's layout {100 * stock:.0f} %"
+
+
 def pool_for(config: Config, model: BaseAlgorithm, env: VecEnv) -> SnapshotPool | None:
     """The opponents of a run in self-play, set to work in its env; None for any other run.
 
@@ -271,7 +283,8 @@ def pool_for(config: Config, model: BaseAlgorithm, env: VecEnv) -> SnapshotPool 
     alone = config.env.kwargs.get(str(config.env.opponent_key)) == SELF  # with bots among them a score is not theirs
     keys = QualityKeys.of(config.env)
     rated = (lambda info: score_of(keys.read(info))) if alone else lambda _: None
-    pool = SnapshotPool(model, env.num_envs, settings.pool, config.seed, rated)
+    turns = env.turns
+    pool = SnapshotPool(model, env.num_envs, settings.pool, config.seed, rated, seats=lambda: turns.seats)
     env.set_opponent(pool)
     return pool
 

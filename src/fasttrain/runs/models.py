@@ -35,6 +35,7 @@ from fasttrain.saving.archives import opened, read_member, read_tensors
 from fasttrain.saving.checkpoints import array_writer
 from fasttrain.saving.env_state import moments
 from fasttrain.saving.files import parse_json
+from fasttrain.spec.algorithms import CHUNKS, LSTM
 from fasttrain.spec.checks import BATCHED, parse_schedule, train_frequency
 from fasttrain.spec.config import AlgoConfig, Config
 from fasttrain.spec.reading import against_bots, uses_masks
@@ -63,9 +64,10 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
             if isinstance(model, Fast):
                 model.time_with(clock)  # of bare models; a run refuses it where the plan is made
             return model
+        own = ("double_q", "loss", "use_masking") if spec.off_policy else CHUNKS if spec.recurrent else ()
+        arguments |= {name: getattr(algo, name) for name in own}
         if spec.off_policy:
             policy = DUELING_POLICIES[policy] if algo.dueling else policy
-            arguments |= {name: getattr(algo, name) for name in ("double_q", "loss", "use_masking")}
             rated = {"alpha": algo.per_alpha, "beta": algo.per_beta} if algo.prioritized else None
             arguments["prioritized"] = rated
         model = _made(config, fast, policy, env, arguments)
@@ -160,7 +162,7 @@ def _put_to_work(model: Any, config: Config, clock: PhaseClock) -> None:
 
 
 def _policy_kwargs(algo: AlgoConfig) -> dict[str, Any]:
-    kwargs: dict[str, Any] = {name: getattr(algo, name) for name in algo.spec.extras if algo.spec.recurrent}
+    kwargs: dict[str, Any] = {name: getattr(algo, name) for name in LSTM if algo.spec.recurrent}
     for name, value in algo.policy_kwargs.items():
         is_class = isinstance(value, str) and ":" in value
         kwargs[name] = users(value, f"algo.policy_kwargs.{name}") if is_class else value

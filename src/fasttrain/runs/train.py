@@ -34,6 +34,7 @@ from fasttrain.runs.callbacks import (
     replay_line,
     replay_words,
     save_pool,
+    sequences_line,
 )
 from fasttrain.runs.check import run_checkup, settle_threads, with_trial
 from fasttrain.runs.engine import (
@@ -323,6 +324,8 @@ class Run:
         if (replay := replay_dict(self.model)) is not None:
             self.say(f"  {replay_line(replay)}")
             perf["replay"] = replay
+        if line := sequences_line(self.model):
+            self.say(f"  {line}")
         with self.saving.of("perf.json"):
             write_json(self.folder / "perf.json", perf)
         quality = self._quality()

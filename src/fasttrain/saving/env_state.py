@@ -24,7 +24,7 @@ from fasttrain.envs.user_code import kept_random_state
 from fasttrain.errors import ConfigError
 from fasttrain.vec.base import SlotVecEnv
 from fasttrain.vec.native import NativeVecEnv
-from fasttrain.vec.self_play import InfoTurns, SelfPlayVecEnv
+from fasttrain.vec.self_play import SelfPlayVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
 
 Arrays = dict[str, NDArray[Any]]
@@ -185,12 +185,9 @@ def _slot_arrays(env: SlotVecEnv) -> Arrays:
 
 
 def _own_arrays(env: SelfPlayVecEnv) -> Arrays:
-    slots = env.slots
+    slots = env.slots  # whose turn it is is no question at rest: the learner's
     found: Arrays = {"returns": env._returns, "lengths": env._lengths, "next_rewards": env._next_rewards}
-    found |= {"rewards": slots.rewards, "terminations": slots.terminations, "truncations": slots.truncations}
-    if isinstance(env.turns, InfoTurns):
-        found["turn"] = env.turns._turn
-    return found
+    return found | {"rewards": slots.rewards, "terminations": slots.terminations, "truncations": slots.truncations}
 
 
 # --- notes of `Retrace`

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from fasttrain.errors import ConfigError
-from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec, instead
+from fasttrain.spec.algorithms import ALGORITHMS, LSTM, AlgorithmSpec, instead
 from fasttrain.spec.config import Config
 from fasttrain.spec.overrides import ALIASES
 from fasttrain.spec.reading import from_mapping
@@ -228,7 +228,7 @@ def _network(name: str, node: Any, spec: AlgorithmSpec) -> tuple[str, Any]:
             value = value[0]  # as SB3 before 1.8 had it
     except ConfigError as error:
         return f"policy_kwargs.{name}", error
-    own = name == "net_arch" or (spec.recurrent and name in spec.extras)
+    own = name == "net_arch" or (spec.recurrent and name in LSTM)
     return f"algo.{name}" if own else f"algo.policy_kwargs.{name}", value
 
 

@@ -54,11 +54,18 @@ class OwnTurns:
         if isinstance(env, NativeVecEnv) and not hasattr(env.game, "step_listed"):
             raise EnvSpecError(f"{type(env.game).__name__} cannot be played against oneself: it has no step_listed")
         self.env = env
+        self._first: NDArray[Any] = np.ones(env.num_envs, np.int64)
 
     @property
     def opponents(self) -> BoolArray:
         """(N,) true where the opponent decides next."""
         return self.env.opponents_turn
+
+    @property
+    def seats(self) -> NDArray[Any]:
+        """(N,) which opponent that is, a number from 1 on; always 1 where the game does not tell them apart."""
+        seats: NDArray[Any] = getattr(getattr(self.env, "game", None), "seats_to_decide", self._first)
+        return seats
 
     def begin(self) -> None:
         """The envs were reset: the game knows."""
@@ -78,23 +85,23 @@ class InfoTurns:
 
     def __init__(self, env: VecEnv, source: SlotSource) -> None:
         self.env, self.source = env, source
-        self._turn: BoolArray = np.zeros(env.num_envs, np.bool_)
+        self.seats: Int64Array = np.zeros(env.num_envs, np.int64)  # as `OwnTurns` has it; 0 is the learner
         shape = env.action_space.shape or ()
         self._skipped = np.full((env.num_envs, *shape), -1, env.action_space.dtype)
 
     @property
     def opponents(self) -> BoolArray:
-        return self._turn
+        return self.seats > 0
 
     def begin(self) -> None:
-        self._turn[:] = [bool(info[TURN]) for info in self.env.reset_infos]
+        self.seats[:] = [info[TURN] for info in self.env.reset_infos]
 
     def step(self, actions: NDArray[Any]) -> list[FinishedEpisode]:
         self.source.step_slots(actions)
         finished = self.source.slots.finished
-        self._turn[:] = [bool(info.get(TURN, False)) for info in self.source.infos()]
+        self.seats[:] = [info.get(TURN, 0) for info in self.source.infos()]
         for episode in finished:
-            self._turn[episode.env_index] = bool(self.env.reset_infos[episode.env_index][TURN])
+            self.seats[episode.env_index] = self.env.reset_infos[episode.env_index][TURN]
         return finished
 
     def step_listed(self, envs: Int64Array, actions: NDArray[Any]) -> list[FinishedEpisode]:

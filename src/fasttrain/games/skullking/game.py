@@ -126,6 +126,12 @@ class SkullKingGame(GameBatch):
             self.final_observations, self.opponents_turn,
         )  # fmt: skip
 
+    @property
+    def seats_to_decide(self) -> NDArray[np.int32]:
+        """(N,) whose decision from outside comes next; 0 is the learner's."""
+        seats: NDArray[np.int32] = self.records["seat"]
+        return seats
+
     def kernel_calls(self) -> list[KernelCall]:
         games, none, team = self.records, self._everyone[:0], (new_team(), 0)
         views = (self._observations, self._masks, self.opponents_turn)
