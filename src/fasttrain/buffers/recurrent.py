@@ -40,6 +40,7 @@ class RecurrentStorage(RolloutStorage):
     Args:
         state_shape: (L, H) of an LSTM.
         own_critic: whether the critic has an LSTM of its own; else its states are the actor's.
+        keeps_cells: as an LSTM does; other cells have hidden states alone, and c has no width.
         further: as `RolloutStorage`.
     """
 
@@ -52,12 +53,13 @@ class RecurrentStorage(RolloutStorage):
         *,
         state_shape: tuple[int, int],
         own_critic: bool,
+        keeps_cells: bool = True,
         **settings: Any,
     ) -> None:
         super().__init__(num_steps, num_envs, observation_space, action_space, **settings)
-        shape = (num_steps, num_envs, *state_shape)
-        count = 4 if own_critic else 2
-        self._states = tuple(torch.zeros(shape, device=self.device) for _ in range(count))  # h, c of pi, h, c of vf
+        layers, units = state_shape
+        widths = (units, units * keeps_cells) * (2 if own_critic else 1)  # h, c of pi, h, c of vf
+        self._states = tuple(torch.zeros(num_steps, num_envs, layers, width, device=self.device) for width in widths)
 
     def _parts(
         self,

@@ -104,7 +104,7 @@ def learner_calls(config: Config) -> list[KernelCall]:
     if config.algo.spec.off_policy:
         return kernels_q.kernel_calls()
     if config.algo.spec.recurrent:
-        return packed_lstm.kernel_calls()
+        return packed_lstm.kernel_calls(config.algo.cell)
     in_groups = config.schedule not in ("lockstep", "auto")
     return kernels.kernel_calls(in_groups)
 

@@ -35,6 +35,7 @@ from fasttrain.saving.archives import opened, read_member, read_tensors
 from fasttrain.saving.checkpoints import array_writer
 from fasttrain.saving.env_state import moments
 from fasttrain.saving.files import parse_json
+from fasttrain.spec.algorithms import LSTM
 from fasttrain.spec.checks import BATCHED, parse_schedule, train_frequency
 from fasttrain.spec.config import AlgoConfig, Config
 from fasttrain.spec.reading import against_bots, uses_masks
@@ -160,7 +161,9 @@ def _put_to_work(model: Any, config: Config, clock: PhaseClock) -> None:
 
 
 def _policy_kwargs(algo: AlgoConfig) -> dict[str, Any]:
-    kwargs: dict[str, Any] = {name: getattr(algo, name) for name in algo.spec.extras if algo.spec.recurrent}
+    kwargs: dict[str, Any] = {name: getattr(algo, name) for name in LSTM if algo.spec.recurrent}
+    if algo.spec.recurrent and algo.cell != "lstm":  # stock's policies have no such argument
+        kwargs["cell"] = algo.cell
     for name, value in algo.policy_kwargs.items():
         is_class = isinstance(value, str) and ":" in value
         kwargs[name] = users(value, f"algo.policy_kwargs.{name}") if is_class else value
@@ -331,7 +334,8 @@ def _check_policy(facts: dict[str, Any], model: BaseAlgorithm, file: Path) -> No
     if not isinstance(given, dict):
         raise ConfigError(f"{file}: its policy_kwargs are none")
     own, policy = model.policy_kwargs, model.policy
-    defaults = inspect.signature(model.policy_class.__init__).parameters
+    kinds: Any = reversed(model.policy_class.__mro__)  # one that passes arguments on names its own alone
+    defaults = {k: p for kind in kinds for k, p in inspect.signature(kind.__init__).parameters.items()}
     for key in sorted({*given, *own} - TOLD_OTHERWISE):
         if key.startswith(":"):
             continue

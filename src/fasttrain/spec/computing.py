@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fasttrain.errors import ConfigError
@@ -211,6 +211,27 @@ def steps_back(algo: Any, effective: Mapping[str, Any], exact: bool) -> Resolved
     padding = "padded to the longest, as stock does" if exact else "padded by no kernel, else in groups of like length"
     least = -(-min(size or total, total) // num_steps)
     return num_steps, f"at most; {least} sequences a minibatch, one more for each episode's end in it, {padding}"
+
+
+def memory_rows(algo: Any, engine: str, sources: Mapping[str, str]) -> Iterator[tuple[Any, ...]]:
+    """Rows of the plan about what a policy remembers by, and what it is told besides, where these are not stock's.
+
+    Raises:
+        ConfigError: a cell that stock has not, where its class or its numbers are wanted.
+    """
+    if algo.cell != "lstm":
+        # What was asked for by that profile is stock's numbers; its values alone, typed one by one, say no such thing.
+        exact = "profile exact" in sources.values()
+        if engine == "stock" or exact:
+            raise ConfigError(
+                f"algo.cell={algo.cell} with {'profile=exact' if exact else 'engine=stock'}: stock has the LSTM alone; "
+                f"take {'+profile=balance' if exact else 'engine=fast'}, or algo.cell=lstm"
+            )
+        source = sources.get("algo.cell", "default")
+        yield "algo.cell", algo.cell, algo.cell, source, "trade-off", "another network than stock's"
+    if algo.memory_inputs:
+        told, source = list(algo.memory_inputs), sources.get("algo.memory_inputs", "default")
+        yield "algo.memory_inputs", told, told, source, "trade-off", "each env is in envs.wrappers.MemoryInputs"
 
 
 BASELINE_RATIO = 1 / 8  # updates per transition of the baseline: one update per vector step of 8 envs
