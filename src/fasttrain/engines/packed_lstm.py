@@ -25,6 +25,9 @@ from fasttrain.kernels.simd import PAD, TILE_ROWS
 # times, 128 1.6 times): 64 units 2.2 / 6.5 and 0.24 / 0.38, 128 units 7.3 / 26 and 0.64 / 0.69, 256 units 42 / 120 and
 # 3.4 / 3.6; in groups of like length oneDNN pads 1.2 times.
 PAYS_UP_TO = 128
+# Of a GRU, which has no oneDNN: kernels / torch in groups, the same rows, 64 units 2.4 / 22 and 0.34 / 5.7, 256 units
+# 23 / 79 and 3.0 / 14, 512 units 87 / 216 and 14 / 55. Of a minGRU, kernels / scan by doubling: 64 units 1.1 / 5.6 and
+# 0.14 / 1.1, 512 units 10 / 37 and 0.6 / 2.8.
 
 
 class _LSTMLayer(torch.autograd.Function):
@@ -155,7 +158,7 @@ def why_no_kernels(policy: Any) -> str:
     name = "a GRU" if isinstance(lstm, nn.GRU) else "an LSTM"
     if lstm.hidden_size % PAD:
         return f"{name} of {lstm.hidden_size} units: kernels take multiples of {PAD}"
-    if lstm.hidden_size > PAYS_UP_TO:
+    if lstm.hidden_size > PAYS_UP_TO and isinstance(lstm, nn.LSTM):
         return f"{name} of {lstm.hidden_size} units: torch's own products are faster above {PAYS_UP_TO}"
     if not lstm.bias or lstm.proj_size or lstm.bidirectional or lstm.batch_first:
         return f"{name} with arguments of its own"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,7 @@ CELLS: dict[str, Any] = {"gru": GRU, "mingru": MinGRU}
 class CellActorCriticPolicy(RecurrentActorCriticPolicy):
     """sb3-contrib's, with the `cell` of that name in the LSTMs' place."""
 
+    @wraps(RecurrentActorCriticPolicy.__init__)  # type: ignore[misc]  # whose defaults are looked at
     def __init__(
         self, observation_space: Any, action_space: Any, lr_schedule: Any, *further: Any, cell: str = "lstm",
         **settings: Any,

@@ -162,8 +162,7 @@ def _put_to_work(model: Any, config: Config, clock: PhaseClock) -> None:
 
 def _policy_kwargs(algo: AlgoConfig) -> dict[str, Any]:
     kwargs: dict[str, Any] = {name: getattr(algo, name) for name in LSTM if algo.spec.recurrent}
-    if algo.spec.recurrent and algo.cell != "lstm":  # stock's policies have no such argument
-        kwargs["cell"] = algo.cell
+    kwargs |= {"cell": algo.cell} if getattr(algo, "cell", "lstm") != "lstm" else {}  # stock's policies take none
     for name, value in algo.policy_kwargs.items():
         is_class = isinstance(value, str) and ":" in value
         kwargs[name] = users(value, f"algo.policy_kwargs.{name}") if is_class else value
@@ -266,7 +265,7 @@ def bare_model(config: Config) -> BaseAlgorithm:
     spec = config.algo.spec
     small: dict[str, Any] = {"rollout_size": 2} if spec.on_policy else {}
     small |= {"buffer_size": 1, "n_steps": 1} if spec.off_policy else {}
-    engine: Literal["stock", "fast"] = "stock"
+    engine: Literal["stock", "fast"] = "fast" if getattr(config.algo, "cell", "lstm") != "lstm" else "stock"
     if _plays_as_ours(config):
         small |= {"prioritized": False, "use_masking": uses_masks(config)}
         engine = "fast"
@@ -334,8 +333,7 @@ def _check_policy(facts: dict[str, Any], model: BaseAlgorithm, file: Path) -> No
     if not isinstance(given, dict):
         raise ConfigError(f"{file}: its policy_kwargs are none")
     own, policy = model.policy_kwargs, model.policy
-    kinds: Any = reversed(model.policy_class.__mro__)  # one that passes arguments on names its own alone
-    defaults = {k: p for kind in kinds for k, p in inspect.signature(kind.__init__).parameters.items()}
+    defaults = inspect.signature(model.policy_class.__init__).parameters
     for key in sorted({*given, *own} - TOLD_OTHERWISE):
         if key.startswith(":"):
             continue
