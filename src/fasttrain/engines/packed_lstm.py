@@ -91,8 +91,9 @@ class _GRULayer(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         inputs, w_ih, w_hh, gates, befores, recalled = ctx.saved_tensors
         d_gates, units = torch.empty_like(gates), w_hh.shape[1]
+        d_hidden = np.array(gradients[0].numpy(), order="C")
         gru_backward(
-            np.array(gradients[0].numpy()), gates.numpy(), w_hh.numpy(), ctx.sizes, befores.numpy(), recalled.numpy(),
+            d_hidden, gates.numpy(), w_hh.numpy(), ctx.sizes, befores.numpy(), recalled.numpy(),
             d_gates.numpy(), *_working(int(ctx.sizes[0]), units, 3), np.zeros(units, np.float32),
         )  # fmt: skip
         d_ih, d_b_ih = (inputs.t() @ d_gates).t(), d_gates.sum(0)
@@ -183,8 +184,7 @@ def kernel_calls(cell: str) -> list[KernelCall]:
     wide, tall = np.zeros((PAD, gates * PAD), np.float32), np.zeros((gates * PAD, PAD), np.float32)
     nothing = np.zeros(PAD, np.float32)
     if cell == "mingru":
-        calls = [KernelCall(scan_forward, (one, one, sizes, one, one)), KernelCall(scan_backward, (one, one, sizes))]
-        return calls
+        return [KernelCall(scan_forward, (one, one, sizes, one, one)), KernelCall(scan_backward, (one, one, sizes))]
     if cell == "gru":
         into, back = (four, wide, nothing, one, sizes, one, one, one), (one, four, tall, sizes, one, one, four)
         return [
