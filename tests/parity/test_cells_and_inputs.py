@@ -114,7 +114,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_does_not_go_together_is_refused_by_name(fasttrain: RunCommand, case: str):
     typed, message = REFUSED[case]
-    done = fasttrain(*typed, "checkup=off")
+    done = fasttrain(*typed, "checkup=off", "total_timesteps=2048", "eval.episodes=2")
     assert done.exit_code == 2, done.err
     assert done.err.startswith("fasttrain: error: ")
     assert done.err.count("\n") == 1
