@@ -53,6 +53,19 @@ CASES = {
         "algo.burn_in=2",
     ),
     "maskable-recurrent-self-play": (*PPO, *LSTM, *SELF, "algo=maskable_recurrent_ppo", "algo.n_lstm_layers=2"),
+    "maskable-gru-self-play": (*PPO, *SELF, "algo=maskable_recurrent_ppo", "algo.cell=gru", "algo.lstm_hidden_size=16"),
+    "recurrent-mingru-shared": (
+        *PPO,
+        *CART,
+        *LSTM,
+        *SHARED,
+        "algo=recurrent_ppo",
+        "algo.cell=mingru",
+        "algo.memory_inputs=[action,reward]",
+        "schedule=pipelined",
+        "overlap=true",
+        "algo.n_lstm_layers=2",
+    ),
     "stock-ppo": (*PPO, *CART, "algo=ppo", "vec_env=dummy", "engine=stock"),
 }
 ABOUT_TIME = ("wall_s", "t", "enemy_turn_ms", "resumed_at", "episodes_file", "curve")

@@ -103,7 +103,7 @@ def test_one_chunk_of_the_whole_rollout_is_stocks_order_where_that_begins_at_an_
     assert sorted(map(tuple, in_chunks(one, one.draw_order().tolist()))) == sorted(
         map(tuple, wanted.reshape(ENVS, STEPS).tolist())
     )
-    assert one.begins(wanted).tolist() == stock._begins(wanted).tolist()
+    assert one.begins(wanted).tolist() == stock.begins(wanted).tolist()
 
 
 def test_rows_that_are_left_out_are_drawn_nowhere_and_end_their_sequences():

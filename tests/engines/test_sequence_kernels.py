@@ -27,8 +27,6 @@ from fasttrain.engines.recurrent_policies import (
     MaskableRecurrentMultiInputActorCriticPolicy,
 )
 from fasttrain.engines.sequence_kernels import SequenceKernelEngine, kernel_calls, why_not
-from fasttrain.jit import njit_bare
-from fasttrain.kernels import recurrent
 from fasttrain.threads import ThreadChoice
 from toys import single_thread
 
@@ -270,37 +268,6 @@ def test_a_gradient_that_is_not_finite_is_no_step_and_names_the_parameter():
     assert done.skipped == 1
     assert done.blamed
     assert all(bool(torch.isfinite(parameter).all()) for parameter in learned.parameters())
-
-
-@njit_bare
-def laid_out(begins: Any, begin: int, end: int, batch: Any, index: Any, laid: Any) -> Any:
-    return recurrent.lay_out(begins, begin, end, batch, index, laid)
-
-
-@pytest.mark.parametrize("parts", [1, 2, 3])
-def test_parts_are_whole_sequences_step_by_step_and_the_longest_first(parts: int):
-    rng = np.random.default_rng(parts)
-    for _ in range(50):
-        size = int(rng.integers(1, 40))
-        begins, batch = rng.random(size) < rng.choice([0.0, 0.2, 1.0]), rng.permutation(1000)[:size]
-        whole = np.split(batch, np.flatnonzero(begins[1:]) + 1)
-        met = []
-        for part in range(parts):
-            index, laid = np.zeros((5, size + 2), np.int64), np.zeros(size, np.int64)
-            count, longest, total = laid_out(
-                begins, size * part // parts, size * (part + 1) // parts, batch, index, laid
-            )
-            sizes, at = index[2, :longest], 0
-            assert sizes.sum() == total
-            assert longest == 0 or sizes[0] == count
-            rows = []
-            for steps in sizes:
-                rows.append(laid[at : at + steps])
-                at += steps
-            met += [np.array([row[s] for row in rows if s < len(row)]) for s in range(count)]
-            lengths = [len(each) for each in met[-count:]] if count else []
-            assert lengths == sorted(lengths, reverse=True)
-        assert sorted(map(tuple, met)) == sorted(map(tuple, whole))
 
 
 def test_the_model_takes_them_where_they_know_every_layer():

@@ -47,6 +47,10 @@ POLICIES: dict[str, Callable[[], Any]] = {
     "no memory of the critic": lambda: model_of(
         sb3_contrib.RecurrentPPO, spaces.Box(-0.5, 0.5, (2,), np.float32), enable_critic_lstm=False
     ),
+    "gru": lambda: model_of(fasttrain.RecurrentPPO, spaces.Discrete(3), cell="gru"),
+    "minGRU, two layers": lambda: model_of(
+        fasttrain.RecurrentPPO, spaces.Discrete(3), cell="mingru", n_lstm_layers=2, enable_critic_lstm=False
+    ),
     "dict": lambda: model_of(fasttrain.RecurrentPPO, spaces.Discrete(3), DICT),
 }
 
@@ -64,10 +68,11 @@ def test_the_file_says_what_the_policy_says(name: str, kind: str, tmp_path: Path
     acting = RememberingPath(model, model.observation_space, None).eval()
     report = exporting.export(acting, model, None, kind, tmp_path / "policy")
     assert report["max_difference"] <= 1e-5
-    layers = 2 if name == "two layers" else 1
-    assert report["inputs"]["pi_h"] == report["outputs"]["next_pi_c"] == f"float32 (batch, {layers}, 8)"
+    layers, keeps_cells = 2 if "two layers" in name else 1, "gru" not in name.lower()
+    assert report["inputs"]["pi_h"] == report["outputs"]["next_pi_h"] == f"float32 (batch, {layers}, 8)"
+    assert ("pi_c" in report["inputs"], "next_pi_c" in report["outputs"]) == (keeps_cells, keeps_cells)
     assert report["inputs"]["episode_starts"] == "bool (batch)"
-    assert ("next_vf_h" in report["outputs"]) is (name not in ("shared", "no memory of the critic"))
+    assert ("next_vf_h" in report["outputs"]) is model.policy.enable_critic_lstm
 
 
 def test_episodes_go_on_by_the_states_that_the_file_gives_back(kind: str, tmp_path: Path):

@@ -12,10 +12,12 @@ from typing import Any, ClassVar
 import sb3_contrib
 from gymnasium import spaces
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
+from sb3_contrib.ppo_recurrent import CnnLstmPolicy, MlpLstmPolicy, MultiInputLstmPolicy
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.vec_env import VecEnv
+from torch import nn
 
 from fasttrain.algos.ppo import _PPO, collect
 from fasttrain.buffers.sequences import Memory
@@ -23,6 +25,10 @@ from fasttrain.engines.engine import Engine
 from fasttrain.engines.packed_lstm import RecurrentKernelEngine, why_no_kernels
 from fasttrain.engines.recurrent import RecurrentEngine, why_padded
 from fasttrain.engines.recurrent_policies import (
+    CELLS,
+    CellActorCriticCnnPolicy,
+    CellActorCriticPolicy,
+    CellMultiInputActorCriticPolicy,
     MaskableRecurrentActorCriticCnnPolicy,
     MaskableRecurrentActorCriticPolicy,
     MaskableRecurrentMultiInputActorCriticPolicy,
@@ -30,6 +36,13 @@ from fasttrain.engines.recurrent_policies import (
 from fasttrain.engines.sequence_kernels import SequenceKernelEngine, why_not
 from fasttrain.errors import ConfigError
 from fasttrain.spec.computing import check_chunks
+
+# Only where a cell is asked for: of all others the zip stays stock's.
+WITH_CELLS: dict[Any, Any] = {
+    MlpLstmPolicy: CellActorCriticPolicy,
+    CnnLstmPolicy: CellActorCriticCnnPolicy,
+    MultiInputLstmPolicy: CellMultiInputActorCriticPolicy,
+}
 
 
 class RecurrentPPO(_PPO, sb3_contrib.RecurrentPPO):
@@ -53,8 +66,12 @@ class RecurrentPPO(_PPO, sb3_contrib.RecurrentPPO):
     def _setup_model(self) -> None:
         _check_last_minibatch(self)
         check_chunks(self, self.n_steps, self.batch_size)
+        if "cell" in self.policy_kwargs:
+            self.policy_class = _with_cells(self.policy_class, self.policy_kwargs)
         super()._setup_model()
-        if self.burn_in and (why := why_padded(self.policy)):
+        self._last_lstm_states = self.blank_memory(self.n_envs).states
+        own = "" if isinstance(self.policy.lstm_actor, nn.LSTM) else "the policy's cell is no LSTM"
+        if self.burn_in and (why := own or why_padded(self.policy)):
             raise ConfigError(f"burn_in={self.burn_in}: {why}; leave it out")
 
     def why_not(self, kind: str) -> str:
@@ -73,7 +90,8 @@ class RecurrentPPO(_PPO, sb3_contrib.RecurrentPPO):
         return Memory(self._last_lstm_states, starts)
 
     def blank_memory(self, num_envs: int) -> Memory:
-        return Memory.blank(num_envs, self.remembered()["state_shape"], self.device)
+        told = self.remembered()
+        return Memory.blank(num_envs, told["state_shape"], self.device, told["keeps_cells"])
 
     def remember(self, states: RNNStates) -> None:
         self._last_lstm_states = states
@@ -82,7 +100,8 @@ class RecurrentPPO(_PPO, sb3_contrib.RecurrentPPO):
         lstm: Any = self.policy.lstm_actor
         own_critic = self.policy.lstm_critic is not None
         cut = {"chunk_steps": self.chunk_steps, "burn_in": self.burn_in}
-        return {"state_shape": (lstm.num_layers, lstm.hidden_size), "own_critic": own_critic, **cut}
+        shape, keeps_cells = (lstm.num_layers, lstm.hidden_size), isinstance(lstm, nn.LSTM)
+        return {"state_shape": shape, "own_critic": own_critic, "keeps_cells": keeps_cells, **cut}
 
     def collect_rollouts(
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
@@ -125,6 +144,25 @@ class MaskableRecurrentPPO(RecurrentPPO):
         """Actions, legal ones where masks (N, A) are given, and the states to hand in at the next step."""
         policy: Any = self.policy
         return policy.predict(observation, state, episode_start, deterministic, action_masks)
+
+
+def _with_cells(policy: Any, asked: dict[str, Any]) -> Any:
+    """The class of the same policy that takes a cell by its name.
+
+    Raises:
+        ConfigError: there is none, or the LSTM's own arguments are there too.
+    """
+    found, name = WITH_CELLS.get(policy, policy), asked["cell"]
+    if name not in ("lstm", *CELLS):
+        raise ConfigError(f"cell={name}: not one of lstm, {', '.join(CELLS)}")
+    if not issubclass(found, CellActorCriticPolicy):
+        raise ConfigError(
+            f"cell={name} with policy={policy.__name__}, which has an LSTM: derive it from "
+            "fasttrain.engines.recurrent_policies.CellActorCriticPolicy, or leave cell out"
+        )
+    if name != "lstm" and asked.get("lstm_kwargs"):
+        raise ConfigError(f"cell={name} with lstm_kwargs={asked['lstm_kwargs']}, which are an LSTM's: leave one out")
+    return found
 
 
 def _check_last_minibatch(model: Any) -> None:

@@ -47,6 +47,7 @@ class RecurrentStorage(RolloutStorage):
         own_critic: whether the critic has an LSTM of its own; else its states are the actor's.
         chunk_steps: K, which divides T; None: stock's split.
         burn_in: steps before each sequence that are run again to freshen its first states.
+        keeps_cells: as an LSTM does; other cells have hidden states alone, and c has no width.
         further: as `RolloutStorage`.
     """
 
@@ -59,15 +60,16 @@ class RecurrentStorage(RolloutStorage):
         *,
         state_shape: tuple[int, int],
         own_critic: bool,
+        keeps_cells: bool = True,
         chunk_steps: int | None = None,
         burn_in: int = 0,
         **settings: Any,
     ) -> None:
         super().__init__(num_steps, num_envs, observation_space, action_space, **settings)
         self.chunk_steps, self.burn_in = chunk_steps, burn_in
-        shape = (num_steps, num_envs, *state_shape)
-        count = 4 if own_critic else 2
-        self._states = tuple(torch.zeros(shape, device=self.device) for _ in range(count))  # h, c of pi, h, c of vf
+        layers, units = state_shape
+        widths = (units, units * keeps_cells) * (2 if own_critic else 1)  # h, c of pi, h, c of vf
+        self._states = tuple(torch.zeros(num_steps, num_envs, layers, width, device=self.device) for width in widths)
 
     def _parts(
         self,

@@ -26,11 +26,11 @@ class Memory(NamedTuple):
     episode_starts: BoolArray  # (N,) where that is of an episode that is over
 
     @classmethod
-    def blank(cls, num_envs: int, state_shape: tuple[int, int], device: Any) -> Memory:
-        """Of envs whose episodes begin; `state_shape` is (L, H)."""
+    def blank(cls, num_envs: int, state_shape: tuple[int, int], device: Any, keeps_cells: bool = True) -> Memory:
+        """Of envs whose episodes begin; `state_shape` is (L, H). Without cells c has no width."""
         layers, units = state_shape
-        pi, vf = ((zeros(layers, num_envs, units, device=device), zeros(layers, num_envs, units, device=device))
-                  for _ in range(2))  # fmt: skip
+        pi, vf = ((zeros(layers, num_envs, units, device=device),
+                   zeros(layers, num_envs, units * keeps_cells, device=device)) for _ in range(2))  # fmt: skip
         return cls(RNNStates(pi, vf), np.ones(num_envs, np.bool_))
 
     @classmethod

@@ -8,13 +8,14 @@ import numpy as np
 import torch
 from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
+from torch import nn
 
 from fasttrain.batch import Int64Array
 from fasttrain.buffers.recurrent import RecurrentStorage
 from fasttrain.buffers.sequences import Memory
 from fasttrain.engines.kernels import CPU, KernelEngine, noted_calls, zeros
 from fasttrain.engines.layout import DISTRIBUTIONS, Place, is_mlp, lay_out, why_no_vectors, why_not_optimizer
-from fasttrain.engines.packed_lstm import why_no_lstm
+from fasttrain.engines.packed_lstm import why_no_cells
 from fasttrain.kernel_cache import KernelCall
 from fasttrain.kernels.nets import Layout, Rows
 from fasttrain.kernels.ppo import Scratch
@@ -29,9 +30,11 @@ PAYS_UP_TO = 256
 
 def why_not(policy: Any) -> str:
     """Empty if the kernels can stand in for a recurrent policy and its optimizer, else what they cannot do."""
-    if unfit := why_no_lstm(policy):
+    if unfit := why_no_cells(policy):
         return unfit
     lstm, extractor = policy.lstm_actor, policy.mlp_extractor
+    if not isinstance(lstm, nn.LSTM):
+        return f"a {type(lstm).__name__}"
     if lstm.num_layers > 1:
         return f"{lstm.num_layers} layers of LSTMs"
     if lstm.hidden_size > PAYS_UP_TO:

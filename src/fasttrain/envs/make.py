@@ -18,7 +18,7 @@ from gymnasium import spaces
 
 from fasttrain.envs.masks import LOOKED_FOR, MASKABLE_SPACES, ActionMasks, find_mask_convention
 from fasttrain.envs.user_code import blame, import_user_module, look_up
-from fasttrain.envs.wrappers import ActionRepeat, DictActions, LeanInfo, OldGym, TwoSided
+from fasttrain.envs.wrappers import ActionRepeat, DictActions, LeanInfo, MemoryInputs, OldGym, TwoSided
 from fasttrain.errors import EnvSpecError
 from fasttrain.spec.reading import ZOO
 from fasttrain.spec.setting import Named, did_you_mean, named
@@ -44,6 +44,7 @@ class EnvSpec:
     max_episode_steps: int | None = None  # adds a truncation, counted in steps of the env itself
     action_repeat: int = 1  # steps of the env per decision
     two_sided: bool = False  # the trainer decides for both sides
+    memory_inputs: tuple[str, ...] = ()  # what is shown beside observations: "action", "reward"
 
     def __post_init__(self) -> None:
         if (self.id is None) == (self.entry_point is None):
@@ -80,7 +81,8 @@ class EnvFactory:
 
 def make_env(spec: EnvSpec, folder: str | None = None) -> Env:
     """Build the env and wrap it as the spec asks, from inside: the user's env, `OldGym`, `TimeLimit`, the user's
-    wrappers, `DictActions`, `ActionMasks` where it offers masks, `ActionRepeat`, `LeanInfo`, `TwoSided`.
+    wrappers, `DictActions`, `ActionMasks` where it offers masks, `ActionRepeat`, `MemoryInputs`, `LeanInfo`,
+    `TwoSided`.
 
     `folder` (the working directory by default) is where modules are looked for besides the installed packages.
 
@@ -118,6 +120,7 @@ def wrapped_core(env: Env, spec: EnvSpec) -> Env:
         env = _with_masks(env, spec)
         if spec.action_repeat > 1:
             env = ActionRepeat(env, spec.action_repeat, masked=isinstance(env, ActionMasks))
+        env = MemoryInputs(env, spec.memory_inputs) if spec.memory_inputs else env
         env = LeanInfo(env, spec.info_keys) if spec.lean_info else env
         return TwoSided(env) if spec.two_sided else env
 

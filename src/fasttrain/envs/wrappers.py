@@ -122,6 +122,54 @@ class LeanInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
         return {key: info[key] for key in self._keys if key in info} if info else info
 
 
+class MemoryInputs(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Shows the last action and what it gained beside the observation, zeros where an episode begins.
+
+    They stand behind a Box with one axis, the action first, or as further keys `last_action` and `last_reward` of a
+    Dict. An action is shown as Gymnasium flattens it: a choice of n as n numbers of which one is 1, for each part of a
+    MultiDiscrete, bits as bits, numbers as they are. Who deploys a model that was trained so puts its env into the same
+    wrapper: `MemoryInputs(env, ("action", "reward"))`. Outside of whatever changes actions or rewards.
+
+    Raises:
+        EnvSpecError: the observations are of another kind, or the Dict has such keys.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], told: Iterable[str]) -> None:
+        super().__init__(env)
+        seen, what = env.observation_space, f"algo.memory_inputs={[*told]}: env {env.unwrapped}"
+        shapes = {"action": (spaces.flatdim(env.action_space),), "reward": (1,)}
+        parts = {f"last_{name}": spaces.Box(-np.inf, np.inf, shapes[name]) for name in told}
+        self._told = {name: np.zeros(part.shape, np.float32) for name, part in parts.items()}
+        if isinstance(seen, spaces.Dict):
+            if taken := {*seen.spaces} & {*parts}:
+                raise EnvSpecError(f"{what} observes {min(taken)} already; rename that key in a wrapper (env.wrappers)")
+            self.observation_space = spaces.Dict({**seen.spaces, **parts})
+        elif isinstance(seen, spaces.Box) and len(seen.shape) == 1:
+            boxes, dtype = [seen, *parts.values()], np.result_type(seen.dtype, np.float32)
+            low, high = (np.concatenate([getattr(box, side) for box in boxes]) for side in ("low", "high"))
+            self.observation_space = spaces.Box(low.astype(dtype), high.astype(dtype), dtype=dtype.type)
+        else:
+            raise EnvSpecError(
+                f"{what} observes {seen}; numbers are added to a Box with one axis or to a Dict: put images into a "
+                "Dict, or gymnasium.wrappers:FlattenObservation into env.wrappers"
+            )
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(seed=seed, options=options)
+        return self._with({name: np.zeros_like(part) for name, part in self._told.items()}, observation), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        known: dict[str, Any] = {"last_action": spaces.flatten(self.env.action_space, action), "last_reward": [reward]}
+        now = {name: np.asarray(known[name], np.float32) for name in self._told}
+        return self._with(now, observation), reward, terminated, truncated, info
+
+    def _with(self, told: dict[str, Any], observation: Any) -> Any:
+        if isinstance(observation, dict):
+            return {**observation, **told}
+        return np.concatenate([observation, *told.values()]).astype(self.observation_space.dtype, copy=False)
+
+
 class OldGym(gymnasium.Env[Any, Any]):
     """Adapts `old`, whose other attributes and methods stay reachable; envs of gym 0.22 to 0.26 work too.
 

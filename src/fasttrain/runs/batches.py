@@ -14,7 +14,7 @@ from fasttrain.envs.user_code import look_up
 from fasttrain.errors import ConfigError
 from fasttrain.machine import usable_cores
 from fasttrain.spec.config import Config
-from fasttrain.spec.reading import ZOO, env_kwargs, plays_itself, uses_masks
+from fasttrain.spec.reading import ZOO, env_kwargs, memory_inputs, plays_itself, uses_masks
 from fasttrain.vec.base import SlotVecEnv
 from fasttrain.vec.vector import GymVecEnv, registered
 
@@ -28,6 +28,7 @@ def check_native_options(config: Config) -> None:
     env = config.env
     asked: dict[str, Any] = {
         "env.wrappers": list(env.wrappers),
+        "algo.memory_inputs": list(memory_inputs(config)),
         "action_repeat": config.action_repeat if config.action_repeat > 1 else None,
     }
     if env.backend == "envpool":

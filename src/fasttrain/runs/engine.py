@@ -107,8 +107,9 @@ def learner_calls(config: Config, model: Any = None) -> list[KernelCall]:
     in_groups = config.schedule not in ("lockstep", "auto")
     if not config.algo.spec.recurrent:
         return kernels.kernel_calls(in_groups)
-    whole = model is None or isinstance(model.engine, SequenceKernelEngine)
-    return sequence_kernels.kernel_calls(in_groups) if whole else packed_lstm.kernel_calls()
+    cell, burn_in = config.algo.cell, config.algo.burn_in
+    whole = (cell == "lstm" and not burn_in) if model is None else isinstance(model.engine, SequenceKernelEngine)
+    return sequence_kernels.kernel_calls(in_groups) if whole else packed_lstm.kernel_calls(cell)
 
 
 def replay_calls(config: Config) -> list[KernelCall]:

@@ -35,7 +35,7 @@ from fasttrain.saving.archives import read_arrays
 from fasttrain.saving.env_state import load_moments
 from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.config import Config
-from fasttrain.spec.reading import env_kwargs, plays_itself, tells_games, uses_masks
+from fasttrain.spec.reading import env_kwargs, memory_inputs, plays_itself, tells_games, uses_masks
 from fasttrain.vec.process import Scout
 from fasttrain.vec.self_play import RandomOpponent, SelfPlayVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
@@ -198,6 +198,7 @@ def env_spec(config: Config) -> EnvSpec:
         needs_masks=config.algo.spec.masks == "must",
         use_masks=uses_masks(config),
         two_sided=plays_itself(config),
+        memory_inputs=memory_inputs(config),
     )
 
 
@@ -229,6 +230,7 @@ def env_facts(
             f"vec_env=native with algo={config.algo.name}: the native game refuses illegal actions and this algorithm "
             "ignores masks; take algo=maskable_ppo, or dqn with engine=fast, or vec_env=dummy"
         )
+    native = native and not (config.vec_env == "auto" and memory_inputs(config))
     if native and config.vec_env in ("auto", "native"):
         check_native_options(config)
     times = config.vec_env == "auto" and not native and config.workers != 0

@@ -163,6 +163,7 @@ def _put_to_work(model: Any, config: Config, clock: PhaseClock) -> None:
 
 def _policy_kwargs(algo: AlgoConfig) -> dict[str, Any]:
     kwargs: dict[str, Any] = {name: getattr(algo, name) for name in LSTM if algo.spec.recurrent}
+    kwargs |= {"cell": algo.cell} if getattr(algo, "cell", "lstm") != "lstm" else {}  # stock's policies take none
     for name, value in algo.policy_kwargs.items():
         is_class = isinstance(value, str) and ":" in value
         kwargs[name] = users(value, f"algo.policy_kwargs.{name}") if is_class else value
@@ -170,14 +171,15 @@ def _policy_kwargs(algo: AlgoConfig) -> dict[str, Any]:
         arch = algo.net_arch
         kwargs["net_arch"] = {k: list(v) for k, v in arch.items()} if isinstance(arch, dict) else list(arch)
     if algo.activation_fn is not None:
-        kwargs["activation_fn"] = {
-            "tanh": torch.nn.Tanh,
-            "relu": torch.nn.ReLU,
-            "elu": torch.nn.ELU,
-            "gelu": torch.nn.GELU,
-            "silu": torch.nn.SiLU,
-            "leaky_relu": torch.nn.LeakyReLU,
-        }[algo.activation_fn]
+        names = {
+            "tanh": "Tanh",
+            "relu": "ReLU",
+            "elu": "ELU",
+            "gelu": "GELU",
+            "silu": "SiLU",
+            "leaky_relu": "LeakyReLU",
+        }
+        kwargs["activation_fn"] = getattr(torch.nn, names[algo.activation_fn])
     return kwargs
 
 
@@ -265,7 +267,7 @@ def bare_model(config: Config) -> BaseAlgorithm:
     spec = config.algo.spec
     small: dict[str, Any] = {"rollout_size": 2} if spec.on_policy else {}
     small |= {"buffer_size": 1, "n_steps": 1} if spec.off_policy else {}
-    engine: Literal["stock", "fast"] = "stock"
+    engine: Literal["stock", "fast"] = "fast" if getattr(config.algo, "cell", "lstm") != "lstm" else "stock"
     if _plays_as_ours(config):
         small |= {"prioritized": False, "use_masking": uses_masks(config)}
         engine = "fast"

@@ -2,7 +2,8 @@
 
 Beside the inputs and outputs of `acting.py`, each with the batch first: `episode_starts` (B,) bool, True where an
 episode begins, whatever was remembered; the actor's LSTM's states `pi_h` and `pi_c` (B, L, H), and those of a critic's
-own as `vf_h` and `vf_c`; out come `next_pi_h` and so on, which are the next step's inputs.
+own as `vf_h` and `vf_c`; out come `next_pi_h` and so on, which are the next step's inputs. Cells other than the LSTM
+have `pi_h` and `vf_h` alone.
 """
 
 from __future__ import annotations
@@ -19,9 +20,8 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor, nn
 
 from fasttrain.engines.recurrent import step_outputs
+from fasttrain.engines.recurrent_policies import MinGRU
 from fasttrain.runs.acting import ActingPath, Arrays
-
-PARTS = "hc"
 
 
 class RememberingPath(ActingPath):
@@ -32,7 +32,8 @@ class RememberingPath(ActingPath):
         self.lstms: dict[str, Any] = {"pi": self.net.lstm_actor}
         if self.net.lstm_critic is not None:
             self.lstms["vf"] = self.net.lstm_critic
-        self.state_names = [f"{which}_{part}" for which in self.lstms for part in PARTS]
+        self.parts = "hc" if isinstance(self.lstms["pi"], nn.LSTM) else "h"
+        self.state_names = [f"{which}_{part}" for which in self.lstms for part in self.parts]
         self.output_names += [f"next_{name}" for name in self.state_names]
 
     @property
@@ -45,12 +46,13 @@ class RememberingPath(ActingPath):
         after: dict[str, Tensor] = {}
 
         def run(which: str, features: Tensor) -> Tensor:
-            h, c = (given[f"{which}_{part}"] for part in PARTS)
-            found: list[tuple[Tensor, Tensor]] = []
+            states = [given[f"{which}_{part}"] for part in self.parts]
+            found: list[tuple[Tensor, ...]] = []
             for layer in range(self.lstms[which].num_layers):
-                found.append(_cell(self.lstms[which], layer, features, h[:, layer] * kept, c[:, layer] * kept))
+                before = (state[:, layer] * kept for state in states)
+                found.append(_stepped(self.lstms[which], layer, features, *before))
                 features = found[-1][0]
-            for part, layers in zip(PARTS, zip(*found, strict=True), strict=True):
+            for part, layers in zip(self.parts, zip(*found, strict=True), strict=True):
                 after[f"{which}_{part}"] = torch.stack(layers, dim=1)
             return features
 
@@ -68,31 +70,38 @@ class RememberingPath(ActingPath):
         return arrays
 
     def remembered(self, inputs: Arrays) -> dict[str, Any]:
-        return {"state": _sb3_states(inputs, "pi"), "episode_start": inputs["episode_starts"]}
+        return {"state": self._sb3_states(inputs, "pi"), "episode_start": inputs["episode_starts"]}
 
     def judged(self, policy: Any, tensors: Any, masks: dict[str, Any], inputs: Arrays) -> tuple[Any, Arrays]:
         starts = torch.from_numpy(inputs["episode_starts"]).float()
-        pi = tuple(map(torch.from_numpy, _sb3_states(inputs, "pi")))
-        vf = tuple(map(torch.from_numpy, _sb3_states(inputs, "vf" if "vf" in self.lstms else "pi")))
+        pi = tuple(map(torch.from_numpy, self._sb3_states(inputs, "pi")))
+        vf = tuple(map(torch.from_numpy, self._sb3_states(inputs, "vf" if "vf" in self.lstms else "pi")))
         distribution, _ = policy.get_distribution(tensors, pi, starts, **masks)
         _, values, _, after = policy.forward(tensors, RNNStates(pi, vf), starts, deterministic=True, **masks)
         found = {"values": values.numpy().flatten()}
         for which in self.lstms:
-            for part, states in zip(PARTS, getattr(after, which), strict=True):
+            for part, states in zip(self.parts, getattr(after, which), strict=False):
                 found[f"next_{which}_{part}"] = states.transpose(0, 1).numpy()
         return distribution, found
 
+    def _sb3_states(self, inputs: Arrays, which: str) -> tuple[NDArray[Any], NDArray[Any]]:
+        """As SB3 has them: (L, B, H) each."""
+        found = [np.ascontiguousarray(inputs[f"{which}_{part}"].swapaxes(0, 1)) for part in self.parts]
+        return found[0], found[-1]  # a cell that keeps no c gives back any
 
-def _cell(lstm: nn.LSTM, layer: int, inputs: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+
+def _stepped(cell: Any, layer: int, inputs: Tensor, h: Tensor, *c: Tensor) -> tuple[Tensor, ...]:
     """One step of one layer, (B, H) each: the exporter to ONNX refuses `nn.LSTM` with a batch of any size."""
-    weights = dict(lstm.named_parameters())
-    gates = nn.functional.linear(inputs, weights[f"weight_ih_l{layer}"], weights.get(f"bias_ih_l{layer}"))
-    gates = gates + nn.functional.linear(h, weights[f"weight_hh_l{layer}"], weights.get(f"bias_hh_l{layer}"))
-    write, forget, cell, show = gates.chunk(4, dim=1)
-    c = torch.sigmoid(forget) * c + torch.sigmoid(write) * torch.tanh(cell)
-    return torch.sigmoid(show) * torch.tanh(c), c
-
-
-def _sb3_states(inputs: Arrays, which: str) -> tuple[NDArray[Any], ...]:
-    """As SB3 has them: (L, B, H) each."""
-    return tuple(np.ascontiguousarray(inputs[f"{which}_{part}"].swapaxes(0, 1)) for part in PARTS)
+    if isinstance(cell, MinGRU):
+        kept, added = cell.terms(layer, inputs)
+        return (kept * h + added,)
+    weights = dict(cell.named_parameters())
+    of_inputs = nn.functional.linear(inputs, weights[f"weight_ih_l{layer}"], weights.get(f"bias_ih_l{layer}"))
+    of_h = nn.functional.linear(h, weights[f"weight_hh_l{layer}"], weights.get(f"bias_hh_l{layer}"))
+    if isinstance(cell, nn.GRU):
+        (reset, kept, new), (h_reset, h_kept, h_new) = of_inputs.chunk(3, dim=1), of_h.chunk(3, dim=1)
+        new, kept = torch.tanh(new + torch.sigmoid(reset + h_reset) * h_new), torch.sigmoid(kept + h_kept)
+        return (new + kept * (h - new),)
+    write, forget, new, show = (of_inputs + of_h).chunk(4, dim=1)
+    after = torch.sigmoid(forget) * c[0] + torch.sigmoid(write) * torch.tanh(new)
+    return torch.sigmoid(show) * torch.tanh(after), after

@@ -25,6 +25,8 @@ ELSEWHERE = frozenset(
 LSTM = {"lstm_hidden_size": (int, 256), "n_lstm_layers": (int, 1), "enable_critic_lstm": (bool, True),
         "shared_lstm": (bool, False)}  # fmt: skip
 CHUNKS = {"chunk_steps": (int | None, None), "burn_in": (int, 0)}  # how rollouts are cut for it
+MEMORY = {**LSTM, "cell": (Literal["lstm", "gru", "mingru"], "lstm"),
+          "memory_inputs": (tuple[Literal["action", "reward"], ...], ())}  # fmt: skip
 DQN_EXTRAS = {"loss": (Literal["huber", "mse"], "huber"), "double_q": (bool, False), "dueling": (bool, False),
               "prioritized": (bool, False), "per_alpha": (float, 0.6), "per_beta": (float, 0.4),
               "use_masking": (bool, True)}  # fmt: skip
@@ -155,7 +157,7 @@ RECURRENT: dict[str, Any] = {
     "policies": ("MlpLstmPolicy", "CnnLstmPolicy", "MultiInputLstmPolicy"),
     "exports": "logits",
     "tiers": every_tier(batch_size=128, learning_rate=3e-4, n_epochs=10, rollout_size=1_024),
-    "extras": LSTM | CHUNKS,
+    "extras": MEMORY | CHUNKS,
 }
 
 

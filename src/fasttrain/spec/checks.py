@@ -164,7 +164,7 @@ def _check_policy(config: Any) -> None:
         value = lookup(config, key)
         if isinstance(value, str) and not re.fullmatch(r"auto(_\d+(\.\d+)?)?", value):
             raise ConfigError(f"{key}={value}: expected a number, auto, or auto_0.1 to begin with")
-    if doubled := {"net_arch", "activation_fn", "lstm_hidden_size"} & {*config.algo.policy_kwargs}:
+    if doubled := {"net_arch", "activation_fn", "lstm_hidden_size", "cell"} & {*config.algo.policy_kwargs}:
         name = min(doubled)
         raise ConfigError(f"algo.policy_kwargs.{name} is a key of its own: take algo.{name}=…")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fasttrain.errors import ConfigError
@@ -243,6 +243,27 @@ def check_chunks(algo: Any, num_steps: int, batch_size: int | None, prefix: str 
     if batch_size and batch_size % chunk_steps:
         below = max(1, batch_size // chunk_steps) * chunk_steps
         raise ConfigError(f"{given} with batch_size={batch_size}: a minibatch is whole chunks; take batch_size={below}")
+
+
+def memory_rows(algo: Any, engine: str, sources: Mapping[str, str]) -> Iterator[tuple[Any, ...]]:
+    """Rows of the plan about what a policy remembers by, and what it is told besides, where these are not stock's.
+
+    Raises:
+        ConfigError: a cell that stock has not, where its class or its numbers are wanted.
+    """
+    if algo.cell != "lstm":
+        # What was asked for by that profile is stock's numbers; its values alone, typed one by one, say no such thing.
+        exact = "profile exact" in sources.values()
+        if engine == "stock" or exact:
+            raise ConfigError(
+                f"algo.cell={algo.cell} with {'profile=exact' if exact else 'engine=stock'}: stock has the LSTM alone; "
+                f"take {'+profile=balance' if exact else 'engine=fast'}, or algo.cell=lstm"
+            )
+        source = sources.get("algo.cell", "default")
+        yield "algo.cell", algo.cell, algo.cell, source, "trade-off", "another network than stock's"
+    if algo.memory_inputs:
+        told, source = list(algo.memory_inputs), sources.get("algo.memory_inputs", "default")
+        yield "algo.memory_inputs", told, told, source, "trade-off", "each env is in envs.wrappers.MemoryInputs"
 
 
 BASELINE_RATIO = 1 / 8  # updates per transition of the baseline: one update per vector step of 8 envs

@@ -12,20 +12,12 @@ from typing import Any, NamedTuple
 
 from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import ALGORITHMS, PER_TRANSITION, AlgorithmSpec, having
-from fasttrain.spec.checks import (
-    BY_NAME,
-    FLAGS,
-    NOT_APPLICABLE,
-    SHIPPED,
-    Context,
-    EnvFacts,
-    Machine,
-    Resolved,
-)
+from fasttrain.spec.checks import BY_NAME, FLAGS, NOT_APPLICABLE, SHIPPED, Context, EnvFacts, Machine, Resolved
 from fasttrain.spec.computing import (
     BASELINE_RATIO,
     NOT_WITH_MEMORY,
     check_extras,
+    memory_rows,
     replay_ratio,
     resolve_gradient_accumulation,
     resolve_pin_memory,
@@ -140,6 +132,7 @@ def resolve(config: Config, sources: Mapping[str, str], env: EnvFacts, machine: 
             exact = effective["engine"] == "stock" or config.fused_update == "off"
             steps, reason = steps_back(changes["algo"], effective, exact)
             rows.append(Row("steps_back", steps, steps, "rollout_size ÷ num_envs", "trade-off", reason))
+            rows += (Row(*row) for row in memory_rows(config.algo, effective["engine"], sources))
     if config.algo.spec.off_policy:
         check_extras(config, effective["engine"], sources)
         ratio, reason = replay_ratio(config, effective)

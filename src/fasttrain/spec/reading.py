@@ -173,6 +173,11 @@ def uses_masks(config: Config) -> bool:
     return masks == "must" or (masks == "may" and config.engine == "fast" and config.algo.use_masking)
 
 
+def memory_inputs(config: Config) -> tuple[str, ...]:
+    """What each env shows beside its observation: `action`, `reward`."""
+    return getattr(config.algo, "memory_inputs", ())
+
+
 def against_bots(config: Config) -> Config:
     """For what is no training (checkup, evaluation): in self-play the opponents are `env.eval_opponent`."""
     if not plays_itself(config):

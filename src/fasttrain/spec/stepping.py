@@ -10,7 +10,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.spec.checks import NOT_APPLICABLE, SHIPPED, Context, EnvFacts, Machine, Resolved
 from fasttrain.spec.config import SELF
 from fasttrain.spec.daemons import shared_out, workers_for
-from fasttrain.spec.reading import plays_itself
+from fasttrain.spec.reading import memory_inputs, plays_itself
 
 # What stepping costs besides the envs' own time, from CartPole (scripts/benchmark.py vecenv-auto): per env about the
 # same in a plain loop and in a worker; per step of all workers, waking them and being woken on a machine not all idle.
@@ -26,6 +26,8 @@ EVALUATIONS = 10  # of a run in self-play that was given no eval_every
 def resolve_vec_env(requested: str, context: Context) -> Resolved:
     """`auto` → native, shared or dummy, by what was measured; shared where failing envs are to be replaced."""
     value, reason = _choose_vec_env(requested, context)
+    if requested == "auto" and context.config.env.native_game and memory_inputs(context.config):
+        reason = f"algo.memory_inputs is shown by single envs, not by the native batch; {reason}"
     if context.config.env.on_env_error == "raise" or value == "shared":
         return value, reason
     if requested == "auto" and value == "dummy" and context.config.workers != 0:
@@ -221,6 +223,7 @@ def check_self_play(config: Any, effective: Mapping[str, Any], sources: Mapping[
     unfit = {
         "env.frame_stack": (env.frame_stack > 1, plain),
         "env.normalize": (bool(env.normalize), plain),
+        "algo.memory_inputs": (bool(memory_inputs(config)), plain),
         "action_repeat": (config.action_repeat > 1, "a step is one decision"),
         "env.info_keys": (bool(env.info_keys), "only the infos of episode ends are kept"),
         "env.max_episode_steps": (env.max_episode_steps is not None, "a limit would count both sides' decisions"),
