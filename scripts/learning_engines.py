@@ -45,9 +45,10 @@ import bench_machine  # noqa: E402
 
 COMMON = ("+profile=speed", "total_timesteps=1e9", "eval.episodes=20", "report=false", "num_envs=32",
           "algo.net_arch=[256,256]", "algo.gamma=1.0", "algo.ent_coef=0.01")  # fmt: skip
-# White never wins against one that never errs; updates cost next to nothing beside the engines.
-GO = ("env=go", "env.kwargs.errs=0.4", "algo.rollout_size=2048", "batch_size=256", "algo.n_epochs=10",
+# Updates cost next to nothing beside the engines.
+GO = ("env=go", "algo.rollout_size=2048", "batch_size=256", "algo.n_epochs=10",
       "algo.learning_rate=5e-4")  # fmt: skip
+ERRS = {5: 0.4}  # White never wins against one that never errs; on larger boards 0.4 is too little for either colour
 SHOWDOWN = ("env=showdown", "env.kwargs.opponent=max_damage", "+env.kwargs.shaping=1.0", "algo.rollout_size=8192",
             "algo.learning_rate=5e-4", "batch_size=512", "algo.n_epochs=4")  # fmt: skip
 TENTHS = 10
@@ -64,11 +65,16 @@ def trained(folder: Path, minutes: float, seed: int, *settings: str) -> None:
 
 
 def curve(folder: Path) -> list[dict[str, Any]]:
-    """Win rate in each tenth of the training's games."""
+    """Win rate in each tenth of the training's games, and how much the opponent erred, where it does."""
     with (folder / "episodes.csv").open() as file:
-        won = [float(row["return"]) > 0.5 for row in csv.DictReader(file)]  # a tie is 0, but for rounding
-    parts = [won[len(won) * tenth // TENTHS : len(won) * (tenth + 1) // TENTHS] for tenth in range(TENTHS)]
-    return [{"games": len(part), "win_rate": round(sum(part) / max(1, len(part)), 4)} for part in parts]
+        rows = [*csv.DictReader(file)]
+    found = []
+    for part in (rows[len(rows) * tenth // TENTHS : len(rows) * (tenth + 1) // TENTHS] for tenth in range(TENTHS)):
+        won = sum(float(row["return"]) > 0.5 for row in part)  # a tie is 0, but for rounding
+        errs = [float(row["errs"]) for row in part if row.get("errs")]
+        more = {"errs": round(sum(errs) / len(errs), 4)} if errs else {}
+        found.append({"games": len(part), "win_rate": round(won / max(1, len(part)), 4), **more})
+    return found
 
 
 def env_of(engine: str, kwargs: dict[str, Any], folder: Path, at_once: int = AT_ONCE) -> Any:
@@ -128,7 +134,8 @@ def go(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     from fasttrain import MaskablePPO
 
     name, folder = f"go-{args.size}", ROOT / "outputs" / f"go-{args.size}-{args.seed}"
-    trained(folder, args.minutes, args.seed, *GO, f"env.kwargs.size={args.size}")
+    errs = ERRS.get(args.size, 1.0)
+    trained(folder, args.minutes, args.seed, *GO, f"env.kwargs.size={args.size}", f"env.kwargs.errs={errs}")
     model, kwargs = MaskablePPO.load(folder / "model.zip", device="cpu"), {"size": args.size, "level": 1}
     return name, {
         **training(folder, f"go --size {args.size}"),

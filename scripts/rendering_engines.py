@@ -89,16 +89,18 @@ def go(load: Load) -> str:
     return engines(load, "go", text)
 
 
-def go_learning(load: Load) -> str:
+def go_learning(load: Load, size: int = 5) -> str:
     """What a training against GNU Go comes to, and how it went."""
-    stored = load("go-5-learning")
+    stored = load(f"go-{size}-learning")
     rows = [
         (kind, *(f"{100 * stored[kind][key]:.1f} %" for key in ("win_rate", "black", "white", "distinct_share")))
         for kind in ("greedy", "sampled")
     ]
+    begins = "errs in two moves of five" if size == 5 else "plays any legal moves"
+    erred = ", ".join(f"{100 * part['errs']:.0f}" for part in stored["curve"] if "errs" in part)
     text = (
-        f"MaskablePPO on 5×5 against level 1, which errs in two moves of five at first, and less with every "
-        f"win; {_training(stored)} Then "
+        f"MaskablePPO on {size}×{size} against level 1, which {begins} at first, and errs less with every win; "
+        f"{_training(stored)} {f'It erred then in so many percent of its moves: {erred}. ' if erred else ''}Then "
         f"{stored['greedy']['games']} games each against level 1 that does not err, half of them as Black, with seeds "
         "that training did not see:"
     )

@@ -25,6 +25,7 @@ if sys.version_info < (3, 10):  # noqa: UP036
 import argparse
 import datetime
 import difflib
+import functools
 import json
 import re
 import shlex
@@ -176,6 +177,13 @@ ENTRIES = (
     ),
     Entry("go", rendering_engines.stored("go"), (f"{BENCHMARK} go --repeats 1",), 8, rendering_engines.go),
     Entry("go-learning", ("go-5-learning.json",), (f"{LEARNING} go --minutes 25",), 26, rendering_engines.go_learning),
+    Entry(
+        "go-9-learning",
+        ("go-9-learning.json",),
+        (f"{LEARNING} go --size 9 --minutes 72 --games 100",),
+        80,
+        functools.partial(rendering_engines.go_learning, size=9),
+    ),
     Entry(
         "showdown",
         rendering_engines.stored("showdown"),

@@ -113,7 +113,8 @@ def test_two_passes_end_it_though_gnu_go_would_play_on(score: str, reward: float
     for end in (over, played(other, ours_first, "PASS")):
         assert isinstance(end, Over)
         assert (end.reward, end.truncated) == (reward, False)
-        assert end.info == {"is_win": reward > 0, "colour": "black", "result": score, "score_diff": ahead}
+        told = {"is_win": reward > 0, "colour": "black", "result": score, "errs": 0.0, "score_diff": ahead}
+        assert end.info == told
 
 
 def test_a_resignation_is_a_win():
@@ -165,6 +166,8 @@ def test_it_errs_less_with_each_win_of_that_colour_and_more_with_each_loss(score
             assert game._mine == colour
             end = played(game, channel, "PASS")
             assert isinstance(end, Over)
+            if colour == "black":
+                assert end.info["errs"] == found[-1], "as it was in this game"
     assert found == pytest.approx(errs)
     assert game._shares["white"] == pytest.approx(1.0 if score == "B+0.5" else 0.925)
 

@@ -52,7 +52,7 @@ class Go(EngineGame):
 
     The observation (7 size² + 3,) holds planes of the board, and whether the opponent has passed, whether Black is
     played, and how near the end by `most_moves` is. A game is won or lost (1, -1) by area (Chinese rules, positional
-    superko), which GNU Go counts; info has `is_win`, `score_diff` (points ahead), `colour` and `result`.
+    superko), which GNU Go counts; info has `is_win`, `score_diff` (points ahead), `colour`, `result` and `errs`.
 
     Args:
         size: of the board, 5 to 19.
@@ -158,9 +158,9 @@ class Go(EngineGame):
         return self._ended(self._seen(black, white), float(np.sign(ahead)), {"score_diff": ahead})
 
     def _ended(self, observation: Float32Array, reward: float, info: Mapping[str, Any]) -> Over:
-        less = self._errs / ERR_STEPS * (1 if reward > 0 else -1 / 3)
-        self._shares[self._mine] = min(self._errs, max(0.0, self._shares[self._mine] - less))
-        told = {"is_win": reward > 0, "colour": self._mine, "result": self._result, **info}
+        share, less = self._shares[self._mine], self._errs / ERR_STEPS * (1 if reward > 0 else -1 / 3)
+        self._shares[self._mine] = min(self._errs, max(0.0, share - less))
+        told = {"is_win": reward > 0, "colour": self._mine, "result": self._result, "errs": share, **info}
         return Over(observation, reward, info=told)
 
     async def _asked(self, channel: Channel, *commands: str) -> list[str]:

@@ -171,14 +171,8 @@ def _policy_kwargs(algo: AlgoConfig) -> dict[str, Any]:
         arch = algo.net_arch
         kwargs["net_arch"] = {k: list(v) for k, v in arch.items()} if isinstance(arch, dict) else list(arch)
     if algo.activation_fn is not None:
-        names = {
-            "tanh": "Tanh",
-            "relu": "ReLU",
-            "elu": "ELU",
-            "gelu": "GELU",
-            "silu": "SiLU",
-            "leaky_relu": "LeakyReLU",
-        }
+        plain = {name.lower(): name for name in ("Tanh", "ReLU", "ELU", "GELU", "SiLU")}
+        names = {**plain, "leaky_relu": "LeakyReLU"}
         kwargs["activation_fn"] = getattr(torch.nn, names[algo.activation_fn])
     return kwargs
 
