@@ -19,6 +19,7 @@ import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from torch import Tensor, nn
 
+import bench_peers
 import bench_ppo
 from bench_skullking import TRAIN
 
@@ -123,6 +124,15 @@ def cartpole_loop(work: dict[str, Any]) -> dict[str, Any]:
     )
 
 
+def cartpole_peer(work: dict[str, Any]) -> dict[str, Any]:
+    """Sample Factory, in an environment of its own; one LSTM for both nets, behind layers of 64."""
+    # It leaves epochs out where the loss changes by less than 1e-6, as it does at our learning rate.
+    shown = {"num_envs": NUM_ENVS, "num_steps": NUM_STEPS, "n_epochs": EPOCHS, "learning_rate": 1000 * LEARNING_RATE}
+    asked = {name: work[name] for name in ("units", "batch_size", "rollouts")}
+    loss = {"gamma": 0.99, "gae_lambda": 0.95, "clip_range": 0.2, "vf_coef": 0.5, "max_grad_norm": 0.5}
+    return bench_peers.run_peer("Sample Factory", {**shown, **asked, **loss})
+
+
 class Encoder(nn.Module):
     """A features extractor: one layer of 64 units, so that the LSTM's inputs are few."""
 
@@ -174,6 +184,7 @@ WORKS: dict[str, dict[str, Measurement]] = {
             "sb3-contrib": lambda work=work: cartpole_stock(work),
             "sb3-contrib, 1 thread": lambda work=work: cartpole_stock(work, 1),
             "lean PPO-LSTM loop": lambda work=work: cartpole_loop(work),
+            **({} if work["swings"] else {"Sample Factory": lambda work=work: cartpole_peer(work)}),
         }
         for name, work in CARTPOLE.items()
     },

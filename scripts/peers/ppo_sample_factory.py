@@ -1,4 +1,7 @@
-"""PPO of Sample Factory, synchronous and in one process: on two cores faster than its own worker processes."""
+"""PPO of Sample Factory, synchronous and in one process: on two cores faster than its own worker processes.
+
+Work with `units` is recurrent: one LSTM of so many units behind the layers, CartPole without its velocities.
+"""
 
 import json
 import sys
@@ -34,10 +37,12 @@ def arguments(work, folder):
         "batch_size": work["batch_size"],
         "num_batches_per_epoch": rollout // work["batch_size"],
         "num_epochs": work["n_epochs"],
-        "recurrence": 1,
-        "use_rnn": False,
+        "recurrence": work["num_steps"] if "units" in work else 1,
+        "use_rnn": "units" in work,
+        "rnn_type": "lstm",
+        "rnn_size": work.get("units", 64),
         "with_vtrace": False,
-        "actor_critic_share_weights": False,
+        "actor_critic_share_weights": "units" in work,  # with two LSTMs Sample Factory 2.1.1 ends in an error
         "nonlinearity": "tanh",
         "normalize_input": False,
         "normalize_returns": False,
@@ -54,13 +59,27 @@ def arguments(work, folder):
     return [*(f"--{key}={value}" for key, value in settings.items()), "--encoder_mlp_layers", "64", "64"]
 
 
+class Blind(gym.ObservationWrapper):
+    def __init__(self, env):
+        super().__init__(env)
+        low, high = env.observation_space.low[::2], env.observation_space.high[::2]
+        self.observation_space = gym.spaces.Box(low, high, dtype=low.dtype)
+
+    def observation(self, observation):
+        return observation[::2]
+
+
 def make_env(name, cfg=None, env_config=None, render_mode=None):
     return gym.make(name)
 
 
+def make_blind(name, cfg=None, env_config=None, render_mode=None):
+    return Blind(gym.make(name))
+
+
 def main(work):
     torch.set_num_threads(1)
-    register_env("CartPole-v1", make_env)
+    register_env("CartPole-v1", make_blind if "units" in work else make_env)
     with tempfile.TemporaryDirectory() as folder:
         argv = arguments(work, folder)
         parser, _ = parse_sf_args(argv=argv)
