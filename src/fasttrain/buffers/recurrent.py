@@ -111,7 +111,7 @@ class RecurrentStorage(RolloutStorage):
         steps = order // self.num_envs
         begins: BoolArray = (self.episode_starts.reshape(-1)[order] != 0) | (steps == 0)
         if self._left_out is not None:
-            begins[1:] |= np.diff(steps) != 1
+            begins[1:] |= np.diff(order) != self.num_envs  # else the same env's next step
         return begins
 
     def _padded(self, rows: Int64Array, firsts: Int64Array, lengths: Int64Array) -> RolloutBatch:
