@@ -14,6 +14,7 @@ from sb3_contrib.common.recurrent.policies import (
     RecurrentMultiInputActorCriticPolicy,
 )
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
+from stable_baselines3.common.torch_layers import MlpExtractor
 
 import fasttrain
 from fasttrain.buffers.recurrent import RecurrentStorage
@@ -27,9 +28,10 @@ from fasttrain.engines.recurrent_policies import (
     MaskableRecurrentMultiInputActorCriticPolicy,
 )
 from fasttrain.engines.sequence_kernels import SequenceKernelEngine, kernel_calls, why_not
+from fasttrain.errors import ConfigError
 from fasttrain.jit import njit_bare
 from fasttrain.kernels import recurrent
-from fasttrain.threads import ThreadChoice
+from fasttrain.threads import LINE, NEXT, PIECES, ThreadChoice, new_team
 from toys import single_thread
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
@@ -82,6 +84,40 @@ def test_who_is_served(settings: dict[str, Any], why: str):
     assert why_not(policy_of(**settings)) == why
 
 
+class Doubled(MlpExtractor):
+    """Hidden layers with a forward of the user's."""
+
+    def forward_actor(self, features: Any) -> Any:
+        return 2 * super().forward_actor(features)
+
+
+class Gru(torch.nn.LSTM):
+    """Not what its name in the policy says."""
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda policy: setattr(policy, "mlp_extractor", Doubled(16, [64, 64], torch.nn.Tanh)),
+         "hidden layers of a class of their own"),
+        (lambda policy: policy.action_net.register_forward_hook(lambda *_: None),
+         "somebody watches the policy's modules"),
+        (lambda policy: policy.lstm_critic.register_forward_pre_hook(lambda *_: None),
+         "somebody watches the policy's modules"),
+        (lambda policy: setattr(policy, "lstm_critic", Gru(5, 16)), "an LSTM of a class of its own"),
+    ],
+)  # fmt: skip
+def test_what_was_done_to_a_policy_counts(change: Any, why: str):
+    policy = policy_of()
+    change(policy)
+    assert why_not(policy) == why
+
+
+def test_settings_that_do_not_go_with_memory_are_refused():
+    with pytest.raises(ConfigError, match="a policy that remembers computes in float32, uncompiled"):
+        SequenceKernelEngine(policy_of(), EngineSettings(kind="kernels", gradient_accumulation=2))
+
+
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "two LSTMs": (RecurrentActorCriticPolicy, {}),
     "one for both nets": (MaskableRecurrentActorCriticPolicy, {**SHARED, "units": 32}),
@@ -91,6 +127,8 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "several choices": (MaskableRecurrentActorCriticPolicy, {"actions": spaces.MultiDiscrete([2, 3]), "net_arch": [8]}),
     "bits": (MaskableRecurrentActorCriticPolicy, {"actions": spaces.MultiBinary(3)}),
     "keys": (MaskableRecurrentMultiInputActorCriticPolicy, {"box": DICT}),
+    "keys, extractors apart": (RecurrentMultiInputActorCriticPolicy, {"box": DICT, "share_features_extractor": False}),
+    "wide": (RecurrentActorCriticPolicy, {"net_arch": [256]}),  # its blocks have more rows
     "keys without masks": (RecurrentMultiInputActorCriticPolicy, {"box": DICT, **SHARED}),
 }  # fmt: skip
 
@@ -199,13 +237,15 @@ def test_every_setting_of_the_work_is_the_torch_engines(change: dict[str, Any]):
     learned, done = updated(SequenceKernelEngine, policy, storage, work)
     expected, there = updated(RecurrentEngine, policy, storage, work)
     check_same(learned, expected, policy)
+    np.testing.assert_allclose(done.norms, there.norms, rtol=1e-4)  # that is not seen in steps clipped to one length
     assert (done.steps, done.epochs, done.stopped) == (there.steps, there.epochs, there.stopped)
     assert done.stopped == ("target_kl" in change)
 
 
 def test_threads_change_nothing_but_the_order_of_sums(monkeypatch: pytest.MonkeyPatch):
     policy = policy_of()
-    storage, work = rollout_of(policy, 20, 40), WORK._replace(batch_size=600)
+    storage, work = rollout_of(policy, 20, 40), WORK._replace(batch_size=603)  # parts of 150 and of 151 rows
+    storage.episode_starts[::2] = 1  # so that sequences begin at every border
     alone, _ = updated(SequenceKernelEngine, policy, storage, work)
     found = []
     for on_threads in (True, False):  # 4 parts of a minibatch in either case
@@ -214,6 +254,38 @@ def test_threads_change_nothing_but_the_order_of_sums(monkeypatch: pytest.Monkey
     for one, other in zip(found[0].parameters(), found[1].parameters(), strict=True):
         assert torch.equal(one, other)
     check_same(found[0], alone, policy)
+
+
+def test_a_second_thread_acts_in_memory_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    policy, rng, count = policy_of(), np.random.default_rng(4), 300
+    engine, called = SequenceKernelEngine(policy, EngineSettings(kind="kernels", threads=2)), []
+
+    def alone(_choice: Any, _threads: int, kernel: Any, *arguments: Any) -> Any:
+        called.append(arguments)
+        return kernel(*arguments, new_team(), 0)
+
+    monkeypatch.setattr(engine, "_call", alone)
+    engine.begin()
+    engine.act(seen_of(BOX, rng, count), None, memory_of(policy, rng, count, 0.3))
+    values = called[0][-2]
+    expected = values.copy()
+    scratch, cells, team = engine._scratch[2], engine._cells[2], new_team(2)
+    of_first = [each[0] for each in (scratch.activations, scratch.probs, cells.rows, cells.sums, cells.bias)]
+    for each in of_first:
+        each[:] = 7
+    values[:] = 0
+    team[PIECES], team[NEXT + LINE] = 5, 2  # the blocks are open, from 0 on for one thread, from 2 on for the other
+    recurrent.act_remembering(*called[0], team, 1)
+    np.testing.assert_array_equal(values, expected)
+    assert all((each == 7).all() for each in of_first)
+
+
+def test_each_part_of_a_minibatch_is_computed_in_memory_of_its_own():
+    policy = policy_of()
+    engine = SequenceKernelEngine(copy.deepcopy(policy), EngineSettings(kind="kernels", threads=4))
+    engine.update(rollout_of(policy, 20, 30), WORK._replace(batch_size=None))
+    for name, each in engine._cells[4]._asdict().items():
+        assert each.reshape(4, -1).any(axis=1).all(), name
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -270,6 +342,40 @@ def test_a_gradient_that_is_not_finite_is_no_step_and_names_the_parameter():
     assert done.skipped == 1
     assert done.blamed
     assert all(bool(torch.isfinite(parameter).all()) for parameter in learned.parameters())
+
+
+def test_after_a_step_that_was_not_taken_all_goes_on_as_in_the_torch_engine():
+    policy = policy_of()
+    storage, work = rollout_of(policy, 7, 3), WORK._replace(n_epochs=1, batch_size=16)
+    np.random.seed(0)
+    storage._observations[""].view(21, -1)[storage.draw_order()[:16]] = torch.nan  # rows of the first minibatch
+    learned, done = updated(SequenceKernelEngine, policy, storage, work)
+    expected, there = updated(RecurrentKernelEngine, policy, storage, work)  # stock's distributions refuse NaN
+    assert (done.steps, done.skipped) == (there.steps, there.skipped) == (1, 1)
+    check_same(learned, expected, policy)
+
+
+def test_states_that_do_not_lie_row_by_row_are_read_right():
+    policy, rng = policy_of(), np.random.default_rng(5)
+    seen, memory = seen_of(BOX, rng, 3), memory_of(policy, rng, 3, 0.0)
+    turned = Memory(RNNStates(*(tuple(part.mT.contiguous().mT for part in pair) for pair in memory.states)),
+                    memory.episode_starts)  # fmt: skip
+    engine = SequenceKernelEngine(policy, EngineSettings(kind="kernels"))
+    engine.begin()
+    expected = engine.act(seen, None, memory).memory
+    compiled = len(recurrent.act_remembering.signatures)
+    after = engine.act(seen, None, turned).memory
+    assert len(recurrent.act_remembering.signatures) == compiled, "for other arrays it would be compiled anew"
+    for one, other in zip((*after.pi, *after.vf), (*expected.pi, *expected.vf), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_working_memory_grows_with_the_minibatches_and_is_kept_once():
+    policy = policy_of()
+    engine = SequenceKernelEngine(copy.deepcopy(policy), EngineSettings(kind="kernels"))
+    for steps in (8, 12, 10):
+        engine.update(rollout_of(policy, steps, 3), WORK._replace(batch_size=None))
+    assert [cells.order.shape for cells in engine._cells.values()] == [(1, 36)]
 
 
 @njit_bare

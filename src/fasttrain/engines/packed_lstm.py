@@ -93,6 +93,8 @@ def why_no_lstm(policy: Any) -> str:
         return "kernels compute in float32 on the CPU"
     if lstm.hidden_size % PAD:
         return f"an LSTM of {lstm.hidden_size} units: kernels take multiples of {PAD}"
+    if any(type(each) is not torch.nn.LSTM for each in (lstm, policy.lstm_critic or lstm)):
+        return "an LSTM of a class of its own"
     if not lstm.bias or lstm.proj_size or lstm.bidirectional or lstm.batch_first:
         return "an LSTM with arguments of its own"
     return why_padded(policy)

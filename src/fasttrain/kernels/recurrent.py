@@ -50,7 +50,9 @@ from fasttrain.kernels.ppo import (
 )
 from fasttrain.threads import DONE, NOTE, begin_work, claim, end_work, fetch_add, is_open, open_pieces, rest, wait_for
 
-FIRSTS, LENGTHS, SIZES, NEXT, BEGINS = range(5)  # of `Cells.places`
+# Rows of `Cells.places`. Of each sequence: its first place in the minibatch, its length. Of each step: how many
+# sequences have it, the rank of the next sequence that ends with it, the first of its rows.
+FIRSTS, LENGTHS, SIZES, NEXT, BEGINS = range(5)
 
 
 class Lstms(NamedTuple):
@@ -66,13 +68,14 @@ class Cells(NamedTuple):
     """Working memory of the LSTMs, for each part of a minibatch."""
 
     order: Int64Array  # (parts, B) rows step by step, the longest sequence first
-    places: Int64Array  # (parts, 5, B + 2) sequences: their first rows, lengths; how many have a step; for laying out
-    begun: Float32Array  # (parts, C, 2, B, H) states in which sequences begin
-    gates: Float32Array  # (parts, C, B, 4H) then their gradients
-    outputs: Float32Array  # (parts, C, 5, B, H) states before the steps, cells, their tanh, hidden states, gradients
-    rows: Float32Array  # (parts, 3, B rounded up, H) a step's: hidden states or their gradients, the cells', a row's
-    sums: Float32Array  # (parts, B rounded up, 4H) a step's
-    bias: Float32Array  # (parts, 4H)
+    places: Int64Array  # (parts, 5, B + 2) where `lay_out` puts the sequences and their steps
+    begun: Float32Array  # (parts, C, 2, B, H) hidden states and cells with which sequences begin
+    gates: Float32Array  # (parts, C, B, 4H) later the gradients of their sums
+    outputs: Float32Array  # (parts, C, 5, B, H) hidden states before the steps; cells; their tanh; hidden states after
+    # the steps; the gradients of those
+    rows: Float32Array  # (parts, 3, B rounded up, H) of one step: hidden states, cells, tanh of cells; or gradients
+    sums: Float32Array  # (parts, B rounded up, 4H) of one step, what becomes its gates
+    bias: Float32Array  # (parts, 4H) sum of both biases
 
 
 class Past(NamedTuple):
@@ -126,10 +129,8 @@ def lay_out(
         places[SIZES, t] += places[SIZES, t + 1]
     row = 0
     for t in range(longest):
-        places[BEGINS, t], places[NEXT, t] = (
-            row,
-            places[SIZES, t + 1],
-        )  # next of those with t + 1 steps: behind the longer
+        places[BEGINS, t] = row
+        places[NEXT, t] = places[SIZES, t + 1]  # sequences that end with this step come after all longer ones
         row += places[SIZES, t]
     for s in range(count):
         length = places[LENGTHS, s]
@@ -142,7 +143,10 @@ def lay_out(
 
 @njit_inner
 def enter(block: int, columns: int, hidden: Float32Array, count: int, activations: Float32Array) -> None:
-    """Hidden states (B, H) from row `block` on as the nets' inputs, from that column on; zeros behind them."""
+    """Hidden states (B, H) of `count` rows from `block` on, as the nets' inputs, from column `columns` on.
+
+    Rows of padding get zeros: weights' gradients are products with all rows, and what an earlier block left may be NaN.
+    """
     units = hidden.shape[1]
     for r in range(padded_rows(count)):
         for c in range(units):
@@ -194,7 +198,7 @@ def backward_lstms(
     cells: Cells,
     part: int,
 ) -> None:
-    """Their gradients, from those of the hidden states in `cells.outputs[part, …, 4]`."""
+    """Gradients of the LSTMs' parameters, from those of the hidden states in `cells.outputs[part, …, 4]`."""
     total, units, size, gradient = len(laid), lstms.units, len(scratch.ones), scratch.gradients[part]
     nothing = scratch.zeros[:units]
     for cell in range(len(lstms.inputs)):
