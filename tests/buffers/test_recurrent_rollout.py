@@ -125,6 +125,18 @@ def test_a_row_that_is_left_out_ends_its_sequence():
     assert all(sorted(order) == sorted(set(range(21)) - {3 * ENVS + 1}) for order in ahead)
 
 
+def test_rows_of_two_envs_are_never_one_sequence():
+    ours, _ = filled()
+    ours.episode_starts[:] = 0
+    for step in range(STEPS):  # the first env's rows end with step 2, the next one's begin with step 3
+        ours.leave_out(step, [0] if step > 2 else [1])
+    order = ours.rows
+    begins = ours.begins(order)
+    envs = order % ENVS
+    assert (envs[1:] != envs[:-1]).sum() == ENVS - 1
+    assert begins[1:][envs[1:] != envs[:-1]].all()
+
+
 def test_orders_drawn_ahead_are_those_that_would_have_been_drawn():
     ours, _ = filled()
     np.random.seed(5)

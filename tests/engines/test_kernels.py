@@ -12,6 +12,7 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import CallbackList
 from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.torch_layers import MlpExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 import fasttrain
@@ -37,6 +38,19 @@ def watch(policy: Any) -> None:
     policy.optimizer.register_step_post_hook(lambda *_: None)
 
 
+def look_on(policy: Any) -> None:
+    policy.mlp_extractor.policy_net[0].register_forward_hook(lambda *_: None)
+
+
+class Doubled(MlpExtractor):
+    def forward_actor(self, features: Any) -> Any:
+        return 2 * super().forward_actor(features)
+
+
+def double(policy: Any) -> None:
+    policy.mlp_extractor = Doubled(4, [64, 64], torch.nn.Tanh)
+
+
 @pytest.mark.parametrize(
     ("policy", "reason"),
     [
@@ -60,7 +74,13 @@ def test_what_the_kernels_can_stand_in_for(policy: Any, reason: str):
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"), [(freeze, "some parameters are frozen or hooked"), (watch, "somebody watches")]
+    ("change", "reason"),
+    [
+        (freeze, "some parameters are frozen or hooked"),
+        (watch, "somebody watches the optimizer's steps"),
+        (look_on, "somebody watches the policy's modules"),
+        (double, "hidden layers of a class of their own"),
+    ],
 )
 def test_what_was_done_to_a_policy_counts(change: Any, reason: str):
     policy = make_policy()

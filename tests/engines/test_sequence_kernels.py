@@ -9,42 +9,19 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from sb3_contrib.common.recurrent.policies import (
-    RecurrentActorCriticPolicy,
-    RecurrentMultiInputActorCriticPolicy,
-)
-from sb3_contrib.common.recurrent.type_aliases import RNNStates
+from stable_baselines3.common.torch_layers import MlpExtractor
 
 import fasttrain
-from fasttrain.buffers.recurrent import RecurrentStorage
-from fasttrain.buffers.sequences import Memory
 from fasttrain.engines.engine import EngineSettings, PPOWork
-from fasttrain.engines.heads import action_dims
 from fasttrain.engines.packed_lstm import RecurrentKernelEngine
 from fasttrain.engines.recurrent import RecurrentEngine
-from fasttrain.engines.recurrent_policies import (
-    MaskableRecurrentActorCriticPolicy,
-    MaskableRecurrentMultiInputActorCriticPolicy,
-)
 from fasttrain.engines.sequence_kernels import SequenceKernelEngine, kernel_calls, why_not
+from fasttrain.errors import ConfigError
 from fasttrain.threads import ThreadChoice
+from recurrent_cases import CASES, SHARED, WORK, policy_of, rollout_of
 from toys import single_thread
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
-BOX = spaces.Box(-1, 1, (5,), np.float32)
-DICT = spaces.Dict({"b": spaces.Box(-1, 1, (3,), np.float32), "a": spaces.MultiBinary(4)})
-SHARED = {"shared_lstm": True, "enable_critic_lstm": False}
-CPU = torch.device("cpu")
-
-
-def policy_of(kind: Any = RecurrentActorCriticPolicy, box: Any = BOX, actions: Any = None, **settings: Any) -> Any:
-    torch.manual_seed(2)
-    eps = {"eps": 1.0}  # Adam's first steps are then as the gradient is, not its sign
-    policy = kind(box, actions or spaces.Discrete(4), lambda _: 1e-2, lstm_hidden_size=settings.pop("units", 16),
-                  optimizer_kwargs=eps, **settings)  # fmt: skip
-    for parameter in policy.parameters():  # biases and heads of SB3's initialisation are too small to test anything
-        torch.nn.init.normal_(parameter, std=0.3)
-    return policy
 
 
 class Own(torch.nn.Module):
@@ -80,71 +57,38 @@ def test_who_is_served(settings: dict[str, Any], why: str):
     assert why_not(policy_of(**settings)) == why
 
 
-CASES: dict[str, tuple[Any, dict[str, Any]]] = {
-    "two LSTMs": (RecurrentActorCriticPolicy, {}),
-    "one for both nets": (MaskableRecurrentActorCriticPolicy, {**SHARED, "units": 32}),
-    "no layers behind": (RecurrentActorCriticPolicy, {"net_arch": []}),
-    "nets of two depths, relu": (MaskableRecurrentActorCriticPolicy,
-                                 {"net_arch": {"pi": [8], "vf": [16, 9]}, "activation_fn": torch.nn.ReLU}),
-    "several choices": (MaskableRecurrentActorCriticPolicy, {"actions": spaces.MultiDiscrete([2, 3]), "net_arch": [8]}),
-    "bits": (MaskableRecurrentActorCriticPolicy, {"actions": spaces.MultiBinary(3)}),
-    "keys": (MaskableRecurrentMultiInputActorCriticPolicy, {"box": DICT}),
-    "keys without masks": (RecurrentMultiInputActorCriticPolicy, {"box": DICT, **SHARED}),
-}  # fmt: skip
+class Doubled(MlpExtractor):
+    """Hidden layers with a forward of the user's."""
+
+    def forward_actor(self, features: Any) -> Any:
+        return 2 * super().forward_actor(features)
 
 
-def seen_of(space: Any, rng: Any, count: int) -> Any:
-    """Observations (count, …), half of the numbers zero."""
-    if isinstance(space, spaces.Dict):
-        return {key: seen_of(part, rng, count) for key, part in space.spaces.items()}
-    seen = rng.standard_normal((count, *space.shape)).astype(np.float32) * (rng.random((count, *space.shape)) < 0.5)
-    return (seen > 0).astype(np.int8) if isinstance(space, spaces.MultiBinary) else seen.astype(np.float32)
+class Gru(torch.nn.LSTM):
+    """Not what its name in the policy says."""
 
 
-def masks_of(policy: Any, rng: Any, count: int) -> Any:
-    """Masks (count, A) with a legal choice of each sub-action; None where the policy takes none."""
-    if not isinstance(policy, MaskableRecurrentActorCriticPolicy):
-        return None
-    dims = action_dims(policy.action_space)
-    masks = rng.random((count, sum(dims))) < 0.5
-    for first, size in zip(np.cumsum([0, *dims]), dims, strict=False):
-        masks[np.arange(count), first + rng.integers(size, size=count)] = True
-    return masks
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda policy: setattr(policy, "mlp_extractor", Doubled(16, [64, 64], torch.nn.Tanh)),
+         "hidden layers of a class of their own"),
+        (lambda policy: policy.action_net.register_forward_hook(lambda *_: None),
+         "somebody watches the policy's modules"),
+        (lambda policy: policy.lstm_critic.register_forward_pre_hook(lambda *_: None),
+         "somebody watches the policy's modules"),
+        (lambda policy: setattr(policy, "lstm_critic", Gru(5, 16)), "an LSTM of a class of its own"),
+    ],
+)  # fmt: skip
+def test_what_was_done_to_a_policy_counts(change: Any, why: str):
+    policy = policy_of()
+    change(policy)
+    assert why_not(policy) == why
 
 
-def memory_of(policy: Any, rng: Any, count: int, starts: float) -> Memory:
-    units, shared = policy.lstm_actor.hidden_size, policy.lstm_critic is None
-    parts = [torch.from_numpy(rng.standard_normal((1, count, units)).astype(np.float32)) for _ in range(4)]
-    pi, vf = (parts[0], parts[1]), (parts[2], parts[3])
-    return Memory(RNNStates(pi, pi if shared else vf), rng.random(count) < starts)
-
-
-def rollout_of(policy: Any, steps: int, envs: int, seed: int = 0, left_out: bool = False) -> RecurrentStorage:
-    """Acted on by the torch engine, with numbers of chance for states, rewards and ends of episodes."""
-    rng, engine = np.random.default_rng(seed), RecurrentEngine(policy, EngineSettings())
-    masked = isinstance(policy, MaskableRecurrentActorCriticPolicy)
-    lstm = policy.lstm_actor
-    storage = RecurrentStorage(
-        steps, envs, policy.observation_space, policy.action_space, state_shape=(1, lstm.hidden_size),
-        own_critic=policy.lstm_critic is not None, device=CPU, gamma=0.9, gae_lambda=0.8,
-        mask_width=sum(action_dims(policy.action_space)) if masked else None,
-    )  # fmt: skip
-    for step in range(steps):
-        memory = memory_of(policy, rng, envs, 0.1)
-        stored = engine.act(seen_of(policy.observation_space, rng, envs), masks_of(policy, rng, envs), memory).stored
-        noise = torch.from_numpy(rng.normal(0, 0.3, envs).astype(np.float32))  # so that some ratios are clipped
-        rewards = rng.standard_normal(envs).astype(np.float32)
-        storage.add(
-            stored.observations, stored.actions, rewards, memory.episode_starts, stored.values + noise[:, None],
-            stored.log_probs + noise, stored.action_masks, memory.states,
-        )  # fmt: skip
-        if left_out:
-            storage.leave_out(step, rng.random(envs) < 0.1)
-    storage.compute_returns_and_advantages(np.zeros(envs, np.float32), np.zeros(envs, np.bool_))
-    return storage
-
-
-WORK = PPOWork(2, 50, 0.2, None, 0.01, 0.5, True, 0.5, None)
+def test_settings_that_do_not_go_with_memory_are_refused():
+    with pytest.raises(ConfigError, match="a policy that remembers computes in float32, uncompiled"):
+        SequenceKernelEngine(policy_of(), EngineSettings(kind="kernels", gradient_accumulation=2))
 
 
 def updated(engine_class: Any, policy: Any, storage: Any, work: PPOWork, threads: int = 1) -> Any:
@@ -197,13 +141,15 @@ def test_every_setting_of_the_work_is_the_torch_engines(change: dict[str, Any]):
     learned, done = updated(SequenceKernelEngine, policy, storage, work)
     expected, there = updated(RecurrentEngine, policy, storage, work)
     check_same(learned, expected, policy)
+    np.testing.assert_allclose(done.norms, there.norms, rtol=1e-4)  # that is not seen in steps clipped to one length
     assert (done.steps, done.epochs, done.stopped) == (there.steps, there.epochs, there.stopped)
     assert done.stopped == ("target_kl" in change)
 
 
 def test_threads_change_nothing_but_the_order_of_sums(monkeypatch: pytest.MonkeyPatch):
     policy = policy_of()
-    storage, work = rollout_of(policy, 20, 40), WORK._replace(batch_size=600)
+    storage, work = rollout_of(policy, 20, 40), WORK._replace(batch_size=603)  # parts of 150 and of 151 rows
+    storage.episode_starts[::2] = 1  # so that sequences begin at every border
     alone, _ = updated(SequenceKernelEngine, policy, storage, work)
     found = []
     for on_threads in (True, False):  # 4 parts of a minibatch in either case
@@ -214,50 +160,12 @@ def test_threads_change_nothing_but_the_order_of_sums(monkeypatch: pytest.Monkey
     check_same(found[0], alone, policy)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_acting_gives_the_policys_values_and_states(name: str):
-    kind, settings = CASES[name]
-    policy, rng = policy_of(kind, **settings), np.random.default_rng(1)
-    count = 150  # more than a block of rows
-    seen, masks = seen_of(policy.observation_space, rng, count), masks_of(policy, rng, count)
-    memory = memory_of(policy, rng, count, 0.3)
-    engine = SequenceKernelEngine(policy, EngineSettings(kind="kernels"))
-    engine.begin()
-    acted = engine.act(seen, masks, memory)
-    reference = RecurrentEngine(policy, EngineSettings())
-    theirs = reference.act(seen, masks, memory)
-    stored = acted.stored
-    assert stored is not None
-    assert stored.memory is memory.states  # as they were, before the reset
-    torch.testing.assert_close(stored.values, theirs.stored.values, rtol=1e-5, atol=1e-5)
-    for mine, other in zip((*acted.memory.pi, *acted.memory.vf), (*theirs.memory.pi, *theirs.memory.vf), strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(engine.values(seen, memory), reference.values(seen, memory), rtol=1e-5, atol=1e-5)
-    starts = torch.from_numpy(memory.episode_starts.astype(np.float32))
-    tensors = {key: torch.from_numpy(part) for key, part in seen.items()} if isinstance(seen, dict) else None
-    given = {} if masks is None else {"action_masks": masks}
-    distribution, _ = policy.get_distribution(
-        torch.from_numpy(seen) if tensors is None else tensors, memory.states.pi, starts, **given
-    )
-    expected = distribution.log_prob(stored.actions)
-    torch.testing.assert_close(stored.log_probs, expected.detach(), rtol=1e-4, atol=1e-4)
-
-
-def test_draws_have_the_policys_probabilities():
-    policy, rng, count = policy_of(MaskableRecurrentActorCriticPolicy), np.random.default_rng(3), 40_000
-    one = memory_of(policy, rng, 1, 0.0)
-    seen, mask = seen_of(BOX, rng, 1), np.array([[True, False, True, True]])
-    many = Memory(RNNStates(*((h.expand(1, count, -1), c.expand(1, count, -1)) for h, c in one.states)),
-                  np.zeros(count, np.bool_))  # fmt: skip
-    engine = SequenceKernelEngine(policy, EngineSettings(kind="kernels"))
-    engine.begin()
-    torch.manual_seed(0)
-    acted = engine.act(np.tile(seen, (count, 1)), np.tile(mask, (count, 1)), many)
-    distribution, _ = policy.get_distribution(torch.from_numpy(seen), one.states.pi, torch.zeros(1), mask)
-    probs = distribution.distribution.probs[0].detach().double().numpy()
-    shares = np.bincount(acted.actions, minlength=4) / count
-    np.testing.assert_allclose(shares, probs, atol=4 * np.sqrt(0.25 / count))
-    assert shares[1] == 0
+def test_each_part_of_a_minibatch_is_computed_in_memory_of_its_own():
+    policy = policy_of()
+    engine = SequenceKernelEngine(copy.deepcopy(policy), EngineSettings(kind="kernels", threads=4))
+    engine.update(rollout_of(policy, 20, 30), WORK._replace(batch_size=None))
+    for name, each in engine._cells[4]._asdict().items():
+        assert each.reshape(4, -1).any(axis=1).all(), name
 
 
 def test_a_gradient_that_is_not_finite_is_no_step_and_names_the_parameter():
@@ -268,6 +176,25 @@ def test_a_gradient_that_is_not_finite_is_no_step_and_names_the_parameter():
     assert done.skipped == 1
     assert done.blamed
     assert all(bool(torch.isfinite(parameter).all()) for parameter in learned.parameters())
+
+
+def test_after_a_step_that_was_not_taken_all_goes_on_as_in_the_torch_engine():
+    policy = policy_of()
+    storage, work = rollout_of(policy, 7, 3), WORK._replace(n_epochs=1, batch_size=16)
+    np.random.seed(0)
+    storage._observations[""].view(21, -1)[storage.draw_order()[:16]] = torch.nan  # rows of the first minibatch
+    learned, done = updated(SequenceKernelEngine, policy, storage, work)
+    expected, there = updated(RecurrentKernelEngine, policy, storage, work)  # stock's distributions refuse NaN
+    assert (done.steps, done.skipped) == (there.steps, there.skipped) == (1, 1)
+    check_same(learned, expected, policy)
+
+
+def test_working_memory_grows_with_the_minibatches_and_is_kept_once():
+    policy = policy_of()
+    engine = SequenceKernelEngine(copy.deepcopy(policy), EngineSettings(kind="kernels"))
+    for steps in (8, 12, 10):
+        engine.update(rollout_of(policy, steps, 3), WORK._replace(batch_size=None))
+    assert [cells.order.shape for cells in engine._cells.values()] == [(1, 36)]
 
 
 def test_the_model_takes_them_where_they_know_every_layer():

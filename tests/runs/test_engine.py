@@ -13,7 +13,7 @@ from conftest import RunCommand, configured
 from fasttrain.engines.engine import EngineSettings
 from fasttrain.engines.torch import TorchEngine
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.runs.engine import settle_engine, settle_kernels
+from fasttrain.runs.engine import learner_calls, settle_engine, settle_kernels
 from fasttrain.runs.envs import build_vec_env
 from fasttrain.runs.models import build_algorithm
 from fasttrain.spec.checks import EnvFacts, Machine
@@ -21,10 +21,11 @@ from fasttrain.spec.plan import RunSpec, resolve
 
 SMALL = ("env.id=CartPole-v1", "algo=ppo", "engine=fast", "vec_env=dummy", "num_envs=4", "algo.rollout_size=64",
          "batch_size=32", "algo.n_epochs=1", "algo.net_arch=[4]")  # fmt: skip
+FACTS, MACHINE = EnvFacts(False, 1e-5), Machine(2, False, False)
 
 
 def settled(*arguments: str, **sources: str) -> tuple[RunSpec, BaseAlgorithm]:
-    plan = resolve(configured(*SMALL, *arguments), sources, EnvFacts(False, 1e-5), Machine(2, False, False))
+    plan = resolve(configured(*SMALL, *arguments), sources, FACTS, MACHINE)
     env = build_vec_env(plan.config, 4, 0)
     model = build_algorithm(plan.config, env, PhaseClock())
     plan = settle_engine(settle_kernels(plan, model), model)
@@ -129,3 +130,15 @@ def test_overlap_that_a_profile_asks_for_is_no_matter_of_dqns():
     settle_engine(plan, model)
     assert not model.engine.settings.overlap
     env.close()
+
+
+def test_of_a_recurrent_policy_the_built_model_tells_which_kernels_it_takes():
+    def names(*arguments: str, built: bool = True) -> list[str]:
+        lstm = ("algo=recurrent_ppo", "fused_update=on", "algo.lstm_hidden_size=16", *arguments)
+        plan, model = settled(*lstm) if built else (resolve(configured(*SMALL, *lstm), {}, FACTS, MACHINE), None)
+        return [call.name for call in learner_calls(plan.config, model)]
+
+    whole, for_autograd = ["act_remembering", "train_sequences", "follow"], ["lstm_forward", "lstm_backward"]
+    assert names() == whole
+    assert names("algo.n_lstm_layers=2") == for_autograd
+    assert names(built=False) == whole + for_autograd

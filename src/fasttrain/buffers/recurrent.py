@@ -142,7 +142,7 @@ class RecurrentStorage(RolloutStorage):
         cut = order // self.num_envs % (self.chunk_steps or self.num_steps) == 0
         begins: BoolArray = (self.episode_starts.reshape(-1)[order] != 0) | cut
         if self._left_out is not None:
-            begins[1:] |= np.diff(order) != self.num_envs  # not the same env's next step
+            begins[1:] |= np.diff(order) != self.num_envs  # else the same env's next step
         return begins
 
     def _padded(self, rows: Int64Array, firsts: Int64Array, lengths: Int64Array) -> RolloutBatch:

@@ -15,7 +15,7 @@ from sb3_contrib.common.maskable.distributions import (
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from stable_baselines3.common.distributions import CategoricalDistribution, MultiCategoricalDistribution
 from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor
+from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, MlpExtractor
 from stable_baselines3.dqn.policies import DQNPolicy, QNetwork
 from torch import Tensor, nn
 
@@ -48,6 +48,8 @@ def why_not(policy: Any) -> str:
     if type(policy).extract_features not in stock_features or "extract_features" in vars(policy):
         return "the policy extracts features in a way of its own"
     if unfit := why_no_vectors(policy.features_extractor, policy.observation_space):
+        return unfit
+    if unfit := why_not_plain(policy):
         return unfit
     nets = (policy.mlp_extractor.policy_net, policy.mlp_extractor.value_net)
     linears = [policy.action_net, policy.value_net, *(module for net in nets for module in net[0::2])]
@@ -87,6 +89,15 @@ def _is_plain_mlp(net: QNetwork) -> bool:
     """Hidden layers with one kind of activation between linear layers."""
     linears, activations = _linears(net), _activations(net)
     return len(activations) == len(linears) > 0 and is_mlp([*linears, *_heads(net)], activations)
+
+
+def why_not_plain(policy: nn.Module) -> str:
+    """Empty if the hidden layers are SB3's and no hook sees or changes what a module gives; else what is not so."""
+    if type(policy.mlp_extractor) is not MlpExtractor:
+        return "hidden layers of a class of their own"
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    hooked = any(getattr(module, name) for module in policy.modules() for name in hooks)
+    return "somebody watches the policy's modules" if hooked else ""
 
 
 def why_not_optimizer(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> str:
@@ -176,10 +187,12 @@ def make_layout(policy: Any) -> tuple[Layout, list[Place], int, int]:
 def lay_out(
     policy: Any, inputs: int, widths: list[int], nets: list[list[Any]], places: list[Place], size: int
 ) -> tuple[Layout, list[Place], int, int]:
-    """`make_layout` where what computes the first hidden layers, `widths` wide, is laid out: `places` in `size` floats.
+    """What `make_layout` gives, for nets whose first hidden layers have their places in the flat vectors already.
 
     Args:
+        widths: of the first hidden layers, which are an MLP's or the outputs of LSTMs.
         nets: the linear layers behind those, of the policy net and of the value net, without the heads.
+        places: of the parameters up to the first hidden layers, within the first `size` floats; the others are added.
     """
     depth = np.array([len(net) + 1 for net in nets], np.int64)
     shape = (2, int(depth.max()) + 1)

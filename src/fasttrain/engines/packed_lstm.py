@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fasttrain.batch import Int64Array
 from fasttrain.engines.recurrent import RecurrentEngine, UnpaddedHead, why_padded
-from fasttrain.engines.recurrent_policies import MinGRU
+from fasttrain.engines.recurrent_policies import GRU, MinGRU
 from fasttrain.kernel_cache import KernelCall
 from fasttrain.kernels.gru import gru_backward, gru_forward, scan_backward, scan_forward
 from fasttrain.kernels.lstm import lstm_backward, lstm_forward
@@ -159,6 +159,8 @@ def why_no_cells(policy: Any) -> str:
     name = "a GRU" if isinstance(lstm, nn.GRU) else "an LSTM"
     if lstm.hidden_size % PAD:
         return f"{name} of {lstm.hidden_size} units: kernels take multiples of {PAD}"
+    if any(type(each) not in (nn.LSTM, GRU) for each in (lstm, policy.lstm_critic or lstm)):
+        return f"{name} of a class of its own"
     if not lstm.bias or lstm.proj_size or lstm.bidirectional or lstm.batch_first:
         return f"{name} with arguments of its own"
     return why_padded(policy)

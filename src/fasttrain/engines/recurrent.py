@@ -187,17 +187,26 @@ def why_padded(policy: Any) -> str:
     return ""
 
 
+def check_settings(settings: EngineSettings) -> None:
+    """Refuse what no engine of a recurrent policy does.
+
+    Raises:
+        ConfigError: such a setting is there.
+    """
+    if settings.amp_dtype is not None or settings.gradient_accumulation > 1 or settings.compile_mode is not None:
+        raise ConfigError(
+            "a policy that remembers computes in float32, uncompiled, each minibatch in one part: leave amp_dtype, "
+            "compile_mode and gradient_accumulation out"
+        )
+
+
 class RecurrentEngine(TorchEngine):
     """Of a recurrent actor-critic; `memory` is a `Memory`, what comes of acting the states after it."""
 
     def __init__(
         self, policy: Any, settings: EngineSettings, before: Engine | None = None, compiler: Compiler | None = None
     ) -> None:
-        if settings.amp_dtype is not None or settings.gradient_accumulation > 1 or settings.compile_mode is not None:
-            raise ConfigError(
-                "a policy that remembers computes in float32, uncompiled, each minibatch in one part: leave amp_dtype, "
-                "compile_mode and gradient_accumulation out"
-            )
+        check_settings(settings)
         super().__init__(policy, settings, before, compiler)
 
     def new_head(self) -> PaddedHead:

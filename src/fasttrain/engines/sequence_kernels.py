@@ -13,18 +13,29 @@ from torch import nn
 from fasttrain.batch import Int64Array
 from fasttrain.buffers.recurrent import RecurrentStorage
 from fasttrain.buffers.sequences import Memory
+from fasttrain.engines.engine import Engine, EngineSettings
 from fasttrain.engines.kernels import CPU, KernelEngine, noted_calls, zeros
-from fasttrain.engines.layout import DISTRIBUTIONS, Place, is_mlp, lay_out, why_no_vectors, why_not_optimizer
+from fasttrain.engines.layout import (
+    DISTRIBUTIONS,
+    Place,
+    is_mlp,
+    lay_out,
+    why_no_vectors,
+    why_not_optimizer,
+    why_not_plain,
+)
 from fasttrain.engines.packed_lstm import why_no_cells
+from fasttrain.engines.recurrent import check_settings
 from fasttrain.kernel_cache import KernelCall
 from fasttrain.kernels.nets import Layout, Rows
 from fasttrain.kernels.ppo import Scratch
-from fasttrain.kernels.recurrent import Cells, Lstms, Past, act_remembering, train_sequences
+from fasttrain.kernels.recurrent import Cells, Lstms, Past, train_sequences
+from fasttrain.kernels.recurrent_acting import act_remembering
 from fasttrain.kernels.simd import PAD, TILE_ROWS
 
-# An update by kernels / by torch, µs a row of the rollout, two LSTMs, one thread: 128 units, 248 inputs, minibatches of
-# 1,024 9.4 / 31, 256 units 29 / 53, 512 units 107 / 146; 2 inputs, 2,048 rows, no episode's end 7.1 / 11, 22 / 32 and
-# 83 / 75.
+# What an update takes by kernels / by torch, in µs for each row of the rollout; two LSTMs, one thread. 248 inputs,
+# minibatches of 1,024: 128 units 9.4 / 31, 256 units 29 / 53, 512 units 107 / 146. 2 inputs, 2,048 rows in which no
+# episode ends: 128 units 7.1 / 11, 256 units 22 / 32, 512 units 83 / 75.
 PAYS_UP_TO = 256
 
 
@@ -46,6 +57,8 @@ def why_not(policy: Any) -> str:
     extractors = {policy.features_extractor, policy.pi_features_extractor, policy.vf_features_extractor}
     if unfit := next(filter(None, (why_no_vectors(each, policy.observation_space) for each in extractors)), ""):
         return unfit
+    if unfit := why_not_plain(policy):
+        return unfit
     nets = (extractor.policy_net, extractor.value_net)
     linears = [policy.action_net, policy.value_net, *(module for net in nets for module in net[0::2])]
     if any(len(net) % 2 for net in nets) or not is_mlp(linears, [module for net in nets for module in net[1::2]]):
@@ -57,6 +70,10 @@ class SequenceKernelEngine(KernelEngine):
     """Of a recurrent policy for which `why_not` is empty; `memory` is a `Memory`, acting gives the states after it."""
 
     why_no_kernels = staticmethod(why_not)
+
+    def __init__(self, policy: Any, settings: EngineSettings, before: Engine | None = None) -> None:
+        check_settings(settings)
+        super().__init__(policy, settings, before)
 
     def _laid_out(self, policy: Any) -> tuple[Layout, list[Place], int, int]:
         lstms: list[Any] = [policy.lstm_actor, *([] if policy.lstm_critic is None else [policy.lstm_critic])]
@@ -71,13 +88,13 @@ class SequenceKernelEngine(KernelEngine):
                 size += rows * 4 * units
         where = np.array(offsets)
         self.lstms = Lstms(units, *(np.ascontiguousarray(where[:, column]) for column in (0, 1, slice(2, 4))))
-        self._cells: dict[tuple[int, int], Cells] = {}  # by parts, and rows of a minibatch
+        self._cells: dict[int, Cells] = {}  # by number of parts
         nets = [[*net[0::2]] for net in (policy.mlp_extractor.policy_net, policy.mlp_extractor.value_net)]
         return lay_out(policy, inputs, [units, units], nets, places, size)
 
     def _acting(self, memory: Memory, scratch: Scratch, given: Any, out: Any) -> tuple[Any, tuple[Any, ...], Any]:
         before = [np.ascontiguousarray(part[0]) for part in (*memory.states.pi, *memory.states.vf)]
-        after = [torch.empty_like(memory.states.pi[0]) for _ in range(2 * len(self.lstms.inputs))]
+        after = [torch.empty(memory.states.pi[0].shape) for _ in range(2 * len(self.lstms.inputs))]
         after += after[: 4 - len(after)]
         past = Past(tuple(before), np.asarray(memory.episode_starts, np.float32))  # type: ignore[arg-type]
         arguments = (*given, past, tuple(part[0].numpy() for part in after), self._flat, self.layout, self.lstms,
@@ -93,11 +110,12 @@ class SequenceKernelEngine(KernelEngine):
         )  # fmt: skip
 
     def _cells_for(self, scratch: Scratch, count: int) -> Cells:
-        """Working memory for minibatches of `count` rows, in as many parts as `scratch` has."""
+        """Working memory for minibatches of up to `count` rows, in as many parts as `scratch` has."""
         parts, lstms, units = len(scratch.gradients), len(self.lstms.inputs), self.lstms.units
-        if (parts, count) not in self._cells:
+        kept = self._cells.get(parts)
+        if kept is None or kept.order.shape[1] < count:
             high = -(-count // TILE_ROWS) * TILE_ROWS
-            self._cells[parts, count] = Cells(
+            self._cells[parts] = kept = Cells(
                 order=np.zeros((parts, count), np.int64),
                 places=np.zeros((parts, 5, count + 2), np.int64),
                 begun=zeros(parts, lstms, 2, count, units),
@@ -107,7 +125,7 @@ class SequenceKernelEngine(KernelEngine):
                 sums=zeros(parts, high, 4 * units),
                 bias=zeros(parts, 4 * units),
             )
-        return self._cells[parts, count]
+        return kept
 
 
 def kernel_calls(in_groups: bool = False) -> list[KernelCall]:

@@ -1,4 +1,4 @@
-"""Acting and the PPO update of a policy with LSTMs as compiled kernels: what `acting.py` and `ppo.py` are to an MLP.
+"""The PPO update of a policy with LSTMs as compiled kernels: what `ppo.py` is to an MLP's. `recurrent_acting.py` acts.
 
 An LSTM stands in the place of the first layer. Only inputs that are not zero enter its gates; sequences go through it
 step by step without padding (`lstm.py`), and its hidden states on through the nets a block of rows at a time. A
@@ -16,23 +16,17 @@ import numpy as np
 
 from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array
 from fasttrain.jit import njit_bare, njit_inline, njit_inner
-from fasttrain.kernels.acting import draw, write_values
 from fasttrain.kernels.dense import add_product, sparse_backward, sparse_forward, sum_rows
-from fasttrain.kernels.lstm import lstm_backward, lstm_forward, next_cells, squash
+from fasttrain.kernels.lstm import lstm_backward, lstm_forward
 from fasttrain.kernels.nets import (
     POLICY,
     VALUE,
     Constants,
     Layout,
-    Lists,
     Rows,
     backward_hidden,
-    count_entries,
     forward_hidden,
-    head_logits,
-    head_of_net,
     last_of_net,
-    list_entries,
     padded_rows,
     transpose_hidden,
 )
@@ -50,7 +44,9 @@ from fasttrain.kernels.ppo import (
 )
 from fasttrain.threads import DONE, NOTE, begin_work, claim, end_work, fetch_add, is_open, open_pieces, rest, wait_for
 
-FIRSTS, LENGTHS, SIZES, NEXT, BEGINS = range(5)  # of `Cells.places`
+# Rows of `Cells.places`. Of each sequence: its first place in the minibatch, its length. Of each step: how many
+# sequences have it, the rank of the next sequence that ends with it, the first of its rows.
+FIRSTS, LENGTHS, SIZES, NEXT, BEGINS = range(5)
 
 
 class Lstms(NamedTuple):
@@ -66,13 +62,14 @@ class Cells(NamedTuple):
     """Working memory of the LSTMs, for each part of a minibatch."""
 
     order: Int64Array  # (parts, B) rows step by step, the longest sequence first
-    places: Int64Array  # (parts, 5, B + 2) sequences: their first rows, lengths; how many have a step; for laying out
-    begun: Float32Array  # (parts, C, 2, B, H) states in which sequences begin
-    gates: Float32Array  # (parts, C, B, 4H) then their gradients
-    outputs: Float32Array  # (parts, C, 5, B, H) states before the steps, cells, their tanh, hidden states, gradients
-    rows: Float32Array  # (parts, 3, B rounded up, H) a step's: hidden states or their gradients, the cells', a row's
-    sums: Float32Array  # (parts, B rounded up, 4H) a step's
-    bias: Float32Array  # (parts, 4H)
+    places: Int64Array  # (parts, 5, B + 2) where `lay_out` puts the sequences and their steps
+    begun: Float32Array  # (parts, C, 2, B, H) hidden states and cells with which sequences begin
+    gates: Float32Array  # (parts, C, B, 4H) later the gradients of their sums
+    outputs: Float32Array  # (parts, C, 5, B, H) hidden states before the steps; cells; their tanh; hidden states after
+    # the steps; the gradients of those
+    rows: Float32Array  # (parts, 3, B rounded up, H) of one step: hidden states, cells, tanh of cells; or gradients
+    sums: Float32Array  # (parts, B rounded up, 4H) of one step, what becomes its gates
+    bias: Float32Array  # (parts, 4H) sum of both biases
 
 
 class Past(NamedTuple):
@@ -126,10 +123,8 @@ def lay_out(
         places[SIZES, t] += places[SIZES, t + 1]
     row = 0
     for t in range(longest):
-        places[BEGINS, t], places[NEXT, t] = (
-            row,
-            places[SIZES, t + 1],
-        )  # next of those with t + 1 steps: behind the longer
+        places[BEGINS, t] = row
+        places[NEXT, t] = places[SIZES, t + 1]  # sequences that end with this step come after all longer ones
         row += places[SIZES, t]
     for s in range(count):
         length = places[LENGTHS, s]
@@ -142,7 +137,10 @@ def lay_out(
 
 @njit_inner
 def enter(block: int, columns: int, hidden: Float32Array, count: int, activations: Float32Array) -> None:
-    """Hidden states (B, H) from row `block` on as the nets' inputs, from that column on; zeros behind them."""
+    """Hidden states (B, H) of `count` rows from `block` on, as the nets' inputs, from column `columns` on.
+
+    Rows of padding get zeros: weights' gradients are products with all rows, and what an earlier block left may be NaN.
+    """
     units = hidden.shape[1]
     for r in range(padded_rows(count)):
         for c in range(units):
@@ -194,7 +192,7 @@ def backward_lstms(
     cells: Cells,
     part: int,
 ) -> None:
-    """Their gradients, from those of the hidden states in `cells.outputs[part, …, 4]`."""
+    """Gradients of the LSTMs' parameters, from those of the hidden states in `cells.outputs[part, …, 4]`."""
     total, units, size, gradient = len(laid), lstms.units, len(scratch.ones), scratch.gradients[part]
     nothing = scratch.zeros[:units]
     for cell in range(len(lstms.inputs)):
@@ -331,93 +329,3 @@ def train_sequences(
         done += 1
     end_work(team, me)
     return done
-
-
-@njit_inner
-def step_cells(
-    block: Int64Array,  # rows of the lists, at most BLOCK
-    begin: int,  # the env of the first
-    cell: int,
-    flat: Float32Array,
-    layout: Layout,
-    lstms: Lstms,
-    lists: Lists,
-    past: Past,  # of the N envs
-    after: tuple[Float32Array, Float32Array, Float32Array, Float32Array],  # (N, H) out
-    cells: Cells,
-    me: int,
-) -> None:
-    """One step of an LSTM for some envs."""
-    units, bias, sums, rows = lstms.units, cells.bias[me], cells.sums[me], cells.rows[me, 0]
-    w, u, first, second = weights_of(cell, flat, layout, lstms)
-    for c in range(4 * units):
-        bias[c] = first[c] + second[c]
-    sparse_forward(lists.values, lists.columns, lists.starts, block, w, bias, sums)
-    for r in range(len(block)):
-        kept = np.float32(1) - past.starts[begin + r]
-        for c in range(units):
-            rows[r, c] = past.states[2 * cell][begin + r, c] * kept
-    add_product(rows, u, padded_rows(len(block)), sums)
-    hidden, before, squashed = after[2 * cell], cells.rows[me, 1], cells.rows[me, 2]
-    for r in range(len(block)):
-        kept = np.float32(1) - past.starts[begin + r]
-        for c in range(units):
-            before[r, c] = past.states[2 * cell + 1][begin + r, c] * kept
-        squash(sums[r], units)
-        next_cells(sums[r], before[r], after[2 * cell + 1][begin + r], squashed[r])
-        for c in range(units):
-            hidden[begin + r, c] = sums[r, 3 * units + c] * squashed[r, c]
-
-
-@njit_bare
-def act_remembering(
-    observations: Float32Array,
-    masks: BoolArray,
-    uniforms: Float32Array,
-    lists: Lists,
-    first: int,
-    order: Int64Array,
-    past: Past,  # of the N envs
-    after: tuple[Float32Array, Float32Array, Float32Array, Float32Array],  # (N, H) out: the states then
-    flat: Float32Array,
-    layout: Layout,
-    lstms: Lstms,
-    scratch: Scratch,
-    cells: Cells,
-    actions: Int64Array,
-    values: Float32Array,
-    log_probs: Float32Array,
-    team: Int64Array,
-    me: int,
-) -> Any:
-    """`acting.act_rows` with memory; what is not described here is as there."""
-    activations, probs, count = scratch.activations[me], scratch.probs[me], len(observations)
-    if me == 0:
-        count_entries(observations, masks, first, lists.starts, lists.legal_starts)
-    begin_work(team, me, -(-count // len(activations)))
-    w, bias = head_of_net(POLICY, layout.dims.sum(), flat, layout)
-    last, size, total = last_of_net(POLICY, layout, activations), len(activations), np.float32(0)
-    piece = claim(team, me)
-    while piece >= 0:
-        begin = piece * size
-        block = order[begin : begin + size]
-        for i in range(begin, begin + len(block)):
-            list_entries(observations[i], masks[i], first + i, lists)
-        for cell in range(len(lstms.inputs)):
-            step_cells(block, begin, cell, flat, layout, lstms, lists, past, after, cells, me)
-        for net in (POLICY, VALUE):
-            cell = min(net, len(lstms.inputs) - 1)
-            enter(begin, layout.columns[net, 0], after[2 * cell], len(block), activations)
-        forward_hidden(flat, layout, padded_rows(len(block)), activations)
-        write_values(begin, len(block), flat, layout, activations, scratch.every, values)
-        for r in range(len(block)):
-            row, i = first + begin + r, begin + r
-            legal = lists.legal[lists.legal_starts[row] : lists.legal_starts[row + 1]]
-            head_logits(last[r], w, bias, legal, probs[1])
-            log_probs[i] = draw(layout.dims, legal, uniforms[i], probs, actions[i])
-        piece = claim(team, me)
-    end_work(team, me)
-    if me == 0:
-        for i in range(count):
-            total += values[i] + log_probs[i]
-    return total

@@ -99,7 +99,10 @@ PAYS_S = 30.0  # a run that ends sooner gains nothing: compiling takes 8 to 40 s
 
 
 def learner_calls(config: Config, model: Any = None) -> list[KernelCall]:
-    """The kernels that this run, or its model, acts and learns by; none where it has no compiled ones."""
+    """The kernels that this run acts and learns by; none where it has no compiled ones.
+
+    Only the built model tells which of them a recurrent policy takes; without one, they are all that it may take.
+    """
     if config.fused_update != "on":
         return []
     if config.algo.spec.off_policy:
@@ -107,9 +110,10 @@ def learner_calls(config: Config, model: Any = None) -> list[KernelCall]:
     in_groups = config.schedule not in ("lockstep", "auto")
     if not config.algo.spec.recurrent:
         return kernels.kernel_calls(in_groups)
-    cell, burn_in = config.algo.cell, config.algo.burn_in
-    whole = (cell == "lstm" and not burn_in) if model is None else isinstance(model.engine, SequenceKernelEngine)
-    return sequence_kernels.kernel_calls(in_groups) if whole else packed_lstm.kernel_calls(cell)
+    whole, for_autograd = sequence_kernels.kernel_calls(in_groups), packed_lstm.kernel_calls(config.algo.cell)
+    if model is None:
+        return whole + for_autograd
+    return whole if isinstance(model.engine, SequenceKernelEngine) else for_autograd
 
 
 def replay_calls(config: Config) -> list[KernelCall]:

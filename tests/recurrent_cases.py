@@ -1,0 +1,108 @@
+"""Recurrent policies of all shapes, with observations, masks, memories and rollouts of chance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from sb3_contrib.common.recurrent.policies import (
+    RecurrentActorCriticPolicy,
+    RecurrentMultiInputActorCriticPolicy,
+)
+from sb3_contrib.common.recurrent.type_aliases import RNNStates
+
+from fasttrain.buffers.recurrent import RecurrentStorage
+from fasttrain.buffers.sequences import Memory
+from fasttrain.engines.engine import EngineSettings, PPOWork
+from fasttrain.engines.heads import action_dims
+from fasttrain.engines.recurrent import RecurrentEngine
+from fasttrain.engines.recurrent_policies import (
+    MaskableRecurrentActorCriticPolicy,
+    MaskableRecurrentMultiInputActorCriticPolicy,
+)
+
+BOX = spaces.Box(-1, 1, (5,), np.float32)
+DICT = spaces.Dict({"b": spaces.Box(-1, 1, (3,), np.float32), "a": spaces.MultiBinary(4)})
+SHARED = {"shared_lstm": True, "enable_critic_lstm": False}
+CPU = torch.device("cpu")
+
+
+def policy_of(kind: Any = RecurrentActorCriticPolicy, box: Any = BOX, actions: Any = None, **settings: Any) -> Any:
+    torch.manual_seed(2)
+    eps = {"eps": 1.0}  # Adam's first steps are then as the gradient is, not its sign
+    policy = kind(box, actions or spaces.Discrete(4), lambda _: 1e-2, lstm_hidden_size=settings.pop("units", 16),
+                  optimizer_kwargs=eps, **settings)  # fmt: skip
+    for parameter in policy.parameters():  # biases and heads of SB3's initialisation are too small to test anything
+        torch.nn.init.normal_(parameter, std=0.3)
+    return policy
+
+
+CASES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "two LSTMs": (RecurrentActorCriticPolicy, {}),
+    "one for both nets": (MaskableRecurrentActorCriticPolicy, {**SHARED, "units": 32}),
+    "no layers behind": (RecurrentActorCriticPolicy, {"net_arch": []}),
+    "nets of two depths, relu": (MaskableRecurrentActorCriticPolicy,
+                                 {"net_arch": {"pi": [8], "vf": [16, 9]}, "activation_fn": torch.nn.ReLU}),
+    "several choices": (MaskableRecurrentActorCriticPolicy, {"actions": spaces.MultiDiscrete([2, 3]), "net_arch": [8]}),
+    "bits": (MaskableRecurrentActorCriticPolicy, {"actions": spaces.MultiBinary(3)}),
+    "keys": (MaskableRecurrentMultiInputActorCriticPolicy, {"box": DICT}),
+    "keys, extractors apart": (RecurrentMultiInputActorCriticPolicy, {"box": DICT, "share_features_extractor": False}),
+    "wide": (RecurrentActorCriticPolicy, {"net_arch": [256]}),  # its blocks have more rows
+    "keys without masks": (RecurrentMultiInputActorCriticPolicy, {"box": DICT, **SHARED}),
+}  # fmt: skip
+
+
+def seen_of(space: Any, rng: Any, count: int) -> Any:
+    """Observations (count, …), half of the numbers zero."""
+    if isinstance(space, spaces.Dict):
+        return {key: seen_of(part, rng, count) for key, part in space.spaces.items()}
+    seen = rng.standard_normal((count, *space.shape)).astype(np.float32) * (rng.random((count, *space.shape)) < 0.5)
+    return (seen > 0).astype(np.int8) if isinstance(space, spaces.MultiBinary) else seen.astype(np.float32)
+
+
+def masks_of(policy: Any, rng: Any, count: int) -> Any:
+    """Masks (count, A) with a legal choice of each sub-action; None where the policy takes none."""
+    if not isinstance(policy, MaskableRecurrentActorCriticPolicy):
+        return None
+    dims = action_dims(policy.action_space)
+    masks = rng.random((count, sum(dims))) < 0.5
+    for first, size in zip(np.cumsum([0, *dims]), dims, strict=False):
+        masks[np.arange(count), first + rng.integers(size, size=count)] = True
+    return masks
+
+
+def memory_of(policy: Any, rng: Any, count: int, starts: float) -> Memory:
+    units, shared = policy.lstm_actor.hidden_size, policy.lstm_critic is None
+    parts = [torch.from_numpy(rng.standard_normal((1, count, units)).astype(np.float32)) for _ in range(4)]
+    pi, vf = (parts[0], parts[1]), (parts[2], parts[3])
+    return Memory(RNNStates(pi, pi if shared else vf), rng.random(count) < starts)
+
+
+def rollout_of(policy: Any, steps: int, envs: int, seed: int = 0, left_out: bool = False) -> RecurrentStorage:
+    """Acted on by the torch engine, with numbers of chance for states, rewards and ends of episodes."""
+    rng, engine = np.random.default_rng(seed), RecurrentEngine(policy, EngineSettings())
+    masked = isinstance(policy, MaskableRecurrentActorCriticPolicy)
+    lstm = policy.lstm_actor
+    storage = RecurrentStorage(
+        steps, envs, policy.observation_space, policy.action_space, state_shape=(1, lstm.hidden_size),
+        own_critic=policy.lstm_critic is not None, device=CPU, gamma=0.9, gae_lambda=0.8,
+        mask_width=sum(action_dims(policy.action_space)) if masked else None,
+    )  # fmt: skip
+    for step in range(steps):
+        memory = memory_of(policy, rng, envs, 0.1)
+        stored = engine.act(seen_of(policy.observation_space, rng, envs), masks_of(policy, rng, envs), memory).stored
+        noise = torch.from_numpy(rng.normal(0, 0.3, envs).astype(np.float32))  # so that some ratios are clipped
+        rewards = rng.standard_normal(envs).astype(np.float32)
+        storage.add(
+            stored.observations, stored.actions, rewards, memory.episode_starts, stored.values + noise[:, None],
+            stored.log_probs + noise, stored.action_masks, memory.states,
+        )  # fmt: skip
+        if left_out:
+            storage.leave_out(step, rng.random(envs) < 0.1)
+    storage.compute_returns_and_advantages(np.zeros(envs, np.float32), np.zeros(envs, np.bool_))
+    return storage
+
+
+WORK = PPOWork(2, 50, 0.2, None, 0.01, 0.5, True, 0.5, None)
