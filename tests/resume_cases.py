@@ -16,7 +16,7 @@ DQN = ("algo=dqn", "algo.prioritized=true", "algo.n_steps=3", "algo.double_q=tru
        "algo.target_update_interval=50", "prefetch=off", "total_timesteps=640", "checkpoint_every=80")  # fmt: skip
 CART = ("env.id=CartPole-v1", "num_envs=4")
 SHARED = ("vec_env=shared", "num_workers=2")
-LSTM = ("algo.lstm_hidden_size=8",)
+LSTM = ("algo.lstm_hidden_size=16",)
 SELF = ("opponent=self", "self_play.every=4", "self_play.pool=2")
 CASES = {
     "maskable-native": (*PPO,),

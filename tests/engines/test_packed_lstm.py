@@ -40,7 +40,7 @@ def test_who_is_served(policy: Any, why: str):
 
 
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
-    "discrete": (lambda: gym.make("CartPole-v1"), {}),
+    "discrete, two layers": (lambda: gym.make("CartPole-v1"), {"n_lstm_layers": 2}),
     "box, no critic LSTM": (lambda: RandomEnv(BOX, spaces.Box(-1, 1, (2,)), True), NONE),
     "two layers, shared": (lambda: RandomEnv(BOX, spaces.MultiDiscrete([2, 3]), True),
                            {**NONE, "shared_lstm": True, "n_lstm_layers": 2}),

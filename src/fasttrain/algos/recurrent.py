@@ -27,6 +27,7 @@ from fasttrain.engines.recurrent_policies import (
     MaskableRecurrentActorCriticPolicy,
     MaskableRecurrentMultiInputActorCriticPolicy,
 )
+from fasttrain.engines.sequence_kernels import SequenceKernelEngine, why_not
 from fasttrain.errors import ConfigError
 
 
@@ -43,7 +44,11 @@ class RecurrentPPO(_PPO, sb3_contrib.RecurrentPPO):
         super()._setup_model()
 
     def why_not(self, kind: str) -> str:
-        return why_no_kernels(self.policy) if kind == "kernels" else ""
+        return why_no_kernels(self.policy) and why_not(self.policy) if kind == "kernels" else ""
+
+    def _engine_class(self, kind: str) -> type[Engine]:
+        """Kernels through and through where they know every layer, else for the LSTMs' sequences alone."""
+        return SequenceKernelEngine if kind == "kernels" and not why_not(self.policy) else super()._engine_class(kind)
 
     def memory(self) -> Memory:
         starts: Any = self._last_episode_starts

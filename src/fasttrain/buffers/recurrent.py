@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from torch import Tensor
 
-from fasttrain.batch import BoolArray, Int64Array
+from fasttrain.batch import BoolArray, Float32Array, Int64Array
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage, TensorObservations
 from fasttrain.buffers.sequences import (
     Group,
@@ -94,14 +94,20 @@ class RecurrentStorage(RolloutStorage):
         lay = {"padded": self._padded, "grouped": self._grouped, "packed": self._packed}[laid]
         order = self.draw_order()
         size = batch_size or len(order)
-        begins = self._begins(order)
+        begins = self.begins(order)
         for first in range(0, len(order), size):
             rows = order[first : first + size]
             starts, lengths = sequences_of(begins[first : first + size])
             yield lay(rows, starts, lengths)
 
-    def _begins(self, order: Int64Array) -> BoolArray:  # (rows,) → (rows,)
-        """Which of the rows begin a sequence."""
+    def past(self) -> tuple[Any, Float32Array]:
+        """What was remembered before each of the T × N rows, (rows, L × H) each: hidden and cells of the policy, and of
+        its critic; and where episodes begin, (rows,)."""
+        flat = [stored.reshape(self.num_steps * self.num_envs, -1).numpy() for stored in self._states]
+        return (flat[0], flat[1], flat[-2], flat[-1]), self.episode_starts.reshape(-1)
+
+    def begins(self, order: Int64Array) -> BoolArray:  # (rows,) → (rows,)
+        """Which of the rows, in that order, begin a sequence."""
         steps = order // self.num_envs
         begins: BoolArray = (self.episode_starts.reshape(-1)[order] != 0) | (steps == 0)
         if self._left_out is not None:

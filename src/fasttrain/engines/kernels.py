@@ -22,11 +22,11 @@ from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.engines.causes import blame, why_no_action
 from fasttrain.engines.engine import Acted, Engine, EngineSettings, PPOWork, Statistics, Stored, explained
 from fasttrain.engines.heads import LOST, OUTPUT
-from fasttrain.engines.layout import keys_of, make_layout, why_not
+from fasttrain.engines.layout import Place, keys_of, make_layout, why_not
 from fasttrain.errors import EnvError
 from fasttrain.kernel_cache import KernelCall
 from fasttrain.kernels.acting import act_rows
-from fasttrain.kernels.nets import Lists, Rows, compress, empty_lists
+from fasttrain.kernels.nets import Layout, Lists, Rows, compress, empty_lists
 from fasttrain.kernels.ppo import (
     APPROX_KL,
     CLIPPED,
@@ -56,12 +56,13 @@ class KernelEngine(Engine):
     """Of an actor-critic policy for which `why_not` is empty. It draws its random numbers a rollout at a time."""
 
     kind: ClassVar[str] = "kernels"
+    why_no_kernels = staticmethod(why_not)
 
     def __init__(self, policy: Any, settings: EngineSettings, before: Engine | None = None) -> None:
         super().__init__(policy, settings, before)
         self.max_threads = 1 if settings.overlap else settings.threads
         self._keys = keys_of(policy.features_extractor)
-        self.layout, self._places, self.size, self._row_size = make_layout(policy)
+        self.layout, self._places, self.size, self._row_size = self._laid_out(policy)
         self._single = isinstance(policy.action_space, spaces.Discrete)
         self.parameters = torch.zeros(self.size)
         self._flat = self.parameters.numpy()
@@ -77,11 +78,14 @@ class KernelEngine(Engine):
         self._uniforms: Iterator[Float32Array] = iter(())
         self._filling: tuple[RolloutStorage | None, int] = (None, 0)
 
+    def _laid_out(self, policy: Any) -> tuple[Layout, list[Place], int, int]:
+        return make_layout(policy)
+
     def fits(self, policy: Any) -> bool:
         """A head may have been replaced, the optimizer hooked."""
         mine = {id(place.parameter) for place in self._places}
         same = policy is self.policy and mine == {id(parameter) for parameter in policy.parameters()}
-        return same and not why_not(policy)
+        return same and not self.why_no_kernels(policy)
 
     def begin(self, rollout: RolloutStorage | None = None) -> None:
         """Read the parameters; what is acted on from now on is what `rollout`, if given, is being filled with."""
@@ -110,17 +114,22 @@ class KernelEngine(Engine):
         lists, first = self._place_of(count)
         order = self._listed(first + count)[first : first + count]
         scratch = self._memory(count)
-        arguments = (seen, masks, uniforms, lists, first, order, self._flat, self.layout, scratch, actions, values,
-                     log_probs)  # fmt: skip
-        total = self._call(self._acting_choice, len(scratch.gradients), act_rows, *arguments)
+        given, out = (seen, masks, uniforms, lists, first, order), (actions, values, log_probs)
+        kernel, arguments, after = self._acting(memory, scratch, given, out)
+        total = self._call(self._acting_choice, len(scratch.gradients), kernel, *arguments)
         if not math.isfinite(total):
             raise EnvError(why_no_action(self.policy, observations, OUTPUT) or LOST)
         drawn = actions[:, 0] if self._single else actions
         stored = Stored(
             obs_as_tensor(observations, CPU), torch.from_numpy(drawn), torch.from_numpy(values)[:, None],
             torch.from_numpy(log_probs), None if action_masks is None else torch.from_numpy(masks),
+            None if memory is None else memory.states,
         )  # fmt: skip
-        return Acted(drawn, stored, memory)
+        return Acted(drawn, stored, after)
+
+    def _acting(self, memory: Any, scratch: Scratch, given: Any, out: Any) -> tuple[Any, tuple[Any, ...], Any]:
+        """The kernel that acts, what it is called with, and what is remembered then."""
+        return act_rows, (*given, self._flat, self.layout, scratch, *out), memory
 
     def values(self, observations: Any, memory: Any = None) -> Float32Array:
         """With the parameters last packed.
@@ -133,9 +142,11 @@ class KernelEngine(Engine):
         count, sub_actions = len(seen), len(self.layout.dims)
         self._spare = self._resized(self._spare, count)
         values, log_probs = np.empty(count, np.float32), np.empty(count, np.float32)
-        act_rows(seen, self._all_legal(count), np.zeros((count, sub_actions), np.float32), self._spare, 0,
-                 self._listed(count), self._flat, self.layout, self._memory(1),
-                 np.empty((count, sub_actions), np.int64), values, log_probs, new_team(), 0)  # fmt: skip
+        given = (seen, self._all_legal(count), np.zeros((count, sub_actions), np.float32), self._spare, 0,
+                 self._listed(count))  # fmt: skip
+        out = np.empty((count, sub_actions), np.int64), values, log_probs
+        kernel, arguments, _ = self._acting(memory, self._memory(1), given, out)
+        kernel(*arguments, new_team(), 0)
         return values
 
     def _call(self, choice: ThreadChoice, threads: int, kernel: Any, *arguments: Any, runs: int = 1) -> Any:
@@ -194,9 +205,10 @@ class KernelEngine(Engine):
         for _ in range(work.n_epochs):
             statistics = np.zeros((minibatches, NUM_STATISTICS))
             order, first = data.draw_order(), step + taken + 1
-            done = self._call(self._choice, len(scratch.gradients), train_epoch, order, batch_size, flat, exp_avg,
-                              exp_avg_sq, first, self.layout, rows, loss, adam, scratch, statistics, guarded,
-                              bad, runs=minibatches)  # fmt: skip
+            kernel, arguments = self._epoch(data, order, (batch_size, flat, exp_avg, exp_avg_sq, first), rows, scratch,
+                                            (loss, adam))  # fmt: skip
+            done = self._call(self._choice, len(scratch.gradients), kernel, *arguments, statistics, guarded, bad,
+                              runs=minibatches)  # fmt: skip
             taken += done - (np.count_nonzero(np.isnan(statistics[:done, GRAD_NORM])) if guarded else 0)
             epochs.append(statistics[: min(done + 1, minibatches)])
             stopped = done < minibatches
@@ -211,6 +223,12 @@ class KernelEngine(Engine):
             self._write(optimizer, step + taken)
         self.clock.enter("log")
         return self.counted(self._statistics(epochs, taken, stopped, int(bad[0]), data))
+
+    def _epoch(
+        self, data: Any, order: Int64Array, steps: Any, rows: Rows, scratch: Scratch, settings: Any
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """The kernel of an epoch and what it is called with, up to the statistics."""
+        return train_epoch, (order, *steps, self.layout, rows, *settings, scratch)
 
     def _statistics(
         self, epochs: list[Float64Array], taken: int, stopped: bool, bad: int, data: RolloutStorage
@@ -333,19 +351,29 @@ def kernel_calls(in_groups: bool = False) -> list[KernelCall]:
 
     `in_groups`: envs act in groups, so that a rollout's rows are read anew for the update.
     """
+    return noted_calls(KernelEngine, ActorCriticPolicy, RolloutStorage, in_groups)
+
+
+def noted_calls(
+    kind: type[KernelEngine], policy_class: Any, storage_class: Any, in_groups: bool, memory: Any = None, **sizes: Any
+) -> list[KernelCall]:
+    """What an engine calls that acts once with a `memory` and learns from one step; `sizes` are the storage's."""
     box, calls = spaces.Box(-1.0, 1.0, (3,), np.float32), list[KernelCall]()
 
-    class Noting(KernelEngine):
+    class Noting(kind):  # type: ignore[valid-type, misc]
         def _call(self, choice: ThreadChoice, threads: int, kernel: Any, *arguments: Any, runs: int = 1) -> Any:
             calls.append(KernelCall(kernel, (*arguments, new_team(), 0)))
             return 0
 
     before = np.random.get_state()
     with torch.random.fork_rng(devices=[]):
-        engine = Noting(ActorCriticPolicy(box, spaces.Discrete(2), lambda _: 1e-3, net_arch=[4, 4]), EngineSettings())
-        storage = RolloutStorage(1, 1, box, spaces.Discrete(2), device=torch.device("cpu"), gamma=1.0, gae_lambda=1.0)
+        cells = {} if memory is None else {"lstm_hidden_size": memory.states.pi[0].shape[2]}
+        engine = Noting(
+            policy_class(box, spaces.Discrete(2), lambda _: 1e-3, net_arch=[4, 4], **cells), EngineSettings()
+        )
+        storage = storage_class(1, 1, box, spaces.Discrete(2), device=CPU, gamma=1.0, gae_lambda=1.0, **sizes)
         engine.begin(storage)
-        engine.act(np.zeros((1, 3), np.float32), None)
+        engine.act(np.zeros((1, 3), np.float32), None, memory)
         storage.full = True  # zeros are as good as any
         engine.update(storage, PPOWork(1, 1, 0.2, None, 0.0, 0.5, True, 0.5, None))
     np.random.set_state(before)

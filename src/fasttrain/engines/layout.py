@@ -28,7 +28,7 @@ from fasttrain.kernels.simd import PAD
 
 KINDS: dict[type[nn.Module], int] = {nn.Tanh: TANH, nn.ReLU: RELU}
 _POLICIES = (ActorCriticPolicy, MaskableActorCriticPolicy)
-_DISTRIBUTIONS = (
+DISTRIBUTIONS = (
     CategoricalDistribution,
     MultiCategoricalDistribution,
     MaskableCategoricalDistribution,
@@ -42,7 +42,7 @@ def why_not(policy: Any) -> str:
     """Empty if the kernels can stand in for `policy` and its optimizer, else what they cannot do."""
     if not _is_plain(policy):
         return "not float32 on the CPU"
-    if not is_unchanged(policy) or type(policy.action_dist) not in _DISTRIBUTIONS:
+    if not is_unchanged(policy) or type(policy.action_dist) not in DISTRIBUTIONS:
         return "not a plain policy with discrete actions"
     stock_features = {base.extract_features for base in _POLICIES}
     if type(policy).extract_features not in stock_features or "extract_features" in vars(policy):
@@ -52,7 +52,7 @@ def why_not(policy: Any) -> str:
     nets = (policy.mlp_extractor.policy_net, policy.mlp_extractor.value_net)
     linears = [policy.action_net, policy.value_net, *(module for net in nets for module in net[0::2])]
     whole = all(len(net) > 0 and len(net) % 2 == 0 for net in nets)
-    if not (whole and _is_mlp(linears, [module for net in nets for module in net[1::2]])):
+    if not (whole and is_mlp(linears, [module for net in nets for module in net[1::2]])):
         return "not an MLP of tanh or relu layers"
     return why_not_optimizer(policy.optimizer, list(policy.parameters()))
 
@@ -86,7 +86,7 @@ def _is_changed(net: QNetwork) -> bool:
 def _is_plain_mlp(net: QNetwork) -> bool:
     """Hidden layers with one kind of activation between linear layers."""
     linears, activations = _linears(net), _activations(net)
-    return len(activations) == len(linears) > 0 and _is_mlp([*linears, *_heads(net)], activations)
+    return len(activations) == len(linears) > 0 and is_mlp([*linears, *_heads(net)], activations)
 
 
 def why_not_optimizer(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> str:
@@ -107,11 +107,11 @@ def _is_plain(policy: nn.Module) -> bool:
     return all(each.device.type == "cpu" and each.dtype == torch.float32 for each in policy.parameters())
 
 
-def _is_mlp(linears: list[Any], activations: list[Any]) -> bool:
+def is_mlp(linears: list[Any], activations: list[Any]) -> bool:
     """Linear layers with biases, and one kind of activation that the kernels know."""
     kinds = {type(module) for module in activations}
     plain = all(type(module) is nn.Linear and module.bias is not None for module in linears)
-    return plain and len(kinds) == 1 and kinds <= set(KINDS)
+    return plain and len(kinds) <= 1 and kinds <= set(KINDS)
 
 
 def why_no_vectors(extractor: nn.Module, space: spaces.Space[Any]) -> str:
@@ -162,20 +162,33 @@ def make_layout(policy: Any) -> tuple[Layout, list[Place], int, int]:
     floats in a row of activations."""
     extractor = policy.mlp_extractor
     nets = [[*net[0::2]] for net in (extractor.policy_net, extractor.value_net)]
-    depth = np.array([len(net) for net in nets], np.int64)
-    shape = (2, int(depth.max()) + 1)
-    sizes, columns, weights, biases = (np.zeros(shape, np.int64) for _ in range(4))
     inputs, widths = nets[0][0].in_features, [padded(net[0].out_features) for net in nets]
     first_width, places = sum(widths), list[Place]()
     first_biases = inputs * first_width
-    size, across = first_biases + first_width, first_width
     for row, net in enumerate(nets):
-        sizes[row, 0], columns[row, 0] = widths[row], row * widths[0]
         places += [
             Place(net[0].weight, 0, inputs, first_width, row * widths[0], transposed=True),
             Place(net[0].bias, first_biases, 1, first_width, row * widths[0]),
         ]
-        for index, linear in enumerate(net[1:], start=1):
+    return lay_out(policy, inputs, widths, [net[1:] for net in nets], places, first_biases + first_width)
+
+
+def lay_out(
+    policy: Any, inputs: int, widths: list[int], nets: list[list[Any]], places: list[Place], size: int
+) -> tuple[Layout, list[Place], int, int]:
+    """`make_layout` where what computes the first hidden layers, `widths` wide, is laid out: `places` in `size` floats.
+
+    Args:
+        nets: the linear layers behind those, of the policy net and of the value net, without the heads.
+    """
+    depth = np.array([len(net) + 1 for net in nets], np.int64)
+    shape = (2, int(depth.max()) + 1)
+    sizes, columns, weights, biases = (np.zeros(shape, np.int64) for _ in range(4))
+    first_width = across = sum(widths)
+    first_biases = inputs * first_width
+    for row, net in enumerate(nets):
+        sizes[row, 0], columns[row, 0] = widths[row], row * widths[0]
+        for index, linear in enumerate(net, start=1):
             k, n = sizes[row, index - 1], padded(linear.out_features)
             sizes[row, index], columns[row, index] = n, across
             weights[row, index], biases[row, index] = size, size + k * n
@@ -184,13 +197,14 @@ def make_layout(policy: Any) -> tuple[Layout, list[Place], int, int]:
                 Place(linear.bias, size + int(k) * n, 1, n),
             ]
             size, across = size + int(k) * n + n, across + n
-        head, k = (policy.action_net, policy.value_net)[row], int(sizes[row, len(net) - 1])
+        head, k = (policy.action_net, policy.value_net)[row], int(sizes[row, len(net)])
         outputs, at_bias = head.out_features, size + head.out_features * k
-        weights[row, len(net)], biases[row, len(net)] = size, at_bias
+        weights[row, len(net) + 1], biases[row, len(net) + 1] = size, at_bias
         places += [Place(head.weight, size, outputs, k), Place(head.bias, at_bias, 1, padded(outputs))]
         size = at_bias + padded(outputs)
     dims = np.array(action_dims(policy.action_space), np.int64)
-    kind = KINDS[type(extractor.policy_net[1])]
+    activations = [*policy.mlp_extractor.policy_net[1:2], *policy.mlp_extractor.value_net[1:2]]
+    kind = KINDS[type(activations[0])] if activations else TANH
     layout = Layout(inputs, first_width, 0, first_biases, depth, sizes, columns, weights, biases, dims, kind)
     return layout, places, size, across + PAD  # rows that begin at multiples of 4 KiB would share few cache sets
 

@@ -86,18 +86,24 @@ class PackedHead(UnpaddedHead):
         return packed_lstm(lstm, features, states, laid.sizes)
 
 
-def why_no_kernels(policy: Any) -> str:
-    """What keeps the kernels from serving a recurrent policy; empty if nothing does."""
+def why_no_lstm(policy: Any) -> str:
+    """Empty if the policy's LSTMs can be computed by kernels, else what these cannot do."""
     lstm = policy.lstm_actor
     if policy.device.type != "cpu" or lstm.weight_hh_l0.dtype != torch.float32:
         return "kernels compute in float32 on the CPU"
     if lstm.hidden_size % PAD:
         return f"an LSTM of {lstm.hidden_size} units: kernels take multiples of {PAD}"
-    if lstm.hidden_size > PAYS_UP_TO:
-        return f"an LSTM of {lstm.hidden_size} units: torch's own products are faster above {PAYS_UP_TO}"
     if not lstm.bias or lstm.proj_size or lstm.bidirectional or lstm.batch_first:
         return "an LSTM with arguments of its own"
     return why_padded(policy)
+
+
+def why_no_kernels(policy: Any) -> str:
+    """What keeps the kernels from computing sequences for autograd; empty if nothing does."""
+    units = policy.lstm_actor.hidden_size
+    if not (unfit := why_no_lstm(policy)) and units > PAYS_UP_TO:
+        return f"an LSTM of {units} units: torch's own products are faster above {PAYS_UP_TO}"
+    return unfit
 
 
 class RecurrentKernelEngine(RecurrentEngine):

@@ -200,19 +200,18 @@ def layer_of(
 
 
 @njit_inner
-def backward_block(
+def backward_hidden(
     flat: Float32Array,
     layout: Layout,
-    rows: Rows,
-    order: Int64Array,
+    count: int,  # rows
     activations: Float32Array,  # (BLOCK, S)
-    deltas: Float32Array,  # (BLOCK, S) gradients of the last activations of each net, zero from len(order) on
+    deltas: Float32Array,  # (BLOCK, S) gradients of the last activations of each net, zero from `count` on
     transposed: Float32Array,
     constants: Constants,
     gradient: Float32Array,  # (P,) added to
 ) -> None:
-    """Gradients of all hidden layers of both nets."""
-    padded = padded_rows(len(order))
+    """Gradients of the hidden layers from the second on, of both nets."""
+    padded = padded_rows(count)
     zeros, ones, every = constants
     for net in (POLICY, VALUE):
         for layer in range(layout.depth[net] - 1, 0, -1):
@@ -226,6 +225,23 @@ def backward_block(
             add_product(x[:padded].T, d[:padded], k, w_out)
             back = transposed[at : at + k * n].reshape((n, k))
             set_product(d, back, zeros[:k], padded, deltas[:, below : below + k])
+
+
+@njit_inner
+def backward_block(
+    flat: Float32Array,
+    layout: Layout,
+    rows: Rows,
+    order: Int64Array,
+    activations: Float32Array,  # (BLOCK, S)
+    deltas: Float32Array,  # (BLOCK, S) gradients of the last activations of each net, zero from len(order) on
+    transposed: Float32Array,
+    constants: Constants,
+    gradient: Float32Array,  # (P,) added to
+) -> None:
+    """Gradients of all hidden layers of both nets."""
+    backward_hidden(flat, layout, len(order), activations, deltas, transposed, constants, gradient)
+    _, ones, every = constants
     inputs, width, at = layout.inputs, layout.first_width, layout.first_weights
     w_out = gradient[at : at + inputs * width].reshape((inputs, width))
     for r in range(len(order)):

@@ -282,13 +282,48 @@ def minibatch_gradient(
     if me > 0:
         return came
     wait_for(team, DONE, parts)
+    add_parts(scratch)
+    return True
+
+
+@njit_inline
+def add_parts(scratch: Scratch) -> None:
+    """Gradients and statistics of all parts into those of the first, in order."""
     total, sums = scratch.gradients[0], scratch.statistics[0]
-    for part in range(1, parts):
+    for part in range(1, len(scratch.gradients)):
         for c in range(len(total)):
             total[c] += scratch.gradients[part, c]
         for c in range(len(sums)):
             sums[c] += scratch.statistics[part, c]
-    return True
+
+
+@njit_inline
+def take_step(
+    count: int,  # rows of the minibatch
+    flat: Float32Array,
+    exp_avg: Float32Array,
+    exp_avg_sq: Float32Array,
+    step: int,
+    loss: LossSettings,
+    adam: AdamSettings,
+    scratch: Scratch,  # sums in the first part
+    means: Float64Array,  # (NUM_STATISTICS,) out
+    guarded: bool,
+    blamed: Int64Array,
+) -> None:
+    """The step that follows from the sums. means[GRAD_NORM] is `NO_STEP` where `target_kl` is exceeded, NaN where
+    something is not finite; no step is taken then."""
+    for c in range(len(means)):
+        means[c] = scratch.statistics[0, c] / count
+    means[LOSS] = means[POLICY_LOSS] - loss.ent_coef * means[ENTROPY] + loss.vf_coef * means[VALUE_LOSS]
+    if loss.target_kl >= 0.0 and means[APPROX_KL] > 1.5 * loss.target_kl:
+        means[GRAD_NORM] = NO_STEP
+        return
+    means[GRAD_NORM] = clip_and_adam(flat, scratch.gradients[0], exp_avg, exp_avg_sq, step, adam.learning_rate,
+                                     adam.beta1, adam.beta2, adam.eps, adam.max_grad_norm, means[LOSS],
+                                     guarded)  # fmt: skip
+    if guarded and math.isnan(means[GRAD_NORM]) and blamed[0] < 0:
+        blamed[0] = worst_of(scratch.gradients[0])
 
 
 @njit_bare
@@ -319,21 +354,12 @@ def train_epoch(
             looks = 0 if came else looks + 1
             rest(looks)
             continue
-        means, count = statistics[done], min(batch_size, len(order) - done * batch_size)
-        for c in range(len(means)):
-            means[c] = scratch.statistics[0, c] / count
-        means[LOSS] = means[POLICY_LOSS] - loss.ent_coef * means[ENTROPY] + loss.vf_coef * means[VALUE_LOSS]
-        if loss.target_kl >= 0.0 and means[APPROX_KL] > 1.5 * loss.target_kl:
-            means[GRAD_NORM] = NO_STEP
+        count = min(batch_size, len(order) - done * batch_size)
+        take_step(count, flat, exp_avg, exp_avg_sq, first_step + done - skipped, loss, adam, scratch, statistics[done],
+                  guarded, blamed)  # fmt: skip
+        if statistics[done, GRAD_NORM] == NO_STEP:
             break
-        norm = clip_and_adam(flat, scratch.gradients[0], exp_avg, exp_avg_sq, first_step + done - skipped,
-                             adam.learning_rate, adam.beta1, adam.beta2, adam.eps, adam.max_grad_norm, means[LOSS],
-                             guarded)  # fmt: skip
-        means[GRAD_NORM] = norm
-        if guarded and math.isnan(norm):
-            skipped += 1
-            if blamed[0] < 0:
-                blamed[0] = worst_of(scratch.gradients[0])
+        skipped += guarded and math.isnan(statistics[done, GRAD_NORM])
         done += 1
     end_work(team, me)
     return done

@@ -336,7 +336,7 @@ def _fused_update(requested: str, context: Context) -> Resolved:
     if context.config.algo.spec.off_policy:
         return "on", "compiled kernels"
     if context.config.algo.spec.recurrent:
-        return "on", "compiled kernels for LSTMs, sequences without padding"
+        return "on", "compiled kernels, sequences without padding"
     return "on", "compiled kernels, on several threads where it pays"
 
 

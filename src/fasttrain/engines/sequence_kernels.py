@@ -1,0 +1,115 @@
+"""SequenceKernelEngine: a recurrent actor-critic acts and learns in compiled kernels; `kernels.py` with memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
+from sb3_contrib.common.recurrent.type_aliases import RNNStates
+
+from fasttrain.batch import Int64Array
+from fasttrain.buffers.recurrent import RecurrentStorage
+from fasttrain.buffers.sequences import Memory
+from fasttrain.engines.kernels import CPU, KernelEngine, noted_calls, zeros
+from fasttrain.engines.layout import DISTRIBUTIONS, Place, is_mlp, lay_out, why_no_vectors, why_not_optimizer
+from fasttrain.engines.packed_lstm import why_no_lstm
+from fasttrain.kernel_cache import KernelCall
+from fasttrain.kernels.nets import Layout, Rows
+from fasttrain.kernels.ppo import Scratch
+from fasttrain.kernels.recurrent import Cells, Lstms, Past, act_remembering, train_sequences
+from fasttrain.kernels.simd import PAD, TILE_ROWS
+
+# An update by kernels / by torch, µs a row of the rollout, two LSTMs, one thread: 128 units, 248 inputs, minibatches of
+# 1,024 9.4 / 31, 256 units 29 / 53, 512 units 107 / 146; 2 inputs, 2,048 rows, no episode's end 7.1 / 11, 22 / 32 and
+# 83 / 75.
+PAYS_UP_TO = 256
+
+
+def why_not(policy: Any) -> str:
+    """Empty if the kernels can stand in for a recurrent policy and its optimizer, else what they cannot do."""
+    if unfit := why_no_lstm(policy):
+        return unfit
+    lstm, extractor = policy.lstm_actor, policy.mlp_extractor
+    if lstm.num_layers > 1:
+        return f"{lstm.num_layers} layers of LSTMs"
+    if lstm.hidden_size > PAYS_UP_TO:
+        return f"an LSTM of {lstm.hidden_size} units: torch's own products are faster above {PAYS_UP_TO}"
+    if policy.lstm_critic is None and not policy.shared_lstm:
+        return "a value net without an LSTM"
+    if type(policy.action_dist) not in DISTRIBUTIONS:
+        return "not a plain policy with discrete actions"
+    extractors = {policy.features_extractor, policy.pi_features_extractor, policy.vf_features_extractor}
+    if unfit := next(filter(None, (why_no_vectors(each, policy.observation_space) for each in extractors)), ""):
+        return unfit
+    nets = (extractor.policy_net, extractor.value_net)
+    linears = [policy.action_net, policy.value_net, *(module for net in nets for module in net[0::2])]
+    if any(len(net) % 2 for net in nets) or not is_mlp(linears, [module for net in nets for module in net[1::2]]):
+        return "not an MLP of tanh or relu layers"
+    return why_not_optimizer(policy.optimizer, list(policy.parameters()))
+
+
+class SequenceKernelEngine(KernelEngine):
+    """Of a recurrent policy for which `why_not` is empty; `memory` is a `Memory`, acting gives the states after it."""
+
+    why_no_kernels = staticmethod(why_not)
+
+    def _laid_out(self, policy: Any) -> tuple[Layout, list[Place], int, int]:
+        lstms: list[Any] = [policy.lstm_actor, *([] if policy.lstm_critic is None else [policy.lstm_critic])]
+        units, inputs, size = lstms[0].hidden_size, lstms[0].input_size, 0
+        places, offsets = list[Place](), list[list[int]]()
+        for lstm in lstms:
+            grids = (lstm.weight_ih_l0, inputs), (lstm.weight_hh_l0, units), (lstm.bias_ih_l0, 1), (lstm.bias_hh_l0, 1)
+            offsets.append([])
+            for parameter, rows in grids:
+                offsets[-1].append(size)
+                places.append(Place(parameter, size, rows, 4 * units, transposed=parameter.dim() == 2))
+                size += rows * 4 * units
+        where = np.array(offsets)
+        self.lstms = Lstms(units, *(np.ascontiguousarray(where[:, column]) for column in (0, 1, slice(2, 4))))
+        self._cells: dict[tuple[int, int], Cells] = {}  # by parts, and rows of a minibatch
+        nets = [[*net[0::2]] for net in (policy.mlp_extractor.policy_net, policy.mlp_extractor.value_net)]
+        return lay_out(policy, inputs, [units, units], nets, places, size)
+
+    def _acting(self, memory: Memory, scratch: Scratch, given: Any, out: Any) -> tuple[Any, tuple[Any, ...], Any]:
+        before = [np.ascontiguousarray(part[0]) for part in (*memory.states.pi, *memory.states.vf)]
+        after = [torch.empty_like(memory.states.pi[0]) for _ in range(2 * len(self.lstms.inputs))]
+        after += after[: 4 - len(after)]
+        past = Past(tuple(before), np.asarray(memory.episode_starts, np.float32))  # type: ignore[arg-type]
+        arguments = (*given, past, tuple(part[0].numpy() for part in after), self._flat, self.layout, self.lstms,
+                     scratch, self._cells_for(scratch, len(scratch.ones)), *out)  # fmt: skip
+        return act_remembering, arguments, RNNStates((after[0], after[1]), (after[2], after[3]))
+
+    def _epoch(
+        self, data: RecurrentStorage, order: Int64Array, steps: Any, rows: Rows, scratch: Scratch, settings: Any
+    ) -> tuple[Any, tuple[Any, ...]]:
+        return train_sequences, (
+            order, data.begins(order), *steps, self.layout, self.lstms, rows, Past(*data.past()), *settings, scratch,
+            self._cells_for(scratch, min(steps[0], len(order))),
+        )  # fmt: skip
+
+    def _cells_for(self, scratch: Scratch, count: int) -> Cells:
+        """Working memory for minibatches of `count` rows, in as many parts as `scratch` has."""
+        parts, lstms, units = len(scratch.gradients), len(self.lstms.inputs), self.lstms.units
+        if (parts, count) not in self._cells:
+            high = -(-count // TILE_ROWS) * TILE_ROWS
+            self._cells[parts, count] = Cells(
+                order=np.zeros((parts, count), np.int64),
+                places=np.zeros((parts, 5, count + 2), np.int64),
+                begun=zeros(parts, lstms, 2, count, units),
+                gates=zeros(parts, lstms, count, 4 * units),
+                outputs=zeros(parts, lstms, 5, count, units),
+                rows=zeros(parts, 3, high, units),
+                sums=zeros(parts, high, 4 * units),
+                bias=zeros(parts, 4 * units),
+            )
+        return self._cells[parts, count]
+
+
+def kernel_calls(in_groups: bool = False) -> list[KernelCall]:
+    """Calls of the kernels that the engine makes."""
+    shape = (1, PAD)
+    blank = Memory.blank(1, shape, CPU)
+    return noted_calls(SequenceKernelEngine, RecurrentActorCriticPolicy, RecurrentStorage, in_groups, blank,
+                       state_shape=shape, own_critic=True)  # fmt: skip
