@@ -75,19 +75,19 @@ def t_maze(length: int, arms: Iterable[str], seeds: int, *more: str) -> Task:
     """Its episodes fit into a rollout, so that gradients reach the entrance."""
     return single_envs(
         "env.entry_point=memory_envs:t_maze", arms, seeds, 500, f"env.kwargs.length={length}", "algo.gamma=0.99",
-        "algo.gae_lambda=0.98", "algo.n_epochs=10", *more,
+        "algo.n_epochs=10", "algo.target_kl=0.03", "algo.ent_coef=0.02", *more,
     )  # fmt: skip
 
 
 SHOWN_ALL, SHOWN_LITTLE, REMEMBERED = "all cards shown, no memory", "no memory", "memory"
 TASKS = {
     "tmaze-10": t_maze(
-        10, GATED, 10, "num_envs=16", "algo.rollout_size=2048", "batch_size=512", "algo.learning_rate=linear_0.001",
-        "total_timesteps=200000",
+        10, GATED, 10, "num_envs=32", "algo.rollout_size=2048", "batch_size=256", "algo.learning_rate=linear_0.001",
+        "total_timesteps=150000",
     ),
     "cartpole": single_envs(
-        "env.entry_point=memory_envs:cartpole", GATED, 10, 200, "num_envs=64", "algo.rollout_size=2048",
-        "batch_size=512", "algo.n_epochs=5", "algo.learning_rate=linear_0.002", "total_timesteps=100000",
+        "env.entry_point=memory_envs:cartpole", GATED, 10, 200, "num_envs=32", "algo.rollout_size=1024",
+        "batch_size=256", "algo.n_epochs=5", "algo.learning_rate=linear_0.002", "total_timesteps=100000",
         measure="mean_reward",
     ),
     "tmaze-50": t_maze(
