@@ -158,9 +158,8 @@ def tenths(curve: Sequence[float]) -> list[float]:
 
 
 def kept(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """What is stored of a run: the whole of it but for the sampled policy and the trail; the curve in tenths."""
-    shorter = {key: value for key, value in cell.items() if key not in ("trail", "sampled")}
-    return {**shorter, "curve": tenths(cell["curve"])}
+    """What is stored of a run: the whole of it but for the trail; the curve in tenths."""
+    return {**{key: value for key, value in cell.items() if key != "trail"}, "curve": tenths(cell["curve"])}
 
 
 def run(names: Sequence[str], seeds: int | None, arms: Sequence[str] | None = None) -> None:
