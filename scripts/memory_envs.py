@@ -1,4 +1,5 @@
-"""Envs that cannot be played well without memory: a T-maze, and CartPole and Pendulum without velocities.
+"""Envs that cannot be played well without memory: a T-maze, and CartPole and Pendulum without velocities. And LSTMs
+that keep things for long from the beginning.
 
 Made for `env.entry_point=memory_envs:t_maze env.kwargs.length=10` and the like; scripts/learning_recurrent.py trains in
 them.
@@ -11,9 +12,11 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from gymnasium.envs.classic_control.pendulum import PendulumEnv
+from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 
 AHEAD, LEFT, RIGHT = 0, 1, 2
 SIGNS = {LEFT: (1.0, 1.0, 0.0), RIGHT: (0.0, 1.0, 1.0)}  # at the entrance: where the goal is
@@ -90,3 +93,21 @@ def cartpole() -> gymnasium.Env[Any, Any]:
 def pendulum() -> gymnasium.Env[Any, Any]:
     """Pendulum-v1 that shows where it points to, not how fast it turns."""
     return Blind(gymnasium.wrappers.TimeLimit(PendulumEnv(), 200), (0, 1))
+
+
+class LastingPolicy(RecurrentActorCriticPolicy):
+    """sb3-contrib's policy whose LSTMs begin as such that keep what they have seen for up to `steps` steps.
+
+    Chrono initialization (Tallec and Ollivier, 2018): the biases of forget gates are log(u), those of input gates
+    -log(u), with u uniform between 1 and `steps`. By torch's own initialization a forget gate halves what it keeps in
+    every step, and no gradient is left after 50 of them.
+    """
+
+    def __init__(self, *args: Any, steps: int, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        with torch.no_grad():
+            for lstm in filter(None, (self.lstm_actor, self.lstm_critic)):
+                units = lstm.hidden_size
+                kept = torch.empty(units).uniform_(1.0, float(steps)).log()
+                lstm.bias_hh_l0[:units] = -kept
+                lstm.bias_hh_l0[units : 2 * units] = kept

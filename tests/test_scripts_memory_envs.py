@@ -97,6 +97,18 @@ def test_velocities_are_hidden(envs: ModuleType) -> None:
     np.testing.assert_allclose(observation, [np.cos(angle), np.sin(angle)], rtol=1e-6)
 
 
+@pytest.mark.parametrize("own_critic", [True, False])
+def test_a_lasting_policy_keeps_what_it_has_seen(envs: ModuleType, own_critic: bool) -> None:
+    space = envs.t_maze().observation_space
+    policy = envs.LastingPolicy(space, envs.t_maze().action_space, lambda _: 1e-3, lstm_hidden_size=32, steps=50,
+                                enable_critic_lstm=own_critic, shared_lstm=not own_critic)  # fmt: skip
+    for lstm in filter(None, (policy.lstm_actor, policy.lstm_critic)):
+        forget = lstm.bias_hh_l0.detach()[32:64]
+        assert 0.0 <= forget.min() < forget.max() <= np.log(50)
+        assert (lstm.bias_hh_l0.detach()[:32] == -forget).all()
+        assert forget.mean() > 2.0  # e² steps
+
+
 def test_a_corridor_has_a_cell(envs: ModuleType) -> None:
     with pytest.raises(ValueError, match="length=0"):
         envs.t_maze(0)
