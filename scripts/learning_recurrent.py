@@ -37,7 +37,6 @@ from typing import Any
 import numpy as np
 
 import bench_machine
-import bench_recurrent
 import learning
 from fasttrain.saving.files import write_whole
 from fasttrain.studies.statistics import Comparison, compare, margin_of, t_interval
@@ -123,8 +122,7 @@ TASKS = {
             SHOWN_ALL: ("algo=maskable_ppo",),
             SHOWN_LITTLE: ("algo=maskable_ppo", "env.kwargs.card_memory=false"),
             REMEMBERED: (
-                "algo=maskable_recurrent_ppo", "env.kwargs.card_memory=false", *bench_recurrent.SHARED,
-                "algo.policy_kwargs.features_extractor_class=bench_recurrent:Encoder",
+                "algo=maskable_recurrent_ppo", "algo.lstm_hidden_size=64", *SHARED, "env.kwargs.card_memory=false",
             ),
         },
         3,
