@@ -22,9 +22,10 @@ from torch import Tensor, nn
 import bench_peers
 import bench_ppo
 from bench_skullking import TRAIN
+from memory_envs import Blind
 
 Measurement = Callable[[], dict[str, Any]]
-SHOWN = np.array([0, 2])  # the cart's place and the pole's angle
+SHOWN = (0, 2)  # the cart's place and the pole's angle
 NUM_ENVS, NUM_STEPS, EPOCHS, LEARNING_RATE = 64, 128, 4, 1e-8
 LONGEST = 500
 # Rollouts: stock takes 5 s for one in minibatches of 128, on one thread of a busy machine.
@@ -39,18 +40,6 @@ CARTPOLE: dict[str, dict[str, Any]] = {
 }
 
 
-class Blind(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """Hides how fast cart and pole move."""
-
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        super().__init__(env)
-        space: Any = env.observation_space
-        self.observation_space = gymnasium.spaces.Box(space.low[SHOWN], space.high[SHOWN], dtype=np.float32)
-
-    def observation(self, observation: Any) -> Any:
-        return observation[SHOWN]
-
-
 class Swinging(CartPoleEnv):
     """A pole that may fall and a cart that may leave: only the limit of steps ends an episode."""
 
@@ -61,12 +50,12 @@ class Swinging(CartPoleEnv):
 
 def short() -> gymnasium.Env[Any, Any]:
     """CartPole without velocities."""
-    return Blind(gymnasium.wrappers.TimeLimit(CartPoleEnv(), LONGEST))
+    return Blind(gymnasium.wrappers.TimeLimit(CartPoleEnv(), LONGEST), SHOWN)
 
 
 def long() -> gymnasium.Env[Any, Any]:
     """The same, whose episodes are all `LONGEST` steps."""
-    return Blind(gymnasium.wrappers.TimeLimit(Swinging(), LONGEST))
+    return Blind(gymnasium.wrappers.TimeLimit(Swinging(), LONGEST), SHOWN)
 
 
 def cartpole_ours(work: dict[str, Any]) -> dict[str, Any]:

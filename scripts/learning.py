@@ -195,7 +195,7 @@ def summarised(summary: Mapping[str, Any], episodes: Sequence[Mapping[str, str]]
         "wall_s": summary["wall_s"],
         "startup_s": summary["startup_s"],
         "steps_per_s": summary["steps_per_s"],
-        "final": {key: quality[key] for key in ("mean_reward", "win_rate", "episodes", "ci95")},
+        "final": {key: quality.get(key) for key in ("mean_reward", "win_rate", "score_diff", "episodes", "ci95")},
         **({"sampled": {key: quality["sampled"][key] for key in ("mean_reward", "win_rate")}} if samples else {}),
         "curve": [round(value, 4) for value in learning_curve(steps, values, summary["env_steps"])],
         "curve_of": column,

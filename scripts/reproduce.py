@@ -47,6 +47,7 @@ import rendering_checks  # noqa: E402
 import rendering_engines  # noqa: E402
 import rendering_faults  # noqa: E402
 import rendering_home  # noqa: E402
+import rendering_recurrent  # noqa: E402
 import rendering_studies  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
@@ -146,6 +147,13 @@ ENTRIES = (
         ),
         90,
         rendering.learning_dqn,
+    ),
+    Entry(
+        "learning-memory",
+        rendering_recurrent.FILES,
+        ("python3 scripts/learning_recurrent.py all",),
+        240,
+        rendering_recurrent.learned,
     ),
     Entry("zoo-tuned", ("zoo-tuned.json",), ("python3 scripts/zoo.py tuned",), 12, rendering_home.tuned),
     Entry("zoo-entries", ("zoo-entries.json",), ("python3 scripts/zoo.py entries",), 45, rendering_home.entries),

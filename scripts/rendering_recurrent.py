@@ -1,0 +1,83 @@
+"""Stored results about what needs memory as docs/memory.md shows them. Used by reproduce.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import learning_recurrent
+from rendering import Json, Load, cores, percent, prose, rounded, table
+
+TITLES = {
+    "tmaze-10": "T-maze of length 10",
+    "tmaze-50": "of length 50",
+    "tmaze-200": "of length 200",
+    "cartpole": "CartPole without velocities",
+    "pendulum": "Pendulum without velocities",
+    "memory-s7": "MiniGrid-MemoryS7",
+    "skullking": "Skull King",
+}
+FILES = tuple(f"learning-recurrent-{name}.json" for name in TITLES)
+HEAD = ("task", "arm", "seeds", "env steps", "final greedy policy", "lowest, highest seed", "seconds", "of CPU", "gate")
+
+
+def learned(load: Load) -> str:
+    """The table of results, and that of the training curves."""
+    rows, curves = [], []
+    for name, title in TITLES.items():
+        stored = load(f"learning-recurrent-{name}")
+        found = learning_recurrent.found_of(name, stored["cells"])
+        told = {arm: learning_recurrent.figures(cells, stored["measure"]) for arm, cells in found.items() if cells}
+        for arm, figures in told.items():
+            label = title if arm == next(iter(told)) else ""
+            verdict = stored["gate"] if arm == learning_recurrent.FASTTRAIN else None
+            rows.append(_row(label, arm, figures, stored["measure"], verdict))
+            curves.append((label, arm, *(_value(part, name) for part in figures["curve"])))
+    text = (
+        f"Means over seeds with Student's 95 % interval, on {cores(load('learning-recurrent-tmaze-10'))} that others "
+        "kept busy too, one thread a run; seconds are medians of the training alone, CPU seconds those of the whole "
+        "process. In T-mazes and in Skull King the share of episodes won, elsewhere the mean return. The gate is that "
+        "of `fasttrain compare`, fasttrain against stock by paired seeds:"
+    )
+    tenths = ("task", "arm", *(str(tenth) for tenth in range(1, learning_recurrent.POINTS + 1)))
+    after = "What the sampled policy got in each tenth of its training, the mean over seeds:"
+    return f"{prose(text)}\n\n{table(HEAD, rows)}\n\n{prose(after)}\n\n{table(tenths, curves)}"
+
+
+def _row(label: str, arm: str, figures: Json, measure: str, verdict: Json | None) -> tuple[str, ...]:
+    rate = measure == "win_rate"
+    low, high = figures["interval"]
+    if rate:
+        low, high = max(0.0, low), min(1.0, high)
+    several = figures["seeds"] > 1
+    bounds = (low, high) if several else (None, None)
+    result = percent(figures["mean"], *bounds) if rate else _return(figures["mean"], *bounds)
+    if figures["score_diff"] is not None:
+        result += f", score {figures['score_diff']:+.0f}"
+    least, most = (100 * end if rate else end for end in figures["range"])
+    seconds = (rounded(figures[key], 2) for key in ("wall_s", "cpu_s"))
+    judged = "" if verdict is None else _verdict(verdict, rate)
+    return (label, arm, str(figures["seeds"]), rounded(figures["env_steps"], 2), result,
+            f"{least:.0f}, {most:.0f}" if several else "-", *seconds, judged)  # fmt: skip
+
+
+def _return(value: float, low: float | None, high: float | None) -> str:
+    digits = 0 if abs(value) >= 30 else 2
+    return f"{value:.{digits}f}" + ("" if low is None else f" [{low:.{digits}f}, {high:.{digits}f}]")
+
+
+def _verdict(found: Mapping[str, Any], rate: bool) -> str:
+    """`pass: +0.0 [-1.0, +1.0], margin 3`."""
+    scale = 100 if rate else 1
+    bounds = [found[key] for key in ("low", "high")]
+    low, high = ("?" if bound is None else f"{scale * bound:+.1f}" for bound in bounds)
+    return (
+        f"{found['verdict']}: {scale * found['difference']:+.1f} [{low}, {high}], margin {scale * found['margin']:.3g}"
+    )
+
+
+def _value(part: float, name: str) -> str:
+    """A share of games in percent, else a return."""
+    if learning_recurrent.TASKS[name].measure == "win_rate":
+        return f"{100 * part:.0f} %"
+    return f"{part:.2f}" if abs(part) < 10 else f"{part:.0f}"
