@@ -8,6 +8,7 @@ were played. Arms of a task, with the same seeds, env steps and hyperparameters:
   fasttrain   `+profile=speed algo=recurrent_ppo`, an LSTM of 64 units, by compiled kernels
   stock       sb3_contrib.RecurrentPPO in DummyVecEnv; CartPole, T-mazes of length 10 and 50
   no memory   fasttrain's PPO, a feed-forward layer of 64 units in the LSTM's place
+  GRU, minGRU `algo.cell`, where the gate is
 
 In the T-mazes of length 50 and 200 ours and stock's have one LSTM for policy and value, which is initialised so that it
 keeps things for about as long (memory_envs.LastingPolicy); by torch's own initialization, with one LSTM or two, nothing
@@ -45,15 +46,18 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
 COMMON = ("live=off", "report=false", "checkup=off", "torch_threads=1")
 POINTS = 10  # of a stored training curve
-FASTTRAIN, STOCK, NO_MEMORY = "fasttrain", "stock", "no memory"
+FASTTRAIN, STOCK, NO_MEMORY, GRU, MINGRU = "fasttrain", "stock", "no memory", "GRU", "minGRU"
 LSTM = ("algo=recurrent_ppo", "algo.lstm_hidden_size=64")
 SHARED = ("algo.shared_lstm=true", "algo.enable_critic_lstm=false")
 ARMS = {
     FASTTRAIN: ("+profile=speed", *LSTM),
     STOCK: ("profile=baseline", *LSTM),
     NO_MEMORY: ("+profile=speed", "algo=ppo", "algo.net_arch=[64,64,64]"),
+    GRU: ("+profile=speed", *LSTM, "algo.cell=gru"),
+    MINGRU: ("+profile=speed", *LSTM, "algo.cell=mingru"),
 }
 GATED, UNGATED = (FASTTRAIN, STOCK, NO_MEMORY), (FASTTRAIN, NO_MEMORY)
+CELLS = (*GATED, GRU, MINGRU)
 
 
 @dataclass(frozen=True)
@@ -93,13 +97,13 @@ def lasting(task: Task, steps: int) -> Task:
 SHOWN_ALL, SHOWN_LITTLE, REMEMBERED = "all cards shown, no memory", "no memory", "memory"
 TASKS = {
     "tmaze-10": t_maze(
-        10, GATED, 10, "num_envs=32", "algo.rollout_size=2048", "batch_size=256", "algo.learning_rate=linear_0.001",
+        10, CELLS, 10, "num_envs=32", "algo.rollout_size=2048", "batch_size=256", "algo.learning_rate=linear_0.001",
         "algo.ent_coef=0.02", "total_timesteps=150000",
     ),
     "cartpole": single_envs(
-        "env.entry_point=memory_envs:cartpole", GATED, 10, 200, "num_envs=32", "algo.rollout_size=1024",
-        "batch_size=256", "algo.n_epochs=5", "algo.learning_rate=linear_0.002", "total_timesteps=100000",
-        measure="mean_reward",
+        "env.entry_point=memory_envs:cartpole", CELLS, 10, 200, "num_envs=16", "algo.rollout_size=2048",
+        "batch_size=512", "algo.n_epochs=10", "algo.gamma=0.98", "algo.learning_rate=linear_0.002",
+        "env.normalize=[reward]", "total_timesteps=150000", measure="mean_reward",
     ),
     "tmaze-50": lasting(
         t_maze(
