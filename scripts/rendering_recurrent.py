@@ -81,3 +81,56 @@ def _value(part: float, name: str) -> str:
     if learning_recurrent.TASKS[name].measure == "win_rate":
         return f"{100 * part:.0f} %"
     return f"{part:.2f}" if abs(part) < 10 else f"{part:.0f}"
+
+
+CARTPOLE = {
+    f"recurrent-{units}-{name}": f"{units} units, minibatches of {what}"
+    for units in (64, 256)
+    for name, what in (
+        ("128-short", "128, episodes of some 20 steps"),
+        ("2048-short", "2,048, the same"),
+        ("2048-long", "2,048, episodes longer than the rollout"),
+    )
+}
+SKULLKING = {
+    "recurrent-skullking-256": "256 units, sb3-contrib's architecture",
+    "recurrent-skullking-64": "the same with 64 units",
+    "recurrent-skullking-shared": "one LSTM of 64 units for both nets",
+    "recurrent-skullking-encoder": "the same behind an encoder (248 → 64) of the user's",
+}
+SPEED_FILES = tuple(f"{name}.json" for name in (*CARTPOLE, *SKULLKING))
+
+
+def speed(load: Load) -> str:
+    """CartPole without velocities against stock and others; what memory costs in Skull King."""
+    rows = []
+    for name, what in CARTPOLE.items():
+        stored = load(name)
+        stock = max(
+            (stored["theirs"][each]["median"], stored["ratios"][each])
+            for each in stored["ratios"]
+            if each.startswith("sb3-contrib")
+        )
+        others = [stored["ratios"].get(each) for each in ("lean PPO-LSTM loop", "Sample Factory")]
+        ratios = (_ratio(each) if each else "-" for each in (stock[1], *others))
+        rows.append((what, rounded(stored["ours"]["median"], 3), rounded(stock[0], 3), *ratios))
+    text = (
+        f"CartPole without velocities, 64 envs × 128 steps, 4 epochs, whole runs on {cores(load('recurrent-64-128-short'))}"
+        ": env steps/s and ratios, taken turn by turn; stock's is the better of one thread and torch's own number. The "
+        "lean loop is one file of PyTorch whose minibatches are whole envs' rollouts; Sample Factory has one LSTM for "
+        "both nets:"
+    )
+    head = ("LSTM", "fasttrain", "stock", "ratio to stock", "to the lean loop", "to Sample Factory")
+    shares = []
+    for name, what in SKULLKING.items():
+        stored = load(name)
+        plain = stored["theirs"]["fasttrain MaskablePPO, no memory"]["median"]
+        share = stored["ratios"]["fasttrain MaskablePPO, no memory"]["median"]
+        shares.append((what, rounded(stored["ours"]["median"], 3), rounded(plain, 3), f"{100 * share:.0f} %"))
+    after = "Skull King by MaskablePPO's own settings, with memory and without:"
+    skull = ("LSTM", "steps/s", "without memory", "share")
+    return f"{prose(text)}\n\n{table(head, rows)}\n\n{prose(after)}\n\n{table(skull, shares)}"
+
+
+def _ratio(found: Json) -> str:
+    return f"{found['median']:.1f}×"

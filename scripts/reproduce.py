@@ -149,6 +149,13 @@ ENTRIES = (
         rendering.learning_dqn,
     ),
     Entry(
+        "memory-speed",
+        rendering_recurrent.SPEED_FILES,
+        (f"{BENCHMARK} recurrent --repeats 1 --peers",),
+        25,
+        rendering_recurrent.speed,
+    ),
+    Entry(
         "learning-memory",
         rendering_recurrent.FILES,
         ("python3 scripts/learning_recurrent.py all",),

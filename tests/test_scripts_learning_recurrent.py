@@ -49,21 +49,21 @@ def test_all_arms_have_a_seed_before_any_has_the_next_and_none_runs_twice(
 
     monkeypatch.setattr(recurrent.learning, "run_cell", run_cell)
     with pytest.raises(SystemExit, match="stopped"):
-        recurrent.main(["tmaze-10", "--seeds", "2"])
+        recurrent.main(["tmaze-50", "--seeds", "2"])
     assert ran == [("ours", 0), ("stock", 0), ("none", 0), ("ours", 1), ("stock", 1)]
-    assert recurrent.main(["tmaze-10", "--seeds", "2"]) == 0
+    assert recurrent.main(["tmaze-50", "--seeds", "2"]) == 0
     assert ran[5:] == [("stock", 1), ("none", 1)]
-    recurrent.main(["tmaze-10", "--seeds", "3", "--arms", "no memory"])
+    recurrent.main(["tmaze-50", "--seeds", "3", "--arms", "no memory"])
     assert ran[7:] == [("none", 2)]
-    recurrent.main(["tmaze-10", "--show"])
+    recurrent.main(["tmaze-50", "--show"])
     assert len(ran) == 8
-    stored = json.loads((tmp_path / "learning-recurrent-tmaze-10.json").read_text(encoding="utf-8"))
+    stored = json.loads((tmp_path / "learning-recurrent-tmaze-50.json").read_text(encoding="utf-8"))
     assert len(stored["cells"]) == 7
     assert stored["cells"][0]["curve"] == [0.0] * 10
     assert "trail" not in stored["cells"][0]
     assert stored["gate"]["pairs"] == 2
     assert stored["gate"]["verdict"] == "not enough seeds"
-    assert "tmaze-10, no memory" in capsys.readouterr().out
+    assert "tmaze-50, no memory" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("ours", "verdict"), [(0.99, "pass"), (0.5, "fail")])
