@@ -114,11 +114,11 @@ def speed(load: Load) -> str:
         others = [stored["ratios"].get(each) for each in ("lean PPO-LSTM loop", "Sample Factory")]
         ratios = (_ratio(each) if each else "-" for each in (stock[1], *others))
         rows.append((what, rounded(stored["ours"]["median"], 3), rounded(stock[0], 3), *ratios))
+    machine = cores(load("recurrent-64-128-short"))
     text = (
-        f"CartPole without velocities, 64 envs × 128 steps, 4 epochs, whole runs on {cores(load('recurrent-64-128-short'))}"
-        ": env steps/s and ratios, taken turn by turn; stock's is the better of one thread and torch's own number. The "
-        "lean loop is one file of PyTorch whose minibatches are whole envs' rollouts; Sample Factory has one LSTM for "
-        "both nets:"
+        f"CartPole without velocities, 64 envs × 128 steps, 4 epochs, whole runs on {machine}: env steps/s and ratios, "
+        "taken turn by turn; stock's is the better of one thread and torch's own number. The lean loop is one file of "
+        "PyTorch whose minibatches are whole envs' rollouts; Sample Factory has one LSTM for both nets:"
     )
     head = ("LSTM", "fasttrain", "stock", "ratio to stock", "to the lean loop", "to Sample Factory")
     shares = []
