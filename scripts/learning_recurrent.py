@@ -11,7 +11,8 @@ were played. Arms of a task, with the same seeds, env steps and hyperparameters:
 
 In the T-mazes of length 50 and 200 ours and stock's have one LSTM for policy and value, which is initialised so that it
 keeps things for about as long (memory_envs.LastingPolicy); by torch's own initialization, with one LSTM or two, nothing
-was learned of length 50 in 500,000 steps of a first trial.
+was learned of length 50 in 500,000 steps of a first trial. Hyperparameters were looked for with fasttrain's runs, on
+the seeds 0 to 2, and are stock's too.
 
 Skull King's arms have equal wall time, not equal steps: MaskablePPO that is shown all cards that were played, the same
 without that, and MaskableRecurrentPPO without that.

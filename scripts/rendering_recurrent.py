@@ -56,11 +56,11 @@ def _row(label: str, arm: str, figures: Json, measure: str, verdict: Json | None
     result = percent(figures["mean"], *bounds) if rate else _return(figures["mean"], *bounds)
     if figures["score_diff"] is not None:
         result += f", score {figures['score_diff']:+.0f}"
-    least, most = (100 * end if rate else end for end in figures["range"])
+    least, most = (f"{100 * end:.0f}" if rate else _return(end) for end in figures["range"])
     seconds = (rounded(figures[key], 2) for key in ("wall_s", "cpu_s"))
     judged = "" if verdict is None else _verdict(verdict, rate)
     return (label, arm, str(figures["seeds"]), rounded(figures["env_steps"], 2), result,
-            f"{least:.0f}, {most:.0f}" if several else "-", *seconds, judged)  # fmt: skip
+            f"{least}, {most}" if several else "-", *seconds, judged)  # fmt: skip
 
 
 def _open_note(name: str, title: str, stored: Json) -> list[str]:
@@ -78,7 +78,7 @@ def _open_note(name: str, title: str, stored: Json) -> list[str]:
     ]
 
 
-def _return(value: float, low: float | None, high: float | None) -> str:
+def _return(value: float, low: float | None = None, high: float | None = None) -> str:
     digits = 0 if abs(value) >= 30 else 2
     return f"{value:.{digits}f}" + ("" if low is None else f" [{low:.{digits}f}, {high:.{digits}f}]")
 
