@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import learning_recurrent
+from fasttrain.studies.statistics import OPEN
 from rendering import Json, Load, cores, percent, prose, rounded, table
 
 TITLES = {
     "tmaze-10": "T-maze of length 10",
-    "tmaze-50": "of length 50",
-    "tmaze-200": "of length 200",
+    "tmaze-50": "T-maze of length 50",
+    "tmaze-200": "T-maze of length 200",
     "cartpole": "CartPole without velocities",
     "pendulum": "Pendulum without velocities",
     "memory-s7": "MiniGrid-MemoryS7",
@@ -23,7 +24,7 @@ HEAD = ("task", "arm", "seeds", "env steps", "final greedy policy", "lowest, hig
 
 def learned(load: Load) -> str:
     """The table of results, and that of the training curves."""
-    rows, curves = [], []
+    rows, curves, notes = [], [], []
     for name, title in TITLES.items():
         stored = load(f"learning-recurrent-{name}")
         found = learning_recurrent.found_of(name, stored["cells"])
@@ -33,6 +34,7 @@ def learned(load: Load) -> str:
             verdict = stored["gate"] if arm == learning_recurrent.FASTTRAIN else None
             rows.append(_row(label, arm, figures, stored["measure"], verdict))
             curves.append((label, arm, *(_value(part, name) for part in figures["curve"])))
+        notes += _open_note(name, title, stored)
     text = (
         f"Means over seeds with Student's 95 % interval, on {cores(load('learning-recurrent-tmaze-10'))} that others "
         "kept busy too, one thread a run; seconds are medians of the training alone, CPU seconds those of the whole "
@@ -40,7 +42,7 @@ def learned(load: Load) -> str:
         "of `fasttrain compare`, fasttrain against stock by paired seeds:"
     )
     tenths = ("task", "arm", *(str(tenth) for tenth in range(1, learning_recurrent.POINTS + 1)))
-    after = "What the sampled policy got in each tenth of its training, the mean over seeds:"
+    after = " ".join([*notes, "What the sampled policy got in each tenth of its training, the mean over seeds:"])
     return f"{prose(text)}\n\n{table(HEAD, rows)}\n\n{prose(after)}\n\n{table(tenths, curves)}"
 
 
@@ -54,14 +56,29 @@ def _row(label: str, arm: str, figures: Json, measure: str, verdict: Json | None
     result = percent(figures["mean"], *bounds) if rate else _return(figures["mean"], *bounds)
     if figures["score_diff"] is not None:
         result += f", score {figures['score_diff']:+.0f}"
-    least, most = (100 * end if rate else end for end in figures["range"])
+    least, most = (f"{100 * end:.0f}" if rate else _return(end) for end in figures["range"])
     seconds = (rounded(figures[key], 2) for key in ("wall_s", "cpu_s"))
     judged = "" if verdict is None else _verdict(verdict, rate)
     return (label, arm, str(figures["seeds"]), rounded(figures["env_steps"], 2), result,
-            f"{least:.0f}, {most:.0f}" if several else "-", *seconds, judged)  # fmt: skip
+            f"{least}, {most}" if several else "-", *seconds, judged)  # fmt: skip
 
 
-def _return(value: float, low: float | None, high: float | None) -> str:
+def _open_note(name: str, title: str, stored: Json) -> list[str]:
+    """What else is known where the gate could not decide."""
+    if stored["gate"] is None or stored["gate"]["verdict"] != OPEN:
+        return []
+    found = learning_recurrent.gate(name, stored["cells"], learning_recurrent.curves)
+    if found is None or found.pairs < 2:
+        return []
+    scale, unit = (100, " points") if stored["measure"] == "win_rate" else (1, "")
+    low, difference, high = (scale * value for value in (found.low, found.difference, found.high))
+    return [
+        f"{title}: the final greedy policies scatter too much for a verdict over {found.pairs} seeds; the means of the "
+        f"whole training curves differ by {difference:+.1f}{unit} [{low:+.1f}, {high:+.1f}]."
+    ]
+
+
+def _return(value: float, low: float | None = None, high: float | None = None) -> str:
     digits = 0 if abs(value) >= 30 else 2
     return f"{value:.{digits}f}" + ("" if low is None else f" [{low:.{digits}f}, {high:.{digits}f}]")
 

@@ -137,3 +137,22 @@ def test_the_page_shows_what_is_stored(recurrent: ModuleType, tmp_path: Path) ->
     assert "| T-maze of length 10 | fasttrain | 5 | 1,000 | 75.0 % [75.0, 75.0] | 75, 75 | 3 | 4 | pass: +0.0" in text
     assert "| Skull King | all cards shown, no memory | 1 | 1,000 | 75.0 % | - | 3 | 4 | |" in text
     assert "| CartPole without velocities | fasttrain | 5 | 1,000 | 0.75 [0.75, 0.75] |" in text
+
+
+def test_where_the_gate_is_open_the_curves_are_told(recurrent: ModuleType, tmp_path: Path) -> None:
+    rendering, task = importlib.import_module("rendering_recurrent"), recurrent.TASKS["cartpole"]
+    cells = [
+        {
+            "arm": arm,
+            "overrides": recurrent.overrides_of(task, arm),
+            **cell(seed, 100.0 * (seed % 3), "mean_reward", curve=[height + seed * (arm == "stock")] * 10),
+        }
+        for arm, height in (("fasttrain", 52.0), ("stock", 50.0))
+        for seed in range(5 if arm == "stock" else 2)
+    ]
+    recurrent.store(tmp_path / "one.json", "cartpole", cells)
+    stored = json.loads((tmp_path / "one.json").read_text(encoding="utf-8"))
+    assert stored["gate"]["verdict"] == "not enough seeds"
+    (note,) = rendering._open_note("cartpole", "CartPole", stored)
+    assert "over 2 seeds; the means of the whole training curves differ by +1.5 [" in note
+    assert rendering._open_note("cartpole", "CartPole", {**stored, "gate": {"verdict": "pass"}}) == []
