@@ -123,7 +123,7 @@ class KernelEngine(Engine):
         stored = Stored(
             obs_as_tensor(observations, CPU), torch.from_numpy(drawn), torch.from_numpy(values)[:, None],
             torch.from_numpy(log_probs), None if action_masks is None else torch.from_numpy(masks),
-            None if memory is None else memory.states,
+            getattr(memory, "states", None),
         )  # fmt: skip
         return Acted(drawn, stored, after)
 
