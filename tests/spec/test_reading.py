@@ -179,7 +179,7 @@ def test_one_limit_says_what_hangs():
 def test_an_env_file_of_before_names_the_games_own_values():
     today, old = composed("+profile=speed"), composed("+profile=speed")
     own = dict(old["env"].pop("own"))
-    of_algorithms = {name: own[name] for name in ("maskable_ppo", "dqn")}
+    of_algorithms = {name: own[name] for name in ("maskable_ppo", "maskable_recurrent_ppo", "dqn")}
     old["env"] |= {"native_num_envs": own["num_envs"], "by_tier": of_algorithms, "total_timesteps": 3e6}
     old["env"]["eval_episodes"] = 2000
     assert from_mapping(old) == from_mapping(today)
