@@ -96,7 +96,14 @@ def test_what_does_not_go_with_memory_is_refused_by_name(fasttrain: RunCommand, 
 
 
 def test_masks_and_memory_from_the_command_line(fasttrain: RunCommand):
-    small = ("total_timesteps=512", "num_envs=8", "algo.rollout_size=256", "algo.n_epochs=1", "eval.episodes=8")
+    small = (
+        "total_timesteps=512",
+        "num_envs=8",
+        "algo.rollout_size=256",
+        "batch_size=128",
+        "algo.n_epochs=1",
+        "eval.episodes=8",
+    )
     done = fasttrain("+profile=speed", *MASKED, *small)
     assert done.exit_code == 0, done.err
     again = fasttrain("eval", f"run={done.folder}")
