@@ -13,6 +13,7 @@ from stable_baselines3.common.torch_layers import MlpExtractor
 
 import fasttrain
 from fasttrain.engines.engine import EngineSettings, PPOWork
+from fasttrain.engines.kernels import zeros
 from fasttrain.engines.packed_lstm import RecurrentKernelEngine
 from fasttrain.engines.recurrent import RecurrentEngine
 from fasttrain.engines.sequence_kernels import SequenceKernelEngine, kernel_calls, why_not
@@ -160,8 +161,9 @@ def test_threads_change_nothing_but_the_order_of_sums(monkeypatch: pytest.Monkey
     check_same(found[0], alone, policy)
 
 
-def test_each_part_of_a_minibatch_is_computed_in_memory_of_its_own():
+def test_each_part_of_a_minibatch_is_computed_in_memory_of_its_own(monkeypatch: pytest.MonkeyPatch):
     policy = policy_of()
+    monkeypatch.setattr("fasttrain.engines.sequence_kernels.empty", zeros)  # so that what is not written is known
     engine = SequenceKernelEngine(copy.deepcopy(policy), EngineSettings(kind="kernels", threads=4))
     engine.update(rollout_of(policy, 20, 30), WORK._replace(batch_size=None))
     for name, each in engine._cells[4]._asdict().items():
