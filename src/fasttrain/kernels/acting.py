@@ -55,8 +55,7 @@ def act_rows(
     if me == 0:
         count_entries(observations, masks, first, lists.starts, lists.legal_starts)
     begin_work(team, me, -(-count // len(activations)))
-    w, bias = head_of_net(POLICY, layout.dims.sum(), flat, layout)
-    last, size, total = last_of_net(POLICY, layout, activations), len(activations), np.float32(0)
+    size, total = len(activations), np.float32(0)
     piece = claim(team, me)
     while piece >= 0:
         begin = piece * size
@@ -64,18 +63,41 @@ def act_rows(
         for i in range(begin, begin + len(block)):
             list_entries(observations[i], masks[i], first + i, lists)
         forward_block(flat, layout, lists, block, activations)
-        write_values(begin, len(block), flat, layout, activations, scratch.every, values)
-        for r in range(len(block)):
-            row, i = first + begin + r, begin + r
-            legal = lists.legal[lists.legal_starts[row] : lists.legal_starts[row + 1]]
-            head_logits(last[r], w, bias, legal, probs[1])
-            log_probs[i] = draw(layout.dims, legal, uniforms[i], probs, actions[i])
+        decide(begin, len(block), first, flat, layout, lists, activations, probs, scratch.every, uniforms, actions,
+               values, log_probs)  # fmt: skip
         piece = claim(team, me)
     end_work(team, me)
     if me == 0:
         for i in range(count):
             total += values[i] + log_probs[i]
     return total
+
+
+@njit_inner
+def decide(
+    begin: int,
+    count: int,  # rows that went through the nets last
+    first: int,
+    flat: Float32Array,
+    layout: Layout,
+    lists: Lists,
+    activations: Float32Array,
+    probs: Float32Array,
+    every: Int32Array,
+    uniforms: Float32Array,
+    actions: Int64Array,
+    values: Float32Array,
+    log_probs: Float32Array,
+) -> None:
+    """Value, action and log-probability of some rows, from `begin` on."""
+    w, bias = head_of_net(POLICY, layout.dims.sum(), flat, layout)
+    last = last_of_net(POLICY, layout, activations)
+    write_values(begin, count, flat, layout, activations, every, values)
+    for r in range(count):
+        row, i = first + begin + r, begin + r
+        legal = lists.legal[lists.legal_starts[row] : lists.legal_starts[row + 1]]
+        head_logits(last[r], w, bias, legal, probs[1])
+        log_probs[i] = draw(layout.dims, legal, uniforms[i], probs, actions[i])
 
 
 @njit_inner

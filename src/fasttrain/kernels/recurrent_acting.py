@@ -8,7 +8,7 @@ import numpy as np
 
 from fasttrain.batch import BoolArray, Float32Array, Int64Array
 from fasttrain.jit import njit_bare, njit_inner
-from fasttrain.kernels.acting import draw, write_values
+from fasttrain.kernels.acting import decide
 from fasttrain.kernels.dense import add_product, sparse_forward
 from fasttrain.kernels.lstm import next_cells, squash
 from fasttrain.kernels.nets import (
@@ -18,9 +18,6 @@ from fasttrain.kernels.nets import (
     Lists,
     count_entries,
     forward_hidden,
-    head_logits,
-    head_of_net,
-    last_of_net,
     list_entries,
     padded_rows,
 )
@@ -91,8 +88,7 @@ def act_remembering(
     if me == 0:
         count_entries(observations, masks, first, lists.starts, lists.legal_starts)
     begin_work(team, me, -(-count // len(activations)))
-    w, bias = head_of_net(POLICY, layout.dims.sum(), flat, layout)
-    last, size, total = last_of_net(POLICY, layout, activations), len(activations), np.float32(0)
+    size, total = len(activations), np.float32(0)
     piece = claim(team, me)
     while piece >= 0:
         begin = piece * size
@@ -105,12 +101,8 @@ def act_remembering(
             cell = min(net, len(lstms.inputs) - 1)
             enter(begin, layout.columns[net, 0], after[2 * cell], len(block), activations)
         forward_hidden(flat, layout, padded_rows(len(block)), activations)
-        write_values(begin, len(block), flat, layout, activations, scratch.every, values)
-        for r in range(len(block)):
-            row, i = first + begin + r, begin + r
-            legal = lists.legal[lists.legal_starts[row] : lists.legal_starts[row + 1]]
-            head_logits(last[r], w, bias, legal, probs[1])
-            log_probs[i] = draw(layout.dims, legal, uniforms[i], probs, actions[i])
+        decide(begin, len(block), first, flat, layout, lists, activations, probs, scratch.every, uniforms, actions,
+               values, log_probs)  # fmt: skip
         piece = claim(team, me)
     end_work(team, me)
     if me == 0:
