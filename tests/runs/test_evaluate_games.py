@@ -1,14 +1,20 @@
-"""Where a life is an episode, what is told are the games that a Monitor below saw."""
+"""Where a life is an episode, what is told are the games that a Monitor below saw; and games with engines."""
 
 from __future__ import annotations
 
 import csv
+import os
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+import pig_games
 from conftest import RunCommand, configured
+from fasttrain.runs.evaluate import evaluate
 from fasttrain.spec.reading import tells_games
+from fasttrain.vec.games import DaemonVecEnv
 
 WRAPPED = "env.wrappers=[stable_baselines3.common.monitor:Monitor,lives:LifeByLife]"
 RUN = ("env.entry_point=lives:Lives", "algo=ppo", "num_envs=2", "total_timesteps=256", "algo.n_steps=32",
@@ -55,3 +61,30 @@ def test_pong_is_played(fasttrain: RunCommand):
     quality = done.json("summary.json")["quality"]
     assert quality["mean_reward"] <= 0
     assert quality["mean_length"] > 100  # frames
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+def test_a_refused_decision_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A policy whose state counts its decisions in the episode, in games whose engine refuses every third action."""
+    monkeypatch.chdir(pig_games.ENGINES)
+    env = DaemonVecEnv("pig:Pig", {}, 3, pig_games.settings("--fault", "refuse=0.3"), 2, 1, tmp_path)
+    seen = 0
+
+    class Counting:
+        def predict(
+            self, observations: Any, state: Any, episode_start: Any, deterministic: bool, action_masks: Any
+        ) -> Any:
+            nonlocal seen
+            state = (np.zeros((1, 3, 2)),) if state is None else state
+            made = np.where(episode_start, 0, state[0][0, :, 0])
+            assert made.tolist() == env._lengths.tolist()
+            seen = max(seen, int(made.max()))
+            return pig_games.prudent(observations, action_masks), (np.tile(made[None, :, None] + 1, (1, 1, 2)),)
+
+    try:
+        found = evaluate(Counting(), env, 9, deterministic=True, seed=5)  # type: ignore[arg-type]
+        assert found["episodes"] == 9
+        assert env.times().refused > 5
+        assert seen > 5
+    finally:
+        env.close()

@@ -55,6 +55,7 @@ class GroupedRollout:
         self.infos: dict[int, list[dict[str, Any]]] = {}
         self.observations: Any = copy_observations(model._last_obs)
         self.memory: Any = None if (memory := model.memory()) is None else memory.copied()
+        self.ahead: Any = None if memory is None else memory.copied()  # once what was drawn is known to have been done
         storage.episode_starts[0] = model._last_episode_starts
 
     def collect(self, callback: BaseCallback) -> bool:
@@ -90,7 +91,7 @@ class GroupedRollout:
         memory = None if self.memory is None else self.memory.of(rows)
         acted = self.engine.act(select_rows(self.observations, rows), masks, memory)
         if memory is not None:
-            self.memory.put(rows, acted.memory)
+            self.ahead.put(rows, acted.memory)
         stored: Any = acted.stored
         drawn = clip_actions(self.model, acted.actions)
         self.clock.enter("env_step")
@@ -126,12 +127,13 @@ class GroupedRollout:
             finished = [episode for episode in came.finished if self.taken[episode.env_index] == step]
             if any(episode.truncated or episode.lost for episode in finished):  # reading waits for the device
                 values = storage.row("values", step)
-                after = None if self.memory is None else self.memory.states
+                after = None if self.ahead is None else self.ahead.states
                 bootstrap_truncated(
                     self.engine, self.model.gamma, finished, storage.rewards[step], values, storage, step, after
                 )
         each_array(lambda seen, now: seen.__setitem__(rows, now), self.observations, came.observations)
         if self.memory is not None:
+            self.memory.put(rows, self.ahead.of(rows).states)
             self.memory.episode_starts[rows] = dones
         self._note(came, rows, steps)
         self.taken[rows] += 1

@@ -246,8 +246,10 @@ def _in_lockstep(
             rollout, stored.observations, stored.actions, rewards, starts, stored.values, stored.log_probs,
             stored.action_masks, stored.memory,
         )  # fmt: skip
-        if source.slots.resets is not None:
-            rollout.leave_out(step, source.slots.resets)
+        if (resets := source.slots.resets) is not None:
+            rollout.leave_out(step, resets)
+            if (before := model.memory()) is not None:  # an engine asks for the same decision again
+                after, dones = before.where(resets, after, dones)
         model._last_obs, model._last_episode_starts = last, dones
         model.remember(after)
     if guarded and normalizer is None:

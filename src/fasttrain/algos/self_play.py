@@ -117,6 +117,7 @@ class SnapshotPool:
         score_of: the learner's share of the points by an episode's info, 0 … 1; None where it tells none.
         latest: probability of the latest snapshot.
         seats: whose turn it is in each env (N,), numbers from 1 on; each seat remembers for itself. None: one a game.
+        again: in which envs (N,) the decision before was refused and comes again; None, or of None: in none.
     """
 
     model: Any
@@ -126,6 +127,7 @@ class SnapshotPool:
     score_of: Callable[[Mapping[str, Any]], float | None] = field(default=lambda _: None)
     latest: float = 0.5
     seats: Callable[[], NDArray[Any]] | None = None
+    again: Callable[[], BoolArray | None] | None = None
     rating: float = FIRST_RATING  # the learner's
     taken: int = 0
     current: Snapshot = field(init=False)
@@ -133,6 +135,7 @@ class SnapshotPool:
     active: list[Snapshot] = field(default_factory=list)  # of the pool
     playing: list[Snapshot] = field(init=False)  # by env
     memory: Any = field(init=False)  # a `Memory`, where the policy remembers: of N games' first seats, their second, …
+    _before: Any = field(init=False)  # what was remembered before the decisions made last, where one may be refused
     _players: dict[int, Player] = field(default_factory=dict)  # by snapshot number
     _spare: list[Player] = field(default_factory=list)
     _rng: np.random.Generator = field(init=False)
@@ -145,7 +148,7 @@ class SnapshotPool:
 
     def _forget(self) -> None:
         blank = getattr(self.model, "blank_memory", None)
-        self.memory = None if blank is None else blank(self.num_envs)
+        self.memory = self._before = None if blank is None else blank(self.num_envs)
 
     def _places(self, envs: Int64Array) -> Int64Array:
         """Where those who decide in these envs have their memory."""
@@ -156,6 +159,15 @@ class SnapshotPool:
     def _remember(self, count: int) -> None:
         while len(self.memory.episode_starts) < count:
             self.memory = self.memory.beside(self.model.blank_memory(self.num_envs))
+
+    def _take_back(self, envs: Int64Array, places: Int64Array) -> None:
+        """Forget what refused decisions left: they are made again, of all that decide now and of no other."""
+        if self.again is None or (again := self.again()) is None:
+            return
+        refused = places[again[envs]]
+        self.memory.put(refused, self._before.of(refused).states)
+        self.memory.episode_starts[refused] = self._before.episode_starts[refused]
+        self._before = self.memory.copied()
 
     def take(self, env_steps: int) -> None:
         """The learner as it is now becomes the latest snapshot; the one before may enter the pool."""
@@ -177,6 +189,8 @@ class SnapshotPool:
         numbers = np.array([self.playing[env].number for env in envs.tolist()])
         groups = [np.flatnonzero(numbers == number) for number in np.unique(numbers)]
         places = envs if self.memory is None else self._places(envs)
+        if self.memory is not None:
+            self._take_back(envs, places)
         drawn = []
         for rows in groups:
             masks = None if action_masks is None else action_masks[rows]

@@ -56,6 +56,12 @@ class Memory(NamedTuple):
         """Remember this of these envs from now on."""
         each_array(lambda part, now: part.__setitem__((slice(None), rows), now), self.states, states)
 
+    def where(self, kept: BoolArray, states: RNNStates, episode_starts: BoolArray) -> Memory:
+        """As here in the envs `kept` (N,), and as in the others after a step, of which `states` are changed."""
+        after = Memory(states, np.where(kept, self.episode_starts, episode_starts))
+        after.put(rows := np.flatnonzero(kept), self.of(rows).states)
+        return after
+
 
 class BurnIn(NamedTuple):
     """What some sequences are preceded by, step by step, in each step those of the longest first."""

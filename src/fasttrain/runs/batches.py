@@ -119,8 +119,7 @@ def made_batch(config: Config, num_envs: int, folder: Path | None = None) -> Slo
         workers = config.workers if isinstance(config.workers, int) else None
         return DaemonVecEnv(
             str(env.entry_point), kwargs, num_envs, config.daemons, usable_cores(), workers, folder,
-            asks_again=config.engine != "stock" and not config.algo.spec.recurrent,  # memory would hear it twice
-            two_sided=plays_itself(config),
+            asks_again=config.engine != "stock", two_sided=plays_itself(config),
         )  # fmt: skip
     if env.backend == "envpool":
         from fasttrain.vec.envpool import EnvPoolVecEnv

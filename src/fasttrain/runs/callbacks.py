@@ -284,7 +284,9 @@ def pool_for(config: Config, model: BaseAlgorithm, env: VecEnv) -> SnapshotPool 
     keys = QualityKeys.of(config.env)
     rated = (lambda info: score_of(keys.read(info))) if alone else lambda _: None
     turns = env.turns
-    pool = SnapshotPool(model, env.num_envs, settings.pool, config.seed, rated, seats=lambda: turns.seats)
+    pool = SnapshotPool(
+        model, env.num_envs, settings.pool, config.seed, rated, seats=lambda: turns.seats, again=lambda: turns.again
+    )
     env.set_opponent(pool)
     return pool
 

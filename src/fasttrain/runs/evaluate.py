@@ -19,6 +19,7 @@ from rich.console import Console
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
+from fasttrain.batch import each_array
 from fasttrain.errors import ConfigError
 from fasttrain.runs.engine import set_threads
 from fasttrain.runs.envs import Statistics, build_vec_env
@@ -75,13 +76,17 @@ def evaluate(
         starts = np.ones(env.num_envs, dtype=bool)
         while quota.any() and keep_on(len(finished)):
             extra = {"action_masks": np.stack(env.env_method("action_masks"))} if masked else {}
+            before = states
             actions, states = predict(
                 observations, state=states, episode_start=starts, deterministic=deterministic, **extra
             )
             observations, rewards, dones, infos = env.step(actions)
-            starts = dones
+            late = rests_of(env)[0]  # rows in which nothing was done: an action was refused, or they only reset
+            if late is not None and before is not None:
+                each_array(lambda now, then: now.__setitem__((..., late, slice(None)), then[..., late, :]), states, before)
+            starts = dones if late is None else np.where(late, starts, dones)
             returns += rewards
-            lengths += 1 if (late := rests_of(env)[0]) is None else ~late
+            lengths += 1 if late is None else ~late
             for index in np.flatnonzero(dones):
                 record = infos[index].get("episode")
                 if told and record is None:

@@ -53,7 +53,7 @@ class DaemonVecEnv(SlotVecEnv):
         cores: over which daemons and workers are shared out.
         workers: processes that play; None: as many as the games need.
         folder: where logs and records of games are kept; None: nowhere.
-        asks_again: False for learners that cannot be asked the same decision twice.
+        asks_again: False for learners that cannot be asked the same decision twice: SB3's own loops.
         two_sided: the game asks for the other side's decisions too (`SelfPlayVecEnv` has somebody make them).
 
     Raises:
@@ -96,6 +96,7 @@ class DaemonVecEnv(SlotVecEnv):
         self._tallies = [Tally() for _ in self._workers]
         self.wait_ns = 0
         self._failure: FastTrainError | None = None  # that a worker told of
+        self.again: BoolArray = np.zeros(num_envs, np.bool_)  # whose last action was refused
         try:
             ready = self._meet(num_envs, settings.start_timeout_s + SLACK_S)
         except BaseException:
@@ -162,9 +163,8 @@ class DaemonVecEnv(SlotVecEnv):
         began = time.perf_counter_ns()
         self._await(range(self.num_envs))
         self.wait_ns += time.perf_counter_ns() - began
-        again = np.fromiter((self._news[row][0] == AGAIN for row in range(self.num_envs)), np.bool_, self.num_envs)
-        self.slots.resets = again if again.any() else None
         self.slots.finished = [found for row in range(self.num_envs) if (found := self._came(row)) is not None]
+        self.slots.resets = self.again.copy() if self.again.any() else None
 
     @property
     def opponents_turn(self) -> BoolArray:
@@ -188,6 +188,7 @@ class DaemonVecEnv(SlotVecEnv):
     def _came(self, row: int) -> FinishedEpisode | None:
         """What a row's step was; its finished episode, if it ended one."""
         kind, info = self._news.pop(row)
+        self.again[row] = kind == AGAIN
         if kind == AGAIN:
             self.slots.rewards[row] = 0.0
             self.slots.terminations[row] = self.slots.truncations[row] = False

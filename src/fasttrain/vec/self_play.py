@@ -62,6 +62,11 @@ class OwnTurns:
         return self.env.opponents_turn
 
     @property
+    def again(self) -> BoolArray | None:
+        """(N,) whether the decision before was refused and comes again; None where games refuse none."""
+        return getattr(self.env, "again", None)
+
+    @property
     def seats(self) -> NDArray[Any]:
         """(N,) which opponent that is, a number from 1 on; always 1 where the game does not tell them apart."""
         seats: NDArray[Any] = getattr(getattr(self.env, "game", None), "seats_to_decide", self._first)
@@ -88,6 +93,7 @@ class InfoTurns:
         self.seats: Int64Array = np.zeros(env.num_envs, np.int64)  # as `OwnTurns` has it; 0 is the learner
         shape = env.action_space.shape or ()
         self._skipped = np.full((env.num_envs, *shape), -1, env.action_space.dtype)
+        self.again = None
 
     @property
     def opponents(self) -> BoolArray:
