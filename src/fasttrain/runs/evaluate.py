@@ -19,7 +19,7 @@ from rich.console import Console
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
-from fasttrain.batch import each_array
+from fasttrain.batch import BoolArray, each_array
 from fasttrain.errors import ConfigError
 from fasttrain.runs.engine import set_threads
 from fasttrain.runs.envs import Statistics, build_vec_env
@@ -82,9 +82,9 @@ def evaluate(
             )
             observations, rewards, dones, infos = env.step(actions)
             late = rests_of(env)[0]  # rows in which nothing was done: an action was refused, or they only reset
-            if late is not None and before is not None:
-                each_array(lambda now, then: now.__setitem__((..., late, slice(None)), then[..., late, :]), states, before)
             starts = dones if late is None else np.where(late, starts, dones)
+            if late is not None and before is not None:
+                states = _kept(late, before, states)
             returns += rewards
             lengths += 1 if late is None else ~late
             for index in np.flatnonzero(dones):
@@ -101,6 +101,11 @@ def evaluate(
                 quota[index] = 0
                 finished.append((returns[index], lengths[index], {**infos[index], "end_reason": "not ended"}))
     return summarise(finished, keys)
+
+
+def _kept(rows: BoolArray, before: Any, after: Any) -> Any:
+    """States (L, N, H) as they were before in these rows (N,), and in the others as they are after a step."""
+    return each_array(lambda one, other: np.where(rows[:, None], one, other), before, after)
 
 
 def summarise(finished: Sequence[tuple[float, int, dict[str, Any]]], keys: QualityKeys = PLAIN_KEYS) -> dict[str, Any]:
