@@ -106,7 +106,7 @@ def ours(games: int, rollout: int) -> dict[str, Any]:
     from fasttrain.spec.daemons import DaemonsConfig
     from fasttrain.vec.games import DaemonVecEnv
 
-    settings = DaemonsConfig(command=command(), cwd=str(FOLDER), ports="27000-29999")
+    settings = DaemonsConfig(command=command(), cwd=str(FOLDER), ports="27000-29999", max_wait_ms=4.0)
     env = DaemonVecEnv("fasttrain.daemons.showdown:Showdown", KWARGS, games, settings, usable_cores())
     model = MaskablePPO("MlpPolicy", env, engine="kernels", **_settings(games, rollout))
     model.collector.schedule = "first_ready"

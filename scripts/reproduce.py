@@ -151,7 +151,7 @@ ENTRIES = (
     Entry(
         "memory-speed",
         rendering_recurrent.SPEED_FILES,
-        (f"{BENCHMARK} recurrent --repeats 1 --peers",),
+        (f"{BENCHMARK} recurrent --repeats 3 --peers",),
         25,
         rendering_recurrent.speed,
     ),

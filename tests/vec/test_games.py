@@ -224,6 +224,19 @@ def test_a_refused_action_is_asked_again_and_no_step(make: Make, play: Callable[
         assert [len(steps) for steps in seen.rows] == [50] * 3
 
 
+def test_ready_games_wait_for_others_while_the_engine_has_two_to_play(make: Make):
+    env = make(8, count=1, max_wait_ms=1e6)  # for 17 minutes, were it not for the two
+    env.reset()
+    env.send_all(list(range(8)), prudent(env.slots.observations, env.slots.action_masks))
+    ready = env.first_ready(list(range(8)))
+    assert len(ready) in (7, 8), "the eighth may have come in the same round"
+    env.take(ready)
+    env.send_all(ready[:1], prudent(env.slots.observations[ready[:1]], env.slots.action_masks[ready[:1]]))
+    env.finish([*{*range(8)} - {*ready[1:]}])
+    together(env, 3)
+    assert env.times().lost == 0
+
+
 def test_for_who_cannot_be_asked_twice_a_refusal_is_the_end(make: Make):
     env = make(2, "--fault", "refuse=0.3", asks_again=False)
     env.reset()

@@ -75,7 +75,6 @@ class DaemonVecEnv(SlotVecEnv):
     ) -> None:
         if sys.platform == "win32":
             raise EnvSpecError("env.backend=daemons needs Linux or macOS: take WSL")
-        self.max_wait_s = settings.max_wait_ms / 1000
         prepare(settings)
         self.num_daemons, self.per_daemon = shared_out(settings, num_envs, cores)
         self._temporary = None if folder else tempfile.mkdtemp(prefix="fasttrain-")
@@ -228,18 +227,12 @@ class DaemonVecEnv(SlotVecEnv):
         return [GroupStep(stepped, finished, [], select_rows(self.slots.observations, stepped))]
 
     def first_ready(self, groups: list[int]) -> list[int]:
-        """Those of `groups`, all under way, that have come to a decision; waits for the first, and `max_wait_ms` for
-        more."""
+        """Those of `groups`, all under way, that have come to a decision; waits for the first."""
         began = time.perf_counter_ns()
         while self._poller.poll(0):  # each message has what came in one round of a worker's loop
             self._hear(0.0)
         while not (ready := [group for group in groups if group in self._news]):
             self._hear(LOOK_EVERY_S)
-        if self.max_wait_s:
-            until = time.monotonic() + self.max_wait_s
-            while len(ready) < len(groups) and (left := until - time.monotonic()) > 0:
-                self._hear(left)
-                ready = [group for group in groups if group in self._news]
         self.wait_ns += time.perf_counter_ns() - began
         return ready
 

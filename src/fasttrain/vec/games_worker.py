@@ -1,7 +1,8 @@
 """The process in which games with external engines are played: hundreds of them at once, in one asyncio loop.
 
 Each row of the slots is a task (`game_row`); actions come from the trainer as numbers of rows, news of rows go back,
-all that came up in one round of the loop in one message.
+all that came up in one round of the loop in one message. With `max_wait_ms` news of more rows are waited for, while
+each daemon has two games under way that it can play meanwhile: a message costs both sides 0.1 ms, however much it says.
 """
 
 from __future__ import annotations
@@ -108,6 +109,7 @@ class Worker(asyncio.Protocol):
         self._journal = folder / f"daemons{suffix}.log"
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._told: list[tuple[Any, ...]] = []
+        self._under_way = 0  # rows of which no news came since they were told to go on
         self._frames = Lengths(1 << 30)
         self.pool = Pool(
             settings.daemons, lambda: made(settings), settings.count, settings.per_daemon, folder, settings.cores,
@@ -149,7 +151,9 @@ class Worker(asyncio.Protocol):
         for payload in self._frames.feed(data):
             command, content = pickle.loads(payload)
             if command == "act":
-                for row in np.frombuffer(content, np.int32).tolist():
+                rows = np.frombuffer(content, np.int32).tolist()
+                self._under_way += len(rows)
+                for row in rows:
                     self.table.actions[row].set_result(None)
             elif command == "reset":
                 try:
@@ -168,13 +172,17 @@ class Worker(asyncio.Protocol):
 
     def _tell(self, row: int, kind: int, info: dict[str, Any] | None = None) -> None:
         """News of a row, together with others of this round of the loop."""
-        if not self._told:
-            self._loop.call_soon(self._flush)
+        self._under_way -= 1
+        wait_s = self.settings.daemons.max_wait_ms / 1000
+        busy = self._under_way >= 2 * self.settings.count
+        if not self._told or (wait_s and not busy):
+            self._loop.call_later(wait_s * busy, self._flush)
         self._told.append((row, kind, info))
 
     def _flush(self) -> None:
         told, self._told = self._told, []
-        self._send("rows", told)
+        if told:
+            self._send("rows", told)
 
     def _say(self, text: str) -> None:
         """A line of the journal: what became of the daemons."""
@@ -186,7 +194,8 @@ class Worker(asyncio.Protocol):
         self.table.failed.write()
 
     def _reset(self, seeds: dict[int, int]) -> None:
-        """Begin anew in these rows."""
+        """Begin anew in these rows, which are all there are."""
+        self._under_way = len(seeds)
         for row, seed in seeds.items():
             if before := self._tasks.get(row):
                 before.cancel()
