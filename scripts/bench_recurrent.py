@@ -5,7 +5,8 @@ about 20 steps, and a learning rate of 1e-8 keeps it so. In `long` the pole may 
 steps, beyond a rollout of 128. `quality` is their mean length. All step single envs one by one, ours and stock in
 a DummyVecEnv: CartPole's own VectorEnv resets in the step after an episode's end, which recurrent policies refuse.
 `recurrent-skullking-…`: the ratio is the share of the steps/s of MaskablePPO without memory, which is not the same work
-for the machine and is asked for so: the same env, steps, updates and samples.
+for the machine and is asked for so: the same env, steps, updates and samples. `recurrent-256-arithmetic` says how near
+to what the cores can multiply the update with an LSTM of 256 units comes, for minibatches of 2,048 and short episodes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from torch import Tensor, nn
 
@@ -28,6 +30,7 @@ Measurement = Callable[[], dict[str, Any]]
 SHOWN = (0, 2)  # the cart's place and the pole's angle
 NUM_ENVS, NUM_STEPS, EPOCHS, LEARNING_RATE = 64, 128, 4, 1e-8
 LONGEST = 500
+NOTHING_LEARNED = {"env_steps": 0, "updates": 0, "samples_per_update": 0}  # of works that compare arithmetic alone
 # Rollouts: stock takes 5 s for one in minibatches of 128, on one thread of a busy machine.
 CARTPOLE: dict[str, dict[str, Any]] = {
     f"recurrent-{units}-{name}": {"units": units, "batch_size": batch_size, "swings": swings, "rollouts": rollouts}
@@ -84,7 +87,6 @@ def cartpole_ours(work: dict[str, Any]) -> dict[str, Any]:
 def cartpole_stock(work: dict[str, Any], threads: int | None = None) -> dict[str, Any]:
     """What an SB3 user writes. `threads`: None is torch's own choice, which an SB3 user gets."""
     begun = time.perf_counter()
-    import torch
     from sb3_contrib import RecurrentPPO
     from stable_baselines3.common.env_util import make_vec_env
 
@@ -120,6 +122,27 @@ def cartpole_peer(work: dict[str, Any]) -> dict[str, Any]:
     asked = {name: work[name] for name in ("units", "batch_size", "rollouts")}
     loss = {"gamma": 0.99, "gae_lambda": 0.95, "clip_range": 0.2, "vf_coef": 0.5, "max_grad_norm": 0.5}
     return bench_peers.run_peer("Sample Factory", {**shown, **asked, **loss})
+
+
+def arithmetic() -> dict[str, Any]:
+    """GFLOP/s of the update by the products of its two LSTMs alone: forward, and twice as much backward."""
+    work = CARTPOLE["recurrent-256-2048-short"]
+    found, units = cartpole_ours(work), work["units"]
+    forward = 2 * 2 * 4 * units * (units + len(SHOWN))
+    rate = found["limits"]["update_only_steps_per_s"] * EPOCHS * 3 * forward / 1e9
+    return {"rate": rate, "unit": "GFLOP/s", **NOTHING_LEARNED}
+
+
+def product() -> dict[str, Any]:
+    """GFLOP/s of torch's product of two matrices of 1,024 × 1,024, on all cores."""
+    size, many = 1024, 100
+    one, other = torch.rand(size, size), torch.rand(size, size)
+    one @ other
+    begun = time.perf_counter()
+    for _ in range(many):
+        one @ other
+    rate = many * 2 * size**3 / (time.perf_counter() - begun) / 1e9
+    return {"rate": rate, "unit": "GFLOP/s", **NOTHING_LEARNED}
 
 
 class Encoder(nn.Module):
@@ -177,6 +200,7 @@ WORKS: dict[str, dict[str, Measurement]] = {
         }
         for name, work in CARTPOLE.items()
     },
+    "recurrent-256-arithmetic": {"fasttrain": arithmetic, "torch, product of matrices": product},
     **{
         name: {
             "fasttrain": lambda more=more: skullking("maskable_recurrent_ppo", *more),

@@ -115,7 +115,8 @@ SKULLKING = {
     "recurrent-skullking-shared": "one LSTM of 64 units for both nets",
     "recurrent-skullking-encoder": "the same behind an encoder (248 → 64) of the user's",
 }
-SPEED_FILES = tuple(f"{name}.json" for name in (*CARTPOLE, *SKULLKING))
+ARITHMETIC = "recurrent-256-arithmetic"
+SPEED_FILES = tuple(f"{name}.json" for name in (*CARTPOLE, ARITHMETIC, *SKULLKING))
 
 
 def speed(load: Load) -> str:
@@ -144,7 +145,14 @@ def speed(load: Load) -> str:
         plain = stored["theirs"]["fasttrain MaskablePPO, no memory"]["median"]
         share = stored["ratios"]["fasttrain MaskablePPO, no memory"]["median"]
         shares.append((what, rounded(stored["ours"]["median"], 3), rounded(plain, 3), f"{100 * share:.0f} %"))
-    after = "Skull King by MaskablePPO's own settings, with memory and without:"
+    product = load(ARITHMETIC)
+    share = product["ratios"]["torch, product of matrices"]["median"]
+    after = (
+        "With 256 units arithmetic is the wall: in minibatches of 2,048 the LSTMs' products alone are "
+        f"{rounded(product['ours']['median'], 2)} GFLOP/s of the update, {100 * share:.0f} % of what torch's product of "
+        "two matrices of 1,024 × 1,024 reached there in turn. "
+        "Skull King by MaskablePPO's own settings, with memory and without:"
+    )
     skull = ("LSTM", "steps/s", "without memory", "share")
     return f"{prose(text)}\n\n{table(head, rows)}\n\n{prose(after)}\n\n{table(skull, shares)}"
 
