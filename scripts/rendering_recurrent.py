@@ -149,8 +149,8 @@ def speed(load: Load) -> str:
     share = product["ratios"]["torch, product of matrices"]["median"]
     after = (
         "With 256 units arithmetic is the wall: in minibatches of 2,048 the LSTMs' products alone are "
-        f"{rounded(product['ours']['median'], 2)} GFLOP/s of the update, {100 * share:.0f} % of what torch's product of "
-        "two matrices of 1,024 × 1,024 reached there in turn. "
+        f"{rounded(product['ours']['median'], 2)} GFLOP/s of the update, {100 * share:.0f} % of what torch's product "
+        "of two matrices of 1,024 × 1,024 reached there in turn. "
         "Skull King by MaskablePPO's own settings, with memory and without:"
     )
     skull = ("LSTM", "steps/s", "without memory", "share")
