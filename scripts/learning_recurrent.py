@@ -9,6 +9,7 @@ were played. Arms of a task, with the same seeds, env steps and hyperparameters:
   stock       sb3_contrib.RecurrentPPO in DummyVecEnv; CartPole, T-mazes of length 10 and 50
   no memory   fasttrain's PPO, a feed-forward layer of 64 units in the LSTM's place
   GRU, minGRU `algo.cell`, where the gate is
+  chunks      `algo.chunk_steps=16`, there too; and the same with `algo.burn_in=8`
 
 In the T-mazes of length 50 and 200 ours and stock's have one LSTM for policy and value, which is initialised so that it
 keeps things for about as long (memory_envs.LastingPolicy); by torch's own initialization, with one LSTM or two, nothing
@@ -48,6 +49,7 @@ RESULTS = ROOT / "docs" / "results"
 COMMON = ("live=off", "report=false", "checkup=off", "torch_threads=1")
 POINTS = 10  # of a stored training curve
 FASTTRAIN, STOCK, NO_MEMORY, GRU, MINGRU = "fasttrain", "stock", "no memory", "GRU", "minGRU"
+CHUNKS, BURN_IN = "chunks of 16", "chunks of 16, burn-in of 8"
 LSTM = ("algo=recurrent_ppo", "algo.lstm_hidden_size=64")
 SHARED = ("algo.shared_lstm=true", "algo.enable_critic_lstm=false")
 ARMS = {
@@ -56,9 +58,11 @@ ARMS = {
     NO_MEMORY: ("+profile=speed", "algo=ppo", "algo.net_arch=[64,64,64]"),
     GRU: ("+profile=speed", *LSTM, "algo.cell=gru"),
     MINGRU: ("+profile=speed", *LSTM, "algo.cell=mingru"),
+    CHUNKS: ("+profile=speed", *LSTM, "algo.chunk_steps=16"),
+    BURN_IN: ("+profile=speed", *LSTM, "algo.chunk_steps=16", "algo.burn_in=8"),
 }
 GATED, UNGATED = (FASTTRAIN, STOCK, NO_MEMORY), (FASTTRAIN, NO_MEMORY)
-CELLS = (*GATED, GRU, MINGRU)
+EVERY = (*GATED, GRU, MINGRU, CHUNKS, BURN_IN)
 
 
 @dataclass(frozen=True)
@@ -98,11 +102,11 @@ def lasting(task: Task, steps: int) -> Task:
 SHOWN_ALL, SHOWN_LITTLE, REMEMBERED = "all cards shown, no memory", "no memory", "memory"
 TASKS = {
     "tmaze-10": t_maze(
-        10, CELLS, 10, "num_envs=32", "algo.rollout_size=2048", "batch_size=256", "algo.learning_rate=linear_0.001",
+        10, EVERY, 10, "num_envs=32", "algo.rollout_size=2048", "batch_size=256", "algo.learning_rate=linear_0.001",
         "algo.ent_coef=0.02", "total_timesteps=150000",
     ),
     "cartpole": single_envs(
-        "env.entry_point=memory_envs:cartpole", CELLS, 10, 200, "num_envs=16", "algo.rollout_size=2048",
+        "env.entry_point=memory_envs:cartpole", EVERY, 10, 200, "num_envs=16", "algo.rollout_size=2048",
         "batch_size=512", "algo.n_epochs=10", "algo.gamma=0.98", "algo.learning_rate=linear_0.002",
         "env.normalize=[reward]", "total_timesteps=150000", measure="mean_reward",
     ),
