@@ -195,7 +195,7 @@ ENTRIES = (
     Entry(
         "go-9-learning",
         ("go-9-learning.json",),
-        (f"{LEARNING} go --size 9 --minutes 54 --games 80",),
+        (f"{LEARNING} go --size 9 --minutes 98 --games 80",),
         80,
         functools.partial(rendering_engines.go_learning, size=9),
     ),
