@@ -95,3 +95,22 @@ def test_memory_follows_rows_where_groups_step_apart(schedule: str):
             assert torch.allclose(model._last_lstm_states.pi[0][:, index], states[0][:, 0], atol=1e-6)
     finally:
         env.close()
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_a_stop_leaves_what_those_who_were_ahead_remember():
+    """A callback ends it after four steps, when the first group is under way to its fifth, which ends its episodes."""
+    env = fasttrain.SharedMemoryVecEnv([lambda: gym.make("CartPole-v1", max_episode_steps=5)] * 4, num_workers=2)
+    try:
+        model = model_of(env=env)
+        model.collector.schedule = "pipelined"
+        model.learn(100, lambda names, _: names["n_steps"] < 3)
+        seen, policy = torch.from_numpy(model.rollout_buffer.observations), model.policy
+        assert model._last_episode_starts.tolist() == [True, True, False, False]
+        for index, steps in enumerate((5, 5, 4, 4)):
+            states = tuple(torch.zeros(1, 1, part.shape[2]) for part in model._last_lstm_states.pi)
+            with torch.no_grad():
+                _, states = policy._process_sequence(seen[:steps, index], states, torch.zeros(steps), policy.lstm_actor)
+            assert torch.allclose(model._last_lstm_states.pi[0][:, index], states[0][:, 0], atol=1e-6)
+    finally:
+        env.close()

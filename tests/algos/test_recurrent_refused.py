@@ -14,7 +14,9 @@ import torch
 
 import fasttrain
 import pig_games
+from conftest import configured
 from fasttrain.algos.self_play import SnapshotPool
+from fasttrain.runs.callbacks import pool_for
 from fasttrain.spec.daemons import DaemonsConfig
 from fasttrain.vec.games import DaemonVecEnv
 from fasttrain.vec.self_play import SelfPlayVecEnv
@@ -84,7 +86,7 @@ def test_opponents_forget_what_was_refused(monkeypatch: pytest.MonkeyPatch):
     env = SelfPlayVecEnv(DaemonVecEnv("alternating_games:Alternating", {}, 2, settings, 2, two_sided=True))
     try:
         model = model_of(env)
-        pool = SnapshotPool(model, 2, size=1, seats=lambda: env.turns.seats, again=lambda: env.turns.again)
+        pool: Any = pool_for(configured("opponent=self"), model, env)
         shown: list[Any] = []
 
         class Stubborn:
@@ -109,3 +111,27 @@ def test_opponents_forget_what_was_refused(monkeypatch: pytest.MonkeyPatch):
         assert not pool.memory_arrays()["starts"].any()
     finally:
         env.close()
+
+
+def test_what_is_refused_twice_or_first_is_forgotten(pigs: DaemonVecEnv):
+    model, refused, shown = model_of(pigs), np.zeros(ENVS, np.bool_), pigs.reset()
+    pool = SnapshotPool(model, ENVS, size=1, again=lambda: refused)
+    masks, everyone = np.ones((ENVS, 2), np.bool_), np.arange(ENVS)
+
+    def remembered() -> Any:
+        return {name: np.array(part) for name, part in pool.memory_arrays().items()}
+
+    def ask(*again: int) -> Any:
+        refused[:] = np.isin(everyone, again)
+        rows = np.array(again or everyone)
+        pool.act(shown[rows], masks[rows], rows)
+        return remembered()
+
+    ask()
+    second = ask()
+    for _ in range(2):
+        assert all(np.array_equal(part, second[name]) for name, part in ask(0, 2).items())
+    pool.episode_over(1, {})
+    first = ask()
+    assert not np.array_equal(first["pi/0"], second["pi/0"])
+    assert all(np.allclose(part, first[name], atol=1e-6) for name, part in ask(1).items())

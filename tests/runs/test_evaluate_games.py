@@ -67,14 +67,16 @@ def test_pong_is_played(fasttrain: RunCommand):
 def test_a_refused_decision_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A policy whose state counts its decisions in the episode, in games whose engine refuses every third action."""
     monkeypatch.chdir(pig_games.ENGINES)
-    env = DaemonVecEnv("pig:Pig", {}, 3, pig_games.settings("--fault", "refuse=0.3"), 2, 1, tmp_path)
-    seen = 0
+    env = DaemonVecEnv("pig:Pig", {}, 3, pig_games.settings("--fault", "refuse=0.6"), 2, 1, tmp_path)
+    seen, first = 0, []
 
     class Counting:
         def predict(
             self, observations: Any, state: Any, episode_start: Any, deterministic: bool, action_masks: Any
         ) -> Any:
             nonlocal seen
+            if state is not None and not first:
+                first.append(env.again.any())
             state = (np.zeros((1, 3, 2)),) if state is None else state
             made = np.where(episode_start, 0, state[0][0, :, 0])
             assert made.tolist() == env._lengths.tolist()
@@ -86,5 +88,6 @@ def test_a_refused_decision_is_not_remembered(tmp_path: Path, monkeypatch: pytes
         assert found["episodes"] == 9
         assert env.times().refused > 5
         assert seen > 5
+        assert first[0], "in the very first step one was"
     finally:
         env.close()

@@ -65,8 +65,8 @@ def test_an_engine_that_asks_for_both_sides_trains_by_self_play(fasttrain: RunCo
 
 
 @pytest.mark.parametrize("algo", ["maskable_recurrent_ppo", "maskable_ppo"])
-def test_a_refused_action_ends_the_game_of_an_agent_that_remembers(fasttrain: RunCommand, algo: str):
-    """Asked again it would hear the same decision twice; an agent without memory is asked again."""
+def test_a_refused_action_is_asked_again(fasttrain: RunCommand, algo: str):
+    """Of one that remembers too: it forgets that it was asked."""
     game = overrides("--fault", "refuse=0.02")
     memory = ("algo.lstm_hidden_size=16",) if algo == "maskable_recurrent_ppo" else ()
     done = fasttrain("+profile=speed", *game, *SMALL, f"algo={algo}", *memory)
@@ -74,13 +74,5 @@ def test_a_refused_action_ends_the_game_of_an_agent_that_remembers(fasttrain: Ru
     engines = done.json("summary.json")["engines"]
     files = [path for path in (done.folder / "daemons").iterdir() if path.name.startswith("failed_games")]
     failed = [json.loads(line) for path in files for line in path.read_text().splitlines()]
-    if algo == "maskable_ppo":
-        assert (engines["lost_games"], failed) == ({}, [])
-        return
-    lost = engines["lost_games"]["refused"]["games"]
-    assert lost > 0
-    assert f"{lost} games were lost" in done.out
-    assert [one["cause"] for one in failed] == ["refused"] * lost
-    assert all("does not take action" in json.dumps(one) for one in failed)
-    with (done.folder / "episodes.csv").open() as file:
-        assert {row["return"] for row in csv.DictReader(file)} <= {"1.0", "-1.0"}, "a lost game is no result"
+    assert engines["refused"] > 0
+    assert (engines["lost_games"], failed) == ({}, [])

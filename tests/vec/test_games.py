@@ -232,7 +232,7 @@ def test_ready_games_wait_for_others_while_the_engine_has_two_to_play(make: Make
     assert len(ready) in (7, 8), "the eighth may have come in the same round"
     env.take(ready)
     env.send_all(ready[:1], prudent(env.slots.observations[ready[:1]], env.slots.action_masks[ready[:1]]))
-    env.finish([*{*range(8)} - {*ready[1:]}])
+    env.take([*{*range(8)} - {*ready[1:]}])
     together(env, 3)
     assert env.times().lost == 0
 

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from gymnasium import spaces
 
 import pig_games
 from fasttrain.errors import EnvSpecError
-from fasttrain.vec.games_worker import GamesSettings, made
+from fasttrain.vec.game_row import STEP
+from fasttrain.vec.games_worker import GamesSettings, Worker, made
 
 
-def given(entry_point: str, **kwargs: Any) -> GamesSettings:
-    return GamesSettings(
-        entry_point,
-        kwargs,
-        str(pig_games.ENGINES),
-        ".",
-        pig_games.settings(request_timeout_s=3.0),
-        0,
-        1,
-        (0, 1),
-        1,
-        1,
-        1,
-    )
+def given(entry_point: str, kwargs: dict[str, Any], folder: str = ".", rows: int = 1, **changed: Any) -> GamesSettings:
+    settings = pig_games.settings(request_timeout_s=3.0, **changed)
+    return GamesSettings(entry_point, kwargs, str(pig_games.ENGINES), folder, settings, 0, 1, (0, rows), 1, rows, 1)
 
 
 def test_a_game_has_the_runs_deadline():
-    game = made(given("pig:Pig", goal=20))
+    game = made(given("pig:Pig", {"goal": 20}))
     assert game.timeout_s == 3.0
     assert game.read({"type": "note"}) is None
 
@@ -46,7 +40,7 @@ def test_a_game_has_the_runs_deadline():
 )
 def test_classes_that_are_no_games(entry_point: str, kwargs: dict[str, Any], says: str):
     with pytest.raises(EnvSpecError, match=says):
-        made(given(entry_point, **kwargs))
+        made(given(entry_point, kwargs))
 
 
 def test_a_game_without_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -57,4 +51,67 @@ def test_a_game_without_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(EnvSpecError, match="could not be made"):
-        made(given("spaceless:Game"))
+        made(given("spaceless:Game", {}))
+
+
+class Loop:
+    """An event loop whose time is what the test says."""
+
+    def __init__(self) -> None:
+        self.timers: list[Any] = []
+        self.soon: list[Callable[[], None]] = []
+
+    def call_later(self, delay_s: float, what: Callable[[], None]) -> Any:
+        self.timers.append(timer := SimpleNamespace(delay_s=delay_s, what=what))
+        timer.cancel = lambda: self.timers.remove(timer)
+        return timer
+
+    def call_soon(self, what: Callable[[], None]) -> None:
+        self.soon.append(what)
+
+    def round(self) -> None:
+        due, self.soon = self.soon, []
+        for what in due:
+            what()
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Any:
+    """One daemon's eight rows, of which all are under way; `sent` is what the trainer is told."""
+    settings = given("pig:Pig", {}, str(tmp_path), rows=8, max_wait_ms=4.0)
+    made: Any = Worker(settings, SimpleNamespace(), np.zeros(16, np.int64), spaces.Discrete(2))  # type: ignore[arg-type]
+    made._loop, made.sent, made._under_way = Loop(), [], 8
+    made._send = lambda kind, rows: made.sent.append([row for row, *_ in rows])
+    return made
+
+
+def test_news_wait_for_others_until_their_time_is_up(worker: Any):
+    worker.table.tell(3, STEP)
+    worker.table.tell(5, STEP)
+    worker._loop.round()
+    assert (worker.sent, [timer.delay_s for timer in worker._loop.timers]) == ([], [0.004])
+    worker._loop.timers[0].what()
+    assert worker.sent == [[3, 5]]
+    worker.table.tell(0, STEP)
+    assert len(worker._loop.timers) == 1, "the next wait their own time"
+
+
+def test_news_go_out_when_fewer_than_two_games_are_under_way(worker: Any):
+    for row in range(6):
+        worker.table.tell(row, STEP)
+    worker._loop.round()
+    assert (worker.sent, len(worker._loop.timers)) == ([], 1)
+    worker.table.tell(6, STEP)
+    worker.table.tell(7, STEP)
+    worker._loop.round()
+    assert (worker.sent, worker._loop.timers) == ([[*range(8)]], []), "one message, and no timer that is left"
+
+
+def test_without_a_wait_a_round_of_the_loop_is_one_message(worker: Any):
+    object.__setattr__(worker.settings.daemons, "max_wait_ms", 0.0)
+    for row in range(3):
+        worker.table.tell(row, STEP)
+    worker._loop.round()
+    worker.table.tell(3, STEP)
+    worker._loop.round()
+    assert (worker.sent, worker._loop.timers) == ([[0, 1, 2], [3]], [])

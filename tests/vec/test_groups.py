@@ -33,7 +33,7 @@ def test_groups_step_apart_and_the_env_is_whole_again_afterwards(shared: SharedM
     assert groups.observations(0)[:, 2].tolist() == [3, 3]
     assert groups.observations(0)[:, 3].tolist() == [1, 2]
     assert groups.observations(1)[:, 2].tolist() == [0]
-    groups.finish([])
+    groups.finish()
     assert shared.slots.observations[:, 2].tolist() == [3, 3, 0, 1, 1]
     observations, rewards, _, _ = shared.step(np.zeros(5, np.int64))
     assert observations[:, 2].tolist() == [4, 4, 1, 2, 2]
@@ -50,7 +50,8 @@ def test_the_first_ready_group_is_not_the_first_sent():
         assert groups.first_ready([0, 1]) == [1]
         assert groups.wait(1).rows == slice(1, 2)
         assert groups.first_ready([0]) == [0]
-        groups.finish([0])
+        groups.take([0])
+        groups.finish()
         assert env.slots.observations[:, 2].tolist() == [1, 1]
     finally:
         env.close()
@@ -74,7 +75,7 @@ def test_finished_episodes_carry_their_own_numbers(shared: SharedMemoryVecEnv):
             assert episode.info == {"is_success": False}
         else:
             assert done.finished == []
-    groups.finish([])
+    groups.finish()
 
 
 def test_calls_between_wait_for_what_is_under_way(shared: SharedMemoryVecEnv):
@@ -84,4 +85,4 @@ def test_calls_between_wait_for_what_is_under_way(shared: SharedMemoryVecEnv):
     assert shared.env_method("level") == [0, 1, 2, 3, 4]
     assert groups.wait(1).rows == slice(2, 3)
     assert groups.observations(1)[0, 2:].tolist() == [1, 2]
-    groups.finish([])
+    groups.finish()

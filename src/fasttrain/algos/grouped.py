@@ -55,7 +55,9 @@ class GroupedRollout:
         self.infos: dict[int, list[dict[str, Any]]] = {}
         self.observations: Any = copy_observations(model._last_obs)
         self.memory: Any = None if (memory := model.memory()) is None else memory.copied()
-        self.ahead: Any = None if memory is None else memory.copied()  # once what was drawn is known to have been done
+        self.ahead: Any = (
+            None if memory is None else memory.copied()
+        )  # as after the decisions under way; `memory` follows as they are taken
         storage.episode_starts[0] = model._last_episode_starts
 
     def collect(self, callback: BaseCallback) -> bool:
@@ -70,12 +72,11 @@ class GroupedRollout:
             self._take(ready)
             while reported < len(self.missing) and not self.missing[reported]:
                 if not self._report(reported, callback):
-                    self.groups.finish(self.under_way)
+                    self._take(self.under_way)
                     self._leave()
                     return False
                 reported += 1
             self._act([group for group in ready if self.taken[self.groups.rows[group].start] < self.storage.num_steps])
-        self.groups.finish([])
         self.storage.complete()
         self._leave()
         return True
@@ -164,12 +165,14 @@ class GroupedRollout:
         return True
 
     def _leave(self) -> None:
-        """Where the next rollout begins."""
+        """Where the next rollout begins; no group is under way."""
+        self.groups.finish()
         self.model._last_obs = copy_observations(self.groups.env.slots.observations)
         slots = self.groups.env.slots
         self.model._last_episode_starts = slots.terminations | slots.truncations
         if self.memory is not None:
             self.model.remember(self.memory.states)
+            self.model._last_episode_starts = self.memory.episode_starts  # a first decision that was refused still is
 
 
 class _Each:

@@ -117,7 +117,8 @@ class SnapshotPool:
         score_of: the learner's share of the points by an episode's info, 0 … 1; None where it tells none.
         latest: probability of the latest snapshot.
         seats: whose turn it is in each env (N,), numbers from 1 on; each seat remembers for itself. None: one a game.
-        again: in which envs (N,) the decision before was refused and comes again; None, or of None: in none.
+        again: whether in each env (N,) the decision before was refused and comes again; where it, or what it gives, is
+            None, no decision ever is.
     """
 
     model: Any

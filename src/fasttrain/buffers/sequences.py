@@ -58,7 +58,7 @@ class Memory(NamedTuple):
 
     def where(self, kept: BoolArray, states: RNNStates, episode_starts: BoolArray) -> Memory:
         """As here in the envs `kept` (N,), and as in the others after a step, of which `states` are changed."""
-        after = Memory(states, np.where(kept, self.episode_starts, episode_starts))
+        after = Memory(states, episode_starts | (kept & self.episode_starts))
         after.put(rows := np.flatnonzero(kept), self.of(rows).states)
         return after
 

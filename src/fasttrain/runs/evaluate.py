@@ -82,7 +82,7 @@ def evaluate(
             )
             observations, rewards, dones, infos = env.step(actions)
             late = rests_of(env)[0]  # rows in which nothing was done: an action was refused, or they only reset
-            starts = dones if late is None else np.where(late, starts, dones)
+            starts = dones if late is None else dones | (late & starts)
             if late is not None and before is not None:
                 states = _kept(late, before, states)
             returns += rewards

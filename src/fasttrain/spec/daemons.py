@@ -40,7 +40,9 @@ class DaemonsConfig:
     profile: Literal["off", "jfr"] = setting("off", "jfr: Java's Flight Recorder, in the run's folder")
     log_mb: float = setting(16.0, "of each process, after which its log is rotated", least=0.01)
     skip_forced: bool = setting(False, "decisions with one legal action never reach the policy")
-    max_wait_ms: float = setting(0.0, "how long more ready games are waited for, while no daemon runs out", least=0)
+    max_wait_ms: float = setting(
+        0.0, "how long more ready games are waited for, while daemons have two each to play", least=0
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -147,6 +147,7 @@ class DaemonVecEnv(SlotVecEnv):
         seeds = [drawn if seed is None else seed for seed, drawn in zip(self._seeds, entropy, strict=True)]
         self._reset_seeds()
         self._news.clear()
+        self.again[:], self.slots.resets = False, None
         for index, worker in enumerate(self._workers):
             first, stop = self._share(index, self.num_envs)
             worker.send("reset", {row: seeds[row] for row in range(first, stop)})
@@ -236,9 +237,8 @@ class DaemonVecEnv(SlotVecEnv):
         self.wait_ns += time.perf_counter_ns() - began
         return ready
 
-    def finish(self, under_way: list[int]) -> None:
-        """Wait for rows that are still under way: the env can be used as a whole again."""
-        self.take(under_way)
+    def finish(self) -> None:
+        """The env can be used as a whole at any time at which no row is under way."""
 
     def fill_infos(self, infos: list[dict[str, Any]], rows: Any, records: Any, finished: list[FinishedEpisode]) -> None:
         """Infos of the rows in which an episode ended."""

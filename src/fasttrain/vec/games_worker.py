@@ -1,8 +1,8 @@
 """The process in which games with external engines are played: hundreds of them at once, in one asyncio loop.
 
 Each row of the slots is a task (`game_row`); actions come from the trainer as numbers of rows, news of rows go back,
-all that came up in one round of the loop in one message. With `max_wait_ms` news of more rows are waited for, while
-each daemon has two games under way that it can play meanwhile: a message costs both sides 0.1 ms, however much it says.
+all that came up in one round of the loop in one message. With `max_wait_ms` news of more rows are waited for, while the
+daemons have two games each under way, on average: a message costs both sides 0.1 ms, however much it says.
 """
 
 from __future__ import annotations
@@ -109,6 +109,7 @@ class Worker(asyncio.Protocol):
         self._journal = folder / f"daemons{suffix}.log"
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._told: list[tuple[Any, ...]] = []
+        self._later: asyncio.TimerHandle | None = None  # when what is to be told goes out, if more is waited for
         self._under_way = 0  # rows of which no news came since they were told to go on
         self._frames = Lengths(1 << 30)
         self.pool = Pool(
@@ -171,18 +172,26 @@ class Worker(asyncio.Protocol):
         self._line.write(self._frames.pack(pickle.dumps((kind, content))))
 
     def _tell(self, row: int, kind: int, info: dict[str, Any] | None = None) -> None:
-        """News of a row, together with others of this round of the loop."""
+        """News of a row, together with others of this round of the loop or of the next milliseconds."""
         self._under_way -= 1
-        wait_s = self.settings.daemons.max_wait_ms / 1000
-        busy = self._under_way >= 2 * self.settings.count
-        if not self._told or (wait_s and not busy):
-            self._loop.call_later(wait_s * busy, self._flush)
         self._told.append((row, kind, info))
+        first, wait_s = len(self._told) == 1, self.settings.daemons.max_wait_ms / 1000
+        if wait_s and self._under_way >= 2 * self.settings.count:
+            if first:
+                self._later = self._loop.call_later(wait_s, self._flush)
+        elif first or self._later is not None:
+            self._wait_no_more()
+            self._loop.call_soon(self._flush)
+
+    def _wait_no_more(self) -> None:
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
 
     def _flush(self) -> None:
+        self._wait_no_more()
         told, self._told = self._told, []
-        if told:
-            self._send("rows", told)
+        self._send("rows", told)
 
     def _say(self, text: str) -> None:
         """A line of the journal: what became of the daemons."""

@@ -46,8 +46,8 @@ class Groups(Protocol):
     def take(self, groups: list[int]) -> list[GroupStep]:
         """What the steps of these groups brought, once all of them are there. Who is asked again is in none."""
 
-    def finish(self, under_way: list[int]) -> None:
-        """Wait for groups that still step and make the env usable as a whole again."""
+    def finish(self) -> None:
+        """Make the env usable as a whole again; no group is under way."""
 
 
 class WorkerGroups:
@@ -123,10 +123,8 @@ class WorkerGroups:
         crew, rows = self.env.crew, self.rows[group]
         return select_rows(crew.arrays.observations[crew.buffers[self._workers[group][0]]], rows)
 
-    def finish(self, under_way: list[int]) -> None:
-        """Wait for groups that still step and make the env usable as a whole again."""
-        for group in under_way:
-            self.wait(group)
+    def finish(self) -> None:
+        """Make the env usable as a whole again; no group is under way."""
         crew = self.env.crew
         crew.align()
         crew.notify.hush()
