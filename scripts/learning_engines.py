@@ -43,14 +43,14 @@ if __name__ == "__main__" and find_spec("fasttrain") is None and Path(sys.prefix
 
 import bench_machine  # noqa: E402
 
-COMMON = ("+profile=speed", "total_timesteps=1e9", "eval.episodes=20", "report=false", "num_envs=32",
+COMMON = ("+profile=speed", "eval.episodes=20", "report=false", "num_envs=32",
           "algo.net_arch=[256,256]", "algo.gamma=1.0", "algo.ent_coef=0.01")  # fmt: skip
 # Updates cost next to nothing beside the engines.
-GO = ("env=go", "algo.rollout_size=2048", "batch_size=256", "algo.n_epochs=10",
+GO = ("env=go", "total_timesteps=1e9", "algo.rollout_size=2048", "batch_size=256", "algo.n_epochs=10",
       "algo.learning_rate=5e-4")  # fmt: skip
 ERRS = {5: 0.4}  # White never wins against one that never errs; on larger boards 0.4 is too little for either colour
 SHOWDOWN = ("env=showdown", "env.kwargs.opponent=max_damage", "+env.kwargs.shaping=1.0", "algo.rollout_size=8192",
-            "algo.learning_rate=5e-4", "batch_size=512", "algo.n_epochs=4")  # fmt: skip
+            "algo.learning_rate=linear_5e-4", "total_timesteps=1.8e6", "batch_size=512", "algo.n_epochs=4")  # fmt: skip
 TENTHS = 10
 AT_ONCE = 20
 UNSEEN = 10**9  # a seed: training's are small numbers and what is derived from them
@@ -138,7 +138,7 @@ def go(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     trained(folder, args.minutes, args.seed, *GO, f"env.kwargs.size={args.size}", f"env.kwargs.errs={errs}")
     model, kwargs = MaskablePPO.load(folder / "model.zip", device="cpu"), {"size": args.size, "level": 1}
     return name, {
-        **training(folder, f"go --size {args.size}"),
+        **training(folder, f"go --size {args.size} --games {args.games}"),
         **{kind: played(model, "go", kwargs, args.games, kind == "greedy") for kind in ("greedy", "sampled")},
     }
 
@@ -156,7 +156,7 @@ def showdown(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     trained(folder, args.minutes, args.seed, *SHOWDOWN, f"env.kwargs.generation={generation}", where)
     model = MaskablePPO.load(folder / "model.zip", device="cpu")
     return "showdown" if generation == 1 else f"showdown-{generation}", {
-        **training(folder, f"showdown --generation {generation}"),
+        **training(folder, f"showdown --generation {generation} --games {args.games}"),
         "generation": generation,
         **{
             f"{kind}_{opponent}": played(

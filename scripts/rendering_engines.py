@@ -55,6 +55,12 @@ def stored(engine: str) -> tuple[str, ...]:
     return tuple(f"{engine}-{games}{part}.json" for games in BOARDS for part in ("", "-capacity"))
 
 
+def turns(stored: Json) -> str:
+    """How often each was measured."""
+    count = int(stored["command"].split("--repeats ")[1].split()[0])
+    return "one turn each" if count == 1 else f"medians of {count} turns"
+
+
 def engines(load: Load, engine: str, text: str) -> str:
     """Games with a real engine, against one blocking process per env and against what the engine can do."""
     rows = []
@@ -82,8 +88,8 @@ def engines(load: Load, engine: str, text: str) -> str:
 def go(load: Load) -> str:
     """GNU Go."""
     text = (
-        f"Size 5, level 1; {cores(load('go-16'))}, with training, one turn each; theirs is one blocking process an env "
-        "in SubprocVecEnv with stock's MaskablePPO. What the engines can do: recorded games in a closed "
+        f"Size 5, level 1; {cores(load('go-16'))}, with training, {turns(load('go-16'))}; theirs is one blocking "
+        "process an env in SubprocVecEnv with stock's MaskablePPO. What the engines can do: recorded games in a closed "
         "loop, without policy and learning:"
     )
     return engines(load, "go", text)
@@ -139,9 +145,10 @@ def daemon_faults(load: Load) -> str:
 def showdown(load: Load) -> str:
     """Decisions/s beside the obvious program and beside what the simulator can do."""
     text = (
-        f"Generation 1, against max_damage; {cores(load('showdown-16'))}, with training, one turn each; theirs is one "
-        "Node process and one blocking socket an env in SubprocVecEnv with stock's MaskablePPO. What the engines can "
-        "do: recorded battles in a closed loop on one process per core, without policy and learning:"
+        f"Generation 1, against max_damage; {cores(load('showdown-16'))}, with training, "
+        f"{turns(load('showdown-16'))}; theirs is one Node process and one blocking socket an env in SubprocVecEnv "
+        "with stock's MaskablePPO. What the engines can do: recorded battles in a closed loop on one process per core, "
+        "without policy and learning:"
     )
     return engines(load, "showdown", text)
 

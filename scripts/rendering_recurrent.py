@@ -113,7 +113,7 @@ SKULLKING = {
     "recurrent-skullking-256": "256 units, sb3-contrib's architecture",
     "recurrent-skullking-64": "the same with 64 units",
     "recurrent-skullking-shared": "one LSTM of 64 units for both nets",
-    "recurrent-skullking-encoder": "the same behind an encoder (248 → 64) of the user's",
+    "recurrent-skullking-encoder": "the same behind an encoder (248 → 64) of the user's, around the LSTM by torch",
 }
 ARITHMETIC = "recurrent-256-arithmetic"
 SPEED_FILES = tuple(f"{name}.json" for name in (*CARTPOLE, ARITHMETIC, *SKULLKING))

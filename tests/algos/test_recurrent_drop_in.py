@@ -62,17 +62,38 @@ def test_a_zip_goes_to_stock_and_comes_back(tmp_path: Path):
 
 
 def test_a_last_minibatch_of_one_is_refused():
-    with pytest.raises(ConfigError, match="batch_size=21 leaves a last minibatch of one of 16 × 4 steps"):
-        model_of(batch_size=21)
+    for size in (21, 1):
+        with pytest.raises(
+            ConfigError, match=f"batch_size={size} with a rollout of 4 × 16 steps: the last minibatch has"
+        ):
+            model_of(batch_size=size)
     model_of(batch_size=21, normalize_advantage=False).learn(64)
     model_of(batch_size=22).learn(64)
 
 
+class Failing(gym.Wrapper):
+    """Fails in its seventh step, and so does every env that replaces it."""
+
+    steps = 0
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if self.steps == 7:
+            raise ValueError("the seventh step")
+        return super().step(action)
+
+
+def short() -> gym.Env:
+    return gym.make("CartPole-v1", max_episode_steps=5)
+
+
 @pytest.mark.usefixtures("forked_workers")
-@pytest.mark.parametrize("schedule", ["pipelined", "first_ready"])
-def test_memory_follows_rows_where_groups_step_apart(schedule: str):
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("schedule", ["lockstep", "pipelined", "first_ready"])
+def test_memory_follows_rows_where_groups_step_apart_and_envs_are_replaced(schedule: str, fails: bool):
     """What was stored is what walking through each env's row by itself gives."""
-    env = fasttrain.SharedMemoryVecEnv([lambda: gym.make("CartPole-v1", max_episode_steps=5)] * 4, num_workers=2)
+    makes = [(lambda: Failing(short())) if fails else short] * 4
+    env = fasttrain.SharedMemoryVecEnv(makes, num_workers=2, on_env_error="restart", max_restarts=100)
     try:
         model = model_of(env=env)
         model.collector.schedule = schedule
@@ -82,6 +103,7 @@ def test_memory_follows_rows_where_groups_step_apart(schedule: str):
         model.collect_rollouts(env, model._init_callback(None), rollout, 16)
         seen, starts = torch.from_numpy(rollout.observations), torch.from_numpy(rollout.episode_starts)
         assert starts.sum() > 8
+        assert env.restarts == (28 if fails else 0)
         for index in range(4):
             begun = (rollout.hidden_states_pi, rollout.cell_states_pi)
             states = tuple(torch.tensor(part[0, :, index : index + 1]) for part in begun)
@@ -100,7 +122,7 @@ def test_memory_follows_rows_where_groups_step_apart(schedule: str):
 @pytest.mark.usefixtures("forked_workers")
 def test_a_stop_leaves_what_those_who_were_ahead_remember():
     """A callback ends it after four steps, when the first group is under way to its fifth, which ends its episodes."""
-    env = fasttrain.SharedMemoryVecEnv([lambda: gym.make("CartPole-v1", max_episode_steps=5)] * 4, num_workers=2)
+    env = fasttrain.SharedMemoryVecEnv([short] * 4, num_workers=2)
     try:
         model = model_of(env=env)
         model.collector.schedule = "pipelined"

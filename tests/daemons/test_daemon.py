@@ -55,6 +55,10 @@ def test_the_command_is_filled_in(made: Any, tmp_path: Path):
     assert made(plain("engine"))._command() == ["engine"]
 
 
+def test_a_program_of_debian_s_games_is_found_wherever_path_leads(made: Any):
+    assert made(plain("engine"))._environment()["PATH"].endswith(f"{os.pathsep}/usr/games")
+
+
 def test_java_gets_its_flags_and_a_clean_stdout_under_pipes(made: Any):
     given = plain("java", "-Xmx1g", "Engine", jvm_flags=("-XX:ActiveProcessorCount={threads}",), profile="jfr")
     command = made(given)._command()

@@ -117,6 +117,21 @@ def test_two_passes_end_it_though_gnu_go_would_play_on(score: str, reward: float
         assert end.info == told
 
 
+def test_a_game_whose_count_does_not_come_is_lost():
+    class Late(Recorded):
+        """One that thinks for ever how it stands."""
+
+        def send(self, text: str) -> None:
+            super().send(text)
+            if "final_score" in text:
+                self._replies = self._replies[:1]
+
+    game, channel = Go(size=5), Late(genmove="PASS")
+    begun(game, channel)
+    with pytest.raises(GameLostError, match="nothing more"):
+        played(game, channel, "PASS")
+
+
 def test_a_resignation_is_a_win():
     game, channel = Go(size=5), Recorded(genmove="resign")
     begun(game, channel)

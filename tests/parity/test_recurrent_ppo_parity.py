@@ -14,11 +14,12 @@ import sb3_contrib
 import torch
 from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
+from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.utils import LinearSchedule
 
 import fasttrain
 from fasttrain.engines.engine import EngineSettings
-from fasttrain.engines.recurrent import PaddedHead, UnpaddedHead
+from fasttrain.engines.recurrent import PaddedHead, UnpaddedHead, why_padded
 from toys import RandomEnv, seeded_vec, single_thread
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
@@ -35,6 +36,18 @@ class Case(NamedTuple):
     settings: Mapping[str, Any] = MappingProxyType({})
     policy: str = "MlpLstmPolicy"
     steps: int = 24
+
+
+class Normalising(FlattenExtractor):
+    """Observations by the statistics of their minibatch."""
+
+    def __init__(self, observation_space: spaces.Box) -> None:
+        super().__init__(observation_space)
+        self.norm = torch.nn.BatchNorm1d(self.features_dim)
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.norm(super().forward(observations))
+        return found
 
 
 def random_env(observations: spaces.Space, actions: spaces.Space, cut: bool = False) -> Callable[[], gym.Env]:
@@ -80,6 +93,8 @@ CASES = {
     "target_kl": Case(cart_pole(), settings={"target_kl": 0.0005, "learning_rate": 3e-3}),
     "plain advantages": Case(cart_pole(), settings={"normalize_advantage": False}),
     "one minibatch": Case(cart_pole(), settings={"batch_size": None}),
+    "LSTM dropout": Case(cart_pole(12), {"n_lstm_layers": 2, "lstm_kwargs": {"dropout": 0.3}}),
+    "batch normalisation": Case(cart_pole(12), {"features_extractor_class": Normalising}),
     "another optimizer": Case(cart_pole(), {"optimizer_class": torch.optim.RMSprop}),
 }  # fmt: skip
 
@@ -118,7 +133,7 @@ def test_the_same_bits_and_unpadded_the_same_within_rounding(case: Case):
                           stock.get_parameters()["policy.optimizer"]["state"].values(), strict=True):  # fmt: skip
         assert all(torch.equal(one[name], other[name]) for name in other)
     fast = trained(case, fasttrain.RecurrentPPO, engine=UNPADDED)
-    assert isinstance(fast.engine.new_head(), UnpaddedHead)
+    assert isinstance(fast.engine.new_head(), UnpaddedHead) is (why_padded(fast.policy) == "")
     assert difference(fast, stock) <= 1e-5
     assert logged(fast)["train/n_updates"] == logged(stock)["train/n_updates"]
     for key, value in logged(stock).items():

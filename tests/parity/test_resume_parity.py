@@ -41,12 +41,12 @@ def test_a_resumed_run_equals_the_uninterrupted_one(name: str, fasttrain: RunCom
     whole = trained(fasttrain, *CASES[name]).folder
     points = sorted(path.name for path in (whole / "checkpoints").iterdir())
     assert len(points) >= 5
-    for point in random.Random(name).sample(points[:-1], 2):
-        folder = interrupted(whole, tmp_path / point, point)
-        done = fasttrain("resume", f"run={folder}")
-        assert done.exit_code == 0, done.err
-        assert "warning" not in done.out
-        assert_equal(folder, whole)
+    point = random.Random(name).choice(points[:-1])
+    folder = interrupted(whole, tmp_path / point, point)
+    done = fasttrain("resume", f"run={folder}")
+    assert done.exit_code == 0, done.err
+    assert "warning" not in done.out
+    assert_equal(folder, whole)
 
 
 @pytest.mark.parametrize("name", ["ppo-dummy-wrapped", "dqn-dummy"])

@@ -37,9 +37,7 @@ def _hunt(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("way", "named"),
     [
-        ("dummy", BY_FUNCTION),
         ("dummy", AROUND),
-        ("shared", BY_METHOD),
         ("shared", BY_FUNCTION),
         ("shared", AROUND),
         ("pipelined", BY_METHOD),

@@ -272,6 +272,14 @@ def test_a_forced_action_that_is_refused_is_not_asked_of_the_policy(stage: Make)
     assert stage(*outcomes, skip_forced=True).play(1)[-1] == (STEP, 5.0, [True, True, False], 0.0, False, True, True)
 
 
+def test_another_action_than_the_forced_one_may_be_named(stage: Make):
+    outcomes = (Decision([1], BOTH), Decision([2], [1], 9.0), Refused([2]), Refused([0, 2]), Decision([5], BOTH, 1.0))
+    one = stage(*outcomes, skip_forced=True)
+    steps = one.play(1, 2)
+    assert [step[1:4] for step in steps[1:]] == [(2.0, [True, False, True], 9.0), (5.0, [True, True, False], 1.0)]
+    assert one.game.played[1:] == [1, 1, 2, 2]
+
+
 def test_a_game_has_a_deadline(stage: Make):
     one = stage(Decision([1]), Decision([2]), game_timeout_s=0.03)
     one.game.__class__ = Slow

@@ -35,7 +35,7 @@ from fasttrain.engines.recurrent_policies import (
 )
 from fasttrain.engines.sequence_kernels import SequenceKernelEngine, why_not
 from fasttrain.errors import ConfigError
-from fasttrain.spec.computing import check_chunks
+from fasttrain.spec.computing import check_chunks, check_last_minibatch
 
 # Only where a cell is asked for: of all others the zip stays stock's.
 WITH_CELLS: dict[Any, Any] = {
@@ -64,7 +64,8 @@ class RecurrentPPO(_PPO, sb3_contrib.RecurrentPPO):
         super().__init__(*args, **further)
 
     def _setup_model(self) -> None:
-        _check_last_minibatch(self)
+        if self.normalize_advantage:
+            check_last_minibatch(self.batch_size, self.n_envs, self.n_steps)
         check_chunks(self, self.n_steps, self.batch_size)
         if "cell" in self.policy_kwargs:
             self.policy_class = _with_cells(self.policy_class, self.policy_kwargs)
@@ -163,17 +164,3 @@ def _with_cells(policy: Any, asked: dict[str, Any]) -> Any:
     if name != "lstm" and asked.get("lstm_kwargs"):
         raise ConfigError(f"cell={name} with lstm_kwargs={asked['lstm_kwargs']}, which are an LSTM's: leave one out")
     return found
-
-
-def _check_last_minibatch(model: Any) -> None:
-    """Refuse a last minibatch of one row, whose normalised advantage is NaN in stock, and with it all weights.
-
-    Raises:
-        ConfigError: there would be one.
-    """
-    total = model.n_steps * model.n_envs
-    if model.normalize_advantage and model.batch_size is not None and total % model.batch_size == 1:
-        raise ConfigError(
-            f"batch_size={model.batch_size} leaves a last minibatch of one of {model.n_steps} × {model.n_envs} steps, "
-            "whose advantage cannot be normalised: take another batch_size, or normalize_advantage=False"
-        )

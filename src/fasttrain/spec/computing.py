@@ -203,11 +203,8 @@ def steps_back(algo: Any, effective: Mapping[str, Any], exact: bool) -> Resolved
     num_envs, size = effective["num_envs"], effective["batch_size"]
     num_steps = algo.num_steps(num_envs)
     total = num_steps * num_envs
-    if size and total % size == 1 and algo.normalize_advantage:
-        raise ConfigError(
-            f"batch_size={size} with a rollout of {num_envs} × {num_steps} steps: the last minibatch has one row, "
-            "whose advantage cannot be normalised; take another batch_size, or algo.normalize_advantage=false"
-        )
+    if algo.normalize_advantage:
+        check_last_minibatch(size, num_envs, num_steps, "algo.")
     if exact and algo.chunk_steps is not None:
         raise ConfigError(
             f"algo.chunk_steps={algo.chunk_steps} with engine={effective['engine']} and fused_update=off, where every "
@@ -219,6 +216,19 @@ def steps_back(algo: Any, effective: Mapping[str, Any], exact: bool) -> Resolved
     least = -(-min(size or total, total) // longest)
     after = f", after a burn-in of {algo.burn_in}" if algo.burn_in else ""
     return longest, f"at most{after}; {least} sequences a minibatch, one more for each episode's end in it, {padding}"
+
+
+def check_last_minibatch(batch_size: int | None, num_envs: int, num_steps: int, prefix: str = "") -> None:
+    """Refuse minibatches of one row, whose normalised advantage is NaN in stock, and with it all weights.
+
+    Raises:
+        ConfigError: there would be one.
+    """
+    if batch_size and (batch_size == 1 or num_envs * num_steps % batch_size == 1):
+        raise ConfigError(
+            f"batch_size={batch_size} with a rollout of {num_envs} × {num_steps} steps: the last minibatch has one "
+            f"row, whose advantage cannot be normalised; take another batch_size, or {prefix}normalize_advantage=false"
+        )
 
 
 def check_chunks(algo: Any, num_steps: int, batch_size: int | None, prefix: str = "") -> None:

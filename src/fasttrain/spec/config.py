@@ -252,7 +252,7 @@ class Config:
         "off", "torch.compile of update and acting; on: its default mode", "rounding", ours=True
     )
     fused_update: Switch = setting(
-        "off", "compiled CPU kernels for acting and update of an MLP policy", "rounding", ours=True
+        "off", "compiled CPU kernels for acting and update of an MLP policy, also behind an LSTM", "rounding", ours=True
     )
     engine_switch_at: int | None = setting(
         None, "env step from which kernels work; null = once they are compiled", "rounding", ours=True, least=0

@@ -148,15 +148,18 @@ class Row:
 
     async def _played(self, asked: Awaitable[Outcome]) -> Outcome:
         """The engine's answer, past all decisions that are none; checked as far as it goes."""
-        reward, forced = 0.0, None
+        reward = 0.0
+        decision: Any = None  # whose only legal action was taken for it
         for _ in range(MOST_FORCED):
             outcome = await self._timed(asked)
             if self.spent_ns > 1e9 * self.settings.game_timeout_s and not isinstance(outcome, Over):
                 raise GameLostError("game timeout", f"the engine took {self.settings.game_timeout_s:g} s for the game")
             if isinstance(outcome, Refused):
-                if forced is not None:  # nobody was asked for this action, and there is no other
+                if decision is None:
+                    return outcome
+                if outcome.legal is None:  # nobody was asked for this action, and there is no other
                     raise GameLostError("refused", "the engine does not take the only legal action")
-                return outcome
+                outcome = decision._replace(legal=outcome.legal)
             reward += outcome.reward
             if not abs(reward) <= MOST_REWARD:
                 raise GameLostError("bad decision", f"the reward is {reward}")
@@ -164,6 +167,7 @@ class Row:
             forced = self._checked(outcome)
             if forced is None:
                 return outcome
+            decision = outcome._replace(reward=0.0)
             self.table.words[SPENT["forced"]] += 1
             asked = self.game.play(self.seat.channel, forced)
         raise GameLostError("flood", f"{MOST_FORCED:,} forced decisions in a row")

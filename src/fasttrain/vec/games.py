@@ -93,7 +93,6 @@ class DaemonVecEnv(SlotVecEnv):
         ]  # fmt: skip
         self._news: dict[int, tuple[int, dict[str, Any] | None]] = {}
         self._tallies = [Tally() for _ in self._workers]
-        self.wait_ns = 0
         self._failure: FastTrainError | None = None  # that a worker told of
         self.again: BoolArray = np.zeros(num_envs, np.bool_)  # whose last action was refused
         try:
@@ -160,9 +159,7 @@ class DaemonVecEnv(SlotVecEnv):
     def step_slots(self, actions: NDArray[Any]) -> None:
         self.slots.actions[...] = actions
         self._act(range(self.num_envs))
-        began = time.perf_counter_ns()
         self._await(range(self.num_envs))
-        self.wait_ns += time.perf_counter_ns() - began
         self.slots.finished = [found for row in range(self.num_envs) if (found := self._came(row)) is not None]
         self.slots.resets = self.again.copy() if self.again.any() else None
 
@@ -229,12 +226,10 @@ class DaemonVecEnv(SlotVecEnv):
 
     def first_ready(self, groups: list[int]) -> list[int]:
         """Those of `groups`, all under way, that have come to a decision; waits for the first."""
-        began = time.perf_counter_ns()
         while self._poller.poll(0):  # each message has what came in one round of a worker's loop
             self._hear(0.0)
         while not (ready := [group for group in groups if group in self._news]):
             self._hear(LOOK_EVERY_S)
-        self.wait_ns += time.perf_counter_ns() - began
         return ready
 
     def finish(self) -> None:

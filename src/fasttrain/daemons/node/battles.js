@@ -4,10 +4,11 @@
 //
 //   → {"hello": 1}                                                     ← {"hello": "0.11.11", "size": S}
 //   → {"new": 1, "seed": [a, b, c, d], "generation": 9, "opponent": "random"}
-//   ← {"ask": 1, "view": base64 of S floats, "legal": [0, 2, 8], "lead": 0.1, "theirs": false}
-//   → {"answer": 1, "action": 2}
-//   ← {"refused": 1, "legal": [0, 8]}          it was not possible after all: the same decision again
-//   ← {"over": 1, "view": …, "log": [...]}     1 won, -1 lost, 0 a tie; the log plays the battle again
+//   ← {"ask": 7, "view": base64 of S floats, "legal": [0, 2, 8], "lead": 0.1, "theirs": false}    its 7th decision
+//   → {"answer": 7, "action": 2}
+//   ← {"refused": 7, "legal": [0, 8], "said": "…"}     it was not possible after all: the same decision again
+//   ← {"over": 1, "view": …, "turns": 31, "left": [2, 0], "log": [...]}
+//        1 won, -1 lost, 0 a tie; Pokémon left, ours and theirs; the log plays the battle again
 //   ← {"error": "…"}                           the battle is over by a fault
 //
 // The simulator is called, never written lines to: no text that comes from outside can reach its `>eval`.

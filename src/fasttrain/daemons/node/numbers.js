@@ -3,11 +3,11 @@
 
 const {BOOSTS, CONDITIONS, STATS, STATUSES, TERRAINS, TYPES, VOLATILES, WEATHERS} = require('./view.js');
 
-const OWN_SLOTS = 6, THEIR_SLOTS = 6;
+const TEAM = 6;
 const POKEMON = 4 + STATUSES.length + TYPES.length + STATS.length + 7;
 const SIDE = BOOSTS.length + VOLATILES.length + Object.keys(CONDITIONS).length + 2;
 const MOVE = 19, FIELD = 4 + WEATHERS.length + TERRAINS.length;
-const SIZE = (OWN_SLOTS + THEIR_SLOTS + 2) * POKEMON + 2 * SIDE + 4 * MOVE + FIELD;
+const SIZE = (2 * TEAM + 2) * POKEMON + 2 * SIDE + 4 * MOVE + FIELD;
 const GUESSED = {exists: true, accuracy: true, basePower: 70}; // a move of its own type, where none was seen
 const SPECIAL = ['Fire', 'Water', 'Electric', 'Grass', 'Ice', 'Psychic', 'Dragon', 'Dark']; // types, up to generation 3
 const EFFECTS = [0, 0.25, 0.5, 1, 2, 4];
@@ -61,14 +61,14 @@ function numbers(view) {
 
   pokemon(active, true, active.tera, other, true);
   pokemon(other, true, !!(theirs.active && theirs.active.tera), active, false);
-  for (let index = 0; index < OWN_SLOTS; index++) pokemon(own[index], index === place, own[index].tera, other, true);
-  for (let index = 0; index < THEIR_SLOTS; index++) {
+  for (let index = 0; index < TEAM; index++) pokemon(own[index], index === place, own[index].tera, other, true);
+  for (let index = 0; index < TEAM; index++) {
     const [one, seen] = against[index] || [];
     pokemon(one, seen && seen === theirs.active, seen && !!seen.tera, active, false);
   }
   const [moves = {}] = request.active || [];
   side(mine, own.filter((one) => one && one.hp > 0).length, !!moves.canTerastallize);
-  side(theirs, 6 - against.filter(([one]) => !(one.hp > 0)).length, !theirs.terastallized);
+  side(theirs, TEAM - against.filter(([one]) => !(one.hp > 0)).length, !theirs.terastallized);
 
   const expected = view.expected();
   const told = moves.moves || [], best = Math.max(0, ...[0, 1, 2, 3].map((slot) => expected.get(slot) || 0));
