@@ -209,7 +209,7 @@ ENTRIES = (
     Entry(
         "showdown-learning",
         ("showdown-learning.json",),
-        (f"{LEARNING} showdown --minutes 40",),
+        (f"{LEARNING} showdown --minutes 60",),
         45,
         rendering_engines.showdown_learning,
     ),
