@@ -26,14 +26,20 @@ def spread(value: float) -> dict[str, float]:
 def test_speed_is_a_row_for_each_number_of_battles(engines: ModuleType) -> None:
     def load(name: str) -> dict[str, Any]:
         battles = int(name.split("-")[1])
+        command = {"command": f"python3 scripts/benchmark.py {name} --repeats {repeats}"}
         if name.endswith("-capacity"):
             return {"ratios": {"the engines alone": spread(0.9)}, **MACHINE}
         ratios = {"SubprocVecEnv": spread(3.0), "SubprocVecEnv, our PPO": spread(2.0)}
         late = {"fasttrain": spread(4.0), "SubprocVecEnv": spread(7.0)}
         return {"ours": spread(300.0 * battles), "theirs": {"SubprocVecEnv": spread(100.0 * battles)},
-                "ratios": ratios, "p95_ms": late, "games_per_s": {"fasttrain": spread(7.5)}, **MACHINE}  # fmt: skip
+                "ratios": ratios, "p95_ms": late, "games_per_s": {"fasttrain": spread(7.5)}, **command,
+                **MACHINE}  # fmt: skip
 
+    repeats = 1
+    assert "with training, one turn each;" in " ".join(engines.showdown(load).split())
+    repeats = 3
     text = engines.showdown(load)
+    assert "with training, medians of 3 turns;" in " ".join(text.split())
     assert "| 16 | 4,800 | 1,600 | 3.00× | 2.00× | 90 % | 7.5 | 4 / 7 |" in text
     assert "Generation 1, against max_damage; 2 cores" in text
 
