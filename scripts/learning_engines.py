@@ -50,7 +50,7 @@ GO = ("env=go", "total_timesteps=1e9", "algo.rollout_size=2048", "batch_size=256
       "algo.learning_rate=5e-4")  # fmt: skip
 ERRS = {5: 0.4}  # White never wins against one that never errs; on larger boards 0.4 is too little for either colour
 SHOWDOWN = ("env=showdown", "env.kwargs.opponent=max_damage", "+env.kwargs.shaping=1.0", "algo.rollout_size=8192",
-            "algo.learning_rate=linear_5e-4", "total_timesteps=1.8e6", "batch_size=512", "algo.n_epochs=4")  # fmt: skip
+            "algo.learning_rate=linear_5e-4", "total_timesteps=2.1e6", "batch_size=512", "algo.n_epochs=4")  # fmt: skip
 TENTHS = 10
 AT_ONCE = 20
 UNSEEN = 10**9  # a seed: training's are small numbers and what is derived from them
