@@ -190,6 +190,12 @@ def speed(load: Load) -> str:
     return f"{prose(text)}\n\n{table(['work', 'fasttrain', 'others', 'ratio to the best of them', 'turns'], rows)}"
 
 
+def turns_of(found: Json) -> int:
+    """In how many turns a work of benchmark.py was measured."""
+    repeats = re.search(r"--repeats (\d+)", found["command"])
+    return int(repeats[1]) if repeats else 5
+
+
 def _speed_row(work: Work, found: Json) -> list[str]:
     unit = re.sub(r" (of .* )?per second$", "/s", found.get("unit", "env steps per second").removeprefix("env "))
     others = sorted(found["theirs"].items(), key=lambda item: -item[1]["median"])
@@ -198,13 +204,12 @@ def _speed_row(work: Work, found: Json) -> list[str]:
     if more := len(others) - SHOWN_OTHERS:
         shown += [f"{more} slower"] if more > 0 else []
     ratio = found["ratio"] if work.against is None else found["ratios"][work.against]
-    repeats = re.search(r"--repeats (\d+)", found["command"])
-    turns = repeats[1] if repeats else "5"
-    spread = "" if turns == "1" else f" [{rounded(ratio['min'])}, {rounded(ratio['max'])}]"
+    turns = turns_of(found)
+    spread = "" if turns == 1 else f" [{rounded(ratio['min'])}, {rounded(ratio['max'])}]"
     ideal = found.get("share_of_ideal")
     label = work.label if ideal is None else f"{work.label}: {100 * ideal['median']:.0f} % of cores ÷ env time"
     ours = f"{rounded(found['ours']['median'])} {unit}"
-    return [label, ours, ", ".join(shown), f"**{rounded(ratio['median'])}×**{spread}", turns]
+    return [label, ours, ", ".join(shown), f"**{rounded(ratio['median'])}×**{spread}", str(turns)]
 
 
 # --- learning

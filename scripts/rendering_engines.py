@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rendering import Json, Load, cores, prose, rounded, table
+from rendering import Json, Load, cores, prose, rounded, table, turns_of
 
 DAEMONS = {
     "daemons-4-engines": "4 engine processes each; ours play 64 games on them",
@@ -56,8 +56,8 @@ def stored(engine: str) -> tuple[str, ...]:
 
 
 def turns(stored: Json) -> str:
-    """How often each was measured."""
-    count = int(stored["command"].split("--repeats ")[1].split()[0])
+    """How often each was measured, in words."""
+    count = turns_of(stored)
     return "one turn each" if count == 1 else f"medians of {count} turns"
 
 

@@ -70,10 +70,9 @@ def kind(request: pytest.FixtureRequest) -> str:
         ("minGRU, two layers", "onnx"),
         ("dict", "onnx"),
     ],
+    indirect=["kind"],
 )
 def test_the_file_says_what_the_policy_says(name: str, kind: str, tmp_path: Path):
-    if kind == "onnx":
-        pytest.importorskip("onnxscript", reason="format=onnx needs onnx and onnxscript")
     model = POLICIES[name]()
     acting = RememberingPath(model, model.observation_space, None).eval()
     report = exporting.export(acting, model, None, kind, tmp_path / "policy")
@@ -123,14 +122,15 @@ def test_a_forgotten_start_or_state_is_seen():
         assert largest_difference(acting, model, None, inputs, run(inputs | wrong)) > 1e-3, list(wrong)
 
 
-def test_the_command(fasttrain: RunCommand):
+@pytest.mark.parametrize("kind", ["onnx"], indirect=True)
+def test_the_command(fasttrain: RunCommand, kind: str):
     trained = fasttrain(
         "+profile=speed", "env.entry_point=toys:ToyGymEnv", "env.kwargs.index=0", "algo=maskable_recurrent_ppo",
         "algo.lstm_hidden_size=16", "num_envs=2", "total_timesteps=128", "algo.rollout_size=64", "batch_size=32",
         "algo.n_epochs=1", "eval.episodes=2", "vec_env=dummy", "env.normalize=[obs]",
     )  # fmt: skip
     assert trained.exit_code == 0, trained.err
-    done = fasttrain("export", f"run={trained.folder}", "format=torchscript")
+    done = fasttrain("export", f"run={trained.folder}", f"format={kind}")
     assert done.exit_code == 0, done.err
     assert "action_masks bool (batch, 8), episode_starts bool (batch), pi_h float32 (batch, 1, 16)" in done.out
     assert done.json("export.json")["max_difference"] <= 1e-5

@@ -278,6 +278,7 @@ def test_another_action_than_the_forced_one_may_be_named(stage: Make):
     steps = one.play(1, 2)
     assert [step[1:4] for step in steps[1:]] == [(2.0, [True, False, True], 9.0), (5.0, [True, True, False], 1.0)]
     assert one.game.played[1:] == [1, 1, 2, 2]
+    assert [one.words[SPENT[name]] for name in ("decisions", "forced", "refused")] == [2, 2, 2]
 
 
 def test_a_game_has_a_deadline(stage: Make):

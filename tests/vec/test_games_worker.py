@@ -75,17 +75,18 @@ class Loop:
             what()
 
 
-@pytest.fixture
-def worker(tmp_path: Path) -> Any:
+def worker_of(folder: Path, max_wait_ms: float = 4.0) -> Any:
     """One daemon's eight rows, of which all are under way; `sent` is what the trainer is told."""
-    settings = given("pig:Pig", {}, str(tmp_path), rows=8, max_wait_ms=4.0)
-    made: Any = Worker(settings, SimpleNamespace(), np.zeros(16, np.int64), spaces.Discrete(2))  # type: ignore[arg-type]
+    no_arrays: Any = SimpleNamespace()
+    settings = given("pig:Pig", {}, str(folder), rows=8, max_wait_ms=max_wait_ms)
+    made: Any = Worker(settings, no_arrays, np.zeros(16, np.int64), spaces.Discrete(2))
     made._loop, made.sent, made._under_way = Loop(), [], 8
     made._send = lambda kind, rows: made.sent.append([row for row, *_ in rows])
     return made
 
 
-def test_news_wait_for_others_until_their_time_is_up(worker: Any):
+def test_news_wait_for_others_until_their_time_is_up(tmp_path: Path):
+    worker = worker_of(tmp_path)
     worker.table.tell(3, STEP)
     worker.table.tell(5, STEP)
     worker._loop.round()
@@ -96,7 +97,8 @@ def test_news_wait_for_others_until_their_time_is_up(worker: Any):
     assert len(worker._loop.timers) == 1, "the next wait their own time"
 
 
-def test_news_go_out_when_fewer_than_two_games_are_under_way(worker: Any):
+def test_news_go_out_when_fewer_than_two_games_are_under_way(tmp_path: Path):
+    worker = worker_of(tmp_path)
     for row in range(6):
         worker.table.tell(row, STEP)
     worker._loop.round()
@@ -107,8 +109,8 @@ def test_news_go_out_when_fewer_than_two_games_are_under_way(worker: Any):
     assert (worker.sent, worker._loop.timers) == ([[*range(8)]], []), "one message, and no timer that is left"
 
 
-def test_without_a_wait_a_round_of_the_loop_is_one_message(worker: Any):
-    object.__setattr__(worker.settings.daemons, "max_wait_ms", 0.0)
+def test_without_a_wait_a_round_of_the_loop_is_one_message(tmp_path: Path):
+    worker = worker_of(tmp_path, max_wait_ms=0.0)
     for row in range(3):
         worker.table.tell(row, STEP)
     worker._loop.round()

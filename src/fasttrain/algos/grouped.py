@@ -55,9 +55,8 @@ class GroupedRollout:
         self.infos: dict[int, list[dict[str, Any]]] = {}
         self.observations: Any = copy_observations(model._last_obs)
         self.memory: Any = None if (memory := model.memory()) is None else memory.copied()
-        self.ahead: Any = (
-            None if memory is None else memory.copied()
-        )  # as after the decisions under way; `memory` follows as they are taken
+        # As after the decisions under way; `memory` follows as they are taken.
+        self.ahead: Any = None if memory is None else memory.copied()
         storage.episode_starts[0] = model._last_episode_starts
 
     def collect(self, callback: BaseCallback) -> bool:
@@ -168,9 +167,10 @@ class GroupedRollout:
         """Where the next rollout begins; no group is under way."""
         self.groups.finish()
         self.model._last_obs = copy_observations(self.groups.env.slots.observations)
-        slots = self.groups.env.slots
-        self.model._last_episode_starts = slots.terminations | slots.truncations
-        if self.memory is not None:
+        if self.memory is None:
+            slots = self.groups.env.slots
+            self.model._last_episode_starts = slots.terminations | slots.truncations
+        else:
             self.model.remember(self.memory.states)
             self.model._last_episode_starts = self.memory.episode_starts  # a first decision that was refused still is
 

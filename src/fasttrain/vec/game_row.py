@@ -159,6 +159,7 @@ class Row:
                     return outcome
                 if outcome.legal is None:  # nobody was asked for this action, and there is no other
                     raise GameLostError("refused", "the engine does not take the only legal action")
+                self.table.words[SPENT["refused"]] += 1
                 outcome = decision._replace(legal=outcome.legal)
             reward += outcome.reward
             if not abs(reward) <= MOST_REWARD:
