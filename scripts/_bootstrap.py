@@ -48,6 +48,8 @@ FOR_UV = {
     "find-links": "UV_FIND_LINKS",
     "cert": "SSL_CERT_FILE",
 }
+LASTFAILED = Path(".pytest_cache/v/cache/lastfailed")  # where pytest notes which tests failed
+MOST_RERUN = 20  # more failures than that are no accident
 HARMLESS = {
     "cache-dir", "default-timeout", "disable-pip-version-check", "no-color", "no-input", "progress-bar", "quiet",
     "require-virtualenv", "retries", "root-user-action", "timeout", "verbose",
@@ -419,19 +421,47 @@ def run_checks(arguments: list[str], root: Path = ROOT) -> int:
     elif arguments:
         return call([str(venv.python), "-m", "pytest", *arguments], cwd=root)
     failed: dict[str, int] = {}
+    flaky: list[str] = []
     for name, command in checks:
         print(f"== {name}", flush=True)
         began = time.monotonic()
-        code = call([str(venv.python), "-m", *command], cwd=root)
+        if name == "pytest":  # which prints its own time
+            code, flaky = _tests(venv, command)
+        else:
+            code = call([str(venv.python), "-m", *command], cwd=root)
+            took = f"{time.monotonic() - began:.1f} s"
+            print(f"   {f'failed with exit code {code}' if code else 'ok'}, {took}", flush=True)
         if code:
             failed[name] = code
-        if name != "pytest":  # which prints its own
-            print(
-                f"   {f'failed with exit code {code}' if code else 'ok'}, {time.monotonic() - began:.1f} s", flush=True
-            )
+    for test in flaky:
+        say(f"flaky: {test} failed, and passed when it ran again alone; this does not fail the run, but mend it")
     if failed:
         say(f"failed: {', '.join(f'{name} (exit code {code})' for name, code in failed.items())}")
     return next(iter(failed.values()), 0)
+
+
+def _tests(venv: Venv, command: tuple[str, ...]) -> tuple[int, list[str]]:
+    """Run the tests, then each that failed once more in a process of its own; the exit code, and which are flaky.
+
+    A flaky test fails and then passes alone. The exit code is 0 if every test passed or is flaky.
+    """
+    record = venv.root / LASTFAILED
+    record.unlink(missing_ok=True)
+    code = call([str(venv.python), "-m", *command], cwd=venv.root)
+    if code != 1:  # 0: all passed; others: pytest was interrupted or could not begin
+        return code, []
+    try:
+        failed = sorted(json.loads(record.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        failed = []
+    if not 0 < len(failed) <= MOST_RERUN:
+        return code, []
+    flaky: list[str] = []
+    for number, test in enumerate(failed, 1):
+        say(f"running again alone, {number} of {len(failed)}: {test}")
+        if call([str(venv.python), "-m", "pytest", "-q", test], cwd=venv.root) == 0:
+            flaky.append(test)
+    return (0 if flaky == failed else code), flaky
 
 
 def _ready(venv: Venv, extras: Iterable[str]) -> int:

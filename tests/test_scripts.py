@@ -42,6 +42,11 @@ elif os.environ.get("FAKE_SIGNAL"):
 else:
     print("out:" + sys.stdin.read())
     codes = json.loads(os.environ.get("FAKE_EXIT", "{}"))
+    if "worksteal" in sys.argv and "FAKE_FAILED" in os.environ:
+        Path(".pytest_cache/v/cache").mkdir(parents=True)
+        Path(".pytest_cache/v/cache/lastfailed").write_text(os.environ["FAKE_FAILED"])
+    if "::" in sys.argv[-1]:
+        sys.exit(codes[sys.argv[-1]])
     sys.exit(codes.get(sys.argv[2], codes.get("any", 0)))
 """
 
@@ -422,6 +427,32 @@ def test_checks_all_run_and_the_first_failure_is_the_exit_code(bootstrap: Module
     assert "mypy (exit code 4), pytest (exit code 5)" in done.stderr
     assert done.stdout.splitlines()[-1] == "out:"  # nothing of ours after pytest's own last line
     assert start(checkout, "test.py").returncode == 0
+
+
+FIRST, SECOND = "tests/a.py::test_a[x y]", "tests/b.py::test_b"
+
+
+@pytest.mark.parametrize(
+    ("failed", "alone", "code", "flaky"),
+    [
+        ([FIRST, SECOND], {FIRST: 0, SECOND: 0}, 0, [FIRST, SECOND]),
+        ([FIRST, SECOND], {FIRST: 0, SECOND: 1}, 1, [FIRST]),
+        ([f"tests/a.py::test_{n}" for n in range(21)], {}, 1, []),  # so many are no accident
+        ([], {}, 1, []),  # a failure that pytest did not note
+    ],
+)
+@posix
+def test_a_failed_test_runs_again_alone_and_is_flaky_if_it_passes(
+    bootstrap: ModuleType, checkout: Path, failed: list[str], alone: dict[str, int], code: int, flaky: list[str]
+) -> None:
+    put_venv(checkout)
+    put_stamp(bootstrap, checkout, ("dev",))
+    exits = json.dumps({"pytest": 1, **alone})
+    done = start(checkout, "test.py", FAKE_FAILED=json.dumps(dict.fromkeys(failed, True)), FAKE_EXIT=exits)
+    assert done.returncode == code
+    told = [line.split(" failed, ")[0] for line in done.stderr.splitlines() if "flaky: " in line]
+    assert told == [f"fasttrain: flaky: {test}" for test in flaky]
+    assert [args[-1] for args in calls(checkout) if "::" in args[-1]] == list(alone)
 
 
 @posix
