@@ -282,7 +282,7 @@ class Chaos(gym.Env[Any, Any]):
         if fault == "wrong_answer":
             return answer[:4]
         if fault == "nan_at_the_end":
-            answer[2] = True
+            answer[3] = True
         if fault in ("nan_observation", "nan_at_the_end"):
             answer[0][1] = np.nan
         elif fault == "infinite_observation":

@@ -5,7 +5,10 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 from contextlib import suppress
+
+THREADS_S = 5.0  # for threads of an env's to end, once everything is done
 
 
 def main() -> int:
@@ -18,7 +21,18 @@ def main() -> int:
         sys.stderr.write("fasttrain: stopped before anything could be saved\n")
         return 130
     ended.append(run())
+    leaving = threading.Event()
+    atexit.register(leaving.set)
+    threading.Thread(target=_leave_threads, args=(ended, leaving), daemon=True).start()
     return ended[0]
+
+
+def _leave_threads(ended: list[int], leaving: threading.Event) -> None:
+    """The interpreter waits for every thread that is no daemon before it calls what is registered; an env's may never
+    end."""
+    threading.main_thread().join()
+    if not leaving.wait(THREADS_S):
+        _leave(ended)
 
 
 def _leave(ended: list[int]) -> None:

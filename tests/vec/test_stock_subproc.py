@@ -37,7 +37,7 @@ class Slow(gym.Wrapper[Any, Any, Any, Any]):
 def test_signals_from_the_first_instruction_on_leave_the_workers(tmp_path: Path):
     with signals_rained():
         env = start_subproc([lambda: Slow(str(tmp_path), 0.3)])
-        assert type(env) is SubprocVecEnv
+        assert isinstance(env, SubprocVecEnv)
         env.reset()
         env.step([0])
     assert len(list(tmp_path.iterdir())) == 1

@@ -24,7 +24,7 @@ from fasttrain.envs.masks import MASKABLE_SPACES
 from fasttrain.envs.probe import PROBE_SECONDS, PROBE_STEPS, SEED, Moment, Play, PlayError, ProbeResult, Watch
 from fasttrain.envs.second_play import Branches, Difference, Recorder, first_difference, not_fresh, refused
 from fasttrain.envs.user_code import BUILDING, CLOSING, LOOKING, Place, kept_random_state, seed_streams
-from fasttrain.envs.wrappers import OldGym
+from fasttrain.envs.wrappers import OldGym, keeps_means
 from fasttrain.errors import EnvSpecError
 
 EnvMaker = Callable[[], Env]
@@ -176,10 +176,9 @@ class _Checkup:
         fault: PlayError | None = None
         with self._playing(lent=self.lent) as play:
             witness = Witness(play.env.observation_space, play.action_space)
-            names = (type(layer).__name__ for layer in _layers(play.env))
             maskable = isinstance(play.action_space, MASKABLE_SPACES)
             self.masks_ignored = not self.use_masks and maskable and play.env.has_wrapper_attr("action_masks")
-            self.statistics = next((name for name in names if "Normalize" in name), "")
+            self.statistics = next((type(layer).__name__ for layer in _layers(play.env) if keeps_means(layer)), "")
 
             def watch(moment: Moment) -> None:
                 self.recorder(moment)

@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from fasttrain.batch import BoolArray
+from fasttrain.envs.answers import as_reward
 from fasttrain.envs.masks import KEY, flat_mask, head_masks
 from fasttrain.envs.probe import Moment
 from fasttrain.errors import EnvError
@@ -209,7 +210,8 @@ class Witness:
             for name, value in (("terminated", moment.terminated), ("truncated", moment.truncated)):
                 if not isinstance(value, (bool, np.bool_)) and getattr(value, "dtype", None) != np.bool_:
                     self._note("ends_not_bool", name, f"is {value!r:.40} of type {type(value).__name__}")
-        self._observe(moment.observation)
+        if not (moment.ended and moment.terminated):  # no policy sees that one
+            self._observe(moment.observation)
         self._info(moment)
         self._mask(moment)
 
@@ -237,13 +239,12 @@ class Witness:
 
     def _reward(self, reward: Any) -> None:
         try:
-            value = float(reward) if np.ndim(reward) == 0 else None
-        except (TypeError, ValueError):
-            value = None
-        if value is None:
+            value = as_reward(reward)
+        except EnvError:
             shape = f" of shape {np.shape(reward)}" if np.ndim(reward) else ""
             self._note("reward_not_scalar", "the reward", f"is {reward!r:.40}, a {type(reward).__name__}{shape}")
-        elif not np.isfinite(value):
+            return
+        if not np.isfinite(value):
             self._note("reward_not_finite", "the reward", f"is {value}")
         else:
             self._return += value

@@ -18,7 +18,16 @@ from gymnasium import spaces
 
 from fasttrain.envs.masks import LOOKED_FOR, MASKABLE_SPACES, ActionMasks, find_mask_convention
 from fasttrain.envs.user_code import blame, import_user_module, look_up
-from fasttrain.envs.wrappers import ActionRepeat, DictActions, LeanInfo, MemoryInputs, OldGym, TwoSided
+from fasttrain.envs.wrappers import (
+    ActionRepeat,
+    DictActions,
+    LeanInfo,
+    MemoryInputs,
+    OldGym,
+    PlainReset,
+    TwoSided,
+    reset_takes,
+)
 from fasttrain.errors import EnvSpecError
 from fasttrain.spec.reading import ZOO
 from fasttrain.spec.setting import Named, did_you_mean, named
@@ -153,7 +162,7 @@ def _from_id(spec: EnvSpec, folder: str) -> Env:
         kwargs["max_episode_steps"] = spec.max_episode_steps
     kwargs.setdefault("disable_env_checker", True)  # it warns on every process; the checkup reports once and more
     try:
-        return gymnasium.make(name, **kwargs)
+        return _with_whole_reset(gymnasium.make(name, **kwargs))
     except gymnasium.error.DependencyNotInstalled as error:
         raise EnvSpecError(f"{spec.option} needs a package that is not installed: {error}") from error
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
@@ -193,15 +202,31 @@ def _adapted(env: Any, spec: EnvSpec) -> Env:
         EnvSpecError: it is nothing that could be played.
     """
     if isinstance(env, gymnasium.Env):
-        return env
+        return _with_whole_reset(env)
     if not all(callable(getattr(env, name, None)) for name in ("step", "reset")):
         raise EnvSpecError(_not_an_env(spec, type(env)))
-    if hasattr(env, "num_envs"):
+    if isinstance(getattr(env, "num_envs", None), int):
         raise EnvSpecError(f"{spec.option} built {type(env).__qualname__}, which is many envs; name what builds one")
     try:
         return OldGym(env)
     except (EnvSpecError, AttributeError) as error:
         raise EnvSpecError(f"{spec.option}, taken for an env of the old gym interface: {error}") from error
+
+
+def _with_whole_reset(env: Env) -> Env:
+    """`env` with a `PlainReset` around its innermost env, where that needs one."""
+    inner = outer = env
+    while isinstance(inner, gymnasium.Wrapper):
+        outer, inner = inner, inner.env
+    try:
+        if len(reset_takes(inner)) == 2:
+            return env
+    except (TypeError, ValueError):  # compiled, without a signature to show
+        return env
+    if not isinstance(outer, gymnasium.Wrapper):
+        return PlainReset(inner)
+    outer.env = PlainReset(inner)
+    return env
 
 
 def _time_limited(env: Env, spec: EnvSpec) -> Env:

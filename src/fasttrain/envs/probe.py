@@ -156,7 +156,7 @@ class Play:
                 "return both, or adapt the old gym interface by env.wrappers=[fasttrain.envs.wrappers:OldGym]",
             )
         observation, info = answer
-        return Moment(None, observation, 0.0, False, False, info, self._mask(), False)
+        return Moment(None, observation, 0.0, False, False, {} if info is None else info, self._mask(), False)
 
     def step(self, action: Any) -> Moment:
         self._action = action

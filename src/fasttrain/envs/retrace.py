@@ -19,6 +19,10 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
+from fasttrain.batch import each_array
+from fasttrain.envs.answers import as_reward, last_observation
+from fasttrain.envs.user_code import blame
+
 MOST_ACTIONS = 100_000  # of one episode: beyond, noting them costs memory, and repeating them minutes
 MOST_S = 60.0  # to repeat them in: each env is asked after the other
 
@@ -27,6 +31,7 @@ class Notes(Protocol):
     """Who notes for a `Retrace` what it need not note itself: a vector env that steps many of them."""
 
     rows: list[Any]  # actions, those of all envs in one (N, ...)
+    buf_infos: list[dict[str, Any]]  # of the last step, each env's own
 
     def seen(self, index: int) -> Any:
         """The present observation of an env."""
@@ -36,10 +41,21 @@ class Notes(Protocol):
 
 
 class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Outermost wrapper. Costs 0.35 µs a step, or nothing where another notes (`noted_by`), and 1.1 µs an episode."""
+    """Outermost wrapper. Costs 0.35 µs a step, or nothing where another notes (`noted_by`), and 1.1 µs an episode.
 
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+    What else concerns every env of a run, in whatever process, is done here too: the last observation of an episode is
+    made one that learning can read, before the reset, and `close()` is called once and costs nothing but a line.
+
+    Args:
+        copies: the last observation is copied, so that an env which writes into the same array in its reset does not
+            change it. SB3's loops do not copy.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], copies: bool = False) -> None:
         super().__init__(env)
+        self._copies = copies
+        self._info: dict[str, Any] = {}  # of the last step
+        self._close_failed: str | None = None  # in words; None: it is open
         self._first_seed: int | None = None  # of the last seeded reset: what an env derives from it is not in np_random
         self._begin: dict[str, Any] | None = None  # the generator before the episode; None: its reset was seeded
         self._begun = False  # False: no episode, or one that cannot be repeated
@@ -56,15 +72,31 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._notes_of = notes, index
         self._actions = notes.rows
         self.begun_at = len(notes.rows)
+        self.step = self._first_step  # type: ignore[method-assign]
+
+    def _first_step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Where another notes: NumPy would make a number of a text."""
         self.step = self._inner_step  # type: ignore[method-assign]
+        answer = self._inner_step(action)
+        as_reward(answer[1])
+        return answer
+
+    def _keep_last(self) -> None:
+        """SB3's loops have put the last observation into the info of its step, and are about to reset."""
+        info = self._info if self._notes_of is None else self._notes_of[0].buf_infos[self._notes_of[1]]
+        if info and "terminal_observation" in info:
+            cut = bool(info.get("TimeLimit.truncated", False))
+            seen = last_observation(self.observation_space, info["terminal_observation"], not cut)
+            info["terminal_observation"] = each_array(np.array, seen) if self._copies else seen
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._keep_last()
         if self._notes_of is None:
             self._actions.clear()
         self.begun_at, self._repeated = len(self._actions), []
-        self._begun, self._total = not options, 0.0
+        self._begun, self._total = not options and _is_known(self.env), 0.0
         if seed is None:
-            self._begin = _state_of(self.env)
+            self._begin = _state_of(self.env) if self._begun else None
         else:
             self._first_seed, self._begin = seed, None  # the seed says it all
         answer = self.env.reset(seed=seed, options=options)
@@ -77,9 +109,19 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         answer = self._inner_step(action)
-        self._seen = answer[0]
-        self._total += answer[1]
+        self._seen, self._info = answer[0], answer[4]
+        self._total += answer[1] if type(answer[1]) is float else as_reward(answer[1])
         return answer
+
+    def close(self) -> None:
+        """Close the env, once."""
+        self.end()
+
+    def end(self) -> str:
+        """The same; what its `close()` raised, in words."""
+        if self._close_failed is None:
+            self._close_failed = closed(self.env)
+        return self._close_failed
 
     @property
     def steps_begun(self) -> int:
@@ -88,7 +130,7 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def retrace_notes(self) -> dict[str, Any] | None:
         """How to come to where the env is now; None where nobody can. Plain values but for actions, observation."""
-        if not self._begun or self.steps_begun > MOST_ACTIONS:
+        if not self._begun or self.steps_begun > MOST_ACTIONS or not _is_known(self.env):
             return None
         try:
             return self._notes()
@@ -152,15 +194,32 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
 class Retraced:
     """What `factory` builds, in a `Retrace`. Picklable, if the factory is."""
 
-    def __init__(self, factory: Callable[[], gymnasium.Env[Any, Any]]) -> None:
-        self.factory = factory
+    def __init__(self, factory: Callable[[], gymnasium.Env[Any, Any]], copies: bool = False) -> None:
+        self.factory, self.copies = factory, copies
 
     def __call__(self) -> Retrace:
-        return Retrace(self.factory())
+        return Retrace(self.factory(), self.copies)
 
     def around(self, core: gymnasium.Env[Any, Any]) -> Retrace:
         """The same, from a `core_env` that was built before; the factory must be one of ours."""
-        return Retrace(self.factory.around(core))  # type: ignore[attr-defined]
+        return Retrace(self.factory.around(core), self.copies)  # type: ignore[attr-defined]
+
+
+def closed(env: Any) -> str:
+    """Close `env`; what that raised, in words. A viewer that was never opened must not cost a run."""
+    if isinstance(env, Retrace):
+        return env.end()
+    try:
+        env.close()
+    except (Exception, SystemExit) as error:
+        return blame(error)
+    return ""
+
+
+def _is_known(env: gymnasium.Env[Any, Any]) -> bool:
+    """Whether its `np_random` is Gymnasium's kind of generator, or there is none yet."""
+    generator = getattr(env.unwrapped, "_np_random", None)
+    return generator is None or isinstance(generator, np.random.Generator)
 
 
 def _state_of(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:

@@ -170,6 +170,42 @@ class MemoryInputs(gymnasium.Wrapper[Any, Any, Any, Any]):
         return np.concatenate([observation, *told.values()]).astype(self.observation_space.dtype, copy=False)
 
 
+def reset_takes(env: Any) -> set[str]:
+    """Which of `seed` and `options` its reset() takes; of the old gym's from 0.22 on."""
+    parameters = inspect.signature(env.reset).parameters
+    both = {"seed", "options"}
+    return both if any(each.kind is each.VAR_KEYWORD for each in parameters.values()) else both & {*parameters}
+
+
+def _reset(env: Any, takes: set[str], seed: int | None, options: dict[str, Any] | None) -> Any:
+    given = {"seed": seed, "options": options}
+    if seed is not None and "seed" not in takes:
+        if callable(getattr(env, "seed", None)):
+            env.seed(seed)
+        elif isinstance(env, gymnasium.Env):
+            gymnasium.Env.reset(env, seed=seed)
+    return env.reset(**{name: given[name] for name in takes if given[name] is not None})
+
+
+def keeps_means(env: gymnasium.Env[Any, Any]) -> bool:
+    """Whether this layer normalises by running means and variances, as Gymnasium's wrappers keep them."""
+    means = (part for part in vars(env).values() if hasattr(part, "var") and hasattr(part, "count"))
+    return any(not callable(getattr(part, "mean", len)) for part in means)
+
+
+class PlainReset(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Around an env whose `reset` does not take both `seed` and `options`, which wrappers hand to it. A seed that it
+    does not take seeds `np_random`. A step is the env's own."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self._takes = reset_takes(env)
+        self.step = env.step  # type: ignore[method-assign]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return _reset(self.env, self._takes, seed, options)  # type: ignore[no-any-return]
+
+
 class OldGym(gymnasium.Env[Any, Any]):
     """Adapts `old`, whose other attributes and methods stay reachable; envs of gym 0.22 to 0.26 work too.
 
@@ -182,14 +218,10 @@ class OldGym(gymnasium.Env[Any, Any]):
         self.action_space = converted(old.action_space, "action_space")
         self.metadata = getattr(old, "metadata", None) or {}
         self.render_mode = getattr(old, "render_mode", None)
-        self._reset_takes = {"seed", "options"} & set(inspect.signature(old.reset).parameters)  # from gym 0.22 on
+        self._reset_takes = reset_takes(old)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        given = {"seed": seed, "options": options}
-        arguments = {name: given[name] for name in self._reset_takes if given[name] is not None}
-        if seed is not None and "seed" not in arguments and hasattr(self.old, "seed"):
-            self.old.seed(seed)
-        answer = self.old.reset(**arguments)
+        answer = _reset(self.old, self._reset_takes, seed, options)
         if isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], dict):
             return answer
         return answer, {}
@@ -289,4 +321,4 @@ class TwoSided(gymnasium.Wrapper[Any, Any, Any, Any]):
         turn = int(self.env.get_wrapper_attr(TURN))
         if turn and self.env.has_wrapper_attr("seat_to_decide"):
             turn = max(1, int(self.env.get_wrapper_attr("seat_to_decide")))
-        return {**info, TURN: turn}
+        return {**(info or {}), TURN: turn}

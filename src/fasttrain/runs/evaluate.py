@@ -33,7 +33,7 @@ from fasttrain.spec.checks import BATCHED, FLAGS
 from fasttrain.spec.config import Config
 from fasttrain.spec.reading import against_bots, from_mapping, tells_games, without_gone
 from fasttrain.terminal import near, one_line
-from fasttrain.vec.base import rests_of
+from fasttrain.vec.base import close_envs, rests_of
 
 LONGEST_REASON, MOST_REASONS = 200, 100  # of an env's texts what summary.json keeps
 MAX_EPISODE_STEPS = 27_000  # the usual bound of an Atari episode; a greedy policy may walk in circles for ever
@@ -213,7 +213,7 @@ def evaluate_both(
                     tells_games(config),
                 )  # fmt: skip
         finally:
-            env.close()
+            close_envs(env)
     return quality
 
 

@@ -45,6 +45,7 @@ from fasttrain.spec.config import SELF, Config
 from fasttrain.spec.reading import against, plays_itself
 from fasttrain.spec.setting import Named
 from fasttrain.terminal import shown
+from fasttrain.vec.base import close_envs
 
 MOST_LINES = 60  # legal actions in words, one a line; more are listed as numbers
 TOLD_APART = ("is_win", "is_success", "is_draw", "end_reason", "turn", TURN)  # of an info; the outcome says it already
@@ -113,7 +114,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     except (EOFError, KeyboardInterrupt):
         show(console, "\nstopped")
     finally:
-        env.close()
+        close_envs(env)
     show(console, play.summary(), "bold")
     return 0
 

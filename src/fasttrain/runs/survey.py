@@ -19,6 +19,7 @@ from rich.console import Console
 from fasttrain.envs.checkup import Build, Built, CheckupResult, Look, Measure, Measured
 from fasttrain.envs.make import Env, EnvSpec
 from fasttrain.envs.probe import ProbeResult
+from fasttrain.envs.retrace import closed
 from fasttrain.envs.user_code import Place, findable
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.machine import outgrows
@@ -64,7 +65,7 @@ class Survey:
     def close(self) -> None:
         """End the process, if no training has taken it over."""
         while self._kept:
-            self._kept.pop().close()
+            closed(self._kept.pop())
         if self._scout is not None:
             self._scout.close()
 
@@ -86,7 +87,7 @@ class Survey:
         kept: list[Env] = []
         built = Build(self.spec)(None, kept)
         for env in kept:
-            env.close()
+            closed(env)
         return self._told(built)
 
     def _told(self, built: Built) -> Built:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ from fasttrain.runs.logs import EpisodeLog
 from fasttrain.runs.metrics import check_metrics, served
 from fasttrain.runs.models import build_algorithm, save_model
 from fasttrain.runs.progress import Progress
-from fasttrain.runs.state import MODEL, WORKER_ERRORS, raise_crash, snapshot
+from fasttrain.runs.state import MODEL, raise_crash, snapshot
 from fasttrain.runs.status import EVALUATING, StatusFile
 from fasttrain.runs.stopping import StopFlag, StoppedBy, stopping_for
 from fasttrain.runs.times import engine_lines, engines_dict, env_times
@@ -69,6 +69,7 @@ from fasttrain.spec.config import Config
 from fasttrain.spec.plan import RunSpec, resolve
 from fasttrain.spec.reading import against_bots
 from fasttrain.terminal import command, near
+from fasttrain.vec.base import close_envs
 from fasttrain.vec.process import Scout
 from fasttrain.vec.stock import workers_ended
 
@@ -137,8 +138,10 @@ def _to_the_end(run: Run, overrides: Sequence[str], draw: Draw) -> None:
         run.evaluator.close()
         with run.saving.of("progress.csv"):
             run.model.logger.close()
-        with suppress(*WORKER_ERRORS), activity(run.console, "closing the envs"):  # a dead worker's pipe
-            run.env.close()
+        with activity(run.console, "closing the envs"):
+            failed = close_envs(run.env)
+        if failed:
+            run.say(f"warning: close() of an env failed, which costs nothing else: {failed}")
 
 
 class Run:

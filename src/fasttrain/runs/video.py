@@ -22,6 +22,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from fasttrain.envs.make import EnvSpec, make_env
+from fasttrain.envs.retrace import closed
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import ConfigError, EnvSpecError
 from fasttrain.runs.envs import Statistics, env_spec, wrapped
@@ -31,6 +32,7 @@ from fasttrain.saving.env_state import own_random_state
 from fasttrain.saving.files import into_place
 from fasttrain.spec.config import Config
 from fasttrain.spec.reading import against_bots
+from fasttrain.vec.base import close_envs
 
 PACKAGES = {".mp4": ("imageio", "imageio_ffmpeg"), ".gif": ("imageio",)}
 USUAL_FPS, MOST_FPS_OF_GIF = 30.0, 50.0  # viewers slow down a GIF that is faster
@@ -72,7 +74,7 @@ def drawn_env(config: Config, mode: str) -> gymnasium.Env[Any, Any]:
 def _render_modes(spec: EnvSpec) -> list[str]:
     env = make_env(spec)
     modes = list((env.metadata or {}).get("render_modes") or [])
-    env.close()
+    closed(env)
     return modes
 
 
@@ -106,7 +108,7 @@ def check_every(config: Config) -> None:
     if config.video.every:
         check_packages(f"video.every={config.video.every}")
         with own_random_state(config.seed):
-            drawn_env(against_bots(config), "rgb_array").close()
+            closed(drawn_env(against_bots(config), "rgb_array"))
 
 
 class Filming(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -219,7 +221,7 @@ def film(
             with suppress(KeyboardInterrupt):
                 _play(model, env, filming, deterministic, lambda: shown.seconds < most_s, finished)
         finally:
-            env.close()
+            close_envs(env)
             shown.close()
     return Filmed(finished, shown.seconds, not filming.episodes)
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvStepReturn
 
 from fasttrain.batch import BoolArray, FinishedEpisode, Int64Array, Observations, Slots, each_array
+from fasttrain.envs.retrace import closed
 from fasttrain.errors import EnvError
 
 MASK_METHOD = "action_masks"
@@ -236,6 +237,12 @@ def slots_of(env: VecEnv) -> SlotSource:
     `hasattr(env, "step_slots")` would be true for a wrapper and skip what it does.
     """
     return env if isinstance(env, SlotVecEnv) else SlotAdapter(env)
+
+
+def close_envs(env: VecEnv) -> str:
+    """Close; what an env's own `close()` raised, in words."""
+    failed, inner = closed(env), env.unwrapped
+    return failed or getattr(getattr(inner, "inner", inner), "close_failed", "")
 
 
 def rests_of(env: VecEnv) -> tuple[BoolArray | None, BoolArray | None]:

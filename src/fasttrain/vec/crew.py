@@ -72,6 +72,7 @@ class Crew:
         # or not for a while, and 64 CartPoles on 2 cores step 1.2 to 1.6 times as fast if its core need not be woken.
         self.spin_s = SPIN_S if cores > self.num_workers else 0.0
         self.restarts = 0
+        self.close_failed = ""  # what an env's `close()` raised, in words
         self._restart_times: deque[float] = deque()
         self.seeds: list[int | None] = [None] * self.num_envs  # of the last seeded reset, or of one after a failure
         self.under_way: set[int] = set()  # workers whose step was posted and not yet collected
@@ -376,19 +377,20 @@ class Crew:
 
     def close(self) -> None:
         """End all workers within `CLOSE_TIMEOUT_S`, whatever state they are in."""
-        self._finalizer()
+        self.close_failed = self._finalizer() or self.close_failed
         self.notify.close()
         if hasattr(self, "_block"):
             self._block.close()
 
 
-def _close_workers(workers: list[WorkerProcess]) -> None:
+def _close_workers(workers: list[WorkerProcess]) -> str:
+    """What an env's `close()` raised, in words."""
     deadline = time.monotonic() + CLOSE_TIMEOUT_S
     for worker in workers:
         worker.ask_to_end()
-    for worker in workers:
-        worker.end(max(0.0, deadline - time.monotonic()))
+    failed = [worker.end(max(0.0, deadline - time.monotonic())) for worker in workers]
     workers.clear()
+    return next(filter(None, failed), "")
 
 
 def _spell(ready: Ready) -> str:

@@ -180,12 +180,18 @@ class WorkerProcess:
             if hasattr(self, "control") and not self.pending and self.process.is_alive():
                 self.post(CLOSE)
 
-    def end(self, timeout_s: float) -> None:
-        """Wait for its end; kill it when that does not come. One that is busy with a request is killed at once."""
-        with suppress(ValueError):
+    def end(self, timeout_s: float) -> str:
+        """Wait for its end; kill it when that does not come. One that is busy with a request is killed at once.
+
+        What an env's `close()` raised there, in words.
+        """
+        failed = ""
+        with suppress(ValueError, WorkerLostError):
             if hasattr(self, "control") and self.pending and self.control[COMMAND] == CLOSE:
+                failed = str(self.receive(timeout_s, "closing its envs"))
                 ended(self.process, timeout_s)
         self.kill()
+        return failed
 
     def kill(self) -> None:
         """End it at once, and all that its envs started."""

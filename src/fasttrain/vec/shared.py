@@ -310,6 +310,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
         """End the workers; takes a few seconds at most, whatever state they are in. The slots stay readable."""
         self._closed = True
         self.crew.close()
+        self.close_failed = self.crew.close_failed
 
     def _check_open(self) -> None:
         if self._closed:

@@ -22,10 +22,13 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from fasttrain.batch import select_rows
 from fasttrain.envs.retrace import MOST_ACTIONS, Retrace
-from fasttrain.vec.process import START_METHOD, kill_group
+from fasttrain.vec.process import START_METHOD, ended, kill_group
 from fasttrain.vec.worker_start import belong_to_the_trainer, end_at_once, hold_signals
 
 EnvFn = Callable[[], gym.Env[Any, Any]]
+
+
+CLOSE_S = 5.0  # for envs in workers to close, as in the workers of `vec_env=shared`
 
 
 class InWorker:
@@ -37,7 +40,32 @@ class InWorker:
     def __call__(self) -> gym.Env[Any, Any]:
         belong_to_the_trainer()
         end_at_once()
-        return self._factory()
+        env = self._factory()
+        return env if isinstance(env, Retrace) else Retrace(env)
+
+
+class WorkersVecEnv(SubprocVecEnv):
+    """SB3's, of envs by `InWorker`, whose end waits for no env: its `close()` may hang, or leave threads that do."""
+
+    close_failed = ""
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed, deadline = True, time.monotonic() + CLOSE_S
+        for remote in self.remotes:
+            with suppress(EOFError, OSError):
+                if self.waiting and remote.poll(CLOSE_S):
+                    remote.recv()
+                remote.send(("env_method", ("end", (), {})))
+                remote.send(("close", None))
+        for remote, process in zip(self.remotes, self.processes, strict=True):
+            with suppress(EOFError, OSError, ValueError):  # dead, or ended after an error
+                if remote.poll(max(0.0, deadline - time.monotonic())):
+                    self.close_failed = self.close_failed or str(remote.recv())
+                ended(process, max(0.0, deadline - time.monotonic()))
+            remote.close()
+        _kill_all(self.processes)
 
 
 def start_subproc(factories: Sequence[EnvFn]) -> SubprocVecEnv:
@@ -48,7 +76,7 @@ def start_subproc(factories: Sequence[EnvFn]) -> SubprocVecEnv:
     """
     others = set(multiprocessing.active_children())
     with ThreadPoolExecutor(1, initializer=hold_signals) as thread:
-        made = thread.submit(SubprocVecEnv, [InWorker(factory) for factory in factories], START_METHOD)
+        made = thread.submit(WorkersVecEnv, [InWorker(factory) for factory in factories], START_METHOD)
         try:
             env = made.result()
         except BaseException:
@@ -97,6 +125,7 @@ class NotedVecEnv(DummyVecEnv):
     """
 
     envs: list[Retrace]  # type: ignore[assignment]
+    close_failed = ""
 
     def __init__(self, factories: Sequence[Callable[[], Retrace]]) -> None:
         super().__init__(list(factories))
@@ -110,6 +139,9 @@ class NotedVecEnv(DummyVecEnv):
         if len(self.rows) >= self._most:
             self._forget()
         self.rows.append(np.array(actions))
+
+    def close(self) -> None:
+        self.close_failed = next(filter(None, [env.end() for env in self.envs]), "")
 
     def seen(self, index: int) -> Any:
         """The observation of one env, as the space has it."""

@@ -19,6 +19,7 @@ import gymnasium
 import numpy as np
 
 from fasttrain.batch import select_rows
+from fasttrain.envs.retrace import closed
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import EnvSpecError
 from fasttrain.vec.worker_envs import EnvRows, Failure, MaskReader, NeedsRestartError, Settings, failure_of
@@ -38,11 +39,12 @@ from fasttrain.vec.worker_memory import (
     Layout,
     receive_block,
 )
-from fasttrain.vec.worker_start import Channel, acquire
+from fasttrain.vec.worker_start import Channel, DeadlineError, acquire
 
 Env = gymnasium.Env[Any, Any]
 
 STEP, CALL, CLOSE, HOLD = range(4)  # commands; HOLD: no step this time, see `Crew.replace`
+CLOSE_S = 1.0  # for the trainer to hear what closing came to
 NO_MAIL, RECORDS, RESULT, FAILED = range(4)  # what follows on the pipe
 
 
@@ -104,8 +106,9 @@ class Worker:
             pass
         finally:
             self.guard.check()
-            for env in envs:
-                env.close()
+            failed = [text for env in envs if (text := closed(env))]
+            with suppress(OSError, DeadlineError):  # the trainer is gone, or does not listen
+                self.channel.send(pack(failed[0] if failed else ""), CLOSE_S)
 
     def _errands(self, kept: list[Env]) -> Settings | None:
         """Do what the trainer asks for until it says which envs are this worker's. None: it needs no worker."""
@@ -142,7 +145,7 @@ class Worker:
         # A fresh one: its first episode is to be the one that a DummyVecEnv gets. Our own factories look for masks
         # themselves wherever they build.
         if masks.used_env and not hasattr(factories[0], "around"):
-            envs[0].close()
+            closed(envs[0])
             envs[0] = factories[0]()
         return factories, envs, masks
 
@@ -259,8 +262,7 @@ def _answer(errand: Callable[[Any, list[Env]], Any], memory: Any, kept: list[Env
 
 def _close(envs: list[Env]) -> None:
     while envs:
-        with suppress(Exception, SystemExit):
-            envs.pop().close()
+        closed(envs.pop())
 
 
 def _startup_failure(error: BaseException, settings: Settings) -> Failure:

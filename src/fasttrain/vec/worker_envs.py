@@ -14,6 +14,7 @@ import numpy as np
 from gymnasium import spaces
 
 from fasttrain.batch import Int64Array, each_array, select_rows
+from fasttrain.envs.answers import as_reward, first_info, last_observation
 from fasttrain.envs.masks import KEY, MASKABLE_SPACES, find_mask_convention, flat_mask, mask_width
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import EnvError
@@ -212,7 +213,7 @@ class EnvRows:
             _check_answer(answer)
         observation, reward, terminated, truncated, info = answer
         arrays = self.arrays
-        arrays.rewards[row] = reward
+        arrays.rewards[row] = reward if type(reward) is float else as_reward(reward)
         arrays.terminations[row] = terminated
         arrays.truncations[row] = truncated
         if "perf" in info and isinstance(info["perf"], Mapping):  # a number under that name is the env's own affair
@@ -232,9 +233,9 @@ class EnvRows:
 
     def _end(self, row: int, env: Env, observation: Any, info: dict[str, Any]) -> None:
         """Same-step autoreset, as SB3: the last observation is kept apart, the next episode's first takes its place."""
+        terminated = bool(self.arrays.terminations[row])
+        observation = last_observation(env.observation_space, observation, terminated, self.settings.check_finite)
         self._write(row, self.arrays.final_observations, observation)
-        if self.settings.check_finite and not _finite_row(self.arrays.final_observations, row):
-            raise BadDataError("the last observation of the episode is not finite")
         last, unsent = _packed(info)  # before the reset, which may change the lists in it
         first, unsent_too = self._wanted(self._begin(row, env.reset()))
         if last or first or unsent or unsent_too:
@@ -243,13 +244,14 @@ class EnvRows:
     def _begin(self, row: int, answer: Any) -> Mapping[str, Any]:
         """Write what `reset()` answered; its info."""
         self._guard.check()
-        if not isinstance(answer, tuple | list) or len(answer) != 2 or not isinstance(answer[1], Mapping):
+        info = first_info(answer)
+        if info is None:
             raise BadDataError(f"reset() returned {answer!r:.80}, expected (observation, info) ({OLD_GYM})")
-        observation, info = answer
+        observation = answer[0]
         self._write(row, self._into, observation)
         if self.masks.width:
             self.arrays.action_masks[row] = self.masks.read(self._mask_methods[row], observation, info)  # type: ignore[index]
-        return info  # type: ignore[no-any-return]
+        return info
 
     def _wanted(self, reset_info: Mapping[str, Any]) -> Packed:
         keys = self.settings.info_keys
@@ -351,11 +353,6 @@ def _assign(into: Any, row: int, value: Any, shape: tuple[int, ...], name: str) 
     if found != shape:
         raise BadDataError(f"the observation{name} has shape {found}, its space says {shape}")
     into[row] = value
-
-
-def _finite_row(observations: Any, row: int) -> bool:
-    parts = observations.values() if isinstance(observations, dict) else [observations]
-    return all(bool(np.isfinite(part[row]).all()) for part in parts if part.dtype.kind == "f")
 
 
 def _kind_of(value: Any) -> int:

@@ -95,6 +95,8 @@ def start_function(place: str, *arguments: Any) -> None:
     belong_to_the_trainer()
     module, _, name = place.partition(":")
     getattr(import_module(module), name)(*arguments)
+    if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+        os._exit(0)  # an env's threads, which the interpreter would wait for
     end_at_once()
 
 
