@@ -63,6 +63,20 @@ def test_a_weight_gradient_is_a_product_with_a_transposed_view(tiles: int, pads:
     np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("k", "n"), [(600, 48), (300, 16), (64, 80)])
+def test_a_product_in_pieces(k: int, n: int):
+    """Of a matrix larger than the first cache; columns that fill no whole panel, and a depth that is no multiple."""
+    rows = 5 * TILE_ROWS
+    x, w, start, out = (random_array(seed, *shape) for seed, shape in enumerate(((rows, k), (k, n), (n,), (rows, n))))
+    expected = start + x @ w
+    set_product(x, w, start, rows, out)
+    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
+    gradient = random_array(5, rows, n)
+    before = gradient.copy()
+    add_product(x, w, rows, gradient)
+    np.testing.assert_allclose(gradient, before + x @ w, rtol=1e-4, atol=1e-4)
+
+
 @given(st.integers(0, 11), st.integers(1, 13), st.integers(0, 2**16))
 @settings(max_examples=60, deadline=None)
 def test_sparse_rows_equal_dense_ones(nonzero: int, pads: int, seed: int):

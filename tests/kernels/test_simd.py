@@ -1,15 +1,24 @@
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import compiled
 from fasttrain.jit import njit
 from fasttrain.kernels.simd import (
     GROUP,
     LANES,
     PAD,
+    TILE_ROWS,
+    Tile,
     count_bits,
     dot_rows,
     fetch,
@@ -96,3 +105,44 @@ def test_a_tile_is_transposed_and_nothing_beside_it():
     expected[5 : 5 + LANES, 6 : 6 + LANES] = a[3 : 3 + LANES, 2 : 2 + LANES].T
     transpose(a.ravel(), 3 * 41 + 2, 41, out.ravel(), 5 * 43 + 6, 43)
     np.testing.assert_array_equal(out, expected)
+
+
+PRODUCTS = """
+import numpy as np
+from compiled import from_python
+from fasttrain.kernels import simd
+from fasttrain.kernels.dense import set_product
+set_product = from_python(set_product)
+rng = np.random.default_rng(0)
+a, b, start = (rng.standard_normal(shape).astype(np.float32) for shape in ((40, 600), (600, 48), 48))
+for rows, n, depth in ((8, 16, 5), (40, 48, 600)):  # in one piece, and copied
+    out = np.zeros((rows, n), np.float32)
+    set_product(a[:, :depth], b[:depth, :n], start[:n], rows, out)
+    np.testing.assert_allclose(out, start[:n] + (a[:rows, :depth] @ b[:depth, :n]), rtol=1e-4, atol=1e-3)
+print(simd.LANES, simd.TILE_HEIGHT, simd.TILE_VECTORS)
+"""
+
+
+def test_products_with_narrow_registers():
+    path = os.pathsep.join((str(Path(compiled.__file__).parent), *sys.path))
+    where = {**os.environ, "PYTHONPATH": path, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
+    ran = subprocess.run([sys.executable, "-c", PRODUCTS], env=where, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split() == [str(number) for number in Tile.of(platform.machine(), "")]
+
+
+@pytest.mark.parametrize(
+    ("triple", "features", "registers", "tile"),
+    [
+        ("x86_64-unknown-linux-gnu", "+avx,+avx2,+avx512f,+avx512vl", 32, (16, 8, 2)),
+        ("x86_64-unknown-linux-gnu", "+avx,+avx2,+fma,-avx512f", 16, (8, 4, 2)),
+        ("x86_64-unknown-linux-gnu", "", 16, (4, 4, 2)),
+        ("aarch64-unknown-linux-gnu", "+neon", 32, (4, 8, 2)),
+        ("arm64-apple-darwin23", "", 32, (4, 8, 2)),
+    ],
+)
+def test_a_tile_fits_the_registers(triple: str, features: str, registers: int, tile: tuple[int, int, int]):
+    lanes, height, vectors = Tile.of(triple, features)
+    assert (lanes, height, vectors) == tile
+    assert 8 <= height * vectors < registers - vectors, "sums, columns of a row and a number"
+    assert PAD % lanes == TILE_ROWS % height == 0

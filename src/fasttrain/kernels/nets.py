@@ -26,7 +26,16 @@ from fasttrain.kernels.dense import (
     sum_rows,
     through_activation,
 )
-from fasttrain.kernels.simd import GROUP, TILE_ROWS, count_bits, dot_rows, lowest_bit, nonzero_bits
+from fasttrain.kernels.simd import (
+    GROUP,
+    LANES,
+    TILE_ROWS,
+    count_bits,
+    dot_rows,
+    lowest_bit,
+    nonzero_bits,
+    transpose_tile,
+)
 
 POLICY, VALUE = 0, 1
 
@@ -308,9 +317,9 @@ def transpose_hidden(flat: Float32Array, layout: Layout, transposed: Float32Arra
         for layer in range(1, layout.depth[net]):
             k, n = layout.sizes[net, layer - 1], layout.sizes[net, layer]
             at = layout.weights[net, layer]
-            for c in range(k):
-                for j in range(n):
-                    transposed[at + j * k + c] = flat[at + c * n + j]
+            for c in range(0, k, LANES):
+                for j in range(0, n, LANES):
+                    transpose_tile(flat, at + c * n + j, n, transposed, at + j * k + c, k)
 
 
 @njit_inner

@@ -5,29 +5,54 @@ peak (118 of 118 GFLOP/s of a core with AVX-512, float32), twice as fast as loop
 add up along the row, check for overlapping arrays and end in a remainder at every call.
 
 All arrays are float32 with unit stride along the row; widths are multiples of `PAD`, which is a multiple of the
-registers' width, so that there is no remainder. Nothing is checked: the callers in `dense.py` keep the bounds.
+registers' width, so that there is no remainder. Nothing is checked: the callers in `dense.py` keep the bounds. The
+processor is the one that numba compiles for (NUMBA_CPU_NAME and NUMBA_CPU_FEATURES name another one).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils as untyped_cgutils
+from numba.core.registry import cpu_target
+from numba.np import arrayobj
 
 from fasttrain.jit import intrinsic
 
 cgutils: Any = untyped_cgutils
 
+
+class Tile(NamedTuple):
+    """The part of a product that is summed in registers while a loop runs."""
+
+    lanes: int  # floats in a register
+    height: int  # rows
+    vectors: int  # registers of columns
+
+    @classmethod
+    def of(cls, triple: str, features: str) -> Tile:
+        """Of a processor, named as LLVM names it. Its sums, the columns of a row and a number take all but a few of the
+        registers: eight sums at least, to hide the latency of a multiply-add (4 cycles, two a cycle).
+
+        AVX2 has 16 registers: 4 × 2 reaches 91 to 95 of 96 GFLOP/s of a core, 8 × 1 loads more than it computes: 44.
+        """
+        has = set(features.split(","))
+        if triple.startswith(("aarch64", "arm64")):
+            return cls(4, 8, 2)  # 32 registers
+        if "+avx512f" in has:
+            return cls(16, 8, 2)  # 32 registers
+        return cls(8 if "+avx" in has else 4, 4, 2)
+
+
 PAD = 16  # floats: one AVX-512 register, two of AVX2, four of NEON
-_FEATURES = llvm.get_host_cpu_features()
-LANES = 16 if _FEATURES.get("avx512f") else 8 if _FEATURES.get("avx") else 4
-TILE_ROWS = 8  # independent sums: enough to hide the latency of a multiply-add (4 cycles, one or two a cycle)
-TILE_VECTORS = 2 if LANES == 16 else 1  # 32 registers with AVX-512, 16 without
+_TRIPLE, _, _FEATURES = cpu_target.target_context.codegen().magic_tuple()
+LANES, TILE_HEIGHT, TILE_VECTORS = Tile.of(_TRIPLE, _FEATURES)
+TILE_ROWS = 8  # rows of a batch come in multiples of it: one tile or two
+PANEL = 4096  # floats that a product keeps at hand: 16 KB, half of the first cache
 GROUP = 16  # entries that `nonzero_bits` looks at
 STRIP_VECTORS = 8  # of a row that are added up at once
 
@@ -134,58 +159,44 @@ class _Code:
         return self.builder.bitcast(moved, _VECTOR.as_pointer())
 
 
-def _add_tile(vectors: int) -> Any:
+def _tile(vectors: int) -> Any:
     """An intrinsic for `vectors` registers of columns."""
 
     @intrinsic
-    def add_tile(typing: Any, a: Any, i: Any, b: Any, j: Any, out: Any) -> Any:
-        """out[i:i+8, j:j+width] += a[i:i+8] @ b[:, j:j+width]; the rows of `a` may be strided."""
+    def tile(typing: Any, a: Any, i: Any, b: Any, j: Any, start: Any, down: Any, out: Any) -> Any:
+        """out[i:i+height, j:j+width] = the same part of `start` + a[i:i+height] @ b[:, j:j+width].
+
+        `down`: rows of `start` from one row to the next, 1, or 0 for one that serves them all. The rows of `a` may be
+        strided, and `out` may be `start`.
+        """
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            code = _Code(context, builder, signature, arguments)
-            _write_tile(code, vectors, 4, None)
-            return code.nothing()
+            _write_tile(_Code(context, builder, signature, arguments), vectors)
+            return context.get_dummy_value()
 
-        return types.void(a, types.int64, b, types.int64, out), generate
+        return types.void(a, types.int64, b, types.int64, start, types.int64, out), generate
 
-    return add_tile
-
-
-def _set_tile(vectors: int) -> Any:
-    @intrinsic
-    def set_tile(typing: Any, a: Any, i: Any, b: Any, j: Any, start: Any, out: Any) -> Any:
-        """out[i:i+8, j:j+width] = start[j:j+width] + a[i:i+8] @ b[:, j:j+width]."""
-
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            code = _Code(context, builder, signature, arguments)
-            _write_tile(code, vectors, 5, code.pointer(4, column=arguments[3]))
-            return code.nothing()
-
-        return types.void(a, types.int64, b, types.int64, start, out), generate
-
-    return set_tile
+    return tile
 
 
-def _write_tile(code: _Code, vectors: int, out: int, start: Any) -> None:
-    """The product of both; sums begin at `start` in every row, or at what is in the array argument at `out`."""
-    builder, row, column = code.builder, code.arguments[1], code.arguments[3]
-    rows = range(TILE_ROWS)
-    first = code.pointer(0, row, code.number(0))
-    a_rows = [code.along(first, code.times(code.number(r), code.stride(0, 0))) for r in rows]
-    targets = [code.pointer(out, builder.add(row, code.number(r)), column) for r in rows]
-    sums = [[code.cell(code.load(target if start is None else start, v)) for v in range(vectors)] for target in targets]
-    along, down, b_start = code.stride(0, 1), code.stride(2, 0), code.pointer(2, code.number(0), column)
+def _write_tile(code: _Code, vectors: int) -> None:
+    builder, (_, row, _, column, _, down, _) = code.builder, code.arguments
+    numbers = [builder.add(row, code.number(r)) for r in range(TILE_HEIGHT)]
+    a_rows = [code.pointer(0, number, code.number(0)) for number in numbers]
+    starts = [code.pointer(4, code.times(number, down), column) for number in numbers]
+    sums = [[code.cell(code.load(start, v)) for v in range(vectors)] for start in starts]
+    along, across, b_start = code.stride(0, 1), code.stride(2, 0), code.pointer(2, code.number(0), column)
     with code.loop(code.number(0), code.length(2)) as k:
-        b_row = code.along(b_start, code.times(k, down))
+        b_row = code.along(b_start, code.times(k, across))
         b_vectors = [code.load(b_row, v) for v in range(vectors)]
-        for r in rows:
-            x = code.splat(code.item(code.along(a_rows[r], code.times(k, along))))
-            for v in range(vectors):
-                cell = sums[r][v]
-                builder.store(code.multiply_add(x, b_vectors[v], builder.load(cell)), cell)
-    for r in rows:
-        for v in range(vectors):
-            code.store(builder.load(sums[r][v]), targets[r], v)
+        for a_row, cells in zip(a_rows, sums, strict=True):
+            x = code.splat(code.item(code.along(a_row, code.times(k, along))))
+            for cell, b_vector in zip(cells, b_vectors, strict=True):
+                builder.store(code.multiply_add(x, b_vector, builder.load(cell)), cell)
+    for number, cells in zip(numbers, sums, strict=True):
+        target = code.pointer(6, number, column)
+        for v, cell in enumerate(cells):
+            code.store(builder.load(cell), target, v)
 
 
 def _gather(vectors: int) -> Any:
@@ -235,6 +246,22 @@ def _scatter(vectors: int) -> Any:
         return types.void(values, rows, types.int64, types.int64, d, types.int64, out), generate
 
     return add_to_rows
+
+
+@intrinsic
+def panel(typing: Any) -> Any:
+    """(PANEL,) floats of the caller's stack, whatever is in them."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = cgutils.alloca_once(builder, ir.ArrayType(_FLOAT, PANEL))
+        array = context.make_array(signature.return_type)(context, builder)
+        size, item = ir.Constant(_INDEX, PANEL), ir.Constant(_INDEX, 4)
+        start = builder.bitcast(data, _FLOAT.as_pointer())
+        populate: Any = arrayobj.populate_array
+        populate(array, data=start, shape=[size], strides=[item], itemsize=item, meminfo=None)
+        return array._getvalue()
+
+    return types.Array(types.float32, 1, "C")(), generate
 
 
 @intrinsic
@@ -337,7 +364,6 @@ def fetch(typing: Any, x: Any, begin: Any, end: Any) -> Any:
     return types.void(x, types.int64, types.int64), generate
 
 
-add_wide_tile, add_narrow_tile = _add_tile(TILE_VECTORS), _add_tile(1)
-set_wide_tile, set_narrow_tile = _set_tile(TILE_VECTORS), _set_tile(1)
+wide_tile, narrow_tile = _tile(TILE_VECTORS), _tile(1)
 sum_wide_strip, sum_half_strip, sum_narrow_strip = _gather(STRIP_VECTORS), _gather(4), _gather(1)
 add_to_wide_strip, add_to_half_strip, add_to_narrow_strip = _scatter(STRIP_VECTORS), _scatter(4), _scatter(1)
