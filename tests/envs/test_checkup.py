@@ -131,7 +131,12 @@ THE_TEN = [
     ("mask one step old", "stale_mask", "warning", "one step earlier"),
     ("empty mask", "empty_mask", "error", r"allows none of 3 actions \(step 3 of episode"),
     ("wrong shape", "wrong_shape", "error", r"has shape \(4,\), declared \(3,\)"),
-    ("own generator", "unseeded_randomness", "warning", "neither reset.* nor the global streams"),
+    (
+        "own generator",
+        "unseeded_randomness",
+        "warning",
+        "cause is not known: neither reset.* nor the global",
+    ),
     ("unpicklable info", "unpicklable_info", "error", r"info\['lock'\] holds a _thread.lock"),
     ("done for ever", "done_for_ever", "error", r"each of \d+ episodes ended at its first step"),
     ("action ignored", "action_ignored", "error", "bit for bit the same"),
@@ -152,7 +157,7 @@ MORE = [
     ("random", "unseeded_randomness", "warning", "draws from the global `random`;"),
     ("np.random", "unseeded_randomness", "warning", "draws from the global `np.random`;"),
     ("random and np.random", "unseeded_randomness", "warning", "the global `random` and `np.random`;"),
-    ("fixed generator", "unseeded_randomness", "warning", "is not put back, a generator made in the constructor"),
+    ("fixed generator", "unseeded_randomness", "warning", "a generator that the constructor makes"),
     (
         "four values",
         "step_answer",

@@ -31,7 +31,7 @@ NESTED = spaces.Dict(near=BOX, far=spaces.Tuple((spaces.Discrete(4), spaces.Mult
     ("space", "value", "code", "text"),
     [
         (BOX, np.zeros(4), "wrong_shape", "the observation has shape (4,), declared (3,)"),
-        (BOX, 0.5, "wrong_shape", "has shape (), declared (3,)"),
+        (BOX, 0.5, "odd_shape", "has shape (), declared (3,)"),
         (BOX, [[1], [1, 2]], "wrong_shape", "is not an array"),
         (BOX, ["a", "b", "c"], "wrong_shape", "holds <U1"),
         (BOX, [0, 0, np.nan], "observation_not_finite", "is nan at index 2"),
@@ -39,7 +39,7 @@ NESTED = spaces.Dict(near=BOX, far=spaces.Tuple((spaces.Discrete(4), spaces.Mult
         (IMAGE, [[0, 1], [256, 2]], "out_of_bounds", "is 256 at index (1, 0), declared 0 to 255"),
         (IMAGE, [[0, 1], [0.25, 2]], "wrong_dtype", "holds fractions (0.25), declared uint8"),
         (spaces.Discrete(4, start=1), 5, "out_of_bounds", "is 5, declared 1 to 4"),
-        (spaces.Discrete(4), np.array([3]), "wrong_shape", "has shape (1,), declared ()"),
+        (spaces.Discrete(4), np.array([3]), "odd_shape", "has shape (1,), declared ()"),
         (spaces.MultiDiscrete([2, 5]), [1, 5], "out_of_bounds", "is 5 at index 1, declared 0 to 4"),
         (spaces.MultiBinary(2), [0, 2], "out_of_bounds", "is 2 at index 1, declared 0 to 1"),
         (NESTED, np.zeros(3), "wrong_shape", "is a ndarray, declared Dict"),

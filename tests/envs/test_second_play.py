@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import numpy as np
-import pytest
 from gymnasium import spaces
 
-from fasttrain.envs.checkup import unseeded
 from fasttrain.envs.probe import SEED, Play
 from fasttrain.envs.second_play import (
     RECORDED_STEPS,
@@ -21,7 +18,6 @@ from fasttrain.envs.second_play import (
     differing_part,
     first_difference,
     frame_of,
-    refused,
 )
 from fasttrain.envs.user_code import seed_streams
 
@@ -89,59 +85,3 @@ def test_parts_that_differ() -> None:
         "action mask": {"mask": b"1"},
     }.items():
         assert differing_part(frame, frame._replace(**changes)) == part
-
-
-@pytest.mark.parametrize(
-    ("draw", "text"),
-    [
-        (random.random, "draws from the global `random`"),
-        (np.random.random, "draws from the global `np.random`"),
-        (lambda: random.random() + np.random.random(), "`random` and `np.random`"),
-        (np.random.default_rng().random, "neither reset(seed=…) nor the global streams"),
-    ],
-)
-def test_the_stream_is_told(draw: Callable[[], float], text: str) -> None:
-    def make() -> Dice:
-        return Dice(draw)
-
-    frames = recorded(make).frames
-
-    def again(seed: int, python: int, numpy: int) -> Difference | None:
-        seed_streams(python, numpy)
-        return first_difference(Play(make), frames, seed, NEVER)
-
-    difference = again(SEED, 2, 2)
-    assert difference == Difference(1, "observation", 1, 1)
-    finding = unseeded(difference, again)
-    assert finding.code == "unseeded_randomness"
-    assert "first the observation at step 1 of episode 1: " in finding.message
-    assert finding.message.endswith(text) or text in finding.message
-
-
-class Refusing(Dice):
-    """Raises at some actions that the mask allows."""
-
-    def __init__(self, refuses: Callable[[Any, Any], bool]) -> None:
-        super().__init__()
-        self.refuses = refuses
-
-    def step(self, action: Any) -> Any:
-        if self.refuses(self, action):
-            raise ValueError("no")
-        return super().step(action)
-
-    def action_masks(self) -> Any:
-        return np.ones(3, np.bool_)
-
-
-@pytest.mark.parametrize(
-    ("refuses", "code"),
-    [
-        (lambda env, action: action == 1, "mask_not_respected"),
-        (lambda env, _: env.count == 2, "raised"),
-    ],
-)
-def test_is_it_the_mask_or_the_step(refuses: Callable[[Any, Any], bool], code: str) -> None:
-    finding = refused(Play(lambda: Refusing(refuses), lenient=True), "step raised", NEVER)
-    assert finding.code == code
-    assert finding.message.startswith("step raised")

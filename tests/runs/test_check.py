@@ -174,7 +174,7 @@ def test_off_looks_at_nothing(fasttrain: RunCommand):
 def test_few_lines_are_printed_and_all_are_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     monkeypatch.setattr(check, "MOST_LINES", 1)
     monkeypatch.chdir(tmp_path)
-    config = configured("+profile=speed", *WALK, "algo=ppo", "env.kwargs.faults=[unseeded,shape]")
+    config = configured("+profile=speed", *WALK, "algo=ppo", "env.kwargs.faults=[unseeded,empty]")
     with survey_of(config, make_console()) as survey:
         run_checkup(config, tmp_path, make_console(), survey)
     lines = capsys.readouterr().out.splitlines()

@@ -8,27 +8,32 @@ seeds give the same episodes (deterministic envs do); faults beyond the first fe
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
 import gymnasium
 
+from fasttrain.envs.causes import (
+    BESIDE_S,
+    Beside,
+    carried_over,
+    interference,
+    interference_from_outside,
+    refused,
+    unseeded,
+    unused_range,
+)
 from fasttrain.envs.findings import Finding, Witness, found, without_echoes
-from fasttrain.envs.make import Env, EnvSpec, core_env, make_env, wrapped_core
+from fasttrain.envs.make import Env
 from fasttrain.envs.masks import MASKABLE_SPACES
-from fasttrain.envs.probe import PROBE_SECONDS, PROBE_STEPS, SEED, Moment, Play, PlayError, ProbeResult, Watch
-from fasttrain.envs.second_play import Branches, Difference, Recorder, first_difference, not_fresh, refused
-from fasttrain.envs.user_code import BUILDING, CLOSING, LOOKING, Place, kept_random_state, seed_streams
-from fasttrain.envs.wrappers import OldGym, keeps_means
-from fasttrain.errors import EnvSpecError
+from fasttrain.envs.probe import SEED, Moment, Play, PlayError, ProbeResult, Watch
+from fasttrain.envs.second_play import Branches, Difference, Recorder, first_difference, not_fresh
+from fasttrain.envs.user_code import CLOSING, Place, kept_random_state, seed_streams
+from fasttrain.envs.wrappers import keeps_means
 
 EnvMaker = Callable[[], Env]
-Kept = list[Env]
 # After these nothing that a replay shows would be a finding of its own.
 SPOILING = frozenset({
     "raised", "reset_answer", "step_answer", "reward_not_scalar", "reward_not_finite", "observation_not_finite",
@@ -36,6 +41,7 @@ SPOILING = frozenset({
 })  # fmt: skip
 PATIENCE_STEPS = 20_000  # of further play, where time allows, for an end or a reward that may just be rare
 ENOUGH_ENDLESS_STEPS = 1_000
+MOST_FRAMES_BESIDE = 100  # compared while another process plays
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +57,7 @@ class CheckupResult:
     not_checked: tuple[str, ...]  # what there was no time for
     masks_ignored: bool = False  # the env has some, `use_masks` was false
     not_fresh: str = ""  # why the env that was lent and stays is not like a fresh one after a seeded reset
+    shares: str = ""  # copies of one "process", or even of one "machine", influence each other
 
     @property
     def errors(self) -> tuple[Finding, ...]:
@@ -86,19 +93,22 @@ def checkup(
     use_masks: bool = True,
     lent: Lent | None = None,
     place: Place | None = None,
+    copies: bool = True,
+    beside: Beside | None = None,
 ) -> CheckupResult:
     """Build the env, play it, look at what it answers, build it again and play the same actions and others.
 
     `max_steps` bounds the first pass, `max_seconds` all play together (not building the env, which happens twice, up to
     six times where the same seed gives another trajectory). Python's and NumPy's global random streams are left as they
     were. With `use_masks=False` actions are drawn from the whole space, as an algorithm without masks will. `lent` is
-    played in place of the first build; `place` is told where the play is.
+    played in place of the first build; `place` is told where the play is. With `copies` it is tried whether two copies
+    are independent; `beside` plays one in another process for that.
 
     Raises:
         EnvSpecError: the env cannot be built. What it does wrong while playing is a finding.
     """
     with kept_random_state():
-        return _Checkup(env_factory, max_steps, max_seconds, use_masks, lent, place or Place()).result()
+        return _Checkup(env_factory, max_steps, max_seconds, use_masks, lent, place or Place(), copies, beside).result()
 
 
 @dataclass
@@ -111,6 +121,8 @@ class _Checkup:
     use_masks: bool
     lent: Lent | None
     place: Place
+    copies: bool
+    beside: Beside | None
     findings: list[Finding] = field(default_factory=list)
     not_checked: list[str] = field(default_factory=list)
     steps: int = 0
@@ -123,14 +135,17 @@ class _Checkup:
 
     def result(self) -> CheckupResult:
         began = time.perf_counter()
-        witness = self._first_pass()
+        witness, shares = self._first_pass(), ""
         if self.costs is not None and not self.spoilt and not SPOILING & {finding.code for finding in self.findings}:
             if self.costs.build_s > self.max_seconds:
                 self.not_checked.append(f"seeds and other actions: building the env takes {self.costs.build_s:.1f} s")
             elif self.statistics:
                 self.not_checked.append(f"seeds and other actions: {self.statistics} carries statistics over episodes")
             elif self._same_again():
-                self._other_actions(self.costs)
+                if self.copies:
+                    shares = self._independent()
+                if shares != "machine":  # else the first env was put out
+                    self._other_actions(self.costs)
         lent = self.lent
         return CheckupResult(
             findings=tuple(without_echoes(self.findings)),
@@ -142,6 +157,7 @@ class _Checkup:
             not_checked=tuple(self.not_checked),
             masks_ignored=self.masks_ignored,
             not_fresh=self._not_fresh(lent) if lent is not None and lent.stays else "",
+            shares=shares,
         )
 
     def _not_fresh(self, lent: Lent) -> str:
@@ -151,13 +167,20 @@ class _Checkup:
             return not_fresh(play, self.recorder.frames)
 
     @contextlib.contextmanager
-    def _playing(self, python: int = 1, numpy: int = 1, lent: Lent | None = None) -> Iterator[Play]:
-        """A fresh env (or the one that was lent), played with the global streams in a known state."""
+    def _playing(
+        self, python: int = 1, numpy: int = 1, lent: Lent | None = None, in_constructor: bool = False
+    ) -> Iterator[Play]:
+        """A fresh env (or the one that was lent), played with the global streams in a known state.
+
+        `in_constructor`: they are in that state while it is built only, and in another one while it is played.
+        """
         seed_streams(python, numpy)
         if lent is None:
             play = Play(self.env_factory, self.use_masks, lenient=True, place=self.place)
         else:
             play = Play(lambda: lent.env, self.use_masks, lenient=True, place=self.place, build_s=lent.build_s)
+        if in_constructor:
+            seed_streams(python + 1, numpy + 1)
         began = time.perf_counter()
         try:
             yield play
@@ -234,8 +257,10 @@ class _Checkup:
                     remedy = "the env offers masks and this algorithm ignores them: take algo=maskable_ppo"
         self.findings.append(found(fault.code, fault.what, remedy))
 
-    def _again(self, seed: int, python: int, numpy: int, deadline: float, at_least: int = 1) -> Difference | None:
-        with self._playing(python, numpy) as play:
+    def _again(
+        self, seed: int, python: int, numpy: int, deadline: float, at_least: int = 1, in_constructor: bool = False
+    ) -> Difference | None:
+        with self._playing(python, numpy, in_constructor=in_constructor) as play:
             return first_difference(play, self.recorder.frames, seed, deadline, at_least)
 
     def _same_again(self) -> bool:
@@ -246,8 +271,8 @@ class _Checkup:
                 return True
             brief, at_least = 0.1 * self.max_seconds, difference.index
 
-            def again(seed: int, python: int, numpy: int) -> Difference | None:
-                return self._again(seed, python, numpy, time.perf_counter() + brief, at_least)
+            def again(seed: int, python: int, numpy: int, in_constructor: bool) -> Difference | None:
+                return self._again(seed, python, numpy, time.perf_counter() + brief, at_least, in_constructor)
 
             self.findings.append(unseeded(difference, again))
         except PlayError as fault:
@@ -259,7 +284,11 @@ class _Checkup:
             with self._playing(3, 3, self.lent) as play:  # one build less; fresh or not, its seeds must do the same
                 branches = Branches(play, costs, self._deadline())
                 branches.run(self.recorder.frames[0])
+                if any(not pair.rewards_identical for pair in branches.pairs):  # though all episodes return the same
+                    self.findings = [one for one in self.findings if one.code != "reward_ignores_action"]
                 self.findings += branches.findings()
+                if text := unused_range(play, time.perf_counter() + 0.2 * self.max_seconds):
+                    self.findings.append(found("unused_range", text))
                 if not branches.in_time:
                     self.not_checked.append(f"what other actions change: time for {len(branches.pairs)} comparisons")
             if branches.carries_over is not None:
@@ -268,42 +297,32 @@ class _Checkup:
             self._note(fault)
 
     def _not_put_back(self, difference: Difference) -> None:
-        """An env whose episode from a seed differed the second time: does the seed decide anything?"""
-        if self._again(SEED + 1, 1, 1, time.perf_counter() + 0.1 * self.max_seconds) is None:
-            text = (
-                "reset(seed=…) decides nothing: two seeds gave the same trajectory in fresh envs, so all copies of the "
-                f"env play the same, and one seed gave another one the second time (first {difference})"
-            )
-            self.findings.append(found("unseeded_randomness", text))
-        elif difference.step == 0:
-            text = (
-                f"reset(seed=…) gave another start the second time on the same env (first {difference}): something is "
-                "not put back, a generator made in the constructor or what was left of an earlier episode"
-            )
-            self.findings.append(found("unseeded_randomness", text))
+        """An env whose episode from a seed differed the second time."""
+        if difference.step == 0:
+            other_seed = self._again(SEED + 1, 1, 1, time.perf_counter() + 0.1 * self.max_seconds)
+            self.findings.append(carried_over(difference, other_seed is not None, self._playing))
         else:  # physics engines keep caches: Gymnasium's BipedalWalker differs in the last bits
             text = (
                 f"what other actions change: the second time on the same env a seed gave another episode ({difference})"
             )
             self.not_checked.append(text)
 
+    def _independent(self) -> str:
+        """Whether copies of the env influence each other: not at all (""), those of one "process", or of one "machine".
 
-def unseeded(difference: Difference, again: Callable[[int, int, int], Difference | None]) -> Finding:
-    """The finding that the same seed and actions gave another trajectory, and which stream is behind it.
-
-    `again(seed, python, numpy)` plays the recorded actions in a fresh env with the global streams put so; the recorded
-    play had (SEED, 1, 1).
-    """
-    cause = "neither reset(seed=…) nor the global streams decide it: a generator of its own, the clock, another process"
-    if again(SEED, 1, 1) is None:
-        if again(SEED, 1, 2) is None:
-            cause = "it draws from the global `random`"
-        elif again(SEED, 2, 1) is None:
-            cause = "it draws from the global `np.random`"
-        else:
-            cause = "it draws from the global `random` and `np.random`"
-    text = f"the same seed and the same actions gave two trajectories, first {difference}: {cause}"
-    return found("unseeded_randomness", text)
+        It is a finding where they do.
+        """
+        deadline = time.perf_counter() + 0.2 * self.max_seconds
+        what = interference(self._playing, self.recorder.frames, deadline)
+        if not what:
+            return ""
+        outside = self.beside is None or interference_from_outside(
+            self.beside, self._playing, self.recorder.frames[:MOST_FRAMES_BESIDE], time.perf_counter() + BESIDE_S
+        )
+        where = "on this machine" if outside else "in one process"
+        text = f"two copies of the env {where} influence each other: with another one played in turns, {what}"
+        self.findings.append(found("copies_not_independent", text))
+        return "machine" if outside else "process"
 
 
 def _layers(env: Env) -> Iterator[Env]:
@@ -316,84 +335,3 @@ def _layers(env: Env) -> Iterator[Env]:
 def _limited(env: Env) -> bool:
     """Whether Gymnasium cuts the episodes, however long it takes."""
     return any(isinstance(layer, gymnasium.wrappers.TimeLimit) for layer in _layers(env))
-
-
-# --- errands: what a worker does with an env before the trainer has a plan. They travel by pickle and are called there
-# with the memory that trainer and worker share (the place) and what is kept between them: at most one `core_env`.
-
-
-class Built(NamedTuple):
-    """What can be said without playing."""
-
-    observation_space: gymnasium.Space[Any]
-    action_space: gymnasium.Space[Any]
-    build_s: float
-    lacks_masks: str  # what is missing, if the algorithm needs masks and there are none
-    old_gym: bool  # it has the old gym interface, which is adapted
-
-
-class Measured(NamedTuple):
-    """What a short play cost, and why the env is not like a fresh one after it."""
-
-    costs: ProbeResult
-    not_fresh: str
-
-
-@dataclass(frozen=True)
-class Build:
-    """Build the env and keep it."""
-
-    spec: EnvSpec
-    folder: str = field(default_factory=os.getcwd)
-
-    def __call__(self, memory: Any, kept: Kept) -> Built:
-        place, spec = Place(memory), self.spec
-        place.enter(BUILDING)
-        began = time.perf_counter()
-        kept.append(core_env(spec, self.folder))
-        build_s = time.perf_counter() - began
-        place.enter(LOOKING)
-        env = wrapped_core(kept[0], dataclasses.replace(spec, needs_masks=False))
-        lacks_masks = ""
-        if spec.needs_masks and not env.has_wrapper_attr("action_masks"):
-            try:
-                wrapped_core(kept.pop(), spec)
-            except EnvSpecError as error:
-                lacks_masks = str(error)
-        return Built(env.observation_space, env.action_space, build_s, lacks_masks, isinstance(env.unwrapped, OldGym))
-
-
-@dataclass(frozen=True)
-class Look:
-    """The checkup, on the env that was kept and on fresh ones."""
-
-    spec: EnvSpec
-    build_s: float
-    stays: bool  # the kept one may become one of the training's
-    limits: dict[str, Any] = field(default_factory=dict)
-    folder: str = field(default_factory=os.getcwd)
-
-    def __call__(self, memory: Any, kept: Kept) -> CheckupResult:
-        place = Place(memory)
-        place.enter(LOOKING)
-        lent = Lent(wrapped_core(kept[0], self.spec), self.build_s, self.stays)
-        fresh = partial(make_env, self.spec, self.folder)
-        return checkup(fresh, use_masks=self.spec.use_masks, lent=lent, place=place, **self.limits)
-
-
-@dataclass(frozen=True)
-class Measure:
-    """The probe, on the env that was kept."""
-
-    spec: EnvSpec
-    build_s: float
-
-    def __call__(self, memory: Any, kept: Kept) -> Measured:
-        place, recorder = Place(memory), Recorder()
-        with kept_random_state():
-            place.enter(LOOKING)
-            env = wrapped_core(kept[0], self.spec)
-            play = Play(lambda: env, place=place, build_s=self.build_s)
-            play.run(PROBE_SECONDS, PROBE_STEPS, recorder)
-            again = Play(lambda: env, place=place, build_s=self.build_s)
-            return Measured(play.costs(), not_fresh(again, recorder.frames))

@@ -20,7 +20,8 @@ Severity = Literal["warning", "error"]
 # error: training stops there, or what is learned means nothing. warning: it may be meant so.
 WARNINGS = frozenset({
     "constant_observation", "out_of_bounds", "wrong_dtype", "ends_not_bool", "never_done", "constant_reward",
-    "reward_ignores_action", "unseeded_randomness", "one_step_episodes",
+    "reward_ignores_action", "unseeded_randomness", "one_step_episodes", "reused_array", "odd_shape", "unused_range",
+    "state_left_over", "renumbered", "copies_not_independent",
 })  # fmt: skip
 ENOUGH_OBSERVATIONS = 50  # before "constant" is said: an env may well stand still for a moment
 ENOUGH_EPISODES = 10
@@ -103,12 +104,22 @@ def _array_misfits(space: Any, value: Any, where: str) -> Iterator[Misfit]:
     if array.dtype.kind not in "biuf":
         yield "wrong_shape", where, f"holds {array.dtype}, declared {space}", 0
     elif array.shape != space.shape:
-        yield "wrong_shape", where, f"has shape {array.shape}, declared {space.shape}", 0
+        code = "odd_shape" if _fits(array.shape, space.shape) else "wrong_shape"
+        yield code, where, f"has shape {array.shape}, declared {space.shape}", 0
     elif array.dtype.kind == "f" and not np.isfinite(array).all():
         index = _first(~np.isfinite(array))
         yield "observation_not_finite", where, f"is {array[index]} at index {_plain(index)}", 0
     else:
         yield from _value_misfits(space, array, where)
+
+
+def _fits(shape: tuple[int, ...], declared: tuple[int, ...]) -> bool:
+    """Whether NumPy writes an array of that shape into one of the declared shape, as vectorized envs do."""
+    extra = len(shape) - len(declared)
+    shape = shape[extra:] if extra > 0 and set(shape[:extra]) == {1} else shape
+    return len(shape) <= len(declared) and all(
+        size in (1, wanted) for size, wanted in zip(shape[::-1], declared[::-1], strict=False)
+    )
 
 
 def _value_misfits(space: Any, array: np.ndarray[Any, Any], where: str) -> Iterator[Misfit]:
@@ -196,6 +207,7 @@ class Witness:
         self._observation_space, self._action_space = observation_space, action_space
         self._seen: dict[tuple[str, str], _Seen] = {}
         self._first_observation: Any = None
+        self._last_observation: tuple[Any, Any] = (None, fingerprint(None))  # and what it held when it was returned
         self._observation_varied = False
         self._only_zeros = False
         self._observations = self._decisions = self._choices = 0
@@ -228,7 +240,11 @@ class Witness:
             self.ends.append(End(self._return, self._length, bool(moment.terminated)))
 
     def _observe(self, observation: Any) -> None:
+        last, held = self._last_observation
+        if fingerprint(last) != held:
+            self._note("reused_array", "the observation", "was changed by the env after the env had returned it")
         mark = fingerprint(observation)
+        self._last_observation = (observation, mark)
         if self._observations == 0:
             self._first_observation = mark
             self._only_zeros = isinstance(observation, np.ndarray) and not observation.any()
@@ -334,6 +350,13 @@ def single_valued(space: spaces.Space[Any]) -> bool:
 
 
 REMEDIES = {
+    "reused_array": "it returns the same array each time and writes into it: return observation.copy()",
+    "odd_shape": "NumPy makes it fit; let observation_space say what reset() and step() return",
+    "unused_range": "declare the range that step() uses, or most of what the policy explores is one action",
+    "state_left_over": "let reset() set anew all that step() changes, with a copy of each array that it deals out; a "
+    "curriculum may be meant so",
+    "renumbered": "number units, cards and places from the same first number in each episode",
+    "copies_not_independent": "keep the state of a game in the env itself, not in a module, a class, a file or a port",
     "raised": "training would stop there: make that line work in every state that random play reaches",
     "wrong_shape": "make observation_space say what reset() and step() return",
     "wrong_dtype": "declare a float32 Box, or return whole numbers: the fractions are cut off",

@@ -101,6 +101,21 @@ def make_env(spec: EnvSpec, folder: str | None = None) -> Env:
     return wrapped_core(core_env(spec, folder), spec)
 
 
+def import_env(spec: EnvSpec, folder: str) -> None:
+    """Import the module that builds the env.
+
+    Raises:
+        EnvSpecError: it cannot be imported, or has no such name.
+    """
+    if spec.entry_point is not None:
+        look_up(spec.entry_point, spec.option, folder, "env.entry_point=my_game.envs:MyGame")
+        return
+    module, _, name = (spec.id or "").rpartition(":")
+    if module:
+        import_user_module(module, folder, spec.option)
+    _creator_of(gymnasium.registry.get(name), folder, spec)
+
+
 def core_env(spec: EnvSpec, folder: str | None = None) -> Env:
     """The user's env in the user's wrappers: what can take long to build, and can be wrapped by us more than once.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -71,9 +71,17 @@ class Difference:
 
 
 def first_difference(
-    play: Play, recorded: Sequence[Frame], seed: int, deadline: float, at_least: int = 1
+    play: Play,
+    recorded: Sequence[Frame],
+    seed: int,
+    deadline: float,
+    at_least: int = 1,
+    between: Callable[[], object] = lambda: None,
 ) -> Difference | None:
-    """Play `recorded` again from reset(seed); None if what there was time for came out the same."""
+    """Play `recorded` again from reset(seed); None if what there was time for came out the same.
+
+    `between` is called after each reset and step.
+    """
     episode, step = 0, 0
     for index, frame in enumerate(recorded):
         if frame.action is None:
@@ -84,6 +92,7 @@ def first_difference(
             step += 1
         if part := differing_part(frame, again):
             return Difference(index, part, episode, step)
+        between()
         if index >= at_least and time.perf_counter() > deadline:
             return None
     return None
@@ -106,52 +115,6 @@ def differing_part(one: Frame, other: Frame) -> str:
     if one.ends != other.ends:
         return "end of the episode"
     return "action mask" if one.mask != other.mask else ""
-
-
-def refused(play: Play, what: str, deadline: float) -> Finding:
-    """The finding that step() raised at an action that its mask allows: is the mask one step late, or else wrong?
-
-    In replays with another action in that place, a late mask forbids the refused one a step later, every time. Where
-    other actions raise too, it is not about the mask.
-    """
-    passed = cases = late = 0
-    for seed in range(SEED + 1, SEED + 31):
-        if cases >= 6 or time.perf_counter() > deadline:
-            break
-        moments: list[Moment] = []
-        action: Any = None
-        try:
-            moments.append(play.reset(seed))
-            while not moments[-1].ended and len(moments) < HORIZON and time.perf_counter() < deadline:
-                action = play.draw(moments[-1].mask)
-                moments.append(play.step(action))
-        except PlayError:
-            after = _instead(play, seed, moments, action)
-            passed += after is not None
-            if after is not None and after.mask is not None:
-                cases += 1
-                late += not is_legal(play.action_space, after.mask, action)
-    if cases >= 3 and late == cases:
-        late_text = f"in {cases} of {cases} replays the mask one step later forbids what was refused: it comes late"
-        return found("stale_mask", f"{what}; {late_text}")
-    if passed:
-        return found("mask_not_respected", f"{what}, at an action that the mask allows, and at no other")
-    return found("raised", what)
-
-
-def _instead(play: Play, seed: int, moments: Sequence[Moment], refused_action: Any) -> Moment | None:
-    """The moment after another action than the refused one in the same state; None if that raised too."""
-    try:
-        moment = play.reset(seed)
-        for before in moments[1:]:
-            moment = play.step(before.action)
-        for _ in range(20):
-            action = play.draw(moment.mask)
-            if not np.array_equal(action, refused_action):
-                return play.step(action)
-    except PlayError:
-        pass
-    return None
 
 
 # --- another action
@@ -251,8 +214,10 @@ class Branches:
         """One more pair; None if the episode offered no choice, or went otherwise the second time."""
         usual = min((len(pair.one) for pair in self.pairs), default=0)
         wanted_at = int(self._rng.integers(max(1, min(20, usual // 2))))  # early, so that much comes after
-        moments = list(self._episode(seed, min(horizon, wanted_at + 2) if short else horizon))
-        one = [frame_of(moment) for moment in moments]
+        moments, one = list[Moment](), list[Frame]()
+        for moment in self._episode(seed, min(horizon, wanted_at + 2) if short else horizon):
+            moments.append(moment)
+            one.append(frame_of(moment))  # at once: an env may write into the array that it returned
         self.episodes.append(one)
         changed = None
         for parted in range(min(wanted_at, len(one) - 2), -1, -1):

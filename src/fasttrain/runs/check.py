@@ -74,7 +74,8 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
             raise EnvSpecError(built.lacks_masks)
         if "algo" in sources:
             check_spaces(config, spec.option, built.action_space, built.observation_space)
-        result = _looked(survey, folder, {"max_steps": CHECK_STEPS, "max_seconds": CHECK_SECONDS})
+        limits = {"max_steps": CHECK_STEPS, "max_seconds": CHECK_SECONDS}
+        result = _looked(survey, folder, limits, copies=config.num_envs > 1)
     say(console, f"Checkup of {spec.option}: {result.steps:,} steps by random legal actions, {result.seconds:.1f} s")
     if result.costs is not None:
         table = Table(box=None, pad_edge=False, show_header=False)
@@ -86,12 +87,13 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     for finding in result.findings:
         say(console, f"{finding.severity} {finding.code}: {finding}")
     if not result.findings:
-        say(console, "nothing found")
+        say(console, "nothing found" + (" in what could be checked" if result.not_checked else ""))
     say(console, f"written to {folder / 'checkup.json'}")
     return EnvSpecError.exit_code if result.errors or (config.checkup == "strict" and result.findings) else 0
 
 
-FATAL = ("reward_not_scalar",)  # other errors cost quality, or end the checkup itself
+# What no training takes, stock's neither. Other errors cost quality, or are met in random play alone.
+FATAL = ("reward_not_scalar", "wrong_shape", "reset_answer", "step_answer")
 
 
 def run_checkup(config: Config, folder: Path, console: Console, survey: Survey) -> ProbeResult | None:
@@ -107,9 +109,10 @@ def run_checkup(config: Config, folder: Path, console: Console, survey: Survey) 
     if config.checkup == "off" or config.env.backend != "gymnasium":
         return None
     may_stay = config.vec_env in ("auto", "shared") and not config.deterministic
-    result = _looked(survey, folder, {}, may_stay)
+    result = _looked(survey, folder, {}, may_stay, copies=config.num_envs > 1)
     lines = [f"  {finding.severity} {finding.code}: {finding}" for finding in result.findings]
-    count = f"{len(lines)} finding{'s' if len(lines) > 1 else ''}" if lines else "nothing found"
+    nothing = "nothing found in what could be checked," if result.not_checked else "nothing found"
+    count = f"{len(lines)} finding{'s' if len(lines) > 1 else ''}" if lines else nothing
     begun = result.costs is not None  # it was reset and stepped at least
     told = zip(lines, result.findings, strict=True)
     if fatal := [line for line, found in told if found.code in FATAL or (not begun and found.severity == "error")]:
@@ -137,10 +140,12 @@ def _notes(result: CheckupResult, config: Config) -> list[str]:
     return notes
 
 
-def _looked(survey: Survey, folder: Path, limits: Mapping[str, Any], may_stay: bool = False) -> CheckupResult:
+def _looked(
+    survey: Survey, folder: Path, limits: Mapping[str, Any], may_stay: bool = False, copies: bool = True
+) -> CheckupResult:
     """The checkup, written down; also one that the env did not survive."""
     try:
-        result = survey.checkup(limits, may_stay)
+        result = survey.checkup(limits, may_stay, copies)
     except BrokenEnvError as error:
         _write({"findings": [{"code": error.code, "severity": "error", "message": str(error)}]}, survey.spec, folder)
         raise

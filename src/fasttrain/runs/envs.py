@@ -243,9 +243,9 @@ def env_facts(
         images = policy.startswith("Cnn")
         measured = measure()
         if not times and (measured is None or config.vec_env != "shared"):  # whose workers are fitted to envs that wait
-            return EnvFacts(native, None, images=images)
+            return EnvFacts(native, None, images=images, shares=asked.shares)
         found = measured or asked.costs()
-        return EnvFacts(native, found.step_s + found.mask_s, found.cpu_share, images)
+        return EnvFacts(native, found.step_s + found.mask_s, found.cpu_share, images, shares=asked.shares)
 
 
 def build_vec_env(

@@ -16,7 +16,8 @@ from typing import Any
 
 from rich.console import Console
 
-from fasttrain.envs.checkup import Build, Built, CheckupResult, Look, Measure, Measured
+from fasttrain.envs.checkup import CheckupResult
+from fasttrain.envs.errands import Build, Built, Look, Measure, Measured
 from fasttrain.envs.make import Env, EnvSpec
 from fasttrain.envs.probe import ProbeResult
 from fasttrain.envs.retrace import closed
@@ -53,6 +54,7 @@ class Survey:
         self._built: Built | None = None
         self._played = False
         self._not_fresh = ""  # why, once it was played
+        self.shares = ""  # copies of one "process", or even of one "machine", influence each other
 
     def __enter__(self) -> Survey:
         return self
@@ -95,12 +97,12 @@ class Survey:
             say(self.console, f"{self.spec.option} has the old gym interface, which is adapted")
         return built
 
-    def checkup(self, limits: Mapping[str, Any], stays: bool) -> CheckupResult:
-        """Play it; `stays`: a training may go on with this env."""
+    def checkup(self, limits: Mapping[str, Any], stays: bool, copies: bool = True) -> CheckupResult:
+        """Play it; `stays`: a training may go on with this env; `copies`: it plays several."""
         built = self.build()
-        look = Look(self.spec, built.build_s, stays and built.build_s >= DEAR_S, dict(limits))
+        look = Look(self.spec, built.build_s, stays and built.build_s >= DEAR_S, dict(limits), copies=copies)
         result: CheckupResult = self._ask(look, f"checkup of {self.spec.option}")
-        self._played, self._not_fresh = True, result.not_fresh
+        self._played, self._not_fresh, self.shares = True, result.not_fresh, result.shares
         return result
 
     def costs(self) -> ProbeResult:

@@ -340,6 +340,7 @@ class EnvFacts(NamedTuple):
     images: bool = False  # the policy will be a convolutional one
     tried: tuple[float, ...] | None = None  # seconds of a step of all envs: in one process, in workers
     vector: tuple[float, float] | None = None  # the same of what else would be chosen, and of its own vector form
+    shares: str = ""  # copies of one "process", or even of one "machine", influence each other: found by the checkup
 
 
 class Context(NamedTuple):

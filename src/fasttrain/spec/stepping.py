@@ -23,9 +23,17 @@ MOST_WORKERS_PER_CORE = 16
 EVALUATIONS = 10  # of a run in self-play that was given no eval_every
 
 
+ONE_GAME = "copies of the env in one process influence each other (checkup): each needs a process of its own"
+
+
 def resolve_vec_env(requested: str, context: Context) -> Resolved:
-    """`auto` → native, shared or dummy, by what was measured; shared where failing envs are to be replaced."""
+    """`auto` → native, shared or dummy, by what was measured; shared where failing envs are to be replaced, or where
+    copies in one process are not independent."""
     value, reason = _choose_vec_env(requested, context)
+    if value == "dummy" and context.env.shares == "process" and context.config.num_envs > 1:
+        if "command line" in (context.sources.get("vec_env"), context.sources.get("workers")):
+            raise ConfigError(f"vec_env={value} with num_envs={context.config.num_envs}: {ONE_GAME}; take num_envs=1")
+        value, reason = "shared", ONE_GAME
     if requested == "auto" and context.config.env.native_game and memory_inputs(context.config):
         reason = f"algo.memory_inputs is shown by single envs, not by the native batch; {reason}"
     if context.config.env.on_env_error == "raise" or value == "shared":
@@ -111,6 +119,11 @@ def _auto_workers(num_envs: int, env: EnvFacts, machine: Machine) -> int:
 
 def resolve_num_envs(requested: int, context: Context) -> Resolved:
     """A native game names its own number, unless the user does; it is for algorithms that update once per rollout."""
+    if context.env.shares == "machine" and requested > 1:
+        why = "copies of the env on one machine influence each other (checkup)"
+        if context.sources.get("num_envs") == "command line":
+            raise ConfigError(f"num_envs={requested}: {why}; take num_envs=1")
+        return 1, why
     own = context.config.own.num_envs if context.config.algo.spec.on_policy else None
     chosen = context.sources.get("num_envs", "default") not in SHIPPED
     if context.effective["vec_env"] == "native" and own is not None and not chosen:
@@ -144,6 +157,10 @@ def resolve_workers(requested: int | str, context: Context) -> Resolved:
 
 
 def _shared_workers(requested: int | str, num_envs: int, context: Context) -> Resolved:
+    if context.env.shares == "process":
+        if context.sources.get("workers") == "command line" and requested not in ("auto", num_envs):
+            raise ConfigError(f"workers={requested} with num_envs={num_envs}: {ONE_GAME}; take workers=auto")
+        return num_envs, ONE_GAME
     if isinstance(requested, int):
         return min(requested, num_envs), ""
     workers, cores = _auto_workers(num_envs, context.env, context.machine), context.machine.cores

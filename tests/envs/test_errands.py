@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.envs.checkup import Build, Kept, Look, Measure
+from fasttrain.envs.errands import Build, Kept, Look, Measure
 from fasttrain.envs.make import EnvSpec
 from fasttrain.envs.user_code import Place
 from fasttrain.errors import EnvSpecError

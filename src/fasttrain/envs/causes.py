@@ -1,0 +1,288 @@
+"""Why an env does not repeat an episode or refuses an action, and whether two copies of it are independent.
+
+Each question is answered by an experiment with fresh envs. Where it leaves several causes, the text says so.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from fasttrain.envs.findings import Finding, found
+from fasttrain.envs.masks import is_legal
+from fasttrain.envs.probe import SEED, Moment, Play, PlayError
+from fasttrain.envs.second_play import HORIZON, Difference, Frame, differing_part, first_difference, frame_of
+
+Playing = Callable[[], AbstractContextManager[Play]]  # a fresh env
+Beside = Callable[[], AbstractContextManager[None]]  # another process plays a copy meanwhile
+Again = Callable[[int, int, int, bool], Difference | None]
+PAST_STEPS = 20  # of an episode before the one that is compared
+HELD_STEPS, HALVINGS, STARTS, ENOUGH_STARTS = 20, 5, 8, 4
+BESIDE_S = 10.0  # the longest that another process plays beside
+
+
+def unseeded(difference: Difference, again: Again) -> Finding:
+    """The finding that the same seed and the same actions gave another trajectory in another env, with its cause.
+
+    `again(seed, python, numpy, in_constructor)` plays the recorded actions in a fresh env with the global streams of
+    `random` and NumPy put so while it is built, and while it is played too unless `in_constructor`. The recorded play
+    had (SEED, 1, 1).
+    """
+    cause = (
+        "the cause is not known: neither reset(seed=…) nor the global streams of `random` and NumPy decide it (perhaps "
+        "a generator of its own, the clock or another process)"
+    )
+    if again(SEED, 1, 1, False) is None:
+        streams = "`random` and `np.random`"
+        if again(SEED, 1, 2, False) is None:
+            streams = "`random`"
+        elif again(SEED, 2, 1, False) is None:
+            streams = "`np.random`"
+        who = "its constructor" if again(SEED, 1, 1, True) is None else "it"
+        cause = f"{who} draws from the global {streams}"
+    text = f"the same seed and the same actions gave two trajectories, first {difference}: {cause}"
+    return found("unseeded_randomness", text)
+
+
+def carried_over(difference: Difference, seed_decides: bool, playing: Playing) -> Finding:
+    """The finding that reset(seed=…) gave another start the second time on the same env, with its cause.
+
+    `seed_decides`: two seeds gave two trajectories in fresh envs.
+    """
+    with playing() as play:
+        redrawn = differing_part(frame_of(play.reset(SEED)), frame_of(play.reset(SEED)))
+    with playing() as play:
+        start, steps = _start_after(play, SEED, PAST_STEPS)
+    with playing() as play:
+        other, other_steps = _start_after(play, SEED + 1, steps)
+    second = f"reset(seed=…) gave another start the second time on the same env (first {difference})"
+    if not redrawn and steps == other_steps and differing_part(start, other):
+        return found("state_left_over", f"{second}, and which one depends on the actions of the episode before")
+    if renamed := _renamed(playing):
+        return found("renumbered", f"{second}: the same game with other numbers ({renamed})")
+    cause = (
+        "a generator that the constructor makes and reset(seed=…) does not seed, or a count of episodes"
+        if redrawn
+        else "the cause is not known (perhaps a generator that step() draws from, or a count of steps)"
+    )
+    if redrawn and not seed_decides:
+        cause = f"{cause}; two seeds gave the same trajectory in fresh envs, so all copies of the env play the same"
+    return found("unseeded_randomness", f"{second}: {cause}")
+
+
+def _start_after(play: Play, choices: int, steps: int) -> tuple[Frame, int]:
+    """The start from SEED after `steps` random steps at most of another episode, and how many those were."""
+    play.rng = np.random.default_rng(choices)
+    play.action_space.seed(choices)
+    moment = play.reset(SEED + 1)
+    while not moment.ended and play.length < steps:
+        moment = play.step(play.draw(moment.mask))
+    taken = play.length
+    return frame_of(play.reset(SEED)), taken
+
+
+def _renamed(playing: Playing) -> str:
+    """How whole numbers of the observation were others the second time, one for one; empty where they were not."""
+    with playing() as play:
+        first, actions = _numbers(play, None)
+        second, _ = _numbers(play, actions)
+    if len(first) != len(second) or any(one.shape != other.shape for one, other in zip(first, second, strict=True)):
+        return ""
+    pairs = {(one, other) for one, other in zip(np.concatenate(first), np.concatenate(second), strict=True)}
+    changed = sorted((one, other) for one, other in pairs if one != other)
+    one_for_one = len({one for one, _ in pairs}) == len(pairs) == len({other for _, other in pairs})
+    whole = all(float(number).is_integer() for pair in pairs for number in pair)
+    if len(changed) < 3 or not one_for_one or not whole:
+        return ""
+    return ", ".join(f"{one:g} → {other:g}" for one, other in changed[:3])
+
+
+def _numbers(play: Play, actions: Sequence[Any] | None) -> tuple[list[np.ndarray[Any, Any]], list[Any]]:
+    """The observations of an episode from SEED, flat; with the actions, which are drawn if they are not given."""
+    space, moment = play.env.observation_space, play.reset(SEED)
+    seen, taken = [_flat(space, moment.observation)], []
+    while not moment.ended and play.length < PAST_STEPS:
+        taken.append(play.draw(moment.mask) if actions is None else actions[play.length])
+        moment = play.step(taken[-1])
+        seen.append(_flat(space, moment.observation))
+        if actions is not None and play.length >= len(actions):
+            break
+    return seen, taken
+
+
+def _flat(space: spaces.Space[Any], observation: Any) -> np.ndarray[Any, Any]:
+    flat: Any = spaces.flatten(space, observation)
+    return np.ravel(flat)
+
+
+# --- a refused action
+
+
+def refused(play: Play, what: str, deadline: float) -> Finding:
+    """The finding that step() raised at an action that its mask allows: is the mask one step late, or else wrong?
+
+    In replays with another action in that place, a late mask forbids the refused one a step later, every time. Where
+    other actions raise too, it is not about the mask.
+    """
+    passed = cases = late = 0
+    for seed in range(SEED + 1, SEED + 31):
+        if cases >= 6 or time.perf_counter() > deadline:
+            break
+        moments: list[Moment] = []
+        action: Any = None
+        try:
+            moments.append(play.reset(seed))
+            while not moments[-1].ended and len(moments) < HORIZON and time.perf_counter() < deadline:
+                action = play.draw(moments[-1].mask)
+                moments.append(play.step(action))
+        except PlayError:
+            after = _instead(play, seed, moments, action)
+            passed += after is not None
+            if after is not None and after.mask is not None:
+                cases += 1
+                late += not is_legal(play.action_space, after.mask, action)
+    if cases >= 3 and late == cases:
+        late_text = f"in {cases} of {cases} replays the mask one step later forbids what was refused: it comes late"
+        return found("stale_mask", f"{what}; {late_text}")
+    if passed:
+        return found("mask_not_respected", f"{what}, at an action that the mask allows, and at no other")
+    return found("raised", what)
+
+
+def _instead(play: Play, seed: int, moments: Sequence[Moment], refused_action: Any) -> Moment | None:
+    """The moment after another action than the refused one in the same state; None if that raised too."""
+    try:
+        moment = play.reset(seed)
+        for before in moments[1:]:
+            moment = play.step(before.action)
+        for _ in range(20):
+            action = play.draw(moment.mask)
+            if not np.array_equal(action, refused_action):
+                return play.step(action)
+    except PlayError:
+        pass
+    return None
+
+
+# --- copies
+
+
+def interference(playing: Playing, recorded: Sequence[Frame], deadline: float) -> str:
+    """How a second copy that is played in turns with the first changes what the first does; empty: it does not."""
+    try:
+        with playing() as one, playing() as other:
+            turns = _endless(other)
+            difference = first_difference(one, recorded, SEED, deadline, between=lambda: next(turns))
+    except PlayError as fault:
+        return fault.what
+    except Exception as error:
+        return f"a second copy cannot be built ({error})"
+    return "" if difference is None else f"{difference} was another one"
+
+
+def interference_from_outside(beside: Beside, playing: Playing, recorded: Sequence[Frame], deadline: float) -> bool:
+    """Whether a copy that another process plays at the same time changes what this one does."""
+    try:
+        with playing() as one, beside():
+            return first_difference(one, recorded, SEED, deadline, len(recorded)) is not None
+    except Exception:  # one of both cannot be built or played
+        return True
+
+
+def _endless(play: Play) -> Iterator[None]:
+    """Random play, a step at a time, of other episodes than those that are recorded."""
+    seed = SEED + 1
+    while True:
+        moment = play.reset(seed)
+        yield
+        while not moment.ended:
+            moment = play.step(play.draw(moment.mask))
+            yield
+        seed += 1
+
+
+@contextmanager
+def played_beside(spec: Any, folder: str) -> Iterator[None]:
+    """Another process plays a copy of the env (an `EnvSpec`) while the block runs.
+
+    Raises:
+        EnvSpecError: it could not build its copy.
+    """
+    code = "from fasttrain.envs.causes import play_beside; play_beside()"
+    path = os.pathsep.join([folder, *filter(None, sys.path)])
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": path}, cwd=folder,
+    )  # fmt: skip
+    try:
+        with suppress(OSError):  # it ended; what it says tells why
+            process.stdin.write(pickle.dumps((spec, folder)))  # type: ignore[union-attr]
+            process.stdin.close()  # type: ignore[union-attr]
+        if process.stdout.readline().strip() != b"playing":  # type: ignore[union-attr]
+            raise PlayError("raised", "another process could not play a second copy")
+        yield
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()  # type: ignore[union-attr]
+
+
+def play_beside() -> None:
+    """What the other process does: build the env that stdin names and play it, until it is killed or time is up."""
+    from fasttrain.envs.make import make_env
+
+    spec, folder = pickle.load(sys.stdin.buffer)
+    play, until = Play(lambda: make_env(spec, folder)), time.monotonic() + BESIDE_S
+    turns = _endless(play)
+    next(turns)
+    sys.stdout.write("playing\n")
+    sys.stdout.flush()
+    while time.monotonic() < until:
+        next(turns)
+
+
+# --- the declared range of actions
+
+
+def unused_range(play: Play, deadline: float) -> str:
+    """Evidence that the outer part of a Box of actions changes nothing; empty without.
+
+    From one start, an action at the bounds is held, then half of it, and so on: whether the episodes are the same.
+    """
+    space = play.action_space
+    if not isinstance(space, spaces.Box) or not np.isfinite([space.low, space.high]).all():
+        return ""
+    rng, alike = np.random.default_rng(SEED), list[int]()
+    for seed in range(SEED + 1, SEED + 1 + STARTS):
+        corner = np.where(rng.random(space.shape) < 0.5, space.low, space.high)
+        episodes = [_held(play, seed, (corner * 0.5**halving).astype(space.dtype)) for halving in range(HALVINGS + 1)]
+        if time.perf_counter() > deadline:
+            break
+        if episodes[0] != episodes[-1]:  # else the action does not matter there, or only its sign
+            alike.append(next(index for index, episode in enumerate(episodes) if episode != episodes[0]))
+    if len(alike) < ENOUGH_STARTS or min(alike) < 2:
+        return ""
+    share = 0.5 ** (min(alike) - 1)
+    return (
+        f"actions at the bounds of the declared Box ({space.low.min():g} to {space.high.max():g}) and {share:g} times "
+        f"as large ones did the same in {len(alike)} of {len(alike)} episodes: the range beyond changes nothing"
+    )
+
+
+def _held(play: Play, seed: int, action: Any) -> list[tuple[Any, ...]]:
+    frames = [frame_of(play.reset(seed))]
+    moment = play.step(action)
+    frames.append(frame_of(moment))
+    while not moment.ended and play.length < HELD_STEPS:
+        moment = play.step(action)
+        frames.append(frame_of(moment))
+    return [frame[1:4] for frame in frames]
