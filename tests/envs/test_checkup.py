@@ -98,7 +98,7 @@ class Walk(gymnasium.Env[Any, Any]):
             "reward always": 1.0,
             "win always": float(self.count == 20),
             "no reward": 0.0,
-            "reward in an array": np.array([1.0]),
+            "reward in an array": np.array([1.0, 2.0]),
             "reward none": None,
             "reward inf": float("inf"),
         }
@@ -149,7 +149,7 @@ MORE = [
     ("reward always", "reward_ignores_action", "warning", "returned 20, whatever the actions"),
     ("win always", "reward_ignores_action", "warning", "returned 1, whatever the actions"),
     ("no reward", "constant_reward", "warning", "the reward was 0 at each step"),
-    ("reward in an array", "reward_not_scalar", "error", r"of shape \(1,\)"),
+    ("reward in an array", "reward_not_scalar", "error", r"of shape \(2,\)"),
     ("reward none", "reward_not_scalar", "error", "is None"),
     ("reward inf", "reward_not_finite", "error", "is inf"),
     ("nan", "observation_not_finite", "error", "is nan at index 1 .step 4"),
