@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import socket
 import sys
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 
+from fasttrain.daemons.stats import Tally
 from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs import metrics
@@ -21,14 +23,16 @@ from fasttrain.spec.daemons import MetricsConfig
 ENGINES = {
     "decisions": 90, "forced": 10, "refused": 3, "games": 8, "engine_ms": 4.0, "network_ms": 0.5, "decode_ms": 0.25,
     "queue_ms": 2.0, "idle_ms": 0.0, "lost_games": {"timeout": {"games": 2}}, "restarts": {"hung": 1},
-    "decision_ms": {"p50": 4.0, "p95": None}, "game_ms": {},
     "daemons": [{"daemon": 0, "busy_share": 0.5, "cpu_share": 0.25, "memory_mb": 2.0}],
 }  # fmt: skip
 EXPECTED = {
     "fasttrain_env_steps_total": 100.0, "fasttrain_updates_total": 3.0, "fasttrain_episode_reward_mean": 1.5,
     "fasttrain_decisions_total": 90.0, "fasttrain_games_total": 8.0, 'fasttrain_lost_games_total{cause="timeout"}': 2.0,
     'fasttrain_game_seconds_total{part="engine"}': 0.4, "fasttrain_decisions_refused_total": 3.0,
-    'fasttrain_daemon_restarts_total{cause="hung"}': 1.0, 'fasttrain_decision_seconds{quantile="0.5"}': 0.004,
+    'fasttrain_daemon_restarts_total{cause="hung"}': 1.0, "fasttrain_buffer_transitions": 24.0,
+    'fasttrain_game_duration_seconds_bucket{le="2.5"}': 1.0, 'fasttrain_game_duration_seconds_bucket{le="5.0"}': 2.0,
+    'fasttrain_game_duration_seconds_bucket{le="+Inf"}': 3.0, "fasttrain_game_duration_seconds_sum": 705.0,
+    "fasttrain_game_duration_seconds_count": 3.0, "fasttrain_model_sync_lag_updates": 1.0,
     'fasttrain_daemon_busy_share{daemon="0"}': 0.5, 'fasttrain_daemon_cpu_share{daemon="0"}': 0.25,
     'fasttrain_daemon_memory_bytes{daemon="0"}': 2097152.0,
 }  # fmt: skip
@@ -45,14 +49,22 @@ def test_they_are_served_as_they_are_when_asked_and_no_longer(monkeypatch: pytes
     monkeypatch.setattr(metrics, "engines_dict", lambda env, wall_s: found)
     settings, progress = MetricsConfig(port=free_port()), Progress(1000, PhaseClock())
     env: Any = SimpleNamespace()
+    model: Any = SimpleNamespace(n_envs=2, rollout_buffer=SimpleNamespace(pos=12, full=True))
+    model.engine = SimpleNamespace(overlapped=SimpleNamespace(job="under way"))
+    tally = Tally()
+    for seconds in (2, 3, 700):
+        tally.games.add(1e9 * seconds)
+    monkeypatch.setattr(metrics, "engines_of", lambda env: SimpleNamespace(tally=lambda fresh: tally))
     check_metrics(settings)
 
     def scraped() -> dict[str, float]:
-        with urlopen(f"http://127.0.0.1:{settings.port}/metrics", timeout=10) as answer:
+        asked = Request(f"http://127.0.0.1:{settings.port}/metrics", headers={"Accept": "application/openmetrics-text"})
+        with urlopen(asked, timeout=10) as answer:
             text = answer.read().decode()
+        list(import_module("prometheus_client.openmetrics.parser").text_string_to_metric_families(text))  # it is valid
         return {name: float(value) for name, value in re.findall(r"^([^#\n].*) (\S+)$", text, re.M)}
 
-    with served(settings, progress, env):
+    with served(settings, progress, env, model):
         first = scraped()
         assert first["fasttrain_env_steps_total"] == 0
         assert "fasttrain_episode_reward_mean" not in first
@@ -71,7 +83,7 @@ def test_without_a_port_nothing_is_needed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     nothing: Any = None
     check_metrics(MetricsConfig())
-    with served(MetricsConfig(), nothing, nothing):
+    with served(MetricsConfig(), nothing, nothing, nothing):
         pass
     with pytest.raises(ConfigError, match=r"metrics\.port=9100: .* pip install 'fasttrain\[metrics\]'"):
         check_metrics(MetricsConfig(port=9100))

@@ -53,9 +53,11 @@ class Histogram:
 
     def __init__(self) -> None:
         self.counts: Counter[int] = Counter()
+        self.total_ns = 0.0
 
     def add(self, ns: float) -> None:
         """Count one."""
+        self.total_ns += ns
         place = int(PER_DECADE * math.log10(max(1.0, ns / FIRST_NS)))
         self.counts[min(place, PER_DECADE * DECADES)] += 1
 
@@ -67,6 +69,16 @@ class Histogram:
         sums = np.cumsum([self.counts[place] for place in places])
         place = places[int(np.searchsorted(sums, share * sums[-1]))]
         return float(FIRST_NS * 10 ** ((place + 0.5) / PER_DECADE) / 1e6)
+
+    def up_to(self, seconds: float) -> int:
+        """How many took no longer, to within a bin."""
+        last = PER_DECADE * math.log10(seconds * 1e9 / FIRST_NS)
+        return sum(count for place, count in self.counts.items() if place < last)
+
+    def update(self, other: Histogram) -> None:
+        """Count those of `other` too."""
+        self.counts.update(other.counts)
+        self.total_ns += other.total_ns
 
     def as_dict(self) -> dict[str, float | None]:
         """P50, P95 and P99 in milliseconds."""
@@ -100,8 +112,8 @@ def merged(tallies: Iterable[Tally]) -> Tally:
     """Those of several workers as one."""
     whole = Tally()
     for one in tallies:
-        whole.decisions.counts.update(one.decisions.counts)
-        whole.games.counts.update(one.games.counts)
+        whole.decisions.update(one.decisions)
+        whole.games.update(one.games)
         for name in ("lost", "lost_steps", "restarts"):
             getattr(whole, name).update(getattr(one, name))
         whole.steps += one.steps

@@ -9,13 +9,19 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
-from fasttrain.daemons.stats import PARTS
+from fasttrain.daemons.stats import PARTS, Histogram
 from fasttrain.errors import ConfigError
 from fasttrain.runs.progress import Progress
-from fasttrain.runs.times import engines_dict
+from fasttrain.runs.times import engines_dict, engines_of
 from fasttrain.spec.daemons import MetricsConfig
+
+BUCKETS_S = {
+    "decision": (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
+    "game": (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300, 600),
+}
 
 
 def check_metrics(settings: MetricsConfig) -> None:
@@ -39,14 +45,14 @@ def check_metrics(settings: MetricsConfig) -> None:
 
 
 @contextmanager
-def served(settings: MetricsConfig, progress: Progress, env: VecEnv) -> Iterator[None]:
+def served(settings: MetricsConfig, progress: Progress, env: VecEnv, model: BaseAlgorithm) -> Iterator[None]:
     """Inside, the figures can be read, if `settings` say where."""
     if settings.port is None:
         yield
         return
     prometheus: Any = import_module("prometheus_client")
     registry = prometheus.CollectorRegistry()
-    registry.register(Figures(progress, env))
+    registry.register(Figures(progress, env, model))
     server, thread = prometheus.start_http_server(settings.port, settings.host, registry)
     try:
         yield
@@ -59,8 +65,8 @@ def served(settings: MetricsConfig, progress: Progress, env: VecEnv) -> Iterator
 class Figures:
     """What Prometheus calls a collector."""
 
-    def __init__(self, progress: Progress, env: VecEnv) -> None:
-        self._progress, self._env, self._began = progress, env, time.perf_counter()
+    def __init__(self, progress: Progress, env: VecEnv, model: Any) -> None:
+        self._progress, self._env, self._model, self._began = progress, env, model, time.perf_counter()
         self._kinds: Any = import_module("prometheus_client.core")
 
     def collect(self) -> Iterator[Any]:
@@ -71,9 +77,25 @@ class Figures:
         yield self._gauge("steps_per_second", "Environment steps per second.", progress.steps_per_s)
         if (reward := progress.mean_return) is not None:
             yield self._gauge("episode_reward_mean", "Mean reward of the last episodes.", reward)
+        yield self._gauge("buffer_transitions", "Transitions in the replay or rollout buffer.", self._buffered())
+        overlapped = getattr(getattr(self._model, "engine", None), "overlapped", None)
+        lag = int(overlapped is not None and overlapped.job is not None)
+        yield self._gauge("model_sync_lag_updates", "Rollout updates that the acting policy has not got yet.", lag)
         wall_s = time.perf_counter() - self._began
-        for engines in engines_dict(self._env, wall_s).values():
-            yield from self._of(engines)
+        if found := engines_dict(self._env, wall_s).get("engines"):
+            yield from self._of(found)
+        if (games := engines_of(self._env)) is not None:
+            tally = games.tally(False)
+            yield self._histogram("decision", "Time of a decision of an engine.", tally.decisions)
+            yield self._histogram("game", "Time of a game.", tally.games)
+
+    def _buffered(self) -> int:
+        model = self._model
+        buffer = getattr(model, "replay_buffer", None) or getattr(model, "rollout_buffer", None)
+        if buffer is None:
+            return 0
+        full = buffer is getattr(model, "replay_buffer", None) and buffer.full
+        return int((buffer.buffer_size if full else buffer.pos) * model.n_envs)
 
     def _of(self, found: dict[str, Any]) -> Iterator[Any]:
         yield self._counter("decisions", "Decisions of the policy in games with engines.", found["decisions"])
@@ -86,9 +108,6 @@ class Figures:
         parts = {name: made * found[f"{name}_ms"] / 1000 for name in PARTS}
         yield self._counter("game_seconds", "Where the time of all games in flight went.", parts, "part")
         yield self._counter("daemon_restarts", "Engines started again.", found["restarts"], "cause")
-        for name in ("decision", "game"):
-            times = {str(int(key[1:]) / 100): ms / 1000 for key, ms in found[f"{name}_ms"].items() if ms is not None}
-            yield self._gauge(f"{name}_seconds", f"Time of a {name}.", times, "quantile")
         for share in ("busy_share", "cpu_share"):
             each = {str(one["daemon"]): one[share] for one in found["daemons"]}
             yield self._gauge(f"daemon_{share}", "Of the time, 0 to 1 per core.", each, "daemon")
@@ -97,6 +116,13 @@ class Figures:
 
     def _counter(self, name: str, text: str, value: Any, label: str = "") -> Any:
         return _filled(self._kinds.CounterMetricFamily, name, text, value, label)
+
+    def _histogram(self, name: str, text: str, taken: Histogram) -> Any:
+        """Durations by buckets: with them, and not with percentiles, Prometheus can add up several runs."""
+        count = sum(taken.counts.values())
+        buckets = [(str(float(edge)), taken.up_to(edge)) for edge in BUCKETS_S[name]]
+        kind = self._kinds.HistogramMetricFamily
+        return kind(f"fasttrain_{name}_duration_seconds", text, [*buckets, ("+Inf", count)], taken.total_ns / 1e9)
 
     def _gauge(self, name: str, text: str, value: Any, label: str = "") -> Any:
         return _filled(self._kinds.GaugeMetricFamily, name, text, value, label)

@@ -60,14 +60,20 @@ def env_times(env: VecEnv, config: Config, opponents_ns: int, counted: bool) -> 
     )
 
 
+def engines_of(env: VecEnv) -> DaemonVecEnv | None:
+    """The vectorized env whose games external engines play, if `env` is one."""
+    games = env.inner if isinstance(env, SelfPlayVecEnv) else env.unwrapped
+    return games if isinstance(games, DaemonVecEnv) else None
+
+
 def engines_dict(env: VecEnv, wall_s: float, fresh: bool = False) -> dict[str, Any]:
     """{"engines": what came of the games since the env was built}; empty where there are none.
 
     Args:
         fresh: ask the workers, from the trainer's own thread; else what was last heard of them.
     """
-    games = env.inner if isinstance(env, SelfPlayVecEnv) else env.unwrapped
-    if not isinstance(games, DaemonVecEnv):
+    games = engines_of(env)
+    if games is None:
         return {}
     found = summary(games.tally(fresh), games.times(), wall_s)
     return {"engines": {**found, "warning": _lost_warning(found)}}

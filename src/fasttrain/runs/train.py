@@ -243,7 +243,7 @@ class Run:
         """Train until the horizon or a signal; where the time of that went."""
         callbacks = self.watching()
         self.startup_s = process_age_s()
-        looked_at = served(self.config.metrics, self.progress, self.env)
+        looked_at = served(self.config.metrics, self.progress, self.env, self.model)
         with profiling(self.config.profiler, self.folder, self.say) as watching, looked_at, self.live:
             callbacks += [*watching, *([self.users] if self.users.callbacks else []), self.callback]
             more: Any = {"callback": callbacks, "log_interval": None, "reset_num_timesteps": not self.resumed_at}
