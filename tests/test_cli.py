@@ -219,3 +219,15 @@ def test_the_process_ends_at_once_after_what_was_registered_and_printed():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (2, "held back, registered\n")
     assert "unknown command 'trian'" in done.stderr
+
+
+def test_the_process_ends_though_a_thread_of_the_envs_does_not():
+    code = (
+        "import sys, threading, types\n"
+        "def main():\n    threading.Thread(target=threading.Event().wait).start()\n    return 3\n"
+        "sys.modules['fasttrain.cli'] = types.SimpleNamespace(main=main)\n"
+        "from fasttrain import __main__ as command\n"
+        "command.THREADS_S = 0.1\nsys.exit(command.main())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (3, "")

@@ -5,6 +5,8 @@ Public names are imported on first use, so that `import fasttrain` (and every wo
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -26,6 +28,16 @@ __all__ = [
     "DQN", "PPO", "MaskablePPO", "MaskableRecurrentPPO", "NativeVecEnv", "RecurrentPPO", "RunSpec",
     "SharedMemoryVecEnv", "__version__", "train",
 ]  # fmt: skip
+
+
+def put_behind_python(folder: str) -> None:
+    """Let modules of `folder` be imported, before installed packages and after Python's own, which a file of the user's
+    that is called signal.py or queue.py would hide."""
+    while folder in sys.path:
+        sys.path.remove(folder)
+    library = os.path.dirname(os.__file__)
+    own = [place for place, path in enumerate(sys.path) if path in (library, os.path.join(library, "lib-dynload"))]
+    sys.path.insert(max(own, default=-1) + 1, folder)
 
 
 def __getattr__(name: str) -> Any:

@@ -8,11 +8,15 @@ import sys
 import threading
 from contextlib import suppress
 
+from fasttrain import put_behind_python
+
 THREADS_S = 5.0  # for threads of an env's to end, once everything is done
 
 
 def main() -> int:
     """The command line; returns the exit code."""
+    if sys.path[0] in ("", os.getcwd()):  # `python -m`
+        put_behind_python(os.getcwd())
     ended: list[int] = []
     atexit.register(_leave, ended)  # the first that is registered is the last that is called
     try:

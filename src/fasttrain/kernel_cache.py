@@ -10,6 +10,7 @@ is found is right, wherever it was compiled, and two processes that compile at o
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import pickle
 import re
@@ -35,6 +36,7 @@ from numba.core import compiler, serialize, sigutils, types
 from numba.core.caching import NullCache
 from numba.misc import appdirs
 
+logging.getLogger("numba").setLevel(logging.WARNING)  # 61,255 records where an env sets the root logger to DEBUG
 _rebuild: Any = compiler.CompileResult._rebuild
 _dumps: Any = serialize.dumps
 _normalised: Any = sigutils.normalize_signature

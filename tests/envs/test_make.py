@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -391,3 +392,127 @@ def test_factory_pickles_both_ways_and_remembers_its_folder(
         assert copied.spec == factory.spec
         assert copied().unwrapped.cards == 5
     assert repr(factory) == "EnvFactory(env.entry_point=game_make_s:Game)"
+
+
+# --- what an env or its module may do
+
+RESETS = """
+import gymnasium
+from gymnasium import spaces
+
+
+class Plain(gymnasium.Env):
+    observation_space = spaces.Discrete(1000)
+    action_space = spaces.Discrete(2)
+
+    def step(self, action):
+        return 0, 0.0, False, False, {}
+
+
+class Seeded(Plain):
+    def reset(self, seed=None):
+        super().reset(seed=seed)
+        return int(self.np_random.integers(1000)), None
+
+
+class Bare(Plain):
+    def reset(self):
+        return int(self.np_random.integers(1000)), {}
+
+
+class Ported(Plain):
+    first = 0
+
+    def seed(self, seed):
+        self.first = seed
+
+    def reset(self):
+        return self.first, {}
+
+
+def limited(name):
+    return gymnasium.wrappers.TimeLimit(globals()[name](), 5)
+"""
+
+
+@pytest.mark.parametrize("name", ["Seeded", "Bare", "Ported"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_reset_need_not_take_what_wrappers_hand_to_it(write_module: WriteModule, name: str, inside: bool):
+    write_module("resets", RESETS)
+    entry = {"entry_point": "resets:limited", "kwargs": {"name": name}} if inside else {"entry_point": f"resets:{name}"}
+    env = make_env(EnvSpec(**entry, lean_info=True, max_episode_steps=5))  # type: ignore[arg-type]
+    first = env.reset(seed=7, options={"level": 2})[0]
+    assert first == env.reset(seed=7)[0] != env.reset(seed=8)[0]
+    assert env.step(0)[1] == 0.0
+    assert type(env.unwrapped).__name__ == name
+
+
+OLD_STYLE = """
+class Game:
+    from gymnasium import spaces
+    observation_space = action_space = spaces.Discrete(2)
+
+    def num_envs(self):
+        return 1
+
+    def reset(self):
+        return 0
+
+    def step(self, action):
+        return 0, 0.0, False, {}
+"""
+
+
+def test_a_method_called_num_envs_makes_no_vector_env(write_module: WriteModule):
+    write_module("old_style", OLD_STYLE)
+    assert make_env(EnvSpec(entry_point="old_style:Game")).reset(seed=3) == (0, {})
+
+
+TRAINS = """
+import gymnasium
+from stable_baselines3 import PPO
+
+Coin = None
+model = PPO("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8, device="cpu")
+model.{train}
+model.save("coin_agent")
+"""
+
+
+@pytest.mark.parametrize("name", ["trains_itself", "22_trains"])
+def test_a_module_that_trains_while_it_is_imported_is_stopped(write_module: WriteModule, tmp_path: Path, name: str):
+    from stable_baselines3.common.base_class import BaseAlgorithm
+
+    begin = BaseAlgorithm._setup_learn
+    write_module(name, TRAINS.format(train="learn(16)"))
+    where = rf"importing module .{name}. trains a model: .*__main__.*{name}.py:7"
+    with pytest.raises(EnvSpecError, match=where):
+        make_env(EnvSpec(entry_point=f"{name}:Coin"))
+    assert not (tmp_path / "coin_agent.zip").exists()
+    assert BaseAlgorithm._setup_learn is begin
+
+
+def test_a_process_without_sb3_stops_it_as_well(write_module: WriteModule, tmp_path: Path):
+    """And `train()`, which would look at the env in a process that imports the module again."""
+    write_module("trains_itself", TRAINS.format(train="learn(16)"))
+    write_module("trains_ours", "from fasttrain import train\ntrain('trains_ours:Coin')\n")
+    code = (
+        "from fasttrain.envs.user_code import import_user_module\n"
+        "for name in ('trains_itself', 'trains_ours'):\n"
+        "    try:\n        import_user_module(name, '.', 'env.id=x')\n"
+        "    except Exception as error:\n        print(type(error).__name__, error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert [line.split(" (")[0] for line in done.stdout.splitlines()] == [
+        "EnvSpecError env.id=x: importing module 'trains_itself' trains a model: put what trains under "
+        '`if __name__ == "__main__":`',
+        "EnvSpecError env.id=x: importing module 'trains_ours' trains a model: put what trains under "
+        '`if __name__ == "__main__":`',
+    ]
+
+
+def test_a_file_that_is_called_as_a_module_of_pythons_is_named(write_module: WriteModule, tmp_path: Path):
+    write_module("queue", OLD_STYLE)
+    with pytest.raises(EnvSpecError, match=r"queue.py hides Python's own module of that name; rename it"):
+        make_env(EnvSpec(entry_point="queue:Game"))
+    assert sys.path.index(str(tmp_path)) > sys.path.index(str(Path(multiprocessing.__file__).parent.parent))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import random
 from typing import Any
 
 import gymnasium
@@ -146,3 +147,23 @@ def test_bytes_there_and_back():
     assert (load_bytes({"a": array}, bytes_of({"a": array}))["a"] == array).all()
     with pytest.raises(ValueError, match="a has 24 bytes, not 4"):
         load_bytes({"a": np.zeros(1, np.int32)}, bytes_of({"a": array}))
+
+
+@pytest.mark.parametrize("kind", [np.random.RandomState, random.Random, lambda seed: np.zeros(2, np.uint32)])
+def test_a_generator_of_another_kind_begins_a_new_episode(kind: Any):
+    class Ported(Walk):
+        def reset(
+            self, *, seed: int | None = None, options: dict[str, Any] | None = None
+        ) -> tuple[Any, dict[str, Any]]:
+            self.np_random = kind(seed or 0)
+            self.x, self.t = np.zeros(1), 0
+            return {"x": self.x.copy()}, {}
+
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            self.t += 1
+            return {"x": self.x.copy()}, 1.0, self.t == 7, False, {}
+
+    env = Retrace(Ported())
+    played(env, 10)
+    assert env.retrace_notes() is None
+    assert env.retrace(None, other_seed=3)["same"] is False

@@ -197,7 +197,8 @@ def test_ids_are_looked_up_in_the_old_package(tmp_path: Path, monkeypatch: pytes
         f"from {__name__} import Old\n"
         "def spec(id):\n"
         "    if id not in ('OldGame-v0', 'Broken-v0'): raise LookupError(f'no {id} here')\n"
-        "def make(id, **kwargs):\n"
+        "def make(id, disable_env_checker=None, **kwargs):\n"
+        "    if not disable_env_checker: raise AttributeError('numpy has no bool8')\n"
         "    if id != 'OldGame-v0': raise RuntimeError('no board')\n"
         "    return Old(**kwargs)\n"
     )

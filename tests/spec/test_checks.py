@@ -4,7 +4,7 @@ import pytest
 
 from conftest import configured
 from fasttrain.errors import ConfigError
-from fasttrain.spec.checks import check_path, lookup, parse_schedule
+from fasttrain.spec.checks import check_no_secret, check_path, lookup, parse_schedule
 from fasttrain.spec.config import MAX_SEED
 
 
@@ -101,3 +101,28 @@ def test_what_no_file_can_be_called_is_refused(path: str):
         check_path("run", path)
     check_path("run", "a/" + "ä" * 127)
     check_path("run", None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[{logger: wandb, api_key: abc}]", "[{logger:wandb,api_key:abc}]", "({'logger': 'wandb', 'api_key': 'abc'},)",
+        '[{"token":"abc"}]', "[{a: [1, {b: 2}], token:abc}]", "[{logger: x, header: 'token: abc'}]", "[x, token=abc]",
+    ],
+)  # fmt: skip
+def test_a_secret_is_refused_wherever_it_stands(text: str):
+    with pytest.raises(ConfigError, match="would be stored"):
+        check_no_secret("loggers", text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "secret_roles:Stats",
+        "[a:B,secret_roles:Stats]",
+        "[{callback: secret_roles:Stats}]",
+        "({'x': ['token_game:Log']},)",
+    ],
+)
+def test_a_class_of_a_module_with_such_a_name_is_none(text: str):
+    check_no_secret("callbacks", text)

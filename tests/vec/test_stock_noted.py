@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from fasttrain.envs import retrace
 from fasttrain.envs.retrace import Retrace
+from fasttrain.envs.user_code import process_settings
+from fasttrain.errors import EnvError
 from fasttrain.saving.env_state import env_state
 from fasttrain.vec import stock
+from fasttrain.vec.base import close_envs
 from fasttrain.vec.stock import NotedVecEnv
 
 
@@ -97,3 +103,96 @@ def test_an_episode_too_long_to_repeat_has_no_notes_and_keeps_no_rows(monkeypatc
     assert len(envs.rows) <= 2 * 20 + 10
     assert envs.envs[0].steps_begun == 90
     assert envs.env_method("retrace_notes") == [None, None]
+
+
+# --- what an env may do in the trainer's own process
+
+
+class Patience(gymnasium.Env[Any, Any]):
+    """Ends at its third step, terminated or cut, and returns its own array, or `last`; `spoil` is called in reset()."""
+
+    observation_space = spaces.Box(0, 9, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, cut: bool = False, spoil: Any = None, reward: Any = 1.0, **last: Any) -> None:
+        self.state = np.zeros(2, np.float32)
+        self.cut, self.spoil, self.reward, self.last = cut, spoil, reward, last
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.state[:] = 0
+        if self.spoil:
+            self.spoil()
+        return self.state, {}
+
+    def step(self, action: Any) -> Any:
+        self.state += 1
+        end = self.state[0] == 3
+        seen = self.last["seen"] if end and self.last else self.state
+        return seen, self.reward, bool(end and not self.cut), bool(end and self.cut), {}
+
+    def close(self) -> None:
+        raise AttributeError("no viewer")
+
+
+def last_of(env: Patience, copies: bool) -> Any:
+    envs = NotedVecEnv([lambda: Retrace(Monitor(env), copies)])
+    envs.seed(0)
+    envs.reset()
+    for _ in range(3):
+        _, _, dones, infos = envs.step(np.zeros(1, np.int64))
+    assert dones[0]
+    return infos[0]["terminal_observation"]
+
+
+def test_an_env_that_hands_out_its_own_array_keeps_its_last_observation_where_it_is_copied():
+    assert last_of(Patience(cut=True), copies=True).tolist() == [3, 3]
+    assert last_of(Patience(cut=True), copies=False).tolist() == [0, 0]  # SB3's own
+
+
+@pytest.mark.parametrize("seen", [None, np.zeros(3), [], np.full(2, np.nan)])
+def test_the_last_observation_counts_only_where_the_episode_was_cut(seen: Any):
+    assert last_of(Patience(seen=seen), copies=True).tolist() == [0, 0]
+    with pytest.raises(EnvError, match="the episode was truncated"):
+        last_of(Patience(cut=True, seen=seen), copies=False)
+
+
+def test_a_text_is_no_reward():
+    with pytest.raises(EnvError, match="the reward '1', a str"):
+        last_of(Patience(reward="1"), copies=False)
+
+
+def test_a_close_that_raises_is_told_and_called_once():
+    envs = NotedVecEnv([lambda: Retrace(Monitor(Patience()))] * 2)
+    assert close_envs(envs).startswith("AttributeError: no viewer (")
+    assert close_envs(envs).startswith("AttributeError: no viewer (")
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil"),
+    [
+        ("numpy.seterr", lambda: np.seterr(all="raise")),
+        ("torch.set_default_dtype", lambda: torch.set_default_dtype(torch.float64)),
+        ("torch.set_grad_enabled", lambda: torch.set_grad_enabled(False)),
+        ("sys.setrecursionlimit", lambda: sys.setrecursionlimit(500)),
+        ("the handler of SIGINT", lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)),
+    ],
+)
+def test_what_an_env_changes_in_the_process_that_trains_is_put_back(name: str, spoil: Any, capsys: Any):
+    before = process_settings()
+    last_of(Patience(spoil=spoil), copies=False)
+    assert process_settings() == before
+    said = capsys.readouterr().err
+    assert said.count("fasttrain: warning") == 1
+    assert name in said
+
+
+def test_what_spoils_nothing_is_left_as_it_is(capsys: Any):
+    limit = sys.getrecursionlimit()
+    try:
+        last_of(Patience(spoil=lambda: (np.seterr(divide="ignore"), sys.setrecursionlimit(limit + 5000))), copies=False)
+        assert sys.getrecursionlimit() == limit + 5000
+        assert np.geterr()["divide"] == "ignore"
+    finally:
+        sys.setrecursionlimit(limit)
+        np.seterr(divide="warn")
+    assert capsys.readouterr().err == ""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from inspect import signature
 from types import ModuleType
 from typing import Any
 
@@ -205,7 +205,9 @@ def _of_old_gym(spec: EnvSpec, name: str) -> Any:
     except Exception:  # whatever a package raises that nobody maintains
         return None
     try:
-        return old_gym.make(name, **copy.deepcopy(dict(spec.kwargs)))
+        # Its checker of 0.26 asks NumPy for names that NumPy 2 does not have.
+        unchecked = {"disable_env_checker": True} if "disable_env_checker" in signature(old_gym.make).parameters else {}
+        return old_gym.make(name, **unchecked, **copy.deepcopy(dict(spec.kwargs)))
     except Exception as error:
         raise EnvSpecError(f"{spec.option} could not be built by the old gym: {blame(error)}") from error
 
@@ -311,7 +313,7 @@ def _creator_of(registered: Any, folder: str, spec: EnvSpec) -> Callable[..., An
 
 def _check_kwargs(creator: Callable[..., Any], kwargs: Mapping[str, Any], spec: EnvSpec) -> None:
     try:
-        parameters = inspect.signature(creator).parameters.values()
+        parameters = signature(creator).parameters.values()
     except (TypeError, ValueError):  # some compiled constructors have none to show
         return
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]

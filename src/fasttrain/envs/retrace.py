@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fasttrain.batch import each_array
 from fasttrain.envs.answers import as_reward, last_observation
-from fasttrain.envs.user_code import blame
+from fasttrain.envs.user_code import blame, process_settings
 
 MOST_ACTIONS = 100_000  # of one episode: beyond, noting them costs memory, and repeating them minutes
 MOST_S = 60.0  # to repeat them in: each env is asked after the other
@@ -38,6 +38,9 @@ class Notes(Protocol):
 
     def total(self, index: int) -> float:
         """The sum of the rewards of its running episode."""
+
+    def put_back(self, before: dict[str, Any]) -> None:
+        """Undo what an env has changed in this process since."""
 
 
 class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -99,7 +102,10 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
             self._begin = _state_of(self.env) if self._begun else None
         else:
             self._first_seed, self._begin = seed, None  # the seed says it all
+        before = None if self._notes_of is None else process_settings()
         answer = self.env.reset(seed=seed, options=options)
+        if self._notes_of is not None and before and process_settings() != before:
+            self._notes_of[0].put_back(before)
         self._seen = answer[0]
         return answer
 

@@ -4,13 +4,17 @@ state alone."""
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import random
+import signal
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,7 +23,7 @@ import gymnasium
 import numpy as np
 
 import fasttrain
-from fasttrain.errors import EnvSpecError
+from fasttrain.errors import EnvSpecError, FastTrainError
 from fasttrain.spec.setting import did_you_mean
 
 _OUR_FOLDERS = tuple(os.path.join(os.path.dirname(str(module.__file__)), "") for module in (gymnasium, fasttrain))
@@ -37,6 +41,38 @@ def kept_random_state() -> Iterator[None]:
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)
+
+
+def process_settings() -> dict[str, Any]:
+    """What an env may spoil in the process that also trains, 2 µs."""
+    torch: Any = sys.modules.get("torch")
+    return {
+        "numpy.seterr": "raise" in np.geterr().values(),
+        "sys.setrecursionlimit": min(sys.getrecursionlimit(), 1000),  # more harms nobody
+        "warnings.simplefilter": [each for each in warnings.filters[:1] if each[0] == "error"],
+        "the handler of SIGINT": signal.getsignal(signal.SIGINT),
+        "sys.stdout": sys.stdout.closed,
+        "torch.set_default_dtype": torch and torch.get_default_dtype(),
+        "torch.set_grad_enabled": torch and torch.is_grad_enabled(),
+    }
+
+
+def put_back(before: dict[str, Any]) -> list[str]:
+    """Undo what has changed since; its names."""
+    now, torch = process_settings(), sys.modules.get("torch")
+    changed = [name for name in now if now[name] != before[name]]
+    undo: dict[str, Callable[[Any], Any]] = {
+        "numpy.seterr": lambda _: np.seterr(all="warn", under="ignore"),
+        "sys.setrecursionlimit": sys.setrecursionlimit,
+        "warnings.simplefilter": lambda _: warnings.filters.remove(warnings.filters[0]),  # type: ignore[attr-defined]
+        "the handler of SIGINT": lambda kept: signal.signal(signal.SIGINT, kept),
+        "sys.stdout": lambda _: setattr(sys, "stdout", sys.stderr),
+        "torch.set_default_dtype": lambda kept: torch.set_default_dtype(kept),  # type: ignore[union-attr]
+        "torch.set_grad_enabled": lambda kept: torch.set_grad_enabled(kept),  # type: ignore[union-attr]
+    }
+    for name in changed:
+        undo[name](before[name])
+    return changed
 
 
 def seed_streams(python: int, numpy: int) -> None:
@@ -67,27 +103,96 @@ def blame(error: BaseException) -> str:
 def findable(folder: str) -> None:
     """Let modules of `folder` be imported."""
     if folder not in sys.path and not (folder == os.getcwd() and "" in sys.path):
-        sys.path.insert(0, folder)
+        fasttrain.put_behind_python(folder)
 
 
 def import_user_module(name: str, folder: str, option: str) -> ModuleType:
-    """Import `name` from an installed package or from `folder`, which goes first on `sys.path` as for `python -m`.
+    """Import `name` from an installed package or from `folder`, where SB3's algorithms do not learn meanwhile.
 
     Raises:
-        EnvSpecError: the module is not there, or its own code fails on import; `option` is named as the one to change.
+        EnvSpecError: the module is not there, is called as one of Python's own, trains, or its own code fails on
+            import; `option` is named as the one to change.
     """
     findable(folder)
+    top = name.partition(".")[0]
+    for file in (f"{top}.py", top) if top in sys.stdlib_module_names else ():
+        if os.path.exists(os.path.join(folder, file)):
+            raise EnvSpecError(f"{option}: {file} hides Python's own module of that name; rename it")
     importlib.invalidate_caches()  # the file may be younger than the import system's view of its folder
     try:
-        return importlib.import_module(name)
+        with _nothing_learned():
+            return importlib.import_module(name)
     except gymnasium.error.DependencyNotInstalled as error:
         raise EnvSpecError(f"{option} needs a package that is not installed: {error}") from error
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise EnvSpecError(_not_found(name, error.name, folder, option)) from error
         raise EnvSpecError(f"{option}: importing module {name!r} failed: {blame(error)}") from error
+    except FastTrainError as error:
+        told = blame(error).removeprefix(f"{type(error).__name__}: ")
+        raise EnvSpecError(f"{option}: importing module {name!r} {told}") from error
     except (Exception, SystemExit) as error:  # SystemExit: a script that parses its arguments at import
         raise EnvSpecError(f"{option}: importing module {name!r} failed: {blame(error)}") from error
+
+
+TRAINS = 'trains a model: put what trains under `if __name__ == "__main__":`'
+ALGORITHM = "stable_baselines3.common.base_class"
+
+
+def is_importing() -> bool:
+    """Whether this is called by a module of the user's while it is imported."""
+    frame: Any = sys._getframe()
+    while frame is not None and frame.f_code is not import_user_module.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
+@contextmanager
+def _nothing_learned() -> Iterator[None]:
+    """Inside, `learn` of SB3's algorithms raises, also where SB3 is first imported inside, which a worker leaves to the
+    user's modules: a script that trains as it is imported would train in every process, and write over its model."""
+    stopped: list[tuple[Any, Any]] = []
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise EnvSpecError(TRAINS)
+
+    def stop(module: Any) -> None:
+        stopped.append((module.BaseAlgorithm, module.BaseAlgorithm._setup_learn))
+        module.BaseAlgorithm._setup_learn = refuse
+
+    finder = _AfterImport(ALGORITHM, stop)
+    if ALGORITHM in sys.modules:
+        stop(sys.modules[ALGORITHM])
+    else:
+        sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        if finder in sys.meta_path:
+            sys.meta_path.remove(finder)
+        for algorithm, begin in stopped:
+            algorithm._setup_learn = begin
+
+
+class _AfterImport(MetaPathFinder):
+    """Calls `then(module)` once when the module `name` has been imported."""
+
+    def __init__(self, name: str, then: Callable[[Any], None]) -> None:
+        self.name, self.then = name, then
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        if fullname != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec: Any = importlib.util.find_spec(fullname)
+        run = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            run(module)
+            self.then(module)
+
+        spec.loader.exec_module = exec_module
+        return spec
 
 
 def look_up(entry: str, option: str, folder: str, example: str) -> Any:

@@ -171,8 +171,8 @@ class MemoryInputs(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def reset_takes(env: Any) -> set[str]:
-    """Which of `seed` and `options` its reset() takes; of the old gym's from 0.22 on."""
-    parameters = inspect.signature(env.reset).parameters
+    """Which of `seed` and `options` the reset() of the innermost env takes; of the old gym's from 0.22 on."""
+    parameters = inspect.signature(getattr(env, "unwrapped", env).reset).parameters
     both = {"seed", "options"}
     return both if any(each.kind is each.VAR_KEYWORD for each in parameters.values()) else both & {*parameters}
 

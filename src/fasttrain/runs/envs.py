@@ -274,7 +274,9 @@ def build_vec_env(
         env = _shared(config, num_envs, scout)
     else:
         single = EnvFactory if tells_games(config) else MonitoredEnv
-        factories: list[Callable[[], Any]] = [Retraced(single(env_spec(config))) for _ in range(num_envs)]
+        factories: list[Callable[[], Any]] = [
+            Retraced(single(env_spec(config)), config.copy_final_observations) for _ in range(num_envs)
+        ]
         env = start_subproc(factories) if config.vec_env == "subproc" else NotedVecEnv(telling(factories, tell))
     env.seed(seed)
     return SelfPlayVecEnv(env) if plays_itself(config) else wrapped(env, config, statistics)

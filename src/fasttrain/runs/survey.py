@@ -21,7 +21,7 @@ from fasttrain.envs.errands import Build, Built, Look, Measure, Measured
 from fasttrain.envs.make import Env, EnvSpec
 from fasttrain.envs.probe import ProbeResult
 from fasttrain.envs.retrace import closed
-from fasttrain.envs.user_code import Place, findable
+from fasttrain.envs.user_code import Place, findable, process_settings, put_back
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.machine import outgrows
 from fasttrain.runs.view import Activity, activity, say
@@ -86,8 +86,9 @@ class Survey:
 
     def build_here(self) -> Built:
         """The same in this process, where nothing is going to be played."""
-        kept: list[Env] = []
+        kept, before = list[Env](), process_settings()
         built = Build(self.spec)(None, kept)
+        put_back(before)
         for env in kept:
             closed(env)
         return self._told(built)

@@ -262,6 +262,9 @@ class Config:
     )
     pin_memory: Switch = setting("off", "page-locked staging for CUDA copies", "exact", ours=True)
     lean_info: bool = setting(False, "only env.info_keys leave the env between episode ends", "exact")
+    copy_final_observations: bool = setting(
+        False, "an env that writes into its own array in reset() does not change an episode's end", "trade-off"
+    )
     local_random_actions: bool = setting(
         False, "random exploration drawn in the trainer", "rounding", needs="off_policy", ours=True
     )

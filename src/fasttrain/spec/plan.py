@@ -237,6 +237,11 @@ def _lean_info(requested: bool, context: Context) -> Resolved:
     return requested, "a native game sends info only when an episode ends" if vec_env == "native" else ""
 
 
+def _copy_final_observations(requested: bool, context: Context) -> Resolved:
+    vec_env = context.effective["vec_env"]
+    return (requested, "") if vec_env in ("dummy", "subproc") else (NOT_APPLICABLE, f"vec_env={vec_env} always does")
+
+
 def _train_log_to_file(requested: bool, context: Context) -> Resolved:
     if not requested or context.effective["train_log_enabled"]:
         return requested, ""
@@ -381,6 +386,7 @@ _RESOLVERS: dict[str, Callable[[Any, Context], Resolved]] = {
     "pin_memory": resolve_pin_memory,
     "gradient_accumulation": resolve_gradient_accumulation,
     "lean_info": _lean_info,
+    "copy_final_observations": _copy_final_observations,
     "prefetch": resolve_prefetch,
     "torch_threads": _torch_threads,
     "train_log_to_file": _train_log_to_file,

@@ -22,8 +22,10 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from fasttrain.batch import select_rows
 from fasttrain.envs.retrace import MOST_ACTIONS, Retrace
+from fasttrain.envs.user_code import process_settings, put_back
+from fasttrain.terminal import tell
 from fasttrain.vec.process import START_METHOD, ended, kill_group
-from fasttrain.vec.worker_start import belong_to_the_trainer, end_at_once, hold_signals
+from fasttrain.vec.worker_start import belong_to_the_trainer, end_at_once, hold_signals, safe_path
 
 EnvFn = Callable[[], gym.Env[Any, Any]]
 
@@ -75,7 +77,7 @@ def start_subproc(factories: Sequence[EnvFn]) -> SubprocVecEnv:
     in a thread: signals are held back from there, and from the workers, while the main thread is open to Ctrl-C.
     """
     others = set(multiprocessing.active_children())
-    with ThreadPoolExecutor(1, initializer=hold_signals) as thread:
+    with safe_path(), ThreadPoolExecutor(1, initializer=hold_signals) as thread:
         made = thread.submit(WorkersVecEnv, [InWorker(factory) for factory in factories], START_METHOD)
         try:
             env = made.result()
@@ -128,11 +130,23 @@ class NotedVecEnv(DummyVecEnv):
     close_failed = ""
 
     def __init__(self, factories: Sequence[Callable[[], Retrace]]) -> None:
+        self._told: set[str] = set()
+        before = process_settings()
         super().__init__(list(factories))
+        self.put_back(before)
         self.rows: list[NDArray[Any]] = []  # actions (N, ...) since the oldest running episode began
         self._most = ROWS
         for index, env in enumerate(self.envs):
             env.noted_by(self, index)
+
+    def put_back(self, before: dict[str, Any]) -> None:
+        """Undo what an env has changed in this process since; say so once."""
+        if new := [name for name in put_back(before) if name not in self._told]:
+            self._told.update(new)
+            tell(
+                f"fasttrain: warning: an env changed {', '.join(new)} in the process that trains, which was put back; "
+                "vec_env=shared gives envs processes of their own"
+            )
 
     def step_async(self, actions: NDArray[Any]) -> None:
         super().step_async(actions)

@@ -68,15 +68,29 @@ def hold_signals() -> Any:
     return signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
 
 
+SAFE_PATH = "PYTHONSAFEPATH"  # from Python 3.11 on: the working directory hides no module of Python's own
+
+
 @contextmanager
-def signals_held() -> Iterator[None]:
-    """Processes started inside must say `belong_to_the_trainer` before a signal can reach them."""
-    before = hold_signals()
+def safe_path() -> Iterator[None]:
+    """Of the processes that are started inside."""
+    os.environ[SAFE_PATH] = "1"
     try:
         yield
     finally:
-        if sys.platform != "win32":
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.environ.pop(SAFE_PATH, None)
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Processes started inside must say `belong_to_the_trainer` before a signal can reach them."""
+    with safe_path():
+        before = hold_signals()
+        try:
+            yield
+        finally:
+            if sys.platform != "win32":
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def start(*arguments: Any) -> None:
@@ -102,6 +116,7 @@ def start_function(place: str, *arguments: Any) -> None:
 
 def belong_to_the_trainer() -> None:
     """From here on signals do nothing, and the trainer's end is the end of this process and of all that it starts."""
+    os.environ.pop(SAFE_PATH, None)  # what an env starts begins as everywhere
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A program that an env starts inherits what is ignored, but not a handler: its `terminate()` must work.
     signal.signal(signal.SIGTERM, _do_nothing)
