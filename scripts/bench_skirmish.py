@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import bench_ppo
@@ -45,10 +47,11 @@ def plain(**kwargs: Any) -> dict[str, Any]:
     import gymnasium
     import numpy as np
 
-    import fasttrain.envs  # noqa: F401 - registers the game
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+    import reference.skirmish_python  # noqa: F401 - registers the game
     from fasttrain.vec.self_play import RandomOpponent
 
-    env = gymnasium.make("fasttrain/SkirmishPython-v0", **kwargs)
+    env = gymnasium.make("SkirmishPython-v0", **kwargs)
     env.reset(seed=0)
     player, one, spent = RandomOpponent(env.action_space), np.arange(1), 0.0
     for step in range(20 + PLAIN_STEPS):

@@ -6,8 +6,10 @@ workers, minutes of start-up that say nothing about stepping. All rates are env 
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -102,7 +104,8 @@ def _result(rate: float, **more: float) -> dict[str, Any]:
 
 def wargame() -> gym.Env[Any, Any]:
     """Skirmish by its plain Python rules: a slow env as users have them, most of it the opponent's turn."""
-    from fasttrain.games.skirmish_python.env import SkirmishPythonEnv
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+    from reference.skirmish_python.env import SkirmishPythonEnv
 
     return SkirmishPythonEnv(action_mode="units", opponent="greedy")
 

@@ -25,7 +25,7 @@ CASES = {
     "maskable-self-play": (*PPO, *SELF),
     "maskable-overlap": (*PPO, "overlap=true"),
     "maskable-dummy-self-play": (*PPO, *SELF, "vec_env=dummy", "num_envs=4"),
-    "maskable-shared": (*PPO, "env=skirmish_python", *SHARED, "num_envs=4"),
+    "maskable-shared": (*PPO, "env.entry_point=reference.skirmish_python.env:SkirmishPythonEnv", *SHARED, "num_envs=4"),
     "ppo-dummy": (*PPO, *CART, "algo=ppo", "vec_env=dummy"),
     "ppo-shared": (*PPO, *CART, "algo=ppo", *SHARED),
     "ppo-dummy-wrapped": (*PPO, *CART, "algo=ppo", "vec_env=dummy", "env.normalize=[obs,reward]", "env.frame_stack=3"),

@@ -16,8 +16,8 @@ from fasttrain.batch import bytes_of, load_bytes
 from fasttrain.envs import retrace
 from fasttrain.envs.retrace import Retrace, Retraced
 from fasttrain.games.skirmish.env import SkirmishEnv
-from fasttrain.games.skirmish_python.env import SkirmishPythonEnv
 from fasttrain.games.skullking.env import SkullKingEnv
+from reference.skirmish_python.env import SkirmishPythonEnv
 
 
 class Walk(gymnasium.Env[Any, Any]):

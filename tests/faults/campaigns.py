@@ -478,7 +478,7 @@ POINTS: Mapping[str, tuple[str, ...]] = {
     "PPO, native": (*PPO, "env=skullking", "algo=ppo"),
     "PPO, shared": (*PPO, "env.id=CartPole-v1", "algo=ppo", *SHARED, "num_envs=4"),
     "MaskablePPO, native": (*PPO,),
-    "MaskablePPO, shared": (*PPO, "env=skirmish_python", *SHARED, "num_envs=4"),
+    "MaskablePPO, shared": (*PPO, "env=skirmish", *SHARED, "num_envs=4"),
     "DQN with PER, native": (*DQN,),
     "DQN with PER, shared": (*DQN, "env.id=CartPole-v1", *SHARED, "num_envs=4"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from fasttrain.games.skirmish.game import SkirmishGame
-from fasttrain.games.skirmish_python.env import SkirmishPythonEnv
-from fasttrain.games.skirmish_python.stream import Stream
 from reference.skirmish import bound
+from reference.skirmish_python.env import SkirmishPythonEnv
+from reference.skirmish_python.stream import Stream
 
 
 def test_the_stream_is_that_of_the_kernels() -> None:
@@ -44,12 +45,13 @@ def test_it_reports_what_the_opponents_turn_took() -> None:
 def test_it_loads_no_compiler() -> None:
     code = (
         "import sys\n"
-        "from fasttrain.games.skirmish_python.env import SkirmishPythonEnv\n"
+        "from reference.skirmish_python.env import SkirmishPythonEnv\n"
         "env = SkirmishPythonEnv()\n"
         "env.reset(seed=0)\n"
         "assert 'numba' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=200)
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=200, env={**os.environ, "PYTHONPATH": path})
 
 
 def test_a_game_won_before_the_first_decision_does_not_count(tmp_path: Path) -> None:

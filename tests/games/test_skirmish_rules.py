@@ -9,12 +9,12 @@ import pytest
 from fasttrain.games.skirmish.options import make_options
 from fasttrain.games.skirmish.sheets import Sheet, Weapon
 from fasttrain.games.skirmish.state import save_roll_needed, wound_roll_needed
-from fasttrain.games.skirmish_python import units as plain
-from fasttrain.games.skirmish_python.battle import Battle
-from fasttrain.games.skirmish_python.bots import best_shot, expected_damage, greedy_charge, greedy_move
-from fasttrain.games.skirmish_python.observation import legal
-from fasttrain.games.skirmish_python.stream import Stream
-from fasttrain.games.skirmish_python.units import CHARGE, MOVE, OVER, SHOOT
+from reference.skirmish_python import units as plain
+from reference.skirmish_python.battle import Battle
+from reference.skirmish_python.bots import best_shot, expected_damage, greedy_charge, greedy_move
+from reference.skirmish_python.observation import legal
+from reference.skirmish_python.stream import Stream
+from reference.skirmish_python.units import CHARGE, MOVE, OVER, SHOOT
 
 # Markers at (10, 10) and, turned, (30, 30) and at the centre; one block of terrain and its image.
 MISSION = {"board": [40, 40], "deployment_rows": 6, "markers": [[20, 20], [10, 10]], "terrain": [[14, 10, 4, 2]]}

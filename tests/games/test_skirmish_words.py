@@ -9,7 +9,7 @@ import pytest
 
 from fasttrain.games.skirmish.env import SkirmishEnv
 from fasttrain.games.skirmish.words import action_in_words, choice_in_words, move_in_words, target_in_words
-from fasttrain.games.skirmish_python.env import SkirmishPythonEnv
+from reference.skirmish_python.env import SkirmishPythonEnv
 
 ENVS = pytest.mark.parametrize("kind", [SkirmishEnv, SkirmishPythonEnv])
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from fasttrain.games.skirmish.kernels import seed_games
 from fasttrain.games.skirmish.state import GAME
-from fasttrain.games.skirmish_python.stream import Stream
+from reference.skirmish_python.stream import Stream
 
 
 def test_the_published_numbers_of_splitmix64() -> None:

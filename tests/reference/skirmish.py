@@ -1,6 +1,6 @@
 """Plays Skirmish's plain rules and its kernels side by side and compares all there is after every decision.
 
-The plain rules ship as an environment of their own (`fasttrain.games.skirmish_python`); this is the driver.
+The plain rules are an environment of their own (`reference.skirmish_python`); this is the driver.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from fasttrain.envs.masks import random_legal_action
 from fasttrain.games.skirmish import kernels, state, tables
 from fasttrain.games.skirmish.game import SkirmishGame
 from fasttrain.games.skirmish.options import SELF
-from fasttrain.games.skirmish_python.battle import Battle
-from fasttrain.games.skirmish_python.bots import expected_damage, melee_margin
-from fasttrain.games.skirmish_python.env import SkirmishPythonEnv
-from fasttrain.games.skirmish_python.units import squared_distance
 from fasttrain.threads import new_team
+from reference.skirmish_python.battle import Battle
+from reference.skirmish_python.bots import expected_damage, melee_margin
+from reference.skirmish_python.env import SkirmishPythonEnv
+from reference.skirmish_python.units import squared_distance
 
 FLAGS = {
     "advanced": state.ADVANCED,

@@ -133,7 +133,9 @@ def test_a_truncation_is_an_end():
     assert not env.slots.finished[0].truncated
 
 
-@pytest.mark.parametrize("id", ["fasttrain/SkirmishPython-v0", "fasttrain/Skirmish-v0", "fasttrain/SkullKing-v0"])
+@pytest.mark.parametrize(
+    "id", ["reference.skirmish_python:SkirmishPython-v0", "fasttrain/Skirmish-v0", "fasttrain/SkullKing-v0"]
+)
 def test_the_built_in_games_are_played_through_the_slots(id: str):
     options = {"opponents": "self"} if "SkullKing" in id else {"opponent": "self"}
     spec = EnvSpec(id=id, kwargs={**options, "on_illegal": "raise"}, two_sided=True)

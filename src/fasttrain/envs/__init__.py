@@ -6,14 +6,12 @@ import gymnasium
 
 SKULL_KING_ID = "fasttrain/SkullKing-v0"
 SKIRMISH_ID = "fasttrain/Skirmish-v0"
-SKIRMISH_PYTHON_ID = "fasttrain/SkirmishPython-v0"
 ENTRY_POINTS = (
     (SKULL_KING_ID, "fasttrain.games.skullking.env:SkullKingEnv"),
     (SKIRMISH_ID, "fasttrain.games.skirmish.env:SkirmishEnv"),
-    (SKIRMISH_PYTHON_ID, "fasttrain.games.skirmish_python.env:SkirmishPythonEnv"),
 )
 
-__all__ = ["SKIRMISH_ID", "SKIRMISH_PYTHON_ID", "SKULL_KING_ID", "register_envs"]
+__all__ = ["SKIRMISH_ID", "SKULL_KING_ID", "register_envs"]
 
 
 def register_envs() -> None:

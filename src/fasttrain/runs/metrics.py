@@ -90,12 +90,11 @@ class Figures:
             yield self._histogram("game", "Time of a game.", tally.games)
 
     def _buffered(self) -> int:
-        model = self._model
-        buffer = getattr(model, "replay_buffer", None) or getattr(model, "rollout_buffer", None)
-        if buffer is None:
-            return 0
-        full = buffer is getattr(model, "replay_buffer", None) and buffer.full
-        return int((buffer.buffer_size if full else buffer.pos) * model.n_envs)
+        replay: Any = getattr(self._model, "replay_buffer", None)
+        rollout: Any = getattr(self._model, "rollout_buffer", None)
+        if replay is not None:
+            return int((replay.buffer_size if replay.full else replay.pos) * self._model.n_envs)
+        return 0 if rollout is None else int(rollout.pos * self._model.n_envs)
 
     def _of(self, found: dict[str, Any]) -> Iterator[Any]:
         yield self._counter("decisions", "Decisions of the policy in games with engines.", found["decisions"])

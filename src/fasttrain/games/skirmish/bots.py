@@ -1,6 +1,6 @@
 """The opponents: `random`, `greedy` and (in a file of its own) `planner`, choosing for the active side.
 
-Values are whole numbers, damage in 1/216 wounds. The plain Python of `skirmish_python.bots` says it shorter.
+Values are whole numbers, damage in 1/216 wounds. `tests/reference/skirmish_python/bots.py` says it shorter.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The `planner`: scores every cell that any move of a unit can reach. Costly on purpose.
 
-Values are whole numbers in 1/216 wounds. The plain Python of `skirmish_python.bots` says it shorter.
+Values are whole numbers in 1/216 wounds. `tests/reference/skirmish_python/bots.py` says it shorter.
 """
 
 from __future__ import annotations

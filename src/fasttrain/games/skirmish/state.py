@@ -2,7 +2,7 @@
 
 Both are plain records, so that a kernel takes two arguments. Sides are 0 (the learner) and 1; positions are absolute.
 Whole numbers are all of 64 bits: with two widths numba compiles most kernels twice.
-The rules are those of `fasttrain.games.skirmish_python.battle`, with its decisions; names here are the same.
+The rules are those of `tests/reference/skirmish_python/battle.py`, with its decisions; names here are the same.
 """
 
 from __future__ import annotations

@@ -18,11 +18,11 @@ from fasttrain.games.skirmish.layout import observation_width
 from fasttrain.games.skirmish.options import SELF, OpponentMix, make_options, opponents_for
 from fasttrain.games.skirmish.render import BoardView, check_render_mode, draw_board, outcome_line, render_board
 from fasttrain.games.skirmish.words import action_in_words, choice_in_words
-from fasttrain.games.skirmish_python.battle import Battle
-from fasttrain.games.skirmish_python.bots import play_phase
-from fasttrain.games.skirmish_python.observation import legal, observe
-from fasttrain.games.skirmish_python.stream import Stream
-from fasttrain.games.skirmish_python.units import MOVE
+from reference.skirmish_python.battle import Battle
+from reference.skirmish_python.bots import play_phase
+from reference.skirmish_python.observation import legal, observe
+from reference.skirmish_python.stream import Stream
+from reference.skirmish_python.units import MOVE
 
 TERMS = ("vp", "win", "damage", "progress")
 

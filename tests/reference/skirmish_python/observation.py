@@ -16,9 +16,9 @@ from fasttrain.games.skirmish.layout import (
     VP_SCALE,
 )
 from fasttrain.games.skirmish.missions import MAX_MARKERS
-from fasttrain.games.skirmish_python.battle import Battle
-from fasttrain.games.skirmish_python.bots import expected_damage
-from fasttrain.games.skirmish_python.units import CHARGE, MAX_CP, MOVE, SHOOT, Unit, squared_distance
+from reference.skirmish_python.battle import Battle
+from reference.skirmish_python.bots import expected_damage
+from reference.skirmish_python.units import CHARGE, MAX_CP, MOVE, SHOOT, Unit, squared_distance
 
 
 def observe(battle: Battle, side: int, deciding: int) -> list[float]:

@@ -40,8 +40,8 @@ import math
 from fasttrain.games.skirmish.missions import Mission
 from fasttrain.games.skirmish.options import Options, strip_cells
 from fasttrain.games.skirmish.sheets import Weapon
-from fasttrain.games.skirmish_python.stream import Stream
-from fasttrain.games.skirmish_python.units import (
+from reference.skirmish_python.stream import Stream
+from reference.skirmish_python.units import (
     ADVANCE,
     BRAVERY,
     CHARGE,

@@ -10,8 +10,8 @@ import math
 
 from fasttrain.games.skirmish.options import GREEDY, RANDOM
 from fasttrain.games.skirmish.sheets import Weapon
-from fasttrain.games.skirmish_python.battle import Battle
-from fasttrain.games.skirmish_python.units import (
+from reference.skirmish_python.battle import Battle
+from reference.skirmish_python.units import (
     ADVANCE,
     BRAVERY,
     HALF,
