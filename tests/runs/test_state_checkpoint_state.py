@@ -55,4 +55,14 @@ def test_python_envs_are_noted():
     plain = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "vec_env=dummy")
     assert traced(configured(*plain))
     assert not traced(configured("+profile=speed", "vec_env=native", "checkpoint_every=10"))
-    assert identity(configured(*plain)) == {"algo": "ppo", "env": "CartPole-v1", "num_envs": 12}
+    found = identity(configured(*plain))
+    settings = found.pop("settings")
+    assert found == {"algo": "ppo", "env": "CartPole-v1", "num_envs": 12}
+    others = (
+        ("seed=3", "seed"),
+        ("algo.gamma=0.9", "algo.gamma"),
+        ("env.kwargs.sutton_barto_reward=true", "env.kwargs"),
+    )
+    for typed, key in others:
+        other = identity(configured(*plain, typed))["settings"]
+        assert [name for name in other if other[name] != settings[name]] == [key]

@@ -22,7 +22,7 @@ from fasttrain.games.skirmish.env import SkirmishEnv
 from fasttrain.report.index import write_report
 from fasttrain.runs import video
 from fasttrain.runs.video import picture
-from fasttrain.spec.reading import to_dict
+from fasttrain.spec.plain import to_dict
 
 needs_imageio = pytest.mark.skipif(
     any(video.find_spec(name) is None for name in video.PACKAGES[".mp4"]),

@@ -9,7 +9,8 @@ from conftest import composed, configured
 from fasttrain.errors import ConfigError
 from fasttrain.spec.config import ALGO_CLASSES
 from fasttrain.spec.overrides import GONE
-from fasttrain.spec.reading import all_keys, from_mapping, to_dict, without_gone
+from fasttrain.spec.plain import to_dict
+from fasttrain.spec.reading import all_keys, from_mapping, without_gone
 
 
 def test_default_job_is_skull_king_with_maskable_ppo():

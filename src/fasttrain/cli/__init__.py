@@ -199,6 +199,7 @@ def _run_hydra(command: str, arguments: list[str], starting: ExitStack) -> int:
     def task(composed: Any) -> None:
         running.append(command)
         try:
+            commands.refuse_chdir(HydraConfig.get())
             if sweep:
                 starting.close()
                 outcome.append(sweep.run_cell(HydraConfig.get()))

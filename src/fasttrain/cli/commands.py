@@ -58,7 +58,7 @@ OWNERS = {
         ("resume", "eval", "export", "play", "report", "doctor"), "to evaluate that run: fasttrain eval run=…"
     ),
     "format": Owner(("export",), "to export that run: fasttrain export run=…"),
-    "model": Owner(("export", "play"), "to export that run: fasttrain export run=…"),
+    "model": Owner(("eval", "export", "play"), "to export that run: fasttrain export run=…"),
     "output": Owner(("export", "play", "report"), "to export that run: fasttrain export run=…"),
     "trust": Owner(TRUSTING, "to load a model with its pickles: fasttrain eval run=… --trust"),
     "video.": Owner(("train", "resume"), "to film a run: fasttrain play run=… output=game.mp4"),
@@ -113,6 +113,15 @@ def refuse_foreign_keys(command: str, typed: Iterable[str], overrides: Sequence[
             value = next((text.partition("=")[2] for text in reversed(overrides) if key_of(text) == key), "")
             shown = key if owner.commands == ("play",) else f"{key}={value}"
             raise ConfigError(f"{shown} means nothing for {command}; {terminal.as_typed(owner.use)}")
+
+
+def refuse_chdir(hydra: Any) -> None:
+    """Raises ConfigError where Hydra is to change the working directory: envs and folders are looked for in it."""
+    if hydra.job.chdir:
+        raise ConfigError(
+            "hydra.job.chdir=true: fasttrain writes into the run's folder by itself, and finds your modules and "
+            "folders from where the command was typed; leave it out"
+        )
 
 
 def prepare(command: str, arguments: Sequence[str]) -> list[str]:
@@ -313,6 +322,6 @@ def _configured(composed: Any, overrides: Sequence[str]) -> Any:
 
 
 def _spelt(value: Any) -> str:
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, str):
+        return _in_quotes(value)
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -182,10 +182,18 @@ def _keys_of(group: str, name: str, sources: Sequence[Any]) -> dict[str, list[st
         path = Path(source.path) / group / f"{name}.yaml"
         if source.schema == "file" and path.is_file():
             found: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-            below = [one for one in found.pop("defaults", []) if isinstance(one, str) and one != "_self_"]
-            first = {of: keys for one in below for of, keys in _keys_of(group, one, sources).items()}
+            below = [_place_of(one, group) for one in found.pop("defaults", []) if one != "_self_"]
+            first = {of: keys for place in below for of, keys in _keys_of(*place, sources).items()}
             return {**first, f"{group} {name}": list(_flatten(found))}
     return {f"{group} {name}": []}
+
+
+def _place_of(entry: Any, group: str) -> tuple[str, str]:
+    """Group and name of an entry in a file's list of defaults: `speed`, `/profile/speed`, `{/profile: speed}`."""
+    option, name = next(iter(entry.items())) if isinstance(entry, dict) else ("", str(entry))
+    words = f"{option.split(' ')[-1]}/{name.split(' ')[-1]}".partition("@")[0].strip("/").split("/")
+    absolute = option.split(" ")[-1].startswith("/") or (not option and name.startswith("/"))
+    return "/".join([*([] if absolute else [group]), *words[:-1]]), words[-1]
 
 
 def _flatten(node: Any, prefix: str = "") -> list[str]:

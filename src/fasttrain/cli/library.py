@@ -11,6 +11,7 @@ A script that has workers begins it under `if __name__ == "__main__":`, as every
 from __future__ import annotations
 
 import datetime
+import itertools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,8 +28,10 @@ from fasttrain.errors import ConfigError
 from fasttrain.runs.folders import held
 from fasttrain.runs.train import carry_out, ready
 from fasttrain.saving.files import read_json
+from fasttrain.spec.overrides import ALIASES, translated
+from fasttrain.spec.plain import from_dict, to_dict
 from fasttrain.spec.plan import RunSpec
-from fasttrain.spec.reading import from_mapping, to_dict
+from fasttrain.spec.reading import from_mapping, put
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,10 @@ def train(
             `RunSpec` of another run, which is run again with what is said besides.
         algo: `ppo`, `maskable_ppo`, `dqn`, … by default as the command line.
         profile: `baseline`, `exact`, `balance`, `speed`, or none.
-        folder: where everything is written; by default a new one below `outputs`.
-        settings: by dotted key, `{"algo.gamma": 0.98, "env.kwargs.size": 5}`.
+        folder: where everything is written; by default a new one below `outputs`. One that holds a run is refused, or
+            begun anew with `on_existing="overwrite"`.
+        settings: by dotted key, `{"algo.gamma": 0.98, "env.kwargs.size": 5}`. A class or a function among them is
+            noted by its import path, so that `eval` and `resume` find it.
         flags: settings that have no dot in their name, `num_envs=16`.
 
     Raises:
@@ -73,22 +78,22 @@ def train(
         FastTrainError: the training failed; what there is was saved, as the message says.
     """
     refuse_while_imported()
-    chosen = {**_env_settings(env), **(settings or {}), **flags}
+    chosen = _by_own_names({**_env_settings(env), **(settings or {}), **flags})
     if isinstance(env, RunSpec):
         if algo or profile:
             raise ConfigError("train: a RunSpec has its algorithm and profile; leave algo and profile out")
-        values, said, sources = to_dict(env.config), list[str](), {row.flag: row.source for row in env.rows}
+        values, said = from_dict(to_dict(env.config)), list[str]()
+        sources = {row.flag: row.source for row in env.rows}
     else:
         said = [f"{name}={value}" for name, value in (("env", _group(env)), ("algo", algo)) if value]
         said += [f"+profile={profile}"] if profile else []
         values, sources = _composed(said)
     sources |= dict.fromkeys((*chosen, *(["algo"] if algo else [])), "command line")
     for key, value in chosen.items():
-        _put(values, key.split("."), value)
+        put(values, key, value)
     config = from_mapping(values, chosen)
-    where = Path(folder) if folder else _new_folder(config.env.name, config.algo.name)
-    if found := held(where) if where.exists() else None:
-        raise ConfigError(f"train: {found.about()}; take another folder")
+    where = Path(folder).absolute() if folder else _new_folder(config.env.name, config.algo.name)
+    _refuse_held(where, folder, config.on_existing)
     where.mkdir(parents=True, exist_ok=True)
     typed = [*said, *(f"{key}={value}" for key, value in chosen.items())]
     threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
@@ -134,13 +139,37 @@ def _composed(overrides: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
     return {key: value for key, value in values.items() if key != "hydra"}, sources
 
 
-def _put(values: dict[str, Any], words: list[str], value: Any) -> None:
-    for word in words[:-1]:
-        inner = values.get(word)
-        values[word] = values = dict(inner) if isinstance(inner, Mapping) else {}
-    values[words[-1]] = value
+def _by_own_names(given: Mapping[str, Any]) -> dict[str, Any]:
+    """SB3's places of what is a flag here, `algo.gradient_steps`, as that flag.
+
+    Raises:
+        ConfigError: both names of one setting are given, with different values.
+    """
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        refines = name not in ALIASES or ALIASES[name].refines
+        key, meant = (name, value) if refines else translated(name, value)
+        if key in found and found[key] != meant:
+            raise ConfigError(f"train: {name}={value} contradicts {key}={found[key]}: they are one setting")
+        if refines or meant is not None:
+            found[key] = meant
+    return found
+
+
+def _refuse_held(where: Path, folder: str | Path | None, way: str) -> None:
+    found = held(where) if where.exists() else None
+    if way == "resume":
+        raise ConfigError(
+            'train: on_existing="resume" is for the command: fasttrain resume run=FOLDER goes on with a run; here take '
+            'on_existing="overwrite", or another folder'
+        )
+    if found is not None and (way == "refuse" or found.kind != "run"):
+        anew = ', or on_existing="overwrite" begins it anew' if found.kind == "run" else ""
+        raise ConfigError(f"train: {found.about('folder', folder)}; take another folder{anew}")
 
 
 def _new_folder(env: str, algo: str) -> Path:
     now = datetime.datetime.now()
-    return Path("outputs") / f"{now:%Y-%m-%d}" / f"{now:%H-%M-%S}_{env}_{algo}_{os.getpid()}"
+    first = Path("outputs", f"{now:%Y-%m-%d}", f"{now:%H-%M-%S}_{env}_{algo}_{os.getpid()}").absolute()
+    others = (first.with_name(f"{first.name}_{number}") for number in itertools.count(2))  # of this second
+    return next(each for each in itertools.chain([first], others) if not each.exists())

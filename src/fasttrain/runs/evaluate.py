@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from gymnasium import spaces
 from rich.console import Console
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
@@ -31,7 +32,8 @@ from fasttrain.saving.env_state import own_random_state
 from fasttrain.saving.files import parse_json, write_json
 from fasttrain.spec.checks import BATCHED, FLAGS
 from fasttrain.spec.config import Config
-from fasttrain.spec.reading import against_bots, from_mapping, tells_games, without_gone
+from fasttrain.spec.plain import from_dict
+from fasttrain.spec.reading import evaluated, from_mapping, tells_games, with_typed, without_gone
 from fasttrain.terminal import near, one_line
 from fasttrain.vec.base import close_envs, rests_of
 
@@ -191,7 +193,7 @@ def evaluate_both(
     on, if left out.
     """
     set_threads(config.torch_threads)  # as in training: two on two busy cores took five times as long as one
-    config = against_bots(config)
+    config = evaluated(config)
     own = config if config.vec_env in BATCHED else dataclasses.replace(config, vec_env="dummy")
     statistics = model.get_vec_normalize_env() if statistics is None else statistics
     count = min(config.eval.episodes, 64 if config.vec_env in BATCHED else 8)  # these cost next to nothing
@@ -217,18 +219,49 @@ def evaluate_both(
     return quality
 
 
+def check_evaluation(model: BaseAlgorithm, config: Config, statistics: Statistics | None = None) -> None:
+    """Whether the env of `eval.env_kwargs` can be built and shows what the policy reads, before anything is played.
+
+    Raises:
+        ConfigError: it does not.
+        EnvSpecError: it cannot be built.
+    """
+    if not config.eval.env_kwargs:
+        return
+    own, batched = evaluated(config), config.vec_env in BATCHED
+    own = own if batched else dataclasses.replace(own, vec_env="dummy")
+    with own_random_state(config.eval.seed):
+        statistics = model.get_vec_normalize_env() if statistics is None else statistics
+        env = build_vec_env(own, config.num_envs if batched else 1, config.eval.seed, statistics)
+    env.close()
+    for mine, its in ((model.observation_space, env.observation_space), (model.action_space, env.action_space)):
+        if _form(mine) != _form(its):
+            raise ConfigError(f"eval.env_kwargs={config.eval.env_kwargs}: its env has {its}, the policy is for {mine}")
+
+
+def _form(space: Any) -> Any:
+    """What must be equal for a policy, whether channels of images are first or last."""
+    if isinstance(space, spaces.Dict):
+        return {name: _form(part) for name, part in space.items()}
+    return sorted(space.shape) if isinstance(space, spaces.Box) else str(space)
+
+
+# What `eval` takes besides run=… and --trust, in place of what the run had; `resume.MAY_CHANGE` is resume's list.
+MAY_DIFFER = ("model", "opponent", "eval.", "env.kwargs.")
+
+
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
     """`fasttrain eval run=FOLDER`: evaluate a finished run's model on the env it was trained on.
 
     Raises:
         ConfigError: no run named, or its folder lacks the plan or the model.
     """
-    where, console = named_run("eval", config, sources, "eval."), make_console()
+    where, console = named_run("eval", config, sources, *MAY_DIFFER), make_console()
     with activity(console, "loading the model"):
-        trained, model, statistics = load_run(where, trust=config.trust)
-    typed = [key.split(".") for key, source in sources.items() if source == "command line"]
-    asked = {name: getattr(config.eval, name) for group, *below in typed for name in below if group == "eval"}
-    trained = dataclasses.replace(trained, eval=dataclasses.replace(trained.eval, **asked))
+        file = "best_model.zip" if config.model == "best" else "model.zip"
+        trained, model, statistics = load_run(where, file, config.trust)
+    trained = with_typed(trained, config, [key for key, source in sources.items() if source == "command line"])
+    check_evaluation(model, trained, statistics)
     quality = evaluate_both(model, trained, console, statistics=statistics)
     show_quality(console, quality)
     write_json(folder / "eval.json", {"run": config.run, "quality": quality})
@@ -266,7 +299,7 @@ def named_run(command: str, config: Config, sources: Mapping[str, str], *keys: s
         raise ConfigError(f"{command} takes {takes} and --trust only: {', '.join(ignored)} would do nothing")
     if config.run is None:
         raise ConfigError(f"{command} needs run=FOLDER, a finished run's folder (outputs/DATE/TIME_…)")
-    return Path(config.run)
+    return Path(config.run).absolute()  # an env may go to another working directory
 
 
 def load_run(folder: Path, model: str = "model.zip", trust: bool = False) -> Finished:
@@ -320,7 +353,7 @@ def flags_of(folder: Path) -> list[dict[str, Any]]:
 def config_of(folder: Path) -> Config:
     """What plan.json holds. A flag younger than the run has the value of a plain SB3 script, which is what it did."""
     path = folder / "plan.json"
-    stored = _plan_of(folder).get("config")
+    stored = from_dict(_plan_of(folder).get("config"))
     if not isinstance(stored, dict):
         raise ConfigError(f"{path} holds no configuration; name the folder of a run")
     stored = {**stored, "env": _games_of_today(stored.get("env"))}

@@ -12,7 +12,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from fasttrain.machine import usable_cores
 from fasttrain.saving.checkpoints import PREFIX, CheckpointFolder
 from fasttrain.saving.files import holder, read_json
 from fasttrain.spec.config import Config
-from fasttrain.spec.reading import to_dict
+from fasttrain.spec.plain import to_dict
 from fasttrain.terminal import command as typed
 
 PLAIN = re.compile(r"[\w./:+-]+")
@@ -40,11 +40,12 @@ OWN = {  # what fasttrain itself writes there
     "run": ("plan.json", "summary.json", "status.json", "perf.json", "checkup.json", "episodes.csv", "progress.csv",
             "evaluations.csv", "profile.txt", "profile.prof", "profile.html", "trace.json", "vecnormalize.npz",
             "vecnormalize.pkl", "checkpoints/step_*", "videos/step_*.mp4", "trackers.json", "tensorboard", "wandb",
-            *TRACKED,
-            *(f"{stem}{end}" for stem in ("model", "best_model", "last_good")
-              for end in (".zip", ".opponents.pt", "_vecnormalize.npz", "_vecnormalize.pkl"))),
+            "daemons", "evaluating", "eval.json", "export.json", *TRACKED,
+            *(f"{stem}{end}" for stem in ("model", "best_model", "last_good") for end in
+              (".zip", ".opponents.pt", "_vecnormalize.npz", "_vecnormalize.pkl", ".onnx", ".torchscript.pt"))),
 }  # fmt: skip
 PAGE = ("report.html", "report")
+NEEDED = ("plan.json", "summary.json", "model.zip")  # by eval, play, export and resume
 # Of the configuration what a training does not read, or what its plan.json says by other keys.
 NOT_COMPARED = ("run", "on_existing", "format", "model", "output", "trust", "play", "candidates", "seeds",
                 "horizon_minutes", "study", "gate", "ablate", "tune", "doctor")  # fmt: skip
@@ -56,11 +57,11 @@ class Held(NamedTuple):
     folder: Path
     kind: str  # run, sweep or study
 
-    def about(self) -> str:
-        """`hydra.run.dir=x holds a run (crashed)`."""
-        key = "hydra.sweep.dir" if self.kind == "sweep" else "hydra.run.dir"
+    def about(self, key: str = "", typed: str | Path | None = None) -> str:
+        """`hydra.run.dir=x holds a run (crashed)`; or of what a caller of `train` gave."""
+        key = key or ("hydra.sweep.dir" if self.kind == "sweep" else "hydra.run.dir")
         state = read_json(self.folder / "summary.json").get("status") if self.kind == "run" else None
-        return f"{key}={self.folder} holds a {self.kind}{f' ({state})' if isinstance(state, str) else ''}"
+        return f"{key}={typed or self.folder} holds a {self.kind}{f' ({state})' if isinstance(state, str) else ''}"
 
 
 def held(folder: Path) -> Held | None:
@@ -88,6 +89,13 @@ def clear(folder: Path, kind: str = "run", but: str = "") -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
+
+
+def gone(folder: Path, normalized: bool, pooled: bool, failed: Container[str]) -> list[str]:
+    """What commands need of a run that is over and is not there, though its writing did not fail: removed or moved."""
+    needed = [*NEEDED, *["vecnormalize.npz"] * normalized, *["model.opponents.pt"] * pooled]
+    lost = [name for name in needed if name not in failed and not (folder / name).is_file()]
+    return [f"{name} (it was written, and is gone)" for name in lost]
 
 
 def changes(where: Path, config: Config) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from fasttrain.runs.progress import number_in
 from fasttrain.runs.trackers import TRACKERS, Home, Watched, numbers_of, tracker
 from fasttrain.spec.checks import FLAGS
 from fasttrain.spec.config import Config
-from fasttrain.spec.reading import to_dict
+from fasttrain.spec.plain import to_dict
 from fasttrain.spec.setting import Named, did_you_mean, named
 
 T = TypeVar("T")

@@ -18,15 +18,16 @@ from rich.console import Console
 from fasttrain.errors import EXIT_DONE, ConfigError
 from fasttrain.runs import view as show
 from fasttrain.runs.evaluate import config_of, flags_of
+from fasttrain.runs.folders import provenance
 from fasttrain.runs.loggers import cut_back
 from fasttrain.runs.state import WRONG, restore
 from fasttrain.runs.train import Draw, Run, carry_out
 from fasttrain.runs.view import activity
 from fasttrain.saving.checkpoints import CheckpointFolder, problem_of, stored
-from fasttrain.saving.files import locked, read_json, write_json
+from fasttrain.saving.files import locked, read_json
 from fasttrain.spec.config import Config
+from fasttrain.spec.plain import to_dict
 from fasttrain.spec.plan import Event, Row, RunSpec
-from fasttrain.spec.reading import to_dict
 from fasttrain.spec.setting import declared
 
 MAY_CHANGE = tuple(one.name for one in dataclasses.fields(Config) if declared(one).may_change)
@@ -49,7 +50,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     """
     if config.run is None:
         raise ConfigError("resume needs run=FOLDER, a run's folder (outputs/DATE/TIME_…)")
-    where = Path(config.run)
+    where = Path(config.run).absolute()  # an env may go to another working directory
     if not (where / "plan.json").is_file():
         raise ConfigError(f"run={where}: no plan.json there; name the folder of a run")
     refuse_links(where)
@@ -71,7 +72,10 @@ def _go_on(config: Config, sources: Mapping[str, str], where: Path, overrides: S
             return EXIT_DONE
         with activity(console, f"going back to {point.folder.name}"):
             run = _restored(plan, where, point, console)
-    write_json(where / "plan.json", run.plan.to_dict())
+    before = read_json(where / "plan.json")
+    resumed = [*before.get("resumed", ()), provenance(overrides)]
+    run.origin = {"provenance": before.get("provenance"), "resumed": resumed}
+    run.write_plan()
     own = [text for text in overrides if not text.startswith("run=")]
     return carry_out(run, [*_first_overrides(where), *own], draw)
 
@@ -146,7 +150,7 @@ def changed_plan(where: Path, config: Config, typed: Sequence[str]) -> RunSpec:
     changes: dict[str, Any] = {}
     for key in typed:
         group, _, name = key.partition(".")
-        if name:
+        if name := name.partition(".")[0]:  # eval.env_kwargs has keys below it
             known = changes.get(group, getattr(kept, group))
             changes[group] = dataclasses.replace(known, **{name: getattr(getattr(config, group), name)})
         else:

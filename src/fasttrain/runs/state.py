@@ -7,6 +7,8 @@ Of a run that an error ended: the newest state to go on from, the model, and wha
 
 from __future__ import annotations
 
+import hashlib
+import json
 import pickle
 import re
 import time
@@ -39,6 +41,7 @@ from fasttrain.saving.replay_state import end_last_rows
 from fasttrain.saving.rests import zip_writer
 from fasttrain.spec.checks import BATCHED
 from fasttrain.spec.config import Config
+from fasttrain.spec.plain import to_dict
 
 RECENT = ("returns", "wins", "draws", "score_diffs")
 BY_NAME = ("reward_terms", "scores")  # a deque of each
@@ -192,9 +195,34 @@ def snapshot(run: Any, broken: bool = False) -> Snapshot:
     return Snapshot(int(model.num_timesteps), found, arrays, zip_writer(model), statistics)
 
 
+LEARNED_BY = ("env", "algo", "seed", "opponent", "self_play", "num_envs", "batch_size", "updates_per_step",
+              "warmup_steps", "action_repeat")  # fmt: skip
+
+
 def identity(config: Config) -> dict[str, Any]:
-    """What a checkpoint must agree on with the run that goes on from it."""
-    return {"algo": config.algo.name, "env": config.env.id or config.env.entry_point, "num_envs": config.num_envs}
+    """What a checkpoint must agree on with the run that goes on from it, and a digest of each setting behind that."""
+    chosen = {name: to_dict(getattr(config, name)) for name in LEARNED_BY}
+    settings = {f"{name}.{key}": value for name in ("env", "algo") for key, value in chosen.pop(name).items()} | chosen
+    digests = {key: digest_of(value) for key, value in settings.items()}
+    return {"algo": config.algo.name, "env": config.env.id or config.env.entry_point, "num_envs": config.num_envs,
+            "settings": digests}  # fmt: skip
+
+
+def digest_of(value: Any) -> str:
+    """Of a JSON-ready value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _check_identity(stored: Any, config: Config) -> None:
+    """Raises ConfigError of a checkpoint of another run. A setting that one of the two does not know, of another
+    version, is not compared."""
+    stored, own = stored if isinstance(stored, dict) else {}, identity(config)
+    known, settings = stored.get("settings", {}), own.pop("settings")
+    if any(stored.get(key) != value for key, value in own.items()):
+        told = {key: stored.get(key) for key in own}
+        raise ConfigError(f"the checkpoint is of {OTHER_RUN}: {told}, not {own}")
+    if differ := sorted(key for key in {*known} & {*settings} if known[key] != settings[key]):
+        raise ConfigError(f"the checkpoint is of another run: it was trained with another {', '.join(differ)}")
 
 
 def restore(run: Any, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> list[int]:
@@ -203,8 +231,7 @@ def restore(run: Any, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any
     Raises:
         ConfigError: the checkpoint is of another run, or something in it does not fit this one.
     """
-    if state.get("of") != identity(run.config):
-        raise ConfigError(f"the checkpoint is of {OTHER_RUN}: {state.get('of')}, not {identity(run.config)}")
+    _check_identity(state.get("of"), run.config)
     try:
         return _restore(run, state, arrays)
     except WRONG as error:

@@ -17,12 +17,11 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
-from fasttrain import __version__
 from fasttrain.algos.fast import Fast
 from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, FastTrainError
 from fasttrain.machine import process_age_s
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.perf.report import EnvTimes, PerfWindow, limits_dict, perf_dict
+from fasttrain.perf.report import EnvTimes, PerfWindow, perf_dict
 from fasttrain.perf.stock import StockPhases, is_stock
 from fasttrain.perf.windows import PerfMeter
 from fasttrain.runs import view as show
@@ -47,9 +46,9 @@ from fasttrain.runs.engine import (
     switch_for,
 )
 from fasttrain.runs.envs import build_vec_env, env_facts, env_spec, game_calls, survey_of, this_machine
-from fasttrain.runs.evaluate import Quality, evaluate_both
+from fasttrain.runs.evaluate import Quality, check_evaluation, evaluate_both
 from fasttrain.runs.evaluator import Evaluator
-from fasttrain.runs.folders import clear, provenance
+from fasttrain.runs.folders import clear, gone, provenance
 from fasttrain.runs.loggers import UsersCallbacks, check_loggers, check_profiler, finish, make_logger, note, profiling
 from fasttrain.runs.logs import EpisodeLog
 from fasttrain.runs.metrics import check_metrics, served
@@ -57,12 +56,13 @@ from fasttrain.runs.models import build_algorithm, save_model
 from fasttrain.runs.progress import Progress
 from fasttrain.runs.state import MODEL, raise_crash, snapshot
 from fasttrain.runs.status import EVALUATING, StatusFile
-from fasttrain.runs.stopping import StopFlag, StoppedBy, stopping_for
+from fasttrain.runs.stopping import StopFlag, stopping_for
+from fasttrain.runs.summary import summary_of
 from fasttrain.runs.times import engine_lines, engines_dict, env_times
 from fasttrain.runs.video import check_every, recorded
 from fasttrain.runs.view import LiveView, activity
 from fasttrain.saving.checkpoints import CheckpointFolder
-from fasttrain.saving.files import SUMMARY_SCHEMA, Saving, clean, into_place, locked, read_json, write_json
+from fasttrain.saving.files import Saving, clean, into_place, locked, write_json
 from fasttrain.saving.rests import Checkpoints, Settings
 from fasttrain.spec.checks import too_short
 from fasttrain.spec.config import Config
@@ -98,7 +98,8 @@ def ready(config: Config, sources: Mapping[str, str], folder: Path, overrides: S
         with activity(console, "building the run"):
             run = Run(plan, folder, console, scout=survey.first_worker(plan.config, env_spec(plan.config)))
         run.compile_s += compile_s
-        write_json(folder / "plan.json", {**run.plan.to_dict(), "provenance": provenance(overrides)})
+        run.origin = {"provenance": provenance(overrides)}
+        run.write_plan()
         show.show_plan(console, run.plan)
         if warning := too_short(run.plan.config):
             show.say(console, f"  {warning}", "bold")
@@ -153,6 +154,7 @@ class Run:
     ) -> None:
         self.folder, self.console, self.resumes = folder, console, resumes
         self.resumed_at: list[int] = []  # env steps
+        self.origin: dict[str, Any] = {}  # of plan.json: where the run, and what went on with it, comes from
         self.said = ""  # the last line
         if resumes:
             clean(folder)
@@ -183,6 +185,7 @@ class Run:
     def _wire(self, plan: RunSpec) -> None:
         """The parts that need the envs."""
         folder, console, self.model = self.folder, self.console, self._build_model()
+        check_evaluation(self.model, plan.config)
         plan = settle_kernels(plan, self.model)
         with activity(console, "trying torch's threads"):
             plan = settle_threads(plan, self.model)
@@ -263,8 +266,11 @@ class Run:
         if switch.done and switch.beside_s is not None and switch.at is not None:  # not where the step was asked for
             self.plan = self.plan.after("engine_switch_at", switch.at, "compiled beside training until then")
             with self.saving.of("plan.json"):
-                whole = {**read_json(self.folder / "plan.json"), **self.plan.to_dict()}
-                write_json(self.folder / "plan.json", whole)
+                self.write_plan()
+
+    def write_plan(self) -> None:
+        """plan.json, whole: also in a folder that was moved or emptied on the way."""
+        write_json(self.folder / "plan.json", {**self.plan.to_dict(), **self.origin})
 
     def save(self, file: Path) -> None:
         """The model, and what belongs to it: whole, or as it was."""
@@ -279,7 +285,8 @@ class Run:
         Raises:
             FastTrainError: something could not be written; names it, and the way on.
         """
-        missing = self.saving.missing()
+        normalized, pooled = bool(self.config.env.normalize), self.pool is not None
+        missing = [*self.saving.missing(), *gone(self.folder, normalized, pooled, self.saving.failed)]
         if self.stop.requested and self.checkpoints.failed:
             missing.append(self.checkpoints.failed)
         if missing:
@@ -334,7 +341,9 @@ class Run:
         quality = self._quality()
         if quality["greedy"]["episodes"]:
             show.show_quality(self.console, quality)
-        summary = {**self._summary(window, quality, overrides), **engines}
+        summary = {**summary_of(self, window, quality, overrides), **engines}
+        with self.saving.of("plan.json"):
+            self.write_plan()
         with self.saving.of("summary.json"):
             write_json(self.folder / "summary.json", summary)
         if not self.saving.failed:
@@ -343,50 +352,6 @@ class Run:
 
     def _quality(self, sampled: bool = True) -> Quality:
         return evaluate_both(self.model, self.config, self.console, lambda: self.stop.requested, sampled=sampled)
-
-    def _summary(self, window: PerfWindow, quality: Quality, overrides: list[str]) -> dict[str, Any]:
-        perf, warmup_s = perf_dict(window), self.model.engine.warmup_s if isinstance(self.model, Fast) else 0.0
-        return {
-            "schema": SUMMARY_SCHEMA,
-            "version": __version__,
-            "status": "stopped" if self.stop.requested else "done",
-            "stopped_by": self._stopped_by(),
-            **{key: perf[key] for key in ("env_steps", "wall_s", "steps_per_s", "updates", "update_ratio")},
-            **self._whole_run(perf["wall_s"]),
-            "startup_s": round(self.startup_s, 3),
-            "first_update_s": self.progress.first_update_s,
-            "compile_s": round(self.compile_s + warmup_s, 3),  # of the startup: kernels, torch.compile
-            **({} if self.engine_switch is None else {"engine_switch": self.engine_switch.to_dict()}),
-            "episodes": self.progress.episodes,
-            "reward_per_hour": self.progress.curve.reward_per_hour(),
-            "perf": perf,
-            "limits": limits_dict(window),
-            "utilization": {"cpu": window.cpu_share, "gpu": window.gpu_share, "memory_bytes": window.memory_bytes},
-            **({} if (replay := replay_dict(self.model)) is None else {"replay": replay}),
-            "quality": {**quality["greedy"], **({"sampled": quality["sampled"]} if "sampled" in quality else {})},
-            **({} if self.pool is None else {"self_play": self.pool.summary()}),
-            "evaluations": self.evaluator.log.rows,
-            **({"eval_beside_s": round(seconds, 3)} if (seconds := self.evaluator.beside_s) else {}),
-            **({"reward_terms": terms} if (terms := self.progress.mean_terms()) else {}),
-            "plan": self.plan.to_dict()["flags"],
-            "seed": self.config.seed,
-            **({} if self.config.profiler == "off" else {"profiler": self.config.profiler}),  # its speed is no measure
-            "overrides": overrides,
-            "model": "model.zip",
-        }
-
-    def _whole_run(self, wall_s: float) -> dict[str, Any]:
-        """Of a resumed run: `perf`, and what is derived from it, measured the last part alone."""
-        if not self.resumed_at:
-            return {}
-        steps, updates = self.progress.env_steps, self.progress.updates
-        totals = {"env_steps": steps, "wall_s": wall_s + self.progress.before_s, "updates": updates}
-        return {**totals, "update_ratio": updates / max(1, steps), "resumed_at": self.resumed_at}
-
-    def _stopped_by(self) -> StoppedBy:
-        if self.stop.requested:  # perhaps only while the final model was evaluated
-            return "signal"
-        return "horizon" if self.callback.stopped is None else self.callback.stopped.by
 
     def _env_times(self) -> EnvTimes:
         measured = int(self.callback.enemy_turn_ms * 1e6) if hasattr(self, "callback") else 0

@@ -143,6 +143,7 @@ class EvalConfig:
 
     episodes: int = setting(MISSING, "left out: the game's own number", least=2)
     seed: int = setting(1_000_003, "far from the training envs' seeds (seed, seed + 1, …)", least=0, most=MAX_SEED)
+    env_kwargs: dict[str, Any] = setting({}, "what the evaluation's env is made with besides, over env.kwargs")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

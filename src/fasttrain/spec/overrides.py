@@ -191,7 +191,7 @@ def _as_hydra_wants_it(override: str) -> str:
     Raises:
         ConfigError: a setting is to be deleted, which would give it its default without a word.
     """
-    free = ("env.kwargs", "env.own", "own", "algo.kwargs", "algo.policy_kwargs")
+    free = ("env.kwargs", "env.own", "own", "algo.kwargs", "algo.policy_kwargs", "eval.env_kwargs")
     if override.startswith("~") and not key_of(override).startswith((*free, "hydra")):
         raise ConfigError(f"{override}: a setting cannot be taken away; leave it out, or give it a value")
     if override.startswith(("profile=", "tuned=", "daemons=")):

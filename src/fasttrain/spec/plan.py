@@ -31,7 +31,7 @@ from fasttrain.spec.computing import (
 )
 from fasttrain.spec.config import MAX_TORCH_THREADS, AlgoConfig, Config
 from fasttrain.spec.own import games_own
-from fasttrain.spec.reading import to_dict
+from fasttrain.spec.plain import to_dict
 from fasttrain.spec.setting import Flag
 from fasttrain.spec.stepping import (
     check_self_play,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, replace
 from typing import Any
 
 from fasttrain.errors import ConfigError
@@ -62,14 +62,14 @@ def _without_old_names(values: Mapping[str, Any], chosen: Iterable[str]) -> dict
             key, meant = translated(name, 2 if several else value)
             if ALIASES[name].refines:
                 if meant is not None and is_refined(name, _at(found, key)):
-                    _put(found, key, meant)
+                    put(found, key, meant, merged=True)
             elif ALIASES[name].gives_way:
                 if key not in chosen and (meant is None or _at(found, key) is None):
-                    _put(found, key, meant)
+                    put(found, key, meant, merged=True)
             elif meant is not None and key not in chosen and meant_by_files.get(key) in (None, "lockstep", "auto"):
                 meant_by_files[key] = meant
     for key, meant in meant_by_files.items():
-        _put(found, key, meant)
+        put(found, key, meant, merged=True)
     return _without_own(found, {*chosen})
 
 
@@ -82,7 +82,7 @@ def _without_own(found: dict[str, Any], chosen: Container[str]) -> dict[str, Any
     found |= {} if "tier" in chosen else {"tier": tier}
     found |= {"num_envs": num_envs} if num_envs and _at(found, "env.native_game") and "num_envs" not in chosen else {}
     if own:
-        _put(found, f"env.own.{_at(found, 'algo.name')}.{found['tier']}", own)
+        put(found, f"env.own.{_at(found, 'algo.name')}.{found['tier']}", own, merged=True)
     return found
 
 
@@ -119,15 +119,16 @@ def _taken(values: dict[str, Any], key: str) -> Any:
     return _taken(values[word], rest)
 
 
-def _put(values: dict[str, Any], key: str, value: Any) -> None:
+def put(values: dict[str, Any], key: str, value: Any, merged: bool = False) -> None:
+    """`value` under a dotted key, in place of what is there or `merged` with it; mappings on the way are copies."""
     word, _, rest = key.partition(".")
     there = values.get(word)
     both = dict(there) if isinstance(there, Mapping) else {}
     if rest:
         values[word] = both
-        _put(both, rest, value)
+        put(both, rest, value, merged)
     else:
-        values[word] = {**both, **value} if isinstance(value, Mapping) else value
+        values[word] = {**both, **value} if merged and isinstance(value, Mapping) else value
 
 
 def against(config: Config, opponent: Named) -> Config:
@@ -187,6 +188,40 @@ def against_bots(config: Config) -> Config:
     return against(config, config.env.eval_opponent)
 
 
+def evaluated(config: Config) -> Config:
+    """As quality is measured: with `eval.env_kwargs` over `env.kwargs`, against fixed opponents."""
+    kwargs = {**config.env.kwargs, **config.eval.env_kwargs}
+    return against_bots(replace(config, env=replace(config.env, kwargs=kwargs)))
+
+
+def with_typed(config: Config, given: Config, typed: Iterable[str]) -> Config:
+    """The configuration of a run with what was typed to evaluate it otherwise: keys below `eval` and `env.kwargs`, and
+    `opponent`; `given` has the values.
+
+    Raises:
+        ConfigError: the opponent is none of the game's own.
+    """
+    more, asked = dict(config.eval.env_kwargs), dict[str, Any]()
+    for key in typed:
+        group, _, name = key.partition(".")
+        if key == "opponent" and given.opponent is not None:
+            if given.opponent == SELF or ":" in str(given.opponent):
+                raise ConfigError(f"opponent={given.opponent}: decides in training; here take one of the game's own")
+            config = against(config, given.opponent)
+            more[str(config.env.opponent_key)] = str(given.opponent)
+        elif key.startswith(("env.kwargs.", "eval.env_kwargs.")):
+            below, of = key.split("_kwargs." if group == "eval" else ".kwargs.", 1)[1], getattr(given, group)
+            top = below.partition(".")[0]
+            there = {top: more.get(top, config.env.kwargs.get(top))}
+            put(there, below, _at(of.env_kwargs if group == "eval" else of.kwargs, below))
+            more |= there
+        elif key == "eval.env_kwargs":
+            more |= given.eval.env_kwargs
+        elif group == "eval":
+            asked[name] = getattr(given.eval, name)
+    return replace(config, eval=replace(config.eval, **{**asked, "env_kwargs": more}))
+
+
 def _build_env(env: Any) -> EnvConfig:
     if not isinstance(env, Mapping):
         raise ConfigError("env: choose skullking or skirmish, or name an environment by env.id or env.entry_point")
@@ -232,14 +267,3 @@ def foreign_key(key: str, algo: str) -> str:
     if not owners or algo in owners or algo not in ALGO_CLASSES:
         return ""
     return f"{key} means nothing for algo={algo} (only for {', '.join(owners)}); leave it out"
-
-
-def to_dict(value: Any) -> Any:
-    """A plain, JSON-ready copy of a configuration."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_dict(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(k): to_dict(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [to_dict(v) for v in value]
-    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)

@@ -16,6 +16,7 @@ from dataclasses import MISSING, Field, field, fields, is_dataclass
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fasttrain.errors import ConfigError
+from fasttrain.spec.plain import named_or_number, plain
 
 FlagClass = Literal["exact", "rounding", "trade-off"]
 
@@ -173,8 +174,9 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "", known: Itera
 
 def convert(value: Any, hint: Any, key: str) -> Any:
     """`value` as the type `hint` says, or `ConfigError` naming `key`, the value and what fits."""
-    if is_dataclass(value):  # built already, by a caller who had to choose the class
+    if is_dataclass(value) and not isinstance(value, type):  # built already, by a caller who had to choose the class
         return value
+    value = named_or_number(value, key)
     if is_dataclass(hint) and isinstance(hint, type):
         if not isinstance(value, Mapping):
             raise _misfit(key, value, "a group of keys")
@@ -193,7 +195,7 @@ def convert(value: Any, hint: Any, key: str) -> Any:
             raise _misfit(key, value, "a mapping")
         return {str(k): convert(v, get_args(hint)[1], f"{key}.{k}") for k, v in value.items()}
     if hint is Any:
-        return value
+        return plain(value, key)
     return _scalar(value, hint, key)
 
 
@@ -264,6 +266,8 @@ def _literal(value: Any, choices: tuple[Any, ...], key: str) -> Any:
 def _union(value: Any, hints: tuple[Any, ...], key: str) -> Any:
     if value is None and type(None) in hints:
         return None
+    if isinstance(value, Mapping):
+        hints = tuple(hint for hint in hints if get_origin(hint) is dict) or hints
     problems = []
     for hint in hints:
         if hint is type(None):

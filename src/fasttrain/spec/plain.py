@@ -1,0 +1,135 @@
+"""Plain values: what a configuration may hold, and how plan.json holds it so that the same comes out again.
+
+The one door for values whose type no setting declares (an env's arguments, a wrapper's, a callback's). The env that
+eval, resume and export build is the one that trained, because nothing else gets into a configuration.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, get_type_hints
+
+from fasttrain.errors import ConfigError
+
+EXACT = (bool, int, float, str, type(None))
+MOST_BITS = 10_000  # of a whole number: beyond 4,300 digits Python reads none back
+WAYS_OUT = {
+    "ndarray": "give a list (its tolist()), or name a function of a module that makes it",
+    "Tensor": "give a list (its tolist()), or name a function of a module that makes it",
+    "set": "give a list",
+    "frozenset": "give a list",
+    "bytes": "give text",
+}
+
+
+def plain(value: Any, key: str) -> Any:
+    """`value` with Python's own numbers in place of NumPy's, and the import path of classes and functions.
+
+    Raises:
+        ConfigError: it is, or holds, what no plan.json can hold; `key` is where it stands.
+    """
+    value = named_or_number(value, key)
+    if type(value) in (list, tuple):
+        return type(value)(plain(item, f"{key}[{index}]") for index, item in enumerate(value))
+    if isinstance(value, Mapping) and not hasattr(value, "__missing__"):
+        return {plain(name, f"{key}, a key"): plain(item, f"{key}.{name}") for name, item in value.items()}
+    if type(value) not in EXACT:
+        raise _cannot_hold(key, value)
+    if type(value) is int and value.bit_length() > MOST_BITS:
+        raise ConfigError(f"{key}: a number of {value.bit_length():,} bits is too long for plan.json")
+    if type(value) is str and value != value.encode("utf-8", "replace").decode("utf-8"):
+        raise ConfigError(f"{key}={value!r:.60}: no text in UTF-8, so that plan.json cannot hold it")
+    return value
+
+
+def named_or_number(value: Any, key: str) -> Any:
+    """A number of NumPy's as Python's, a class or function as `module:Name`, anything else as it is."""
+    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == () and hasattr(value, "item"):
+        return value.item()
+    name, module = getattr(value, "__qualname__", None), getattr(value, "__module__", None)
+    if not callable(value) or not isinstance(name, str) or not isinstance(module, str):
+        return value
+    found: Any = sys.modules.get(module)
+    for word in name.split("."):
+        found = getattr(found, word, None)
+    if found is not value or module == "__main__":
+        raise ConfigError(
+            f"{key}: eval and resume cannot import {module}.{name}; define it at the top of a module of its own"
+        )
+    return f"{module}:{name}"
+
+
+def _cannot_hold(key: str, value: Any) -> ConfigError:
+    kind = type(value)
+    way_out = WAYS_OUT.get(kind.__name__) or "give its str()" * hasattr(value, "__fspath__")
+    way_out = way_out or "give numbers, texts, lists and mappings, or name a function of a module that makes it"
+    what = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return ConfigError(f"{key}: plan.json cannot hold it ({what}); eval and resume would build another env: {way_out}")
+
+
+# --- in plan.json: what JSON has no form for is a mapping with one key that begins with `$`
+
+TUPLE, PAIRS, FLOAT = "$tuple", "$pairs", "$float"
+
+
+def to_dict(value: Any) -> Any:
+    """A JSON-ready copy of a configuration, from which `from_dict` makes the same values."""
+    if is_dataclass(value) and not isinstance(value, type):
+        hints = get_type_hints(type(value))
+        return {one.name: _of_setting(getattr(value, one.name), hints[one.name]) for one in fields(value)}
+    return _of_setting(value, None)
+
+
+def _of_setting(value: Any, hint: Any) -> Any:
+    """Lists of a setting are tuples once they are typed, those inside of free values are what somebody gave."""
+    if is_dataclass(value):
+        return to_dict(value)
+    if isinstance(value, tuple):
+        return [_written(item) for item in value]
+    if isinstance(value, Mapping) and "tuple" in str(hint):
+        return {name: _written([*items]) for name, items in value.items()}
+    return _written(value)
+
+
+def _written(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return {FLOAT: str(value)}
+    if type(value) is tuple:
+        return {TUPLE: [_written(item) for item in value]}
+    if isinstance(value, list):
+        return [_written(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value if isinstance(value, EXACT) else str(value)
+    if all(type(name) is str and not name.startswith("$") for name in value):
+        return {name: _written(item) for name, item in value.items()}
+    return {PAIRS: [[_written(name), _written(item)] for name, item in value.items()]}
+
+
+def from_dict(stored: Any) -> Any:
+    """The way back.
+
+    Raises:
+        ConfigError: it is nothing that `to_dict` made.
+    """
+    try:
+        return _read(stored)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"plan.json holds a value that fasttrain did not write ({error})") from error
+
+
+def _read(stored: Any) -> Any:
+    if isinstance(stored, list):
+        return [_read(item) for item in stored]
+    if not isinstance(stored, Mapping):
+        return stored
+    if len(stored) == 1:
+        if TUPLE in stored:
+            return tuple(_read(item) for item in stored[TUPLE])
+        if PAIRS in stored:
+            return {_read(name): _read(item) for name, item in stored[PAIRS]}
+        if FLOAT in stored:
+            return float(stored[FLOAT])
+    return {name: _read(item) for name, item in stored.items()}

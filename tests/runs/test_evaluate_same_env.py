@@ -1,0 +1,103 @@
+"""What is built from plan.json later is the env that trained, or what was asked for in its place."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fasttrain import train
+from fasttrain.cli import main
+from fasttrain.errors import ConfigError
+
+SHOP = """
+import gymnasium, numpy as np
+from gymnasium import spaces
+
+
+class Shop(gymnasium.Env):
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, prices=None, most=1.0, length=4, wide=2):
+        self.prices, self.most, self.length = prices, most, length
+        self.observation_space = spaces.Box(0, 1, (wide,), np.float32)
+        self.sold = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = self.length
+        return self.np_random.random(self.observation_space.shape, np.float32), {}
+
+    def step(self, action):
+        self.left -= 1
+        self.sold += 1
+        reward = min(self.prices[0, 1], self.prices[None], self.most)
+        return self.np_random.random(self.observation_space.shape, np.float32), reward, self.left == 0, False, {}
+"""
+SETTINGS: dict[str, Any] = {
+    "env.kwargs": {"prices": {(0, 1): 3.0, None: 2.0}, "most": float("inf")}, "algo.n_steps": 16, "algo.n_epochs": 1, "batch_size": 32,
+    "eval.episodes": 2, "num_envs": 2, "vec_env": "dummy", "checkpoint_every": 32, "report": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = f"shop_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(SHOP)
+    return lambda **more: train(f"{name}:Shop", algo="ppo", total_timesteps=64, settings=SETTINGS, **more)
+
+
+def evaluated(*arguments: str) -> float:
+    assert main(["eval", "run=first", "hydra.run.dir=e", *arguments]) == 0
+    quality = json.loads(Path("e/eval.json").read_text())["quality"]["greedy"]
+    return float(quality["mean_reward"])
+
+
+def test_eval_and_resume_build_the_env_that_trained(shop: Any, capfd: pytest.CaptureFixture[str]):
+    run = shop(folder="first")
+    assert run.summary["quality"]["mean_reward"] == 8.0 == evaluated()
+    assert evaluated("eval.env_kwargs.length=3") == 6.0
+    assert evaluated("env.kwargs.most=1.5", "eval.env_kwargs={length: 2}") == 3.0
+    assert main(["eval", "run=first", "hydra.run.dir=e", "env.kwargs.wide=3"]) == 2
+    assert "the policy is for Box(0.0, 1.0, (2,), float32)" in capfd.readouterr().err
+    assert main(["eval", "run=first", "hydra.run.dir=e", "num_envs=3"]) == 2
+    assert "eval takes run=…, model=…, opponent=…, eval.…, env.kwargs.… and --trust only" in capfd.readouterr().err
+    first = json.loads(Path("first/plan.json").read_text())
+    assert main(["resume", "run=first", "total_timesteps=96"]) == 0
+    plan = json.loads(Path("first/plan.json").read_text())
+    assert plan["provenance"] == first["provenance"]
+    assert len(plan["resumed"]) == 1
+    assert json.loads(Path("first/summary.json").read_text())["quality"]["mean_reward"] == 8.0
+    shop(folder="second", seed=4)
+    shutil.rmtree("first/checkpoints")
+    shutil.copytree("second/checkpoints", "first/checkpoints")
+    assert main(["resume", "run=first", "total_timesteps=128"]) == 2
+    assert "another run: it was trained with another seed" in capfd.readouterr().err
+
+
+def test_a_loop_makes_a_folder_each_and_overwrite_begins_anew(shop: Any):
+    folders = {shop().folder, shop().folder}
+    assert len(folders) == 2
+    Path("it/daemons").mkdir(parents=True)
+    shop(folder="it", on_existing="overwrite")
+    (Path("it") / "daemons").mkdir(exist_ok=True)
+    with pytest.raises(
+        ConfigError, match=r'train: folder=it holds a run \(done\); take another folder, or on_existing="ov'
+    ):
+        shop(folder="it")
+    with pytest.raises(ConfigError, match='on_existing="resume" is for the command'):
+        shop(folder="it", on_existing="resume")
+    shop(folder="it", on_existing="overwrite")
+    assert not Path("it/daemons").exists()
+
+
+def test_an_evaluation_that_cannot_be_is_refused_before_training(shop: Any):
+    for kwargs, told in (({"wide": 5}, "the policy is for"), ({"lenght": 5}, "unknown env.kwargs.lenght")):
+        with pytest.raises(Exception, match=told):
+            shop(**{"folder": "bad", "on_existing": "overwrite", "eval_every": 16, "eval.env_kwargs": kwargs})
+    assert not Path("bad/model.zip").exists()
