@@ -38,7 +38,8 @@ class Shop(gymnasium.Env):
         return self.np_random.random(self.observation_space.shape, np.float32), reward, self.left == 0, False, {}
 """
 SETTINGS: dict[str, Any] = {
-    "env.kwargs": {"prices": {(0, 1): 3.0, None: 2.0}, "most": float("inf")}, "algo.n_steps": 16, "algo.n_epochs": 1, "batch_size": 32,
+    "env.kwargs": {"prices": {(0, 1): 3.0, None: 2.0}, "most": float("inf")},
+    "algo.n_steps": 16, "algo.n_epochs": 1, "batch_size": 32,
     "eval.episodes": 2, "num_envs": 2, "vec_env": "dummy", "checkpoint_every": 32, "report": False,
 }  # fmt: skip
 
@@ -62,7 +63,7 @@ def test_eval_and_resume_build_the_env_that_trained(shop: Any, capfd: pytest.Cap
     run = shop(folder="first")
     assert run.summary["quality"]["mean_reward"] == 8.0 == evaluated()
     assert evaluated("eval.env_kwargs.length=3") == 6.0
-    assert evaluated("env.kwargs.most=1.5", "eval.env_kwargs={length: 2}") == 3.0
+    assert evaluated("env.kwargs.most=1.5", "eval.env_kwargs.length=2") == 3.0
     assert main(["eval", "run=first", "hydra.run.dir=e", "env.kwargs.wide=3"]) == 2
     assert "the policy is for Box(0.0, 1.0, (2,), float32)" in capfd.readouterr().err
     assert main(["eval", "run=first", "hydra.run.dir=e", "num_envs=3"]) == 2
