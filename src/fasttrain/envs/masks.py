@@ -208,10 +208,10 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
     def _take_mask(self, observation: Any, info: dict[str, Any]) -> Any:
         if self._convention == "info":
             self._latest = info.get(KEY)
-        elif self._convention == "observation":
+        elif self._convention == "observation" and isinstance(observation, Mapping):  # else the last of an episode
             self._latest = observation.get(KEY)
             if self._only_key is not None:
-                return observation[self._only_key]
+                return observation.get(self._only_key)
             return {key: value for key, value in observation.items() if key != KEY}
         return observation
 

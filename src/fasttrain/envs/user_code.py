@@ -3,6 +3,7 @@ state alone."""
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # signal.getsignal makes enums, which takes longer than all the rest
 import importlib
 import importlib.util
 import os
@@ -50,7 +51,7 @@ def process_settings() -> dict[str, Any]:
         "numpy.seterr": "raise" in np.geterr().values(),
         "sys.setrecursionlimit": min(sys.getrecursionlimit(), 1000),  # more harms nobody
         "warnings.simplefilter": [each for each in warnings.filters[:1] if each[0] == "error"],
-        "the handler of SIGINT": signal.getsignal(signal.SIGINT),
+        "the handler of SIGINT": _signal.getsignal(signal.SIGINT),
         "sys.stdout": sys.stdout.closed,
         "torch.set_default_dtype": torch and torch.get_default_dtype(),
         "torch.set_grad_enabled": torch and torch.is_grad_enabled(),
@@ -66,7 +67,7 @@ def put_back(before: dict[str, Any]) -> list[str]:
         "sys.setrecursionlimit": sys.setrecursionlimit,
         "warnings.simplefilter": lambda _: warnings.filters.remove(warnings.filters[0]),  # type: ignore[attr-defined]
         "the handler of SIGINT": lambda kept: signal.signal(signal.SIGINT, kept),
-        "sys.stdout": lambda _: setattr(sys, "stdout", sys.stderr),
+        "sys.stdout": lambda _: setattr(sys, "stdout", open(os.dup(2), "w", 1)),  # noqa: SIM115 - as long as the process
         "torch.set_default_dtype": lambda kept: torch.set_default_dtype(kept),  # type: ignore[union-attr]
         "torch.set_grad_enabled": lambda kept: torch.set_grad_enabled(kept),  # type: ignore[union-attr]
     }

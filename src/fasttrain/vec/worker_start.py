@@ -216,7 +216,8 @@ class NamelessSemaphore:
         self._lock: Any = _multiprocessing.SemLock(_COUNTING, 0, _MOST, name, forked)
         self._take_methods()
         if not forked:
-            resource_tracker.register(name, "semaphore")  # for a trainer that is killed before the other opens it
+            with safe_path():  # the tracker may begin here
+                resource_tracker.register(name, "semaphore")  # for a trainer that is killed before the other opens it
         self.name_gone: Any = (lambda: None) if forked else Finalize(self, _forget, (name,), exitpriority=0)
 
     def _take_methods(self) -> None:
