@@ -219,7 +219,7 @@ class Sampler(gym.Env[Any, Any]):
 # --- faults on demand: the action says what goes wrong
 
 FAULTS = (
-    "raise", "nan_observation", "nan_reward", "infinite_observation", "wrong_shape", "empty_mask", "wrong_answer",
+    "raise", "nan_observation", "nan_reward", "infinite_observation", "wrong_shape", "short_mask", "wrong_answer",
     "sys_exit", "nan_at_the_end", "os_exit", "kill", "hang", "stop",
 )  # fmt: skip
 IN_PROCESS = FAULTS[:9]  # mended inside the worker
@@ -291,8 +291,8 @@ class Chaos(gym.Env[Any, Any]):
             answer[1] = float("nan")
         elif fault == "wrong_shape":
             answer[0] = answer[0][:1]  # NumPy would stretch it
-        elif fault == "empty_mask":
-            self.mask[:] = False
+        elif fault == "short_mask":
+            self.mask = self.mask[1:]
         return tuple(answer)
 
     def action_masks(self) -> Any:

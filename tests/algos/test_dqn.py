@@ -17,7 +17,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 import fasttrain
-from fasttrain.batch import FinishedEpisode
+from fasttrain.batch import EmptyMasks, FinishedEpisode
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.envs.masks import ActionMasks
@@ -96,9 +96,18 @@ def test_masks_can_be_left_out():
     assert model.replay_buffer.mask_width is None
 
 
-def test_a_state_without_a_legal_action_is_an_error():
+@pytest.mark.parametrize("engine", ["torch", "kernels"])
+def test_where_no_action_is_legal_all_are(engine: str):
+    env = Forbidding(())
+    model = fasttrain.DQN("MlpPolicy", DummyVecEnv([lambda: env]), engine=engine, **SETTINGS)
+    with pytest.warns(UserWarning, match="no legal action in env 0 at step 0"):
+        model.learn(200)
+    assert model.collector.empty_masks.count == 200
+    assert set(env.chosen) == {0, 1, 2, 3}
+    assert model.replay_buffer.sample(100).next_action_masks.all()
+    model.collector.empty_masks = EmptyMasks(raises=True)
     with pytest.raises(EnvError, match="no legal action in env 0"):
-        fasttrain.DQN("MlpPolicy", DummyVecEnv([lambda: Forbidding(())]), **SETTINGS).learn(50)
+        model.learn(50)
 
 
 def test_a_buffer_without_room_for_masks_is_an_error():
@@ -136,8 +145,8 @@ def test_predict_with_masks(deterministic: bool):
     single, _ = model.predict(observations[0], deterministic=deterministic, action_masks=masks[0])
     assert single.shape == ()
     assert masks[0, single]
-    with pytest.raises(EnvError, match="no legal action"):
-        model.predict(observations[0], action_masks=np.zeros(8, bool))
+    anything, _ = model.predict(observations[0], deterministic=True, action_masks=np.zeros(8, bool))
+    assert anything == model.predict(observations[0], deterministic=True)[0]
 
 
 def test_prioritized_replay_learns_what_it_was_wrong_about():

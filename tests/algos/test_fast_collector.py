@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from fasttrain.algos.fast import bootstrap_truncated, check_masks, clip_actions, stuck_envs
+from fasttrain.algos.fast import Collector, bootstrap_truncated, clip_actions, read_masks
 from fasttrain.algos.ppo import PPO
-from fasttrain.batch import FinishedEpisode
+from fasttrain.batch import EmptyMasks, FinishedEpisode, opened, stuck_envs
 from fasttrain.engines.engine import EngineSettings
 from fasttrain.errors import EnvError
 from toys import toy_gym_vec
@@ -108,12 +108,26 @@ def test_stuck_envs_are_found():
     assert stuck_envs(masks[:, :4], [2, 2]).tolist() == [1], "sub-actions of one size are looked at together"
 
 
-def test_the_error_names_envs_and_step():
-    space = spaces.Discrete(4)
+def test_empty_masks_are_counted_told_once_and_may_be_an_error():
     masks = np.ones((5, 4), np.bool_)
-    check_masks(masks, space, 10)
+    said: list[str] = []
+    empty = EmptyMasks(say=said.append)
+    empty.look(masks, [4], 10)
     masks[[1, 3]] = False
-    with pytest.raises(EnvError, match="env 1, 3 at step 812"):
-        check_masks(masks, space, 812)
+    empty.look(masks, [4], 812)
+    empty.look(masks, [2, 2], 813, np.arange(10, 15))
+    assert empty.count == 4
+    assert len(said) == 1
+    assert "no legal action in env 1, 3 at step 812" in said[0]
+    with pytest.raises(EnvError, match="env 11, 13 at step 9"):
+        EmptyMasks(raises=True).look(masks, [4], 9, np.arange(10, 15))
+    filled = opened(masks, [2, 2])
+    assert filled.all()
+    assert not masks[1].any(), "a copy"
+    assert opened(filled, [4]) is filled
+
+
+def test_masks_of_another_width_are_refused():
+    source: Any = SimpleNamespace(read_masks=lambda: np.ones((2, 5), np.bool_))
     with pytest.raises(EnvError, match=r"returned 5 entries .* needs 4"):
-        check_masks(np.ones((2, 5), np.bool_), space, 0)
+        read_masks(Collector(), source, spaces.Discrete(4), 0)

@@ -184,8 +184,8 @@ def test_sound_outcomes_pass(outcome: Any):
 
 @pytest.mark.parametrize(
     ("legal", "mask"),
-    [(None, [1, 1, 1]), ([0, 2], [1, 0, 1]), ((1,), [0, 1, 0]), ([True, False, True], [1, 0, 1]), ([1, 1], [0, 1, 0]),
-     (np.array([2]), [0, 0, 1])],
+    [(None, [1, 1, 1]), ([0, 2], [1, 0, 1]), ((1,), [0, 1, 0]), ([True, False, True], [1, 0, 1]),
+     ([1, 1, 0], [1, 1, 0]), (np.array([2]), [0, 0, 1])],
 )  # fmt: skip
 def test_masks(legal: Any, mask: list[int]):
     assert mask_of(legal, 3).tolist() == [bool(one) for one in mask]
@@ -193,9 +193,10 @@ def test_masks(legal: Any, mask: list[int]):
 
 @pytest.mark.parametrize(
     "legal",
-    [[], [3], [-1], [0.0], ["0"], "01", {"a": 1}, [[0], [0, 1]], [True], [False] * 3, [True] * 4, [10**30], [None]],
+    [[], [3], [-1], [1, 1], [0, 0, 0], [0.0], "01", {"a": 1}, [[0], [0, 1]], [True], [False] * 3, [True] * 4, [10**30],
+     [None]],
     ids=str,
-)
+)  # fmt: skip
 def test_legal_actions_that_are_none(legal: Any):
     assert cause(lambda: mask_of(legal, 3)) == "bad decision"
 

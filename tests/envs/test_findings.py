@@ -93,16 +93,6 @@ def test_a_misfit_is_counted_and_its_worst_case_shown() -> None:
     )
 
 
-def test_info_that_shows_another_mask_than_the_method() -> None:
-    witness = Witness(BOX, spaces.Discrete(3))
-    mask = np.array([True, False, True])
-    witness(moment(mask=mask, info={"action_mask": mask.astype(np.int8)}))
-    witness(moment(1, mask=mask, info={"action_mask": {"head": mask}}))  # some form of its own
-    assert list(witness.findings()) == []
-    witness(moment(1, mask=mask, info={"action_mask": ~mask}))
-    assert [finding.code for finding in witness.findings()] == ["stale_mask"]
-
-
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -173,7 +163,7 @@ def test_single_valued() -> None:
 
 def test_severity_and_remedy_are_the_codes_unless_given() -> None:
     assert found("never_done", "x").severity == "warning"
-    assert found("empty_mask", "x").severity == "error"
+    assert found("bad_mask", "x", "do that").severity == "error"
     assert found("stale_mask", "x", severity="warning").severity == "warning"
     assert str(found("empty_mask", "x", "do that")) == "x; do that"
     assert set(WARNINGS) <= set(REMEDIES)

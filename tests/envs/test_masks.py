@@ -11,14 +11,19 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fasttrain.batch import stuck_envs
 from fasttrain.envs.masks import (
     ActionMasks,
+    FlatMasks,
     find_mask_convention,
     flat_mask,
+    head_sizes,
     is_legal,
     mask_width,
     random_legal_action,
+    sounds_like_masks,
 )
+from fasttrain.envs.wrappers import OldGym
 from fasttrain.errors import EnvError, EnvSpecError
 
 
@@ -186,7 +191,7 @@ def test_equal_heads_may_come_as_a_matrix() -> None:
         ([1, 0], r"expected 3 entries, got 2 \(action space Discrete\(3\)\)"),
         (([1, 0], [1, 1]), r"expected 3 entries, got 4 \(2 \+ 2 per head\)"),
         ({}, "expected 3 entries, got 0"),
-        (np.array([0.0, -np.inf, 0.0]), "booleans or 0 and 1"),
+        (np.array([0.0, -1.0, 0.0]), "booleans or 0 and 1"),
         ([0, 2, 1], "booleans or 0 and 1"),
         (["a", "b", "c"], "booleans or 0 and 1"),
         ([[1, [1, 2], 0]], "not an array"),
@@ -268,9 +273,9 @@ def test_a_drawn_action_is_legal_and_taking_one_of_its_entries_away_makes_it_ill
 ) -> None:
     width = mask_width(space)
     mask = np.array(data.draw(st.lists(st.booleans(), min_size=width, max_size=width)))
-    try:
-        action = random_legal_action(space, mask, np.random.default_rng(data.draw(st.integers(0, 99))))
-    except EnvError:  # a head without a legal action
+    action = random_legal_action(space, mask, np.random.default_rng(data.draw(st.integers(0, 99))))
+    assert space.contains(action)
+    if stuck_envs(mask[None], head_sizes(space)).size:  # a head without a legal choice: any is drawn
         return
     assert is_legal(space, mask, action)
     needed = [entry for entry in np.flatnonzero(mask) if not is_legal(space, np.arange(width) != entry, action)]
@@ -282,9 +287,71 @@ def test_a_drawn_action_is_legal_and_taking_one_of_its_entries_away_makes_it_ill
         assert not is_legal(space, without, action)
 
 
-def test_no_legal_action_is_an_error() -> None:
-    with pytest.raises(EnvError, match="none of 3 actions"):
-        random_legal_action(spaces.Discrete(3), np.zeros(3, np.bool_), np.random.default_rng(0))
+def test_masks_that_are_added_to_logits_are_read_the_right_way_round() -> None:
+    added = FlatMasks(3)
+    assert added(np.zeros(3, np.float32)).all(), "not known yet: the first state of an env that adds them"
+    assert added(np.array([-np.inf, 0, 0])).tolist() == [False, True, True]
+    assert added(np.array([0, -1e8, -1e9])).tolist() == [True, False, False]
+    assert added(np.zeros(3, np.float32)).all()
+    factors = FlatMasks(3)
+    assert factors(np.array([1.0, 0, 1])).tolist() == [True, False, True]
+    assert not factors(np.zeros(3, np.float32)).any()
+    assert not FlatMasks(3)([0, 0, 0]).any()
+
+
+class Named(Toy):
+    """Masks under names and in forms that people give them."""
+
+    legal = np.array([[1], [0], [1]])
+
+    def __init__(self) -> None:
+        super().__init__("none", list(MASKS))
+        self.get_valid_actions = self.legal  # an attribute
+
+    @property
+    def current(self) -> Any:
+        return self.masks[self.time]
+
+    def valid_action_mask(self) -> Any:
+        return self.legal
+
+    def of_state(self, state: Any) -> Any:
+        return self.legal
+
+
+def test_masks_of_another_name_are_a_method_a_property_or_an_attribute() -> None:
+    inner = gymnasium.wrappers.TimeLimit(Named(), 9)
+    for name in ("valid_action_mask", "get_valid_actions", "current"):
+        assert find_mask_convention(inner, name) == "method"
+        env = ActionMasks(inner, "method", named=name)
+        env.reset()
+        assert env.action_masks().tolist() == [True, False, True]
+    env.step(0)
+    assert env.action_masks().tolist() == [False, True, True], "a property is asked anew"
+    assert find_mask_convention(inner, "elsewhere") is None
+    assert sounds_like_masks(inner) == ["valid_action_mask"]
+    with pytest.raises(EnvSpecError, match=r"of_state must be a method without arguments, it is of_state\(state"):
+        find_mask_convention(inner, "of_state")
+
+
+def test_masks_in_the_steps_info_of_an_old_env() -> None:
+    class Old:
+        observation_space, action_space = spaces.Box(0, 9, (1,)), spaces.Discrete(3)
+
+        def reset(self) -> Any:
+            return np.zeros(1, np.float32)
+
+        def step(self, action: Any) -> Any:
+            return np.zeros(1, np.float32), 0.0, False, {"action_mask": [0, 1, 0]}
+
+    inner = OldGym(Old())
+    assert find_mask_convention(inner) == "info"
+    env = ActionMasks(inner, "info")
+    for _ in range(2):
+        env.reset()
+        assert env.action_masks().all(), "its reset tells nothing"
+        env.step(0)
+        assert env.action_masks().tolist() == [False, True, False]
 
 
 def test_taxi() -> None:

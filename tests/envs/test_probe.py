@@ -106,13 +106,6 @@ def test_broken_step_is_named(answer: Any, text: str) -> None:
         probe(lambda: env)
 
 
-def test_no_legal_action_is_named() -> None:
-    env = Watched()
-    env.action_masks = lambda: np.zeros(4, np.bool_)
-    with pytest.raises(EnvSpecError, match=r"Watched.*none of 4 actions"):
-        probe(lambda: env)
-
-
 def test_a_bare_observation_from_reset_is_named() -> None:
     env = Watched()
     env.reset = lambda **_: np.zeros(1, np.float32)  # type: ignore[method-assign]

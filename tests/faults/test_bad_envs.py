@@ -58,7 +58,7 @@ def bad(tmp_path: Path) -> Path:
     ],
 )
 def test_bad_data_is_named_and_the_episodes_are_kept(fasttrain: RunCommand, bad: Path, fault: str, message: str):
-    done = fasttrain(*SMALL, "vec_env=dummy", f"env.kwargs.fault={fault}")
+    done = fasttrain(*SMALL, "vec_env=dummy", f"env.kwargs.fault={fault}", "env.on_empty_mask=raise")
     assert done.exit_code == 1
     assert message in done.err
     assert done.err.count("\n") == 2, "what happened, and what was saved"
@@ -89,7 +89,6 @@ SHARED = (*SMALL, "vec_env=shared", "num_workers=2")
         ("raise", "RuntimeError: the board fell (bad.py:17, in step)"),
         ("nan_observation", "the observation is not finite"),
         ("nan_reward", "the reward is not finite"),
-        ("stuck", "the action mask leaves no legal action"),
     ],
 )
 def test_a_failing_env_of_a_shared_worker_is_named(fasttrain: RunCommand, bad: Path, fault: str, message: str):

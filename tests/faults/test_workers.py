@@ -82,7 +82,7 @@ IN_WORDS = {
     "infinite_observation": "the observation is not finite (NaN or infinite)",
     "nan_reward": "the reward is not finite (NaN or infinite)",
     "wrong_shape": "the observation has shape (1,), its space says (4,)",
-    "empty_mask": "the action mask leaves no legal action",
+    "short_mask": "the action mask has the wrong length: expected",
     "wrong_answer": "step() returned 4 values, expected 5 values",
     "sys_exit": "SystemExit: 3 (tests/worker_toys.py:",
     "nan_at_the_end": "the last observation of the episode is not finite",

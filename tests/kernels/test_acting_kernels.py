@@ -54,13 +54,14 @@ def test_values_alone(count: int):
     torch.testing.assert_close(torch.from_numpy(values), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_acting_with_sub_actions():
+@pytest.mark.parametrize("of_second", [[True, True], [False, False]], ids=["legal", "empty head"])
+def test_acting_with_sub_actions(of_second: list[bool]):
     policy = make_policy(5, spaces.MultiDiscrete([3, 2, 4]), [8, 8], torch.nn.Tanh, 3)
     kernels = KernelEngine(policy, EngineSettings())
     kernels.pack()
     count = 60_000
     observations = np.tile(np.random.default_rng(0).standard_normal(5).astype(np.float32), (count, 1))
-    mask = np.array([True, False, True, True, True, False, False, True, True])
+    mask = np.array([True, False, True, *of_second, False, False, True, True])
     masks = np.tile(mask, (count, 1))
     torch.manual_seed(1)
     acted = kernels.act(observations, masks)

@@ -61,6 +61,7 @@ def make_storage(policy: Any, steps: int, envs: int, seed: int, sparse: float = 
         masks = rng.random((envs, sum(dims))) < 0.5
         for first, size in zip(np.cumsum([0, *dims]), dims, strict=False):
             masks[np.arange(envs), first + rng.integers(size, size=envs)] = True
+        masks[0, : dims[0]] = False  # no legal choice: rated as sb3-contrib rates it
         with torch.no_grad():
             chosen, values, log_probs = head.act(torch.from_numpy(observations), torch.from_numpy(masks))
         noise = torch.from_numpy(rng.normal(0, 0.3, envs).astype(np.float32))

@@ -67,6 +67,15 @@ class MaskedEnv(RandomEnv):
         return self.mask
 
 
+class OftenEmpty(MaskedEnv):
+    """Masks that in many states allow nothing at all, in a sub-action or in all."""
+
+    def _draw(self) -> Any:
+        drawn = super()._draw()
+        self.mask &= self.np_random.random(len(self.mask)) < 0.5
+        return drawn
+
+
 def masked_env(observation_space: spaces.Space, action_space: spaces.Space, cut: bool = False) -> Callable:
     return lambda: MaskedEnv(observation_space, action_space, cut)
 
@@ -97,6 +106,10 @@ CASES = {
     "masked multi-binary": Case(MASKED, invalid(InvalidActionEnvMultiBinary, 4, 2), {"ent_coef": 0.01}),
     "masked multi-discrete, cut": Case(MASKED, masked_env(BOX, spaces.MultiDiscrete([2, 4]), True)),
     "masked box state": Case(MASKED, masked_env(BOX, spaces.MultiDiscrete([2, 1, 4])), {"ent_coef": 0.01}),
+    "masked, often nothing legal": Case(MASKED, lambda: OftenEmpty(BOX, spaces.Discrete(3)), {"ent_coef": 0.01}),
+    "masked, often an empty head": Case(
+        MASKED, lambda: OftenEmpty(BOX, spaces.MultiDiscrete([2, 4])), {"ent_coef": 0.01}
+    ),
     "masked dict": Case(MASKED, masked_env(DICT, spaces.Discrete(5)), policy="MultiInputPolicy"),
     "masked dict, cut": Case(MASKED, masked_env(DICT, spaces.MultiBinary(3), True), policy="MultiInputPolicy"),
     "masked image": Case(MASKED, masked_env(IMAGE, spaces.Discrete(3)), tiny_cnn(), "CnnPolicy", steps=16),
@@ -177,6 +190,7 @@ def logged(model: OnPolicyAlgorithm) -> dict[str, Any]:
 
 @pytest.mark.filterwarnings("ignore:You have specified a mini-batch size of 60")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+@pytest.mark.filterwarnings("ignore:no legal action")
 def test_same_weights_and_log(case: Case):
     ours_class, stock_class = case.classes
     stock = trained(case, stock_class)

@@ -76,7 +76,7 @@ def test_check_shows_costs_and_writes_them(fasttrain: RunCommand):
     [
         (["env.kwargs.faults=[unseeded]"], 0, ["unseeded_randomness"]),
         (["env.kwargs.faults=[unseeded]", "checkup=strict"], 2, ["unseeded_randomness"]),
-        (["env.kwargs.faults=[empty]"], 2, ["empty_mask"]),
+        (["env.kwargs.faults=[empty]"], 0, ["empty_mask"]),
         (["env.kwargs.faults=[unseeded,shape]"], 2, ["wrong_shape", "unseeded_randomness"]),
         (["checkup=strict"], 0, []),
     ],

@@ -25,8 +25,9 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Rollout
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecFrameStack, VecTransposeImage
 from stable_baselines3.dqn.policies import DQNPolicy
 
-from fasttrain.algos.fast import Fast, check_masks
+from fasttrain.algos.fast import Fast
 from fasttrain.algos.q_collect import collect, random_actions
+from fasttrain.batch import opened
 from fasttrain.buffers.prefetch import Direct, Prefetching, Replay
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayStorage
@@ -241,15 +242,14 @@ class DQN(Fast, stable_baselines3.DQN):
             return super().predict(observation, state, episode_start, deterministic)
         self.policy.set_training_mode(False)
         tensor, vectorized = self.policy.obs_to_tensor(observation)
-        width = sum(action_dims(self.action_space))
-        masks = np.asarray(action_masks).astype(np.bool_).reshape(-1, width)
-        check_masks(masks, self.action_space, self.num_timesteps)
+        dims = action_dims(self.action_space)
+        masks = opened(np.asarray(action_masks).astype(np.bool_).reshape(-1, sum(dims)), dims)
         if not deterministic and np.random.rand() < self.exploration_rate:
             actions = random_actions(self.action_space, len(masks), masks, at_once=False)
         else:
             with torch.no_grad():
                 legal = torch.from_numpy(masks).to(self.device)
-                best = greedy(self.q_net(tensor), legal, action_dims(self.action_space)).cpu().numpy()
+                best = greedy(self.q_net(tensor), legal, dims).cpu().numpy()
                 actions = best.reshape(-1, *(self.action_space.shape or ()))
         return (actions if vectorized else actions[0]), state
 

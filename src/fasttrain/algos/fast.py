@@ -7,8 +7,6 @@ is saved, so that a zip holds nothing that stock SB3 does not know.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -18,7 +16,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
-from fasttrain.batch import BoolArray, FinishedEpisode, Float32Array, Int64Array
+from fasttrain.batch import BoolArray, EmptyMasks, FinishedEpisode, Float32Array
 from fasttrain.buffers.prefetch import Direct
 from fasttrain.buffers.sequences import Memory
 from fasttrain.engines.engine import Engine, EngineSettings
@@ -122,6 +120,7 @@ class Collector:
         self.schedule = "lockstep"  # pipelined: one half steps while the policy acts for the other; or first_ready
         self.local_random_actions = False  # DQN's random actions of all envs in one draw
         self.sampler = Direct()  # of replay batches
+        self.empty_masks = EmptyMasks()
         self.source: SlotSource | None = None  # the env seen as slots
         self._env: VecEnv | None = None
 
@@ -142,47 +141,28 @@ class Collector:
 
 
 def read_masks(
-    source: SlotSource, action_space: spaces.Space[Any], step: int, place: BoolArray | None = None
+    collector: Collector, source: SlotSource, action_space: spaces.Space[Any], step: int, place: BoolArray | None = None
 ) -> BoolArray:
-    """A checked copy of the masks (N, A), in `place` if given: the step that follows overwrites the slots."""
+    """A checked copy of the masks (N, A), in `place` if given: the step that follows overwrites the slots.
+
+    Raises:
+        EnvSpecError: there are none any more.
+        EnvError: they have the wrong width, or one is empty and that is to be an error.
+    """
     masks = source.read_masks()
     if masks is None:
         raise EnvSpecError(f"the env had action masks when training began and has none at step {step}")
-    check_masks(masks, action_space, step)
+    dims = action_dims(action_space)
+    if masks.shape[1] != sum(dims):
+        raise EnvError(
+            f"action_masks() returned {masks.shape[1]} entries per env at step {step}, but the action space "
+            f"needs {sum(dims)}: one per choice, the choices of all sub-actions one after the other"
+        )
+    collector.empty_masks.look(masks, dims, step)
     if place is None:
         return np.array(masks)
     np.copyto(place, masks)
     return place
-
-
-def stuck_envs(action_masks: BoolArray, dims: Sequence[int]) -> Int64Array:  # (N, A), (K,)
-    """Envs in which some sub-action has no legal choice. A product of booleans: 3 µs for 256 × 86, `any` takes 9."""
-    count, ones = len(action_masks), np.ones(max(dims), np.bool_)
-    if len(set(dims)) == 1:
-        return np.flatnonzero(~(action_masks.reshape(count, -1, dims[0]) @ ones).all(axis=1))
-    ends = list(accumulate(dims))
-    free = [action_masks[:, end - size : end] @ ones[:size] for end, size in zip(ends, dims, strict=True)]
-    return np.flatnonzero(~np.logical_and.reduce(free))
-
-
-def check_masks(action_masks: BoolArray, action_space: spaces.Space[Any], step: int) -> None:
-    """Refuse masks under which an env cannot move; SB3 would draw one of its illegal actions without a word.
-
-    Raises:
-        EnvError: the masks (N, A) have the wrong width or leave an env without a legal action.
-    """
-    dims = action_dims(action_space)
-    width = sum(dims)
-    if action_masks.shape[1] != width:
-        raise EnvError(
-            f"action_masks() returned {action_masks.shape[1]} entries per env at step {step}, but the action space "
-            f"needs {width}: one per choice, the choices of all sub-actions one after the other"
-        )
-    if len(stuck := stuck_envs(action_masks, dims)):
-        raise EnvError(
-            f"no legal action in env {', '.join(map(str, stuck))} at step {step}: action_masks() is False for every "
-            "choice of a (sub-)action. End the episode in such a state, or offer a pass action"
-        )
 
 
 def _kept(source: SlotSource, place: Any) -> Any:

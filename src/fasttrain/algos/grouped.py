@@ -18,6 +18,7 @@ from fasttrain.batch import Int64Array, each_array, select_rows
 from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.engines.engine import Engine
 from fasttrain.engines.guard import check_actions
+from fasttrain.engines.heads import action_dims
 from fasttrain.vec.base import SlotSource, SlotVecEnv, copy_observations
 from fasttrain.vec.groups import Groups, GroupStep
 
@@ -45,6 +46,7 @@ class GroupedRollout:
         self.model, self.engine, self.groups, self.storage, self.masked = model, engine, groups, storage, masked
         self.clock, self.first_ready = model.collector.clock, model.collector.schedule == "first_ready"
         self.guarded = engine.guard is not None
+        self.dims = action_dims(model.action_space) if masked else []
         self.begun = model.num_timesteps
         envs, steps = storage.num_envs, storage.num_steps
         self.every: Int64Array = np.arange(envs)
@@ -85,8 +87,10 @@ class GroupedRollout:
         if not groups:
             return
         rows, slots = self.groups.rows_of(groups), self.groups.env.slots
-        # The workers have seen to it that every row has a legal action.
-        masks = slots.action_masks[rows] if self.masked else None
+        masks, now = None, self.begun + (int(self.taken[rows].max()) + 1) * self.storage.num_envs
+        if self.masked:
+            masks = slots.action_masks[rows]
+            self.model.collector.empty_masks.look(masks, self.dims, now, self.every[rows])
         self.clock.enter("action")
         memory = None if self.memory is None else self.memory.of(rows)
         acted = self.engine.act(select_rows(self.observations, rows), masks, memory)
@@ -97,7 +101,6 @@ class GroupedRollout:
         self.clock.enter("env_step")
         steps = self.taken[rows]
         if self.guarded:
-            now = self.begun + (int(steps.max()) + 1) * self.storage.num_envs
             check_actions(drawn, self.model.policy, stored.observations, now, rows)
         self.groups.send_all(groups, drawn)
         self.under_way += groups

@@ -114,7 +114,7 @@ class PPO(_PPO, stable_baselines3.PPO):
 class MaskablePPO(_PPO, sb3_contrib.MaskablePPO):
     """Drop-in for `sb3_contrib.MaskablePPO`; `engine="kernels"` computes an MLP policy in compiled kernels.
 
-    A state without a legal action is an `EnvError`, not a random guess.
+    In a state without a legal action any is drawn, as there; `collector.empty_masks` counts them.
     """
 
     _masked = True
@@ -211,7 +211,7 @@ def _in_lockstep(
         clock.enter("env_step")  # reading the masks is the env's work
         masks = None
         if use_masking:
-            masks = read_masks(source, model.action_space, model.num_timesteps, rollout.place_masks(step))
+            masks = read_masks(collector, source, model.action_space, model.num_timesteps, rollout.place_masks(step))
         clock.enter("action")
         if model.use_sde and model.sde_sample_freq > 0 and step % model.sde_sample_freq == 0:
             policy.reset_noise(source.num_envs)

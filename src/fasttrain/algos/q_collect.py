@@ -12,7 +12,7 @@ from stable_baselines3.common.type_aliases import RolloutReturn, TrainFreq
 from stable_baselines3.common.utils import should_collect_more_steps
 
 from fasttrain.algos.fast import Came, note_episodes, read_masks
-from fasttrain.batch import LAST_MASKS, BoolArray, FinishedEpisode, draw_choices
+from fasttrain.batch import LAST_MASKS, BoolArray, FinishedEpisode, draw_choices, opened
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.engines.guard import check_step
 from fasttrain.engines.heads import action_dims
@@ -40,7 +40,8 @@ def collect(
         callback.on_rollout_start()
     while should_collect_more_steps(train_freq, num_collected_steps, num_collected_episodes):
         clock.enter("env_step")  # reading the masks is the env's work
-        masks = read_masks(source, model.action_space, model.num_timesteps) if masked else None
+        masks = read_masks(collector, source, model.action_space, model.num_timesteps) if masked else None
+        masks = None if masks is None else opened(masks, action_dims(model.action_space))
         clock.enter("action")
         actions = _choose(model, learning_starts, source.num_envs, masks)
         came = collector.step(source, actions)
@@ -112,7 +113,7 @@ def _store(
     for episode in finished:
         _put_last(next_obs, episode, normalizer)
     timeouts = source.slots.truncations & ~source.slots.terminations
-    next_masks = _next_masks(source, dones) if masked else None
+    next_masks = opened(_next_masks(source, dones), action_dims(model.action_space)) if masked else None
     before: Any = model._last_original_obs
     with storage.lock:
         storage.put(before, next_obs, actions, rewards, dones, timeouts, next_masks)

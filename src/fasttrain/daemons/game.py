@@ -233,8 +233,10 @@ def sound(outcome: Outcome) -> Outcome:
 def mask_of(legal: Legal, width: int) -> BoolArray:
     """A mask (A,), from a mask or from numbers of legal actions.
 
+    Of two actions `[0, 1]` and `[1, 0]` are numbers; a mask of them is one of booleans.
+
     Raises:
-        GameLostError: it names actions that there are not, or none.
+        GameLostError: it names actions that there are not, or none, or one of them twice.
     """
     if legal is None:
         return np.ones(width, np.bool_)
@@ -246,9 +248,15 @@ def mask_of(legal: Legal, width: int) -> BoolArray:
         mask = given.reshape(-1)
     else:
         mask = np.zeros(width, np.bool_)
-        if given.size and (given.dtype.kind not in "iu" or given.min() < 0 or given.max() >= width):
+        if given.size and given.dtype.kind not in "iu":
             raise GameLostError("bad decision", f"legal actions {legal!s:.80}, there are 0 to {width - 1}")
-        mask[given.astype(np.int64)] = True
+        if given.shape == (width,) and len({*given.tolist()}) < width and np.isin(given, (0, 1)).all():
+            mask = given == 1  # numbers of actions do not come twice
+        elif given.size and (given.min() < 0 or given.max() >= width or len({*given.ravel().tolist()}) < given.size):
+            why = f"each of 0 to {width - 1} may come once; or give a mask of {width} entries, 1 = legal"
+            raise GameLostError("bad decision", f"legal actions {legal!s:.80}: {why}")
+        else:
+            mask[given.astype(np.int64)] = True
     if len(mask) != width or not mask.any():
         raise GameLostError("bad decision", f"legal actions {legal!s:.80} of {width}")
     return mask

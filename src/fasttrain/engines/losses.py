@@ -29,11 +29,12 @@ def masked_log_normalize(logits: Tensor, legal: Tensor) -> Tensor:  # (..., A), 
 
     `torch.where` walks element by element (434 µs for 2,048 × 86), multiply-add by a 0/1 mask is vectorised (28 µs).
     `exp` of anything below -88 takes a slow path (1,290 µs against 150 µs), so illegal places go through it as exp(0)
-    and are zeroed after.
+    and are zeroed after. That leaves at least the 1 of the largest, and 0 where nothing is legal: such a row is 0
+    everywhere as sb3-contrib's (which is -8 from 55 actions on: its -1e8 + log A rounds so), without a gradient.
     """
     masked = torch.addcmul((legal - 1.0).mul_(-ILLEGAL_LOGIT), logits, legal)
     largest = masked.amax(-1, keepdim=True)
-    total = (masked - largest).mul_(legal).exp_().mul_(legal).sum(-1, keepdim=True)
+    total = (masked - largest).mul_(legal).exp_().mul_(legal).sum(-1, keepdim=True).clamp_(min=1.0)
     return masked - total.log_().add_(largest)
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from stable_baselines3.dqn.policies import CnnPolicy, DQNPolicy, MultiInputPolicy, QNetwork
 from torch import Tensor, nn
 
+from fasttrain.batch import opened
 from fasttrain.engines.heads import action_dims
 
 
@@ -134,10 +135,10 @@ class MaskedQPolicy(DQNPolicy):
             return super().predict(observation, state, episode_start, deterministic)
         self.set_training_mode(False)
         seen, is_batch = self.obs_to_tensor(observation)
-        width = sum(action_dims(self.action_space))
-        masks = torch.as_tensor(np.asarray(action_masks, np.bool_).reshape(-1, width), device=self.device)
+        dims = action_dims(self.action_space)
+        masks = opened(np.asarray(action_masks, np.bool_).reshape(-1, sum(dims)), dims)
         with torch.no_grad():
-            chosen = self._predict(seen, deterministic, masks).cpu().numpy()
+            chosen = self._predict(seen, deterministic, torch.as_tensor(masks, device=self.device)).cpu().numpy()
         actions = chosen.reshape(-1, *(self.action_space.shape or ()))
         return (actions if is_batch else actions.squeeze(0)), state
 

@@ -27,7 +27,7 @@ from fasttrain.envs.causes import (
 )
 from fasttrain.envs.findings import Finding, Witness, found, without_echoes
 from fasttrain.envs.make import Env
-from fasttrain.envs.masks import MASKABLE_SPACES
+from fasttrain.envs.masks import MASKABLE_SPACES, layers
 from fasttrain.envs.probe import SEED, Moment, Play, PlayError, ProbeResult, Watch
 from fasttrain.envs.second_play import Branches, Difference, Recorder, first_difference, not_fresh
 from fasttrain.envs.user_code import CLOSING, Place, kept_random_state, seed_streams
@@ -37,7 +37,7 @@ EnvMaker = Callable[[], Env]
 # After these nothing that a replay shows would be a finding of its own.
 SPOILING = frozenset({
     "raised", "reset_answer", "step_answer", "reward_not_scalar", "reward_not_finite", "observation_not_finite",
-    "empty_mask", "bad_mask", "mask_not_respected", "done_for_ever",
+    "bad_mask", "mask_not_respected", "done_for_ever",
 })  # fmt: skip
 PATIENCE_STEPS = 20_000  # of further play, where time allows, for an end or a reward that may just be rare
 ENOUGH_ENDLESS_STEPS = 1_000
@@ -201,7 +201,7 @@ class _Checkup:
             witness = Witness(play.env.observation_space, play.action_space)
             maskable = isinstance(play.action_space, MASKABLE_SPACES)
             self.masks_ignored = not self.use_masks and maskable and play.env.has_wrapper_attr("action_masks")
-            self.statistics = next((type(layer).__name__ for layer in _layers(play.env) if keeps_means(layer)), "")
+            self.statistics = next((type(layer).__name__ for layer in layers(play.env) if keeps_means(layer)), "")
 
             def watch(moment: Moment) -> None:
                 self.recorder(moment)
@@ -244,9 +244,7 @@ class _Checkup:
         play.go_on(moment, lambda: over() or play.total_steps >= most or time.perf_counter() > deadline, watch)
 
     def _note(self, fault: PlayError) -> None:
-        """A fault that ended a pass, as a finding; not if an empty mask, found already, led there."""
-        if any(finding.code == "empty_mask" for finding in self.findings):
-            return
+        """A fault that ended a pass, as a finding."""
         remedy = fault.remedy
         if fault.at_action:
             with self._playing() as play:
@@ -325,13 +323,6 @@ class _Checkup:
         return "machine" if outside else "process"
 
 
-def _layers(env: Env) -> Iterator[Env]:
-    while isinstance(env, gymnasium.Wrapper):
-        yield env
-        env = env.env
-    yield env
-
-
 def _limited(env: Env) -> bool:
     """Whether Gymnasium cuts the episodes, however long it takes."""
-    return any(isinstance(layer, gymnasium.wrappers.TimeLimit) for layer in _layers(env))
+    return any(isinstance(layer, gymnasium.wrappers.TimeLimit) for layer in layers(env))

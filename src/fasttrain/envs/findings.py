@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from fasttrain.batch import BoolArray
 from fasttrain.envs.answers import as_reward
-from fasttrain.envs.masks import KEY, flat_mask, head_masks
+from fasttrain.envs.masks import head_masks
 from fasttrain.envs.probe import Moment
 from fasttrain.errors import EnvError
 
@@ -21,7 +21,7 @@ Severity = Literal["warning", "error"]
 WARNINGS = frozenset({
     "constant_observation", "out_of_bounds", "wrong_dtype", "ends_not_bool", "never_done", "constant_reward",
     "reward_ignores_action", "unseeded_randomness", "one_step_episodes", "reused_array", "odd_shape", "unused_range",
-    "state_left_over", "renumbered", "copies_not_independent",
+    "state_left_over", "renumbered", "copies_not_independent", "empty_mask",
 })  # fmt: skip
 ENOUGH_OBSERVATIONS = 50  # before "constant" is said: an env may well stand still for a moment
 ENOUGH_EPISODES = 10
@@ -273,14 +273,6 @@ class Witness:
             return
         if culprit := not_picklable(moment.info):
             self._note("unpicklable_info", culprit, "")
-        other = moment.info.get(KEY)
-        if moment.mask is not None and other is not None and not isinstance(other, Mapping):
-            try:
-                differs = not np.array_equal(flat_mask(other, len(moment.mask)), moment.mask)
-            except (EnvError, ValueError, TypeError):  # of another form; whoever made it may read it otherwise
-                return
-            if differs:
-                self._note("stale_mask", f"info[{KEY!r}]", "differs from the mask that training reads")
 
     def _mask(self, moment: Moment) -> None:
         if moment.mask is None:
@@ -369,7 +361,7 @@ REMEDIES = {
     "info_not_dict": "return a dict, {} if there is nothing to say",
     "unpicklable_info": "leave it out or turn it into plain values: a worker process cannot send it (lean_info=true "
     "drops it between episode ends only)",
-    "empty_mask": "every state must allow an action, a pass if nothing else; end the episode where the game is over",
+    "empty_mask": "any action counts as legal there; offer a pass, or end the episode where the game is over",
     "stale_mask": "compute the mask from the present state, after the step and after reset()",
     "mask_not_respected": "let the mask and step() use the same rules, or mend what step() does there",
     "done_for_ever": "reset() must clear what ends the episode",

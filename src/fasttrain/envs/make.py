@@ -16,7 +16,14 @@ from typing import Any
 import gymnasium
 from gymnasium import spaces
 
-from fasttrain.envs.masks import LOOKED_FOR, MASKABLE_SPACES, ActionMasks, find_mask_convention
+from fasttrain.envs.masks import (
+    LOOKED_FOR,
+    MASKABLE_SPACES,
+    ActionMasks,
+    find_mask_convention,
+    lost_mask,
+    sounds_like_masks,
+)
 from fasttrain.envs.user_code import blame, import_user_module, look_up
 from fasttrain.envs.wrappers import (
     ActionRepeat,
@@ -50,6 +57,7 @@ class EnvSpec:
     lean_info: bool = False
     needs_masks: bool = False  # the algorithm cannot do without
     use_masks: bool = True  # False leaves observation and info as the env made them, masks or not
+    masks: str | None = None  # what gives them, where it is not called action_masks
     max_episode_steps: int | None = None  # adds a truncation, counted in steps of the env itself
     action_repeat: int = 1  # steps of the env per decision
     two_sided: bool = False  # the trainer decides for both sides
@@ -291,13 +299,22 @@ def _with_masks(env: Env, spec: EnvSpec) -> Env:
         return env
     if not isinstance(env.action_space, MASKABLE_SPACES) and not spec.needs_masks:
         return env
-    convention = find_mask_convention(env)
+    convention = find_mask_convention(env, spec.masks)
     if convention is not None:
-        return ActionMasks(env, convention, env.action_heads if isinstance(env, DictActions) else None)
-    if spec.needs_masks:
+        return ActionMasks(env, convention, env.action_heads if isinstance(env, DictActions) else None, spec.masks)
+    if lost := lost_mask(env):
+        raise EnvSpecError(f"{spec.option}: {lost}")
+    if spec.masks is not None:
         raise EnvSpecError(
-            f"{spec.option} offers no action masks (looked for {LOOKED_FOR}); use algo=ppo, or add one of the three: "
-            "a method action_masks() returning one bool per action is the simplest"
+            f"env.masks={spec.masks}: {spec.option} has no such method, nor info or Dict observation of that name"
+            f"{did_you_mean(spec.masks, sounds_like_masks(env))}"
+        )
+    if spec.needs_masks:
+        known = sounds_like_masks(env)
+        name = f"name its own by env.masks={known[0]}" if known else "name a method that it has by env.masks=METHOD"
+        raise EnvSpecError(
+            f"{spec.option} offers no action masks (looked for {LOOKED_FOR}): {name}, give it a method action_masks() "
+            "that returns one bool per action, put sb3_contrib's ActionMasker into env.wrappers, or use algo=ppo"
         )
     return env
 

@@ -106,7 +106,8 @@ class Seat(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         before = self._totals[self.seat]
-        if self.opponents_turn and isinstance(self.action_space, spaces.Discrete) and not self.action_masks()[action]:
+        mask = self.action_masks() if self.opponents_turn and isinstance(self.action_space, spaces.Discrete) else ()
+        if np.any(mask) and not mask[action]:
             raise EnvError(f"{self._what}: the opponent in seat {self.aec.agent_selection} chose the illegal {action}")
         self._act(action)
         self._go_on()
@@ -135,7 +136,8 @@ class Seat(gymnasium.Env[Any, Any]):
 
     def _random_move(self) -> Any:
         if isinstance(self.action_space, spaces.Discrete):
-            return int(self.np_random.choice(np.flatnonzero(self.action_masks())))
+            mask = self.action_masks()
+            return int(self.np_random.choice(np.flatnonzero(mask if mask.any() else ~mask)))
         self.action_space.seed(int(self.np_random.integers(2**31)))
         return self.action_space.sample()
 

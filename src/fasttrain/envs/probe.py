@@ -71,8 +71,7 @@ class Play:
     Args:
         env_factory: builds the env; the time is taken.
         use_masks: choose among the actions that the env's masks allow, where it offers any.
-        lenient: an empty mask is no fault but an action outside it is taken, and every mask is read twice
-            (`unstable_mask` says where the two differed): the checkup wants to see what comes after.
+        lenient: every mask is read twice (`unstable_mask` says where the two differed).
         place: told what is about to be called.
         build_s: what `env_factory` took, where it hands out an env that was built before.
 
@@ -191,12 +190,7 @@ class Play:
 
     def draw(self, mask: BoolArray | None) -> Any:
         """A random legal action."""
-        try:
-            return random_legal_action(self.action_space, mask, self.rng)
-        except EnvError as error:
-            if self._lenient:
-                return self.action_space.sample()
-            raise PlayError("empty_mask", f"env {self.env.unwrapped}, {self.position()}: {error}") from None
+        return random_legal_action(self.action_space, mask, self.rng)
 
     def position(self) -> str:
         if self._action is None:

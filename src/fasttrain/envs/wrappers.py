@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 from fasttrain.batch import OPPONENTS_TURN as TURN
 from fasttrain.batch import BoolArray
-from fasttrain.envs.masks import is_legal
+from fasttrain.envs.masks import AdaptsOld, is_legal
 from fasttrain.errors import EnvError, EnvSpecError
 
 
@@ -206,7 +206,7 @@ class PlainReset(gymnasium.Wrapper[Any, Any, Any, Any]):
         return _reset(self.env, self._takes, seed, options)  # type: ignore[no-any-return]
 
 
-class OldGym(gymnasium.Env[Any, Any]):
+class OldGym(AdaptsOld, gymnasium.Env[Any, Any]):
     """Adapts `old`, whose other attributes and methods stay reachable; envs of gym 0.22 to 0.26 work too.
 
     A `done` is a truncation where `info["TimeLimit.truncated"]` says so, as gym's own TimeLimit did.

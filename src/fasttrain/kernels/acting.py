@@ -126,6 +126,10 @@ def draw(dims: Int64Array, legal: Int32Array, uniforms: Float32Array, probs: Flo
         end = begin
         while end < len(legal) and legal[end] < offset + dims[k]:
             end += 1
+        if end == begin:  # nothing is legal: any is drawn, and its log-probability counts as 0, as in sb3-contrib
+            actions[k] = min(np.int64(uniforms[k] * dims[k]), dims[k] - 1)
+            offset += dims[k]
+            continue
         softmax(probs, begin, end)
         chosen, cumulative = begin, probs[0, begin]
         while chosen < end - 1 and uniforms[k] >= cumulative:

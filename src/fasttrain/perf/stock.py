@@ -7,7 +7,7 @@ A wrapper around the env, hooks on the network that acts and on the optimizers, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ class TimedVecEnv(VecEnvWrapper):
     def __init__(self, venv: VecEnv, clock: PhaseClock) -> None:
         super().__init__(venv)
         self.clock = clock
+        self.look_at_masks: Callable[[list[Any]], None] = lambda _: None  # of all envs, before the algorithm sees them
 
     def reset(self) -> VecEnvObs:
         with self.clock.phase("env_step"):
@@ -57,6 +58,8 @@ class TimedVecEnv(VecEnvWrapper):
     ) -> list[Any]:
         self.clock.enter("env_step")
         result = self.venv.env_method(method_name, *method_args, indices=indices, **method_kwargs)
+        if method_name == "action_masks":
+            self.look_at_masks(result)
         self.clock.enter("action")  # stock code asks for masks right before it acts
         return result
 

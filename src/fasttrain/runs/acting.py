@@ -22,6 +22,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor, nn
 
+from fasttrain.batch import opened
 from fasttrain.engines.heads import action_dims
 
 Arrays = dict[str, NDArray[Any]]
@@ -273,7 +274,8 @@ def best_choices(
     if not scores:
         return []
     if action_masks is not None:
-        legal = torch.split(torch.from_numpy(action_masks), [part.shape[1] for part in scores], dim=1)
+        sizes = [part.shape[1] for part in scores]
+        legal = torch.split(torch.from_numpy(opened(action_masks, sizes)), sizes, dim=1)
         scores = [part.masked_fill(~mask, -torch.inf) for part, mask in zip(scores, legal, strict=True)]
     best = _best_combinations([part[0].tolist() for part in scores], count)
     choices = []

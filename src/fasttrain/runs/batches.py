@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium
 from gymnasium import spaces
 
+from fasttrain.envs.masks import LOOKED_FOR
 from fasttrain.envs.user_code import look_up
 from fasttrain.errors import ConfigError
 from fasttrain.machine import usable_cores
@@ -73,7 +74,10 @@ def check_batch(config: Config) -> tuple[str, spaces.Space[Any], spaces.Space[An
     what = _name(config)
     env = None if config.env.backend == "envpool" and config.algo.spec.masks == "must" else made_batch(config, 1)
     if env is None or (config.algo.spec.masks == "must" and not env.has_attr("action_masks")):
-        raise ConfigError(f"{what} has no action masks: take algo=ppo or dqn")
+        sought = config.env.masks or LOOKED_FOR.replace("info[", "infos[")
+        raise ConfigError(
+            f"{what} has no action masks (looked for {sought}): take algo=ppo or dqn, or env.masks=METHOD"
+        )
     late = isinstance(env, GymVecEnv) and env.resets_late
     env.close()
     if late and (config.engine == "stock" or not config.algo.spec.has_fast):
@@ -130,4 +134,4 @@ def made_batch(config: Config, num_envs: int, folder: Path | None = None) -> Slo
     else:
         usage = "env.entry_point=my_game.envs:Mine"
         make = partial(look_up(str(env.entry_point), _name(config), os.getcwd(), usage), **kwargs)
-    return GymVecEnv(make, num_envs, _name(config), uses_masks(config))
+    return GymVecEnv(make, num_envs, _name(config), uses_masks(config), env.masks)

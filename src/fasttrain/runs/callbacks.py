@@ -11,23 +11,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import sb3_contrib
 import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_wrapper
 
 from fasttrain.algos.fast import Collector, Fast
 from fasttrain.algos.self_play import SnapshotPool
+from fasttrain.batch import EmptyMasks
 from fasttrain.buffers.prefetch import Prefetching
 from fasttrain.buffers.recurrent import RecurrentStorage
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.engines.guard import check_step
+from fasttrain.engines.heads import action_dims
 from fasttrain.errors import ConfigError
 from fasttrain.machine import process_age_s
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.report import perf_dict
-from fasttrain.perf.stock import optimizers_of
+from fasttrain.perf.stock import TimedVecEnv, optimizers_of
 from fasttrain.runs.loggers import made, note
 from fasttrain.runs.progress import QualityKeys, win_of
 from fasttrain.runs.stopping import Stop
@@ -258,6 +261,16 @@ def sequences_line(model: Any) -> str:
     laid = getattr(getattr(model.engine, "head", None), "layout", "packed")  # kernels have no head, and pad nothing
     ours = {"padded": stock, "packed": 0.0}.get(laid, groups)
     return f"sequences: {count:.1f} a minibatch; {100 * ours:.0f} % padding, in stock's layout {100 * stock:.0f} %"
+
+
+def count_empty_masks(model: BaseAlgorithm, empty: EmptyMasks) -> None:
+    """Let `empty` see all masks that the model acts under: a stock class asks its env for them."""
+    timed = unwrap_vec_wrapper(model.env, TimedVecEnv) if model.env is not None else None
+    if isinstance(model, Fast):
+        model.collector.empty_masks = empty
+    elif timed is not None and isinstance(model, sb3_contrib.MaskablePPO):
+        dims = action_dims(model.action_space)
+        timed.look_at_masks = lambda masks: empty.look(np.stack(masks), dims, model.num_timesteps)
 
 
 def pool_for(config: Config, model: BaseAlgorithm, env: VecEnv) -> SnapshotPool | None:

@@ -197,6 +197,7 @@ def env_spec(config: Config) -> EnvSpec:
         lean_info=config.lean_info,
         needs_masks=config.algo.spec.masks == "must",
         use_masks=uses_masks(config),
+        masks=config.env.masks,
         two_sided=plays_itself(config),
         memory_inputs=memory_inputs(config),
     )

@@ -28,6 +28,7 @@ def summary_of(run: Any, window: PerfWindow, quality: Mapping[str, Any], overrid
         "compile_s": round(run.compile_s + warmup_s, 3),  # of the startup: kernels, torch.compile
         **({} if run.engine_switch is None else {"engine_switch": run.engine_switch.to_dict()}),
         "episodes": run.progress.episodes,
+        **({"empty_masks": run.empty_masks.count} if run.empty_masks.count else {}),
         "reward_per_hour": run.progress.curve.reward_per_hour(),
         "perf": perf,
         "limits": limits_dict(window),

@@ -168,8 +168,8 @@ class Survey:
 
 def _core(spec: EnvSpec) -> EnvSpec:
     """As far as `core_env` looks at it."""
-    ours: dict[str, Any] = {"needs_masks": False, "use_masks": False, "info_keys": (), "lean_info": False,
-                            "action_repeat": 1, "two_sided": False}  # fmt: skip
+    ours: dict[str, Any] = {"needs_masks": False, "use_masks": False, "masks": None, "info_keys": (),
+                            "lean_info": False, "action_repeat": 1, "two_sided": False}  # fmt: skip
     return dataclasses.replace(spec, **ours)
 
 

@@ -18,6 +18,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.algos.fast import Fast
+from fasttrain.batch import EmptyMasks
 from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, FastTrainError
 from fasttrain.machine import process_age_s
 from fasttrain.perf.clock import PhaseClock
@@ -28,6 +29,7 @@ from fasttrain.runs import view as show
 from fasttrain.runs.callbacks import (
     RunCallback,
     SnapshotCallback,
+    count_empty_masks,
     pool_for,
     replay_dict,
     replay_line,
@@ -160,6 +162,7 @@ class Run:
             clean(folder)
         self.plan, config = plan, plan.config
         self.clock, self.saving, self.stop = PhaseClock(), Saving(self.say), StopFlag()
+        self.empty_masks = EmptyMasks(config.env.on_empty_mask == "raise", self.say)
         self.stopping = stopping_for(config)
         self.users = UsersCallbacks(config, self.clock)
         if torch.are_deterministic_algorithms_enabled() != config.deterministic:  # the call imports a compiler, 3 s
@@ -222,6 +225,7 @@ class Run:
 
     def _build_model(self) -> BaseAlgorithm:
         model = build_algorithm(self.config, self.env, self.clock)
+        count_empty_masks(model, self.empty_masks)
         if (replay := replay_dict(model)) is not None:  # np.zeros takes the memory page by page, as it is written
             self.say(f"replay buffer: {replay['capacity']:,} transitions, {replay['memory_bytes']:,} bytes when full")
         if self.users.callbacks and isinstance(model, Fast):
@@ -319,6 +323,8 @@ class Run:
             lost = window.envs.lost_steps
             what = "engines" if window.envs.games else "envs or workers"
             self.say(f"  {window.envs.restarts} {what} failed and were replaced; {lost:,} env steps were lost")
+        if empty := self.empty_masks.count:
+            self.say(f"  {empty:,} action masks allowed nothing: any action counted as legal there")
         if left_out := self.episodes.left_out:
             self.say(f"  {left_out:,} episodes are missing in episodes.csv, which could not be written for too long")
         if terms := self.progress.mean_terms():

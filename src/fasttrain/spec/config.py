@@ -76,6 +76,10 @@ class EnvConfig:
         "vector: a VectorEnv steps all; envpool: in C++; pettingzoo: a seat of the game id names; daemons: engines",
     )
     max_episode_steps: int | None = setting(None, "truncates there, counted in the env's own steps", least=1)
+    masks: str | None = setting(None, "the method that gives action masks, get_action_mask say; null: action_masks")
+    on_empty_mask: Literal["all_legal", "raise"] = setting(
+        "all_legal", "where no action is legal, as in stock; or an error"
+    )
     wrappers: tuple[Named, ...] = setting((), "[my_game.wrappers:Shaped, {wrapper: …, factor: 2}], the first innermost")
     frame_stack: int = setting(1, "observations seen at once: SB3's VecFrameStack", least=1)
     normalize: tuple[Literal["obs", "reward"], ...] = setting((), "by running statistics: SB3's VecNormalize")

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvObs
 
 from fasttrain.batch import OPPONENTS_TURN as TURN
-from fasttrain.batch import BoolArray, FinishedEpisode, Int64Array, Slots, draw_choices, select_rows
+from fasttrain.batch import BoolArray, FinishedEpisode, Int64Array, Slots, draw_choices, opened, select_rows
+from fasttrain.envs.masks import head_sizes
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.vec.base import SlotSource, SlotVecEnv, copy_observations, slots_of
 from fasttrain.vec.games import DaemonVecEnv
@@ -38,7 +39,7 @@ class RandomOpponent:
 
     def __init__(self, action_space: Any, seed: int = 0) -> None:
         self.action_space, self._rng = action_space, np.random.default_rng(seed)
-        self._dims = np.atleast_1d(getattr(action_space, "nvec", getattr(action_space, "n", 0))).tolist()
+        self._dims = head_sizes(action_space)
 
     def act(self, observations: Any, action_masks: BoolArray | None, envs: Int64Array) -> NDArray[Any]:
         return draw_choices(self._rng, self._dims, len(envs), action_masks).reshape(-1, *self.action_space.shape)
@@ -198,8 +199,9 @@ class SelfPlayVecEnv(SlotVecEnv):
         while turn.any():
             envs = np.flatnonzero(turn)
             masks = self.source.read_masks()
+            masks = None if masks is None else opened(masks[envs], head_sizes(self.action_space))
             seen = select_rows(self.source.slots.observations, envs)
-            actions = self.opponent.act(seen, None if masks is None else masks[envs], envs)
+            actions = self.opponent.act(seen, masks, envs)
             ended = self.turns.step_listed(envs, actions)
             turn, given = self.turns.opponents, self.source.slots
             over = slots.terminations[envs]

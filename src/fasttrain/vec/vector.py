@@ -14,19 +14,17 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs
 
 from fasttrain.batch import BoolArray, FinishedEpisode, each_array, select_rows
-from fasttrain.envs.masks import mask_width
+from fasttrain.envs.masks import KEYS, METHOD, FlatMasks, mask_key, mask_method, mask_width, told_mask, without_mask
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import EnvError, EnvSpecError, FastTrainError
-from fasttrain.vec.base import MASK_METHOD, SlotVecEnv, copy_observations, empty_slots
+from fasttrain.vec.base import SlotVecEnv, copy_observations, empty_slots
 
 NO_ROW: BoolArray = np.zeros(0, np.bool_)
-MASK_KEYS = ("action_mask", "action_masks")  # in infos, or a part of a Dict observation
 Make = Callable[..., VectorEnv[Any, Any, Any]]  # called with num_envs=N
 
 
@@ -57,12 +55,13 @@ class GymVecEnv(SlotVecEnv):
         what: the env as the user named it, for messages.
         use_masks: read action masks where the env has them: by a method `action_masks()` (N, A), in its infos, or as a
             part of its Dict observation.
+        masks: what they are called, where that is not `action_masks` or `action_mask`.
 
     Raises:
         EnvSpecError: it cannot be made, or does not say how it resets.
     """
 
-    def __init__(self, make: Make, num_envs: int, what: str, use_masks: bool = True) -> None:
+    def __init__(self, make: Make, num_envs: int, what: str, use_masks: bool = True, masks: str | None = None) -> None:
         self._what = what
         env = self._ask("the constructor", lambda: make(num_envs=num_envs), EnvSpecError)
         if not isinstance(env, VectorEnv) or env.num_envs != num_envs:
@@ -71,16 +70,18 @@ class GymVecEnv(SlotVecEnv):
         self.mode = _mode_of(env, what)
         space, action_space = env.single_observation_space, env.single_action_space
         observations, infos = self._ask("reset", env.reset)
-        parts: Mapping[str, Any] = space.spaces if isinstance(space, spaces.Dict) else {}
-        self._mask_key = next((key for key in MASK_KEYS if key in parts), "")
+        found = RowMasks(env, infos, masks) if use_masks else None
+        self._masks = found if found is not None and found.there else None
+        keys = KEYS if masks is None else (masks,)
+        self._mask_key, self._only_key = mask_key(space, keys), None
         if self._mask_key:
-            left = {key: part for key, part in parts.items() if key != self._mask_key}
-            space = next(iter(left.values())) if len(left) == 1 else spaces.Dict(left)
-        self._mask_of = self._mask_reader(infos) if use_masks else None
-        width = mask_width(action_space) if self._mask_of is not None else 0
-        self.slots = empty_slots(space, action_space, num_envs, width)
+            self._mask_key, self._only_key, space = without_mask(space, keys)
+        self.slots = empty_slots(space, action_space, num_envs, mask_width(action_space) if self._masks else 0)
         super().__init__(num_envs, space, action_space)
-        self._show(observations, infos)
+        try:
+            self._show(observations, infos)
+        except EnvError as error:
+            raise EnvSpecError(str(error)) from error
 
     @property
     def resets_late(self) -> bool:
@@ -117,6 +118,8 @@ class GymVecEnv(SlotVecEnv):
         slots.finished = [self._finish(index, last, told) for index in ended.tolist()]
         over = slots.terminations | slots.truncations
         if self.mode is AutoresetMode.DISABLED and ended.size:
+            if self._masks is not None and self._masks.in_infos:  # the reset tells of those that it resets
+                self._read_masks(observations, infos, ~over)
             observations, infos = self._ask("reset", lambda: self.venv.reset(options={"reset_mask": over}))
         self._show(observations, infos, over)
 
@@ -125,26 +128,30 @@ class GymVecEnv(SlotVecEnv):
         slots = self.slots
         rests: BoolArray = over if self.mode is AutoresetMode.NEXT_STEP else infos.get("rests", NO_ROW)
         slots.rests = rests if rests.any() else None
-        if self._mask_of is not None and slots.action_masks is not None:
-            slots.action_masks[...] = np.asarray(self._mask_of(observations, infos)).reshape(self.num_envs, -1)
-            if self.resets_late:  # of an episode that is over nothing need be legal
-                slots.action_masks[~slots.action_masks.any(axis=1)] = True
+        if self._masks is not None:
+            split = self.mode is AutoresetMode.DISABLED and self._masks.in_infos and over.any()
+            self._read_masks(observations, infos, over if split else ~rests if rests.size else None)
         each_array(np.copyto, slots.observations, self._seen(observations))
+
+    def _read_masks(self, observations: Any, infos: Mapping[str, Any], rows: BoolArray | None) -> None:
+        """Of some rows; those of the others are not asked for, as of an episode that is over."""
+        masks: Any = self.slots.action_masks
+        if rows is None:
+            rows = np.ones(self.num_envs, np.bool_)
+        elif self.resets_late:
+            masks[~rows] = True
+        try:
+            self._ask(METHOD, lambda: self._masks.read(observations, infos, rows, masks))  # type: ignore[union-attr]
+        except EnvError as error:
+            raise EnvError(f"{self._what}: {error}") from error
 
     def _seen(self, observations: Any) -> Any:
         """Without the mask."""
         if not self._mask_key:
             return observations
-        left = {key: part for key, part in observations.items() if key != self._mask_key}
-        return next(iter(left.values())) if len(left) == 1 else left
-
-    def _mask_reader(self, infos: Mapping[str, Any]) -> Callable[[Any, Any], Any] | None:
-        if callable(method := getattr(self.venv, MASK_METHOD, None)):
-            return lambda *_: self._ask(MASK_METHOD, method)
-        if self._mask_key:
-            return lambda observations, _: observations[self._mask_key]
-        key = next((key for key in MASK_KEYS if key in infos), None)
-        return None if key is None else lambda _, infos: np.stack([*infos[key]])
+        if self._only_key is not None:
+            return observations[self._only_key]
+        return {key: part for key, part in observations.items() if key != self._mask_key}
 
     def _finish(self, index: int, last: Any, infos: Mapping[str, Any]) -> FinishedEpisode:
         row = last[index] if isinstance(last, np.ndarray) else select_rows(last, index)
@@ -193,6 +200,57 @@ class GymVecEnv(SlotVecEnv):
 
     def close(self) -> None:
         self.venv.close()
+
+
+class RowMasks:
+    """The masks (N, A) of a VectorEnv: by a method, in its infos, or a part of its Dict observation.
+
+    Args:
+        infos: of a reset that was just made.
+        named: as in `find_mask_convention`.
+    """
+
+    def __init__(self, env: VectorEnv[Any, Any, Any], infos: Mapping[str, Any], named: str | None) -> None:
+        self._keys, self._space = KEYS if named is None else (named,), env.single_action_space
+        self._method = mask_method(env, named or METHOD)
+        self._in_observations = mask_key(env.single_observation_space, self._keys) is not None
+        self.in_infos = self._method is None and not self._in_observations
+        self.there = not self.in_infos or told_mask(infos, self._keys) is not None
+        self._flat = FlatMasks(mask_width(self._space) if self.there else 0)
+        place = "infos" if self.in_infos else "observation"
+        self._place = f"{self._keys[-1]}()" if self._method else f"{place}[{self._keys[0]!r}]"
+
+    def read(self, observations: Any, infos: Mapping[str, Any], rows: BoolArray, into: BoolArray) -> None:
+        """Write the masks of `rows` (N,) into their rows of `into` (N, A).
+
+        Raises:
+            EnvError: they have none, or one of the wrong length or kind.
+        """
+        places = infos if self.in_infos else observations
+        given: Any = told_mask(places, self._keys) if self._method is None else self._method()
+        if isinstance(given, Mapping):  # a mask of each head
+            given = np.hstack([np.asarray(part) for name, part in given.items() if not str(name).startswith("_")])
+        told = self._told(given, infos, len(rows))
+        if (missing := rows & ~told).any():
+            named = ", ".join(map(str, np.flatnonzero(missing)))
+            raise EnvError(f"env {named} gave no action mask in {self._place}; every reset and step must give one")
+        try:
+            if isinstance(given, np.ndarray) and given.dtype != object and given.size == into.size:
+                into[rows] = self._flat.legal(given.reshape(into.shape)[rows])
+                return
+            for row in np.flatnonzero(rows):
+                into[row] = self._flat(given[row])
+        except (EnvError, ValueError) as error:  # ValueError: NumPy's, of ragged lists
+            raise EnvError(f"{self._place}: {error} (action space {self._space})") from error
+
+    def _told(self, given: Any, infos: Mapping[str, Any], count: int) -> BoolArray:
+        """Of which envs there is a mask: Gymnasium's infos say it beside each key."""
+        if isinstance(given, np.ndarray) and given.dtype != object:
+            told = np.arange(count) < len(given)
+        else:
+            told = np.array([given is not None and row < len(given) and given[row] is not None for row in range(count)])
+        of = told_mask(infos, tuple(f"_{key}" for key in self._keys)) if self.in_infos else None
+        return told if of is None else told & np.asarray(of, np.bool_)
 
 
 def _mode_of(env: VectorEnv[Any, Any, Any], what: str) -> AutoresetMode:

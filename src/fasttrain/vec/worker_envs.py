@@ -11,11 +11,18 @@ from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
 
 from fasttrain.batch import Int64Array, each_array, select_rows
 from fasttrain.envs.answers import as_reward, first_info, last_observation
-from fasttrain.envs.masks import KEY, MASKABLE_SPACES, find_mask_convention, flat_mask, mask_width
+from fasttrain.envs.masks import (
+    KEY,
+    MASKABLE_SPACES,
+    FlatMasks,
+    find_mask_convention,
+    mask_method,
+    mask_width,
+    told_mask,
+)
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import EnvError
 from fasttrain.vec.worker_memory import ABSENT, BOOL, FLOAT, INT, NO_ROW, Arrays, ForkGuard
@@ -97,38 +104,28 @@ class MaskReader:
         # Whether the search had to reset the env, see `find_mask_convention`.
         self.used_env = use_masks and isinstance(space, MASKABLE_SPACES) and self.convention in (None, "info")
         self._kind = (env.observation_space, space)
-        heads = space.nvec.ravel() if isinstance(space, spaces.MultiDiscrete) else ()
-        pairs = np.full(self.width // 2, 2) if isinstance(space, spaces.MultiBinary) else heads
-        self._starts = np.cumsum([0, *pairs[:-1]]) if len(pairs) else np.zeros(1, np.int64)
+        self._flat = FlatMasks(self.width)
 
     def suits(self, env: Env) -> bool:
         """Whether `env` has the same spaces, and a method for masks if this one reads a method."""
-        asks = self.convention == "method"
-        return (env.observation_space, env.action_space) == self._kind and (
-            not asks or env.has_wrapper_attr("action_masks")
-        )
+        same: bool = (env.observation_space, env.action_space) == self._kind
+        return same and (self.convention != "method" or self.method_of(env) is not None)
 
     def method_of(self, env: Env) -> Callable[[], Any] | None:
         """What to call for a mask; looked up once per env: the way through its wrappers is longer than most masks."""
-        return env.get_wrapper_attr("action_masks") if self.convention == "method" else None
+        return mask_method(env) if self.convention == "method" else None
 
     def read(self, method: Callable[[], Any] | None, observation: Any, info: Mapping[str, Any]) -> Any:
         """The flat mask of the present state. `EnvError` if there is none or it does not fit."""
         if method is not None:
             mask = method()
         else:
-            mask = (info if self.convention == "info" else observation).get(KEY)
+            mask = told_mask(info if self.convention == "info" else observation)
             if mask is None:
                 raise BadDataError(f"no action mask in {self.convention}[{KEY!r}]; every reset and step must give one")
         if type(mask) is np.ndarray and mask.dtype == np.bool_ and mask.shape == (self.width,):
             return mask
-        return flat_mask(mask, self.width)
-
-    def empty_rows(self, masks: Any) -> Any:
-        """Rows of `masks` (N, A) without a legal action, in any head."""
-        if len(self._starts) == 1:
-            return np.flatnonzero(~masks.any(axis=1))
-        return np.flatnonzero(~np.logical_or.reduceat(masks, self._starts, axis=1).all(axis=1))
+        return self._flat(mask)
 
 
 class EnvRows:
@@ -297,9 +294,6 @@ class EnvRows:
             if not np.isfinite(self.arrays.rewards).all():
                 rows = np.flatnonzero(~np.isfinite(self.arrays.rewards)).tolist()
                 bad |= dict.fromkeys(rows, "the reward is not finite (NaN or infinite)")
-        if self.arrays.action_masks is not None:
-            rows = self.masks.empty_rows(self.arrays.action_masks).tolist()
-            bad |= dict.fromkeys(rows, "the action mask leaves no legal action")
         return sorted(bad.items())
 
     def _fail(self, row: int, action: Any, error: BaseException) -> None:
