@@ -69,7 +69,11 @@ def test_eval_and_resume_build_the_env_that_trained(shop: Any, capfd: pytest.Cap
     assert main(["eval", "run=first", "hydra.run.dir=e", "num_envs=3"]) == 2
     assert "eval takes run=…, model=…, opponent=…, eval.…, env.kwargs.… and --trust only" in capfd.readouterr().err
     first = json.loads(Path("first/plan.json").read_text())
+    capfd.readouterr()
     assert main(["resume", "run=first", "total_timesteps=96"]) == 0
+    assert "warning: 2 of 2 envs keep things beyond their episodes that a checkpoint does not hold (sold)" in (
+        " ".join(capfd.readouterr().out.split())
+    )
     plan = json.loads(Path("first/plan.json").read_text())
     assert plan["provenance"] == first["provenance"]
     assert len(plan["resumed"]) == 1

@@ -189,3 +189,12 @@ def test_a_compiled_game_is_looked_at_in_this_process():
         assert looking._scout is None
         assert looking._kept
     assert not looking._kept
+
+
+@pytest.mark.parametrize(("name", "told"), [("NormalizeObservation", True), ("RecordEpisodeStatistics", False)])
+def test_a_wrapper_with_running_statistics_of_its_own_is_told(name: str, told: bool):
+    console = Console(record=True, width=200, quiet=False, file=open(os.devnull, "w"))  # noqa: SIM115
+    Survey(EnvSpec(id="CartPole-v1", wrappers=(f"gymnasium.wrappers:{name}",)), 10.0, console).build_here()
+    said = console.export_text()
+    console.file.close()
+    assert (f"warning: {name} in env.wrappers: its running statistics are each env's own" in said) == told

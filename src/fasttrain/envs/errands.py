@@ -18,10 +18,11 @@ import gymnasium
 from fasttrain.envs.causes import played_beside
 from fasttrain.envs.checkup import CheckupResult, Lent, checkup
 from fasttrain.envs.make import Env, EnvSpec, core_env, import_env, make_env, wrapped_core
+from fasttrain.envs.masks import layers
 from fasttrain.envs.probe import PROBE_SECONDS, PROBE_STEPS, Play, ProbeResult
 from fasttrain.envs.second_play import Recorder, not_fresh
 from fasttrain.envs.user_code import BUILDING, LOOKING, Place, kept_random_state
-from fasttrain.envs.wrappers import OldGym
+from fasttrain.envs.wrappers import OldGym, keeps_means
 from fasttrain.errors import EnvSpecError
 
 Kept = list[Env]
@@ -35,6 +36,7 @@ class Built(NamedTuple):
     build_s: float
     lacks_masks: str  # what is missing, if the algorithm needs masks and there are none
     old_gym: bool  # it has the old gym interface, which is adapted
+    keeps_means: str = ""  # the wrapper of the user's that normalises by running statistics of its own
 
 
 class Measured(NamedTuple):
@@ -66,7 +68,9 @@ class Build:
                 wrapped_core(kept.pop(), spec)
             except EnvSpecError as error:
                 lacks_masks = str(error)
-        return Built(env.observation_space, env.action_space, build_s, lacks_masks, isinstance(env.unwrapped, OldGym))
+        old, means = isinstance(env.unwrapped, OldGym), next(filter(keeps_means, layers(env)), None)
+        name = "" if means is None else type(means).__name__
+        return Built(env.observation_space, env.action_space, build_s, lacks_masks, old, name)
 
 
 @dataclass(frozen=True)

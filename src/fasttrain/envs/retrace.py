@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from fasttrain.batch import each_array
 from fasttrain.envs.answers import as_reward, last_observation
+from fasttrain.envs.kept import kept_things
 from fasttrain.envs.user_code import blame, process_settings
 
 MOST_ACTIONS = 100_000  # of one episode: beyond, noting them costs memory, and repeating them minutes
@@ -155,6 +156,7 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
             "begin": None if self._begin is None else plain_state(self._begin),
             "now": plain_state(_state_of(self.env)),
             "total": float(total),
+            "kept": kept_things(self.env),
             "actions": np.asarray([*self._repeated, *since]),
             "observation": seen,
         }
@@ -166,7 +168,8 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
             most_s: of this time; an episode that takes longer is given up.
 
         Returns:
-            same: whether it is; observation: the present one; mask: the present one of `action_masks()`, if there is.
+            same: whether it is; observation: the present one; mask: the present one of `action_masks()`, if there is;
+            lost: names of what it kept beyond episodes and has not now.
         """
         same = False
         if notes is not None:
@@ -179,7 +182,9 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
         if not same:
             found = self.reset(seed=other_seed)[0]
         masks = self.env.get_wrapper_attr("action_masks")() if self.env.has_wrapper_attr("action_masks") else None
-        return {"same": same, "observation": found, "mask": masks}
+        kept, now = (notes or {}).get("kept", {}), kept_things(self.env) if notes is not None else {}
+        lost = [name for name, digest in kept.items() if same and now.get(name) != digest]
+        return {"same": same, "observation": found, "mask": masks, "lost": lost}
 
     def _repeat(self, notes: Mapping[str, Any], deadline: float) -> Any:
         if notes["seed"] is not None or notes["begin"] is None:

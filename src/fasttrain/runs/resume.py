@@ -29,6 +29,7 @@ from fasttrain.spec.config import Config
 from fasttrain.spec.plain import to_dict
 from fasttrain.spec.plan import Event, Row, RunSpec
 from fasttrain.spec.setting import declared
+from fasttrain.terminal import one_line
 
 MAY_CHANGE = tuple(one.name for one in dataclasses.fields(Config) if declared(one).may_change)
 MAY_CHANGE_BELOW = ("eval", "stop", "checkpoint", "video")
@@ -84,7 +85,7 @@ def _restored(plan: RunSpec, where: Path, point: Point, console: Console) -> Run
     """The run at that point, its files cut back to what the checkpoint knows."""
     run = Run(plan, where, console, resumes=True)
     try:
-        anew = restore(run, point.state, point.arrays)
+        anew, lost = restore(run, point.state, point.arrays)
         _cut_files_back(run, point.state["run"])
     except BaseException as error:
         run.model.logger.close()
@@ -101,6 +102,13 @@ def _restored(plan: RunSpec, where: Path, point: Point, console: Console) -> Run
             f"warning: {len(anew)} of {count} envs could not be brought back to where they were (state outside of "
             "np_random, an episode too long to repeat, or an error before anything was kept); they begin a new "
             "episode, and the run is no exact continuation"
+        )
+    if lost:
+        names = ", ".join(sorted({name for each in lost.values() for name in each}))
+        run.say(
+            f"warning: {len(lost)} of {run.env.num_envs} envs keep things beyond their episodes that a checkpoint does "
+            f"not hold ({one_line(names, 120)}); they begin as in a new env, and the run is no exact continuation if "
+            "later episodes depend on them"
         )
     return run
 

@@ -225,8 +225,10 @@ def _check_identity(stored: Any, config: Config) -> None:
         raise ConfigError(f"the checkpoint is of another run: it was trained with another {', '.join(differ)}")
 
 
-def restore(run: Any, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> list[int]:
-    """Put a fresh `train.Run` where the other one was; the envs that begin a new episode.
+def restore(
+    run: Any, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
+) -> tuple[list[int], dict[int, list[str]]]:
+    """Put a fresh `train.Run` where the other one was; the envs that begin a new episode, and what the others lost.
 
     Raises:
         ConfigError: the checkpoint is of another run, or something in it does not fit this one.
@@ -238,12 +240,14 @@ def restore(run: Any, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any
         raise ConfigError(f"the checkpoint is not one of this version: {type(error).__name__} {error}") from error
 
 
-def _restore(run: Any, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> list[int]:
-    model, own = run.model, state["run"]
+def _restore(
+    run: Any, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
+) -> tuple[list[int], dict[int, list[str]]]:
+    model, own, lost = run.model, state["run"], dict[int, list[str]]()
     if run.pool is not None:
         _load_pool(run.pool, state["pool"], inside(arrays, "pool"))
     other_seed = (run.config.seed + SEED_STRIDE * (1 + len(own["resumed_at"]))) % 2**31
-    begun = load_env_state(model.env, state["envs"], inside(arrays, "envs"), other_seed, traced(run.config))
+    begun = load_env_state(model.env, state["envs"], inside(arrays, "envs"), other_seed, traced(run.config), lost)
     load_model_state(model, state["model"], inside(arrays, "model"))
     if begun is not None:
         _begin(model, begun)
@@ -253,7 +257,7 @@ def _restore(run: Any, state: Mapping[str, Any], arrays: Mapping[str, NDArray[An
     run.evaluator.best_reward = float("-inf") if own["best_reward"] is None else float(own["best_reward"])
     run.resumed_at = [*own["resumed_at"], int(model.num_timesteps)]
     load_random_state(state["random"], inside(arrays, "random"))
-    return [] if begun is None else begun.rows
+    return [] if begun is None else begun.rows, lost
 
 
 def _begin(model: Any, begun: NewEpisodes) -> None:

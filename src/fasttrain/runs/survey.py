@@ -96,6 +96,9 @@ class Survey:
     def _told(self, built: Built) -> Built:
         if built.old_gym:
             say(self.console, f"{self.spec.option} has the old gym interface, which is adapted")
+        if built.keeps_means:
+            what = "its running statistics are each env's own, neither saved nor used in evaluation"
+            say(self.console, f"warning: {built.keeps_means} in env.wrappers: {what}; take env.normalize=[obs] instead")
         return built
 
     def checkup(self, limits: Mapping[str, Any], stays: bool, copies: bool = True) -> CheckupResult:

@@ -76,12 +76,18 @@ def env_state(env: VecEnv, traced: bool, broken: bool = False) -> tuple[State, A
 
 
 def load_env_state(
-    env: VecEnv, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], other_seed: int, traced: bool
+    env: VecEnv,
+    state: Mapping[str, Any],
+    arrays: Mapping[str, NDArray[Any]],
+    other_seed: int,
+    traced: bool,
+    lost: dict[int, list[str]] | None = None,
 ) -> NewEpisodes | None:
     """Bring fresh envs of the same configuration to where the others were; None if every one of them is there.
 
     Args:
         other_seed: env i begins with this + i if it cannot be where it was.
+        lost: takes what an env kept beyond its episodes and has not now, by env.
 
     Raises:
         ConfigError: an array is missing or does not fit these envs.
@@ -104,7 +110,7 @@ def load_env_state(
         fresh = outer.reset()
         begun = list(range(env.num_envs)), fresh
         if kind == TRACED and traced:
-            begun = _retraced(outer, base, state["envs"], arrays, other_seed)
+            begun = _retraced(outer, base, state["envs"], arrays, other_seed, {} if lost is None else lost)
     if isinstance(outer, SelfPlayVecEnv) and begun is None:
         _load_self_play(outer, inside(arrays, "self_play"))
     return None if begun is None or not begun[0] else _lifted(env, *begun)
@@ -125,7 +131,12 @@ def _load_native(base: NativeVecEnv, arrays: Mapping[str, NDArray[Any]]) -> None
 
 
 def _retraced(
-    outer: VecEnv, base: VecEnv, notes: Sequence[Any], arrays: Mapping[str, NDArray[Any]], other_seed: int
+    outer: VecEnv,
+    base: VecEnv,
+    notes: Sequence[Any],
+    arrays: Mapping[str, NDArray[Any]],
+    other_seed: int,
+    lost: dict[int, list[str]],
 ) -> tuple[list[int], Any] | None:
     """Envs that begin a new episode, and all observations; None if there are none."""
     if len(notes) != base.num_envs:
@@ -137,6 +148,7 @@ def _retraced(
         whole = _whole(note, inside(arrays, f"envs/{index}"))
         found += base.env_method("retrace", whole, other_seed + index, most_s, indices=[index])
     anew = [index for index, answer in enumerate(found) if not answer["same"]]
+    lost |= {index: answer["lost"] for index, answer in enumerate(found) if answer["lost"]}
     if anew and isinstance(outer, SelfPlayVecEnv):  # where the opponent may have to decide first
         outer.seed(other_seed)
         return list(range(base.num_envs)), outer.reset()
@@ -201,7 +213,7 @@ def _note(index: int, notes: Mapping[str, Any] | None, arrays: Arrays) -> State 
     parts = {f"observation/{key}": part for key, part in seen.items()} if isinstance(seen, Mapping) else None
     named: Mapping[str, Any] = {"observation": seen} if parts is None else parts
     arrays |= under(prefix, {name: np.array(part) for name, part in named.items()})
-    return {name: notes[name] for name in ("seed", "begin", "now", "total")}
+    return {name: notes[name] for name in ("seed", "begin", "now", "total", "kept")}
 
 
 def _whole(note: Mapping[str, Any] | None, arrays: Mapping[str, NDArray[Any]]) -> State | None:
