@@ -99,6 +99,13 @@ def _reclaimable(file: Path) -> float:
     return 0.0
 
 
+def lived_at(pid: int, at_s: float) -> bool:
+    """Whether the process lives and did at that time (of `time.time`): numbers are used again."""
+    with suppress(psutil.Error, ValueError, OverflowError):
+        return psutil.Process(pid).create_time() <= at_s + 1.0 and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 def bf16_units(cpuinfo: Path = _CPUINFO) -> str:
     """Name of the CPU's units for bfloat16 products; empty where it has none or the system does not say."""
     try:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import errno
+import json
+import os
+import platform
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +19,7 @@ import pytest
 from conftest import RunCommand
 from fasttrain.errors import ConfigError
 from fasttrain.saving import files
-from fasttrain.saving.files import LOCK, locked
+from fasttrain.saving.files import LOCK, holder, locked
 
 HOLD = """
 import subprocess, sys, time
@@ -98,3 +102,13 @@ def test_a_run_that_goes_on_can_be_neither_resumed_nor_begun_again(tmp_path: Pat
     with held(next_one):
         assert fasttrain(*small).exit_code == 2
     assert not (next_one / "plan.json").exists()
+
+
+def test_without_the_lock_s_file_status_json_tells_who_works_there(tmp_path):
+    told = {"phase": "training", "pid": os.getppid(), "host": platform.node(), "time": time.time()}
+    (tmp_path / "status.json").write_text(json.dumps(told))
+    assert holder(tmp_path) == str(os.getppid())
+    with pytest.raises(ConfigError, match="still going on"), locked(tmp_path):
+        pass
+    (tmp_path / "status.json").write_text(json.dumps({**told, "phase": "done"}))
+    assert holder(tmp_path) == ""

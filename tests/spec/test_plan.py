@@ -339,3 +339,20 @@ def test_what_is_found_out_later_is_an_event_on_the_record():
     event = {"flag": "fused_update", "effective": "off", "reason": "the policy is a CNN"}
     assert after.to_dict()["events"] == [event]
     assert len(after.after("fused_update", "off", "the policy is a CNN").events) == 1, "found again, after a resume"
+
+
+def test_a_profile_keeps_its_updates_per_transition_where_other_envs_are_typed():
+    config = configured("+profile=balance", "algo=dqn", "env.id=CartPole-v1", "num_envs=2")
+    row = row_of(plan_of(config, updates_per_step="profile balance", num_envs="command line"), "updates_per_step")
+    assert (row.requested, row.effective) == (6, 2)
+    assert "its 8 envs" in row.reason
+    assert row_of(plan_of(config, updates_per_step="command line"), "updates_per_step").effective == 6
+
+
+def test_a_rollout_that_nobody_chose_is_stocks_or_no_longer_than_the_training():
+    plain = plan_of(configured("+profile=baseline", "algo=ppo", "env.id=CartPole-v1", "num_envs=1"))
+    assert plain.config.algo.rollout_size == 2048
+    row = row_of(plan_of(configured("+profile=speed", "algo=ppo", "env.id=CartPole-v1", "total_timesteps=1200")),
+                 "algo.rollout_size")  # fmt: skip
+    assert row.effective == 1200
+    assert "cut from 4,096" in row.reason

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from fasttrain.daemons.wire import Codec, Framing, GameLostError
 
-MOST_UNREAD = 1000  # messages that nobody asked for
+MOST_UNREAD, MOST_UNREAD_BYTES = 1000, 64 << 20  # messages that nobody asked for
 TRACED = 40  # newest frames that are kept for the record of a failed game
 TRACED_BYTES = 400  # of each
 T = TypeVar("T")
@@ -41,7 +41,8 @@ class Channel(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._writer: Any = None
         self._transports: list[Any] = []  # two where the way out is another one than the way in
-        self._unread: deque[Any] = deque()
+        self._unread: deque[tuple[Any, int]] = deque()  # and the size of each
+        self._unread_bytes = 0
         self._reader: asyncio.Future[Any] | None = None
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._last_id = 0
@@ -67,14 +68,14 @@ class Channel(asyncio.Protocol):
         try:
             for payload in self._framing.feed(data):
                 self.trace.append(Traced(now, "<", payload[:TRACED_BYTES]))
-                self._take(self._codec.decode(payload))
+                self._take(self._codec.decode(payload), len(payload))
         except GameLostError as error:
             self.fail(error)
         except Exception as error:  # of a framing or codec of the user's own
             self.fail(GameLostError("garbage", f"{type(error).__name__}: {str(error)[:200]}"))
         self.decode_ns += time.perf_counter_ns() - now
 
-    def _take(self, message: Any) -> None:
+    def _take(self, message: Any, size: int) -> None:
         number = message.get(self._id_key) if self._asked and isinstance(message, dict) else None
         if type(number) is int:  # true is no id
             answer = self._asked.pop(number, None)
@@ -84,10 +85,11 @@ class Channel(asyncio.Protocol):
                 answer.set_result(message)
         elif self._reader is not None and not self._reader.done():
             self._reader.set_result(message)
-        elif len(self._unread) >= MOST_UNREAD:
-            raise GameLostError("flood", f"{MOST_UNREAD:,} messages that nobody asked for")
+        elif len(self._unread) >= MOST_UNREAD or self._unread_bytes + size > MOST_UNREAD_BYTES:
+            raise GameLostError("flood", f"{len(self._unread) + 1:,} messages that nobody asked for")
         else:
-            self._unread.append(message)
+            self._unread.append((message, size))
+            self._unread_bytes += size
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.fail(GameLostError("closed", f"the engine closed the connection{f': {exc}' if exc else ''}"))
@@ -132,14 +134,17 @@ class Channel(asyncio.Protocol):
             GameLostError: none came in time, or the channel failed.
         """
         if self._unread:
-            return self._unread.popleft()
+            message, size = self._unread.popleft()
+            self._unread_bytes -= size
+            return message
         self._reader = self._loop.create_future()
         return await self._in_time(self._reader, timeout_s)
 
     def unread(self) -> list[Any]:
         """What came and nobody has waited for; it counts as read."""
-        came = list(self._unread)
+        came = [message for message, _ in self._unread]
         self._unread.clear()
+        self._unread_bytes = 0
         return came
 
     async def ask(self, message: dict[str, Any], timeout_s: float) -> Any:

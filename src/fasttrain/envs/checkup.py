@@ -83,6 +83,7 @@ class Lent(NamedTuple):
     env: Env
     build_s: float  # what building it took
     stays: bool  # somebody goes on with it: does it repeat, after all play, what it did when it was new?
+    let_go: Callable[[], object] | None = None  # closes it before another is built: there may be room for one alone
 
 
 def checkup(
@@ -175,6 +176,10 @@ class _Checkup:
         `in_constructor`: they are in that state while it is built only, and in another one while it is played.
         """
         seed_streams(python, numpy)
+        if lent is None and self.lent is not None and self.lent.let_go is not None:
+            self.place.enter(CLOSING)
+            self.lent.let_go()
+            self.lent = None
         if lent is None:
             play = Play(self.env_factory, self.use_masks, lenient=True, place=self.place)
         else:

@@ -20,6 +20,7 @@ from fasttrain.envs.checkup import CheckupResult, Lent, checkup
 from fasttrain.envs.make import Env, EnvSpec, core_env, import_env, make_env, wrapped_core
 from fasttrain.envs.masks import layers
 from fasttrain.envs.probe import PROBE_SECONDS, PROBE_STEPS, Play, ProbeResult
+from fasttrain.envs.retrace import closed
 from fasttrain.envs.second_play import Recorder, not_fresh
 from fasttrain.envs.user_code import BUILDING, LOOKING, Place, kept_random_state
 from fasttrain.envs.wrappers import OldGym, keeps_means
@@ -87,7 +88,8 @@ class Look:
     def __call__(self, memory: Any, kept: Kept) -> CheckupResult:
         place = Place(memory)
         place.enter(LOOKING)
-        lent = Lent(wrapped_core(kept[0], self.spec), self.build_s, self.stays)
+        env = wrapped_core(kept[0], self.spec)
+        lent = Lent(env, self.build_s, self.stays, None if self.copies else lambda: (closed(env), kept.pop()))
         fresh = partial(make_env, self.spec, self.folder)
         return checkup(
             fresh, use_masks=self.spec.use_masks, lent=lent, place=place, copies=self.copies,
@@ -101,11 +103,14 @@ class Measure:
 
     spec: EnvSpec
     build_s: float
+    folder: str = field(default_factory=os.getcwd)
 
     def __call__(self, memory: Any, kept: Kept) -> Measured:
         place, recorder = Place(memory), Recorder()
         with kept_random_state():
             place.enter(LOOKING)
+            if not kept:
+                kept.append(core_env(self.spec, self.folder))
             env = wrapped_core(kept[0], self.spec)
             play = Play(lambda: env, place=place, build_s=self.build_s)
             play.run(PROBE_SECONDS, PROBE_STEPS, recorder)

@@ -26,9 +26,9 @@ from fasttrain.errors import EXIT_DONE, ConfigError
 from fasttrain.report.words import NOTHING, as_mapping, as_number, compact, number, percent
 from fasttrain.runs.folders import MARKS
 from fasttrain.runs.progress import clock_text
-from fasttrain.runs.status import ENDS, STATUS, TRAINING
+from fasttrain.runs.status import STATUS, TRAINING
 from fasttrain.runs.view import make_console, moves
-from fasttrain.saving.files import LOCK, holder, read_json
+from fasttrain.saving.files import ENDS, LOCK, holder, read_json
 from fasttrain.terminal import one_line, rate_text
 
 USUAL = ("outputs", "multirun", "studies")

@@ -35,6 +35,7 @@ from fasttrain.runs.loggers import made, note
 from fasttrain.runs.progress import QualityKeys, win_of
 from fasttrain.runs.stopping import Stop
 from fasttrain.spec.config import SELF, Config
+from fasttrain.spec.reading import lends_env
 from fasttrain.spec.setting import named
 from fasttrain.vec.self_play import SelfPlayVecEnv
 
@@ -68,6 +69,7 @@ class RunCallback(BaseCallback):
         self._checkpoint = Interval(config.checkpoint_every)
         self._film = Interval(config.video.every)
         self._evaluates_beside = bool((config.eval_every or config.video.every) and config.eval_async)
+        self._lends = lends_env(config) and not config.eval_async
         self._logged_updates = 0
         self._keys = QualityKeys.of(config.env)
 
@@ -108,6 +110,8 @@ class RunCallback(BaseCallback):
         if self._evaluates_beside:
             with self.run.clock.phase("eval"):
                 self.run.evaluator.collect()
+        if self._lends:  # the env is between two steps, and nothing of it is under way
+            self._look_at_the_policy()
         env_steps = self.model.num_timesteps  # the callback's own is that of the last step it saw
         stopping = self.stopped is not None or self.run.stop.requested
         self.run.checkpoints.rest(env_steps, self._checkpoint.due(env_steps), stopping)
@@ -134,11 +138,15 @@ class RunCallback(BaseCallback):
             run.progress.env_steps = self.num_timesteps
             self._collect_episodes()
             run.live.tick()
-        measure, film = self._evaluate.due(self.num_timesteps), self._film.due(self.num_timesteps)
-        if measure or film:
-            with run.clock.phase("eval"):
-                run.evaluate(measure, film)
+        if not self._lends:
+            self._look_at_the_policy()
         return self._goes_on()
+
+    def _look_at_the_policy(self) -> None:
+        measure, film = self._evaluate.due(self.model.num_timesteps), self._film.due(self.model.num_timesteps)
+        if measure or film:
+            with self.run.clock.phase("eval"):
+                self.run.evaluate(measure, film)
 
     def _goes_on(self) -> bool:
         """False once there is a reason to stop, said in one line, and nothing to wait for: `Checkpoints.may_stop`.

@@ -201,7 +201,7 @@ def with_trial(facts: EnvFacts, plan: RunSpec, machine: Machine, console: Consol
     row = plan.row("vec_env")
     if row.requested != "auto" or facts.step_s is None or config.deterministic or plays_itself(config):
         return facts
-    if config.env.on_env_error == "restart":  # only workers can do that
+    if config.env.on_env_error == "restart" or config.num_envs == 1:  # only workers can do that; none beside another
         return facts
     if has_vector_form(config):
         own = dataclasses.replace(config, vec_env="vector", workers=0, schedule="lockstep")

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,12 +35,13 @@ from fasttrain.saving.files import parse_json, write_json
 from fasttrain.spec.checks import BATCHED, FLAGS
 from fasttrain.spec.config import Config
 from fasttrain.spec.plain import from_dict
-from fasttrain.spec.reading import evaluated, from_mapping, tells_games, with_typed, without_gone
+from fasttrain.spec.reading import evaluated, from_mapping, lends_env, tells_games, with_typed, without_gone
 from fasttrain.terminal import near, one_line
 from fasttrain.vec.base import close_envs, rests_of
 
 LONGEST_REASON, MOST_REASONS = 200, 100  # of an env's texts what summary.json keeps
 MAX_EPISODE_STEPS = 27_000  # the usual bound of an Atari episode; a greedy policy may walk in circles for ever
+NOT_ENDED = "not ended"
 PLAIN_KEYS = QualityKeys()
 Quality = dict[str, dict[str, Any]]  # way of acting ("greedy", "sampled") → what `summarise` returns
 
@@ -52,6 +55,7 @@ def evaluate(
     keep_on: Callable[[int], bool] = lambda _: True,
     keys: QualityKeys = PLAIN_KEYS,
     told: bool = False,
+    max_steps: int = MAX_EPISODE_STEPS,
 ) -> dict[str, Any]:
     """Play `episodes` episodes and summarise them.
 
@@ -59,9 +63,9 @@ def evaluate(
 
     Every env plays the same number of episodes (to one), because counting whichever ends first would favour short
     ones. `told`: what counts are the games that a Monitor in the envs tells of, not the lives of which they consist. An
-    episode that does not end within `MAX_EPISODE_STEPS` counts as it stands, with end reason `not ended`, and
-    its env plays no further. `keep_on` is told the episodes played so far after every step; False ends the evaluation
-    with what there is. Returns `episodes, mean_reward, win_rate, draw_rate, score_diff, end_reason, mean_length,
+    episode that does not end within `max_steps` counts as it stands, with end reason `NOT_ENDED`, and its env plays no
+    further. `keep_on` is told the episodes played so far after every step; False ends the evaluation with what there
+    is. Returns `episodes, mean_reward, win_rate, draw_rate, score_diff, end_reason, mean_length,
     mean_turns, ci95`; what the env does not report is None. `win_rate` lies in 0..1, its interval is Wilson's; the
     others' are Student's.
     """
@@ -99,9 +103,9 @@ def evaluate(
                     played = (record["r"], record["l"]) if told and record else (returns[index], lengths[index])
                     finished.append((*played, infos[index]))
                 returns[index] = lengths[index] = 0
-            for index in np.flatnonzero((lengths >= MAX_EPISODE_STEPS) & (quota > 0)):
+            for index in np.flatnonzero((lengths >= max_steps) & (quota > 0)):
                 quota[index] = 0
-                finished.append((returns[index], lengths[index], {**infos[index], "end_reason": "not ended"}))
+                finished.append((returns[index], lengths[index], {**infos[index], "end_reason": NOT_ENDED}))
     return summarise(finished, keys)
 
 
@@ -186,8 +190,10 @@ def evaluate_both(
     stop: Callable[[], bool] = lambda: False,
     statistics: Statistics | None = None,
     sampled: bool = True,
+    env: VecEnv | None = None,
 ) -> Quality:
-    """Greedy play and, for a policy that samples and if `sampled`, sampled play; on fresh envs that are closed again.
+    """Greedy play and, for a policy that samples and if `sampled`, sampled play: on `env`, or on fresh envs that are
+    closed again. `eval.episodes=0` plays none.
 
     Shows how far it is; `stop` ends it early. `statistics` of `env.normalize`: those of the env the model is training
     on, if left out.
@@ -196,27 +202,39 @@ def evaluate_both(
     config = evaluated(config)
     own = config if config.vec_env in BATCHED else dataclasses.replace(config, vec_env="dummy")
     statistics = model.get_vec_normalize_env() if statistics is None else statistics
-    count = min(config.eval.episodes, 64 if config.vec_env in BATCHED else 8)  # these cost next to nothing
-    count = min(count, config.num_envs) if config.env.backend == "daemons" else count
-    count = config.num_envs if config.env.backend == "vector" else count  # it may take multiples of its agents alone
     ways = ["greedy", "sampled"] if sampled and not config.algo.spec.greedy else ["greedy"]
-    quality, keys = Quality(), QualityKeys.of(config.env)
-    with activity(console, "evaluating") as doing:
-        env = build_vec_env(own, count, config.eval.seed, statistics, doing.now)
-        try:
-            for way in ways:
+    quality, keys = {way: summarise([]) for way in ways}, QualityKeys.of(config.env)
+    if not config.eval.episodes:
+        return quality
+    with activity(console, "evaluating") as doing, ExitStack() as opened:
+        if env is None:
+            env = build_vec_env(own, _count(config), config.eval.seed, statistics, doing.now)
+            opened.callback(close_envs, env)
+        for way in ways:
+            steps = itertools.count(1)
 
-                def keep_on(played: int, way: str = way) -> bool:
-                    doing.count(played, config.eval.episodes, f"{way} episodes")
-                    return not stop()
+            def keep_on(played: int, way: str = way, steps: Iterator[int] = steps) -> bool:
+                doing.count(played, config.eval.episodes, f"{way} episodes", f", {next(steps):,} steps")
+                return not stop()
 
-                quality[way] = evaluate(
-                    model, env, config.eval.episodes, way == "greedy", config.eval.seed, keep_on, keys,
-                    tells_games(config),
-                )  # fmt: skip
-        finally:
-            close_envs(env)
+            quality[way] = evaluate(
+                model, env, config.eval.episodes, way == "greedy", config.eval.seed, keep_on, keys,
+                tells_games(config), config.eval.max_steps,
+            )  # fmt: skip
+    for way, found in quality.items():
+        if cut := round(found["end_reason"].get(NOT_ENDED, 0.0) * found["episodes"]):
+            say(console, f"{cut} of {found['episodes']} {way} episodes did not end within "
+                f"eval.max_steps={config.eval.max_steps:,}; they count as they stand")  # fmt: skip
     return quality
+
+
+def _count(config: Config) -> int:
+    """Of the envs to evaluate on."""
+    if config.env.backend == "vector" or lends_env(config):
+        return config.num_envs  # a VectorEnv may take multiples of its agents alone
+    usual = 64 if config.vec_env in BATCHED else 8  # these cost next to nothing
+    count = min(config.eval.episodes, config.eval.num_envs or usual)
+    return min(count, config.num_envs) if config.env.backend == "daemons" else count
 
 
 def check_evaluation(model: BaseAlgorithm, config: Config, statistics: Statistics | None = None) -> None:

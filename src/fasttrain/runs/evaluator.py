@@ -26,7 +26,7 @@ from fasttrain.vec.process import START_METHOD, ended, kill_group
 from fasttrain.vec.worker_start import signals_held, start_function
 
 BEST, VIDEOS = "best_model.zip", "videos"
-SNAPSHOT = "a snapshot to evaluate"
+SNAPSHOT, EVALUATION = "a snapshot to evaluate", "evaluation"
 
 
 class Evaluator:
@@ -72,11 +72,12 @@ class Evaluator:
         if self.background is None and video is not None:
             self._say(self._film(video))
         if self.background is None and measure:
-            quality = self._quality()
-            if self._note(env_steps, wall_s, quality):
-                with self.saving.of(BEST):
-                    self._save(self.folder / BEST)
-                    self.best_reward = quality["mean_reward"]
+            with self.saving.extra(EVALUATION):
+                quality = self._quality()
+                if self._note(env_steps, wall_s, quality):
+                    with self.saving.of(BEST):
+                        self._save(self.folder / BEST)
+                        self.best_reward = quality["mean_reward"]
 
     def go_on(self, rows: list[dict[str, Any]]) -> None:
         """After a resume: these were made."""

@@ -250,7 +250,7 @@ def _restore(
     begun = load_env_state(model.env, state["envs"], inside(arrays, "envs"), other_seed, traced(run.config), lost)
     load_model_state(model, state["model"], inside(arrays, "model"))
     if begun is not None:
-        _begin(model, begun)
+        begin_anew(model, begun)
     load_progress(run.progress, own["progress"])
     load_stopping(run.stopping, own["stopping"])
     load_callback(run.callback, run.snapshots, own["callback"], run.progress)
@@ -260,7 +260,7 @@ def _restore(
     return [] if begun is None else begun.rows, lost
 
 
-def _begin(model: Any, begun: NewEpisodes) -> None:
+def begin_anew(model: Any, begun: NewEpisodes) -> None:
     """New episodes of some envs, where the stored observations are of those that broke off."""
     rows = begun.rows
     for name, fresh in (("_last_obs", begun.observations), ("_last_original_obs", begun.original)):

@@ -18,7 +18,6 @@ from fasttrain.terminal import one_line
 
 STATUS = "status.json"
 TRAINING, EVALUATING = "training", "evaluating"
-ENDS = ("done", "stopped", "crashed")  # phases after which nothing follows
 EVERY_S = 2.0
 MOST_SHARE = 0.001  # of the time, however slow the disk is: a write of 0.1 ms every two seconds is a twentieth of it
 LONGEST = 300  # characters of the line said last

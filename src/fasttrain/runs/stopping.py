@@ -173,10 +173,15 @@ ONE_S = 0.5
 
 
 HANG_UP = getattr(signal, "SIGHUP", None)  # a terminal that closes
+FROM_OUTSIDE = (
+    HANG_UP,
+    getattr(signal, "SIGUSR1", None),
+    getattr(signal, "SIGUSR2", None),
+)  # from Slurm
 
 
 class StopFlag:
-    """Set by SIGINT, SIGTERM, or a terminal that closes (unless under nohup).
+    """Set by SIGINT, SIGTERM, SIGUSR1, SIGUSR2, or a terminal that closes (unless under nohup).
 
     The run then ends after the current update (`Checkpoints`). A second signal kills; one that comes within
     `ONE_S` is the first once more: a signal to the whole group reaches a study and its cell, and the study passes it
@@ -193,9 +198,8 @@ class StopFlag:
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
-        numbers = [signal.SIGINT, signal.SIGTERM]
-        if HANG_UP is not None and signal.getsignal(HANG_UP) is signal.SIG_DFL:
-            numbers.append(HANG_UP)
+        others = [number for number in FROM_OUTSIDE if number and signal.getsignal(number) is signal.SIG_DFL]
+        numbers = [signal.SIGINT, signal.SIGTERM, *others]
         previous = [(number, signal.signal(number, self._on_signal)) for number in numbers]
         try:
             yield self

@@ -9,6 +9,7 @@ from fasttrain import __version__
 from fasttrain.algos.fast import Fast
 from fasttrain.perf.report import PerfWindow, limits_dict, perf_dict
 from fasttrain.runs.callbacks import replay_dict
+from fasttrain.runs.lending import why_no_quality
 from fasttrain.runs.stopping import StoppedBy
 from fasttrain.saving.files import SUMMARY_SCHEMA
 
@@ -35,6 +36,7 @@ def summary_of(run: Any, window: PerfWindow, quality: Mapping[str, Any], overrid
         "utilization": {"cpu": window.cpu_share, "gpu": window.gpu_share, "memory_bytes": window.memory_bytes},
         **({} if (replay := replay_dict(run.model)) is None else {"replay": replay}),
         "quality": {**quality["greedy"], **({"sampled": quality["sampled"]} if "sampled" in quality else {})},
+        **why_no_quality(run),
         **({} if run.pool is None else {"self_play": run.pool.summary()}),
         "evaluations": run.evaluator.log.rows,
         **({"eval_beside_s": round(seconds, 3)} if (seconds := run.evaluator.beside_s) else {}),

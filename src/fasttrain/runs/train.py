@@ -48,9 +48,10 @@ from fasttrain.runs.engine import (
     switch_for,
 )
 from fasttrain.runs.envs import build_vec_env, env_facts, env_spec, game_calls, survey_of, this_machine
-from fasttrain.runs.evaluate import Quality, check_evaluation, evaluate_both
-from fasttrain.runs.evaluator import Evaluator
+from fasttrain.runs.evaluate import Quality, check_evaluation, summarise
+from fasttrain.runs.evaluator import EVALUATION, Evaluator
 from fasttrain.runs.folders import clear, gone, provenance
+from fasttrain.runs.lending import measured
 from fasttrain.runs.loggers import UsersCallbacks, check_loggers, check_profiler, finish, make_logger, note, profiling
 from fasttrain.runs.logs import EpisodeLog
 from fasttrain.runs.metrics import check_metrics, served
@@ -120,15 +121,16 @@ def carry_out(run: Run, overrides: Sequence[str], draw: Draw) -> int:
 def _to_the_end(run: Run, overrides: Sequence[str], draw: Draw) -> None:
     try:
         window = run.learn()
-        run.status.now(EVALUATING)
-        with activity(run.console, "waiting for evaluations beside training"):
-            run.evaluator.finish(lambda: not run.stop.requested)
         with activity(run.console, f"saving {MODEL}"), run.saving.of(MODEL):
             run.save(run.folder / MODEL)
+        run.status.now(EVALUATING)
+        with run.saving.extra("evaluations beside training"), activity(run.console, "waiting for evaluations"):
+            run.evaluator.finish(lambda: not run.stop.requested)
         summary = run.report(window, list(overrides))
         if run.config.report:
             draw(run.folder)
-        run.tell_loggers(summary)
+        with run.saving.extra("loggers"):
+            run.tell_loggers(summary)
     except BaseException as error:
         run.status.now("crashed")
         with workers_ended(run.env):
@@ -139,7 +141,7 @@ def _to_the_end(run: Run, overrides: Sequence[str], draw: Draw) -> None:
         with activity(run.console, "writing the last checkpoint"):
             run.checkpoints.wait()
         run.evaluator.close()
-        with run.saving.of("progress.csv"):
+        with run.saving.extra("loggers"):
             run.model.logger.close()
         with activity(run.console, "closing the envs"):
             failed = close_envs(run.env)
@@ -200,7 +202,7 @@ class Run:
         self.pool = pool_for(config, self.model, self.env)
         self.snapshots = None if self.pool is None else SnapshotCallback(self.pool, config.self_play.every, self.clock)
         self.evaluator = Evaluator(
-            config, folder, lambda: self._quality(sampled=False)["greedy"], self.save, self.say, self.saving,
+            config, folder, lambda: measured(self, final=False)["greedy"], self.save, self.say, self.saving,
             lambda quality, env_steps: note(self.model.logger, "eval", lambda: quality, env_steps),
             lambda file: recorded(self.config, self.model, self.model.get_vec_normalize_env(), file),
         )  # fmt: skip
@@ -289,6 +291,8 @@ class Run:
         Raises:
             FastTrainError: something could not be written; names it, and the way on.
         """
+        if lost := getattr(self.console, "lost", ""):
+            self.saving.failed["the output"] = lost
         normalized, pooled = bool(self.config.env.normalize), self.pool is not None
         missing = [*self.saving.missing(), *gone(self.folder, normalized, pooled, self.saving.failed)]
         if self.stop.requested and self.checkpoints.failed:
@@ -344,9 +348,13 @@ class Run:
             self.say(f"  {line}")
         with self.saving.of("perf.json"):
             write_json(self.folder / "perf.json", perf)
-        quality = self._quality()
+        quality: Quality = {"greedy": summarise([])}
+        with self.saving.extra(EVALUATION):
+            quality = measured(self, final=True)
         if quality["greedy"]["episodes"]:
             show.show_quality(self.console, quality)
+        elif not self.config.eval.episodes:
+            self.say("no evaluation: eval.episodes=0")
         summary = {**summary_of(self, window, quality, overrides), **engines}
         with self.saving.of("plan.json"):
             self.write_plan()
@@ -355,9 +363,6 @@ class Run:
         if not self.saving.failed:
             self.say(f"everything is in {near(self.folder)}")
         return summary
-
-    def _quality(self, sampled: bool = True) -> Quality:
-        return evaluate_both(self.model, self.config, self.console, lambda: self.stop.requested, sampled=sampled)
 
     def _env_times(self) -> EnvTimes:
         measured = int(self.callback.enemy_turn_ms * 1e6) if hasattr(self, "callback") else 0

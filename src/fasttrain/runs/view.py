@@ -176,14 +176,21 @@ WIDE, NARROW = 100, 80  # columns; below the first, the plan's sources stand in 
 
 
 class LastingConsole(Console):
-    """A reader that goes away (`| tee` gets the same Ctrl-C) ends the output, not the run, as rich's own would."""
+    """A reader that goes away (`| tee` gets the same Ctrl-C), or a disk below the output that is full, ends the output,
+    not the run, as rich's own would.
+
+    Attributes:
+        lost: why the output ended, if that is to be told at the end; a reader or a terminal may go.
+    """
+
+    lost = ""
 
     def _check_buffer(self) -> None:
         try:
             super()._check_buffer()
         except OSError as error:
-            if error.errno != errno.EIO:  # a terminal that has closed; its SIGHUP may come a moment later
-                raise
+            if error.errno != errno.EIO:  # of a terminal that has closed; its SIGHUP may come a moment later
+                self.lost = str(error)
             self.on_broken_pipe()
 
     def on_broken_pipe(self) -> None:
@@ -313,17 +320,18 @@ class Activity:
         self._title, self._detail, self._ask = title, "", ask
         self._began = time.monotonic()
         self._counted: tuple[int, int, str] | None = None
+        self._more = ""
         self._first: tuple[int, float] = (0, 0.0)  # what was counted first, and when
 
     def now(self, detail: str) -> None:
         """Say which part of it is at work: `3 of 12: act_rows`."""
         self._detail, self._counted = detail, None
 
-    def count(self, done: int, wanted: int, unit: str) -> None:
-        """Say how far it is; how long it will take follows from that."""
+    def count(self, done: int, wanted: int, unit: str, more: str = "") -> None:
+        """Say how far it is, and `more` of it; how long it will take follows from that."""
         if self._counted is None or self._counted[1:] != (wanted, unit):
             self._first = (done, time.monotonic())
-        self._counted = (done, wanted, unit)
+        self._counted, self._more = (done, wanted, unit), more
 
     def line(self, width: int | None = None) -> str:
         """`compiling kernels: 3 of 12: act_rows, 0:14`, the detail cut where that is wider than `width`."""
@@ -333,7 +341,7 @@ class Activity:
                 detail = self._ask()
         if self._counted is not None:
             done, wanted, unit = self._counted
-            detail, tail = f"{done:,} of {wanted:,} {unit}", tail + self._eta(done, wanted)
+            detail, tail = f"{done:,} of {wanted:,} {unit}{self._more}", tail + self._eta(done, wanted)
         head = f"{self._title}: {detail}" if detail else self._title
         room = len(head) if width is None else max(0, width - len(tail))
         return (head if len(head) <= room else f"{head[: room - 1]}…") + tail

@@ -11,6 +11,7 @@ import errno
 import json
 import math
 import os
+import platform
 import shutil
 import sys
 import time
@@ -22,6 +23,8 @@ from typing import Any
 import numpy as np
 
 from fasttrain.errors import ConfigError
+from fasttrain.machine import lived_at
+from fasttrain.terminal import one_line
 
 SUMMARY_SCHEMA = 1
 MOST_CONTAINERS, MOST_VALUES = 1_000_000, 20_000_000  # of JSON: 60 bytes each list or object, 40 each number
@@ -39,6 +42,7 @@ def write_whole(path: Path, text: str) -> None:
     """Write whole or not at all: to a temporary name first, then renamed. Ends of lines stay as they are."""
     temporary = path.with_name(f"{path.name}.tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)  # that of the run may have been deleted
         temporary.write_text(text, encoding="utf-8", newline="")
         os.replace(temporary, path)
     finally:
@@ -122,6 +126,18 @@ class Saving:
         else:
             self.failed.pop(name, None)
 
+    @contextmanager
+    def extra(self, name: str) -> Iterator[None]:
+        """What is no part of the training inside: evaluation, loggers. Any failure costs that alone, and the end names
+        it, also where it worked again later."""
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            what = one_line(f"{type(error).__name__}: {error}")
+            if name not in self.failed:
+                self._say(f"warning: {name} failed ({what}); the run goes on")
+            self.failed[name] = what
+
 
 SAVING = ".saving-"
 DRAFTS = ("*.json.tmp", "evaluations.csv.tmp", "report.html.tmp")  # what is written whole or not at all, half written
@@ -144,7 +160,7 @@ def into_place(file: Path) -> Iterator[Path]:
     """
     folder = file.parent / f"{SAVING}{os.getpid()}"
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+    folder.mkdir(parents=True)  # that of the run may have been deleted
     try:
         yield folder / file.name
         for part in sorted(folder.iterdir()):
@@ -154,6 +170,7 @@ def into_place(file: Path) -> Iterator[Path]:
 
 
 LOCK = ".lock"
+ENDS = ("done", "stopped", "crashed")  # phases of a run after which nothing follows
 TAKEN = (errno.EAGAIN, errno.EACCES)  # the latter on Windows
 LOOK_S = 0.02  # `holder` has the lock for a moment, in which nobody shall be refused
 BEYOND = 1 << 20  # the byte that Windows locks: what is locked cannot be read, and the process id stands before it
@@ -166,6 +183,8 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
         ConfigError: another process has it.
     """
+    if not (folder / LOCK).exists() and (other := _said_to_work(folder)):
+        raise ConfigError(f"run={folder}: still going on (process {other})")
     try:  # Python has it closed in processes that this one starts: none of them keeps the lock
         file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError:
@@ -188,11 +207,20 @@ def holder(folder: Path) -> str:
     try:
         file = os.open(folder / LOCK, os.O_RDONLY)
     except OSError:
-        return ""
+        return _said_to_work(folder)
     try:
         return "" if _take(file, shared=True) else _holder(file)
     finally:
         os.close(file)
+
+
+def _said_to_work(folder: Path) -> str:
+    """The process of which status.json says that it works there, for where the lock's file was deleted; else empty."""
+    told = read_json(folder / "status.json")
+    pid, at_s = told.get("pid"), told.get("time")
+    if told.get("phase") in ENDS or told.get("host") != platform.node() or type(pid) is not int or pid == os.getpid():
+        return ""
+    return str(pid) if isinstance(at_s, float) and lived_at(pid, at_s) else ""
 
 
 def _take(file: int, shared: bool = False, tries: int = 1) -> bool:

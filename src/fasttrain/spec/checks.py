@@ -64,6 +64,7 @@ def check(config: Any) -> None:
         _check_policy,
         _check_users_class,
         _check_net_arch,
+        _check_size,
         _check_lstm,
         _check_vec_env,
         _check_workers,
@@ -157,6 +158,25 @@ def _check_net_arch(config: Any) -> None:
         )
     if any(width < 1 for part in parts for width in part):
         raise ConfigError(f"algo.net_arch={arch}: every width must be at least 1")
+
+
+# Beyond these no machine has the memory: refused before any of it is taken.
+MOST = {"num_envs": 1_000_000, "algo.buffer_size": 10**10, "algo.rollout_size": 10**10, "algo.n_steps": 10**9,
+        "batch_size": 10**9, "algo.lstm_hidden_size": 10**5, "algo.n_lstm_layers": 100,
+        "env.frame_stack": 10**5}  # fmt: skip
+MOST_WEIGHTS = 10**10
+
+
+def _check_size(config: Any) -> None:
+    for key, most in MOST.items():
+        value = lookup(config, key)
+        if isinstance(value, int) and value > most:
+            raise ConfigError(f"{key}={value}: must be at most {most:,}; more fits into no memory")
+    arch = config.algo.net_arch
+    for part in arch.values() if isinstance(arch, dict) else [arch or ()]:
+        weights = sum(wide * other for wide, other in zip(part, (1, *part), strict=False))
+        if weights > MOST_WEIGHTS or len(part) > 1000:
+            raise ConfigError(f"algo.net_arch: {len(part):,} layers of {weights:,} weights fit into no memory")
 
 
 def _check_policy(config: Any) -> None:

@@ -134,11 +134,6 @@ def resolve_pin_memory(requested: str, context: Context) -> Resolved:
         return "off", ""
     if device_of(context) == "cuda":  # a machine without it is refused by `runs.device.pick_device`
         return "on", "observations, masks and actions are copied without waiting"
-    if requested == "on":
-        raise ConfigError(
-            f"pin_memory=on with device={context.config.device}: there is nothing to copy to without CUDA; take "
-            "pin_memory=auto, or device=cuda"
-        )
     return "off", "no CUDA device in use"
 
 
@@ -276,6 +271,7 @@ def memory_rows(algo: Any, engine: str, sources: Mapping[str, str]) -> Iterator[
         yield "algo.memory_inputs", told, told, source, "trade-off", "each env is in envs.wrappers.MemoryInputs"
 
 
+PROFILE_ENVS = {"profile balance": 8, "profile speed": 12}  # num_envs beside the updates_per_step of these profiles
 BASELINE_RATIO = 1 / 8  # updates per transition of the baseline: one update per vector step of 8 envs
 
 
@@ -334,9 +330,20 @@ def check_extras(config: Any, engine: str, sources: Mapping[str, str]) -> None:
 def resolve_updates_per_step(requested: int, context: Context) -> Resolved:
     """-1 is as many as a round brings transitions: known before, unless rounds are episodes."""
     count, unit = train_frequency(context.config.algo.train_freq)
+    if requested > 1 and unit == "step" and context.sources.get("updates_per_step") in PROFILE_ENVS:
+        return _profiles_ratio(requested, context)
     if requested >= 0 or unit == "episode":
         return requested, ""
     return count * context.effective["num_envs"], "one per transition"
+
+
+def _profiles_ratio(requested: int, context: Context) -> Resolved:
+    """A profile means so many updates at its own number of envs; where another was typed the ratio is kept."""
+    usual, num_envs = PROFILE_ENVS.get(context.sources["updates_per_step"]), context.effective["num_envs"]
+    scaled = max(1, round(requested * num_envs / usual)) if usual else requested
+    if scaled == requested:
+        return requested, ""
+    return scaled, f"the profile's {requested} are for its {usual} envs; {num_envs} keep the updates per transition"
 
 
 def replay_ratio(config: Config, effective: Mapping[str, Any]) -> Resolved:

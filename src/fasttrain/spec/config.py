@@ -145,9 +145,13 @@ def _algo_class(spec: AlgorithmSpec) -> type[AlgoConfig]:
 class EvalConfig:
     """How quality is measured: own envs, own seeds."""
 
-    episodes: int = setting(MISSING, "left out: the game's own number", least=2)
+    episodes: int = setting(MISSING, "left out: the game's own number; 0: no evaluation", least=0)
     seed: int = setting(1_000_003, "far from the training envs' seeds (seed, seed + 1, …)", least=0, most=MAX_SEED)
     env_kwargs: dict[str, Any] = setting({}, "what the evaluation's env is made with besides, over env.kwargs")
+    num_envs: int | None = setting(
+        None, "null: up to 8, or 64 of a game that steps all; with num_envs=1 that one env, lent", least=1, most=4096
+    )
+    max_steps: int = setting(27_000, "an episode that is longer is cut and counts as it stands", least=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

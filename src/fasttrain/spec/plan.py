@@ -35,12 +35,14 @@ from fasttrain.spec.plain import to_dict
 from fasttrain.spec.setting import Flag
 from fasttrain.spec.stepping import (
     check_self_play,
+    resolve_eval_async,
     resolve_eval_every,
     resolve_num_envs,
     resolve_overlap,
     resolve_schedule,
     resolve_vec_env,
     resolve_workers,
+    usual_rollout,
 )
 
 
@@ -204,14 +206,6 @@ def _checkpoint_async(requested: bool, context: Context) -> Resolved:
     return requested, ""
 
 
-def _eval_async(requested: bool, context: Context) -> Resolved:
-    if requested and not context.effective["eval_every"]:
-        return False, "no evaluations on the way without eval_every=…"
-    if requested and context.machine.cores < 2 and context.sources.get("eval_async") != "command line":
-        return False, "one core: nothing can run beside the training"
-    return requested, ""
-
-
 def _torch_threads(requested: int | str, context: Context) -> Resolved:
     if requested != "auto":
         return requested, ""
@@ -296,8 +290,9 @@ def _rollout_rows(
     num_envs, batch_size = effective["num_envs"], effective["batch_size"] or 1  # 1: the whole rollout at once
     source = sources.get("algo.rollout_size", f"tier {config.tier}")
     of_steps = _n_steps_row(algo, num_envs, sources)
-    of_env: dict[str, Any] = {"n_steps": None if of_steps is None else of_steps.effective}
-    algo = dataclasses.replace(algo, **of_env)
+    requested, chosen = algo.rollout_size, "algo.rollout_size" in sources or of_steps is not None
+    algo, cut = (algo, 0) if chosen else usual_rollout(config, algo, effective, batch_size)
+    algo = dataclasses.replace(algo, **{"n_steps": None if of_steps is None else of_steps.effective})
     key = "algo.rollout_size"
     if of_steps is not None and algo.n_steps is not None:
         key, source = "algo.n_steps", of_steps.source
@@ -316,12 +311,16 @@ def _rollout_rows(
     if size == 1:
         raise ConfigError(f"{key}: one transition is no rollout; take 2 or more")
     reason = f"{num_envs} envs × {num_steps} steps{'' if algo.n_steps is None else ', as algo.n_steps says'}"
+    if cut:
+        reason += f"; cut from {cut:,}, for total_timesteps={config.total_timesteps:,}"
+    elif size > config.total_timesteps:
+        reason += f"; LONGER than total_timesteps={config.total_timesteps:,}: the whole rollout is played"
     if size % batch_size:
         reason += f"; last minibatch of an epoch has {size % batch_size} of {batch_size} rows"
     stock = algo.spec.tiers["baseline"]["rollout_size"]
-    if algo.n_steps is None and "algo.rollout_size" not in sources and algo.rollout_size != stock:
+    if algo.n_steps is None and "algo.rollout_size" not in sources and requested != stock:
         reason += f"; {own_values_of(config, 'rollout_size')} own in this tier, stock {stock:,.0f}"
-    row = Row("algo.rollout_size", algo.rollout_size, size, source, "trade-off", reason)
+    row = Row("algo.rollout_size", requested, size, source, "trade-off", reason)
     return dataclasses.replace(algo, **{"rollout_size": size}), [*([of_steps] if of_steps else []), row]
 
 
@@ -393,6 +392,6 @@ _RESOLVERS: dict[str, Callable[[Any, Context], Resolved]] = {
     "eval_every": resolve_eval_every,
     "reward_debug": _reward_debug,
     "nan_guard": _nan_guard,
-    "eval_async": _eval_async,
+    "eval_async": resolve_eval_async,
     "checkpoint_async": _checkpoint_async,
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import ALGORITHMS, TIERS, AlgorithmSpec, instead
-from fasttrain.spec.checks import check
+from fasttrain.spec.checks import BATCHED, check
 from fasttrain.spec.config import ALGO_CLASSES, SELF, Config, EnvConfig
 from fasttrain.spec.overrides import ALIASES, GONE, is_refined, translated
 from fasttrain.spec.own import OwnValues, own_values
@@ -159,6 +159,12 @@ def plays_itself(config: Config) -> bool:
     """Whether somebody outside decides for opponents: snapshots of the learner, or a class of the user's."""
     chosen = config.env.kwargs.get(config.env.opponent_key) if config.env.opponent_key else None
     return chosen == SELF or (isinstance(chosen, (Mapping, list, tuple)) and SELF in chosen)
+
+
+def lends_env(config: Config) -> bool:
+    """Whether evaluations play the training's one env: perhaps no second one can live on this machine."""
+    alone = config.num_envs == 1 and config.env.backend == "gymnasium" and config.vec_env not in BATCHED
+    return alone and not (plays_itself(config) or config.eval.env_kwargs) and config.eval.num_envs in (None, 1)
 
 
 def tells_games(config: Config) -> bool:

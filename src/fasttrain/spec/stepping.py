@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +11,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.spec.checks import NOT_APPLICABLE, SHIPPED, Context, EnvFacts, Machine, Resolved
 from fasttrain.spec.config import SELF
 from fasttrain.spec.daemons import shared_out, workers_for
+from fasttrain.spec.own import games_own
 from fasttrain.spec.reading import memory_inputs, plays_itself
 
 # What stepping costs besides the envs' own time, from CartPole (scripts/benchmark.py vecenv-auto): per env about the
@@ -253,11 +255,42 @@ def check_self_play(config: Any, effective: Mapping[str, Any], sources: Mapping[
 
 def resolve_eval_every(requested: int, context: Context) -> Resolved:
     """In self-play the reward says nothing of progress, so that quality is measured on the way."""
+    if not context.config.eval.episodes:
+        if requested and context.sources.get("eval_every") == "command line":
+            raise ConfigError(f"eval_every={requested} contradicts eval.episodes=0: leave one of them out")
+        return 0, "eval.episodes=0: no evaluation"
     if requested or not plays_itself(context.config) or "eval_every" in context.sources:
         return requested, ""
     every = max(1, context.config.total_timesteps // EVALUATIONS)
     return every, f"opponent=self: progress is measured against {context.config.env.eval_opponent}"
 
 
+def resolve_eval_async(requested: bool, context: Context) -> Resolved:
+    """Beside training, in a process of its own: where there is work, a core, and room for another env."""
+    if requested and not context.effective["eval_every"]:
+        return False, "no evaluations on the way without eval_every=…"
+    if requested and context.config.num_envs == 1 and context.sources.get("eval_async") != "command line":
+        return False, "num_envs=1: evaluations borrow the one env, for perhaps there can be no second"
+    if requested and context.machine.cores < 2 and context.sources.get("eval_async") != "command line":
+        return False, "one core: nothing can run beside the training"
+    return requested, ""
+
+
 def _spell(seconds: float) -> str:
     return f"{seconds * 1e6:.0f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.3g} ms"
+
+
+STOCK_ENVS = 8  # for which the tier `baseline` names rollouts: 2,048 steps of each are PPO's 16,384
+
+
+def usual_rollout(config: Any, algo: Any, effective: Mapping[str, Any], batch_size: int) -> tuple[Any, int]:
+    """`algo` with the rollout that nobody chose: in the tier `baseline` of stock's `n_steps`, in others at most as long
+    as the training; and what it was before it was cut, or 0."""
+    num_envs, size = effective["num_envs"], algo.rollout_size
+    if config.tier == "baseline":
+        games = "rollout_size" in games_own(config.env.own, algo.name, config.tier)
+        return (algo if games else dataclasses.replace(algo, rollout_size=size * num_envs // STOCK_ENVS)), 0
+    most = max(config.total_timesteps, batch_size, num_envs, 2)
+    if size <= most or effective["engine"] != "fast" or algo.spec.recurrent:
+        return algo, 0
+    return dataclasses.replace(algo, rollout_size=most), size

@@ -30,7 +30,7 @@ from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, EXIT_WRONG_INPUT
 from fasttrain.runs.folders import CELLS, GROUP, clear, override
 from fasttrain.runs.progress import clock_text
 from fasttrain.runs.view import activity, say
-from fasttrain.saving.files import read_json, write_json
+from fasttrain.saving.files import holder, read_json, write_json
 from fasttrain.spec.checks import FLAGS
 from fasttrain.spec.config import Config
 from fasttrain.spec.overrides import key_of
@@ -293,6 +293,8 @@ class Study:
         title, folder = f"{place} {wanted.label} seed {wanted.seed}", self._folder_of(wanted)
         with activity(self.console, title + self._eta([wanted, *later], until_s), lambda: last_line(folder)):
             overrides = self._overrides(wanted)
+            while holder(folder):  # the cell of a study that was killed; it is gone on with when it has ended
+                time.sleep(0.2)
             cell, stopped = run_cell("train", [*overrides, *BESIDES], folder, wanted.label, wanted.seed)
             cell.overrides = overrides
         self.cells = [*(other for other in self.cells if not self._is(other, wanted)), cell]

@@ -1,0 +1,63 @@
+"""The env of a training with `num_envs=1`, lent to its evaluations.
+
+Where one instance of a simulator can live (a port, a licence, a seat, a window), no second one is opened beside it.
+
+A lent env is brought back to where the training left it by the same means as after a resume (`saving/env_state.py`);
+where that fails the training goes on with a new episode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+
+from fasttrain.runs.envs import settled
+from fasttrain.runs.evaluate import Quality, evaluate_both
+from fasttrain.runs.evaluator import EVALUATION
+from fasttrain.runs.state import SEED_STRIDE, begin_anew, traced
+from fasttrain.saving.env_state import env_state, load_env_state, own_random_state
+from fasttrain.spec.config import Config
+from fasttrain.spec.reading import lends_env
+
+
+@contextmanager
+def lent(model: BaseAlgorithm, env: VecEnv, config: Config, returned: bool) -> Iterator[VecEnv]:
+    """The env to evaluate on; `env.normalize` as it is now, and not learning.
+
+    Args:
+        env: the training's, without what SB3 puts around it.
+        returned: the training goes on with it.
+    """
+    whole: Any = model.get_env()
+    with own_random_state(config.eval.seed):
+        state, views = env_state(whole, traced(config))
+        arrays = {name: np.array(array) for name, array in views.items()}
+        try:
+            yield settled(env.venv, config, env) if isinstance(env, VecNormalize) else env
+        finally:
+            if returned:
+                other_seed = (config.seed + SEED_STRIDE + model.num_timesteps) % 2**31
+                begun = load_env_state(whole, state, arrays, other_seed, traced(config))
+                if begun is not None:
+                    begin_anew(model, begun)
+
+
+def measured(run: Any, final: bool) -> Quality:
+    """The quality of a `train.Run`'s policy, on fresh envs or on its one, which the final one need not bring back."""
+    with lent(run.model, run.env, run.config, not final) if lends_env(run.config) else nullcontext() as env:
+        return evaluate_both(
+            run.model, run.config, run.console, lambda: run.stop.requested, sampled=final, env=env
+        )  # fmt: skip
+
+
+def why_no_quality(run: Any) -> dict[str, str]:
+    """For summary.json, where the final evaluation was left out or failed."""
+    if not run.config.eval.episodes:
+        return {"evaluation": "left out: eval.episodes=0"}
+    failed = run.saving.failed.get(EVALUATION)
+    return {"evaluation": f"failed: {failed}"} if failed else {}
