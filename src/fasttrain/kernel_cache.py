@@ -80,24 +80,23 @@ class KernelCache(NullCache):
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The compiled kernel; None if it is not there, or not whole."""
         target_context.refresh()
-        kernel, version = self._name(sig, target_context)
-        payload = next(filter(None, (_read(folder / (kernel + version)) for folder in folders())), None)
+        payload = recall("".join(self._name(sig, target_context)))
         return None if payload is None else _rebuild(target_context, *pickle.loads(payload))
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keep it, if that is possible anywhere; if not, a line says so once and nothing else happens."""
         if data.library.has_dynamic_globals or any(not loop.can_cache for loop in data.lifted):
             return  # addresses of this process are in the machine code
-        kernel, version = self._name(sig, self._dispatcher.targetctx)
-        payload = _dumps(data._reduce())
-        written = [_write(folder, kernel, version, payload) for folder in folders()]
-        if not any(written):
+        if not remember(*self._name(sig, self._dispatcher.targetctx), _dumps(data._reduce())):
             _cannot_keep(folders()[0])
+
+    def file(self, sig: Any) -> str:
+        """Its name, which says what its machine code depends on."""
+        return "".join(self._name(sig, self._dispatcher.targetctx))
 
     def holds(self, sig: Any) -> bool:
         """Whether it need not be compiled, as far as that can be told without loading it."""
-        name = "".join(self._name(sig, self._dispatcher.targetctx))
-        return any((folder / name).is_file() for folder in folders())
+        return any((folder / self.file(sig)).is_file() for folder in folders())
 
     def _name(self, sig: Any, target_context: Any) -> tuple[str, str]:
         """Which kernel for which processor, and which version of it."""
@@ -106,6 +105,17 @@ class KernelCache(NullCache):
         key = digest_of((_normalised(sig), target_context.codegen().magic_tuple(), _VERSIONS, chosen))
         kernel = f"{function.__module__}.{function.__qualname__}".replace("<", "").replace(">", "")
         return f"{kernel[-120:]}-{key.hex()[:24]}", f".{self._stamp.hex()[:24]}.nbc"
+
+
+def recall(name: str) -> bytes | None:
+    """What was kept in the file of that name, in whichever folder it is whole."""
+    return next(filter(None, (_read(folder / name) for folder in folders())), None)
+
+
+def remember(name: str, version: str, payload: bytes) -> bool:
+    """Keep it in the file `name` + `version` of every folder; whether any could be written to."""
+    written = [_write(folder, name, version, payload) for folder in folders()]
+    return any(written)
 
 
 def _read(file: Path) -> bytes | None:
@@ -303,6 +313,11 @@ class KernelCall(NamedTuple):
     def signature(self) -> tuple[Any, ...]:
         kind_of: Any = numba.typeof
         return tuple(kind_of(argument) for argument in self.arguments)
+
+    @property
+    def file(self) -> str:
+        """Where its machine code is kept: another one for every processor, version and change of the code."""
+        return str(self.kernel._cache.file(self.signature))
 
     @property
     def is_kept(self) -> bool:

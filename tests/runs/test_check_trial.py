@@ -59,6 +59,32 @@ def test_what_was_tried_decides(takes: tuple[float, float], expected: str):
     assert plan.config.workers == (2 if expected == "shared" else "auto")
 
 
+SLOW = CLOSE._replace(step_s=0.235)
+
+
+@pytest.mark.parametrize(
+    ("tries", "expected"),
+    [
+        ([(0.938, 0.914), (0.94, 0.5)], (0.938, 0.5)),  # the first one was disturbed
+        ([(0.938, 0.914), (0.93, 0.93)], (0.93, 0.914)),
+        ([(1.9, 0.95)], (1.9, 0.95)),
+    ],
+)
+def test_slow_envs_are_tried_again_where_it_is_close(
+    monkeypatch: pytest.MonkeyPatch, tries: list[tuple[float, float]], expected: tuple[float, float]
+):
+    monkeypatch.setattr(module, "tried", lambda *_: tries.pop(0))
+    plan = resolve(configured(*ACROBOT), {}, SLOW, TWO)
+    facts = with_trial(SLOW, plan, TWO, Console(quiet=True))
+    assert (facts.tried, tries) == (expected, [])
+    assert resolve(configured(*ACROBOT), {}, facts, TWO).row("vec_env").effective == "shared", "a tie is theirs"
+
+
+def test_workers_that_are_slower_are_not_taken_for_slow_envs_either():
+    row = resolve(configured(*ACROBOT), {}, SLOW._replace(tried=(0.9, 1.0)), TWO).row("vec_env")
+    assert row.effective == "dummy"
+
+
 def test_a_trial_that_fails_leaves_the_estimates(monkeypatch: pytest.MonkeyPatch):
     def fails(*configs: Any) -> tuple[float, ...]:
         raise OSError("the port is taken")

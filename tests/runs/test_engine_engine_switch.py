@@ -32,14 +32,16 @@ class Switching:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int | None, failure: str = "") -> None:
         self.said: list[str] = []
         self.used = self.started = 0
+        self.slower = ""
         self.ready, self.failure = False, failure
         monkeypatch.setattr("fasttrain.runs.engine.Compiler", self._start)
         self.switch = EngineSwitch([], at, self._use, self.said.append)
         self.progress = Progress(1_000_000, PhaseClock())
         self.progress.started -= 10.0
 
-    def _use(self) -> None:
-        self.used += 1
+    def _use(self) -> str:
+        self.used += not self.slower
+        return self.slower
 
     def _start(self, _: Any) -> Switching:
         self.started += 1
@@ -88,6 +90,15 @@ def test_what_cannot_be_compiled_leaves_the_torch_engine(monkeypatch: pytest.Mon
     toy.rest(300, 12)
     assert (toy.started, toy.used) == (1, 0)
     assert "could not be compiled (no room)" in toy.said[-1]
+
+
+def test_kernels_that_are_slower_here_do_not_take_over(monkeypatch: pytest.MonkeyPatch):
+    toy = Switching(monkeypatch, None)
+    toy.slower, toy.ready = "kernels 1,740 ms, torch 1,240 ms", True
+    for step in (100, 200, 300):
+        toy.rest(step, 4)
+    assert (toy.started, toy.used, toy.switch.at, toy.switch.done) == (1, 0, None, True)
+    assert toy.said[-1] == "this run stays on the torch engine: kernels 1,740 ms, torch 1,240 ms"
 
 
 def test_a_process_that_cannot_be_started_ends_no_training(monkeypatch: pytest.MonkeyPatch):

@@ -150,11 +150,14 @@ def compile_shown(calls: list[KernelCall], console: Console) -> float:
 
 
 def switch_for(
-    config: Config, model: Any, console: Console, say: Callable[[str], None], resumes: bool
+    config: Config, model: Any, console: Console, say: Callable[[str], None], resumes: bool, decide: Callable[[], str]
 ) -> tuple[EngineSwitch | None, float]:
     """Load the kernels that act and learn, compile them, or let the run begin without.
 
     A run that goes on without a switch in its plan.json had its kernels from the first step on, or has them from here.
+
+    Args:
+        decide: says, once they were compiled beside training, why torch had better stay; empty if they take over.
 
     Returns:
         what will switch, if anything; the seconds it took.
@@ -167,7 +170,14 @@ def switch_for(
         return None, took
     settings = model.engine.settings
     model.use_engine(EngineSettings(overlap=settings.overlap))
-    return EngineSwitch(calls, at, lambda: model.use_engine(settings), say), took
+
+    def use() -> str:
+        if reason := decide() if at is None else "":
+            return reason
+        model.use_engine(settings)
+        return ""
+
+    return EngineSwitch(calls, at, use, say), took
 
 
 class EngineSwitch:
@@ -176,12 +186,12 @@ class EngineSwitch:
     Args:
         calls: the kernels.
         at: the env step from which on they do, compiled already; None: once a process beside training compiled them.
-        use: puts them to work.
+        use: puts them to work, or returns why torch stays.
         say: tells a person.
     """
 
     def __init__(
-        self, calls: list[KernelCall], at: int | None, use: Callable[[], None], say: Callable[[str], None]
+        self, calls: list[KernelCall], at: int | None, use: Callable[[], str | None], say: Callable[[str], None]
     ) -> None:
         self.at, self.done = at, False
         self.beside_s: float | None = None  # what compiling beside training took
@@ -199,7 +209,9 @@ class EngineSwitch:
         if self.at is None and not self._compiled(progress):
             return
         compile_all(self._calls)
-        self._use()
+        if reason := self._use():
+            self._give_up(reason)
+            return
         self.done = True
         if self.at is None:
             self.at = progress.env_steps

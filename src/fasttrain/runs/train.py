@@ -26,6 +26,7 @@ from fasttrain.perf.report import EnvTimes, PerfWindow, perf_dict
 from fasttrain.perf.stock import StockPhases, is_stock
 from fasttrain.perf.windows import PerfMeter
 from fasttrain.runs import view as show
+from fasttrain.runs.calibration import calibrated, chosen_at_switch
 from fasttrain.runs.callbacks import (
     RunCallback,
     SnapshotCallback,
@@ -192,12 +193,12 @@ class Run:
         folder, console, self.model = self.folder, self.console, self._build_model()
         check_evaluation(self.model, plan.config)
         plan = settle_kernels(plan, self.model)
-        with activity(console, "trying torch's threads"):
-            plan = settle_threads(plan, self.model)
+        with activity(console, "trying kernels, torch and its threads"):
+            plan = settle_threads(plan if self.resumes else calibrated(plan, self.model, console), self.model)
         with activity(console, "compiling the policy"):
             self.plan = settle_engine(plan, self.model)
         config = self.config
-        self.engine_switch, took = switch_for(config, self.model, console, self.say, self.resumes)
+        self.engine_switch, took = switch_for(config, self.model, console, self.say, self.resumes, self._decide)
         self.compile_s += took
         self.pool = pool_for(config, self.model, self.env)
         self.snapshots = None if self.pool is None else SnapshotCallback(self.pool, config.self_play.every, self.clock)
@@ -267,16 +268,22 @@ class Run:
         switch = self.engine_switch
         if switch is None or switch.done:
             return
+        before = self.plan
         with self.clock.phase("other"):
             switch.at_rest(self.progress)
         if switch.done and switch.beside_s is not None and switch.at is not None:  # not where the step was asked for
             self.plan = self.plan.after("engine_switch_at", switch.at, "compiled beside training until then")
+        if self.plan is not before:
             with self.saving.of("plan.json"):
                 self.write_plan()
 
     def write_plan(self) -> None:
         """plan.json, whole: also in a folder that was moved or emptied on the way."""
         write_json(self.folder / "plan.json", {**self.plan.to_dict(), **self.origin})
+
+    def _decide(self) -> str:
+        self.plan, reason = chosen_at_switch(self.plan, self.model)
+        return reason
 
     def save(self, file: Path) -> None:
         """The model, and what belongs to it: whole, or as it was."""

@@ -9,14 +9,9 @@ from fasttrain.errors import ConfigError
 from fasttrain.spec.checks import Context, Resolved, train_frequency
 from fasttrain.spec.config import Config
 
-# Hidden width from which bfloat16 pays on a CPU with bf16 units, and up to which the compiled kernels of `fused_update`
-# beat torch's float32 products. Trainings with two layers of so many units on two cores with AVX512-BF16, 64 dense
-# inputs, env steps per second with float32 / bfloat16 / kernels, by the rows of a minibatch:
-#               256 units                512 units                1,024 units
-#   PPO, 256    2,651 / -      / 5,627   3,041 / 4,094 / 6,105    1,246 / 1,885 / 1,171
-#   PPO, 2,048  13,930 / 14,382 / 24,104 5,488 / 8,678 / 8,477    1,635 / 3,030 / 1,952
-#   DQN, 64     -                        1,286 / 1,334 / 2,871    481 / 753 / 761
-#   DQN, 256    2,023 / 2,372 / 3,517    896 / 1,513 / 1,170      351 / 709 / 356
+# The rule where nothing is measured (runs/calibration.py does, for long runs whose kernels are compiled): hidden width
+# from which bfloat16 pays on a CPU with units for it, and up to which compiled kernels beat torch's float32 products.
+# From trainings of two layers on two cores with AVX512-BF16 (`benchmark.py auto`); other machines differ by 1.5 times.
 AMP_PAYS_FROM_WIDTH, AMP_PAYS_FOR_FEW_ROWS_FROM, FEW_ROWS = 512, 1024, 256
 FUSED_PAYS_UP_TO_WIDTH = 1024
 GRAPH_MODES = ("reduce-overhead", "max-autotune")  # of torch.compile: those that ask for CUDA graphs

@@ -20,6 +20,9 @@ PER_ENV_S = 2e-6
 PER_SHARED_STEP_S = 250e-6
 # Else the plain loop: it has no processes that could die. By estimates, and where both were tried (runs/check.py).
 SHARED_MUST_GAIN, TRIED_MUST_GAIN = 1.25, 1.1
+# From this step time on workers have a tie: what they cost is nothing there, and a busy machine that hid their gain
+# (938 against 914 ms for envs of 235 ms) will not be busy for hours.
+SLOW_S = 1e-3
 WAITS_BELOW = 0.5  # share of computing below which an env is one that waits, for an engine or a socket
 MOST_WORKERS_PER_CORE = 16
 EVALUATIONS = 10  # of a run in self-play that was given no eval_every
@@ -91,7 +94,8 @@ def _by_cost(step_s: float, context: Context) -> Resolved:
     if env.tried:
         loop_s, shared_s = env.tried
         told = f"tried: a step of {num_envs} envs takes {_spell(loop_s)} in one process, {_spell(shared_s)} in workers"
-        return "shared" if loop_s > TRIED_MUST_GAIN * shared_s else "dummy", told
+        must_gain = TRIED_MUST_GAIN if step_s < SLOW_S else 1 / TRIED_MUST_GAIN
+        return "shared" if loop_s > must_gain * shared_s else "dummy", told
     if workers > 1 and loop_s > SHARED_MUST_GAIN * shared_s:
         return "shared", f"{measured}, in {workers} workers about {_spell(shared_s)}"
     if workers < 2:

@@ -1,0 +1,253 @@
+"""Compiled kernels or PyTorch: `fused_update=auto` is measured on this machine, for the networks of this run.
+
+Both act and learn for a moment on numbers of no consequence, with the run's spaces, layers, minibatches and envs; then
+the faster one has the run. What was measured is kept beside the compiled kernels, for this processor, these versions
+and this shape, so that it is done once.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from rich.console import Console
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from fasttrain.algos.fast import Fast
+from fasttrain.engines.heads import action_dims
+from fasttrain.kernel_cache import recall, remember
+from fasttrain.machine import usable_cores
+from fasttrain.perf.clock import PhaseClock
+from fasttrain.runs.check import MEASURED, MUST_GAIN, updates_per_step
+from fasttrain.runs.engine import ADAM, compile_shown, engine_settings, learner_calls, set_threads
+from fasttrain.runs.models import build_algorithm
+from fasttrain.saving.env_state import own_random_state
+from fasttrain.spec.config import MAX_TORCH_THREADS, Config
+from fasttrain.spec.plan import RunSpec
+from fasttrain.vec.base import slots_of
+
+PAYS_FROM_S = 30.0  # of updates in the whole run: below, the rule decides
+MOST_S, MOST_TURNS, LEAST_TURNS = 3.0, 10, 2  # of measuring
+CLEAR = 1.5  # what takes so many times as long as the best gets no more turns
+STEPS = 8  # vector steps of a turn with replay
+UPDATE_S, FLOPS = 7e-4, 4e10  # about what torch takes per update besides computing; floating point operations a second
+
+KERNELS = "kernels"
+VERSION = ".1.nbc"  # of what is kept
+
+Costs = Mapping[str, float]  # milliseconds of acting and learning per 1,000 env steps, by `ways`
+
+
+def calibrated(plan: RunSpec, model: Any, console: Console | None) -> RunSpec:
+    """The plan with the faster of kernels and torch, where that is open; and with torch's threads, where it stays.
+
+    `deterministic=true` goes by the rule, since what is measured may come out otherwise the next time; a resumed run
+    keeps what was chosen.
+
+    Args:
+        console: of a run that begins; None: it began on torch, and its kernels are compiled now.
+    """
+    ways = ways_of(plan, model) if _is_open(plan, model) else {}
+    calls = learner_calls(ways[KERNELS].config, model) if ways else []
+    waits = console is None or plan.config.engine_switch_at == 0  # else they are compiled beside training
+    if not ways or not (waits or all(call.is_kept for call in calls)):
+        return plan
+    name = _name(plan, model, ways)
+    costs = _recalled(name, ways)
+    if costs is None:
+        if console is not None and expected_s(plan.config, model) < PAYS_FROM_S:
+            return plan
+        try:
+            if console is not None:
+                compile_shown(calls, console)
+            costs = measured(ways, model)
+        except Exception as error:  # a policy or an extractor of the user's that cannot be there twice
+            reason = f"{plan.row('fused_update').reason}; not measured: {type(error).__name__}"
+            return plan.after("fused_update", plan.config.fused_update, reason)
+        if len(costs) == len(ways):
+            remember(name, VERSION, json.dumps(costs).encode())
+    return _decided(plan, ways, costs)
+
+
+def chosen_at_switch(plan: RunSpec, model: Any) -> tuple[RunSpec, str]:
+    """The plan once the kernels are compiled beside training; why torch stays, if it does, which is at work then."""
+    plan = calibrated(plan, model, None)
+    if plan.config.fused_update == "on":
+        return plan, ""
+    model.use_engine(engine_settings(plan))
+    return plan, plan.row("fused_update").reason
+
+
+def _is_open(plan: RunSpec, model: Any) -> bool:
+    """Whether it is for us to decide, and kernels could do it."""
+    config = plan.config
+    asked = {flag: plan.row(flag).requested for flag in ("fused_update", "engine_switch_at", "use_amp")}
+    wide = plan.row("use_amp").effective != "off" and asked["use_amp"] == "auto"
+    return (
+        isinstance(model, Fast)
+        and asked["fused_update"] == "auto"
+        and not asked["engine_switch_at"]  # in mid-run it was asked for by step
+        and (config.fused_update == "on" or wide)
+        and not (config.deterministic or config.algo.spec.recurrent or config.algo.entry_point)
+        and model.device.type == "cpu"
+        and not model.why_not("kernels")
+    )
+
+
+def ways_of(plan: RunSpec, model: Any) -> dict[str, RunSpec]:
+    """The plans among which to choose: kernels, and torch with each number of threads that may be."""
+    threads, amp = _threads(plan, model), plan.config.use_amp
+    ways = {KERNELS: _with(plan, "on", "off", 1)}
+    for count in threads:
+        on = "" if len(threads) == 1 else f" on {count} thread{'' if count == 1 else 's'}"
+        ways[f"torch{on}"] = _with(plan, "off", "off", count)
+        if amp != "off":
+            ways[f"torch in {amp}{on}"] = _with(plan, "off", amp, count)
+    return ways
+
+
+def _threads(plan: RunSpec, model: Any) -> list[Any]:
+    """Of torch: as asked for, or one and as many as there are cores; one where workers need them, or for small nets."""
+    config, asked = plan.config, plan.row("torch_threads").requested
+    if asked != "auto":
+        return [asked]
+    wide = max(max(parameter.shape[:1], default=0) for parameter in model.policy.parameters()) > 128
+    free = wide and config.vec_env != "subproc" and config.schedule in ("lockstep", "auto")
+    return sorted({1, min(usable_cores(), MAX_TORCH_THREADS) if free else 1})
+
+
+def _with(plan: RunSpec, fused_update: str, use_amp: str, threads: Any) -> RunSpec:
+    changes = {"fused_update": fused_update, "use_amp": use_amp, "torch_threads": threads}
+    return plan._replace(config=dataclasses.replace(plan.config, **changes))
+
+
+def _decided(plan: RunSpec, ways: Mapping[str, RunSpec], costs: Costs) -> RunSpec:
+    def weighed(name: str) -> float:
+        return costs[name] * (1.0 if ways[name].config.torch_threads == 1 else MUST_GAIN)
+
+    config, told = ways[min(costs, key=weighed)].config, ", ".join(f"{name} {costs[name]:,.4g} ms" for name in costs)
+    told = f"{MEASURED}: {told} per 1,000 env steps"
+    plan = plan.after("use_amp", config.use_amp, told) if config.use_amp != plan.config.use_amp else plan
+    if config.fused_update == "on":
+        return plan.after("fused_update", "on", told)
+    set_threads(config.torch_threads)
+    plan = plan.after("torch_threads", config.torch_threads, told)
+    return plan.after("fused_update", "off", f"{told}; {ADAM}")
+
+
+def expected_s(config: Config, model: Any) -> float:
+    """About what torch would take to update in the whole run."""
+    size = sum(parameter.numel() for parameter in model.policy.parameters())
+    updates = config.total_timesteps / config.num_envs * updates_per_step(model)
+    return float(updates * (UPDATE_S + 6 * size * (config.batch_size or 0) / FLOPS))
+
+
+def _name(plan: RunSpec, model: Any, ways: Mapping[str, RunSpec]) -> str:
+    """Of the file: all that the costs depend on."""
+    config, space = plan.config, model.action_space
+    files = [call.file for call in learner_calls(ways[KERNELS].config, model)]  # processor, versions and code
+    shapes = {name: list(parameter.shape) for name, parameter in model.policy.named_parameters()}
+    of_run = [config.algo.name, config.num_envs, config.batch_size, updates_per_step(model), action_dims(space)]
+    facts = [files, torch.__version__, usable_cores(), shapes, of_run, list(ways), slots_of(model.env).masked]
+    return f"calibration-{hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:24]}"
+
+
+def _recalled(name: str, ways: Mapping[str, RunSpec]) -> Costs | None:
+    """What was measured before; None where nothing was, or not all of it, or it cannot be read."""
+    try:
+        costs = json.loads(recall(name + VERSION) or b"")
+        return {way: float(costs[way]) for way in ways}
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def measured(ways: Mapping[str, RunSpec], model: Any) -> Costs:
+    """Each way in turn, for a few seconds at most; of each the best turn, which others at work disturbed least.
+
+    A way that is far behind has two turns, and one that a busy machine left no time for is left out. Streams of random
+    numbers and torch's threads are as before.
+    """
+    threads, begun, costs = torch.get_num_threads(), time.perf_counter(), dict[str, float]()
+    try:
+        with own_random_state(0):
+            turns = {name: _turn(way, model) for name, way in ways.items()}
+            for number in range(MOST_TURNS):
+                close = [n for n in ways if number < LEAST_TURNS or costs[n] < CLEAR * min(costs.values())]
+                for name in close if len(close) > 1 else ():
+                    if len(costs) > 1 and time.perf_counter() - begun > MOST_S:
+                        return costs
+                    set_threads(ways[name].config.torch_threads)
+                    costs[name] = min(costs.get(name, math.inf), round(turns[name](), 3))
+    finally:
+        torch.set_num_threads(threads)
+    return costs
+
+
+def _turn(way: RunSpec, model: Any) -> Callable[[], float]:
+    """A small model of the same kind, computed that way, and what it takes at every call."""
+    config, clock = way.config, PhaseClock()
+    algo, num_envs = config.algo, config.num_envs
+    on_policy = algo.spec.on_policy
+    size = config.batch_size or algo.rollout_size
+    rows = num_envs * (-(-size // num_envs) if on_policy else STEPS)
+    own: dict[str, Any] = (
+        {"rollout_size": rows, "n_steps": None, "n_epochs": 1}
+        if on_policy
+        else {"buffer_size": 8 * rows, "exploration_fraction": 1e-9}
+    )
+    small: dict[str, Any] = {"schedule": "lockstep", "prefetch": "off", "warmup_steps": num_envs, "overlap": False}
+    masked = slots_of(model.env).masked
+    env = DummyVecEnv([lambda: _Blank(model.observation_space, model.action_space, masked)] * num_envs)
+    trial: Any = build_algorithm(
+        dataclasses.replace(config, algo=dataclasses.replace(algo, **own), **small), env, clock
+    )
+    trial.set_logger(Logger(None, []))
+    trial.use_engine(dataclasses.replace(engine_settings(way), overlap=False))
+    updating = [0.0]
+    train = trial.train
+
+    def timed(*arguments: Any, **named: Any) -> None:
+        begun = time.perf_counter()
+        train(*arguments, **named)
+        updating[0] += time.perf_counter() - begun
+
+    trial.train = timed
+
+    def play() -> float:
+        clock.reset()
+        updating[0], begun = 0.0, time.perf_counter()
+        trial.learn(rows, log_interval=None, reset_num_timesteps=not trial.num_timesteps)
+        acting = time.perf_counter() - begun - updating[0] - clock.snapshot()["env_step"] / 1e9
+        return 1e6 * (acting + updating[0] * (algo.n_epochs if on_policy else 1)) / rows
+
+    return play
+
+
+class _Blank(gym.Env[Any, Any]):
+    """Shows random observations of a space, all actions legal; an episode takes 64 steps."""
+
+    def __init__(self, observation_space: Any, action_space: Any, masked: bool) -> None:
+        self.observation_space, self.action_space = observation_space, action_space
+        space = copy.deepcopy(observation_space)
+        space.seed(0)
+        self._shown, self._steps = [space.sample() for _ in range(16)], 0
+        if masked:
+            legal = np.ones(sum(action_dims(action_space)), np.bool_)
+            self.action_masks = lambda: legal
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return self._shown[0], {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        return self._shown[self._steps % 16], 0.0, self._steps % 64 == 0, False, {}
