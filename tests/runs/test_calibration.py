@@ -64,6 +64,7 @@ def test_what_was_measured_decides(
     assert (row.requested, row.effective, after.config.fused_update) == ("auto", fused_update, fused_update)
     assert row.reason.startswith(f"measured here: kernels {costs['kernels']:,.0f} ms, torch on 1 thread")
     assert after.events, "on the record"
+    assert row in after.notable(), "shown"
     if fused_update == "off":
         assert after.config.torch_threads == threads
         assert settle_threads(after, model) is after, "tried once"

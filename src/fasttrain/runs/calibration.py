@@ -28,12 +28,12 @@ from fasttrain.engines.heads import action_dims
 from fasttrain.kernel_cache import recall, remember
 from fasttrain.machine import usable_cores
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.runs.check import MEASURED, MUST_GAIN, updates_per_step
+from fasttrain.runs.check import MUST_GAIN, updates_per_step
 from fasttrain.runs.engine import ADAM, compile_shown, engine_settings, learner_calls, set_threads
 from fasttrain.runs.models import build_algorithm
 from fasttrain.saving.env_state import own_random_state
 from fasttrain.spec.config import MAX_TORCH_THREADS, Config
-from fasttrain.spec.plan import RunSpec
+from fasttrain.spec.plan import MEASURED, RunSpec
 from fasttrain.vec.base import slots_of
 
 PAYS_FROM_S = 30.0  # of updates in the whole run: below, the rule decides
@@ -135,8 +135,8 @@ def _decided(plan: RunSpec, ways: Mapping[str, RunSpec], costs: Costs) -> RunSpe
     def weighed(name: str) -> float:
         return costs[name] * (1.0 if ways[name].config.torch_threads == 1 else MUST_GAIN)
 
-    config, told = ways[min(costs, key=weighed)].config, ", ".join(f"{name} {costs[name]:,.4g} ms" for name in costs)
-    told = f"{MEASURED}: {told} per 1,000 env steps"
+    config, figures = ways[min(costs, key=weighed)].config, [f"{name} {cost:,.0f} ms" for name, cost in costs.items()]
+    told = f"{MEASURED}: {', '.join(figures)} per 1,000 env steps"
     plan = plan.after("use_amp", config.use_amp, told) if config.use_amp != plan.config.use_amp else plan
     if config.fused_update == "on":
         return plan.after("fused_update", "on", told)

@@ -42,7 +42,7 @@ from fasttrain.saving.env_state import own_random_state
 from fasttrain.saving.files import write_json
 from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.config import Config
-from fasttrain.spec.plan import RunSpec
+from fasttrain.spec.plan import MEASURED, RunSpec
 from fasttrain.spec.reading import against_bots, plays_itself
 from fasttrain.spec.stepping import SHARED_MUST_GAIN, SLOW_S, is_faster, step_costs
 from fasttrain.terminal import command, rate_text
@@ -269,7 +269,6 @@ class _Player:
 ROUNDS, MOST_ROWS = 5, 128  # rows of an update: more take longer and tell no more
 SIDE_BY_SIDE = 8  # sequences among them
 MUST_GAIN = 1.1  # else one thread, which leaves the other cores alone
-MEASURED = "measured here"  # so the reason begins where runs/calibration.py decided
 
 
 def settle_threads(plan: RunSpec, model: BaseAlgorithm) -> RunSpec:

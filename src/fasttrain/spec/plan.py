@@ -46,6 +46,9 @@ from fasttrain.spec.stepping import (
 )
 
 
+MEASURED = "measured here"  # so a reason begins where runs/calibration.py decided
+
+
 class Row(NamedTuple):
     """One line of the plan."""
 
@@ -97,12 +100,12 @@ class RunSpec(NamedTuple):
 
 
 def is_notable(row: Mapping[str, Any], algorithm: AlgorithmSpec | None) -> bool:
-    """Whether a row of the plan differs from stock, or was asked for by name."""
+    """Whether a row of the plan differs from stock, was asked for by name, or was measured for this run."""
     name, effective = str(row.get("flag")), row.get("effective")
     baseline = algorithm.tiers["baseline"] if algorithm else {}
     own = {"replay_ratio": BASELINE_RATIO, **{f"algo.{key}": value for key, value in baseline.items()}}
     stock = BY_NAME[name].stock if name in BY_NAME else own.get(name)
-    asked = row.get("source") in ("command line", "environment")
+    asked = row.get("source") in ("command line", "environment") or str(row.get("reason")).startswith(MEASURED)
     return effective != NOT_APPLICABLE and (effective not in (stock, None) or asked)
 
 
