@@ -32,8 +32,9 @@ from fasttrain.runs.check import MUST_GAIN, updates_per_step
 from fasttrain.runs.engine import ADAM, compile_shown, engine_settings, learner_calls, set_threads
 from fasttrain.runs.models import build_algorithm
 from fasttrain.saving.env_state import own_random_state
+from fasttrain.spec.computing import MEASURED
 from fasttrain.spec.config import MAX_TORCH_THREADS, Config
-from fasttrain.spec.plan import MEASURED, RunSpec
+from fasttrain.spec.plan import RunSpec
 from fasttrain.vec.base import slots_of
 
 PAYS_FROM_S = 30.0  # of updates in the whole run: below, the rule decides

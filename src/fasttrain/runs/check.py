@@ -41,8 +41,9 @@ from fasttrain.runs.view import activity, make_console, say
 from fasttrain.saving.env_state import own_random_state
 from fasttrain.saving.files import write_json
 from fasttrain.spec.checks import EnvFacts, Machine
+from fasttrain.spec.computing import MEASURED
 from fasttrain.spec.config import Config
-from fasttrain.spec.plan import MEASURED, RunSpec
+from fasttrain.spec.plan import RunSpec
 from fasttrain.spec.reading import against_bots, plays_itself
 from fasttrain.spec.stepping import SHARED_MUST_GAIN, SLOW_S, is_faster, step_costs
 from fasttrain.terminal import command, rate_text

@@ -14,6 +14,7 @@ from fasttrain.spec.config import Config
 # From trainings of two layers on two cores with AVX512-BF16 (`benchmark.py auto`); other machines differ by 1.5 times.
 AMP_PAYS_FROM_WIDTH, AMP_PAYS_FOR_FEW_ROWS_FROM, FEW_ROWS = 512, 1024, 256
 FUSED_PAYS_UP_TO_WIDTH = 1024
+MEASURED = "measured here"  # so a reason begins where runs/calibration.py decided
 GRAPH_MODES = ("reduce-overhead", "max-autotune")  # of torch.compile: those that ask for CUDA graphs
 MEANT_BY_ON = {"use_amp": "bfloat16", "use_compile": "default"}
 

@@ -15,6 +15,7 @@ from fasttrain.spec.algorithms import ALGORITHMS, PER_TRANSITION, AlgorithmSpec,
 from fasttrain.spec.checks import BY_NAME, FLAGS, NOT_APPLICABLE, SHIPPED, Context, EnvFacts, Machine, Resolved
 from fasttrain.spec.computing import (
     BASELINE_RATIO,
+    MEASURED,
     NOT_WITH_MEMORY,
     check_extras,
     memory_rows,
@@ -44,9 +45,6 @@ from fasttrain.spec.stepping import (
     resolve_workers,
     usual_rollout,
 )
-
-
-MEASURED = "measured here"  # so a reason begins where runs/calibration.py decided
 
 
 class Row(NamedTuple):
