@@ -32,7 +32,9 @@ LAYERS = {
     "cli": 6, "__main__": 6,
 }  # fmt: skip
 # Within layer 1, where rooms otherwise do not know each other: what an env is, and what went wrong in one.
-SIDEWAYS = {("vec", f"fasttrain.envs.{name}") for name in ("answers", "protocol", "masks", "retrace", "user_code")}
+SIDEWAYS = {
+    ("vec", f"fasttrain.envs.{name}") for name in ("answers", "names", "protocol", "masks", "retrace", "user_code")
+}
 SIDEWAYS |= {("vec", f"fasttrain.daemons.{name}") for name in ("daemon", "game", "pool", "stats", "wire")}
 # Algorithms see vector environments, never the games; rooms side by side do not know each other.
 FORBIDDEN_ROOMS = {(room, other) for room in ("engines", "algos") for other in ("envs", "games")} | {

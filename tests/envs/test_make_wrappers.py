@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,8 +87,10 @@ def test_other_texts_stay_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "d": "x: y",
         "e": ":",
     }
-    env: Any = wrapped("CartPole-v1", entry("keeps_make_wrappers:Kept", **texts, number=3, rows=["math:sqrt"]))
-    assert env.given == {**texts, "number": 3, "rows": ["math:sqrt"]}
+    env: Any = wrapped(
+        "CartPole-v1", entry("keeps_make_wrappers:Kept", **texts, number=3, rows=["math:sqrt", "rows:math"])
+    )
+    assert env.given == {**texts, "number": 3, "rows": [math.sqrt, "rows:math"]}
     del sys.modules["keeps_make_wrappers"]
 
 

@@ -10,8 +10,8 @@ import pytest
 from gymnasium import spaces
 
 from conftest import RunCommand, configured
-from fasttrain.errors import ConfigError, EnvSpecError
-from fasttrain.runs.envs import build_vec_env, check_native_options, check_spaces, env_facts, policy_for
+from fasttrain.errors import ConfigError
+from fasttrain.runs.envs import build_vec_env, check_native_options, env_facts
 from fasttrain.spec.config import Config
 
 IMAGE = spaces.Box(0, 255, (36, 36, 3), np.uint8)
@@ -182,73 +182,6 @@ def test_the_same_options_go_with_the_games_python_form():
 def test_a_compiled_batch_takes_what_lies_around_it():
     check_native_options(configured("vec_env=native", "env.frame_stack=2", "env.normalize=[obs,reward]"))
     check_native_options(configured(*POOL, "env.max_episode_steps=9", "env.frame_stack=2"))
-
-
-SMALL = spaces.Box(0, 255, (7, 9, 3), np.uint8)
-DICT = spaces.Dict({"seen": NUMBERS, "seat": spaces.Discrete(4), "board": IMAGE})
-
-
-@pytest.mark.parametrize(
-    ("arguments", "action", "observation", "text"),
-    [
-        (("algo=dqn",), spaces.MultiDiscrete([2, 2]), NUMBERS, "E has MultiDiscrete.*algo=dqn needs Discrete; take"),
-        (("algo=ppo",), spaces.Discrete(3, start=1), NUMBERS, "E counts its actions from 1; SB3 sends 0 to n - 1"),
-        (("algo=ppo",), spaces.MultiDiscrete([2, 2], start=[0, 4]), NUMBERS, r"counts its actions from \[0 4\]"),
-        (("algo=ppo",), spaces.Discrete(2), spaces.Sequence(NUMBERS), "E observes Sequence.*read Box, Discrete"),
-        (("algo=ppo",), spaces.Discrete(2), spaces.Dict({"x": spaces.Text(3)}), r"E observes Text\("),
-        (("algo=ppo", "algo.policy=MlpPolicy"), spaces.Discrete(2), DICT, "algo.policy=MlpPolicy does not suit E"),
-        (("algo=ppo", "algo.policy=CnnPolicy"), spaces.Discrete(2), NUMBERS, "CnnPolicy needs images"),
-        (("algo=ppo", "env.frame_stack=2"), spaces.Discrete(2), spaces.Discrete(4), "env.frame_stack=2 stacks arrays"),
-        (
-            ("algo=ppo", "algo.use_sde=true"),
-            spaces.Discrete(2),
-            NUMBERS,
-            "algo.use_sde=true is for numbers .Box., E has",
-        ),
-        (("algo=ppo", "env.frame_stack=2"), spaces.Discrete(2), DICT, "env.frame_stack=2 stacks arrays"),
-        (
-            ("algo=ppo",),
-            spaces.Discrete(2),
-            SMALL,
-            r"E: Box\(0, 255, \(7, 9, 3\), uint8\) is too small for NatureCNN; add",
-        ),
-        (("algo=ppo",), spaces.Discrete(2), spaces.Dict({"seen": SMALL, "age": NUMBERS}), "too small for NatureCNN"),
-        (("algo=ppo", "env.normalize=[obs]"), spaces.Discrete(2), IMAGE, r"env.normalize=\[obs\] is for numbers"),
-        (("algo=ppo", "env.normalize=[obs]"), spaces.Discrete(2), spaces.Discrete(4), r"env.normalize=\[obs\] is for"),
-    ],
-)
-def test_spaces_that_do_not_suit(
-    arguments: tuple[str, ...], action: spaces.Space[Any], observation: spaces.Space[Any], text: str
-):
-    with pytest.raises((ConfigError, EnvSpecError), match=text):
-        check_spaces(configured("env.id=CartPole-v1", *arguments), "E", action, observation)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "observation"),
-    [
-        (("env.normalize=[reward]",), IMAGE),
-        (("env.normalize=[obs]",), DICT),
-        (("env.frame_stack=4",), IMAGE),
-        ((), spaces.Discrete(4)),
-        ((), spaces.Box(0, 255, (3, 36, 36), np.uint8)),
-        (("algo.policy=MlpPolicy",), SMALL),
-        (("algo.policy=my:Policy",), SMALL),
-        (("algo.policy_kwargs.features_extractor_class=my:Own",), SMALL),
-    ],
-)
-def test_spaces_that_suit(arguments: tuple[str, ...], observation: spaces.Space[Any]):
-    check_spaces(configured("env.id=CartPole-v1", "algo=ppo", *arguments), "E", spaces.Discrete(2), observation)
-
-
-POLICIES = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy")
-
-
-def test_policy_fits_the_observations():
-    assert policy_for("auto", IMAGE, POLICIES) == "CnnPolicy"
-    assert policy_for("auto", spaces.Dict({"a": IMAGE}), POLICIES) == "MultiInputPolicy"
-    assert policy_for("auto", spaces.Box(0, 1, (3,)), POLICIES) == "MlpPolicy"
-    assert policy_for("MlpPolicy", IMAGE, POLICIES) == "MlpPolicy"
 
 
 @pytest.mark.parametrize(

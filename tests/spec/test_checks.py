@@ -84,8 +84,9 @@ def test_the_bounds_themselves_are_allowed():
 
 
 def test_schedules():
-    assert parse_schedule(3e-4, "key") == ("constant", 3e-4)
-    assert parse_schedule("linear_3e-4", "key") == ("linear", 3e-4)
+    assert parse_schedule(3e-4, "key") == (3e-4, 3e-4)
+    assert parse_schedule("linear_3e-4", "key") == (3e-4, 0.0)
+    assert parse_schedule("linear_3e-4_1e-4", "key") == (3e-4, 1e-4)
     assert configured("algo.clip_range=linear_0.2").algo.clip_range == "linear_0.2"
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -24,7 +22,8 @@ from fasttrain.envs.masks import (
     lost_mask,
     sounds_like_masks,
 )
-from fasttrain.envs.user_code import blame, import_user_module, look_up
+from fasttrain.envs.names import arguments, callable_at
+from fasttrain.envs.user_code import blame, import_user_module
 from fasttrain.envs.wrappers import (
     ActionRepeat,
     DictActions,
@@ -42,7 +41,6 @@ from fasttrain.spec.setting import Named, did_you_mean, named
 Env = gymnasium.Env[Any, Any]
 
 _MAKE_OPTIONS = ("max_episode_steps", "disable_env_checker")  # of `gymnasium.make` itself, not of the env
-_DOTTED = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")  # a wrapper's argument that names a function or class
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,7 +114,7 @@ def import_env(spec: EnvSpec, folder: str) -> None:
         EnvSpecError: it cannot be imported, or has no such name.
     """
     if spec.entry_point is not None:
-        look_up(spec.entry_point, spec.option, folder, "env.entry_point=my_game.envs:MyGame")
+        callable_at(spec.entry_point, spec.option, folder)
         return
     module, _, name = (spec.id or "").rpartition(":")
     if module:
@@ -180,7 +178,7 @@ def _from_id(spec: EnvSpec, folder: str) -> Env:
             raise EnvSpecError(_not_an_env(spec, creator))
         env_kwargs = {key: value for key, value in spec.kwargs.items() if key not in _MAKE_OPTIONS}
         _check_kwargs(creator, {**registered.kwargs, **env_kwargs}, spec)
-    kwargs = copy.deepcopy(dict(spec.kwargs))
+    kwargs = arguments(spec.kwargs, "env.kwargs.", folder)
     if spec.max_episode_steps is not None:
         kwargs["max_episode_steps"] = spec.max_episode_steps
     kwargs.setdefault("disable_env_checker", True)  # it warns on every process; the checkup reports once and more
@@ -189,7 +187,7 @@ def _from_id(spec: EnvSpec, folder: str) -> Env:
     except gymnasium.error.DependencyNotInstalled as error:
         raise EnvSpecError(f"{spec.option} needs a package that is not installed: {error}") from error
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
-        if (old := _of_old_gym(spec, name)) is not None:
+        if (old := _of_old_gym(spec, name, folder)) is not None:
             return _time_limited(_adapted(old, spec), spec)
         raise EnvSpecError(_unknown_id(spec, name, module, before, error)) from error
     except (Exception, SystemExit) as error:
@@ -201,7 +199,7 @@ def _with_kwargs(spec: EnvSpec) -> str:
     return f" with {given}" if given else ""
 
 
-def _of_old_gym(spec: EnvSpec, name: str) -> Any:
+def _of_old_gym(spec: EnvSpec, name: str, folder: str) -> Any:
     """An env that the old gym package knows by that id; None where it does not, or is not there.
 
     Raises:
@@ -215,7 +213,7 @@ def _of_old_gym(spec: EnvSpec, name: str) -> Any:
     try:
         # Its checker of 0.26 asks NumPy for names that NumPy 2 does not have.
         unchecked = {"disable_env_checker": True} if "disable_env_checker" in signature(old_gym.make).parameters else {}
-        return old_gym.make(name, **unchecked, **copy.deepcopy(dict(spec.kwargs)))
+        return old_gym.make(name, **unchecked, **arguments(spec.kwargs, "env.kwargs.", folder))
     except Exception as error:
         raise EnvSpecError(f"{spec.option} could not be built by the old gym: {blame(error)}") from error
 
@@ -259,12 +257,11 @@ def _time_limited(env: Env, spec: EnvSpec) -> Env:
 
 
 def _from_entry_point(spec: EnvSpec, folder: str) -> Env:
-    creator = look_up(spec.entry_point or "", spec.option, folder, "env.entry_point=my_game.envs:MyGame")
-    if not callable(creator):
-        raise EnvSpecError(f"{spec.option}: expected a class or function that builds the env, got {creator!r}")
+    creator = callable_at(spec.entry_point or "", spec.option, folder)
     _check_kwargs(creator, spec.kwargs, spec)
+    kwargs = arguments(spec.kwargs, "env.kwargs.", folder)  # anew: envs of one process must not share a list
     try:
-        env = creator(**copy.deepcopy(dict(spec.kwargs)))  # a copy: envs of one process must not share a list
+        env = creator(**kwargs)
     except EnvSpecError:  # a class of ours, which says it all
         raise
     except (Exception, SystemExit) as error:
@@ -274,16 +271,12 @@ def _from_entry_point(spec: EnvSpec, folder: str) -> Env:
 
 def _with_users_wrappers(env: Env, spec: EnvSpec, folder: str) -> Env:
     for entry in spec.wrappers:
-        name, arguments = named(entry, "wrapper", "env.wrappers")
+        name, given = named(entry, "wrapper", "env.wrappers")
         option = f"env.wrappers entry {name}"
-        wrapper = look_up(name, option, folder, "env.wrappers=[my_game.wrappers:Shaped]")
-        if not callable(wrapper):
-            raise EnvSpecError(f"{option}: expected a class or function that takes the env, got {wrapper!r}")
-        for key, value in arguments.items():
-            if isinstance(value, str) and _DOTTED.fullmatch(value):
-                arguments[key] = look_up(value, f"{option}, {key}={value}", folder, value)
+        wrapper = callable_at(name, option, folder, gymnasium.Env)
+        kwargs = arguments(given, f"{option}, ", folder)
         try:
-            wrapped = wrapper(env, **copy.deepcopy(arguments))
+            wrapped = wrapper(env, **kwargs)
         except (Exception, SystemExit) as error:
             raise EnvSpecError(f"{option} could not wrap {env}: {blame(error)}") from error
         if not isinstance(wrapped, gymnasium.Env):

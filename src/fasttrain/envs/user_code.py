@@ -31,6 +31,7 @@ _OUR_FOLDERS = tuple(os.path.join(os.path.dirname(str(module.__file__)), "") for
 _LIBRARY_FOLDERS = tuple(
     os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
+PYTHONS_FOLDERS = _LIBRARY_FOLDERS[:2]
 
 
 @contextmanager
@@ -196,16 +197,19 @@ class _AfterImport(MetaPathFinder):
         return spec
 
 
-def look_up(entry: str, option: str, folder: str, example: str) -> Any:
-    """What `module:Name` or `module:Outer.Name` leads to; the module is installed, or lies in `folder`.
+def look_up(entry: str, option: str, folder: str | None = None) -> Any:
+    """What `module:Name` or `module:Outer.Name` leads to; the module is installed, or lies in `folder` (left out: the
+    working directory).
 
     Raises:
         EnvSpecError: it leads nowhere; `option` is named as the one to change.
     """
     module_name, _, path = entry.partition(":")
     if not module_name or not path:
-        raise EnvSpecError(f"{option}: expected module:Name, e.g. {example}")
-    found: Any = import_user_module(module_name, folder, option)
+        head, _, last = entry.rpartition(".")
+        written = f"; did you mean {head}:{last}?" if head and last.isidentifier() else ""
+        raise EnvSpecError(f"{option}: expected module:Name, e.g. my_game.parts:Mine, got {entry!r}{written}")
+    found: Any = import_user_module(module_name, os.getcwd() if folder is None else folder, option)
     try:
         for name in path.split("."):
             found = getattr(found, name)

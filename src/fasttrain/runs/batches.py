@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import gymnasium
 from gymnasium import spaces
 
 from fasttrain.envs.masks import LOOKED_FOR
-from fasttrain.envs.user_code import look_up
+from fasttrain.envs.names import arguments, callable_at
 from fasttrain.errors import ConfigError
 from fasttrain.machine import usable_cores
 from fasttrain.spec.config import Config
@@ -116,15 +115,16 @@ def _name(config: Config) -> str:
 def made_batch(config: Config, num_envs: int, folder: Path | None = None) -> SlotVecEnv:
     """`num_envs` envs of EnvPool, of a registered id's own VectorEnv, of the user's VectorEnv class, or games with
     external engines, whose logs go to `folder`."""
-    env, kwargs = config.env, env_kwargs(config)
+    env = config.env
     if env.backend == "daemons":
         from fasttrain.vec.games import DaemonVecEnv
 
         workers = config.workers if isinstance(config.workers, int) else None
         return DaemonVecEnv(
-            str(env.entry_point), kwargs, num_envs, config.daemons, usable_cores(), workers, folder,
+            str(env.entry_point), env_kwargs(config), num_envs, config.daemons, usable_cores(), workers, folder,
             asks_again=config.engine != "stock", two_sided=plays_itself(config),
         )  # fmt: skip
+    kwargs = arguments(env_kwargs(config), "env.kwargs.")
     if env.backend == "envpool":
         from fasttrain.vec.envpool import EnvPoolVecEnv
 
@@ -132,6 +132,5 @@ def made_batch(config: Config, num_envs: int, folder: Path | None = None) -> Slo
     if env.id is not None:
         make = registered(env.id, kwargs, env.max_episode_steps)
     else:
-        usage = "env.entry_point=my_game.envs:Mine"
-        make = partial(look_up(str(env.entry_point), _name(config), os.getcwd(), usage), **kwargs)
+        make = partial(callable_at(str(env.entry_point), _name(config)), **kwargs)
     return GymVecEnv(make, num_envs, _name(config), uses_masks(config), env.masks)

@@ -26,7 +26,6 @@ from fasttrain.buffers.recurrent import RecurrentStorage
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.engines.guard import check_step
 from fasttrain.engines.heads import action_dims
-from fasttrain.errors import ConfigError
 from fasttrain.machine import process_age_s
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.report import perf_dict
@@ -37,7 +36,7 @@ from fasttrain.runs.stopping import Stop
 from fasttrain.spec.config import SELF, Config
 from fasttrain.spec.reading import lends_env
 from fasttrain.spec.setting import named
-from fasttrain.vec.self_play import SelfPlayVecEnv
+from fasttrain.vec.self_play import Opponent, SelfPlayVecEnv
 
 
 class Interval:
@@ -292,13 +291,8 @@ def pool_for(config: Config, model: BaseAlgorithm, env: VecEnv) -> SnapshotPool 
     if not isinstance(env, SelfPlayVecEnv):
         return None
     if config.opponent not in (None, SELF):
-        opponent: Any = made(*named(config.opponent, "opponent", "opponent"), "opponent", object)
-        if not callable(getattr(opponent, "act", None)) or not callable(getattr(opponent, "episode_over", None)):
-            raise ConfigError(
-                f"opponent: {type(opponent).__name__} needs act(observations, action_masks, envs) and "
-                "episode_over(env, info); see fasttrain.vec.self_play.Opponent"
-            )
-        env.set_opponent(opponent)
+        kind: Any = Opponent  # a protocol: no type to mypy
+        env.set_opponent(made(*named(config.opponent, "opponent", "opponent"), "opponent", kind))
         return None
     settings = config.self_play
     alone = config.env.kwargs.get(str(config.env.opponent_key)) == SELF  # with bots among them a score is not theirs

@@ -35,7 +35,8 @@ from fasttrain.envs.masks import random_legal_action
 from fasttrain.envs.probe import ProbeResult
 from fasttrain.errors import ConfigError, EnvSpecError
 from fasttrain.runs.batches import has_vector_form
-from fasttrain.runs.envs import build_vec_env, check_spaces, env_spec
+from fasttrain.runs.envs import build_vec_env, env_spec
+from fasttrain.runs.spaces import check_spaces
 from fasttrain.runs.survey import BrokenEnvError, Survey
 from fasttrain.runs.view import activity, make_console, say
 from fasttrain.saving.env_state import own_random_state

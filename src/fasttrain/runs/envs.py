@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import os
 import platform
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -18,18 +17,19 @@ import torch
 from gymnasium import spaces
 from rich.console import Console
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecNormalize
 
 from fasttrain.batch import OPPONENTS_TURN
 from fasttrain.envs.make import EnvFactory, EnvSpec
+from fasttrain.envs.names import arguments, callable_at
 from fasttrain.envs.probe import ProbeResult
 from fasttrain.envs.retrace import Retraced
-from fasttrain.envs.user_code import blame, look_up
+from fasttrain.envs.user_code import blame
 from fasttrain.errors import ConfigError, EnvSpecError, FastTrainError
 from fasttrain.kernel_cache import KernelCall
 from fasttrain.machine import bf16_units, usable_cores
 from fasttrain.runs.batches import check_batch, check_native_options, made_batch
+from fasttrain.runs.spaces import check_policy, check_spaces, is_normalisable
 from fasttrain.runs.survey import Survey
 from fasttrain.saving.archives import read_arrays
 from fasttrain.saving.env_state import load_moments
@@ -40,80 +40,6 @@ from fasttrain.vec.process import Scout
 from fasttrain.vec.self_play import RandomOpponent, SelfPlayVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
 from fasttrain.vec.stock import NotedVecEnv, start_subproc
-
-OBSERVATION_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-SMALLEST_IMAGE = 36  # what NatureCNN's three convolutions leave one pixel of
-
-
-def check_spaces(config: Config, what: str, action: spaces.Space[Any], observation: spaces.Space[Any]) -> str:
-    """Whether the spaces of the env named `what` suit the algorithm, the policy and what lies around the env; SB3's
-    name of that policy.
-
-    Raises:
-        EnvSpecError: the algorithm has no such actions.
-        ConfigError: the policy or a wrapper is not for such observations.
-    """
-    spec = config.algo.spec
-    wanted = spec.stock_actions if config.engine == "stock" and spec.stock_actions else spec.actions
-    if not isinstance(action, tuple(getattr(spaces, kind) for kind in wanted)):
-        raise EnvSpecError(
-            f"{what} has {action} actions, algo={spec.name} needs {' or '.join(wanted)}; take another algo"
-        )
-    if getattr(config.algo, "use_sde", False) and not isinstance(action, spaces.Box):
-        raise ConfigError(f"algo.use_sde=true is for numbers (Box), {what} has {action} actions; leave it out")
-    if isinstance(action, (spaces.Discrete, spaces.MultiDiscrete)) and np.any(action.start):
-        raise EnvSpecError(
-            f"{what} counts its actions from {action.start}; SB3 sends 0 to n - 1: shift them in the env"
-        )
-    parts = list(observation.values()) if isinstance(observation, spaces.Dict) else [observation]
-    if odd := next((part for part in parts if not isinstance(part, OBSERVATION_SPACES)), None):
-        known = ", ".join(kind.__name__ for kind in OBSERVATION_SPACES)
-        raise EnvSpecError(f"{what} observes {odd}; SB3's policies read {known} or a Dict of them: see env.wrappers")
-    policy = policy_for(config.algo.policy, observation, spec.policies).replace("Lstm", "")
-    if policy not in (each.replace("Lstm", "") for each in spec.policies):
-        raise EnvSpecError(f"{what} observes {observation}, algo={spec.name} has no {policy}; take another algo")
-    if (policy == "MultiInputPolicy") != isinstance(observation, spaces.Dict):
-        raise ConfigError(
-            f"algo.policy={config.algo.policy} does not suit {what}, which observes {observation}; take auto"
-        )
-    if policy == "CnnPolicy" and not is_image_space(observation):
-        raise ConfigError(
-            f"algo.policy={config.algo.policy} needs images (uint8, 0 to 255), {what} observes {observation}; take auto"
-        )
-    small = [f"{part}" for part in parts if is_image_space(part) and sorted(part.shape or ())[1] < SMALLEST_IMAGE]
-    own = ":" in config.algo.policy or "features_extractor_class" in config.algo.policy_kwargs
-    if small and policy != "MlpPolicy" and not own:
-        raise ConfigError(
-            f"{what}: {small[0]} is too small for NatureCNN; add gymnasium.wrappers:FlattenObservation to env.wrappers"
-        )
-    if config.env.frame_stack > 1 and not all(isinstance(part, spaces.Box) for part in parts):
-        raise ConfigError(
-            f"env.frame_stack={config.env.frame_stack} stacks arrays (Box), {what} observes {observation}; "
-            "take env.frame_stack=1"
-        )
-    if "obs" in config.env.normalize and not any(is_normalisable(part) for part in parts):
-        raise ConfigError(
-            f"env.normalize=[obs] is for numbers (Box) other than images, which the policy scales itself; {what} "
-            f"observes {observation}; leave obs out"
-        )
-    return policy
-
-
-def is_normalisable(space: spaces.Space[Any]) -> bool:
-    """Whether running statistics of such observations make sense."""
-    return isinstance(space, spaces.Box) and not is_image_space(space)
-
-
-def policy_for(name: str, space: spaces.Space[Any], policies: Sequence[str]) -> str:
-    """SB3's alias for `auto` and for a class of the user's own, by the kind of observations.
-
-    `policies` are the algorithm's own, which may remember.
-    """
-    if name != "auto" and ":" not in name:
-        return name
-    kind = "MultiInput" if isinstance(space, spaces.Dict) else "Cnn" if is_image_space(space) else "Mlp"
-    return next((policy for policy in policies if policy.startswith(kind)), f"{kind}Policy")
-
 
 Statistics = Path | VecNormalize
 MOST_STATISTICS_BYTES = 1 << 30  # three float64 a number of an observation
@@ -224,7 +150,9 @@ def env_facts(
         ConfigError: a native batch was asked for with an algorithm that ignores masks, or with an option it lacks.
     """
     if config.env.backend != "gymnasium" or config.vec_env == "vector":
-        images = check_spaces(config, *check_batch(config)).startswith("Cnn")
+        what, actions, observations = check_batch(config)
+        images = check_spaces(config, what, actions, observations).startswith("Cnn")
+        check_policy(config, observations)
         return EnvFacts(True, None, images=images)
     native = config.env.native_game is not None and uses_masks(config)
     if config.vec_env == "native" and not native:
@@ -240,6 +168,7 @@ def env_facts(
     with nullcontext(survey) if survey else survey_of(config, Console(quiet=True)) as asked:
         built = asked.build() if plays else asked.build_here()
         policy = check_spaces(config, asked.spec.option, built.action_space, built.observation_space)
+        check_policy(config, built.observation_space)
         if built.lacks_masks:
             raise EnvSpecError(built.lacks_masks)
         images = policy.startswith("Cnn")
@@ -302,9 +231,10 @@ def _shared(config: Config, num_envs: int, scout: Scout | None) -> SharedMemoryV
 
 
 def _native_game(config: Config, num_envs: int) -> Any:
-    game = users(str(config.env.native_game), "env.native_game")
+    game = callable_at(str(config.env.native_game), "env.native_game")
+    kwargs = arguments(env_kwargs(config), "env.kwargs.")
     try:
-        made = game(num_envs, **env_kwargs(config))
+        made = game(num_envs, **kwargs)
     except FastTrainError:
         raise
     except Exception as error:
@@ -330,15 +260,6 @@ def game_calls(config: Config) -> list[KernelCall]:
     env.reset()  # of one that lists none, what a step compiles comes before training all the same
     env.step(RandomOpponent(env.action_space).act(None, np.stack(env.env_method("action_masks")), np.arange(1)))
     return []
-
-
-def users(name: str, key: str) -> Any:
-    """What the user's `module:Name` leads to, from a package or from the working directory.
-
-    Raises:
-        EnvSpecError: nowhere; says what is there.
-    """
-    return look_up(name, f"{key}={name}", os.getcwd(), f"{key}=my_game.networks:Mine")
 
 
 def telling(factories: Sequence[Callable[[], Any]], tell: Callable[[str], None]) -> list[Callable[[], Any]]:

@@ -15,6 +15,7 @@ import os
 import pstats
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -22,10 +23,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from stable_baselines3.common.callbacks import BaseCallback, CallbackList
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback
 from stable_baselines3.common.logger import CSVOutputFormat, HumanOutputFormat, KVWriter, Logger
+from stable_baselines3.common.vec_env import VecEnv
 
-from fasttrain.envs.user_code import blame, look_up
+from fasttrain.envs.names import NOTHING, Supplies, arguments, callable_at
+from fasttrain.envs.user_code import blame
 from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.folders import flat
@@ -74,12 +77,15 @@ class ContinuedCSV(CSVOutputFormat):
 
 
 def check_loggers(config: Config) -> None:
-    """Before anything starts: raises ConfigError where `loggers` has a name that nobody knows."""
+    """Before anything starts: raises ConfigError where `loggers` has a name that nobody knows, or of no logger."""
     known = ("csv", "stdout", *TRACKERS)
     for name in (named(entry, "logger", "loggers")[0] for entry in config.loggers or ()):
-        if name not in known and ":" not in name:
+        if name in known:
+            continue
+        if ":" not in name:
             none = f"{name!r} is none of {', '.join(known)}, nor module:Class"
             raise ConfigError(f"loggers: {none}{did_you_mean(name, known)}")
+        callable_at(name, f"loggers: {name}", only=KVWriter)
 
 
 def make_logger(config: Config, folder: Path, continued: bool, say: Callable[[str], None] = print) -> Logger:
@@ -105,7 +111,7 @@ def make_logger(config: Config, folder: Path, continued: bool, say: Callable[[st
 
 
 def _writer(entry: Named, config: Config, folder: Path, continued: bool, say: Callable[[str], None]) -> KVWriter | None:
-    name, arguments = named(entry, "logger", "loggers")
+    name, given = named(entry, "logger", "loggers")
     if name == "csv":
         file = folder / "progress.csv"
         return ContinuedCSV(file) if continued else CSVOutputFormat(str(file))
@@ -113,13 +119,13 @@ def _writer(entry: Named, config: Config, folder: Path, continued: bool, say: Ca
         return HumanOutputFormat(sys.stdout)
     if name in TRACKERS:
         try:
-            return Watched(tracker(name, Home(folder), _settings(config), arguments), say)
+            return Watched(tracker(name, Home(folder), _settings(config), given), say)
         except ConfigError:
             raise
         except Exception as error:  # no server, no network, no room: the run does not need it
             say(f"warning: logger {name} could not be started: {blame(error)}; it is left out, the run goes on")
             return None
-    return Watched(made(name, arguments, "loggers", KVWriter), say)
+    return Watched(made(name, given, "loggers", KVWriter), say)
 
 
 def _settings(config: Config) -> dict[str, Any]:
@@ -128,20 +134,19 @@ def _settings(config: Config) -> dict[str, Any]:
     return {key: value for key, value in flat(to_dict(config)).items() if key.split(".")[0] in kept}
 
 
-def made(name: str, arguments: Mapping[str, Any], key: str, kind: type[T]) -> T:
-    """An instance of the user's class `module:Class`.
+def made(name: str, settings: Mapping[str, Any], key: str, kind: type[T], supplies: Supplies = NOTHING) -> T:
+    """An instance of the user's class `module:Class`, which is a `kind`.
 
     Raises:
-        ConfigError: there is no such class, it does not take the arguments, or it is no `kind`.
+        FastTrainError: there is no such class, or it does not take the arguments.
     """
-    found = look_up(name, f"{key}: {name}", os.getcwd(), f"{key}=[my_game.parts:Mine]")
+    found = callable_at(name, f"{key}: {name}", only=kind)
+    given = arguments(settings, f"{key}: {name}, ", None, supplies, found)
     try:
-        part = found(**arguments)
+        return found(**given)  # type: ignore[no-any-return]
     except Exception as error:
-        raise ConfigError(f"{key}: {name} could not be made with {dict(arguments)}: {blame(error)}") from error
-    if not isinstance(part, kind):
-        raise ConfigError(f"{key}: {name} must be a {kind.__module__}.{kind.__name__}, it is {part!r:.80}")
-    return part
+        inside = f"; what it takes is {key[:-1]}: {{call: module:Class, …}}" if "callback" in key else ""
+        raise ConfigError(f"{key}: {name} could not be made with {dict(settings)}: {blame(error)}{inside}") from error
 
 
 def cut_back(logger: Logger, env_steps: int) -> None:
@@ -176,12 +181,30 @@ def finish(logger: Logger, summary: Mapping[str, Any], files: Sequence[Path]) ->
 class UsersCallbacks(CallbackList):
     """The callbacks that `callbacks` names. Their time is phase `log`; one that returns False ends the training."""
 
-    def __init__(self, config: Config, clock: PhaseClock) -> None:
+    def __init__(self, config: Config, clock: PhaseClock, evaluation_env: Callable[[], VecEnv]) -> None:
+        self._envs: list[VecEnv] = []  # made for a callback that takes one and was given none
+
+        def eval_env() -> VecEnv:
+            self._envs.append(evaluation_env())
+            return self._envs[-1]
+
         entries = [named(entry, "callback", "callbacks") for entry in config.callbacks]
         kind: Any = BaseCallback  # abstract: no type to mypy
-        super().__init__([made(name, arguments, "callbacks", kind) for name, arguments in entries])
+        super().__init__([made(*entry, "callbacks", kind, {"eval_env": eval_env}) for entry in entries])
+        for callback in self.callbacks:
+            check_parents(callback)
         self.clock = clock
         self.stopped_by = ""
+
+    def _init_callback(self) -> None:
+        with warnings.catch_warnings():  # the evaluation plays one env in this process, however training steps its own
+            warnings.filterwarnings("ignore", "Training and eval env are not of the same type", UserWarning)
+            super()._init_callback()
+
+    def _on_training_end(self) -> None:
+        super()._on_training_end()
+        for env in self._envs:
+            env.close()
 
     def _on_step(self) -> bool:
         with self.clock.phase("log"):
@@ -189,6 +212,21 @@ class UsersCallbacks(CallbackList):
                 if not callback.on_step():
                     self.stopped_by = self.stopped_by or type(callback).__name__
         return True
+
+
+def check_parents(callback: BaseCallback) -> None:
+    """Some callbacks look at an EvalCallback that they belong to, which their classes declare as `parent`.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    name, own = type(callback).__name__, vars(callback).values()
+    declared = any("parent" in vars(kind).get("__annotations__", {}) for kind in type(callback).__mro__)
+    if declared and not isinstance(callback.parent, EvalCallback):
+        place = '{call: "stable_baselines3.common.callbacks:EvalCallback", callback_after_eval: {call: "…:' + name
+        raise ConfigError(f'callbacks: {name} works inside an EvalCallback: write {place}", …}}}}')
+    for child in {id(one): one for one in own if isinstance(one, BaseCallback) and one is not callback.parent}.values():
+        check_parents(child)
 
 
 ROWS, SAID = 20, 5  # of the tables, and of these on the console

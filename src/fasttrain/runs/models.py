@@ -21,23 +21,25 @@ import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.noise import ActionNoise, NormalActionNoise, OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.utils import LinearSchedule
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from fasttrain.algos.fast import Fast
 from fasttrain.engines.q_networks import DUELING_POLICIES
+from fasttrain.envs.names import arguments, callable_at
 from fasttrain.envs.user_code import blame
-from fasttrain.errors import ConfigError
+from fasttrain.errors import ConfigError, FastTrainError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.stock import TimedVecEnv
 from fasttrain.runs.engine import pick_device
-from fasttrain.runs.envs import Statistics, build_vec_env, policy_for, users
+from fasttrain.runs.envs import Statistics, build_vec_env
+from fasttrain.runs.spaces import is_fast, policy_class, policy_for, policy_kwargs
 from fasttrain.saving.archives import opened, read_member, read_tensors
 from fasttrain.saving.checkpoints import array_writer
 from fasttrain.saving.env_state import moments
 from fasttrain.saving.files import parse_json
-from fasttrain.spec.algorithms import CHUNKS, LSTM
+from fasttrain.spec.algorithms import CHUNKS
 from fasttrain.spec.checks import BATCHED, parse_schedule, train_frequency
-from fasttrain.spec.config import AlgoConfig, Config
+from fasttrain.spec.config import Config
 from fasttrain.spec.reading import against_bots, uses_masks
 
 
@@ -47,12 +49,12 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
     Either way `clock` will know the phases: a stock class is watched from outside, ours moves it itself.
     """
     algo, spec = config.algo, config.algo.spec
-    fast = config.engine == "fast" and spec.has_fast
-    alias = policy_for(algo.policy, env.observation_space, spec.policies)
-    policy: Any = users(algo.policy, "algo.policy") if ":" in algo.policy else alias
-    arguments = {
+    fast = is_fast(config)
+    alias = policy_for(algo, env.observation_space, spec.policies)
+    policy: Any = policy_class(config, env.observation_space) if ":" in algo.policy else alias
+    given = {
         **_arguments(config, env.action_space),
-        "policy_kwargs": _policy_kwargs(algo),
+        "policy_kwargs": policy_kwargs(algo),
         "seed": config.seed,
         "device": pick_device(config.device, alias),
         "verbose": 0,
@@ -60,17 +62,17 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "You have specified a mini-batch size", UserWarning)  # the plan says it
         if not fast:
-            model = _made(config, fast, policy, TimedVecEnv(env, clock), arguments)
+            model = _made(config, fast, policy, TimedVecEnv(env, clock), given)
             if isinstance(model, Fast):
                 model.time_with(clock)  # of bare models; a run refuses it where the plan is made
             return model
         own = ("double_q", "loss", "use_masking") if spec.off_policy else CHUNKS if spec.recurrent else ()
-        arguments |= {name: getattr(algo, name) for name in own}
+        given |= {name: getattr(algo, name) for name in own}
         if spec.off_policy:
             policy = DUELING_POLICIES[policy] if algo.dueling else policy
             rated = {"alpha": algo.per_alpha, "beta": algo.per_beta} if algo.prioritized else None
-            arguments["prioritized"] = rated
-        model = _made(config, fast, policy, env, arguments)
+            given["prioritized"] = rated
+        model = _made(config, fast, policy, env, given)
     _put_to_work(model, config, clock)
     return model
 
@@ -84,7 +86,7 @@ def algorithm_class(config: Config, fast: bool) -> Any:
     base, own = config.algo.spec.load(fast), config.algo.entry_point
     if own is None:
         return base
-    found = users(own, "algo.entry_point")
+    found = callable_at(own, "algo.entry_point")
     if not (isinstance(found, type) and issubclass(found, base)):
         raise ConfigError(
             f"algo.entry_point={own}: algo={config.algo.name} with engine={config.engine} takes a class derived from "
@@ -93,15 +95,17 @@ def algorithm_class(config: Config, fast: bool) -> Any:
     return found
 
 
-def _made(config: Config, fast: bool, policy: Any, env: VecEnv, arguments: dict[str, Any]) -> BaseAlgorithm:
-    kind = algorithm_class(config, fast)
-    if config.algo.entry_point is None:
-        return kind(policy, env, **arguments)  # type: ignore[no-any-return]
+def _made(config: Config, fast: bool, policy: Any, env: VecEnv, given: dict[str, Any]) -> BaseAlgorithm:
+    algo, kind = config.algo, algorithm_class(config, fast)
+    own = arguments(algo.kwargs, "algo.kwargs.")
     try:
-        return kind(policy, env, **arguments, **config.algo.kwargs)  # type: ignore[no-any-return]
-    except TypeError as error:
-        given = f"algo.entry_point={config.algo.entry_point} with algo.kwargs={config.algo.kwargs}"
-        raise ConfigError(f"{given}: {blame(error)}") from error
+        return kind(policy, env, **given, **own)  # type: ignore[no-any-return]
+    except (FastTrainError, MemoryError):
+        raise
+    except Exception as error:  # of a class of the user's, or for spaces that no network of SB3's reads
+        parts = {name: getattr(algo, name) for name in ("entry_point", "kwargs", "policy", "policy_kwargs")}
+        named = " with ".join(f"algo.{name}={value}" for name, value in parts.items() if value and value != "auto")
+        raise ConfigError(f"{named or f'algo={algo.name}'}: {' '.join(blame(error).split())}") from error
 
 
 def _arguments(config: Config, action_space: Any) -> dict[str, Any]:
@@ -111,10 +115,9 @@ def _arguments(config: Config, action_space: Any) -> dict[str, Any]:
     for name, (kind, _) in spec.arguments().items():
         if name in spec.keys():  # noqa: SIM118 - a method
             value = getattr(algo, name)
-            is_schedule = kind.startswith("schedule") and value is not None
-            if is_schedule:  # SB3's own linear one from that number to 0, so that the zip stays stock
-                shape, number = parse_schedule(value, f"algo.{name}")
-                value = number if shape == "constant" else LinearSchedule(number, 0.0, 1.0)
+            if kind.startswith("schedule") and value is not None:
+                begin, end = parse_schedule(value, f"algo.{name}")  # SB3's own line, so that the zip stays stock
+                value = begin if begin == end else LinearSchedule(begin, end, 1.0)
             found[name] = value
     if (noise := getattr(algo, "action_noise", None)) is not None:
         found["action_noise"] = _noise(noise, action_space)
@@ -159,22 +162,6 @@ def _put_to_work(model: Any, config: Config, clock: PhaseClock) -> None:
             model.prefetch_batches(config.deterministic)
         return
     collector.schedule = config.schedule
-
-
-def _policy_kwargs(algo: AlgoConfig) -> dict[str, Any]:
-    kwargs: dict[str, Any] = {name: getattr(algo, name) for name in LSTM if algo.spec.recurrent}
-    kwargs |= {"cell": algo.cell} if getattr(algo, "cell", "lstm") != "lstm" else {}  # stock's policies take none
-    for name, value in algo.policy_kwargs.items():
-        is_class = isinstance(value, str) and ":" in value
-        kwargs[name] = users(value, f"algo.policy_kwargs.{name}") if is_class else value
-    if algo.net_arch is not None:
-        arch = algo.net_arch
-        kwargs["net_arch"] = {k: list(v) for k, v in arch.items()} if isinstance(arch, dict) else list(arch)
-    if algo.activation_fn is not None:
-        plain = {name.lower(): name for name in ("Tanh", "ReLU", "ELU", "GELU", "SiLU")}
-        names = {**plain, "leaky_relu": "LeakyReLU"}
-        kwargs["activation_fn"] = getattr(torch.nn, names[algo.activation_fn])
-    return kwargs
 
 
 # --- zips
@@ -288,6 +275,16 @@ def one_env(config: Config, statistics: Statistics | None = None) -> VecEnv:
     """The run's env once, in this process, as the policy sees it."""
     own = config if config.vec_env in BATCHED else dataclasses.replace(config, vec_env="dummy")
     return build_vec_env(own, 1, config.eval.seed, statistics)
+
+
+def evaluation_env(config: Config) -> VecEnv:
+    """The run's env once, for a callback that evaluates: in the wrappers that the training's is in, whose statistics
+    SB3's `sync_envs_normalization` brings over."""
+    env = one_env(against_bots(config))
+    if isinstance(env, VecNormalize):
+        env.training = env.norm_reward = False
+    wrapped = env if is_fast(config) else TimedVecEnv(env, PhaseClock())
+    return BaseAlgorithm._wrap_env(wrapped, verbose=0, monitor_wrapper=False)
 
 
 def find_statistics(config: Config, model_file: Path, trust: bool = False, pickled: Path | None = None) -> Path | None:

@@ -56,7 +56,7 @@ from fasttrain.runs.lending import measured
 from fasttrain.runs.loggers import UsersCallbacks, check_loggers, check_profiler, finish, make_logger, note, profiling
 from fasttrain.runs.logs import EpisodeLog
 from fasttrain.runs.metrics import check_metrics, served
-from fasttrain.runs.models import build_algorithm, save_model
+from fasttrain.runs.models import build_algorithm, evaluation_env, save_model
 from fasttrain.runs.progress import Progress
 from fasttrain.runs.state import MODEL, raise_crash, snapshot
 from fasttrain.runs.status import EVALUATING, StatusFile
@@ -167,7 +167,7 @@ class Run:
         self.clock, self.saving, self.stop = PhaseClock(), Saving(self.say), StopFlag()
         self.empty_masks = EmptyMasks(config.env.on_empty_mask == "raise", self.say)
         self.stopping = stopping_for(config)
-        self.users = UsersCallbacks(config, self.clock)
+        self.users = UsersCallbacks(config, self.clock, lambda: evaluation_env(config))
         if torch.are_deterministic_algorithms_enabled() != config.deterministic:  # the call imports a compiler, 3 s
             torch.use_deterministic_algorithms(config.deterministic)
         if config.use_compile == "off":

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import RANGES
@@ -26,6 +26,7 @@ QUALITY_NAMES = ("episodes", "mean_reward", "win_rate", "draw_rate", "score_diff
 NAMED = ("loggers", "callbacks")  # may have arguments of any name
 SECRET = re.compile(r"(?i)[\"']?(\w*(?:api_?key|token|password|secret)\w*)[\"']?\s*[:=]|://[^/\s:@]+:[^/\s@]+@")
 BATCHED = ("native", "vector", "daemons")  # vec_env in which one object steps all envs
+AUTO_FROM = re.compile(r"auto_(?=.*[1-9])(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")  # SB3's: a positive number to begin with
 PATHS = ("run", "study", "output")
 LONGEST_NAME = 255  # bytes: of all usual file systems
 SCHEDULES = ("algo.learning_rate", "algo.clip_range", "algo.clip_range_vf", "algo.delta_std")
@@ -54,7 +55,7 @@ def check(config: Any) -> None:
         _check_range(key, lookup(config, key), *bounds)
     for key in SCHEDULES:
         value = lookup(config, key)
-        if value is not None and parse_schedule(value, key)[1] <= 0:
+        if value is not None and not parse_schedule(value, key)[0] > 0 <= parse_schedule(value, key)[1]:
             raise ConfigError(f"{key}={value}: must be positive")
     for key in PATHS:
         check_path(key, lookup(config, key))
@@ -81,7 +82,7 @@ def check(config: Any) -> None:
 
 
 def _check_range(key: str, value: Any, least: float | None, most: float | None) -> None:
-    number = parse_schedule(value, key)[1] if key in SCHEDULES and value is not None else value
+    number = max(parse_schedule(value, key)) if key in SCHEDULES and value is not None else value
     if not isinstance(number, (int, float)) or isinstance(number, bool):
         return
     low, high = -math.inf if least is None else least, math.inf if most is None else most
@@ -133,19 +134,23 @@ def _is_dotted_name(text: str, found: re.Match[str]) -> bool:
     return not (before.endswith(("{", ",")) and before.rfind("{") > max(before.rfind("["), before.rfind("(")))
 
 
-def parse_schedule(value: float | str, key: str) -> tuple[Literal["constant", "linear"], float]:
-    """`3e-4` → ("constant", 3e-4); `"linear_3e-4"` → ("linear", 3e-4): from that value down to 0."""
-    kind: Literal["constant", "linear"] = "constant"
+def parse_schedule(value: float | str, key: str) -> tuple[float, float]:
+    """From and to: `3e-4` → (3e-4, 3e-4), `"linear_3e-4"` → (3e-4, 0), `"linear_3e-4_1e-4"` → (3e-4, 1e-4).
+
+    Raises:
+        ConfigError: it is nothing of the kind.
+    """
     text = str(value)
-    if text.startswith("linear_"):
-        kind, text = "linear", text.removeprefix("linear_")
+    words = text.split("_")[1:] if text.startswith("linear_") else [text, text]
     try:
-        number = float(text)
+        numbers = [float(word) for word in words]
     except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise ConfigError(f"{key}={value}: expected a number, or a schedule such as linear_3e-4")
-    return kind, number
+        numbers = []
+    if len(numbers) not in (1, 2) or not all(map(math.isfinite, numbers)):
+        raise ConfigError(
+            f"{key}={value}: expected a number, or a schedule: linear_3e-4 falls to 0, linear_3e-4_1e-4 to 1e-4"
+        )
+    return numbers[0], numbers[1] if len(numbers) > 1 else 0.0
 
 
 def _check_net_arch(config: Any) -> None:
@@ -192,7 +197,7 @@ def _check_policy(config: Any) -> None:
         )
     for key in ("algo.ent_coef", "algo.target_entropy"):
         value = lookup(config, key)
-        if isinstance(value, str) and not re.fullmatch(r"auto(_\d+(\.\d+)?)?", value):
+        if isinstance(value, str) and value != "auto" and not AUTO_FROM.fullmatch(value):
             raise ConfigError(f"{key}={value}: expected a number, auto, or auto_0.1 to begin with")
     if doubled := {"net_arch", "activation_fn", "lstm_hidden_size", "cell"} & {*config.algo.policy_kwargs}:
         name = min(doubled)

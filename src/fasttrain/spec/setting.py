@@ -208,7 +208,7 @@ def named(entry: Named, word: str, key: str) -> tuple[str, dict[str, Any]]:
     if isinstance(entry, str):
         return entry, {}
     arguments = dict(entry)
-    name = arguments.pop(word, None)
+    name = arguments.pop("call" if "call" in arguments else word, None)  # `call` leaves the word to an argument
     if not isinstance(name, str):
         raise ConfigError(f"{key}: expected {{{word}: my.module:Name, …}}, got {dict(entry)}")
     return name, arguments

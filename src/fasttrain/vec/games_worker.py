@@ -26,6 +26,7 @@ from fasttrain.daemons.game import EngineGame
 from fasttrain.daemons.pool import Pool, cancelled
 from fasttrain.daemons.wire import Lengths
 from fasttrain.envs.masks import mask_width
+from fasttrain.envs.names import arguments
 from fasttrain.envs.user_code import blame, look_up
 from fasttrain.errors import EnvSpecError, FastTrainError
 from fasttrain.spec.daemons import DaemonsConfig
@@ -83,11 +84,11 @@ def made(settings: GamesSettings) -> EngineGame:
         EnvSpecError: there is no such class, or it cannot be made, or it has no spaces.
     """
     what = f"env.entry_point={settings.entry_point}"
-    kind = look_up(settings.entry_point, "env.entry_point", settings.folder, "env.entry_point=my_game:MyGame")
+    kind = look_up(settings.entry_point, "env.entry_point", settings.folder)
     if not (isinstance(kind, type) and issubclass(kind, EngineGame)):
         raise EnvSpecError(f"{what} is no RequestEngine or DecisionServer (fasttrain.daemons); derive it from one")
     try:
-        game: EngineGame = kind(**settings.kwargs)
+        game: EngineGame = kind(**arguments(settings.kwargs, "env.kwargs.", settings.folder))
         game.language()
         check_spaces(game.observation_space, game.action_space)
     except EnvSpecError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from fasttrain.vec.games import DaemonVecEnv
 from fasttrain.vec.native import NativeVecEnv
 
 
+@runtime_checkable
 class Opponent(Protocol):
     """Decides for the other side."""
 

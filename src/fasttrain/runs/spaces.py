@@ -1,0 +1,244 @@
+"""Whether the spaces of an env suit the algorithm, the policy and what lies around the env; and that policy, with what
+it is built with.
+
+What Stable-Baselines3 cannot build is refused here, before envs start. What only the built network can tell (a features
+extractor that is not for such observations) is told where the model is built.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3 import TD3
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.preprocessing import is_image_space
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+
+from fasttrain.envs.names import callable_at, resolved
+from fasttrain.errors import ConfigError, EnvSpecError
+from fasttrain.spec.algorithms import ALGORITHMS, LSTM
+from fasttrain.spec.config import AlgoConfig, Config
+from fasttrain.spec.setting import did_you_mean
+
+OBSERVATION_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+SMALLEST_IMAGE = 36  # what NatureCNN's three convolutions leave one pixel of
+IN_A_WRAPPER = "in the env, or in a wrapper (env.wrappers)"
+CLASSES = {"features_extractor_class": BaseFeaturesExtractor, "optimizer_class": torch.optim.Optimizer}
+
+
+def check_spaces(config: Config, what: str, action: spaces.Space[Any], observation: spaces.Space[Any]) -> str:
+    """Whether the spaces of the env named `what` suit the algorithm, the policy and what lies around the env; SB3's
+    name of that policy.
+
+    Raises:
+        EnvSpecError: the algorithm has no such actions, or no policy reads such observations.
+        ConfigError: the policy or a wrapper is not for such observations.
+    """
+    _check_actions(config, what, action)
+    spec, parts = config.algo.spec, _parts(observation)
+    own = ":" in config.algo.policy or "features_extractor_class" in config.algo.policy_kwargs
+    for key, part in parts.items():
+        keyed = isinstance(observation, spaces.Dict)
+        if unfit := _unread(part, own) or (_key_refused(key, own) if keyed else ""):
+            place = f" under the key {key!r} of its observation" if keyed else ""
+            raise EnvSpecError(f"{what} observes {_line(part)}{place}, {unfit}")
+    if not parts:
+        raise EnvSpecError(f"{what} observes a Dict without keys: give it one")
+    policy = policy_for(config.algo, observation, spec.policies).replace("Lstm", "")
+    if policy not in (each.replace("Lstm", "") for each in spec.policies):
+        raise EnvSpecError(f"{what} observes {_line(observation)}, algo={spec.name} has no {policy}; take another algo")
+    if (policy == "MultiInputPolicy") != isinstance(observation, spaces.Dict):
+        raise ConfigError(
+            f"algo.policy={config.algo.policy} does not suit {what}, which observes {_line(observation)}; take auto"
+        )
+    scaled = _is_scaled(config.algo)
+    if policy == "CnnPolicy" and not own and not is_image_space(observation, normalized_image=scaled):
+        raise ConfigError(
+            f"algo.policy={config.algo.policy} needs images (uint8, 0 to 255; of other numbers, channels first, with "
+            f"algo.policy_kwargs.normalize_images=false), {what} observes {_line(observation)}; take auto"
+        )
+    small = [part for part in parts.values() if is_image_space(part, normalized_image=scaled) and _is_small(part)]
+    if small and policy != "MlpPolicy" and not own:
+        way_out = "" if isinstance(observation, spaces.Dict) else "take algo.policy=MlpPolicy, which flattens it, or "
+        raise ConfigError(
+            f"{what}: {small[0]} is too small for NatureCNN; {way_out}add gymnasium.wrappers:FlattenObservation to "
+            "env.wrappers"
+        )
+    _check_around(config, what, observation)
+    return policy
+
+
+def _check_actions(config: Config, what: str, action: Any) -> None:
+    spec, has = config.algo.spec, f"{what} has {_line(action)} actions"
+    wanted = spec.stock_actions if config.engine == "stock" and spec.stock_actions else spec.actions
+    kind = next((name for name in ("Box", "Discrete", "MultiDiscrete", "MultiBinary")
+                 if isinstance(action, getattr(spaces, name))), "")  # fmt: skip
+    if kind not in wanted:
+        takers = [name for name, one in ALGORITHMS.items() if kind in one.actions and name != spec.name]
+        way_out = f"take algo={', '.join(takers)}" if kind else f"turn them into MultiDiscrete or Box {IN_A_WRAPPER}"
+        raise EnvSpecError(f"{has}, algo={spec.name} needs {' or '.join(wanted)}; {way_out}")
+    if getattr(config.algo, "use_sde", False) and kind != "Box":
+        raise ConfigError(f"algo.use_sde=true is for numbers (Box), {has}; leave it out")
+    if kind != "Box":
+        if np.any(getattr(action, "start", 0)):
+            raise EnvSpecError(
+                f"{what} counts its actions from {action.start}; SB3 sends 0 to n - 1: shift them {IN_A_WRAPPER}"
+            )
+        if len(action.shape) > 1:
+            raise EnvSpecError(f"{has}, SB3 chooses along one dimension: flatten them {IN_A_WRAPPER}")
+        return
+    if not np.isfinite([action.low, action.high]).all() or action.low.size == 0:
+        raise EnvSpecError(
+            f"{has}, SB3 needs at least one number and finite bounds: set them {IN_A_WRAPPER}, with "
+            "gymnasium.wrappers:RescaleAction for example"
+        )
+    if issubclass(spec.load(False), TD3) and action.dtype.kind != "f":
+        raise EnvSpecError(
+            f"{has}, algo={spec.name} adds noise to them, which whole numbers do not take: take algo=sac"
+        )
+    if spec.off_policy and (lacks := _torch_lacks(action.dtype)):
+        raise EnvSpecError(f"{has}, {lacks}")
+
+
+def _parts(observation: spaces.Space[Any]) -> dict[Any, Any]:
+    return dict(observation.spaces) if isinstance(observation, spaces.Dict) else {"": observation}
+
+
+def _line(space: spaces.Space[Any]) -> str:
+    return " ".join(str(space).split())
+
+
+def _unread(part: Any, own: bool) -> str:
+    """Empty if SB3 reads such observations, also where it evaluates; else why not, and the way out."""
+    if not isinstance(part, OBSERVATION_SPACES):
+        known = ", ".join(kind.__name__ for kind in OBSERVATION_SPACES)
+        return f"SB3's policies read {known} or a Dict of them: turn it into one {IN_A_WRAPPER}"
+    if np.any(getattr(part, "start", 0)):
+        return f"SB3 reads 0 to n - 1: subtract the start {IN_A_WRAPPER}"
+    if isinstance(part, spaces.MultiDiscrete) and len(part.shape) > 1:
+        return f"SB3 reads one dimension of choices: flatten it {IN_A_WRAPPER}"
+    if 0 in (part.shape or ()):
+        return f"which holds nothing: leave it out {IN_A_WRAPPER}"
+    if isinstance(part, spaces.Box) and not part.shape and not own:
+        return f"a number without a dimension: give it the shape (1,) {IN_A_WRAPPER}"
+    return _torch_lacks(part.dtype)
+
+
+def _torch_lacks(dtype: Any) -> str:
+    try:
+        torch.from_numpy(np.zeros(1, dtype))
+    except (TypeError, ValueError):
+        return f"torch has no numbers of {np.dtype(dtype).str}: make them float32 {IN_A_WRAPPER}"
+    return ""
+
+
+def _key_refused(key: Any, own: bool) -> str:
+    """Empty if a Dict may have that key; SB3 calls a module of torch after it."""
+    if isinstance(key, str) and key and (own or ("." not in key and not hasattr(torch.nn.ModuleDict(), key))):
+        return ""
+    return f"and torch takes no network of that name: rename the key {IN_A_WRAPPER}"
+
+
+def _is_scaled(algo: AlgoConfig) -> bool:
+    """Whether images are scaled already, so that any three dimensions are one."""
+    return not algo.policy_kwargs.get("normalize_images", True)
+
+
+def _is_small(image: Any) -> bool:
+    sides = sorted(image.shape)[1:] if is_image_space(image) else image.shape[1:]  # SB3 moves channels of uint8 alone
+    return bool(min(sides) < SMALLEST_IMAGE)
+
+
+def _check_around(config: Config, what: str, observation: spaces.Space[Any]) -> None:
+    parts = _parts(observation).values()
+    if config.env.frame_stack > 1 and not all(isinstance(part, spaces.Box) for part in parts):
+        raise ConfigError(
+            f"env.frame_stack={config.env.frame_stack} stacks arrays (Box), {what} observes {_line(observation)}; "
+            "take env.frame_stack=1"
+        )
+    if "obs" in config.env.normalize and not any(is_normalisable(part) for part in parts):
+        raise ConfigError(
+            f"env.normalize=[obs] is for numbers (Box) other than images, which the policy scales itself; {what} "
+            f"observes {_line(observation)}; leave obs out"
+        )
+
+
+def is_normalisable(space: spaces.Space[Any]) -> bool:
+    """Whether running statistics of such observations make sense."""
+    return isinstance(space, spaces.Box) and not is_image_space(space)
+
+
+# --- the policy and its arguments
+
+
+def policy_for(algo: AlgoConfig, space: spaces.Space[Any], policies: Sequence[str]) -> str:
+    """SB3's alias for `auto` and for a class of the user's own, by the kind of observations.
+
+    `policies` are the algorithm's own, which may remember.
+    """
+    if algo.policy != "auto" and ":" not in algo.policy:
+        return algo.policy
+    is_image = is_image_space(space, normalized_image=_is_scaled(algo))
+    kind = "MultiInput" if isinstance(space, spaces.Dict) else "Cnn" if is_image else "Mlp"
+    return next((policy for policy in policies if policy.startswith(kind)), f"{kind}Policy")
+
+
+def is_fast(config: Config) -> bool:
+    """Whether the algorithm's class is ours."""
+    return config.engine == "fast" and config.algo.spec.has_fast
+
+
+def policy_class(config: Config, observation: spaces.Space[Any]) -> Any:
+    """The policy's class: SB3's for such observations, or the user's own.
+
+    Raises:
+        EnvSpecError: there is none of that name, or it is no policy.
+    """
+    algo = config.algo
+    if ":" in algo.policy:
+        return callable_at(algo.policy, "algo.policy", only=BasePolicy)
+    return algo.spec.load(is_fast(config)).policy_aliases[policy_for(algo, observation, algo.spec.policies)]
+
+
+def check_policy(config: Config, observation: spaces.Space[Any]) -> None:
+    """Whether the policy takes what `algo.policy_kwargs` has, and whether that is there.
+
+    Raises:
+        ConfigError, EnvSpecError: it does not; says what was meant.
+    """
+    known, kind = set[str](), policy_class(config, observation)
+    for each in kind.__mro__:
+        if "__init__" in vars(each):
+            found = inspect.signature(each.__init__).parameters.values()
+            known |= {one.name for one in found if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)}
+            if not any(one.kind is one.VAR_KEYWORD for one in found):
+                break
+    taken = known - {"self", "observation_space", "action_space", "lr_schedule"}
+    for name in policy_kwargs(config.algo):
+        if name not in taken:
+            said = did_you_mean(name, taken) or f"; {kind.__name__} takes {', '.join(sorted(taken))}"
+            raise ConfigError(f"unknown key 'algo.policy_kwargs.{name}'{said}")
+
+
+def policy_kwargs(algo: AlgoConfig) -> dict[str, Any]:
+    """What SB3 calls so: `algo.policy_kwargs`, with what has a key of its own."""
+    kwargs: dict[str, Any] = {name: getattr(algo, name) for name in LSTM if algo.spec.recurrent}
+    kwargs |= {"cell": algo.cell} if getattr(algo, "cell", "lstm") != "lstm" else {}  # stock's policies take none
+    for name, value in algo.policy_kwargs.items():
+        option, kind = f"algo.policy_kwargs.{name}", CLASSES.get(name)
+        kwargs[name] = (
+            callable_at(value, option, only=kind) if kind and isinstance(value, str) else resolved(value, option)
+        )
+    if algo.net_arch is not None:
+        arch = algo.net_arch
+        kwargs["net_arch"] = {k: list(v) for k, v in arch.items()} if isinstance(arch, dict) else list(arch)
+    if algo.activation_fn is not None:
+        plain = {name.lower(): name for name in ("Tanh", "ReLU", "ELU", "GELU", "SiLU")}
+        names = {**plain, "leaky_relu": "LeakyReLU"}
+        kwargs["activation_fn"] = getattr(torch.nn, names[algo.activation_fn])
+    return kwargs

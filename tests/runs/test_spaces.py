@@ -1,0 +1,216 @@
+"""Spaces, policies and their arguments that Stable-Baselines3 builds, and those that are refused before envs start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from stable_baselines3 import PPO
+from stable_baselines3.common.vec_env import DummyVecEnv
+from torch.optim import SGD
+
+from conftest import configured
+from fasttrain.errors import ConfigError, EnvSpecError
+from fasttrain.perf.clock import PhaseClock
+from fasttrain.runs.models import build_algorithm
+from fasttrain.runs.spaces import check_policy, check_spaces
+
+IMAGE = spaces.Box(0, 255, (36, 36, 3), np.uint8)
+NUMBERS = spaces.Box(-1, 1, (3,))
+SMALL = spaces.Box(0, 255, (7, 9, 3), np.uint8)
+DICT = spaces.Dict({"seen": NUMBERS, "seat": spaces.Discrete(4), "board": IMAGE})
+GLOW = spaces.Box(0, 1, (1, 36, 36))
+SCALED = "algo.policy_kwargs.normalize_images=false"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "action", "observation", "text"),
+    [
+        (("algo=dqn",), spaces.MultiDiscrete([2, 2]), NUMBERS, "E has MultiDiscrete.*algo=dqn needs Discrete; take"),
+        (("algo=ppo",), spaces.Discrete(3, start=1), NUMBERS, "E counts its actions from 1; SB3 sends 0 to n - 1"),
+        (("algo=ppo",), spaces.MultiDiscrete([2, 2], start=[0, 4]), NUMBERS, r"counts its actions from \[0 4\]"),
+        (("algo=ppo",), spaces.Discrete(2), spaces.Sequence(NUMBERS), "E observes Sequence.*read Box, Discrete"),
+        (("algo=ppo",), spaces.Discrete(2), spaces.Dict({"x": spaces.Text(3)}), r"E observes Text\("),
+        (("algo=ppo", "algo.policy=MlpPolicy"), spaces.Discrete(2), DICT, "algo.policy=MlpPolicy does not suit E"),
+        (("algo=ppo", "algo.policy=CnnPolicy"), spaces.Discrete(2), NUMBERS, "CnnPolicy needs images"),
+        (("algo=ppo", "env.frame_stack=2"), spaces.Discrete(2), spaces.Discrete(4), "env.frame_stack=2 stacks arrays"),
+        (
+            ("algo=ppo", "algo.use_sde=true"),
+            spaces.Discrete(2),
+            NUMBERS,
+            "algo.use_sde=true is for numbers .Box., E has",
+        ),
+        (("algo=ppo", "env.frame_stack=2"), spaces.Discrete(2), DICT, "env.frame_stack=2 stacks arrays"),
+        (
+            ("algo=ppo",),
+            spaces.Discrete(2),
+            SMALL,
+            r"E: Box\(0, 255, \(7, 9, 3\), uint8\) is too small for NatureCNN; take algo.policy=MlpPolicy",
+        ),
+        (("algo=ppo",), spaces.Discrete(2), spaces.Dict({"seen": SMALL, "age": NUMBERS}), "too small for NatureCNN"),
+        (("algo=ppo", "env.normalize=[obs]"), spaces.Discrete(2), IMAGE, r"env.normalize=\[obs\] is for numbers"),
+        (("algo=ppo", "env.normalize=[obs]"), spaces.Discrete(2), spaces.Discrete(4), r"env.normalize=\[obs\] is for"),
+        (("algo=ppo",), spaces.MultiDiscrete([[2, 3], [4, 5]]), NUMBERS, "SB3 chooses along one dimension: flatten"),
+        (("algo=ppo",), spaces.MultiBinary([2, 3]), NUMBERS, "SB3 chooses along one dimension: flatten"),
+        (("algo=ppo",), spaces.Tuple((spaces.Discrete(2),)), NUMBERS, "turn them into MultiDiscrete or Box in the env"),
+        (("algo=sac",), spaces.Discrete(2), NUMBERS, "algo=sac needs Box; take algo=maskable_ppo, ppo, dqn,"),
+        (("algo=sac",), spaces.Box(-1, np.inf, (2,)), NUMBERS, "SB3 needs at least one number and finite bounds"),
+        (("algo=ddpg",), spaces.Box(0, 9, (2,), np.int64), NUMBERS, "algo=ddpg adds noise to them"),
+        (("algo=sac",), spaces.Box(-1, 1, (2,), np.dtype(">f4")), NUMBERS, "torch has no numbers of >f4"),
+    ],
+)
+def test_spaces_that_do_not_suit(
+    arguments: tuple[str, ...], action: spaces.Space[Any], observation: spaces.Space[Any], text: str
+):
+    with pytest.raises((ConfigError, EnvSpecError), match=text):
+        check_spaces(configured("env.id=CartPole-v1", *arguments), "E", action, observation)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "observation"),
+    [
+        (("env.normalize=[reward]",), IMAGE),
+        (("env.normalize=[obs]",), DICT),
+        (("env.frame_stack=4",), IMAGE),
+        ((), spaces.Discrete(4)),
+        ((), spaces.Box(0, 255, (3, 36, 36), np.uint8)),
+        (("algo.policy=MlpPolicy",), SMALL),
+        (("algo.policy=my:Policy",), SMALL),
+        (("algo.policy_kwargs.features_extractor_class=my:Own",), SMALL),
+    ],
+)
+def test_spaces_that_suit(arguments: tuple[str, ...], observation: spaces.Space[Any]):
+    check_spaces(configured("env.id=CartPole-v1", "algo=ppo", *arguments), "E", spaces.Discrete(2), observation)
+
+
+class Seen(gymnasium.Env[Any, Any]):
+    """Draws what it shows from its observation space; four steps long."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, space: spaces.Space[Any]) -> None:
+        self.observation_space, self.time = space, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.observation_space.seed(seed)
+        self.time = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.time += 1
+        return self.observation_space.sample(), float(action), self.time == 4, False, {}
+
+
+def shown(space: spaces.Space[Any], key: str = "") -> spaces.Space[Any]:
+    return spaces.Dict({key: space, "other": NUMBERS}) if key else space
+
+
+# What Stable-Baselines3 makes of each was tried with it: these it learns from, and fasttrain too.
+LEARNED = {
+    "uint16": spaces.Box(0, 60_000, (4,), np.uint16), "bool": spaces.Box(0, 1, (4,), np.bool_),
+    "float16": spaces.Box(-1, 1, (4,), np.float16), "int64": spaces.Box(-(2**62), 2**62, (2,), np.int64),
+    "column": spaces.Box(-1, 1, (4, 1)), "flags": spaces.MultiBinary([3, 4]), "one": spaces.Discrete(1),
+    "images": spaces.Box(0, 255, (2, 3, 8, 8), np.uint8), "choices": spaces.MultiDiscrete([3, 2]),
+    "key": shown(spaces.MultiBinary(3), "flags"), "kind": shown(spaces.Discrete(3), "two words"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+@pytest.mark.parametrize("name", LEARNED)
+def test_what_stock_learns_from_ours_learns_from_and_acts_on(algo: str, name: str):
+    learn = ("algo.rollout_size=8", "batch_size=8") if algo == "ppo" else ("warmup_steps=4", "algo.buffer_size=64")
+    config = configured("env.id=CartPole-v1", f"algo={algo}", "engine=fast", "num_envs=1", *learn)
+    check_spaces(config, "E", Seen.action_space, LEARNED[name])
+    check_policy(config, LEARNED[name])
+    model = build_algorithm(config, DummyVecEnv([lambda: Seen(LEARNED[name])]), PhaseClock())
+    model.learn(16)
+    model.predict(LEARNED[name].sample())
+
+
+NEVER = {
+    "counts from 1": (
+        spaces.Discrete(6, start=1),
+        r"E observes Discrete\(6, start=1\).*SB3 reads 0 to n - 1: subtract",
+    ),
+    "each from its own": (spaces.MultiDiscrete([6, 6], start=[0, 1]), "SB3 reads 0 to n - 1"),
+    "choices in rows": (spaces.MultiDiscrete([[3, 4], [5, 6]]), "SB3 reads one dimension of choices: flatten it"),
+    "no dimension": (spaces.Box(-1, 1, ()), r"a number without a dimension: give it the shape \(1,\)"),
+    "nothing": (spaces.Box(-1, 1, (0,)), "which holds nothing: leave it out"),
+    "the other byte order": (
+        spaces.Box(-1, 1, (4,), np.dtype(">f4")),
+        "torch has no numbers of >f4: make them",
+    ),
+    "longer than torch's": (spaces.Box(-1, 1, (4,), np.longdouble), "torch has no numbers of "),
+    "a Dict in a Dict": (spaces.Dict({"in": NUMBERS}), "SB3's policies read Box"),
+}
+
+
+@pytest.mark.parametrize("name", NEVER)
+def test_what_stock_cannot_read_is_refused_alone_and_under_a_key(name: str):
+    config, (space, text) = configured("env.id=CartPole-v1", "algo=ppo"), NEVER[name]
+    if not isinstance(space, spaces.Dict):
+        with pytest.raises(EnvSpecError, match=text):
+            check_spaces(config, "E", Seen.action_space, space)
+    with pytest.raises(EnvSpecError, match=rf"under the key 'die' of its observation, .*{text[-20:]}"):
+        check_spaces(config, "E", Seen.action_space, shown(space, "die"))
+
+
+@pytest.mark.parametrize("key", ["type", "agent.pos", "values", "training", ""])
+def test_keys_that_torch_refuses(key: str):
+    observation = spaces.Dict({key: NUMBERS, "time": NUMBERS})
+    with pytest.raises(KeyError if key else (KeyError, ValueError)):  # else the rule would be needless
+        PPO("MultiInputPolicy", Seen(observation), n_steps=8, batch_size=8)
+    with pytest.raises(EnvSpecError, match=f"key {key!r} of its observation, and torch takes no network of that name"):
+        check_spaces(configured("env.id=CartPole-v1", "algo=ppo"), "E", Seen.action_space, observation)
+
+
+def test_the_policy_fits_the_observations():
+    def policy(observation: spaces.Space[Any], *arguments: str) -> str:
+        config = configured("env.id=CartPole-v1", "algo=ppo", *arguments)
+        return check_spaces(config, "E", Seen.action_space, observation)
+
+    assert [policy(each) for each in (IMAGE, DICT, NUMBERS)] == ["CnnPolicy", "MultiInputPolicy", "MlpPolicy"]
+    assert policy(IMAGE, "algo.policy=MlpPolicy") == "MlpPolicy"
+    assert [policy(GLOW), policy(GLOW, SCALED), policy(GLOW, SCALED, "algo.policy=CnnPolicy")] == [
+        "MlpPolicy", "CnnPolicy", "CnnPolicy",
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match=r"CnnPolicy needs images .*algo.policy_kwargs.normalize_images=false"):
+        policy(GLOW, "algo.policy=CnnPolicy")
+    with pytest.raises(ConfigError, match="too small for NatureCNN"):  # SB3 moves no channels of such images
+        policy(spaces.Box(0, 1, (36, 36, 1)), SCALED)
+
+
+@pytest.mark.parametrize(
+    ("argument", "text"),
+    [
+        ("otho_init=false", "^unknown key 'algo.policy_kwargs.otho_init'; did you mean 'ortho_init'"),
+        ("optimizer_class=torch.optim.SGD", "got 'torch.optim.SGD'; did you mean torch.optim:SGD?"),
+        ("optimizer_class=torch.optim:SDG", "module 'torch.optim' has no 'SDG'; did you mean 'SGD'?"),
+        ("optimizer_class=torch.nn:Linear", "must be derived from torch.optim.optimizer.Optimizer"),
+        ("features_extractor_class=torch.nn:Linear", "must be derived from .*BaseFeaturesExtractor"),
+    ],
+)
+def test_policy_arguments_that_cannot_be(argument: str, text: str):
+    config = configured("env.id=CartPole-v1", "algo=ppo", f"algo.policy_kwargs.{argument}")
+    with pytest.raises((ConfigError, EnvSpecError), match=text):
+        check_policy(config, NUMBERS)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "dqn", "recurrent_ppo", "sac", "tqc", "crossq"])
+def test_what_the_policies_of_each_algorithm_take(algo: str):
+    config = configured("env.id=CartPole-v1", f"algo={algo}", "algo.policy_kwargs.optimizer_kwargs={eps: 1e-4}")
+    check_policy(config, NUMBERS)
+
+
+def test_an_optimizer_and_a_network_that_is_not_for_such_observations():
+    own = "algo.policy_kwargs.optimizer_class=torch.optim:SGD"
+    config = configured("env.id=CartPole-v1", "algo=ppo", "num_envs=1", "batch_size=8", own)
+    model: Any = build_algorithm(config, DummyVecEnv([lambda: Seen(NUMBERS)]), PhaseClock())
+    assert isinstance(model.policy.optimizer, SGD)
+    nature = "algo.policy_kwargs.features_extractor_class=stable_baselines3.common.torch_layers:NatureCNN"
+    config = configured("env.id=CartPole-v1", "algo=ppo", "num_envs=1", "batch_size=8", nature)
+    with pytest.raises(ConfigError, match="NatureCNN'}: AssertionError: You should use NatureCNN only with images"):
+        build_algorithm(config, DummyVecEnv([lambda: Seen(NUMBERS)]), PhaseClock())
