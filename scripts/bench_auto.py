@@ -203,7 +203,7 @@ def _chosen(plan: Any) -> dict[str, Any]:
 
 def _output(command: list[str], folder: str | None) -> str:
     path = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH")]))
-    surroundings = {**os.environ, "ENGINE_SWITCH_AT": "0", "PYTHONPATH": path}
+    surroundings = {**os.environ, "FASTTRAIN_ENGINE_SWITCH_AT": "0", "PYTHONPATH": path}
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=surroundings)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}: failed\n{done.stderr[-2000:]}{done.stdout[-1000:]}")

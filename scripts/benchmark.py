@@ -282,7 +282,7 @@ def main() -> int:
         return bench_auto.run(max(1, arguments.repeats), RESULTS, arguments.only)
     if arguments.work == "start":
         return bench_start.run(max(1, arguments.repeats), RESULTS, arguments.against)
-    os.environ.setdefault("ENGINE_SWITCH_AT", "0")  # compile first: what is measured is one engine
+    os.environ.setdefault("FASTTRAIN_ENGINE_SWITCH_AT", "0")  # compile first: what is measured is one engine
     if arguments.work not in ("show", "plot") and not works_of(arguments.work):
         parser.error(f"no work {arguments.work!r}; choose from {', '.join([*WORKS, *TOGETHER])}, all, show, plot")
     if arguments.one:

@@ -279,7 +279,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in ("again", "show"):
         parser.add_argument(f"--{name}", action="store_true")
     options = parser.parse_args(arguments)
-    os.environ.setdefault("ENGINE_SWITCH_AT", "0")  # trainings are compared
+    os.environ.setdefault("FASTTRAIN_ENGINE_SWITCH_AT", "0")  # trainings are compared
     if options.count is not None and options.count < 1:
         parser.error("--count must be at least 1")
     untried: list[str] = []

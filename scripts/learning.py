@@ -371,7 +371,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--show", action="store_true", help="print what is stored, run nothing")
     parser.add_argument("--json", type=Path, help="also write the tables' figures here")
     options = parser.parse_args(arguments)
-    os.environ.setdefault("ENGINE_SWITCH_AT", "0")  # compile first: what is measured is one engine
+    os.environ.setdefault("FASTTRAIN_ENGINE_SWITCH_AT", "0")  # compile first: what is measured is one engine
     tasks, sides = tasks_of(options.tasks), options.sides.split(",")
     unknown = [name for name in tasks if name not in TASKS] or [name for name in sides if name not in SIDES]
     if unknown:

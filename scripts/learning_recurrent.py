@@ -285,7 +285,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = list(TASKS) if options.tasks == ["all"] else options.tasks
     if unknown := [name for name in names if name not in TASKS]:
         parser.error(f"no task {', '.join(unknown)}; tasks: {', '.join(TASKS)}, all")
-    os.environ["ENGINE_SWITCH_AT"] = "0"  # compile first: what is measured is one engine
+    os.environ["FASTTRAIN_ENGINE_SWITCH_AT"] = "0"  # compile first: what is measured is one engine
     os.environ["OMP_NUM_THREADS"] = "1"
     places = [str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, places))  # where a cell finds memory_envs

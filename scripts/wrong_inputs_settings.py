@@ -17,6 +17,7 @@ from fasttrain.cli.commands import COMMANDS, OWNERS
 from fasttrain.spec.algorithms import ALGORITHMS
 from fasttrain.spec.checks import FLAGS, SCHEDULES, ranges
 from fasttrain.spec.config import ALGO_CLASSES, Config
+from fasttrain.spec.overrides import PREFIX
 from fasttrain.spec.reading import all_keys
 
 Prepare = Callable[[Path, Callable[[], Path]], None]  # the case's working directory, what trains a run once
@@ -165,9 +166,9 @@ def misspelt(key: str, start: tuple[str, ...], rng: random.Random, known: dict[s
 
 def flags() -> Iterator[Case]:
     for flag in FLAGS:
-        names = (flag.name, flag.name.upper())
+        names = (flag.name, f"{PREFIX}{flag.name.upper()}")
         for value in ("abc", "-1", "[1", "a=b", "${nothing}"):
-            variable = ((flag.name.upper(), value),)
+            variable = ((names[1], value),)
             start = base("ppo" if flag.fits(ALGORITHMS["ppo"]) else "dqn")
             untyped = tuple(text for text in start if not text.startswith(f"{flag.name}="))
             yield Case("environment", untyped, names, variable)

@@ -158,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--hyperparams", type=Path, help="folder with rl_zoo3's ppo.yml and so on")
     parser.add_argument("--show", action="store_true", help="print what is stored, run nothing")
     options = parser.parse_args(arguments)
-    os.environ.setdefault("ENGINE_SWITCH_AT", "0")  # compile first: what is measured is one engine
+    os.environ.setdefault("FASTTRAIN_ENGINE_SWITCH_AT", "0")  # compile first: what is measured is one engine
     tasks = TUNED if options.group == "tuned" else ENTRIES
     if unknown := [name for name in options.only or () if name not in tasks]:
         parser.error(f"no task {', '.join(unknown)}; tasks: {', '.join(tasks)}")

@@ -34,9 +34,8 @@ from fasttrain import cli
 from fasttrain.cli import main
 from fasttrain.cli.compose import conf_dir, register
 from fasttrain.runs import calibration, evaluator, view
-from fasttrain.spec.checks import FLAGS
 from fasttrain.spec.config import Config
-from fasttrain.spec.overrides import key_of, normalise
+from fasttrain.spec.overrides import key_of, normalise, variables
 from fasttrain.spec.reading import from_mapping
 from fasttrain.vec import crew, process, stock
 
@@ -55,9 +54,9 @@ def pytest_configure() -> None:
 def _no_flags_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flag exported in the tester's shell must not decide a test, nor whether its kernels were compiled before, nor
     what is faster on the tester's machine."""
-    for flag in FLAGS:
-        monkeypatch.delenv(flag.name.upper(), raising=False)
-    monkeypatch.setenv("ENGINE_SWITCH_AT", "0")
+    for name in variables(os.environ).values():
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("FASTTRAIN_ENGINE_SWITCH_AT", "0")
     monkeypatch.setattr(calibration, "PAYS_FROM_S", float("inf"))
 
 

@@ -22,7 +22,7 @@ def recurrent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     monkeypatch.syspath_prepend(str(SCRIPTS))
     module = importlib.import_module("learning_recurrent")
     monkeypatch.setattr(module, "RESULTS", tmp_path)
-    for key in ("PYTHONPATH", "ENGINE_SWITCH_AT", "OMP_NUM_THREADS"):
+    for key in ("PYTHONPATH", "FASTTRAIN_ENGINE_SWITCH_AT", "OMP_NUM_THREADS"):
         monkeypatch.setenv(key, "")  # main() sets them, for its cells
     return module
 

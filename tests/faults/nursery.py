@@ -94,7 +94,7 @@ def start(
         at_step(fail_at, fail)
     if memory is not None:
         have_only(memory)
-    os.environ["ENGINE_SWITCH_AT"] = "0"  # trainings are compared
+    os.environ["FASTTRAIN_ENGINE_SWITCH_AT"] = "0"  # trainings are compared
     from fasttrain.cli import main
 
     sys.exit(main(arguments))

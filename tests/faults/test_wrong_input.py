@@ -66,7 +66,7 @@ def test_environment_variable_is_checked_too(fasttrain: RunCommand, monkeypatch:
     monkeypatch.setenv("NUM_ENVS", "x")
     done = fasttrain(*PLAIN)
     assert done.exit_code == 2
-    assert "num_envs=x: expected a whole number" in done.err
+    assert "num_envs=x: expected a whole number (environment: NUM_ENVS=x)" in done.err
 
 
 def test_an_env_that_raises_while_being_built(fasttrain: RunCommand, tmp_path: Path):

@@ -202,7 +202,7 @@ def test_no_kernel_runs_before_the_first_update_is_made(tmp_path: Path):
         "    assert main([*word, *sys.argv[7:], 'hydra.run.dir=' + word[0][5:]]) == 0\n"
         "    print('compiled', found)\n"
     )
-    environment = {key: value for key, value in os.environ.items() if key != "ENGINE_SWITCH_AT"}
+    environment = {key: value for key, value in os.environ.items() if key != "FASTTRAIN_ENGINE_SWITCH_AT"}
     ppo = ("algo=ppo", "algo.rollout_size=64", "batch_size=32")
     dqn = ("algo=dqn", "warmup_steps=32", "batch_size=16")
     done = subprocess.run(

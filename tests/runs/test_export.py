@@ -198,7 +198,7 @@ def test_what_a_run_lacks(fasttrain: RunCommand):
     assert (missing.exit_code, "no plan.json there" in missing.err) == (2, True)
     assert (
         fasttrain("export").err
-        == "fasttrain: error: export needs run=FOLDER, a finished run's folder (outputs/DATE/TIME_…)\n"
+        == "fasttrain: error: export needs run=FOLDER, the folder of a run (outputs/DATE/TIME_…)\n"
     )
 
 

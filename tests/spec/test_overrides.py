@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fasttrain.errors import ConfigError
+from fasttrain.spec.checks import FLAGS
 from fasttrain.spec.overrides import (
+    ALIASES,
+    BARE,
     from_environment,
     key_of,
     normalise,
@@ -52,8 +56,55 @@ def test_constructor_arguments_need_no_plus():
 def test_environment_stands_before_the_command_line_and_yields_to_it():
     assert normalise(["seed=1"], {"NUM_ENVS": "16"}) == ["num_envs=16", "seed=1"]
     assert normalise(["num_envs=4"], {"NUM_ENVS": "16"}) == ["num_envs=4"]
-    assert from_environment({"NUM_ENVS": "", "HOME": "x", "LEAN_INFO": "1"}) == ["lean_info=1"]
-    assert from_environment({"INFERENCE_BATCH_SIZE": "4"}) == ["inference_batch_size=4"], "to be told that it is gone"
+    assert from_environment({"NUM_ENVS": "", "HOME": "x", "FASTTRAIN_LEAN_INFO": "1"}) == ["lean_info=1"]
+    assert from_environment({"NUM_ENVS": "3", "FASTTRAIN_NUM_ENVS": "4"}) == ["num_envs=4"]
+    gone = from_environment({"FASTTRAIN_INFERENCE_BATCH_SIZE": "4"})
+    assert gone == ["inference_batch_size=4"], "to be told that it is gone"
+
+
+def test_general_names_of_the_environment_say_nothing_of_a_run():
+    names = {flag.name.upper() for flag in FLAGS} | {name.upper() for name in ALIASES}
+    assert from_environment(dict.fromkeys(names - {name.upper() for name in BARE}, "docker")) == []
+    assert {"NUM_ENVS", "USE_SUBPROC_ENVS", "PREFETCH", "REWARD_DEBUG"} <= {name.upper() for name in BARE}
+
+
+@pytest.mark.parametrize(
+    ("variable", "message"),
+    [("NUM_ENV", "did you mean 'FASTTRAIN_NUM_ENVS'"), ("SEED", "only flags have one; type seed=3")],
+)
+def test_a_variable_with_the_prefix_that_would_do_nothing(variable: str, message: str):
+    with pytest.raises(ConfigError, match=message):
+        from_environment({f"FASTTRAIN_{variable}": "3"})
+    assert from_environment({"FASTTRAIN_TRACEBACK": "1", "FASTTRAIN_COMMAND": "x", "FASTTRAIN_GROUP": "y"}) == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        ("env.kwargs.path=~/data", "~/data"),
+        ("env.kwargs.name=Zoë", "Zoë"),
+        ("env.kwargs.url=http://localhost/x?y=1", "http://localhost/x?y=1"),
+        ("env.kwargs.place={path: ~/data, of: [ü,'x, y']}", {"path": "~/data", "of": ["ü", "x, y"]}),
+        ("env.kwargs={size: 5, name: ü}", {"size": 5, "name": "ü"}),
+        ("run=C:\\läufe\\", "C:\\läufe\\"),
+        ("env.kwargs.x=a\\=b", "a=b"),
+    ],
+)
+def test_texts_that_hydra_reads_in_quotes_alone(typed: str, read: object):
+    wanted = OverridesParser.create().parse_override(normalise([typed], {})[0])
+    assert wanted.value() == read
+    message = with_names_as_typed(f"no such thing: {normalise([typed], {})[0]}", [typed], {})
+    assert message == f"no such thing: {typed}"
+
+
+def test_swept_texts_stay_apart():
+    assert normalise(["-m", "env.name=ü,~,a", "seed=range(1,3)"], {})[1:] == ["env.name='ü','~',a", "seed=range(1,3)"]
+
+
+def test_a_key_that_each_swept_algorithm_has():
+    assert "++algo.buffer_size=9" in normalise(["-m", "algo=dqn,qrdqn", "algo.buffer_size=9"], {})
+    assert "algo.buffer_size=9" in normalise(["-m", "algo=dqn,ppo", "algo.buffer_size=9"], {})
+    assert "algo.buffer_size=9" in normalise(["algo=dqn", "algo.buffer_size=9"], {})
 
 
 def test_options_come_first_with_their_values():
@@ -93,6 +144,10 @@ def test_same_key_typed_with_another_value_is_the_command_line():
         ("use_subproc_envs=True", []),
         ("force_dummy_vec_env=1", ["vec_env=dummy"]),
         ("force_dummy_vec_env=0", []),
+        ("use_subproc_vec_env=0", ["workers=0"]),
+        ("use_pinned_memory=1", ["pin_memory=1"]),
+        ("use_torch_compile=1", ["use_compile=1"]),
+        ("batch_inference=true", []),
         ("algo.learning_starts=9", ["warmup_steps=9"]),
         ("env.eval_episodes=9", ["++env.own.eval_episodes=9"]),
         ("env.native_num_envs.speed=9", ["++env.own.num_envs.speed=9"]),
@@ -103,9 +158,9 @@ def test_other_names_of_a_setting(typed: str, meant: list[str]):
     assert normalise([typed], {}) == meant
     name, _, value = typed.partition("=")
     if "." not in name:
-        assert normalise([], {name.upper(): value}) == meant
+        assert normalise([], {f"FASTTRAIN_{name.upper()}": value}) == meant
         key = meant[0].partition("=")[0] if meant else "seed"
-        assert normalise([f"{key}=9"], {name.upper(): value}) == [f"{key}=9"], "what is typed wins"
+        assert normalise([f"{key}=9"], {f"FASTTRAIN_{name.upper()}": value}) == [f"{key}=9"], "what is typed wins"
 
 
 def test_other_names_say_how_a_switch_is_on():
@@ -113,8 +168,8 @@ def test_other_names_say_how_a_switch_is_on():
     assert normalise(["use_compile=on", "compile_mode=max-autotune"], {}) == ["use_compile=max-autotune"]
     assert normalise(["compile_mode=max-autotune"], {}) == ["use_compile=max-autotune"]
     assert normalise(["use_amp=auto", "amp_dtype=bfloat16", "compile_mode=default"], {}) == ["use_amp=auto"]
-    assert normalise([], {"AMP_DTYPE": "float16", "USE_AMP": "on"}) == ["use_amp=float16"]
-    assert normalise([], {"COMPILE_MODE": "max-autotune"}) == ["use_compile=max-autotune"]
+    assert normalise([], {"FASTTRAIN_AMP_DTYPE": "float16", "USE_AMP": "on"}) == ["use_amp=float16"]
+    assert normalise([], {"FASTTRAIN_COMPILE_MODE": "max-autotune"}) == ["use_compile=max-autotune"]
     with pytest.raises(ConfigError, match="amp_dtype=float16 contradicts use_amp=off: they are one setting"):
         normalise(["use_amp=off", "amp_dtype=float16"], {})
 
@@ -126,6 +181,7 @@ def test_other_names_say_how_a_switch_is_on():
         (["async_envs=maybe"], "async_envs=maybe: another name for schedule"),
         (["async_envs=false,true"], "async_envs=false,true: another name for schedule"),
         (["pipeline=2", "async_envs=true"], "async_envs=true contradicts pipeline=2: they are one setting .schedule."),
+        (["batch_inference=0"], "batch_inference=0: acting takes all envs in one forward; leave it out"),
         (["workers=2", "num_workers=3"], "num_workers=3 contradicts workers=2"),
     ],
 )
@@ -135,19 +191,25 @@ def test_other_names_that_say_something_else(typed: list[str], message: str):
 
 
 def test_the_environment_gives_way_to_what_was_typed_by_any_name():
-    assert normalise(["async_envs=false"], {"ASYNC_ENVS": "1"}) == []
+    assert normalise(["async_envs=false"], {"FASTTRAIN_ASYNC_ENVS": "1"}) == []
     assert normalise(["use_subproc_envs=true"], {"USE_SUBPROC_ENVS": "0", "NUM_ENVS": "4"}) == ["num_envs=4"]
     with pytest.raises(ConfigError, match="force_dummy_vec_env=1 contradicts vec_env=shared"):
-        normalise([], {"VEC_ENV": "shared", "FORCE_DUMMY_VEC_ENV": "1"})
+        normalise([], {"FASTTRAIN_VEC_ENV": "shared", "FORCE_DUMMY_VEC_ENV": "1"})
 
 
 def test_a_message_says_what_was_typed():
     typed = ["num_workers=9", "pipeline=2", "seed=1"]
-    assert with_names_as_typed("workers=9 is more than num_envs=8", typed) == (
+    assert with_names_as_typed("workers=9 is more than num_envs=8", typed, {}) == (
         "workers=9 is more than num_envs=8 (typed: num_workers=9)"
     )
-    assert with_names_as_typed("num_workers=9 contradicts workers=2", typed) == "num_workers=9 contradicts workers=2"
-    assert with_names_as_typed("seed=1: no", typed) == "seed=1: no"
+    assert (
+        with_names_as_typed("num_workers=9 contradicts workers=2", typed, {}) == "num_workers=9 contradicts workers=2"
+    )
+    assert with_names_as_typed("seed=1: no", typed, {}) == "seed=1: no"
+    exported = {"NUM_ENVS": "8", "USE_AMP": "on"}
+    told = with_names_as_typed("workers=9 is more than num_envs=8", ["workers=9"], exported)
+    assert told == "workers=9 is more than num_envs=8 (environment: NUM_ENVS=8)"
+    assert with_names_as_typed("num_envs=4: no", ["num_envs=4"], exported) == "num_envs=4: no"
 
 
 def test_the_last_value_of_a_setting_counts():

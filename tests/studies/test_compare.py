@@ -58,7 +58,7 @@ def learns(typed: Mapping[str, str], seed: int) -> dict[str, Any]:
 
 
 def test_all_candidates_train_with_the_same_seeds_in_turn(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("ENGINE_SWITCH_AT")  # a flag of the environment is one of every cell's overrides
+    monkeypatch.delenv("FASTTRAIN_ENGINE_SWITCH_AT")  # a flag of the environment is one of every cell's overrides
     fakes = Fakes(learns).use(monkeypatch)
     done = fasttrain("compare", THREE, "seeds=5", "seed=3", "total_timesteps=4000", "report=false")
     assert [name for name, _ in fakes.ran] == ["baseline", "speed", "slow"] * 5
@@ -131,7 +131,7 @@ def test_an_illegal_candidate_is_said_before_anything_runs(fasttrain: RunCommand
 
 
 def test_minutes_instead_of_steps(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("ENGINE_SWITCH_AT")  # a flag of the environment is one of every cell's overrides
+    monkeypatch.delenv("FASTTRAIN_ENGINE_SWITCH_AT")  # a flag of the environment is one of every cell's overrides
     Fakes(learns).use(monkeypatch)
     done = fasttrain("compare", "candidates=[baseline,speed]", "horizon_minutes=2", "seeds=1", "report=false")
     overrides = done.json("study.json")["cells"][0]["overrides"]

@@ -11,7 +11,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from fasttrain.errors import (
     FastTrainError,
     too_little_memory,
 )
-from fasttrain.spec.overrides import normalise, with_names_as_typed
+from fasttrain.spec.overrides import is_sweep, normalise, split_options, with_names_as_typed
 
 if TYPE_CHECKING:
     from fasttrain.studies.sweep import Sweep
@@ -85,7 +85,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _sigterm_as_ctrl_c():
             return _dispatch(arguments)
     except FastTrainError as error:
-        return _report(error, error.exit_code, with_names_as_typed(str(error), arguments))
+        with suppress(FastTrainError):  # a variable of the environment that is none
+            return _report(error, error.exit_code, with_names_as_typed(str(error), arguments, os.environ))
+        return _report(error, error.exit_code)
     except MemoryError as error:
         return _report(error, ConfigError.exit_code, too_little_memory(error))
     except KeyboardInterrupt:
@@ -150,7 +152,12 @@ def _dispatch(arguments: list[str]) -> int:
     if "--version" in arguments:
         print(f"fasttrain {__version__}")
         return 0
-    if {"-h", "--help"} & set(arguments):
+    if not {*arguments} - {"-m", "--multirun"}:
+        usage = HELP.partition("\n\nprofiles")[0].format(version=__version__)
+        usage += "\n\nfasttrain --help lists profiles, algorithms and flags"
+        print(terminal.fitting(terminal.as_typed(usage), sys.stdout))
+        return 0
+    if {"-h", "--help"} & set(arguments) or arguments[0] == "help":
         from fasttrain.spec.algorithms import ALGORITHMS
         from fasttrain.spec.checks import FLAGS
 
@@ -159,9 +166,14 @@ def _dispatch(arguments: list[str]) -> int:
         print(terminal.fitting(terminal.as_typed(text), sys.stdout))
         return 0
     _refuse_without_a_folder()
+    typed = split_options(arguments)[1]
     command = "train"
-    if arguments and re.fullmatch(r"[a-z_]+", arguments[0]):
-        command = commands.known(arguments.pop(0))
+    if typed and re.fullmatch(r"[a-z_]+", typed[0]):
+        if typed[0] not in commands.COMMANDS:
+            compose.check_options(split_options(arguments)[0])  # `--profile speed`
+        arguments.remove(command := commands.known(typed[0]))
+    elif late := [word for word in typed if word in commands.COMMANDS]:
+        raise ConfigError(f"{late[0]}: the command comes before its settings, fasttrain {late[0]} {typed[0]} …")
     if command in commands.PLAIN:
         return int(commands.implementation(command)(arguments))
     arguments = commands.prepare(command, arguments)
@@ -244,7 +256,7 @@ def _run_hydra(command: str, arguments: list[str], starting: ExitStack) -> int:
 
 def _sweep(command: str, arguments: Sequence[str]) -> Sweep | None:
     """The sweep these arguments ask for, if they do."""
-    if not {"-m", "--multirun"} & set(arguments):
+    if not is_sweep(arguments):
         return None
     from fasttrain.runs.view import make_console
     from fasttrain.studies.sweep import Sweep

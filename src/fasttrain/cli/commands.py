@@ -18,7 +18,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.runs.folders import Held, held, override
 from fasttrain.saving.files import read_json
 from fasttrain.spec.checks import NAMED, check_no_secret, check_path
-from fasttrain.spec.overrides import OUTPUT_KEYS, asked, key_of, normalise, split_options
+from fasttrain.spec.overrides import OUTPUT_KEYS, asked, is_sweep, key_of, normalise, split_options
 from fasttrain.spec.setting import did_you_mean
 
 MODULES = {
@@ -40,6 +40,7 @@ PLAIN = {"new": "fasttrain.cli.new", "watch": "fasttrain.report.watch", "zoo": "
 COMMANDS = (*MODULES, *PLAIN)
 STUDIES = ("compare", "ablate", "tune")  # many runs, each in a process of its own, in one folder
 RUNS = ("train", "resume")  # what they leave is drawn as report.html, as that of studies is
+OF_A_RUN = ("resume", "eval", "play", "export", "report")  # of what is there: they need run=FOLDER
 STARTS_RUNS = (*STUDIES, "doctor")  # they get Hydra's --config-dir among their overrides, to pass it on
 SWEEPABLE = ("train", "eval", "check", "export")
 TRUSTING = ("eval", "play", "export")  # they load models, and take --trust
@@ -131,17 +132,19 @@ def prepare(command: str, arguments: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: a sweep of something that is no single run, or `--trust` for what loads no model.
     """
+    if command == "report":
+        arguments = _folders_as_key(arguments)
     for text in split_options(arguments)[1]:
         if key_of(text) in NAMED:  # before Hydra writes down what was typed
             check_no_secret(key_of(text), text.partition("=")[2])
-    if {"-m", "--multirun"} & set(arguments) and command not in SWEEPABLE:
+    if is_sweep(arguments) and command not in SWEEPABLE:
         raise ConfigError(f"-m sweeps over trainings; {command} cannot be swept")
+    if command in OF_A_RUN and "run" not in map(key_of, arguments):
+        raise ConfigError(f"{command} needs run=FOLDER, the folder of a run (outputs/DATE/TIME_…)")
     if "--trust" in arguments:
         if command not in TRUSTING:
             raise ConfigError(f"--trust means nothing for {command}; {', '.join(TRUSTING)} load models")
         arguments = ["trust=true" if text == "--trust" else text for text in arguments]
-    if command == "report":
-        arguments = _folders_as_key(arguments)
     if command in WITHOUT_FOLDER:
         return ["hydra.run.dir=.", "hydra.output_subdir=null", *arguments]
     if command == "eval":  # of which run, its files say
@@ -221,12 +224,17 @@ def settled(command: str, arguments: Sequence[str], compose: Compose) -> tuple[s
     Raises:
         ConfigError: the output folder holds something that this command would write over, or somebody works there.
     """
+    from hydra.types import RunMode
+
     same = command, list(arguments)
     if command in WITHOUT_FOLDER:
         return same
-    options, overrides = split_options(normalise(arguments, os.environ))
-    swept = bool({"-m", "--multirun"} & set(options))
+    overrides = split_options(normalise(arguments, os.environ))[1]
+    swept = is_sweep(arguments)
     overrides = unswept(overrides) + search_path(arguments)
+    if not swept and search_path(arguments) and compose(overrides).hydra.mode == RunMode.MULTIRUN:  # as a file says
+        arguments = [*arguments, "hydra.mode=MULTIRUN"]
+        return settled(command, prepare(command, arguments), compose)
     folder = _folder(OUTPUT_KEYS[swept], overrides, compose)
     found = None if folder is None else held(folder)
     if found is None:

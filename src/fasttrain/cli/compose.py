@@ -66,6 +66,10 @@ def _algo_node(spec: AlgorithmSpec, networks: dict[str, Any]) -> dict[str, Any]:
 
 class _Options(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        typed = re.search(r"unrecognized arguments: --?([\w.-]+)", message)
+        if typed and (key := typed[1].replace("-", "_")) in all_keys():
+            plus = "+" * (key in ("profile", "tuned"))
+            raise ConfigError(f"--{typed[1]}: settings are typed without dashes, {plus}{key}=VALUE")
         raise ConfigError(f"{message}; fasttrain --help lists what there is")
 
 
@@ -132,7 +136,7 @@ def compose_typed(arguments: Sequence[str]) -> Config:
     from hydra import compose
     from omegaconf import OmegaConf
 
-    wanted = normalise(split_options(arguments)[1], {})
+    wanted = normalise(split_options(arguments)[1], os.environ)
     try:
         plain = OmegaConf.to_container(compose("config", overrides=wanted), resolve=True)
     except Exception as error:
@@ -226,7 +230,15 @@ def _known(error: Exception, overrides: Sequence[str]) -> str:
 
     text = str(error)
     if isinstance(error, OverrideParseException):
-        return f"cannot read '{error.override}': write key=value, and quote what has spaces"
+        return _unreadable(str(error.override))
+    if twice := re.search(r"Multiple values for (\w+)\.", text):
+        group = twice[1]
+        typed = [override for override in overrides if key_of(override) == group]
+        names = ",".join(override.partition("=")[2] for override in typed)
+        both = (
+            f"leave one out, or take both: '+{group}=[{names}]'" if group in ("profile", "tuned") else "leave one out"
+        )
+        return f"{' '.join(typed)}: {group} is given {len(typed)} times; {both}"
     if "Interpolation key 'algo.name' not found" in text:
         chosen = next((one for one in overrides if key_of(one) == "algo"), "algo")
         return f"{chosen}: its file names no algorithm; write name: ppo in it, or one of {', '.join(ALGORITHMS)}"
@@ -244,6 +256,15 @@ def _known(error: Exception, overrides: Sequence[str]) -> str:
         hint = did_you_mean(name, choices)
         return f"{group}={name}: no such {group}, choose from {', '.join(choices)}{hint}"
     return ""
+
+
+def _unreadable(override: str) -> str:
+    key, equals, _ = override.partition("=")
+    if not equals:
+        return f"cannot read '{override}': write key=value"
+    if not re.fullmatch(r"[\w.$/@:+~-]+", key, re.ASCII) or "~" in key[1:]:
+        return f"cannot read the key '{key.lstrip('+')}': it has letters a to z, digits, _ and -"
+    return f"cannot read '{override}': put the text in quotes, \"{key.lstrip('+')}='…'\""
 
 
 def _unknown_key(key: str, overrides: Sequence[str]) -> str:

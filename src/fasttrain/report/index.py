@@ -25,14 +25,12 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     """Write the report of `run=FOLDER`, or of several, and say where it is.
 
     Raises:
-        ConfigError: no folder named, none with files of ours, or one that cannot be written to.
+        ConfigError: no folder with files of ours, or one that cannot be written to.
     """
-    if config.run is None:
-        raise ConfigError("report needs run=FOLDER, the folder of a run, a sweep or a study (outputs/DATE/TIME_…)")
     typed = {key for key, source in sources.items() if source == "command line"}
     if ignored := sorted(typed - {"run", "output"}):
         raise ConfigError(f"report takes run=… and output=… only: {', '.join(ignored)} would do nothing")
-    console, folders = make_console(), named_folders(config.run)
+    console, folders = make_console(), named_folders(str(config.run))
     try:
         with activity(console, "drawing report.html"):
             many = len(folders) > 1 or (_kind(folders[0]) is None and folders[0].is_dir())

@@ -307,7 +307,7 @@ def named_run(command: str, config: Config, sources: Mapping[str, str], *keys: s
         keys: what `command` takes besides `run` and `--trust`; `eval.` stands for all below it.
 
     Raises:
-        ConfigError: none is named, or what was typed besides would do nothing.
+        ConfigError: what was typed besides would do nothing.
     """
     typed = [key for key, source in sources.items() if source == "command line"]
     groups = tuple(key for key in keys if key.endswith("."))
@@ -315,9 +315,7 @@ def named_run(command: str, config: Config, sources: Mapping[str, str], *keys: s
     if ignored:
         takes = ", ".join(f"{key}…" if key.endswith(".") else f"{key}=…" for key in ("run", *keys))
         raise ConfigError(f"{command} takes {takes} and --trust only: {', '.join(ignored)} would do nothing")
-    if config.run is None:
-        raise ConfigError(f"{command} needs run=FOLDER, a finished run's folder (outputs/DATE/TIME_…)")
-    return Path(config.run).absolute()  # an env may go to another working directory
+    return Path(str(config.run)).absolute()  # an env may go to another working directory
 
 
 def load_run(folder: Path, model: str = "model.zip", trust: bool = False) -> Finished:

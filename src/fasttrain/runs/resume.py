@@ -47,11 +47,9 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     """Train on; returns the exit code of a training.
 
     Raises:
-        ConfigError: no run is named, it still goes on, it has no whole checkpoint, or something typed may not change.
+        ConfigError: the run still goes on, it has no whole checkpoint, or something typed may not change.
     """
-    if config.run is None:
-        raise ConfigError("resume needs run=FOLDER, a run's folder (outputs/DATE/TIME_…)")
-    where = Path(config.run).absolute()  # an env may go to another working directory
+    where = Path(str(config.run)).absolute()  # an env may go to another working directory
     if not (where / "plan.json").is_file():
         raise ConfigError(f"run={where}: no plan.json there; name the folder of a run")
     refuse_links(where)

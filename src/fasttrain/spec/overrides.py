@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import MISSING
 from typing import Any, NamedTuple
 
 from fasttrain.errors import ConfigError
 from fasttrain.spec.checks import FLAGS
+from fasttrain.spec.config import ALGO_CLASSES, Config
+from fasttrain.spec.setting import did_you_mean, settings_of
+from fasttrain.terminal import one_line
 
 OUTPUT_KEYS = ("hydra.run.dir", "hydra.sweep.dir")  # of a single command, of a sweep
 OPTIONS_WITH_VALUE = frozenset(
@@ -26,6 +31,11 @@ OPTIONS_WITH_VALUE = frozenset(
         "-i",
     )
 )
+SETTINGS = dict(settings_of(Config))
+FREE = ("own", "eval.env_kwargs", *(key for key, one in SETTINGS.items() if one.default_factory is not MISSING))  # keys of the user's own
+# What Hydra's grammar reads without quotes: escaped characters, references, plain letters.
+BARE_TEXT = re.compile(r"(?:\\[\\()\[\]{}:=,\s]|\$\{[^}]*\}|[\w/\-+.$%*@?|:\s\\])*", re.ASCII)
+PIECES = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|(?:\$\{[^}]*\}|[^,\[\]{}()'"])+|.""", re.DOTALL)
 
 
 class Alias(NamedTuple):
@@ -50,6 +60,10 @@ ALIASES = {
     "pipeline": Alias("schedule", {"auto": "auto", "1": "lockstep", "2": "pipelined"}),
     "async_envs": Alias("schedule", {"true": "first_ready", "false": None}),
     "use_subproc_envs": Alias("workers", {"true": None, "false": "0"}),
+    "use_subproc_vec_env": Alias("workers", {"true": None, "false": "0"}),
+    "use_pinned_memory": Alias("pin_memory"),
+    "use_torch_compile": Alias("use_compile"),
+    "batch_inference": Alias("inference_batch_size", {"true": None}),
     "force_dummy_vec_env": Alias("vec_env", {"true": "dummy", "false": None}),
     "stop.on_plateau": Alias("stop.patience", {"true": "0.2", "false": None}, gives_way=True),
     "play.model": Alias("model", {"model.zip": "final", "best_model.zip": "best"}),
@@ -77,6 +91,14 @@ GONE = {
     "self_play.latest": "every other opponent is the latest snapshot, the rest are of the pool",
 }
 
+PREFIX = "FASTTRAIN_"  # of the environment variable of each flag, and of each other name of one
+# Those that users' own systems export are read without the prefix too. Others, such as ENGINE, say nothing of a run.
+BARE = (
+    "num_envs", "use_subproc_envs", "use_subproc_vec_env", "force_dummy_vec_env", "updates_per_step", "batch_size",
+    "warmup_steps", "use_amp", "use_compile", "use_torch_compile", "prefetch", "pin_memory", "use_pinned_memory",
+    "batch_inference", "train_log_enabled", "train_log_to_console", "train_log_to_file", "log_every", "reward_debug",
+)  # fmt: skip
+
 
 def translated(name: str, value: Any) -> tuple[str, Any]:
     """Key and value for an alias and its value; of a sweep's values each.
@@ -92,6 +114,8 @@ def translated(name: str, value: Any) -> tuple[str, Any]:
     given = given if "true" not in values else [words.get(text, text) for text in given]
     if not {*given} <= {*values} or (len(given) > 1 and None in [values[text] for text in given]):
         ways = ", ".join(f"{old}: {new}" for old, new in values.items() if new is not None)
+        if key in GONE:
+            raise ConfigError(f"{name}={value}: {GONE[key]}; leave it out")
         raise ConfigError(f"{name}={value}: another name for {key} ({ways}); take {key}=…")
     found = [values[text] for text in given]
     return key, None if found == [None] else ",".join(str(text) for text in found)
@@ -114,9 +138,8 @@ def normalise(arguments: Sequence[str], environment: Mapping[str, str]) -> list[
 
     `profile=speed` becomes `+profile=speed`; SB3's places of flags become the flags (`ALIASES`); naming an env by
     `env.id` or `env.entry_point` alone selects the plain `env=gym` group first and calls it so in folders and tables;
-    `env.kwargs.x=1`, `algo.kwargs.x=1` and `algo.policy_kwargs.x=1` need no plus; environment variables named like a
-    speed flag in capitals come before what was typed, so that the command line wins over them and they win over the
-    profile.
+    `env.kwargs.x=1`, `algo.kwargs.x=1` and `algo.policy_kwargs.x=1` need no plus; flags from environment variables
+    come before what was typed, so that the command line wins over them and they win over the profile.
 
     Raises:
         ConfigError: both names of one setting are typed, with different values.
@@ -132,7 +155,9 @@ def normalise(arguments: Sequence[str], environment: Mapping[str, str]) -> list[
         if "env.name" not in typed and (name := _name_of_env(overrides)):
             result.append(f"env.name={name}")
     result += from_environment(environment, typed)
-    wanted = [_as_hydra_wants_it(override) for override in overrides]
+    named = [text.partition("=")[2] for text in overrides if key_of(text) == "algo"]
+    swept = re.findall(r"\w+", named[-1]) if named and is_sweep(options) else []
+    wanted = [_as_hydra_wants_it(override, [name for name in swept if name in ALGO_CLASSES]) for override in overrides]
     return result + sorted(wanted, key=lambda text: key_of(text) == "tuned")  # wins over the profile
 
 
@@ -171,11 +196,29 @@ def _without_aliases(overrides: Sequence[str]) -> list[str]:
     return kept
 
 
-def with_names_as_typed(message: str, arguments: Sequence[str]) -> str:
-    """The message, and what was typed under another name, where it speaks of the setting alone."""
-    typed = [text for text in arguments if key_of(text) in ALIASES and key_of(text) not in message]
-    meant = [text for text in typed if re.search(rf"(?<![\w.]){re.escape(ALIASES[key_of(text)].key)}=", message)]
-    return f"{message} (typed: {', '.join(meant)})" if meant else message
+def with_names_as_typed(message: str, arguments: Sequence[str], environment: Mapping[str, str]) -> str:
+    """The message with overrides as they were typed, and with the name of the argument or of the environment variable
+    where a setting has its value by another name."""
+    overrides = split_options(arguments)[1]
+    for text in overrides:
+        with suppress(ConfigError):
+            message = message.replace(_as_hydra_wants_it(text), text).replace(f"++{text}", text)
+
+    def is_about(name: str) -> bool:
+        key = ALIASES[name].key if name in ALIASES else name
+        return re.search(rf"(?<![\w.]){re.escape(key)}[=:]", message) is not None
+
+    named = [text for text in overrides if (name := key_of(text)) in ALIASES and name not in message and is_about(name)]
+    message += f" (typed: {', '.join(named)})" if named else ""
+    typed = {ALIASES[name].key if name in ALIASES else name for name in map(key_of, overrides)}
+    exported = {name: one for name, one in variables(environment).items() if f"{one}=" not in message}
+    found = [
+        f"{one}={one_line(environment[one], 60)}"
+        for name, one in exported.items()
+        if not {name, ALIASES[name].key if name in ALIASES else name} & typed
+        and (is_about(name) or f"{name}=" in message)
+    ]
+    return f"{message} (environment: {', '.join(found)})" if found else message
 
 
 def _name_of_env(overrides: Iterable[str]) -> str:
@@ -185,20 +228,50 @@ def _name_of_env(overrides: Iterable[str]) -> str:
     return words[0] if len(words) == 1 and re.fullmatch(r"[A-Za-z_][\w.-]*", words[0]) else ""
 
 
-def _as_hydra_wants_it(override: str) -> str:
-    """Profiles and tuned settings join the defaults list; an argument for the env's constructor may be new to the YAML.
+def _as_hydra_wants_it(override: str, algorithms: Sequence[str] = ()) -> str:
+    """Profiles and tuned settings join the defaults list; an argument for the env's constructor may be new to the YAML,
+    and so may a key that each of the `algorithms` swept over has.
 
     Raises:
         ConfigError: a setting is to be deleted, which would give it its default without a word.
     """
-    free = ("env.kwargs", "env.own", "own", "algo.kwargs", "algo.policy_kwargs", "eval.env_kwargs")
-    if override.startswith("~") and not key_of(override).startswith((*free, "hydra")):
-        raise ConfigError(f"{override}: a setting cannot be taken away; leave it out, or give it a value")
+    key = key_of(override)
+    free = key.startswith(tuple(f"{group}." for group in FREE))
+    if override.startswith("~"):
+        if not free and not key.startswith((*FREE, "hydra")):
+            raise ConfigError(f"{override}: a setting cannot be taken away; leave it out, or give it a value")
+        return override
+    override = _in_quotes_where_needed(override)
     if override.startswith(("profile=", "tuned=", "daemons=")):
         return "+" + override
-    if key_of(override).startswith(tuple(f"{group}." for group in free)) and not override.startswith("~"):
+    own = [{f"algo.{name}" for name, _ in settings_of(ALGO_CLASSES[one])} for one in algorithms]
+    if free or key in FREE or (own and key in set.intersection(*own)):
         return "++" + override.lstrip("+")
     return override
+
+
+def _in_quotes_where_needed(override: str) -> str:
+    """`env.kwargs.path='~/data'` for `env.kwargs.path=~/data`: texts that Hydra reads in quotes alone, in lists too."""
+    key, _, value = override.partition("=")
+    if BARE_TEXT.fullmatch(value) or re.match(r"\w+\(", value):
+        return override
+    result, around = f"{key}=", [""]
+    for piece in PIECES.findall(value):
+        around += [piece] if piece in "[{(" else []
+        around = around[:-1] or [""] if piece in "]})" else around
+        head, colon, text = piece.partition(":") if around[-1] == "{" and piece[0] not in "'\"" else ("", "", piece)
+        if text[0:1] in ("", "'", '"', *"[]{}(),") or BARE_TEXT.fullmatch(text):
+            result += piece
+            continue
+        bare = text.strip()
+        last = re.sub(r"\\+$", lambda found: found[0] * 2, bare)
+        result += head + colon + text.replace(bare, f"'{last}'")
+    return result.strip()
+
+
+def is_sweep(arguments: Sequence[str]) -> bool:
+    """Whether a command runs once for each of several values."""
+    return not {"-m", "--multirun", "hydra.mode=MULTIRUN"}.isdisjoint(arguments)
 
 
 def split_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -235,9 +308,32 @@ def config_dir_options(arguments: Sequence[str]) -> list[str]:
 def from_environment(environment: Mapping[str, str], typed: Iterable[str] = ()) -> list[str]:
     """Overrides from environment variables, those left out that were also typed."""
     skip = set(typed)
-    names = (*(flag.name for flag in FLAGS), *ALIASES, *GONE)  # of those gone Hydra's error tells what holds
-    given = _without_aliases([f"{name}={environment[name.upper()]}" for name in names if environment.get(name.upper())])
+    given = _without_aliases([f"{name}={environment[one]}" for name, one in variables(environment).items()])
     return [text for text in given if key_of(text) not in skip]
+
+
+def variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """The settings' names, and the environment variables that give them values: `batch_size` → `BATCH_SIZE`.
+
+    Raises:
+        ConfigError: a variable with the prefix is close to a flag's name, and none.
+    """
+    flags = [flag.name for flag in FLAGS]
+    found = {name: name.upper() for name in BARE if environment.get(name.upper())}
+    for variable in environment:
+        name = variable.removeprefix(PREFIX).lower()
+        if not variable.startswith(PREFIX) or not environment[variable]:
+            continue
+        if name in (*flags, *ALIASES, *GONE):  # of those gone Hydra's error tells what holds
+            found[name] = variable
+        elif name in SETTINGS:
+            raise ConfigError(
+                f"environment variable {variable}: only flags have one; type {name}={environment[variable]}"
+            )
+        elif hint := did_you_mean(name, flags):
+            hint = re.sub(r"'(\w+)'", lambda flag: f"'{PREFIX}{flag[1].upper()}'", hint)
+            raise ConfigError(f"environment variable {variable}: no flag has this name{hint}")
+    return found
 
 
 def sources(

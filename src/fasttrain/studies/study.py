@@ -122,9 +122,10 @@ def run_cell(
     """
     folder.mkdir(parents=True, exist_ok=True)
     begun = time.perf_counter()
-    command_line = [sys.executable, "-m", "fasttrain", command, *overrides, override("hydra.run.dir", folder)]
+    one = [override("hydra.run.dir", folder), "hydra.mode=RUN"]  # whatever mode a profile chooses
+    command_line = [sys.executable, "-u", "-m", "fasttrain", command, *overrides, *one]
     group = folder.parent.parent if folder.parent.name == CELLS else folder.parent
-    environment = {"ENGINE_SWITCH_AT": "0", **os.environ, "PYTHONUNBUFFERED": "1", GROUP: str(group)}  # all compared
+    environment = {"FASTTRAIN_ENGINE_SWITCH_AT": "0", **os.environ, GROUP: str(group)}  # all compared
     with (folder / "log.txt").open("a" if "on_existing=resume" in overrides else "w", encoding="utf-8") as log:
         process = subprocess.Popen(command_line, stdout=log, stderr=subprocess.STDOUT, env=environment)
         with _passing_on_signals(process) as signals:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -22,7 +23,7 @@ from fasttrain.runs.logs import csv_cell
 from fasttrain.runs.progress import clock_text
 from fasttrain.runs.view import FittingTable, activity, say
 from fasttrain.saving.files import locked, read_json, write_json
-from fasttrain.spec.overrides import asked, config_dir_options, key_of, split_options
+from fasttrain.spec.overrides import asked, config_dir_options, key_of, normalise, split_options
 from fasttrain.studies.study import Cell, last_line, run_cell
 from fasttrain.terminal import command, near, one_line
 
@@ -58,8 +59,8 @@ class Sweep:
         self.stopped = False  # by a signal
         self._stored: list[dict[str, Any]] = []  # cells of a sweep that this one goes on with
         self._lock = ExitStack()
-        self._swept = _swept_keys(arguments)
-        self._total = math.prod(self._swept.values())
+        self._swept: dict[str, int] = {}
+        self._total = 1
 
     def run_cell(self, job: Any) -> int:
         """Run one composed cell in a process of its own, its output in the cell's log.txt; returns its exit code.
@@ -69,6 +70,9 @@ class Sweep:
         """
         if self.folder is None:
             self._open(Path(job.sweep.dir).absolute())
+            of_files = [f"{key}={value}" for key, value in (job.sweeper.get("params") or {}).items()]
+            self._swept = {**_swept_keys(of_files), **_swept_keys(self.arguments)}
+            self._total = math.prod(self._swept.values())
         folder = Path(job.runtime.output_dir).absolute()
         label, own = str(len(self.cells)), asked(job.overrides.task)
         cell, interrupted = self._known(label, own, folder), False
@@ -224,7 +228,7 @@ def _swept_keys(arguments: Sequence[str]) -> dict[str, int]:
     from hydra.errors import HydraException
 
     try:
-        overrides = OverridesParser.create().parse_overrides(split_options(arguments)[1])
+        overrides = OverridesParser.create().parse_overrides(split_options(normalise(arguments, os.environ))[1])
         return {o.key_or_group: len(list(o.sweep_string_iterator())) for o in overrides if o.is_sweep_override()}
     except HydraException:  # Hydra itself will say what is wrong
         return {}
