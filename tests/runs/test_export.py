@@ -16,6 +16,8 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from conftest import RunCommand
+from fasttrain.algos.dqn import DQN as FastDQN  # noqa: N811 - a class named like a constant
+from fasttrain.engines.q_networks import BranchingDQNPolicy
 from fasttrain.errors import FastTrainError
 from fasttrain.runs import export as exporting
 from fasttrain.runs.acting import ActingPath
@@ -31,7 +33,7 @@ FORMATS = ["torchscript", "onnx"]
 FLOOR = {"n_steps": 2, "batch_size": 2}
 
 
-def model_of(kind: Any, policy: str, observation: spaces.Space[Any], action: spaces.Space[Any], **kwargs: Any) -> Any:
+def model_of(kind: Any, policy: Any, observation: spaces.Space[Any], action: spaces.Space[Any], **kwargs: Any) -> Any:
     env = DummyVecEnv([lambda: RandomEnv(observation, action)])
     return kind(policy, env, seed=1, device="cpu", policy_kwargs=kwargs)
 
@@ -59,6 +61,8 @@ POLICIES: dict[str, Callable[[], BaseAlgorithm]] = {
         PPO, "MultiInputPolicy", DICT, spaces.Discrete(3), features_extractor_kwargs={"cnn_output_dim": 8}
     ),
     "dqn": lambda: model_of(DQN, "MlpPolicy", BOX, spaces.Discrete(3)),
+    "masked dqn": lambda: model_of(FastDQN, "MlpPolicy", BOX, spaces.Discrete(3)),
+    "masked dqn of several heads": lambda: model_of(FastDQN, BranchingDQNPolicy, BOX, spaces.MultiDiscrete([3, 2])),
 }
 SHOWN: dict[str, spaces.Space[Any]] = {"image": IMAGE, "dict": DICT}
 
@@ -66,17 +70,19 @@ SHOWN: dict[str, spaces.Space[Any]] = {"image": IMAGE, "dict": DICT}
 @pytest.mark.parametrize(
     ("name", "kind"),
     [*((name, "torchscript") for name in POLICIES),
-     *((name, "onnx") for name in ("masked multi-discrete", "separate extractors", "image", "dict", "dqn"))],
+     *((name, "onnx") for name in ("masked multi-discrete", "separate extractors", "image", "dict", "masked dqn"))],
 )  # fmt: skip
 def test_the_file_says_what_the_policy_says(name: str, kind: str, tmp_path: Path):
     if kind == "onnx":
         pytest.importorskip("onnxscript", reason="format=onnx needs onnx and onnxscript")
     model = POLICIES[name]()
     acting = ActingPath(model, SHOWN.get(name, model.observation_space), None).eval()
+    acting.masked |= name.startswith("masked")
     report = export(acting, model, None, kind, tmp_path / "policy")
     assert report["max_difference"] <= 1e-5
     assert list(report["inputs"]) == acting.input_names
     assert [path.name for path in tmp_path.iterdir()] == ["policy"]
+    assert ("action_masks" in report["inputs"]) == name.startswith("masked")
     if name == "dict":
         assert report["inputs"] == {
             "observations.box": "float32 (batch, 3)",

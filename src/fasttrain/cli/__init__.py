@@ -60,13 +60,13 @@ usage: fasttrain [train|resume|eval|check|export|play|compare|ablate|tune|doctor
   fasttrain new my_project                                   a folder with an env, a callback and tests to begin from
   fasttrain warmup +profile=speed                            compiles the kernels of such a run, for an image
   fasttrain zoo import ppo.yml --env CartPole-v1 --algo ppo  rl_zoo3's hyperparameters as a profile
-  NUM_ENVS=16 fasttrain +profile=speed                       a flag from the environment
+  FASTTRAIN_NUM_ENVS=16 fasttrain +profile=speed             a flag from the environment
 
 profiles   baseline (stock SB3)  exact (same numbers, faster)  balance  speed  debug
 algo=      {algorithms}
 env=       skullking  skirmish  atari, or env.id=…, env.entry_point=module:Class
 
-flags (variable in the environment: the name in capitals; command line > environment > profile > default)
+flags (variable in the environment: FASTTRAIN_ and the name in capitals; command line > environment > profile > default)
 {flags}
 
 more       --cfg job      print the configuration without running     --info searchpath   where it comes from

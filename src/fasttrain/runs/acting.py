@@ -1,7 +1,7 @@
 """The greedy acting path of a policy as one torch module of plain tensors, and how far another run of it is from SB3.
 
 Inputs, each with a batch dimension B of any size: the observations as the env shows them (a Dict gives one input per
-key; images as they come, `env.normalize` inside) and, for MaskablePPO, the action masks. Outputs: `actions` as
+key; images as they come, `env.normalize` inside) and, for what trained with them, action masks. Outputs: `actions` as
 `predict(deterministic=True)` gives them; `logits` before masking, `means` for Box actions, `q_values` for DQN; `values`
 for the PPO family. Of policies that remember: `remembering.py`. `best_choices` says what a model would choose first,
 second and third, and how it rates them.
@@ -54,9 +54,9 @@ class ActingPath(nn.Module):
         self.is_q_net = hasattr(model.policy, "q_net")
         self.net: Any = model.policy.q_net if self.is_q_net else model.policy
         self.space, self.action_space = model.observation_space, model.action_space
-        self.masked = reads_masks(model.policy)
+        self.masked = reads_masks(model.policy)  # set it for Q-values to be chosen from by masks
         # Categorical sub-actions; none for Box, nor for plain PPO's independent bits.
-        is_bits = isinstance(self.action_space, spaces.MultiBinary) and not self.masked
+        is_bits = isinstance(self.action_space, spaces.MultiBinary) and not (self.masked or self.is_q_net)
         self.dims = [] if is_bits or isinstance(self.action_space, spaces.Box) else action_dims(self.action_space)
         self.inputs = _inputs(self.space, shown)
         score = {True: "q_values", False: "means" if isinstance(self.action_space, spaces.Box) else "logits"}
@@ -81,7 +81,7 @@ class ActingPath(nn.Module):
         observations = self._observations(inputs)
         if self.is_q_net:
             q_values = self.net(observations)
-            return q_values.argmax(dim=1), q_values
+            return self._actions(q_values, inputs[-1] if self.masked else None), q_values
         features = self.net.extract_features(observations)
         pi_features, vf_features = (features, features) if isinstance(features, Tensor) else features
         scores = self.net.action_net(self.net.mlp_extractor.forward_actor(pi_features))

@@ -29,6 +29,7 @@ from fasttrain.runs.view import activity, make_console, say
 from fasttrain.saving.files import write_json
 from fasttrain.spec.algorithms import AlgorithmSpec
 from fasttrain.spec.config import Config
+from fasttrain.spec.reading import uses_masks
 
 STEMS = {"final": "model", "best": "best_model"}
 SUFFIXES = {"onnx": ".onnx", "torchscript": ".torchscript.pt"}
@@ -55,6 +56,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         doing.now("writing it, and trying it beside the policy")
         path_of = RememberingPath if trained.config.algo.spec.recurrent else ActingPath
         acting = path_of(trained.model, _shown_space(trained), statistics).eval()
+        acting.masked |= _masks_q_values(trained.config)
         report = export(acting, trained.model, statistics, str(config.format), path)
     write_json(folder / "export.json", {"run": config.run, **report})
     for what in ("inputs", "outputs"):
@@ -162,6 +164,15 @@ def _statistics(trained: Finished, where: Path) -> VecNormalize | None:
     if not isinstance(env, VecNormalize):
         raise ConfigError(f"run={where}: trained against itself, where observations cannot be normalised")
     return env
+
+
+def _masks_q_values(config: Config) -> bool:
+    """Whether an algorithm that may go without masks trained with those of the env."""
+    if not (config.algo.spec.masks == "may" and uses_masks(config)):
+        return False
+    env = one_env(config)
+    env.close()
+    return env.has_attr("action_masks")
 
 
 def _shown_space(trained: Finished) -> spaces.Space[Any]:
