@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from fasttrain.runs.view import FittingTable
+from fasttrain.runs.view import FittingTable, make_console, say
 
 
 def shown(width: int, table: FittingTable) -> list[str]:
@@ -52,3 +52,10 @@ def test_nothing_is_cut_in_a_word_and_nothing_is_lost(width: int, table: Fitting
     words = " ".join(shown(width, table)).split()
     assert {"num_envs", "256", "default", "1,024", "engine", "numbers", "[bold]"} <= set(words)
     assert all(len(line) <= width for line in shown(width, table))
+
+
+def test_names_of_the_users_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]):
+    console = make_console()
+    console.print("a :Dog: [red]")
+    say(console, "b :Dog: [red]")
+    assert capsys.readouterr().out == "a :Dog: [red]\nb :Dog: [red]\n"

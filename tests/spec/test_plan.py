@@ -254,10 +254,11 @@ def test_profile_exact_switches_on_exact_flags_and_nothing_else():
     assert set(changed.values()) == {"exact"}
 
 
-def test_notable_rows_are_those_that_differ_from_stock():
+def test_notable_rows_are_those_that_differ_from_stock_and_fast_paths_that_ended_off():
     names = {row.flag for row in plan_of(configured("+profile=speed"), NATIVE).notable()}
     assert {"engine", "vec_env", "num_envs", "lean_info"} <= names
-    assert "use_amp" not in names
+    assert "use_amp" in names, "auto ended off"
+    assert "use_amp" not in {row.flag for row in plan_of(configured("+profile=exact"), NATIVE).notable()}
     assert "updates_per_step" not in names
 
 

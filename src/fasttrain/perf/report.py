@@ -253,7 +253,7 @@ def _env_advice(window: PerfWindow, cores: int) -> str:
         theirs = waits if most == "queue" else f"their time is {most}"
         return f"waiting for games is the wall, {theirs} most of all: fasttrain doctor says what would pay"
     if not envs.num_workers:
-        return "the environment is the wall: worker processes (vec_env=auto), a native batch, or a cheaper step"
+        return "the environment is the wall: a cheaper step, a native batch, or worker processes (vec_env=shared)"
     if parts.get("transport", 0) > 0.4 * window.phases_ns.get("env_step", 1):
         return (
             "the way to the workers costs more than their work: more envs per worker (num_envs), or one process "

@@ -48,7 +48,7 @@ class Mark(NamedTuple):
         wall_ns = self.wall_ns - before.wall_ns
         cpu = gpu = None
         if wall_ns > SHORTEST_CPU_NS:
-            used_s = max(0.0, self.cpu_s - before.cpu_s)  # less where a child has ended and taken its time along
+            used_s = max(0.0, self.cpu_s - before.cpu_s)  # less where nobody waited for a child that has ended
             cpu = min(1.0, used_s * 1e9 / wall_ns)
         if self.gpu_busy_ns is not None and before.gpu_busy_ns is not None and wall_ns:
             gpu = (self.gpu_busy_ns - before.gpu_busy_ns) / wall_ns
@@ -192,7 +192,7 @@ def usage() -> tuple[float, int]:
         with suppress(psutil.Error):  # a child may end between listing and asking
             times = each.cpu_times()
             memory_bytes += each.memory_info().rss
-            cpu_s += times.user + times.system
+            cpu_s += sum(times[:4])  # user and system, its own and of children that have ended
     cores = len(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else usable_cores()
     return cpu_s / cores, memory_bytes
 

@@ -172,7 +172,7 @@ class LiveView:
         return text
 
 
-WIDE, NARROW = 100, 80  # columns; below the first, the plan's sources stand in plan.json alone
+NARROW = 80  # columns
 
 
 class LastingConsole(Console):
@@ -201,28 +201,27 @@ class LastingConsole(Console):
 
 def make_console() -> Console:
     """Standard output; where it is no terminal, wide enough that tables do not wrap."""
-    if sys.stdout.isatty():
-        return LastingConsole()
-    return LastingConsole(width=140, no_color=True, force_terminal=False)  # whatever FORCE_COLOR wishes: it is a file
+    plain: dict[str, Any] = {"markup": False, "emoji": False}  # names of the user's are shown as they are
+    if not sys.stdout.isatty():  # a file, whatever FORCE_COLOR wishes
+        plain |= {"width": 140, "no_color": True, "force_terminal": False}
+    return LastingConsole(**plain)
 
 
 def say(console: Console, line: str, style: str = "") -> None:
     """One line as it is; on a terminal it is folded between words."""
     text = folded(line, console.width) if console.is_terminal else line
-    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+    console.print(text, style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def show_plan(console: Console, plan: RunSpec) -> None:
     """Flags that differ from a plain SB3 script or from what was requested."""
     console.print("Plan: what differs from a plain SB3 script", style="bold")
-    names = ["flag", "requested", "effective", "class", *(["source"] if console.width >= WIDE else []), "why"]
+    names = ["flag", "requested", "effective", "class", "source", "why"]
     table = FittingTable(names, plain=["why"])
     for row in plan.notable():
         requested, effective = _cell(row.requested), _cell(row.effective)
         style = "bold" if requested != effective else ""
-        cells = {"flag": row.flag, "requested": requested, "effective": effective, "class": row.flag_class,
-                 "source": row.source, "why": row.reason}  # fmt: skip
-        table.add_row(*(cells[name] for name in names), style=style)
+        table.add_row(row.flag, requested, effective, row.flag_class, row.source, row.reason, style=style)
     console.print(table)
     console.print(f"  ({len(plan.rows)} flags in all: plan.json)", style="dim", highlight=False)
 

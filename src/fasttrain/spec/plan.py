@@ -98,13 +98,15 @@ class RunSpec(NamedTuple):
 
 
 def is_notable(row: Mapping[str, Any], algorithm: AlgorithmSpec | None) -> bool:
-    """Whether a row of the plan differs from stock, was asked for by name, or was measured for this run."""
+    """Whether a row of the plan differs from stock, was asked for by name, was measured for this run, or is a fast path
+    that ended off."""
     name, effective = str(row.get("flag")), row.get("effective")
     baseline = algorithm.tiers["baseline"] if algorithm else {}
     own = {"replay_ratio": BASELINE_RATIO, **{f"algo.{key}": value for key, value in baseline.items()}}
     stock = BY_NAME[name].stock if name in BY_NAME else own.get(name)
     asked = row.get("source") in ("command line", "environment") or str(row.get("reason")).startswith(MEASURED)
-    return effective != NOT_APPLICABLE and (effective not in (stock, None) or asked)
+    ended_off = effective == "off" and row.get("requested") in ("auto", "on")
+    return effective != NOT_APPLICABLE and (effective not in (stock, None) or asked or ended_off)
 
 
 def resolve(config: Config, sources: Mapping[str, str], env: EnvFacts, machine: Machine) -> RunSpec:

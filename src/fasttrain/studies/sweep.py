@@ -170,17 +170,8 @@ class Sweep:
         return float(cell.summary["steps_per_s"]), f"cell {cell.label}"
 
     def _print(self, rows: list[dict[str, Any]], keys: list[str], against: str) -> None:
-        names = [
-            "cell",
-            *keys,
-            "steps/s",
-            "speed-up",
-            "mean reward [95 %]",
-            "win rate [95 %]",
-            "updates/step",
-            "status",
-        ]
-        table = FittingTable(names)
+        figures_of = ["steps/s", "speed-up", "mean reward [95 %]", "win rate [95 %]", "updates/step", "status"]
+        table = FittingTable(["cell", *keys, *figures_of])
         for cell, row in zip(self.cells, rows, strict=True):
             values = _values(cell.overrides)
             quality = cell.summary.get("quality", {})
@@ -208,16 +199,10 @@ class Sweep:
                 cells = [cell.label, *(values.get(k, "") for k in keys), *(row[c] for c in CSV_COLUMNS)]
                 writer.writerow([csv_cell(value) for value in cells])
         cells = [
-            {
-                "cell": int(cell.label),
-                "overrides": cell.overrides,
-                "exit_code": cell.exit_code,
-                "seconds": round(cell.seconds, 2),
-                **row,
-                "summary": cell.summary,
-            }
+            {"cell": int(cell.label), "overrides": cell.overrides, "exit_code": cell.exit_code,
+             "seconds": round(cell.seconds, 2), **row, "summary": cell.summary}
             for cell, row in zip(self.cells, rows, strict=True)
-        ]
+        ]  # fmt: skip
         content = {"schema": 1, "arguments": asked(self.arguments), "swept": keys, "speed_up_against": against}
         write_json(folder / "sweep.json", {**content, "cells": cells})
 
