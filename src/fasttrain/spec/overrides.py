@@ -16,11 +16,11 @@ from fasttrain.terminal import one_line
 
 OUTPUT_KEYS = ("hydra.run.dir", "hydra.sweep.dir")  # of a single command, of a sweep
 OPTIONS_WITH_VALUE = (
-    "--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--cfg", "-c", "--package", "-p", "--info",
-    "-i",
+    "--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--cfg", "-c", "--package", "-p",
+    "--info", "-i",
 )  # fmt: skip
 SETTINGS = dict(settings_of(Config))
-FREE = ("own", "eval.env_kwargs", *(key for key, one in SETTINGS.items() if one.default_factory is not MISSING))  # keys of the user's own
+FREE = ("own", *(key for key, one in SETTINGS.items() if one.default_factory is not MISSING))  # keys of the user's own
 # What Hydra's grammar reads without quotes: escaped characters, references, plain letters.
 BARE_TEXT = re.compile(r"(?:\\[\\()\[\]{}:=,\s]|\$\{[^}]*\}|[\w/\-+.$%*@?|:\s\\])*", re.ASCII)
 PIECES = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|(?:\$\{[^}]*\}|[^,\[\]{}()'"])+|.""", re.DOTALL)
