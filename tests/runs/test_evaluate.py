@@ -143,8 +143,21 @@ def test_a_start_does_not_load_what_takes_a_second():
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 
-def test_interval_of_one_value_is_a_point():
-    assert mean_interval(np.array([4.0])) == [4.0, 4.0]
+def test_one_value_and_equal_ones_have_no_interval():
+    assert mean_interval(np.array([4.0])) is mean_interval(np.array([4.0, 4.0])) is None
+
+
+def test_episodes_that_are_one_and_the_same_are_counted_once(policy: PPO):
+    found = evaluate(policy, countdowns([3, 3]), episodes=10, deterministic=True, seed=0)
+    assert (found["episodes"], found["distinct_episodes"], found["win_rate"]) == (10, 1, 0.0)
+    assert {*found["ci95"].values()} == {None}
+    two = evaluate(policy, countdowns([1, 9]), episodes=10, deterministic=True, seed=0)
+    assert two["distinct_episodes"] == 2
+    assert two["ci95"]["mean_reward"] is not None
+    cartpole = DummyVecEnv([lambda: gym.make("CartPole-v1", max_episode_steps=3)])  # one return, other starts
+    balanced = evaluate(PPO("MlpPolicy", cartpole, n_steps=2, batch_size=2, device="cpu"), cartpole, 4, True, seed=0)
+    assert "distinct_episodes" not in balanced
+    assert balanced["ci95"]["mean_reward"] is None
 
 
 def test_eval_command_repeats_the_runs_own_evaluation(fasttrain: RunCommand):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.runs.progress import Progress, clock_text, win_of
+from fasttrain.runs.progress import Progress, clock_text
 
 
 @pytest.fixture
@@ -48,9 +48,11 @@ def test_episodes_and_wins(progress: Progress):
 
 
 def test_line_says_it_all(progress: Progress):
-    progress.add_episode(1.5, {"is_win": True})
+    progress.add_episode(1.5, {"is_win": True, "ticks": 70})
     line = progress.line()
-    assert line.startswith("1,000/4,000 steps 25 % · 100 steps/s · ETA 0:30 · reward 1.5 · win 100.0 % · env ")
+    assert line.startswith(
+        "1,000/4,000 steps 25 % · 100 steps/s · 0.1 episodes/s · 7 ticks/s · ETA 0:30 · reward 1.5 · win 100.0 % · env "
+    )
 
 
 def test_draws_and_scores_where_there_are_any(progress: Progress):
@@ -96,8 +98,3 @@ def test_shares_sum_to_one(progress: Progress):
 @pytest.mark.parametrize(("seconds", "text"), [(7, "0:07"), (754, "12:34"), (3723, "1:02:03"), (59.6, "1:00")])
 def test_clock_text(seconds: float, text: str):
     assert clock_text(seconds) == text
-
-
-def test_win_of():
-    assert win_of({}) is None
-    assert win_of({"is_win": 0}) is False

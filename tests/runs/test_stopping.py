@@ -101,6 +101,9 @@ def test_too_few_episodes_decide_nothing():
 
 def test_at_reward_takes_the_last_hundred_episodes():
     rules = Stopping(StopConfig(at_reward=195.0), TOTAL)
+    for step in range(200):
+        rules.add(step, 400.0, learned=False)
+    assert rules.reason(0.0) is None, "before the first update it is chance"
     for step in range(99):
         rules.add(step, 400.0)
     assert rules.reason(0.0) is None, "of 99 episodes there is no mean of 100"

@@ -282,8 +282,15 @@ def test_in_one_process_infos_are_left_alone_unless_asked():
     row = row_of(plan_of(config), "lean_info")
     assert (row.effective, row.reason) == (False, "in one process infos cost nothing; cutting them would")
     assert row_of(plan_of(config, lean_info="command line"), "lean_info").effective is True
-    shared = configured("vec_env=shared", "lean_info=true", "env.id=CartPole-v1", "algo=ppo")
-    assert row_of(plan_of(shared), "lean_info").effective is True
+    shared = ("vec_env=shared", "lean_info=true", "env.id=CartPole-v1", "algo=ppo")
+    assert row_of(plan_of(configured(*shared)), "lean_info").effective is True
+    reading = configured(*shared, "callbacks=[costs:Mean]")
+    row = row_of(plan_of(reading), "lean_info")
+    assert row.effective is False
+    assert row.reason.startswith("callbacks may read any info of any step")
+    assert row_of(plan_of(reading, lean_info="command line"), "lean_info").effective is True
+    named = configured(*shared, "callbacks=[costs:Mean]", "env.info_keys=[cost]")
+    assert row_of(plan_of(named), "lean_info").effective is True
 
 
 def test_overlap_says_what_it_changes():

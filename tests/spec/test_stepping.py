@@ -9,6 +9,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.spec.checks import NOT_APPLICABLE, EnvFacts, Machine
 from fasttrain.spec.config import Config
 from fasttrain.spec.plan import Row, RunSpec, resolve
+from fasttrain.spec.stepping import needs_single_envs
 
 SLOW = EnvFacts(native=False, step_s=5e-3)
 WAITS = EnvFacts(native=False, step_s=5e-3, cpu_share=0.1)
@@ -51,6 +52,16 @@ def test_auto_vec_env_by_what_was_measured(step_s: float | None, num_envs: int, 
 def test_the_reason_says_both_times():
     reason = row_of(plan_of(fast("num_envs=64"), EnvFacts(False, 100e-6)), "vec_env").reason
     assert reason == "env.step takes 100 µs: 64 envs one after another 6.53 ms, in 2 workers about 3.51 ms"
+
+
+@pytest.mark.parametrize("needs", ["callbacks=[curriculum:Longer]", "env.wrappers=[scaled:Scaled]"])
+def test_auto_takes_no_vector_form_where_single_envs_are_reached_into(needs: str):
+    facts = EnvFacts(False, 5e-6, vector_form=True)
+    row = row_of(plan_of(fast(needs), facts), "vec_env")
+    assert row.effective == "dummy"
+    assert row.reason.startswith("env.step takes 5 µs")
+    assert needs.split("=")[0] in row.reason
+    assert needs_single_envs(fast()) == ""
 
 
 def test_windows_gets_the_dummy_env_unless_typed():

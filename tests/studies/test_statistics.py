@@ -186,6 +186,21 @@ def test_twice_the_margin_is_found_with_as_many_seeds_as_were_said_to_do():
     assert few["pass"] == 0.0, "three seeds prove nothing"
 
 
+def test_near_zero_reward_the_margin_goes_by_the_spread_of_seeds(monkeypatch: pytest.MonkeyPatch):
+    """A zero-sum game: equals pass with ten seeds four times in five, one worse by the margin hardly ever."""
+    monkeypatch.setattr(statistics, "bootstrap_interval", lambda differences: (0.0, 0.0))  # is no part of a verdict
+    rng, passed = np.random.default_rng(0), {0.0: 0, 0.3: 0, 0.6: 0}
+    for worse in passed:
+        for _ in range(100):
+            theirs, ours = by_seed(rng.normal(0.0, 0.2, 10)), by_seed(rng.normal(-worse, 0.2, 10))
+            passed[worse] += compare(theirs, ours, margin_of(theirs, is_rate=False)).verdict == "pass"
+    assert passed[0.0] >= 75
+    assert passed[0.3] <= 7
+    assert passed[0.6] == 0
+    nothing = by_seed([0.0] * 5)
+    assert compare(nothing, nothing, margin_of(nothing, is_rate=False)).verdict == "pass"
+
+
 def test_an_open_verdict_says_how_many_seeds_would_do():
     noisy = compare(by_seed([0.5, 0.6, 0.4, 0.7, 0.5]), by_seed([0.6, 0.5, 0.5, 0.5, 0.6]), margin=0.03)
     assert noisy.verdict == "not enough seeds"

@@ -97,13 +97,16 @@ def test_index_out_of_range(env: NativeVecEnv):
         env.env_indices(5)
 
 
-def test_episode_record_of_the_env_is_kept():
+def test_the_episode_record_is_monitors_whatever_the_env_told_under_its_name():
     episode = FinishedEpisode(0, 1.23456789, 4, np.zeros(1), True, {"episode": {"r": 9.0, "l": 4, "t": 0.1}})
     info = episode_info(episode, 2.0)
-    assert info["episode"]["r"] == 9.0
     assert info["TimeLimit.truncated"] is True
     assert "terminal_observation" not in episode.info, "the env's own dict is left alone"
-    assert episode_info(episode._replace(info={}), 2.0)["episode"] == {"r": 1.234568, "l": 4, "t": 2.0}
+    assert episode_info(episode, 2.0, keeps_records=False)["episode"]["r"] == 9.0, "a life is no game"
+    for told in ({}, episode.info, {"episode": None}, {"episode": 3}, {"episode": {"number": 3}}):
+        mine = episode._replace(info=told)
+        assert episode_info(mine, 2.0)["episode"] == {"r": 1.234568, "l": 4, "t": 2.0}
+        assert "episode" not in episode_info(mine, 2.0, keeps_records=False) or told is episode.info
 
 
 def test_copies_of_dict_observations():

@@ -23,7 +23,8 @@ from fasttrain.engines.engine import Engine, EngineSettings
 from fasttrain.engines.heads import action_dims
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.vec.base import SlotAdapter, SlotSource, copy_observations, slots_of
+from fasttrain.spec.infos import averaged_by_sb3
+from fasttrain.vec.base import SlotSource, copy_observations, slots_of
 
 UNSAVED = ("engine", "collector")
 
@@ -233,10 +234,8 @@ def bootstrap_truncated(
         rewards[rows] += np.float32(gamma) * found
 
 
-def note_episodes(model: BaseAlgorithm, source: SlotSource, infos: list[dict[str, Any]], dones: BoolArray) -> None:
-    """SB3's running statistics of episodes. Slot envs put nothing in the infos of envs that did not end."""
-    if isinstance(source, SlotAdapter):
-        model._update_info_buffer(infos, dones)
-    elif source.slots.finished:
-        ended = [episode.env_index for episode in source.slots.finished]
-        model._update_info_buffer([infos[index] for index in ended], dones[ended])
+def note_episodes(model: BaseAlgorithm, infos: list[dict[str, Any]], dones: BoolArray) -> None:
+    """SB3's running statistics of the episodes that ended in this step."""
+    ended = np.flatnonzero(dones)
+    if len(ended):
+        model._update_info_buffer([averaged_by_sb3(infos[index]) for index in ended], dones[ended])

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
-from fasttrain.algos.fast import bootstrap_truncated, clip_actions
+from fasttrain.algos.fast import bootstrap_truncated, clip_actions, note_episodes
 from fasttrain.batch import Int64Array, each_array, select_rows
 from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.engines.engine import Engine
@@ -163,7 +163,7 @@ class GroupedRollout:
         if not callback.on_step():
             return False
         self.clock.enter("buffer")
-        model._update_info_buffer(infos, dones)
+        note_episodes(model, infos, dones)
         return True
 
     def _leave(self) -> None:

@@ -238,7 +238,7 @@ def _in_lockstep(
         if not callback.on_step():
             return False
         clock.enter("buffer")
-        note_episodes(model, source, infos, dones)
+        note_episodes(model, infos, dones)
         bootstrap_truncated(engine, model.gamma, finished, rewards, stored.values, rollout, step, after)
         # The storage's own `add`, for tensors; the buffer's is stock's, for arrays.
         starts: Any = model._last_episode_starts

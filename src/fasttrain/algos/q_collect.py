@@ -59,7 +59,7 @@ def collect(
         if not callback.on_step():
             return RolloutReturn(num_collected_steps * source.num_envs, num_collected_episodes, continue_training=False)
         clock.enter("buffer")
-        note_episodes(model, source, came.infos, came.dones)
+        note_episodes(model, came.infos, came.dones)
         _store(model, source, storage, actions, came, masked)
         model._update_current_progress_remaining(model.num_timesteps, model._total_timesteps)
         model._on_step()

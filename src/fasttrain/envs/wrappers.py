@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import gymnasium
@@ -15,6 +15,7 @@ from fasttrain.batch import OPPONENTS_TURN as TURN
 from fasttrain.batch import BoolArray
 from fasttrain.envs.masks import AdaptsOld, is_legal
 from fasttrain.errors import EnvError, EnvSpecError
+from fasttrain.spec.infos import enemy_turn_ms
 
 
 class ActionRepeat(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -33,23 +34,20 @@ class ActionRepeat(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         reward: Any
         observation, reward, terminated, truncated, info = self.env.step(action)
-        enemy_turn_ms = _enemy_turn_ms(info)
+        spent_ms = enemy_turn_ms(info)
         for _ in range(self._times - 1):
             if terminated or truncated or not self._still_legal(action):
                 break
             observation, more, terminated, truncated, info = self.env.step(action)
             reward = reward + more
-            enemy_turn_ms += _enemy_turn_ms(info)
-        if enemy_turn_ms:
-            info = {**info, "perf": {**info.get("perf", {}), "enemy_turn_ms": enemy_turn_ms}}
+            spent_ms += enemy_turn_ms(info)
+        if spent_ms:
+            perf = info.get("perf")
+            info = {**info, "perf": {**(perf if isinstance(perf, Mapping) else {}), "enemy_turn_ms": spent_ms}}
         return observation, reward, terminated, truncated, info
 
     def _still_legal(self, action: Any) -> bool:
         return self._masks is None or is_legal(self.action_space, self._masks(), action)
-
-
-def _enemy_turn_ms(info: dict[str, Any]) -> float:
-    return float(info["perf"].get("enemy_turn_ms", 0.0)) if "perf" in info else 0.0
 
 
 class DictActions(gymnasium.Wrapper[Any, Any, Any, Any]):

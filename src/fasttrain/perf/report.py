@@ -30,10 +30,12 @@ class EnvTimes(NamedTuple):
     restarts: int = 0
     lost_steps: int = 0
     games: tuple[tuple[str, int], ...] = ()  # parts of a game's time with its engine, mean of those in flight
+    episodes: int = 0  # that ended
+    ticks: float = 0  # of the games' own clocks, where the env tells them
 
     def since(self, before: EnvTimes) -> EnvTimes:
         """What came after `before`."""
-        counted = ("opponents_ns", "envs_ns", "slowest_ns", "waiting_ns", "restarts", "lost_steps")
+        counted = {*self._fields} - {"num_workers", "in_step", "games"}
         then = dict(before.games)
         games = tuple((name, ns - then.get(name, 0)) for name, ns in self.games)
         return self._replace(games=games, **{name: getattr(self, name) - getattr(before, name) for name in counted})
@@ -77,6 +79,12 @@ class PerfWindow:
         return self.env_steps * 1e9 / self.wall_ns if self.wall_ns else 0.0
 
     @property
+    def rates(self) -> dict[str, float]:
+        """`episodes_per_s`, where any ended, and `ticks_per_s` of an env that tells them."""
+        counts = {"episodes_per_s": self.envs.episodes, "ticks_per_s": self.envs.ticks}
+        return {name: count * 1e9 / (self.wall_ns or 1) for name, count in counts.items() if count}
+
+    @property
     def per_thousand(self) -> bool:
         """Whether people read times per 1,000 steps; where a step takes long they read them per step."""
         return self.steps_per_s >= PER_STEP_BELOW or not self.env_steps
@@ -107,7 +115,9 @@ def _per_thousand_ms(nanoseconds: int, env_steps: int) -> float:
 
 def perf_line(window: PerfWindow) -> str:
     """`[PERF] steps/s 61234 action_ms 3.10 env_step_ms 2.20 (enemy_turn_ms 1.80) … update_ratio 0.004 cpu 97% …`."""
-    parts = [f"[PERF] steps/s {rate_text(window.steps_per_s).replace(',', '')}"]
+    rates = {"steps_per_s": window.steps_per_s, **window.rates}
+    shown = [f"{name.replace('_per_', '/')} {rate_text(rate).replace(',', '')}" for name, rate in rates.items()]
+    parts = ["[PERF]", *shown]
     for name, ns, inside in window.shown_times():
         text = f"{name}_ms {_per_thousand_ms(ns, window.env_steps):.3f}"
         parts.append(f"({text})" if inside else text)
@@ -147,6 +157,7 @@ def perf_dict(window: PerfWindow) -> dict[str, Any]:
     return {
         "unit": "milliseconds per 1000 env steps on the main thread",
         "steps_per_s": round(window.steps_per_s, 3),
+        **{name: round(rate, 3) for name, rate in window.rates.items()},
         "env_steps": window.env_steps,
         "updates": window.updates,
         "update_ratio": window.update_ratio,

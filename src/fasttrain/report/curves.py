@@ -14,7 +14,7 @@ from fasttrain.perf.clock import PHASES
 from fasttrain.report.charts import GREY, XY, Chart, Floats, Row, Rows, Series, Split, color_of
 from fasttrain.report.words import Found, Metric, as_mapping, as_number, as_rows, number, percent, quality_of, seconds
 from fasttrain.runs.logs import TERM, Episodes
-from fasttrain.runs.progress import SCORE_KEYS, WIN_KEYS
+from fasttrain.spec.infos import SCORE_KEYS, WIN_KEYS
 
 MOST_BINS = 100  # more points than a 420 pt wide chart resolves make the page larger, not clearer
 EPISODES_PER_BIN = 20

@@ -34,7 +34,7 @@ from fasttrain.spec.overrides import key_of
 from fasttrain.spec.plan import is_notable
 
 FILES = ("summary.json", "plan.json", "episodes.csv")  # any of them makes a folder a run's
-QUALITY = ("episodes", "mean_reward", "win_rate", "draw_rate", "score_diff")
+QUALITY = ("episodes", "distinct_episodes", "mean_reward", "win_rate", "draw_rate", "score_diff")
 VIDEO, MOST_VIDEOS = re.compile(r"step_(\d+)\.mp4"), 8
 LENGTHS = ("mean_length", "mean_turns")
 

@@ -150,6 +150,7 @@ METRICS = {
     "win_rate": Metric("win rate", percent),
     "draw_rate": Metric("draws", percent),
     "score_diff": Metric("score difference"),
+    "distinct_episodes": Metric("distinct episodes"),
     "mean_length": Metric("mean length"),
     "mean_turns": Metric("mean turns"),
     "tail": Metric("last fifth of training"),

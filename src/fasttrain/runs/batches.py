@@ -52,7 +52,7 @@ def has_vector_form(config: Config) -> bool:
     """Whether the env is registered with a VectorEnv that could take the place of `num_envs` single ones, with other
     random numbers: nothing is asked of the single ones, and the algorithm is ours, which knows rows that only reset."""
     env = config.env
-    asked = env.wrappers or config.action_repeat > 1 or env.frame_stack > 1 or config.workers == 0
+    asked = config.action_repeat > 1 or env.frame_stack > 1 or config.workers == 0
     exact = config.engine == "stock" or config.tier not in ("balance", "speed")
     if env.id is None or asked or exact or plays_itself(config) or config.algo.spec.recurrent:
         return False

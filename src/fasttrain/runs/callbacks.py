@@ -6,7 +6,7 @@ Another takes snapshots in self-play, which are kept beside the model and rated 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,9 @@ from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.report import perf_dict
 from fasttrain.perf.stock import TimedVecEnv, optimizers_of
 from fasttrain.runs.loggers import made, note
-from fasttrain.runs.progress import QualityKeys, win_of
 from fasttrain.runs.stopping import Stop
 from fasttrain.spec.config import SELF, Config
+from fasttrain.spec.infos import InfoReader, averaged_by_sb3, enemy_turn_ms, record_of, win_of
 from fasttrain.spec.reading import lends_env
 from fasttrain.spec.setting import named
 from fasttrain.vec.self_play import Opponent, SelfPlayVecEnv
@@ -70,7 +70,6 @@ class RunCallback(BaseCallback):
         self._evaluates_beside = bool((config.eval_every or config.video.every) and config.eval_async)
         self._lends = lends_env(config) and not config.eval_async
         self._logged_updates = 0
-        self._keys = QualityKeys.of(config.env)
 
     def _on_training_start(self) -> None:
         # Ours count their own updates: a hook on the optimizer would keep the fused kernels away.
@@ -176,21 +175,21 @@ class RunCallback(BaseCallback):
     def _collect_episodes(self) -> None:
         infos: list[dict[str, Any]] = self.locals["infos"]
         if "perf" in infos[0]:  # under lean_info only of envs that have just ended; but then the workers count it
-            told = (info["perf"] for info in infos if isinstance(info.get("perf"), Mapping))
-            self.enemy_turn_ms += sum(perf.get("enemy_turn_ms", 0.0) for perf in told)
+            self.enemy_turn_ms += sum(map(enemy_turn_ms, infos))
         progress, dones = self.run.progress, self.locals["dones"]
         for index in np.flatnonzero(dones) if dones.any() else ():
-            info = infos[index]
-            episode = info.get("episode")
+            episode = record_of(infos[index])
             if episode is None:
                 continue
-            info = self._keys.read(info)
+            info = self.run.reader.read(infos[index], int(index))
             progress.add_episode(float(episode["r"]), info)
             if self.run.stopping.active:
-                self.run.stopping.add(self.num_timesteps, float(episode["r"]))
+                self.run.stopping.add(self.num_timesteps, float(episode["r"]), progress.updates > 0)
             wall_s = round(time.perf_counter() - progress.started, 3)
             fixed = (progress.episodes, self.num_timesteps, int(index), episode["r"], episode["l"], wall_s)
             self.run.episodes.add(fixed, info)
+        if self._ours is None:
+            _leave_averages(infos, dones)
 
     def _on_training_end(self) -> None:
         for hook in self._hooks:
@@ -202,6 +201,14 @@ class RunCallback(BaseCallback):
             if self.run.progress.updates > self._logged_updates:  # the last stretch is rarely a whole interval
                 self._write_logs()
             self.run.episodes.flush()
+
+
+def _leave_averages(infos: Sequence[dict[str, Any]], dones: Any) -> None:
+    """Take from the infos of a stock class what SB3 would fail over in its means, once callbacks have seen it."""
+    for info, done in zip(infos, dones, strict=True):
+        kept = averaged_by_sb3(info) if done else {}
+        for key in {"episode", "is_success"} & info.keys() - kept.keys():
+            del info[key]
 
 
 def _dump_logs(model: BaseAlgorithm) -> None:
@@ -250,7 +257,7 @@ def replay_line(facts: dict[str, Any]) -> str:
 
 
 def score_of(info: Mapping[str, Any]) -> float | None:
-    """The learner's share of the points: of opponents beaten, or 1, 0.5, 0 for a win, a draw, a loss."""
+    """The learner's share of the points, of an info that was read: of opponents beaten, or 1, 0.5, 0 of a game."""
     if "opponents_beaten" in info:
         return float(info["opponents_beaten"])
     won = win_of(info)
@@ -296,8 +303,8 @@ def pool_for(config: Config, model: BaseAlgorithm, env: VecEnv) -> SnapshotPool 
         return None
     settings = config.self_play
     alone = config.env.kwargs.get(str(config.env.opponent_key)) == SELF  # with bots among them a score is not theirs
-    keys = QualityKeys.of(config.env)
-    rated = (lambda info: score_of(keys.read(info))) if alone else lambda _: None
+    infos = InfoReader.of(config.env)
+    rated = (lambda info: score_of(infos.read(info))) if alone else lambda _: None
     turns = env.turns
     pool = SnapshotPool(
         model, env.num_envs, settings.pool, config.seed, rated, seats=lambda: turns.seats, again=lambda: turns.again

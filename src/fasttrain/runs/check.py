@@ -46,7 +46,7 @@ from fasttrain.spec.computing import MEASURED
 from fasttrain.spec.config import Config
 from fasttrain.spec.plan import RunSpec
 from fasttrain.spec.reading import against_bots, plays_itself
-from fasttrain.spec.stepping import SHARED_MUST_GAIN, SLOW_S, is_faster, step_costs
+from fasttrain.spec.stepping import SHARED_MUST_GAIN, SLOW_S, is_faster, needs_single_envs, step_costs
 from fasttrain.terminal import command, rate_text
 from fasttrain.vec.base import slots_of
 
@@ -205,7 +205,8 @@ def with_trial(facts: EnvFacts, plan: RunSpec, machine: Machine, console: Consol
         return facts
     if config.env.on_env_error == "restart" or config.num_envs == 1:  # only workers can do that; none beside another
         return facts
-    if has_vector_form(config):
+    facts = facts._replace(vector_form=has_vector_form(config))
+    if facts.vector_form and not needs_single_envs(config):
         own = dataclasses.replace(config, vec_env="vector", workers=0, schedule="lockstep")
         with suppress(Exception), activity(console, "trying the env's own vector form"), own_random_state(config.seed):
             other_s, own_s = tried(dataclasses.replace(config, schedule="lockstep"), own)

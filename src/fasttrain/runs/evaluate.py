@@ -27,13 +27,14 @@ from fasttrain.errors import ConfigError
 from fasttrain.runs.engine import set_threads
 from fasttrain.runs.envs import Statistics, build_vec_env
 from fasttrain.runs.models import find_statistics, load_policy
-from fasttrain.runs.progress import END_KEY, SCORES, QualityKeys, held_by, score_diff_of, win_of
+from fasttrain.runs.seats import Paths
 from fasttrain.runs.view import activity, make_console, say, show_quality
 from fasttrain.runs.zoo import zoo_run
 from fasttrain.saving.env_state import own_random_state
 from fasttrain.saving.files import parse_json, write_json
 from fasttrain.spec.checks import BATCHED, FLAGS
 from fasttrain.spec.config import Config
+from fasttrain.spec.infos import END_KEY, SCORES, InfoReader, held_by, record_of, score_diff_of, truth, win_of
 from fasttrain.spec.plain import from_dict
 from fasttrain.spec.reading import evaluated, from_mapping, lends_env, tells_games, with_typed, without_gone
 from fasttrain.terminal import near, one_line
@@ -42,7 +43,6 @@ from fasttrain.vec.base import close_envs, rests_of
 LONGEST_REASON, MOST_REASONS = 200, 100  # of an env's texts what summary.json keeps
 MAX_EPISODE_STEPS = 27_000  # the usual bound of an Atari episode; a greedy policy may walk in circles for ever
 NOT_ENDED = "not ended"
-PLAIN_KEYS = QualityKeys()
 Quality = dict[str, dict[str, Any]]  # way of acting ("greedy", "sampled") → what `summarise` returns
 
 
@@ -53,13 +53,11 @@ def evaluate(
     deterministic: bool,
     seed: int,
     keep_on: Callable[[int], bool] = lambda _: True,
-    keys: QualityKeys = PLAIN_KEYS,
+    reader: InfoReader | None = None,
     told: bool = False,
     max_steps: int = MAX_EPISODE_STEPS,
 ) -> dict[str, Any]:
-    """Play `episodes` episodes and summarise them.
-
-    A policy that remembers (RecurrentPPO) is given its states back and told where episodes begin.
+    """Play `episodes` episodes and summarise them. A policy that remembers is told where episodes begin.
 
     Every env plays the same number of episodes (to one), because counting whichever ends first would favour short
     ones. `told`: what counts are the games that a Monitor in the envs tells of, not the lives of which they consist. An
@@ -67,7 +65,7 @@ def evaluate(
     further. `keep_on` is told the episodes played so far after every step; False ends the evaluation with what there
     is. Returns `episodes, mean_reward, win_rate, draw_rate, score_diff, end_reason, mean_length,
     mean_turns, ci95`; what the env does not report is None. `win_rate` lies in 0..1, its interval is Wilson's; the
-    others' are Student's.
+    others' are Student's; one that would have no width is None. `distinct_episodes`: see `Paths`.
     """
     predict: Any = model.predict
     masked = "action_masks" in inspect.signature(predict).parameters and env.has_attr("action_masks")
@@ -75,6 +73,7 @@ def evaluate(
     returns = np.zeros(env.num_envs)
     lengths = np.zeros(env.num_envs, dtype=np.int64)
     finished: list[tuple[float, int, dict[str, Any]]] = []
+    paths = Paths(env)
     with own_random_state(seed):
         env.seed(seed)
         observations: Any = env.reset()
@@ -86,15 +85,17 @@ def evaluate(
             actions, states = predict(
                 observations, state=states, episode_start=starts, deterministic=deterministic, **extra
             )
+            seen = observations
             observations, rewards, dones, infos = env.step(actions)
             late = rests_of(env)[0]  # rows in which nothing was done: an action was refused, or they only reset
             starts = dones if late is None else dones | (late & starts)
             if late is not None and before is not None:
                 states = _kept(late, before, states)
+            paths.see(seen, lengths, late)
             returns += rewards
             lengths += 1 if late is None else ~late
             for index in np.flatnonzero(dones):
-                record = infos[index].get("episode")
+                record = record_of(infos[index])
                 if told and record is None:
                     continue
                 lost = record is None and "lost" in infos[index]  # by a fault: no result, and another is played
@@ -102,11 +103,13 @@ def evaluate(
                     quota[index] -= 1
                     played = (record["r"], record["l"]) if told and record else (returns[index], lengths[index])
                     finished.append((*played, infos[index]))
-                returns[index] = lengths[index] = 0
+                    paths.end(index, lengths[index], returns[index])
+                returns[index] = lengths[index] = paths.seen[index] = 0
             for index in np.flatnonzero((lengths >= max_steps) & (quota > 0)):
                 quota[index] = 0
                 finished.append((returns[index], lengths[index], {**infos[index], "end_reason": NOT_ENDED}))
-    return summarise(finished, keys)
+                paths.end(index, lengths[index], returns[index])
+    return paths.told(summarise(finished, reader))
 
 
 def _kept(rows: BoolArray, before: Any, after: Any) -> Any:
@@ -114,10 +117,12 @@ def _kept(rows: BoolArray, before: Any, after: Any) -> Any:
     return each_array(lambda one, other: np.where(rows[:, None], one, other), before, after)
 
 
-def summarise(finished: Sequence[tuple[float, int, dict[str, Any]]], keys: QualityKeys = PLAIN_KEYS) -> dict[str, Any]:
+def summarise(
+    finished: Sequence[tuple[float, int, dict[str, Any]]], reader: InfoReader | None = None
+) -> dict[str, Any]:
     """Means and 95 % intervals over episodes given as (return, length, last info).
 
-    What `keys.scores` names has a mean and an interval under its own name, and its name in `scores`. Where nothing but
+    What `env.score_keys` names has a mean and an interval under its own name, its name in `scores`. Where nothing but
     reward is told, or a key was not found, `untold` says what the last info held and which keys were missing.
     """
     if not finished:
@@ -125,19 +130,20 @@ def summarise(finished: Sequence[tuple[float, int, dict[str, Any]]], keys: Quali
         more: dict[str, Any] = {"draw_rate": None, "end_reason": {}, "mean_length": 0.0, "mean_turns": None}
         return {"episodes": 0, **none, **more, "ci95": dict(none)}
     rewards = np.array([reward for reward, _, _ in finished], dtype=np.float64)
-    last, missing = finished[-1][2], keys.missing([info for _, _, info in finished])
-    finished = [(reward, length, keys.read(info)) for reward, length, info in finished]
+    reader = reader or InfoReader()
+    last, finished = finished[-1][2], [(reward, length, reader.read(info)) for reward, length, info in finished]
+    missing = reader.missing([info for _, _, info in finished])
     wins = [won for _, _, info in finished if (won := win_of(info)) is not None]
-    found = (score_diff_of(info) for _, _, info in finished)
-    scores = np.array([score for score in found if score is not None], dtype=np.float64)
-    draws = [bool(info["is_draw"]) for _, _, info in finished if "is_draw" in info]
+    scores = np.array([ahead for *_, info in finished if (ahead := score_diff_of(info)) is not None], dtype=np.float64)
+    draws = [info["is_draw"] for _, _, info in finished if "is_draw" in info]
     turns = [float(info["turn"]) for _, _, info in finished if "turn" in info]
     reasons = Counter(
-        one_line(info.get(END_KEY, "truncated" if info.get("TimeLimit.truncated") else "terminated"), LONGEST_REASON)
+        one_line(
+            info.get(END_KEY, "truncated" if truth(info.get("TimeLimit.truncated")) else "terminated"), LONGEST_REASON
+        )
         for _, _, info in finished
     )
-    named = {key: _told(key, finished) for key in keys.scores}
-    named = {key: values for key, values in named.items() if len(values)}
+    named = {key: values for key in reader.scores if len(values := _told(key, finished))}
     silent = not (len(wins) or len(scores) or named or any(END_KEY in info for _, _, info in finished))
     return {
         "episodes": len(finished),
@@ -164,13 +170,13 @@ def _told(key: str, finished: Sequence[tuple[float, int, Mapping[str, Any]]]) ->
     return np.array([info[SCORES][key] for _, _, info in finished if key in info.get(SCORES, {})], dtype=np.float64)
 
 
-def mean_interval(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[float]:
-    """Student's 95 % interval of the mean; a single value or no spread gives a point."""
+def mean_interval(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[float] | None:
+    """Student's 95 % interval of the mean; None of a single value, and where all are alike."""
     from scipy.special import stdtrit  # 0.3 s of every start; scipy.stats would be a second
 
     mean = float(values.mean())
-    if len(values) < 2:
-        return [mean, mean]
+    if len(values) < 2 or np.ptp(values) == 0:
+        return None
     half = float(stdtrit(len(values) - 1, 0.975) * values.std(ddof=1) / np.sqrt(len(values)))
     return [mean - half, mean + half]
 
@@ -191,19 +197,21 @@ def evaluate_both(
     statistics: Statistics | None = None,
     sampled: bool = True,
     env: VecEnv | None = None,
+    reader: InfoReader | None = None,
 ) -> Quality:
     """Greedy play and, for a policy that samples and if `sampled`, sampled play: on `env`, or on fresh envs that are
     closed again. `eval.episodes=0` plays none.
 
     Shows how far it is; `stop` ends it early. `statistics` of `env.normalize`: those of the env the model is training
-    on, if left out.
+    on, if left out. `reader` of the last infos: the training's, which has said of some names that they do not fit.
     """
     set_threads(config.torch_threads)  # as in training: two on two busy cores took five times as long as one
     config = evaluated(config)
     own = config if config.vec_env in BATCHED else dataclasses.replace(config, vec_env="dummy")
     statistics = model.get_vec_normalize_env() if statistics is None else statistics
     ways = ["greedy", "sampled"] if sampled and not config.algo.spec.greedy else ["greedy"]
-    quality, keys = {way: summarise([]) for way in ways}, QualityKeys.of(config.env)
+    quality = {way: summarise([]) for way in ways}
+    reader = reader or InfoReader.of(config.env, lambda line: say(console, f"  {line}"))
     if not config.eval.episodes:
         return quality
     with activity(console, "evaluating") as doing, ExitStack() as opened:
@@ -218,7 +226,7 @@ def evaluate_both(
                 return not stop()
 
             quality[way] = evaluate(
-                model, env, config.eval.episodes, way == "greedy", config.eval.seed, keep_on, keys,
+                model, env, config.eval.episodes, way == "greedy", config.eval.seed, keep_on, reader,
                 tells_games(config), config.eval.max_steps,
             )  # fmt: skip
     for way, found in quality.items():

@@ -51,8 +51,8 @@ def measured(run: Any, final: bool) -> Quality:
     """The quality of a `train.Run`'s policy, on fresh envs or on its one, which the final one need not bring back."""
     with lent(run.model, run.env, run.config, not final) if lends_env(run.config) else nullcontext() as env:
         return evaluate_both(
-            run.model, run.config, run.console, lambda: run.stop.requested, sampled=final, env=env
-        )  # fmt: skip
+            run.model, run.config, run.console, lambda: run.stop.requested, sampled=final, env=env, reader=run.reader
+        )
 
 
 def why_no_quality(run: Any) -> dict[str, str]:

@@ -32,7 +32,7 @@ from fasttrain.envs.user_code import blame
 from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.folders import flat
-from fasttrain.runs.progress import number_in
+from fasttrain.runs.logs import number_in
 from fasttrain.runs.trackers import TRACKERS, Home, Watched, numbers_of, tracker
 from fasttrain.spec.checks import FLAGS
 from fasttrain.spec.config import Config

@@ -20,14 +20,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fasttrain.runs.progress import SCORE_KEYS, WIN_KEYS, WRAPPERS, is_plain, number_in
 from fasttrain.saving.files import Saving, write_whole
+from fasttrain.spec.infos import SCORE_KEYS, WIN_KEYS, WRAPPERS, plain
 from fasttrain.terminal import one_line
 
 LONGEST = 1000  # characters of a cell
 # What spreadsheets take for a formula (OWASP, "CSV Injection"), in full width too; tabs and returns are spaces by then.
 FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
-MOST_BITS = 1024  # of a whole number: as far as a float reaches; Python refuses to write very long ones
 
 
 def csv_cell(value: Any) -> Any:
@@ -37,9 +36,7 @@ def csv_cell(value: Any) -> Any:
     """
     if isinstance(value, (bool, np.bool_)):
         return int(value)
-    if isinstance(value, int):
-        return value if value.bit_length() <= MOST_BITS else ""
-    if isinstance(value, (float, np.number)) or value is None:
+    if isinstance(value, (int, float, np.number)) or value is None:
         return value
     text = one_line(value, LONGEST)
     return f"'{text}" if _looks_like_a_formula(text) else text
@@ -87,9 +84,9 @@ class EpisodeLog:
         self._flushed = time.monotonic()
 
     def add(self, fixed: tuple[Any, ...], info: dict[str, Any]) -> None:
-        """`fixed` in the order of `FIXED`; `info` of the episode's last step."""
+        """`fixed` in the order of `FIXED`; `info` of the episode's last step, as `InfoReader.read` gives it."""
         if self.reward_terms:
-            info = {**info, **{f"reward_{name}": value for name, value in info.get("reward_terms", {}).items()}}
+            info = {**info, **{f"{TERM}{name}": value for name, value in info.get("reward_terms", {}).items()}}
         self._rows.append((fixed, info))
         if len(self._rows) >= self._flush_at or time.monotonic() - self._flushed > FLUSH_S:
             self.flush()
@@ -144,7 +141,7 @@ class EpisodeLog:
     def _append(self) -> None:
         first = self._keys is None
         if first:
-            told = {key for _, info in self._rows for key, value in info.items() if is_plain(value)}
+            told = {key for _, info in self._rows for key, value in info.items() if plain(value) is not None}
             self._keys = sorted(key for key in told if isinstance(key, str) and key not in WRAPPERS)
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
@@ -164,6 +161,7 @@ class EpisodeLog:
 
 
 def _cell(value: Any) -> Any:
+    value = plain(value)
     return round(value, 6) if isinstance(value, float) else csv_cell(value)
 
 
@@ -221,7 +219,7 @@ class EvaluationLog:
     def _write(self) -> None:
         """All rows, in the place of what is there."""
         text = io.StringIO()
-        writer = csv.DictWriter(text, FIELDS)
+        writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(self.rows)
         write_whole(self.file, text.getvalue())
@@ -316,6 +314,14 @@ def _rows(text: str) -> Iterator[list[str]]:
         yield from csv.reader(io.StringIO(text, newline=""))
     except csv.Error:  # a NUL byte, a field without end: the rows before it stand
         return
+
+
+def number_in(cell: str) -> float | None:
+    """What a cell says, None where that is no number."""
+    try:
+        return float(cell)
+    except ValueError:
+        return None
 
 
 def _floats(values: Sequence[str]) -> Floats:

@@ -36,12 +36,12 @@ from fasttrain.errors import ConfigError
 from fasttrain.runs.acting import best_choices
 from fasttrain.runs.envs import Statistics, env_spec, wrapped
 from fasttrain.runs.evaluate import load_run, named_run, summarise
-from fasttrain.runs.progress import QualityKeys, win_of
 from fasttrain.runs.seats import Seats, opponents_decide
 from fasttrain.runs.video import check_output, drawn_env, film
 from fasttrain.runs.view import activity, make_console
 from fasttrain.saving.env_state import own_random_state
 from fasttrain.spec.config import SELF, Config
+from fasttrain.spec.infos import InfoReader, plain, truth, win_of
 from fasttrain.spec.reading import against, plays_itself
 from fasttrain.spec.setting import Named
 from fasttrain.terminal import shown
@@ -132,7 +132,7 @@ def _to_video(
         raise ConfigError(f"output={file}: it could not be written ({error})") from error
     cut = "" if made.whole else ", not to their end"
     show(console, f"{file}: {made.seconds:.1f} s{cut}")
-    show(console, _summary(made.finished, QualityKeys.of(trained.env), "the agent"), "bold")
+    show(console, _summary(made.finished, InfoReader.of(trained.env), "the agent"), "bold")
     return 0
 
 
@@ -205,7 +205,7 @@ class Play:
         self.settings, self.model, self.env, self.watched, self.console = trained.play, model, env, watched, console
         self.has_masks = env.has_attr("action_masks")
         self.seats = Seats(model, watched, self.has_masks, self.settings.deterministic)
-        self.keys = QualityKeys.of(trained.env)
+        self.reader = InfoReader.of(trained.env, lambda line: show(console, f"  {line}"))
         self.finished: list[tuple[float, int, dict[str, Any]]] = []
 
     def episodes(self) -> None:
@@ -238,7 +238,7 @@ class Play:
             over, total = bool(dones[0]), total + float(rewards[0])
             if self.watched.told and (over or not opponents_decide(self.watched)):
                 self._show(self.watched.told)
-        infos[0] = self.keys.read(infos[0])
+        infos[0] = self.reader.read(infos[0])
         self.finished.append((total, decisions, infos[0]))
         self._show(f"\n{self.watched.last_picture}")
         self._show(f"game {number}: {_outcome(infos[0])}, {decisions} decisions, return {total:.3g}", "bold")
@@ -306,17 +306,17 @@ class Play:
 
     def summary(self) -> str:
         """One line about all episodes."""
-        return _summary(self.finished, self.keys, "you" if self.settings.human else "the agent")
+        return _summary(self.finished, self.reader, "you" if self.settings.human else "the agent")
 
 
-def _summary(finished: Sequence[tuple[float, int, dict[str, Any]]], keys: QualityKeys, who: str) -> str:
+def _summary(finished: Sequence[tuple[float, int, dict[str, Any]]], reader: InfoReader, who: str) -> str:
     if not finished:
         return "no game finished"
-    result = summarise(finished, keys)
+    result = summarise(finished, reader)
     count = result["episodes"]
     parts = [f"{count} game{'s' if count > 1 else ''}", f"mean return {result['mean_reward']:.3g}"]
     if result["win_rate"] is not None:
-        parts.append(f"{who} won {sum(bool(win_of(keys.read(info))) for *_, info in finished)} of {count}")
+        parts.append(f"{who} won {sum(bool(win_of(reader.read(info))) for *_, info in finished)} of {count}")
     if result["score_diff"] is not None:
         parts.append(f"mean score difference {result['score_diff']:+.1f}")
     return ", ".join(parts)
@@ -330,18 +330,16 @@ def _outcome(info: Mapping[str, Any]) -> str:
         return f"{word} ({reason})" if reason not in ("", word) else word
     if reason:
         return reason
-    return "cut off by the limit of steps" if info.get("TimeLimit.truncated") else "over"
+    return "cut off by the limit of steps" if truth(info.get("TimeLimit.truncated")) else "over"
 
 
 def _facts(info: Mapping[str, Any]) -> Iterator[str]:
     """What else the env reports of an episode, as far as it is a number or a word."""
     for key, value in info.items():
-        if key in TOLD_APART or key.startswith(("TimeLimit", "terminal_", "_")):
+        if key in TOLD_APART or str(key).startswith(("TimeLimit", "terminal_", "_")):
             continue
-        if isinstance(value, (bool, int, str, np.integer)):
-            yield f"{key} {value}"
-        elif isinstance(value, (float, np.floating)):
-            yield f"{key} {value:.3g}"
+        if (told := plain(value)) is not None:
+            yield f"{key} {told:.3g}" if isinstance(told, float) else f"{key} {told}"
 
 
 def _ranges(numbers: Sequence[int]) -> Iterator[str]:

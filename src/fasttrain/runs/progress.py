@@ -1,7 +1,6 @@
 """What a run knows of itself while it goes: counters, the last episodes and the learning curve.
 
-The curve holds the returns of training episodes, summed up in a thousand stretches of equal env steps. Which entries of
-the last info say whether an episode was won, its score and how it ended is for the user to name.
+The curve holds the returns of training episodes, summed up in a thousand stretches of equal env steps.
 """
 
 from __future__ import annotations
@@ -9,91 +8,13 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from fasttrain.perf.clock import UPDATE_PHASES, PhaseClock
-from fasttrain.spec.config import EnvConfig
+from fasttrain.spec.infos import SCORES, score_diff_of, win_of
 from fasttrain.terminal import one_line, rate_text
-
-WIN_KEYS = ("is_win", "is_success")
-SCORE_KEYS = ("score_diff", "vp_diff")  # how far ahead of the others the learner ended
-END_KEY = "end_reason"
-SCORES = "scores"  # of `read`: those that `env.score_keys` names, as a dict
-WRAPPERS = ("episode", "TimeLimit.truncated", "terminal_observation", "action_mask", "perf")  # what they put into infos
-NOT_THE_ENVS = (*WRAPPERS, "reward_terms", SCORES)
-MOST_SHOWN = 12
-
-
-def win_of(info: Mapping[str, Any]) -> bool | None:
-    """Whether an episode was won, None where the env does not say."""
-    for key in WIN_KEYS:
-        if key in info:
-            return bool(info[key])
-    return None
-
-
-def score_diff_of(info: Mapping[str, Any]) -> float | None:
-    """By how much the learner was ahead in the end, None where the env does not say."""
-    for key in SCORE_KEYS:
-        if key in info:
-            return float(info[key])
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class QualityKeys:
-    """`env.win_key`, `env.score_keys`, `env.end_key`."""
-
-    win: str | None = None
-    scores: tuple[str, ...] = ()
-    end: str | None = None
-
-    @classmethod
-    def of(cls, env: EnvConfig) -> QualityKeys:
-        return cls(env.win_key, env.score_keys, env.end_key)
-
-    def read(self, info: dict[str, Any]) -> dict[str, Any]:
-        """An episode's last info with the user's keys under the names that all else knows: `is_win`, `end_reason`,
-        and a dict `scores`. What is not there, or is no number, is left out: `missing` tells."""
-        if not (self.win or self.scores or self.end):
-            return info
-        told = dict(info)
-        if self.win in info:
-            told[WIN_KEYS[0]] = bool(info[self.win])
-        if self.end in info:
-            told[END_KEY] = str(info[self.end])
-        told[SCORES] = {key: number for key in self.scores if (number := number_in(info.get(key))) is not None}
-        return told
-
-    def missing(self, infos: Sequence[Mapping[str, Any]]) -> list[str]:
-        """`env.win_key=won`, …: what is named and in none of the last infos, as a number where it must be one."""
-        named = [("env.win_key", self.win), ("env.end_key", self.end)]
-        lost = [f"{name}={key}" for name, key in named if key and not any(key in info for info in infos)]
-        numbers = [key for key in self.scores if not any(number_in(info.get(key)) is not None for info in infos)]
-        return lost + [f"env.score_keys=[{key}]" for key in numbers]
-
-
-def held_by(info: Mapping[str, Any]) -> list[str]:
-    """`vp (31)`, `winner (red)`: what an info holds that could be a quality."""
-    plain = [(key, value) for key, value in info.items() if key not in NOT_THE_ENVS and is_plain(value)]
-    texts = [(key, f"{value:.4g}" if isinstance(value, float) else value) for key, value in plain[:MOST_SHOWN]]
-    return [f"{one_line(key, 40)} ({one_line(text, 20)})" for key, text in texts]
-
-
-def is_plain(value: Any) -> bool:
-    """Whether it is a number or a text."""
-    return isinstance(value, (bool, int, float, str)) or getattr(value, "shape", None) == ()
-
-
-def number_in(value: Any) -> float | None:
-    """What a cell or an entry of an info says, None where that is no number."""
-    try:
-        return None if value is None else float(value)
-    except (TypeError, ValueError):
-        return None
-
 
 STRETCHES = 1000  # of the horizon; 100 kB however many episodes there are
 RECENT = 0.25  # of the training so far: what "now" means
@@ -237,6 +158,7 @@ class Progress:
     score_diffs: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
     reward_terms: dict[str, deque[float]] = field(default_factory=dict)  # sums of the last episodes, by term
     scores: dict[str, deque[float]] = field(default_factory=dict)  # of the last episodes, by `env.score_keys`
+    ticks: float = 0  # of the games' own clocks, over all episodes that told
     first_update_s: float | None = None  # from the creation of the process to the end of its first update
     before_s: float = 0.0  # of the training that a resumed run goes on with
     max_s: float | None = None  # the training ends after so many seconds, if not before
@@ -247,7 +169,7 @@ class Progress:
         self.curve = LearningCurve(self.total_timesteps)
 
     def add_episode(self, episode_return: float, info: dict[str, Any]) -> None:
-        """Count one finished episode."""
+        """Count one finished episode; `info` as `InfoReader.read` gives it."""
         self.episodes += 1
         self.returns.append(episode_return)
         self.curve.add(self.env_steps, time.perf_counter() - self.started, episode_return)
@@ -255,13 +177,14 @@ class Progress:
         if won is not None:
             self.wins.append(won)
         if "is_draw" in info:
-            self.draws.append(bool(info["is_draw"]))
+            self.draws.append(info["is_draw"])
+        self.ticks += info.get("ticks", 0)
         score_diff = score_diff_of(info)
         if score_diff is not None:
             self.score_diffs.append(score_diff)
         for kept, named in ((self.reward_terms, "reward_terms"), (self.scores, SCORES)):
             for name, value in info.get(named, {}).items():
-                kept.setdefault(str(name), deque(maxlen=1000)).append(float(value))
+                kept.setdefault(name, deque(maxlen=1000)).append(float(value))
 
     def mark(self) -> None:
         """Called where a rollout begins: between two marks lie whole turns of collecting and updating."""
@@ -273,8 +196,16 @@ class Progress:
 
     @property
     def steps_per_s(self) -> float:
+        return self._per_s(self.env_steps)
+
+    def _per_s(self, count: float) -> float:
         elapsed = time.perf_counter() - self.started
-        return self.env_steps / elapsed if elapsed > 0 else 0.0
+        return count / elapsed if elapsed > 0 else 0.0
+
+    def rates(self) -> list[str]:
+        """`61,234 steps/s`, `310 episodes/s` once one has ended, `4,000 ticks/s` of an env that tells them."""
+        counts = {"steps": self.env_steps, "episodes": self.episodes, "ticks": self.ticks}
+        return [f"{rate_text(self._per_s(n))} {name}/s" for name, n in counts.items() if n or name == "steps"]
 
     @property
     def eta_s(self) -> float | None:
@@ -322,11 +253,11 @@ class Progress:
         return {**groups, "rest": 1.0 - sum(groups.values())}
 
     def line(self) -> str:
-        """`1,200,000/3,000,000 steps 40 % · 61,234 steps/s · ETA 0:29 · reward 0.52 +1.2/h · win 31 % · env 20 % …`."""
+        """`1,200,000/3,000,000 steps 40 % · 61,234 steps/s · 310 episodes/s · ETA 0:29 · reward 0.52 · win 31 % …`."""
         percent = min(100.0, 100 * self.env_steps / self.total_timesteps)  # SB3 finishes the rollout it is in
         parts = [
             f"{self.env_steps:,}/{self.total_timesteps:,} steps {percent:.0f} %",
-            f"{rate_text(self.steps_per_s)} steps/s",
+            *self.rates(),
         ]
         if self.eta_s is not None:
             parts.append(f"ETA {clock_text(self.eta_s)}")

@@ -53,6 +53,7 @@ def progress_state(progress: Progress) -> dict[str, Any]:
         "env_steps": progress.env_steps,
         "updates": progress.updates,
         "episodes": progress.episodes,
+        "ticks": progress.ticks,
         "wall_s": time.perf_counter() - progress.started,
         **{name: plain(list(getattr(progress, name))) for name in RECENT},
         **{
@@ -66,6 +67,7 @@ def load_progress(progress: Progress, state: Mapping[str, Any]) -> None:
     """Count on from there."""
     for name in ("env_steps", "updates", "episodes"):
         setattr(progress, name, int(state[name]))
+    progress.ticks = float(state.get("ticks", 0))
     progress.before_s = float(state["wall_s"])
     progress.started = time.perf_counter() - progress.before_s
     for name in RECENT:

@@ -116,9 +116,10 @@ class Stopping:
         self._recent: deque[float] = deque(maxlen=RECENT_EPISODES)
         self.active = bool(config.patience) or config.at_reward is not None or config.max_minutes is not None
 
-    def add(self, env_steps: int, episode_return: float) -> None:
-        """One finished training episode."""
-        self._recent.append(episode_return)
+    def add(self, env_steps: int, episode_return: float, learned: bool = True) -> None:
+        """One finished training episode; before the first update (not `learned`) its reward is a random policy's."""
+        if learned:
+            self._recent.append(episode_return)
         if self._plateau is not None:
             self._plateau.add(env_steps, episode_return)
 

@@ -70,6 +70,7 @@ from fasttrain.saving.files import Saving, clean, into_place, locked, write_json
 from fasttrain.saving.rests import Checkpoints, Settings
 from fasttrain.spec.checks import too_short
 from fasttrain.spec.config import Config
+from fasttrain.spec.infos import InfoReader
 from fasttrain.spec.plan import RunSpec, resolve
 from fasttrain.spec.reading import against_bots
 from fasttrain.terminal import command, near
@@ -166,7 +167,7 @@ class Run:
         self.plan, config = plan, plan.config
         self.clock, self.saving, self.stop = PhaseClock(), Saving(self.say), StopFlag()
         self.empty_masks = EmptyMasks(config.env.on_empty_mask == "raise", self.say)
-        self.stopping = stopping_for(config)
+        self.stopping, self.reader = stopping_for(config), InfoReader.of(config.env, self.say)
         self.users = UsersCallbacks(config, self.clock, lambda: evaluation_env(config))
         if torch.are_deterministic_algorithms_enabled() != config.deterministic:  # the call imports a compiler, 3 s
             torch.use_deterministic_algorithms(config.deterministic)
@@ -373,4 +374,5 @@ class Run:
 
     def _env_times(self) -> EnvTimes:
         measured = int(self.callback.enemy_turn_ms * 1e6) if hasattr(self, "callback") else 0
-        return env_times(self.env, self.config, measured, self._counts_opponents)
+        times = env_times(self.env, self.config, measured, self._counts_opponents)
+        return times._replace(episodes=self.progress.episodes, ticks=self.progress.ticks)

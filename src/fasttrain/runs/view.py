@@ -151,7 +151,7 @@ class LiveView:
         bar = ProgressBar(progress.total_timesteps, done, width=max(1, min(40, room)))
         head = Table.grid(padding=(0, 1))
         head.add_row(bar, counts)
-        facts = [f"{rate_text(progress.steps_per_s)} steps/s", f"{progress.updates:,} updates"]
+        facts = [*progress.rates()[: None if width > NARROW else 1], f"{progress.updates:,} updates"]
         if progress.mean_return is not None:
             facts.append(f"reward {progress.mean_return:.3g}{progress.trend()}")
         if progress.win_rate is not None:
@@ -234,9 +234,10 @@ def _cell(value: Any) -> str:
 
 def show_perf(console: Console, window: PerfWindow, kernels: bool) -> None:
     """Where the time of training went; `kernels`: updates went through the compiled ones of `fused_update`."""
+    rates = "".join(f", {rate_text(rate)} {name.replace('_per_', '/')}" for name, rate in window.rates.items())
     say(
         console,
-        f"\n[PERF] {rate_text(window.steps_per_s)} steps/s over {window.env_steps:,} env steps "
+        f"\n[PERF] {rate_text(window.steps_per_s)} steps/s{rates} over {window.env_steps:,} env steps "
         f"in {window.wall_ns / 1e9:.1f} s, {window.updates:,} updates ({window.update_ratio:.5f} per step)",
         style="bold",
     )
@@ -265,16 +266,15 @@ def show_quality(console: Console, quality: Mapping[str, dict[str, Any]]) -> Non
     scores = list(dict.fromkeys(name for result in quality.values() for name in result.get("scores", ())))
     table = FittingTable([*columns, *map(one_line, scores), "length", "ends"])
     for acting, result in quality.items():
-        ci95 = result["ci95"]
         ends = ", ".join(f"{name} {100 * share:.0f} %" for name, share in result["end_reason"].items())
         table.add_row(
             acting,
-            f"{result['episodes']:,}",
-            _with_interval(result["mean_reward"], ci95["mean_reward"], 1, "{:.3g}"),
-            _with_interval(result["win_rate"], ci95["win_rate"], 100, "{:.1f} %"),
+            f"{result['episodes']:,}" + (f" ({alike} distinct)" if (alike := result.get("distinct_episodes")) else ""),
+            with_interval(result, "mean_reward", 1, "{:.3g}"),
+            with_interval(result, "win_rate", 100, "{:.1f} %"),
             *([f"{100 * (result['draw_rate'] or 0):.1f} %"] if draws else []),
-            _with_interval(result["score_diff"], ci95["score_diff"], 1, "{:.1f}"),
-            *(_with_interval(result.get(name), ci95.get(name), 1, "{:.3g}") for name in scores),
+            with_interval(result, "score_diff", 1, "{:.1f}"),
+            *(with_interval(result, name, 1, "{:.3g}") for name in scores),
             f"{result['mean_length']:.1f}",
             one_line(ends, 2000),
         )
@@ -287,9 +287,11 @@ def show_quality(console: Console, quality: Mapping[str, dict[str, Any]]) -> Non
             say(console, f"  {held}: name what counts by env.win_key, env.score_keys, env.end_key", style="dim")
 
 
-def _with_interval(value: float | None, interval: list[float] | None, scale: float, form: str) -> str:
+def with_interval(result: Mapping[str, Any], name: str, scale: float, form: str) -> str:
+    """`61.3 % [60.1, 62.4]` of an evaluation; the value alone where it has no interval, a dash where there is none."""
+    value, interval = result.get(name), (result.get("ci95") or {}).get(name)
     if value is None or interval is None:
-        return "-"
+        return "-" if value is None else form.format(scale * value)
     low, high = (form.format(scale * bound).removesuffix(" %") for bound in interval)
     return f"{form.format(scale * value)} [{low}, {high}]"
 

@@ -22,7 +22,7 @@ from fasttrain.spec.setting import did_you_mean, flags_of, ranges_of, settings_o
 MAX_N_STEPS = 128  # of buffers/n_step.py
 METRICS = ("win_rate", "mean_reward", "tail")  # of gate.metric
 QUALITY_NAMES = ("episodes", "mean_reward", "win_rate", "draw_rate", "score_diff", "end_reason", "mean_length",
-                 "mean_turns", "scores", "untold", "ci95", "tail", "auto", "sampled")  # fmt: skip
+                 "mean_turns", "scores", "untold", "distinct_episodes", "ci95", "tail", "auto", "sampled")  # fmt: skip
 NAMED = ("loggers", "callbacks")  # may have arguments of any name
 SECRET = re.compile(r"(?i)[\"']?(\w*(?:api_?key|token|password|secret)\w*)[\"']?\s*[:=]|://[^/\s:@]+:[^/\s@]+@")
 BATCHED = ("native", "vector", "daemons")  # vec_env in which one object steps all envs
@@ -304,6 +304,12 @@ def _check_sde(config: Any) -> None:
 
 
 def _check_scores(config: Any) -> None:
+    value = config.env.win_value
+    if value is not None and (config.env.win_key is None or not isinstance(value, (bool, int, float, str))):
+        raise ConfigError(
+            f"env.win_value={value} with env.win_key={config.env.win_key}: name both, the entry of the last info and "
+            "the text, number or truth value that it holds after a win"
+        )
     taken = sorted({*QUALITY_NAMES} & {*config.env.score_keys})
     if taken:
         raise ConfigError(f"env.score_keys: {', '.join(taken)} is told already; leave it out, or rename it in the info")
@@ -376,6 +382,7 @@ class EnvFacts(NamedTuple):
     tried: tuple[float, ...] | None = None  # seconds of a step of all envs: in one process, in workers
     vector: tuple[float, float] | None = None  # the same of what else would be chosen, and of its own vector form
     shares: str = ""  # copies of one "process", or even of one "machine", influence each other: found by the checkup
+    vector_form: bool = False  # whether it has one
 
 
 class Context(NamedTuple):

@@ -24,7 +24,9 @@ class GateConfig:
     """What a candidate must show beside its baseline (`compare`, `ablate`)."""
 
     margin: float | None = setting(
-        None, "in the metric's unit; null: 0.03 of a win rate, 5 % of the baseline's mean reward", least=0
+        None,
+        "in the metric's unit; null: 0.03 of a win rate, 5 % of the baseline's mean reward, near 0 by its spread",
+        least=0,
     )
     metric: str = setting(
         "auto",
@@ -95,6 +97,7 @@ class EnvConfig:
         {}, "the game's own values, {total_timesteps: …, num_envs: {speed: 64}, ppo: {speed: {batch_size: …}}}"
     )
     win_key: str | None = setting(None, "of the last info: whether the episode was won; null: is_win or is_success")
+    win_value: Any = setting(None, "what env.win_key holds where the episode was won; null: true")
     score_keys: tuple[str, ...] = setting((), "of the last info: numbers to be told of, [vp, damage]")
     end_key: str | None = setting(None, "of the last info: how the episode ended; null: end_reason")
     reward_debug_key: str | None = setting(None, "the entry of kwargs that makes the env tell its reward term by term")
@@ -185,7 +188,7 @@ class VideoConfig:
 class StopConfig:
     """What ends a training before its horizon."""
 
-    at_reward: float | None = setting(None, "mean return of the last 100 episodes")
+    at_reward: float | None = setting(None, "mean return of the last 100 episodes, from the first update on")
     max_minutes: float | None = setting(None, "of training, start-up apart", least=0.001)
     patience: float | None = setting(
         None, "share of total_timesteps without a rise that ends it, 0.2 say; null: never", least=0.01, most=1

@@ -38,6 +38,7 @@ from fasttrain.spec.stepping import (
     check_self_play,
     resolve_eval_async,
     resolve_eval_every,
+    resolve_lean_info,
     resolve_num_envs,
     resolve_overlap,
     resolve_schedule,
@@ -227,13 +228,6 @@ def _torch_threads(requested: int | str, context: Context) -> Resolved:
     return min(context.machine.cores, MAX_TORCH_THREADS), "one per core"
 
 
-def _lean_info(requested: bool, context: Context) -> Resolved:
-    vec_env = context.effective["vec_env"]
-    if requested and vec_env == "dummy" and context.sources.get("lean_info") != "command line":
-        return False, "in one process infos cost nothing; cutting them would"
-    return requested, "a native game sends info only when an episode ends" if vec_env == "native" else ""
-
-
 def _copy_final_observations(requested: bool, context: Context) -> Resolved:
     vec_env = context.effective["vec_env"]
     return (requested, "") if vec_env in ("dummy", "subproc") else (NOT_APPLICABLE, f"vec_env={vec_env} always does")
@@ -387,7 +381,7 @@ _RESOLVERS: dict[str, Callable[[Any, Context], Resolved]] = {
     "engine_switch_at": _engine_switch_at,
     "pin_memory": resolve_pin_memory,
     "gradient_accumulation": resolve_gradient_accumulation,
-    "lean_info": _lean_info,
+    "lean_info": resolve_lean_info,
     "copy_final_observations": _copy_final_observations,
     "prefetch": resolve_prefetch,
     "torch_threads": _torch_threads,

@@ -9,7 +9,7 @@ from typing import Any
 
 from fasttrain.errors import ConfigError
 from fasttrain.spec.checks import NOT_APPLICABLE, SHIPPED, Context, EnvFacts, Machine, Resolved
-from fasttrain.spec.config import SELF
+from fasttrain.spec.config import SELF, Config
 from fasttrain.spec.daemons import shared_out, workers_for
 from fasttrain.spec.own import games_own
 from fasttrain.spec.reading import memory_inputs, plays_itself
@@ -89,6 +89,9 @@ def _by_cost(step_s: float, context: Context) -> Resolved:
     if env.vector and is_faster(env.vector):
         other, own = map(_spell, env.vector)
         return "vector", f"tried: a step of {num_envs} envs takes {own} by the env's own vector form, else {other}"
+    if env.vector_form and (why := needs_single_envs(context.config)):
+        value, reason = _by_cost(step_s, context._replace(env=env._replace(vector_form=False)))
+        return value, f"{reason}; {why}"
     loop_s, shared_s, workers = step_costs(num_envs, env, context.machine)
     measured = f"env.step takes {_spell(step_s)}: {num_envs} envs one after another {_spell(loop_s)}"
     if env.tried:
@@ -101,6 +104,13 @@ def _by_cost(step_s: float, context: Context) -> Resolved:
     if workers < 2:
         return "dummy", f"{measured}; one {'env' if num_envs == 1 else 'core'}"
     return "dummy", f"{measured}, in {workers} workers no less"
+
+
+def needs_single_envs(config: Config) -> str:
+    """Why a VectorEnv must not take the place of single envs under `auto`; empty: nobody reaches into them."""
+    if config.env.wrappers:
+        return "env.wrappers go around single envs, not around the env's own vector form"
+    return "callbacks may reach into single envs, which the env's own vector form has not" if config.callbacks else ""
 
 
 def is_faster(vector: tuple[float, float] | None) -> bool:
@@ -121,6 +131,17 @@ def _auto_workers(num_envs: int, env: EnvFacts, machine: Machine) -> int:
     if env.cpu_share >= WAITS_BELOW:
         return min(num_envs, machine.cores)
     return min(num_envs, math.ceil(machine.cores / max(env.cpu_share, 1 / MOST_WORKERS_PER_CORE)))
+
+
+def resolve_lean_info(requested: bool, context: Context) -> Resolved:
+    """Off where infos cost nothing, and where callbacks of the user's may read them."""
+    vec_env = context.effective["vec_env"]
+    typed = context.sources.get("lean_info") == "command line" or not requested
+    if vec_env == "dummy" and not typed:
+        return False, "in one process infos cost nothing; cutting them would"
+    if vec_env != "native" and not typed and context.config.callbacks and not context.config.env.info_keys:
+        return False, "callbacks may read any info of any step; env.info_keys=[…] names what yours read"
+    return requested, "a native game sends info only when an episode ends" if vec_env == "native" else ""
 
 
 def resolve_num_envs(requested: int, context: Context) -> Resolved:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from fasttrain.runs.logs import read_episodes
-from fasttrain.runs.progress import WIN_KEYS
 from fasttrain.spec.algorithms import ALGORITHMS
 from fasttrain.spec.config import GateConfig
+from fasttrain.spec.infos import WIN_KEYS
 from fasttrain.studies.statistics import (
     Comparison,
     Floats,

@@ -22,6 +22,10 @@ RESAMPLES = 10_000
 PASS, FAIL, OPEN = "pass", "fail", "not enough seeds"
 WIN_RATE_MARGIN = 0.03
 REWARD_MARGIN = 0.05  # of the size of the baseline's mean reward
+# Of rewards around zero, as those of zero-sum games, 5 % of the mean vanish. There the margin goes by the standard
+# deviation of the baseline's seeds: so large that, as with win rates whose seeds differ by 2 points, ten seeds tell.
+NEAR_ZERO, SPREAD_MARGIN = 2.0, 1.5
+TINY = 1e-9  # of what is zero in every run, equals are equal
 SLIGHT = 0.05  # a gain that is not worth a flag
 NOISE = 0.03  # by which the medians of a few short cells on a shared machine differ without a cause
 
@@ -173,8 +177,12 @@ def ratio_interval(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Ra
 
 
 def margin_of(baseline: Mapping[int, float], is_rate: bool) -> float:
-    """3 percentage points of a win rate, 5 % of the size of a mean reward."""
-    return WIN_RATE_MARGIN if is_rate else REWARD_MARGIN * abs(sum(baseline.values()) / len(baseline))
+    """3 percentage points of a win rate, 5 % of the size of a mean reward; of one near zero, by the spread of seeds."""
+    if is_rate:
+        return WIN_RATE_MARGIN
+    values = np.array([*baseline.values()], dtype=np.float64)
+    mean, spread = abs(float(values.mean())), float(values.std(ddof=1)) if len(values) > 1 else 0.0
+    return max(SPREAD_MARGIN * spread if mean < NEAR_ZERO * spread else REWARD_MARGIN * mean, TINY)
 
 
 def learning_curve(env_steps: Sequence[float], values: Sequence[float], total: float, bins: int = 50) -> list[float]:

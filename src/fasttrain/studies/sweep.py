@@ -21,7 +21,7 @@ from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, EXIT_WRONG_I
 from fasttrain.runs.folders import clear, override
 from fasttrain.runs.logs import csv_cell
 from fasttrain.runs.progress import clock_text
-from fasttrain.runs.view import FittingTable, activity, say
+from fasttrain.runs.view import FittingTable, activity, say, with_interval
 from fasttrain.saving.files import locked, read_json, write_json
 from fasttrain.spec.overrides import asked, config_dir_options, key_of, normalise, split_options
 from fasttrain.studies.study import Cell, last_line, run_cell
@@ -180,8 +180,8 @@ class Sweep:
                 *(values.get(key, "") for key in keys),
                 _form(row["steps_per_s"], "{:,.0f}"),
                 _form(row["speed_up"], "{:.2f}×"),
-                _with_interval(quality, "mean_reward", 1, "{:.3g}"),
-                _with_interval(quality, "win_rate", 100, "{:.1f}"),
+                with_interval(quality, "mean_reward", 1, "{:.3g}"),
+                with_interval(quality, "win_rate", 100, "{:.1f}"),
                 _form(row["update_ratio"], "{:.5f}"),
                 one_line(f"{row['status']}{': ' + row['error'] if row['error'] else ''}"),
             )
@@ -231,11 +231,3 @@ def _varying_keys(cells: Sequence[Sequence[str]]) -> list[str]:
 
 def _form(value: Any, form: str) -> str:
     return "-" if value is None else form.format(value)
-
-
-def _with_interval(quality: dict[str, Any], key: str, scale: float, form: str) -> str:
-    value, interval = quality.get(key), (quality.get("ci95") or {}).get(key)
-    if value is None or interval is None:
-        return "-"
-    low, high = (form.format(scale * bound) for bound in interval)
-    return f"{form.format(scale * value)} [{low}, {high}]"

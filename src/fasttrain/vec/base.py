@@ -22,6 +22,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices,
 from fasttrain.batch import BoolArray, FinishedEpisode, Int64Array, Observations, Slots, each_array
 from fasttrain.envs.retrace import closed
 from fasttrain.errors import EnvError
+from fasttrain.spec.infos import record_of, truth
 
 MASK_METHOD = "action_masks"
 
@@ -74,14 +75,16 @@ def empty_slots(
 
 
 def episode_info(episode: FinishedEpisode, elapsed_s: float, keeps_records: bool = True) -> dict[str, Any]:
-    """The info SB3 expects in the step in which an episode ended; an `episode` record of the env's own is kept.
+    """The info SB3 expects in the step in which an episode ended. `episode` is its record, as Monitor has it.
 
     Args:
-        keeps_records: False where the env's own is the only one, because a life is no game.
+        keeps_records: False where a record of the env's own is the only one, because a life is no game.
     """
-    info = dict(episode.info)
+    info = {key: value for key, value in episode.info.items() if key != "episode"}
     if keeps_records and not episode.lost:
-        info.setdefault("episode", {"r": round(episode.episode_return, 6), "l": episode.length, "t": elapsed_s})
+        info["episode"] = {"r": round(episode.episode_return, 6), "l": episode.length, "t": elapsed_s}
+    elif (record := record_of(episode.info)) is not None:
+        info["episode"] = record
     info["terminal_observation"] = episode.final_observation
     info["TimeLimit.truncated"] = episode.truncated
     return info
@@ -310,10 +313,10 @@ class SlotAdapter(RunningEpisodes):
 
     def _finish(self, index: int) -> FinishedEpisode:
         info = self._infos[index]
-        truncated = bool(info.get("TimeLimit.truncated", False))
+        truncated = truth(info.get("TimeLimit.truncated")) or False
         self.slots.truncations[index] = truncated
         self.slots.terminations[index] = not truncated
-        record = info.get("episode", {})  # a Monitor below VecNormalize knows the raw return
+        record = record_of(info) or {}  # a Monitor below VecNormalize knows the raw return
         self._returns[index] = record.get("r", self._returns[index])
         self._lengths[index] = record.get("l", self._lengths[index])
         return self.end_episode(index, info.get("terminal_observation"), info)

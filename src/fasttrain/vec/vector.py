@@ -156,7 +156,7 @@ class GymVecEnv(SlotVecEnv):
     def _finish(self, index: int, last: Any, infos: Mapping[str, Any]) -> FinishedEpisode:
         row = last[index] if isinstance(last, np.ndarray) else select_rows(last, index)
         final = each_array(np.array, self._seen(row))
-        here = {key: values for key, values in infos.items() if not key.startswith("_") and key != "rests"}
+        here = {key: values for key, values in infos.items() if not str(key).startswith("_") and key != "rests"}
         told = {key: _plain(values, index) for key, values in here.items() if _told(infos, key, index)}
         return self.end_episode(index, final, told)
 

@@ -25,6 +25,7 @@ from fasttrain.envs.masks import (
 )
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import EnvError
+from fasttrain.spec.infos import enemy_turn_ms
 from fasttrain.vec.worker_memory import ABSENT, BOOL, FLOAT, INT, NO_ROW, Arrays, ForkGuard
 
 Env = gymnasium.Env[Any, Any]
@@ -213,8 +214,8 @@ class EnvRows:
         arrays.rewards[row] = reward if type(reward) is float else as_reward(reward)
         arrays.terminations[row] = terminated
         arrays.truncations[row] = truncated
-        if "perf" in info and isinstance(info["perf"], Mapping):  # a number under that name is the env's own affair
-            self.opponents_ns += int(1e6 * info["perf"].get("enemy_turn_ms", 0.0))
+        if "perf" in info:
+            self.opponents_ns += int(1e6 * enemy_turn_ms(info))
         if terminated or truncated:
             self._end(row, env, observation, info)
             return

@@ -8,29 +8,20 @@ import pytest
 from conftest import configured
 from fasttrain.errors import ConfigError
 from fasttrain.runs.evaluate import summarise
-from fasttrain.runs.progress import QualityKeys, held_by, score_diff_of, win_of
+from fasttrain.spec.infos import SCORES, InfoReader, held_by
 
-KEYS = QualityKeys("victory", ("vp", "damage"), "how")
+KEYS = InfoReader("victory", ("vp", "damage"), "how")
 ENDS = [
     (1.0, 10, {"victory": True, "vp": 9, "damage": np.float32(2.5), "how": "time", "episode": {}}),
     (3.0, 20, {"victory": 0, "vp": 11, "damage": 3.5, "how": "fell"}),
 ]
 
 
-def test_wins_and_scores_by_their_usual_names():
-    assert win_of({}) is None
-    assert win_of({"is_win": 0}) is False
-    assert win_of({"is_success": True}) is True
-    assert score_diff_of({"vp_diff": 3}) == 3.0
-    assert score_diff_of({"vp": 3}) is None
-
-
 def test_the_users_names_are_read_as_the_usual_ones():
-    assert QualityKeys().read(ENDS[0][2]) is ENDS[0][2], "nothing named, nothing copied"
     told = KEYS.read(ENDS[1][2])
-    assert (told["is_win"], told["end_reason"], told["scores"]) == (False, "fell", {"vp": 11.0, "damage": 3.5})
+    assert (told["is_win"], told["end_reason"], told[SCORES]) == (False, "fell", {"vp": 11.0, "damage": 3.5})
     assert told["victory"] == 0
-    assert "scores" not in ENDS[1][2]
+    assert SCORES not in ENDS[1][2]
 
 
 def test_named_scores_have_means_and_intervals():
@@ -45,7 +36,7 @@ def test_named_scores_have_means_and_intervals():
 
 
 def test_keys_that_no_info_has_are_named_with_what_there_was():
-    found = summarise(ENDS, QualityKeys("won", ("vp", "how"), "why"))
+    found = summarise(ENDS, InfoReader("won", ("vp", "how"), "why"))
     assert found["untold"]["missing"] == ["env.win_key=won", "env.end_key=why", "env.score_keys=[how]"]
     assert found["untold"]["held"] == ["victory (0)", "vp (11)", "damage (3.5)", "how (fell)"]
     assert (found["scores"], found["win_rate"]) == (["vp"], None)
