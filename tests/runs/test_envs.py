@@ -156,6 +156,8 @@ POOL = ("env=gym", "env.id=CartPole-v1", "env.backend=envpool", "algo=ppo")
         ((*NATIVE, "env.wrappers=[a:B]"), r"env.wrappers=\['a:B'\] does not go with .* take vec_env=dummy or shared$"),
         (("vec_env=auto", "action_repeat=2"), "action_repeat=2 does not go with the native batch .*vec_env=dummy"),
         ((*POOL, "action_repeat=2"), "action_repeat=2 does not go with env.backend=envpool.*env.backend=gymnasium$"),
+        ((*POOL, "env.masks=legal"), "env.masks=legal does not go with env.backend=envpool"),
+        (("vec_env=auto", "env.masks=legal"), "env.masks=legal does not go with the native batch .*vec_env=dummy"),
         ((*POOL, "env.wrappers=[a:B]"), r"env.wrappers=\['a:B'\] does not go with env.backend=envpool"),
         (
             ("env.entry_point=a:B", "env.backend=envpool", "algo=ppo"),

@@ -70,11 +70,11 @@ def test_the_real_infos_are_kept():
     assert adapter.infos()[2] == {"TimeLimit.truncated": False}
 
 
-@pytest.mark.parametrize("dtype", [np.bool_, np.int8, np.float32, list])
+@pytest.mark.parametrize("dtype", [np.bool_, np.int8, np.float32, list, "what is added to logits"])
 def test_masks_of_any_type_become_bool(dtype, monkeypatch: pytest.MonkeyPatch):
     adapter = SlotAdapter(toy_gym_vec())
     row = [0, 1, 1, 0, 1, 1, 1, 1]
-    given = row if dtype is list else np.array(row, dtype)
+    given = np.where(row, 0.0, -np.inf) if isinstance(dtype, str) else row if dtype is list else np.array(row, dtype)
     monkeypatch.setattr(adapter.env, "env_method", lambda name: [given] * 5)
     masks = adapter.read_masks()
     assert masks.dtype == np.bool_

@@ -16,7 +16,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
-from fasttrain.batch import BoolArray, EmptyMasks, FinishedEpisode, Float32Array
+from fasttrain.batch import BoolArray, EmptyMasks, FinishedEpisode, Float32Array, each_array
 from fasttrain.buffers.prefetch import Direct
 from fasttrain.buffers.sequences import Memory
 from fasttrain.engines.engine import Engine, EngineSettings
@@ -172,11 +172,7 @@ def _kept(source: SlotSource, place: Any) -> Any:
         return observations
     if place is None:
         return copy_observations(observations)
-    if isinstance(observations, dict):
-        for key, part in observations.items():
-            np.copyto(place[key], part)
-    else:
-        np.copyto(place, observations)
+    each_array(np.copyto, place, observations)
     return place
 
 
@@ -226,9 +222,7 @@ def bootstrap_truncated(
     if not cut:
         return
     for together in [cut] if engine.settings.kind == "kernels" else [[episode] for episode in cut]:
-        last: Any = [episode.final_observation for episode in together]
-        keyed = isinstance(last[0], dict)
-        stacked = {key: np.stack([row[key] for row in last]) for key in last[0]} if keyed else np.stack(last)
+        stacked = each_array(lambda *rows: np.stack(rows), *(episode.final_observation for episode in together))
         rows = [episode.env_index for episode in together]
         found = engine.values(stacked, None if after is None else Memory.within(after, rows))
         rewards[rows] += np.float32(gamma) * found

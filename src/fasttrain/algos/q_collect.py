@@ -12,7 +12,7 @@ from stable_baselines3.common.type_aliases import RolloutReturn, TrainFreq
 from stable_baselines3.common.utils import should_collect_more_steps
 
 from fasttrain.algos.fast import Came, note_episodes, read_masks
-from fasttrain.batch import LAST_MASKS, BoolArray, FinishedEpisode, draw_choices, opened
+from fasttrain.batch import LAST_MASKS, BoolArray, FinishedEpisode, draw_choices, each_array, opened
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.engines.guard import check_step
 from fasttrain.engines.heads import action_dims
@@ -143,8 +143,4 @@ def _put_last(next_obs: Any, episode: FinishedEpisode, normalizer: Any) -> None:
         return
     if normalizer is not None:
         last = normalizer.unnormalize_obs(last)
-    if isinstance(next_obs, dict):
-        for key, part in next_obs.items():
-            part[episode.env_index] = last[key]
-    else:
-        next_obs[episode.env_index] = last
+    each_array(lambda part, seen: part.__setitem__(episode.env_index, seen), next_obs, last)

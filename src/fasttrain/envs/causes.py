@@ -5,6 +5,7 @@ Each question is answered by an experiment with fresh envs. Where it leaves seve
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import subprocess
@@ -83,9 +84,8 @@ def _start_after(play: Play, choices: int, steps: int) -> tuple[Frame, int]:
     """The start from SEED after `steps` random steps at most of another episode, and how many those were."""
     play.rng = np.random.default_rng(choices)
     play.action_space.seed(choices)
-    moment = play.reset(SEED + 1)
-    while not moment.ended and play.length < steps:
-        moment = play.step(play.draw(moment.mask))
+    for _ in play.episode(SEED + 1, steps):
+        pass
     taken = play.length
     return frame_of(play.reset(SEED)), taken
 
@@ -93,8 +93,8 @@ def _start_after(play: Play, choices: int, steps: int) -> tuple[Frame, int]:
 def _renamed(playing: Playing) -> str:
     """How whole numbers of the observation were others the second time, one for one; empty where they were not."""
     with playing() as play:
-        first, actions = _numbers(play, None)
-        second, _ = _numbers(play, actions)
+        first, actions = _numbers(play, PAST_STEPS)
+        second, _ = _numbers(play, len(actions), lambda _: actions[play.length])
     if len(first) != len(second) or any(one.shape != other.shape for one, other in zip(first, second, strict=True)):
         return ""
     pairs = {(one, other) for one, other in zip(np.concatenate(first), np.concatenate(second), strict=True)}
@@ -106,22 +106,16 @@ def _renamed(playing: Playing) -> str:
     return ", ".join(f"{one:g} → {other:g}" for one, other in changed[:3])
 
 
-def _numbers(play: Play, actions: Sequence[Any] | None) -> tuple[list[np.ndarray[Any, Any]], list[Any]]:
-    """The observations of an episode from SEED, flat; with the actions, which are drawn if they are not given."""
-    space, moment = play.env.observation_space, play.reset(SEED)
-    seen, taken = [_flat(space, moment.observation)], []
-    while not moment.ended and play.length < PAST_STEPS:
-        taken.append(play.draw(moment.mask) if actions is None else actions[play.length])
-        moment = play.step(taken[-1])
-        seen.append(_flat(space, moment.observation))
-        if actions is not None and play.length >= len(actions):
-            break
-    return seen, taken
-
-
-def _flat(space: spaces.Space[Any], observation: Any) -> np.ndarray[Any, Any]:
-    flat: Any = spaces.flatten(space, observation)
-    return np.ravel(flat)
+def _numbers(
+    play: Play, steps: int, choose: Callable[[Moment], Any] | None = None
+) -> tuple[list[np.ndarray[Any, Any]], list[Any]]:
+    """The observations of an episode from SEED, flat, and its actions."""
+    seen, taken = list[np.ndarray[Any, Any]](), list[Any]()
+    for moment in play.episode(SEED, steps, choose):
+        flat: Any = spaces.flatten(play.env.observation_space, moment.observation)
+        seen.append(np.ravel(flat))
+        taken.append(moment.action)
+    return seen, taken[1:]
 
 
 # --- a refused action
@@ -138,13 +132,13 @@ def refused(play: Play, what: str, deadline: float) -> Finding:
         if cases >= 6 or time.perf_counter() > deadline:
             break
         moments: list[Moment] = []
-        action: Any = None
         try:
-            moments.append(play.reset(seed))
-            while not moments[-1].ended and len(moments) < HORIZON and time.perf_counter() < deadline:
-                action = play.draw(moments[-1].mask)
-                moments.append(play.step(action))
+            for moment in play.episode(seed, HORIZON):
+                moments.append(moment)
+                if time.perf_counter() > deadline:
+                    break
         except PlayError:
+            action = play.action
             after = _instead(play, seed, moments, action)
             passed += after is not None
             if after is not None and after.mask is not None:
@@ -200,14 +194,9 @@ def interference_from_outside(beside: Beside, playing: Playing, recorded: Sequen
 
 def _endless(play: Play) -> Iterator[None]:
     """Random play, a step at a time, of other episodes than those that are recorded."""
-    seed = SEED + 1
-    while True:
-        moment = play.reset(seed)
-        yield
-        while not moment.ended:
-            moment = play.step(play.draw(moment.mask))
+    for seed in itertools.count(SEED + 1):
+        for _ in play.episode(seed, sys.maxsize):
             yield
-        seed += 1
 
 
 @contextmanager
@@ -279,10 +268,4 @@ def unused_range(play: Play, deadline: float) -> str:
 
 
 def _held(play: Play, seed: int, action: Any) -> list[tuple[Any, ...]]:
-    frames = [frame_of(play.reset(seed))]
-    moment = play.step(action)
-    frames.append(frame_of(moment))
-    while not moment.ended and play.length < HELD_STEPS:
-        moment = play.step(action)
-        frames.append(frame_of(moment))
-    return [frame[1:4] for frame in frames]
+    return [frame_of(moment)[1:4] for moment in play.episode(seed, HELD_STEPS, lambda _: action)]

@@ -214,10 +214,11 @@ class _Checkup:
 
             try:
                 moment = play.run(0.35 * self.max_seconds, self.max_steps, watch)
-                if not witness.ends and not _limited(play.env):
+                limited = any(isinstance(layer, gymnasium.wrappers.TimeLimit) for layer in layers(play.env))
+                if not witness.ends and not limited:
                     self._wait_for_an_end(play, moment)
                 elif witness.reward_seems_constant():
-                    self._wait_for_another_reward(play, moment, witness)
+                    self._wait(play, moment, lambda: not witness.reward_seems_constant(), witness.outcome)
             except PlayError as error:
                 fault = error
             self.findings += witness.findings()
@@ -240,9 +241,6 @@ class _Checkup:
             )
         elif not play.lengths:
             self.not_checked.append(f"whether episodes end: none did in {play.length:,} steps")
-
-    def _wait_for_another_reward(self, play: Play, moment: Moment, witness: Witness) -> None:
-        self._wait(play, moment, lambda: not witness.reward_seems_constant(), witness.outcome)
 
     def _wait(self, play: Play, moment: Moment, over: Callable[[], bool], watch: Watch = lambda _: None) -> None:
         deadline, most = time.perf_counter() + 0.35 * self.max_seconds, play.total_steps + PATIENCE_STEPS
@@ -326,8 +324,3 @@ class _Checkup:
         text = f"two copies of the env {where} influence each other: with another one played in turns, {what}"
         self.findings.append(found("copies_not_independent", text))
         return "machine" if outside else "process"
-
-
-def _limited(env: Env) -> bool:
-    """Whether Gymnasium cuts the episodes, however long it takes."""
-    return any(isinstance(layer, gymnasium.wrappers.TimeLimit) for layer in layers(env))

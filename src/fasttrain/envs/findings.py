@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from fasttrain.batch import BoolArray
-from fasttrain.envs.answers import as_reward
+from fasttrain.envs.answers import as_reward, misfits
 from fasttrain.envs.masks import head_masks
 from fasttrain.envs.probe import Moment
 from fasttrain.errors import EnvError
@@ -67,91 +67,6 @@ class _Seen:
     count: int
     text: str
     excess: float
-
-
-Misfit = tuple[str, str, str, float]  # code, where, what, by how much
-
-
-def misfits(space: spaces.Space[Any], value: Any, where: str = "the observation") -> Iterator[Misfit]:
-    """How `value` differs from its declared `space`, part by part."""
-    if isinstance(space, spaces.Dict):
-        if not isinstance(value, Mapping):
-            yield "wrong_shape", where, f"is a {type(value).__name__}, declared {space}", 0
-            return
-        for key, part in space.spaces.items():
-            if key in value:
-                yield from misfits(part, value[key], f"{where}[{key!r}]")
-            else:
-                yield "wrong_shape", f"{where}[{key!r}]", "is declared and missing", 0
-    elif isinstance(space, spaces.Tuple):
-        if not isinstance(value, (tuple, list)) or len(value) != len(space.spaces):
-            yield "wrong_shape", where, f"is no tuple of {len(space.spaces)} parts, declared {space}", 0
-            return
-        for index, part in enumerate(space.spaces):
-            yield from misfits(part, value[index], f"{where}[{index}]")
-    elif isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
-        yield from _array_misfits(space, value, where)
-    elif not space.contains(value):
-        yield "wrong_shape", where, f"is not in {space}", 0
-
-
-def _array_misfits(space: Any, value: Any, where: str) -> Iterator[Misfit]:
-    try:
-        array = np.asarray(value)
-    except ValueError as error:  # ragged lists
-        yield "wrong_shape", where, f"is not an array ({error})", 0
-        return
-    if array.dtype.kind not in "biuf":
-        yield "wrong_shape", where, f"holds {array.dtype}, declared {space}", 0
-    elif array.shape != space.shape:
-        code = "odd_shape" if _fits(array.shape, space.shape) else "wrong_shape"
-        yield code, where, f"has shape {array.shape}, declared {space.shape}", 0
-    elif array.dtype.kind == "f" and not np.isfinite(array).all():
-        index = _first(~np.isfinite(array))
-        yield "observation_not_finite", where, f"is {array[index]} at index {_plain(index)}", 0
-    else:
-        yield from _value_misfits(space, array, where)
-
-
-def _fits(shape: tuple[int, ...], declared: tuple[int, ...]) -> bool:
-    """Whether NumPy writes an array of that shape into one of the declared shape, as vectorized envs do."""
-    extra = len(shape) - len(declared)
-    shape = shape[extra:] if extra > 0 and set(shape[:extra]) == {1} else shape
-    return len(shape) <= len(declared) and all(
-        size in (1, wanted) for size, wanted in zip(shape[::-1], declared[::-1], strict=False)
-    )
-
-
-def _value_misfits(space: Any, array: np.ndarray[Any, Any], where: str) -> Iterator[Misfit]:
-    low, high = _bounds(space)
-    # Bounds are stored in the space's precision: 0.7 exceeds float32(0.7) by 1e-8.
-    excess = np.maximum(np.subtract(low, array, dtype=np.float64), np.subtract(array, high, dtype=np.float64))
-    excess = np.where(excess > 1e-6 * np.maximum(1.0, np.abs(array)), excess, 0.0)
-    if excess.any():
-        index = np.unravel_index(int(np.argmax(excess)), excess.shape)
-        bound = f"{np.broadcast_to(low, array.shape)[index]:g} to {np.broadcast_to(high, array.shape)[index]:g}"
-        text = f"is {array[index]:g} at index {_plain(index)}, declared {bound}"
-        yield "out_of_bounds", where, text if array.ndim else f"is {array}, declared {bound}", float(excess.max())
-    elif space.dtype.kind in "biu" and array.dtype.kind == "f" and (array != np.floor(array)).any():
-        text = f"holds fractions ({array[_first(array != np.floor(array))]:g}), declared {space.dtype}"
-        yield "wrong_dtype", where, text, 0
-
-
-def _bounds(space: Any) -> tuple[Any, Any]:
-    if isinstance(space, spaces.Box):
-        return space.low, space.high
-    if isinstance(space, spaces.MultiBinary):
-        return 0, 1
-    last = space.start + (space.n if isinstance(space, spaces.Discrete) else space.nvec) - 1
-    return space.start, last
-
-
-def _first(flags: np.ndarray[Any, Any]) -> tuple[Any, ...]:
-    return np.unravel_index(int(np.argmax(flags)), flags.shape)
-
-
-def _plain(index: tuple[Any, ...]) -> Any:
-    return int(index[0]) if len(index) == 1 else tuple(int(i) for i in index)
 
 
 def fingerprint(value: Any) -> Any:

@@ -7,7 +7,7 @@ import os
 import pickle
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -105,6 +105,7 @@ class Play:
         self.resets_s: list[float] = []
         self.total_steps = 0
         self.length = 0  # steps of this episode that were begun
+        self.action: Any = None  # of the last of these
         self.warm_up_s = 0.0
         self._lenient = lenient
         self._action_masks = env.get_wrapper_attr("action_masks") if self.has_masks else None
@@ -112,7 +113,6 @@ class Play:
         self._infos_bytes: list[int] = []
         self._cpu_s: list[float] = []  # of steps
         self._kept_off = KeptOff()
-        self._action: Any = None
 
     def run(self, max_seconds: float, max_steps: int, watch: Watch = lambda _: None) -> Moment:
         """Play from a seeded reset; `watch` sees every moment. Returns the last, for `go_on`."""
@@ -139,8 +139,16 @@ class Play:
             if enough():
                 return moment
 
+    def episode(self, seed: int, most: int, choose: Callable[[Moment], Any] | None = None) -> Iterator[Moment]:
+        """From a seeded reset on, `most` steps at most, by random legal actions or by those that `choose` gives."""
+        moment = self.reset(seed)
+        yield moment
+        while not moment.ended and self.length < most:
+            moment = self.step(self.draw(moment.mask) if choose is None else choose(moment))
+            yield moment
+
     def reset(self, seed: int | None = None) -> Moment:
-        self.length, self._action = 0, None
+        self.length, self.action = 0, None
         self.place.reset(seed)
         began = time.perf_counter()
         try:
@@ -158,7 +166,7 @@ class Play:
         return Moment(None, observation, 0.0, False, False, {} if info is None else info, self._mask(), False)
 
     def step(self, action: Any) -> Moment:
-        self._action = action
+        self.action = action
         self.length += 1  # before: a step that fails has its number too
         self.place.step(self.length)
         kept_off, cpu_began, began = self._kept_off.seconds(), time.process_time(), time.perf_counter()
@@ -193,9 +201,9 @@ class Play:
         return random_legal_action(self.action_space, mask, self.rng)
 
     def position(self) -> str:
-        if self._action is None:
+        if self.action is None:
             return "the start of an episode of random legal play"
-        return f"step {self.length} of an episode of random legal play (last action {self._action})"
+        return f"step {self.length} of an episode of random legal play (last action {self.action})"
 
     def costs(self) -> ProbeResult:
         """What was measured; at least one step and one reset must have been."""
@@ -238,7 +246,7 @@ class Play:
     def _failed(self, error: BaseException, at_action: bool = False) -> PlayError:
         what = f"env {self.env.unwrapped} failed at {self.position()}: {blame(error)}"
         shape = isinstance(error, (TypeError, ValueError)) and re.search(r"unpack|unexpected keyword", str(error))
-        if self._action is None and shape:  # a wrapper found out
+        if self.action is None and shape:  # a wrapper found out
             return PlayError("raised", what, "reset(self, *, seed=None, options=None) must return (observation, info)")
         return PlayError("raised", what, at_action=at_action)
 

@@ -192,7 +192,7 @@ class Branches:
         for steps in (1, 2, 3, 5, 8) if self._play.has_masks else ():
             if self.wrong_mask or self.carries_over or self._affordable_steps() < steps:
                 return
-            for _ in self._episode(SEED + steps, steps):
+            for _ in self._play.episode(SEED + steps, steps):
                 pass
             self._replayed(SEED, [first])
 
@@ -215,7 +215,7 @@ class Branches:
         usual = min((len(pair.one) for pair in self.pairs), default=0)
         wanted_at = int(self._rng.integers(max(1, min(20, usual // 2))))  # early, so that much comes after
         moments, one = list[Moment](), list[Frame]()
-        for moment in self._episode(seed, min(horizon, wanted_at + 2) if short else horizon):
+        for moment in self._play.episode(seed, min(horizon, wanted_at + 2) if short else horizon):
             moments.append(moment)
             one.append(frame_of(moment))  # at once: an env may write into the array that it returned
         self.episodes.append(one)
@@ -239,15 +239,6 @@ class Branches:
         if not moments[-1].ended and len(other) > len(one):
             other.pop()  # the first was cut, not ended
         return Pair(one, other, parted, same_next)
-
-    def _episode(self, seed: int, steps: int) -> Iterator[Moment]:
-        moment = self._play.reset(seed)
-        yield moment
-        for _ in range(steps):
-            if moment.ended:
-                return
-            moment = self._play.step(self._play.draw(moment.mask))
-            yield moment
 
     def _replayed(self, seed: int, prefix: Sequence[Frame]) -> list[Frame] | None:
         """The prefix played again; None, with the reason noted, if it came out otherwise."""

@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # signal.getsignal makes enums, which takes longer than all the rest
 import importlib
-import importlib.util
 import os
 import random
 import signal
 import sys
 import sysconfig
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.abc import MetaPathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -138,7 +137,6 @@ def import_user_module(name: str, folder: str, option: str) -> ModuleType:
 
 
 TRAINS = 'trains a model: put what trains under `if __name__ == "__main__":`'
-ALGORITHM = "stable_baselines3.common.base_class"
 
 
 def is_importing() -> bool:
@@ -151,50 +149,23 @@ def is_importing() -> bool:
 
 @contextmanager
 def _nothing_learned() -> Iterator[None]:
-    """Inside, `learn` of SB3's algorithms raises, also where SB3 is first imported inside, which a worker leaves to the
-    user's modules: a script that trains as it is imported would train in every process, and write over its model."""
-    stopped: list[tuple[Any, Any]] = []
+    """Inside, `learn` of SB3's algorithms raises where it asks for the time at which it starts: a script that trains as
+    it is imported would train in every process, and write over its model.
 
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise EnvSpecError(TRAINS)
+    SB3 itself cannot be changed here: a worker leaves it to the user's modules to import it.
+    """
+    time_ns = time.time_ns
 
-    def stop(module: Any) -> None:
-        stopped.append((module.BaseAlgorithm, module.BaseAlgorithm._setup_learn))
-        module.BaseAlgorithm._setup_learn = refuse
+    def refuse_to_learn() -> int:
+        if sys._getframe(1).f_code.co_name == "_setup_learn":
+            raise EnvSpecError(TRAINS)
+        return time_ns()
 
-    finder = _AfterImport(ALGORITHM, stop)
-    if ALGORITHM in sys.modules:
-        stop(sys.modules[ALGORITHM])
-    else:
-        sys.meta_path.insert(0, finder)
+    time.time_ns = refuse_to_learn
     try:
         yield
     finally:
-        if finder in sys.meta_path:
-            sys.meta_path.remove(finder)
-        for algorithm, begin in stopped:
-            algorithm._setup_learn = begin
-
-
-class _AfterImport(MetaPathFinder):
-    """Calls `then(module)` once when the module `name` has been imported."""
-
-    def __init__(self, name: str, then: Callable[[Any], None]) -> None:
-        self.name, self.then = name, then
-
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
-        if fullname != self.name:
-            return None
-        sys.meta_path.remove(self)
-        spec: Any = importlib.util.find_spec(fullname)
-        run = spec.loader.exec_module
-
-        def exec_module(module: Any) -> None:
-            run(module)
-            self.then(module)
-
-        spec.loader.exec_module = exec_module
-        return spec
+        time.time_ns = time_ns
 
 
 def look_up(entry: str, option: str, folder: str | None = None) -> Any:

@@ -30,6 +30,7 @@ def check_native_options(config: Config) -> None:
         "env.wrappers": list(env.wrappers),
         "algo.memory_inputs": list(memory_inputs(config)),
         "action_repeat": config.action_repeat if config.action_repeat > 1 else None,
+        "env.masks": env.masks,
     }
     if env.backend == "envpool":
         asked["env.entry_point"] = env.entry_point
@@ -38,7 +39,7 @@ def check_native_options(config: Config) -> None:
         asked["env.max_episode_steps"] = env.max_episode_steps
         batch, way_out = "env.backend=daemons: the engine plays", "the game's own class to do it"
     elif env.backend == "vector" or config.vec_env == "vector":
-        asked["env.max_episode_steps"] = env.max_episode_steps if env.entry_point else None
+        asked |= {"env.max_episode_steps": env.max_episode_steps if env.entry_point else None, "env.masks": None}
         batch, way_out = "a VectorEnv, which steps all envs itself", "env.backend=gymnasium with vec_env=auto"
     else:
         asked["env.max_episode_steps"] = env.max_episode_steps
@@ -73,10 +74,10 @@ def check_batch(config: Config) -> tuple[str, spaces.Space[Any], spaces.Space[An
     what = _name(config)
     env = None if config.env.backend == "envpool" and config.algo.spec.masks == "must" else made_batch(config, 1)
     if env is None or (config.algo.spec.masks == "must" and not env.has_attr("action_masks")):
-        sought = config.env.masks or LOOKED_FOR.replace("info[", "infos[")
-        raise ConfigError(
-            f"{what} has no action masks (looked for {sought}): take algo=ppo or dqn, or env.masks=METHOD"
-        )
+        sought, others = config.env.masks or LOOKED_FOR.replace("info[", "infos["), "take algo=ppo or dqn"
+        if config.env.backend in ("envpool", "daemons"):
+            raise ConfigError(f"{what} has no action masks: {others}")
+        raise ConfigError(f"{what} has no action masks (looked for {sought}): {others}, or env.masks=METHOD")
     late = isinstance(env, GymVecEnv) and env.resets_late
     env.close()
     if late and (config.engine == "stock" or not config.algo.spec.has_fast):

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvStepReturn
 
 from fasttrain.batch import BoolArray, FinishedEpisode, Int64Array, Observations, Slots, each_array
+from fasttrain.envs.masks import FlatMasks
 from fasttrain.envs.retrace import closed
 from fasttrain.errors import EnvError
 from fasttrain.spec.infos import record_of, truth
@@ -266,6 +267,7 @@ class SlotAdapter(RunningEpisodes):
         self.env = env
         self.num_envs = env.num_envs
         self._masked: bool | None = None  # asked once, when first needed: it is a call into every worker
+        self._flat_masks = FlatMasks(0)  # `legal` alone, which takes any width
         self._infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         self.slots = empty_slots(env.observation_space, env.action_space, self.num_envs)
         self.count_episodes(self.num_envs)
@@ -288,8 +290,7 @@ class SlotAdapter(RunningEpisodes):
         if not self.masked:
             return None
         rows = self.env.env_method(MASK_METHOD)
-        masks = np.stack([np.asarray(row).reshape(-1) for row in rows])
-        self.slots.action_masks = masks if masks.dtype == np.bool_ else masks != 0  # int8 and float masks are common
+        self.slots.action_masks = self._flat_masks.legal(np.stack([np.asarray(row).reshape(-1) for row in rows]))
         return self.slots.action_masks
 
     def step_slots(self, actions: NDArray[Any]) -> None:
