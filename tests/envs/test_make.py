@@ -179,7 +179,7 @@ def test_users_wrappers_lie_inside_masks_and_lean_info_outside_the_limit(write_m
         ("wrap_make_u:Nois", "wrappers entry wrap_make_u:Nois: module 'wrap_make_u' has no 'Nois'; did you mean 'N"),
         ("wrap_make_u", r"env\.wrappers entry wrap_make_u: expected module:Name, e\.g\. my_game\.parts:Mine"),
         ("wrap_mak_u:Noisy", "entry wrap_mak_u:Noisy: no module named 'wrap_mak_u'.*did you mean 'wrap_make_u'"),
-        ("wrap_make_u:LIMIT", "expected a class or function, wrap_make_u:LIMIT is 3"),
+        ("wrap_make_u:LIMIT", "expected a class or function, it is 3"),
         (
             "wrap_make_u:broken",
             r"wrap_make_u:broken could not wrap <Noisy<Game.*KeyError: 5 \(wrap_make_u.py:\d+, in b",
@@ -301,7 +301,7 @@ def test_missing_attribute_suggests_names_of_the_module(write_module: WriteModul
 def test_things_that_are_no_env(write_module: WriteModule) -> None:
     old = "class Old:\n    def reset(self): return 0\n    def step(self, action): return 0, 0.0, False, {}\n"
     write_module("game_make_k", GAME + "LIMIT = 3\n\n" + old + "gymnasium.register('MakeK-v0', entry_point=Old)\n")
-    assert "LIMIT is 3" in message_of(entry_point="game_make_k:LIMIT")
+    assert "it is 3" in message_of(entry_point="game_make_k:LIMIT")
     assert "not a gymnasium.Env but game_make_k.Deck;" in message_of(entry_point="game_make_k:Deck")
     message = message_of(id="game_make_k:MakeK-v0")
     assert "not a gymnasium.Env but game_make_k.Old" in message

@@ -187,7 +187,10 @@ def test_the_policy_fits_the_observations():
     ("argument", "text"),
     [
         ("otho_init=false", "^unknown key 'algo.policy_kwargs.otho_init'; did you mean 'ortho_init'"),
-        ("optimizer_class=torch.optim.SGD", "got 'torch.optim.SGD'; did you mean torch.optim:SGD?"),
+        (
+            "optimizer_class=torch.optim.SGD",
+            "optimizer_class=torch.optim.SGD: expected module:Name.*; did you mean torch.optim:SGD?",
+        ),
         ("optimizer_class=torch.optim:SDG", "module 'torch.optim' has no 'SDG'; did you mean 'SGD'?"),
         ("optimizer_class=torch.nn:Linear", "must be derived from torch.optim.optimizer.Optimizer"),
         ("features_extractor_class=torch.nn:Linear", "must be derived from .*BaseFeaturesExtractor"),

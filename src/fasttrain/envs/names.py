@@ -43,14 +43,14 @@ def callable_at(entry: str, option: str, folder: str | None = None, kind: Any = 
     found, wanted = look_up(entry, option, folder), only or kind
     is_class = isinstance(found, type)
     if not callable(found) or (only is not None and not is_class):
-        raise EnvSpecError(f"{option}: expected a class{'' if only else ' or function'}, {entry} is {found!r:.80}")
+        raise EnvSpecError(f"{option}: expected a class{'' if only else ' or function'}, it is {found!r:.80}")
     if wanted is not None and is_class and not issubclass(found, wanted):
-        raise EnvSpecError(f"{option}: {entry} must be derived from {wanted.__module__}.{wanted.__qualname__}")
+        raise EnvSpecError(f"{option} must be derived from {wanted.__module__}.{wanted.__qualname__}")
     plain = isinstance(found, (type, FunctionType, BuiltinFunctionType))  # else its class tells where that is from
     home = str((plain and found.__module__) or entry).partition(":")[0].partition(".")[0]
     if home not in DATA_TYPES and _is_pythons(home):
         raise EnvSpecError(
-            f"{option}: {entry} is a part of Python's own library, which is not called from a configuration; write a "
+            f"{option} is a part of Python's own library, which is not called from a configuration; write a "
             "function of yours that calls it, and name that"
         )
     return found
@@ -78,7 +78,7 @@ def resolved(value: Any, option: str, folder: str | None = None, supplies: Suppl
     target = value.get("call")
     if not isinstance(target, str) or not NAME.fullmatch(target):
         return arguments(value, f"{option}.", folder, supplies)
-    maker = callable_at(target, option, folder)
+    maker = callable_at(target, f"{option}: {target}", folder)
     parts = arguments(
         {key: each for key, each in value.items() if key != "call"}, f"{option}.", folder, supplies, maker
     )

@@ -179,7 +179,7 @@ def look_up(entry: str, option: str, folder: str | None = None) -> Any:
     if not module_name or not path:
         head, _, last = entry.rpartition(".")
         written = f"; did you mean {head}:{last}?" if head and last.isidentifier() else ""
-        raise EnvSpecError(f"{option}: expected module:Name, e.g. my_game.parts:Mine, got {entry!r}{written}")
+        raise EnvSpecError(f"{option}: expected module:Name, e.g. my_game.parts:Mine{written}")
     found: Any = import_user_module(module_name, os.getcwd() if folder is None else folder, option)
     try:
         for name in path.split("."):

@@ -231,7 +231,7 @@ def _shared(config: Config, num_envs: int, scout: Scout | None) -> SharedMemoryV
 
 
 def _native_game(config: Config, num_envs: int) -> Any:
-    game = callable_at(str(config.env.native_game), "env.native_game")
+    game = callable_at(str(config.env.native_game), f"env.native_game={config.env.native_game}")
     kwargs = arguments(env_kwargs(config), "env.kwargs.")
     try:
         made = game(num_envs, **kwargs)

@@ -86,7 +86,7 @@ def algorithm_class(config: Config, fast: bool) -> Any:
     base, own = config.algo.spec.load(fast), config.algo.entry_point
     if own is None:
         return base
-    found = callable_at(own, "algo.entry_point")
+    found = callable_at(own, f"algo.entry_point={own}")
     if not (isinstance(found, type) and issubclass(found, base)):
         raise ConfigError(
             f"algo.entry_point={own}: algo={config.algo.name} with engine={config.engine} takes a class derived from "

@@ -201,7 +201,7 @@ def policy_class(config: Config, observation: spaces.Space[Any]) -> Any:
     """
     algo = config.algo
     if ":" in algo.policy:
-        return callable_at(algo.policy, "algo.policy", only=BasePolicy)
+        return callable_at(algo.policy, f"algo.policy={algo.policy}", only=BasePolicy)
     return algo.spec.load(is_fast(config)).policy_aliases[policy_for(algo, observation, algo.spec.policies)]
 
 
@@ -232,7 +232,9 @@ def policy_kwargs(algo: AlgoConfig) -> dict[str, Any]:
     for name, value in algo.policy_kwargs.items():
         option, kind = f"algo.policy_kwargs.{name}", CLASSES.get(name)
         kwargs[name] = (
-            callable_at(value, option, only=kind) if kind and isinstance(value, str) else resolved(value, option)
+            callable_at(value, f"{option}={value}", only=kind)
+            if kind and isinstance(value, str)
+            else resolved(value, option)
         )
     if algo.net_arch is not None:
         arch = algo.net_arch
