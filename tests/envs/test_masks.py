@@ -16,7 +16,6 @@ from fasttrain.envs.masks import (
     ActionMasks,
     FlatMasks,
     find_mask_convention,
-    flat_mask,
     head_sizes,
     is_legal,
     mask_width,
@@ -182,7 +181,7 @@ def test_masks_per_head_are_flattened_in_order(mask: Any) -> None:
 
 
 def test_equal_heads_may_come_as_a_matrix() -> None:
-    assert flat_mask(np.eye(2), 4).tolist() == [True, False, False, True]
+    assert FlatMasks(4)(np.eye(2)).tolist() == [True, False, False, True]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from fasttrain.vec.shared import SharedMemoryVecEnv
-from fasttrain.vec.worker_start import ONE_THREAD, one_thread_environment
+from fasttrain.vec.worker_start import ONE_THREAD, SAFE_PATH, inherited, safe_path
 from worker_toys import Walker, signals_rained, walkers
 
 TESTS = Path(__file__).parent.parent
@@ -24,12 +24,15 @@ TESTS = Path(__file__).parent.parent
 def test_the_trainers_environment_is_put_back(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    monkeypatch.setenv(SAFE_PATH, "1")
     before = dict(os.environ)
-    with one_thread_environment():
+    with inherited(ONE_THREAD):
         assert all(os.environ[name] == "1" for name in ONE_THREAD)
     assert dict(os.environ) == before
-    with suppress(KeyError), one_thread_environment():
+    with suppress(KeyError), inherited(ONE_THREAD):
         raise KeyError
+    with safe_path():
+        assert dict(os.environ) == before
     assert dict(os.environ) == before
 
 

@@ -328,7 +328,7 @@ def _check_kwargs(creator: Callable[..., Any], kwargs: Mapping[str, Any], spec: 
         return
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     accepted = [p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in named]
-    tail = f"; {_name_of(creator)} accepts: {', '.join(accepted) or 'no arguments'}"
+    tail = f"; {getattr(creator, '__qualname__', creator)} accepts: {', '.join(accepted) or 'no arguments'}"
     names = [p.name for p in named]
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     for key in kwargs:
@@ -373,7 +373,3 @@ def _not_an_env(spec: EnvSpec, found: type) -> str:
             "options=)"
         )
     return f"{message}; the name must lead to a gymnasium.Env class or a function that returns one"
-
-
-def _name_of(creator: Callable[..., Any]) -> str:
-    return getattr(creator, "__qualname__", repr(creator))

@@ -226,11 +226,6 @@ class FlatMasks:
         )
 
 
-def flat_mask(mask: Any, width: int, heads: spaces.Dict | None = None) -> BoolArray:  # (A,) bool
-    """One mask as `FlatMasks` reads it."""
-    return FlatMasks(width, heads)(mask)
-
-
 def _by_name(mask: Any, heads: spaces.Dict) -> list[Any]:
     """The masks of the heads in the order of the space's keys. Swapped heads would pass a check of the sum alone."""
     if not isinstance(mask, Mapping) or set(mask) != set(heads.spaces):

@@ -15,7 +15,7 @@ import gymnasium
 import numpy as np
 
 from fasttrain.batch import BoolArray
-from fasttrain.envs.masks import MASKABLE_SPACES, flat_mask, mask_width, random_legal_action
+from fasttrain.envs.masks import MASKABLE_SPACES, FlatMasks, mask_width, random_legal_action
 from fasttrain.envs.user_code import BUILDING, MASKING, Place, blame
 from fasttrain.errors import EnvError, EnvSpecError
 
@@ -109,6 +109,7 @@ class Play:
         self.warm_up_s = 0.0
         self._lenient = lenient
         self._action_masks = env.get_wrapper_attr("action_masks") if self.has_masks else None
+        self._flat_mask = FlatMasks(mask_width(env.action_space) if self.has_masks else 0)
         self._masks_s: list[float] = []
         self._infos_bytes: list[int] = []
         self._cpu_s: list[float] = []  # of steps
@@ -230,11 +231,10 @@ class Play:
             began = time.perf_counter()
             answer = self._action_masks()
             self._masks_s.append(time.perf_counter() - began)
-            mask = flat_mask(answer, mask_width(self.action_space))
-            if self._lenient and not self.unstable_mask:
-                again = flat_mask(self._action_masks(), len(mask))
-                if not np.array_equal(mask, again):
-                    self.unstable_mask = self.position()
+            mask = self._flat_mask(answer)
+            looks_again = self._lenient and not self.unstable_mask
+            if looks_again and not np.array_equal(mask, self._flat_mask(self._action_masks())):
+                self.unstable_mask = self.position()
         except (EnvError, ValueError) as error:  # ValueError: NumPy's, of ragged lists
             text = str(error) if str(error).startswith("env ") else f"env {self.env.unwrapped}: {error}"
             remedy = "give one entry per action, 1 = legal, after every reset and step"

@@ -36,7 +36,7 @@ class ActionRepeat(gymnasium.Wrapper[Any, Any, Any, Any]):
         observation, reward, terminated, truncated, info = self.env.step(action)
         spent_ms = enemy_turn_ms(info)
         for _ in range(self._times - 1):
-            if terminated or truncated or not self._still_legal(action):
+            if terminated or truncated or (self._masks and not is_legal(self.action_space, self._masks(), action)):
                 break
             observation, more, terminated, truncated, info = self.env.step(action)
             reward = reward + more
@@ -45,9 +45,6 @@ class ActionRepeat(gymnasium.Wrapper[Any, Any, Any, Any]):
             perf = info.get("perf")
             info = {**info, "perf": {**(perf if isinstance(perf, Mapping) else {}), "enemy_turn_ms": spent_ms}}
         return observation, reward, terminated, truncated, info
-
-    def _still_legal(self, action: Any) -> bool:
-        return self._masks is None or is_legal(self.action_space, self._masks(), action)
 
 
 class DictActions(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -37,7 +37,7 @@ from fasttrain.vec.games_worker import GamesSettings, Ready
 from fasttrain.vec.groups import GroupStep
 from fasttrain.vec.process import START_METHOD, kill_group
 from fasttrain.vec.worker_memory import Layout, SharedBlock
-from fasttrain.vec.worker_start import one_thread_environment, signals_held, start_function
+from fasttrain.vec.worker_start import ONE_THREAD, inherited, signals_held, start_function
 
 LOOK_EVERY_S = 0.5  # whether workers live
 HUNG_S = 300.0  # without a word, of which there is one a second: as env.step_timeout_s
@@ -331,7 +331,7 @@ class _Process:
             target=start_function, args=("fasttrain.vec.games_worker:serve", theirs, settings), daemon=True,
             name=f"fasttrain-games-{settings.worker}",
         )  # fmt: skip
-        with one_thread_environment(), signals_held():
+        with inherited(ONE_THREAD), signals_held():
             self.process.start()
         theirs.close()
         self._at_exit = Finalize(self, kill_group, (self.process,), exitpriority=50)

@@ -22,12 +22,13 @@ from fasttrain.vec.worker import CALL, CLOSE, FAILED, NO_MAIL, RESULT, STEP, Rea
 from fasttrain.vec.worker_envs import Failure, Settings
 from fasttrain.vec.worker_memory import COMMAND, MAIL, NO_ROW, REPLY, REQUEST, ROW, STEP_NS, Layout, SharedBlock
 from fasttrain.vec.worker_start import (
+    ONE_THREAD,
     Bell,
     Channel,
     DeadlineError,
     acquire,
+    inherited,
     make_semaphore,
-    one_thread_environment,
     opened,
     signals_held,
     start,
@@ -81,7 +82,7 @@ class WorkerProcess:
             target=start, args=(Channel(theirs, go, done), notify, settings), daemon=True,
             name=f"fasttrain-worker-{0 if settings is None else settings.worker}",
         )  # fmt: skip
-        with one_thread_environment(), signals_held():
+        with inherited(ONE_THREAD), signals_held():
             self.process.start()
         theirs.close()
         # A worker ignores SIGTERM, and multiprocessing's own exit handler would wait for it for ever: kill it before.

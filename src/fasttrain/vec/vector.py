@@ -106,11 +106,11 @@ class GymVecEnv(SlotVecEnv):
         )
         slots.resets = slots.rests
         slots.rewards[:], slots.terminations[:], slots.truncations[:] = rewards, terminations, truncations
-        if slots.resets is not None and self.mode is AutoresetMode.NEXT_STEP:
-            slots.rewards[slots.resets] = 0.0
-            slots.terminations[slots.resets] = slots.truncations[slots.resets] = False
         if slots.resets is not None:
             self._lengths[slots.resets] -= 1
+            if self.mode is AutoresetMode.NEXT_STEP:
+                slots.rewards[slots.resets] = 0.0
+                slots.terminations[slots.resets] = slots.truncations[slots.resets] = False
         ended = self.count_step()
         same = self.mode is AutoresetMode.SAME_STEP
         last = _last_observations(infos, self._what) if same and ended.size else observations
@@ -154,8 +154,7 @@ class GymVecEnv(SlotVecEnv):
         return {key: part for key, part in observations.items() if key != self._mask_key}
 
     def _finish(self, index: int, last: Any, infos: Mapping[str, Any]) -> FinishedEpisode:
-        row = last[index] if isinstance(last, np.ndarray) else select_rows(last, index)
-        final = each_array(np.array, self._seen(row))
+        final = each_array(np.array, self._seen(select_rows(last, index)))
         here = {key: values for key, values in infos.items() if not str(key).startswith("_") and key != "rests"}
         told = {key: _plain(values, index) for key, values in here.items() if _told(infos, key, index)}
         return self.end_episode(index, final, told)

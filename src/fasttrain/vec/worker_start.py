@@ -26,8 +26,8 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib import import_module
 from multiprocessing import current_process, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -46,10 +46,10 @@ ONE_THREAD = dict.fromkeys(
 
 
 @contextmanager
-def one_thread_environment() -> Iterator[None]:
-    """Child processes started inside inherit `ONE_THREAD`: a spawned one imports the main script before `start`."""
-    before = {name: os.environ.get(name) for name in ONE_THREAD}
-    os.environ.update(ONE_THREAD)
+def inherited(values: Mapping[str, str]) -> Iterator[None]:
+    """Child processes started inside inherit these values: a spawned one imports the main script before `start`."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
         yield
     finally:
@@ -69,16 +69,12 @@ def hold_signals() -> Any:
 
 
 SAFE_PATH = "PYTHONSAFEPATH"  # from Python 3.11 on: the working directory hides no module of Python's own
+OURS = "fasttrain"  # its value, where the user has set none: any text will do
 
 
-@contextmanager
-def safe_path() -> Iterator[None]:
+def safe_path() -> AbstractContextManager[None]:
     """Of the processes that are started inside."""
-    os.environ[SAFE_PATH] = "1"
-    try:
-        yield
-    finally:
-        os.environ.pop(SAFE_PATH, None)
+    return inherited({SAFE_PATH: os.environ.get(SAFE_PATH) or OURS})
 
 
 @contextmanager
@@ -116,7 +112,8 @@ def start_function(place: str, *arguments: Any) -> None:
 
 def belong_to_the_trainer() -> None:
     """From here on signals do nothing, and the trainer's end is the end of this process and of all that it starts."""
-    os.environ.pop(SAFE_PATH, None)  # what an env starts begins as everywhere
+    if os.environ.get(SAFE_PATH) == OURS:
+        del os.environ[SAFE_PATH]  # what an env starts begins as everywhere
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A program that an env starts inherits what is ignored, but not a handler: its `terminate()` must work.
     signal.signal(signal.SIGTERM, _do_nothing)
