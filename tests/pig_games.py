@@ -20,6 +20,7 @@ sys.path.append(str(ENGINES))  # workers of the tests find the examples there to
 Pig, PigByRequest = (getattr(importlib.import_module("pig"), name) for name in ("Pig", "PigByRequest"))
 Rules = importlib.import_module("pig_engine").Pig  # the same game without an engine
 COMMAND = (sys.executable, "-S", str(ENGINES / "pig_engine.py"))  # without site-packages: it starts faster
+STRICT = (sys.executable, "-S", str(Path(__file__).with_name("strict_engine.py")))
 WAIT_S = 20.0  # until what must come counts as missing
 
 

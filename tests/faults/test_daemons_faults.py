@@ -11,6 +11,7 @@ from engine_faults import KINDS, frames, trainings
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs signals")
 
 
+@pytest.mark.filterwarnings("ignore:daemon . takes . games at once")
 def test_a_training_outlives_an_engine_that_does_everything_wrong(tmp_path: Path):
     found = trainings(1200, 3, tmp_path / "run", print, share=0.0025, starts=0.04)
     assert found["bad"] == []

@@ -20,7 +20,7 @@ from fasttrain import MaskablePPO
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.vec import games
 from fasttrain.vec.games import DaemonVecEnv
-from pig_games import descendants, engines, prudent, settings, until
+from pig_games import STRICT, descendants, engines, prudent, settings, until
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs signals")
 Make = Callable[..., DaemonVecEnv]
@@ -35,11 +35,11 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
 
     def one(num_envs: int = 4, *arguments: Any, game: str = "pig:Pig", **changed: Any) -> DaemonVecEnv:
         where = tmp_path / str(len(made))
-        given = {name: changed.pop(name) for name in ("kwargs", "workers", "asks_again") if name in changed}
+        given = {name: changed.pop(name) for name in ("kwargs", "workers", "asks_again", "cores") if name in changed}
         made.append(
             DaemonVecEnv(
-                game, given.get("kwargs", {}), num_envs, settings(*arguments, **changed), 2, given.get("workers", 1),
-                where, given.get("asks_again", True),
+                game, given.get("kwargs", {}), num_envs, settings(*arguments, **changed), given.get("cores", 2),
+                given.get("workers", 1), where, given.get("asks_again", True),
             )
         )  # fmt: skip
         return made[-1]
@@ -272,10 +272,31 @@ def test_daemons_are_recycled_while_all_games_go_on(make: Make, play: Callable[.
     assert until(lambda: len(engines()) <= 3), "one is recycled at a time"
 
 
-def test_one_connection_too_many_ends_the_run_with_a_reason(make: Make):
-    env = make(3, "--max-connections", 2, count=1, max_failures=4)
-    with pytest.raises(EnvError, match="4 games .*refused connection.*lower daemons.games_per_daemon"):
+@pytest.mark.parametrize(("most", "per_daemon"), [(2, "auto"), (-2, 4)])  # no answer; closed
+def test_a_daemon_that_takes_fewer_games_gets_fewer(make: Make, most: int, per_daemon: Any):
+    command = (*STRICT, str(most), "0", "--port", "{port}", "--think-ms", "20")
+    env = make(5, cores=1, command=command, count="auto", games_per_daemon=per_daemon, request_timeout_s=1.0)
+    with pytest.warns(UserWarning, match="takes 2 games at once, not .: games_per_daemon is 2 from here on, and"):
         env.reset()
+    together(env, 10)
+    assert (env.times().lost, env.times().restarts, len(env.tally(fresh=True).daemons)) == (0, 0, 3)
+
+
+def test_where_daemons_are_too_few_for_the_games_the_way_out_is_told(make: Make):
+    env = make(3, "--max-connections", 2, count=1, max_failures=4)
+    with pytest.raises(EnvError, match="daemon 0 takes 2 games at once, not 3, so that daemons.count=1 .*num_envs=2"):
+        env.reset()
+
+
+@pytest.mark.parametrize(("play", "given"), [(together, {}), (apart, {"games_per_connection": 2})])
+def test_an_engine_that_closes_after_its_games_loses_none(make: Make, play: Callable[..., Seen], given: dict[str, int]):
+    command = (*STRICT, "9", "2", "--port", "{port}", "--goal", "10")
+    env = make(3, kwargs={"goal": 10}, command=command, **given)
+    env.reset()
+    play(env, 60)
+    assert env.times().games > 9
+    assert (env.times().lost, env.tally(fresh=True).restarts) == (0, {})
+    assert until(lambda: {one["game"] for one in lines(env, "games.jsonl") if one["row"] == 0} >= {0, 1, 2, 3})
 
 
 def test_a_failure_that_nobody_saw_is_told_again(make: Make):

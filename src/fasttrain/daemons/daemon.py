@@ -66,6 +66,8 @@ class Daemon:
         self.draining = False  # it gets no new games, and is not started again
         self.over: asyncio.Future[str] | None = None  # why it has to be started again
         self.seats = self.games = self.won = 0  # taken now; begun since the start; ended by their rules
+        self.served: dict[Channel, int] = {}  # games begun on each connection that is open
+        self.turned_away = 0  # connections that came to no game, one after another
         self.memory_bytes = self.cpu_s = 0.0
         self.heard_ns = 0  # when it last said anything
         self._waiting, self._since_ns, self.busy_ns = 0, 0, 0
@@ -92,7 +94,7 @@ class Daemon:
         """
         self.stop()
         self.over = asyncio.get_running_loop().create_future()
-        self.games, self.memory_bytes = 0, 0.0
+        self.games, self.turned_away, self.memory_bytes = 0, 0, 0.0
         command = self._command()
         rotate(self.log, self.settings.log_mb)
         with open(self.log, "ab") as log:

@@ -3,6 +3,9 @@
 A daemon that ends, hangs or is stopped is replaced, after a pause that doubles from failure to failure; one that has
 played or grown enough goes on until its successor is up, gets no new games then, and ends with its last one: a game
 that waited for a seat could keep others, who step together with it, from ending theirs. Games are spread evenly.
+
+A daemon that plays on some connections, and closes or leaves unanswered one more after another, takes no more games
+than those: from then on each daemon gets so many, and more daemons are started where their number is free.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ LOOK_EVERY_S = 0.2  # whether daemons live
 SAMPLE_EVERY_S = 2.0  # what they take, how long their logs are
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0  # before a daemon that failed is started again
 STARTS_IN_A_ROW = 5  # that fail, before the pool gives up
+TURNED_AWAY = 2  # connections one after another, before a daemon is known to take no more of them
+SURE_S = 0.2  # the connections of a process that dies are closed before its end can be seen
 
 
 class Seat(NamedTuple):
@@ -59,12 +64,19 @@ async def cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
         await asyncio.gather(*done, return_exceptions=True)
 
 
+def playing(daemon: Daemon) -> int:
+    """On how many connections; its other seats wait for the first answer to their first game."""
+    return sum(channel.failure is None for channel in daemon.served)
+
+
 class Pool:
     """`count` daemons with `per_daemon` seats each.
 
     Args:
         make: the game that is played, for greetings and health checks.
         say: hears, in a line, what became of a daemon.
+        tell: hears, in a line for the user, how many games a daemon takes.
+        games: that are played at once; None: as many as there are seats.
         part, parts: which of several pools this one is, that share ports and cores.
     """
 
@@ -79,14 +91,19 @@ class Pool:
         say: Callable[[str], None],
         part: int = 0,
         parts: int = 1,
+        tell: Callable[[str], None] = lambda text: None,
+        games: int | None = None,
     ) -> None:
         self.settings, self._game, self.per_daemon, self._say = settings, make(), per_daemon, say
+        self._tell, self._at_once = tell, games or count * per_daemon
         ports = itertools.cycle(ports_of(str(settings.ports), part, parts))
         threads = max(1, cores // parts // count)
         indices = range(part, part + count * parts, parts)
         self._made: Callable[[int], Daemon] = lambda index: Daemon(settings, index, ports, folder, threads)
         self.daemons = [self._made(index) for index in indices]
         self._spare = indices.stop  # the index that the next successor takes
+        self._more = itertools.count(indices.stop + parts, parts)  # those of daemons beyond `count`
+        self._most_played = 0  # at once on one daemon, so far
         self._successor: Daemon | None = None  # of one that is recycled, until that is gone
         self.tally = Tally()
         self.failure: Exception | None = None  # why it gave up
@@ -134,6 +151,8 @@ class Pool:
             if self.failure is not None:
                 raise self.failure
             free = [one for one in self.daemons if one.ready and not one.draining and one.seats < self.per_daemon]
+            # Who has turned one away gets the next ones singly.
+            free = [one for one in free if not one.turned_away or one.seats <= len(one.served)]
             if free:
                 break
             self._changed = self._changed or asyncio.get_running_loop().create_future()
@@ -141,32 +160,76 @@ class Pool:
         daemon = min(free, key=lambda one: one.seats)
         daemon.seats += 1
         since_start, began_ns = daemon.over, time.perf_counter_ns()
+        channel: Channel | None = None
         try:
             channel = await daemon.connect(game.channel)
-            seat = Seat(daemon, channel, since_start)
-        except BaseException as error:
-            if isinstance(error, GameLostError):
-                self.doubt(daemon, error.cause, began_ns)
-            self._free(daemon)
-            raise
-        try:
             await greeted(game, channel, self.settings.start_timeout_s)
         except BaseException as error:
-            if isinstance(error, GameLostError) and since_start is daemon.over:
-                self.doubt(daemon, error.cause, began_ns)
-            self.leave(seat)
-            if isinstance(error, GameLostError) and error.cause == "closed" and daemon.seats:
-                raise GameLostError(
-                    "refused connection",
-                    f"{daemon.name} closed it, with {daemon.seats} others open: {error}; where it cannot play so many "
-                    "games at once, lower daemons.games_per_daemon",
-                ) from error
+            try:
+                if isinstance(error, GameLostError) and not (
+                    await self.turned_away(daemon, channel, since_start, error)
+                ):
+                    self._failed(error)
+                    if since_start is daemon.over:
+                        self.doubt(daemon, error.cause, began_ns)
+            finally:
+                if channel is None:
+                    self._free(daemon)
+                else:
+                    self.leave(Seat(daemon, channel, since_start))
             raise
-        return seat
+        return Seat(daemon, channel, since_start)
+
+    def begun(self, seat: Seat) -> None:
+        """A game's first answer came: the daemon plays on this connection."""
+        daemon = seat.daemon
+        daemon.served[seat.channel] = daemon.served.get(seat.channel, 0) + 1
+        self._most_played = max(self._most_played, playing(daemon))
+        if daemon.turned_away and daemon.seats == len(daemon.served):
+            daemon.turned_away = 0
+            self._tell_waiting()
+
+    async def turned_away(
+        self, daemon: Daemon, channel: Channel | None, since_start: object, error: GameLostError
+    ) -> bool:
+        """Whether no game was begun on a seat, which is then no lost one: its connection was closed before a game's
+        first answer, or the daemon takes no more connections than those it plays on."""
+        closed, fresh = error.cause == "closed", channel not in daemon.served
+        if not fresh or since_start is not daemon.over or error.cause not in ("closed", "timeout", "no connection"):
+            return closed
+        full = playing(daemon) >= max(1, self._most_played)
+        alone = daemon.seats == len(daemon.served) + 1  # nobody else waits for a first answer
+        daemon.turned_away += (full and alone) or not daemon.turned_away
+        if closed and not playing(daemon):
+            self._failed(error)
+        if full and daemon.turned_away >= TURNED_AWAY:
+            await daemon.leaves(SURE_S)
+            if daemon.process is not None and daemon.process.poll() is None and 0 < playing(daemon) < self.per_daemon:
+                self._takes(daemon, playing(daemon))
+        return closed or full
+
+    def _takes(self, daemon: Daemon, takes: int) -> None:
+        """Give each daemon no more games than this one takes; have more daemons where that is too few for all."""
+        before, self.per_daemon = self.per_daemon, takes
+        at_once = f"{daemon.name} takes {takes} games at once, not {before}"
+        lacking = -(-self._at_once // takes) - len(self.daemons)
+        if lacking > 0 and self.settings.count != "auto":
+            self._give_up(
+                f"{at_once}, so that daemons.count={self.settings.count} is too few for num_envs; take "
+                f"daemons.count=auto, or num_envs={takes * int(self.settings.count)}"
+            )
+            return
+        more = [self._made(index) for index in itertools.islice(self._more, max(0, lacking))]
+        self.daemons += more
+        self._tasks += [asyncio.create_task(self._keep(one)) for one in more]
+        also = f", and {lacking} more daemons are started" if more else ""
+        self._tell(f"{at_once}: games_per_daemon is {takes} from here on{also}")
+        self._tell_waiting()
 
     def leave(self, seat: Seat) -> None:
         """Give a seat back; its channel is closed."""
         seat.channel.close()
+        seat.daemon.served.pop(seat.channel, None)
         if seat.daemon.address is None and seat.daemon.over is seat.since_start:
             # There is no second connection to be had.
             seat.daemon.end("recycled" if seat.daemon.draining else "its pipes were closed")
@@ -176,6 +239,8 @@ class Pool:
         """Whether another game may begin on a seat; counts it. Daemons are recycled one at a time."""
         daemon, limit = seat.daemon, self.settings
         if seat.channel.failure is not None or seat.since_start is not daemon.over:
+            return False
+        if limit.games_per_connection is not None and daemon.served.get(seat.channel, 0) >= limit.games_per_connection:
             return False
         full = limit.recycle_games is not None and daemon.games >= limit.recycle_games
         grown = limit.recycle_mb is not None and daemon.memory_bytes > limit.recycle_mb * 2**20
@@ -196,9 +261,12 @@ class Pool:
         """Count a game that a fault ended; look what it says of its daemon."""
         self.tally.lost[error.cause] += 1
         self.tally.lost_steps[error.cause] += decisions
-        self._lost_in_a_row += 1
         if seat is not None and seat.since_start is seat.daemon.over:
             self.doubt(seat.daemon, error.cause, asked_ns)
+        self._failed(error)
+
+    def _failed(self, error: GameLostError) -> None:
+        self._lost_in_a_row += 1
         if self._lost_in_a_row >= self._most_lost:
             self._give_up(
                 f"{self._lost_in_a_row} games with the engine failed in a row (daemons.max_failures), the last: "

@@ -24,7 +24,10 @@ class DaemonsConfig:
     env: dict[str, Any] = setting({}, "environment of the engines, besides the trainer's")
     cwd: str | None = setting(None, "the folder they run in")
     count: int | Literal["auto"] = setting("auto", "processes; auto: one per core", least=1)
-    games_per_daemon: int | Literal["auto"] = setting("auto", "at once; auto: num_envs shared out", least=1)
+    games_per_daemon: int | Literal["auto"] = setting(
+        "auto", "at once; auto: num_envs shared out, less if it takes less", least=1
+    )
+    games_per_connection: int | None = setting(None, "games after which a new connection is made", least=1)
     ports: int | str = setting("20000-29999", "from which free ones are taken")
     start_timeout_s: float = setting(60.0, "from the start of a process to its first answer", least=0.1)
     request_timeout_s: float = setting(30.0, "of each request: later answers count as none", least=0.01)

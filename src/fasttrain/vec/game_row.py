@@ -191,7 +191,12 @@ class Row:
             try:
                 outcome = await self._begun()
             except GameLostError as error:
-                self._note_loss(error)
+                seat = self.seat
+                if seat is None or await self.pool.turned_away(seat.daemon, seat.channel, seat.since_start, error):
+                    self.number -= 1  # it was not begun
+                    self._leave()
+                else:
+                    self._note_loss(error)
                 began_ns = time.perf_counter_ns()
                 await asyncio.sleep(pause_s)
                 self.table.words[SPENT["idle_ns"]] += time.perf_counter_ns() - began_ns
@@ -222,6 +227,7 @@ class Row:
         outcome = await self._played(begun)
         if isinstance(outcome, Refused):
             raise GameLostError("bad message", "the engine refuses an answer before there was a decision")
+        self.pool.begun(self.seat)
         return outcome
 
     def _leave(self) -> None:

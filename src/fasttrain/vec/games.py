@@ -15,6 +15,7 @@ import shutil
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.util import Finalize
@@ -272,6 +273,8 @@ class DaemonVecEnv(SlotVecEnv):
                 self._tallies[index] = content
             elif kind == "up":
                 worker.up = True
+            elif kind == "takes":
+                warnings.warn(content, stacklevel=3)
             else:
                 self._failure = content if isinstance(content, FastTrainError) else EnvError(str(content))
                 raise self._failure

@@ -116,6 +116,7 @@ class Worker(asyncio.Protocol):
         self.pool = Pool(
             settings.daemons, lambda: made(settings), settings.count, settings.per_daemon, folder, settings.cores,
             self._say, settings.worker, settings.num_workers,
+            lambda text: self._send("takes", text), settings.rows[1] - settings.rows[0],
         )  # fmt: skip
         self.table = Table(
             arrays, words, action_space, settings.daemons, self.pool, Records(folder / f"games{suffix}.jsonl"),
