@@ -155,16 +155,11 @@ def refused(play: Play, what: str, deadline: float) -> Finding:
 def _instead(play: Play, seed: int, moments: Sequence[Moment], refused_action: Any) -> Moment | None:
     """The moment after another action than the refused one in the same state; None if that raised too."""
     try:
-        moment = play.reset(seed)
-        for before in moments[1:]:
-            moment = play.step(before.action)
-        for _ in range(20):
-            action = play.draw(moment.mask)
-            if not np.array_equal(action, refused_action):
-                return play.step(action)
+        *_, moment = play.episode(seed, len(moments) - 1, lambda _: moments[play.length + 1].action)
+        action = play.draw_another(moment.mask, refused_action)
+        return None if action is None else play.step(action)
     except PlayError:
-        pass
-    return None
+        return None
 
 
 # --- copies

@@ -201,6 +201,11 @@ class Play:
         """A random legal action."""
         return random_legal_action(self.action_space, mask, self.rng)
 
+    def draw_another(self, mask: BoolArray | None, action: Any) -> Any:
+        """A legal action other than `action`, None if there is none (or luck did not find it)."""
+        drawn = (self.draw(mask) for _ in range(20))
+        return next((each for each in drawn if not np.array_equal(each, action)), None)
+
     def position(self) -> str:
         if self.action is None:
             return "the start of an episode of random legal play"

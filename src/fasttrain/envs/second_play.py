@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fasttrain.batch import BoolArray
 from fasttrain.envs.findings import ENOUGH_EPISODES, Finding, fingerprint, found
 from fasttrain.envs.masks import is_legal
 from fasttrain.envs.probe import SEED, Moment, Play, PlayError, ProbeResult
@@ -221,7 +220,7 @@ class Branches:
         self.episodes.append(one)
         changed = None
         for parted in range(min(wanted_at, len(one) - 2), -1, -1):
-            if (changed := self._another(moments[parted].mask, one[parted + 1].action)) is not None:
+            if (changed := self._play.draw_another(moments[parted].mask, one[parted + 1].action)) is not None:
                 break
         if changed is None or (other := self._replayed(seed, one[: parted + 1])) is None:
             return None
@@ -258,14 +257,6 @@ class Branches:
             if part:
                 return None
         return frames
-
-    def _another(self, mask: BoolArray | None, action: Any) -> Any:
-        """A legal action other than `action`, None if there is none (or luck did not find it)."""
-        for _ in range(20):
-            drawn = self._play.draw(mask)
-            if not np.array_equal(drawn, action):
-                return drawn
-        return None
 
     def findings(self) -> Iterator[Finding]:
         """What the pairs say about masks, actions and rewards."""
