@@ -86,8 +86,13 @@ FOREIGN = (
     [
         (["tier=xyz"], "tier=xyz: not one of baseline, balance, speed, debug"),
         (
-            ["eval.num_envs=2"],
-            "eval.num_envs is no setting any more: an evaluation takes 8 envs, 64 of a native game; leave it out",
+            ["env.api=old"],
+            "env.api is no setting any more: the old gym interface is seen from what the env is; leave it out",
+        ),
+        (
+            ["hydra.job.chdir=true"],
+            "hydra.job.chdir=true: fasttrain writes into the run's folder by itself, and finds your modules and "
+            "folders from where the command was typed; leave it out",
         ),
         (["num_envs=4,8"], "num_envs=4,8: several values need a sweep: add -m"),
         (["num_envs=choice(4,8)"], "num_envs=choice(4,8): several values need a sweep: add -m"),

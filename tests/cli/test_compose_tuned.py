@@ -37,6 +37,19 @@ def test_several_profiles_are_told_apart(typed: str):
     assert "algo.n_epochs" in found["tuned acrobot"]
 
 
+@pytest.mark.parametrize("entry", ["/profile/speed", "speed", "/profile/speed@_global_"])
+def test_a_profile_built_upon_another_keeps_the_sources_of_both(entry: str, tmp_path: Path):
+    (tmp_path / "profile").mkdir()
+    text = f"# @package _global_\ndefaults:\n  - {entry}\n  - _self_\nnum_envs: 3\n"
+    (tmp_path / "profile" / "mine.yaml").write_text(text)
+    composed = composed_before(["+profile=mine", f"hydra.searchpath=[file://{tmp_path}]"])
+    found = keys_of_files(composed.hydra)
+    assert list(found) == ["profile speed", "profile mine"]
+    assert found["profile mine"] == ["num_envs"]
+    assert "updates_per_step" in found["profile speed"]
+    assert (composed.num_envs, composed.updates_per_step) == (3, 10)
+
+
 def test_a_run_says_where_its_values_come_from(fasttrain: RunCommand):
     done = fasttrain("tuned=cartpole", "profile=speed", "total_timesteps=512", "vec_env=dummy", "eval.episodes=2")
     assert done.exit_code == 0, done.err

@@ -15,7 +15,10 @@ import torch
 
 import fasttrain
 from fasttrain import RunSpec, train
+from fasttrain.cli import library
 from fasttrain.errors import ConfigError
+from fasttrain.spec.checks import EnvFacts, Machine
+from fasttrain.spec.plan import resolve
 
 SMALL: dict[str, Any] = {"total_timesteps": 256, "num_envs": 2, "workers": 0, "report": False}
 EVAL = {"eval.episodes": 2, "algo.n_steps": 64, "algo.n_epochs": 1}
@@ -114,6 +117,14 @@ def test_outside_of_the_main_thread_no_signal_is_touched():
         ),
         ({"env": "CartPole-v1", "algo": "ppo", "num_envs": 0}, "num_envs=0"),
         ({"env": "NoSuchEnv-v3", "algo": "ppo"}, "NoSuchEnv"),
+        (
+            {"env": "CartPole-v1", "algo": "ppo", "num_workers": 2, "vec_env": "dummy"},
+            "workers=2 means nothing with vec_env=dummy",
+        ),
+        (
+            {"env": "CartPole-v1", "algo": "ppo", "settings": {"algo.batch_size": 64}, "batch_size": 32},
+            "batch_size=32 contradicts algo.batch_size=64: they are one setting",
+        ),
     ],
 )
 def test_wrong_input_is_an_error_of_one_sentence(arguments: dict[str, Any], told: str):
@@ -121,10 +132,22 @@ def test_wrong_input_is_an_error_of_one_sentence(arguments: dict[str, Any], told
         train(**arguments)
 
 
-def test_a_folder_with_a_run_is_refused():
-    train("CartPole-v1", algo="ppo", engine="fast", settings=EVAL, folder="mine", **SMALL)
-    with pytest.raises(ConfigError, match=r"holds a run \(done\); take another folder"):
-        train("CartPole-v1", algo="ppo", engine="fast", settings=EVAL, folder="mine", **SMALL)
+@pytest.mark.parametrize("profile", [None, "baseline", "speed"])
+def test_sb3s_names_of_settings_come_before_what_a_profile_says(profile: str | None, monkeypatch: pytest.MonkeyPatch):
+    def ready(config: Any, sources: dict[str, str], *_: Any) -> Any:
+        plans.append(resolve(config, sources, EnvFacts(native=False, step_s=20e-6), Machine(2, False, False)))
+        raise ConfigError("enough")
+
+    plans: list[RunSpec] = []
+    monkeypatch.setattr(library, "ready", ready)
+    with pytest.raises(ConfigError, match="enough"):
+        train(
+            "Pendulum-v1", algo="sac", profile=profile, folder="x",
+            settings={"algo.gradient_steps": 2, "algo.learning_starts": 1000},
+        )  # fmt: skip
+    rows = {row.flag: (row.effective, row.source) for row in plans[0].rows}
+    assert rows["updates_per_step"] == (2, "command line")
+    assert rows["warmup_steps"] == (1000, "command line")
 
 
 def test_a_class_of_the_script_itself_is_trained_in_its_process(tmp_path: Path):

@@ -138,6 +138,25 @@ def test_a_foreign_get_state_does_no_harm():
     assert env.retrace_notes() is None
 
 
+def test_what_an_envs_own_state_is_made_of_comes_back_to_the_type():
+    class Own(Walk):
+        def reset(self, **more: Any) -> Any:
+            self.own = {0: 1.5, (1, "a"): float("inf"), "board": np.eye(2, dtype=np.int8), "who": np.int64(3)}
+            return super().reset(**more)
+
+        def get_state(self) -> Any:
+            return self.own
+
+        def set_state(self, state: Any) -> None:
+            self.own = state
+
+    env, other = Retrace(Own()), Retrace(Own())
+    played(env, 3)
+    assert other.retrace(travelled(env.retrace_notes()), other_seed=77)["same"]
+    found = other.unwrapped.own  # type: ignore[attr-defined]
+    assert (found[0], found[1, "a"], found["who"], found["board"].dtype) == (1.5, float("inf"), 3, np.int8)
+
+
 def test_the_factory_travels_to_workers():
     assert isinstance(pickle.loads(pickle.dumps(Retraced(Walk)))(), Retrace)
 

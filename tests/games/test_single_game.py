@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fasttrain.envs.retrace import array_state, plain_state
+from fasttrain.spec.plain import from_dict, to_dict
 from fasttrain.errors import ConfigError
 from fasttrain.games.batch import SingleGame
 from fasttrain.games.skirmish.env import SkirmishEnv
@@ -36,7 +36,7 @@ def test_the_state_goes_through_plain_values_into_another_env(make: Any) -> None
     play(one, np.random.default_rng(0), 30)
     other.reset(seed=8)
     play(other, np.random.default_rng(1), 50)
-    other.set_state(array_state(plain_state(one.get_state())))
+    other.set_state(from_dict(to_dict(one.get_state())))
     assert play(other, np.random.default_rng(2), 300) == play(one, np.random.default_rng(2), 300)
 
 

@@ -16,6 +16,19 @@ from fasttrain.errors import ConfigError
 SHOP = """
 import gymnasium, numpy as np
 from gymnasium import spaces
+from pathlib import Path
+from stable_baselines3.common.callbacks import BaseCallback
+
+
+class Mover(BaseCallback):
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = Path(folder).absolute()
+
+    def _on_step(self):
+        if not self.folder.with_name("moved").exists():
+            self.folder.rename(self.folder.with_name("moved"))
+        return True
 
 
 class Shop(gymnasium.Env):
@@ -64,6 +77,10 @@ def test_eval_and_resume_build_the_env_that_trained(shop: Any, capfd: pytest.Cap
     assert run.summary["quality"]["mean_reward"] == 8.0 == evaluated()
     assert evaluated("eval.env_kwargs.length=3") == 6.0
     assert evaluated("env.kwargs.most=1.5", "eval.env_kwargs.length=2") == 3.0
+    assert main(["eval", "run=first", "hydra.run.dir=e", "model=best"]) == 2
+    assert "no best_model.zip there; the run was made without eval_every=" in capfd.readouterr().err
+    shutil.copy("first/model.zip", "first/best_model.zip")
+    assert evaluated("model=best", "eval.env_kwargs={length: 1}") == 2.0
     assert main(["eval", "run=first", "hydra.run.dir=e", "env.kwargs.wide=3"]) == 2
     assert "the policy is for Box(0.0, 1.0, (2,), float32)" in capfd.readouterr().err
     assert main(["eval", "run=first", "hydra.run.dir=e", "num_envs=3"]) == 2
@@ -97,8 +114,12 @@ def test_a_loop_makes_a_folder_each_and_overwrite_begins_anew(shop: Any):
         shop(folder="it")
     with pytest.raises(ConfigError, match='on_existing="resume" is for the command'):
         shop(folder="it", on_existing="resume")
-    shop(folder="it", on_existing="overwrite")
+    mover = {"callback": f"shop_{Path.cwd().name}:Mover", "folder": "it"}
+    shop(folder="it", on_existing="overwrite", callbacks=[mover])
     assert not Path("it/daemons").exists()
+    before, after = (json.loads(Path(place, "plan.json").read_text()) for place in ("moved", "it"))
+    assert after == before
+    assert {"config", "flags", "provenance"} <= after.keys()
 
 
 def test_an_evaluation_that_cannot_be_is_refused_before_training(shop: Any):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from fasttrain.runs.folders import command_line
+from fasttrain.runs.folders import command_line, gone
 
 
 @pytest.mark.parametrize("name", ["outputs/2026-01-31/12-00-00_ppo_1", "my runs/it's a=b", "back\\slash (1), [2]"])
@@ -19,3 +19,12 @@ def test_a_command_line_comes_back_from_shell_and_hydra_as_it_was(name: str):
 
 def test_plain_names_stay_plain():
     assert command_line("compare", "seeds=3", study=Path("a/b")) == "fasttrain compare seeds=3 study=a/b"
+
+
+def test_what_a_command_needs_of_a_run_and_is_gone_is_named(tmp_path: Path):
+    for name in ("plan.json", "summary.json", "model.zip"):
+        (tmp_path / name).touch()
+    assert gone(tmp_path, normalized=False, pooled=False, failed=()) == []
+    lost = ["vecnormalize.npz (it was written, and is gone)", "model.opponents.pt (it was written, and is gone)"]
+    assert gone(tmp_path, normalized=True, pooled=True, failed=()) == lost
+    assert gone(tmp_path, normalized=True, pooled=False, failed={"vecnormalize.npz": "full disk"}) == []

@@ -10,7 +10,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.spec.config import ALGO_CLASSES
 from fasttrain.spec.overrides import GONE
 from fasttrain.spec.plain import to_dict
-from fasttrain.spec.reading import all_keys, from_mapping, without_gone
+from fasttrain.spec.reading import all_keys, evaluated, from_mapping, with_typed, without_gone
 
 
 def test_default_job_is_skull_king_with_maskable_ppo():
@@ -199,3 +199,15 @@ def test_files_of_before_may_use_the_other_names():
     assert from_mapping({**plain, **old, "workers": 2}, {"workers"}).workers == 2, "typed by its own name"
     assert from_mapping({**plain, "schedule": "auto", "async_envs": True}).schedule == "first_ready", "over a profile's"
     assert from_mapping({**plain, "pipeline": 4}).schedule == "pipelined", "0.1 had more than two groups"
+
+
+def test_eval_takes_another_opponent_and_other_arguments_of_the_env_in_place_of_what_the_run_had():
+    run = configured("opponent=self", "env.kwargs.num_players=3", "eval.env_kwargs.first=1")
+    given = configured("opponent=random", "env.kwargs.num_players=5", "eval.episodes=6")
+    found = with_typed(run, given, ["run", "opponent", "env.kwargs.num_players", "eval.episodes"])
+    kwargs = evaluated(found).env.kwargs
+    assert (kwargs[run.env.opponent_key], kwargs["num_players"], kwargs["first"]) == ("random", 5, 1)
+    assert found.eval.episodes == 6
+    assert found.env.kwargs["num_players"] == 3, "what the run was trained with"
+    with pytest.raises(ConfigError, match="opponent=self: decides in training"):
+        with_typed(run, configured("opponent=self"), ["opponent"])

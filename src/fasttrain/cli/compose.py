@@ -166,10 +166,13 @@ def typed_keys(overrides: Sequence[str]) -> set[str]:
     return {key_of(text) for text in overrides}
 
 
+PRESETS = ("profile", "tuned")  # groups whose files set what else has a default
+
+
 def keys_of_files(job: Any) -> dict[str, list[str]]:
     """By `profile NAME` and `tuned NAME` the dotted keys that it sets, read from wherever Hydra found it."""
     found: dict[str, list[str]] = {}
-    for group in ("profile", "tuned"):
+    for group in PRESETS:
         typed = [text.partition("=")[2] for text in job.overrides.task if key_of(text) == group]  # several: in brackets
         names = [name.strip() for text in typed for name in text.strip("[]").split(",")]
         names = names or [name for name in [job.runtime.choices.get(group)] if name]
@@ -187,7 +190,7 @@ def _keys_of(group: str, name: str, sources: Sequence[Any]) -> dict[str, list[st
         if source.schema == "file" and path.is_file():
             found: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
             below = [_place_of(one, group) for one in found.pop("defaults", []) if one != "_self_"]
-            first = {of: keys for place in below for of, keys in _keys_of(*place, sources).items()}
+            first = {of: keys for at in below if at[0] in PRESETS for of, keys in _keys_of(*at, sources).items()}
             return {**first, f"{group} {name}": list(_flatten(found))}
     return {f"{group} {name}": []}
 

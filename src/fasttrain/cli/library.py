@@ -145,14 +145,15 @@ def _by_own_names(given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: both names of one setting are given, with different values.
     """
-    found: dict[str, Any] = {}
+    found, typed = dict[str, Any](), dict[str, str]()
     for name, value in given.items():
-        refines = name not in ALIASES or ALIASES[name].refines
-        key, meant = (name, value) if refines else translated(name, value)
+        own = name not in ALIASES or ALIASES[name].refines
+        key, meant = (name, value) if own else translated(name, value)
         if key in found and found[key] != meant:
-            raise ConfigError(f"train: {name}={value} contradicts {key}={found[key]}: they are one setting")
-        if refines or meant is not None:
-            found[key] = meant
+            other = f"{typed[key]}={given[typed[key]]}"
+            raise ConfigError(f"train: {name}={value} contradicts {other}: they are one setting")
+        if own or meant is not None:
+            found[key], typed[key] = meant, name
     return found
 
 

@@ -17,12 +17,12 @@ from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
-from numpy.typing import NDArray
 
 from fasttrain.batch import each_array
 from fasttrain.envs.answers import as_reward, last_observation
 from fasttrain.envs.kept import kept_things
 from fasttrain.envs.user_code import blame, process_settings
+from fasttrain.spec.plain import from_dict, to_dict
 
 MOST_ACTIONS = 100_000  # of one episode: beyond, noting them costs memory, and repeating them minutes
 MOST_S = 60.0  # to repeat them in: each env is asked after the other
@@ -153,8 +153,8 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
             seen, total = notes.seen(index), notes.total(index)
         return {
             "seed": self._first_seed,
-            "begin": None if self._begin is None else plain_state(self._begin),
-            "now": plain_state(_state_of(self.env)),
+            "begin": None if self._begin is None else to_dict(self._begin),
+            "now": to_dict(_state_of(self.env)),
             "total": float(total),
             "kept": kept_things(self.env),
             "actions": np.asarray([*self._repeated, *since]),
@@ -175,7 +175,7 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
         if notes is not None:
             try:
                 found = self._repeat(notes, time.monotonic() + most_s)
-                same = _equal(found, notes["observation"]) and plain_state(_state_of(self.env)) == notes["now"]
+                same = _equal(found, notes["observation"]) and to_dict(_state_of(self.env)) == notes["now"]
                 same = same and float(self._total) == notes["total"]
             except Exception:  # whatever an env does with actions that do not fit it: it is not where it was
                 same = False
@@ -247,42 +247,9 @@ def _state_of(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:
 def _load_state(env: gymnasium.Env[Any, Any], state: Mapping[str, Any]) -> None:
     inner: Any = env.unwrapped
     if state["np_random"] is not None:
-        inner.np_random.bit_generator.state = array_state(state["np_random"])
+        inner.np_random.bit_generator.state = from_dict(state["np_random"])
     if "own" in state:
-        inner.set_state(array_state(state["own"]))
-
-
-def plain_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state with lists in the place of arrays: what JSON can hold. TypeError for what it cannot."""
-    return {str(name): _plain(value) for name, value in state.items()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return plain_state(value)
-    if isinstance(value, np.ndarray):
-        return {"dtype": value.dtype.str, "shape": list(value.shape), "values": value.reshape(-1).tolist()}
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise TypeError(f"{type(value).__name__} is no plain value")
-
-
-def array_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The way back from `plain_state`."""
-    return {name: _with_arrays(value) for name, value in state.items()}
-
-
-def _with_arrays(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        if set(value) == {"dtype", "shape", "values"}:
-            array: NDArray[Any] = np.array(value["values"], np.dtype(str(value["dtype"]))).reshape(value["shape"])
-            return array
-        return array_state(value)
-    return [_with_arrays(item) for item in value] if isinstance(value, list) else value
+        inner.set_state(from_dict(state["own"]))
 
 
 def _equal(found: Any, wanted: Any) -> bool:

@@ -30,6 +30,7 @@ from fasttrain.saving.files import write_json
 from fasttrain.spec.algorithms import AlgorithmSpec
 from fasttrain.spec.config import Config
 from fasttrain.spec.reading import uses_masks
+from fasttrain.terminal import near
 
 STEMS = {"final": "model", "best": "best_model"}
 SUFFIXES = {"onnx": ".onnx", "torchscript": ".torchscript.pt"}
@@ -62,7 +63,10 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     for what in ("inputs", "outputs"):
         text = ", ".join(f"{name} {kind}" for name, kind in report[what].items())
         say(console, f"{what:<8} {text}")
-    say(console, f"{path}: max difference from the policy {report['max_difference']:.1e} ({report['checked_with']})")
+    say(
+        console,
+        f"{near(path)}: max difference from the policy {report['max_difference']:.1e} ({report['checked_with']})",
+    )
     return 0
 
 
@@ -140,7 +144,7 @@ def _target(config: Config, where: Path) -> Path:
         draft.unlink()
     except OSError as error:
         raise ConfigError(f"output={path}: {error.strerror}; name a file in a folder that can be written") from error
-    return path
+    return path.absolute()  # an env may go to another working directory
 
 
 def _draft(path: Path) -> Path:

@@ -44,7 +44,7 @@ from fasttrain.spec.config import SELF, Config
 from fasttrain.spec.infos import InfoReader, plain, truth, win_of
 from fasttrain.spec.reading import against, plays_itself
 from fasttrain.spec.setting import Named
-from fasttrain.terminal import shown
+from fasttrain.terminal import near, shown
 from fasttrain.vec.base import close_envs
 
 MOST_LINES = 60  # legal actions in words, one a line; more are listed as numbers
@@ -131,7 +131,7 @@ def _to_video(
     except OSError as error:  # of imageio too, which says so what ffmpeg told it
         raise ConfigError(f"output={file}: it could not be written ({error})") from error
     cut = "" if made.whole else ", not to their end"
-    show(console, f"{file}: {made.seconds:.1f} s{cut}")
+    show(console, f"{near(file)}: {made.seconds:.1f} s{cut}")
     show(console, _summary(made.finished, InfoReader.of(trained.env), "the agent"), "bold")
     return 0
 

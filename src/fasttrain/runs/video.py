@@ -100,7 +100,7 @@ def check_output(config: Config, typed: Iterable[str]) -> Path:
     if file.is_dir() or not file.parent.is_dir():
         raise ConfigError(f"output={file}: name a file in a folder that exists")
     check_packages(f"output={file}", file.suffix)
-    return file
+    return file.absolute()  # an env may go to another working directory
 
 
 def check_every(config: Config) -> None:

@@ -69,7 +69,6 @@ ALIASES = {
 }
 # Former settings that nobody can choose better, and what holds now.
 GONE = {
-    "eval.num_envs": "an evaluation takes 8 envs, 64 of a native game",
     "tune.max_memory_gb": "a trial may take 80 % of the memory that is free",
     "env.api": "the old gym interface is seen from what the env is",
     "env.max_restarts": "more than 10 restarts in ten minutes end the run",

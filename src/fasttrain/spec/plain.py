@@ -1,7 +1,8 @@
 """Plain values: what a configuration may hold, and how plan.json holds it so that the same comes out again.
 
 The one door for values whose type no setting declares (an env's arguments, a wrapper's, a callback's). The env that
-eval, resume and export build is the one that trained, because nothing else gets into a configuration.
+eval, resume and export build is the one that trained, because nothing else gets into a configuration. What an env's own
+`get_state()` returns is stored in the same form; it may have arrays besides.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
+
+import numpy as np
 
 from fasttrain.errors import ConfigError
 
@@ -47,7 +50,7 @@ def plain(value: Any, key: str) -> Any:
 
 def named_or_number(value: Any, key: str) -> Any:
     """A number of NumPy's as Python's, a class or function as `module:Name`, anything else as it is."""
-    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == () and hasattr(value, "item"):
+    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.shape == ()):
         return value.item()
     name, module = getattr(value, "__qualname__", None), getattr(value, "__module__", None)
     if not callable(value) or not isinstance(name, str) or not isinstance(module, str):
@@ -72,22 +75,19 @@ def _cannot_hold(key: str, value: Any) -> ConfigError:
 
 # --- in plan.json: what JSON has no form for is a mapping with one key that begins with `$`
 
-TUPLE, PAIRS, FLOAT = "$tuple", "$pairs", "$float"
+TUPLE, PAIRS, FLOAT, ARRAY = "$tuple", "$pairs", "$float", "$array"
 
 
-def to_dict(value: Any) -> Any:
-    """A JSON-ready copy of a configuration, from which `from_dict` makes the same values."""
+def to_dict(value: Any, hint: Any = None) -> Any:
+    """A JSON-ready copy of a configuration or of one setting, from which `from_dict` makes the same values.
+
+    Raises:
+        TypeError: something in it is no plain value.
+    """
     if is_dataclass(value) and not isinstance(value, type):
         hints = get_type_hints(type(value))
-        return {one.name: _of_setting(getattr(value, one.name), hints[one.name]) for one in fields(value)}
-    return _of_setting(value, None)
-
-
-def _of_setting(value: Any, hint: Any) -> Any:
-    """Lists of a setting are tuples once they are typed, those inside of free values are what somebody gave."""
-    if is_dataclass(value):
-        return to_dict(value)
-    if isinstance(value, tuple):
+        return {one.name: to_dict(getattr(value, one.name), hints[one.name]) for one in fields(value)}
+    if isinstance(value, tuple):  # a list of a setting, once it is typed; a tuple further inside is what somebody gave
         return [_written(item) for item in value]
     if isinstance(value, Mapping) and "tuple" in str(hint):
         return {name: _written([*items]) for name, items in value.items()}
@@ -95,14 +95,20 @@ def _of_setting(value: Any, hint: Any) -> Any:
 
 
 def _written(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
         return {FLOAT: str(value)}
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return {ARRAY: [value.dtype.str, list(value.shape), value.reshape(-1).tolist()]}
     if type(value) is tuple:
         return {TUPLE: [_written(item) for item in value]}
     if isinstance(value, list):
         return [_written(item) for item in value]
+    if isinstance(value, EXACT):
+        return value
     if not isinstance(value, Mapping):
-        return value if isinstance(value, EXACT) else str(value)
+        raise TypeError(f"{type(value).__name__} is no plain value")
     if all(type(name) is str and not name.startswith("$") for name in value):
         return {name: _written(item) for name, item in value.items()}
     return {PAIRS: [[_written(name), _written(item)] for name, item in value.items()]}
@@ -132,4 +138,7 @@ def _read(stored: Any) -> Any:
             return {_read(name): _read(item) for name, item in stored[PAIRS]}
         if FLOAT in stored:
             return float(stored[FLOAT])
+        if ARRAY in stored:
+            kind, shape, values = stored[ARRAY]
+            return np.array(values, np.dtype(str(kind))).reshape(shape)
     return {name: _read(item) for name, item in stored.items()}
