@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.terminal import COMMAND_VARIABLE, command, folded, near, rate_text, speak_its_letters
+from fasttrain.terminal import COMMAND_VARIABLE, command, folded, near, one_line, rate_text, speak_its_letters
 
 
 def test_a_command_reads_as_it_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,3 +94,10 @@ def test_a_stream_that_was_closed_before_the_start_is_replaced(name: str, number
     code = f"import sys; from fasttrain import terminal; terminal.speak_its_letters(); sys.exit(sys.{name} is None)"
     command = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(code)} {number}>&-"
     assert subprocess.run(["sh", "-c", command], timeout=200).returncode == 0
+
+
+def test_text_becomes_one_line_that_can_be_written() -> None:
+    hostile = "a\nb\x00\x1b[31m\ud800\u202ec"
+    assert one_line(hostile) == "a b\ufffd\ufffd[31m\ufffd\ufffdc"
+    assert one_line(hostile).encode("utf-8")
+    assert one_line("x" * 500) == "x" * 399 + "…"

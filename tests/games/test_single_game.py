@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fasttrain.spec.plain import from_dict, to_dict
 from fasttrain.errors import ConfigError
 from fasttrain.games.batch import SingleGame
 from fasttrain.games.skirmish.env import SkirmishEnv
 from fasttrain.games.skullking.env import SkullKingEnv
+from fasttrain.spec.plain import from_dict, to_dict
 
 ENVS: dict[str, Any] = {"skullking": SkullKingEnv, "skirmish": lambda **more: SkirmishEnv(action_mode="units", **more)}
 both = pytest.mark.parametrize("make", ENVS.values(), ids=ENVS)

@@ -42,13 +42,6 @@ def test_sizes_and_values():
     assert found == ["true", "–", "1,024", "0.0003000", "[64, 64]", "auto"]
 
 
-def test_text_becomes_one_line_that_can_be_written():
-    hostile = "a\nb\x00\x1b[31m\ud800\u202ec"
-    assert words.clean(hostile) == "a b\ufffd\ufffd[31m\ufffd\ufffdc"
-    assert words.clean(hostile).encode("utf-8")
-    assert words.clean("x" * 500) == "x" * 399 + "…"
-
-
 def test_labels_are_short_and_seen_by_legends():
     assert len(words.label("n" * 100)) == words.LABEL_CHARACTERS
     assert words.label("_hidden") == "\u2009_hidden"

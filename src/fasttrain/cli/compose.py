@@ -118,13 +118,11 @@ def configured(arguments: Sequence[str]) -> Config:
         ConfigError: it gives none.
     """
     from hydra import compose, initialize_config_dir
-    from omegaconf import OmegaConf
 
     register()
+    overrides = normalise(arguments, {})
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        overrides = normalise(arguments, {})
-        composed = compose("config", overrides=overrides)
-        return from_mapping(OmegaConf.to_container(composed, resolve=True), typed_keys(overrides))  # type: ignore[arg-type]
+        return typed_config(compose("config", overrides=overrides), overrides)
 
 
 def compose_typed(arguments: Sequence[str]) -> Config:
@@ -134,14 +132,13 @@ def compose_typed(arguments: Sequence[str]) -> Config:
         ConfigError: they give none.
     """
     from hydra import compose
-    from omegaconf import OmegaConf
 
     wanted = normalise(split_options(arguments)[1], os.environ)
     try:
-        plain = OmegaConf.to_container(compose("config", overrides=wanted), resolve=True)
+        composed = compose("config", overrides=wanted)
     except Exception as error:
         raise clear_error(error, [*config_dir_options(arguments), *wanted]) from error
-    return from_mapping(plain, typed_keys(wanted))  # type: ignore[arg-type]
+    return typed_config(composed, wanted)
 
 
 def typed_config(composed: Any, overrides: Sequence[str]) -> Config:
@@ -238,9 +235,7 @@ def _known(error: Exception, overrides: Sequence[str]) -> str:
         group = twice[1]
         typed = [override for override in overrides if key_of(override) == group]
         names = ",".join(override.partition("=")[2] for override in typed)
-        both = (
-            f"leave one out, or take both: '+{group}=[{names}]'" if group in ("profile", "tuned") else "leave one out"
-        )
+        both = f"leave one out, or take both: '+{group}=[{names}]'" if group in PRESETS else "leave one out"
         return f"{' '.join(typed)}: {group} is given {len(typed)} times; {both}"
     if "Interpolation key 'algo.name' not found" in text:
         chosen = next((one for one in overrides if key_of(one) == "algo"), "algo")

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fasttrain.report.words import NOTHING, Found, Metric, clean, compact, label, percent, seconds
+from fasttrain.report.words import NOTHING, Found, Metric, compact, label, percent, seconds
+from fasttrain.terminal import one_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -290,7 +291,7 @@ def _measure(axis: Axis, metric: Metric) -> None:
     """The title of an axis and, within its limits, ticks at round numbers of the unit that fits what was drawn."""
     from matplotlib.ticker import MaxNLocator
 
-    title, unit = clean(metric.title), 1.0
+    title, unit = one_line(metric.title), 1.0
     if metric.form is seconds:
         largest = max(map(abs, axis.get_data_interval()))
         name, unit = next((name, unit) for most, name, unit in TIME_UNITS if largest < most)

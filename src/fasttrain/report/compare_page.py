@@ -20,7 +20,6 @@ from fasttrain.report.words import (
     as_mapping,
     as_number,
     as_rows,
-    clean,
     found,
     label,
     metric_of,
@@ -31,6 +30,7 @@ from fasttrain.report.words import (
 )
 from fasttrain.runs.logs import Episodes, read_episodes
 from fasttrain.saving.files import read_json
+from fasttrain.terminal import one_line
 
 FILE = "study.json"
 Runs = dict[str, list[tuple[dict[str, Any], Episodes]]]
@@ -123,7 +123,7 @@ def compare_page(folder: Path) -> Page:
         kind="Comparison",
         title=f"{', '.join(others)} against {first}" if others else "Comparison",
         facts=[
-            ("baseline", clean(study.names[0]) if study.names else NOTHING),
+            ("baseline", one_line(study.names[0]) if study.names else NOTHING),
             ("judged by", study.title),
             ("margin", margin_text(study.margin, study.is_rate)),
             ("seeds", number(len({str(cell.get("seed")) for cell in study.done}))),

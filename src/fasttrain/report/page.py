@@ -29,13 +29,13 @@ from fasttrain.report.words import (
     Metric,
     as_list,
     as_number,
-    clean,
     metric_of,
     number,
     quality_of,
     seconds,
 )
 from fasttrain.saving.files import read_json
+from fasttrain.terminal import one_line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -213,7 +213,7 @@ def _draw(charts: Sequence[Chart], folder: Path) -> dict[str, str]:
         for chart in charts:
             figure = chart.draw()
             drawn[chart.name] = to_svg(figure, chart.name)
-            to_png(figure, folder / f"{chart.name}.png", clean(chart.title))
+            to_png(figure, folder / f"{chart.name}.png", one_line(chart.title))
     return drawn
 
 
@@ -227,7 +227,7 @@ def _render(page: Page, pictures: dict[str, str], folder: str) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
         finalize=lambda value: (
-            clean(value, 4000) if type(value) is str else value  # no markup
+            one_line(value, 4000) if type(value) is str else value  # no markup
         ),
     )
     template = environment.get_template("report.html.j2")

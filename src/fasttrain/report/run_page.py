@@ -19,7 +19,6 @@ from fasttrain.report.words import (
     as_mapping,
     as_number,
     as_rows,
-    clean,
     number,
     percent,
     quality_in,
@@ -32,6 +31,7 @@ from fasttrain.saving.files import read_json
 from fasttrain.spec.algorithms import ALGORITHMS
 from fasttrain.spec.overrides import key_of
 from fasttrain.spec.plan import is_notable
+from fasttrain.terminal import one_line
 
 FILES = ("summary.json", "plan.json", "episodes.csv")  # any of them makes a folder a run's
 QUALITY = ("episodes", "distinct_episodes", "mean_reward", "win_rate", "draw_rate", "score_diff")
@@ -69,7 +69,7 @@ def run_page(folder: Path) -> Page:
             Section("Self-play", charts=[elo_chart(self_play)], tables=[_pool_table(self_play)]),
             Section("Where the time went", _limits(as_mapping(summary.get("limits"))),
                     time_charts(total, as_rows(perf.get("windows"))), [_perf_table(total)]),
-            Section("Engines", clean(engines.get("warning") or ""), tables=_engine_tables(engines)),
+            Section("Engines", one_line(engines.get("warning") or ""), tables=_engine_tables(engines)),
             Section("Replay buffer", tables=[_replay_table(replay, total)]),
             Section("Plan", tables=[_plan_table(flags, config)]),
         ],
@@ -104,8 +104,8 @@ def _facts(summary: Mapping[str, Any], config: Mapping[str, Any], flags: Sequenc
     sources = [str(row.get("source", "")) for row in flags]
     profiles += [source.removeprefix("profile ") for source in sources if source.startswith("profile ")]
     return {
-        "env": clean(env.get("id") or env.get("entry_point") or ""),
-        "algorithm": clean(as_mapping(config.get("algo")).get("name") or ""),
+        "env": one_line(env.get("id") or env.get("entry_point") or ""),
+        "algorithm": one_line(as_mapping(config.get("algo")).get("name") or ""),
         "profile": profiles[0] if profiles else "",
         "status": str(summary.get("status", "")),
         "seed": "" if seed is None else str(seed),
@@ -230,10 +230,10 @@ def _engine_tables(engines: Mapping[str, Any]) -> list[Table]:
         *([f"a {name} took, {share.upper()}", f"{number(ms)} ms"] for name, each in times.items()
           for share, ms in each.items() if as_number(ms) is not None),
         ["engines busy", percent(engines.get("busy_share"))],
-        ["started again", clean(", ".join(restarts) or "never")],
+        ["started again", one_line(", ".join(restarts) or "never")],
     ]  # fmt: skip
     lost = {cause: as_mapping(one) for cause, one in as_mapping(engines.get("lost_games")).items()}
-    ended = {"finished": engines, **{f"lost: {clean(cause)}": one for cause, one in lost.items()}}
+    ended = {"finished": engines, **{f"lost: {one_line(cause)}": one for cause, one in lost.items()}}
     games = [[what, number(one.get("games")), number(one.get("mean_decisions"))] for what, one in ended.items()]
     each = [
         [number(one.get("daemon")), percent(one.get("busy_share")), percent(one.get("cpu_share")),

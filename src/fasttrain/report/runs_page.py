@@ -19,7 +19,6 @@ from fasttrain.report.words import (
     as_mapping,
     as_number,
     as_rows,
-    clean,
     label,
     number,
     quality_of,
@@ -29,6 +28,7 @@ from fasttrain.report.words import (
 from fasttrain.runs.folders import NOT_COMPARED, flat
 from fasttrain.runs.logs import Episodes, read_episodes
 from fasttrain.saving.files import read_json
+from fasttrain.terminal import one_line
 
 RUN_BYTES, RUN_BLOCKS = 2_000_000, 32  # what is read of each episodes.csv: a hundred runs of a native game are many
 # Settings that change nothing of what a run learns or how fast, and so do not tell groups apart.
@@ -56,7 +56,7 @@ class Run:
             if row.get("flag") in settings:
                 settings[row["flag"]] = row.get("requested")
         name = os.path.relpath(folder, above).replace(os.sep, "/")
-        return cls(folder, clean(name), read_json(folder / "summary.json"), settings)
+        return cls(folder, one_line(name), read_json(folder / "summary.json"), settings)
 
     @property
     def seed(self) -> str:
@@ -103,7 +103,7 @@ def _name(run: Run, keys: Sequence[str]) -> str:
         return ", ".join(f"{key.rpartition('.')[2]}={value_text(settings.get(key))}" for key in keys)
     env = settings.get("env.id") or settings.get("env.entry_point")
     algo = settings.get("algo.name")
-    return clean(f"{algo} on {env}") if env and algo else run.name
+    return one_line(f"{algo} on {env}") if env and algo else run.name
 
 
 def runs_page(folders: Sequence[Path], above: Path) -> Page:

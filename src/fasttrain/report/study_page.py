@@ -20,7 +20,6 @@ from fasttrain.report.words import (
     as_mapping,
     as_number,
     as_rows,
-    clean,
     found,
     metric_of,
     number,
@@ -31,6 +30,7 @@ from fasttrain.report.words import (
 )
 from fasttrain.saving.files import read_json
 from fasttrain.spec.overrides import key_of
+from fasttrain.terminal import one_line
 
 SWEEP, STUDY = "sweep.json", "study.json"
 INTERVALS = "lines: 95 % intervals"
@@ -45,7 +45,7 @@ def study_page(folder: Path) -> Page:
     """What there is to say of the study in `folder`: rows of levers, or of trials in rungs."""
     stored = read_json(folder / STUDY)
     rows, cells, result = as_rows(stored.get("rows")), as_rows(stored.get("cells")), found(stored.get("result"))
-    command = clean(stored.get("command") or "study")
+    command = one_line(stored.get("command") or "study")
     chosen = [(key, _plain(stored[key])) for key in ("kept", "best") if isinstance(stored.get(key), (list, dict))]
     nothing = Banner("Nothing to show", "study.json has no rows that can be read", "open")
     return Page(
@@ -139,7 +139,7 @@ def sweep_page(folder: Path) -> Page:
     """What there is to say of the sweep in `folder`: every combination of settings, its speed and its quality."""
     stored = read_json(folder / SWEEP)
     cells = as_rows(stored.get("cells"))
-    swept = [clean(key) for key in as_list(stored.get("swept")) if isinstance(key, str)]
+    swept = [one_line(key) for key in as_list(stored.get("swept")) if isinstance(key, str)]
     keys = [key for key in swept if key != "seed"] or swept
     settings, metric = settings_of(cells, keys), quality_metric(cells)
     shared = [text for text in as_list(cells[0].get("overrides")) if key_of(str(text)) not in swept] if cells else []

@@ -15,17 +15,9 @@ NOTHING = "–"
 Form = Callable[..., str]
 
 
-def clean(text: Any, limit: int = 400) -> str:
-    """`text` in one line without control characters, lone surrogates and marks that turn the writing direction.
-
-    Envs choose names of end reasons and info keys freely; a lone surrogate alone makes a file impossible to write.
-    """
-    return one_line(text, limit)
-
-
 def label(text: Any) -> str:
-    """`clean` for a chart: short, and not beginning with the underscore by which matplotlib hides a legend's entry."""
-    line = clean(text, LABEL_CHARACTERS)
+    """One short line for a chart, never with the underscore in front by which matplotlib hides a legend's entry."""
+    line = one_line(text, LABEL_CHARACTERS)
     return "\N{THIN SPACE}" + line if line.startswith("_") else line or NOTHING
 
 
@@ -123,7 +115,7 @@ def value_text(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, int):
         return f"{value:,}"
-    return number(value, 4) if isinstance(value, float) else clean(value)
+    return number(value, 4) if isinstance(value, float) else one_line(value)
 
 
 class Metric(NamedTuple):

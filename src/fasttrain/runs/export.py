@@ -63,10 +63,8 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     for what in ("inputs", "outputs"):
         text = ", ".join(f"{name} {kind}" for name, kind in report[what].items())
         say(console, f"{what:<8} {text}")
-    say(
-        console,
-        f"{near(path)}: max difference from the policy {report['max_difference']:.1e} ({report['checked_with']})",
-    )
+    difference = f"{report['max_difference']:.1e} ({report['checked_with']})"
+    say(console, f"{near(path)}: max difference from the policy {difference}")
     return 0
 
 

@@ -6,7 +6,6 @@ And where a run comes from: what was typed, the code in the user's folder, versi
 from __future__ import annotations
 
 import datetime
-import json
 import platform
 import re
 import shlex
@@ -103,7 +102,7 @@ def changes(where: Path, config: Config) -> dict[str, Any]:
     stored = read_json(where / "plan.json")
     before = flat(stored.get("config", {}))
     before |= {row["flag"]: row["requested"] for row in stored.get("flags", ()) if row["flag"] in before}
-    now = flat(json.loads(json.dumps(to_dict(config))))
+    now = flat(to_dict(config))
     keys = [key for key in now if key.split(".")[0] not in NOT_COMPARED and now[key] != before.get(key)]
     gone = [key for key in before if key.split(".")[0] not in NOT_COMPARED and key not in now]
     return {key: now.get(key) for key in (*keys, *gone)}

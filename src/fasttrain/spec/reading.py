@@ -216,10 +216,10 @@ def with_typed(config: Config, given: Config, typed: Iterable[str]) -> Config:
             config = against(config, given.opponent)
             more[str(config.env.opponent_key)] = str(given.opponent)
         elif key.startswith(("env.kwargs.", "eval.env_kwargs.")):
-            below, of = key.split("_kwargs." if group == "eval" else ".kwargs.", 1)[1], getattr(given, group)
+            below, of = key.split("kwargs.", 1)[1], given.eval.env_kwargs if group == "eval" else given.env.kwargs
             top = below.partition(".")[0]
             there = {top: more.get(top, config.env.kwargs.get(top))}
-            put(there, below, _at(of.env_kwargs if group == "eval" else of.kwargs, below))
+            put(there, below, _at(of, below))
             more |= there
         elif key == "eval.env_kwargs":
             more |= given.eval.env_kwargs
