@@ -30,12 +30,12 @@ def own_file(tmp_path: Path, name: str, content: bytes) -> list[str]:
         (b"5\n", ": cannot be read: Invalid loaded object type: int"),
     ],
 )
-@pytest.mark.parametrize("command", ["train", "eval", "compare"])
+@pytest.mark.parametrize("command", ["train", "eval run=.", "compare"])
 def test_a_broken_profile_is_named_with_its_line(
     fasttrain: RunCommand, tmp_path: Path, command: str, content: bytes, told: str
 ):
     options = own_file(tmp_path, "profile/broken.yaml", PACKAGE.encode() + content)
-    done = fasttrain(command, "+profile=broken", *options)
+    done = fasttrain(*command.split(), "+profile=broken", *options)
     path = tmp_path / "mine" / "profile" / "broken.yaml"
     assert (done.exit_code, done.err) == (2, f"fasttrain: error: {path}{told}\n")
 

@@ -11,7 +11,6 @@ from fasttrain.errors import ConfigError
 from fasttrain.spec.checks import NOT_APPLICABLE, SHIPPED, Context, EnvFacts, Machine, Resolved
 from fasttrain.spec.config import SELF, Config
 from fasttrain.spec.daemons import shared_out, workers_for
-from fasttrain.spec.own import games_own
 from fasttrain.spec.reading import memory_inputs, plays_itself
 
 # What stepping costs besides the envs' own time, from CartPole (scripts/benchmark.py vecenv-auto): per env about the
@@ -313,8 +312,8 @@ def usual_rollout(config: Any, algo: Any, effective: Mapping[str, Any], batch_si
     as the training; and what it was before it was cut, or 0."""
     num_envs, size = effective["num_envs"], algo.rollout_size
     if config.tier == "baseline":
-        games = "rollout_size" in games_own(config.env.own, algo.name, config.tier)
-        return (algo if games else dataclasses.replace(algo, rollout_size=size * num_envs // STOCK_ENVS)), 0
+        stock = size == algo.spec.tiers["baseline"]["rollout_size"]  # no game's own, and not of the user's algo file
+        return (dataclasses.replace(algo, rollout_size=size * num_envs // STOCK_ENVS) if stock else algo), 0
     most = max(config.total_timesteps, batch_size, num_envs, 2)
     if size <= most or effective["engine"] != "fast" or algo.spec.recurrent:
         return algo, 0
