@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fasttrain.batch import each_array
 from fasttrain.buffers.rollout import RolloutBatch, TensorObservations
 from fasttrain.engines.heads import CategoricalHead, Head, Outputs, loss_terms
 from fasttrain.engines.losses import Coefficients, Terms
@@ -142,17 +143,15 @@ class GraphedOutputs:
         observations: TensorObservations,
         capture: Capture = cuda_capture,
     ) -> None:
-        self._place = _copied(observations)
+        self._place = each_array(torch.clone, observations)
         with torch.no_grad():
             self._replay, self._outputs = capture(lambda: outputs(self._place))
 
     def __call__(self, observations: TensorObservations) -> Any:
         """What the networks put out, one tensor or several, in memory of their own."""
-        _fill(self._place, observations)
+        each_array(Tensor.copy_, self._place, observations)
         self._replay()
-        if isinstance(self._outputs, Tensor):
-            return self._outputs.clone()
-        return tuple(part.clone() for part in self._outputs)
+        return each_array(torch.clone, self._outputs)
 
 
 class GraphedUpdate:
@@ -175,7 +174,7 @@ class GraphedUpdate:
         capture: Capture = cuda_capture,
     ) -> None:
         self.key, self.replays = key, 0
-        self._place = type(batch)(*(_copied(part) for part in batch))
+        self._place = each_array(torch.clone, batch)
         self.optimizer = policy.optimizer
         self.rates = [torch.tensor(float(group["lr"]), device=policy.device) for group in self.optimizer.param_groups]
         with untouched(policy), capturable(self.optimizer, self.rates), state_untouched(self.optimizer):
@@ -198,8 +197,7 @@ class GraphedUpdate:
 
     def __call__(self, batch: Any) -> Tensor:
         """Learn from a batch; what `step` returned."""
-        for place, part in zip(self._place, batch, strict=True):
-            _fill(place, part)
+        each_array(Tensor.copy_, self._place, batch)
         self._replay()
         self.replays += 1
         statistics: Tensor = self._statistics.clone()
@@ -241,20 +239,6 @@ def addresses(optimizer: torch.optim.Optimizer) -> tuple[int, ...]:
 def parameter_addresses(policy: Any) -> tuple[int, ...]:
     """Where the policy's parameters lie."""
     return tuple(parameter.data_ptr() for parameter in policy.parameters())
-
-
-def _copied(part: TensorObservations | None) -> Any:
-    if isinstance(part, dict):
-        return {key: tensor.clone() for key, tensor in part.items()}
-    return None if part is None else part.clone()
-
-
-def _fill(place: Any, part: Any) -> None:
-    if isinstance(part, dict):
-        for key, tensor in part.items():
-            place[key].copy_(tensor)
-    elif part is not None:
-        place.copy_(part)
 
 
 def graphed_by_size(outputs: Networks, examples: list[TensorObservations], capture: Capture = cuda_capture) -> Networks:

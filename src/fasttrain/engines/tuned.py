@@ -18,6 +18,7 @@ import torch
 from stable_baselines3.common.utils import obs_as_tensor
 from torch import Tensor
 
+from fasttrain.batch import select_rows
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage, TensorObservations
 from fasttrain.engines.compiling import (
     CompiledHead,
@@ -195,7 +196,7 @@ class TunedActorCritic(TorchBase):
         compiled.batch_sizes = set(micro_sizes(len(batch.returns), self.settings.gradient_accumulation))
         coefficients = self.scalars(Coefficients.of(work))
         for size in compiled.batch_sizes:
-            part = RolloutBatch(*(rows_of(part, slice(0, size)) for part in batch))
+            part = select_rows(batch, slice(0, size))
             torch.autograd.backward(compiled.loss(part, coefficients, work.ent_coef != 0.0).loss)
 
     def graph_of(self, step: Any, data: RolloutStorage, work: PPOWork) -> GraphedUpdate | None:
@@ -216,15 +217,8 @@ def micro_batches(batch: RolloutBatch, parts: int) -> Iterator[tuple[RolloutBatc
     total, start = len(batch.returns), 0
     for size in micro_sizes(total, parts):
         rows = slice(start, start + size)
-        yield RolloutBatch(*(rows_of(part, rows) for part in batch)), size / total
+        yield select_rows(batch, rows), size / total
         start += size
-
-
-def rows_of(part: TensorObservations | None, rows: slice) -> Any:
-    """Some rows of one part of a batch: a tensor, a dict of tensors or None."""
-    if isinstance(part, dict):
-        return {key: tensor[rows] for key, tensor in part.items()}
-    return None if part is None else part[rows]
 
 
 def accumulated(step: Any, batch: RolloutBatch) -> Tensor:  # (6,) terms
