@@ -174,7 +174,7 @@ def fasttrain(
     monkeypatch.chdir(tmp_path)
     draw = cli.draw_report
     is_run = ("summary.json", "plan.json")  # up to a second a run; tests/report/test_index.py draws one
-    skip = lambda folder: None if any((folder / name).exists() for name in is_run) else draw(folder)  # noqa: E731
+    skip = lambda folder: "" if any((folder / name).exists() for name in is_run) else draw(folder)  # noqa: E731
     monkeypatch.setattr(cli, "draw_report", skip)
     monkeypatch.setattr(view, "SILENT_S", 3600.0)  # else a slow machine says more than a fast one
     numbers = itertools.count()

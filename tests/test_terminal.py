@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import io
 import os
 import shlex
@@ -101,3 +102,21 @@ def test_text_becomes_one_line_that_can_be_written() -> None:
     assert one_line(hostile) == "a b\ufffd\ufffd[31m\ufffd\ufffdc"
     assert one_line(hostile).encode("utf-8")
     assert one_line("x" * 500) == "x" * 399 + "…"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no such device there")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_below_the_output_costs_what_is_printed_alone(unbuffered: str, tmp_path: Path) -> None:
+    code = """
+from fasttrain.terminal import Output, let_output_end
+let_output_end()
+for _ in range(3):
+    print("line " * 2000, flush=True)
+open("told", "w").write(Output.lost)
+"""
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, cwd=tmp_path,
+                              env={**os.environ, "PYTHONUNBUFFERED": unbuffered})  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (tmp_path / "told").read_text() == str(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))

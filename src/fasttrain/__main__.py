@@ -9,6 +9,7 @@ import threading
 from contextlib import suppress
 
 from fasttrain import put_behind_python
+from fasttrain.terminal import let_output_end
 
 THREADS_S = 5.0  # for threads of an env's to end, once everything is done
 
@@ -17,6 +18,7 @@ def main() -> int:
     """The command line; returns the exit code."""
     if sys.path[0] in ("", os.getcwd()):  # `python -m`
         put_behind_python(os.getcwd())
+    let_output_end()
     ended: list[int] = []
     atexit.register(_leave, ended)  # the first that is registered is the last that is called
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import errno
 import io
 import os
 import re
@@ -74,6 +75,47 @@ def tell(text: str) -> None:
     except (OSError, ValueError):
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
+class Output:
+    """stdout and stderr of this process.
+
+    Attributes:
+        lost: why one of them ended, until that is told; a reader may go away, and a terminal close.
+    """
+
+    lost = ""
+
+    @classmethod
+    def end(cls, error: OSError, file: int) -> None:
+        """From here on what is written there goes nowhere."""
+        if error.errno not in (errno.EPIPE, errno.EIO):  # the SIGHUP of a terminal may come a moment later
+            cls.lost = str(error)
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), file)
+
+
+class _Lasting(io.FileIO):
+    """A full disk below the output ends the output, not what writes there: an env's own `print` neither."""
+
+    def write(self, content: Any) -> int:
+        try:
+            return super().write(content)
+        except OSError as error:
+            Output.end(error, self.fileno())
+            return memoryview(content).nbytes
+
+
+def let_output_end() -> None:
+    """stdout and stderr of this process never raise because nothing can be written there."""
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        old = getattr(sys, name)
+        raw = getattr(getattr(old, "buffer", None), "raw", getattr(old, "buffer", None))
+        if type(raw) is io.FileIO and raw.fileno() == number:  # not of a notebook, a test, a console of Windows
+            lasting = _Lasting(number, "w", closefd=False)
+            whole: Any = lasting if raw is old.buffer else io.BufferedWriter(lasting)
+            form = {key: getattr(old, key) for key in ("encoding", "errors", "line_buffering", "write_through")}
+            setattr(sys, name, io.TextIOWrapper(whole, **form))
 
 
 def speak_its_letters() -> None:

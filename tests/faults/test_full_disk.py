@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from conftest import RunCommand
+from fasttrain import cli
 from fasttrain.runs.logs import EpisodeLog
 from fasttrain.saving.checkpoints import CheckpointFolder
 
@@ -96,3 +98,42 @@ def test_no_room_for_the_plan_is_one_line(fasttrain: RunCommand, monkeypatch: py
     (line,) = done.err.splitlines()
     assert line.startswith(f"fasttrain: error: [Errno {number}]")
     assert "plan.json" in line
+
+
+def test_what_comes_after_the_training_costs_its_own_output_alone(
+    fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch
+):
+    def broken(*arguments: Any, **more: Any) -> Any:
+        raise ValueError("broken")
+
+    monkeypatch.setattr("fasttrain.runs.train.measured", broken)
+    monkeypatch.setattr("fasttrain.runs.train.finish", broken)
+    monkeypatch.setattr(cli, "draw_report", lambda _: "no ink")
+    monkeypatch.setattr("fasttrain.terminal.Output.lost", NO_ROOM)
+    done = fasttrain(*SMALL)
+    (line,) = done.err.splitlines()
+    assert done.exit_code == 1
+    lost = f"evaluation, loggers (ValueError: broken); report.html (no ink); the output ({NO_ROOM})"
+    assert line == f"fasttrain: error: failed, and cost nothing else: {lost}"
+    assert (done.folder / "model.zip").is_file()
+    summary = done.json("summary.json")
+    assert (summary["status"], summary["evaluation"]) == ("done", "failed: ValueError: broken")
+
+
+def test_a_folder_that_is_deleted_in_the_middle_costs_what_was_written_before(
+    fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    add, deleted = EpisodeLog.add, list[bool]()
+
+    def delete(log: EpisodeLog, *row: Any) -> None:
+        if not deleted:
+            deleted.append(True)
+            shutil.rmtree(tmp_path / "run0", ignore_errors=True)  # a checkpoint may be under way
+        add(log, *row)
+
+    monkeypatch.setattr(EpisodeLog, "add", delete)
+    done = fasttrain(*SMALL, "checkpoint_every=512")
+    assert (done.folder / "model.zip").is_file()
+    assert (done.folder / "plan.json").is_file()
+    assert done.json("summary.json")["env_steps"] == 2048
+    assert done.exit_code == 0, done.err

@@ -31,7 +31,6 @@ PLAIN = ("env.id=CartPole-v1", "algo=ppo")
         (["guard.max_skipped=5"], "guard.max_skipped is no setting any more: more than 10 rounds"),
         (["guard.at_limit=never"], "guard.at_limit=never"),
         (["+profile=speed", "use_amp=on", "amp_dtype=float16"], "use_amp=float16 on the CPU: only CUDA has float16"),
-        (["+profile=speed", "pin_memory=on"], "pin_memory=on with device=auto: there is nothing to copy to"),
         (["engine=fast", "pipeline=2"], "schedule=pipelined: vec_env=subproc has no workers that could step apart"),
         (["engine=fast", "async_envs=true"], "schedule=first_ready: vec_env=subproc has no workers"),
         (["pipeline=fast"], "pipeline=fast"),
@@ -46,6 +45,10 @@ PLAIN = ("env.id=CartPole-v1", "algo=ppo")
         (["eval", "run=nowhere"], "no plan.json there"),
         (["num_envs=[1"], "num_envs=[1"),
         ([*PLAIN, "device=cuda:7"], "CUDA"),
+        ([*PLAIN, "num_envs=1e9"], "num_envs=1000000000: must be at most 1,000,000"),
+        ([*PLAIN, "algo.net_arch=[1000000000,64]"], "2 layers of 65,000,000,000 weights fit into no memory"),
+        ([*PLAIN, "algo.rollout_size=1000000000000"], "must be at most 10,000,000,000"),
+        (["algo=dqn", PLAIN[0], "algo.buffer_size=1e15"], "must be at most 10,000,000,000"),
     ],
 )
 def test_one_message_and_exit_code_2(fasttrain: RunCommand, arguments: list[str], message: str):

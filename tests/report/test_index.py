@@ -204,7 +204,7 @@ def test_what_goes_wrong_in_drawing_costs_one_line(
         raise error
 
     monkeypatch.setattr(index, "write_report", fail)
-    DRAW_REPORT(tmp_path)
+    assert DRAW_REPORT(tmp_path)
     said = capsys.readouterr()
     assert said.out == ""
     (line,) = said.err.splitlines()

@@ -26,7 +26,10 @@ def test_an_interval_that_was_jumped_over_is_due_once():
     assert interval.due(100)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+OF_SLURM = [getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, *OF_SLURM])
 def test_a_signal_asks_to_stop_and_the_handler_goes_back(number: signal.Signals):
     before = signal.getsignal(number)
     stop = StopFlag()

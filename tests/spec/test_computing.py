@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from omegaconf import OmegaConf
 
 from conftest import configured
+from fasttrain.cli.compose import conf_dir
 from fasttrain.errors import ConfigError
 from fasttrain.spec.checks import EnvFacts, Machine
-from fasttrain.spec.computing import AMP_PAYS_FROM_WIDTH
+from fasttrain.spec.computing import AMP_PAYS_FROM_WIDTH, PROFILE_ENVS
 from fasttrain.spec.plan import Row, RunSpec, resolve
 
 CARTPOLE = ("env.id=CartPole-v1", "algo=ppo")
@@ -177,6 +179,12 @@ def test_pinned_memory_is_for_cuda():
     assert row_of(plan, "pin_memory").effective == "on"
     plan = plan_of("engine=fast", "pin_memory=on", "device=cuda", machine=CUDA)
     assert row_of(plan, "pin_memory").effective == "on"
+
+
+def test_profiles_keep_the_ratio_of_their_own_number_of_envs():
+    profiles = {f"profile {file.stem}": OmegaConf.load(file) for file in (conf_dir() / "profile").glob("*.yaml")}
+    ratios = {name: profile.num_envs for name, profile in profiles.items() if profile.updates_per_step > 1}
+    assert ratios == PROFILE_ENVS
 
 
 def test_other_devices():

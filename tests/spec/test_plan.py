@@ -241,7 +241,7 @@ def test_effective_values_contradict():
         plan_of(config, NATIVE, num_envs="command line")
     config = configured("algo.rollout_size=100", "num_envs=101", "batch_size=50")
     with pytest.raises(ConfigError, match="num_envs=101 is more than algo.rollout_size=100"):
-        plan_of(config)
+        plan_of(config, **{"algo.rollout_size": "command line"})
 
 
 def test_profile_exact_switches_on_exact_flags_and_nothing_else():

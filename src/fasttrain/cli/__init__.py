@@ -25,6 +25,7 @@ from fasttrain.errors import (
     CrashedError,
     FastTrainError,
     too_little_memory,
+    too_many_files,
 )
 from fasttrain.spec.overrides import is_sweep, normalise, split_options, with_names_as_typed
 
@@ -97,6 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return EXIT_DONE if PRINTS_ONLY & set(arguments) else EXIT_CRASHED
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            return _report(error, ConfigError.exit_code, too_many_files(error))
         if error.errno not in UNWRITABLE:
             raise
         return _report(error, EXIT_CRASHED, f"{error}; make room, or let it be written there")
@@ -247,7 +250,8 @@ def _run_hydra(command: str, arguments: list[str], starting: ExitStack) -> int:
         raise failed[0]
     if sweep is not None:
         code = sweep.finish()
-        draw_report(sweep.folder or Path())
+        if draw_report(sweep.folder or Path()):
+            code = code or EXIT_CRASHED
         if code == EXIT_STOPPED:
             print(sweep.way_on())
         return code
@@ -287,15 +291,16 @@ def _run_command(command: str, composed: Any, arguments: Sequence[str], starting
     starting.close()
     with locked(folder) if command in commands.STUDIES else nullcontext():
         exit_code: int = main(config, origin, folder, overrides, **more)
-        if command in commands.STUDIES and config.report:
-            draw_report(folder)
+        if command in commands.STUDIES and config.report and draw_report(folder):
+            exit_code = exit_code or EXIT_CRASHED
     if command in (*commands.RUNS, *commands.STUDIES) and exit_code == EXIT_STOPPED:
         print(f"stopped; {way_on(folder)}")
     return exit_code
 
 
-def draw_report(folder: Path) -> None:
-    """report.html of what a command left: whatever goes wrong here is one line, and all else stays what it is."""
+def draw_report(folder: Path) -> str:
+    """report.html of what a command left: whatever goes wrong here is one line, which all else does not depend on; why
+    it went wrong."""
     from fasttrain.runs.view import activity, make_console, say
 
     console = make_console()
@@ -305,7 +310,9 @@ def draw_report(folder: Path) -> None:
 
             page = write_report(folder)
         say(console, f"report: {terminal.near(page)}")
+        return ""
     except (Exception, KeyboardInterrupt) as error:
         reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
         again = f"{terminal.command()} report run={folder} tries again"
         terminal.tell(f"fasttrain: warning: no report.html ({reason}); all else is saved, {again}")
+        return reason

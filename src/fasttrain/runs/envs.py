@@ -194,23 +194,33 @@ def build_vec_env(
     which env is being built, where that is known. `scout` is to be the first worker.
     `folder` is where engines' logs go.
     """
-    env: VecEnv
-    if config.env.backend != "gymnasium" or config.vec_env == "vector":
-        env = made_batch(config, num_envs, folder)
-    elif config.vec_env == "native":
-        from fasttrain.vec.native import NativeVecEnv
-
-        env = NativeVecEnv(_native_game(config, num_envs))
-    elif config.vec_env == "shared":
-        env = _shared(config, num_envs, scout)
-    else:
-        single = EnvFactory if tells_games(config) else MonitoredEnv
-        factories: list[Callable[[], Any]] = [
-            Retraced(single(env_spec(config)), config.copy_final_observations) for _ in range(num_envs)
-        ]
-        env = start_subproc(factories) if config.vec_env == "subproc" else NotedVecEnv(telling(factories, tell))
+    try:
+        env = _stepped(config, num_envs, tell, scout, folder)
+    except EnvSpecError as error:
+        if num_envs < 2:
+            raise
+        second = f"it was to be open {num_envs} times at once; if only one can be, take num_envs=1"
+        raise EnvSpecError(f"{error}; {second}") from error
     env.seed(seed)
     return SelfPlayVecEnv(env) if plays_itself(config) else wrapped(env, config, statistics)
+
+
+def _stepped(
+    config: Config, num_envs: int, tell: Callable[[str], None], scout: Scout | None, folder: Path | None
+) -> VecEnv:
+    if config.env.backend != "gymnasium" or config.vec_env == "vector":
+        return made_batch(config, num_envs, folder)
+    if config.vec_env == "native":
+        from fasttrain.vec.native import NativeVecEnv
+
+        return NativeVecEnv(_native_game(config, num_envs))
+    if config.vec_env == "shared":
+        return _shared(config, num_envs, scout)
+    single = EnvFactory if tells_games(config) else MonitoredEnv
+    factories: list[Callable[[], Any]] = [
+        Retraced(single(env_spec(config)), config.copy_final_observations) for _ in range(num_envs)
+    ]
+    return start_subproc(factories) if config.vec_env == "subproc" else NotedVecEnv(telling(factories, tell))
 
 
 def _shared(config: Config, num_envs: int, scout: Scout | None) -> SharedMemoryVecEnv:

@@ -43,7 +43,9 @@ class Point(NamedTuple):
     arrays: Mapping[str, NDArray[Any]]
 
 
-def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str], draw: Draw = Path) -> int:
+def main(
+    config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str], draw: Draw = lambda _: ""
+) -> int:
     """Train on; returns the exit code of a training.
 
     Raises:

@@ -42,6 +42,7 @@ from fasttrain.saving.rests import zip_writer
 from fasttrain.spec.checks import BATCHED
 from fasttrain.spec.config import Config
 from fasttrain.spec.plain import to_dict
+from fasttrain.vec.stock import WORKER_ERRORS
 
 RECENT = ("returns", "wins", "draws", "score_diffs")
 BY_NAME = ("reward_terms", "scores")  # a deque of each
@@ -306,7 +307,6 @@ def _load_pool(pool: SnapshotPool, stored: Mapping[str, Any], arrays: Mapping[st
 
 
 MODEL, LAST_GOOD = "model.zip", "last_good.zip"
-WORKER_ERRORS = (EOFError, BrokenPipeError, ConnectionResetError)  # what SB3 raises when a worker process is gone
 
 
 def raise_crash(run: Any, error: BaseException, overrides: Sequence[str]) -> NoReturn:

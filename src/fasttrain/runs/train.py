@@ -73,15 +73,17 @@ from fasttrain.spec.config import Config
 from fasttrain.spec.infos import InfoReader
 from fasttrain.spec.plan import RunSpec, resolve
 from fasttrain.spec.reading import against_bots
-from fasttrain.terminal import command, near
+from fasttrain.terminal import Output, command, near
 from fasttrain.vec.base import close_envs
 from fasttrain.vec.process import Scout
 from fasttrain.vec.stock import workers_ended
 
-Draw = Callable[[Path], object]  # report.html of a run's folder
+Draw = Callable[[Path], str]  # report.html of a run's folder; why there is none
 
 
-def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str], draw: Draw = Path) -> int:
+def main(
+    config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str], draw: Draw = lambda _: ""
+) -> int:
     """Train as `config` says and leave everything in `folder`; returns the exit code."""
     with ready(config, sources, folder, overrides) as run:
         return carry_out(run, overrides, draw)
@@ -129,8 +131,8 @@ def _to_the_end(run: Run, overrides: Sequence[str], draw: Draw) -> None:
         with run.saving.extra("evaluations beside training"), activity(run.console, "waiting for evaluations"):
             run.evaluator.finish(lambda: not run.stop.requested)
         summary = run.report(window, list(overrides))
-        if run.config.report:
-            draw(run.folder)
+        if run.config.report and (failed := draw(run.folder)):
+            run.saving.cost("report.html", failed)
         with run.saving.extra("loggers"):
             run.tell_loggers(summary)
     except BaseException as error:
@@ -299,16 +301,20 @@ class Run:
         Raises:
             FastTrainError: something could not be written; names it, and the way on.
         """
-        if lost := getattr(self.console, "lost", ""):
-            self.saving.failed["the output"] = lost
+        if lost := Output.lost:
+            self.saving.cost("the output", lost)
+            Output.lost = ""
         normalized, pooled = bool(self.config.env.normalize), self.pool is not None
         missing = [*self.saving.missing(), *gone(self.folder, normalized, pooled, self.saving.failed)]
         if self.stop.requested and self.checkpoints.failed:
             missing.append(self.checkpoints.failed)
+        way_on = ""
         if missing:
             newest, resume = self.checkpoints.folder.newest().folder, f"{command()} resume run={near(self.folder)}"
             way_on = f"; make room, then {resume} goes on from {newest.name}" if newest else ""
-            raise FastTrainError(f"not saved: {'; '.join(missing)}{way_on}")
+        told = {"not saved": missing, "failed, and cost nothing else": self.saving.missing(extras=True)}
+        if text := "; ".join(f"{what}: {'; '.join(names)}" for what, names in told.items() if names):
+            raise FastTrainError(text + way_on)
 
     def evaluate(self, measure: bool = True, film: bool = False) -> None:
         """Quality, and a video, now, or soon of what the policy is now."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import math
-import os
 import sys
 import threading
 import time
@@ -29,7 +28,7 @@ from fasttrain.machine import usable_cores
 from fasttrain.perf.report import PerfWindow, advice, perf_rows
 from fasttrain.runs.progress import Progress, clock_text
 from fasttrain.spec.plan import RunSpec
-from fasttrain.terminal import GLUE, folded, one_line, rate_text
+from fasttrain.terminal import GLUE, Output, folded, one_line, rate_text
 
 GAP = "  "
 LEAST = 40  # columns of text in which the last column may be folded beside the others
@@ -177,26 +176,18 @@ NARROW = 80  # columns
 
 class LastingConsole(Console):
     """A reader that goes away (`| tee` gets the same Ctrl-C), or a disk below the output that is full, ends the output,
-    not the run, as rich's own would.
-
-    Attributes:
-        lost: why the output ended, if that is to be told at the end; a reader or a terminal may go.
-    """
-
-    lost = ""
+    not the run, as rich's own would."""
 
     def _check_buffer(self) -> None:
         try:
             super()._check_buffer()
         except OSError as error:
-            if error.errno != errno.EIO:  # of a terminal that has closed; its SIGHUP may come a moment later
-                self.lost = str(error)
-            self.on_broken_pipe()
+            self.on_broken_pipe(error)
 
-    def on_broken_pipe(self) -> None:
+    def on_broken_pipe(self, error: OSError | None = None) -> None:
         self.quiet = True
         with suppress(OSError, ValueError):  # no file beneath: nothing is left to be written at exit
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            Output.end(error or BrokenPipeError(errno.EPIPE, "nobody reads"), sys.stdout.fileno())
 
 
 def make_console() -> Console:

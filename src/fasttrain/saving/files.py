@@ -102,16 +102,18 @@ class Saving:
 
     Attributes:
         failed: name of a file → why its last writing failed; one that worked since is not in it.
+        extras: names in `failed` that are no part of the training.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.failed: dict[str, str] = {}
+        self.extras: set[str] = set()
         self._say = say
 
-    def missing(self) -> list[str]:
+    def missing(self, extras: bool = False) -> list[str]:
         """`a.csv, b.zip (No space left on device)`: names with the same reason together."""
-        reasons = dict.fromkeys(self.failed.values())
-        named = {why: [name for name, other in self.failed.items() if other == why] for why in reasons}
+        failed = {name: why for name, why in self.failed.items() if (name in self.extras) == extras}
+        named = {why: [name for name, other in failed.items() if other == why] for why in failed.values()}
         return [f"{', '.join(names)} ({why})" for why, names in named.items()]
 
     @contextmanager
@@ -136,7 +138,12 @@ class Saving:
             what = one_line(f"{type(error).__name__}: {error}")
             if name not in self.failed:
                 self._say(f"warning: {name} failed ({what}); the run goes on")
-            self.failed[name] = what
+            self.cost(name, what)
+
+    def cost(self, name: str, why: str) -> None:
+        """Something that is no part of the training is lost."""
+        self.failed[name] = why
+        self.extras.add(name)
 
 
 SAVING = ".saving-"

@@ -23,6 +23,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 from fasttrain.batch import select_rows
 from fasttrain.envs.retrace import MOST_ACTIONS, Retrace
 from fasttrain.envs.user_code import process_settings, put_back
+from fasttrain.errors import EXIT_CRASHED, EnvSpecError, FastTrainError
 from fasttrain.terminal import tell
 from fasttrain.vec.process import START_METHOD, ended, kill_group
 from fasttrain.vec.worker_start import belong_to_the_trainer, end_at_once, hold_signals, safe_path
@@ -30,6 +31,7 @@ from fasttrain.vec.worker_start import belong_to_the_trainer, end_at_once, hold_
 EnvFn = Callable[[], gym.Env[Any, Any]]
 
 
+WORKER_ERRORS = (EOFError, BrokenPipeError, ConnectionResetError)  # what SB3 raises when a worker process is gone
 CLOSE_S = 5.0  # for envs in workers to close, as in the workers of `vec_env=shared`
 
 
@@ -42,7 +44,11 @@ class InWorker:
     def __call__(self) -> gym.Env[Any, Any]:
         belong_to_the_trainer()
         end_at_once()
-        env = self._factory()
+        try:
+            env = self._factory()
+        except FastTrainError as error:
+            tell(f"fasttrain: a worker ends: {error}")
+            raise SystemExit(EXIT_CRASHED) from error
         return env if isinstance(env, Retrace) else Retrace(env)
 
 
@@ -81,8 +87,10 @@ def start_subproc(factories: Sequence[EnvFn]) -> SubprocVecEnv:
         made = thread.submit(WorkersVecEnv, [InWorker(factory) for factory in factories], START_METHOD)
         try:
             env = made.result()
-        except BaseException:
+        except BaseException as error:
             _kill_until(made, others)
+            if isinstance(error, WORKER_ERRORS):
+                raise EnvSpecError("a worker could not build its env; what it said stands above") from error
             raise
     # A worker ignores SIGTERM, and multiprocessing's own exit handler would wait for it for ever: kill it before.
     Finalize(env, _kill_all, (env.processes,), exitpriority=50)

@@ -34,6 +34,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.util import Finalize
 from typing import Any, NamedTuple, Protocol
 
+from fasttrain.terminal import let_output_end
+
 if sys.platform != "win32":
     import _multiprocessing  # type: ignore[import-not-found]  # what multiprocessing's own semaphores are made of
 
@@ -103,6 +105,7 @@ def start(*arguments: Any) -> None:
 def start_function(place: str, *arguments: Any) -> None:
     """Call `module:function`, imported here: that takes seconds, within which the trainer may be killed."""
     belong_to_the_trainer()
+    let_output_end()
     module, _, name = place.partition(":")
     getattr(import_module(module), name)(*arguments)
     if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
