@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fasttrain.cli.library import train
+from fasttrain.errors import EnvSpecError
 
 
 class Seat(gym.Env):
@@ -62,3 +63,12 @@ def test_no_evaluation_is_asked_for_by_no_episodes(tmp_path, monkeypatch):
     done = train(env=Seat, folder=tmp_path / "run", **settings)
     assert done.summary["evaluation"] == "left out: eval.episodes=0"
     assert json.loads((tmp_path / "run/summary.json").read_text())["quality"]["episodes"] == 0
+
+
+def test_a_second_copy_that_cannot_be_is_told_with_the_way_out(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = {"algo": "ppo", "num_envs": 2, "total_timesteps": 32, "report": False, "live": "off", "checkup": "off",
+                "batch_size": 16, "algo.n_steps": 32, "vec_env": "dummy"}  # fmt: skip
+    monkeypatch.setattr(Seat, "taken", False)
+    with pytest.raises(EnvSpecError, match=r"the seat is taken .*; num_envs=2 are open at once, take num_envs=1"):
+        train(env=Seat, folder=tmp_path / "run", **settings)

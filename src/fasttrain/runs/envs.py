@@ -25,7 +25,7 @@ from fasttrain.envs.names import arguments, callable_at
 from fasttrain.envs.probe import ProbeResult
 from fasttrain.envs.retrace import Retraced
 from fasttrain.envs.user_code import blame
-from fasttrain.errors import ConfigError, EnvSpecError, FastTrainError
+from fasttrain.errors import ConfigError, EnvSpecError, FastTrainError, NoMasksError
 from fasttrain.kernel_cache import KernelCall
 from fasttrain.machine import bf16_units, usable_cores
 from fasttrain.runs.batches import check_batch, check_native_options, made_batch
@@ -197,10 +197,11 @@ def build_vec_env(
     try:
         env = _stepped(config, num_envs, tell, scout, folder)
     except EnvSpecError as error:
-        if num_envs < 2:
+        if num_envs < 2 or error.__cause__ is None or isinstance(error, NoMasksError):
             raise
-        second = f"it was to be open {num_envs} times at once; if only one can be, take num_envs=1"
-        raise EnvSpecError(f"{error}; {second}") from error
+        raise EnvSpecError(
+            f"{error}; num_envs={num_envs} are open at once, take num_envs=1 if one alone can be"
+        ) from error
     env.seed(seed)
     return SelfPlayVecEnv(env) if plays_itself(config) else wrapped(env, config, statistics)
 
