@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from conftest import RunCommand
+from fasttrain.cli.commands import prepare
 from fasttrain.cli.compose import check_options, clear_error, conf_dir, unswept
 from fasttrain.errors import ConfigError
 
@@ -117,3 +118,8 @@ def test_an_algorithms_own_file_holds_choices_and_must_name_the_algorithm(fasttr
     assert done.exit_code == 0, done.err
     assert done.json("plan.json")["config"]["algo"]["gamma"] == 0.9
     assert done.json("plan.json")["config"]["algo"]["learning_rate"] == 3e-4, "the tier's own"
+
+
+def test_two_algorithms_in_one_command_are_refused():
+    with pytest.raises(ConfigError, match="algo=ppo algo=dqn: algo is given 2 times; leave one out$"):
+        prepare("train", ["algo=ppo", "env.id=CartPole-v1", "algo=dqn"])

@@ -36,6 +36,20 @@ def test_an_env_with_one_side_is_refused():
         TwoSided(gymnasium.make("CartPole-v1"))
 
 
+def test_a_property_that_raises_is_shown_with_its_own_exception():
+    class Broken(Duel):
+        @property
+        def opponents_turn(self) -> bool:
+            return self.board.turn  # type: ignore[attr-defined, no-any-return]
+
+        def reset(self, **_: object) -> tuple[np.ndarray, dict[str, object]]:
+            return np.zeros(3, np.float32), {}
+
+    env = TwoSided(gymnasium.wrappers.TimeLimit(Broken(), 9))
+    with pytest.raises(AttributeError, match="no attribute 'board'"):
+        env.reset()
+
+
 def test_actions_that_may_be_negative_are_refused():
     class Continuous(Duel):
         def __init__(self) -> None:

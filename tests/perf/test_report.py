@@ -67,12 +67,26 @@ WALL_OF = {
 @pytest.mark.parametrize("largest", PHASES)
 def test_advice_names_the_largest_phase(largest: str):
     window = dataclasses.replace(WINDOW, phases_ns={**dict.fromkeys(PHASES, 2), largest: 40})
-    assert re.match(rf"\d+ % of the time: {WALL_OF[largest]}", advice(window, 2))
+    assert re.match(rf"\d+ % of the time: {WALL_OF[largest]}", advice(window, 2, {}))
 
 
 def test_what_updates_take_together_counts_as_one():
     phases = {"env_step": 30, "replay_sample": 15, "train_fwd": 10, "train_bwd": 10, "optim": 5}
-    assert advice(dataclasses.replace(WINDOW, phases_ns=phases), 2).startswith("57 % of the time: the update is")
+    assert advice(dataclasses.replace(WINDOW, phases_ns=phases), 2, {}).startswith("57 % of the time: the update is")
+
+
+@pytest.mark.parametrize(
+    ("largest", "effective", "told"),
+    [
+        ("env_step", {"vec_env": "native"}, "the environment is the wall: a cheaper step"),
+        ("log", {"train_log_enabled": False}, "logging is the wall: raise log_every"),
+        ("eval", {"eval_async": "not applicable"}, "evaluating is the wall: raise eval_every; or lower eval.episodes"),
+        ("other", {"profiler": "cprofile"}, "most of it lies in no phase, such as callbacks of yours"),
+    ],
+)
+def test_advice_names_nothing_that_is_in_force(largest: str, effective: dict[str, object], told: str):
+    window = dataclasses.replace(WINDOW, phases_ns={largest: 40})
+    assert advice(window, 2, effective) == f"100 % of the time: {told}"
 
 
 def test_an_empty_window_divides_by_nothing():
@@ -116,7 +130,7 @@ def test_workers_in_groups_show_how_long_they_were_waited_for():
 )
 def test_advice_when_workers_are_the_wall(changes: dict[str, int], cores: int, advised: str):
     envs = EnvTimes(num_workers=2, envs_ns=70_000_000, slowest_ns=38_000_000)._replace(**changes)
-    assert advised in advice(dataclasses.replace(WINDOW, envs=envs), cores)
+    assert advised in advice(dataclasses.replace(WINDOW, envs=envs), cores, {})
 
 
 def test_times_since_are_differences_and_the_rest_is_as_now():
@@ -147,4 +161,4 @@ def test_a_games_time_stands_apart_from_the_phases():
     ]
     assert "(engine_ms 35.000) (queue_ms 15.000) update_ratio" in perf_line(window)
     assert perf_dict(window)["of_a_game"] == {"engine_ms": 35.0, "queue_ms": 15.0}
-    assert "their time is engine most of all: fasttrain doctor" in advice(window, 2)
+    assert "their time is engine most of all: fasttrain doctor" in advice(window, 2, {})

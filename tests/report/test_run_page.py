@@ -106,7 +106,7 @@ def test_the_plan_has_what_is_notable_first(tmp_path: Path):
     (tmp_path / "plan.json").write_text(json.dumps({"flags": [*PLAN["flags"], own], "config": config}))
     (table,) = tables_of(run_page(tmp_path), "Plan")
     assert table.folded
-    assert table.title == "3 flags, 2 of them other than in a plain Stable-Baselines3 script"
+    assert table.title == "3 flags, the first 2 differ from a plain script, were typed or measured, or ended off"
     assert [row[0] for row in texts(table)] == ["vec_env", "algo.n_epochs", "num_workers"]
 
 

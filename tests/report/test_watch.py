@@ -116,6 +116,11 @@ def test_cells_of_sweeps_and_studies_are_runs(tmp_path: Path):
     assert len(names) > 4
 
 
+def test_what_a_doctor_measures_is_no_run(tmp_path: Path):
+    (write_status(tmp_path / "outputs" / "parts" / "0") / "said.txt").touch()
+    assert rows(tmp_path) == {}
+
+
 def test_a_folder_that_is_a_run_itself(tmp_path: Path):
     write_run(tmp_path / "run")
     assert [name for name, _ in Watch([tmp_path / "run"]).rows()] == [str(tmp_path / "run")]

@@ -32,7 +32,7 @@ def test_a_cell_leaves_its_summary_and_its_log(tmp_path: Path):
 def test_bad_input_is_illegal_and_says_why(tmp_path: Path):
     cell, _ = run_cell("train", ["num_env=3"], tmp_path)
     assert (cell.status, cell.done) == ("illegal", False)
-    assert cell.error == "unknown key 'num_env'; did you mean 'num_envs' or 'env'?"
+    assert cell.error == "unknown key 'num_env'; did you mean 'num_envs' or 'eval.num_envs'?"
 
 
 def test_a_sigterm_is_passed_on_and_the_cell_saves(tmp_path: Path):

@@ -18,7 +18,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.runs.folders import Held, held, override
 from fasttrain.saving.files import read_json
 from fasttrain.spec.checks import NAMED, check_no_secret, check_path
-from fasttrain.spec.overrides import OUTPUT_KEYS, asked, is_sweep, key_of, normalise, split_options
+from fasttrain.spec.overrides import OUTPUT_KEYS, asked, given_twice, is_sweep, key_of, normalise, split_options
 from fasttrain.spec.setting import did_you_mean
 
 MODULES = {
@@ -134,7 +134,10 @@ def prepare(command: str, arguments: Sequence[str]) -> list[str]:
     """
     if command == "report":
         arguments = _folders_as_key(arguments)
-    for text in split_options(arguments)[1]:
+    overrides = split_options(arguments)[1]
+    if len({text for text in overrides if key_of(text) == "algo"}) > 1:  # Hydra takes the last, without a word
+        raise ConfigError(given_twice("algo", overrides))
+    for text in overrides:
         if key_of(text) in NAMED:  # before Hydra writes down what was typed
             check_no_secret(key_of(text), text.partition("=")[2])
     if is_sweep(arguments) and command not in SWEEPABLE:

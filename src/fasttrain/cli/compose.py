@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec
 from fasttrain.spec.config import Config
-from fasttrain.spec.overrides import config_dir_options, key_of, normalise, split_options
+from fasttrain.spec.overrides import config_dir_options, given_twice, key_of, normalise, split_options
 from fasttrain.spec.reading import all_keys, foreign_key, from_mapping, told_gone
 from fasttrain.spec.setting import defaults_of, did_you_mean
 
@@ -232,11 +232,7 @@ def _known(error: Exception, overrides: Sequence[str]) -> str:
     if isinstance(error, OverrideParseException):
         return _unreadable(str(error.override))
     if twice := re.search(r"Multiple values for (\w+)\.", text):
-        group = twice[1]
-        typed = [override for override in overrides if key_of(override) == group]
-        names = ",".join(override.partition("=")[2] for override in typed)
-        both = f"leave one out, or take both: '+{group}=[{names}]'" if group in PRESETS else "leave one out"
-        return f"{' '.join(typed)}: {group} is given {len(typed)} times; {both}"
+        return given_twice(twice[1], overrides)
     if "Interpolation key 'algo.name' not found" in text:
         chosen = next((one for one in overrides if key_of(one) == "algo"), "algo")
         return f"{chosen}: its file names no algorithm; write name: ppo in it, or one of {', '.join(ALGORITHMS)}"

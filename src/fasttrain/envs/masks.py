@@ -12,6 +12,7 @@ import inspect
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import gymnasium
@@ -50,6 +51,12 @@ def layers(env: Any) -> Iterator[Any]:
         yield env.old
 
 
+def property_of(env: Any, name: str) -> Callable[[], Any] | None:
+    """What reads such a property of the env or of a layer of it, with whatever error is the property's own."""
+    owner = next((layer for layer in layers(env) if getattr(type(layer), name, None) is not None), None)
+    return partial(getattr, owner, name) if isinstance(getattr(type(owner), name, None), property) else None
+
+
 def mask_method(env: Any, name: str = METHOD) -> Callable[[], Any] | None:
     """What to call for the mask of the present state: a method of that name, or what reads such an attribute anew.
 
@@ -57,9 +64,8 @@ def mask_method(env: Any, name: str = METHOD) -> Callable[[], Any] | None:
         EnvSpecError: it is a method that wants arguments.
     """
     get = env.get_wrapper_attr if isinstance(env, gymnasium.Env) else lambda one: getattr(env, one)
-    declared = next((found for layer in layers(env) if (found := getattr(type(layer), name, None)) is not None), None)
-    if isinstance(declared, property):  # not asked now: it may be none before the first reset
-        return lambda: get(name)
+    if (read := property_of(env, name)) is not None:  # not asked now: it may be none before the first reset
+        return read
     try:
         found = get(name)
     except AttributeError:

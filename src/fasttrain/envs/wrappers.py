@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -13,7 +14,7 @@ from gymnasium import spaces
 
 from fasttrain.batch import OPPONENTS_TURN as TURN
 from fasttrain.batch import BoolArray
-from fasttrain.envs.masks import AdaptsOld, is_legal
+from fasttrain.envs.masks import AdaptsOld, is_legal, property_of
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.spec.infos import enemy_turn_ms
 
@@ -293,13 +294,15 @@ class TwoSided(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
-        if not env.has_wrapper_attr(TURN):
+        turn = property_of(env, TURN)
+        if turn is None and not env.has_wrapper_attr(TURN):
             raise EnvSpecError(
                 f"env {env.unwrapped} cannot be played against oneself: it has no property {TURN} (true where the "
                 "next step is the opponent's decision)"
             )
         if not isinstance(env.action_space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
             raise EnvSpecError(f"env {env.unwrapped} cannot be played against oneself: {env.action_space} actions")
+        self._turn = turn or partial(env.get_wrapper_attr, TURN)
         self._last: Any = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -313,7 +316,7 @@ class TwoSided(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self._last, reward, terminated, truncated, self._with_turn(info)
 
     def _with_turn(self, info: dict[str, Any]) -> dict[str, Any]:
-        turn = int(self.env.get_wrapper_attr(TURN))
+        turn = int(self._turn())
         if turn and self.env.has_wrapper_attr("seat_to_decide"):
             turn = max(1, int(self.env.get_wrapper_attr("seat_to_decide")))
         return {**(info or {}), TURN: turn}

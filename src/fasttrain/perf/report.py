@@ -8,6 +8,7 @@ whole vector env. It is what envs, policy and update alone allow; storing and lo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -221,42 +222,44 @@ def limits_dict(window: PerfWindow) -> dict[str, float | None]:
     return {name: round(window.env_steps * 1e9 / ns, 1) if ns else None for name, ns in groups.items()}
 
 
-WALLS = {  # what to do where it takes most of the time; each phase belongs to one of them
+WALLS = {  # what to do where it takes most of the time, way by way; each phase belongs to one of them
     "env": (("env_step",), ""),  # `_env_advice` knows more
     "act": (("action",), "choosing actions is the wall: more envs per step (num_envs) amortise each forward pass"),
-    "update": (
-        UPDATE_PHASES,
-        "the update is the wall: fewer or larger updates (PPO: algo.n_epochs, batch_size; DQN: updates_per_step), each "
-        "checked for quality",
-    ),
-    "buffer": (
-        ("buffer",),
-        "storing transitions is the wall: more envs per step (num_envs) amortise it, and smaller observations (uint8 "
-        "for images) or infos (lean_info=true) are copied faster",
-    ),
-    "log": (("log",), "logging is the wall: raise log_every, or train_log_enabled=false"),
-    "eval": (("eval",), "evaluating is the wall: raise eval_every, lower eval.episodes, or take eval_async=true"),
-    "checkpoint": (("checkpoint",), "saving is the wall: raise checkpoint_every, or take checkpoint_async=true"),
+    "update": (UPDATE_PHASES, "the update is the wall: fewer or larger updates (PPO: algo.n_epochs, batch_size; DQN: "
+               "updates_per_step), each checked for quality"),
+    "buffer": (("buffer",), "storing transitions is the wall: more envs per step (num_envs) amortise it; or smaller "
+               "observations (uint8 for images); or smaller infos (lean_info=true)"),
+    "log": (("log",), "logging is the wall: raise log_every; or train_log_enabled=false"),
+    "eval": (("eval",), "evaluating is the wall: raise eval_every; or lower eval.episodes; or eval_async=true"),
+    "checkpoint": (("checkpoint",), "saving is the wall: raise checkpoint_every; or checkpoint_async=true"),
     "other": (("other",), "most of it lies in no phase, such as callbacks of yours: profiler=cprofile names it"),
 }  # fmt: skip
 SAMPLING = (
-    "drawing minibatches from the replay buffer is the wall: fewer of them (updates_per_step), prefetch=on with a core "
-    "to spare, or algo.prioritized=false if it is on"
+    "drawing minibatches from the replay buffer is the wall: fewer of them (updates_per_step); or prefetch=on with a "
+    "core to spare; or algo.prioritized=false if it is on"
 )
 
 
-def advice(window: PerfWindow, cores: int) -> str:
-    """The one change most worth trying, from where the time went. `cores`: what this process may use."""
+def advice(window: PerfWindow, cores: int, effective: Mapping[str, Any]) -> str:
+    """What is most worth trying, from where the time went, and is not in force (`effective`: the flags) nor impossible;
+    `cores`: what this process may use."""
     phases = window.phases_ns
     times = {name: sum(phases.get(phase, 0) for phase in members) for name, (members, _) in WALLS.items()}
     name = max(times, key=times.__getitem__)
-    text = _env_advice(window, cores) if name == "env" else WALLS[name][1]
+    text = _env_advice(window, cores, effective) if name == "env" else WALLS[name][1]
     if name == "update" and phases.get("replay_sample", 0) > 0.5 * times[name]:
         text = SAMPLING
-    return f"{100 * times[name] / max(1, window.wall_ns):.0f} % of the time: {text}"
+    found, _, ways = text.partition(": ")
+    left = "; or ".join(way for way in ways.split("; or ") if _is_open(way, effective))
+    return f"{100 * times[name] / max(1, window.wall_ns):.0f} % of the time: {found}{left and ': '}{left}"
 
 
-def _env_advice(window: PerfWindow, cores: int) -> str:
+def _is_open(way: str, effective: Mapping[str, Any]) -> bool:
+    named = re.findall(r"([\w.]+)=(\w+)", way)
+    return all(str(effective.get(key)).lower() not in (value, "not applicable") for key, value in named)
+
+
+def _env_advice(window: PerfWindow, cores: int, effective: Mapping[str, Any]) -> str:
     envs, parts = window.envs, window.worker_parts_ns
     if envs.games:
         most = max(envs.games, key=lambda part: part[1])[0]
@@ -264,17 +267,19 @@ def _env_advice(window: PerfWindow, cores: int) -> str:
         theirs = waits if most == "queue" else f"their time is {most}"
         return f"waiting for games is the wall, {theirs} most of all: fasttrain doctor says what would pay"
     if not envs.num_workers:
-        return "the environment is the wall: a cheaper step, a native batch, or worker processes (vec_env=shared)"
+        batched = effective.get("vec_env") in ("native", "vector")
+        ways = "" if batched else "; or a native batch (vec_env=native); or worker processes (vec_env=shared)"
+        return f"the environment is the wall: a cheaper step{ways}"
     if parts.get("transport", 0) > 0.4 * window.phases_ns.get("env_step", 1):
         return (
-            "the way to the workers costs more than their work: more envs per worker (num_envs), or one process "
+            "the way to the workers costs more than their work: more envs per worker (num_envs); or one process "
             "(vec_env=dummy)"
         )
     mean = envs.envs_ns / envs.num_workers
     if envs.in_step and envs.slowest_ns > 1.4 * mean:
         return (
             f"the slowest worker takes {envs.slowest_ns / max(1.0, mean):.1f} times the mean and all wait for it: "
-            "schedule=first_ready, or more envs per worker, which evens out"
+            "schedule=first_ready; or more envs per worker, which evens out"
         )
     if envs.num_workers < cores:
         return f"the envs are the wall and {envs.num_workers} of {cores} cores step them: raise workers"

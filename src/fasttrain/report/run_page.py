@@ -248,12 +248,12 @@ def _engine_tables(engines: Mapping[str, Any]) -> list[Table]:
 
 
 def _plan_table(flags: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> Table:
-    """Flags that differ from a plain script or from the request first."""
+    """What `is_notable` first: other than in a plain script, typed, measured, or a fast path that ended off."""
     spec = ALGORITHMS.get(str(as_mapping(config.get("algo")).get("name")))
     rows = sorted(flags, key=lambda row: not is_notable(row, spec))
     notable = sum(is_notable(row, spec) for row in flags)
     names = ["flag", "requested", "effective", "class", "source", "why"]
-    title = f"{len(flags)} flags, {notable} of them other than in a plain Stable-Baselines3 script"
+    title = f"{len(flags)} flags, the first {notable} differ from a plain script, were typed or measured, or ended off"
     return Table(names, [_plan_row(row, place < notable) for place, row in enumerate(rows)], title, folded=True)
 
 

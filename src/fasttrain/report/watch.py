@@ -24,7 +24,7 @@ from rich.text import Text
 
 from fasttrain.errors import EXIT_DONE, ConfigError
 from fasttrain.report.words import NOTHING, as_mapping, as_number, compact, number, percent
-from fasttrain.runs.folders import MARKS
+from fasttrain.runs.folders import MARKS, PART
 from fasttrain.runs.progress import clock_text
 from fasttrain.runs.status import STATUS, TRAINING
 from fasttrain.runs.view import make_console, moves
@@ -185,7 +185,7 @@ def _look_through(folder: str, changed_ns: int) -> Listed:
         found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
     names = {name for name, _ in found}
     many = names.intersection((*MARKS["study"], *MARKS["sweep"]))
-    is_run = not many and not names.isdisjoint((*MARKS["run"], STATUS))
+    is_run = not many and PART not in names and not names.isdisjoint((*MARKS["run"], STATUS))
     below = () if is_run else (os.path.join(folder, name) for name, is_dir in found if is_dir and name[0] != ".")
     return Listed(changed_ns, is_run, tuple(below))
 

@@ -30,6 +30,7 @@ MARKS = {  # what tells that a folder is one of these, the first that fits
     "sweep": ("sweep.json", "multirun.yaml"),
     "run": ("plan.json", "summary.json", "model.zip"),
 }
+PART = "said.txt"  # what a configuration that `fasttrain doctor` measures says; its folder is no run's
 CELLS = "cells"  # of a study, in its folder; those of a sweep lie in the sweep's itself
 GROUP = "FASTTRAIN_GROUP"  # environment variable that tells a cell its sweep's or study's folder
 TRACKED = ("mlflow.db", "mlartifacts", "trackio")  # what trackers write there, for all runs of a group together

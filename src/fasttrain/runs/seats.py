@@ -15,11 +15,13 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.batch import OPPONENTS_TURN as TURN
 from fasttrain.batch import BoolArray
+from fasttrain.envs.masks import property_of
 
 
 def opponents_decide(env: gymnasium.Env[Any, Any]) -> bool:
     """Whether the decision is not the learner's."""
-    return env.has_wrapper_attr(TURN) and bool(env.get_wrapper_attr(TURN))
+    read = property_of(env, TURN)
+    return bool(read() if read else env.has_wrapper_attr(TURN) and env.get_wrapper_attr(TURN))
 
 
 class Seats:

@@ -336,7 +336,8 @@ class Run:
 
     def report(self, window: PerfWindow, overrides: list[str]) -> dict[str, Any]:
         """Evaluate the final model; print, write and return perf.json and summary.json."""
-        show.show_perf(self.console, window, kernels=self.config.fused_update == "on")
+        flags = {row.flag: row.effective for row in self.plan.rows}
+        show.show_perf(self.console, window, {"profiler": self.config.profiler, **flags})
         if window.envs.restarts:
             lost = window.envs.lost_steps
             what = "engines" if window.envs.games else "envs or workers"

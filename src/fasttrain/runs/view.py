@@ -223,8 +223,8 @@ def _cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def show_perf(console: Console, window: PerfWindow, kernels: bool) -> None:
-    """Where the time of training went; `kernels`: updates went through the compiled ones of `fused_update`."""
+def show_perf(console: Console, window: PerfWindow, effective: Mapping[str, Any]) -> None:
+    """Where the time of training went; `effective`: flags as they are in force."""
     rates = "".join(f", {rate_text(rate)} {name.replace('_per_', '/')}" for name, rate in window.rates.items())
     say(
         console,
@@ -241,12 +241,13 @@ def show_perf(console: Console, window: PerfWindow, kernels: bool) -> None:
         table.add_row(*row)
     console.print(table)
     if window.phases_ns.get("train") and not window.background_ns:
-        optimizer = ", in compiled kernels the optimizer too" if kernels else ""
-        say(console, f"  train_ms: forward and backward together{optimizer}", style="dim")
+        where = "compiled kernels" if effective.get("fused_update") == "on" else "a CUDA graph"
+        why = ", timed from outside of SB3" if effective.get("engine") == "stock" else f", in {where} the optimizer too"
+        say(console, f"  train_ms: forward and backward together{why}", style="dim")
     if window.background_ns:
         overlap = "updates ran beside collecting, train_ms is the wait for them; data were one update old"
         say(console, f"  overlap: {overlap}", style="dim")
-    say(console, f"  {advice(window, usable_cores())}")
+    say(console, f"  {advice(window, usable_cores(), effective)}")
 
 
 def show_quality(console: Console, quality: Mapping[str, dict[str, Any]]) -> None:

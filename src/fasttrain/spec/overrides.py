@@ -120,6 +120,14 @@ def key_of(override: str) -> str:
     return override.split("=", 1)[0].lstrip("+~")
 
 
+def given_twice(group: str, overrides: Sequence[str]) -> str:
+    """What to say of a group that is typed more than once."""
+    typed = [override for override in overrides if key_of(override) == group]
+    names = ",".join(override.partition("=")[2] for override in typed)
+    both = f", or take both: '+{group}=[{names}]'" if group in ("profile", "tuned") else ""
+    return f"{' '.join(typed)}: {group} is given {len(typed)} times; leave one out{both}"
+
+
 def normalise(arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """Arguments for Hydra.
 

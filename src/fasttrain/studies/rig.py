@@ -28,6 +28,7 @@ from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.report import Flow, Rates
 from fasttrain.perf.stock import StockPhases, is_stock
 from fasttrain.runs.check import updates_per_step
+from fasttrain.runs.folders import PART
 from fasttrain.runs.train import Run
 from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.config import Config, StopConfig
@@ -100,7 +101,7 @@ class Rig:
         folder.mkdir(parents=True)
         if torch_threads is not None:
             torch.set_num_threads(torch_threads)
-        self._said = (folder / "said.txt").open("w", encoding="utf-8")
+        self._said = (folder / PART).open("w", encoding="utf-8")
         plan = plan._replace(config=steady(plan.config))
         with contextlib.redirect_stdout(self._said):  # a logger keeps the stream it was made with
             self.run = Run(plan, folder, Console(file=self._said, width=140))
