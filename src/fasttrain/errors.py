@@ -46,14 +46,6 @@ class CrashedError(FastTrainError):
     """An error ended a training of which something is saved; `__cause__` is the error."""
 
 
-def too_many_files(error: OSError) -> str:
-    """It in one line, with the way out."""
-    return (
-        f"{error}: this shell allows a process too few open files; raise the limit (ulimit -n 1024), or take fewer "
-        "envs or workers"
-    )
-
-
 def too_little_memory(error: MemoryError) -> str:
     """It in one line, with the way out."""
     wanted = f": {error}" if str(error) else ""

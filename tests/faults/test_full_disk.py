@@ -137,3 +137,14 @@ def test_a_folder_that_is_deleted_in_the_middle_costs_what_was_written_before(
     assert (done.folder / "plan.json").is_file()
     assert done.json("summary.json")["env_steps"] == 2048
     assert done.exit_code == 0, done.err
+
+
+def test_too_few_open_files_are_one_line(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(cli, "_dispatch", refuse)
+    done = fasttrain(*SMALL)
+    assert done.exit_code == 2
+    assert done.err.startswith("fasttrain: error: [Errno 24] Too many open files: raise the limit of this shell")
+    assert done.err.count("\n") == 1

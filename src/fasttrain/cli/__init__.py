@@ -25,7 +25,6 @@ from fasttrain.errors import (
     CrashedError,
     FastTrainError,
     too_little_memory,
-    too_many_files,
 )
 from fasttrain.spec.overrides import is_sweep, normalise, split_options, with_names_as_typed
 
@@ -99,7 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_DONE if PRINTS_ONLY & set(arguments) else EXIT_CRASHED
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
-            return _report(error, ConfigError.exit_code, too_many_files(error))
+            way_out = "raise the limit of this shell (ulimit -n 1024), or take fewer envs or workers"
+            return _report(error, ConfigError.exit_code, f"{error}: {way_out}")
         if error.errno not in UNWRITABLE:
             raise
         return _report(error, EXIT_CRASHED, f"{error}; make room, or let it be written there")
