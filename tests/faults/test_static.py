@@ -22,6 +22,7 @@ ALLOWED = {
     ("kernel_cache.py", "pickle.loads"): "machine code of ours, in a folder that is the user's (SECURITY.md)",
     ("kernel_cache.py", "pickle.load"): "from the trainer, over a pipe that the process inherited",
     ("runs/zoo.py", "yaml.load"): "by a safe loader of ours, which knows tuples and ordered mappings besides",
+    ("envs/causes.py", "pickle.load"): "from the checkup, over a pipe that the process inherited",
     ("envs/findings.py", "pickle.loads"): "what was pickled in the same line, to see whether it can be",
 }
 CODE = ("eval", "exec", "compile", "__import__", "os.system", "os.popen", "yaml.load", "yaml.unsafe_load")
