@@ -6,7 +6,6 @@ import sb3_contrib
 import stable_baselines3
 import torch
 from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
-from stable_baselines3.common.vec_env import SubprocVecEnv
 
 import fasttrain
 from conftest import configured
@@ -20,7 +19,7 @@ from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.config import Config
 from fasttrain.spec.plan import resolve
 from fasttrain.vec.native import NativeVecEnv
-from fasttrain.vec.stock import NotedVecEnv
+from fasttrain.vec.stock import NotedVecEnv, WorkersVecEnv
 
 CARTPOLE = ("env.id=CartPole-v1", "vec_env=dummy", "num_envs=2")
 
@@ -66,7 +65,7 @@ def test_native_game_and_masks(engine: str, expected: type):
 
 
 def test_vec_env_kinds():
-    for kind, expected in (("dummy", NotedVecEnv), ("subproc", SubprocVecEnv)):
+    for kind, expected in (("dummy", NotedVecEnv), ("subproc", WorkersVecEnv)):
         env = build_vec_env(effective("env.id=CartPole-v1", "algo=ppo", f"vec_env={kind}", "num_envs=2"), 2, 0)
         assert type(env) is expected
         env.close()
