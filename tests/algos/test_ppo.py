@@ -128,14 +128,19 @@ def test_masks_are_respected_and_can_be_left_out(use_masking: bool):
     assert model.rollout_buffer.masks.all() == (not use_masking)
 
 
-def test_a_state_without_legal_action_is_an_error():
+def test_a_state_without_legal_action_counts_as_all_legal_and_is_told_once():
     class Stuck(ToyGame):
         def step(self) -> None:
             super().step()
             self.slots.action_masks[2] = self.steps[2] < 2
 
-    with pytest.raises(EnvError, match="env 2 at step 10"):
-        MaskablePPO("MlpPolicy", NativeVecEnv(Stuck()), **SETTINGS).learn(40)
+    with pytest.warns(UserWarning, match="env 2 at step 10") as told:
+        model = MaskablePPO("MlpPolicy", NativeVecEnv(Stuck()), **SETTINGS).learn(40)
+    assert len(told) == 1
+    assert model.collector.empty_masks.count > 1
+    model.collector.empty_masks.raises = True
+    with pytest.raises(EnvError, match="no legal action in env 2 at step"):
+        model.learn(40)
 
 
 def test_an_env_without_masks_is_an_error():
