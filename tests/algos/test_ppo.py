@@ -131,6 +131,7 @@ def test_masks_are_respected_and_can_be_left_out(use_masking: bool):
 def test_a_state_without_legal_action_counts_as_all_legal_and_is_told_once():
     class Stuck(ToyGame):
         def step(self) -> None:
+            self.slots.action_masks[2] = True  # any action is taken
             super().step()
             self.slots.action_masks[2] = self.steps[2] < 2
 
