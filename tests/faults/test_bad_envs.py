@@ -133,9 +133,8 @@ def test_restart_in_groups(fasttrain: RunCommand, bad: Path, groups: str):
     assert plan["schedule"] == groups.partition("=")[2]
 
 
-def test_an_evaluation_that_never_ends_is_cut(fasttrain: RunCommand, bad: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("fasttrain.runs.evaluate.MAX_EPISODE_STEPS", 50)
-    done = fasttrain(*SMALL, "vec_env=dummy", "env.kwargs.fault=endless")
+def test_an_evaluation_that_never_ends_is_cut(fasttrain: RunCommand, bad: Path):
+    done = fasttrain(*SMALL, "vec_env=dummy", "env.kwargs.fault=endless", "eval.max_steps=50")
     assert done.exit_code == 0, done.err
     quality = done.json("summary.json")["quality"]
     assert quality["end_reason"] == {"not ended": 1.0}

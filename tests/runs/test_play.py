@@ -194,7 +194,7 @@ def test_leaving_is_no_error(
     ("run", "arguments", "message"),
     [
         ("", [], "play needs run=FOLDER"),
-        ("", ["run=nowhere"], "run=nowhere: no plan.json there; name the folder of a finished run"),
+        ("", ["run=nowhere"], "nowhere: no plan.json there; name the folder of a finished run"),
         ("", ["run=nowhere", "play.speed=-1"], "play.speed=-1.0: must be at least 0"),
         ("", ["run=nowhere", "play.episodes=0"], "play.episodes=0: must be at least 1"),
         (

@@ -78,7 +78,9 @@ def newest(done: Finished) -> int:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_crash_is_gone_on_from_as_if_it_had_not_been(name: str, fasttrain: RunCommand, tmp_path: Path):
+def test_a_crash_is_gone_on_from_as_if_it_had_not_been(
+    name: str, fasttrain: RunCommand, late: Path, monkeypatch: pytest.MonkeyPatch
+):
     done = crashed(fasttrain, *CASES[name], "env.kwargs.kind=error", LAST)
     *_, told, saved = done.err.splitlines()
     assert "ValueError: the board fell (late.py:" in told
@@ -90,14 +92,13 @@ def test_a_crash_is_gone_on_from_as_if_it_had_not_been(name: str, fasttrain: Run
     steps = newest(done)
     assert 0 <= done.json("summary.json")["env_steps"] - steps <= 64
     # Repaired, it goes on, and comes to what it would have come to.
-    plan = done.json("plan.json")
-    plan["config"]["env"]["kwargs"]["kind"] = ""
-    (done.folder / "plan.json").write_text(json.dumps(plan))
+    (late / "late.py").write_text(ENV.replace("raise KINDS[self.kind]", "pass  # it held"))
+    monkeypatch.delitem(sys.modules, "late")
     again = fasttrain("resume", f"run={done.folder}")
     assert again.exit_code == 0, again.err
     assert f"going on from step_{steps:012d}: " in again.out
     assert "warning" not in again.out
-    whole = fasttrain(*CASES[name], "env.kwargs.kind=''", LAST)
+    whole = fasttrain(*CASES[name], "env.kwargs.kind=error", LAST)
     assert episodes_of(done.folder) == episodes_of(whole.folder)
     assert done.json("summary.json")["status"] == "done"
 

@@ -73,7 +73,7 @@ def resolved(value: Any, option: str, folder: str | None = None, supplies: Suppl
         return _named_thing(value, option, folder) if NAME.fullmatch(value) else value
     if type(value) in (list, tuple):
         return type(value)(resolved(one, f"{option}[{i}]", folder, supplies) for i, one in enumerate(value))
-    if not isinstance(value, Mapping):
+    if type(value) is not dict:  # a Dict space is a mapping too
         return copy.deepcopy(value)
     target = value.get("call")
     if not isinstance(target, str) or not NAME.fullmatch(target):
