@@ -52,6 +52,8 @@ def _take(value: Any, digest: Any, parts: Iterator[int], depth: int = 0) -> None
     inside: Any = ()
     if value is None or isinstance(value, (bool, int, float, str, bytes, np.generic)):
         digest.update(repr(value).encode("utf-8", "replace"))
+    elif isinstance(value, np.memmap):  # its file outlives the process
+        return
     elif isinstance(value, np.ndarray):
         seen = value.flat[:: 1 + value.size // MOST_PARTS]  # of a data set a sample: checkpoints must not wait for it
         digest.update(repr((value.shape, value.dtype)).encode() + (b"" if value.dtype.hasobject else seen.tobytes()))

@@ -219,7 +219,7 @@ def check_policy(config: Config, observation: spaces.Space[Any]) -> None:
             if not any(one.kind is one.VAR_KEYWORD for one in found):
                 break
     taken = known - {"self", "observation_space", "action_space", "lr_schedule"}
-    for name in config.algo.policy_kwargs:
+    for name in policy_kwargs(config.algo).keys() & config.algo.policy_kwargs.keys():  # not those of ours: algo.cell
         if name not in taken:
             said = did_you_mean(name, taken) or f"; {kind.__name__} takes {', '.join(sorted(taken))}"
             raise ConfigError(f"unknown key 'algo.policy_kwargs.{name}'{said}")
