@@ -68,7 +68,16 @@ CASES = {
     ),
     "stock-ppo": (*PPO, *CART, "algo=ppo", "vec_env=dummy", "engine=stock"),
 }
-ABOUT_TIME = ("wall_s", "t", "enemy_turn_ms", "resumed_at", "episodes_file", "curve")
+ABOUT_TIME = (
+    "wall_s",
+    "t",
+    "enemy_turn_ms",
+    "resumed_at",
+    "episodes_file",
+    "curve",
+    "env.kwargs",
+    "kept",
+)  # of envs that were told when to fail
 
 
 def parts_of(folder: Path) -> tuple[Any, dict[str, Any]]:

@@ -31,7 +31,13 @@ def test_only_what_a_game_or_its_name_decides_has_no_default():
         "algo.name",
         "eval.episodes",
     ]
-    assert defaults_of(Config)["eval"] == {"episodes": None, "seed": 1_000_003}
+    assert defaults_of(Config)["eval"] == {
+        "episodes": None,
+        "seed": 1_000_003,
+        "num_envs": None,
+        "max_steps": 27_000,
+        "env_kwargs": {},
+    }
 
 
 def test_an_algorithm_has_a_class_with_its_keys():
