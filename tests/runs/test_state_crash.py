@@ -41,7 +41,7 @@ class Late(gym.Env):
             raise KINDS[self.kind]
         return seen, float(action), self.t == 7, False, {}
 """
-SMALL = ("+profile=speed", "env.entry_point=late:Late", "vec_env=dummy", "num_envs=2", "checkup=off", "seed=3",
+SMALL = ("+profile=speed", "env.entry_point=falling:Late", "vec_env=dummy", "num_envs=2", "checkup=off", "seed=3",
          "fused_update=off", "eval.episodes=2", "batch_size=32", "algo.net_arch=[8]")  # fmt: skip
 PPO_SMALL = (*SMALL, "algo=ppo", "algo.rollout_size=64", "algo.n_epochs=2", "total_timesteps=1024")
 LAST = "env.kwargs.last=2.75"  # one number in 336 is larger: with these seeds none in the first 64 steps
@@ -60,8 +60,8 @@ CASES = {
 
 @pytest.fixture(autouse=True)
 def late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "late.py").write_text(ENV)
-    monkeypatch.delitem(sys.modules, "late", raising=False)
+    (tmp_path / "falling.py").write_text(ENV)
+    monkeypatch.delitem(sys.modules, "falling", raising=False)
     monkeypatch.setattr(rests, "HOLD_SHARE", 1e12)  # at every rest: which one is no matter of time here
     return tmp_path
 
@@ -83,7 +83,7 @@ def test_a_crash_is_gone_on_from_as_if_it_had_not_been(
 ):
     done = crashed(fasttrain, *CASES[name], "env.kwargs.kind=error", LAST)
     *_, told, saved = done.err.splitlines()
-    assert "ValueError: the board fell (late.py:" in told
+    assert "ValueError: the board fell (falling.py:" in told
     assert "step " in told
     assert told.startswith("fasttrain: error: env ")
     assert saved.endswith(f"fasttrain resume run={done.folder} goes on")
@@ -92,8 +92,8 @@ def test_a_crash_is_gone_on_from_as_if_it_had_not_been(
     steps = newest(done)
     assert 0 <= done.json("summary.json")["env_steps"] - steps <= 64
     # Repaired, it goes on, and comes to what it would have come to.
-    (late / "late.py").write_text(ENV.replace("raise KINDS[self.kind]", "pass  # it held"))
-    monkeypatch.delitem(sys.modules, "late")
+    (late / "falling.py").write_text(ENV.replace("raise KINDS[self.kind]", "pass  # it held"))
+    monkeypatch.delitem(sys.modules, "falling")
     again = fasttrain("resume", f"run={done.folder}")
     assert again.exit_code == 0, again.err
     assert f"going on from step_{steps:012d}: " in again.out
