@@ -24,7 +24,7 @@ WIN_RATE_MARGIN = 0.03
 REWARD_MARGIN = 0.05  # of the size of the baseline's mean reward
 # Of rewards around zero, as those of zero-sum games, 5 % of the mean vanish. There the margin goes by the standard
 # deviation of the baseline's seeds: so large that, as with win rates whose seeds differ by 2 points, ten seeds tell.
-NEAR_ZERO, SPREAD_MARGIN = 2.0, 1.5
+NEAR_ZERO, SPREAD_MARGIN = 1.0, 1.5
 TINY = 1e-9  # of what is zero in every run, equals are equal
 SLIGHT = 0.05  # a gain that is not worth a flag
 NOISE = 0.03  # by which the medians of a few short cells on a shared machine differ without a cause
