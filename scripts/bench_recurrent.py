@@ -19,6 +19,7 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import Tensor, nn
 
 import bench_peers
@@ -145,14 +146,12 @@ def product() -> dict[str, Any]:
     return {"rate": rate, "unit": "GFLOP/s", **NOTHING_LEARNED}
 
 
-class Encoder(nn.Module):
+class Encoder(BaseFeaturesExtractor):
     """A features extractor: one layer of 64 units, so that the LSTM's inputs are few."""
 
-    features_dim = 64
-
     def __init__(self, observation_space: Any) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(observation_space.shape[0], self.features_dim), nn.Tanh())
+        super().__init__(observation_space, 64)
+        self.net = nn.Sequential(nn.Linear(observation_space.shape[0], 64), nn.Tanh())
 
     def forward(self, observations: Tensor) -> Tensor:
         found: Tensor = self.net(observations)
