@@ -52,7 +52,7 @@ SMALL = (
 @pytest.fixture(autouse=True)
 def _walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "walk.py").write_text(ENV)
-    monkeypatch.setattr(check, "CHECK_STEPS", 500)
+    monkeypatch.setitem(check.LONG, "max_steps", 500)
 
 
 def test_check_shows_costs_and_writes_them(fasttrain: RunCommand):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from conftest import RunCommand
+from fasttrain.vec.games import DaemonVecEnv
 from pig_games import descendants, overrides, until
 
 TESTS = Path(__file__).resolve().parent.parent
@@ -21,10 +22,15 @@ SMALL = ("num_envs=4", "total_timesteps=2048", "algo.rollout_size=256", "batch_s
 
 
 @pytest.mark.parametrize("profile", ["speed", "baseline"])
-def test_a_run_with_engines_leaves_every_file_and_no_process(fasttrain: RunCommand, profile: str):
-    before = {one.pid for one in descendants()}
+def test_a_run_with_engines_leaves_every_file_and_no_process(
+    fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch, profile: str
+):
+    before, made = {one.pid for one in descendants()}, list[int]()
+    meet = DaemonVecEnv._meet
+    monkeypatch.setattr(DaemonVecEnv, "_meet", lambda env, count, *rest: made.append(count) or meet(env, count, *rest))
     done = fasttrain(f"+profile={profile}", *overrides("--fault", "close=0.01"), *SMALL)
     assert done.exit_code == 0, done.err
+    assert made == [1, 4], "to look at its spaces, and to train: the evaluation plays the training's"
     assert until(lambda: not {one.pid for one in descendants()} - before)
     config, summary, perf = done.json("plan.json")["config"], done.json("summary.json"), done.json("perf.json")
     assert (config["vec_env"], config["schedule"]) == ("daemons", "first_ready" if profile == "speed" else "lockstep")
@@ -52,8 +58,9 @@ def test_an_engine_that_asks_for_both_sides_trains_by_self_play(fasttrain: RunCo
     engine = ", ".join(f"'{part}'" for part in (sys.executable, "-S", str(TESTS / "alternating_engine.py")))
     game = ("env.backend=daemons", "env.entry_point=alternating_games:Alternating", f"daemons.command=[{engine}]",
             "daemons.games_per_daemon=1", "env.opponent_key=opponent", "env.eval_opponent=bot")  # fmt: skip
-    done = fasttrain("+profile=speed", *game, "opponent=self", *SMALL)
+    done = fasttrain("+profile=speed", *game, "opponent=self", *SMALL, "checkup=warn")
     assert done.exit_code == 0, done.err
+    assert done.out.startswith("Checkup: nothing found in ")
     config, summary = done.json("plan.json")["config"], done.json("summary.json")
     assert (config["schedule"], config["vec_env"]) == ("lockstep", "daemons")
     assert summary["self_play"]["snapshots"] > 0

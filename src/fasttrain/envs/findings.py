@@ -21,7 +21,7 @@ Severity = Literal["warning", "error"]
 WARNINGS = frozenset({
     "constant_observation", "out_of_bounds", "wrong_dtype", "ends_not_bool", "never_done", "constant_reward",
     "reward_ignores_action", "unseeded_randomness", "one_step_episodes", "reused_array", "odd_shape", "unused_range",
-    "state_left_over", "renumbered", "copies_not_independent", "empty_mask",
+    "state_left_over", "renumbered", "copies_not_independent", "empty_mask", "lost_games",
 })  # fmt: skip
 ENOUGH_OBSERVATIONS = 50  # before "constant" is said: an env may well stand still for a moment
 ENOUGH_EPISODES = 10
@@ -279,6 +279,7 @@ REMEDIES = {
     "empty_mask": "any action counts as legal there; offer a pass, or end the episode where the game is over",
     "stale_mask": "compute the mask from the present state, after the step and after reset()",
     "mask_not_respected": "let the mask and step() use the same rules, or mend what step() does there",
+    "lost_games": "an engine's fault ended them, no rule: see its log, and failed_games.jsonl of a run",
     "done_for_ever": "reset() must clear what ends the episode",
     "one_step_episodes": "look at what ends an episode, if this is meant to be no bandit",
     "constant_reward": "look whether any is paid; if it is only rare, fine",

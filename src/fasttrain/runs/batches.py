@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,8 +65,12 @@ def has_vector_form(config: Config) -> bool:
         return False
 
 
-def check_batch(config: Config) -> tuple[str, spaces.Space[Any], spaces.Space[Any]]:
+def check_batch(
+    config: Config, look: Callable[[SlotVecEnv], object] = lambda _: None
+) -> tuple[str, spaces.Space[Any], spaces.Space[Any]]:
     """The name, action space and observation space of envs that other people's code steps together.
+
+    `look` is shown one game with an external engine before it is closed again.
 
     Raises:
         EnvSpecError: it cannot be built.
@@ -79,7 +85,9 @@ def check_batch(config: Config) -> tuple[str, spaces.Space[Any], spaces.Space[An
             raise ConfigError(f"{what} has no action masks: {others}")
         raise ConfigError(f"{what} has no action masks (looked for {sought}): {others}, or env.masks=METHOD")
     late = isinstance(env, GymVecEnv) and env.resets_late
-    env.close()
+    with closing(env):
+        if config.env.backend == "daemons":
+            look(env)
     if late and (config.engine == "stock" or not config.algo.spec.has_fast):
         raise ConfigError(
             f"{what} resets in the step after an episode's end, and algo={config.algo.name} with "

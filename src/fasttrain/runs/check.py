@@ -14,7 +14,8 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from timeit import timeit
 from typing import Any
@@ -30,12 +31,12 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.envs.checkup import CheckupResult
-from fasttrain.envs.make import EnvSpec
 from fasttrain.envs.masks import random_legal_action
 from fasttrain.envs.probe import ProbeResult
 from fasttrain.errors import ConfigError, EnvSpecError
-from fasttrain.runs.batches import has_vector_form
+from fasttrain.runs.batches import check_native_options, has_vector_form, made_batch
 from fasttrain.runs.envs import build_vec_env, env_spec
+from fasttrain.runs.one_game import looked_at
 from fasttrain.runs.spaces import check_spaces
 from fasttrain.runs.survey import BrokenEnvError, Survey
 from fasttrain.runs.view import activity, make_console, say
@@ -45,14 +46,14 @@ from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.computing import MEASURED
 from fasttrain.spec.config import Config
 from fasttrain.spec.plan import RunSpec
-from fasttrain.spec.reading import against_bots, plays_itself
+from fasttrain.spec.reading import against_bots, plays_itself, uses_masks
 from fasttrain.spec.stepping import SHARED_MUST_GAIN, SLOW_S, is_faster, needs_single_envs, step_costs
 from fasttrain.terminal import command, rate_text
-from fasttrain.vec.base import slots_of
+from fasttrain.vec.base import SlotVecEnv, slots_of
 
 CHECK_SCHEMA = 1
 # Of `fasttrain check`; before training the checkup's own, smaller, limits hold.
-CHECK_STEPS, CHECK_SECONDS = 5_000, 20.0
+LONG = {"max_steps": 5_000, "max_seconds": 20.0}
 MOST_LINES = 6  # before training
 
 
@@ -64,21 +65,15 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     Raises:
         ConfigError: the env is not one that can be played alone.
     """
-    if config.env.backend != "gymnasium":
-        raise ConfigError(f"check plays one Gymnasium env: env.backend={config.env.backend} has none; leave it out")
-    spec = env_spec(against_bots(config))
-    if "algo" not in sources:  # the default, which needs masks, was not asked for
-        spec = dataclasses.replace(spec, needs_masks=False, use_masks=True)
-    console = make_console()
-    with Survey(spec, config.env.step_timeout_s, console) as survey:
-        built = survey.build()
-        if built.lacks_masks:
-            raise EnvSpecError(built.lacks_masks)
-        if "algo" in sources:
-            check_spaces(config, spec.option, built.action_space, built.observation_space)
-        limits = {"max_steps": CHECK_STEPS, "max_seconds": CHECK_SECONDS}
-        result = _looked(survey, folder, limits, copies=config.num_envs > 1)
-    say(console, f"Checkup of {spec.option}: {result.steps:,} steps by random legal actions, {result.seconds:.1f} s")
+    if config.env.backend not in ("gymnasium", "daemons"):
+        raise ConfigError(
+            f"check plays one Gymnasium env, or one game with an engine: env.backend={config.env.backend} has none; "
+            "leave it out"
+        )
+    console, played = make_console(), against_bots(config)
+    look = _alone_with_engine if config.env.backend == "daemons" else _alone
+    option, result = look(played, "algo" in sources, folder, console)
+    say(console, f"Checkup of {option}: {result.steps:,} steps by random legal actions, {result.seconds:.1f} s")
     if result.costs is not None:
         table = Table(box=None, pad_edge=False, show_header=False)
         for name, text in _cost_rows(result, result.costs):
@@ -94,33 +89,64 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     return EnvSpecError.exit_code if result.errors or (config.checkup == "strict" and result.findings) else 0
 
 
+def _alone(config: Config, for_algo: bool, folder: Path, console: Console) -> tuple[str, CheckupResult]:
+    """The longer checkup of a Gymnasium env; `for_algo`: the algorithm was asked for."""
+    spec = env_spec(config)
+    if not for_algo:  # the default, which needs masks, was not asked for
+        spec = dataclasses.replace(spec, needs_masks=False, use_masks=True)
+    with Survey(spec, config.env.step_timeout_s, console) as survey:
+        built = survey.build()
+        if built.lacks_masks:
+            raise EnvSpecError(built.lacks_masks)
+        if for_algo:
+            check_spaces(config, spec.option, built.action_space, built.observation_space)
+        look = partial(survey.checkup, LONG, False, config.num_envs > 1)
+        return spec.option, _looked(look, spec.option, folder)
+
+
+def _alone_with_engine(config: Config, for_algo: bool, folder: Path, console: Console) -> tuple[str, CheckupResult]:
+    """The same of a game with an external engine."""
+    check_native_options(config)
+    option = f"env.entry_point={config.env.entry_point}"
+    with closing(made_batch(config, 1)) as games, activity(console, f"checkup of {option}"):
+        if for_algo:
+            check_spaces(config, option, games.action_space, games.observation_space)
+        return option, _looked(lambda: looked_at(games, uses_masks(config) or not for_algo, **LONG), option, folder)
+
+
 # What no training takes, stock's neither. Other errors cost quality, or are met in random play alone.
 FATAL = ("reward_not_scalar", "wrong_shape", "reset_answer", "step_answer")
 
 
-def run_checkup(config: Config, folder: Path, console: Console, survey: Survey) -> ProbeResult | None:
+def run_checkup(
+    config: Config, folder: Path, console: Console, survey: Survey, games: SlotVecEnv | None = None
+) -> ProbeResult | None:
     """The checkup before a training: says what it found, writes checkup.json, returns what the env costs.
 
     None where nothing was played (checkup=off, EnvPool, a VectorEnv) or where what was played is no measure (an error
-    was found).
+    was found). `games`: one game with an external engine, to be played in place of what the survey builds.
 
     Raises:
         EnvSpecError: the env cannot be built; something was found that no training takes, or anything under
             checkup=strict.
     """
-    if config.checkup == "off" or config.env.backend != "gymnasium":
+    if config.checkup == "off":
         return None
-    may_stay = config.vec_env in ("auto", "shared") and not config.deterministic
-    result = _looked(survey, folder, {}, may_stay, copies=config.num_envs > 1)
+    option, may_stay = survey.spec.option, config.vec_env in ("auto", "shared") and not config.deterministic
+    look: Callable[[], CheckupResult] = partial(survey.checkup, {}, may_stay, config.num_envs > 1)
+    if games is not None:
+        look = partial(looked_at, games, uses_masks(config))
+    with nullcontext() if games is None else activity(console, f"checkup of {option}"):
+        result = _looked(look, option, folder)
     lines = [f"  {finding.severity} {finding.code}: {finding}" for finding in result.findings]
     nothing = "nothing found in what could be checked," if result.not_checked else "nothing found"
     count = f"{len(lines)} finding{'s' if len(lines) > 1 else ''}" if lines else nothing
     begun = result.costs is not None  # it was reset and stepped at least
     told = zip(lines, result.findings, strict=True)
     if fatal := [line for line, found in told if found.code in FATAL or (not begun and found.severity == "error")]:
-        raise EnvSpecError("\n".join([f"{survey.spec.option}: no training takes what the checkup found", *fatal]))
+        raise EnvSpecError("\n".join([f"{option}: no training takes what the checkup found", *fatal]))
     if lines and config.checkup == "strict":
-        what = f"checkup=strict: {count} in {survey.spec.option}; mend it, or take checkup=warn"
+        what = f"checkup=strict: {count} in {option}; mend it, or take checkup=warn"
         raise EnvSpecError("\n".join([what, *lines]))
     say(console, f"Checkup: {count} in {result.steps:,} steps by random legal actions")
     for line in lines[:MOST_LINES]:
@@ -142,21 +168,19 @@ def _notes(result: CheckupResult, config: Config) -> list[str]:
     return notes
 
 
-def _looked(
-    survey: Survey, folder: Path, limits: Mapping[str, Any], may_stay: bool = False, copies: bool = True
-) -> CheckupResult:
+def _looked(look: Callable[[], CheckupResult], option: str, folder: Path) -> CheckupResult:
     """The checkup, written down; also one that the env did not survive."""
     try:
-        result = survey.checkup(limits, may_stay, copies)
+        result = look()
     except BrokenEnvError as error:
-        _write({"findings": [{"code": error.code, "severity": "error", "message": str(error)}]}, survey.spec, folder)
+        _write({"findings": [{"code": error.code, "severity": "error", "message": str(error)}]}, option, folder)
         raise
-    _write(result.to_dict(), survey.spec, folder)
+    _write(result.to_dict(), option, folder)
     return result
 
 
-def _write(found: Mapping[str, Any], spec: EnvSpec, folder: Path) -> None:
-    write_json(folder / "checkup.json", {"schema": CHECK_SCHEMA, "env": spec.option, **found})
+def _write(found: Mapping[str, Any], option: str, folder: Path) -> None:
+    write_json(folder / "checkup.json", {"schema": CHECK_SCHEMA, "env": option, **found})
 
 
 def _cost_rows(result: CheckupResult, costs: ProbeResult) -> Iterator[tuple[str, str]]:

@@ -36,6 +36,7 @@ from fasttrain.saving.env_state import load_moments
 from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.config import Config
 from fasttrain.spec.reading import env_kwargs, memory_inputs, plays_itself, tells_games, uses_masks
+from fasttrain.vec.base import SlotVecEnv
 from fasttrain.vec.process import Scout
 from fasttrain.vec.self_play import RandomOpponent, SelfPlayVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
@@ -138,19 +139,22 @@ def survey_of(config: Config, console: Console) -> Survey:
 
 
 def env_facts(
-    config: Config, survey: Survey | None = None, measure: Callable[[], ProbeResult | None] = lambda: None
+    config: Config,
+    survey: Survey | None = None,
+    measure: Callable[[], ProbeResult | None] = lambda: None,
+    look: Callable[[SlotVecEnv], object] = lambda _: None,
 ) -> EnvFacts:
     """Build the env once, so that a wrong one fails here with one clear message; time it where the plan must choose.
 
     `survey` belongs to a training that goes on with its process. `measure` plays the env for reasons of its own (the
-    checkup); if it returns what the env costs, nothing is played twice.
+    checkup); if it returns what the env costs, nothing is played twice. `look` does so with one of an engine's.
 
     Raises:
         EnvSpecError: the env cannot be built or does not fit the algorithm.
         ConfigError: a native batch was asked for with an algorithm that ignores masks, or with an option it lacks.
     """
     if config.env.backend != "gymnasium" or config.vec_env == "vector":
-        what, actions, observations = check_batch(config)
+        what, actions, observations = check_batch(config, look)
         images = check_spaces(config, what, actions, observations).startswith("Cnn")
         check_policy(config, observations)
         return EnvFacts(True, None, images=images)

@@ -1,6 +1,8 @@
-"""The env of a training with `num_envs=1`, lent to its evaluations.
+"""The env of a training with `num_envs=1`, or its games with engines, lent to its evaluations.
 
 Where one instance of a simulator can live (a port, a licence, a seat, a window), no second one is opened beside it.
+Engines are lent to the last evaluation, which would start as many again: on the way all unfinished games would be lost,
+and of those that are longer than `eval_every` none would ever end.
 
 A lent env is brought back to where the training left it by the same means as after a resume (`saving/env_state.py`);
 where that fails the training goes on with a new episode.
@@ -22,7 +24,7 @@ from fasttrain.runs.evaluator import EVALUATION
 from fasttrain.runs.state import SEED_STRIDE, begin_anew, traced
 from fasttrain.saving.env_state import env_state, load_env_state, own_random_state
 from fasttrain.spec.config import Config
-from fasttrain.spec.reading import lends_env
+from fasttrain.spec.reading import lends_env, plays_itself
 
 
 @contextmanager
@@ -49,9 +51,12 @@ def lent(model: BaseAlgorithm, env: VecEnv, config: Config, returned: bool) -> I
 
 def measured(run: Any, final: bool) -> Quality:
     """The quality of a `train.Run`'s policy, on fresh envs or on its one, which the final one need not bring back."""
-    with lent(run.model, run.env, run.config, not final) if lends_env(run.config) else nullcontext() as env:
+    config: Config = run.config
+    other_games = plays_itself(config) or config.eval.env_kwargs or config.eval.num_envs not in (None, config.num_envs)
+    lends = lends_env(config) or (final and config.env.backend == "daemons" and not other_games)
+    with lent(run.model, run.env, config, not final) if lends else nullcontext() as env:
         return evaluate_both(
-            run.model, run.config, run.console, lambda: run.stop.requested, sampled=final, env=env, reader=run.reader
+            run.model, config, run.console, lambda: run.stop.requested, sampled=final, env=env, reader=run.reader
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,8 @@ def ready(config: Config, sources: Mapping[str, str], folder: Path, overrides: S
     console = show.make_console()
     with locked(folder), survey_of(against_bots(config), console) as survey:
         compile_s = compile_shown(game_calls(config), console)  # before the checkup plays it
-        facts = env_facts(against_bots(config), survey, lambda: run_checkup(config, folder, console, survey))
+        look = partial(run_checkup, config, folder, console, survey)
+        facts = env_facts(against_bots(config), survey, look, look)
         plan = resolve(config, sources, facts, this_machine())
         if (tried := with_trial(facts, plan, this_machine(), console)) != facts:
             plan = resolve(config, sources, tried, this_machine())

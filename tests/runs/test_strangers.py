@@ -1,0 +1,97 @@
+"""Envs of every shape that strangers brought train by configuration alone, or are refused in one sentence."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from conftest import RunCommand
+from fasttrain import train
+from fasttrain.errors import ConfigError
+
+ENVS = Path(__file__).resolve().parent.parent / "envs"
+TINY = ("+profile=speed", "num_envs=2", "total_timesteps=64", "algo.n_steps=32", "batch_size=32", "algo.n_epochs=1",
+        "algo.net_arch=[8]", "eval.episodes=2", "report=false")  # fmt: skip
+
+
+class Case(NamedTuple):
+    """How a shape is trained, and what must come of it."""
+
+    arguments: tuple[str, ...]
+    returns: tuple[float, float] = (0, 10)  # of all episodes: the least and the most
+    found: tuple[str, ...] = ()  # codes of the checkup
+    said: str = ""  # among what is printed
+    episodes: int = 12  # of five steps, in twice 32
+
+
+MASKED, FREE = ("algo=maskable_ppo", "vec_env=dummy"), ("algo=ppo", "vec_env=dummy")
+CASES = {
+    "Cards": Case((*MASKED, "env.masks=valid_action_mask"), (10, 10)),
+    "OldCards": Case(MASKED, (10, 10), said="has the old gym interface, which is adapted"),
+    "Jobs": Case(MASKED, (10, 10)),
+    "Board": Case(MASKED, (10, 10), ("empty_mask",), "counted as legal", 10),
+    "War": Case(("algo=maskable_ppo", "vec_env=shared", "workers=2", "env.win_key=winner", "env.win_value=model"),
+                (0, 25)),
+    "Network": Case(("algo=maskable_ppo", "env.backend=vector"), (10, 10)),
+    "Robot": Case(FREE, (-2.5, 0)),
+    "Army": Case(FREE),
+    "Table": Case(FREE),
+    "Numbers": Case(FREE),
+    "Window": Case((*FREE, "env.max_episode_steps=5")),
+    "Own": Case(FREE, found=("reused_array",)),
+    "Ported": Case(FREE, said="close() of an env failed"),
+    "Router": Case(("algo=ppo", "num_envs=1"), episodes=12),
+    "World": Case(("algo=ppo", "vec_env=auto"), found=("copies_not_independent",)),
+    "Duel": Case((*FREE, "env.kwargs.opponent={call: 'strangers:Opponent', strength: 0.5}"), (-2.5, 7.5)),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _envs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ENVS))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_env_of_a_strangers_shape_trains(fasttrain: RunCommand, name: str):
+    case = CASES[name]
+    done = fasttrain(*TINY, f"env.entry_point=strangers:{name}", *case.arguments)
+    assert done.exit_code == 0, done.err
+    assert case.said in done.out
+    summary = done.json("summary.json")
+    with (done.folder / "episodes.csv").open() as file:
+        returns = [float(row["return"]) for row in csv.DictReader(file)]
+    assert (len(returns), summary["quality"]["episodes"]) == (case.episodes, 2)
+    least, most = case.returns
+    assert all(least <= value <= most for value in [*returns, summary["quality"]["mean_reward"]])
+    if (done.folder / "checkup.json").exists():
+        assert tuple(one["code"] for one in done.json("checkup.json")["findings"]) == case.found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("env.entry_point=strangers:Two", "env.kwargs.what=seen"), "Tuple"),
+        (("env.entry_point=strangers:Two", "env.kwargs.what=done"), "Tuple"),
+        (("env.entry_point=script:Plain",), 'if __name__ == "__main__":'),
+        (("env.entry_point=strangers:Cards", "algo=maskable_ppo"), "env.masks=valid_action_mask"),
+    ],
+)
+def test_what_cannot_train_is_refused_in_a_sentence(
+    fasttrain: RunCommand, tmp_path: Path, arguments: tuple[str, ...], told: str
+):
+    (tmp_path / "script.py").write_text(importlib.import_module("strangers").SCRIPT)
+    done = fasttrain(*TINY, *FREE, *arguments)
+    assert (done.exit_code, done.err.count("\n")) == (2, 1), done.err
+    assert told in done.err
+
+
+def test_what_no_plan_can_hold_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    settings: dict[str, Any] = {"env.kwargs": {"opponent": np.ones(2)}}
+    with pytest.raises(ConfigError, match=r"env\.kwargs\.opponent"):
+        train("strangers:Duel", algo="ppo", settings=settings)
