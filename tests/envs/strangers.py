@@ -132,7 +132,7 @@ class War(Plain):
         return float(action[0] + action[1])
 
     def told(self) -> dict[str, Any]:
-        return {"winner": "model" if self.time == LENGTH else None, "orders": [object] * 3}
+        return {"winner": "model" if self.time == LENGTH else None, "orders": [print, None]}
 
     def action_masks(self) -> Any:
         return [[1, 0, 1], [1, 1, 1, self.time % 2], [0, 1]]
@@ -222,7 +222,7 @@ class Numbers(Plain):
 
     def step(self, action: Any) -> Any:
         seen, _, over, _, _ = super().step(action)
-        return seen, np.array([action], np.float16), np.bool_(over), np.array(False), {}
+        return seen, np.array(action, np.float16), np.bool_(over), np.array(False), {}
 
 
 class Window(Plain):
@@ -311,11 +311,3 @@ class Opponent:
 
     def move(self) -> float:
         return self.strength
-
-
-SCRIPT = """
-from stable_baselines3 import PPO
-from strangers import Plain
-
-PPO("MlpPolicy", Plain(), n_steps=8, batch_size=8).learn(8)
-"""

@@ -49,7 +49,8 @@ def test_a_run_with_engines_leaves_every_file_and_no_process(
     assert set(won) == {"1.0", "-1.0"}, "a lost game is no result"
     files = [path for path in (done.folder / "daemons").iterdir() if path.name.startswith("failed_games")]
     failed = [json.loads(line) for path in files for line in path.read_text().splitlines()]
-    assert [one["cause"] for one in failed] == ["closed"] * lost
+    assert {one["cause"] for one in failed} == {"closed"}
+    assert len(failed) >= lost, "and the evaluation's"
     assert all(one["trace"] for one in failed if one["decisions"])
 
 
@@ -60,7 +61,7 @@ def test_an_engine_that_asks_for_both_sides_trains_by_self_play(fasttrain: RunCo
             "daemons.games_per_daemon=1", "env.opponent_key=opponent", "env.eval_opponent=bot")  # fmt: skip
     done = fasttrain("+profile=speed", *game, "opponent=self", *SMALL, "checkup=warn")
     assert done.exit_code == 0, done.err
-    assert done.out.startswith("Checkup: nothing found in ")
+    assert "warning mask_not_respected: the engine refused" in done.out, "it takes no action twice, and names all"
     config, summary = done.json("plan.json")["config"], done.json("summary.json")
     assert (config["schedule"], config["vec_env"]) == ("lockstep", "daemons")
     assert summary["self_play"]["snapshots"] > 0

@@ -35,7 +35,8 @@ def resolve_vec_env(requested: str, context: Context) -> Resolved:
     copies in one process are not independent."""
     value, reason = _choose_vec_env(requested, context)
     if value == "dummy" and context.env.shares == "process" and context.config.num_envs > 1:
-        if "command line" in (context.sources.get("vec_env"), context.sources.get("workers")):
+        asked = {"vec_env": requested, "workers": context.config.workers}
+        if any(one != "auto" and context.sources.get(key) == "command line" for key, one in asked.items()):
             raise ConfigError(f"vec_env={value} with num_envs={context.config.num_envs}: {ONE_GAME}; take num_envs=1")
         value, reason = "shared", ONE_GAME
     if requested == "auto" and context.config.env.native_game and memory_inputs(context.config):
