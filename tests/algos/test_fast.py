@@ -135,15 +135,6 @@ def test_no_guard_stays_no_guard():
     assert model.engine.guard is None
 
 
-def test_an_update_beside_collecting_goes_on_with_another_engine():
-    model = made("MaskablePPO", engine=EngineSettings(overlap=True))
-    beside = model.engine.overlapped
-    assert beside is not None
-    model.use_engine(EngineSettings(kind="kernels", overlap=True))
-    assert model.engine.overlapped is beside
-    assert made("MaskablePPO").engine.overlapped is None
-
-
 def renewed(model: Any) -> Any:
     """The policy with another head, and an optimizer for it."""
     policy = model.policy
@@ -266,5 +257,3 @@ def test_preparing_without_a_compiler_does_nothing(name: str):
 def test_an_engine_that_is_none_is_told():
     with pytest.raises(ConfigError, match="engine='kernel': choose torch or kernels; did you mean 'kernels'"):
         made("PPO", engine="kernel")
-    with pytest.raises(ConfigError, match="overlap=True: only PPO and MaskablePPO"):
-        made("DQN", engine=EngineSettings(overlap=True))

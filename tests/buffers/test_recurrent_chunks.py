@@ -74,16 +74,6 @@ def test_a_minibatch_is_whole_chunks_of_shuffled_envs(laid: Any):
     assert envs != sorted(envs), "envs too"
 
 
-def test_orders_drawn_ahead_are_those_that_would_have_been_drawn():
-    storage = filled()
-    np.random.seed(5)
-    expected = [storage.draw_order().tolist() for _ in range(3)]
-    np.random.seed(5)
-    storage.draw_ahead(3)
-    np.random.seed(9)
-    assert [storage.draw_order().tolist() for _ in range(3)] == expected
-
-
 def test_sequences_begin_with_chunks_and_episodes_from_what_is_stored_there():
     storage = filled()
     batch = next(iter(storage.sequences(None, "padded")))

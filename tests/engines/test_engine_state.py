@@ -29,7 +29,7 @@ def test_a_word_stands_for_settings():
     ("changes", "exact"),
     [
         ({}, True),
-        ({"overlap": True, "threads": 4}, True),  # neither changes how a number is made
+        ({"threads": 4}, True),
         ({"kind": "kernels"}, False),
         ({"fused_adam": True}, False),
         ({"compile_mode": "default"}, False),

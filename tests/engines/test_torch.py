@@ -11,8 +11,7 @@ import torch
 
 from accelerated import box_model, counting, filled, masked_model, weights, with_compiler
 from fasttrain.engines.engine import EngineSettings
-from fasttrain.engines.overlapped import Overlapped
-from fasttrain.engines.torch import PPOStep, TorchEngine
+from fasttrain.engines.torch import PPOStep
 from fasttrain.errors import EnvError
 from toys import single_thread, toy_gym_vec
 
@@ -60,27 +59,6 @@ def test_other_sizes_are_compiled_anew():
     calls.clear()
     model.learn(48, reset_num_timesteps=False)
     assert calls.count("outputs") == 16, "the same sizes: nothing to compile"
-
-
-def test_an_update_beside_collecting_is_compiled_anew_for_other_sizes():
-    calls: list[str] = []
-
-    class Plain(TorchEngine):
-        """Whatever is made of its class compiles nothing."""
-
-        def __init__(self, policy: Any, settings: EngineSettings, before: Any = None) -> None:
-            super().__init__(policy, settings, before, counting(calls))
-
-    model = masked_model(COMPILE)
-    model.engine = Plain(model.policy, COMPILE, model.engine)
-    model.learn(80)
-    beside = Overlapped()
-    for batch_size, compiled in ((20, 1), (20, 0), (16, 1), (16, 0)):
-        calls.clear()
-        work = model.work()._replace(batch_size=batch_size)
-        learner = beside.prepared(model.engine, model.rollout_buffer, work)
-        assert calls == ["_plain_loss"] * compiled, "it never acts"
-        assert learner is beside.learner
 
 
 def test_warming_up_changes_nothing_but_the_clocks_other():

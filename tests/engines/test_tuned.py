@@ -54,14 +54,11 @@ def test_what_is_left_to_compile(kind: str):
     ("settings", "flag"),
     [
         (EngineSettings(), "foreach"),
-        (EngineSettings(overlap=True), "foreach"),
         (EngineSettings(fused_adam=True), "fused"),
         (EngineSettings(gradient_accumulation=2), "fused"),
     ],
 )
 def test_adam_steps_by_stocks_operations_or_by_its_fused_kernel(kind: str, settings: EngineSettings, flag: str):
-    if kind == "dqn" and settings.overlap:
-        pytest.skip("DQN has no overlap")
     engine = model_of(kind, settings).engine
     (group,) = engine.policy.optimizer.param_groups
     before = dict(group)

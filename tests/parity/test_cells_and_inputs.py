@@ -70,8 +70,8 @@ def test_masks_and_inputs_take_a_native_game_in_its_single_form(fasttrain: RunCo
 
 
 @pytest.mark.parametrize("schedule", ["pipelined", "first_ready"])
-def test_groups_of_workers_and_an_update_beside_them(fasttrain: RunCommand, schedule: str):
-    groups = ("vec_env=shared", "num_workers=2", f"schedule={schedule}", "overlap=true")
+def test_groups_of_workers(fasttrain: RunCommand, schedule: str):
+    groups = ("vec_env=shared", "num_workers=2", f"schedule={schedule}")
     done = fasttrain("+profile=speed", *CART, *SHORT, *groups, "algo.cell=gru", "algo.memory_inputs=[action]")
     assert done.exit_code == 0, done.err
     assert rows_of(done)["schedule"]["effective"] == schedule

@@ -139,17 +139,6 @@ def test_times_since_are_differences_and_the_rest_is_as_now():
     assert now.since(before) == EnvTimes(5, 2, 40, 30, 30, True, 2, 4)
 
 
-def test_updates_beside_collecting_are_shown_apart():
-    beside = dataclasses.replace(WINDOW, background_ns=80_000_000)
-    line = perf_line(beside)
-    assert "(beside_update_ms 40.000 lag 1)" in line
-    values = dict(re.findall(r"(\w+_ms) ([\d.]+)", re.sub(r"\(.*?\)", "", line)))
-    assert sum(map(float, values.values())) == pytest.approx(1000 * 0.1 / 2), "the main thread's phases alone add up"
-    assert perf_rows(beside)[-1] == ("beside it update_ms", "40.000", "80.0 %", "25,000")
-    assert perf_dict(beside)["beside"] == {"update_ms": 40.0, "lag_updates": 1}
-    assert "beside" not in perf_dict(WINDOW)
-
-
 def test_a_games_time_stands_apart_from_the_phases():
     before = EnvTimes(games=(("engine", 10_000_000), ("queue", 5_000_000)))
     envs = EnvTimes(games=(("engine", 80_000_000), ("queue", 35_000_000))).since(before)

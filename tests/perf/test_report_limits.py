@@ -33,10 +33,6 @@ def test_in_sequence_the_parts_add_up_and_what_lies_within_them_does_not():
         (Flow(groups=True, cores=2, env_cores=2), 4.5 + 5),  # (4 · 2 + 1) core-seconds on 2 cores
         (Flow(groups=True, cores=1, env_cores=1), 5 + 5),  # one core: nothing overlaps
         (Flow(groups=True, cores=1, env_cores=0.1), 4 + 5),  # envs that wait leave the core to the policy
-        (Flow(overlap=True, cores=2, env_cores=1), 5),  # collecting 5 beside updating 5
-        (Flow(overlap=True, cores=1, env_cores=1), 10),
-        (Flow(overlap=True, cores=2, env_cores=2), 7),  # (4 · 2 + 1 + 5) core-seconds on 2 cores
-        (Flow(groups=True, overlap=True, cores=8, env_cores=2), 5),
     ],
 )
 def test_what_overlaps_takes_the_longest_but_shares_the_cores(flow: Flow, seconds: float):

@@ -24,15 +24,6 @@ def test_lines_cover_what_came_since_the_last_and_overall_everything():
     assert meter.lines == [first, second]
 
 
-def test_background_time_is_counted_by_window():
-    clock = PhaseClock()
-    meter = PerfMeter(clock, lambda: EnvTimes(0))
-    clock.background_ns += 5_000_000
-    assert "(beside_update_ms 5.000 lag 1)" in meter.line(1000, 1)
-    assert "beside" not in meter.line(2000, 2)
-    assert meter.overall(2000, 2).background_ns == 5_000_000
-
-
 def test_start_forgets():
     meter = PerfMeter(PhaseClock(), lambda: EnvTimes(7), lambda: "buffer 3%")
     assert meter.line(10, 1).endswith("MB buffer 3%")

@@ -86,7 +86,6 @@ def test_reward_terms(fasttrain: RunCommand):
         (("env.on_env_error=restart", "vec_env=shared"), "opponent=self with env.on_env_error=restart"),
         (("env.kwargs.opponent=zero",), "opponent=self and env.kwargs.opponent say the same thing"),
         (("opponent=zero",), "self_play.pool means nothing without opponent=self"),
-        (("overlap=true",), "overlap=true with opponent=self"),
         (("env.eval_opponent=null",), "name a fixed opponent by which quality is measured, as env.eval_opponent"),
         (("env.opponent_key=null",), "opponent=self with env.entry_point=duels:Duel: this env has no opponents"),
         (("self_play.latest=0.8",), "self_play.latest is no setting any more: every other opponent is the latest"),

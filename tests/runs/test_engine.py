@@ -122,16 +122,6 @@ def test_a_run_says_how_it_computes(fasttrain: RunCommand):
     assert done.json("plan.json")["config"]["use_amp"] == "bfloat16"
 
 
-def test_overlap_that_a_profile_asks_for_is_no_matter_of_dqns():
-    config = configured("env.id=CartPole-v1", "algo=dqn", "engine=fast", "vec_env=dummy", "num_envs=2", "overlap=true")
-    plan = resolve(config, {"overlap": "profile mine"}, EnvFacts(False, 1e-5), Machine(2, False, False))
-    env = build_vec_env(plan.config, 2, 0)
-    model = build_algorithm(plan.config, env, PhaseClock())
-    settle_engine(plan, model)
-    assert not model.engine.settings.overlap
-    env.close()
-
-
 def test_of_a_recurrent_policy_the_built_model_tells_which_kernels_it_takes():
     def names(*arguments: str, built: bool = True) -> list[str]:
         lstm = ("algo=recurrent_ppo", "fused_update=on", "algo.lstm_hidden_size=16", *arguments)

@@ -48,7 +48,6 @@ LAST = "env.kwargs.last=2.75"  # one number in 336 is larger: with these seeds n
 CASES = {
     "ppo": PPO_SMALL,
     "stock": (*PPO_SMALL, "engine=stock"),
-    "overlap": (*PPO_SMALL, "overlap=true"),
     "recurrent": (*SMALL, "algo=recurrent_ppo", "algo.rollout_size=64", "algo.lstm_hidden_size=4", "algo.n_epochs=2",
                   "total_timesteps=1024"),
     "dqn": (*SMALL, "algo=dqn", "warmup_steps=32", "algo.buffer_size=2000", "updates_per_step=1",

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from typing import Any
 
 import gymnasium
@@ -17,7 +16,7 @@ from fasttrain.algos.dqn import DQN
 from fasttrain.algos.ppo import PPO
 from fasttrain.engines.engine import EngineSettings
 from fasttrain.engines.guard import Guard
-from fasttrain.errors import ConfigError, DivergedError
+from fasttrain.errors import ConfigError
 from fasttrain.saving.model_state import load_model_state, model_state
 
 
@@ -54,7 +53,7 @@ def test_a_fresh_model_is_where_the_other_was(kind: Any, fused: bool):
 
 
 class Keep(BaseCallback):
-    """The state as a checkpoint takes it before the third rollout; with overlap an update is under way then."""
+    """The state as a checkpoint takes it before the third rollout."""
 
     def __init__(self, at: int = 64) -> None:
         super().__init__()
@@ -68,50 +67,32 @@ class Keep(BaseCallback):
         return True
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_guard_and_gradient_scaler(overlap: bool):
+def test_guard_and_gradient_scaler():
     trained, fresh = model(PPO), model(PPO)
     for each in (trained, fresh):
-        each.use_engine(EngineSettings(amp_dtype=torch.float16, overlap=overlap))
+        each.use_engine(EngineSettings(amp_dtype=torch.float16))
         engine: Any = each.engine
-        if overlap:
-            engine = engine.overlapped.prepared(engine, each.rollout_buffer, each.work())
         engine.scaler._init_scale = 1e30
     keep = Keep()
     trained.learn(96, callback=keep)
     state, arrays = keep.kept
-    halved = (state["overlap"] if overlap else state)["scaler"]["scale"]
-    assert halved < 1e30
-    seen = 1 if overlap else 2  # the update under way is noted when it is taken over
-    assert state["guard"]["skipped"] == seen * 10 * 4, "all minibatches of all epochs"
+    assert state["scaler"]["scale"] < 1e30
+    assert state["guard"]["skipped"] == 2 * 10 * 4, "all minibatches of all epochs"
     load_model_state(fresh, travelled(state), {name: array.copy() for name, array in arrays.items()})
     assert travelled(model_state(fresh)[0]) == travelled(state)
 
 
-def test_an_update_that_fails_beside_a_checkpoint_still_ends_training(monkeypatch: pytest.MonkeyPatch):
-    def fail(*_: Any) -> None:
-        raise DivergedError("no update could be applied")
-
-    class Forgiving(Keep):
-        """As `Checkpoints`, which goes on where a state could not be taken."""
-
-        def _on_rollout_start(self) -> None:
-            with suppress(DivergedError):
-                model_state(self.model)
-
-    trained = model(PPO)
-    trained.use_engine(EngineSettings(overlap=True))
-    monkeypatch.setattr("fasttrain.engines.torch.TorchEngine.update", fail)
-    with pytest.raises(DivergedError):
-        trained.learn(96, callback=Forgiving())
+def test_an_update_that_ran_beside_collecting_is_refused_and_none_is_not():
+    state, arrays = model_state(model(PPO))
+    load_model_state(model(PPO), {**state, "overlap": None}, arrays)
+    with pytest.raises(ConfigError, match="overlap=true.*begin a new training"):
+        load_model_state(model(PPO), {**state, "overlap": {"work": {}}}, arrays)
 
 
 def test_what_a_guard_goes_back_to_is_of_the_policy_that_is_trained():
-    """Also while another update is under way."""
     trained, fresh = model(PPO), model(PPO)
     for each in (trained, fresh):
         each.engine.guard = Guard("rollback")
-        each.use_engine(EngineSettings(overlap=True))
     keep = Keep(at=64)
     trained.learn(96, callback=keep)
     state, arrays = keep.kept

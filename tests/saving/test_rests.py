@@ -38,7 +38,6 @@ class Trainer:
         every: int = 10,
         background: bool = False,
         grace_s: float = 5.0,
-        holds: bool = True,
         every_s: float = 0.0,
     ) -> None:
         self.said: list[str] = []
@@ -46,7 +45,7 @@ class Trainer:
         self.disk = FullDisk()
         self.disk.full = False
         store = CheckpointFolder(folder, disk=self.disk)
-        settings = Settings(every, background, grace_s, holds, every_s)
+        settings = Settings(every, background, grace_s, every_s)
         self.checkpoints = Checkpoints(store, self.take, settings, PhaseClock(), self.said.append)
 
     def take(self) -> Snapshot:
@@ -145,19 +144,6 @@ def test_a_large_state_is_taken_once_to_know_that(tmp_path: Path, monkeypatch: p
     for steps in (0, 5, 6, 7):
         trainer.go(steps)
     assert len(taken) == 1
-
-
-def test_where_nothing_is_held_a_stop_waits_for_the_rollouts_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """However long that takes: a rollout that was short before, or one beside whose update no state can be taken."""
-    monkeypatch.setattr(module, "HOLD_SHARE", 1e-12)  # what is kept for a crash is older
-    trainer = Trainer(tmp_path, grace_s=0.0, holds=False)
-    for steps in (0, 5, 6):
-        trainer.go(steps)
-    for _ in range(3):
-        assert not trainer.checkpoints.may_stop(for_signal=True)
-    trainer.go(8, stopping=True)
-    assert trainer.checkpoints.may_stop(for_signal=True)
-    assert names(tmp_path) == ["008"]
 
 
 def test_for_a_crash_a_state_is_kept_seldom_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -320,15 +306,3 @@ def test_a_whole_run_on_a_full_disk_trains_to_its_end(fasttrain: RunCommand, mon
     assert "warning: not saved for a resume: the checkpoint of 1,024 steps" in done.out
     assert done.json("summary.json")["env_steps"] == 1024
     assert not list((done.folder / "checkpoints").iterdir())
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-def test_a_run_holds_no_state_beside_an_overlapped_update(
-    fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch, overlap: bool
-):
-    made: list[Settings] = []
-    monkeypatch.setattr(train, "Settings", lambda *args, **more: made.append(Settings(*args, **more)) or made[-1])
-    done = fasttrain("+profile=speed", "num_envs=8", "algo.rollout_size=256", "batch_size=64", "checkup=off",
-                     "eval.episodes=2", "total_timesteps=512", f"overlap={overlap}".lower())  # fmt: skip
-    assert done.exit_code == 0, done.err
-    assert [settings.holds for settings in made] == [not overlap]

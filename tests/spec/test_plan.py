@@ -293,22 +293,6 @@ def test_in_one_process_infos_are_left_alone_unless_asked():
     assert row_of(plan_of(named), "lean_info").effective is True
 
 
-def test_overlap_says_what_it_changes():
-    assert row_of(plan_of(configured("+profile=speed")), "overlap").effective is False
-    row = row_of(plan_of(configured("+profile=speed", "overlap=true")), "overlap")
-    assert (row.effective, row.flag_class) == (True, "trade-off")
-    assert "one update old" in row.reason
-    alone = plan_of(configured("+profile=speed", "overlap=true"), machine=MACHINE._replace(cores=1))
-    assert "expect no gain" in row_of(alone, "overlap").reason
-
-
-def test_overlap_needs_the_fast_engine():
-    with pytest.raises(ConfigError, match="overlap=true with engine=stock"):
-        plan_of(configured("profile=baseline", "overlap=true"))
-    with pytest.raises(ConfigError, match="overlap=true means nothing for algo=dqn"):
-        plan_of(configured("+profile=speed", "algo=dqn", "env.id=CartPole-v1", "overlap=true"), overlap="command line")
-
-
 def test_a_games_own_values_come_before_the_algorithms():
     game = plan_of(configured("+profile=speed"), NATIVE)
     other = plan_of(configured("+profile=speed", "env.id=CartPole-v1", "algo=ppo"))

@@ -60,9 +60,9 @@ def test_stock_is_told_of_the_engine_first():
         ((*PPO, "vec_env=shared"), Rates(env=9e-6, transport=6e-6), ["vec_env=dummy"], ["schedule=first_ready"]),
         ((*PPO, "vec_env=shared"), Rates(env=9e-6, transport=1e-6), ["num_envs=24"], ["vec_env=dummy"]),
         ((*PPO,), Rates(policy=9e-6), ["num_envs=24"], ["algo.n_epochs=5"]),
-        ((*PPO,), Rates(update=9e-6), ["algo.n_epochs=5", "batch_size=1024"], ["num_envs=24", "overlap=true"]),
+        ((*PPO,), Rates(update=9e-6), ["algo.n_epochs=5", "batch_size=1024"], ["num_envs=24"]),
         ((*DQN,), Rates(update=9e-6, replay=3e-6),
-         ["updates_per_step=5", "batch_size=128", "prefetch=on", "num_envs=24 updates_per_step=20"], ["overlap=true"]),
+         ["updates_per_step=5", "batch_size=128", "prefetch=on", "num_envs=24 updates_per_step=20"], []),
         ((*PPO, "fused_update=off"), Rates(update=9e-6),
          ["fused_update=on use_amp=off use_compile=off", "torch_threads=2"], ["use_amp=on fused_update=auto"]),
     ],
@@ -120,18 +120,10 @@ def test_dotted_keys_are_replaced_where_they_are():
     assert (config.algo.n_epochs, config.num_envs) == (3, 7)  # type: ignore[union-attr]
 
 
-def test_overlapping_is_advised_where_cores_are_free():
-    update = Rates(update=9e-6)
-    assert "overlap=true" in texts(situation(*PPO, rates=update, machine=Machine(4, False, False)))
-    busy = situation(*PPO, rates=update, machine=Machine(4, False, False))._replace(flow=Flow(cores=4, env_cores=3.0))
-    assert "overlap=true" not in texts(busy), "three of four cores step envs"
-    assert "overlap=true" in texts(situation(*PPO, rates=update, machine=Machine(2, False, True))), "on a GPU"
-
-
 def test_gains_are_sorted_and_small_ones_left_out():
     now = situation(*PPO, rates=Rates(env=1e-6, policy=1e-6, update=8e-6))  # 10 µs a step
     told: list[str] = []
-    update = {"algo.n_epochs=5": 0.5, "batch_size=1024": 0.25, "overlap=true": 0.99}
+    update = {"algo.n_epochs=5": 0.5, "batch_size=1024": 0.25}
 
     def again(plan: RunSpec, candidate: Candidate) -> tuple[Rates, Flow] | None:
         ratio = update.get(candidate.text)

@@ -55,7 +55,7 @@ def test_one_part_alone_has_no_limit():
     ("flow", "words"),
     [
         (Flow(groups=True), "the policy acts while envs step, then updates"),
-        (Flow(overlap=True), "envs step, then the policy acts, updates run beside it"),
+        (Flow(), "envs step, then the policy acts, then updates"),
     ],
 )
 def test_how_the_parts_go_together(flow: Flow, words: str):

@@ -36,7 +36,6 @@ KINDS = {
     "shared": ("+profile=speed", *PPO, "vec_env=shared", "num_workers=2"),
     "pipeline": ("+profile=speed", *PPO, "vec_env=shared", "num_workers=2", "pipeline=2"),
     "async": ("+profile=speed", *PPO, "vec_env=shared", "num_workers=2", "async_envs=true"),
-    "overlap": ("+profile=speed", *PPO, "overlap=true"),
     "normalised": ("+profile=speed", *DQN, "env.normalize=[obs]"),
     "native": ("+profile=speed", "num_envs=8", "algo.rollout_size=64", "batch_size=32", "algo.n_epochs=1"),
     "engines": ("+profile=speed", *overrides(), "num_envs=4", "algo.rollout_size=64", "batch_size=32",
@@ -190,8 +189,8 @@ def test_iterations_are_counted_from_start_to_start():
     assert not beat._on_step(), "one iteration is enough"
 
 
-def test_how_parts_overlap_is_read_from_the_configuration(tmp_path: Path):
-    rig = rig_of(tmp_path, *KINDS["async"], "overlap=true")
+def test_how_parts_go_together_is_read_from_the_configuration(tmp_path: Path):
+    rig = rig_of(tmp_path, *KINDS["async"])
     flow = rig.flow(EnvFacts(False, None, cpu_share=0.25), Machine(8, False, False))
     rig.close()
-    assert (flow.groups, flow.overlap, flow.cores, flow.env_cores) == (True, True, 8, 0.5)
+    assert (flow.groups, flow.cores, flow.env_cores) == (True, 8, 0.5)

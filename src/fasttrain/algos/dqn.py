@@ -220,8 +220,6 @@ class DQN(Fast, stable_baselines3.DQN):
         return self.engine.kind == "kernels" and self._vec_normalize_env is not None
 
     def _made(self, settings: EngineSettings, before: Engine | None) -> Engine:
-        if settings.overlap:
-            raise ConfigError("overlap=True: only PPO and MaskablePPO update beside collecting; leave it out")
         return super()._made(settings, before)
 
     def why_not(self, kind: str) -> str:

@@ -53,10 +53,7 @@ class Fast(BaseAlgorithm):
         self.engine.clock = self.collector.clock
 
     def use_engine(self, settings: str | EngineSettings) -> None:
-        """Compute otherwise from the next rollout or update on; counters, guard and clock go on.
-
-        To be called where no update is under way, but one that `overlap` makes beside collecting.
-        """
+        """Compute otherwise from the next rollout or update on; counters, guard and clock go on."""
         self.engine = self._made(EngineSettings.of(settings), self.engine)
 
     def engine_now(self) -> Engine:

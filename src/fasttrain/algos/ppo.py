@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.utils import update_learning_rate
 from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.algos.fast import Fast, bootstrap_truncated, clip_actions, note_episodes, read_masks
@@ -26,11 +25,10 @@ from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.buffers.stock import STOCK_ROLLOUTS, rollout_class
 from fasttrain.engines import layout
 from fasttrain.engines.causes import why_rollout
-from fasttrain.engines.engine import Acted, Engine, EngineSettings, PPOWork, Statistics
+from fasttrain.engines.engine import Acted, Engine, PPOWork, Statistics
 from fasttrain.engines.guard import check_actions, check_rollout, check_step
 from fasttrain.engines.heads import action_dims
 from fasttrain.engines.kernels import KernelEngine
-from fasttrain.engines.overlapped import Overlapped
 from fasttrain.engines.torch import TorchEngine
 from fasttrain.errors import EnvError, NoMasksError
 from fasttrain.vec.base import SlotAdapter, SlotSource
@@ -82,19 +80,10 @@ class _PPO(Fast, OnPolicyAlgorithm):
         groups = groups_of(self, self.collector.source_of(env))
         sizes = [env.num_envs, *([rows.stop - rows.start for rows in groups.rows] if groups else ())]
         with self.collector.clock.phase("other"):
-            failure = engine.prepare(rollout, self.work(), sizes)
-        if engine.settings.overlap and engine.overlapped.learner is None:  # compiles too: not in the middle of training
-            engine.overlapped.prepared(engine, rollout, self.work())
-        return failure
+            return engine.prepare(rollout, self.work(), sizes)
 
     def why_not(self, kind: str) -> str:
         return layout.why_not(self.policy) if kind == "kernels" else ""
-
-    def _made(self, settings: EngineSettings, before: Engine | None) -> Engine:
-        engine = super()._made(settings, before)
-        if settings.overlap and engine.overlapped is None:
-            engine.overlapped = Overlapped()
-        return engine
 
 
 class PPO(_PPO, stable_baselines3.PPO):
@@ -181,19 +170,15 @@ def collect(model: _PPO, env: VecEnv, callback: BaseCallback, n_rollout_steps: i
     engine: Any = model.engine_now()
     groups = None if model.collector.schedule == "lockstep" else groups_of(model, source)
     engine.begin(None if groups else rollout)
-    try:
-        if groups is None:
-            going_on = _in_lockstep(model, engine, source, rollout, use_masking, callback)
-        else:
-            going_on = GroupedRollout(model, engine, groups, rollout, use_masking).collect(callback)
-        if going_on:
-            clock.enter("buffer")
-            last_values = engine.values(model._last_obs, model.memory())
-            rollout.compute_returns_and_advantages(last_values, model._last_episode_starts, source.slots.rests)
-    finally:
-        take_over(model)
+    if groups is None:
+        going_on = _in_lockstep(model, engine, source, rollout, use_masking, callback)
+    else:
+        going_on = GroupedRollout(model, engine, groups, rollout, use_masking).collect(callback)
     if not going_on:
         return False
+    clock.enter("buffer")
+    last_values = engine.values(model._last_obs, model.memory())
+    rollout.compute_returns_and_advantages(last_values, model._last_episode_starts, source.slots.rests)
     clock.enter("log")
     callback.update_locals({"values": torch.from_numpy(last_values)[:, None]})
     callback.on_rollout_end()
@@ -281,34 +266,11 @@ def _source(model: _PPO, env: VecEnv, episode_starts: NDArray[Any], use_masking:
 
 
 def train(model: _PPO) -> None:
-    """Update on the filled storage, now or beside the next rollout; the last one of `learn` has nothing beside it."""
+    """Update on the filled storage."""
     model.policy.set_training_mode(True)
-    engine, rollout, optimizer = model.engine_now(), model.rollout_buffer, model.policy.optimizer
-    overlapped = engine.overlapped if engine.settings.overlap else None
-    if overlapped is None or model.num_timesteps >= model._total_timesteps:
-        model._update_learning_rate(optimizer)
-        work = model.work()
-        note(model, engine.update(rollout, work), work, rollout)
-        return
-    take_over(model)
-    update_learning_rate(optimizer, model.lr_schedule(model._current_progress_remaining))
-    filled: Any = rollout
-    overlapped.start(engine, filled, model.work())
-    model.rollout_buffer, overlapped.spare = overlapped.spare, None
-    storage_of(model, filled.num_steps, filled.num_envs)  # made anew where the spare one does not fit
-
-
-def take_over(model: _PPO) -> None:
-    """Wait for the update made beside this rollout, if there is one, and take it over: weights, optimizer, log."""
-    engine = model.engine
-    if engine.overlapped is None:
-        return
-    model.collector.clock.enter("train")
-    if (taken := engine.overlapped.take(engine)) is not None:
-        job, done = taken
-        model.collector.clock.enter("log")
-        model.logger.record("train/learning_rate", model.policy.optimizer.param_groups[0]["lr"])
-        note(model, done, job.work, job.rollout)
+    model._update_learning_rate(model.policy.optimizer)
+    rollout, work = model.rollout_buffer, model.work()
+    note(model, model.engine_now().update(rollout, work), work, rollout)
 
 
 def note(model: Any, done: Statistics, work: PPOWork, rollout: Any) -> None:

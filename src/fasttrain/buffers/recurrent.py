@@ -91,8 +91,6 @@ class RecurrentStorage(RolloutStorage):
         """
         if not self.full:
             raise RuntimeError(f"only {self.pos} of {self.num_steps} steps are stored")
-        if self._drawn:
-            return self._drawn.pop()
         if self.chunk_steps is not None:
             chunks = self._env_major.reshape(-1, self.chunk_steps)
             shuffled: Int64Array = chunks[np.random.permutation(len(chunks))].reshape(-1)

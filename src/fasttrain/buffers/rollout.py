@@ -130,7 +130,6 @@ class RolloutStorage:
         self.num_steps, self.num_envs, self.device = num_steps, num_envs, device
         self.gamma, self.gae_lambda = gamma, gae_lambda
         self.pos, self.full = 0, False
-        self._drawn: list[Int64Array] = []
         self._left_out: BoolArray | None = None  # (T, N) rows that are no transitions
         self.generation = 0  # which filling this is; grows with every reset
         self._discrete = isinstance(action_space, spaces.Discrete)
@@ -219,7 +218,7 @@ class RolloutStorage:
     def reset(self) -> None:
         """Start filling from the first step again; nothing is cleared, every row is overwritten."""
         self.pos, self.full = 0, False
-        self._drawn, self._left_out = [], None
+        self._left_out = None
         self.generation += 1
 
     def place_observations(self, step: int) -> Observations | None:
@@ -327,17 +326,10 @@ class RolloutStorage:
         self._advantages.copy_(torch.from_numpy(advantages))
         self._returns.copy_(torch.from_numpy(returns))
 
-    def draw_ahead(self, n_epochs: int) -> None:
-        """Draw the orders of the next `n_epochs` now, for an update that runs beside others who use numpy's stream."""
-        self._drawn = []
-        self._drawn = [self.draw_order() for _ in range(n_epochs)][::-1]
-
     def draw_order(self) -> Int64Array:
         """The `rows` of the stored layout, shuffled as SB3 would: one permutation from numpy's global stream."""
         if not self.full:
             raise RuntimeError(f"only {self.pos} of {self.num_steps} steps are stored")
-        if self._drawn:
-            return self._drawn.pop()
         order: Int64Array = self.rows[np.random.permutation(len(self.rows))]
         return order
 

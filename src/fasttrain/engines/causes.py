@@ -144,11 +144,8 @@ def blame(loss_is_finite: bool, parameters: str) -> str:
     return f"the gradient of parameter {parameters}"
 
 
-def why_rollout(policy: Any, storage: RolloutStorage | None, blamed: str) -> str:
-    """Of an actor-critic and the rollout that it has just learned from (None: it is gone); `blamed` is what `blame`
-    said."""
-    if storage is None:
-        return blamed or UNKNOWN
+def why_rollout(policy: Any, storage: RolloutStorage, blamed: str) -> str:
+    """Of an actor-critic and the rollout that it has just learned from; `blamed` is what `blame` said."""
     given = [*parts_of(storage.observations), ("reward", storage.rewards)]
     if found := _first_of(given, "of the rollout"):
         return found

@@ -34,7 +34,6 @@ class EngineSettings:
 
     kind: str = "torch"  # or "kernels": compiled ones on the CPU, faster, equal up to rounding and draws
     threads: int = 1  # of the kernels, at most
-    overlap: bool = False  # on-policy alone: update beside the next rollout, with weights one update old
     fused_adam: bool = False  # torch's fused kernel on the CPU, 99 µs a step of [64, 64], not 275; others bring it too
     amp_dtype: torch.dtype | None = None  # of the networks: bfloat16, or float16 on CUDA
     compile_mode: str | None = None  # a mode of torch.compile; on CUDA all but "default" mean CUDA graphs as well
@@ -53,7 +52,7 @@ class EngineSettings:
     @property
     def exact(self) -> bool:
         """Whether every number is to be stock's: of two ways that round differently, stock's is taken."""
-        return replace(self, overlap=False, threads=1) == EngineSettings()
+        return replace(self, threads=1) == EngineSettings()
 
 
 class Stored(NamedTuple):
@@ -153,7 +152,6 @@ class Engine(ABC):
     gradient_updates: int  # optimizer steps so far
     skipped_steps: int  # of these none: see `Statistics.skipped`
     warmup_s: float  # compiling took so long, outside of every phase
-    overlapped: Any  # `Overlapped`, where updates run beside collecting
 
     def __init__(self, policy: Any, settings: EngineSettings, before: Engine | None = None) -> None:
         self.policy, self.settings, self.device = policy, settings, policy.device
@@ -162,7 +160,6 @@ class Engine(ABC):
         self.gradient_updates = 0 if before is None else before.gradient_updates
         self.skipped_steps = 0 if before is None else before.skipped_steps
         self.warmup_s = 0.0 if before is None else before.warmup_s
-        self.overlapped = None if before is None else before.overlapped
         self.why_not = ""  # why it is not of the kind that was asked for
 
     def fits(self, policy: Any) -> bool:

@@ -60,7 +60,7 @@ class KernelEngine(Engine):
 
     def __init__(self, policy: Any, settings: EngineSettings, before: Engine | None = None) -> None:
         super().__init__(policy, settings, before)
-        self.max_threads = 1 if settings.overlap else settings.threads
+        self.max_threads = settings.threads
         self._keys = keys_of(policy.features_extractor)
         self.layout, self._places, self.size, self._row_size = self._laid_out(policy)
         self._single = isinstance(policy.action_space, spaces.Discrete)

@@ -34,11 +34,10 @@ class PhaseClock:
     `totals_ns` maps phase name to nanoseconds; the current phase's running time is added by `snapshot()`.
     """
 
-    __slots__ = ("_current", "_since_ns", "background_ns", "totals_ns")
+    __slots__ = ("_current", "_since_ns", "totals_ns")
 
     def __init__(self) -> None:
         self.totals_ns: dict[str, int] = dict.fromkeys(PHASES, 0)
-        self.background_ns = 0  # of updates in a thread, beside the phases
         self._current = "other"
         self._since_ns = time.perf_counter_ns()
 
@@ -64,7 +63,6 @@ class PhaseClock:
     def reset(self) -> None:
         """Forget everything so far; the current phase goes on from now."""
         self.totals_ns = dict.fromkeys(PHASES, 0)
-        self.background_ns = 0
         self._since_ns = time.perf_counter_ns()
 
     def snapshot(self) -> dict[str, int]:

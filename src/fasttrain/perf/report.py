@@ -53,7 +53,6 @@ class PerfWindow:
     cpu_share: float | None  # CPU time of the process and its children ÷ (wall × cores), 0..1
     gpu_share: float | None  # 0..1, None without a GPU or without its library
     memory_bytes: int  # resident, children included
-    background_ns: int = 0  # updates in a thread beside the main one (overlap): `train` is then the wait for them
 
     @property
     def enemy_turn_ns(self) -> int:
@@ -122,8 +121,6 @@ def perf_line(window: PerfWindow) -> str:
     for name, ns, inside in window.shown_times():
         text = f"{name}_ms {_per_thousand_ms(ns, window.env_steps):.3f}"
         parts.append(f"({text})" if inside else text)
-    if window.background_ns:
-        parts.append(f"(beside_update_ms {_per_thousand_ms(window.background_ns, window.env_steps):.3f} lag 1)")
     parts += [f"({name}_ms {_per_thousand_ms(ns, window.env_steps):.3f})" for name, ns in window.envs.games]
     parts.append(f"update_ratio {window.update_ratio:.5f}")
     parts.append(f"cpu {_percent(window.cpu_share)}")
@@ -141,8 +138,6 @@ def perf_rows(window: PerfWindow) -> list[tuple[str, str, str, str]]:
     times = window.shown_times()
     rows = [_row(f"  of it {name}_ms" if inside else f"{name}_ms", ns, window) for name, ns, inside in times]
     rows.append(_row("total", window.wall_ns, window))
-    if window.background_ns:
-        rows.append(_row("beside it update_ms", window.background_ns, window))
     return rows + [_row(f"of a game's time {name}_ms", ns, window) for name, ns in window.envs.games]
 
 
@@ -165,7 +160,6 @@ def perf_dict(window: PerfWindow) -> dict[str, Any]:
         "wall_s": window.wall_ns / 1e9,
         **phases_dict(window),
         **(_workers(window) if window.envs.num_workers else {}),
-        **(_beside(window) if window.background_ns else {}),
         **(_games(window) if window.envs.games else {}),
         "covered_share": _covered(window),
     }
@@ -175,12 +169,6 @@ def phases_dict(window: PerfWindow) -> dict[str, float]:
     """`action_ms` … `other_ms`, disjoint, and `enemy_turn_ms`, which lies inside `env_step_ms`."""
     phases = {f"{phase}_ms": round(window.ms(phase), 6) for phase in PHASES}
     return {**phases, "enemy_turn_ms": round(_per_thousand_ms(window.enemy_turn_ns, window.env_steps), 6)}
-
-
-def _beside(window: PerfWindow) -> dict[str, Any]:
-    return {
-        "beside": {"update_ms": round(_per_thousand_ms(window.background_ns, window.env_steps), 6), "lag_updates": 1}
-    }
 
 
 def _games(window: PerfWindow) -> dict[str, Any]:
@@ -311,12 +299,11 @@ class Rates(NamedTuple):
 class Flow(NamedTuple):
     """How a run overlaps its parts.
 
-    Groups (schedule=pipelined, first_ready): envs step while the policy acts. Overlap: the update runs beside
-    collecting. What overlaps still shares the cores: `env_cores` of them compute while envs step.
+    Groups (schedule=first_ready): envs step while the policy acts. Both still share the cores: `env_cores` of them
+    compute while envs step.
     """
 
     groups: bool = False
-    overlap: bool = False
     cores: int = 1
     env_cores: float = 1.0
 
@@ -348,9 +335,7 @@ def _composed(env: float, own: float, update: float, flow: Flow) -> float:
     collect = env + own
     if flow.groups:
         collect = max(env, own, min(collect, computing / flow.cores))
-    if not flow.overlap:
-        return collect + update
-    return max(collect, update, min(collect + update, (computing + update) / flow.cores))
+    return collect + update
 
 
 def expected_s(present_s: float, before: tuple[Rates, Flow], after: tuple[Rates, Flow]) -> float:

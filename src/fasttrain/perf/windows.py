@@ -33,7 +33,6 @@ class Mark(NamedTuple):
     updates: int = 0
     phases_ns: Mapping[str, int] = dict.fromkeys(PHASES, 0)
     envs: EnvTimes = EnvTimes()
-    background_ns: int = 0
     cpu_s: float = 0.0  # CPU time of the process and its children ÷ cores
     gpu_busy_ns: float | None = 0.0  # shares seen × the time they stand for; None without a GPU
     memory_bytes: int = 0
@@ -56,7 +55,6 @@ class Mark(NamedTuple):
             env_steps=self.env_steps - before.env_steps,
             updates=self.updates - before.updates,
             phases_ns={name: ns - before.phases_ns[name] for name, ns in self.phases_ns.items()},
-            background_ns=self.background_ns - before.background_ns,
             envs=self.envs.since(before.envs),
             cpu_share=cpu,
             gpu_share=gpu,
@@ -174,13 +172,11 @@ class PerfMeter:
 
     def _mark(self, env_steps: int, updates: int) -> Mark:
         last, phases_ns = self._latest, self.clock.snapshot()
-        background_ns, (cpu_s, memory_bytes) = self.clock.background_ns, usage()
+        cpu_s, memory_bytes = usage()
         share, busy_ns = None if last.gpu_busy_ns is None else gpu_share(), None
         if share is not None and last.gpu_busy_ns is not None:
             busy_ns = last.gpu_busy_ns + share * (sum(phases_ns.values()) - last.wall_ns)
-        self._latest = Mark(
-            env_steps, updates, phases_ns, self._env_times(), background_ns, cpu_s, busy_ns, memory_bytes
-        )
+        self._latest = Mark(env_steps, updates, phases_ns, self._env_times(), cpu_s, busy_ns, memory_bytes)
         return self._latest
 
 

@@ -186,13 +186,11 @@ def _perf_table(total: Mapping[str, Any]) -> Table:
         figures |= {f"of it {name}": part for name in inside if (part := as_number(total.get(name)))}
     if phases:
         figures["total"] = wall
-    if beside := as_number(as_mapping(total.get("beside")).get("update_ms")):
-        figures["beside it update_ms"] = beside
     figures |= {f"of a game's time {name}": part for name, value in as_mapping(total.get("of_a_game")).items()
                 if (part := as_number(value)) is not None}  # fmt: skip
     rows: list[list[Cell | str]] = [
         [
-            Cell(name, tone="dim" if name.startswith(("of ", "beside")) else ""),
+            Cell(name, tone="dim" if name.startswith("of ") else ""),
             number(value),
             Cell(percent(value / wall), share=value / wall if name != "total" else None),
             number(1e6 / value if value else None),

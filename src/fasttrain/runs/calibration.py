@@ -206,14 +206,14 @@ def _turn(way: RunSpec, model: Any) -> Callable[[], float]:
         if on_policy
         else {"buffer_size": 8 * rows, "exploration_fraction": 1e-9}
     )
-    small: dict[str, Any] = {"schedule": "lockstep", "prefetch": "off", "warmup_steps": num_envs, "overlap": False}
+    small: dict[str, Any] = {"schedule": "lockstep", "prefetch": "off", "warmup_steps": num_envs}
     masked = slots_of(model.env).masked
     env = DummyVecEnv([lambda: _Blank(model.observation_space, model.action_space, masked)] * num_envs)
     trial: Any = build_algorithm(
         dataclasses.replace(config, algo=dataclasses.replace(algo, **own), **small), env, clock
     )
     trial.set_logger(Logger(None, []))
-    trial.use_engine(dataclasses.replace(engine_settings(way), overlap=False))
+    trial.use_engine(engine_settings(way))
     updating = [0.0]
     train = trial.train
 

@@ -49,7 +49,6 @@ def engine_settings(plan: RunSpec) -> EngineSettings:
     return EngineSettings(
         kind="kernels" if kernels_on else "torch",
         threads=(min(asked, cores) if isinstance(asked, int) else cores) if several else 1,
-        overlap=config.overlap and config.algo.spec.on_policy,
         fused_adam=fused.requested != "off" and not kernels_on,
         amp_dtype=None if config.use_amp == "off" else getattr(torch, mode_of("use_amp", config.use_amp)),
         compile_mode=None if config.use_compile == "off" else mode_of("use_compile", config.use_compile),
@@ -169,7 +168,7 @@ def switch_for(
     if not calls or at == 0:
         return None, took
     settings = model.engine.settings
-    model.use_engine(EngineSettings(overlap=settings.overlap))
+    model.use_engine(EngineSettings())
 
     def use() -> str:
         if reason := decide() if at is None else "":

@@ -255,7 +255,7 @@ def _native_game(config: Config, num_envs: int) -> Any:
     except Exception as error:
         what = f"env.native_game={config.env.native_game} could not be made for {num_envs} envs"
         raise ConfigError(f"{what} with env.kwargs={config.env.kwargs}: {blame(error)}") from error
-    if hasattr(made, "max_threads") and not config.overlap:  # else the second core is the update's
+    if hasattr(made, "max_threads"):
         made.max_threads = usable_cores()
     return made
 

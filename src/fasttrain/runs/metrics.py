@@ -78,9 +78,6 @@ class Figures:
         if (reward := progress.mean_return) is not None:
             yield self._gauge("episode_reward_mean", "Mean reward of the last episodes.", reward)
         yield self._gauge("buffer_transitions", "Transitions in the replay or rollout buffer.", self._buffered())
-        overlapped = getattr(getattr(self._model, "engine", None), "overlapped", None)
-        lag = int(overlapped is not None and overlapped.job is not None)
-        yield self._gauge("model_sync_lag_updates", "Rollout updates that the acting policy has not got yet.", lag)
         wall_s = time.perf_counter() - self._began
         if found := engines_dict(self._env, wall_s).get("engines"):
             yield from self._of(found)

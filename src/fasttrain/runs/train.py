@@ -244,9 +244,8 @@ class Run:
         config = self.config
         folder = CheckpointFolder(self.folder / "checkpoints", config.checkpoint.keep)
         folder.clean()
-        overlaps = isinstance(self.model, Fast) and self.model.engine.overlapped is not None
         grace_s, every_s = config.checkpoint.grace_s, 60 * config.checkpoint_every_minutes
-        settings = Settings(config.checkpoint_every, config.checkpoint_async, grace_s, not overlaps, every_s)
+        settings = Settings(config.checkpoint_every, config.checkpoint_async, grace_s, every_s)
         return Checkpoints(folder, lambda: snapshot(self), settings, self.clock, self.say)
 
     def watching(self) -> list[BaseCallback]:

@@ -240,13 +240,10 @@ def show_perf(console: Console, window: PerfWindow, effective: Mapping[str, Any]
     for row in perf_rows(window):
         table.add_row(*row)
     console.print(table)
-    if window.phases_ns.get("train") and not window.background_ns:
+    if window.phases_ns.get("train"):
         where = "compiled kernels" if effective.get("fused_update") == "on" else "a CUDA graph"
         why = ", timed from outside of SB3" if effective.get("engine") == "stock" else f", in {where} the optimizer too"
         say(console, f"  train_ms: forward and backward together{why}", style="dim")
-    if window.background_ns:
-        overlap = "updates ran beside collecting, train_ms is the wait for them; data were one update old"
-        say(console, f"  overlap: {overlap}", style="dim")
     say(console, f"  {advice(window, usable_cores(), effective)}")
 
 

@@ -20,8 +20,7 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.save_util import recursive_getattr
 
 from fasttrain.batch import inside, load_into, under
-from fasttrain.engines.engine import Engine, PPOWork, Statistics
-from fasttrain.engines.overlapped import Overlapped
+from fasttrain.engines.engine import Engine
 from fasttrain.errors import ConfigError
 from fasttrain.saving.env_state import load_space_state, plain, space_state
 from fasttrain.saving.replay_state import load_replay_state, replay_state
@@ -34,7 +33,6 @@ COUNTERS = (
     "exploration_rate",
 )  # fmt: skip
 OPTIMIZER = "policy.optimizer"  # the one that most algorithms have
-STATISTICS = ("steps", "epochs", "stopped", "blamed", "expected_skips")
 SEEN = ("_last_obs", "_last_original_obs", "_last_episode_starts")
 
 
@@ -60,8 +58,6 @@ def model_state(model: BaseAlgorithm) -> tuple[State, Arrays]:
     for name in SEEN:
         arrays |= _observations(name, getattr(model, name, None))
     if isinstance(engine, Engine):
-        if engine.overlapped is not None:  # first: the update that is waited for
-            state["overlap"] = _add_overlap(arrays, engine.overlapped)
         own, kept = engine.state()
         state |= own
         arrays |= kept
@@ -118,36 +114,12 @@ def _load_engine(model: Any, engine: Engine, state: Mapping[str, Any], arrays: M
     if isinstance(source, SlotAdapter) and "source/returns" in arrays:
         load_into(source._returns, arrays, "source/returns")
         load_into(source._lengths, arrays, "source/lengths")
+    if state.get("overlap") is not None:
+        raise ConfigError(
+            "the checkpoint has an update that ran beside collecting (overlap=true), which this version does not do: "
+            "begin a new training"
+        )
     engine.load(state, arrays)
-    pending = state.get("overlap")
-    if pending is None or engine.overlapped is None:
-        return
-    if "work" not in pending:
-        raise ConfigError("the checkpoint has an update under way as an earlier version kept it: begin anew")
-    terms = {name: np.array(array) for name, array in inside(arrays, "learner_terms").items()}
-    done = Statistics(terms, np.array(arrays["learner_norms"]), **pending["statistics"])
-
-    def fill(learner: Engine) -> None:
-        _load_policy(arrays, "learner", learner.policy, pending["policy"])
-        learner.load_scaler(pending["scaler"])
-
-    engine.overlapped.hold(engine, PPOWork(**pending["work"]), done, fill)
-
-
-def _add_overlap(arrays: Arrays, overlapped: Overlapped) -> State | None:
-    """The update that is under way: waited for, not taken over, since the next rollout is still the old weights'."""
-    job = overlapped.job
-    if job is None:
-        return None
-    done, learner = job.result(), job.learner
-    arrays |= {f"learner_terms/{name}": array for name, array in done.terms.items()}
-    arrays["learner_norms"] = done.norms
-    return {
-        "policy": _add_policy(arrays, "learner", learner.policy),
-        "work": plain(job.work._asdict()),
-        "statistics": {name: plain(getattr(done, name)) for name in STATISTICS},
-        "scaler": plain(learner.scaler_state()),
-    }
 
 
 # --- parameters

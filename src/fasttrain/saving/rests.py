@@ -37,7 +37,6 @@ class Settings(NamedTuple):
     every: int  # env steps; 0: only at a signal
     background: bool
     grace_s: float
-    holds: bool = True  # False: keep none for a stop in a long rollout; taking one would wait for the update beside it
     every_s: float = 0.0  # of training; 0: not by time
 
 
@@ -104,7 +103,7 @@ class Checkpoints:
         if self.at == self._rest_at and (self._stopping or not self.failed):  # tried, or written, when it began
             return True
         held = self._held if self._held is not None and self._held.env_steps == self._rest_at else None
-        if held is None and not self._too_large:  # a rollout that was short so far, or an update beside it
+        if held is None and not self._too_large:  # a rollout that was short so far
             return False
         left_s = 0.0 if self._cycle_s is None else self._cycle_s - (now - self._rested)
         if max(left_s, now - self._asked) <= self.settings.grace_s:
@@ -181,7 +180,7 @@ class Checkpoints:
         """For a stop in a long rollout always; else the first two, of which one is after an update, and seldom."""
         if self._too_large:
             return False
-        if self.settings.holds and self._cycle_s is not None and self._cycle_s > self.settings.grace_s / 2:
+        if self._cycle_s is not None and self._cycle_s > self.settings.grace_s / 2:
             return True
         return self._holds < 2 or now - self._held_at >= self._hold_s / HOLD_SHARE
 

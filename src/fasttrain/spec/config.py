@@ -234,13 +234,6 @@ class Config:
         needs="on_policy",
         ours=True,
     )
-    overlap: bool = setting(
-        False,
-        "update in a thread while the next rollout is collected, one update behind",
-        "trade-off",
-        needs="on_policy",
-        ours=True,
-    )
     updates_per_step: int = setting(
         1,
         "gradient updates per vector step, or per algo.train_freq=… of them; -1: one per transition",

@@ -75,6 +75,7 @@ GONE = {
     "guard.max_skipped": "more than 10 rounds of updates in a row that were lost are too many",
     "gate.min_pairs": "a verdict takes 5 seeds",
     "inference_batch_size": "acting takes all envs in one forward",
+    "overlap": "an update ends before the next rollout begins; fused_update=auto makes it short on a CPU",
     "self_play.latest": "every other opponent is the latest snapshot, the rest are of the pool",
 }
 

@@ -40,7 +40,6 @@ from fasttrain.spec.stepping import (
     resolve_eval_every,
     resolve_lean_info,
     resolve_num_envs,
-    resolve_overlap,
     resolve_schedule,
     resolve_vec_env,
     resolve_workers,
@@ -340,8 +339,8 @@ def _engine_switch_at(requested: int | None, context: Context) -> Resolved:
         if requested is not None and context.sources.get("engine_switch_at") == "command line":
             raise ConfigError(f"engine_switch_at={requested}: this run has no compiled kernels; leave it out")
         return None, ""
-    if context.config.deterministic or context.effective["overlap"]:
-        return 0, "deterministic and overlapped runs never switch"
+    if context.config.deterministic:
+        return 0, "deterministic runs never switch"
     return requested, ""
 
 
@@ -372,7 +371,6 @@ _RESOLVERS: dict[str, Callable[[Any, Context], Resolved]] = {
     "num_envs": resolve_num_envs,
     "workers": resolve_workers,
     "schedule": resolve_schedule,
-    "overlap": resolve_overlap,
     "updates_per_step": resolve_updates_per_step,
     "batch_size": _batch_size,
     "use_amp": resolve_use_amp,

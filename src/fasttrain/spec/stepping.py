@@ -220,17 +220,6 @@ def resolve_schedule(requested: str, context: Context) -> Resolved:
     return requested, "every worker runs ahead on its own within a rollout" if requested == "first_ready" else ""
 
 
-def resolve_overlap(requested: bool, context: Context) -> Resolved:
-    """Update and collecting beside each other: worth it where one of them leaves a core, or the CPU, idle."""
-    if not requested:
-        return False, ""
-    if plays_itself(context.config):
-        raise ConfigError("overlap=true with opponent=self: snapshots are taken between updates; leave overlap out")
-    if context.machine.cores < 2 and not context.machine.cuda:
-        return True, "on one core both only take turns: expect no gain"
-    return True, "each rollout is collected with weights exactly one update old"
-
-
 def _why_no_groups(context: Context) -> str:
     effective, env = context.effective, context.config.env
     if effective["vec_env"] not in ("shared", "daemons"):

@@ -24,7 +24,7 @@ from fasttrain.spec.checks import BY_NAME, EnvFacts, Machine, train_frequency
 from fasttrain.spec.computing import FUSED_PAYS_UP_TO_WIDTH
 from fasttrain.spec.config import Config
 from fasttrain.spec.plan import RunSpec, resolve
-from fasttrain.spec.reading import against_bots, plays_itself
+from fasttrain.spec.reading import against_bots
 from fasttrain.spec.setting import FlagClass
 from fasttrain.terminal import command, rate_text
 
@@ -191,19 +191,9 @@ def _computing(now: Situation) -> Iterator[Candidate]:
         yield Candidate((("use_compile", "on"),), networks, "fewer, larger operations")
     if config.fused_update == "off":
         yield from _threads(now)
-    if config.algo.spec.off_policy:
-        if config.prefetch == "off" and most_gain(now.rates.replay, now.present_s) >= WORTH:
-            yield Candidate((("prefetch", "on"),), ("update",), "batches drawn beside the update")
-    elif not config.overlap and not plays_itself(config) and _has_free_cores(now):
-        yield Candidate((("overlap", True),), ("update",), "the update runs beside collecting")
-
-
-def _has_free_cores(now: Situation) -> bool:
-    """Whether an update would find a core of its own beside collecting.
-
-    With one core to spare of two, 13 to 32 % were expected of it and 4 to 9 % came: the second is never all free.
-    """
-    return now.machine.cuda or now.machine.cores - now.flow.env_cores >= 2
+    drawing = config.algo.spec.off_policy and config.prefetch == "off"
+    if drawing and most_gain(now.rates.replay, now.present_s) >= WORTH:
+        yield Candidate((("prefetch", "on"),), ("update",), "batches drawn beside the update")
 
 
 def _threads(now: Situation) -> Iterator[Candidate]:
@@ -349,7 +339,7 @@ def parts(console: Console, now: Situation) -> None:
 def flow_words(flow: Flow) -> str:
     """How the parts go together."""
     collect = "the policy acts while envs step" if flow.groups else "envs step, then the policy acts"
-    return f"{collect}, {'updates run beside it' if flow.overlap else 'then updates'}"
+    return f"{collect}, then updates"
 
 
 def advices(console: Console, best: Sequence[Advice], now: Situation) -> None:

@@ -217,7 +217,7 @@ class Rig:
         # A probe on a busy machine takes waiting for a core for waiting: only envs that mostly wait leave cores free.
         computing = facts.cpu_share if facts.cpu_share < WAITS_BELOW else 1.0
         env_cores = 1.0 if shared is None else min(machine.cores, shared.num_workers) * computing
-        return Flow(bool(groups), config.overlap, machine.cores, env_cores)
+        return Flow(bool(groups), machine.cores, env_cores)
 
 
 def collect_window(rig: Rig, seconds: float) -> Window:
@@ -274,10 +274,7 @@ def _dqn_updates(rig: Rig) -> float:
 
 
 def _ppo_update(rig: Rig, seconds: float) -> float:
-    """One update here and now, with the threads it has beside collecting where it runs there (overlap).
-
-    Where it takes longer than `seconds`, the next are of one epoch, counted as so many.
-    """
+    """One update. Where it takes longer than `seconds`, the next are of one epoch, counted as so many."""
     model, epochs = rig.model, rig.model.n_epochs
     with untouched(model.policy):
         try:
@@ -286,20 +283,12 @@ def _ppo_update(rig: Rig, seconds: float) -> float:
             if rig.stock:
                 model.train()
             else:
-                _update_once(model)
+                model.engine_now().update(model.rollout_buffer, model.work())
             took: float = (time.perf_counter() - begun) * epochs / model.n_epochs
             rig.slow_update = took > seconds and model.target_kl is None
             return took
         finally:
             model.n_epochs = epochs
-
-
-def _update_once(model: Any) -> None:
-    """By the engine that learns: beside collecting that is another one, of a copy of the policy."""
-    engine, rollout, work = model.engine_now(), model.rollout_buffer, model.work()
-    if engine.settings.overlap:
-        engine = engine.overlapped.prepared(engine, rollout, work)
-    engine.update(rollout, work)
 
 
 def replay_window(rig: Rig, seconds: float) -> Window:
