@@ -142,7 +142,6 @@ def contestants(task: Task, algo: str) -> dict[str, list[str]]:
     explicit += task.others
     if task.env:
         explicit += ["vec_env=dummy", "vec_env=shared"]
-        explicit += ["vec_env=shared schedule=pipelined"] if algo == "ppo" else []
     return {
         "ours": ["balance", "speed"],
         "stock": [f"stock {vec_env} {count}" for vec_env in vec_envs for count in threads],

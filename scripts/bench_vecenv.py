@@ -156,7 +156,7 @@ def monitored(num_envs: int) -> dict[str, Any]:
     return _result(rate_of(env, num_envs, 40_000 // num_envs, masked=False))
 
 
-def grouped(variation: float, pipeline: int, first_ready: bool) -> dict[str, Any]:
+def grouped(variation: float, first_ready: bool) -> dict[str, Any]:
     """Rollouts of MaskablePPO [256, 256] with 64 envs that wait, two in each of 32 workers; no updates."""
     import torch
 
@@ -170,7 +170,7 @@ def grouped(variation: float, pipeline: int, first_ready: bool) -> dict[str, Any
     model = MaskablePPO("MlpPolicy", env, n_steps=num_steps, n_epochs=1, batch_size=4096, seed=0, policy_kwargs=kwargs)
     clock = PhaseClock()
     model.time_with(clock)
-    model.collector.schedule = "first_ready" if first_ready else "pipelined" if pipeline == 2 else "lockstep"
+    model.collector.schedule = "first_ready" if first_ready else "lockstep"
     model.learn(num_envs * num_steps)
     clock.reset()
     model.learn(num_envs * num_steps * rollouts)
@@ -198,12 +198,8 @@ WORKS: dict[str, dict[str, Callable[[], dict[str, Any]]]] = {
         f"vecenv-auto-{n}": {"fasttrain": lambda n=n: auto(n), "DummyVecEnv": lambda n=n: monitored(n)}
         for n in (8, 64)
     },
-    "groups-pipeline": {
-        "fasttrain": lambda: grouped(0.0, 2, False),
-        "fasttrain, in step": lambda: grouped(0.0, 1, False),
-    },
     "groups-first-ready": {
-        "fasttrain": lambda: grouped(0.63, 1, True),
-        "fasttrain, in step": lambda: grouped(0.63, 1, False),
+        "fasttrain": lambda: grouped(0.63, True),
+        "fasttrain, in step": lambda: grouped(0.63, False),
     },
 }  # fmt: skip

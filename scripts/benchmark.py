@@ -14,7 +14,7 @@ down slows all of them; the ratio is taken turn by turn and its median reported.
   vecenv            all works vecenv-*: SharedMemoryVecEnv against SB3's vector envs and Gymnasium's AsyncVectorEnv:
                     collecting with masks from 64 envs of 100 µs, stepping alone at 8, 64 and 256 envs, and what
                     vec_env=auto takes for CartPole (scripts/bench_vecenv.py)
-  groups            all works groups-*: collecting a rollout pipelined and first-ready against in step
+  groups            all works groups-*: collecting a rollout first-ready against in step
   ppo               skullking-train and all works ppo-* (scripts/bench_ppo.py): the PPO update alone against stock's
                     on the same rollout ([64, 64] at minibatches of 256 and 2,048, and [512, 512, 256]); CartPole end
                     to end with 8 and 64 envs, against SB3 and with --peers against SBX, Tianshou, TorchRL, Sample

@@ -157,7 +157,6 @@ WORKS = (
     Work("vecenv-step-64", "the same with 64"),
     Work("vecenv-step-8", "the same with 8"),
     Work("groups-first-ready", "rollouts from 64 envs that wait 2 ms a step (variation 0.63), `schedule=first_ready`"),
-    Work("groups-pipeline", "the same with equal steps, `schedule=pipelined`"),
     Work("skullking-step", "stepping native Skull King, random legal actions, observations and masks written"),
     Work("skirmish-step", "stepping native Skirmish against `greedy`, heads"),
     Work("skirmish-units-step", "the same, one unit at a time"),

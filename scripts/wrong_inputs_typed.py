@@ -13,7 +13,7 @@ CONTRADICTIONS = (
     "use_subproc_envs=false vec_env=shared", "num_workers=3 num_envs=2 vec_env=shared", "num_workers=2 vec_env=dummy",
     "num_workers=1 num_envs=2 vec_env=subproc", "train_log_to_file=true train_log_enabled=false", "algo.net_arch=[0]",
     "algo.net_arch={pi:[4],q:[4]}", "algo.net_arch=[64,-1]", "algo.net_arch=[a]", "algo.policy=CnnPolicy",
-    "algo.policy=MultiInputPolicy", "pipeline=2", "async_envs=true", "engine=stock fused_update=on",
+    "algo.policy=MultiInputPolicy", "pipeline=2", "schedule=pipelined", "async_envs=true", "engine=stock fused_update=on",
     "overlap=true", "engine_switch_at=5", "algo.learning_rate=linear_", "algo.clip_range=linear_x",
     "inference_batch_size=4", "gradient_accumulation=2 engine=stock", "eval.episodes=1",
     "env.on_env_error=restart vec_env=dummy", "seed=99999999999", "eval.seed=99999999999", "own.tier=fastest",

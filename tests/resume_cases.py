@@ -33,7 +33,7 @@ CASES = {
     "dqn-dummy": (*DQN, *CART, "vec_env=dummy"),
     "dqn-shared": (*DQN, *CART, *SHARED),
     "dqn-rounds": (*DQN, *CART, "vec_env=dummy", "algo.train_freq=5", "updates_per_step=3"),
-    "recurrent-shared": (*PPO, *CART, *LSTM, "algo=recurrent_ppo", *SHARED, "schedule=pipelined"),
+    "recurrent-shared": (*PPO, *CART, *LSTM, "algo=recurrent_ppo", *SHARED),
     "recurrent-chunks": (
         *PPO,
         *CART,
@@ -53,7 +53,6 @@ CASES = {
         "algo=recurrent_ppo",
         "algo.cell=mingru",
         "algo.memory_inputs=[action,reward]",
-        "schedule=pipelined",
         "algo.n_lstm_layers=2",
     ),
     "stock-ppo": (*PPO, *CART, "algo=ppo", "vec_env=dummy", "engine=stock"),

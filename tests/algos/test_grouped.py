@@ -13,6 +13,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from fasttrain import MaskablePPO, SharedMemoryVecEnv
 from fasttrain.algos.grouped import groups_of
 from fasttrain.buffers import rollout
+from fasttrain.vec.groups import WorkerGroups
 from workers import CounterFactory
 
 NUM_ENVS, NUM_STEPS = 6, 20
@@ -48,10 +49,15 @@ def model_of(env: SharedMemoryVecEnv, schedule: str, kernels: bool = False) -> M
     return model
 
 
+@pytest.fixture
+def in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever was sent first is ready first."""
+    monkeypatch.setattr(WorkerGroups, "first_ready", lambda self, groups: groups[:1])
+
+
 @pytest.mark.parametrize("kernels", [False, True])
-@pytest.mark.parametrize("schedule", ["pipelined", "first_ready"])
-def test_every_stored_row_is_a_real_transition(shared: SharedMemoryVecEnv, schedule: str, kernels: bool):
-    model = model_of(shared, schedule, kernels)
+def test_every_stored_row_is_a_real_transition(shared: SharedMemoryVecEnv, kernels: bool):
+    model = model_of(shared, "first_ready", kernels)
     watch = Watch()
     policy = {name: value.clone() for name, value in model.policy.state_dict().items()}
     model.learn(NUM_ENVS * NUM_STEPS, watch)
@@ -100,15 +106,16 @@ def test_every_stored_row_is_a_real_transition(shared: SharedMemoryVecEnv, sched
             assert ("episode" in seen["infos"][env]) == seen["dones"][env]
 
 
+@pytest.mark.usefixtures("in_turn")
 def test_what_lies_on_the_device_is_read_by_the_row_and_where_an_episode_was_cut(
     shared: SharedMemoryVecEnv, monkeypatch: pytest.MonkeyPatch
 ):
-    model, read, host = model_of(shared, "pipelined"), [], rollout._host
+    model, read, host = model_of(shared, "first_ready"), [], rollout._host
     monkeypatch.setattr(model, "train", lambda: None)
     monkeypatch.setattr(rollout, "_host", lambda tensor: read.append(tuple(tensor.shape)) or host(tensor))
     model.learn(NUM_ENVS * NUM_STEPS)
-    lengths = 7 + np.arange(NUM_ENVS)  # odd envs are cut; the first four are one group, the others the other
-    cut = {(env >= 4, step) for env in (1, 3, 5) for step in range(1, NUM_STEPS + 1) if step % lengths[env] == 0}
+    lengths = 7 + np.arange(NUM_ENVS)  # odd envs are cut; two envs are a group
+    cut = {(env // 2, step) for env in (1, 3, 5) for step in range(1, NUM_STEPS + 1) if step % lengths[env] == 0}
     assert sorted(read) == sorted(
         [(NUM_ENVS,)] * (2 * NUM_STEPS + len(cut))  # values and log-probabilities for the callback, values of the cut
         + [(NUM_ENVS, 1)] * NUM_STEPS  # actions for the callback; the values after the last step are the engine's
@@ -117,7 +124,7 @@ def test_what_lies_on_the_device_is_read_by_the_row_and_where_an_episode_was_cut
 
 
 def test_rollouts_follow_on_each_other_and_on_lockstep(shared: SharedMemoryVecEnv):
-    model = model_of(shared, "pipelined")
+    model = model_of(shared, "first_ready")
     model.learn(NUM_ENVS * NUM_STEPS)
     before = model.rollout_buffer.observations[-1, :, 2].copy()
     model.collector.schedule = "lockstep"
@@ -132,7 +139,7 @@ def test_rollouts_follow_on_each_other_and_on_lockstep(shared: SharedMemoryVecEn
 
 
 def test_a_callback_stops_in_the_middle_and_the_env_is_usable(shared: SharedMemoryVecEnv):
-    model = model_of(shared, "pipelined")
+    model = model_of(shared, "first_ready")
     watch = Watch(stop_after=5)
     model.learn(10 * NUM_ENVS * NUM_STEPS, watch)
     assert len(watch.seen) == 5

@@ -379,7 +379,7 @@ def test_an_action_that_is_not_finite_reaches_no_env(grouped: bool):
     env = SharedMemoryVecEnv(makers, num_workers=2) if grouped else DummyVecEnv(makers)
     try:
         model = PPO(OddPolicy, env, n_steps=8, batch_size=8, n_epochs=1, seed=0, device="cpu")
-        model.collector.schedule = "pipelined"
+        model.collector.schedule = "first_ready"
         where = "env 3 is not finite at step 20" if grouped else "env 1 is not finite at step 40"
         with pytest.raises(EnvError, match=f"the action of {where}: lower the learning rate, or look at the policy"):
             model.learn(64)

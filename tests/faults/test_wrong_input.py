@@ -31,8 +31,14 @@ PLAIN = ("env.id=CartPole-v1", "algo=ppo")
         (["guard.max_skipped=5"], "guard.max_skipped is no setting any more: more than 10 rounds"),
         (["guard.at_limit=never"], "guard.at_limit=never"),
         (["+profile=speed", "use_amp=on", "amp_dtype=float16"], "use_amp=float16 on the CPU: only CUDA has float16"),
-        (["engine=fast", "pipeline=2"], "schedule=pipelined: vec_env=subproc has no workers that could step apart"),
-        (["engine=fast", "async_envs=true"], "schedule=first_ready: vec_env=subproc has no workers"),
+        (
+            ["engine=fast", "pipeline=2"],
+            "schedule=pipelined is no setting any more: lockstep steps all envs together, first_ready",
+        ),
+        (
+            ["engine=fast", "async_envs=true"],
+            "schedule=first_ready: vec_env=subproc has no workers that could step apart",
+        ),
         (["pipeline=fast"], "pipeline=fast"),
         (["vec_env=shared", "num_workers=9", "num_envs=4"], "workers=9 is more than num_envs=4"),
         (["env.step_timeout_s=0"], "env.step_timeout_s=0"),

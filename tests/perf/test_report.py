@@ -124,7 +124,7 @@ def test_workers_in_groups_show_how_long_they_were_waited_for():
         ({"slowest_ns": 20_000_000, "envs_ns": 30_000_000}, 2, "more envs per worker"),
         ({"slowest_ns": 48_000_000, "envs_ns": 60_000_000}, 2, "schedule=first_ready"),
         ({}, 8, "2 of 8 cores step them: raise workers"),
-        ({}, 2, "schedule=pipelined"),
+        ({}, 2, "schedule=first_ready"),
         ({"in_step": False, "waiting_ns": 40_000_000}, 2, "a native batch or a cheaper step"),
     ],
 )

@@ -24,7 +24,7 @@ RUN = ("algo=maskable_ppo", "num_envs=4", "total_timesteps=192", "algo.n_steps=2
 WAYS = {
     "dummy": ("+profile=speed", "vec_env=dummy"),
     "shared": ("+profile=speed", "vec_env=shared", "workers=2"),
-    "pipelined": ("+profile=speed", "vec_env=shared", "workers=2", "schedule=pipelined"),
+    "groups": ("+profile=speed", "vec_env=shared", "workers=2", "schedule=first_ready"),
     "stock": ("+profile=baseline", "vec_env=dummy"),
 }
 
@@ -40,7 +40,7 @@ def _hunt(monkeypatch: pytest.MonkeyPatch) -> None:
         ("dummy", AROUND),
         ("shared", BY_FUNCTION),
         ("shared", AROUND),
-        ("pipelined", BY_METHOD),
+        ("groups", BY_METHOD),
         ("stock", BY_METHOD),
         ("stock", AROUND),
     ],

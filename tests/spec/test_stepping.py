@@ -123,9 +123,7 @@ def test_an_env_that_waits_gets_workers_even_on_one_core():
 @pytest.mark.parametrize(
     ("arguments", "env", "cores", "schedule", "reason"),
     [
-        (["workers=2"], SLOW, 4, "pipelined", "a core is free"),
-        ([], SLOW, 2, "lockstep", "use every core"),
-        ([], WAITS, 2, "pipelined", "the envs wait"),
+        ([], WAITS, 2, "lockstep", "the same seed gives the same run"),
         (["schedule=first_ready"], WAITS, 2, "first_ready", "runs ahead"),
         (["workers=1"], SLOW, 4, "lockstep", "one worker only"),
         (["vec_env=dummy"], SLOW, 4, "lockstep", "vec_env=dummy has no workers"),
@@ -139,13 +137,12 @@ def test_schedule(arguments: list[str], env: EnvFacts, cores: int, schedule: str
     assert plan.config.schedule == schedule
     row = row_of(plan, "schedule")
     assert reason in row.reason
-    assert row.flag_class == {"lockstep": "exact", "pipelined": "rounding"}.get(schedule, "trade-off")
+    assert row.flag_class == ("exact" if schedule == "lockstep" else "trade-off")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["schedule=pipelined", "vec_env=dummy"], "schedule=pipelined: vec_env=dummy has no workers"),
         (["schedule=first_ready", "vec_env=dummy"], "schedule=first_ready: vec_env=dummy has no workers"),
     ],
 )
@@ -158,7 +155,6 @@ def test_groups_that_cannot_be(arguments: list[str], message: str):
 def test_groups_need_the_cores_for_the_workers():
     wide = ["num_envs=16", "vec_env=shared", "num_workers=2", "algo.net_arch=[512,512]"]
     assert plan_of(fast(*wide, "schedule=lockstep"), cores=4).config.torch_threads == 4
-    assert plan_of(fast(*wide, "schedule=pipelined"), cores=4).config.torch_threads == 1
     assert plan_of(fast(*wide, "schedule=first_ready"), cores=4).config.torch_threads == 1
 
 

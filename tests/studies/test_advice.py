@@ -56,7 +56,7 @@ def test_stock_is_told_of_the_engine_first():
     ("arguments", "rates", "expected", "unexpected"),
     [
         ((*PPO, "vec_env=dummy"), Rates(env=9e-6), ["vec_env=shared"], ["algo.n_epochs=5", "batch_size=1024"]),
-        ((*BASELINE,), Rates(env=9e-6), ["vec_env=shared"], ["schedule=pipelined"]),
+        ((*BASELINE,), Rates(env=9e-6), ["vec_env=shared"], ["schedule=first_ready"]),
         ((*PPO, "vec_env=shared"), Rates(env=9e-6, transport=6e-6), ["vec_env=dummy"], ["schedule=first_ready"]),
         ((*PPO, "vec_env=shared"), Rates(env=9e-6, transport=1e-6), ["num_envs=24"], ["vec_env=dummy"]),
         ((*PPO,), Rates(policy=9e-6), ["num_envs=24"], ["algo.n_epochs=5"]),
@@ -77,9 +77,9 @@ def test_changes_are_for_the_part_that_takes_the_time(
 
 def test_envs_that_wait_and_workers_that_differ():
     waiting = situation(*PPO, "vec_env=shared", "num_workers=4", rates=Rates(env=9e-6), cpu_share=0.6, slowest=1.5)
-    assert {"workers=8", "schedule=pipelined", "schedule=first_ready"} <= set(texts(waiting))
+    assert {"workers=8", "schedule=first_ready"} <= set(texts(waiting))
     alike = situation(*PPO, "vec_env=shared", rates=Rates(env=9e-6), slowest=1.1)
-    assert not {"workers=4", "schedule=pipelined", "schedule=first_ready"} & set(texts(alike))
+    assert not {"workers=4", "schedule=first_ready"} & set(texts(alike))
 
 
 def test_precision_is_for_wide_networks_on_a_machine_that_has_it():
@@ -94,7 +94,6 @@ def test_precision_is_for_wide_networks_on_a_machine_that_has_it():
     ("changes", "flag_class"),
     [
         ((("vec_env", "shared"),), "exact"),
-        ((("schedule", "pipelined"),), "rounding"),
         ((("schedule", "first_ready"),), "trade-off"),
         ((("fused_update", "on"), ("use_amp", "off"), ("use_compile", "off")), "rounding"),
         ((("use_amp", "on"), ("fused_update", "auto")), "trade-off"),
@@ -112,7 +111,7 @@ def test_a_change_goes_through_the_plan():
     assert plan is not None
     assert plan.config.num_envs == 24
     assert changed_plan(now, Candidate((("num_envs", 12),), ("env",), "")) is None, "as it is"
-    assert changed_plan(now, Candidate((("schedule", "pipelined"),), ("env",), "")) is None, "refused: no workers"
+    assert changed_plan(now, Candidate((("schedule", "first_ready"),), ("env",), "")) is None, "refused: no workers"
 
 
 def test_dotted_keys_are_replaced_where_they_are():

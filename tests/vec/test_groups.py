@@ -17,18 +17,14 @@ def shared() -> Iterator[SharedMemoryVecEnv]:
     env.close()
 
 
-def test_groups_split_the_envs_by_whole_workers(shared: SharedMemoryVecEnv):
-    assert WorkerGroups(shared, 3).rows == [slice(0, 2), slice(2, 3), slice(3, 5)]
-    assert WorkerGroups(shared, 2).rows == [slice(0, 3), slice(3, 5)]
-
-
 def test_groups_step_apart_and_the_env_is_whole_again_afterwards(shared: SharedMemoryVecEnv):
     shared.reset()
-    groups = WorkerGroups(shared, 3)
+    groups = WorkerGroups(shared)
+    assert groups.rows == [slice(0, 2), slice(2, 3), slice(3, 5)]
     for _ in range(3):  # an odd number: this group's rows end up in the other observation array
-        groups.send(0, np.array([1, 2]))
+        groups.send_all([0], np.array([1, 2]))
         groups.wait(0)
-    groups.send(2, np.array([3, 4]))
+    groups.send_all([2], np.array([3, 4]))
     groups.wait(2)
     assert groups.observations(0)[:, 2].tolist() == [3, 3]
     assert groups.observations(0)[:, 3].tolist() == [1, 2]
@@ -44,9 +40,9 @@ def test_the_first_ready_group_is_not_the_first_sent():
     env = SharedMemoryVecEnv([CounterFactory(0, 0.4), CounterFactory(1, 0.0)], num_workers=2)
     try:
         env.reset()
-        groups = WorkerGroups(env, 2)
-        groups.send(0, np.array([1]))
-        groups.send(1, np.array([2]))
+        groups = WorkerGroups(env)
+        groups.send_all([0], np.array([1]))
+        groups.send_all([1], np.array([2]))
         assert groups.first_ready([0, 1]) == [1]
         assert groups.wait(1).rows == slice(1, 2)
         assert groups.first_ready([0]) == [0]
@@ -59,9 +55,9 @@ def test_the_first_ready_group_is_not_the_first_sent():
 
 def test_finished_episodes_carry_their_own_numbers(shared: SharedMemoryVecEnv):
     shared.reset()
-    groups = WorkerGroups(shared, 3)
+    groups = WorkerGroups(shared)
     for step in range(1, 9):  # env 0 ends after 7 steps, env 1, cut, after 8
-        groups.send(0, np.array([1, 1]))
+        groups.send_all([0], np.array([1, 1]))
         done = groups.wait(0)
         if step == 7:
             (episode,) = done.finished
@@ -80,8 +76,8 @@ def test_finished_episodes_carry_their_own_numbers(shared: SharedMemoryVecEnv):
 
 def test_calls_between_wait_for_what_is_under_way(shared: SharedMemoryVecEnv):
     shared.reset()
-    groups = WorkerGroups(shared, 3)
-    groups.send(1, np.array([2]))
+    groups = WorkerGroups(shared)
+    groups.send_all([1], np.array([2]))
     assert shared.env_method("level") == [0, 1, 2, 3, 4]
     assert groups.wait(1).rows == slice(2, 3)
     assert groups.observations(1)[0, 2:].tolist() == [1, 2]

@@ -115,7 +115,7 @@ class Collector:
     def __init__(self) -> None:
         self.clock = PhaseClock()
         self.lends_observations = False  # callbacks see `new_obs` in the storage, for one rollout, not a copy to keep
-        self.schedule = "lockstep"  # pipelined: one half steps while the policy acts for the other; or first_ready
+        self.schedule = "lockstep"  # or first_ready
         self.local_random_actions = False  # DQN's random actions of all envs in one draw
         self.sampler = Direct()  # of replay batches
         self.empty_masks = EmptyMasks()

@@ -1,9 +1,8 @@
-"""Collecting a rollout while groups of workers step on their own.
+"""Collecting a rollout while groups of envs (a worker's, or a game with an engine) step on their own.
 
-Pipelined (two groups in turn): while one steps, the policy acts for the other, so that neither waits for the other.
-First-ready (every worker a group): the policy acts for whoever is ready. Within a rollout fast workers run ahead of
-slow ones; every env still contributes exactly T steps to every rollout, all taken by the same policy, so that no env
-and no short episode is favoured: only the order of the random draws differs from collecting in lockstep.
+The policy acts for whoever is ready. Within a rollout fast groups run ahead of slow ones; every env still contributes
+exactly T steps to every rollout, all taken by the same policy, so that no env and no short episode is favoured: only
+the order of the random draws differs from collecting in lockstep.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from fasttrain.vec.groups import Groups, GroupStep
 
 
 def groups_of(model: Any, source: SlotSource) -> Groups | None:
-    """The envs in groups, as the collector's schedule has it; None where all step together."""
-    if model.use_sde or not isinstance(source, SlotVecEnv):
+    """The envs in groups under schedule=first_ready; None where all step together."""
+    if model.use_sde or model.collector.schedule != "first_ready" or not isinstance(source, SlotVecEnv):
         return None
-    found: Groups | None = source.groups(model.collector.schedule)
+    found: Groups | None = source.groups()
     return found
 
 
@@ -44,7 +43,7 @@ class GroupedRollout:
 
     def __init__(self, model: Any, engine: Engine, groups: Groups, storage: RolloutStorage, masked: bool) -> None:
         self.model, self.engine, self.groups, self.storage, self.masked = model, engine, groups, storage, masked
-        self.clock, self.first_ready = model.collector.clock, model.collector.schedule == "first_ready"
+        self.clock = model.collector.clock
         self.guarded = engine.guard is not None
         self.dims = action_dims(model.action_space) if masked else []
         self.begun = model.num_timesteps
@@ -64,12 +63,10 @@ class GroupedRollout:
     def collect(self, callback: BaseCallback) -> bool:
         """Until every env has T steps. False: the callback asked to stop."""
         reported = 0
-        everyone = list(range(len(self.groups.rows)))
-        for first in [everyone] if self.first_ready else [[group] for group in everyone]:
-            self._act(first)
+        self._act(list(range(len(self.groups.rows))))
         while self.under_way:
             self.clock.enter("env_step")
-            ready = self.groups.first_ready(self.under_way) if self.first_ready else self.under_way[:1]
+            ready = self.groups.first_ready(self.under_way)
             self._take(ready)
             while reported < len(self.missing) and not self.missing[reported]:
                 if not self._report(reported, callback):

@@ -272,7 +272,7 @@ def _env_advice(window: PerfWindow, cores: int, effective: Mapping[str, Any]) ->
     if envs.num_workers < cores:
         return f"the envs are the wall and {envs.num_workers} of {cores} cores step them: raise workers"
     if envs.in_step and 0.3 * envs.slowest_ns < window.phases_ns.get("action", 0):
-        return "the envs are the wall and wait while the policy acts: schedule=pipelined"
+        return "the envs are the wall and wait while the policy acts: schedule=first_ready"
     return "the envs are the wall and every core steps them: a native batch or a cheaper step is what is left"
 
 

@@ -123,7 +123,7 @@ def _threads(plan: RunSpec, model: Any) -> list[Any]:
     if asked != "auto":
         return [asked]
     wide = max(max(parameter.shape[:1], default=0) for parameter in model.policy.parameters()) > 128
-    free = wide and config.vec_env != "subproc" and config.schedule in ("lockstep", "auto")
+    free = wide and config.vec_env != "subproc" and config.schedule != "first_ready"
     return sorted({1, min(usable_cores(), MAX_TORCH_THREADS) if free else 1})
 
 

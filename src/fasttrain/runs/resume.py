@@ -28,6 +28,7 @@ from fasttrain.saving.files import locked, read_json
 from fasttrain.spec.config import Config
 from fasttrain.spec.plain import to_dict
 from fasttrain.spec.plan import Event, Row, RunSpec
+from fasttrain.spec.reading import told_gone
 from fasttrain.spec.setting import declared
 from fasttrain.terminal import one_line
 
@@ -166,7 +167,8 @@ def changed_plan(where: Path, config: Config, typed: Sequence[str]) -> RunSpec:
     changed = dataclasses.replace(kept, **changes)
     try:
         events = tuple(Event(**event) for event in read_json(where / "plan.json").get("events", ()))
-        return RunSpec(changed, tuple(_row(row, changes) for row in flags_of(where)), events)
+        rows = [_row(row, changes) for row in flags_of(where) if not told_gone(str(row["flag"]))]
+        return RunSpec(changed, tuple(_of_today(row, changed) for row in rows), events)
     except (LookupError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"run={where}: its plan.json has no list of flags ({type(error).__name__} {error})"
@@ -179,6 +181,13 @@ def _row(stored_row: Mapping[str, Any], changes: Mapping[str, Any]) -> Row:
         return row
     value = to_dict(changes[row.flag])
     return row._replace(requested=value, effective=value, source="command line of resume", reason="")
+
+
+def _of_today(row: Row, config: Config) -> Row:
+    """A value that nobody can choose any more gives way to the one that the run goes on with."""
+    if told := told_gone(f"{row.flag}={row.effective}"):
+        return row._replace(effective=to_dict(getattr(config, row.flag)), reason=told)
+    return row
 
 
 def newest_point(where: Path, keep: int, files: ExitStack, console: Console) -> Point:

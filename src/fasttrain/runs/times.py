@@ -36,7 +36,7 @@ def env_times(env: VecEnv, config: Config, opponents_ns: int, counted: bool) -> 
     if isinstance(stepping, DaemonVecEnv):
         told = stepping.times()
         games = tuple((name, ns // stepping.num_envs) for name, ns in told.parts_ns.items())
-        together = config.schedule == "lockstep"
+        together = config.schedule != "first_ready"
         return EnvTimes(
             opponents_ns, in_step=together, restarts=told.restarts, lost_steps=told.lost_decisions, games=games
         )
@@ -54,7 +54,7 @@ def env_times(env: VecEnv, config: Config, opponents_ns: int, counted: bool) -> 
         envs_ns=times["envs"],
         slowest_ns=times["slowest"],
         waiting_ns=times["waiting"],
-        in_step=config.schedule in ("lockstep", "auto"),
+        in_step=config.schedule != "first_ready",
         restarts=shared.restarts,
         lost_steps=shared.lost_steps,
     )

@@ -226,11 +226,11 @@ class Config:
     workers: int | Literal["auto"] = setting(
         "auto", "worker processes; 0: none, all envs in this process", "exact", stock=None, least=0
     )
-    schedule: Literal["auto", "lockstep", "pipelined", "first_ready"] = setting(
+    schedule: Literal["auto", "lockstep", "first_ready"] = setting(
         "lockstep",
-        "all step together; the policy acts for one half meanwhile; each worker as it is ready",
+        "all step together; the policy acts for each worker as it is ready",
         "trade-off",
-        classes={"lockstep": "exact", "pipelined": "rounding"},
+        classes={"lockstep": "exact"},
         needs="on_policy",
         ours=True,
     )

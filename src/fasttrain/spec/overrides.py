@@ -67,8 +67,9 @@ ALIASES = {
     "env.native_num_envs": Alias("env.own.num_envs"),
     "env.by_tier": Alias("env.own"),
 }
-# Former settings that nobody can choose better, and what holds now.
+# Former settings, and values of settings, that nobody can choose better, and what holds now.
 GONE = {
+    "schedule=pipelined": "lockstep steps all envs together, first_ready lets each worker run ahead within a rollout",
     "tune.max_memory_gb": "a trial may take 80 % of the memory that is free",
     "env.api": "the old gym interface is seen from what the env is",
     "env.max_restarts": "more than 10 restarts in ten minutes end the run",

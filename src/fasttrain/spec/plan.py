@@ -213,7 +213,7 @@ def _torch_threads(requested: int | str, context: Context) -> Resolved:
     if requested != "auto":
         return requested, ""
     effective = context.effective
-    in_groups = effective["schedule"] not in ("lockstep", "auto")  # the policy acts while envs step
+    in_groups = effective["schedule"] == "first_ready"  # the policy acts while envs step
     if effective["vec_env"] == "subproc" or in_groups:
         return 1, "the workers need the cores"
     if context.env.images:

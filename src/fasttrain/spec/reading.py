@@ -25,8 +25,8 @@ def from_mapping(values: Mapping[str, Any], chosen: Iterable[str] = ()) -> Confi
         ConfigError: unknown key, wrong type, out of range, or fields that contradict each other.
     """
     values = _without_old_names(values, chosen)
-    if gone := next(filter(None, (told_gone(key) for key in GONE if _at(values, key) is not None)), ""):
-        raise ConfigError(gone)
+    for key in _gone_in(values):
+        raise ConfigError(told_gone(key))
     algo = values.get("algo")
     if not isinstance(algo, Mapping):
         raise ConfigError(f"algo: choose one of {', '.join(ALGORITHMS)}")
@@ -90,16 +90,22 @@ ZOO = "fasttrain.envs.pettingzoo"
 
 
 def told_gone(key: str) -> str:
-    """What holds in place of a former setting; empty for every other key."""
+    """What holds in place of a former setting, or of a `key=value` that was; empty for all others."""
     return f"{key} is no setting any more: {GONE[key]}; leave it out" if key in GONE else ""
 
 
 def without_gone(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What an older run stored, without the settings that nobody can choose any more."""
-    found = dict(values)
-    for key in GONE:
-        _taken(found, key)
+    """What an older run stored, by the names of today and without what nobody can choose any more."""
+    found = _without_old_names(values, ())
+    for key in _gone_in(found):
+        _taken(found, key.partition("=")[0])
     return found
+
+
+def _gone_in(values: Mapping[str, Any]) -> list[str]:
+    """Which of `GONE` are there."""
+    found = {key: _at(values, key.partition("=")[0]) for key in GONE}
+    return [key for key, value in found.items() if value is not None and key.partition("=")[2] in ("", str(value))]
 
 
 def _at(values: Any, key: str) -> Any:

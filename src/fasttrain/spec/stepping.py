@@ -197,27 +197,18 @@ def _shared_workers(requested: int | str, num_envs: int, context: Context) -> Re
 
 
 def resolve_schedule(requested: str, context: Context) -> Resolved:
-    """`auto`: pipelined where a core would idle while the policy acts; never first-ready, which hangs on timing."""
+    """`auto`: first_ready for games with engines; else lockstep, since the draws of first_ready depend on timing."""
     if requested == "lockstep":
         return requested, ""
-    unfit, workers = _why_no_groups(context), context.effective["workers"]
-    if requested == "auto":
-        if unfit:
-            return "lockstep", unfit
-        if context.effective["vec_env"] == "daemons":
-            return "first_ready", "each game goes at its engine's pace"
-        if context.env.cpu_share < WAITS_BELOW:
-            return "pipelined", "the envs wait: the policy acts for one half meanwhile"
-        if context.machine.cores > workers:
-            return "pipelined", "a core is free to act while the envs step"
-        return "lockstep", "the workers use every core; nobody would idle"
-    if requested == "pipelined" and context.effective["vec_env"] == "daemons":
-        raise ConfigError("schedule=pipelined with env.backend=daemons: take first_ready, which waits for nobody")
-    if unfit and (requested == "pipelined" or context.sources.get("schedule") == "command line"):
-        raise ConfigError(f"schedule={requested}: {unfit}; take schedule=lockstep")
-    if unfit:
+    if unfit := _why_no_groups(context):
+        if context.sources.get("schedule") == "command line" and requested != "auto":
+            raise ConfigError(f"schedule={requested}: {unfit}; take schedule=lockstep")
         return "lockstep", unfit
-    return requested, "every worker runs ahead on its own within a rollout" if requested == "first_ready" else ""
+    if requested == "first_ready":
+        return requested, "every worker runs ahead on its own within a rollout"
+    if context.effective["vec_env"] == "daemons":
+        return "first_ready", "each game goes at its engine's pace"
+    return "lockstep", "the same seed gives the same run; schedule=first_ready waits for no slow worker"
 
 
 def _why_no_groups(context: Context) -> str:

@@ -155,10 +155,10 @@ def _stepping(now: Situation) -> Iterator[Candidate]:
         yield Candidate((("workers", more),), ("env",), "the envs wait, or cores are free")
     if now.flow.groups or not fast_on_policy:
         return
-    if facts.cpu_share < 0.9 or machine.cores > workers:
-        yield Candidate((("schedule", "pipelined"),), ("env", "policy"), "the policy acts while half of them step")
-    if (now.slowest_over_mean or 1.0) > SLOWER_FROM:
-        yield Candidate((("schedule", "first_ready"),), ("env", "policy"), "all wait for the slowest")
+    differ = (now.slowest_over_mean or 1.0) > SLOWER_FROM
+    if differ or facts.cpu_share < 0.9 or machine.cores > workers:
+        why = "all wait for the slowest" if differ else "the policy acts for those that are ready while others step"
+        yield Candidate((("schedule", "first_ready"),), ("env", "policy"), why)
 
 
 def _sizes(now: Situation) -> Iterator[Candidate]:

@@ -213,11 +213,11 @@ class Rig:
     def flow(self, facts: EnvFacts, machine: Machine) -> Flow:
         """How the run overlaps its parts."""
         config, shared = self.config, self.shared
-        groups = shared is not None and (config.schedule not in ("lockstep", "auto"))
+        groups = shared is not None and config.schedule == "first_ready"
         # A probe on a busy machine takes waiting for a core for waiting: only envs that mostly wait leave cores free.
         computing = facts.cpu_share if facts.cpu_share < WAITS_BELOW else 1.0
         env_cores = 1.0 if shared is None else min(machine.cores, shared.num_workers) * computing
-        return Flow(bool(groups), machine.cores, env_cores)
+        return Flow(groups, machine.cores, env_cores)
 
 
 def collect_window(rig: Rig, seconds: float) -> Window:
@@ -242,7 +242,7 @@ def collect_window(rig: Rig, seconds: float) -> Window:
     transport = max(0.0, found["env"] - spent["slowest"])
     if rig.config.schedule == "first_ready":
         return {**found, "env": transport + spent["envs"] / shared.num_workers}
-    return found if rig.config.schedule == "pipelined" else {**found, "transport": transport}
+    return {**found, "transport": transport}
 
 
 def update_window(rig: Rig, seconds: float) -> Window:

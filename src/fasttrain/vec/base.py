@@ -201,8 +201,8 @@ class SlotVecEnv(RunningEpisodes, VecEnv):
             return list(masks.copy() if indices is None else masks[self.env_indices(indices)])
         return self.call_envs(method_name, method_args, method_kwargs, indices)
 
-    def groups(self, schedule: str) -> Any:
-        """`groups.Groups` of rows that step apart from each other, as `schedule` has it; None: all step together."""
+    def groups(self) -> Any:
+        """`groups.Groups` of rows that can step apart from each other; None: all step together."""
         return None
 
     @abstractmethod

@@ -204,9 +204,9 @@ class DaemonVecEnv(SlotVecEnv):
     def env(self) -> DaemonVecEnv:
         return self
 
-    def groups(self, schedule: str) -> DaemonVecEnv | None:
+    def groups(self) -> DaemonVecEnv:
         """Each row by itself."""
-        return self if schedule == "first_ready" else None
+        return self
 
     def rows_of(self, groups: list[int]) -> Int64Array:
         """A group is a row."""

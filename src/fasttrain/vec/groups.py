@@ -1,13 +1,11 @@
-"""WorkerGroups: the workers of a SharedMemoryVecEnv in groups that step on their own.
+"""WorkerGroups: the workers of a SharedMemoryVecEnv, each stepping its envs on its own.
 
-While one group's envs step, the policy can act for another (pipelined collecting); or whichever group is ready first
-is served first, so that nobody waits for the slowest (first-ready collecting).
+Whichever is ready first is served first, so that nobody waits for the slowest (first-ready collecting).
 """
 
 from __future__ import annotations
 
 import time
-from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -51,24 +49,15 @@ class Groups(Protocol):
 
 
 class WorkerGroups:
-    """`num_groups` groups of whole workers, in order. While a group steps, the env itself must not be used.
+    """A group is a worker. While one steps, the env itself must not be used.
 
-    `env.wait_ns` counts the time in `wait` and `first_ready`; `env.slowest_ns` the slowest worker of each group's step.
+    `env.wait_ns` counts the time in `wait` and `first_ready`, `env.slowest_ns` that of the workers' steps.
     """
 
-    def __init__(self, env: Any, num_groups: int) -> None:
-        workers = env.crew.workers
-        bounds = [round(index * len(workers) / num_groups) for index in range(num_groups + 1)]
+    def __init__(self, env: Any) -> None:
         self.env = env
-        self._workers = [range(begin, end) for begin, end in pairwise(bounds)]
-        self.rows = [slice(workers[part[0]].first, workers[part[-1]].stop) for part in self._workers]
+        self.rows = [slice(worker.first, worker.stop) for worker in env.crew.workers]
         env.crew.align()
-
-    def send(self, group: int, actions: Any) -> None:
-        """Let a group's envs step, with actions (n, ...)."""
-        self.env.slots.actions[self.rows[group]] = actions
-        for index in self._workers[group]:
-            self.env.crew.post_worker(index)
 
     def rows_of(self, groups: list[int]) -> Int64Array:
         return np.concatenate([np.arange(self.rows[group].start, self.rows[group].stop) for group in groups])
@@ -76,15 +65,17 @@ class WorkerGroups:
     def send_all(self, groups: list[int], actions: Any) -> None:
         begin = 0
         for group in groups:
-            end = begin + self.rows[group].stop - self.rows[group].start
-            self.send(group, actions[begin:end])
+            rows = self.rows[group]
+            end = begin + rows.stop - rows.start
+            self.env.slots.actions[rows] = actions[begin:end]
+            self.env.crew.post_worker(group)
             begin = end
 
     def take(self, groups: list[int]) -> list[GroupStep]:
         return [self.wait(group)._replace(observations=self.observations(group)) for group in groups]
 
     def wait(self, group: int) -> GroupStep:
-        """Until that group has stepped.
+        """Until that worker has stepped.
 
         Raises:
             EnvError: an env or a worker failed.
@@ -92,11 +83,9 @@ class WorkerGroups:
         env, crew = self.env, self.env.crew
         began = time.perf_counter_ns()
         deadline = time.monotonic() + crew.options.step_timeout_s
-        records: list[Record] = []
-        for index in self._workers[group]:
-            records += crew.wait_worker(crew.workers[index], deadline)
+        records = crew.wait_worker(crew.workers[group], deadline)
         env.wait_ns += time.perf_counter_ns() - began
-        env.slowest_ns += int(crew.control[list(self._workers[group]), STEP_NS].max())
+        env.slowest_ns += int(crew.control[group, STEP_NS])
         rows = self.rows[group]
         return GroupStep(rows, env.close_episodes(rows, records), records)
 
@@ -107,12 +96,12 @@ class WorkerGroups:
         deadline = time.monotonic() + crew.options.step_timeout_s
         while True:
             crew.notify.hush()
-            ready = [group for group in groups if all(crew.workers[index].replied() for index in self._workers[group])]
+            ready = [group for group in groups if crew.workers[group].replied()]
             if ready or time.monotonic() > deadline:
                 break
             # A token says that somebody may be ready; the control words say who.
             if not crew.notify.acquire(True, LOOK_EVERY_S):
-                ready = [group for group in groups if self._has_dead(group)]
+                ready = [group for group in groups if not crew.workers[group].process.is_alive()]
                 if ready:
                     break
         self.env.wait_ns += time.perf_counter_ns() - began
@@ -120,8 +109,8 @@ class WorkerGroups:
 
     def observations(self, group: int) -> Any:
         """The group's latest observations (n, ...), a view that its next but one step overwrites."""
-        crew, rows = self.env.crew, self.rows[group]
-        return select_rows(crew.arrays.observations[crew.buffers[self._workers[group][0]]], rows)
+        crew = self.env.crew
+        return select_rows(crew.arrays.observations[crew.buffers[group]], self.rows[group])
 
     def finish(self) -> None:
         """Make the env usable as a whole again; no group is under way."""
@@ -129,7 +118,3 @@ class WorkerGroups:
         crew.align()
         crew.notify.hush()
         self.env.slots.observations = crew.arrays.observations[crew.buffers[0]]
-
-    def _has_dead(self, group: int) -> bool:
-        crew = self.env.crew
-        return not all(crew.workers[index].process.is_alive() for index in self._workers[group])

@@ -291,10 +291,9 @@ class SharedMemoryVecEnv(SlotVecEnv):
 
     # --- the rest
 
-    def groups(self, schedule: str) -> WorkerGroups | None:
-        """Its workers in two groups (pipelined), or each by itself (first_ready)."""
-        wanted = min({"pipelined": 2, "first_ready": self.num_workers}.get(schedule, 1), self.num_workers)
-        return WorkerGroups(self, wanted) if wanted > 1 else None
+    def groups(self) -> WorkerGroups | None:
+        """Its workers, each by itself."""
+        return WorkerGroups(self) if self.num_workers > 1 else None
 
     def times_ns(self) -> dict[str, int]:
         """Where the steps' time went, in ns since construction: work of all envs, of the slowest worker, opponents'."""
