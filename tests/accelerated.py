@@ -80,19 +80,6 @@ def counting(calls: list[str]) -> Callable[[Callable[..., Any]], Callable[..., A
     return compiler
 
 
-def run_again(function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
-    """As `cuda_capture`: warm up, and hand out memory that every replay overwrites."""
-    outputs = function()
-    kept = outputs if isinstance(outputs, tuple) else (outputs,)
-
-    def replay() -> None:
-        new = function()
-        for place, value in zip(kept, new if isinstance(new, tuple) else (new,), strict=True):
-            place.data.copy_(value)
-
-    return replay, outputs
-
-
 def minibatch_terms(work: PPOWork, head: Head, batch: RolloutBatch) -> Terms:
     """The loss of one minibatch by itself, in SB3's order of operations."""
     numbers = Coefficients(work.clip_range, work.clip_range_vf, work.ent_coef, work.vf_coef)

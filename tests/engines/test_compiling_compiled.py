@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from accelerated import a_batch, box_model, counting, filled, masked_model, weights
-from fasttrain.engines.compiling import CompiledHead, inductor, num_rows, state_untouched, untouched
+from accelerated import SETTINGS, a_batch, box_model, counting, filled, masked_model, weights
+from fasttrain.algos.ppo import MaskablePPO
+from fasttrain.engines.compiling import CompiledHead, inductor, num_rows, untouched
 from fasttrain.engines.engine import EngineSettings
 from fasttrain.engines.heads import head_of, loss_terms
 from fasttrain.engines.losses import Coefficients
-from toys import single_thread
+from toys import single_thread, toy_gym_vec
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
 NUMBERS = Coefficients(*map(torch.tensor, (0.2, 0.1, 0.01, 0.5)))
@@ -126,12 +127,34 @@ def test_the_real_compiler_trains():
     torch.testing.assert_close(weights(model), weights(eager), rtol=0, atol=1e-4)
 
 
-def test_modes_that_would_capture_graphs_by_themselves_do_not(monkeypatch: pytest.MonkeyPatch):
-    modes = []
-    monkeypatch.setattr(torch, "compile", lambda function, mode, dynamic: modes.append(mode))
+def test_graphs_come_with_the_mode_and_what_they_put_out_is_kept(monkeypatch: pytest.MonkeyPatch):
+    modes, marks, memory = [], [], torch.zeros(2)
+
+    def compiled(function: Any, mode: str, dynamic: bool) -> Any:
+        modes.append(mode)
+        return lambda number: (memory.fill_(number), None)
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marks.append(None))
     for mode in ("default", "reduce-overhead", "max-autotune"):
-        inductor(mode)(len)
-    assert modes == ["default", "default", "max-autotune-no-cudagraphs"]
+        inductor(mode, graphs=False)(len)
+    graphed = inductor("reduce-overhead", graphs=True)(len)
+    assert modes == ["default", "default", "max-autotune-no-cudagraphs", "reduce-overhead"]
+    first, second = graphed(1.0), graphed(2.0)
+    assert (first[0].tolist(), second[0].tolist(), first[1], len(marks)) == ([1.0, 1.0], [2.0, 2.0], None, 2)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need CUDA")
+@pytest.mark.parametrize("parts", [1, 2])
+def test_cuda_graphs_train_as_eager_does(parts: int):
+    ends = []
+    for mode in (None, "reduce-overhead"):
+        model = MaskablePPO("MlpPolicy", toy_gym_vec(), **(SETTINGS | {"device": "cuda"}))
+        model.use_engine(EngineSettings(compile_mode=mode, gradient_accumulation=parts))
+        model.learn(240)
+        assert model.engine.failure == ""
+        ends.append(weights(model).cpu())
+    torch.testing.assert_close(ends[0], ends[1], rtol=0, atol=1e-3)
 
 
 def test_the_policy_is_left_untouched():
@@ -154,23 +177,6 @@ def test_the_policy_is_left_untouched():
     assert policy.norm.weight.grad is None
     assert torch.equal(torch.get_rng_state(), random)
     assert not policy.training
-
-
-def test_the_optimizers_state_keeps_numbers_and_memory():
-    parameter, new = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))
-    optimizer = torch.optim.Adam([parameter, new])
-    parameter.grad = torch.ones(3)
-    optimizer.step()
-    average = optimizer.state[parameter]["exp_avg"]
-    expected = average.clone()
-    with state_untouched(optimizer):
-        new.grad = torch.ones(2)
-        optimizer.step()
-    assert optimizer.state[parameter]["exp_avg"] is average
-    assert torch.equal(average, expected)
-    assert optimizer.state[parameter]["step"] == 1
-    assert not optimizer.state[new]["exp_avg"].any()
-    assert optimizer.state[new]["step"] == 0
 
 
 def test_rows_of_any_observations():

@@ -29,7 +29,7 @@ def test_a_word_stands_for_settings():
     ("changes", "exact"),
     [
         ({}, True),
-        ({"threads": 4}, True),
+        ({"pin_memory": True, "threads": 4}, True),  # neither changes how a number is made
         ({"kind": "kernels"}, False),
         ({"fused_adam": True}, False),
         ({"compile_mode": "default"}, False),

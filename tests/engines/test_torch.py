@@ -44,14 +44,12 @@ def test_the_rest_of_an_epoch_goes_the_eager_way():
 
 def test_other_sizes_are_compiled_anew():
     model = masked_model(COMPILE)
-    engine = with_compiler(model, counting(calls := []))
+    with_compiler(model, counting(calls := []))
     model.learn(80)
-    engine.graphed_update = object()  # of the old size
     calls.clear()
     model.batch_size = 16
     model.learn(80, reset_num_timesteps=False)
     assert calls.count("_plain_loss") == 1 + 2 * 5
-    assert engine.graphed_update is None
     calls.clear()
     model.env, model.n_envs, model._last_obs = toy_gym_vec(3), 3, None  # what SB3's `set_env` refuses
     model.learn(48, reset_num_timesteps=False)
@@ -136,25 +134,12 @@ def test_scalars_stay_where_they_are():
     assert second.ent_coef.item() == pytest.approx(0.3)
 
 
-def test_a_graph_without_a_compiler_has_scalars_too(monkeypatch: pytest.MonkeyPatch):
-    model = masked_model(EngineSettings(compile_mode="reduce-overhead"))
-    engine = model.engine_now()
-    monkeypatch.setattr(type(engine), "graphs", True)
-    given = PPOStep(engine, model.work()).coefficients
-    assert isinstance(given.clip_range, torch.Tensor), "a number would be fixed in the graph, a schedule lost"
-
-
 def test_kept_while_policy_and_settings_are_the_same():
     model = masked_model(EngineSettings())
     engine = model.engine_now()
     assert model.engine_now() is engine
     model.use_engine(EngineSettings(gradient_accumulation=2))
     assert model.engine_now() is not engine
-
-
-def test_no_graphs_without_cuda():
-    model = masked_model(EngineSettings(compile_mode="reduce-overhead"))
-    assert not model.engine_now().graphs
 
 
 def test_the_zip_knows_nothing_of_it(tmp_path):

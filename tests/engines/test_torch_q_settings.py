@@ -1,20 +1,18 @@
-"""DQN's eager path accelerated: what is compiled is called, bfloat16 is used, a graph learns what eager steps learn."""
+"""DQN's eager path accelerated: what is compiled is called, bfloat16 is used."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from stable_baselines3.common.vec_env import VecNormalize
 
 import fasttrain
-from accelerated import counting, run_again, weights, with_compiler
+from accelerated import counting, weights, with_compiler
 from fasttrain.algos.dqn import DQN
-from fasttrain.engines.compiling import GraphedUpdate, capturable, graphed_by_size
 from fasttrain.engines.engine import EngineSettings
-from fasttrain.engines.torch_q import QStep, TorchQEngine, example_batch, tensors_of
+from fasttrain.engines.torch_q import QStep, TorchQEngine, example_batch
 from toys import ToyGame, single_thread, toy_gym_vec
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
@@ -139,66 +137,6 @@ def test_bfloat16_learns_nearly_the_same():
         ends.append(weights(model))
     assert not torch.equal(ends[0], ends[1])
     torch.testing.assert_close(ends[0], ends[1], rtol=0, atol=0.02)
-
-
-@pytest.mark.parametrize("prioritized", [None, {}], ids=["uniform", "prioritized"])
-def test_replays_learn_what_eager_steps_learn(prioritized: Any):
-    ends = []
-    for graphed in (False, True):
-        model = toy_model(prioritized=prioritized, learning_starts=1000)
-        model.learn(300)
-        step = a_step(model)
-        graph = None
-        if graphed:
-            graph = GraphedUpdate(step.whole, an_example(model), model.policy, step.key, run_again)
-        np.random.seed(1)
-        for _ in range(6):
-            batch = model.replay_buffer.sample(16)
-            if graph is None:
-                step(batch)
-            else:
-                assert graph.fits(batch)
-                with capturable(model.policy.optimizer, graph.rates):
-                    statistics = graph(tensors_of(batch))
-                assert statistics.shape == ((2,) if prioritized is None else (18,))
-        ends.append(weights(model))
-    torch.testing.assert_close(ends[0], ends[1], rtol=0, atol=1e-6)
-
-
-def test_updates_and_acting_go_through_graphs(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(TorchQEngine, "graphs", True)
-    monkeypatch.setattr("fasttrain.engines.tuned.GraphedUpdate", _replaying)
-    monkeypatch.setattr(
-        "fasttrain.engines.torch_q.graphed_by_size",
-        lambda outputs, examples: graphed_by_size(outputs, examples, run_again),
-    )
-    ends = []
-    for settings in (EngineSettings(), GRAPHS):
-        model = toy_model(settings, prioritized={})
-        if settings == EngineSettings():
-            monkeypatch.setattr(TorchQEngine, "graphs", False)
-        else:
-            monkeypatch.setattr(TorchQEngine, "graphs", True)
-            with_compiler(model, lambda function: function)
-        model.learn(200)
-        ends.append(model)
-    graph = ends[1].engine.graphed_update
-    assert graph is not None
-    assert graph.replays == ends[1].engine.gradient_updates
-    torch.testing.assert_close(weights(ends[0]), weights(ends[1]), rtol=0, atol=1e-5)
-    np.testing.assert_allclose(ends[0].replay_buffer.priorities, ends[1].replay_buffer.priorities, rtol=1e-3)
-
-
-def _replaying(*arguments: Any) -> GraphedUpdate:
-    return GraphedUpdate(*arguments, capture=run_again)
-
-
-def test_why_there_is_no_graph(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(TorchQEngine, "graphs", True)
-    model = toy_model(GRAPHS, policy_kwargs={"optimizer_class": torch.optim.SGD})
-    engine = with_compiler(model, lambda function: function)
-    assert engine.graph_of(a_step(model), model.replay(), model.work(1, 16)) is None
-    assert engine.graph_failure == "no CUDA graph of the update: not a plain Adam"
 
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need CUDA")

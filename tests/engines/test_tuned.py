@@ -54,6 +54,7 @@ def test_what_is_left_to_compile(kind: str):
     ("settings", "flag"),
     [
         (EngineSettings(), "foreach"),
+        (EngineSettings(pin_memory=True), "foreach"),
         (EngineSettings(fused_adam=True), "fused"),
         (EngineSettings(gradient_accumulation=2), "fused"),
     ],
@@ -62,7 +63,7 @@ def test_adam_steps_by_stocks_operations_or_by_its_fused_kernel(kind: str, setti
     engine = model_of(kind, settings).engine
     (group,) = engine.policy.optimizer.param_groups
     before = dict(group)
-    with TorchStep(engine, 1.0).stepping(None):
+    with TorchStep(engine, 1.0).stepping():
         assert {name for name in ("foreach", "fused") if group[name]} == {flag}
     assert dict(group) == before
 

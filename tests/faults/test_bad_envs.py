@@ -123,8 +123,8 @@ def test_too_many_restarts_end_the_run_with_the_cause(fasttrain: RunCommand, bad
 
 
 def test_restart_in_groups(fasttrain: RunCommand, bad: Path):
-    done = fasttrain(*SHARED, "schedule=first_ready", "checkup=off", "env.kwargs.fault=raise", "env.on_env_error=restart",
-                     "total_timesteps=2000")  # fmt: skip
+    done = fasttrain(*SHARED, "schedule=first_ready", "checkup=off", "env.kwargs.fault=raise",
+                     "env.on_env_error=restart", "total_timesteps=2000")  # fmt: skip
     assert done.exit_code == 0, done.err
     assert "waiting_ms" in done.out
     assert done.json("summary.json")["perf"]["workers"]["lost_steps"] > 0

@@ -44,7 +44,6 @@ def test_plan_shows_requested_effective_and_why(console: Console):
     [
         ({"engine": "stock"}, "timed from outside of SB3"),
         ({"engine": "fast", "fused_update": "on"}, "in compiled kernels the optimizer too"),
-        ({"engine": "fast", "fused_update": "off", "use_compile": "on"}, "in a CUDA graph the optimizer too"),
     ],
 )
 def test_perf_shows_phases_and_says_where_they_cannot_be_told_apart(

@@ -118,7 +118,7 @@ def test_precision_where_it_does_not_pay_is_done_with_a_warning(machine: Machine
 
 
 def test_auto_compiles_on_cuda_with_graphs():
-    graphs = "CUDA graphs of acting and of the whole update"
+    graphs = "CUDA graphs of acting and of the loss"
     plan = plan_of("engine=fast", "use_compile=auto", "device=cuda", machine=CUDA)
     assert outcome(plan, "use_compile") == ("reduce-overhead", f"launching kernels is the wall: {graphs}")
     assert plan.config.use_compile == "reduce-overhead"
@@ -126,6 +126,8 @@ def test_auto_compiles_on_cuda_with_graphs():
     assert [outcome(plan, "use_compile") for plan in chosen] == [("default", "")] * 2
     most = plan_of("engine=fast", "use_compile=max-autotune", "device=cuda", machine=CUDA)
     assert outcome(most, "use_compile") == ("max-autotune", graphs)
+    parts = plan_of("engine=fast", "use_compile=auto", "device=cuda", "gradient_accumulation=2", machine=CUDA)
+    assert "no CUDA graphs" in outcome(parts, "use_compile")[1]
     on_cpu = plan_of("engine=fast", "use_compile=auto")
     assert outcome(on_cpu, "use_compile") == ("off", "on a CPU it takes longer to compile than it brings")
 

@@ -1,26 +1,17 @@
-"""What depends on the device: mixed precision around the networks, and the way between host and device.
+"""Mixed precision around the networks.
 
 Autocast covers the policy's networks and nothing else. Masks, distributions, ratios, losses and advantages never see
 anything but float32: whatever leaves a network is cast back before it is used.
-
-Observations and masks go to the policy and actions back to the envs through page-locked memory, which lets the copy
-run beside the host. One buffer per array is enough: reading the actions back waits for everything the device was given
-before, so that no buffer is overwritten while a copy still reads it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
-
-from fasttrain.batch import BoolArray
-from fasttrain.buffers.rollout import TensorObservations
 
 _NETWORKS = ("features_extractor", "pi_features_extractor", "vf_features_extractor", "action_net", "value_net")
 
@@ -88,51 +79,3 @@ def as_float32(outputs: Any) -> Any:
     if isinstance(outputs, tuple):
         return tuple(as_float32(part) for part in outputs)
     return outputs.float() if isinstance(outputs, Tensor) and outputs.is_floating_point() else outputs
-
-
-def page_locked(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Memory of the host that the device can copy from by itself."""
-    return torch.empty(shape, dtype=dtype, pin_memory=True)
-
-
-class PinnedTransfer:
-    """As `Transfer` of `torch.py`, by way of page-locked buffers, which are kept from step to step.
-
-    Args:
-        allocate: makes a buffer; replaced where there is no CUDA.
-    """
-
-    def __init__(
-        self,
-        device: torch.device,
-        allocate: Callable[[tuple[int, ...], torch.dtype], Tensor] = page_locked,
-    ) -> None:
-        self.device, self._allocate = device, allocate
-        self._buffers: dict[tuple[str, tuple[int, ...], torch.dtype], Tensor] = {}
-
-    def observations(self, observations: Any) -> TensorObservations:
-        if isinstance(observations, dict):
-            return {key: self._send(f"observations.{key}", part) for key, part in observations.items()}
-        return self._send("observations", observations)
-
-    def masks(self, action_masks: BoolArray) -> Tensor:
-        return self._send("masks", action_masks)
-
-    def actions(self, actions: Tensor) -> NDArray[Any]:
-        buffer = self._buffer("actions", tuple(actions.shape), actions.dtype)
-        buffer.copy_(actions, non_blocking=True)
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
-        return np.array(buffer.numpy())  # callbacks may keep it
-
-    def _send(self, name: str, array: NDArray[Any]) -> Tensor:
-        given = torch.from_numpy(np.ascontiguousarray(array))
-        buffer = self._buffer(name, tuple(given.shape), given.dtype)
-        buffer.copy_(given)
-        return buffer.to(self.device, non_blocking=True)
-
-    def _buffer(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        key = (name, shape, dtype)
-        if key not in self._buffers:
-            self._buffers[key] = self._allocate(shape, dtype)
-        return self._buffers[key]

@@ -36,7 +36,7 @@ class EngineSettings:
     threads: int = 1  # of the kernels, at most
     fused_adam: bool = False  # torch's fused kernel on the CPU, 99 µs a step of [64, 64], not 275; others bring it too
     amp_dtype: torch.dtype | None = None  # of the networks: bfloat16, or float16 on CUDA
-    compile_mode: str | None = None  # a mode of torch.compile; on CUDA all but "default" mean CUDA graphs as well
+    compile_mode: str | None = None  # a mode of torch.compile; on CUDA all but "default" bring CUDA graphs
     gradient_accumulation: int = 1  # micro-batches per minibatch; on-policy
     pin_memory: bool = False  # page-locked buffers between host and CUDA
 
@@ -52,7 +52,7 @@ class EngineSettings:
     @property
     def exact(self) -> bool:
         """Whether every number is to be stock's: of two ways that round differently, stock's is taken."""
-        return replace(self, threads=1) == EngineSettings()
+        return replace(self, threads=1, pin_memory=False) == EngineSettings()
 
 
 class Stored(NamedTuple):

@@ -81,7 +81,7 @@ class Head(ABC):
 class CategoricalHead(Head):
     """One categorical action per row (`dims` None), or K of them.
 
-    `acting` computes the networks' outputs in `act`; a compiled or graphed form of `outputs` may take its place.
+    `acting` computes the networks' outputs in `act`; a compiled form of `outputs` may take its place.
     """
 
     def __init__(self, policy: Any, dims: Sequence[int] | None, precision: Precision | None = None) -> None:

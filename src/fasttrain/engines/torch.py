@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from stable_baselines3.common.utils import obs_as_tensor
 from torch import Tensor, nn
 
-from fasttrain.batch import BoolArray, Float32Array
+from fasttrain.batch import BoolArray, Float32Array, each_array
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage, TensorObservations
 from fasttrain.engines.causes import bad_gradients, blame, listed, why_no_action
-from fasttrain.engines.compiling import Compiler, GraphedUpdate
+from fasttrain.engines.compiling import Compiler
 from fasttrain.engines.engine import Acted, Engine, EngineSettings, PPOWork, Statistics, Stored, explained
 from fasttrain.engines.guard import NOT_FINITE
 from fasttrain.engines.heads import LOST, OUTPUT, head_of, loss_terms
@@ -29,18 +29,22 @@ from fasttrain.errors import EnvError
 
 
 class Transfer:
-    """Plain copies, as SB3 makes them."""
+    """Plain copies, as SB3 makes them; or by way of page-locked memory, so that the host need not wait for them."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, pinned: bool = False) -> None:
+        self.device, self.pinned = device, pinned and device.type == "cuda"
 
     def observations(self, observations: Any) -> TensorObservations:
         """To the device; (N, ...) or a dict of them."""
-        return obs_as_tensor(observations, self.device)
+        return each_array(self._sent, observations) if self.pinned else obs_as_tensor(observations, self.device)
 
     def masks(self, action_masks: BoolArray) -> Tensor:  # (N, A) bool
         """To the device."""
-        return torch.from_numpy(action_masks).to(self.device)
+        return self._sent(action_masks) if self.pinned else torch.from_numpy(action_masks).to(self.device)
+
+    def _sent(self, array: NDArray[Any]) -> Tensor:
+        """torch keeps the page-locked copy until the device has read it."""
+        return torch.from_numpy(np.ascontiguousarray(array)).pin_memory().to(self.device, non_blocking=True)
 
     def actions(self, actions: Tensor) -> NDArray[Any]:  # (N,) or (N, K)
         """To the host."""
@@ -55,7 +59,7 @@ class TorchEngine(TunedActorCritic):
         self, policy: Any, settings: EngineSettings, before: Engine | None = None, compiler: Compiler | None = None
     ) -> None:
         super().__init__(policy, settings, before, compiler)
-        self.transfer = self.pinned or Transfer(self.device)
+        self.transfer = Transfer(self.device, settings.pin_memory)
         self.head: Any = self.new_head()  # acts
 
     def new_head(self) -> Any:
@@ -98,38 +102,26 @@ class TorchEngine(TunedActorCritic):
     def update(self, data: RolloutStorage, work: PPOWork) -> Statistics:
         self.clock.enter("other")
         step = PPOStep(self, work)
-        graph = self.graph_of(step, data, work) if self.settings.compile_mode is not None else None
-        with step.stepping(graph):
-            epochs, stopped = self._epochs(step, graph, data, work)
+        with step.stepping():
+            epochs, stopped = self._epochs(step, data, work)
         self.clock.enter("log")
         return self.counted(step.read(epochs, stopped, data))
 
-    def _epochs(
-        self, step: PPOStep, graph: GraphedUpdate | None, data: RolloutStorage, work: PPOWork
-    ) -> tuple[int, bool]:
+    def _epochs(self, step: PPOStep, data: RolloutStorage, work: PPOWork) -> tuple[int, bool]:
         """All epochs, or fewer where `target_kl` is exceeded: how many were begun, and whether that stopped them."""
         for epoch in range(work.n_epochs):
             step.first_of_epoch = len(step.terms)
             self.clock.enter("buffer")
             for batch in self.batches(data, work.batch_size):
-                if graph is not None and graph.fits(batch):
-                    self.clock.enter("train")
-                    *terms, norm = graph(batch).unbind()
-                    step.terms.append(tuple(terms))
-                    step.watch(norm)
-                elif step.gradients(batch):
-                    self.clock.enter("optim")
-                    step.watch(step.apply())
-                else:
+                if not step.gradients(batch):
                     return epoch + 1, True
+                self.clock.enter("optim")
+                step.watch(step.apply())
                 self.clock.enter("buffer")
         return work.n_epochs, False
 
     def prepare(self, data: RolloutStorage, work: PPOWork, acting_sizes: list[int]) -> str:
-        if not self.compile_all(data, work, acting_sizes):
-            return ""
-        self.graph_of(PPOStep(self, work), data, work)
-        return self.failure
+        return self.failure if self.compile_all(data, work, acting_sizes) else ""
 
 
 class TorchStep:
@@ -138,23 +130,20 @@ class TorchStep:
     Args:
         engine: whose policy learns.
         max_grad_norm: to which gradients are clipped.
-        fixed: further numbers that a graph of it has fixed.
     """
 
-    def __init__(self, engine: TorchBase, max_grad_norm: float, *fixed: Any) -> None:
+    def __init__(self, engine: TorchBase, max_grad_norm: float) -> None:
         self.engine, self.clock, self.max_grad_norm = engine, engine.clock, max_grad_norm
         self.guarded = engine.guard is not None
-        self.key = (max_grad_norm, self.guarded, *fixed)
         self.parameters = list(engine.policy.parameters())
         self.norms: list[Tensor] = []  # of gradients, where steps are watched; not finite: no step was taken
         self.taken = 0
         self.blamed = ""  # loss or gradient that was not finite first, where the host could see it
         self.loss: Tensor | None = None  # of the last minibatch
 
-    def stepping(self, graph: GraphedUpdate | None) -> AbstractContextManager[None]:
+    def stepping(self) -> AbstractContextManager[None]:
         """Adam as it shall step inside; a saved optimizer is a stock one."""
-        engine = self.engine
-        return faster_adam(engine.policy.optimizer, not engine.settings.exact) if graph is None else graph.stepping()
+        return faster_adam(self.engine.policy.optimizer, not self.engine.settings.exact)
 
     def backward(self, loss: Tensor) -> None:
         """Gradients of the loss, scaled in float16."""
@@ -183,8 +172,7 @@ class PPOStep(TorchStep):
     """Gradient and optimizer step of one minibatch, in one go or in micro-batches."""
 
     def __init__(self, engine: TorchEngine, work: PPOWork) -> None:
-        fixed = (work.clip_range_vf is None, work.ent_coef != 0.0, work.normalize_advantage)
-        super().__init__(engine, work.max_grad_norm, *fixed)
+        super().__init__(engine, work.max_grad_norm)
         self.work, self.parts, self.compiled = work, engine.settings.gradient_accumulation, engine.compiled
         self.head = engine.new_head()
         self.coefficients = Coefficients.of(work)
@@ -216,11 +204,6 @@ class PPOStep(TorchStep):
         if self.compiled is not None and self.compiled.serves(self.head):
             return self.compiled.loss(batch, self.coefficients, with_entropy)
         return loss_terms(self.head, batch, self.coefficients, with_entropy)
-
-    def whole(self, batch: RolloutBatch) -> Tensor:  # (7,) terms, and the gradient's norm
-        """From the loss to the step with nothing decided on the host: what a CUDA graph captures."""
-        found = accumulated(self, normalized(batch, self.work.normalize_advantage))
-        return torch.cat([found, self.apply().detach().reshape(1)])
 
     def read(self, epochs: int, stopped: bool, data: RolloutStorage) -> Statistics:
         """All is read from the device here, once. The KL divergence is of the last epoch, as SB3 logs it."""
@@ -309,7 +292,7 @@ def reading_waits(tensor: Tensor) -> bool:
 
 
 def step_if(good: Tensor, optimizer: torch.optim.Optimizer) -> None:
-    """A step of a fused Adam that takes place only where `good` () is true. The host never knows: graphs can do it."""
+    """A step of a fused Adam that takes place only where `good` () is true; the host does not wait to know."""
     scaled: Any = optimizer
     scaled.found_inf = torch.logical_not(good).float()  # what a GradScaler tells it
     try:

@@ -1,7 +1,7 @@
 """TorchQEngine: a Q-network acts and learns on PyTorch; the TD loss of one replay batch.
 
 As made with plain settings it computes what stock DQN computes, by the same operations. Settings add mixed precision,
-torch.compile, CUDA graphs and page-locked copies.
+torch.compile and page-locked copies.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fasttrain.buffers.prefetch import Replay
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayBatch, TensorObservations
 from fasttrain.engines.causes import why_no_action
-from fasttrain.engines.compiling import Compiler, GraphedUpdate, graphed_by_size, num_rows, parameter_addresses
+from fasttrain.engines.compiling import Compiler, num_rows
 from fasttrain.engines.devices import Precision, as_float32
 from fasttrain.engines.engine import Acted, Engine, EngineSettings, QRule, QWork, Statistics
 from fasttrain.engines.guard import marked
@@ -113,15 +113,13 @@ class TorchQEngine(TorchBase):
         self, policy: Any, settings: EngineSettings, before: Engine | None = None, compiler: Compiler | None = None
     ) -> None:
         super().__init__(policy, settings, before, compiler)
-        self.transfer = self.pinned or Transfer(self.device)
+        self.transfer = Transfer(self.device, settings.pin_memory)
         self.networks = QNetworks(policy, self.precision)
         self._dims = action_dims(policy.action_space)
         self._shape = policy.action_space.shape or ()
         self._loss: Any = None  # compiled
         self._values: Any = None  # compiled
-        self._acting: Any = None  # the same, or graphs of it
         self._rule: QRule | None = None  # of the compiled loss
-        self._acting_addresses: tuple[int, ...] = ()  # of the parameters that graphs of acting read
 
     def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> Acted:
         values = self.q_values(self.transfer.observations(observations))
@@ -135,10 +133,9 @@ class TorchQEngine(TorchBase):
     def q_values(self, observations: TensorObservations) -> Tensor:  # (N, A)
         """Of all actions, without gradients."""
         with torch.no_grad():
-            if self._acting is None or num_rows(observations) != self._sizes[1]:
+            if self._values is None or num_rows(observations) != self._sizes[1]:
                 return self.networks.values(observations)
-            moved = self.graphs and self._acting_addresses != parameter_addresses(self.policy)
-            values: Tensor = (self._values if moved else self._acting)(observations)
+            values: Tensor = self._values(observations)
             return values
 
     def loss(self, batch: ReplayBatch, rule: QRule) -> QTerms:
@@ -165,34 +162,22 @@ class TorchQEngine(TorchBase):
             observations = repeated(batch.observations, acting_sizes[0])
             with torch.no_grad():
                 self._values(observations)
-            self._acting = self._values
-            if self.graphs:
-                self._acting = graphed_by_size(self._values, [observations])
-                self._acting_addresses = parameter_addresses(self.policy)
             self.policy.set_training_mode(True)
             torch.autograd.backward(self._loss(batch).loss)
         if self.failure:
-            self._loss = self._values = self._acting = None
-        self.graph_of(QStep(self, work), data, work)
+            self._loss = self._values = None
         return self.failure
 
     def update(self, data: Replay, work: QWork) -> Statistics:
         """One batch after the other, each with the priorities that the one before it has set."""
         self.clock.enter("other")
         step, losses = QStep(self, work), list[Tensor]()
-        graph = None if self.settings.compile_mode is None else self.graph_of(step, data, work)
-        with step.stepping(graph):
+        with step.stepping():
             batches = data.batches(work.gradient_steps, work.batch_size)
             for _ in range(work.gradient_steps):
                 self.clock.enter("replay_sample")
                 batch = next(batches)
-                if graph is not None and graph.fits(batch):
-                    self.clock.enter("train")
-                    found = graph(tensors_of(batch))
-                    terms = QTerms(found[0], found[2:] if work.rule.rated else None)
-                    step.watch(found[1])
-                else:
-                    terms = step(batch)
+                terms = step(batch)
                 losses.append(terms.loss.detach())
                 if terms.errors is not None and batch.indices is not None:
                     self.clock.enter("replay_sample")
@@ -207,9 +192,6 @@ class TorchQEngine(TorchBase):
             )
         )  # fmt: skip
 
-    def graph_of(self, step: QStep, data: Replay, work: QWork) -> GraphedUpdate | None:
-        return self.captured_update(step, "", lambda: example_batch(data, work.batch_size))
-
 
 class QStep(TorchStep):
     """Gradient and optimizer step of one batch."""
@@ -217,16 +199,11 @@ class QStep(TorchStep):
     engine: TorchQEngine
 
     def __init__(self, engine: TorchQEngine, work: QWork) -> None:
-        super().__init__(engine, work.max_grad_norm, work.rule)
+        super().__init__(engine, work.max_grad_norm)
         self.rule = work.rule
 
     def __call__(self, batch: ReplayBatch) -> QTerms:
         """Learn from the batch."""
-        terms, norm = self._learn(batch)
-        self.watch(norm)
-        return terms
-
-    def _learn(self, batch: ReplayBatch) -> tuple[QTerms, Tensor]:
         self.clock.enter("train_fwd")
         terms = self.engine.loss(batch, self.rule)
         self.loss = terms.loss
@@ -234,13 +211,8 @@ class QStep(TorchStep):
         self.engine.policy.optimizer.zero_grad()
         self.backward(terms.loss)
         self.clock.enter("optim")
-        return terms, self.apply()
-
-    def whole(self, batch: ReplayBatch) -> Tensor:
-        """What a CUDA graph captures: loss, gradient's norm, of prioritized replay the TD errors, (2,) or (2 + B,)."""
-        terms, norm = self._learn(batch)
-        first = torch.stack([terms.loss.detach(), norm.detach()])
-        return first if terms.errors is None else torch.cat([first, terms.errors])
+        self.watch(self.apply())
+        return terms
 
 
 def _read(scalars: list[Tensor]) -> Float64Array:

@@ -1,15 +1,14 @@
-"""What settings add to the eager way on PyTorch: mixed precision, page-locked transfers, torch.compile, CUDA graphs
-and micro-batches.
+"""What settings add to the eager way on PyTorch: mixed precision, torch.compile and micro-batches.
 
 `TorchBase` has what engines of actor-critics and of Q-networks share, `TunedActorCritic` the rest. With plain settings
-nothing of this file runs: a transition then passes through `torch.py`, `heads.py` and `losses.py` alone.
+only its constructors run: a transition then passes through `torch.py`, `heads.py` and `losses.py` alone.
 """
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -20,20 +19,11 @@ from torch import Tensor
 
 from fasttrain.batch import select_rows
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage, TensorObservations
-from fasttrain.engines.compiling import (
-    CompiledHead,
-    Compiler,
-    GraphedUpdate,
-    graphed_by_size,
-    inductor,
-    parameter_addresses,
-    untouched,
-)
-from fasttrain.engines.devices import PinnedTransfer, Precision
+from fasttrain.engines.compiling import CompiledHead, Compiler, inductor, untouched
+from fasttrain.engines.devices import Precision
 from fasttrain.engines.engine import Engine, EngineSettings, PPOWork
 from fasttrain.engines.heads import CategoricalHead, Head, head_of
 from fasttrain.engines.losses import Coefficients, normalized
-from fasttrain.perf.clock import PhaseClock
 from fasttrain.spec.computing import GRAPH_MODES
 
 
@@ -54,20 +44,13 @@ class TorchBase(Engine):
         dtype = settings.amp_dtype
         self.precision = None if dtype is None else Precision(self.device.type, dtype)
         self.scaler: Any = None if self.precision is None else self.precision.scaler  # float16's, of gradients
-        pinned = settings.pin_memory and self.device.type == "cuda"
-        self.pinned = PinnedTransfer(self.device) if pinned else None
-        self.compiler = compiler or inductor(settings.compile_mode or "default")
-        self.graphed_update: GraphedUpdate | None = None
+        graphs = self.device.type == "cuda" and settings.compile_mode in GRAPH_MODES
+        # Gradients that several backward passes add up must not lie in the memory of a graph.
+        graphs = graphs and settings.gradient_accumulation == 1
+        self.compiler = compiler or inductor(settings.compile_mode or "default", graphs)
         self.failure = ""  # why nothing was compiled
-        self.graph_failure = ""  # why there is no graph of the update, though one was asked for
-        self._capture_failure = ""  # the same, where capturing was tried: it is not tried again
         self._warm = settings.compile_mode is None  # whether nothing is left to compile
         self._sizes: tuple[int, ...] = ()  # that everything was compiled for
-
-    @property
-    def graphs(self) -> bool:
-        """Whether CUDA graphs were asked for and can be."""
-        return self.device.type == "cuda" and self.settings.compile_mode in GRAPH_MODES
 
     def must_compile_for(self, sizes: tuple[int, ...]) -> bool:
         """Whether something is left to compile: nothing was yet, or for other numbers of rows than these.
@@ -86,7 +69,6 @@ class TorchBase(Engine):
         """
         begun = time.perf_counter()
         self._warm, self._sizes = True, sizes
-        self.graphed_update = None  # of what was compiled before
         try:
             with untouched(self.policy), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch's compiler warns of its own parts: deprecated ones, for one
@@ -94,30 +76,6 @@ class TorchBase(Engine):
         except Exception as error:  # whatever a compiler does not like, training goes on without it
             self.failure = f"torch.compile failed: {_first_line(error)}"
         self.warmup_s += time.perf_counter() - begun
-
-    def captured_update(self, step: Any, why_not: str, example: Callable[[], Any]) -> GraphedUpdate | None:
-        """The graph of the whole update, ready for use; None where there can be none: `graph_failure` says why.
-
-        With another `step.key` than it was captured with it is captured anew, on a batch that `example` makes.
-        """
-        if not self.graphs:
-            return None
-        self.graph_failure = self._capture_failure or why_not or _why_no_graph(self.policy, self.precision)
-        if self.graph_failure:
-            return None
-        graph = self.graphed_update
-        if graph is not None and graph.optimizer is self.policy.optimizer and graph.begin() and graph.key == step.key:
-            return graph
-        begun, clock = time.perf_counter(), step.clock
-        step.clock = PhaseClock()  # a capture is no phase of training
-        try:
-            self.graphed_update = GraphedUpdate(step.whole, example(), self.policy, step.key)
-        except Exception as error:
-            self._capture_failure = self.graph_failure = f"no CUDA graph of the update: {_first_line(error)}"
-            self.graphed_update = None
-        step.clock = clock
-        self.warmup_s += time.perf_counter() - begun
-        return self.graphed_update
 
     def scaler_state(self) -> dict[str, Any] | None:
         return None if self.scaler is None else dict(self.scaler.state_dict())
@@ -128,27 +86,24 @@ class TorchBase(Engine):
 
 
 class TunedActorCritic(TorchBase):
-    """Compiled, graphed and in parts: what an actor-critic makes of its settings."""
+    """Compiled and in parts: what an actor-critic makes of its settings."""
 
     def __init__(
         self, policy: Any, settings: EngineSettings, before: Engine | None = None, compiler: Compiler | None = None
     ) -> None:
         super().__init__(policy, settings, before, compiler)
         self.compiled: CompiledHead | None = None
-        self._outputs: Any = None
-        self._acting_addresses: tuple[int, ...] = ()  # of the parameters that graphs of acting read
         self._scalars: list[Tensor] = []
 
     def tuned_head(self, head: Head) -> Head:
-        """The head as it shall act: compiled or graphed, where that came about."""
+        """The head as it shall act: compiled, where that came about."""
         if self.compiled is not None and self.compiled.serves(head) and isinstance(head, CategoricalHead):
-            moved = self.graphs and self._acting_addresses != parameter_addresses(self.policy)
-            head.acting = self.compiled.outputs if moved else self._outputs
+            head.acting = self.compiled.outputs
         return head
 
     def scalars(self, numbers: Coefficients) -> Coefficients:
-        """On the device, at a fixed place, where compiled code or graphs read them; else as they are."""
-        if self.compiled is None and not self.graphs:
+        """On the device, at a fixed place, where compiled code reads them; else as they are."""
+        if self.compiled is None:
             return numbers
         if not self._scalars:
             self._scalars = [torch.zeros((), device=self.device) for _ in numbers]
@@ -170,7 +125,7 @@ class TunedActorCritic(TorchBase):
             self._compile_acting(compiled, data, acting_sizes)
             self._compile_loss(compiled, data, work)
         if self.failure:
-            self.compiled, self._outputs = None, None
+            self.compiled = None
         return True
 
     def _compile_acting(self, compiled: CompiledHead, data: RolloutStorage, sizes: list[int]) -> None:
@@ -182,13 +137,9 @@ class TunedActorCritic(TorchBase):
         stored: Any = data.observations
         first = {key: part[0] for key, part in stored.items()} if isinstance(stored, dict) else stored[0]
         examples = [repeated(obs_as_tensor(first, self.device), size) for size in sizes]
-        self._outputs = compiled.outputs
         with torch.no_grad():
             for example in examples:
                 compiled.outputs(example)
-        if self.graphs:
-            self._outputs = graphed_by_size(compiled.outputs, examples)
-            self._acting_addresses = parameter_addresses(self.policy)
 
     def _compile_loss(self, compiled: CompiledHead, data: RolloutStorage, work: PPOWork) -> None:
         batch = normalized(example_batch(data, work), work.normalize_advantage)
@@ -198,12 +149,6 @@ class TunedActorCritic(TorchBase):
         for size in compiled.batch_sizes:
             part = select_rows(batch, slice(0, size))
             torch.autograd.backward(compiled.loss(part, coefficients, work.ent_coef != 0.0).loss)
-
-    def graph_of(self, step: Any, data: RolloutStorage, work: PPOWork) -> GraphedUpdate | None:
-        """As `captured_update`, of a minibatch's `PPOStep`."""
-        stops = "no CUDA graph of the update: algo.target_kl stops in the middle of one"
-        why_not = "" if work.target_kl is None else stops
-        return self.captured_update(step, why_not, lambda: example_batch(data, work))
 
 
 def micro_sizes(size: int, parts: int) -> list[int]:
@@ -234,17 +179,6 @@ def accumulated(step: Any, batch: RolloutBatch) -> Tensor:  # (6,) terms
     total = torch.stack(found).sum(0)
     step.loss = total[0]
     return total
-
-
-def _why_no_graph(policy: Any, precision: Precision | None) -> str:
-    if precision is not None and precision.scaler is not None:
-        return "no CUDA graph of the update: a gradient scaler decides on the host"
-    if type(policy.optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
-        return "no CUDA graph of the update: not a plain Adam"
-    learned = (parameter for group in policy.optimizer.param_groups for parameter in group["params"])
-    if any(not parameter.requires_grad for parameter in learned):
-        return "no CUDA graph of the update: some parameters are frozen"
-    return ""
 
 
 def repeated(observations: TensorObservations, size: int) -> TensorObservations:

@@ -90,7 +90,6 @@ def settle_engine(plan: RunSpec, model: BaseAlgorithm) -> RunSpec:
     told = [plan.row("use_compile").reason, f"compiled in {engine.warmup_s:.1f} s before training"]
     if isinstance(getattr(engine, "head", None), StockHead):
         told.append("acting stays eager: this policy acts by its own methods")
-    told.append(engine.graph_failure)
     return plan.after("use_compile", plan.config.use_compile, "; ".join(filter(None, told)))
 
 

@@ -241,8 +241,8 @@ def show_perf(console: Console, window: PerfWindow, effective: Mapping[str, Any]
         table.add_row(*row)
     console.print(table)
     if window.phases_ns.get("train"):
-        where = "compiled kernels" if effective.get("fused_update") == "on" else "a CUDA graph"
-        why = ", timed from outside of SB3" if effective.get("engine") == "stock" else f", in {where} the optimizer too"
+        stock = effective.get("engine") == "stock"
+        why = ", timed from outside of SB3" if stock else ", in compiled kernels the optimizer too"
         say(console, f"  train_ms: forward and backward together{why}", style="dim")
     say(console, f"  {advice(window, usable_cores(), effective)}")
 
