@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 import fasttrain
 from fasttrain.engines.engine import EngineSettings
-from fasttrain.engines.kernels import KernelEngine, rows_of_storage
+from fasttrain.engines.kernels import KernelEngine
 from fasttrain.engines.layout import why_not
 from fasttrain.errors import EnvError
 from fasttrain.games.skullking.game import SkullKingGame
@@ -237,7 +237,7 @@ def test_a_fresh_process_trains_with_kernels_from_the_disk_cache(tmp_path: Any):
 
 
 @pytest.mark.parametrize("masked", [True, False])
-def test_rows_acted_on_are_the_rows_stored(masked: bool):
+def test_rows_learned_from_are_the_rows_stored(masked: bool):
     env = fasttrain.NativeVecEnv(SkullKingGame(8), seed=0)
     model = fasttrain.MaskablePPO("MlpPolicy", env, n_steps=16, batch_size=64, n_epochs=1, seed=0, device="cpu")
     if not masked:
@@ -246,19 +246,17 @@ def test_rows_acted_on_are_the_rows_stored(masked: bool):
     model.use_engine("kernels")
     for _ in range(2):  # the second rollout must not be made of the first
         model.learn(16 * env.num_envs, reset_num_timesteps=False)
-        kernels, storage = model.engine, model.rollout_buffer
-        assert kernels._recorded == 16 * env.num_envs
-        recorded, read_anew = kernels._rows_of_rollout(storage), rows_of_storage(storage, kernels.layout.dims)
-        assert recorded.starts is kernels._recording.starts
-        lengths = {"values": read_anew.starts[-1], "columns": read_anew.starts[-1], "legal": read_anew.legal_starts[-1]}
-        for name, expected in read_anew._asdict().items():
-            used = slice(lengths.get(name, len(expected)))  # behind them is room that nobody wrote to
-            np.testing.assert_array_equal(getattr(recorded, name)[used], expected[used], err_msg=name)
-    storage.reset()
-    storage.full = True
-    anew = kernels._rows_of_rollout(storage)
-    assert anew.starts is not kernels._recording.starts, "another filling is read anew"
-    assert len(anew.starts) == 16 * env.num_envs + 1
+        storage: Any = model.rollout_buffer
+        rows = model.engine._rows_of_rollout(storage)
+        seen = storage.observations.reshape(16 * env.num_envs, -1)
+        masks = storage.masks.reshape(len(seen), -1) if masked else np.ones((len(seen), 2), np.bool_)
+        assert len(rows.starts) == len(rows.legal_starts) == len(seen) + 1
+        for row, (observation, mask) in enumerate(zip(seen, masks, strict=True)):
+            part = slice(rows.starts[row], rows.starts[row + 1])
+            assert rows.columns[part].tolist() == np.flatnonzero(observation).tolist()
+            assert np.array_equal(rows.values[part], observation[observation != 0])
+            legal = rows.legal[rows.legal_starts[row] : rows.legal_starts[row + 1]]
+            assert legal.tolist() == np.flatnonzero(mask).tolist()
 
 
 def test_a_replaced_head_is_what_learns():

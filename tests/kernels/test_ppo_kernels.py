@@ -17,7 +17,7 @@ from accelerated import minibatch_terms
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
 from fasttrain.engines.engine import EngineSettings, PPOWork
 from fasttrain.engines.heads import action_dims, head_of
-from fasttrain.engines.kernels import ROWS_PER_THREAD, KernelEngine, rows_of_storage
+from fasttrain.engines.kernels import ROWS_PER_THREAD, KernelEngine
 from fasttrain.engines.losses import Terms
 from fasttrain.jit import njit_bare
 from fasttrain.kernels.ppo import LossSettings, minibatch_gradient, rate, surrogate
@@ -120,7 +120,7 @@ def fused_gradients(
     kernels = KernelEngine(policy, EngineSettings(threads=threads))
     kernels.pack()
     scratch = kernels._memory(threads * ROWS_PER_THREAD)
-    rows = rows_of_storage(storage, kernels.layout.dims)
+    rows = kernels._rows_of_rollout(storage)
     arguments = (order, kernels.parameters.numpy(), kernels.layout, rows, loss, scratch)
     Team().run(one_minibatch, threads if on_threads else 1, *arguments)
     flat = torch.from_numpy(scratch.gradients[0])

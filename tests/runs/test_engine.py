@@ -128,7 +128,10 @@ def test_of_a_recurrent_policy_the_built_model_tells_which_kernels_it_takes():
         plan, model = settled(*lstm) if built else (resolve(configured(*SMALL, *lstm), {}, FACTS, MACHINE), None)
         return [call.name for call in learner_calls(plan.config, model)]
 
-    whole, for_autograd = ["act_remembering", "train_sequences", "follow"], ["lstm_forward", "lstm_backward"]
+    whole, for_autograd = (
+        ["act_remembering", "train_sequences", "follow", "compress"],
+        ["lstm_forward", "lstm_backward"],
+    )
     assert names() == whole
     assert names("algo.n_lstm_layers=2") == for_autograd
     assert names(built=False) == whole + for_autograd

@@ -300,9 +300,8 @@ def note(model: Any, done: Statistics, work: PPOWork, rollout: Any) -> None:
     if model.engine.skipped_steps:
         record("train/skipped_steps", model.engine.skipped_steps)
     if model.engine.guard is not None:
-        kl = float(np.mean(terms["approx_kl"]))
         why = lambda: why_rollout(model.policy, rollout, done.blamed)  # noqa: E731
-        model.engine.guard.note(model, done.norms, why, kl, expected=done.expected_skips)
+        model.engine.guard.note(model, done.norms, why, expected=done.expected_skips)
 
 
 def _mean(terms: NDArray[Any]) -> float:

@@ -131,7 +131,6 @@ class RolloutStorage:
         self.gamma, self.gae_lambda = gamma, gae_lambda
         self.pos, self.full = 0, False
         self._left_out: BoolArray | None = None  # (T, N) rows that are no transitions
-        self.generation = 0  # which filling this is; grows with every reset
         self._discrete = isinstance(action_space, spaces.Discrete)
         rows = (num_steps, num_envs)
 
@@ -219,7 +218,6 @@ class RolloutStorage:
         """Start filling from the first step again; nothing is cleared, every row is overwritten."""
         self.pos, self.full = 0, False
         self._left_out = None
-        self.generation += 1
 
     def place_observations(self, step: int) -> Observations | None:
         """Where the observations (N, ...) of `step` will lie, for whoever can write them there at once.

@@ -11,7 +11,6 @@ came of it, one gradient norm per update, is read once per round: a rollout of P
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
@@ -27,13 +26,9 @@ from fasttrain.engines.causes import refuse_actions, refuse_last, refuse_rollout
 from fasttrain.errors import ConfigError, DivergedError
 
 NOT_FINITE = ("probability tensor contains", "Expected parameter", "Expected value argument")  # torch's words for it
-_FLOAT32 = np.dtype(np.float32)
 COUNTED = ("skipped", "in_a_row", "rollbacks", "rolled_back", "since_copy")
 MAX_SKIPPED = 10  # rounds of updates in a row (a rollout's, a vector step's) that may be lost
-QUIET_S = 60.0  # between two lines of one kind
-ONE_THREAD = 10_000  # numbers; of more, OpenBLAS takes the product on several threads
 KEEP_EVERY = 1000  # updates between two copies of weights and optimizer for a rollback: 60 µs of a second or more
-SPIKE, SPIKE_AFTER, SPIKE_KL = 10.0, 20, 0.1  # times the usual; rounds before there is a usual; a KL that is never odd
 
 
 def _warn(line: str) -> None:
@@ -46,7 +41,6 @@ class Guard:
     Args:
         at_limit: how to give up (`guard.at_limit`).
         say: takes lines for the user.
-        now: a clock in seconds.
         max_skipped: more bad rounds in a row than this are the limit.
     """
 
@@ -54,7 +48,6 @@ class Guard:
         self,
         at_limit: Literal["stop", "rollback"] = "stop",
         say: Callable[[str], None] = _warn,
-        now: Callable[[], float] = time.monotonic,
         max_skipped: int = MAX_SKIPPED,
     ) -> None:
         self.at_limit, self.max_skipped = at_limit, max_skipped
@@ -63,21 +56,19 @@ class Guard:
         self.in_a_row = 0  # rounds in which none could be applied
         self.rollbacks = 0
         self.rolled_back = False  # and no good round since
-        self._lines = {kind: Quiet(now) for kind in ("skipped", "gradient norm", "KL divergence")}
-        self._usual_norm, self._usual_kl = Usual(), Usual()
+        self._silent_below = 0  # so many skipped updates
         self.since_copy = 0
         self._copies: list[Copy] = []  # the older is of before updates that were all good
 
     def state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """What it has counted and kept, for a checkpoint: plain values, and arrays by name."""
         counted = {name: getattr(self, name) for name in COUNTED}
-        usual = [[each.value, each.seen] for each in (self._usual_norm, self._usual_kl)]
         arrays = {
             f"{number}/{place}": tensor.cpu().numpy()
             for number, copy in enumerate(self._copies)
             for place, tensor in enumerate(copy.tensors)
         }
-        return {**counted, "usual": usual, "copies": len(self._copies)}, arrays
+        return {**counted, "copies": len(self._copies)}, arrays
 
     def load(self, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], policy: Any) -> None:
         """Go on from there, once the policy and its optimizer are as they were.
@@ -87,8 +78,6 @@ class Guard:
         """
         for name in COUNTED:
             setattr(self, name, type(getattr(self, name))(state[name]))
-        for each, (value, seen) in zip((self._usual_norm, self._usual_kl), state["usual"], strict=True):
-            each.value, each.seen = float(value), int(seen)
         self._copies = [Copy(policy) for _ in range(min(2, int(state["copies"])))]
         if (kept := sum(len(copy.tensors) for copy in self._copies)) != len(arrays):
             raise ConfigError(f"the checkpoint has {len(arrays)} arrays to roll back to, this policy {kept}")
@@ -98,26 +87,21 @@ class Guard:
                 load_into(given, arrays, f"{number}/{place}")
                 tensor.copy_(torch.from_numpy(given))
 
-    def note(
-        self, model: Any, norms: Float64Array, why: Callable[[], str], kl: float = 0.0, expected: bool = False
-    ) -> None:
-        """Take in a round of updates.
+    def note(self, model: Any, norms: Float64Array, why: Callable[[], str], expected: bool = False) -> None:
+        """Take in a round of updates. Skipped ones are told whenever twice as many were skipped as at the last line.
 
         Args:
             norms: of their gradients; not finite where no step was taken.
             why: finds out what was not finite first; asked only where something was.
-            kl: between the policy before the round and after it.
             expected: a few skipped steps are the normal course of things (float16's gradient scaler).
 
         Raises:
             DivergedError: too many rounds in a row brought nothing, and there is nothing to go back to.
         """
-        total = sum(norms.tolist())  # of ten 0.3 µs, norms.sum() 1.5
-        if math.isfinite(total):
+        if math.isfinite(sum(norms.tolist())):  # of ten 0.3 µs, norms.sum() 1.5
             self.in_a_row = 0
             if len(norms):
                 self.rolled_back = False
-                self._look_for_spikes(model, total / len(norms), kl)
                 self._keep(model.policy, len(norms))
             return
         bad = int(np.count_nonzero(~np.isfinite(norms)))
@@ -125,10 +109,11 @@ class Guard:
         self.in_a_row = self.in_a_row + 1 if bad == len(norms) else 0
         if self.in_a_row > self.max_skipped:
             self._give_up(model, why())
-        elif not expected and (ready := self._lines["skipped"].ready()) is not None:
+        elif not expected and self.skipped >= self._silent_below:
+            self._silent_below = 2 * self.skipped
             self.say(
                 f"[GUARD] step {model.num_timesteps:,}: {bad:,} of {len(norms):,} updates skipped: {why()}; weights "
-                f"and optimizer are as they were ({self.skipped:,} skipped so far{ready})"
+                f"and optimizer are as they were ({self.skipped:,} skipped so far)"
             )
 
     def _give_up(self, model: Any, why: str) -> None:
@@ -146,22 +131,6 @@ class Guard:
             "lower algo.learning_rate, scale rewards and observations, or look at what was named"
         )
 
-    def _look_for_spikes(self, model: Any, norm: float, kl: float) -> None:
-        """In a run; a script, to which a line is a warning, hears of skipped updates alone. A norm that is not clipped
-        does no harm, however odd: DQN's grows a hundredfold when the target network moves."""
-        if self.say is _warn:
-            return
-        for kind, usual, value, least in (
-            ("gradient norm", self._usual_norm, norm, model.max_grad_norm),
-            ("KL divergence", self._usual_kl, kl, SPIKE_KL),
-        ):
-            before = usual.value
-            if usual.take(value) and value > least and (ready := self._lines[kind].ready()) is not None:
-                self.say(
-                    f"[STABILITY] step {model.num_timesteps:,}: {kind} {value:.3g}, {value / before:.0f} times its "
-                    f"usual {before:.3g}{ready}"
-                )
-
     def _keep(self, policy: Any, updates: int) -> None:
         """Copies for a rollback, of now and of `KEEP_EVERY` good updates ago."""
         if self.at_limit != "rollback":
@@ -170,37 +139,6 @@ class Guard:
         if self.since_copy >= KEEP_EVERY or not self._copies:
             self.since_copy = 0
             self._copies = [*self._copies[-1:], Copy(policy)]
-
-
-class Quiet:
-    """Lets one line pass in `QUIET_S`."""
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now, self._next, self._held = now, -math.inf, 0
-
-    def ready(self) -> str | None:
-        """None: say nothing. Else what to add about the lines held back since the last one."""
-        now = self._now()
-        if now < self._next:
-            self._held += 1
-            return None
-        held, self._next, self._held = self._held, now + QUIET_S, 0
-        return f", {held:,} more such rounds since the last line" if held else ""
-
-
-class Usual:
-    """A running mean (of the last 100 or so) that spikes move little, and whether a number is one."""
-
-    def __init__(self) -> None:
-        self.value, self.seen = 0.0, 0
-
-    def take(self, value: float) -> bool:
-        """True for a spike: `SPIKE` times the usual, once there is a usual."""
-        spike = self.seen >= SPIKE_AFTER and value > SPIKE * self.value > 0.0
-        self.seen += 1
-        counted = SPIKE * self.value if spike else value
-        self.value += (counted - self.value) / min(self.seen, 100)
-        return spike
 
 
 class Copy:
@@ -237,7 +175,7 @@ def check_step(
         EnvError: a number is not finite; env, field and step are named. Behind `normalizer` (SB3's VecNormalize) the
             numbers that the envs gave are named, because one NaN in its statistics spoils all envs.
     """
-    if not _surely_finite(observations, rewards) and not (all_finite(observations) and all_finite(rewards)):
+    if not (all_finite(observations) and all_finite(rewards)):
         refuse_step(observations, rewards, step, normalizer)
     for episode in finished:
         if episode.final_observation is not None and not all_finite(episode.final_observation):
@@ -253,8 +191,6 @@ def check_actions(
     Raises:
         EnvError: one is not finite, which numpy would cast to some integer or the env simulate on.
     """
-    if actions.dtype.kind != "f" or (actions.size < ONE_THREAD and math.isfinite(np.vdot(actions, actions))):
-        return  # as `_surely_finite`: 1 µs instead of 3
     if not all_finite(actions):
         refuse_actions(actions, policy, observations, step, envs)
 
@@ -289,14 +225,3 @@ def marked(chosen: Tensor, values: Tensor) -> Tensor:
     if values.device.type == "cpu":
         return chosen if math.isfinite(values.sum().item()) else torch.full_like(chosen, -1)
     return torch.where(torch.isfinite(values.sum()), chosen, -1)
-
-
-def _surely_finite(observations: Any, rewards: Float32Array) -> bool:
-    """Whether sums of squares show it, 1 µs instead of 3. False: look closer, at other types, keys, or huge numbers."""
-    return (
-        type(observations) is np.ndarray
-        and observations.dtype is _FLOAT32
-        and observations.size < ONE_THREAD
-        and math.isfinite(np.vdot(observations, observations))
-        and math.isfinite(np.vdot(rewards, rewards))
-    )

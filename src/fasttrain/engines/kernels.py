@@ -72,11 +72,9 @@ class KernelEngine(Engine):
         self._views = [(place, tuple(place.of(each) for each in flat)) for place in self._places]
         self._scratch: dict[int, Scratch] = {}  # by number of parts
         self._choice, self._acting_choice = ThreadChoice(), ThreadChoice(trial=8)
-        self._recording = self._spare = empty_lists(0, 0, 0)  # of a rollout's rows, of rows that nobody asks for again
-        self._recorded = 0  # rows of the rollout so far
+        self._acted, self._learned = empty_lists(0, 0, 0), empty_lists(0, 0, 0)  # of the rows of now, of a rollout's
         self._order: Int64Array = np.arange(0)
         self._uniforms: Iterator[Float32Array] = iter(())
-        self._filling: tuple[RolloutStorage | None, int] = (None, 0)
 
     def _laid_out(self, policy: Any) -> tuple[Layout, list[Place], int, int]:
         return make_layout(policy)
@@ -88,12 +86,9 @@ class KernelEngine(Engine):
         return same and not self.why_no_kernels(policy)
 
     def begin(self, rollout: RolloutStorage | None = None) -> None:
-        """Read the parameters; what is acted on from now on is what `rollout`, if given, is being filled with."""
+        """Read the parameters, and draw for the steps of `rollout`, if given."""
         self.pack()
-        self._recorded = 0
-        self._filling = (None, 0) if rollout is None else (rollout, rollout.generation)
         steps, envs = (0, 0) if rollout is None else (rollout.num_steps, rollout.num_envs)
-        self._recording = self._resized(self._recording, steps * envs)
         self._uniforms = iter(torch.rand(steps, envs, len(self.layout.dims)).numpy())
 
     def pack(self) -> None:
@@ -111,10 +106,8 @@ class KernelEngine(Engine):
             uniforms = torch.rand(count, sub_actions).numpy()
         actions = np.empty((count, sub_actions), np.int64)
         values, log_probs = np.empty(count, np.float32), np.empty(count, np.float32)
-        lists, first = self._place_of(count)
-        order = self._listed(first + count)[first : first + count]
         scratch = self._memory(count)
-        given, out = (seen, masks, uniforms, lists, first, order), (actions, values, log_probs)
+        given, out = (seen, masks, uniforms, *self._rows_acted_on(count)), (actions, values, log_probs)
         kernel, arguments, after = self._acting(memory, scratch, given, out)
         total = self._call(self._acting_choice, len(scratch.gradients), kernel, *arguments)
         if not math.isfinite(total):
@@ -140,10 +133,9 @@ class KernelEngine(Engine):
         """
         seen = joined(observations, self._keys)
         count, sub_actions = len(seen), len(self.layout.dims)
-        self._spare = self._resized(self._spare, count)
         values, log_probs = np.empty(count, np.float32), np.empty(count, np.float32)
-        given = (seen, self._all_legal(count), np.zeros((count, sub_actions), np.float32), self._spare, 0,
-                 self._listed(count))  # fmt: skip
+        uniforms = np.zeros((count, sub_actions), np.float32)
+        given = (seen, self._all_legal(count), uniforms, *self._rows_acted_on(count))
         out = np.empty((count, sub_actions), np.int64), values, log_probs
         kernel, arguments, _ = self._acting(memory, self._memory(1), given, out)
         kernel(*arguments, new_team(), 0)
@@ -158,26 +150,13 @@ class KernelEngine(Engine):
             choice.took(on_threads, (time.perf_counter() - begun) / runs)
         return result
 
-    def _listed(self, count: int) -> Int64Array:
-        """0, 1, … below `count`."""
+    def _rows_acted_on(self, count: int) -> tuple[Lists, Int64Array]:
+        """Lists with room for `count` rows, and the rows' numbers."""
         if len(self._order) < count:
-            self._order = np.arange(count)
-        return self._order[:count]
+            self._order, self._acted = np.arange(count), self._new_lists(count)
+        return self._acted, self._order[:count]
 
-    def _place_of(self, count: int) -> tuple[Lists, int]:
-        """Lists for `count` rows and the first of them: those of the rollout, or others nobody reads later."""
-        first = self._recorded
-        if self._filling[0] is not None and first + count < len(self._recording.starts):
-            self._recorded += count
-            return self._recording, first
-        self._filling = (None, 0)
-        self._spare = self._resized(self._spare, count)
-        return self._spare, 0
-
-    def _resized(self, lists: Lists, count: int) -> Lists:
-        """Lists with room for just `count` rows."""
-        if len(lists.starts) == count + 1:
-            return lists
+    def _new_lists(self, count: int) -> Lists:
         return empty_lists(count, self.layout.inputs, int(self.layout.dims.sum()))
 
     def _all_legal(self, count: int) -> BoolArray:
@@ -256,10 +235,15 @@ class KernelEngine(Engine):
         return found[0] if found else "padding"
 
     def _rows_of_rollout(self, storage: RolloutStorage) -> Rows:
-        """The storage's transitions: as they were acted on, or read anew."""
-        if self._filling == (storage, storage.generation) and self._recorded == storage.num_steps * storage.num_envs:
-            return Rows(*self._recording, *storage.scalars())
-        return rows_of_storage(storage, self.layout.dims, self._keys)
+        """All T × N transitions in the order they are stored in; 0.1 µs a row."""
+        stored: Any = storage.observations
+        total, parts = storage.num_steps * storage.num_envs, {key: stored[key] for key in self._keys}
+        seen = joined({key: part.reshape(total, -1) for key, part in parts.items()} or stored.reshape(total, -1))
+        masks = self._all_legal(total) if storage.masks is None else storage.masks.reshape(total, -1)
+        if len(self._learned.starts) != total + 1:
+            self._learned = self._new_lists(total)
+        compress(seen, masks, self._learned)
+        return Rows(*self._learned, *storage.scalars())
 
     def _read(self, optimizer: torch.optim.Optimizer) -> int:
         """Parameters and Adam's state into the flat vectors; the number of steps Adam has taken."""
@@ -311,17 +295,6 @@ class KernelEngine(Engine):
         return self._scratch[parts]
 
 
-def rows_of_storage(storage: RolloutStorage, dims: Int64Array, keys: tuple[str, ...] = ()) -> Rows:
-    """All T × N transitions in the order they are stored in, read anew: 0.1 µs a row."""
-    stored: Any = storage.observations
-    total, parts = storage.num_steps * storage.num_envs, {key: stored[key] for key in keys}
-    seen = joined({key: part.reshape(total, -1) for key, part in parts.items()} or stored.reshape(total, -1))
-    masks = np.ones((total, int(dims.sum())), np.bool_) if storage.masks is None else storage.masks.reshape(total, -1)
-    lists = empty_lists(total, seen.shape[1], masks.shape[1])
-    compress(seen, masks, lists)
-    return Rows(*lists, *storage.scalars())
-
-
 def adam_of(optimizer: torch.optim.Optimizer, max_grad_norm: float) -> AdamSettings:
     """As the kernels take it: numbers alone."""
     (group,) = optimizer.param_groups
@@ -346,16 +319,13 @@ def zeros(*shape: int) -> Float32Array:
     return array
 
 
-def kernel_calls(in_groups: bool = False) -> list[KernelCall]:
-    """Calls of the kernels that `KernelEngine` makes, on a net of no consequence; types do not depend on its sizes.
-
-    `in_groups`: envs act in groups, so that a rollout's rows are read anew for the update.
-    """
-    return noted_calls(KernelEngine, ActorCriticPolicy, RolloutStorage, in_groups)
+def kernel_calls() -> list[KernelCall]:
+    """Calls of the kernels that `KernelEngine` makes, on a net of no consequence; types do not depend on its sizes."""
+    return noted_calls(KernelEngine, ActorCriticPolicy, RolloutStorage)
 
 
 def noted_calls(
-    kind: type[KernelEngine], policy_class: Any, storage_class: Any, in_groups: bool, memory: Any = None, **sizes: Any
+    kind: type[KernelEngine], policy_class: Any, storage_class: Any, memory: Any = None, **sizes: Any
 ) -> list[KernelCall]:
     """What an engine calls that acts once with a `memory` and learns from one step; `sizes` are the storage's."""
     box, calls = spaces.Box(-1.0, 1.0, (3,), np.float32), list[KernelCall]()
@@ -378,4 +348,4 @@ def noted_calls(
         engine.update(storage, PPOWork(1, 1, 0.2, None, 0.0, 0.5, True, 0.5, None))
     np.random.set_state(before)
     seen, masks = np.zeros((1, 3), np.float32), np.ones((1, 2), np.bool_)
-    return [*calls, FOLLOW, *([KernelCall(compress, (seen, masks, empty_lists(1, 3, 2)))] if in_groups else [])]
+    return [*calls, FOLLOW, KernelCall(compress, (seen, masks, empty_lists(1, 3, 2)))]

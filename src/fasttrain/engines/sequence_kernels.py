@@ -136,9 +136,9 @@ def empty(*shape: int) -> Float32Array:
     return array
 
 
-def kernel_calls(in_groups: bool = False) -> list[KernelCall]:
+def kernel_calls() -> list[KernelCall]:
     """Calls of the kernels that the engine makes."""
     shape = (1, PAD)
     blank = Memory.blank(1, shape, CPU)
-    return noted_calls(SequenceKernelEngine, RecurrentActorCriticPolicy, RecurrentStorage, in_groups, blank,
+    return noted_calls(SequenceKernelEngine, RecurrentActorCriticPolicy, RecurrentStorage, blank,
                        state_shape=shape, own_critic=True)  # fmt: skip

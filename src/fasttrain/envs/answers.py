@@ -50,7 +50,7 @@ def last_observation(space: spaces.Space[Any], seen: Any, terminated: bool, fini
         EnvError: it does not fit and a limit cut the episode, so that the value of its last state is learned from.
     """
     fast = type(seen) is np.ndarray and seen.shape == space.shape and seen.dtype.kind in "biuf"
-    if fast and (seen.dtype.kind != "f" or not finite or math.isfinite(np.vdot(seen, seen))):  # as guard._surely_finite
+    if fast and (seen.dtype.kind != "f" or not finite or math.isfinite(np.vdot(seen, seen))):  # 1 µs instead of 3
         return seen
     spoiling = {"wrong_shape", "odd_shape", *(["observation_not_finite"] if finite else [])}
     wrong = (misfit for misfit in misfits(space, seen, "the last observation") if misfit[0] in spoiling)

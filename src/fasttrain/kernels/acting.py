@@ -31,9 +31,8 @@ def act_rows(
     observations: Float32Array,  # (N, O)
     masks: BoolArray,  # (N, A)
     uniforms: Float32Array,  # (N, K) in [0, 1)
-    lists: Lists,  # out: what counts in the N rows, from row `first` on; the rows before are there already
-    first: int,
-    order: Int64Array,  # (N,) first, first + 1, …
+    lists: Lists,  # out: what counts in the N rows
+    order: Int64Array,  # (N,) 0, 1, …
     flat: Float32Array,
     layout: Layout,
     scratch: Scratch,  # a part for each thread
@@ -53,7 +52,7 @@ def act_rows(
     """
     activations, probs, count = scratch.activations[me], scratch.probs[me], len(observations)
     if me == 0:
-        count_entries(observations, masks, first, lists.starts, lists.legal_starts)
+        count_entries(observations, masks, lists.starts, lists.legal_starts)
     begin_work(team, me, -(-count // len(activations)))
     size, total = len(activations), np.float32(0)
     piece = claim(team, me)
@@ -61,9 +60,9 @@ def act_rows(
         begin = piece * size
         block = order[begin : begin + size]
         for i in range(begin, begin + len(block)):
-            list_entries(observations[i], masks[i], first + i, lists)
+            list_entries(observations[i], masks[i], i, lists)
         forward_block(flat, layout, lists, block, activations)
-        decide(begin, len(block), first, flat, layout, lists, activations, probs, scratch.every, uniforms, actions,
+        decide(begin, len(block), flat, layout, lists, activations, probs, scratch.every, uniforms, actions,
                values, log_probs)  # fmt: skip
         piece = claim(team, me)
     end_work(team, me)
@@ -77,7 +76,6 @@ def act_rows(
 def decide(
     begin: int,
     count: int,  # rows that went through the nets last
-    first: int,
     flat: Float32Array,
     layout: Layout,
     lists: Lists,
@@ -94,8 +92,8 @@ def decide(
     last = last_of_net(POLICY, layout, activations)
     write_values(begin, count, flat, layout, activations, every, values)
     for r in range(count):
-        row, i = first + begin + r, begin + r
-        legal = lists.legal[lists.legal_starts[row] : lists.legal_starts[row + 1]]
+        i = begin + r
+        legal = lists.legal[lists.legal_starts[i] : lists.legal_starts[i + 1]]
         head_logits(last[r], w, bias, legal, probs[1])
         log_probs[i] = draw(layout.dims, legal, uniforms[i], probs, actions[i])
 

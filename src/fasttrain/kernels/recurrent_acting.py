@@ -68,7 +68,6 @@ def act_remembering(
     masks: BoolArray,
     uniforms: Float32Array,
     lists: Lists,
-    first: int,
     order: Int64Array,
     past: Past,  # of the N envs
     after: tuple[Float32Array, Float32Array, Float32Array, Float32Array],  # (N, H) out: the states then
@@ -86,7 +85,7 @@ def act_remembering(
     """`acting.act_rows` with memory; what is not described here is as there."""
     activations, probs, count = scratch.activations[me], scratch.probs[me], len(observations)
     if me == 0:
-        count_entries(observations, masks, first, lists.starts, lists.legal_starts)
+        count_entries(observations, masks, lists.starts, lists.legal_starts)
     begin_work(team, me, -(-count // len(activations)))
     size, total = len(activations), np.float32(0)
     piece = claim(team, me)
@@ -94,14 +93,14 @@ def act_remembering(
         begin = piece * size
         block = order[begin : begin + size]
         for i in range(begin, begin + len(block)):
-            list_entries(observations[i], masks[i], first + i, lists)
+            list_entries(observations[i], masks[i], i, lists)
         for cell in range(len(lstms.inputs)):
             step_cells(block, begin, cell, flat, layout, lstms, lists, past, after, cells, me)
         for net in (POLICY, VALUE):
             cell = min(net, len(lstms.inputs) - 1)
             enter(begin, layout.columns[net, 0], after[2 * cell], len(block), activations)
         forward_hidden(flat, layout, padded_rows(len(block)), activations)
-        decide(begin, len(block), first, flat, layout, lists, activations, probs, scratch.every, uniforms, actions,
+        decide(begin, len(block), flat, layout, lists, activations, probs, scratch.every, uniforms, actions,
                values, log_probs)  # fmt: skip
         piece = claim(team, me)
     end_work(team, me)

@@ -105,10 +105,9 @@ def learner_calls(config: Config, model: Any = None) -> list[KernelCall]:
         return []
     if config.algo.spec.off_policy:
         return kernels_q.kernel_calls()
-    in_groups = config.schedule == "first_ready"
     if not config.algo.spec.recurrent:
-        return kernels.kernel_calls(in_groups)
-    whole, for_autograd = sequence_kernels.kernel_calls(in_groups), packed_lstm.kernel_calls(config.algo.cell)
+        return kernels.kernel_calls()
+    whole, for_autograd = sequence_kernels.kernel_calls(), packed_lstm.kernel_calls(config.algo.cell)
     if model is None:
         return whole + for_autograd
     return whole if isinstance(model.engine, SequenceKernelEngine) else for_autograd
