@@ -12,7 +12,7 @@ from fasttrain.algos.ppo import PPO
 from fasttrain.engines.engine import EngineSettings
 from fasttrain.engines.heads import head_of, loss_terms
 from fasttrain.engines.losses import Coefficients, Terms, normalized
-from fasttrain.engines.tuned import micro_batches, micro_sizes
+from fasttrain.engines.tuned import micro_batches
 from toys import RandomEnv, seeded_vec, single_thread
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
@@ -74,14 +74,9 @@ def test_dict_observations_are_cut_too():
     model = PPO("MultiInputPolicy", env, n_steps=8, batch_size=16, n_epochs=1, device="cpu", seed=0)
     model.use_engine(EngineSettings(gradient_accumulation=3))
     model.learn(64)
-    parts = [part for part, _ in micro_batches(a_batch(model, 16), 3)]
-    assert [len(part.observations["a"]) for part in parts] == [6, 5, 5]
-
-
-def test_sizes():
-    assert micro_sizes(10, 4) == [3, 3, 2, 2]
-    assert micro_sizes(3, 7) == [1, 1, 1]
-    assert micro_sizes(8, 1) == [8]
+    for parts, sizes in ((3, [6, 5, 5]), (1, [16]), (20, [1] * 16)):
+        found = [part for part, _ in micro_batches(a_batch(model, 16), parts)]
+        assert [len(part.observations["a"]) for part in found] == sizes
 
 
 def test_advantages_are_normalised_over_the_whole_minibatch():

@@ -24,9 +24,8 @@ from fasttrain.algos.grouped import GroupedRollout, groups_of
 from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.buffers.stock import STOCK_ROLLOUTS, rollout_class
 from fasttrain.engines import layout
-from fasttrain.engines.causes import why_rollout
+from fasttrain.engines.causes import check_actions, check_rollout, check_step, why_rollout
 from fasttrain.engines.engine import Acted, Engine, PPOWork, Statistics
-from fasttrain.engines.guard import check_actions, check_rollout, check_step
 from fasttrain.engines.heads import action_dims
 from fasttrain.engines.kernels import KernelEngine
 from fasttrain.engines.torch import TorchEngine

@@ -14,7 +14,7 @@ from stable_baselines3.common.utils import should_collect_more_steps
 from fasttrain.algos.fast import Came, note_episodes, read_masks
 from fasttrain.batch import LAST_MASKS, BoolArray, FinishedEpisode, draw_choices, each_array, opened
 from fasttrain.buffers.replay_storage import ReplayStorage
-from fasttrain.engines.guard import check_step
+from fasttrain.engines.causes import check_step
 from fasttrain.engines.heads import action_dims
 from fasttrain.vec.base import SlotSource, copy_observations
 

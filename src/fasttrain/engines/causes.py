@@ -39,47 +39,78 @@ def parts_of(observations: Observations) -> Iterable[tuple[str, NDArray[Any]]]:
     return [("observation", observations)]
 
 
-def refuse_step(observations: Observations, rewards: Float32Array, step: int, normalizer: Any = None) -> None:
-    """Name the first field and env of a vector step that is not finite; nothing, where all are.
+def all_finite(numbers: Any) -> bool:
+    """Whether no entry of an array, or of those of a dict, is NaN or infinite."""
+    parts = map(np.asarray, numbers.values() if isinstance(numbers, dict) else (numbers,))
+    return all(part.dtype.kind != "f" or bool(np.isfinite(part).all()) for part in parts)
+
+
+def check_step(
+    observations: Observations,  # (N, ...)
+    rewards: Float32Array,  # (N,)
+    finished: Iterable[FinishedEpisode],  # whose last observation is going to be used
+    step: int,
+    normalizer: Any = None,
+) -> None:
+    """What a vector step brought, before anything acts on it or stores it.
 
     Raises:
-        EnvError: as `check_step` of `guard.py`.
+        EnvError: a number is not finite; env, field and step are named. Behind `normalizer` (SB3's VecNormalize) the
+            numbers that the envs gave are named, because one NaN in its statistics spoils all envs.
     """
-    given = [*parts_of(observations), ("reward", rewards)]
-    if normalizer is not None:
-        given = [*parts_of(normalizer.get_original_obs()), ("reward", normalizer.get_original_reward()), *given]
+    given: list[tuple[str, NDArray[Any]]] = []
+    if not (all_finite(observations) and all_finite(rewards)):
+        given = [*parts_of(observations), ("reward", rewards)]
+        if normalizer is not None:
+            given = [*parts_of(normalizer.get_original_obs()), ("reward", normalizer.get_original_reward()), *given]
     for name, array in given:
         if first_bad(array) is not None:
             envs = _bad_rows(array)
             raise EnvError(_refusal(name, envs, array[envs[0]], step))
+    for episode in finished:
+        for name, part in () if episode.final_observation is None else parts_of(episode.final_observation):
+            if first_bad(array := np.asarray(part)) is not None:
+                raise EnvError(_refusal(f"last {name} of the episode", [episode.env_index], array, step))
 
 
-def refuse_last(episode: FinishedEpisode, step: int) -> None:
-    """The same of an episode's last observation."""
-    for name, part in parts_of(episode.final_observation):
-        if first_bad(array := np.asarray(part)) is not None:
-            raise EnvError(_refusal(f"last {name} of the episode", [episode.env_index], array, step))
-
-
-def refuse_actions(
-    actions: NDArray[Any], policy: nn.Module, observations: Any, step: int, envs: Int64Array | None
+def check_actions(
+    actions: NDArray[Any], policy: nn.Module, observations: Any, step: int, envs: Int64Array | None = None
 ) -> None:
-    """The same of actions (n, ...) of `envs` (n,), of the first ones if left out, with the reason."""
+    """Actions (n, ...) of `envs` (n,), of the first ones if left out, before they get them; `step` is that which they
+    take.
+
+    Raises:
+        EnvError: one is not finite, which numpy would cast to some integer or the env simulate on.
+    """
+    if all_finite(actions):
+        return
     rows = _bad_rows(actions)
     named = _listed_envs(rows if envs is None else envs[rows].tolist())
     why = why_no_action(policy, observations, "the action") or "lower the learning rate, or look at the policy"
     raise EnvError(f"the action of env {named} is not finite at step {step}: {why}")
 
 
-def refuse_rollout(storage: RolloutStorage, last: Observations, step: int) -> None:
-    """The same of the first vector step of a rollout at which something is not finite."""
+def check_rollout(storage: RolloutStorage, last: Observations, step: int) -> None:
+    """What the vector steps of a rollout brought, at its end and before anything is learnt from it.
+
+    Once per rollout: a look at every step of 12 CartPoles took 2.3 % of PPO's time.
+
+    Args:
+        last: observations (N, ...) after the last step, which `storage` does not have.
+        step: env steps by then.
+
+    Raises:
+        EnvError: as `check_step` of the first step at which something was not finite.
+    """
+    if storage.finite() and all_finite(last):
+        return
     steps, seen = storage.num_steps, _keyed(storage.observations)
     for number in range(1, steps + 1):
         observations: Any = last
         if number < steps:
             observations = {key: part[number] for key, part in seen.items()}
             observations = observations.get("", observations)
-        refuse_step(observations, storage.rewards[number - 1], step - (steps - number) * storage.num_envs)
+        check_step(observations, storage.rewards[number - 1], (), step - (steps - number) * storage.num_envs)
 
 
 def _bad_rows(array: NDArray[Any]) -> list[int]:

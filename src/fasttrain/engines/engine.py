@@ -160,6 +160,7 @@ class Engine(ABC):
         self.gradient_updates = 0 if before is None else before.gradient_updates
         self.skipped_steps = 0 if before is None else before.skipped_steps
         self.warmup_s = 0.0 if before is None else before.warmup_s
+        self.scaler: Any = None  # of gradients in float16
         self.why_not = ""  # why it is not of the kind that was asked for
 
     def fits(self, policy: Any) -> bool:
@@ -198,7 +199,8 @@ class Engine(ABC):
     def state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """For a checkpoint: plain values, and arrays by name."""
         counters = {"gradient_updates": self.gradient_updates, "skipped_steps": self.skipped_steps}
-        state: dict[str, Any] = {"fast": counters, "scaler": self.scaler_state()}
+        scaler = None if self.scaler is None else dict(self.scaler.state_dict())
+        state: dict[str, Any] = {"fast": counters, "scaler": scaler}
         if self.guard is None:
             return state, {}
         state["guard"], kept = self.guard.state()
@@ -212,13 +214,7 @@ class Engine(ABC):
         """
         for name in ("gradient_updates", "skipped_steps"):
             setattr(self, name, int(state["fast"][name]))
-        self.load_scaler(state.get("scaler"))
+        if self.scaler is not None and state.get("scaler"):
+            self.scaler.load_state_dict(dict(state["scaler"]))
         if self.guard is not None and "guard" in state:
             self.guard.load(state["guard"], inside(arrays, "guard"), self.policy)
-
-    def scaler_state(self) -> dict[str, Any] | None:
-        """Of float16's gradient scaler, if there is one."""
-        return None
-
-    def load_scaler(self, state: Mapping[str, Any] | None) -> None:  # noqa: B027 - kernels have none
-        """Go on with that."""

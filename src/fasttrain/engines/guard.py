@@ -1,7 +1,7 @@
 """`nan_guard`: whether numbers are finite, and what follows where they are not.
 
-What envs and policy hand on is looked at before anything acts on it or stores it; where something is not finite,
-`causes.py` finds it and says what. In updates it never reaches a weight: the update is skipped, counted, named, and if
+What envs and policy hand on is looked at before anything acts on it or stores it, by `causes.py`, which says what is
+not finite. In updates it never reaches a weight: the update is skipped, counted, named, and if
 nothing else comes, it ends the run or takes the weights back to where updates were good.
 
 The optimizer steps only where loss and gradient norm are finite (`step_clipped`, and in the kernels). What
@@ -12,17 +12,15 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from fasttrain.batch import FinishedEpisode, Float32Array, Float64Array, Int64Array, Observations, load_into
-from fasttrain.buffers.rollout import RolloutStorage
-from fasttrain.engines.causes import refuse_actions, refuse_last, refuse_rollout, refuse_step
+from fasttrain.batch import Float64Array, load_into
 from fasttrain.errors import ConfigError, DivergedError
 
 NOT_FINITE = ("probability tensor contains", "Expected parameter", "Expected value argument")  # torch's words for it
@@ -160,68 +158,3 @@ def _tensors_of(policy: Any) -> list[Tensor]:
     states = [optimizer.state.get(p, {}) for group in optimizer.param_groups for p in group["params"]]
     kept = [value for state in states for value in state.values() if isinstance(value, Tensor)]
     return [*policy.state_dict().values(), *kept]
-
-
-def check_step(
-    observations: Observations,  # (N, ...)
-    rewards: Float32Array,  # (N,)
-    finished: Iterable[FinishedEpisode],  # whose last observation is going to be used
-    step: int,
-    normalizer: Any = None,
-) -> None:
-    """What a vector step brought, before anything acts on it or stores it.
-
-    Raises:
-        EnvError: a number is not finite; env, field and step are named. Behind `normalizer` (SB3's VecNormalize) the
-            numbers that the envs gave are named, because one NaN in its statistics spoils all envs.
-    """
-    if not (all_finite(observations) and all_finite(rewards)):
-        refuse_step(observations, rewards, step, normalizer)
-    for episode in finished:
-        if episode.final_observation is not None and not all_finite(episode.final_observation):
-            refuse_last(episode, step)
-
-
-def check_actions(
-    actions: NDArray[Any], policy: nn.Module, observations: Any, step: int, envs: Int64Array | None = None
-) -> None:
-    """Actions (n, ...) of `envs` (n,), of the first ones if left out, before they get them; `step` is that which they
-    take.
-
-    Raises:
-        EnvError: one is not finite, which numpy would cast to some integer or the env simulate on.
-    """
-    if not all_finite(actions):
-        refuse_actions(actions, policy, observations, step, envs)
-
-
-def check_rollout(storage: RolloutStorage, last: Observations, step: int) -> None:
-    """What the vector steps of a rollout brought, at its end and before anything is learnt from it.
-
-    Once per rollout: a look at every step of 12 CartPoles took 2.3 % of PPO's time.
-
-    Args:
-        last: observations (N, ...) after the last step, which `storage` does not have.
-        step: env steps by then.
-
-    Raises:
-        EnvError: as `check_step` of the first step at which something was not finite.
-    """
-    if not (storage.finite() and all_finite(last)):
-        refuse_rollout(storage, last, step)
-
-
-def all_finite(numbers: Any) -> bool:
-    """Whether no entry of an array, or of those of a dict, is NaN or infinite."""
-    parts = map(np.asarray, numbers.values() if isinstance(numbers, dict) else (numbers,))
-    return all(part.dtype.kind != "f" or bool(np.isfinite(part).all()) for part in parts)
-
-
-def marked(chosen: Tensor, values: Tensor) -> Tensor:
-    """`chosen`, or -1 everywhere where one of the values (N, A) is not finite, which nothing else would show.
-
-    On the CPU the host looks (2.5 µs); elsewhere nothing waits for the device, the mark travels with the actions.
-    """
-    if values.device.type == "cpu":
-        return chosen if math.isfinite(values.sum().item()) else torch.full_like(chosen, -1)
-    return torch.where(torch.isfinite(values.sum()), chosen, -1)

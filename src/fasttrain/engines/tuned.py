@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -43,7 +43,7 @@ class TorchBase(Engine):
         super().__init__(policy, settings, before)
         dtype = settings.amp_dtype
         self.precision = None if dtype is None else Precision(self.device.type, dtype)
-        self.scaler: Any = None if self.precision is None else self.precision.scaler  # float16's, of gradients
+        self.scaler = None if self.precision is None else self.precision.scaler
         graphs = self.device.type == "cuda" and settings.compile_mode in GRAPH_MODES
         # Gradients that several backward passes add up must not lie in the memory of a graph.
         graphs = graphs and settings.gradient_accumulation == 1
@@ -76,13 +76,6 @@ class TorchBase(Engine):
         except Exception as error:  # whatever a compiler does not like, training goes on without it
             self.failure = f"torch.compile failed: {_first_line(error)}"
         self.warmup_s += time.perf_counter() - begun
-
-    def scaler_state(self) -> dict[str, Any] | None:
-        return None if self.scaler is None else dict(self.scaler.state_dict())
-
-    def load_scaler(self, state: Mapping[str, Any] | None) -> None:
-        if self.scaler is not None and state:
-            self.scaler.load_state_dict(dict(state))
 
 
 class TunedActorCritic(TorchBase):
@@ -144,26 +137,19 @@ class TunedActorCritic(TorchBase):
     def _compile_loss(self, compiled: CompiledHead, data: RolloutStorage, work: PPOWork) -> None:
         batch = normalized(example_batch(data, work), work.normalize_advantage)
         self.policy.set_training_mode(True)
-        compiled.batch_sizes = set(micro_sizes(len(batch.returns), self.settings.gradient_accumulation))
+        parts = {len(part.returns): part for part, _ in micro_batches(batch, self.settings.gradient_accumulation)}
+        compiled.batch_sizes = set(parts)
         coefficients = self.scalars(Coefficients.of(work))
-        for size in compiled.batch_sizes:
-            part = select_rows(batch, slice(0, size))
+        for part in parts.values():
             torch.autograd.backward(compiled.loss(part, coefficients, work.ent_coef != 0.0).loss)
 
 
-def micro_sizes(size: int, parts: int) -> list[int]:
-    """Rows of each of at most `parts` micro-batches, as even as can be."""
-    parts = min(parts, size)
-    return [size // parts + (index < size % parts) for index in range(parts)]
-
-
 def micro_batches(batch: RolloutBatch, parts: int) -> Iterator[tuple[RolloutBatch, float]]:
-    """The batch in consecutive parts, each with its share of the rows: a mean over all is the weighted sum of means."""
-    total, start = len(batch.returns), 0
-    for size in micro_sizes(total, parts):
-        rows = slice(start, start + size)
-        yield select_rows(batch, rows), size / total
-        start += size
+    """The batch in at most `parts` consecutive parts, as even as can be, each with its share of the rows: a mean over
+    all is the weighted sum of means."""
+    total = len(batch.returns)
+    for rows in np.array_split(np.arange(total), min(parts, total)):
+        yield select_rows(batch, slice(rows[0], rows[-1] + 1)), len(rows) / total
 
 
 def accumulated(step: Any, batch: RolloutBatch) -> Tensor:  # (6,) terms

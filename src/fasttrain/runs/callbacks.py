@@ -24,7 +24,7 @@ from fasttrain.batch import EmptyMasks
 from fasttrain.buffers.prefetch import Prefetching
 from fasttrain.buffers.recurrent import RecurrentStorage
 from fasttrain.buffers.replay_storage import ReplayStorage
-from fasttrain.engines.guard import check_step
+from fasttrain.engines.causes import check_step
 from fasttrain.engines.heads import action_dims
 from fasttrain.machine import process_age_s
 from fasttrain.perf.clock import PhaseClock

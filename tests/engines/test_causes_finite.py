@@ -8,8 +8,17 @@ import torch
 from torch import nn
 
 from fasttrain.batch import FinishedEpisode
-from fasttrain.engines.causes import bad_gradients, bad_parameters, first_bad, listed, why_no_action
-from fasttrain.engines.guard import all_finite, check_actions, check_step, marked
+from fasttrain.engines.causes import (
+    all_finite,
+    bad_gradients,
+    bad_parameters,
+    check_actions,
+    check_step,
+    first_bad,
+    listed,
+    why_no_action,
+)
+from fasttrain.engines.torch_q import marked
 from fasttrain.errors import EnvError
 
 GOOD = np.zeros(4, np.float32)
