@@ -15,7 +15,7 @@ def mark(env_steps: int, seconds: float, updates: int = 0, cpu_s: float = 0.0, *
     ns = round(seconds * 1e9)
     phases = {**dict.fromkeys(PHASES, 0), "action": ns // 2, "train": ns - ns // 2}
     opponents = EnvTimes(ns // 4)
-    return Mark(env_steps, updates, phases, opponents, 0, cpu_s, memory_bytes=100, **{"gpu_busy_ns": None, **more})
+    return Mark(env_steps, updates, phases, opponents, cpu_s, memory_bytes=100, **{"gpu_busy_ns": None, **more})
 
 
 def test_a_row_is_what_came_since_the_one_before():

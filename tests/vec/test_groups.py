@@ -23,12 +23,11 @@ def test_groups_step_apart_and_the_env_is_whole_again_afterwards(shared: SharedM
     assert groups.rows == [slice(0, 2), slice(2, 3), slice(3, 5)]
     for _ in range(3):  # an odd number: this group's rows end up in the other observation array
         groups.send_all([0], np.array([1, 2]))
-        groups.wait(0)
+        (first,) = groups.take([0])
     groups.send_all([2], np.array([3, 4]))
-    groups.wait(2)
-    assert groups.observations(0)[:, 2].tolist() == [3, 3]
-    assert groups.observations(0)[:, 3].tolist() == [1, 2]
-    assert groups.observations(1)[:, 2].tolist() == [0]
+    groups.take([2])
+    assert first.observations[:, 2].tolist() == [3, 3]
+    assert first.observations[:, 3].tolist() == [1, 2]
     groups.finish()
     assert shared.slots.observations[:, 2].tolist() == [3, 3, 0, 1, 1]
     observations, rewards, _, _ = shared.step(np.zeros(5, np.int64))
@@ -44,7 +43,7 @@ def test_the_first_ready_group_is_not_the_first_sent():
         groups.send_all([0], np.array([1]))
         groups.send_all([1], np.array([2]))
         assert groups.first_ready([0, 1]) == [1]
-        assert groups.wait(1).rows == slice(1, 2)
+        assert groups.take([1])[0].rows == slice(1, 2)
         assert groups.first_ready([0]) == [0]
         groups.take([0])
         groups.finish()
@@ -58,7 +57,7 @@ def test_finished_episodes_carry_their_own_numbers(shared: SharedMemoryVecEnv):
     groups = WorkerGroups(shared)
     for step in range(1, 9):  # env 0 ends after 7 steps, env 1, cut, after 8
         groups.send_all([0], np.array([1, 1]))
-        done = groups.wait(0)
+        done = groups.take([0])[0]
         if step == 7:
             (episode,) = done.finished
             assert (episode.env_index, episode.length, episode.truncated) == (0, 7, False)
@@ -79,6 +78,7 @@ def test_calls_between_wait_for_what_is_under_way(shared: SharedMemoryVecEnv):
     groups = WorkerGroups(shared)
     groups.send_all([1], np.array([2]))
     assert shared.env_method("level") == [0, 1, 2, 3, 4]
-    assert groups.wait(1).rows == slice(2, 3)
-    assert groups.observations(1)[0, 2:].tolist() == [1, 2]
+    (step,) = groups.take([1])
+    assert step.rows == slice(2, 3)
+    assert step.observations[0, 2:].tolist() == [1, 2]
     groups.finish()

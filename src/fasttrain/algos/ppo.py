@@ -25,7 +25,7 @@ from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.buffers.stock import STOCK_ROLLOUTS, rollout_class
 from fasttrain.engines import layout
 from fasttrain.engines.causes import check_actions, check_rollout, check_step, why_rollout
-from fasttrain.engines.engine import Acted, Engine, PPOWork, Statistics
+from fasttrain.engines.engine import Acted, Engine, PPOWork
 from fasttrain.engines.heads import action_dims
 from fasttrain.engines.kernels import KernelEngine
 from fasttrain.engines.torch import TorchEngine
@@ -264,20 +264,16 @@ def _source(model: _PPO, env: VecEnv, episode_starts: NDArray[Any], use_masking:
     return source
 
 
-def train(model: _PPO) -> None:
-    """Update on the filled storage."""
-    model.policy.set_training_mode(True)
-    model._update_learning_rate(model.policy.optimizer)
-    rollout, work = model.rollout_buffer, model.work()
-    note(model, model.engine_now().update(rollout, work), work, rollout)
-
-
-def note(model: Any, done: Statistics, work: PPOWork, rollout: Any) -> None:
-    """Log an update under SB3's keys, and let the guard see it.
+def train(model: Any) -> None:
+    """Update on the filled storage, log that under SB3's keys, and let the guard see it.
 
     Raises:
         DivergedError: round after round no update was finite; see `guard.py`.
     """
+    model.policy.set_training_mode(True)
+    model._update_learning_rate(model.policy.optimizer)
+    rollout, work = model.rollout_buffer, model.work()
+    done = model.engine_now().update(rollout, work)
     terms, record = done.terms, model.logger.record
     if done.stopped and model.verbose >= 1:
         last_kl = terms["approx_kl"][-1]

@@ -35,7 +35,7 @@ def inductor(mode: str, graphs: bool) -> Compiler:
         graphed = torch.compile(function, mode=mode, dynamic=False)
 
         def copied(*arguments: Any) -> Any:
-            torch.compiler.cudagraph_mark_step_begin()
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
             return each_array(torch.clone, graphed(*arguments))
 
         return copied

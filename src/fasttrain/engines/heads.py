@@ -211,9 +211,6 @@ def action_dims(action_space: spaces.Space[Any]) -> list[int]:
     raise TypeError(f"{type(action_space).__name__} actions have no masks")
 
 
-LossOf = Callable[[RolloutBatch, losses.Coefficients], losses.Terms]  # `advantages` of the batch are normalised already
-
-
 def loss_terms(
     head: Head, batch: RolloutBatch, coefficients: losses.Coefficients, entropy_gradient: bool
 ) -> losses.Terms:

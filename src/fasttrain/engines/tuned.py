@@ -86,7 +86,6 @@ class TunedActorCritic(TorchBase):
     ) -> None:
         super().__init__(policy, settings, before, compiler)
         self.compiled: CompiledHead | None = None
-        self._scalars: list[Tensor] = []
 
     def tuned_head(self, head: Head) -> Head:
         """The head as it shall act: compiled, where that came about."""
@@ -95,15 +94,10 @@ class TunedActorCritic(TorchBase):
         return head
 
     def scalars(self, numbers: Coefficients) -> Coefficients:
-        """On the device, at a fixed place, where compiled code reads them; else as they are."""
+        """On the device for compiled code, in which a number would be fixed; else as they are."""
         if self.compiled is None:
             return numbers
-        if not self._scalars:
-            self._scalars = [torch.zeros((), device=self.device) for _ in numbers]
-        for scalar, number in zip(self._scalars, numbers, strict=True):
-            if number is not None:
-                scalar.fill_(number)
-        given = (None if number is None else scalar for scalar, number in zip(self._scalars, numbers, strict=True))
+        given = (None if number is None else torch.tensor(float(number), device=self.device) for number in numbers)
         return Coefficients(*given)
 
     def compile_all(self, data: RolloutStorage, work: PPOWork, acting_sizes: list[int]) -> bool:

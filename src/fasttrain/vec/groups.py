@@ -22,7 +22,7 @@ class GroupStep(NamedTuple):
     rows: slice | Int64Array
     finished: list[FinishedEpisode]
     records: list[Record]
-    observations: Any = None  # (n, ...) of these rows; a view that the next step but one may overwrite
+    observations: Any  # (n, ...) of these rows; a view that the next step but one may overwrite
 
 
 class Groups(Protocol):
@@ -51,7 +51,7 @@ class Groups(Protocol):
 class WorkerGroups:
     """A group is a worker. While one steps, the env itself must not be used.
 
-    `env.wait_ns` counts the time in `wait` and `first_ready`, `env.slowest_ns` that of the workers' steps.
+    `env.wait_ns` counts the time in `take` and `first_ready`, `env.slowest_ns` that of the workers' steps.
     """
 
     def __init__(self, env: Any) -> None:
@@ -72,10 +72,10 @@ class WorkerGroups:
             begin = end
 
     def take(self, groups: list[int]) -> list[GroupStep]:
-        return [self.wait(group)._replace(observations=self.observations(group)) for group in groups]
+        return [self._taken(group) for group in groups]
 
-    def wait(self, group: int) -> GroupStep:
-        """Until that worker has stepped.
+    def _taken(self, group: int) -> GroupStep:
+        """Wait until that worker has stepped.
 
         Raises:
             EnvError: an env or a worker failed.
@@ -86,8 +86,8 @@ class WorkerGroups:
         records = crew.wait_worker(crew.workers[group], deadline)
         env.wait_ns += time.perf_counter_ns() - began
         env.slowest_ns += int(crew.control[group, STEP_NS])
-        rows = self.rows[group]
-        return GroupStep(rows, env.close_episodes(rows, records), records)
+        rows, seen = self.rows[group], crew.arrays.observations[crew.buffers[group]]
+        return GroupStep(rows, env.close_episodes(rows, records), records, select_rows(seen, rows))
 
     def first_ready(self, groups: list[int]) -> list[int]:
         """Those of `groups`, all under way, that have stepped; waits for the first. Who is gone counts as ready."""
@@ -105,12 +105,7 @@ class WorkerGroups:
                 if ready:
                     break
         self.env.wait_ns += time.perf_counter_ns() - began
-        return ready or groups[:1]  # after the deadline: `wait` says who hangs
-
-    def observations(self, group: int) -> Any:
-        """The group's latest observations (n, ...), a view that its next but one step overwrites."""
-        crew = self.env.crew
-        return select_rows(crew.arrays.observations[crew.buffers[group]], self.rows[group])
+        return ready or groups[:1]  # after the deadline: `take` says who hangs
 
     def finish(self) -> None:
         """Make the env usable as a whole again; no group is under way."""
