@@ -57,7 +57,7 @@ def run_of(*arguments: str, algo: tuple[str, ...] = PPO, bf16_units: str = "") -
 def test_what_was_measured_decides(
     monkeypatch: pytest.MonkeyPatch, costs: dict[str, float], fused_update: str, threads: int
 ):
-    monkeypatch.setattr(module, "measured", lambda *_: costs)
+    monkeypatch.setattr(module, "measured", lambda *_: (costs, True))
     plan, model = run_of()
     after = calibrated(plan, model, QUIET)
     row = after.row("fused_update")
@@ -71,8 +71,8 @@ def test_what_was_measured_decides(
 
 
 def test_a_machine_and_a_shape_are_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    asked: list[Any] = []
-    monkeypatch.setattr(module, "measured", lambda ways, _: asked.append(ways) or SLOW)
+    asked, steady = list[Any](), True
+    monkeypatch.setattr(module, "measured", lambda ways, _: (asked.append(ways) or SLOW, steady))
     plan, model = run_of()
     first = calibrated(plan, model, QUIET)
     assert calibrated(plan, model, QUIET) == first
@@ -82,6 +82,10 @@ def test_a_machine_and_a_shape_are_measured_once(monkeypatch: pytest.MonkeyPatch
     assert calibrated(plan, model, QUIET) == first
     calibrated(*run_of("batch_size=32"), QUIET)
     assert len(asked) == 3, "another shape"
+    file.unlink()
+    steady = False
+    assert calibrated(plan, model, QUIET) == first
+    assert not file.exists(), "on a busy machine: the next run measures again"
 
 
 @pytest.mark.parametrize(
@@ -108,7 +112,7 @@ def test_bfloat16_is_one_of_the_ways_where_the_rule_takes_it(monkeypatch: pytest
     costs = dict.fromkeys(ways_of(plan, model), 2.0)
     assert [*costs][1:3] == ["torch on 1 thread", "torch in bfloat16 on 1 thread"]
     for best, expected in (("kernels", ("off", "on")), ("torch in bfloat16 on 1 thread", ("bfloat16", "off"))):
-        monkeypatch.setattr(module, "measured", lambda *_, best=best: {**costs, best: 1.0})
+        monkeypatch.setattr(module, "measured", lambda *_, best=best: ({**costs, best: 1.0}, True))
         monkeypatch.setattr(module, "recall", lambda _: None)
         after = calibrated(plan, model, QUIET)
         assert (after.config.use_amp, after.config.fused_update) == expected
@@ -121,9 +125,9 @@ def test_measuring_changes_nothing(monkeypatch: pytest.MonkeyPatch, algo: tuple[
     weights = {name: value.clone() for name, value in model.policy.state_dict().items()}
     streams, threads = (torch.get_rng_state(), np.random.get_state()[1]), torch.get_num_threads()
     ways = {name: way for name, way in ways_of(plan, model).items() if name != "kernels"}
-    costs = measured({"again": ways[min(ways)], **ways}, model)
+    costs, steady = measured({"again": ways[min(ways)], **ways}, model)
     assert min(costs.values()) > 0
-    assert len(costs) == 2, "no time was left for more"
+    assert (len(costs), steady) == (2, False), "no time was left for more"
     assert all(torch.equal(value, weights[name]) for name, value in model.policy.state_dict().items())
     assert torch.equal(torch.get_rng_state(), streams[0])
     assert (np.random.get_state()[1] == streams[1]).all()
@@ -132,15 +136,15 @@ def test_measuring_changes_nothing(monkeypatch: pytest.MonkeyPatch, algo: tuple[
 
 
 def test_at_the_switch_torch_may_stay(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "measured", lambda *_: SLOW)
+    monkeypatch.setattr(module, "measured", lambda *_: (SLOW, True))
     plan, model = run_of("total_timesteps=64")
-    after, reason = chosen_at_switch(plan, model)
+    after, reason = chosen_at_switch(plan, model, QUIET)
     assert FIGURES in reason
     assert (after.config.fused_update, model.engine.kind) == ("off", "torch")
     assert model.engine.settings.fused_adam
-    monkeypatch.setattr(module, "measured", lambda *_: {**SLOW, "kernels": 1.0})
+    monkeypatch.setattr(module, "measured", lambda *_: ({**SLOW, "kernels": 1.0}, True))
     monkeypatch.setattr(module, "recall", lambda _: None)
-    after, reason = chosen_at_switch(plan, model)
+    after, reason = chosen_at_switch(plan, model, QUIET)
     assert (after.config.fused_update, reason) == ("on", "")
 
 

@@ -11,7 +11,6 @@ import copy
 import dataclasses
 import hashlib
 import json
-import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -31,6 +30,7 @@ from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.check import MUST_GAIN, updates_per_step
 from fasttrain.runs.engine import ADAM, compile_shown, engine_settings, learner_calls, set_threads
 from fasttrain.runs.models import build_algorithm
+from fasttrain.runs.view import say
 from fasttrain.saving.env_state import own_random_state
 from fasttrain.spec.computing import MEASURED
 from fasttrain.spec.config import MAX_TORCH_THREADS, Config
@@ -40,6 +40,7 @@ from fasttrain.vec.base import slots_of
 PAYS_FROM_S = 30.0  # of updates in the whole run: below, the rule decides
 MOST_S, MOST_TURNS, LEAST_TURNS = 3.0, 10, 2  # of measuring
 CLEAR = 1.5  # what takes so many times as long as the best gets no more turns
+STEADY = 1.15  # ratio of the two best turns, up to which nothing else at work disturbed them
 STEPS = 8  # vector steps of a turn with replay
 UPDATE_S, FLOPS = 7e-4, 4e10  # about what torch takes per update besides computing; floating point operations a second
 
@@ -49,40 +50,42 @@ VERSION = ".1.nbc"  # of what is kept
 Costs = Mapping[str, float]  # milliseconds of acting and learning per 1,000 env steps, by `ways`
 
 
-def calibrated(plan: RunSpec, model: Any, console: Console | None) -> RunSpec:
+def calibrated(plan: RunSpec, model: Any, console: Console, begun: bool = False) -> RunSpec:
     """The plan with the faster of kernels and torch, where that is open; and with torch's threads, where it stays.
 
     `deterministic=true` goes by the rule, since what is measured may come out otherwise the next time; a resumed run
     keeps what was chosen.
 
     Args:
-        console: of a run that begins; None: it began on torch, and its kernels are compiled now.
+        begun: the run began on torch, and its kernels are compiled now.
     """
     ways = ways_of(plan, model) if _is_open(plan, model) else {}
     calls = learner_calls(ways[KERNELS].config, model) if ways else []
-    waits = console is None or plan.config.engine_switch_at == 0  # else they are compiled beside training
+    waits = begun or plan.config.engine_switch_at == 0  # else they are compiled beside training
     if not ways or not (waits or all(call.is_kept for call in calls)):
         return plan
     name = _name(plan, model, ways)
     costs = _recalled(name, ways)
     if costs is None:
-        if console is not None and expected_s(plan.config, model) < PAYS_FROM_S:
+        if not begun and expected_s(plan.config, model) < PAYS_FROM_S:
             return plan
         try:
-            if console is not None:
+            if begun:
+                say(console, f"trying compiled kernels against PyTorch, about {MOST_S:.0f} s")
+            else:
                 compile_shown(calls, console)
-            costs = measured(ways, model)
+            costs, steady = measured(ways, model)
         except Exception as error:  # a policy or an extractor of the user's that cannot be there twice
             reason = f"{plan.row('fused_update').reason}; not measured: {type(error).__name__}"
             return plan.after("fused_update", plan.config.fused_update, reason)
-        if len(costs) == len(ways):
+        if steady:
             remember(name, VERSION, json.dumps(costs).encode())
     return _decided(plan, ways, costs)
 
 
-def chosen_at_switch(plan: RunSpec, model: Any) -> tuple[RunSpec, str]:
+def chosen_at_switch(plan: RunSpec, model: Any, console: Console) -> tuple[RunSpec, str]:
     """The plan once the kernels are compiled beside training; why torch stays, if it does, which is at work then."""
-    plan = calibrated(plan, model, None)
+    plan = calibrated(plan, model, console, begun=True)
     if plan.config.fused_update == "on":
         return plan, ""
     model.use_engine(engine_settings(plan))
@@ -172,26 +175,40 @@ def _recalled(name: str, ways: Mapping[str, RunSpec]) -> Costs | None:
         return None
 
 
-def measured(ways: Mapping[str, RunSpec], model: Any) -> Costs:
+def measured(ways: Mapping[str, RunSpec], model: Any) -> tuple[Costs, bool]:
     """Each way in turn, for a few seconds at most; of each the best turn, which others at work disturbed least.
 
     A way that is far behind has two turns, and one that a busy machine left no time for is left out. Streams of random
     numbers and torch's threads are as before.
+
+    Returns:
+        the costs; whether another run may rely on them: every way had its turns, and the two best of each were alike.
     """
-    threads, begun, costs = torch.get_num_threads(), time.perf_counter(), dict[str, float]()
+    threads = torch.get_num_threads()
     try:
         with own_random_state(0):
-            turns = {name: _turn(way, model) for name, way in ways.items()}
-            for number in range(MOST_TURNS):
-                close = [n for n in ways if number < LEAST_TURNS or costs[n] < CLEAR * min(costs.values())]
-                for name in close if len(close) > 1 else ():
-                    if len(costs) > 1 and time.perf_counter() - begun > MOST_S:
-                        return costs
-                    set_threads(ways[name].config.torch_threads)
-                    costs[name] = min(costs.get(name, math.inf), round(turns[name](), 3))
+            times = _times(ways, {name: _turn(way, model) for name, way in ways.items()})
     finally:
         torch.set_num_threads(threads)
-    return costs
+    steady = all(len(took := times.get(name, [])) > 1 and took[1] <= STEADY * took[0] for name in ways)
+    return {name: took[0] for name, took in times.items()}, steady
+
+
+def _times(ways: Mapping[str, RunSpec], turns: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
+    """What the turns of each way took, the best first."""
+    begun, times = time.perf_counter(), dict[str, list[float]]()
+    for number in range(MOST_TURNS):
+        close = [name for name in ways if number < LEAST_TURNS or _is_close(name, times)]
+        for name in close if len(close) > 1 else ():
+            if len(times) > 1 and time.perf_counter() - begun > MOST_S:
+                return times
+            set_threads(ways[name].config.torch_threads)
+            times[name] = sorted([*times.get(name, ()), round(turns[name](), 3)])
+    return times
+
+
+def _is_close(name: str, times: Mapping[str, list[float]]) -> bool:
+    return times[name][0] < CLEAR * min(took[0] for took in times.values())
 
 
 def _turn(way: RunSpec, model: Any) -> Callable[[], float]:

@@ -286,7 +286,7 @@ class Run:
         write_json(self.folder / "plan.json", {**self.plan.to_dict(), **self.origin})
 
     def _decide(self) -> str:
-        self.plan, reason = chosen_at_switch(self.plan, self.model)
+        self.plan, reason = chosen_at_switch(self.plan, self.model, self.console)
         return reason
 
     def save(self, file: Path) -> None:
