@@ -249,6 +249,19 @@ def test_a_late_mask_where_the_clock_decides(late: bool) -> None:
     assert codes(checked(lambda: Clock(late))) == (["stale_mask"] if late else [])
 
 
+@pytest.mark.parametrize("special", [0, None])
+def test_one_action_of_thousands_that_does_something_else(special: int | None) -> None:
+    class Wide(Walk):
+        def __init__(self) -> None:
+            super().__init__("unmasked")
+            self.action_space = spaces.Discrete(10_000)
+
+        def step(self, action: Any) -> Any:
+            return super().step(2 if action == special else 1)
+
+    assert codes(checked(Wide)) == ([] if special == 0 else ["action_ignored"])
+
+
 def test_an_action_refused_although_its_mask_is_fresh() -> None:
     class Picky(Walk):
         def step(self, action: Any) -> Any:

@@ -20,9 +20,11 @@ built = []
 class Walk(gym.Env):
     observation_space = gym.spaces.Box(-20, 20, (2,), np.float32)
     action_space = gym.spaces.Discrete(3)
-    def __init__(self, forgets=True, leaves=False):
+    def __init__(self, forgets=True, leaves=False, alone=False):
         if leaves:
             sys.exit(3)
+        if alone and built:
+            raise OSError("the port is taken")
         self.forgets, self.episodes = forgets, 0
         built.append(self)
     def reset(self, *, seed=None, options=None):
@@ -100,3 +102,12 @@ def test_a_constructor_that_leaves_is_named():
         match=r"could not be built with env.kwargs.leaves=True: SystemExit: 3 \(rehearsed.py:10, in __init__\)",
     ):
         Build(dataclasses.replace(SPEC, kwargs={"leaves": True}))(None, [])
+
+
+def test_a_second_env_that_cannot_be_beside_the_first_names_the_way_out():
+    kept: Kept = []
+    spec = dataclasses.replace(SPEC, kwargs={"alone": True})
+    Build(spec)(None, kept)
+    with pytest.raises(EnvSpecError, match="the port is taken .* a second env beside the first: take num_envs=1"):
+        Look(spec, 0.1, stays=False)(None, kept)
+    assert Look(spec, 0.1, stays=False, copies=False)(None, kept).findings == ()

@@ -91,10 +91,17 @@ class Look:
         env = wrapped_core(kept[0], self.spec)
         lent = Lent(env, self.build_s, self.stays, None if self.copies else lambda: (closed(env), kept.pop()))
         fresh = partial(make_env, self.spec, self.folder)
-        return checkup(
-            fresh, use_masks=self.spec.use_masks, lent=lent, place=place, copies=self.copies,
-            beside=partial(played_beside, self.spec, self.folder), **self.limits,
-        )  # fmt: skip
+        try:
+            return checkup(
+                fresh, use_masks=self.spec.use_masks, lent=lent, place=place, copies=self.copies,
+                beside=partial(played_beside, self.spec, self.folder), **self.limits,
+            )  # fmt: skip
+        except EnvSpecError as error:  # the first was built before
+            if not self.copies:
+                raise
+            raise EnvSpecError(
+                f"{error}; a second env beside the first: take num_envs=1 if one alone can be"
+            ) from error
 
 
 @dataclass(frozen=True)

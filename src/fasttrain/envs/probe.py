@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import pickle
 import re
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
 
 from fasttrain.batch import BoolArray
 from fasttrain.envs.masks import MASKABLE_SPACES, FlatMasks, mask_width, random_legal_action
@@ -21,6 +23,7 @@ from fasttrain.errors import EnvError, EnvSpecError
 
 SEED = 20_260_101  # of timing and checkup alone: other episodes than those of trainings seeded 0, 1, …
 PROBE_SECONDS, PROBE_STEPS = 0.3, 500
+MANY_ACTIONS = 20
 
 
 class PlayError(EnvSpecError):
@@ -202,8 +205,12 @@ class Play:
         return random_legal_action(self.action_space, mask, self.rng)
 
     def draw_another(self, mask: BoolArray | None, action: Any) -> Any:
-        """A legal action other than `action`, None if there is none (or luck did not find it)."""
-        drawn = (self.draw(mask) for _ in range(20))
+        """A legal action other than `action`, None if there is none (or luck did not find it). Of many every other
+        time the first, which often does nothing as no other one does, and which random play would hardly meet."""
+        drawn: Iterator[Any] = (self.draw(mask) for _ in range(20))
+        many = isinstance(self.action_space, spaces.Discrete) and self.action_space.n > MANY_ACTIONS
+        if many and (mask is None or mask[0]) and self.rng.random() < 0.5:
+            drawn = itertools.chain([self.action_space.start], drawn)  # type: ignore[attr-defined]
         return next((each for each in drawn if not np.array_equal(each, action)), None)
 
     def position(self) -> str:
