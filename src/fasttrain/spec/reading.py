@@ -97,8 +97,10 @@ def told_gone(key: str) -> str:
 def without_gone(values: Mapping[str, Any]) -> dict[str, Any]:
     """What an older run stored, by the names of today and without what nobody can choose any more."""
     found = _without_old_names(values, ())
-    for key in _gone_in(found):
-        _taken(found, key.partition("=")[0])
+    for gone in GONE:
+        key, _, value = gone.partition("=")
+        if value in ("", str(_at(found, key))):
+            _taken(found, key)
     return found
 
 
