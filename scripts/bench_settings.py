@@ -20,10 +20,10 @@ import captures
 
 STEPS, EPISODES = 1_000_000, 2000
 SETTINGS = {
-    "stock": ("own.tier=baseline",),
-    "balance": ("own.tier=balance",),
-    "speed": ("own.tier=speed",),
-    "speed, stock's learning rate": ("own.tier=speed", "algo.learning_rate=3e-4"),
+    "stock": ("tier=baseline",),
+    "balance": ("tier=balance",),
+    "speed": ("tier=speed",),
+    "speed, stock's learning rate": ("tier=speed", "algo.learning_rate=3e-4"),
 }
 
 

@@ -13,7 +13,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from fasttrain.cli.commands import COMMANDS, OF_A_RUN, OWNERS
+from fasttrain.cli.commands import COMMANDS, OWNERS
 from fasttrain.spec.algorithms import ALGORITHMS
 from fasttrain.spec.checks import FLAGS, SCHEDULES, ranges
 from fasttrain.spec.config import ALGO_CLASSES, Config
@@ -187,5 +187,4 @@ def other_commands() -> Iterator[Case]:
         value = next((text for text in VALUES if takes(hint, text)), None) or str(get_args(hint)[-1])
         for command in COMMANDS:
             if command not in (*owner.commands, "new"):  # that takes a folder and says so
-                run = ("run=.",) if command in OF_A_RUN else ()  # which is asked for first
-                yield Case("other command", (command, *run, *ENV, "algo=ppo", f"{key}={value}"), (key,))
+                yield Case("other command", (command, *ENV, "algo=ppo", f"{key}={value}"), (key,))

@@ -86,8 +86,8 @@ FOREIGN = (
     [
         (["tier=xyz"], "tier=xyz: not one of baseline, balance, speed, debug"),
         (
-            ["env.api=old"],
-            "env.api is no setting any more: the old gym interface is seen from what the env is; leave it out",
+            ["inference_batch_size=8"],
+            "inference_batch_size is no setting any more: acting takes all envs in one forward; leave it out",
         ),
         (
             ["hydra.job.chdir=true"],

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -132,3 +135,19 @@ def test_a_process_that_takes_the_last_memory_is_told_from_one_that_suffers(monk
     monkeypatch.setattr(machine, "free_memory", lambda: 1 << 20)
     assert outgrows(os.getpid()) > held // 2
     assert outgrows(2**30) == 0, "there is no such process"
+
+
+CELL = (
+    "import os; from fasttrain.machine import stop_after; parent = os.getppid()\n"
+    "print(os.getpid(), flush=True); stop_after(parent, 0.01)"
+)
+STUDY = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {CELL!r}])"
+
+
+def test_a_process_stops_after_the_one_that_started_it_was_killed():
+    with subprocess.Popen([sys.executable, "-c", STUDY], stdout=subprocess.PIPE, text=True) as study:
+        assert study.stdout is not None
+        cell = psutil.Process(int(study.stdout.readline()))
+        assert cell.is_running(), "while that one is there"
+        study.send_signal(signal.SIGKILL)
+        assert study.communicate(timeout=60)[0] == "", "nobody holds that end any more"

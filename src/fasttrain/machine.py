@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -40,6 +41,13 @@ def free_memory() -> int:
 def process_age_s() -> float:
     """Seconds since this process was created; 0 if the clock was set back meanwhile."""
     return max(0.0, time.time() - psutil.Process().create_time())
+
+
+def stop_after(parent: int, look_every_s: float = 2.0) -> None:
+    """Wait for the end of the process that started this one; then SIGTERM, at which a run saves and ends."""
+    while (there := psutil.Process().parent()) is not None and there.pid == parent:
+        time.sleep(look_every_s)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def outgrows(pid: int) -> int:

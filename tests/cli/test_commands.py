@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from conftest import RunCommand, composed
-from fasttrain.cli.commands import COMMANDS, OWNERS, implementation, known, prepare, quoted, refuse_foreign_keys
+from fasttrain.cli.commands import (
+    COMMANDS,
+    OWNERS,
+    implementation,
+    known,
+    outdone,
+    prepare,
+    quoted,
+    refuse_foreign_keys,
+)
 from fasttrain.errors import ConfigError
 from fasttrain.spec.reading import all_keys
 
@@ -88,3 +97,10 @@ def test_a_study_json_that_fasttrain_never_wrote_is_wrong_input(tmp_path: Path):
     (tmp_path / "study.json").write_text('{"command": "compare", "arguments": 5}')
     with pytest.raises(ConfigError, match="its study.json is none that fasttrain wrote"):
         prepare("compare", [f"study={tmp_path}"])
+
+
+def test_a_setting_that_is_typed_again_counts_as_typed_last_and_a_line_says_so():
+    assert outdone(["algo.gamma=0.9", "seed=1", "+algo.gamma=0.8", "seed=1"]) == [
+        "algo.gamma=0.9 was typed before algo.gamma=0.8, which counts"
+    ]
+    assert outdone(["env.kwargs={a: 1}", "env.kwargs={b: 2}", "++env.kwargs.c=1"]) == [], "all of them count"

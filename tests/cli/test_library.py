@@ -119,7 +119,7 @@ def test_outside_of_the_main_thread_no_signal_is_touched():
         ({"env": "NoSuchEnv-v3", "algo": "ppo"}, "NoSuchEnv"),
         (
             {"env": "CartPole-v1", "algo": "ppo", "num_workers": 2, "vec_env": "dummy"},
-            "workers=2 means nothing with vec_env=dummy",
+            r"workers=2 means nothing with vec_env=dummy.* \(typed: num_workers=2\)$",
         ),
         (
             {"env": "CartPole-v1", "algo": "ppo", "settings": {"algo.batch_size": 64}, "batch_size": 32},

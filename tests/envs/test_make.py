@@ -6,7 +6,6 @@ import multiprocessing
 import pickle
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
@@ -17,6 +16,7 @@ import cloudpickle
 import gymnasium
 import numpy as np
 import pytest
+from stable_baselines3.common.base_class import BaseAlgorithm
 
 from fasttrain.envs.make import EnvFactory, EnvSpec, make_env
 from fasttrain.envs.masks import ActionMasks
@@ -29,6 +29,7 @@ GAME = """
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from stable_baselines3.common.base_class import BaseAlgorithm
 
 
 class Deck:
@@ -400,6 +401,7 @@ def test_factory_pickles_both_ways_and_remembers_its_folder(
 RESETS = """
 import gymnasium
 from gymnasium import spaces
+from stable_baselines3.common.base_class import BaseAlgorithm
 
 
 class Plain(gymnasium.Env):
@@ -480,15 +482,36 @@ model.save("coin_agent")
 """
 
 
-@pytest.mark.parametrize("name", ["trains_itself", "22_trains"])
-def test_a_module_that_trains_while_it_is_imported_is_stopped(write_module: WriteModule, tmp_path: Path, name: str):
-    time_ns = time.time_ns
-    write_module(name, TRAINS.format(train="learn(16)"))
-    where = rf"importing module .{name}. trains a model: .*__main__.*{name}.py:7"
+OWN_LOOP = """
+import gymnasium
+from stable_baselines3 import PPO
+
+class Own(PPO):
+    def learn(self, steps):
+        self.num_timesteps += steps
+        return self
+
+Coin = None
+model = Own("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8, device="cpu")
+model.{train}
+model.save("coin_agent")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "train"),
+    [("trains_itself", TRAINS, "learn(16)"), ("22_trains", TRAINS, "__class__.learn(model, 16)"),
+     ("trains_its_way", OWN_LOOP, "learn(16)")],
+)  # fmt: skip
+def test_a_module_that_trains_while_it_is_imported_is_stopped(
+    write_module: WriteModule, tmp_path: Path, name: str, text: str, train: str
+):
+    write_module(name, text.format(train=train))
+    where = rf"importing module .{name}. trains a model: .*__main__.*{name}.py:"
     with pytest.raises(EnvSpecError, match=where):
         make_env(EnvSpec(entry_point=f"{name}:Coin"))
     assert not (tmp_path / "coin_agent.zip").exists()
-    assert time.time_ns is time_ns
+    assert BaseAlgorithm.__getattribute__ is object.__getattribute__, "it learns again"
 
 
 def test_a_process_without_sb3_stops_it_as_well(write_module: WriteModule, tmp_path: Path):

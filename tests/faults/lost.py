@@ -81,7 +81,7 @@ def _error(nursery: Nursery, place: Path, name: str, at: int, whole: Training, r
     goes_on = again.end() == 0 and "going on from" in again.said() and "warning" not in again.said()
     why = f"exit codes {code}, {again.code}: {said[-1500:]} then {again.said()[-1500:]}"
     try:
-        assert_equal(run, whole.run)
+        assert_equal(run, whole.run, told=True)
         equal = True
     except (AssertionError, OSError, LookupError) as error:
         equal, why = False, f"{error}; {why}"

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from fasttrain.spec.config import ALGO_CLASSES, Config
+from fasttrain.spec.setting import declared, settings_of
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "fasttrain"
 # (file, call) → why it is no hole.
@@ -85,3 +90,23 @@ def test_the_rule_bites(source: str):
 )
 def test_the_rule_lets_pass(source: str):
     assert not list(findings("a.py", source))
+
+
+def names_code(name: str, one: Any) -> bool:
+    """Whether a setting names code, holds free values in which `module:Name` is read, or is a command."""
+    hint, told = str(one.type), declared(one).text
+    return name != "env.own" and (
+        "Named" in hint or "Any]" in hint or "int | float | str, ..." in hint or "module:" in told
+    )
+
+
+def test_the_page_about_security_names_each_setting_that_imports_or_starts_code():
+    declarations = [*settings_of(Config), *((f"algo.{key}", one) for kind in ALGO_CLASSES.values()
+                                            for key, one in settings_of(kind))]  # fmt: skip
+    keys = {name for name, one in declarations if names_code(name, one)}
+    assert {"env.id", "opponent", "algo.policy_kwargs", "eval.env_kwargs", "daemons.command", "loggers"} <= keys
+    page = (SOURCE.parents[1] / "SECURITY.md").read_text(encoding="utf-8")
+    told = page.partition("These keys import modules or start programs:")[2].partition("In their arguments")[0]
+    named = set(re.findall(r"`([\w.]+)[=`]", told))
+    assert keys <= named, "imports or starts code, and SECURITY.md does not say so"
+    assert named <= {name for name, _ in declarations}, "no such setting"

@@ -22,8 +22,6 @@ from fasttrain.runs.status import STATUS
 from fasttrain.saving.files import locked
 from report_toys import HOSTILE, write_comparison, write_run, write_sweep
 
-OLD_RUNS = Path(__file__).resolve().parent.parent / "golden" / "version_0_1"
-
 
 def write_status(folder: Path, **more: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
@@ -97,15 +95,6 @@ def test_another_machines_run_is_judged_by_its_status(tmp_path: Path):
     assert rows(tmp_path)["run"].state == "training"
     write_status(tmp_path / "run", host="elsewhere", time=time.time() - 1000)
     assert rows(tmp_path)["run"].state == "dead"
-
-
-@pytest.mark.parametrize("name", ["cartpole", "skullking"])
-def test_runs_of_version_0_1(name: str):
-    found = rows(OLD_RUNS)[name]
-    assert (found.state, found.alive) == ("done", False)
-    assert 0.9 < found.env_steps / found.total < 1.1
-    assert found.steps_per_s
-    assert found.reward is not None
 
 
 def test_cells_of_sweeps_and_studies_are_runs(tmp_path: Path):

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from conftest import configured
 from fasttrain import train
 from fasttrain.cli import main
 from fasttrain.errors import ConfigError
+from fasttrain.runs.evaluate import load_run
+from fasttrain.runs.resume import changed_plan
+from fasttrain.spec.plain import to_dict
+from fasttrain.spec.reading import put
 
 SHOP = """
 import gymnasium, numpy as np
@@ -77,6 +83,7 @@ def test_eval_and_resume_build_the_env_that_trained(shop: Any, capfd: pytest.Cap
     assert run.summary["quality"]["mean_reward"] == 8.0 == evaluated()
     assert evaluated("eval.env_kwargs.length=3") == 6.0
     assert evaluated("env.kwargs.most=1.5", "eval.env_kwargs.length=2") == 3.0
+    assert evaluated("env.kwargs={most: 1.5, length: 1}") == 1.5
     assert main(["eval", "run=first", "hydra.run.dir=e", "model=best"]) == 2
     assert "no best_model.zip there; the run was made without eval_every=" in capfd.readouterr().err
     shutil.copy("first/model.zip", "first/best_model.zip")
@@ -127,3 +134,25 @@ def test_an_evaluation_that_cannot_be_is_refused_before_training(shop: Any):
         with pytest.raises(Exception, match=told):
             shop(**{"folder": "bad", "on_existing": "overwrite", "eval_every": 16, "eval.env_kwargs": kwargs})
     assert not Path("bad/model.zip").exists()
+
+
+@pytest.mark.parametrize("read", [load_run, lambda folder: changed_plan(folder, configured(), ())])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_envs", 10**9),
+        ("eval.num_envs", 10**9),
+        ("algo.net_arch", [10**9, 10**9]),
+        ("algo.rollout_size", 10**12),
+        ("algo.policy_kwargs.features_extractor_kwargs.features_dim", 10**9),
+    ],
+)
+def test_a_plan_of_sizes_that_fit_into_no_memory_is_refused_by_arithmetic(
+    tmp_path: Path, read: Callable[[Path], Any], key: str, value: Any
+):
+    config = to_dict(configured("env.id=CartPole-v1", "algo=ppo"))
+    put(config, key, value)
+    (tmp_path / "plan.json").write_text(json.dumps({"config": config, "flags": []}))
+    (tmp_path / "model.zip").touch()
+    with pytest.raises(ConfigError, match=rf"its plan.json does not fit .*\({key}.* into no memory"):
+        read(tmp_path)

@@ -65,8 +65,8 @@ def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         saved.append(file.name)
         file.write_text(f"saved in {file.parent.name}")
 
-    def make(beside: bool) -> Evaluator:
-        config = dataclasses.replace(CONFIG, eval_async=beside)
+    def make(beside: bool, num_envs: int = 8) -> Evaluator:
+        config = dataclasses.replace(CONFIG, eval_async=beside, num_envs=num_envs)
         return Evaluator(config, tmp_path, lambda: quality(next(rewards)), save, said.append, Saving(said.append))
 
     return make, said, saved, tmp_path
@@ -144,15 +144,18 @@ def test_a_best_model_that_could_not_be_written_is_tried_again(parts: Any, monke
     assert evaluator.saving.failed == {}
 
 
-def test_where_the_process_fails_evaluation_goes_on_in_the_training(parts: Any):
+@pytest.mark.parametrize(
+    ("num_envs", "hint"), [(8, ""), (1, "; perhaps no second env can be open beside the training's one")]
+)
+def test_where_the_process_fails_evaluation_goes_on_in_the_training(parts: Any, num_envs: int, hint: str):
     make, said, _, _ = parts
-    evaluator = make(beside=True)
+    evaluator = make(beside=True, num_envs=num_envs)
     beside = evaluator.background
     evaluator.evaluate(10, 1.0)
     beside.rewards = [EvaluationError("it has died")]
     evaluator.collect()
     assert beside.closed
-    assert said == ["[EVAL] no evaluation beside training: it has died; from now on it is done in the training"]
+    assert said == [f"[EVAL] no evaluation beside training: it has died{hint}; from now on it is done in the training"]
     evaluator.evaluate(20, 2.0)
     assert [row["env_steps"] for row in evaluator.log.rows] == [20]
 

@@ -7,7 +7,9 @@ import pytest
 from stable_baselines3.common.logger import KVWriter, configure
 
 from conftest import configured
-from fasttrain.runs.loggers import STEPS, cut_back, make_logger
+from fasttrain.errors import ConfigError
+from fasttrain.perf.clock import PhaseClock
+from fasttrain.runs.loggers import STEPS, UsersCallbacks, cut_back, make_logger
 from fasttrain.runs.trackers import Watched
 
 
@@ -76,3 +78,11 @@ def test_a_writer_of_the_users_that_raises_is_left_out(method: str):
     (line,) = said
     assert line.startswith(f"warning: logger Broken.{method} failed: ")
     assert "test_loggers.py:" in line
+    assert watched.failed in line, "which ends the run with exit code 1"
+
+
+def test_an_evaluation_env_given_as_text_is_told():
+    entry = '{callback: "stable_baselines3.common.callbacks:EvalCallback", eval_env: CartPole-v1}'
+    config = configured("env.id=CartPole-v1", "algo=ppo", f"callbacks=[{entry}]")
+    with pytest.raises(ConfigError, match=r"EvalCallback could not be made.*; without eval_env it gets the run's own"):
+        UsersCallbacks(config, PhaseClock(), lambda: pytest.fail("none is wanted"))

@@ -194,14 +194,9 @@ def test_leaving_is_no_error(
     ("run", "arguments", "message"),
     [
         ("", [], "play needs run=FOLDER"),
-        ("", ["run=nowhere"], "nowhere: no plan.json there; name the folder of a finished run"),
+        ("", ["run=nowhere"], "run=nowhere: no plan.json there; name the folder of a finished run"),
         ("", ["run=nowhere", "play.speed=-1"], "play.speed=-1.0: must be at least 0"),
         ("", ["run=nowhere", "play.episodes=0"], "play.episodes=0: must be at least 1"),
-        (
-            "",
-            ["run=nowhere", "play.model=last.zip"],
-            "play.model=last.zip: another name for model (model.zip: final, best_model.zip: best)",
-        ),
         ("", ["run=nowhere", "play.sped=1"], "unknown key 'play.sped'; did you mean 'play.speed'"),
         (
             "",

@@ -7,10 +7,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import DummyVecEnv
-from torch.optim import SGD
+from torch.optim import SGD, Adam
 
 from conftest import configured
 from fasttrain.errors import ConfigError, EnvSpecError
@@ -56,7 +57,7 @@ SCALED = "algo.policy_kwargs.normalize_images=false"
         (("algo=ppo",), spaces.MultiDiscrete([[2, 3], [4, 5]]), NUMBERS, "SB3 chooses along one dimension: flatten"),
         (("algo=ppo",), spaces.MultiBinary([2, 3]), NUMBERS, "SB3 chooses along one dimension: flatten"),
         (("algo=ppo",), spaces.Tuple((spaces.Discrete(2),)), NUMBERS, "turn them into MultiDiscrete or Box in the env"),
-        (("algo=sac",), spaces.Discrete(2), NUMBERS, "algo=sac needs Box; take algo=maskable_ppo, ppo, dqn,"),
+        (("algo=sac",), spaces.Discrete(2), NUMBERS, "algo=sac needs Box; take another algo: maskable_ppo, ppo, dqn,"),
         (("algo=sac",), spaces.Box(-1, np.inf, (2,)), NUMBERS, "SB3 needs at least one number and finite bounds"),
         (("algo=ddpg",), spaces.Box(0, 9, (2,), np.int64), NUMBERS, "algo=ddpg adds noise to them"),
         (("algo=sac",), spaces.Box(-1, 1, (2,), np.dtype(">f4")), NUMBERS, "torch has no numbers of >f4"),
@@ -193,7 +194,9 @@ def test_the_policy_fits_the_observations():
         ),
         ("optimizer_class=torch.optim:SDG", "module 'torch.optim' has no 'SDG'; did you mean 'SGD'?"),
         ("optimizer_class=torch.nn:Linear", "must be derived from torch.optim.optimizer.Optimizer"),
-        ("features_extractor_class=torch.nn:Linear", "must be derived from .*BaseFeaturesExtractor"),
+        ("features_extractor_class=torch.optim:Adam", "must be derived from torch.nn.modules.module.Module"),
+        ("activation_fn=torch.optim:Adam", "must be derived from torch.nn.modules.module.Module"),
+        ("optimizer_class=os:system", "is a part of Python's own library"),
     ],
 )
 def test_policy_arguments_that_cannot_be(argument: str, text: str):
@@ -216,4 +219,60 @@ def test_an_optimizer_and_a_network_that_is_not_for_such_observations():
     nature = "algo.policy_kwargs.features_extractor_class=stable_baselines3.common.torch_layers:NatureCNN"
     config = configured("env.id=CartPole-v1", "algo=ppo", "num_envs=1", "batch_size=8", nature)
     with pytest.raises(ConfigError, match="NatureCNN'}: AssertionError: You should use NatureCNN only with images"):
+        build_algorithm(config, DummyVecEnv([lambda: Seen(NUMBERS)]), PhaseClock())
+
+
+class Halves(torch.nn.Module):
+    """No BaseFeaturesExtractor, which stock does not ask for."""
+
+    features_dim = 4
+
+    def __init__(self, space: spaces.Box) -> None:
+        super().__init__()
+        self.net = torch.nn.Linear(space.shape[0], self.features_dim)
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        return self.net(observations)
+
+
+def halves(space: spaces.Box) -> torch.nn.Module:
+    return Halves(space)
+
+
+class Nothing(torch.nn.Module):
+    def __init__(self, space: spaces.Box) -> None:
+        super().__init__()
+
+
+def slow_adam(parameters: Any, **further: Any) -> Adam:
+    return Adam(parameters, **{**further, "lr": 1e-5})
+
+
+LEARN = {
+    "ppo": ("algo.rollout_size=8", "batch_size=8"),
+    "dqn": ("warmup_steps=4", "algo.buffer_size=64", "batch_size=4"),
+}
+
+
+@pytest.mark.parametrize("engine", ["fast", "stock"])
+@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+def test_what_stock_is_built_of_is_no_less_here(engine: str, algo: str):
+    extractor = "Halves" if engine == "fast" else "halves"
+    named = {"features_extractor_class": f"{__name__}:{extractor}", "optimizer_class": f"{__name__}:slow_adam",
+             "activation_fn": "torch.nn:Mish"}  # fmt: skip
+    typed = [f"algo.policy_kwargs.{name}={value}" for name, value in named.items()]
+    config = configured("env.id=CartPole-v1", f"algo={algo}", f"engine={engine}", "num_envs=1", *LEARN[algo], *typed)
+    check_policy(config, NUMBERS)
+    model: Any = build_algorithm(config, DummyVecEnv([lambda: Seen(NUMBERS)]), PhaseClock())
+    model.learn(16)
+    assert model.policy.optimizer.defaults["lr"] == 1e-5
+    assert {Halves, torch.nn.Mish} <= {type(part) for part in model.policy.modules()}
+
+
+def test_a_features_extractor_without_a_size_is_told_in_one_sentence():
+    nothing = f"algo.policy_kwargs.features_extractor_class={__name__}:Nothing"
+    config = configured("env.id=CartPole-v1", "algo=ppo", "num_envs=1", *LEARN["ppo"], nothing)
+    with pytest.raises(
+        ConfigError, match="Nothing'}: AttributeError: 'Nothing' object has no attribute 'features_dim'"
+    ):
         build_algorithm(config, DummyVecEnv([lambda: Seen(NUMBERS)]), PhaseClock())

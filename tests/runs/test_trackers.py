@@ -175,13 +175,16 @@ def test_a_tracker_that_fails_costs_one_line(
 ):
     monkeypatch.setattr(StubRun, "breaks_at", 128)
     done = fasttrain(*TYPED, "total_timesteps=256", "loggers=[csv,wandb]")
-    assert done.exit_code == 0, done.err
+    assert done.exit_code == 1
+    lost = "failed, and cost nothing else: logger Wandb (ConnectionError: the server is gone"
+    assert done.err.startswith(f"fasttrain: error: {lost}")
+    assert (done.folder / "model.zip").exists()
     (line,) = [line for line in done.out.splitlines() if "wandb" in line.lower()]
     assert line.startswith("warning: logger Wandb.write failed: ConnectionError: the server is gone")
     assert len(rows_of(done.folder)) == 2
     done = fasttrain(*TYPED, "total_timesteps=128", "loggers=[csv,{logger: wandb, entity: nobody}]")
-    assert done.exit_code == 0, done.err
     assert "warning: logger wandb could not be started: PermissionError: no such entity" in done.out
+    assert (done.exit_code, "logger wandb (PermissionError: no such entity" in done.err) == (1, True)
 
 
 @pytest.mark.parametrize(

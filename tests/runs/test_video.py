@@ -140,14 +140,12 @@ def frames_of(file: Path) -> list[Any]:
 
 @needs_imageio
 @pytest.mark.parametrize("ending", ["mp4", "gif"])
-def test_each_picture_of_each_episode_is_in_it(
-    run: Callable[..., Path], fasttrain: RunCommand, tmp_path: Path, ending: str
-):
+def test_each_picture_of_each_episode_is_in_it(run: Callable[..., Path], fasttrain: RunCommand, ending: str):
     done = fasttrain("play", f"run={run('dot')}", f"output=game.{ending}", "play.episodes=2", "play.seed=3")
     assert (done.exit_code, done.err) == (0, "")
     assert done.out.splitlines() == [
         "Dot: ppo after 0 steps, play.seed=3",
-        f"{tmp_path / 'game'}.{ending}: 1.2 s",
+        f"game.{ending}: 1.2 s",
         done.out.splitlines()[-1],
     ]
     assert done.out.splitlines()[-1].startswith("2 games, mean return ")

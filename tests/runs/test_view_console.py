@@ -13,7 +13,7 @@ from conftest import configured
 from fasttrain.perf.report import EnvTimes, PerfWindow
 from fasttrain.runs.evaluate import summarise
 from fasttrain.runs.view import make_console, say, show_perf, show_plan, show_quality
-from fasttrain.spec.checks import EnvFacts, Machine
+from fasttrain.spec.checks import FLAGS, EnvFacts, Machine
 from fasttrain.spec.plan import resolve
 
 POSIX = pytest.mark.skipif(not hasattr(os, "openpty"), reason="POSIX terminals")
@@ -140,6 +140,18 @@ def test_nothing_is_cut_in_a_word_however_narrow_the_terminal(width: int):
     known = set(unstyled(text_of(wide)).split()) | {"·", "/s", "alone", "ms/1,000", "draws", "score", "difference"}
     assert words <= known, "a piece of a word"
     assert not any(line.strip().startswith("%") for line in lines)
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+def test_the_plan_tells_each_source_however_narrow_the_terminal(width: int):
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, no_color=True)
+    config = configured("+profile=speed", "env.id=CartPole-v1", "algo=ppo")
+    sources = {flag.name: "profile speed" for flag in FLAGS}
+    plan = resolve(config, sources, EnvFacts(False, 20e-6), Machine(2, False, False))
+    show_plan(console, plan)
+    of_profile = [row for row in plan.notable() if row.source == "profile speed"]
+    told = " ".join(unstyled(text_of(console)).split())
+    assert told.count("profile speed") == len(of_profile) > 5
 
 
 def unstyled(text: str) -> str:

@@ -150,7 +150,7 @@ def test_continuous_algorithms_update_once_per_transition_unless_told_otherwise(
 def test_spaces_that_do_not_suit_are_told(fasttrain: RunCommand):
     done = fasttrain("algo=sac", "env.id=CartPole-v1")
     assert done.exit_code == 2
-    assert "has Discrete(2) actions, algo=sac needs Box" in done.err
+    assert "has Discrete(2) actions, algo=sac needs Box; take another algo: maskable_ppo, ppo," in done.err
 
 
 def test_keys_of_other_algorithms_are_told():

@@ -28,14 +28,14 @@ from fasttrain.spec.config import MAX_SEED
         (["seed=4294967295"], "^seed=4294967295: must lie between 0 and 4293967295$"),
         (["eval.seed=4293967296"], "^eval.seed=4293967296: must lie between 0 and 4293967295$"),
         (["torch_threads=257"], "^torch_threads=257: must lie between 1 and 256$"),
-        (["own.batch_size=1"], "^env.own.batch_size=1: must be at least 2$"),
+        (["+profile=speed", "env.own.maskable_ppo.speed.batch_size=1"], "^env.own.batch_size=1: must be at least 2$"),
         (["+profile=speed", "env.own.num_envs.speed=0"], "^env.own.num_envs=0: must be at least 1$"),
         (
             ["+profile=speed", "env.own.maskable_ppo.speed.n_epochs=0.5"],
             "^env.own.n_epochs=0.5: expected a whole",
         ),
-        (["env.total_timesteps=0"], "^env.own.total_timesteps=0: must be at least 1$"),
-        (["env.eval_episodes=1"], "^env.own.eval_episodes=1: must be at least 2$"),
+        (["env.own.total_timesteps=0"], "^env.own.total_timesteps=0: must be at least 1$"),
+        (["env.own.eval_episodes=1"], "^env.own.eval_episodes=1: must be at least 2$"),
         (
             ["env.own.eval_episode=7"],
             "^unknown key 'env.own.eval_episode'; did you mean 'eval_episodes'.; it has total_",

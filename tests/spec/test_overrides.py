@@ -134,12 +134,6 @@ def test_same_key_typed_with_another_value_is_the_command_line():
     ("typed", "meant"),
     [
         ("num_workers=4", ["workers=4"]),
-        ("pipeline=1", ["schedule=lockstep"]),
-        ("pipeline=2", ["schedule=pipelined"]),
-        ("pipeline=auto", ["schedule=auto"]),
-        ("pipeline=1,2", ["schedule=lockstep,pipelined"]),
-        ("async_envs=true", ["schedule=first_ready"]),
-        ("async_envs=false", []),
         ("use_subproc_envs=false", ["workers=0"]),
         ("use_subproc_envs=True", []),
         ("force_dummy_vec_env=1", ["vec_env=dummy"]),
@@ -149,9 +143,6 @@ def test_same_key_typed_with_another_value_is_the_command_line():
         ("use_torch_compile=1", ["use_compile=1"]),
         ("batch_inference=true", []),
         ("algo.learning_starts=9", ["warmup_steps=9"]),
-        ("env.eval_episodes=9", ["++env.own.eval_episodes=9"]),
-        ("env.native_num_envs.speed=9", ["++env.own.num_envs.speed=9"]),
-        ("env.by_tier.ppo.speed.n_epochs=9", ["++env.own.ppo.speed.n_epochs=9"]),
     ],
 )
 def test_other_names_of_a_setting(typed: str, meant: list[str]):
@@ -177,10 +168,9 @@ def test_other_names_say_how_a_switch_is_on():
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        (["pipeline=3"], "pipeline=3: another name for schedule .auto: auto, 1: lockstep, 2: pipelined."),
-        (["async_envs=maybe"], "async_envs=maybe: another name for schedule"),
-        (["async_envs=false,true"], "async_envs=false,true: another name for schedule"),
-        (["pipeline=2", "async_envs=true"], "async_envs=true contradicts pipeline=2: they are one setting .schedule."),
+        (["use_subproc_envs=maybe"], "use_subproc_envs=maybe: another name for workers .false: 0.; take workers=…"),
+        (["use_subproc_envs=false,true"], "use_subproc_envs=false,true: another name for workers"),
+        (["use_subproc_envs=0", "num_workers=2"], "num_workers=2 contradicts use_subproc_envs=0"),
         (["batch_inference=0"], "batch_inference=0: acting takes all envs in one forward; leave it out"),
         (["workers=2", "num_workers=3"], "num_workers=3 contradicts workers=2"),
     ],
@@ -191,14 +181,13 @@ def test_other_names_that_say_something_else(typed: list[str], message: str):
 
 
 def test_the_environment_gives_way_to_what_was_typed_by_any_name():
-    assert normalise(["async_envs=false"], {"FASTTRAIN_ASYNC_ENVS": "1"}) == []
     assert normalise(["use_subproc_envs=true"], {"USE_SUBPROC_ENVS": "0", "NUM_ENVS": "4"}) == ["num_envs=4"]
     with pytest.raises(ConfigError, match="force_dummy_vec_env=1 contradicts vec_env=shared"):
         normalise([], {"FASTTRAIN_VEC_ENV": "shared", "FORCE_DUMMY_VEC_ENV": "1"})
 
 
 def test_a_message_says_what_was_typed():
-    typed = ["num_workers=9", "pipeline=2", "seed=1"]
+    typed = ["num_workers=9", "use_torch_compile=1", "seed=1"]
     assert with_names_as_typed("workers=9 is more than num_envs=8", typed, {}) == (
         "workers=9 is more than num_envs=8 (typed: num_workers=9)"
     )
@@ -217,3 +206,15 @@ def test_the_last_value_of_a_setting_counts():
     with pytest.raises(ConfigError, match="force_dummy_vec_env=true contradicts vec_env=shared"):
         normalise(["vec_env=dummy", "force_dummy_vec_env=true", "vec_env=shared"], {})
     assert normalise(["num_workers=2", "num_workers=3"], {}) == ["workers=2", "workers=3"]
+
+
+def test_a_message_names_paths_as_they_were_typed():
+    def told(message: str, *typed: str) -> str:
+        return with_names_as_typed(message, typed, {}, "/here")
+
+    assert told("run=/here/runs/a: no plan.json there", "run=runs/a/") == "run=runs/a: no plan.json there"
+    assert told("/here/runs/a/plan.json is too large", "run='runs/a'") == "runs/a/plan.json is too large"
+    assert told("run=/here/runs/ab: gone", "run=runs/a") == "run=/here/runs/ab: gone"
+    assert told("output=/here/../x.mp4: no room", "output=../x.mp4") == "output=../x.mp4: no room"
+    assert told("run=/here: no plan.json; /here/my/p.yaml", "run=.") == "run=.: no plan.json; /here/my/p.yaml"
+    assert told("run=/there/a: gone", "run=/there/a") == "run=/there/a: gone"

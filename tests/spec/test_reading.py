@@ -112,30 +112,6 @@ def test_own_values_are_the_given_ones_then_the_games_then_the_algorithms():
     assert configured("+profile=speed", "algo.learning_rate=linear_1e-4").algo.learning_rate == "linear_1e-4"
 
 
-def test_own_values_of_version_0_1_are_settings():
-    config = configured("+profile=speed", "own.batch_size=128", "own.n_epochs=2", "own.tier=balance")
-    assert (config.own.batch_size, config.algo.n_epochs, config.tier) == (128, 2, "balance")
-    assert configured("own.n_epochs=2", "algo=dqn", "env.id=CartPole-v1").own.n_epochs == 2, "means nothing there"
-    plain, own = composed("+profile=speed"), {"tier": "baseline", "batch_size": 512, "native_num_envs": 64}
-    profile = from_mapping({**plain, "own": own})
-    assert (profile.tier, profile.own.batch_size, profile.num_envs) == ("baseline", 512, 64), "as a profile of 0.1 says"
-    assert from_mapping({**plain, "own": own}, {"tier", "num_envs"}).num_envs == 12, "typed"
-    assert from_mapping({**plain, "batch_size": 32, "own": own}).batch_size == 32
-    with pytest.raises(ConfigError, match="unknown key 'env.own.maskable_ppo.speed.batch'; did you mean 'batch_size'"):
-        from_mapping({**plain, "own": {"batch": 1}})
-
-
-def test_a_plateau_has_one_setting():
-    plain = composed()
-    assert from_mapping({**plain, "stop": {"on_plateau": False, "patience": 0.2}}).stop.patience is None
-    assert from_mapping({**plain, "stop": {"on_plateau": True, "patience": 0.3}}).stop.patience == 0.3
-    assert configured("stop.on_plateau=true").stop.patience == 0.2
-    assert configured("stop.on_plateau=true", "stop.patience=0.4").stop.patience == 0.4
-    assert configured("stop.on_plateau=false").stop.patience is None
-    with pytest.raises(ConfigError, match="stop.on_plateau=false contradicts stop.patience=0.4"):
-        configured("stop.on_plateau=false", "stop.patience=0.4")
-
-
 @pytest.mark.parametrize("key", GONE)
 def test_what_nobody_can_choose_any_more_is_told(key: str):
     told = f"^{re.escape(key)} is no setting any more: {re.escape(GONE[key])}; leave it out$"
@@ -159,51 +135,25 @@ def test_a_game_says_how_long_unless_it_is_given():
     assert configured().total_timesteps == 3_000_000
 
 
-def test_files_of_before_say_how_a_switch_is_on():
+def test_files_say_how_a_switch_is_on():
     def read(**values: Any) -> tuple[str, str]:
         config = from_mapping({**composed(), "engine": "fast", **values})
         return config.use_amp, config.use_compile
 
     old = {"amp_dtype": "bfloat16", "compile_mode": "default"}
-    assert read(**old, use_amp="off", use_compile="auto") == ("off", "auto"), "as 0.1 stored and its profiles said"
+    assert read(**old, use_amp="off", use_compile="auto") == ("off", "auto"), "the usual values of the other names"
     assert read(**old, use_amp="auto", use_compile=True) == ("auto", "on")
     other = {"amp_dtype": "float16", "compile_mode": "max-autotune"}
     assert read(**other, use_amp="off", use_compile=False) == ("off", "off"), "what is off has no mode"
     assert read(**other, use_amp="auto", use_compile="on") == ("float16", "max-autotune")
 
 
-def test_one_limit_says_what_hangs():
-    assert configured("checkup_timeout_s=600").env.step_timeout_s == 600
-    with pytest.raises(ConfigError, match="checkup_timeout_s=60 contradicts env.step_timeout_s=900"):
-        configured("checkup_timeout_s=60", "env.step_timeout_s=900")
-    plain = composed()
-    assert from_mapping({**plain, "checkup_timeout_s": 60}).env.step_timeout_s == 60, "a profile's"
-    stored = {**plain, "env": {**plain["env"], "step_timeout_s": 900.0}, "checkup_timeout_s": 120.0}
-    assert from_mapping(stored).env.step_timeout_s == 900, "0.1 stored its default beside it"
-
-
-def test_an_env_file_of_before_names_the_games_own_values():
-    today, old = composed("+profile=speed"), composed("+profile=speed")
-    own = dict(old["env"].pop("own"))
-    of_algorithms = {name: own[name] for name in ("maskable_ppo", "maskable_recurrent_ppo", "dqn")}
-    old["env"] |= {"native_num_envs": own["num_envs"], "by_tier": of_algorithms, "total_timesteps": 3e6}
-    old["env"]["eval_episodes"] = 2000
-    assert from_mapping(old) == from_mapping(today)
-    old["env"] |= {"by_tier": None, "native_num_envs": None}
-    plain = from_mapping(old)
-    assert (plain.own.num_envs, plain.own.batch_size, plain.total_timesteps) == (None, 256, 3_000_000)
-    typed = configured("env.id=CartPole-v1", "algo=ppo", "env.total_timesteps=7000", "env.eval_episodes=9")
-    assert (typed.total_timesteps, typed.eval.episodes) == (7_000, 9)
-
-
-def test_files_of_before_may_use_the_other_names():
+def test_files_may_use_the_other_names():
     plain = composed("env.id=CartPole-v1", "algo=ppo")
-    old = {"num_workers": 4, "pipeline": 1, "use_subproc_envs": True, "force_dummy_vec_env": False, "async_envs": False}
+    old = {"num_workers": 4, "use_subproc_envs": True, "force_dummy_vec_env": False, "batch_inference": True}
     config = from_mapping({**plain, **old})
-    assert (config.workers, config.schedule, config.vec_env) == (4, "lockstep", "subproc")
+    assert (config.workers, config.vec_env) == (4, "subproc")
     assert from_mapping({**plain, **old, "workers": 2}, {"workers"}).workers == 2, "typed by its own name"
-    assert from_mapping({**plain, "schedule": "auto", "async_envs": True}).schedule == "first_ready", "over a profile's"
-    assert "schedule" not in without_gone({**plain, "pipeline": 4}), "0.1 had more than two groups"
 
 
 def test_eval_takes_another_opponent_and_other_arguments_of_the_env_in_place_of_what_the_run_had():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -168,3 +169,27 @@ def test_restart_takes_workers_or_is_refused():
             plan_of(fast("env.on_env_error=restart", asked), cheap)
     with pytest.raises(ConfigError, match="env.on_env_error=restart with vec_env=native"):
         plan_of(configured("+profile=speed", "env.on_env_error=restart"), EnvFacts(True, None))
+
+
+@pytest.mark.parametrize(("key", "value"), [("env.masks", "get_action_mask"), ("env.on_empty_mask", "raise")])
+@pytest.mark.parametrize(
+    ("arguments", "reads"),
+    [
+        (("algo=ppo",), False),
+        (("algo=maskable_ppo", "engine=stock"), True),
+        (("algo=dqn", "engine=fast"), True),
+        (("algo=dqn", "engine=fast", "algo.use_masking=false"), False),
+        (("algo=dqn", "engine=stock"), False),
+    ],
+)
+def test_what_is_said_of_masks_to_an_algorithm_that_reads_none(
+    arguments: tuple[str, ...], reads: bool, key: str, value: str
+):
+    config = configured("env.id=CartPole-v1", f"{key}={value}", *arguments)
+    plan_of(config)  # an env's own file may say it for all algorithms
+    with (
+        nullcontext()
+        if reads
+        else pytest.raises(ConfigError, match=f"^{key} means nothing for algo={config.algo.name}")
+    ):
+        plan_of(config, **{key: "command line"})

@@ -34,6 +34,9 @@ def test_verdicts_are_sentences():
     assert "+0 [?, ?] points" in said
     assert said.endswith("; take at least 5 seeds")
     assert sentence(row(None, None, None), GATE) == "speed: no seed finished that the baseline finished too"
+    said = sentence(row(None, Ratio(2.0, 1.9, 2.1, 5), True), GATE)
+    assert said.startswith("speed: no verdict, 2"), "eval.episodes=0"
+    assert said.endswith("as fast; no win rate of a seed is known on both sides")
 
 
 def test_numbers_with_intervals():

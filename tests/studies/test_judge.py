@@ -24,6 +24,7 @@ def test_the_metric_is_the_win_rate_the_reward_or_for_dqn_the_tail():
     assert choose_metric([outcome()], GATE, ["maskable_ppo"]) == "win_rate"
     assert choose_metric([outcome(), outcome(win_rate=None)], GATE, ["ppo"]) == "mean_reward"
     assert choose_metric([outcome()], GATE, ["ppo", "dqn"]) == "tail"
+    assert choose_metric([outcome(mean_reward=None, win_rate=None)], GATE, ["ppo"]) == "tail", "eval.episodes=0"
     assert choose_metric([outcome()], GateConfig(metric="mean_reward"), ["dqn"]) == "mean_reward"
 
 

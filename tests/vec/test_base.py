@@ -103,6 +103,8 @@ def test_the_episode_record_is_monitors_whatever_the_env_told_under_its_name():
     assert info["TimeLimit.truncated"] is True
     assert "terminal_observation" not in episode.info, "the env's own dict is left alone"
     assert episode_info(episode, 2.0, keeps_records=False)["episode"]["r"] == 9.0, "a life is no game"
+    near = {"r": np.array(1.2345676), "l": 4, "t": 0.1}
+    assert episode_info(episode._replace(info={"episode": near}), 2.0)["episode"] is near, "exact, by the env itself"
     for told in ({}, episode.info, {"episode": None}, {"episode": 3}, {"episode": {"number": 3}}):
         mine = episode._replace(info=told)
         assert episode_info(mine, 2.0)["episode"] == {"r": 1.234568, "l": 4, "t": 2.0}

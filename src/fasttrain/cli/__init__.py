@@ -26,6 +26,8 @@ from fasttrain.errors import (
     FastTrainError,
     too_little_memory,
 )
+from fasttrain.machine import stop_after
+from fasttrain.runs.folders import PARENT
 from fasttrain.spec.overrides import is_sweep, normalise, split_options, with_names_as_typed
 
 if TYPE_CHECKING:
@@ -80,13 +82,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Never raises for bad input."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     terminal.speak_its_letters()
+    here = terminal.working_folder()  # an env may go to another one
     try:
         refuse_while_imported()
         with _sigterm_as_ctrl_c():
+            _end_with_the_study()
             return _dispatch(arguments)
     except FastTrainError as error:
         with suppress(FastTrainError):  # a variable of the environment that is none
-            return _report(error, error.exit_code, with_names_as_typed(str(error), arguments, os.environ))
+            return _report(error, error.exit_code, with_names_as_typed(str(error), arguments, os.environ, here))
         return _report(error, error.exit_code)
     except MemoryError as error:
         return _report(error, ConfigError.exit_code, too_little_memory(error))
@@ -138,6 +142,12 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def _end_with_the_study() -> None:
+    """A cell of a study that was killed does not go on for hours."""
+    if (parent := os.environ.pop(PARENT, "")).isdigit():
+        threading.Thread(target=stop_after, args=(int(parent),), daemon=True).start()
 
 
 def _report(error: Exception, code: int, text: str = "") -> int:
@@ -282,6 +292,8 @@ def _run_command(command: str, composed: Any, arguments: Sequence[str], starting
     overrides = list(job.overrides.task)
     origin = sources(overrides, os.environ, files)
     commands.refuse_foreign_keys(command, origin, overrides)
+    for line in commands.outdone(overrides):
+        print(line)
     if command in commands.STARTS_RUNS:
         overrides += config_dir_options(arguments)
     more: dict[str, Any] = {"compose": compose.compose_typed} if command in commands.STUDIES else {}

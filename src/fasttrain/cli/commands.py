@@ -7,6 +7,7 @@ The latter is decided before Hydra opens the folder, which it does by writing in
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -116,6 +117,13 @@ def refuse_foreign_keys(command: str, typed: Iterable[str], overrides: Sequence[
             raise ConfigError(f"{shown} means nothing for {command}; {terminal.as_typed(owner.use)}")
 
 
+def outdone(overrides: Sequence[str]) -> list[str]:
+    """A line for each setting that was typed again with another value: the last one counts, as always with Hydra."""
+    last = {key_of(text): text for text in overrides if "={" not in text}  # of mappings all count
+    before = [text for text in overrides if "={" not in text and last[key_of(text)].lstrip("+") != text.lstrip("+")]
+    return [f"{text} was typed before {last[key_of(text)].lstrip('+')}, which counts" for text in before]
+
+
 def refuse_chdir(hydra: Any) -> None:
     """Raises ConfigError where Hydra is to change the working directory: envs and folders are looked for in it."""
     if hydra.job.chdir:
@@ -143,6 +151,7 @@ def prepare(command: str, arguments: Sequence[str]) -> list[str]:
     if is_sweep(arguments) and command not in SWEEPABLE:
         raise ConfigError(f"-m sweeps over trainings; {command} cannot be swept")
     if command in OF_A_RUN and "run" not in map(key_of, arguments):
+        refuse_foreign_keys(command, map(key_of, overrides), overrides)
         raise ConfigError(f"{command} needs run=FOLDER, the folder of a run (outputs/DATE/TIME_…)")
     if "--trust" in arguments:
         if command not in TRUSTING:
@@ -151,6 +160,7 @@ def prepare(command: str, arguments: Sequence[str]) -> list[str]:
     if command in WITHOUT_FOLDER:
         return ["hydra.run.dir=.", "hydra.output_subdir=null", *arguments]
     if command == "eval":  # of which run, its files say
+        arguments = [re.sub(r"^\+*env\.kwargs=(?=\s*{)", "eval.env_kwargs=", text) for text in arguments]
         return [f"hydra.run.dir={_in_quotes('outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}_eval_${pid:}')}", *arguments]
     if command == "doctor":
         return _test_as_key(arguments)

@@ -13,7 +13,8 @@ from __future__ import annotations
 import datetime
 import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,11 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from fasttrain.cli import draw_report, refuse_while_imported
 from fasttrain.cli.compose import clear_error, composed_before, conf_dir, keys_of_files
-from fasttrain.errors import ConfigError
+from fasttrain.errors import ConfigError, FastTrainError
 from fasttrain.runs.folders import held
 from fasttrain.runs.train import carry_out, ready
 from fasttrain.saving.files import read_json
-from fasttrain.spec.overrides import ALIASES, translated
+from fasttrain.spec.overrides import ALIASES, translated, with_names_as_typed
 from fasttrain.spec.plain import from_dict, to_dict
 from fasttrain.spec.plan import RunSpec
 from fasttrain.spec.reading import from_mapping, put
@@ -91,14 +92,16 @@ def train(
     sources |= dict.fromkeys((*chosen, *(["algo"] if algo else [])), "command line")
     for key, value in chosen.items():
         put(values, key, value)
-    config = from_mapping(values, chosen)
+    given = [f"{key}={value}" for key, value in {**(settings or {}), **flags}.items()]
+    with _named_as_given(given):
+        config = from_mapping(values, chosen)
     where = Path(folder).absolute() if folder else _new_folder(config.env.name, config.algo.name)
     _refuse_held(where, folder, config.on_existing)
     where.mkdir(parents=True, exist_ok=True)
     typed = [*said, *(f"{key}={value}" for key, value in chosen.items())]
     threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     try:
-        with ready(config, sources, where, typed) as run:
+        with _named_as_given(given), ready(config, sources, where, typed) as run:
             carry_out(run, typed, draw_report)
     finally:
         torch.set_num_threads(threads)
@@ -106,6 +109,16 @@ def train(
             torch.use_deterministic_algorithms(strict)
     run.model.env = None
     return Trained(run.plan, run.model, read_json(where / "summary.json"), read_json(where / "perf.json"), where)
+
+
+@contextmanager
+def _named_as_given(given: Sequence[str]) -> Iterator[None]:
+    """An error about a setting that was given by another name tells that."""
+    try:
+        yield
+    except FastTrainError as error:
+        error.args = (with_names_as_typed(str(error), given, {}),)
+        raise
 
 
 def _group(env: str | type | RunSpec | None) -> str:

@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # signal.getsignal makes enums, which takes longer than all the rest
 import importlib
+import importlib.util
 import os
 import random
 import signal
 import sys
 import sysconfig
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -121,7 +123,7 @@ def import_user_module(name: str, folder: str, option: str) -> ModuleType:
             raise EnvSpecError(f"{option}: {file} hides Python's own module of that name; rename it")
     importlib.invalidate_caches()  # the file may be younger than the import system's view of its folder
     try:
-        with _nothing_learned():
+        with _NothingLearned():
             return importlib.import_module(name)
     except gymnasium.error.DependencyNotInstalled as error:
         raise EnvSpecError(f"{option} needs a package that is not installed: {error}") from error
@@ -136,6 +138,8 @@ def import_user_module(name: str, folder: str, option: str) -> ModuleType:
         raise EnvSpecError(f"{option}: importing module {name!r} failed: {blame(error)}") from error
 
 
+BASE = "stable_baselines3.common.base_class"
+LEARNS = ("learn", "_setup_learn")  # the latter: `PPO.learn(model)` too
 TRAINS = 'trains a model: put what trains under `if __name__ == "__main__":`'
 
 
@@ -147,25 +151,53 @@ def is_importing() -> bool:
     return frame is not None
 
 
-@contextmanager
-def _nothing_learned() -> Iterator[None]:
-    """Inside, `learn` of SB3's algorithms raises where it asks for the time at which it starts: a script that trains as
-    it is imported would train in every process, and write over its model.
+class _NothingLearned(MetaPathFinder):
+    """Inside, no algorithm of SB3's kind learns, whoever wrote its `learn`: a script that trains as it is imported
+    would train in every process, and write over its model.
 
-    SB3 itself cannot be changed here: a worker leaves it to the user's modules to import it.
+    A worker leaves it to the user's modules to import SB3, so that its base class may come in the middle.
     """
-    time_ns = time.time_ns
 
-    def refuse_to_learn() -> int:
-        if sys._getframe(1).f_code.co_name == "_setup_learn":
+    def __enter__(self) -> None:
+        self.guarded: Any = None
+        if BASE in sys.modules:
+            self._guard(sys.modules[BASE])
+        else:
+            sys.meta_path.insert(0, self)
+
+    def __exit__(self, *_: object) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        if self.guarded is not None:
+            del self.guarded.__getattribute__
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name != BASE:
+            return None
+        sys.meta_path.remove(self)
+        if (found := importlib.util.find_spec(name)) is not None:
+            loader: Any = found.loader
+            execute = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                self._guard(module)
+
+            loader.exec_module = exec_module
+        return found
+
+    def _guard(self, module: Any) -> None:
+        base = getattr(module, "BaseAlgorithm", None)
+        if base is None or base.__getattribute__ is not object.__getattribute__:  # one import within another
+            return
+
+        def refuse_to_learn(*_: Any, **__: Any) -> None:
             raise EnvSpecError(TRAINS)
-        return time_ns()
 
-    time.time_ns = refuse_to_learn
-    try:
-        yield
-    finally:
-        time.time_ns = time_ns
+        def attribute(algorithm: Any, name: str) -> Any:
+            return refuse_to_learn if name in LEARNS else object.__getattribute__(algorithm, name)
+
+        base.__getattribute__, self.guarded = attribute, base
 
 
 def look_up(entry: str, option: str, folder: str | None = None) -> Any:

@@ -9,7 +9,6 @@ import dataclasses
 import inspect
 import itertools
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -380,18 +379,7 @@ def config_of(folder: Path) -> Config:
     stored = from_dict(_plan_of(folder).get("config"))
     if not isinstance(stored, dict):
         raise ConfigError(f"{path} holds no configuration; name the folder of a run")
-    stored = {**stored, "env": _games_of_today(stored.get("env"))}
-    if isinstance(algo := stored.get("algo"), dict):  # 0.1 kept an algorithm's own values there
-        stored["algo"] = {key: value for key, value in algo.items() if key != "by_tier"}
     try:
         return from_mapping({**{flag.name: flag.stock for flag in FLAGS}, **without_gone(stored), "trust": False})
     except ConfigError as error:
         raise ConfigError(f"run={folder}: its plan.json does not fit this version of fasttrain ({error})") from error
-
-
-def _games_of_today(env: Any) -> Any:
-    """The built-in games' classes, which lay in `fasttrain.envs` before version 0.2, by their names of today."""
-    if not isinstance(env, dict):
-        return env
-    named = {key: env[key] for key in ("entry_point", "native_game") if isinstance(env.get(key), str)}
-    return env | {key: re.sub(r"^fasttrain\.envs\.(?=sk)", "fasttrain.games.", name) for key, name in named.items()}

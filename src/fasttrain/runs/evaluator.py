@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from fasttrain.runs.logs import EvaluationLog
 from fasttrain.saving.files import Saving
 from fasttrain.spec.config import Config
+from fasttrain.spec.reading import no_second_env
 from fasttrain.vec.process import START_METHOD, ended, kill_group
 from fasttrain.vec.worker_start import signals_held, start_function
 
@@ -53,7 +54,7 @@ class Evaluator:
         film: Callable[[Path], str] = lambda _: "",
     ) -> None:
         self.folder, self._quality, self._save, self._say, self._tell = folder, quality, save, say, note
-        self._film = film
+        self._film, self._alone = film, no_second_env(config)
         self.saving = saving
         self.log = EvaluationLog(folder / "evaluations.csv")
         self.best_reward = float("-inf")
@@ -144,7 +145,8 @@ class Evaluator:
     def _give_up(self, error: EvaluationError) -> None:
         lost = 0 if self.background is None else len(self.background.waiting)
         waited = f" ({lost} that waited are lost)" if lost else ""
-        self._say(f"[EVAL] no evaluation beside training: {error}{waited}; from now on it is done in the training")
+        why = f"{error}{self._alone}{waited}"
+        self._say(f"[EVAL] no evaluation beside training: {why}; from now on it is done in the training")
         self.saving.failed.pop(SNAPSHOT, None)  # none is wanted any more
         self.close()
 

@@ -30,7 +30,6 @@ from fasttrain.saving.files import write_json
 from fasttrain.spec.algorithms import AlgorithmSpec
 from fasttrain.spec.config import Config
 from fasttrain.spec.reading import uses_masks
-from fasttrain.terminal import near
 
 STEMS = {"final": "model", "best": "best_model"}
 SUFFIXES = {"onnx": ".onnx", "torchscript": ".torchscript.pt"}
@@ -64,7 +63,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         text = ", ".join(f"{name} {kind}" for name, kind in report[what].items())
         say(console, f"{what:<8} {text}")
     difference = f"{report['max_difference']:.1e} ({report['checked_with']})"
-    say(console, f"{near(path)}: max difference from the policy {difference}")
+    say(console, f"{config.output or Path(str(config.run), path.name)}: max difference from the policy {difference}")
     return 0
 
 

@@ -33,6 +33,7 @@ MARKS = {  # what tells that a folder is one of these, the first that fits
 PART = "said.txt"  # what a configuration that `fasttrain doctor` measures says; its folder is no run's
 CELLS = "cells"  # of a study, in its folder; those of a sweep lie in the sweep's itself
 GROUP = "FASTTRAIN_GROUP"  # environment variable that tells a cell its sweep's or study's folder
+PARENT = "FASTTRAIN_PARENT"  # one that tells it the number of the process that started it, and ends with it
 TRACKED = ("mlflow.db", "mlartifacts", "trackio")  # what trackers write there, for all runs of a group together
 OWN = {  # what fasttrain itself writes there
     "study": ("study.json", "conf/profile/measured.yaml", "conf/profile/tuned.yaml", *TRACKED),

@@ -103,14 +103,14 @@ def make_logger(config: Config, folder: Path, continued: bool, say: Callable[[st
         wanted = [*(["csv"] if config.train_log_to_file else []), *(["stdout"] if config.train_log_to_console else [])]
     writers: list[KVWriter] = []
     try:
-        writers.extend(found for entry in wanted if (found := _writer(entry, config, folder, continued, say)))
+        writers.extend(_writer(entry, config, folder, continued, say) for entry in wanted)
     except BaseException:
         Logger(None, writers).close()
         raise
     return Logger(str(folder), writers)
 
 
-def _writer(entry: Named, config: Config, folder: Path, continued: bool, say: Callable[[str], None]) -> KVWriter | None:
+def _writer(entry: Named, config: Config, folder: Path, continued: bool, say: Callable[[str], None]) -> KVWriter:
     name, given = named(entry, "logger", "loggers")
     if name == "csv":
         file = folder / "progress.csv"
@@ -124,7 +124,7 @@ def _writer(entry: Named, config: Config, folder: Path, continued: bool, say: Ca
             raise
         except Exception as error:  # no server, no network, no room: the run does not need it
             say(f"warning: logger {name} could not be started: {blame(error)}; it is left out, the run goes on")
-            return None
+            return Watched(None, say, name, blame(error))
     return Watched(made(name, given, "loggers", KVWriter), say)
 
 
@@ -146,6 +146,8 @@ def made(name: str, settings: Mapping[str, Any], key: str, kind: type[T], suppli
         return found(**given)  # type: ignore[no-any-return]
     except Exception as error:
         inside = f"; what it takes is {key[:-1]}: {{call: module:Class, …}}" if "callback" in key else ""
+        if "eval_env" in settings:
+            inside = '; without eval_env it gets the run\'s own; another is eval_env: {call: "module:make_env"}'
         raise ConfigError(f"{key}: {name} could not be made with {dict(settings)}: {blame(error)}{inside}") from error
 
 

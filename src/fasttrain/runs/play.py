@@ -44,7 +44,7 @@ from fasttrain.spec.config import SELF, Config
 from fasttrain.spec.infos import InfoReader, plain, truth, win_of
 from fasttrain.spec.reading import against, plays_itself
 from fasttrain.spec.setting import Named
-from fasttrain.terminal import near, shown
+from fasttrain.terminal import shown
 from fasttrain.vec.base import close_envs
 
 MOST_LINES = 60  # legal actions in words, one a line; more are listed as numbers
@@ -99,7 +99,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     file = "best_model.zip" if config.model == "best" else "model.zip"
     with activity(console, "loading the model"):
         trained, model, statistics = load_run(where, file, config.trust)
-    trained = _seated(dataclasses.replace(trained, play=config.play), config.opponent)
+    trained = _seated(dataclasses.replace(trained, play=config.play, output=config.output), config.opponent)
     seed = secrets.randbelow(10**6) if config.play.seed is None else config.play.seed
     if target is not None:
         return _to_video(trained, model, statistics, target, seed, console)
@@ -129,9 +129,9 @@ def _to_video(
         with activity(console, f"filming to {file.name}"):
             made = film(trained, model, statistics, file, settings.episodes, settings.deterministic, seed)
     except OSError as error:  # of imageio too, which says so what ffmpeg told it
-        raise ConfigError(f"output={file}: it could not be written ({error})") from error
+        raise ConfigError(f"output={trained.output}: it could not be written ({error})") from error
     cut = "" if made.whole else ", not to their end"
-    show(console, f"{near(file)}: {made.seconds:.1f} s{cut}")
+    show(console, f"{trained.output}: {made.seconds:.1f} s{cut}")
     show(console, _summary(made.finished, InfoReader.of(trained.env), "the agent"), "bold")
     return 0
 

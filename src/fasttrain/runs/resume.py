@@ -70,7 +70,7 @@ def _go_on(config: Config, sources: Mapping[str, str], where: Path, overrides: S
         done, wanted = int(point.state["env_steps"]), plan.config.total_timesteps
         if done >= wanted:
             left = "nothing is left to do; total_timesteps=… goes on"
-            show.say(console, f"{where} has {done:,} of {wanted:,} steps: {left}")
+            show.say(console, f"{config.run} has {done:,} of {wanted:,} steps: {left}")
             return EXIT_DONE
         with activity(console, f"going back to {point.folder.name}"):
             run = _restored(plan, where, point, console)

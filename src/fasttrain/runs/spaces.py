@@ -17,7 +17,6 @@ from gymnasium import spaces
 from stable_baselines3 import TD3
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.preprocessing import is_image_space
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
 from fasttrain.envs.names import callable_at, resolved
 from fasttrain.errors import ConfigError, EnvSpecError
@@ -28,7 +27,11 @@ from fasttrain.spec.setting import did_you_mean
 OBSERVATION_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 SMALLEST_IMAGE = 36  # what NatureCNN's three convolutions leave one pixel of
 IN_A_WRAPPER = "in the env, or in a wrapper (env.wrappers)"
-CLASSES = {"features_extractor_class": BaseFeaturesExtractor, "optimizer_class": torch.optim.Optimizer}
+# What SB3 calls of `policy_kwargs`: a function does as well as such a class.
+CLASSES = {
+    "features_extractor_class": torch.nn.Module, "activation_fn": torch.nn.Module,
+    "optimizer_class": torch.optim.Optimizer,
+}  # fmt: skip
 
 
 def check_spaces(config: Config, what: str, action: spaces.Space[Any], observation: spaces.Space[Any]) -> str:
@@ -79,8 +82,8 @@ def _check_actions(config: Config, what: str, action: Any) -> None:
     kind = next((name for name in ("Box", "Discrete", "MultiDiscrete", "MultiBinary")
                  if isinstance(action, getattr(spaces, name))), "")  # fmt: skip
     if kind not in wanted:
-        takers = [name for name, one in ALGORITHMS.items() if kind in one.actions and name != spec.name]
-        way_out = f"take algo={', '.join(takers)}" if kind else f"turn them into MultiDiscrete or Box {IN_A_WRAPPER}"
+        others = ", ".join(name for name, one in ALGORITHMS.items() if kind in one.actions and name != spec.name)
+        way_out = f"take another algo: {others}" if kind else f"turn them into MultiDiscrete or Box {IN_A_WRAPPER}"
         raise EnvSpecError(f"{has}, algo={spec.name} needs {' or '.join(wanted)}; {way_out}")
     if getattr(config.algo, "use_sde", False) and kind != "Box":
         raise ConfigError(f"algo.use_sde=true is for numbers (Box), {has}; leave it out")
@@ -232,7 +235,7 @@ def policy_kwargs(algo: AlgoConfig) -> dict[str, Any]:
     for name, value in algo.policy_kwargs.items():
         option, kind = f"algo.policy_kwargs.{name}", CLASSES.get(name)
         kwargs[name] = (
-            callable_at(value, f"{option}={value}", only=kind)
+            callable_at(value, f"{option}={value}", kind=kind)
             if kind and isinstance(value, str)
             else resolved(value, option)
         )

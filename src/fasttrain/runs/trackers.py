@@ -266,10 +266,15 @@ def numbers_of(
 
 
 class Watched(KVWriter, SeqWriter):
-    """A tracker, or a writer of the user's: one that raises is left out from there on, and one line says so."""
+    """A tracker, or a writer of the user's: one that raises is left out from there on, and one line says so.
 
-    def __init__(self, writer: KVWriter, say: Callable[[str], None]) -> None:
-        self.writer, self.failed, self._say = writer, False, say
+    Attributes:
+        failed: why it is left out.
+    """
+
+    def __init__(self, writer: KVWriter | None, say: Callable[[str], None], name: str = "", failed: str = "") -> None:
+        self.writer, self.failed, self._say = writer, failed, say
+        self.name = name or type(writer).__name__
 
     def write(self, *arguments: Any, **further: Any) -> None:
         self._call("write", *arguments, **further)
@@ -292,7 +297,6 @@ class Watched(KVWriter, SeqWriter):
         try:
             return getattr(self.writer, method)(*arguments, **further)
         except Exception as error:  # whatever it is, no training ends for it
-            self.failed = True
-            name = type(self.writer).__name__
-            self._say(f"warning: logger {name}.{method} failed: {blame(error)}; it is left out, the run goes on")
+            self.failed = blame(error)
+            self._say(f"warning: logger {self.name}.{method} failed: {self.failed}; it is left out, the run goes on")
             return None

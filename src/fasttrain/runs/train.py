@@ -64,6 +64,7 @@ from fasttrain.runs.status import EVALUATING, StatusFile
 from fasttrain.runs.stopping import StopFlag, stopping_for
 from fasttrain.runs.summary import summary_of
 from fasttrain.runs.times import engine_lines, engines_dict, env_times
+from fasttrain.runs.trackers import Watched
 from fasttrain.runs.video import check_every, recorded
 from fasttrain.runs.view import LiveView, activity
 from fasttrain.saving.checkpoints import CheckpointFolder
@@ -302,6 +303,9 @@ class Run:
         Raises:
             FastTrainError: something could not be written; names it, and the way on.
         """
+        loggers = [each for each in self.model.logger.output_formats if isinstance(each, Watched)]
+        for name, why in ((f"logger {each.name}", each.failed) for each in loggers if each.failed):
+            self.saving.cost(name, why)
         if lost := Output.lost:
             self.saving.cost("the output", lost)
             Output.lost = ""

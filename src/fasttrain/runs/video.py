@@ -31,7 +31,7 @@ from fasttrain.runs.seats import Seats
 from fasttrain.saving.env_state import own_random_state
 from fasttrain.saving.files import into_place
 from fasttrain.spec.config import Config
-from fasttrain.spec.reading import against_bots
+from fasttrain.spec.reading import against_bots, no_second_env
 from fasttrain.vec.base import close_envs
 
 PACKAGES = {".mp4": ("imageio", "imageio_ffmpeg"), ".gif": ("imageio",)}
@@ -265,7 +265,7 @@ def recorded(config: Config, model: BaseAlgorithm, statistics: Statistics | None
         seed = config.eval.seed
         made = film(against_bots(config), model, statistics, file, config.video.episodes, True, seed, MOST_S)
     except Exception as error:
-        return f"[VIDEO] {name} was not made ({blame(error)}); the run goes on"
+        return f"[VIDEO] {name} was not made ({blame(error)}{no_second_env(config)}); the run goes on"
     return f"[VIDEO] {name}: {made.seconds:.0f} s{_mean(made)}"
 
 

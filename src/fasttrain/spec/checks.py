@@ -36,7 +36,7 @@ def lookup(config: Any, key: str) -> Any:
     """The value under a dotted key, None where this configuration has no such key."""
     value: Any = config
     for part in key.split("."):
-        value = getattr(value, part, None)
+        value = value.get(part) if isinstance(value, Mapping) else getattr(value, part, None)
     return value
 
 
@@ -166,9 +166,11 @@ def _check_net_arch(config: Any) -> None:
 
 
 # Beyond these no machine has the memory: refused before any of it is taken.
-MOST = {"num_envs": 1_000_000, "algo.buffer_size": 10**10, "algo.rollout_size": 10**10, "algo.n_steps": 10**9,
-        "batch_size": 10**9, "algo.lstm_hidden_size": 10**5, "algo.n_lstm_layers": 100,
-        "env.frame_stack": 10**5}  # fmt: skip
+MOST = {"num_envs": 10**6, "eval.num_envs": 10**6, "algo.buffer_size": 10**10, "algo.rollout_size": 10**10,
+        "algo.n_steps": 10**9, "batch_size": 10**9, "algo.lstm_hidden_size": 10**5, "algo.n_lstm_layers": 100,
+        "env.frame_stack": 10**5, "algo.policy_kwargs.n_critics": 10**3, "algo.policy_kwargs.n_quantiles": 10**6,
+        "algo.policy_kwargs.features_extractor_kwargs.features_dim": 10**6,
+        "algo.policy_kwargs.features_extractor_kwargs.cnn_output_dim": 10**6}  # fmt: skip
 MOST_WEIGHTS = 10**10
 
 
@@ -199,8 +201,8 @@ def _check_policy(config: Any) -> None:
         value = lookup(config, key)
         if isinstance(value, str) and value != "auto" and not AUTO_FROM.fullmatch(value):
             raise ConfigError(f"{key}={value}: expected a number, auto, or auto_0.1 to begin with")
-    if doubled := {"net_arch", "activation_fn", "lstm_hidden_size", "cell"} & {*config.algo.policy_kwargs}:
-        name = min(doubled)
+    own = {"net_arch", "lstm_hidden_size", "cell", *(["activation_fn"] if config.algo.activation_fn else [])}
+    for name in sorted(own & {*config.algo.policy_kwargs}):
         raise ConfigError(f"algo.policy_kwargs.{name} is a key of its own: take algo.{name}=…")
 
 

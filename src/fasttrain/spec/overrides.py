@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from fasttrain.errors import ConfigError
@@ -20,7 +21,7 @@ OPTIONS_WITH_VALUE = (
     "--info", "-i",
 )  # fmt: skip
 SETTINGS = dict(settings_of(Config))
-FREE = ("own", *(key for key, one in SETTINGS.items() if one.default_factory is not MISSING))  # keys of the user's own
+FREE = tuple(key for key, one in SETTINGS.items() if one.default_factory is not MISSING)  # keys of the user's own
 # What Hydra's grammar reads without quotes: escaped characters, references, plain letters.
 BARE_TEXT = re.compile(r"(?:\\[\\()\[\]{}:=,\s]|\$\{[^}]*\}|[\w/\-+.$%*@?|:\s\\])*", re.ASCII)
 PIECES = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|(?:\$\{[^}]*\}|[^,\[\]{}()'"])+|.""", re.DOTALL)
@@ -31,13 +32,11 @@ class Alias(NamedTuple):
 
     key: str
     values: Mapping[str, str | None] | None = None
-    gives_way: bool = False  # to the setting itself, where both are given
     usual: tuple[str, ...] = ()  # its old default, which changes nothing
     refines: bool = False  # the setting is a switch, which becomes this where it is on or auto
 
 
-# SB3's places of what is a flag here, the names under which people know parts of `workers` and `schedule`, and those of
-# version 0.1.
+# SB3's places of what is a flag here, and the names that systems of users have for one.
 ALIASES = {
     "algo.batch_size": Alias("batch_size"),
     "algo.learning_starts": Alias("warmup_steps"),
@@ -45,39 +44,20 @@ ALIASES = {
     "algo.seed": Alias("seed"),
     "algo.device": Alias("device"),
     "num_workers": Alias("workers"),
-    "pipeline": Alias("schedule", {"auto": "auto", "1": "lockstep", "2": "pipelined"}),
-    "async_envs": Alias("schedule", {"true": "first_ready", "false": None}),
     "use_subproc_envs": Alias("workers", {"true": None, "false": "0"}),
     "use_subproc_vec_env": Alias("workers", {"true": None, "false": "0"}),
     "use_pinned_memory": Alias("pin_memory"),
     "use_torch_compile": Alias("use_compile"),
     "batch_inference": Alias("inference_batch_size", {"true": None}),
     "force_dummy_vec_env": Alias("vec_env", {"true": "dummy", "false": None}),
-    "stop.on_plateau": Alias("stop.patience", {"true": "0.2", "false": None}, gives_way=True),
-    "play.model": Alias("model", {"model.zip": "final", "best_model.zip": "best"}),
-    "ablate.minutes": Alias("minutes"),
-    "tune.minutes": Alias("minutes"),
-    "ablate.name": Alias("profile_name"),
-    "tune.name": Alias("profile_name"),
-    "checkup_timeout_s": Alias("env.step_timeout_s", usual=("120", "120.0")),
     "amp_dtype": Alias("use_amp", usual=("bfloat16",), refines=True),
     "compile_mode": Alias("use_compile", usual=("default",), refines=True),
-    "env.total_timesteps": Alias("env.own.total_timesteps"),
-    "env.eval_episodes": Alias("env.own.eval_episodes"),
-    "env.native_num_envs": Alias("env.own.num_envs"),
-    "env.by_tier": Alias("env.own"),
 }
-# Former settings, and values of settings, that nobody can choose better, and what holds now.
+# Settings, and values of settings, that nobody can choose better, and what holds here.
 GONE = {
     "schedule=pipelined": "lockstep steps all envs together, first_ready lets each worker run ahead within a rollout",
-    "tune.max_memory_gb": "a trial may take 80 % of the memory that is free",
-    "env.api": "the old gym interface is seen from what the env is",
-    "env.max_restarts": "more than 10 restarts in ten minutes end the run",
-    "guard.max_skipped": "more than 10 rounds of updates in a row that were lost are too many",
-    "gate.min_pairs": "a verdict takes 5 seeds",
     "inference_batch_size": "acting takes all envs in one forward",
     "overlap": "an update ends before the next rollout begins; fused_update=auto makes it short on a CPU",
-    "self_play.latest": "every other opponent is the latest snapshot, the rest are of the pool",
 }
 
 PREFIX = "FASTTRAIN_"  # of the environment variable of each flag, and of each other name of one
@@ -90,7 +70,7 @@ BARE = (
 
 
 def translated(name: str, value: Any) -> tuple[str, Any]:
-    """Key and value for an alias and its value; of a sweep's values each.
+    """Key and value for an alias and its value.
 
     Raises:
         ConfigError: it has no such value.
@@ -98,16 +78,14 @@ def translated(name: str, value: Any) -> tuple[str, Any]:
     key, values = ALIASES[name][:2]
     if values is None:
         return key, None if str(value) in ALIASES[name].usual else value
-    given = [text.strip().lower() for text in str(value).split(",")]
     words = {"1": "true", "on": "true", "yes": "true", "0": "false", "off": "false", "no": "false"}
-    given = given if "true" not in values else [words.get(text, text) for text in given]
-    if not {*given} <= {*values} or (len(given) > 1 and None in [values[text] for text in given]):
+    given = str(value).strip().lower()
+    if (given := words.get(given, given)) not in values:
         ways = ", ".join(f"{old}: {new}" for old, new in values.items() if new is not None)
         if key in GONE:
             raise ConfigError(f"{name}={value}: {GONE[key]}; leave it out")
         raise ConfigError(f"{name}={value}: another name for {key} ({ways}); take {key}=…")
-    found = [values[text] for text in given]
-    return key, None if found == [None] else ",".join(str(text) for text in found)
+    return key, values[given]
 
 
 def is_refined(name: str, value: Any) -> bool:
@@ -142,7 +120,6 @@ def normalise(arguments: Sequence[str], environment: Mapping[str, str]) -> list[
         ConfigError: both names of one setting are typed, with different values.
     """
     options, overrides = split_options(arguments)
-    overrides = [_below_alias(text) for text in overrides]
     typed = {ALIASES[key_of(override)].key for override in overrides if key_of(override) in ALIASES}
     overrides = _without_aliases(overrides)
     typed |= {key_of(override) for override in overrides}
@@ -156,13 +133,6 @@ def normalise(arguments: Sequence[str], environment: Mapping[str, str]) -> list[
     swept = re.findall(r"\w+", named[-1]) if named and is_sweep(options) else []
     wanted = [_as_hydra_wants_it(override, [name for name in swept if name in ALGO_CLASSES]) for override in overrides]
     return result + sorted(wanted, key=lambda text: key_of(text) == "tuned")  # wins over the profile
-
-
-def _below_alias(override: str) -> str:
-    """`env.own.num_envs.speed=64` for `env.native_num_envs.speed=64`."""
-    key = key_of(override)
-    above = next((name for name in ALIASES if key.startswith(f"{name}.")), "")
-    return override.replace(above, ALIASES[above].key, 1) if above else override
 
 
 def _without_aliases(overrides: Sequence[str]) -> list[str]:
@@ -182,24 +152,26 @@ def _without_aliases(overrides: Sequence[str]) -> list[str]:
         if meant is not None and is_refined(name, value):
             kept = [*(one for one in kept if key_of(one) != key), f"{key}={meant}"]
             continue
-        differs, gives_way = value != meant and key_of(other) != name, ALIASES[name].gives_way
-        if differs and gives_way == (meant is None):  # stop.on_plateau=false beside a patience; =true is refined by it
-            raise ConfigError(f"{text} contradicts {other}: they are one setting ({key}); leave one of them out")
-        if differs or meant is None:
+        if meant is None:
             continue
+        if value != meant and key_of(other) != name:
+            raise ConfigError(f"{text} contradicts {other}: they are one setting ({key}); leave one of them out")
         if key_of(other) == name:
             kept.append(f"{key}={meant}")
         found[key] = meant, text
     return kept
 
 
-def with_names_as_typed(message: str, arguments: Sequence[str], environment: Mapping[str, str]) -> str:
-    """The message with overrides as they were typed, and with the name of the argument or of the environment variable
-    where a setting has its value by another name."""
+def with_names_as_typed(message: str, arguments: Sequence[str], environment: Mapping[str, str], here: str = "") -> str:
+    """The message with overrides and paths as they were typed, and with the name of the argument or of the environment
+    variable where a setting has its value by another name. `here`: the folder that typed paths begin in."""
     overrides = split_options(arguments)[1]
     for text in overrides:
         with suppress(ConfigError):
             message = message.replace(_as_hydra_wants_it(text), text).replace(f"++{text}", text)
+        if here and (path := text.rpartition("=")[2].strip("'\"").rstrip("/")):
+            whole = re.escape(str(Path(here, path))) + (r"(?![\w/-])" if path == "." else r"(?![\w-])")
+            message = re.sub(whole, path.replace("\\", r"\\"), message)
 
     def is_about(name: str) -> bool:
         key = ALIASES[name].key if name in ALIASES else name

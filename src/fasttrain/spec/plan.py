@@ -35,6 +35,7 @@ from fasttrain.spec.own import games_own
 from fasttrain.spec.plain import to_dict
 from fasttrain.spec.setting import Flag
 from fasttrain.spec.stepping import (
+    check_masks,
     check_self_play,
     resolve_eval_async,
     resolve_eval_every,
@@ -129,6 +130,7 @@ def resolve(config: Config, sources: Mapping[str, str], env: EnvFacts, machine: 
         rows.append(Row(flag.name, requested, value, source, flag.class_of(value), reason))
         effective[flag.name] = requested if value == NOT_APPLICABLE else value
     check_self_play(config, effective, sources)
+    check_masks(config, effective["engine"], sources)
     changes = {name: value for name, value in effective.items() if name != "workers" or value is not None}
     if config.algo.spec.on_policy:
         changes["algo"], of_rollout = _rollout_rows(config, config.algo, effective, sources)

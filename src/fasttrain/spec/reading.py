@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ def from_mapping(values: Mapping[str, Any], chosen: Iterable[str] = ()) -> Confi
     Raises:
         ConfigError: unknown key, wrong type, out of range, or fields that contradict each other.
     """
-    values = _without_old_names(values, chosen)
+    values = _by_one_name(values, chosen)
     for key in _gone_in(values):
         raise ConfigError(told_gone(key))
     algo = values.get("algo")
@@ -53,36 +53,15 @@ def from_mapping(values: Mapping[str, Any], chosen: Iterable[str] = ()) -> Confi
     return config
 
 
-def _without_old_names(values: Mapping[str, Any], chosen: Iterable[str]) -> dict[str, Any]:
-    """With settings in place of their other names, which files of 0.1 and of users have; `chosen` were typed."""
-    found, meant_by_files = dict(values), dict[str, Any]()
+def _by_one_name(values: Mapping[str, Any], chosen: Iterable[str]) -> dict[str, Any]:
+    """With settings in place of the other names that files of users have for them; `chosen` were typed."""
+    found = dict(values)
     for name in ALIASES:
         if (value := _taken(found, name)) is not None:
-            several = name == "pipeline" and isinstance(value, int) and value > 2  # 0.1 had more than two groups
-            key, meant = translated(name, 2 if several else value)
-            if ALIASES[name].refines:
-                if meant is not None and is_refined(name, _at(found, key)):
-                    put(found, key, meant, merged=True)
-            elif ALIASES[name].gives_way:
-                if key not in chosen and (meant is None or _at(found, key) is None):
-                    put(found, key, meant, merged=True)
-            elif meant is not None and key not in chosen and meant_by_files.get(key) in (None, "lockstep", "auto"):
-                meant_by_files[key] = meant
-    for key, meant in meant_by_files.items():
-        put(found, key, meant, merged=True)
-    return _without_own(found, {*chosen})
-
-
-def _without_own(found: dict[str, Any], chosen: Container[str]) -> dict[str, Any]:
-    """Without the group `own` of 0.1: a tier, envs of native games, and what went before the game's own values."""
-    if not isinstance(found.get("own"), Mapping):
-        return found
-    own = {name: value for name, value in found.pop("own").items() if value is not None}
-    tier, num_envs = own.pop("tier", found.get("tier")), own.pop("native_num_envs", None)
-    found |= {} if "tier" in chosen else {"tier": tier}
-    found |= {"num_envs": num_envs} if num_envs and _at(found, "env.native_game") and "num_envs" not in chosen else {}
-    if own:
-        put(found, f"env.own.{_at(found, 'algo.name')}.{found['tier']}", own, merged=True)
+            key, meant = translated(name, value)
+            applies = is_refined(name, _at(found, key)) if ALIASES[name].refines else key not in chosen
+            if applies and meant is not None:
+                put(found, key, meant)
     return found
 
 
@@ -127,16 +106,15 @@ def _taken(values: dict[str, Any], key: str) -> Any:
     return _taken(values[word], rest)
 
 
-def put(values: dict[str, Any], key: str, value: Any, merged: bool = False) -> None:
-    """`value` under a dotted key, in place of what is there or `merged` with it; mappings on the way are copies."""
+def put(values: dict[str, Any], key: str, value: Any) -> None:
+    """`value` under a dotted key, in place of what is there; mappings on the way are copies."""
     word, _, rest = key.partition(".")
-    there = values.get(word)
-    both = dict(there) if isinstance(there, Mapping) else {}
     if rest:
-        values[word] = both
-        put(both, rest, value, merged)
+        there = values.get(word)
+        values[word] = dict(there) if isinstance(there, Mapping) else {}
+        put(values[word], rest, value)
     else:
-        values[word] = {**both, **value} if merged and isinstance(value, Mapping) else value
+        values[word] = value
 
 
 def against(config: Config, opponent: Named) -> Config:
@@ -173,6 +151,11 @@ def lends_env(config: Config) -> bool:
     """Whether evaluations play the training's one env: perhaps no second one can live on this machine."""
     alone = config.num_envs == 1 and config.env.backend == "gymnasium" and config.vec_env not in BATCHED
     return alone and not (plays_itself(config) or config.eval.env_kwargs) and config.eval.num_envs in (None, 1)
+
+
+def no_second_env(config: Config) -> str:
+    """To be added where an env could not be opened beside the training's one."""
+    return "; perhaps no second env can be open beside the training's one" if lends_env(config) else ""
 
 
 def tells_games(config: Config) -> bool:

@@ -11,7 +11,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.spec.checks import NOT_APPLICABLE, SHIPPED, Context, EnvFacts, Machine, Resolved
 from fasttrain.spec.config import SELF, Config
 from fasttrain.spec.daemons import shared_out, workers_for
-from fasttrain.spec.reading import memory_inputs, plays_itself
+from fasttrain.spec.reading import memory_inputs, plays_itself, uses_masks
 
 # What stepping costs besides the envs' own time, from CartPole (scripts/benchmark.py vecenv-auto): per env about the
 # same in a plain loop and in a worker; per step of all workers, waking them and being woken on a machine not all idle.
@@ -256,6 +256,17 @@ def check_self_play(config: Any, effective: Mapping[str, Any], sources: Mapping[
     for key, (asked, why) in unfit.items():
         if asked:
             raise ConfigError(f"opponent=self with {key}: {why}; leave {key} out")
+
+
+def check_masks(config: Any, engine: str, sources: Mapping[str, str]) -> None:
+    """Raises ConfigError for what is said about action masks to an algorithm that reads none."""
+    reads = uses_masks(dataclasses.replace(config, engine=engine))
+    for key in ("env.masks", "env.on_empty_mask"):
+        if sources.get(key) == "command line" and not reads:
+            raise ConfigError(
+                f"{key} means nothing for algo={config.algo.name} with engine={engine}, which reads no action masks; "
+                f"take algo=maskable_ppo, or leave {key} out"
+            )
 
 
 def resolve_eval_every(requested: int, context: Context) -> Resolved:

@@ -174,7 +174,7 @@ def show_comparison(console: Console, rows: Sequence[Row], gate: Mapping[str, An
     console.print(_quality_table(rows))
     for row in rows:
         ends = ", ".join(f"{name} {100 * share:.0f} %" for name, share in row.end_reason.items())
-        say(console, f"  {row.name} ends: {ends}", style="dim")
+        say(console, f"  {row.name} ends: {ends or 'no evaluation'}", style="dim")
     console.print()
     for row in rows[1:]:
         say(console, sentence(row, gate), style=STYLES.get(row.verdict or "", ""))
@@ -183,8 +183,11 @@ def show_comparison(console: Console, rows: Sequence[Row], gate: Mapping[str, An
 def sentence(row: Row, gate: Mapping[str, Any]) -> str:
     """`speed: PASS, 12.1× [11.8, 12.5] as fast; win rate +0.4 [-1.2, +2.0] points, margin 3 (5 seeds)`."""
     found = row.comparison
-    if found is None or row.speed_up is None:
+    if row.speed_up is None:
         return f"{row.name}: no seed finished that the baseline finished too"
+    if found is None:
+        metric = TITLES.get(gate["metric"], gate["metric"])
+        return f"{row.name}: no verdict, {row.speed_up.text()} as fast; no {metric} of a seed is known on both sides"
     scale, unit = (100.0, " points") if is_rate(gate["metric"], gate["curve_of"]) else (1.0, "")
     low, high = (f"{scale * bound:+.3g}" if math.isfinite(bound) else "?" for bound in (found.low, found.high))
     difference = f"{TITLES.get(gate['metric'], gate['metric'])} {scale * found.difference:+.3g} [{low}, {high}]{unit}"

@@ -150,10 +150,12 @@ def speed_ratio(ours: Mapping[int, Cell], theirs: Mapping[int, Cell]) -> Ratio |
 
 
 def choose_metric(outcomes: Sequence[Outcome], gate: GateConfig, algorithms: Sequence[str]) -> str:
-    """What is judged. A greedy policy of DQN's kind is another after every update (CartPole: 9 or 500): its tail."""
+    """What is judged. A greedy policy of DQN's kind is another after every update (CartPole: 9 or 500): its tail, as
+    that of runs without an evaluation."""
     if gate.metric != "auto":
         return gate.metric
-    if any(ALGORITHMS[name].greedy for name in algorithms):
+    unknown = all(outcome.figure("mean_reward") is None for outcome in outcomes)
+    if unknown or any(ALGORITHMS[name].greedy for name in algorithms):
         return "tail"
     told = all(outcome.figure("win_rate") is not None for outcome in outcomes)
     return "win_rate" if told else "mean_reward"

@@ -27,7 +27,7 @@ import yaml
 from rich.console import Console
 
 from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, EXIT_WRONG_INPUT
-from fasttrain.runs.folders import CELLS, GROUP, clear, override
+from fasttrain.runs.folders import CELLS, GROUP, PARENT, clear, override
 from fasttrain.runs.progress import clock_text
 from fasttrain.runs.view import activity, say
 from fasttrain.saving.files import holder, read_json, write_json
@@ -125,7 +125,8 @@ def run_cell(
     one = [override("hydra.run.dir", folder), "hydra.mode=RUN"]  # whatever mode a profile chooses
     command_line = [sys.executable, "-u", "-m", "fasttrain", command, *overrides, *one]
     group = folder.parent.parent if folder.parent.name == CELLS else folder.parent
-    environment = {"FASTTRAIN_ENGINE_SWITCH_AT": "0", **os.environ, GROUP: str(group)}  # all compared
+    # All are compared, and end with this process.
+    environment = {"FASTTRAIN_ENGINE_SWITCH_AT": "0", **os.environ, GROUP: str(group), PARENT: str(os.getpid())}
     with (folder / "log.txt").open("a" if "on_existing=resume" in overrides else "w", encoding="utf-8") as log:
         process = subprocess.Popen(command_line, stdout=log, stderr=subprocess.STDOUT, env=environment)
         with _passing_on_signals(process) as signals:

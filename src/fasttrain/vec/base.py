@@ -76,16 +76,19 @@ def empty_slots(
 
 
 def episode_info(episode: FinishedEpisode, elapsed_s: float, keeps_records: bool = True) -> dict[str, Any]:
-    """The info SB3 expects in the step in which an episode ended. `episode` is its record, as Monitor has it.
+    """The info SB3 expects in the step in which an episode ended. `episode` is its record, as Monitor has it; that of a
+    Monitor in the env stays as it is.
 
     Args:
         keeps_records: False where a record of the env's own is the only one, because a life is no game.
     """
     info = {key: value for key, value in episode.info.items() if key != "episode"}
-    if keeps_records and not episode.lost:
-        info["episode"] = {"r": round(episode.episode_return, 6), "l": episode.length, "t": elapsed_s}
-    elif (record := record_of(episode.info)) is not None:
-        info["episode"] = record
+    told, counted = record_of(episode.info), (episode.episode_return, episode.length)
+    exact = told is not None and np.allclose([told["r"], told["l"]], counted, 1e-5, 1e-5)
+    if keeps_records and not (episode.lost or exact):
+        told = {"r": round(episode.episode_return, 6), "l": episode.length, "t": elapsed_s}
+    if told is not None:
+        info["episode"] = told
     info["terminal_observation"] = episode.final_observation
     info["TimeLimit.truncated"] = episode.truncated
     return info
