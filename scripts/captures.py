@@ -173,7 +173,7 @@ def ablate(folder: Path) -> dict[str, Any]:
 
 def tune(folder: Path) -> dict[str, Any]:
     """Five minutes."""
-    fasttrain(folder, "tune", "+profile=speed", "tune.minutes=5", "report=false", "study=tune")
+    fasttrain(folder, "tune", "+profile=speed", "minutes=5", "report=false", "study=tune")
     return study_of(folder / "tune", "rows", "best", "result")
 
 

@@ -13,12 +13,12 @@ CONTRADICTIONS = (
     "use_subproc_envs=false vec_env=shared", "num_workers=3 num_envs=2 vec_env=shared", "num_workers=2 vec_env=dummy",
     "num_workers=1 num_envs=2 vec_env=subproc", "train_log_to_file=true train_log_enabled=false", "algo.net_arch=[0]",
     "algo.net_arch={pi:[4],q:[4]}", "algo.net_arch=[64,-1]", "algo.net_arch=[a]", "algo.policy=CnnPolicy",
-    "algo.policy=MultiInputPolicy", "pipeline=2", "schedule=pipelined", "async_envs=true",
+    "algo.policy=MultiInputPolicy", "schedule=pipelined", "schedule=first_ready",
     "engine=stock fused_update=on", "overlap=true", "engine_switch_at=5", "algo.learning_rate=linear_",
     "algo.clip_range=linear_x",
     "inference_batch_size=4", "gradient_accumulation=2 engine=stock", "eval.episodes=1",
     "env.on_env_error=restart vec_env=dummy", "seed=99999999999", "eval.seed=99999999999", "tier=fastest",
-    "stop.on_plateau=true stop.patience=2", "profiler=pyspy", "on_existing=ask", "live=maybe", "checkup=loud",
+    "stop.patience=2", "profiler=pyspy", "on_existing=ask", "live=maybe", "checkup=loud",
     "algo.shared_lstm=true algo=recurrent_ppo", "algo=recurrent_ppo engine=fast use_amp=on",
     "algo=dqn algo.buffer_size=10 batch_size=11", "algo=dqn num_envs=20 algo.buffer_size=10 batch_size=4",
     "algo=dqn engine=stock algo.dueling=true", "algo=dqn engine=stock algo.prioritized=true",
@@ -80,7 +80,7 @@ WORDS = (
     "tune -m num_envs=4,8", "compare -m", "doctor -m", "resume -m run=a,b", "play -m run=a,b", "train --trust",
     "compare --trust", "tune tune.space=5", "tune tune.space={nothing:[1]}", "tune tune.space={num_envs:5}",
     "tune tune.space={num_envs:[abc]}", "tune tune.sampler=grid", "report run=nothing", "play run=nothing",
-    "tune +profile=speed tune.minutes=0", "compare seeds=0 candidates=[baseline,speed]", "check env.backend=envpool",
+    "tune +profile=speed minutes=0", "compare seeds=0 candidates=[baseline,speed]", "check env.backend=envpool",
 )  # fmt: skip
 CANDIDATES = (
     "", "[]", "5", "abc", "[baseline]", "[baseline,baseline]", "[baseline,nothing]", "[baseline,5]", "[[a],[b]]",

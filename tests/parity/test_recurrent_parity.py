@@ -42,7 +42,7 @@ def test_profile_baseline_is_a_plain_script(fasttrain: RunCommand):
 
 
 def test_profile_speed_runs_ours_and_says_how_sequences_are_made(fasttrain: RunCommand):
-    done = fasttrain("+profile=speed", *TINY, "total_timesteps=1024", "algo.n_epochs=1", "pipeline=auto")
+    done = fasttrain("+profile=speed", *TINY, "total_timesteps=1024", "algo.n_epochs=1", "schedule=auto")
     assert done.exit_code == 0, done.err
     rows = {row["flag"]: row for row in done.json("plan.json")["flags"]}
     assert (rows["engine"]["effective"], rows["vec_env"]["effective"]) == ("fast", "dummy")

@@ -141,7 +141,6 @@ def test_an_evaluation_that_cannot_be_is_refused_before_training(shop: Any):
     ("key", "value"),
     [
         ("num_envs", 10**9),
-        ("eval.num_envs", 10**9),
         ("algo.net_arch", [10**9, 10**9]),
         ("algo.rollout_size", 10**12),
         ("algo.policy_kwargs.features_extractor_kwargs.features_dim", 10**9),

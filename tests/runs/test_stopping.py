@@ -133,10 +133,10 @@ def test_without_rules_nothing_is_active():
 
 
 def test_rules_that_mean_nothing_are_refused():
-    assert stopping_for(configured("stop.on_plateau=true", "stop.patience=0.5")).active
-    assert not stopping_for(configured("stop.on_plateau=false")).active
+    assert stopping_for(configured("stop.patience=0.5")).active
+    assert not stopping_for(configured()).active
     with pytest.raises(ConfigError, match="stop.patience=0.2 with opponent=self"):
-        stopping_for(configured("stop.on_plateau=true", "opponent=self", "env=skirmish"))
+        stopping_for(configured("stop.patience=0.2", "opponent=self", "env=skirmish"))
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,6 @@ def test_rules_that_mean_nothing_are_refused():
         ("stop.patience=1.5", "stop.patience=1.5: must lie between 0.01 and 1"),
         ("stop.at_reward=much", "stop.at_reward=much: expected a number"),
         ("stop.at_rewards=1", "at_reward"),
-        ("stop.on_plateau=perhaps", "stop.on_plateau=perhaps: another name for stop.patience (true: 0.2)"),
     ],
 )
 def test_wrong_values_are_bad_input(fasttrain: RunCommand, wrong: str, told: str):

@@ -44,7 +44,7 @@ class Counted(gym.Env):
         return np.zeros(2, np.float32) + self.x
 """
 COUNTED = ("env.entry_point=counted:Counted", "algo=ppo")
-SHARED = (*COUNTED, "+profile=speed", "vec_env=shared", "num_envs=4", "num_workers=2", "pipeline=1",
+SHARED = (*COUNTED, "+profile=speed", "vec_env=shared", "num_envs=4", "num_workers=2", "schedule=lockstep",
           "fused_update=off", "total_timesteps=64", "algo.rollout_size=64", "batch_size=32", "eval.episodes=2",
           "eval_async=false", "report=false")  # fmt: skip
 

@@ -34,7 +34,7 @@ KINDS = {
     "DQN in rounds": ("+profile=speed", *DQN, "algo.train_freq=4", "updates_per_step=-1"),
     "stock DQN": ("+profile=baseline", *DQN),
     "shared": ("+profile=speed", *PPO, "vec_env=shared", "num_workers=2"),
-    "async": ("+profile=speed", *PPO, "vec_env=shared", "num_workers=2", "async_envs=true"),
+    "async": ("+profile=speed", *PPO, "vec_env=shared", "num_workers=2", "schedule=first_ready"),
     "normalised": ("+profile=speed", *DQN, "env.normalize=[obs]"),
     "native": ("+profile=speed", "num_envs=8", "algo.rollout_size=64", "batch_size=32", "algo.n_epochs=1"),
     "engines": ("+profile=speed", *overrides(), "num_envs=4", "algo.rollout_size=64", "batch_size=32",

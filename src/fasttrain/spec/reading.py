@@ -74,8 +74,8 @@ def told_gone(key: str) -> str:
 
 
 def without_gone(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What an older run stored, by the names of today and without what nobody can choose any more."""
-    found = _without_old_names(values, ())
+    """What an older run stored, without what nobody can choose any more."""
+    found = dict(values)
     for gone in GONE:
         key, _, value = gone.partition("=")
         if value in ("", str(_at(found, key))):
