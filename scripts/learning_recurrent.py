@@ -8,8 +8,7 @@ were played. Arms of a task, with the same seeds, env steps and hyperparameters:
   fasttrain   `+profile=speed algo=recurrent_ppo`, an LSTM of 64 units, by compiled kernels
   stock       sb3_contrib.RecurrentPPO in DummyVecEnv; CartPole, T-mazes of length 10 and 50
   no memory   fasttrain's PPO, a feed-forward layer of 64 units in the LSTM's place
-  GRU, minGRU `algo.cell`, where the gate is
-  chunks      `algo.chunk_steps=16`, there too; and the same with `algo.burn_in=8`
+  GRU         `algo.cell=gru`, in the T-maze of length 10 and CartPole
 
 In the T-mazes of length 50 and 200 ours and stock's have one LSTM for policy and value, which is initialised so that it
 keeps things for about as long (memory_envs.LastingPolicy); by torch's own initialization, with one LSTM or two, nothing
@@ -48,8 +47,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
 COMMON = ("live=off", "report=false", "checkup=off", "torch_threads=1")
 POINTS = 10  # of a stored training curve
-FASTTRAIN, STOCK, NO_MEMORY, GRU, MINGRU = "fasttrain", "stock", "no memory", "GRU", "minGRU"
-CHUNKS, BURN_IN = "chunks of 16", "chunks of 16, burn-in of 8"
+FASTTRAIN, STOCK, NO_MEMORY, GRU = "fasttrain", "stock", "no memory", "GRU"
 LSTM = ("algo=recurrent_ppo", "algo.lstm_hidden_size=64")
 SHARED = ("algo.shared_lstm=true", "algo.enable_critic_lstm=false")
 ARMS = {
@@ -57,12 +55,9 @@ ARMS = {
     STOCK: ("profile=baseline", *LSTM),
     NO_MEMORY: ("+profile=speed", "algo=ppo", "algo.net_arch=[64,64,64]"),
     GRU: ("+profile=speed", *LSTM, "algo.cell=gru"),
-    MINGRU: ("+profile=speed", *LSTM, "algo.cell=mingru"),
-    CHUNKS: ("+profile=speed", *LSTM, "algo.chunk_steps=16"),
-    BURN_IN: ("+profile=speed", *LSTM, "algo.chunk_steps=16", "algo.burn_in=8"),
 }
 GATED, UNGATED = (FASTTRAIN, STOCK, NO_MEMORY), (FASTTRAIN, NO_MEMORY)
-EVERY = (*GATED, GRU, MINGRU, CHUNKS, BURN_IN)
+EVERY = (*GATED, GRU)
 
 
 @dataclass(frozen=True)

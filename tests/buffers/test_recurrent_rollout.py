@@ -11,6 +11,7 @@ from gymnasium import spaces
 from sb3_contrib.common.recurrent.buffers import RecurrentDictRolloutBuffer, RecurrentRolloutBuffer
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
 
+from fasttrain.buffers import recurrent
 from fasttrain.buffers.recurrent import RecurrentStorage
 from fasttrain.buffers.stock import rollout_class
 
@@ -142,3 +143,16 @@ def test_no_order_is_drawn_of_a_rollout_that_is_not_full():
     ours.reset()
     with pytest.raises(RuntimeError, match="only 0 of 7 steps are stored"):
         ours.draw_order()
+
+
+def test_the_share_of_padding_is_counted_without_a_draw(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(recurrent, "cuts", lambda lengths: [1, len(lengths)] if len(lengths) > 2 else [len(lengths)])
+    ours, _ = filled()
+    ours.episode_starts[:] = 0
+    ours.episode_starts[2, 0] = ours.episode_starts[4, 1] = 1
+    before = np.random.get_state()[1].tolist()
+    # Minibatches of 7 are an env each: of 2 and 5 steps, of 4 and 3, of 7: 21 rows in 25 places.
+    assert ours.padding(7) == pytest.approx((5 / 3, 1 - 21 / 25, 1 - 21 / 25))
+    # 5 sequences of 2, 5, 4, 3 and 7 steps: padded to 35, or 7 alone and the others to 5.
+    assert ours.padding(None) == pytest.approx((5, 1 - 21 / 35, 1 - 21 / 27))
+    assert np.random.get_state()[1].tolist() == before

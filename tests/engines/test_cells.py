@@ -1,5 +1,5 @@
-"""Cells other than the LSTM: padded as stock does it, in groups and packed they say the same, which is what a float64
-walk through the equations says."""
+"""A GRU in the LSTM's place: padded as stock does it and in groups it says what a float64 walk through the equations
+says."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 
 import fasttrain
-from fasttrain.engines.packed_lstm import PackedHead, why_no_kernels
-from fasttrain.engines.recurrent import PaddedHead, UnpaddedHead, why_padded
-from fasttrain.engines.recurrent_policies import CELLS, CellActorCriticPolicy, scan
+from fasttrain.engines.recurrent import PaddedHead, RecurrentEngine, UnpaddedHead, why_padded
+from fasttrain.engines.recurrent_policies import GRU, CellActorCriticPolicy
+from fasttrain.engines.sequence_kernels import why_not
 from fasttrain.errors import ConfigError
 from toys import RandomEnv, ToyGymEnv, seeded_vec, single_thread
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
 BOX = spaces.Box(-1, 1, (3,), np.float32)
-ALL = ("lstm", *CELLS)
+ALL = ("lstm", "gru")
 
 
 def model_of(cell: str, kind: Any = fasttrain.RecurrentPPO, make: Any = None, **settings: Any) -> Any:
@@ -43,19 +43,15 @@ def walked(name: str, cell: Any, inputs: NDArray[Any], h: NDArray[Any], c: NDArr
     w = {key: value.detach().double().numpy() for key, value in cell.named_parameters()}
     found = []
     for x in inputs.astype(np.float64):
-        if name == "mingru":
-            z, n = np.split(w["layers.0.weight"] @ x + w["layers.0.bias"], 2)
-            h = (1 - sigmoid(z)) * h + sigmoid(z) * n
+        of_x = np.split(w["weight_ih_l0"] @ x + w["bias_ih_l0"], 3 if name == "gru" else 4)
+        of_h = np.split(w["weight_hh_l0"] @ h + w["bias_hh_l0"], 3 if name == "gru" else 4)
+        if name == "gru":
+            z = sigmoid(of_x[1] + of_h[1])
+            h = (1 - z) * np.tanh(of_x[2] + sigmoid(of_x[0] + of_h[0]) * of_h[2]) + z * h
         else:
-            of_x = np.split(w["weight_ih_l0"] @ x + w["bias_ih_l0"], 3 if name == "gru" else 4)
-            of_h = np.split(w["weight_hh_l0"] @ h + w["bias_hh_l0"], 3 if name == "gru" else 4)
-            if name == "gru":
-                z = sigmoid(of_x[1] + of_h[1])
-                h = (1 - z) * np.tanh(of_x[2] + sigmoid(of_x[0] + of_h[0]) * of_h[2]) + z * h
-            else:
-                i, f, g, o = (one + other for one, other in zip(of_x, of_h, strict=True))
-                c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
-                h = sigmoid(o) * np.tanh(c)
+            i, f, g, o = (one + other for one, other in zip(of_x, of_h, strict=True))
+            c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+            h = sigmoid(o) * np.tanh(c)
         found.append(h)
     return np.array(found)
 
@@ -63,7 +59,7 @@ def walked(name: str, cell: Any, inputs: NDArray[Any], h: NDArray[Any], c: NDArr
 @pytest.mark.parametrize("name", ALL)
 def test_a_sequence_at_once_and_step_by_step_is_the_equations(name: str):
     torch.manual_seed(1)
-    cell = CELLS[name](3, 5) if name != "lstm" else torch.nn.LSTM(3, 5)
+    cell = GRU(3, 5) if name == "gru" else torch.nn.LSTM(3, 5)
     inputs, h, c = torch.randn(21, 1, 3), torch.randn(1, 1, 5), torch.randn(1, 1, 5)
     at_once, (last, _) = cell(inputs, (h, c))
     expected = walked(name, cell, inputs[:, 0].numpy(), h[0, 0].double().numpy(), c[0, 0].double().numpy())
@@ -74,17 +70,6 @@ def test_a_sequence_at_once_and_step_by_step_is_the_equations(name: str):
         found, states = cell(step[None], states)
         stepped.append(found[0, 0].detach())
     np.testing.assert_allclose(torch.stack(stepped), expected, atol=2e-6)
-
-
-@pytest.mark.parametrize("steps", [1, 2, 3, 8, 13])
-def test_the_scan_is_a_loop(steps: int):
-    random = np.random.default_rng(steps)
-    kept, added = (torch.from_numpy(random.random((steps, 2, 3))) for _ in range(2))
-    h, expected = torch.zeros(2, 3, dtype=torch.float64), []
-    for a, b in zip(kept, added, strict=True):
-        h = a * h + b
-        expected.append(h)
-    torch.testing.assert_close(scan(kept, added), torch.stack(expected), rtol=1e-14, atol=1e-14)
 
 
 NONE: dict[str, Any] = {"enable_critic_lstm": False}
@@ -98,13 +83,13 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("cell", ALL)
 @pytest.mark.parametrize("case", CASES)
-def test_padded_in_groups_and_packed_say_the_same(case: str, cell: str):
+def test_padded_and_in_groups_they_say_the_same(case: str, cell: str):
     kind, kwargs = CASES[case]
     make = (lambda: ToyGymEnv(0)) if kind is fasttrain.MaskableRecurrentPPO else None
     model = model_of(cell, kind, make, policy_kwargs=kwargs).learn(96)
     policy, found = model.policy, {}
-    assert why_no_kernels(policy) == why_padded(policy) == ""
-    for head in (PaddedHead(policy), UnpaddedHead(policy), PackedHead(policy)):
+    assert why_padded(policy) == ""
+    for head in (PaddedHead(policy), UnpaddedHead(policy)):
         np.random.seed(0)
         for batch in model.rollout_buffer.sequences(40, head.layout):
             values, log_probs, entropy = head.rated(batch, True)
@@ -117,24 +102,13 @@ def test_padded_in_groups_and_packed_say_the_same(case: str, cell: str):
             told = [rows[:, np.lexsort(rows[:2])], *(np.asarray(part) for part in gradients if part is not None)]
             found.setdefault(head.layout, []).append(told)
     assert len(found["padded"]) == 3
-    for layout in ("grouped", "packed"):
-        for ours, theirs in zip(found[layout], found["padded"], strict=True):
-            for one, other in zip(ours, theirs, strict=True):
-                np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5 * max(1.0, float(np.abs(other).max())))
+    for ours, theirs in zip(found["grouped"], found["padded"], strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5 * max(1.0, float(np.abs(other).max())))
 
 
-@pytest.mark.parametrize("cell", CELLS)
-def test_three_rollouts_with_kernels_differ_by_rounding_alone(cell: str):
-    padded, packed = (model_of(cell, engine=kind).learn(3 * 96) for kind in ("torch", "kernels"))
-    assert type(padded.engine.head) is PaddedHead
-    assert type(packed.engine.head) is PackedHead
-    for one, other in zip(padded.policy.parameters(), packed.policy.parameters(), strict=True):
-        assert float((one - other).detach().abs().max()) < 1e-5
-
-
-@pytest.mark.parametrize("cell", CELLS)
-def test_a_zip_comes_back_and_stocks_class_takes_it(cell: str, tmp_path: Path):
-    ours = model_of(cell).learn(96)
+def test_a_zip_comes_back_and_stocks_class_takes_it(tmp_path: Path):
+    ours = model_of("gru").learn(96)
     ours.save(tmp_path / "ours")
     seen = np.ones((4, 3), np.float32)
     for kind in (fasttrain.RecurrentPPO, sb3_contrib.RecurrentPPO):
@@ -155,10 +129,10 @@ def test_without_a_cell_the_policy_is_stocks():
 
 def test_what_does_not_go_with_a_cell_is_refused():
     for kwargs, message in (
-        ({"cell": "lru"}, "cell=lru: not one of lstm, gru, mingru"),
+        ({"cell": "mingru"}, "cell=mingru: take lstm or gru"),
         ({"cell": "gru", "lstm_kwargs": {"bias": False}}, "cell=gru with lstm_kwargs={'bias': False}"),
     ):
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises((ConfigError, ValueError), match=message):
             model_of("gru", policy_kwargs=kwargs)
 
     class Own(RecurrentActorCriticPolicy):
@@ -168,13 +142,11 @@ def test_what_does_not_go_with_a_cell_is_refused():
         fasttrain.RecurrentPPO(Own, gym.make("CartPole-v1"), policy_kwargs={"cell": "gru"})
 
 
-def test_who_is_served_by_kernels():
-    def policy(cell: str, units: int, **settings: Any) -> Any:
-        return CellActorCriticPolicy(BOX, spaces.Discrete(2), lambda _: 1e-3, lstm_hidden_size=units, cell=cell,
-                                     **settings)  # fmt: skip
-
-    assert why_no_kernels(policy("gru", 24)) == "a GRU of 24 units: kernels take multiples of 16"
-    assert why_no_kernels(policy("gru", 256)) == why_no_kernels(policy("mingru", 24)) == ""
-    assert why_no_kernels(policy("mingru", 16).double()) == "kernels compute in float32 on the CPU"
-    dropping = policy("mingru", 16, activation_fn=torch.nn.Dropout)
-    assert why_no_kernels(dropping) == "batch normalisation and dropout read padding as well"
+def test_kernels_serve_lstms_alone():
+    asked = model_of("gru", engine="kernels")
+    assert (
+        why_not(asked.policy)
+        == asked.engine.why_not
+        == ("a GRU is computed on PyTorch: compiled kernels serve LSTMs alone")
+    )
+    assert type(asked.engine) is RecurrentEngine

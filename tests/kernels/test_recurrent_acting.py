@@ -16,7 +16,7 @@ from fasttrain.engines.recurrent_policies import (
     MaskableRecurrentActorCriticPolicy,
 )
 from fasttrain.engines.sequence_kernels import SequenceKernelEngine
-from fasttrain.kernels import recurrent_acting
+from fasttrain.kernels.acting import act_rows
 from fasttrain.threads import LINE, NEXT, PIECES, new_team
 from recurrent_cases import BOX, CASES, masks_of, memory_of, policy_of, seen_of
 from toys import single_thread
@@ -43,7 +43,7 @@ def test_a_second_thread_acts_in_memory_of_its_own(monkeypatch: pytest.MonkeyPat
         each[:] = 7
     values[:] = 0
     team[PIECES], team[NEXT + LINE] = 5, 2  # the blocks are open, from 0 on for one thread, from 2 on for the other
-    recurrent_acting.act_remembering(*called[0], team, 1)
+    act_rows(*called[0], team, 1)
     np.testing.assert_array_equal(values, expected)
     assert all((each == 7).all() for each in of_first)
 
@@ -102,8 +102,8 @@ def test_states_that_do_not_lie_row_by_row_are_read_right():
     engine = SequenceKernelEngine(policy, EngineSettings(kind="kernels"))
     engine.begin()
     expected = engine.act(seen, None, memory).memory
-    compiled = len(recurrent_acting.act_remembering.signatures)
+    compiled = len(act_rows.signatures)
     after = engine.act(seen, None, turned).memory
-    assert len(recurrent_acting.act_remembering.signatures) == compiled, "for other arrays it would be compiled anew"
+    assert len(act_rows.signatures) == compiled, "for other arrays it would be compiled anew"
     for one, other in zip((*after.pi, *after.vf), (*expected.pi, *expected.vf), strict=True):
         assert torch.equal(one, other)

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from conftest import RunCommand
 from fasttrain.algos.recurrent import RecurrentPPO
-from fasttrain.engines.recurrent_policies import GRU, MinGRU
+from fasttrain.engines.recurrent_policies import GRU
 from toys import RandomEnv, single_thread
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
@@ -24,17 +24,19 @@ def rows_of(done: Any) -> dict[str, Any]:
     return {row["flag"]: row for row in done.json("plan.json")["flags"]}
 
 
-@pytest.mark.parametrize(("cell", "kind"), [("gru", GRU), ("mingru", MinGRU)])
-def test_a_run_with_another_cell(fasttrain: RunCommand, cell: str, kind: type[Any]):
+def test_a_run_with_another_cell(fasttrain: RunCommand):
     told = ("algo.memory_inputs=[action,reward]", "env.normalize=[obs]", "env.frame_stack=2")
-    done = fasttrain("+profile=speed", *CART, *SHORT, f"algo.cell={cell}", *told)
+    done = fasttrain("+profile=speed", *CART, *SHORT, "algo.cell=gru", *told)
     assert done.exit_code == 0, done.err
     rows = rows_of(done)
-    assert (rows["algo.cell"]["effective"], rows["algo.cell"]["class"]) == (cell, "trade-off")
+    assert (rows["algo.cell"]["effective"], rows["algo.cell"]["class"]) == ("gru", "trade-off")
     assert rows["algo.memory_inputs"]["effective"] == ["action", "reward"]
-    assert rows["fused_update"]["effective"] == "on"
+    assert rows["fused_update"]["effective"] == "off"
+    told_why = "a GRU is computed on PyTorch: compiled kernels serve LSTMs alone"
+    assert rows["fused_update"]["reason"].startswith(told_why)
+    assert f"{told_why}" in done.out
     model = RecurrentPPO.load(done.folder / "model.zip", device="cpu")
-    assert isinstance(model.policy.lstm_actor, kind)
+    assert isinstance(model.policy.lstm_actor, GRU)
     assert model.observation_space.shape == (2 * (4 + 2 + 1),)  # CartPole's, two actions, a reward; stacked
     again = fasttrain("eval", f"run={done.folder}")
     assert again.exit_code == 0, again.err
@@ -49,18 +51,17 @@ def test_a_run_with_another_cell(fasttrain: RunCommand, cell: str, kind: type[An
 def test_without_kernels_the_cell_learns_by_stocks_own_steps(fasttrain: RunCommand):
     """engine=fast with fused_update=off: padded sequences through sb3-contrib's methods."""
     found = []
-    for fused in ("off", "on"):
-        done = fasttrain(*CART, *SHORT, "engine=fast", "vec_env=dummy", f"fused_update={fused}", "algo.cell=gru",
-                         "engine_switch_at=0" if fused == "on" else "seed=0")  # fmt: skip
+    for fused in ("off", "auto"):
+        done = fasttrain(*CART, *SHORT, "engine=fast", "vec_env=dummy", f"fused_update={fused}", "algo.cell=gru")
         assert done.exit_code == 0, done.err
         found.append(RecurrentPPO.load(done.folder / "model.zip", device="cpu").policy.state_dict())
-    padded, packed = found
-    assert any(not torch.equal(padded[name], packed[name]) for name in padded)
-    assert max(float((padded[name] - packed[name]).abs().max()) for name in padded) < 1e-5
+    padded, grouped = found
+    assert any(not torch.equal(padded[name], grouped[name]) for name in padded)
+    assert max(float((padded[name] - grouped[name]).abs().max()) for name in padded) < 1e-5
 
 
 def test_masks_and_inputs_take_a_native_game_in_its_single_form(fasttrain: RunCommand):
-    done = fasttrain("+profile=speed", *SKULL, *SHORT, "algo.cell=mingru", "algo.memory_inputs=[reward]")
+    done = fasttrain("+profile=speed", *SKULL, *SHORT, "algo.cell=gru", "algo.memory_inputs=[reward]")
     assert done.exit_code == 0, done.err
     row = rows_of(done)["vec_env"]
     assert row["effective"] in ("dummy", "shared")
@@ -85,7 +86,14 @@ class Picture(RandomEnv):
 FAST = ("engine=fast",)
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "stock": ((*CART, "engine=stock", "algo.cell=gru"), "algo.cell=gru with engine=stock: stock has the LSTM alone"),
-    "baseline": (("+profile=baseline", *CART, "algo.cell=mingru"), "algo.cell=mingru with engine=stock: "),
+    "baseline": (("+profile=baseline", *CART, "algo.cell=gru"), "algo.cell=gru with engine=stock: "),
+    "kernels": ((*CART, *FAST, "algo.cell=gru", "fused_update=on"),
+                "fused_update=on: no compiled kernels for this policy (a GRU is computed on PyTorch: "),
+    "a cell that is gone": ((*CART, *FAST, "algo.cell=mingru"),
+                            "algo.cell=mingru is no setting any more: the cells are algo.cell=lstm and algo.cell=gru"),
+    "chunks": ((*CART, *FAST, "algo.chunk_steps=16"),
+               "algo.chunk_steps is no setting any more: minibatches of batch_size transitions are cut off the "),
+    "burn-in": ((*CART, *FAST, "algo.burn_in=8"), "algo.burn_in is no setting any more: sequences begin with the "),
     "exact": (("+profile=exact", *CART, "algo.cell=gru"), "algo.cell=gru with profile=exact: stock has the LSTM alone"),
     "exact, masked": (("+profile=exact", *SKULL, "algo.cell=gru"), "algo.cell=gru with profile=exact: "),
     "no such cell": ((*CART, *FAST, "algo.cell=lru"), "algo.cell=lru: "),

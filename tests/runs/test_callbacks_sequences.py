@@ -28,11 +28,12 @@ def line_of(kind: Any, **settings: Any) -> str:
 def test_how_many_sequences_and_how_much_padding():
     padded = line_of(fasttrain.RecurrentPPO)
     kernels = line_of(fasttrain.RecurrentPPO, engine="kernels")
-    chunks = line_of(fasttrain.RecurrentPPO, engine=EngineSettings(fused_adam=True), chunk_steps=1)
+    grouped = line_of(fasttrain.RecurrentPPO, engine=EngineSettings(fused_adam=True))
     for line, same in ((padded, True), (kernels, False)):
         ours, share = re.findall(r"(\d+) %", line)  # of episodes of some 20 steps, 2 envs a minibatch
         assert 10 < int(share) < 80
         assert ours == (share if same else "0")
         assert 2 < float(line.split()[1]) < 16
-    assert chunks == "sequences: 128.0 a minibatch; 0 % padding, in stock's layout 0 %"
+    ours, share = (int(found) for found in re.findall(r"(\d+) %", grouped))
+    assert 0 < ours <= share
     assert line_of(RecurrentPPO) == "", "stock's own buffer is not read"

@@ -122,16 +122,10 @@ def test_a_run_says_how_it_computes(fasttrain: RunCommand):
     assert done.json("plan.json")["config"]["use_amp"] == "bfloat16"
 
 
-def test_of_a_recurrent_policy_the_built_model_tells_which_kernels_it_takes():
-    def names(*arguments: str, built: bool = True) -> list[str]:
-        lstm = ("algo=recurrent_ppo", "fused_update=on", "algo.lstm_hidden_size=16", *arguments)
-        plan, model = settled(*lstm) if built else (resolve(configured(*SMALL, *lstm), {}, FACTS, MACHINE), None)
-        return [call.name for call in learner_calls(plan.config, model)]
+def test_a_recurrent_policy_has_kernels_where_they_know_every_layer():
+    def names(*arguments: str) -> list[str]:
+        plan, _ = settled("algo=recurrent_ppo", "fused_update=auto", "algo.lstm_hidden_size=16", *arguments)
+        return [call.name for call in learner_calls(plan.config)]
 
-    whole, for_autograd = (
-        ["act_remembering", "train_sequences", "follow", "compress"],
-        ["lstm_forward", "lstm_backward"],
-    )
-    assert names() == whole
-    assert names("algo.n_lstm_layers=2") == for_autograd
-    assert names(built=False) == whole + for_autograd
+    assert names() == ["act_rows", "train_sequences", "follow", "compress"]
+    assert names("algo.n_lstm_layers=2") == []

@@ -82,7 +82,7 @@ def _no_pickle(monkeypatch: pytest.MonkeyPatch) -> None:
         (*CARTPOLE, "algo=recurrent_ppo", *SMALL, "algo.lstm_hidden_size=8", "algo.enable_critic_lstm=false",
          "algo.shared_lstm=true"),
         ("+profile=speed", *CARTPOLE, "algo=recurrent_ppo", *SMALL, "algo.lstm_hidden_size=8", "algo.cell=gru"),
-        ("+profile=speed", "vec_env=dummy", "algo=maskable_recurrent_ppo", *SMALL, "algo.cell=mingru",
+        ("+profile=speed", "vec_env=dummy", "algo=maskable_recurrent_ppo", *SMALL, "algo.cell=gru",
          "algo.memory_inputs=[action]"),
         ("env.entry_point=test_models:Pictures", *CARTPOLE[1:], "algo=ppo", *SMALL, "env.frame_stack=2"),
         ("env.entry_point=test_models:Both", *CARTPOLE[1:], "algo=ppo", *SMALL),

@@ -44,15 +44,6 @@ def test_engine_and_algo_choose_the_class(arguments: tuple[str, ...], expected: 
     env.close()
 
 
-def test_rollouts_of_recurrent_policies_are_cut_as_asked():
-    chunks = ("+profile=speed", *CARTPOLE, "algo=recurrent_ppo", "algo.chunk_steps=64", "algo.burn_in=3")
-    config = effective(*chunks)
-    env = build_vec_env(config, 2, 0)
-    storage = build_algorithm(config, env, PhaseClock()).rollout_buffer
-    assert (storage.chunk_steps, storage.burn_in) == (64, 3)
-    env.close()
-
-
 @pytest.mark.parametrize(("engine", "expected"), [("stock", sb3_contrib.MaskablePPO), ("fast", fasttrain.MaskablePPO)])
 def test_native_game_and_masks(engine: str, expected: type):
     config = effective("+profile=speed", f"engine={engine}", "fused_update=off", native=True)

@@ -47,9 +47,8 @@ POLICIES: dict[str, Callable[[], Any]] = {
     "no memory of the critic": lambda: model_of(
         sb3_contrib.RecurrentPPO, spaces.Box(-0.5, 0.5, (2,), np.float32), enable_critic_lstm=False
     ),
-    "gru": lambda: model_of(fasttrain.RecurrentPPO, spaces.Discrete(3), cell="gru"),
-    "minGRU, two layers": lambda: model_of(
-        fasttrain.RecurrentPPO, spaces.Discrete(3), cell="mingru", n_lstm_layers=2, enable_critic_lstm=False
+    "GRU, two layers": lambda: model_of(
+        fasttrain.RecurrentPPO, spaces.Discrete(3), cell="gru", n_lstm_layers=2, enable_critic_lstm=False
     ),
     "dict": lambda: model_of(fasttrain.RecurrentPPO, spaces.Discrete(3), DICT),
 }
@@ -67,7 +66,7 @@ def kind(request: pytest.FixtureRequest) -> str:
     [
         *((name, "torchscript") for name in POLICIES),
         ("two layers", "onnx"),
-        ("minGRU, two layers", "onnx"),
+        ("GRU, two layers", "onnx"),
         ("dict", "onnx"),
     ],
     indirect=["kind"],

@@ -8,9 +8,9 @@ import pytest
 from conftest import composed, configured
 from fasttrain.errors import ConfigError
 from fasttrain.spec.config import ALGO_CLASSES
-from fasttrain.spec.overrides import GONE
+from fasttrain.spec.overrides import GONE, LEARNED_WITH, WEIGHTS_OF
 from fasttrain.spec.plain import to_dict
-from fasttrain.spec.reading import all_keys, evaluated, from_mapping, with_typed, without_gone
+from fasttrain.spec.reading import all_keys, evaluated, from_mapping, learned_by_gone, with_typed, without_gone
 
 
 def test_default_job_is_skull_king_with_maskable_ppo():
@@ -112,7 +112,7 @@ def test_own_values_are_the_given_ones_then_the_games_then_the_algorithms():
     assert configured("+profile=speed", "algo.learning_rate=linear_1e-4").algo.learning_rate == "linear_1e-4"
 
 
-@pytest.mark.parametrize("key", GONE)
+@pytest.mark.parametrize("key", [key for key in GONE if key not in WEIGHTS_OF])
 def test_what_nobody_can_choose_any_more_is_told(key: str):
     told = f"^{re.escape(key)} is no setting any more: {re.escape(GONE[key])}; leave it out$"
     key, _, value = key.partition("=")
@@ -125,6 +125,20 @@ def test_what_nobody_can_choose_any_more_is_told(key: str):
     if value:
         del plain[key]
     assert without_gone(given) == plain
+
+
+def test_a_run_that_learned_by_what_is_gone_cannot_go_on():
+    assert learned_by_gone(composed()) == learned_by_gone({}) == learned_by_gone({"algo": {"burn_in": 0}}) == ""
+    assert {*LEARNED_WITH} <= {*GONE}
+    told = "it was trained with algo.chunk_steps=16, which is gone: minibatches of batch_size transitions are cut off "
+    assert learned_by_gone({"algo": {"chunk_steps": 16, "burn_in": 0}}).startswith(told)
+
+
+def test_a_cell_that_is_gone_is_no_other_cell():
+    with pytest.raises(
+        ConfigError, match="^algo.cell=mingru is no setting any more: the cells are algo.cell=lstm and "
+    ):
+        from_mapping(without_gone({"algo": {"name": "recurrent_ppo", "cell": "mingru"}}))
 
 
 def test_a_game_says_how_long_unless_it_is_given():

@@ -89,12 +89,9 @@ class Fast(BaseAlgorithm):
 
     def _made(self, settings: EngineSettings, before: Engine | None) -> Engine:
         why_not = self.why_not(settings.kind)
-        engine = self._engine_class("torch" if why_not else settings.kind)(self.policy, settings, before)
+        engine = self._kinds["torch" if why_not else settings.kind](self.policy, settings, before)
         engine.why_not = why_not
         return engine
-
-    def _engine_class(self, kind: str) -> type[Engine]:
-        return self._kinds[kind]
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), *UNSAVED]

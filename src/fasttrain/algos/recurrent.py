@@ -22,10 +22,8 @@ from torch import nn
 from fasttrain.algos.ppo import _PPO, collect
 from fasttrain.buffers.sequences import Memory
 from fasttrain.engines.engine import Engine
-from fasttrain.engines.packed_lstm import RecurrentKernelEngine, why_no_kernels
-from fasttrain.engines.recurrent import RecurrentEngine, why_padded
+from fasttrain.engines.recurrent import RecurrentEngine
 from fasttrain.engines.recurrent_policies import (
-    CELLS,
     CellActorCriticCnnPolicy,
     CellActorCriticPolicy,
     CellMultiInputActorCriticPolicy,
@@ -35,7 +33,7 @@ from fasttrain.engines.recurrent_policies import (
 )
 from fasttrain.engines.sequence_kernels import SequenceKernelEngine, why_not
 from fasttrain.errors import ConfigError
-from fasttrain.spec.computing import check_chunks, check_last_minibatch
+from fasttrain.spec.computing import check_last_minibatch
 
 # Only where a cell is asked for: of all others the zip stays stock's.
 WITH_CELLS: dict[Any, Any] = {
@@ -46,45 +44,23 @@ WITH_CELLS: dict[Any, Any] = {
 
 
 class RecurrentPPO(_PPO, sb3_contrib.RecurrentPPO):
-    """Drop-in for `sb3_contrib.RecurrentPPO`; `engine="kernels"` takes sequences through compiled kernels, unpadded.
+    """Drop-in for `sb3_contrib.RecurrentPPO`; `engine="kernels"` computes an LSTM before an MLP in compiled kernels."""
 
-    Args:
-        chunk_steps: K: minibatches are whole pieces of K steps, shuffled; None: cut off the rollout as stock does it.
-        burn_in: so many steps before each sequence are run again, not learned, to freshen the states it begins with.
-        further: as `sb3_contrib.RecurrentPPO`.
-    """
-
-    _kinds: ClassVar[dict[str, type[Engine]]] = {"torch": RecurrentEngine, "kernels": RecurrentKernelEngine}
+    _kinds: ClassVar[dict[str, type[Engine]]] = {"torch": RecurrentEngine, "kernels": SequenceKernelEngine}
     _masked = False
     unsquashes = False  # stock's loop only clips what gSDE has squashed
     _last_lstm_states: RNNStates  # type: ignore[assignment]
 
-    def __init__(self, *args: Any, chunk_steps: int | None = None, burn_in: int = 0, **further: Any) -> None:
-        self.chunk_steps, self.burn_in = chunk_steps, burn_in
-        super().__init__(*args, **further)
-
     def _setup_model(self) -> None:
         if self.normalize_advantage:
             check_last_minibatch(self.batch_size, self.n_envs, self.n_steps)
-        check_chunks(self, self.n_steps, self.batch_size)
         if "cell" in self.policy_kwargs:
             self.policy_class = _with_cells(self.policy_class, self.policy_kwargs)
         super()._setup_model()
         self._last_lstm_states = self.blank_memory(self.n_envs).states
-        own = "" if isinstance(self.policy.lstm_actor, nn.LSTM) else "the policy's cell is no LSTM"
-        if self.burn_in and (why := own or why_padded(self.policy)):
-            raise ConfigError(f"burn_in={self.burn_in}: {why}; leave it out")
 
     def why_not(self, kind: str) -> str:
-        return why_no_kernels(self.policy) and self._why_not_whole() if kind == "kernels" else ""
-
-    def _engine_class(self, kind: str) -> type[Engine]:
-        """Kernels through and through where they know every layer, else for the LSTMs' sequences alone."""
-        whole = kind == "kernels" and not self._why_not_whole()
-        return SequenceKernelEngine if whole else super()._engine_class(kind)
-
-    def _why_not_whole(self) -> str:
-        return "burn-in goes through torch" if self.burn_in else why_not(self.policy)
+        return why_not(self.policy) if kind == "kernels" else ""
 
     def memory(self) -> Memory:
         starts: Any = self._last_episode_starts
@@ -100,9 +76,8 @@ class RecurrentPPO(_PPO, sb3_contrib.RecurrentPPO):
     def remembered(self) -> dict[str, Any]:
         lstm: Any = self.policy.lstm_actor
         own_critic = self.policy.lstm_critic is not None
-        cut = {"chunk_steps": self.chunk_steps, "burn_in": self.burn_in}
         shape, keeps_cells = (lstm.num_layers, lstm.hidden_size), isinstance(lstm, nn.LSTM)
-        return {"state_shape": shape, "own_critic": own_critic, "keeps_cells": keeps_cells, **cut}
+        return {"state_shape": shape, "own_critic": own_critic, "keeps_cells": keeps_cells}
 
     def collect_rollouts(
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
@@ -154,8 +129,6 @@ def _with_cells(policy: Any, asked: dict[str, Any]) -> Any:
         ConfigError: there is none, or the LSTM's own arguments are there too.
     """
     found, name = WITH_CELLS.get(policy, policy), asked["cell"]
-    if name not in ("lstm", *CELLS):
-        raise ConfigError(f"cell={name}: not one of lstm, {', '.join(CELLS)}")
     if not issubclass(found, CellActorCriticPolicy):
         raise ConfigError(
             f"cell={name} with policy={policy.__name__}, which has an LSTM: derive it from "

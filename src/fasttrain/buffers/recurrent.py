@@ -1,8 +1,7 @@
 """The rollout of a recurrent policy: a `RolloutStorage` with what the policy remembered before each step.
 
 Every step's states are kept, because a minibatch may begin at any. Membership of minibatches is stock's: one number
-from numpy's global stream splits the env-major data, then they are cut off one after the other. Or they are whole
-chunks, shuffled: each env's steps are cut at 0, K, 2K and so on.
+from numpy's global stream splits the env-major data, then they are cut off one after the other.
 """
 
 from __future__ import annotations
@@ -21,22 +20,17 @@ from torch import Tensor
 from fasttrain.batch import BoolArray, Float32Array, Int64Array
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage, TensorObservations
 from fasttrain.buffers.sequences import (
-    BurnIn,
     Group,
     Grouped,
-    Packed,
     Padded,
-    burn_in_lengths,
     cuts,
     longest_first,
-    packed_sizes,
     padded_places,
     sequences_of,
-    steps_within,
     timed_places,
 )
 
-Layout = Literal["padded", "grouped", "packed"]
+Layout = Literal["padded", "grouped"]
 
 
 class RecurrentStorage(RolloutStorage):
@@ -45,9 +39,7 @@ class RecurrentStorage(RolloutStorage):
     Args:
         state_shape: (L, H) of an LSTM.
         own_critic: whether the critic has an LSTM of its own; else its states are the actor's.
-        chunk_steps: K, which divides T; None: stock's split.
-        burn_in: steps before each sequence that are run again to freshen its first states.
-        keeps_cells: as an LSTM does; other cells have hidden states alone, and c has no width.
+        keeps_cells: as an LSTM does; a GRU has hidden states alone, and c has no width.
         further: as `RolloutStorage`.
     """
 
@@ -61,12 +53,9 @@ class RecurrentStorage(RolloutStorage):
         state_shape: tuple[int, int],
         own_critic: bool,
         keeps_cells: bool = True,
-        chunk_steps: int | None = None,
-        burn_in: int = 0,
         **settings: Any,
     ) -> None:
         super().__init__(num_steps, num_envs, observation_space, action_space, **settings)
-        self.chunk_steps, self.burn_in = chunk_steps, burn_in
         layers, units = state_shape
         widths = (units, units * keeps_cells) * (2 if own_critic else 1)  # h, c of pi, h, c of vf
         self._states = tuple(torch.zeros(num_steps, num_envs, layers, width, device=self.device) for width in widths)
@@ -85,16 +74,9 @@ class RecurrentStorage(RolloutStorage):
         yield from ((stored, state.transpose(0, 1)) for stored, state in zip(self._states, given, strict=True))
 
     def draw_order(self) -> Int64Array:
-        """The `rows` in env-major order from some place on, and then those before it; or in chunks, shuffled.
-
-        A row that is left out moves the ends of the minibatches after it, so that a chunk may lie in two of them.
-        """
+        """The `rows` in env-major order from some place on, and then those before it."""
         if not self.full:
             raise RuntimeError(f"only {self.pos} of {self.num_steps} steps are stored")
-        if self.chunk_steps is not None:
-            chunks = self._env_major.reshape(-1, self.chunk_steps)
-            shuffled: Int64Array = chunks[np.random.permutation(len(chunks))].reshape(-1)
-            return shuffled if self._left_out is None else shuffled[~self._left_out.reshape(-1)[shuffled]]
         rows = self.rows
         split = np.random.randint(len(rows))
         order: Int64Array = np.concatenate([rows[split:], rows[:split]])
@@ -105,10 +87,10 @@ class RecurrentStorage(RolloutStorage):
 
         Args:
             laid: padded: observations, actions and masks as stock lays them out, zeros in between (masks: all legal),
-                so that every sum has its order. grouped, packed: nothing in between, the longest sequence first, or
-                step by step. The scalars never have padding.
+                so that every sum has its order. grouped: nothing in between, the longest sequence first. The scalars
+                never have padding.
         """
-        lay = {"padded": self._padded, "grouped": self._grouped, "packed": self._packed}[laid]
+        lay = {"padded": self._padded, "grouped": self._grouped}[laid]
         order = self.draw_order()
         size = batch_size or len(order)
         begins = self.begins(order)
@@ -137,8 +119,7 @@ class RecurrentStorage(RolloutStorage):
 
     def begins(self, order: Int64Array) -> BoolArray:  # (rows,) → (rows,)
         """Which of the rows, in that order, begin a sequence."""
-        cut = order // self.num_envs % (self.chunk_steps or self.num_steps) == 0
-        begins: BoolArray = (self.episode_starts.reshape(-1)[order] != 0) | cut
+        begins: BoolArray = (self.episode_starts.reshape(-1)[order] != 0) | (order < self.num_envs)
         if self._left_out is not None:
             begins[1:] |= np.diff(order) != self.num_envs  # else the same env's next step
         return begins
@@ -153,7 +134,7 @@ class RecurrentStorage(RolloutStorage):
         gaps, places = self._on_device(empty), self._on_device(kept)
         episode_starts = torch.zeros(size, device=self.device)
         episode_starts[places] = self._on_device(self.episode_starts.reshape(-1)[rows])
-        sequences = Padded(self._states_at(rows[firsts]), episode_starts, places, self._burn_in(rows[firsts]))
+        sequences = Padded(self._states_at(rows[firsts]), episode_starts, places)
         batch = self._batch(self._on_device(rows), sequences, self._on_device(whole))
         observations = batch.observations
         for part in (*(observations.values() if isinstance(observations, dict) else (observations,)), batch.actions):
@@ -161,32 +142,6 @@ class RecurrentStorage(RolloutStorage):
         if batch.action_masks is not None:
             batch.action_masks[gaps] = True
         return batch
-
-    def _packed(self, rows: Int64Array, firsts: Int64Array, lengths: Int64Array) -> RolloutBatch:
-        order, by_length = longest_first(firsts, lengths)
-        sizes = lengths[by_length]
-        ready = self._on_device(rows[order[np.argsort(timed_places(sizes))]])
-        begin = rows[firsts[by_length]]
-        sequences = Packed(self._fresh_at(begin), packed_sizes(sizes), self._burn_in(begin))
-        return self._batch(ready, sequences, ready)
-
-    def _burn_in(self, begin: Int64Array) -> BurnIn | None:  # (S,)
-        """The steps before these rows, where there are some of the same episode in this rollout."""
-        if not self.burn_in:
-            return None
-        lengths = burn_in_lengths(begin, self.episode_starts, self._left_out, self.burn_in)
-        places = np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths)]
-        if not len(places):
-            return None
-        sizes = lengths[places]
-        firsts = begin[places] - sizes * self.num_envs
-        rows = np.repeat(firsts, sizes) + steps_within(sizes) * self.num_envs
-        seen = self._gather_observations(self._on_device(rows[np.argsort(timed_places(sizes))]))
-        return BurnIn(seen, self._fresh_at(firsts), torch.from_numpy(packed_sizes(sizes)), self._on_device(places))
-
-    def _fresh_at(self, rows: Int64Array) -> RNNStates:
-        """As `_states_at`, zero where an episode begins."""
-        return self._states_at(rows, self._on_device(1 - self.episode_starts.reshape(-1)[rows])[:, None])
 
     def _grouped(self, rows: Int64Array, firsts: Int64Array, lengths: Int64Array) -> RolloutBatch:
         order, by_length = longest_first(firsts, lengths)
@@ -199,7 +154,8 @@ class RecurrentStorage(RolloutStorage):
             groups.append(Group(slice(row, last), slice(begin, end), shape, places))
             begin, row = end, last
         starts = rows[firsts[by_length]]
-        sequences = Grouped(self._fresh_at(starts), tuple(groups), self._burn_in(starts))
+        goes_on = self._on_device(1 - self.episode_starts.reshape(-1)[starts])[:, None]
+        sequences = Grouped(self._states_at(starts, goes_on), tuple(groups))
         ready = self._on_device(rows[order])
         return self._batch(ready, sequences, ready)
 

@@ -1,7 +1,7 @@
 """The maths of sequences: where a minibatch of a recurrent policy is cut, and how its parts are laid side by side.
 
 Pure, on numpy. A minibatch is B rows of the env-major data, one env's steps after the other's. A sequence begins where
-an episode does, where another env's steps or a chunk do, after a row that was left out, and with the minibatch.
+an episode does, where another env's steps do, after a row that was left out, and with the minibatch.
 Legend: S sequences, L layers, H units.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from torch import Tensor, cat, contiguous_format, zeros
 
-from fasttrain.batch import BoolArray, Float32Array, Int64Array, each_array
+from fasttrain.batch import BoolArray, Int64Array, each_array
 
 # What a step of time costs besides its rows, in rows: an LSTM of 64 units on oneDNN takes 8 µs a step and 0.7 a row.
 STEP_COST = 11
@@ -63,22 +63,12 @@ class Memory(NamedTuple):
         return after
 
 
-class BurnIn(NamedTuple):
-    """What some sequences are preceded by, step by step, in each step those of the longest first."""
-
-    observations: Any  # (B', ...)
-    states: RNNStates  # (L, S', H) each, zero where an episode begins
-    sizes: Tensor  # (T',) sequences that have such a step, on the host
-    places: Tensor  # (S',) which of the minibatch's sequences they are
-
-
 class Padded(NamedTuple):
     """How stock lays sequences out: each filled up to the longest, one after the other."""
 
     states: RNNStates  # (L, S, H) each, as stored where the sequences begin
     episode_starts: Tensor  # (S × longest,) float
     kept: Tensor  # (B,) places of the minibatch's own rows
-    burn_in: BurnIn | None = None
 
 
 class Group(NamedTuple):
@@ -95,15 +85,6 @@ class Grouped(NamedTuple):
 
     states: RNNStates  # (L, S, H) each, zero where an episode begins
     groups: tuple[Group, ...]
-    burn_in: BurnIn | None = None
-
-
-class Packed(NamedTuple):
-    """How kernels read sequences: step by step, in each step those of the longest first; nothing in between."""
-
-    states: RNNStates  # (L, S, H) each, zero where an episode begins
-    sizes: Int64Array  # (T,) sequences that have such a step
-    burn_in: BurnIn | None = None
 
 
 def rows_of_states(states: Any, rows: Any) -> Any:
@@ -128,39 +109,10 @@ def padded_places(lengths: Int64Array) -> Int64Array:  # (S,) → (B,)
 
 def timed_places(lengths: Int64Array) -> Int64Array:  # (S,) → (B,)
     """Place of each row in (longest, S), flat: step by step."""
-    count = len(lengths)
-    places: Int64Array = steps_within(lengths) * count + np.repeat(np.arange(count), lengths)
+    count, ends = len(lengths), np.cumsum(lengths)
+    steps = np.arange(int(ends[-1])) - np.repeat(ends - lengths, lengths)  # 0, 1, … of each sequence
+    places: Int64Array = steps * count + np.repeat(np.arange(count), lengths)
     return places
-
-
-def steps_within(lengths: Int64Array) -> Int64Array:  # (S,) → (B,)
-    """0, 1, … of each sequence, one's after the other's."""
-    steps: Int64Array = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    return steps
-
-
-def burn_in_lengths(
-    begin: Int64Array,  # (S,) rows of (T, N), flat
-    episode_starts: Float32Array,  # (T, N)
-    left_out: BoolArray | None,  # (T, N)
-    most: int,
-) -> Int64Array:  # (S,)
-    """How many steps before each of these rows, at most so many, are of the same episode and were transitions."""
-    (steps, envs), lengths = np.divmod(begin, episode_starts.shape[1]), np.zeros(len(begin), np.int64)
-    goes_back = np.ones(len(begin), np.bool_)
-    for back in range(most):
-        goes_back &= (steps > back) & (episode_starts[steps - back, envs] == 0)
-        if left_out is not None:
-            goes_back &= ~left_out[steps - back - 1, envs]
-        lengths += goes_back
-    return lengths
-
-
-def packed_sizes(lengths: Int64Array) -> Int64Array:  # (S,) → (T,)
-    """How many sequences have a first, a second, … step."""
-    ended = np.bincount(lengths)[:-1]  # (T,) sequences of 0, 1, … steps
-    sizes: Int64Array = len(lengths) - np.cumsum(ended)
-    return sizes
 
 
 def longest_first(firsts: Int64Array, lengths: Int64Array) -> tuple[Int64Array, Int64Array]:  # (S,), (S,) → (B,), (S,)

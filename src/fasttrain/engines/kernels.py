@@ -42,6 +42,7 @@ from fasttrain.kernels.ppo import (
     Scratch,
     train_epoch,
 )
+from fasttrain.kernels.recurrent import Remembered
 from fasttrain.threads import FOLLOW, ThreadChoice, new_team, run
 
 # Rows that go through the nets together. Their activations stay in the cache, and the weights of a wide net, which do
@@ -107,9 +108,10 @@ class KernelEngine(Engine):
         actions = np.empty((count, sub_actions), np.int64)
         values, log_probs = np.empty(count, np.float32), np.empty(count, np.float32)
         scratch = self._memory(count)
-        given, out = (seen, masks, uniforms, *self._rows_acted_on(count)), (actions, values, log_probs)
-        kernel, arguments, after = self._acting(memory, scratch, given, out)
-        total = self._call(self._acting_choice, len(scratch.gradients), kernel, *arguments)
+        kept, after = self._recalled(memory, scratch)
+        total = self._call(self._acting_choice, len(scratch.gradients), act_rows, seen, masks, uniforms,
+                           *self._rows_acted_on(count), self._flat, self.layout, scratch, kept, actions, values,
+                           log_probs)  # fmt: skip
         if not math.isfinite(total):
             raise EnvError(why_no_action(self.policy, observations, OUTPUT) or LOST)
         drawn = actions[:, 0] if self._single else actions
@@ -120,9 +122,9 @@ class KernelEngine(Engine):
         )  # fmt: skip
         return Acted(drawn, stored, after)
 
-    def _acting(self, memory: Any, scratch: Scratch, given: Any, out: Any) -> tuple[Any, tuple[Any, ...], Any]:
-        """The kernel that acts, what it is called with, and what is remembered then."""
-        return act_rows, (*given, self._flat, self.layout, scratch, *out), memory
+    def _recalled(self, memory: Any, scratch: Scratch) -> tuple[Remembered | None, Any]:
+        """A memory as the acting kernel takes it, and what is remembered after the step."""
+        return None, memory
 
     def values(self, observations: Any, memory: Any = None) -> Float32Array:
         """With the parameters last packed.
@@ -134,11 +136,10 @@ class KernelEngine(Engine):
         seen = joined(observations, self._keys)
         count, sub_actions = len(seen), len(self.layout.dims)
         values, log_probs = np.empty(count, np.float32), np.empty(count, np.float32)
-        uniforms = np.zeros((count, sub_actions), np.float32)
-        given = (seen, self._all_legal(count), uniforms, *self._rows_acted_on(count))
-        out = np.empty((count, sub_actions), np.int64), values, log_probs
-        kernel, arguments, _ = self._acting(memory, self._memory(1), given, out)
-        kernel(*arguments, new_team(), 0)
+        uniforms, actions = np.zeros((count, sub_actions), np.float32), np.empty((count, sub_actions), np.int64)
+        scratch = self._memory(1)
+        act_rows(seen, self._all_legal(count), uniforms, *self._rows_acted_on(count), self._flat, self.layout, scratch,
+                 self._recalled(memory, scratch)[0], actions, values, log_probs, new_team(), 0)  # fmt: skip
         return values
 
     def _call(self, choice: ThreadChoice, threads: int, kernel: Any, *arguments: Any, runs: int = 1) -> Any:

@@ -49,14 +49,7 @@ def why_not(policy: Any) -> str:
         return "the policy extracts features in a way of its own"
     if unfit := why_no_vectors(policy.features_extractor, policy.observation_space):
         return unfit
-    if unfit := why_not_plain(policy):
-        return unfit
-    nets = (policy.mlp_extractor.policy_net, policy.mlp_extractor.value_net)
-    linears = [policy.action_net, policy.value_net, *(module for net in nets for module in net[0::2])]
-    whole = all(len(net) > 0 and len(net) % 2 == 0 for net in nets)
-    if not (whole and is_mlp(linears, [module for net in nets for module in net[1::2]])):
-        return "not an MLP of tanh or relu layers"
-    return why_not_optimizer(policy.optimizer, list(policy.parameters()))
+    return why_not_plain(policy, least=1)
 
 
 def why_not_q(policy: Any) -> str:
@@ -88,16 +81,22 @@ def _is_changed(net: QNetwork) -> bool:
 def _is_plain_mlp(net: QNetwork) -> bool:
     """Hidden layers with one kind of activation between linear layers."""
     linears, activations = _linears(net), _activations(net)
-    return len(activations) == len(linears) > 0 and is_mlp([*linears, *_heads(net)], activations)
+    return len(activations) == len(linears) > 0 and _is_mlp([*linears, *_heads(net)], activations)
 
 
-def why_not_plain(policy: nn.Module) -> str:
-    """Empty if the hidden layers are SB3's and no hook sees or changes what a module gives; else what is not so."""
+def why_not_plain(policy: Any, least: int) -> str:
+    """Empty if hidden layers, `least` or more, and heads are an MLP of SB3's that no hook watches; else what is not."""
     if type(policy.mlp_extractor) is not MlpExtractor:
         return "hidden layers of a class of their own"
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    hooked = any(getattr(module, name) for module in policy.modules() for name in hooks)
-    return "somebody watches the policy's modules" if hooked else ""
+    if any(getattr(module, name) for module in policy.modules() for name in hooks):
+        return "somebody watches the policy's modules"
+    nets: list[Any] = [policy.mlp_extractor.policy_net, policy.mlp_extractor.value_net]
+    linears = [policy.action_net, policy.value_net, *(module for net in nets for module in net[0::2])]
+    whole = all(len(net) >= 2 * least and len(net) % 2 == 0 for net in nets)
+    if not (whole and _is_mlp(linears, [module for net in nets for module in net[1::2]])):
+        return "not an MLP of tanh or relu layers"
+    return why_not_optimizer(policy.optimizer, list(policy.parameters()))
 
 
 def why_not_optimizer(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> str:
@@ -118,7 +117,7 @@ def _is_plain(policy: nn.Module) -> bool:
     return all(each.device.type == "cpu" and each.dtype == torch.float32 for each in policy.parameters())
 
 
-def is_mlp(linears: list[Any], activations: list[Any]) -> bool:
+def _is_mlp(linears: list[Any], activations: list[Any]) -> bool:
     """Linear layers with biases, and one kind of activation that the kernels know."""
     kinds = {type(module) for module in activations}
     plain = all(type(module) is nn.Linear and module.bias is not None for module in linears)

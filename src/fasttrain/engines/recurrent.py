@@ -16,7 +16,6 @@ from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from stable_baselines3.common.distributions import BernoulliDistribution
 from stable_baselines3.common.utils import obs_as_tensor
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 
 from fasttrain.batch import BoolArray, Float32Array, each_array
 from fasttrain.buffers.rollout import RolloutBatch, TensorObservations
@@ -58,27 +57,12 @@ class PaddedHead(Head):
     def rated(self, batch: RolloutBatch, entropy_gradient: bool) -> tuple[Tensor, Tensor, Tensor | None]:
         laid = batch.sequences
         values, log_probs, entropy = self.policy.evaluate_actions(
-            batch.observations, self._rateable(batch.actions), self.begun(laid), laid.episode_starts,
+            batch.observations, self._rateable(batch.actions), laid.states, laid.episode_starts,
             **self._masks(batch.action_masks),
         )  # fmt: skip
         kept = laid.kept
         entropy = None if entropy is None else entropy.index_select(0, kept)
         return values.flatten().index_select(0, kept), log_probs.index_select(0, kept), entropy
-
-    def begun(self, laid: Any) -> RNNStates:
-        """The states in which sequences begin: as stored, or after a burn-in those that the weights of now lead to."""
-        states: RNNStates = laid.states
-        if (before := laid.burn_in) is None:
-            return states
-        with torch.no_grad():
-            parts = features_of(self.policy, before.observations)
-            lstms = (self.policy.lstm_actor, self.policy.lstm_critic or self.policy.lstm_actor)
-            after = [
-                lstm(PackedSequence(part, before.sizes), start)[1]
-                for lstm, part, start in zip(lstms, parts, before.states, strict=True)
-            ]
-        found: RNNStates = each_array(lambda at, now: at.index_copy(1, before.places, now), states, RNNStates(*after))
-        return found
 
     def _rateable(self, actions: Tensor) -> Tensor:
         """Bits without masks as numbers: sb3-contrib 2.9.2 hands its Bernoulli integers, which torch refuses."""
@@ -119,10 +103,9 @@ class UnpaddedHead(PaddedHead):
 
     def rated(self, batch: RolloutBatch, entropy_gradient: bool) -> tuple[Tensor, Tensor, Tensor | None]:
         laid = batch.sequences
-        begun = self.begun(laid)
 
         def run(which: str, features: Tensor) -> Tensor:
-            return self.sequenced(self._lstm(which), features, getattr(begun, which), laid)
+            return self._sequenced(self._lstm(which), features, getattr(laid.states, which), laid)
 
         latent, values = step_outputs(self.policy, batch.observations, run)
         if self.choices is not None:
@@ -132,8 +115,8 @@ class UnpaddedHead(PaddedHead):
         distribution = self.policy._get_action_dist_from_latent(latent)
         return values.flatten(), distribution.log_prob(self._rateable(batch.actions)), distribution.entropy()
 
-    def sequenced(self, lstm: Any, features: Tensor, states: Any, laid: Any) -> Tensor:  # (B, F), (L, S, H) → (B, H)
-        """What an LSTM makes of a minibatch laid out as `layout` says."""
+    def _sequenced(self, lstm: Any, features: Tensor, states: Any, laid: Any) -> Tensor:  # (B, F), (L, S, H) → (B, H)
+        """What an LSTM makes of a minibatch's sequences."""
         found = []
         for group in laid.groups:
             steps, count = group.shape
@@ -150,7 +133,8 @@ class UnpaddedHead(PaddedHead):
 
 def step_outputs(policy: Any, observations: TensorObservations, run: Run) -> tuple[Tensor, Tensor]:
     """What the actor's last layer reads, (B, W), and values (B, 1); `run` is the LSTMs' part."""
-    pi_features, vf_features = features_of(policy, observations)
+    features = policy.extract_features(observations)
+    pi_features, vf_features = (features, features) if policy.share_features_extractor else features
     latent_pi = run("pi", pi_features)
     if policy.lstm_critic is not None:
         latent_vf = run("vf", vf_features)
@@ -158,12 +142,6 @@ def step_outputs(policy: Any, observations: TensorObservations, run: Run) -> tup
         latent_vf = latent_pi.detach() if policy.shared_lstm else policy.critic(vf_features)
     extractor = policy.mlp_extractor
     return extractor.forward_actor(latent_pi), policy.value_net(extractor.forward_critic(latent_vf))
-
-
-def features_of(policy: Any, observations: TensorObservations) -> tuple[Tensor, Tensor]:
-    """The actor's and the critic's."""
-    features = policy.extract_features(observations)
-    return (features, features) if policy.share_features_extractor else features
 
 
 def _resumed(memory: Memory) -> RNNStates:

@@ -1,4 +1,4 @@
-"""Recurrent policies with other cells than the LSTM, and with action masks: sb3-contrib's in all else.
+"""Recurrent policies with a GRU in the LSTM's place, and with action masks: sb3-contrib's in all else.
 
 With masks the weights are those of sb3-contrib's recurrent policies, by the same names and shapes (for MultiBinary
 actions two logits a bit, as its MaskablePPO has them). This file needs nothing of fasttrain: copied beside a model.zip
@@ -13,7 +13,6 @@ from functools import wraps
 from typing import Any
 
 import numpy as np
-import torch
 from gymnasium import spaces
 from sb3_contrib.common.maskable.distributions import make_masked_proba_distribution
 from sb3_contrib.common.recurrent.policies import (
@@ -36,64 +35,23 @@ class GRU(nn.GRU):
         return output, (after, states[1])
 
 
-class MinGRU(nn.Module):
-    """h = (1 - z) × h before + z × n, where z = σ(gate) and n see the input alone (Feng et al. 2024, arXiv:2410.01201).
-
-    So all steps are computed at once, but for a scan. It is the paper's plain form: a scan by doubling multiplies
-    shares alone, so that nothing grows, and hidden states may be negative, which those of the log space are not.
-    """
-
-    dropout = 0.0
-
-    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1) -> None:
-        super().__init__()
-        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
-        widths = [input_size, *[hidden_size] * (num_layers - 1)]
-        self.layers = nn.ModuleList(nn.Linear(width, 2 * hidden_size) for width in widths)
-
-    def terms(self, layer: int, inputs: Tensor) -> tuple[Tensor, Tensor]:  # (…, F) → (…, H) each
-        """What a layer keeps of h, a share, and what it adds."""
-        gate, new = self.layers[layer](inputs).chunk(2, -1)
-        return torch.sigmoid(-gate), torch.sigmoid(gate) * new
-
-    def forward(self, inputs: Tensor, states: States) -> tuple[Tensor, States]:
-        """As of `GRU`."""
-        after = []
-        for layer, before in enumerate(states[0]):
-            kept, added = self.terms(layer, inputs)
-            inputs = scan(kept, torch.cat([(kept[0] * before + added[0])[None], added[1:]]))
-            after.append(inputs[-1])
-        return inputs, (torch.stack(after), states[1])
-
-
-def scan(kept: Tensor, added: Tensor) -> Tensor:  # (T, …) each → (T, …)
-    """h[t] = kept[t] × h[t - 1] + added[t], in log2(T) steps over all of them."""
-    step = 1
-    while step < len(kept):
-        added = torch.cat([added[:step], torch.addcmul(added[step:], kept[step:], added[:-step])])
-        kept = torch.cat([kept[:step], kept[step:] * kept[:-step]])
-        step *= 2
-    return added
-
-
-CELLS: dict[str, Any] = {"gru": GRU, "mingru": MinGRU}
-
-
 class CellActorCriticPolicy(RecurrentActorCriticPolicy):
-    """sb3-contrib's, with the `cell` of that name in the LSTMs' place."""
+    """sb3-contrib's, with GRUs in the LSTMs' place where `cell` is gru."""
 
     @wraps(RecurrentActorCriticPolicy.__init__)  # type: ignore[misc]  # whose defaults are looked at
     def __init__(
         self, observation_space: Any, action_space: Any, lr_schedule: Any, *further: Any, cell: str = "lstm",
         **settings: Any,
     ) -> None:  # fmt: skip
+        if cell not in ("lstm", "gru"):
+            raise ValueError(f"cell={cell}: take lstm or gru")
         super().__init__(observation_space, action_space, lr_schedule, *further, **settings)
         self.cell = cell
         if cell == "lstm":
             return
         for name in ("lstm_actor", "lstm_critic"):
             if (lstm := getattr(self, name)) is not None:
-                setattr(self, name, CELLS[cell](lstm.input_size, lstm.hidden_size, lstm.num_layers))
+                setattr(self, name, GRU(lstm.input_size, lstm.hidden_size, lstm.num_layers))
         optimizer: Any = self.optimizer_class  # anew, of the parameters that are there now
         self.optimizer = optimizer(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)
 

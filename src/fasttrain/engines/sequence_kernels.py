@@ -15,22 +15,12 @@ from fasttrain.buffers.recurrent import RecurrentStorage
 from fasttrain.buffers.sequences import Memory
 from fasttrain.engines.engine import Engine, EngineSettings
 from fasttrain.engines.kernels import CPU, KernelEngine, noted_calls, zeros
-from fasttrain.engines.layout import (
-    DISTRIBUTIONS,
-    Place,
-    is_mlp,
-    lay_out,
-    why_no_vectors,
-    why_not_optimizer,
-    why_not_plain,
-)
-from fasttrain.engines.packed_lstm import why_no_cells
-from fasttrain.engines.recurrent import check_settings
+from fasttrain.engines.layout import DISTRIBUTIONS, Place, lay_out, why_no_vectors, why_not_plain
+from fasttrain.engines.recurrent import check_settings, why_padded
 from fasttrain.kernel_cache import KernelCall
 from fasttrain.kernels.nets import Layout, Rows
 from fasttrain.kernels.ppo import Scratch
-from fasttrain.kernels.recurrent import Cells, Lstms, Past, train_sequences
-from fasttrain.kernels.recurrent_acting import act_remembering
+from fasttrain.kernels.recurrent import Cells, Lstms, Past, Remembered, train_sequences
 from fasttrain.kernels.simd import PAD, TILE_ROWS
 
 # What an update takes by kernels / by torch, in µs for each row of the rollout; two LSTMs, one thread. 248 inputs,
@@ -41,11 +31,19 @@ PAYS_UP_TO = 256
 
 def why_not(policy: Any) -> str:
     """Empty if the kernels can stand in for a recurrent policy and its optimizer, else what they cannot do."""
-    if unfit := why_no_cells(policy):
+    lstm = policy.lstm_actor
+    if isinstance(lstm, nn.GRU):
+        return "a GRU is computed on PyTorch: compiled kernels serve LSTMs alone"
+    if any(type(each) is not nn.LSTM for each in (lstm, policy.lstm_critic or lstm)):
+        return "an LSTM of a class of its own"
+    if policy.device.type != "cpu" or next(lstm.parameters()).dtype != torch.float32:
+        return "kernels compute in float32 on the CPU"
+    if lstm.hidden_size % PAD:
+        return f"an LSTM of {lstm.hidden_size} units: kernels take multiples of {PAD}"
+    if not lstm.bias or lstm.proj_size or lstm.bidirectional or lstm.batch_first:
+        return "an LSTM with arguments of its own"
+    if unfit := why_padded(policy):
         return unfit
-    lstm, extractor = policy.lstm_actor, policy.mlp_extractor
-    if not isinstance(lstm, nn.LSTM):
-        return f"a {type(lstm).__name__}"
     if lstm.num_layers > 1:
         return f"{lstm.num_layers} layers of LSTMs"
     if lstm.hidden_size > PAYS_UP_TO:
@@ -57,13 +55,7 @@ def why_not(policy: Any) -> str:
     extractors = {policy.features_extractor, policy.pi_features_extractor, policy.vf_features_extractor}
     if unfit := next(filter(None, (why_no_vectors(each, policy.observation_space) for each in extractors)), ""):
         return unfit
-    if unfit := why_not_plain(policy):
-        return unfit
-    nets = (extractor.policy_net, extractor.value_net)
-    linears = [policy.action_net, policy.value_net, *(module for net in nets for module in net[0::2])]
-    if any(len(net) % 2 for net in nets) or not is_mlp(linears, [module for net in nets for module in net[1::2]]):
-        return "not an MLP of tanh or relu layers"
-    return why_not_optimizer(policy.optimizer, list(policy.parameters()))
+    return why_not_plain(policy, least=0)
 
 
 class SequenceKernelEngine(KernelEngine):
@@ -92,14 +84,14 @@ class SequenceKernelEngine(KernelEngine):
         nets = [[*net[0::2]] for net in (policy.mlp_extractor.policy_net, policy.mlp_extractor.value_net)]
         return lay_out(policy, inputs, [units, units], nets, places, size)
 
-    def _acting(self, memory: Memory, scratch: Scratch, given: Any, out: Any) -> tuple[Any, tuple[Any, ...], Any]:
+    def _recalled(self, memory: Memory, scratch: Scratch) -> tuple[Remembered, RNNStates]:
         before = [np.ascontiguousarray(part[0]) for part in (*memory.states.pi, *memory.states.vf)]
         after = [torch.empty(memory.states.pi[0].shape) for _ in range(2 * len(self.lstms.inputs))]
         after += after[: 4 - len(after)]
         past = Past(tuple(before), np.asarray(memory.episode_starts, np.float32))  # type: ignore[arg-type]
-        arguments = (*given, past, tuple(part[0].numpy() for part in after), self._flat, self.layout, self.lstms,
-                     scratch, self._cells_for(scratch, len(scratch.ones)), *out)  # fmt: skip
-        return act_remembering, arguments, RNNStates((after[0], after[1]), (after[2], after[3]))
+        views: Any = tuple(part[0].numpy() for part in after)
+        remembered = Remembered(self.lstms, past, views, self._cells_for(scratch, len(scratch.ones)))
+        return remembered, RNNStates((after[0], after[1]), (after[2], after[3]))
 
     def _epoch(
         self, data: RecurrentStorage, order: Int64Array, steps: Any, rows: Rows, scratch: Scratch, settings: Any

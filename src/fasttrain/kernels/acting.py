@@ -1,4 +1,4 @@
-"""The acting step of an MLP policy in one compiled call: forward, masked softmax, draw, log-probability, value."""
+"""The acting step in one compiled call: forward, masked softmax, draw, log-probability, value."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from fasttrain.kernels.nets import (
     softmax,
 )
 from fasttrain.kernels.ppo import Scratch
+from fasttrain.kernels.recurrent import Remembered, forward_remembering
 from fasttrain.kernels.simd import dot_rows
 from fasttrain.threads import begin_work, claim, end_work
 
@@ -36,6 +37,7 @@ def act_rows(
     flat: Float32Array,
     layout: Layout,
     scratch: Scratch,  # a part for each thread
+    memory: Remembered | None,  # of LSTMs before the nets; None: there are none, and the branch is not compiled
     actions: Int64Array,  # (N, K) out
     values: Float32Array,  # (N,) out
     log_probs: Float32Array,  # (N,) out
@@ -61,9 +63,12 @@ def act_rows(
         block = order[begin : begin + size]
         for i in range(begin, begin + len(block)):
             list_entries(observations[i], masks[i], i, lists)
-        forward_block(flat, layout, lists, block, activations)
-        decide(begin, len(block), flat, layout, lists, activations, probs, scratch.every, uniforms, actions,
-               values, log_probs)  # fmt: skip
+        if memory is None:
+            forward_block(flat, layout, lists, block, activations)
+        else:
+            forward_remembering(block, begin, flat, layout, lists, memory, activations, me)
+        decide(begin, len(block), flat, layout, lists, activations, probs, scratch.every, uniforms, actions, values,
+               log_probs)  # fmt: skip
         piece = claim(team, me)
     end_work(team, me)
     if me == 0:

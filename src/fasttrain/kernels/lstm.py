@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from fasttrain.batch import Float32Array, Int64Array
-from fasttrain.jit import njit_bare, njit_inner
+from fasttrain.jit import njit_inner
 from fasttrain.kernels.dense import TANH, activate, add_product, set_product
 from fasttrain.kernels.simd import TILE_ROWS
 
@@ -43,7 +43,7 @@ def next_cells(gates: Float32Array, before: Float32Array, cells: Float32Array, s
     activate(squashed, TANH)
 
 
-@njit_bare
+@njit_inner
 def lstm_forward(
     gates: Float32Array,  # (B, 4H) in: inputs' products and biases; out: the gates
     w: Float32Array,  # (H, 4H)
@@ -112,7 +112,7 @@ def gate_gradients(
         sums[units + c] = d_cells[c] * before[c] * (one - gates[units + c])
 
 
-@njit_bare
+@njit_inner
 def lstm_backward(
     d_hidden: Float32Array,  # (B, H) in: of the outputs; out: with what the steps after add
     gates: Float32Array,  # (B, 4H)

@@ -85,7 +85,7 @@ class Rows(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """The first five fields of `Rows`, with room for rows to come."""
+    """The first five fields of `Rows`."""
 
     values: Float32Array
     columns: Int32Array

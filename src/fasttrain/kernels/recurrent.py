@@ -1,4 +1,4 @@
-"""The PPO update of a policy with LSTMs as compiled kernels: what `ppo.py` is to an MLP's. `recurrent_acting.py` acts.
+"""A policy with LSTMs in compiled kernels: its PPO update, as `ppo.py` has an MLP's, and its part of `acting.py`.
 
 An LSTM stands in the place of the first layer. Only inputs that are not zero enter its gates; sequences go through it
 step by step without padding (`lstm.py`), and its hidden states on through the nets a block of rows at a time. A
@@ -17,12 +17,13 @@ import numpy as np
 from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array
 from fasttrain.jit import njit_bare, njit_inline, njit_inner
 from fasttrain.kernels.dense import add_product, sparse_backward, sparse_forward, sum_rows
-from fasttrain.kernels.lstm import lstm_backward, lstm_forward
+from fasttrain.kernels.lstm import lstm_backward, lstm_forward, next_cells, squash
 from fasttrain.kernels.nets import (
     POLICY,
     VALUE,
     Constants,
     Layout,
+    Lists,
     Rows,
     backward_hidden,
     forward_hidden,
@@ -77,6 +78,15 @@ class Past(NamedTuple):
 
     states: tuple[Float32Array, Float32Array, Float32Array, Float32Array]  # (M, H)
     starts: Float32Array  # (M,) 1 where an episode begins: nothing is remembered there
+
+
+class Remembered(NamedTuple):
+    """What the LSTMs read and write in a step of N envs."""
+
+    lstms: Lstms
+    past: Past  # of the N envs
+    after: tuple[Float32Array, Float32Array, Float32Array, Float32Array]  # (N, H) out: the states then
+    cells: Cells
 
 
 @njit_inline
@@ -145,6 +155,61 @@ def enter(block: int, columns: int, hidden: Float32Array, count: int, activation
     for r in range(padded_rows(count)):
         for c in range(units):
             activations[r, columns + c] = hidden[block + r, c] if r < count else np.float32(0)
+
+
+@njit_inner
+def step_cells(
+    block: Int64Array,  # rows of the lists, at most BLOCK
+    begin: int,  # the env of the first
+    cell: int,
+    flat: Float32Array,
+    layout: Layout,
+    lists: Lists,
+    memory: Remembered,
+    me: int,
+) -> None:
+    """One step of an LSTM for some envs."""
+    lstms, past, after, cells = memory.lstms, memory.past, memory.after, memory.cells
+    units, bias, sums, rows = lstms.units, cells.bias[me], cells.sums[me], cells.rows[me, 0]
+    w, u, first, second = weights_of(cell, flat, layout, lstms)
+    for c in range(4 * units):
+        bias[c] = first[c] + second[c]
+    sparse_forward(lists.values, lists.columns, lists.starts, block, w, bias, sums)
+    for r in range(len(block)):
+        kept = np.float32(1) - past.starts[begin + r]
+        for c in range(units):
+            rows[r, c] = past.states[2 * cell][begin + r, c] * kept
+    add_product(rows, u, padded_rows(len(block)), sums)
+    hidden, before, squashed = after[2 * cell], cells.rows[me, 1], cells.rows[me, 2]
+    for r in range(len(block)):
+        kept = np.float32(1) - past.starts[begin + r]
+        for c in range(units):
+            before[r, c] = past.states[2 * cell + 1][begin + r, c] * kept
+        squash(sums[r], units)
+        next_cells(sums[r], before[r], after[2 * cell + 1][begin + r], squashed[r])
+        for c in range(units):
+            hidden[begin + r, c] = sums[r, 3 * units + c] * squashed[r, c]
+
+
+@njit_inline
+def forward_remembering(
+    block: Int64Array,
+    begin: int,
+    flat: Float32Array,
+    layout: Layout,
+    lists: Lists,
+    memory: Remembered,
+    activations: Float32Array,
+    me: int,
+) -> None:
+    """`nets.forward_block` of a policy with LSTMs."""
+    lstm_count = len(memory.lstms.inputs)
+    for cell in range(lstm_count):
+        step_cells(block, begin, cell, flat, layout, lists, memory, me)
+    for net in (POLICY, VALUE):
+        hidden = memory.after[2 * min(net, lstm_count - 1)]
+        enter(begin, layout.columns[net, 0], hidden, len(block), activations)
+    forward_hidden(flat, layout, padded_rows(len(block)), activations)
 
 
 @njit_inline

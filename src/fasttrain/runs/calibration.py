@@ -60,7 +60,7 @@ def calibrated(plan: RunSpec, model: Any, console: Console, begun: bool = False)
         begun: the run began on torch, and its kernels are compiled now.
     """
     ways = ways_of(plan, model) if _is_open(plan, model) else {}
-    calls = learner_calls(ways[KERNELS].config, model) if ways else []
+    calls = learner_calls(ways[KERNELS].config) if ways else []
     waits = begun or plan.config.engine_switch_at == 0  # else they are compiled beside training
     if not ways or not (waits or all(call.is_kept for call in calls)):
         return plan
@@ -159,7 +159,7 @@ def expected_s(config: Config, model: Any) -> float:
 def _name(plan: RunSpec, model: Any, ways: Mapping[str, RunSpec]) -> str:
     """Of the file: all that the costs depend on."""
     config, space = plan.config, model.action_space
-    files = [call.file for call in learner_calls(ways[KERNELS].config, model)]  # processor, versions and code
+    files = [call.file for call in learner_calls(ways[KERNELS].config)]  # processor, versions and code
     shapes = {name: list(parameter.shape) for name, parameter in model.policy.named_parameters()}
     of_run = [config.algo.name, config.num_envs, config.batch_size, updates_per_step(model), action_dims(space)]
     facts = [files, torch.__version__, usable_cores(), shapes, of_run, list(ways), slots_of(model.env).masked]

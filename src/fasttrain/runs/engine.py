@@ -22,11 +22,10 @@ from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from fasttrain.algos.fast import Fast
 from fasttrain.buffers import n_step, prioritized
-from fasttrain.engines import kernels, kernels_q, packed_lstm, sequence_kernels
+from fasttrain.engines import kernels, kernels_q, sequence_kernels
 from fasttrain.engines.engine import EngineSettings
 from fasttrain.engines.guard import Guard
 from fasttrain.engines.heads import StockHead
-from fasttrain.engines.sequence_kernels import SequenceKernelEngine
 from fasttrain.errors import EXIT_DONE, ConfigError
 from fasttrain.kernel_cache import Compiler, KernelCall, compile_all, folders
 from fasttrain.machine import usable_cores
@@ -96,21 +95,13 @@ def settle_engine(plan: RunSpec, model: BaseAlgorithm) -> RunSpec:
 PAYS_S = 30.0  # a run that ends sooner gains nothing: compiling takes 8 to 40 s of a core, and the rest must make up
 
 
-def learner_calls(config: Config, model: Any = None) -> list[KernelCall]:
-    """The kernels that this run acts and learns by; none where it has no compiled ones.
-
-    Only the built model tells which of them a recurrent policy takes; without one, they are all that it may take.
-    """
+def learner_calls(config: Config) -> list[KernelCall]:
+    """The kernels that this run acts and learns by; none where it has no compiled ones."""
     if config.fused_update != "on":
         return []
     if config.algo.spec.off_policy:
         return kernels_q.kernel_calls()
-    if not config.algo.spec.recurrent:
-        return kernels.kernel_calls()
-    whole, for_autograd = sequence_kernels.kernel_calls(), packed_lstm.kernel_calls(config.algo.cell)
-    if model is None:
-        return whole + for_autograd
-    return whole if isinstance(model.engine, SequenceKernelEngine) else for_autograd
+    return sequence_kernels.kernel_calls() if config.algo.spec.recurrent else kernels.kernel_calls()
 
 
 def replay_calls(config: Config) -> list[KernelCall]:
@@ -159,7 +150,7 @@ def switch_for(
     Returns:
         what will switch, if anything; the seconds it took.
     """
-    calls, at = learner_calls(config, model), config.engine_switch_at
+    calls, at = learner_calls(config), config.engine_switch_at
     if at is None and (resumes or all(call.is_kept for call in calls)):
         at = 0
     took = compile_shown(replay_calls(config) + ([] if at is None else calls), console)

@@ -37,7 +37,6 @@ from fasttrain.saving.archives import opened, read_member, read_tensors
 from fasttrain.saving.checkpoints import array_writer
 from fasttrain.saving.env_state import moments
 from fasttrain.saving.files import parse_json
-from fasttrain.spec.algorithms import CHUNKS
 from fasttrain.spec.checks import BATCHED, parse_schedule, train_frequency
 from fasttrain.spec.config import Config
 from fasttrain.spec.reading import against_bots, uses_masks
@@ -66,9 +65,8 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
             if isinstance(model, Fast):
                 model.time_with(clock)  # of bare models; a run refuses it where the plan is made
             return model
-        own = ("double_q", "loss", "use_masking") if spec.off_policy else CHUNKS if spec.recurrent else ()
-        given |= {name: getattr(algo, name) for name in own}
         if spec.off_policy:
+            given |= {name: getattr(algo, name) for name in ("double_q", "loss", "use_masking")}
             policy = DUELING_POLICIES[policy] if algo.dueling else policy
             rated = {"alpha": algo.per_alpha, "beta": algo.per_beta} if algo.prioritized else None
             given["prioritized"] = rated

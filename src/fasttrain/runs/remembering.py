@@ -2,8 +2,8 @@
 
 Beside the inputs and outputs of `acting.py`, each with the batch first: `episode_starts` (B,) bool, True where an
 episode begins, whatever was remembered; the actor's LSTM's states `pi_h` and `pi_c` (B, L, H), and those of a critic's
-own as `vf_h` and `vf_c`; out come `next_pi_h` and so on, which are the next step's inputs. Cells other than the LSTM
-have `pi_h` and `vf_h` alone.
+own as `vf_h` and `vf_c`; out come `next_pi_h` and so on, which are the next step's inputs. A GRU has `pi_h` and
+`vf_h` alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor, nn
 
 from fasttrain.engines.recurrent import step_outputs
-from fasttrain.engines.recurrent_policies import MinGRU
 from fasttrain.runs.acting import ActingPath, Arrays
 
 
@@ -87,14 +86,11 @@ class RememberingPath(ActingPath):
     def _sb3_states(self, inputs: Arrays, which: str) -> tuple[NDArray[Any], NDArray[Any]]:
         """As SB3 has them: (L, B, H) each."""
         found = [np.ascontiguousarray(inputs[f"{which}_{part}"].swapaxes(0, 1)) for part in self.parts]
-        return found[0], found[-1]  # a cell that keeps no c gives back any
+        return found[0], found[-1]  # a GRU, which has no c, gives back any
 
 
 def _stepped(cell: Any, layer: int, inputs: Tensor, h: Tensor, *c: Tensor) -> tuple[Tensor, ...]:
     """One step of one layer, (B, H) each: the exporter to ONNX refuses `nn.LSTM` with a batch of any size."""
-    if isinstance(cell, MinGRU):
-        kept, added = cell.terms(layer, inputs)
-        return (kept * h + added,)
     weights = dict(cell.named_parameters())
     of_inputs = nn.functional.linear(inputs, weights[f"weight_ih_l{layer}"], weights.get(f"bias_ih_l{layer}"))
     of_h = nn.functional.linear(h, weights[f"weight_hh_l{layer}"], weights.get(f"bias_hh_l{layer}"))

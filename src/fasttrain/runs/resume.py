@@ -28,7 +28,7 @@ from fasttrain.saving.files import locked, read_json
 from fasttrain.spec.config import Config
 from fasttrain.spec.plain import to_dict
 from fasttrain.spec.plan import Event, Row, RunSpec
-from fasttrain.spec.reading import told_gone
+from fasttrain.spec.reading import learned_by_gone, told_gone
 from fasttrain.spec.setting import declared
 from fasttrain.terminal import one_line
 
@@ -145,9 +145,11 @@ def changed_plan(where: Path, config: Config, typed: Sequence[str]) -> RunSpec:
     """The stored plan, with what was typed in its place.
 
     Raises:
-        ConfigError: something typed may not change.
+        ConfigError: something typed may not change, or the run learned by a setting that is gone.
     """
     kept = config_of(where)
+    if why := learned_by_gone(read_json(where / "plan.json").get("config", {})):
+        raise ConfigError(f"run={where}: {why}")
     wrong = sorted(key for key in typed if not may_change(key))
     if wrong:
         may = ", ".join((*MAY_CHANGE, *(f"{name}.…" for name in MAY_CHANGE_BELOW)))

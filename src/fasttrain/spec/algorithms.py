@@ -24,8 +24,7 @@ ELSEWHERE = frozenset(
 )  # fmt: skip
 LSTM = {"lstm_hidden_size": (int, 256), "n_lstm_layers": (int, 1), "enable_critic_lstm": (bool, True),
         "shared_lstm": (bool, False)}  # fmt: skip
-CHUNKS = {"chunk_steps": (int | None, None), "burn_in": (int, 0)}  # how rollouts are cut for it
-MEMORY = {**LSTM, "cell": (Literal["lstm", "gru", "mingru"], "lstm"),
+MEMORY = {**LSTM, "cell": (Literal["lstm", "gru"], "lstm"),
           "memory_inputs": (tuple[Literal["action", "reward"], ...], ())}  # fmt: skip
 DQN_EXTRAS = {"loss": (Literal["huber", "mse"], "huber"), "double_q": (bool, False), "dueling": (bool, False),
               "prioritized": (bool, False), "per_alpha": (float, 0.6), "per_beta": (float, 0.4),
@@ -37,9 +36,9 @@ RANGES: dict[str, tuple[float | None, float | None]] = {
                      "exploration_initial_eps", "exploration_final_eps"), SHARE),
     **dict.fromkeys(("n_epochs", "lstm_hidden_size", "n_lstm_layers", "buffer_size", "n_steps", "policy_delay",
                      "target_update_interval", "cg_max_steps", "line_search_max_iter", "n_critic_updates",
-                     "sub_sampling_factor", "chunk_steps"), POSITIVE),
+                     "sub_sampling_factor"), POSITIVE),
     **dict.fromkeys(("per_alpha", "target_kl", "target_policy_noise", "target_noise_clip", "cg_damping", "rms_prop_eps",
-                     "top_quantiles_to_drop_per_net", "burn_in"), NOT_NEGATIVE),
+                     "top_quantiles_to_drop_per_net"), NOT_NEGATIVE),
     **dict.fromkeys(("max_grad_norm", "ent_coef", "vf_coef"), BOUNDED),
     "rollout_size": (2, None),
     "sde_sample_freq": (-1, None),
@@ -157,7 +156,7 @@ RECURRENT: dict[str, Any] = {
     "policies": ("MlpLstmPolicy", "CnnLstmPolicy", "MultiInputLstmPolicy"),
     "exports": "logits",
     "tiers": every_tier(batch_size=128, learning_rate=3e-4, n_epochs=10, rollout_size=1_024),
-    "extras": MEMORY | CHUNKS,
+    "extras": MEMORY,
 }
 
 

@@ -198,17 +198,9 @@ def steps_back(algo: Any, effective: Mapping[str, Any], exact: bool) -> Resolved
     total = num_steps * num_envs
     if algo.normalize_advantage:
         check_last_minibatch(size, num_envs, num_steps, "algo.")
-    if exact and algo.chunk_steps is not None:
-        raise ConfigError(
-            f"algo.chunk_steps={algo.chunk_steps} with engine={effective['engine']} and fused_update=off, where every "
-            "number is stock's: take fused_update=auto with engine=fast, or leave algo.chunk_steps out"
-        )
-    check_chunks(algo, num_steps, size, "algo.")
-    longest = algo.chunk_steps or num_steps
     padding = "padded to the longest, as stock does" if exact else "padded by no kernel, else in groups of like length"
-    least = -(-min(size or total, total) // longest)
-    after = f", after a burn-in of {algo.burn_in}" if algo.burn_in else ""
-    return longest, f"at most{after}; {least} sequences a minibatch, one more for each episode's end in it, {padding}"
+    least = -(-min(size or total, total) // num_steps)
+    return num_steps, f"at most; {least} sequences a minibatch, one more for each episode's end in it, {padding}"
 
 
 def check_last_minibatch(batch_size: int | None, num_envs: int, num_steps: int, prefix: str = "") -> None:
@@ -222,30 +214,6 @@ def check_last_minibatch(batch_size: int | None, num_envs: int, num_steps: int, 
             f"batch_size={batch_size} with a rollout of {num_envs} × {num_steps} steps: the last minibatch has one "
             f"row, whose advantage cannot be normalised; take another batch_size, or {prefix}normalize_advantage=false"
         )
-
-
-def check_chunks(algo: Any, num_steps: int, batch_size: int | None, prefix: str = "") -> None:
-    """Whether `chunk_steps` and `burn_in` fit rollouts of `num_steps` steps of each env.
-
-    Raises:
-        ConfigError: they do not.
-    """
-    chunk_steps, burn_in = algo.chunk_steps, algo.burn_in
-    given = f"{prefix}burn_in={burn_in}"
-    if not 0 <= burn_in < num_steps:
-        raise ConfigError(
-            f"{given}: must lie between 0 and {num_steps - 1}, the rollout has {num_steps} steps of each env"
-        )
-    if chunk_steps is None and burn_in:
-        raise ConfigError(f"{given} means nothing without {prefix}chunk_steps: take both, or leave both out")
-    if chunk_steps is None:
-        return
-    given = f"{prefix}chunk_steps={chunk_steps}"
-    if chunk_steps < 1 or num_steps % chunk_steps:
-        raise ConfigError(f"{given}: must divide the rollout's {num_steps} steps of each env")
-    if batch_size and batch_size % chunk_steps:
-        below = max(1, batch_size // chunk_steps) * chunk_steps
-        raise ConfigError(f"{given} with batch_size={batch_size}: a minibatch is whole chunks; take batch_size={below}")
 
 
 def memory_rows(algo: Any, engine: str, sources: Mapping[str, str]) -> Iterator[tuple[Any, ...]]:

@@ -58,7 +58,12 @@ GONE = {
     "schedule=pipelined": "lockstep steps all envs together, first_ready lets each worker run ahead within a rollout",
     "inference_batch_size": "acting takes all envs in one forward",
     "overlap": "an update ends before the next rollout begins; fused_update=auto makes it short on a CPU",
+    "algo.chunk_steps": "minibatches of batch_size transitions are cut off the rollout as in sb3-contrib",
+    "algo.burn_in": "sequences begin with the states stored in the rollout, as in sb3-contrib",
+    "algo.cell=mingru": "the cells are algo.cell=lstm and algo.cell=gru",
 }
+# Of these: what a run learned by, so that it cannot go on; and what its weights are of, so that they cannot be loaded.
+LEARNED_WITH, WEIGHTS_OF = ("algo.chunk_steps", "algo.burn_in"), ("algo.cell=mingru",)
 
 PREFIX = "FASTTRAIN_"  # of the environment variable of each flag, and of each other name of one
 # Those that users' own systems export are read without the prefix too. Others, such as ENGINE, say nothing of a run.

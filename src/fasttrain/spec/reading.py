@@ -10,7 +10,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import ALGORITHMS, TIERS, AlgorithmSpec, instead
 from fasttrain.spec.checks import BATCHED, check
 from fasttrain.spec.config import ALGO_CLASSES, SELF, Config, EnvConfig
-from fasttrain.spec.overrides import ALIASES, GONE, is_refined, translated
+from fasttrain.spec.overrides import ALIASES, GONE, LEARNED_WITH, WEIGHTS_OF, is_refined, translated
 from fasttrain.spec.own import OwnValues, own_values
 from fasttrain.spec.setting import Named, build, named, settings_of
 
@@ -78,7 +78,7 @@ def without_gone(values: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(values)
     for gone in GONE:
         key, _, value = gone.partition("=")
-        if value in ("", str(_at(found, key))):
+        if value in ("", str(_at(found, key))) and gone not in WEIGHTS_OF:
             _taken(found, key)
     return found
 
@@ -87,6 +87,14 @@ def _gone_in(values: Mapping[str, Any]) -> list[str]:
     """Which of `GONE` are there."""
     found = {key: _at(values, key.partition("=")[0]) for key in GONE}
     return [key for key, value in found.items() if value is not None and key.partition("=")[2] in ("", str(value))]
+
+
+def learned_by_gone(values: Mapping[str, Any]) -> str:
+    """Why a run with this stored configuration cannot go on; empty if it can."""
+    used = next((key for key in LEARNED_WITH if _at(values, key)), None)
+    if used is None:
+        return ""
+    return f"it was trained with {used}={_at(values, used)}, which is gone: {GONE[used]}; start a new run"
 
 
 def _at(values: Any, key: str) -> Any:
