@@ -26,13 +26,6 @@ def command() -> str:
     return os.environ.get(COMMAND_VARIABLE) or "fasttrain"
 
 
-def working_folder() -> str:
-    """Empty where it was deleted."""
-    with suppress(OSError):
-        return os.getcwd()
-    return ""
-
-
 def near(path: Path) -> Path:
     """`path` as it can be typed at this terminal: short, if it lies below. In a file it stays whole."""
     here = Path.cwd()

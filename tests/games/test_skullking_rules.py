@@ -13,14 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fasttrain.games.skullking import rules
-from fasttrain.games.skullking.rules import (
-    deal_size,
-    legal_cards,
-    loot_allies,
-    score_round,
-    trick_bonus,
-    trick_winner,
-)
+from skullking_calls import deal_size, legal_cards, loot_allies, score_round, trick_bonus, trick_winner
 
 
 def load_reference() -> ModuleType:

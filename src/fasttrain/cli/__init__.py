@@ -82,7 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Never raises for bad input."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     terminal.speak_its_letters()
-    here = terminal.working_folder()  # an env may go to another one
+    here = ""
+    with suppress(OSError):  # it may be gone; and an env may go to another one
+        here = os.getcwd()
     try:
         refuse_while_imported()
         with _sigterm_as_ctrl_c():

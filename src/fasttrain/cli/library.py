@@ -29,7 +29,7 @@ from fasttrain.errors import ConfigError, FastTrainError
 from fasttrain.runs.folders import held
 from fasttrain.runs.train import carry_out, ready
 from fasttrain.saving.files import read_json
-from fasttrain.spec.overrides import ALIASES, translated, with_names_as_typed
+from fasttrain.spec.overrides import ALIASES, with_names_as_typed
 from fasttrain.spec.plain import from_dict, to_dict
 from fasttrain.spec.plan import RunSpec
 from fasttrain.spec.reading import from_mapping, put
@@ -79,7 +79,7 @@ def train(
         FastTrainError: the training failed; what there is was saved, as the message says.
     """
     refuse_while_imported()
-    chosen = _by_own_names({**_env_settings(env), **(settings or {}), **flags})
+    chosen = {**_env_settings(env), **(settings or {}), **flags}
     if isinstance(env, RunSpec):
         if algo or profile:
             raise ConfigError("train: a RunSpec has its algorithm and profile; leave algo and profile out")
@@ -89,7 +89,8 @@ def train(
         said = [f"{name}={value}" for name, value in (("env", _group(env)), ("algo", algo)) if value]
         said += [f"+profile={profile}"] if profile else []
         values, sources = _composed(said)
-    sources |= dict.fromkeys((*chosen, *(["algo"] if algo else [])), "command line")
+    keys = [ALIASES[key].key if key in ALIASES else key for key in chosen]
+    sources |= dict.fromkeys([*keys, *(["algo"] if algo else [])], "command line")
     for key, value in chosen.items():
         put(values, key, value)
     given = [f"{key}={value}" for key, value in {**(settings or {}), **flags}.items()]
@@ -150,24 +151,6 @@ def _composed(overrides: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
         raise clear_error(error, overrides) from error
     sources = {key: name for name, keys in keys_of_files(composed.hydra).items() for key in keys}
     return {key: value for key, value in values.items() if key != "hydra"}, sources
-
-
-def _by_own_names(given: Mapping[str, Any]) -> dict[str, Any]:
-    """SB3's places of what is a flag here, `algo.gradient_steps`, as that flag.
-
-    Raises:
-        ConfigError: both names of one setting are given, with different values.
-    """
-    found, typed = dict[str, Any](), dict[str, str]()
-    for name, value in given.items():
-        own = name not in ALIASES or ALIASES[name].refines
-        key, meant = (name, value) if own else translated(name, value)
-        if key in found and found[key] != meant:
-            other = f"{typed[key]}={given[typed[key]]}"
-            raise ConfigError(f"train: {name}={value} contradicts {other}: they are one setting")
-        if own or meant is not None:
-            found[key], typed[key] = meant, name
-    return found
 
 
 def _refuse_held(where: Path, folder: str | Path | None, way: str) -> None:

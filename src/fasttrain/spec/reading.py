@@ -54,14 +54,22 @@ def from_mapping(values: Mapping[str, Any], chosen: Iterable[str] = ()) -> Confi
 
 
 def _by_one_name(values: Mapping[str, Any], chosen: Iterable[str]) -> dict[str, Any]:
-    """With settings in place of the other names that files of users have for them; `chosen` were typed."""
-    found = dict(values)
+    """With settings in place of their other names; `chosen` were typed, what else has such a name stands in a file.
+
+    Raises:
+        ConfigError: both names of one setting were typed, with different values.
+    """
+    found, typed = dict(values), dict.fromkeys(chosen, "")
     for name in ALIASES:
         if (value := _taken(found, name)) is not None:
             key, meant = translated(name, value)
-            applies = is_refined(name, _at(found, key)) if ALIASES[name].refines else key not in chosen
-            if applies and meant is not None:
+            here, refines = _at(found, key), ALIASES[name].refines
+            if name in typed and key in typed and not refines and meant not in (None, here):
+                other = typed[key] or f"{key}={here}"
+                raise ConfigError(f"{other} contradicts {name}={value}: they are one setting ({key}); leave one out")
+            if meant is not None and (is_refined(name, here) if refines else name in typed or key not in typed):
                 put(found, key, meant)
+                typed |= {key: f"{name}={value}"} if name in typed else {}
     return found
 
 
