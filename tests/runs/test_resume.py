@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from conftest import Finished, RunCommand
+from fasttrain.runs.evaluate import config_of
+from fasttrain.runs.resume import changed_plan
 
 SMALL = ("+profile=speed", "num_envs=8", "algo.rollout_size=256", "batch_size=64", "algo.n_epochs=2", "checkup=off",
          "algo.net_arch=[8]", "eval.episodes=2", "total_timesteps=1024", "checkpoint_every=256", "seed=3")  # fmt: skip
@@ -99,6 +101,21 @@ def test_a_plan_without_flags_is_named(stopped: Finished, fasttrain: RunCommand,
     done = fasttrain("resume", f"run={stopped.folder}")
     assert done.exit_code == 2
     assert "its plan.json has no list of flags" in done.err
+
+
+def test_what_an_older_version_had_chosen_gives_way(stopped: Finished):
+    plan = stopped.json("plan.json")
+    plan["config"] |= {"overlap": False, "schedule": "pipelined"}
+    plan["flags"].append({**plan["flags"][0], "flag": "overlap", "requested": False, "effective": False})
+    (row,) = (row for row in plan["flags"] if row["flag"] == "schedule")
+    row["effective"] = "pipelined"
+    (stopped.folder / "plan.json").write_text(json.dumps(plan))
+    kept = config_of(stopped.folder)
+    found = changed_plan(stopped.folder, kept, [])
+    assert found.config.schedule == kept.schedule == "lockstep"
+    assert found.row("schedule").effective == "lockstep"
+    assert found.row("schedule").reason.startswith("schedule=pipelined is no setting any more: lockstep steps all")
+    assert "overlap" not in {row.flag for row in found.rows}
 
 
 def test_half_a_row_of_evaluations_is_left_out(stopped: Finished, fasttrain: RunCommand):
