@@ -11,8 +11,8 @@ from stable_baselines3.common.vec_env import VecNormalize
 import fasttrain
 from accelerated import counting, weights, with_compiler
 from fasttrain.algos.dqn import DQN
-from fasttrain.engines.engine import EngineSettings
-from fasttrain.engines.torch_q import QStep, TorchQEngine, example_batch
+from fasttrain.engines.engine import EngineSettings, QRule
+from fasttrain.engines.torch_q import TorchQEngine, example_batch
 from toys import ToyGame, single_thread, toy_gym_vec
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
@@ -37,8 +37,8 @@ def toy_model(settings: EngineSettings = EngineSettings(), env: Any = None, **ch
     return model
 
 
-def a_step(model: DQN) -> QStep:
-    return QStep(model.engine_now(), model.work(1, model.batch_size))
+def rule_of(model: DQN) -> QRule:
+    return model.work(1, model.batch_size).rule
 
 
 def an_example(model: DQN) -> Any:
@@ -90,9 +90,9 @@ def test_really_compiled():
     engine = model.engine_now()
     assert engine.failure == ""
     batch = an_example(model)
-    step = a_step(model)
-    eager = TorchQEngine(model.policy, EngineSettings()).loss(batch, step.rule)
-    torch.testing.assert_close(engine.loss(batch, step.rule).loss, eager.loss, rtol=1e-5, atol=1e-6)
+    rule = rule_of(model)
+    eager = TorchQEngine(model.policy, EngineSettings()).loss(batch, rule)
+    torch.testing.assert_close(engine.loss(batch, rule).loss, eager.loss, rtol=1e-5, atol=1e-6)
     assert engine._loss is not None
 
 
@@ -123,7 +123,7 @@ def test_networks_compute_in_bfloat16_and_nothing_else_does(monkeypatch: pytest.
     model.q_net.q_net[0].register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))
     model.learn(100)
     assert set(seen) == {torch.bfloat16}
-    terms = model.engine_now().loss(an_example(model), a_step(model).rule)
+    terms = model.engine_now().loss(an_example(model), rule_of(model))
     assert terms.loss.dtype == torch.float32
     assert {parameter.dtype for parameter in model.policy.parameters()} == {torch.float32}
 

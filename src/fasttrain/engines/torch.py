@@ -120,9 +120,6 @@ class TorchEngine(TunedActorCritic):
                 self.clock.enter("buffer")
         return work.n_epochs, False
 
-    def prepare(self, data: RolloutStorage, work: PPOWork, acting_sizes: list[int]) -> str:
-        return self.failure if self.compile_all(data, work, acting_sizes) else ""
-
 
 class TorchStep:
     """What one minibatch's step of either kind needs, and what it leaves for the end of the round.

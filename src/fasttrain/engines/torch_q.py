@@ -168,16 +168,28 @@ class TorchQEngine(TorchBase):
             self._loss = self._values = None
         return self.failure
 
+    def learn(self, step: TorchStep, batch: ReplayBatch, rule: QRule) -> QTerms:
+        """Gradient and optimizer step of one batch."""
+        self.clock.enter("train_fwd")
+        terms = self.loss(batch, rule)
+        step.loss = terms.loss
+        self.clock.enter("train_bwd")
+        self.policy.optimizer.zero_grad()
+        step.backward(terms.loss)
+        self.clock.enter("optim")
+        step.watch(step.apply())
+        return terms
+
     def update(self, data: Replay, work: QWork) -> Statistics:
         """One batch after the other, each with the priorities that the one before it has set."""
         self.clock.enter("other")
-        step, losses = QStep(self, work), list[Tensor]()
+        step, losses = TorchStep(self, work.max_grad_norm), list[Tensor]()
         with step.stepping():
             batches = data.batches(work.gradient_steps, work.batch_size)
             for _ in range(work.gradient_steps):
                 self.clock.enter("replay_sample")
                 batch = next(batches)
-                terms = step(batch)
+                terms = self.learn(step, batch, work.rule)
                 losses.append(terms.loss.detach())
                 if terms.errors is not None and batch.indices is not None:
                     self.clock.enter("replay_sample")
@@ -191,28 +203,6 @@ class TorchQEngine(TorchBase):
                 blamed=step.blamed, expected_skips=self.scaler is not None,
             )
         )  # fmt: skip
-
-
-class QStep(TorchStep):
-    """Gradient and optimizer step of one batch."""
-
-    engine: TorchQEngine
-
-    def __init__(self, engine: TorchQEngine, work: QWork) -> None:
-        super().__init__(engine, work.max_grad_norm)
-        self.rule = work.rule
-
-    def __call__(self, batch: ReplayBatch) -> QTerms:
-        """Learn from the batch."""
-        self.clock.enter("train_fwd")
-        terms = self.engine.loss(batch, self.rule)
-        self.loss = terms.loss
-        self.clock.enter("train_bwd")
-        self.engine.policy.optimizer.zero_grad()
-        self.backward(terms.loss)
-        self.clock.enter("optim")
-        self.watch(self.apply())
-        return terms
 
 
 def _read(scalars: list[Tensor]) -> Float64Array:

@@ -49,7 +49,6 @@ class TorchBase(Engine):
         graphs = graphs and settings.gradient_accumulation == 1
         self.compiler = compiler or inductor(settings.compile_mode or "default", graphs)
         self.failure = ""  # why nothing was compiled
-        self._warm = settings.compile_mode is None  # whether nothing is left to compile
         self._sizes: tuple[int, ...] = ()  # that everything was compiled for
 
     def must_compile_for(self, sizes: tuple[int, ...]) -> bool:
@@ -57,9 +56,7 @@ class TorchBase(Engine):
 
         What does not compile is not tried again.
         """
-        if self._sizes and not self.failure and self._sizes != sizes:
-            self._warm = False
-        return not self._warm
+        return self.settings.compile_mode is not None and not self.failure and self._sizes != sizes
 
     @contextmanager
     def compiling(self, sizes: tuple[int, ...]) -> Iterator[None]:
@@ -68,7 +65,7 @@ class TorchBase(Engine):
         If that fails, `failure` says why and nothing is raised.
         """
         begun = time.perf_counter()
-        self._warm, self._sizes = True, sizes
+        self._sizes = sizes
         try:
             with untouched(self.policy), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch's compiler warns of its own parts: deprecated ones, for one
@@ -100,12 +97,11 @@ class TunedActorCritic(TorchBase):
         given = (None if number is None else torch.tensor(float(number), device=self.device) for number in numbers)
         return Coefficients(*given)
 
-    def compile_all(self, data: RolloutStorage, work: PPOWork, acting_sizes: list[int]) -> bool:
-        """Compile acting and the loss for these sizes. False: nothing was left to compile."""
+    def prepare(self, data: RolloutStorage, work: PPOWork, acting_sizes: list[int]) -> str:
         total, acting_sizes = data.num_steps * data.num_envs, sorted(set(acting_sizes))
         sizes = (min(work.batch_size or total, total), *acting_sizes)
         if not self.must_compile_for(sizes):
-            return False
+            return ""
         head = head_of(self.policy, self.policy.action_space, self.precision)
         with self.compiling(sizes):
             self.compiled = compiled = CompiledHead(head, self.compiler)
@@ -113,7 +109,7 @@ class TunedActorCritic(TorchBase):
             self._compile_loss(compiled, data, work)
         if self.failure:
             self.compiled = None
-        return True
+        return self.failure
 
     def _compile_acting(self, compiled: CompiledHead, data: RolloutStorage, sizes: list[int]) -> None:
         """On observations of the storage's first step, whatever they are, repeated to the number of rows wanted."""

@@ -46,13 +46,11 @@ def model_state(model: BaseAlgorithm) -> tuple[State, Arrays]:
         "action_space": space_state(model.action_space),
         "log": _log_state(model.logger),
     }
-    arrays: Arrays = {}
+    arrays: Arrays = {f"policy/{name}": _host(tensor) for name, tensor in model.policy.state_dict().items()}
     names, tensor_names = model._get_torch_save_params()
     more = [name for name in names if name.endswith("optimizer") and name != OPTIMIZER]
     if OPTIMIZER in names:
-        state["policy"] = _add_policy(arrays, "policy", model.policy)
-    else:
-        arrays |= _weights("policy", model.policy)
+        state["policy"] = _add_optimizer(arrays, "policy_optimizer", model.policy.optimizer)
     state["optimizers"] = {name: _add_optimizer(arrays, name, recursive_getattr(model, name)) for name in more}
     arrays |= {f"tensors/{name}": _host(recursive_getattr(model, name)) for name in tensor_names}
     for name in SEEN:
@@ -87,10 +85,9 @@ def load_model_state(model: BaseAlgorithm, state: Mapping[str, Any], arrays: Map
     load_space_state(model.action_space, state["action_space"])
     _load_log(model.logger, state["log"])
     names, tensor_names = model._get_torch_save_params()
+    _load_weights(inside(arrays, "policy"), model.policy)
     if OPTIMIZER in names:
-        _load_policy(arrays, "policy", model.policy, state["policy"])
-    else:
-        _load_weights(arrays, "policy", model.policy)
+        _load_optimizer(arrays, "policy_optimizer", model.policy.optimizer, state["policy"])
     for name, stored in state.get("optimizers", {}).items():
         if name not in names:
             raise ConfigError(f"the checkpoint has an optimizer {name}, this run's algorithm none of that name")
@@ -125,17 +122,8 @@ def _load_engine(model: Any, engine: Engine, state: Mapping[str, Any], arrays: M
 # --- parameters
 
 
-def _add_policy(arrays: Arrays, prefix: str, policy: Any) -> State:
-    """Parameters and the optimizer's tensors into `arrays`; the optimizer's settings."""
-    arrays.update(_weights(prefix, policy))
-    return _add_optimizer(arrays, f"{prefix}_optimizer", policy.optimizer)
-
-
-def _weights(prefix: str, module: Any) -> Arrays:
-    return {f"{prefix}/{name}": _host(tensor) for name, tensor in module.state_dict().items()}
-
-
 def _add_optimizer(arrays: Arrays, prefix: str, optimizer: torch.optim.Optimizer) -> State:
+    """Its tensors into `arrays`; its settings."""
     numbers: dict[str, Any] = {}
     for index, parameter in enumerate(_parameters(optimizer)):
         for name, value in optimizer.state.get(parameter, {}).items():
@@ -150,14 +138,9 @@ def _add_optimizer(arrays: Arrays, prefix: str, optimizer: torch.optim.Optimizer
     return {"groups": groups, "numbers": numbers}
 
 
-def _load_policy(arrays: Mapping[str, NDArray[Any]], prefix: str, policy: Any, state: Mapping[str, Any]) -> None:
-    _load_weights(arrays, prefix, policy)
-    _load_optimizer(arrays, f"{prefix}_optimizer", policy.optimizer, state)
-
-
-def _load_weights(arrays: Mapping[str, NDArray[Any]], prefix: str, policy: Any) -> None:
+def _load_weights(given: Mapping[str, NDArray[Any]], policy: Any) -> None:
     """In place, as kernels and graphs hold views of these tensors."""
-    mine, given = policy.state_dict(), inside(arrays, prefix)
+    mine = policy.state_dict()
     if set(mine) != set(given):
         other = sorted(set(mine) ^ set(given))
         raise ConfigError(f"the checkpoint is of another network: {', '.join(other[:3])} in one of the two only")
