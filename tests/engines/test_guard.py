@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from fasttrain.engines.guard import Copy, Guard
+from fasttrain.engines.guard import Guard, restore
 from fasttrain.errors import ConfigError, DivergedError
 
 BAD, HALF, GOOD = np.array([np.nan, np.inf]), np.array([1.0, np.nan]), np.array([1.0, 1.0])
@@ -77,12 +77,13 @@ def test_in_a_script_a_line_is_a_warning():
 
 
 def test_a_copy_brings_back_weights_and_optimizer_in_place():
-    policy = a_model().policy
-    kept, addresses = Copy(policy), [parameter.data_ptr() for parameter in policy.parameters()]
+    (guard, _), policy = a_guard(at_limit="rollback"), a_model().policy
+    guard.note(SimpleNamespace(policy=policy), GOOD, why)
+    addresses = [parameter.data_ptr() for parameter in policy.parameters()]
     before = [tensor.clone() for tensor in (*policy.parameters(), *policy.optimizer.state[policy.weight].values())]
     policy(torch.ones(1, 2)).sum().backward()
     policy.optimizer.step()
-    kept.restore(policy)
+    restore(policy, guard._copies[0])
     after = (*policy.parameters(), *policy.optimizer.state[policy.weight].values())
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert addresses == [parameter.data_ptr() for parameter in policy.parameters()]

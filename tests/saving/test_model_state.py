@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from fasttrain.algos.dqn import DQN
 from fasttrain.algos.ppo import PPO
 from fasttrain.engines.engine import EngineSettings
-from fasttrain.engines.guard import Guard
+from fasttrain.engines.guard import Guard, restore
 from fasttrain.errors import ConfigError
 from fasttrain.saving.model_state import load_model_state, model_state
 
@@ -101,7 +101,7 @@ def test_what_a_guard_goes_back_to_is_of_the_policy_that_is_trained():
     again, same = model_state(fresh)
     assert travelled(again) == travelled(state)
     assert all(same[name].tobytes() == array.tobytes() for name, array in arrays.items())
-    fresh.engine.guard._copies[0].restore(fresh.policy)
+    restore(fresh.policy, fresh.engine.guard._copies[0])
     with pytest.raises(ConfigError, match="arrays to roll back to"):
         fresh.engine.guard.load(state["guard"], {}, fresh.policy)
 

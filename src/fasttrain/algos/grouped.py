@@ -135,16 +135,17 @@ class GroupedRollout:
         if self.memory is not None:
             self.memory.put(rows, self.ahead.of(rows).states)
             self.memory.episode_starts[rows] = dones
-        self._note(came, rows, steps)
+        self._note(came, steps)
         self.taken[rows] += 1
         np.subtract.at(self.missing, steps, 1)
 
-    def _note(self, came: GroupStep, rows: Int64Array, steps: Int64Array) -> None:
-        """Infos, each with the step of its env."""
-        for step in {*steps.tolist()} - {*self.infos}:
-            self.infos[step] = [{} for _ in range(self.storage.num_envs)]
-        rows_infos = dict(zip(rows.tolist(), (self.infos[step] for step in steps.tolist()), strict=True))
-        self.groups.env.fill_infos(_Each(rows_infos), came.rows, came.records, came.finished)
+    def _note(self, came: GroupStep, steps: Int64Array) -> None:
+        """Infos, of each step apart; where there are records, all these envs are a worker's, at the same step."""
+        for step in {*steps.tolist()}:
+            if step not in self.infos:
+                self.infos[step] = [{} for _ in range(self.storage.num_envs)]
+            finished = [episode for episode in came.finished if self.taken[episode.env_index] == step]
+            self.groups.env.fill_infos(self.infos[step], came.rows, came.records, finished)
 
     def _report(self, step: int, callback: BaseCallback) -> bool:
         """Tell the callback of a step that all groups have finished, as SB3 does after each vector step."""
@@ -173,16 +174,3 @@ class GroupedRollout:
         else:
             self.model.remember(self.memory.states)
             self.model._last_episode_starts = self.memory.episode_starts  # a first decision that was refused still is
-
-
-class _Each:
-    """A list of all envs' infos in which each env has one at a step of its own."""
-
-    def __init__(self, lists: dict[int, list[dict[str, Any]]]) -> None:
-        self._lists = lists
-
-    def __getitem__(self, env: int) -> dict[str, Any]:
-        return self._lists[env][env]
-
-    def __setitem__(self, env: int, info: dict[str, Any]) -> None:
-        self._lists[env][env] = info

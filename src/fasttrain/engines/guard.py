@@ -56,7 +56,7 @@ class Guard:
         self.rolled_back = False  # and no good round since
         self._silent_below = 0  # so many skipped updates
         self.since_copy = 0
-        self._copies: list[Copy] = []  # the older is of before updates that were all good
+        self._copies: list[list[Tensor]] = []  # the older is of before updates that were all good
 
     def state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """What it has counted and kept, for a checkpoint: plain values, and arrays by name."""
@@ -64,7 +64,7 @@ class Guard:
         arrays = {
             f"{number}/{place}": tensor.cpu().numpy()
             for number, copy in enumerate(self._copies)
-            for place, tensor in enumerate(copy.tensors)
+            for place, tensor in enumerate(copy)
         }
         return {**counted, "copies": len(self._copies)}, arrays
 
@@ -76,11 +76,11 @@ class Guard:
         """
         for name in COUNTED:
             setattr(self, name, type(getattr(self, name))(state[name]))
-        self._copies = [Copy(policy) for _ in range(min(2, int(state["copies"])))]
-        if (kept := sum(len(copy.tensors) for copy in self._copies)) != len(arrays):
+        self._copies = [_copy(policy) for _ in range(min(2, int(state["copies"])))]
+        if (kept := sum(map(len, self._copies))) != len(arrays):
             raise ConfigError(f"the checkpoint has {len(arrays)} arrays to roll back to, this policy {kept}")
         for number, copy in enumerate(self._copies):
-            for place, tensor in enumerate(copy.tensors):
+            for place, tensor in enumerate(copy):
                 given = tensor.numpy(force=True).copy()
                 load_into(given, arrays, f"{number}/{place}")
                 tensor.copy_(torch.from_numpy(given))
@@ -117,7 +117,7 @@ class Guard:
     def _give_up(self, model: Any, why: str) -> None:
         rounds = f"no update could be applied in {self.in_a_row} rounds in a row"
         if self.at_limit == "rollback" and self._copies and not self.rolled_back:
-            self._copies[0].restore(model.policy)
+            restore(model.policy, self._copies[0])
             self._copies = self._copies[:1]
             self.rollbacks += 1
             self.in_a_row, self.rolled_back = 0, True
@@ -136,20 +136,18 @@ class Guard:
         self.since_copy += updates
         if self.since_copy >= KEEP_EVERY or not self._copies:
             self.since_copy = 0
-            self._copies = [*self._copies[-1:], Copy(policy)]
+            self._copies = [*self._copies[-1:], _copy(policy)]
 
 
-class Copy:
-    """Weights and optimizer state of one moment."""
+def _copy(policy: Any) -> list[Tensor]:
+    return [value.clone() for value in _tensors_of(policy)]
 
-    def __init__(self, policy: Any) -> None:
-        self.tensors = [value.clone() for value in _tensors_of(policy)]
 
-    @torch.no_grad()
-    def restore(self, policy: Any) -> None:
-        """In place: whoever holds the tensors sees the old values."""
-        for place, value in zip(_tensors_of(policy), self.tensors, strict=True):
-            place.copy_(value)
+@torch.no_grad()
+def restore(policy: Any, copy: list[Tensor]) -> None:
+    """Weights and optimizer as they were, in place: whoever holds the tensors sees the old values."""
+    for place, value in zip(_tensors_of(policy), copy, strict=True):
+        place.copy_(value)
 
 
 def _tensors_of(policy: Any) -> list[Tensor]:

@@ -17,7 +17,7 @@ import torch
 from stable_baselines3.common.utils import obs_as_tensor
 from torch import Tensor
 
-from fasttrain.batch import select_rows
+from fasttrain.batch import each_array, select_rows
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage, TensorObservations
 from fasttrain.engines.compiling import CompiledHead, Compiler, inductor, untouched
 from fasttrain.engines.devices import Precision
@@ -117,12 +117,10 @@ class TunedActorCritic(TorchBase):
             return
         compiled.acting_sizes = set(sizes)
         self.policy.set_training_mode(False)
-        stored: Any = data.observations
-        first = {key: part[0] for key, part in stored.items()} if isinstance(stored, dict) else stored[0]
-        examples = [repeated(obs_as_tensor(first, self.device), size) for size in sizes]
+        first = obs_as_tensor(select_rows(data.observations, 0), self.device)
         with torch.no_grad():
-            for example in examples:
-                compiled.outputs(example)
+            for size in sizes:
+                compiled.outputs(repeated(first, size))
 
     def _compile_loss(self, compiled: CompiledHead, data: RolloutStorage, work: PPOWork) -> None:
         batch = normalized(example_batch(data, work), work.normalize_advantage)
@@ -159,9 +157,10 @@ def accumulated(step: Any, batch: RolloutBatch) -> Tensor:  # (6,) terms
 
 def repeated(observations: TensorObservations, size: int) -> TensorObservations:
     """Rows over and over, until there are `size`."""
-    if isinstance(observations, dict):
-        return {key: repeated(part, size) for key, part in observations.items()}  # type: ignore[misc]
-    return observations[torch.arange(size, device=observations.device) % len(observations)]
+    found: TensorObservations = each_array(
+        lambda part: part[torch.arange(size, device=part.device) % len(part)], observations
+    )
+    return found
 
 
 def _first_line(error: Exception) -> str:
