@@ -18,7 +18,7 @@ CONTRADICTIONS = (
     "algo.clip_range=linear_x",
     "inference_batch_size=4", "gradient_accumulation=2 engine=stock", "eval.episodes=1",
     "env.on_env_error=restart vec_env=dummy", "seed=99999999999", "eval.seed=99999999999", "tier=fastest",
-    "stop.patience=2", "profiler=pyspy", "on_existing=ask", "live=maybe", "checkup=loud",
+    "stop.patience=2", "profiler=cprofile", "on_existing=ask", "live=maybe", "checkup=loud",
     "algo.shared_lstm=true algo=recurrent_ppo", "algo=recurrent_ppo engine=fast use_amp=on",
     "algo=dqn algo.buffer_size=10 batch_size=11", "algo=dqn num_envs=20 algo.buffer_size=10 batch_size=4",
     "algo=dqn engine=stock algo.dueling=true", "algo=dqn engine=stock algo.prioritized=true",

@@ -81,7 +81,6 @@ def test_what_updates_take_together_counts_as_one():
         ("env_step", {"vec_env": "native"}, "the environment is the wall: a cheaper step"),
         ("log", {"train_log_enabled": False}, "logging is the wall: raise log_every"),
         ("eval", {"eval_async": "not applicable"}, "evaluating is the wall: raise eval_every; or lower eval.episodes"),
-        ("other", {"profiler": "cprofile"}, "most of it lies in no phase, such as callbacks of yours"),
     ],
 )
 def test_advice_names_nothing_that_is_in_force(largest: str, effective: dict[str, object], told: str):

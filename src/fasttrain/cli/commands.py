@@ -73,7 +73,6 @@ OWNERS = {
         ("train", "resume", "compare", "doctor"), "to end a training early: fasttrain +profile=speed stop.max_minutes=…"
     ),
     "on_existing": Owner(("train", *STUDIES), "take another folder: hydra.run.dir=…"),
-    "profiler": Owner(("train",), "to profile a training: fasttrain +profile=speed profiler=cprofile"),
     "study": Owner(STUDIES, "to go on with a study: fasttrain compare study=FOLDER"),
     "minutes": Owner(("ablate", "tune"), "a single run takes stop.max_minutes=…"),
     "profile_name": Owner(("ablate", "tune"), "only they write profiles"),

@@ -220,7 +220,7 @@ WALLS = {  # what to do where it takes most of the time, way by way; each phase 
     "log": (("log",), "logging is the wall: raise log_every; or train_log_enabled=false"),
     "eval": (("eval",), "evaluating is the wall: raise eval_every; or lower eval.episodes; or eval_async=true"),
     "checkpoint": (("checkpoint",), "saving is the wall: raise checkpoint_every; or checkpoint_async=true"),
-    "other": (("other",), "most of it lies in no phase, such as callbacks of yours: profiler=cprofile names it"),
+    "other": (("other",), "most of it lies in no phase, such as callbacks of yours: py-spy record names them"),
 }  # fmt: skip
 SAMPLING = (
     "drawing minibatches from the replay buffer is the wall: fewer of them (updates_per_step); or prefetch=on with a "

@@ -32,7 +32,7 @@ from fasttrain.terminal import one_line
 
 RUN_BYTES, RUN_BLOCKS = 2_000_000, 32  # what is read of each episodes.csv: a hundred runs of a native game are many
 # Settings that change nothing of what a run learns or how fast, and so do not tell groups apart.
-APART = (*NOT_COMPARED, "seed", "live", "report", "loggers", "callbacks", "profiler", "checkup", "video", "checkpoint")
+APART = (*NOT_COMPARED, "seed", "live", "report", "loggers", "callbacks", "checkup", "video", "checkpoint")
 MOST_IN_NAME = 3  # settings; more are only in the table
 FIGURES = ("win_rate", "mean_reward", "steps_per_s")
 

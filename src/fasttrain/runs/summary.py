@@ -43,7 +43,6 @@ def summary_of(run: Any, window: PerfWindow, quality: Mapping[str, Any], overrid
         **({"reward_terms": terms} if (terms := run.progress.mean_terms()) else {}),
         "plan": run.plan.to_dict()["flags"],
         "seed": run.config.seed,
-        **({} if run.config.profiler == "off" else {"profiler": run.config.profiler}),  # its speed is no measure
         "overrides": overrides,
         "model": "model.zip",
     }

@@ -54,7 +54,7 @@ from fasttrain.runs.evaluate import Quality, check_evaluation, summarise
 from fasttrain.runs.evaluator import EVALUATION, Evaluator
 from fasttrain.runs.folders import clear, gone, provenance
 from fasttrain.runs.lending import measured
-from fasttrain.runs.loggers import UsersCallbacks, check_loggers, check_profiler, finish, make_logger, note, profiling
+from fasttrain.runs.loggers import UsersCallbacks, check_loggers, finish, make_logger, note
 from fasttrain.runs.logs import EpisodeLog
 from fasttrain.runs.metrics import check_metrics, served
 from fasttrain.runs.models import build_algorithm, evaluation_env, save_model
@@ -94,7 +94,6 @@ def main(
 @contextmanager
 def ready(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> Iterator[Run]:
     """The run that `config` asks for, its plan shown and written down; inside, `folder` is this process's alone."""
-    check_profiler(config.profiler)
     console = show.make_console()
     with locked(folder), survey_of(against_bots(config), console) as survey:
         compile_s = compile_shown(game_calls(config), console)  # before the checkup plays it
@@ -259,8 +258,8 @@ class Run:
         callbacks = self.watching()
         self.startup_s = process_age_s()
         looked_at = served(self.config.metrics, self.progress, self.env, self.model)
-        with profiling(self.config.profiler, self.folder, self.say) as watching, looked_at, self.live:
-            callbacks += [*watching, *([self.users] if self.users.callbacks else []), self.callback]
+        with looked_at, self.live:
+            callbacks += [*([self.users] if self.users.callbacks else []), self.callback]
             more: Any = {"callback": callbacks, "log_interval": None, "reset_num_timesteps": not self.resumed_at}
             self.model.learn(self.config.total_timesteps - self.model.num_timesteps, **more)
             window = self.meter.overall(self.progress.env_steps, self.progress.updates)  # the last checkpoint apart
@@ -342,7 +341,7 @@ class Run:
     def report(self, window: PerfWindow, overrides: list[str]) -> dict[str, Any]:
         """Evaluate the final model; print, write and return perf.json and summary.json."""
         flags = {row.flag: row.effective for row in self.plan.rows}
-        show.show_perf(self.console, window, {"profiler": self.config.profiler, **flags})
+        show.show_perf(self.console, window, flags)
         if window.envs.restarts:
             lost = window.envs.lost_steps
             what = "engines" if window.envs.games else "envs or workers"

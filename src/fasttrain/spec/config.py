@@ -351,9 +351,6 @@ class Config:
     loggers: tuple[Named, ...] | None = setting(
         None, "[csv, stdout, tensorboard, {logger: …, file: x}]; null: as train_log_… say"
     )
-    profiler: Literal["off", "cprofile", "torch", "pyinstrument"] = setting(
-        "off", "of the training; tables and a trace in the run's folder"
-    )
     candidates: str | None = setting(
         None, "of compare: [baseline, {name: mine, overrides: [num_envs=8]}]; the others must match the first"
     )

@@ -61,6 +61,7 @@ GONE = {
     "algo.chunk_steps": "minibatches of batch_size transitions are cut off the rollout as in sb3-contrib",
     "algo.burn_in": "sequences begin with the states stored in the rollout, as in sb3-contrib",
     "algo.cell=mingru": "the cells are algo.cell=lstm and algo.cell=gru",
+    "profiler": "py-spy record -o profile.svg -- fasttrain …, or python -m cProfile -m fasttrain …, profiles a run",
 }
 # Of these: what a run learned by, so that it cannot go on; and what its weights are of, so that they cannot be loaded.
 LEARNED_WITH, WEIGHTS_OF = ("algo.chunk_steps", "algo.burn_in"), ("algo.cell=mingru",)

@@ -37,8 +37,7 @@ AGAIN_ROUNDS = 7  # of a part that a candidate changes, beside the present one
 TRY_S = 4.0  # of training in each process that tries a change, at least
 OWN_KEYS = ("doctor", "run")
 # What a training that tries a change does not take over: its length, and what interrupts it.
-NOT_TRIED = ("stop", "total_timesteps", "eval", "eval_every", "checkpoint_every", "checkpoint_every_minutes",
-             "profiler")  # fmt: skip
+NOT_TRIED = ("stop", "total_timesteps", "eval", "eval_every", "checkpoint_every", "checkpoint_every_minutes")
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
@@ -204,7 +203,7 @@ class Doctor:
     def _try(self, advice: Advice, number: int) -> Advice:
         """The present and the changed configuration as real trainings, in turn; the better of two of each counts."""
         steps = self._try_steps()
-        short = [f"total_timesteps={steps}", "eval.episodes=2", "live=off", "report=false", "profiler=off"]
+        short = [f"total_timesteps={steps}", "eval.episodes=2", "live=off", "report=false"]
         if self.plan.config.algo.spec.off_policy:
             short.append(f"warmup_steps={min(self.plan.config.warmup_steps, steps // 10)}")
         typed = [text for text in self.case.overrides if key_of(text).split(".")[0] not in NOT_TRIED]

@@ -77,7 +77,7 @@ def steady(config: Config) -> Config:
     """The configuration in the steady state of its training: nothing stops it, warm-up and exploring are over."""
     changes: dict[str, Any] = {
         "stop": StopConfig(), "eval_every": 0, "checkpoint_every": 0, "checkpoint_every_minutes": 0.0, "live": "off",
-        "profiler": "off", "report": False, "warmup_steps": min(config.warmup_steps, WARMUP),
+        "report": False, "warmup_steps": min(config.warmup_steps, WARMUP),
     }  # fmt: skip
     if config.algo.spec.off_policy:
         algo = config.algo
