@@ -87,7 +87,7 @@ FAST = ("engine=fast",)
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "stock": ((*CART, "engine=stock", "algo.cell=gru"), "algo.cell=gru with engine=stock: stock has the LSTM alone"),
     "baseline": (("+profile=baseline", *CART, "algo.cell=gru"), "algo.cell=gru with engine=stock: "),
-    "kernels": ((*CART, *FAST, "algo.cell=gru", "fused_update=on"),
+    "kernels": ((*CART, *FAST, "vec_env=dummy", "algo.cell=gru", "fused_update=on"),
                 "fused_update=on: no compiled kernels for this policy (a GRU is computed on PyTorch: "),
     "a cell that is gone": ((*CART, *FAST, "algo.cell=mingru"),
                             "algo.cell=mingru is no setting any more: the cells are algo.cell=lstm and algo.cell=gru"),
@@ -103,7 +103,8 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "inputs without memory": (("env.id=CartPole-v1", "algo=dqn", "algo.memory_inputs=[action]"),
                               "algo.memory_inputs means nothing for algo=dqn (only for recurrent_ppo, maskable_"),
     "twice": ((*CART, *FAST, "algo.policy_kwargs.cell=gru"), "algo.policy_kwargs.cell is a key of its own"),
-    "the LSTM's arguments": ((*CART, *FAST, "algo.cell=gru", "algo.policy_kwargs.lstm_kwargs={bias: false}"),
+    "the LSTM's arguments": ((*CART, *FAST, "vec_env=dummy", "algo.cell=gru",
+                              "algo.policy_kwargs.lstm_kwargs={bias: false}"),
                              "cell=gru with lstm_kwargs={'bias': False}"),
     "native": ((*SKULL, *FAST, "vec_env=native", "algo.memory_inputs=[action]"),
                "algo.memory_inputs=['action'] does not go with the native batch of fasttrain/SkullKing-v0"),
