@@ -82,13 +82,6 @@ def test_guard_and_gradient_scaler():
     assert travelled(model_state(fresh)[0]) == travelled(state)
 
 
-def test_an_update_that_ran_beside_collecting_is_refused_and_none_is_not():
-    state, arrays = model_state(model(PPO))
-    load_model_state(model(PPO), {**state, "overlap": None}, arrays)
-    with pytest.raises(ConfigError, match="overlap=true.*begin a new training"):
-        load_model_state(model(PPO), {**state, "overlap": {"work": {}}}, arrays)
-
-
 def test_what_a_guard_goes_back_to_is_of_the_policy_that_is_trained():
     trained, fresh = model(PPO), model(PPO)
     for each in (trained, fresh):

@@ -111,11 +111,6 @@ def _load_engine(model: Any, engine: Engine, state: Mapping[str, Any], arrays: M
     if isinstance(source, SlotAdapter) and "source/returns" in arrays:
         load_into(source._returns, arrays, "source/returns")
         load_into(source._lengths, arrays, "source/lengths")
-    if state.get("overlap") is not None:
-        raise ConfigError(
-            "the checkpoint has an update that ran beside collecting (overlap=true), which this version does not do: "
-            "begin a new training"
-        )
     engine.load(state, arrays)
 
 

@@ -64,7 +64,7 @@ GONE = {
     "profiler": "py-spy record -o profile.svg -- fasttrain …, or python -m cProfile -m fasttrain …, profiles a run",
 }
 # Of these: what a run learned by, so that it cannot go on; and what its weights are of, so that they cannot be loaded.
-LEARNED_WITH, WEIGHTS_OF = ("algo.chunk_steps", "algo.burn_in"), ("algo.cell=mingru",)
+LEARNED_WITH, WEIGHTS_OF = ("overlap", "algo.chunk_steps", "algo.burn_in"), ("algo.cell=mingru",)
 
 PREFIX = "FASTTRAIN_"  # of the environment variable of each flag, and of each other name of one
 # Those that users' own systems export are read without the prefix too. Others, such as ENGINE, say nothing of a run.
