@@ -92,6 +92,8 @@ def test_eval_and_resume_build_the_env_that_trained(shop: Any, capfd: pytest.Cap
     assert "the policy is for Box(0.0, 1.0, (2,), float32)" in capfd.readouterr().err
     assert main(["eval", "run=first", "hydra.run.dir=e", "num_envs=3"]) == 2
     assert "eval takes run=…, model=…, opponent=…, eval.…, env.kwargs.… and --trust only" in capfd.readouterr().err
+    assert main(["eval", "run=first", "hydra.run.dir=e", "eval.episodes=0"]) == 2
+    assert "eval.episodes=0: nothing would be played; type how many" in capfd.readouterr().err
     first = json.loads(Path("first/plan.json").read_text())
     capfd.readouterr()
     assert main(["resume", "run=first", "total_timesteps=96"]) == 0

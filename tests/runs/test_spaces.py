@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import gymnasium
@@ -16,7 +18,7 @@ from torch.optim import SGD, Adam
 from conftest import configured
 from fasttrain.errors import ConfigError, EnvSpecError
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.runs.models import build_algorithm
+from fasttrain.runs.models import build_algorithm, load_policy
 from fasttrain.runs.spaces import check_policy, check_spaces
 
 IMAGE = spaces.Box(0, 255, (36, 36, 3), np.uint8)
@@ -267,6 +269,19 @@ def test_what_stock_is_built_of_is_no_less_here(engine: str, algo: str):
     model.learn(16)
     assert model.policy.optimizer.defaults["lr"] == 1e-5
     assert {Halves, torch.nn.Mish} <= {type(part) for part in model.policy.modules()}
+
+
+def test_a_function_in_the_place_of_a_class_is_known_again_in_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    named = f"algo.policy_kwargs.features_extractor_class={__name__}:halves"
+    config = configured("env.id=CartPole-v1", "algo=ppo", "num_envs=1", *LEARN["ppo"], named)
+    model = build_algorithm(config, DummyVecEnv([lambda: gymnasium.make("CartPole-v1")]), PhaseClock())
+    model.save(tmp_path / "model.zip")
+    elsewhere = FunctionType(halves.__code__, globals(), "halves")  # where it has another address
+    monkeypatch.setitem(globals(), "halves", elsewhere)
+    loaded = load_policy(config, tmp_path / "model.zip")
+    assert torch.equal(*(each.policy.features_extractor.net.weight for each in (model, loaded)))  # type: ignore[union-attr]
 
 
 def test_a_features_extractor_without_a_size_is_told_in_one_sentence():

@@ -286,6 +286,8 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         file = "best_model.zip" if config.model == "best" else "model.zip"
         trained, model, statistics = load_run(where, file, config.trust)
     trained = with_typed(trained, config, [key for key, source in sources.items() if source == "command line"])
+    if not trained.eval.episodes:
+        raise ConfigError("eval.episodes=0: nothing would be played; type how many, eval.episodes=100 say")
     check_evaluation(model, trained, statistics)
     quality = evaluate_both(model, trained, console, statistics=statistics)
     show_quality(console, quality)

@@ -329,7 +329,7 @@ def _check_policy(facts: dict[str, Any], model: BaseAlgorithm, file: Path) -> No
         if key.startswith(":"):
             continue
         built = _readable(getattr(policy, key, own.get(key)))
-        stored = given[key] if key in given else _readable(defaults[key].default if key in defaults else None)
+        stored = _readable(given[key] if key in given else defaults[key].default if key in defaults else None)
         if stored != built:
             raise ConfigError(
                 f"{file}: its policy_kwargs.{key[:50]} is {str(stored)[:80]!r}, the run's configuration builds "
@@ -338,11 +338,12 @@ def _check_policy(facts: dict[str, Any], model: BaseAlgorithm, file: Path) -> No
 
 
 def _readable(value: Any) -> Any:
-    """As SB3 writes it beside a pickle: as JSON, or as text."""
+    """As SB3 writes it beside a pickle, as JSON or as text, without the addresses that objects have in a process."""
     try:
-        return json.loads(json.dumps(value))
+        found = json.loads(json.dumps(value))
     except TypeError:
-        return str(value)
+        found = str(value)
+    return re.sub(r" at 0x[0-9A-Fa-f]+", "", found) if isinstance(found, str) else found
 
 
 def _fill(model: BaseAlgorithm, weights: dict[str, torch.Tensor], file: Path) -> None:
