@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from conftest import RunCommand
 from fasttrain.envs.make import EnvSpec, make_env
 from fasttrain.envs.masks import ActionMasks
 from fasttrain.envs.wrappers import OldGym, converted
@@ -210,13 +209,3 @@ def test_ids_are_looked_up_in_the_old_package(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(EnvSpecError, match="env.id=Other-v0 is not registered with Gymnasium"):
         make_env(EnvSpec(id="Other-v0"))
     monkeypatch.delitem(sys.modules, "gym")
-
-
-def test_an_old_env_trains_from_the_command_line(fasttrain: RunCommand) -> None:
-    done = fasttrain(
-        "+profile=speed", f"env.entry_point={__name__}:Old", "vec_env=dummy", "total_timesteps=512",
-        "algo.rollout_size=256", "batch_size=64", "eval.episodes=4",
-    )  # fmt: skip
-    assert done.exit_code == 0, done.err
-    assert done.json("summary.json")["quality"]["mean_length"] == 3.0
-    assert done.out.count(":Old has the old gym interface, which is adapted") == 1
