@@ -163,6 +163,10 @@ def _check_net_arch(config: Any) -> None:
         )
     if any(width < 1 for part in parts for width in part):
         raise ConfigError(f"algo.net_arch={arch}: every width must be at least 1")
+    for part in parts:
+        weights = sum(wide * other for wide, other in zip(part, (1, *part), strict=False))
+        if weights > MOST_WEIGHTS or max(part, default=0) > MOST_WIDTH or len(part) > 1000:
+            raise ConfigError(f"algo.net_arch: {len(part):,} layers of {weights:,} weights fit into no memory")
 
 
 # Beyond these no machine has the memory: refused before any of it is taken.
@@ -171,7 +175,7 @@ MOST = {"num_envs": 10**6, "algo.buffer_size": 10**10, "algo.rollout_size": 10**
         "env.frame_stack": 10**5, "algo.policy_kwargs.n_critics": 10**3, "algo.policy_kwargs.n_quantiles": 10**6,
         "algo.policy_kwargs.features_extractor_kwargs.features_dim": 10**6,
         "algo.policy_kwargs.features_extractor_kwargs.cnn_output_dim": 10**6}  # fmt: skip
-MOST_WEIGHTS = 10**10
+MOST_WEIGHTS, MOST_WIDTH = 10**10, 10**6
 
 
 def _check_size(config: Any) -> None:
@@ -179,11 +183,6 @@ def _check_size(config: Any) -> None:
         value = lookup(config, key)
         if isinstance(value, int) and value > most:
             raise ConfigError(f"{key}={value}: must be at most {most:,}; more fits into no memory")
-    arch = config.algo.net_arch
-    for part in arch.values() if isinstance(arch, dict) else [arch or ()]:
-        weights = sum(wide * other for wide, other in zip(part, (1, *part), strict=False))
-        if weights > MOST_WEIGHTS or len(part) > 1000:
-            raise ConfigError(f"algo.net_arch: {len(part):,} layers of {weights:,} weights fit into no memory")
 
 
 def _check_policy(config: Any) -> None:
