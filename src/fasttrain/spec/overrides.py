@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fasttrain.errors import ConfigError
-from fasttrain.spec.checks import FLAGS
+from fasttrain.spec.checks import FLAGS, PATHS
 from fasttrain.spec.config import ALGO_CLASSES, Config
 from fasttrain.spec.setting import did_you_mean, settings_of
 from fasttrain.terminal import one_line
@@ -175,7 +175,7 @@ def with_names_as_typed(message: str, arguments: Sequence[str], environment: Map
     for text in overrides:
         with suppress(ConfigError):
             message = message.replace(_as_hydra_wants_it(text), text).replace(f"++{text}", text)
-        if here and (path := text.rpartition("=")[2].strip("'\"").rstrip("/")):
+        if here and key_of(text) in PATHS and (path := text.partition("=")[2].strip("'\"").rstrip("/")):
             whole = re.escape(str(Path(here, path))) + (r"(?![\w/-])" if path == "." else r"(?![\w-])")
             message = re.sub(whole, path.replace("\\", r"\\"), message)
 
