@@ -249,6 +249,19 @@ def test_a_late_mask_where_the_clock_decides(late: bool) -> None:
     assert codes(checked(lambda: Clock(late))) == (["stale_mask"] if late else [])
 
 
+def test_a_refused_action_of_an_env_whose_masks_have_another_name() -> None:
+    class Named(Walk):
+        def __init__(self) -> None:
+            super().__init__("unmasked", illegal="raises")
+
+        def valid_action_mask(self) -> Any:
+            return self._legal()
+
+    (finding,) = checked(Named).findings
+    assert finding.code == "raised"
+    assert finding.remedy.endswith("take algo=maskable_ppo with env.masks=valid_action_mask")
+
+
 @pytest.mark.parametrize("special", [0, None])
 def test_one_action_of_thousands_that_does_something_else(special: int | None) -> None:
     class Wide(Walk):

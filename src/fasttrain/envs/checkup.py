@@ -27,7 +27,7 @@ from fasttrain.envs.causes import (
 )
 from fasttrain.envs.findings import Finding, Witness, found, without_echoes
 from fasttrain.envs.make import Env
-from fasttrain.envs.masks import MASKABLE_SPACES, layers
+from fasttrain.envs.masks import MASKABLE_SPACES, layers, sounds_like_masks
 from fasttrain.envs.probe import SEED, Moment, Play, PlayError, ProbeResult, Watch
 from fasttrain.envs.second_play import Branches, Difference, Recorder, first_difference, not_fresh
 from fasttrain.envs.user_code import CLOSING, Place, kept_random_state, seed_streams
@@ -256,6 +256,8 @@ class _Checkup:
                     return
                 if play.env.has_wrapper_attr("action_masks"):
                     remedy = "the env offers masks and this algorithm ignores them: take algo=maskable_ppo"
+                elif isinstance(play.action_space, MASKABLE_SPACES) and (known := sounds_like_masks(play.env)):
+                    remedy = f"if {known[0]} says what is legal, take algo=maskable_ppo with env.masks={known[0]}"
         self.findings.append(found(fault.code, fault.what, remedy))
 
     def _again(
