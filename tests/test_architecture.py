@@ -22,7 +22,7 @@ MAX_FUNCTION_LINES = 60
 
 # Room (first name below `fasttrain`) → layer. `""` is the package itself, which imports nothing of ours by statement.
 LAYERS = {
-    "": 0, "spec": 0, "batch": 0, "errors": 0, "jit": 0, "kernel_cache": 0, "machine": 0,
+    "": 0, "spec": 0, "batch": 0, "errors": 0, "intervals": 0, "jit": 0, "kernel_cache": 0, "machine": 0,
     "terminal": 0, "threads": 0,
     "games": 1, "envs": 1, "kernels": 1, "vec": 1, "daemons": 1, "buffers": 1, "perf": 1,
     "engines": 2,
@@ -43,7 +43,8 @@ FORBIDDEN_ROOMS = {(room, other) for room in ("engines", "algos") for other in (
 TORCH = ("torch", "stable_baselines3", "sb3_contrib")
 # Third-party packages of layer 0, which everything loads.
 NUMBA = ("jit", "kernel_cache", "threads")
-LAYER_0_PACKAGES = {"numpy": (), "numba": NUMBA, "llvmlite": NUMBA, "psutil": ("machine",)}  # (): any module
+# (): any module
+LAYER_0_PACKAGES = {"numpy": (), "numba": NUMBA, "llvmlite": NUMBA, "psutil": ("machine",), "scipy": ("intervals",)}
 
 # Source module → why it has no test file of its own name.
 WITHOUT_OWN_TEST = {

@@ -9,13 +9,11 @@ from fasttrain.report.charts import Series
 from fasttrain.report.curves import (
     across_seeds,
     groups,
-    mean_interval,
     name_shares,
     pareto_front,
     rate_curve,
     spread_curve,
 )
-from fasttrain.report.words import Found
 
 
 @pytest.mark.parametrize(("count", "bins"), [(0, 0), (1, 1), (5, 5), (100, 8), (400, 20), (250_000, 100)])
@@ -73,11 +71,6 @@ def test_mean_and_students_interval_over_seeds_where_all_have_values():
     assert alone.low is not None
     assert (alone.low == alone.y).all()
     assert across_seeds([]) is None
-
-
-def test_mean_interval():
-    assert mean_interval([3.0]) == Found(3.0)
-    assert mean_interval([1.0, 3.0])[:3] == pytest.approx((2.0, 2.0 - 12.7062, 2.0 + 12.7062), rel=1e-4)
 
 
 def test_what_nothing_beats_in_both():

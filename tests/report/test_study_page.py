@@ -13,7 +13,7 @@ from fasttrain.report.charts import XY, Heat, Rows
 from fasttrain.report.compare_page import compare_page, difference_text, margin_text
 from fasttrain.report.page import Page, Table
 from fasttrain.report.study_page import study_page, sweep_page
-from fasttrain.report.words import Found
+from fasttrain.report.values import Found
 from report_toys import spread, write_comparison, write_sweep
 
 

@@ -30,12 +30,6 @@ def test_seconds(value: float | None, text: str):
     assert words.seconds(value) == text
 
 
-def test_intervals_say_which_bound_is_open():
-    assert words.Found(0.5, 0.4503, 0.5628).interval(words.percent) == "[45.0, 56.3]"
-    assert words.Found(2.0, 1.5).interval(words.times) == "[1.50, ∞]"
-    assert words.Found(2.0).interval() == ""
-
-
 def test_sizes_and_values():
     assert (words.size(563_376_128), words.size(2_905_309_184)) == ("563 MB", "2.9 GB")
     found = [words.value_text(value) for value in (True, None, 1024, 0.0003, [64, 64], "auto")]

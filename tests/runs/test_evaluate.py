@@ -19,7 +19,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from conftest import RunCommand, configured
 from fasttrain.errors import ConfigError
-from fasttrain.runs.evaluate import evaluate, load_run, mean_interval, summarise, wilson_interval
+from fasttrain.runs.evaluate import evaluate, load_run, mean_interval, summarise
 from fasttrain.saving.env_state import own_random_state
 from fasttrain.spec.config import Config
 
@@ -127,15 +127,6 @@ def test_summary_of_a_wargame():
 def test_truncated_and_terminated_without_a_reason():
     finished = [(1.0, 1, {"TimeLimit.truncated": True}), (1.0, 1, {})]
     assert summarise(finished)["end_reason"] == {"truncated": 0.5, "terminated": 0.5}
-
-
-@pytest.mark.parametrize(("successes", "trials"), [(0, 1), (1, 1), (7, 10), (0, 10), (10, 10), (1, 2000), (713, 2000)])
-def test_wilson_interval_is_scipys(successes: int, trials: int):
-    scipys = stats.binomtest(successes, trials).proportion_ci(0.95, method="wilson")
-    found = wilson_interval(successes, trials)
-    assert found == pytest.approx([scipys.low, scipys.high], rel=1e-12, abs=1e-15)
-    assert (found[0] == 0.0) == (successes == 0)
-    assert (found[1] == 1.0) == (successes == trials)
 
 
 def test_a_start_does_not_load_what_takes_a_second():

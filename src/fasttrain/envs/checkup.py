@@ -15,16 +15,7 @@ from typing import Any, NamedTuple
 
 import gymnasium
 
-from fasttrain.envs.causes import (
-    BESIDE_S,
-    Beside,
-    carried_over,
-    interference,
-    interference_from_outside,
-    refused,
-    unseeded,
-    unused_range,
-)
+from fasttrain.envs import causes
 from fasttrain.envs.findings import Finding, Witness, found, without_echoes
 from fasttrain.envs.make import Env
 from fasttrain.envs.masks import MASKABLE_SPACES, layers, sounds_like_masks
@@ -95,7 +86,7 @@ def checkup(
     lent: Lent | None = None,
     place: Place | None = None,
     copies: bool = True,
-    beside: Beside | None = None,
+    beside: causes.Beside | None = None,
 ) -> CheckupResult:
     """Build the env, play it, look at what it answers, build it again and play the same actions and others.
 
@@ -123,7 +114,7 @@ class _Checkup:
     lent: Lent | None
     place: Place
     copies: bool
-    beside: Beside | None
+    beside: causes.Beside | None
     findings: list[Finding] = field(default_factory=list)
     not_checked: list[str] = field(default_factory=list)
     steps: int = 0
@@ -252,7 +243,7 @@ class _Checkup:
         if fault.at_action:
             with self._playing() as play:
                 if play.has_masks:
-                    self.findings.append(refused(play, fault.what, self._deadline()))
+                    self.findings.append(causes.refused(play, fault.what, self._deadline()))
                     return
                 if play.env.has_wrapper_attr("action_masks"):
                     remedy = "the env offers masks and this algorithm ignores them: take algo=maskable_ppo"
@@ -277,7 +268,7 @@ class _Checkup:
             def again(seed: int, python: int, numpy: int, in_constructor: bool) -> Difference | None:
                 return self._again(seed, python, numpy, time.perf_counter() + brief, at_least, in_constructor)
 
-            self.findings.append(unseeded(difference, again))
+            self.findings.append(causes.unseeded(difference, again))
         except PlayError as fault:
             self._note(fault)
         return False
@@ -290,7 +281,7 @@ class _Checkup:
                 if any(not pair.rewards_identical for pair in branches.pairs):  # though all episodes return the same
                     self.findings = [one for one in self.findings if one.code != "reward_ignores_action"]
                 self.findings += branches.findings()
-                if text := unused_range(play, time.perf_counter() + 0.2 * self.max_seconds):
+                if text := causes.unused_range(play, time.perf_counter() + 0.2 * self.max_seconds):
                     self.findings.append(found("unused_range", text))
                 if not branches.in_time:
                     self.not_checked.append(f"what other actions change: time for {len(branches.pairs)} comparisons")
@@ -303,7 +294,7 @@ class _Checkup:
         """An env whose episode from a seed differed the second time."""
         if difference.step == 0:
             other_seed = self._again(SEED + 1, 1, 1, time.perf_counter() + 0.1 * self.max_seconds)
-            self.findings.append(carried_over(difference, other_seed is not None, self._playing))
+            self.findings.append(causes.carried_over(difference, other_seed is not None, self._playing))
         else:  # physics engines keep caches: Gymnasium's BipedalWalker differs in the last bits
             text = (
                 f"what other actions change: the second time on the same env a seed gave another episode ({difference})"
@@ -316,11 +307,11 @@ class _Checkup:
         It is a finding where they do.
         """
         deadline = time.perf_counter() + 0.2 * self.max_seconds
-        what = interference(self._playing, self.recorder.frames, deadline)
+        what = causes.interference(self._playing, self.recorder.frames, deadline)
         if not what:
             return ""
-        outside = self.beside is None or interference_from_outside(
-            self.beside, self._playing, self.recorder.frames[:MOST_FRAMES_BESIDE], time.perf_counter() + BESIDE_S
+        outside = self.beside is None or causes.interference_from_outside(
+            self.beside, self._playing, self.recorder.frames[:MOST_FRAMES_BESIDE], time.perf_counter() + causes.BESIDE_S
         )
         where = "on this machine" if outside else "in one process"
         text = f"two copies of the env {where} influence each other: with another one played in turns, {what}"

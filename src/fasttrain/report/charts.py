@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fasttrain.report.words import NOTHING, Found, Metric, compact, label, percent, seconds
+from fasttrain.report.values import Found
+from fasttrain.report.words import NOTHING, Metric, compact, label, percent, seconds
 from fasttrain.terminal import one_line
 
 if TYPE_CHECKING:

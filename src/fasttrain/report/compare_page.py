@@ -10,24 +10,10 @@ from typing import Any
 import numpy as np
 
 from fasttrain.report.charts import Chart, Row, Rows, color_of
-from fasttrain.report.curves import RETURN, STEPS, TIME, WINS, Learned, Over, endings, mean_interval, seeds_chart
+from fasttrain.report.curves import RETURN, STEPS, TIME, WINS, Learned, Over, endings, seeds_chart
 from fasttrain.report.page import TONES, Banner, Cell, Page, Section, Table, Tile, cell_table, cells_tile, place_of
-from fasttrain.report.words import (
-    NOTHING,
-    Found,
-    Metric,
-    as_list,
-    as_mapping,
-    as_number,
-    as_rows,
-    found,
-    label,
-    metric_of,
-    number,
-    percent,
-    quality_of,
-    times,
-)
+from fasttrain.report.values import Found, as_list, as_mapping, as_number, as_rows, found, mean_interval, quality_of
+from fasttrain.report.words import NOTHING, Metric, label, metric_of, number, percent, times
 from fasttrain.runs.logs import Episodes, read_episodes
 from fasttrain.saving.files import read_json
 from fasttrain.terminal import one_line

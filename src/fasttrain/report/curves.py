@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fasttrain.intervals import student, wilson
 from fasttrain.perf.clock import PHASES
 from fasttrain.report.charts import GREY, XY, Chart, Floats, Row, Rows, Series, Split, color_of
-from fasttrain.report.words import Found, Metric, as_mapping, as_number, as_rows, number, percent, quality_of, seconds
+from fasttrain.report.values import Found, as_mapping, as_number, as_rows, quality_of
+from fasttrain.report.words import Metric, number, percent, seconds
 from fasttrain.runs.logs import TERM, Episodes
 from fasttrain.spec.infos import SCORE_KEYS, WIN_KEYS
 
@@ -21,7 +23,6 @@ EPISODES_PER_BIN = 20
 POINTS = 80  # of a mean over seeds
 SEED_BINS = 40  # of a seed's curve: fewer than in a run's own report, because the band over seeds shows the noise
 QUANTILES = (0.1, 0.9)
-Z_95 = 1.959964
 MOST_REASONS, MOST_TERMS = 6, 6
 MOST_WINDOWS = 120  # a run of hours writes twice as many; what a chart shows apart is about this many
 TINY_SHARE = 0.01  # phases below it are one part of the chart, "rest"
@@ -60,9 +61,8 @@ def rate_curve(x: Floats, hits: Floats) -> Series:
     parts, hits = groups(len(x)), np.clip(hits, 0.0, 1.0)
     counts = np.array([part.stop - part.start for part in parts], dtype=np.float64)
     rates = _means(hits, parts)
-    middle = (rates + Z_95**2 / (2 * counts)) / (1 + Z_95**2 / counts)
-    half = Z_95 / (1 + Z_95**2 / counts) * np.sqrt(rates * (1 - rates) / counts + Z_95**2 / (4 * counts**2))
-    return Series(x=_means(x, parts), y=rates, low=middle - half, high=middle + half)
+    low, high = wilson(rates * counts, counts)
+    return Series(x=_means(x, parts), y=rates, low=low, high=high)
 
 
 def name_shares(x: Floats, names: Sequence[str], most: int) -> tuple[Floats, dict[str, Floats]]:
@@ -86,24 +86,9 @@ def across_seeds(curves: Sequence[Series], bounds: tuple[float, float] = (-np.in
     if not low <= high:
         return None
     at = np.linspace(low, high, POINTS)
-    mean, half = _student(np.array([np.interp(at, curve.x, curve.y) for curve in curves]))
+    mean, half = student(np.array([np.interp(at, curve.x, curve.y) for curve in curves]))
+    half = half if len(curves) > 1 else 0.0
     return Series(x=at, y=mean, low=np.clip(mean - half, *bounds), high=np.clip(mean + half, *bounds))
-
-
-def mean_interval(values: Sequence[float]) -> Found:
-    """Mean and Student's 95 % interval; one value has none."""
-    mean, half = (float(each) for each in _student(np.array(values, dtype=np.float64)))
-    return Found(mean, mean - half, mean + half) if len(values) > 1 else Found(mean)
-
-
-def _student(values: Floats) -> tuple[Floats, Floats]:
-    """Mean over the first axis and half of its interval, 0 for one value."""
-    from scipy.special import stdtrit  # scipy.stats takes half a second to load
-
-    count, mean = len(values), values.mean(axis=0)
-    if count == 1:
-        return mean, 0.0 * mean
-    return mean, float(stdtrit(count - 1, 0.975)) * values.std(axis=0, ddof=1) / np.sqrt(count)
 
 
 def pareto_front(speed: Sequence[float], quality: Sequence[float]) -> list[int]:

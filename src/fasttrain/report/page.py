@@ -23,17 +23,8 @@ from numpy.typing import NDArray
 
 from fasttrain import __version__
 from fasttrain.report.charts import FAINT, INK, LIGHT, MUTED, PAPER, Chart
-from fasttrain.report.words import (
-    NOTHING,
-    Found,
-    Metric,
-    as_list,
-    as_number,
-    metric_of,
-    number,
-    quality_of,
-    seconds,
-)
+from fasttrain.report.values import Found, as_list, as_number, quality_of
+from fasttrain.report.words import NOTHING, Metric, metric_of, number, seconds
 from fasttrain.saving.files import read_json
 from fasttrain.terminal import one_line
 

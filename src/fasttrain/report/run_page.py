@@ -11,21 +11,8 @@ from typing import Any
 
 from fasttrain.report.curves import PHASE_LOOK, elo_chart, ending_charts, learning_charts, phase_ms, time_charts
 from fasttrain.report.page import Banner, Cell, Page, Section, Table, Tile, Video, place_of
-from fasttrain.report.words import (
-    METRICS,
-    NOTHING,
-    Metric,
-    as_list,
-    as_mapping,
-    as_number,
-    as_rows,
-    number,
-    percent,
-    quality_in,
-    seconds,
-    size,
-    value_text,
-)
+from fasttrain.report.values import as_list, as_mapping, as_number, as_rows, quality_in
+from fasttrain.report.words import METRICS, NOTHING, Metric, number, percent, seconds, size, value_text
 from fasttrain.runs.logs import FIELDS, EvaluationLog, read_episodes
 from fasttrain.saving.files import read_json
 from fasttrain.spec.algorithms import ALGORITHMS

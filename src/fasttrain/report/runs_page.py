@@ -11,20 +11,10 @@ from typing import Any
 from urllib.parse import quote
 
 from fasttrain.report.charts import Chart, Rows, color_of
-from fasttrain.report.curves import RETURN, STEPS, TIME, WINS, mean_interval, seeds_chart
+from fasttrain.report.curves import RETURN, STEPS, TIME, WINS, seeds_chart
 from fasttrain.report.page import FILE, Cell, Page, Section, Table, Tile
-from fasttrain.report.words import (
-    METRICS,
-    Found,
-    as_mapping,
-    as_number,
-    as_rows,
-    label,
-    number,
-    quality_of,
-    seconds,
-    value_text,
-)
+from fasttrain.report.values import Found, as_mapping, as_number, as_rows, over_seeds, quality_of
+from fasttrain.report.words import METRICS, label, number, seconds, value_text
 from fasttrain.runs.folders import NOT_COMPARED, flat
 from fasttrain.runs.logs import Episodes, read_episodes
 from fasttrain.saving.files import read_json
@@ -135,16 +125,8 @@ def runs_page(folders: Sequence[Path], above: Path) -> Page:
     )  # fmt: skip
 
 
-def _over_seeds(group: Sequence[Run], name: str) -> Found:
-    """Mean and interval over runs; of a single one its own over episodes."""
-    found = [each for run in group if (each := run.figure(name)).value is not None]
-    if len(found) < 2:
-        return found[0] if found else Found(None)
-    return mean_interval([each.value for each in found if each.value is not None])
-
-
 def _figure_chart(groups: Mapping[str, Sequence[Run]], colors: Mapping[str, int], name: str) -> Chart:
-    found = {group: _over_seeds(runs, name) for group, runs in groups.items()}
+    found = {group: over_seeds(run.figure(name) for run in runs) for group, runs in groups.items()}
     rows = [(group, value, colors[group]) for group, value in found.items() if value.value is not None]
     note = "lines: 95 % intervals over seeds, of a single run over its episodes"
     return Rows.of(name, METRICS[name], rows, note, bars=name == "steps_per_s")
@@ -152,7 +134,7 @@ def _figure_chart(groups: Mapping[str, Sequence[Run]], colors: Mapping[str, int]
 
 def _group_table(groups: Mapping[str, Sequence[Run]]) -> Table:
     rows: list[list[Cell | str]] = [
-        [label(name), number(len(runs)), *(_cell(_over_seeds(runs, figure), figure) for figure in FIGURES)]
+        [label(name), number(len(runs)), *(_cell(over_seeds(run.figure(of) for run in runs), of) for of in FIGURES)]
         for name, runs in groups.items()
     ]
     titles = [f">{METRICS[name].title}" for name in FIGURES]

@@ -11,23 +11,10 @@ from typing import Any
 import numpy as np
 
 from fasttrain.report.charts import GREY, XY, Chart, Heat, Rows, Series
-from fasttrain.report.curves import mean_interval, pareto_front
+from fasttrain.report.curves import pareto_front
 from fasttrain.report.page import TONES, Banner, Cell, Page, Section, Table, Tile, cell_table, cells_tile, place_of
-from fasttrain.report.words import (
-    METRICS,
-    Found,
-    as_list,
-    as_mapping,
-    as_number,
-    as_rows,
-    found,
-    metric_of,
-    number,
-    quality_of,
-    seconds,
-    times,
-    value_text,
-)
+from fasttrain.report.values import Found, as_list, as_mapping, as_number, as_rows, found, over_seeds, quality_of
+from fasttrain.report.words import METRICS, metric_of, number, seconds, times, value_text
 from fasttrain.saving.files import read_json
 from fasttrain.spec.overrides import key_of
 from fasttrain.terminal import one_line
@@ -129,10 +116,7 @@ class Setting:
             values = [Found(as_number(cell.get(name))) for cell in self.cells]
         else:
             values = [quality_of(as_mapping(cell.get("summary")), name) for cell in self.cells]
-        known = [each for each in values if each.value is not None]
-        if len(known) < 2:
-            return known[0] if known else Found(None)
-        return mean_interval([each.value or 0.0 for each in known])
+        return over_seeds(values)
 
 
 def sweep_page(folder: Path) -> Page:

@@ -23,7 +23,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fasttrain.errors import EXIT_DONE, ConfigError
-from fasttrain.report.words import NOTHING, as_mapping, as_number, compact, number, percent
+from fasttrain.report.values import as_mapping, as_number
+from fasttrain.report.words import NOTHING, compact, number, percent
 from fasttrain.runs.folders import MARKS, PART
 from fasttrain.runs.progress import clock_text
 from fasttrain.runs.status import STATUS, TRAINING

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import wraps
 from typing import Any, NamedTuple
 
+from fasttrain.report.values import Found, as_number
 from fasttrain.terminal import one_line
 
 LABEL_CHARACTERS = 34  # what fits beside a bar
@@ -19,32 +20,6 @@ def label(text: Any) -> str:
     """One short line for a chart, never with the underscore in front by which matplotlib hides a legend's entry."""
     line = one_line(text, LABEL_CHARACTERS)
     return "\N{THIN SPACE}" + line if line.startswith("_") else line or NOTHING
-
-
-def as_number(value: Any) -> float | None:
-    """A finite number, else None: files may be cut or come from another version."""
-    if isinstance(value, bool) or value is None or value == "":
-        return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
-
-
-def as_mapping(value: Any) -> dict[str, Any]:
-    """The object, empty where there is none."""
-    return dict(value) if isinstance(value, Mapping) else {}
-
-
-def as_rows(value: Any) -> list[dict[str, Any]]:
-    """The objects of a list, empty where there is none."""
-    return [dict(row) for row in as_list(value) if isinstance(row, Mapping)]
-
-
-def as_list(value: Any) -> list[Any]:
-    """The list, empty where there is none."""
-    return value if isinstance(value, list) else []
 
 
 def _form(write: Callable[..., str]) -> Form:
@@ -168,44 +143,3 @@ def metric_of(name: str) -> Metric:
     if name.endswith(("_rate", "_share")):
         return METRICS.get(name, Metric(title, percent))
     return METRICS.get(name, Metric(title.removesuffix(" s"), seconds) if name.endswith("_s") else Metric(title))
-
-
-class Found(NamedTuple):
-    """A value with its interval; None is what the file does not say."""
-
-    value: float | None
-    low: float | None = None
-    high: float | None = None
-    never: bool = False  # stored, but without a value: it did not come about
-
-    @property
-    def bounds(self) -> tuple[float, float] | None:
-        """Both ends of the interval, if it has two."""
-        return None if self.low is None or self.high is None else (self.low, self.high)
-
-    def interval(self, form: Form = number) -> str:
-        """`[2.03, 2.49]`; a missing bound is an open one, and without both there is nothing to say."""
-        if self.low is None and self.high is None:
-            return ""
-        ends = zip((self.low, self.high), ("−∞", "∞"), strict=True)
-        return f"[{', '.join(no if end is None else form(end).rstrip(' %×') for end, no in ends)}]"
-
-
-def found(value: Any) -> Found:
-    """A number, or `{"value" (or "difference"), "low", "high"}`; an open bound is null in JSON."""
-    if not isinstance(value, Mapping):
-        return Found(as_number(value))
-    middle = as_number(value.get("value", value.get("difference")))
-    return Found(middle, as_number(value.get("low")), as_number(value.get("high")), middle is None)
-
-
-def quality_of(summary: Mapping[str, Any], name: str) -> Found:
-    """Of a run's final greedy policy, from its summary.json."""
-    return quality_in(as_mapping(summary.get("quality")), name)
-
-
-def quality_in(result: Mapping[str, Any], name: str) -> Found:
-    """The figure `name` of one evaluation's results, with the interval that stands apart in them."""
-    bounds = as_list(as_mapping(result.get("ci95")).get(name))
-    low, high = map(as_number, bounds if len(bounds) == 2 else (None, None))
-    return Found(as_number(result.get(name)), low, high)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -23,6 +22,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.batch import BoolArray, each_array
 from fasttrain.errors import ConfigError
+from fasttrain.intervals import student, wilson
 from fasttrain.runs.engine import set_threads
 from fasttrain.runs.envs import Statistics, build_vec_env
 from fasttrain.runs.models import find_statistics, load_policy
@@ -159,7 +159,7 @@ def summarise(
         "ci95": {
             **{key: mean_interval(values) for key, values in named.items()},
             "mean_reward": mean_interval(rewards),
-            "win_rate": wilson_interval(sum(wins), len(wins)) if wins else None,
+            "win_rate": [float(end) for end in wilson(sum(wins), len(wins))] if wins else None,
             "score_diff": mean_interval(scores) if len(scores) else None,
         },
     }
@@ -171,21 +171,8 @@ def _told(key: str, finished: Sequence[tuple[float, int, Mapping[str, Any]]]) ->
 
 def mean_interval(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[float] | None:
     """Student's 95 % interval of the mean; None of a single value, and where all are alike."""
-    from scipy.special import stdtrit  # 0.3 s of every start; scipy.stats would be a second
-
-    mean = float(values.mean())
-    if len(values) < 2 or np.ptp(values) == 0:
-        return None
-    half = float(stdtrit(len(values) - 1, 0.975) * values.std(ddof=1) / np.sqrt(len(values)))
-    return [mean - half, mean + half]
-
-
-def wilson_interval(successes: int, trials: int) -> list[float]:
-    """Wilson's 95 % score interval of a proportion (E. B. Wilson, 1927), as scipy's `binomtest` gives it."""
-    z = 1.959963984540054
-    centre = (successes + z**2 / 2) / (trials + z**2)
-    half = z / (trials + z**2) * math.sqrt(successes * (trials - successes) / trials + z**2 / 4)
-    return [centre - half if successes else 0.0, centre + half if successes < trials else 1.0]
+    mean, half = map(float, student(values))
+    return [mean - half, mean + half] if len(values) > 1 and np.ptp(values) else None
 
 
 def evaluate_both(

@@ -26,19 +26,9 @@ from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.report import EnvTimes, PerfWindow, perf_dict
 from fasttrain.perf.stock import StockPhases, is_stock
 from fasttrain.perf.windows import PerfMeter
+from fasttrain.runs import callbacks
 from fasttrain.runs import view as show
 from fasttrain.runs.calibration import calibrated, chosen_at_switch
-from fasttrain.runs.callbacks import (
-    RunCallback,
-    SnapshotCallback,
-    count_empty_masks,
-    pool_for,
-    replay_dict,
-    replay_line,
-    replay_words,
-    save_pool,
-    sequences_line,
-)
 from fasttrain.runs.check import run_checkup, settle_threads, with_trial
 from fasttrain.runs.engine import (
     compile_shown,
@@ -205,8 +195,9 @@ class Run:
         config = self.config
         self.engine_switch, took = switch_for(config, self.model, console, self.say, self.resumes, self._decide)
         self.compile_s += took
-        self.pool = pool_for(config, self.model, self.env)
-        self.snapshots = None if self.pool is None else SnapshotCallback(self.pool, config.self_play.every, self.clock)
+        self.pool = callbacks.pool_for(config, self.model, self.env)
+        every = config.self_play.every
+        self.snapshots = None if self.pool is None else callbacks.SnapshotCallback(self.pool, every, self.clock)
         self.evaluator = Evaluator(
             config, folder, lambda: measured(self, final=False)["greedy"], self.save, self.say, self.saving,
             lambda quality, env_steps: note(self.model.logger, "eval", lambda: quality, env_steps),
@@ -216,7 +207,7 @@ class Run:
         self.progress = Progress(config.total_timesteps, self.clock)
         self.progress.max_s = None if config.stop.max_minutes is None else 60 * config.stop.max_minutes
         self.status = StatusFile(folder, self.progress, lambda: self.said)
-        self.meter = PerfMeter(self.clock, self._env_times, lambda: replay_words(self.model))
+        self.meter = PerfMeter(self.clock, self._env_times, lambda: callbacks.replay_words(self.model))
         self.checkpoints = self._build_checkpoints()
         self.episodes = EpisodeLog(folder / "episodes.csv", config.reward_debug, self.saving)
         title = f"{config.algo.name} on {config.env.id or config.env.entry_point}"
@@ -224,7 +215,7 @@ class Run:
         self.live = LiveView(self.progress, console, title, panel, self.status.tick)
         with activity(console, "starting loggers"):
             self.model.set_logger(make_logger(config, folder, self.resumes, self.say))
-        self.callback = RunCallback(self)
+        self.callback = callbacks.RunCallback(self)
 
     @property
     def config(self) -> Config:
@@ -233,8 +224,8 @@ class Run:
 
     def _build_model(self) -> BaseAlgorithm:
         model = build_algorithm(self.config, self.env, self.clock)
-        count_empty_masks(model, self.empty_masks)
-        if (replay := replay_dict(model)) is not None:  # np.zeros takes the memory page by page, as it is written
+        callbacks.count_empty_masks(model, self.empty_masks)
+        if (replay := callbacks.replay_dict(model)) is not None:  # np.zeros takes memory page by page, as it is written
             self.say(f"replay buffer: {replay['capacity']:,} transitions, {replay['memory_bytes']:,} bytes when full")
         if self.users.callbacks and isinstance(model, Fast):
             model.collector.lends_observations = False  # they may keep what they are shown
@@ -294,7 +285,7 @@ class Run:
         with into_place(file) as draft:
             save_model(self.model, draft)
             if self.pool is not None:
-                save_pool(self.pool, draft)
+                callbacks.save_pool(self.pool, draft)
 
     def check_saved(self) -> None:
         """At the end, whether everything is there.
@@ -360,10 +351,10 @@ class Run:
         perf |= engines
         if self.engine_switch is not None:
             perf["engine_switch"] = self.engine_switch.to_dict()
-        if (replay := replay_dict(self.model)) is not None:
-            self.say(f"  {replay_line(replay)}")
+        if (replay := callbacks.replay_dict(self.model)) is not None:
+            self.say(f"  {callbacks.replay_line(replay)}")
             perf["replay"] = replay
-        if line := sequences_line(self.model):
+        if line := callbacks.sequences_line(self.model):
             self.say(f"  {line}")
         with self.saving.of("perf.json"):
             write_json(self.folder / "perf.json", perf)

@@ -11,41 +11,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fasttrain.errors import ConfigError
+from fasttrain.spec import computing, stepping
 from fasttrain.spec.algorithms import ALGORITHMS, PER_TRANSITION, AlgorithmSpec, having
 from fasttrain.spec.checks import BY_NAME, FLAGS, NOT_APPLICABLE, SHIPPED, Context, EnvFacts, Machine, Resolved
-from fasttrain.spec.computing import (
-    BASELINE_RATIO,
-    MEASURED,
-    NOT_WITH_MEMORY,
-    check_extras,
-    memory_rows,
-    replay_ratio,
-    resolve_gradient_accumulation,
-    resolve_pin_memory,
-    resolve_prefetch,
-    resolve_updates_per_step,
-    resolve_use_amp,
-    resolve_use_compile,
-    resolve_with_memory,
-    steps_back,
-    why_no_fused_kernels,
-)
 from fasttrain.spec.config import MAX_TORCH_THREADS, AlgoConfig, Config
 from fasttrain.spec.own import games_own
 from fasttrain.spec.plain import to_dict
 from fasttrain.spec.setting import Flag
-from fasttrain.spec.stepping import (
-    check_masks,
-    check_self_play,
-    resolve_eval_async,
-    resolve_eval_every,
-    resolve_lean_info,
-    resolve_num_envs,
-    resolve_schedule,
-    resolve_vec_env,
-    resolve_workers,
-    usual_rollout,
-)
 
 
 class Row(NamedTuple):
@@ -103,9 +75,10 @@ def is_notable(row: Mapping[str, Any], algorithm: AlgorithmSpec | None) -> bool:
     that ended off."""
     name, effective = str(row.get("flag")), row.get("effective")
     baseline = algorithm.tiers["baseline"] if algorithm else {}
-    own = {"replay_ratio": BASELINE_RATIO, **{f"algo.{key}": value for key, value in baseline.items()}}
+    own = {"replay_ratio": computing.BASELINE_RATIO, **{f"algo.{key}": value for key, value in baseline.items()}}
     stock = BY_NAME[name].stock if name in BY_NAME else own.get(name)
-    asked = row.get("source") in ("command line", "environment") or str(row.get("reason")).startswith(MEASURED)
+    measured = str(row.get("reason")).startswith(computing.MEASURED)
+    asked = measured or row.get("source") in ("command line", "environment")
     ended_off = effective == "off" and row.get("requested") in ("auto", "on")
     return effective != NOT_APPLICABLE and (effective not in (stock, None) or asked or ended_off)
 
@@ -129,20 +102,20 @@ def resolve(config: Config, sources: Mapping[str, str], env: EnvFacts, machine: 
         value, reason = _resolve(flag, requested, source, context)
         rows.append(Row(flag.name, requested, value, source, flag.class_of(value), reason))
         effective[flag.name] = requested if value == NOT_APPLICABLE else value
-    check_self_play(config, effective, sources)
-    check_masks(config, effective["engine"], sources)
+    stepping.check_self_play(config, effective, sources)
+    stepping.check_masks(config, effective["engine"], sources)
     changes = {name: value for name, value in effective.items() if name != "workers" or value is not None}
     if config.algo.spec.on_policy:
         changes["algo"], of_rollout = _rollout_rows(config, config.algo, effective, sources)
         rows += of_rollout
         if config.algo.spec.recurrent:
             exact = effective["engine"] == "stock" or config.fused_update == "off"
-            steps, reason = steps_back(changes["algo"], effective, exact)
+            steps, reason = computing.steps_back(changes["algo"], effective, exact)
             rows.append(Row("steps_back", steps, steps, "rollout_size ÷ num_envs", "trade-off", reason))
-            rows += (Row(*row) for row in memory_rows(config.algo, effective["engine"], sources))
+            rows += (Row(*row) for row in computing.memory_rows(config.algo, effective["engine"], sources))
     if config.algo.spec.off_policy:
-        check_extras(config, effective["engine"], sources)
-        ratio, reason = replay_ratio(config, effective)
+        computing.check_extras(config, effective["engine"], sources)
+        ratio, reason = computing.replay_ratio(config, effective)
         rows.append(Row("replay_ratio", ratio, ratio, "updates ÷ transitions", "trade-off", reason))
     rows += _own_rows(config, sources)
     return RunSpec(dataclasses.replace(config, **changes), tuple(rows))
@@ -158,11 +131,11 @@ def _resolve(flag: Flag, requested: Any, source: str, context: Context) -> Resol
             )
         return NOT_APPLICABLE, _why_not(flag)
     resolver = _RESOLVERS.get(flag.name)
-    if spec.recurrent and flag.name in NOT_WITH_MEMORY and context.effective.get("engine") == "fast":
-        return resolve_with_memory(flag.name, requested, flag.stock, source, algo)
+    if spec.recurrent and flag.name in computing.NOT_WITH_MEMORY and context.effective.get("engine") == "fast":
+        return computing.resolve_with_memory(flag.name, requested, flag.stock, source, algo)
     if flag.name in spec.flags and source in SHIPPED:
         own = spec.flags[flag.name]
-        return (resolve_updates_per_step(own, context)[0] if own == PER_TRANSITION else own), f"{algo}'s own"
+        return (computing.resolve_updates_per_step(own, context)[0] if own == PER_TRANSITION else own), f"{algo}'s own"
     if flag.ours and requested != flag.stock and context.effective["engine"] == "stock":
         if requested != "auto" and source in ("command line", "default"):
             raise ConfigError(_why_not_stock(f"{flag.name}={_spell(requested)}", spec))
@@ -289,7 +262,7 @@ def _rollout_rows(
     source = sources.get("algo.rollout_size", f"tier {config.tier}")
     of_steps = _n_steps_row(algo, num_envs, sources)
     requested, chosen = algo.rollout_size, "algo.rollout_size" in sources or of_steps is not None
-    algo, cut = (algo, 0) if chosen else usual_rollout(config, algo, effective, batch_size)
+    algo, cut = (algo, 0) if chosen else stepping.usual_rollout(config, algo, effective, batch_size)
     algo = dataclasses.replace(algo, **{"n_steps": None if of_steps is None else of_steps.effective})
     key = "algo.rollout_size"
     if of_steps is not None and algo.n_steps is not None:
@@ -326,7 +299,7 @@ def _fused_update(requested: str, context: Context) -> Resolved:
     """Kernels exist for fasttrain's own algorithms; whether the policy suits them is known once it is built."""
     if requested == "off":
         return "off", ""
-    if requested == "auto" and (unfit := why_no_fused_kernels(context)):
+    if requested == "auto" and (unfit := computing.why_no_fused_kernels(context)):
         return "off", unfit
     if context.config.algo.spec.off_policy:
         return "on", "compiled kernels"
@@ -369,26 +342,26 @@ def _own_rows(config: Config, sources: Mapping[str, str]) -> list[Row]:
 
 _RESOLVERS: dict[str, Callable[[Any, Context], Resolved]] = {
     "engine": _engine,
-    "vec_env": resolve_vec_env,
-    "num_envs": resolve_num_envs,
-    "workers": resolve_workers,
-    "schedule": resolve_schedule,
-    "updates_per_step": resolve_updates_per_step,
+    "vec_env": stepping.resolve_vec_env,
+    "num_envs": stepping.resolve_num_envs,
+    "workers": stepping.resolve_workers,
+    "schedule": stepping.resolve_schedule,
+    "updates_per_step": computing.resolve_updates_per_step,
     "batch_size": _batch_size,
-    "use_amp": resolve_use_amp,
-    "use_compile": resolve_use_compile,
+    "use_amp": computing.resolve_use_amp,
+    "use_compile": computing.resolve_use_compile,
     "fused_update": _fused_update,
     "engine_switch_at": _engine_switch_at,
-    "pin_memory": resolve_pin_memory,
-    "gradient_accumulation": resolve_gradient_accumulation,
-    "lean_info": resolve_lean_info,
+    "pin_memory": computing.resolve_pin_memory,
+    "gradient_accumulation": computing.resolve_gradient_accumulation,
+    "lean_info": stepping.resolve_lean_info,
     "copy_final_observations": _copy_final_observations,
-    "prefetch": resolve_prefetch,
+    "prefetch": computing.resolve_prefetch,
     "torch_threads": _torch_threads,
     "train_log_to_file": _train_log_to_file,
-    "eval_every": resolve_eval_every,
+    "eval_every": stepping.resolve_eval_every,
     "reward_debug": _reward_debug,
     "nan_guard": _nan_guard,
-    "eval_async": resolve_eval_async,
+    "eval_async": stepping.resolve_eval_async,
     "checkpoint_async": _checkpoint_async,
 }

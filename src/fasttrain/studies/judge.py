@@ -13,19 +13,7 @@ from fasttrain.runs.logs import read_episodes
 from fasttrain.spec.algorithms import ALGORITHMS
 from fasttrain.spec.config import GateConfig
 from fasttrain.spec.infos import WIN_KEYS
-from fasttrain.studies.statistics import (
-    Comparison,
-    Floats,
-    Interval,
-    Ratio,
-    compare,
-    interval_of,
-    learning_curve,
-    margin_of,
-    median_time,
-    ratio_interval,
-    trail,
-)
+from fasttrain.studies import statistics
 from fasttrain.studies.study import Cell
 
 RISE = 0.9  # share of the baseline's rise that counts as learned, where no threshold was named
@@ -46,9 +34,9 @@ class Outcome:
     seed: int
     summary: dict[str, Any]
     curve_of: str  # "win rate" where the env tells who won, else "return"
-    env_steps: Floats  # (E,) when each training episode ended
-    wall_s: Floats  # (E,)
-    values: Floats  # (E,) 0 or 1 of a win rate, else returns
+    env_steps: statistics.Floats  # (E,) when each training episode ended
+    wall_s: statistics.Floats  # (E,)
+    values: statistics.Floats  # (E,) 0 or 1 of a win rate, else returns
 
     def figure(self, name: str) -> float | None:
         """One of `FIGURES`, or what else the final greedy policy was measured by; None: not told."""
@@ -60,7 +48,7 @@ class Outcome:
 
     def tail(self) -> float | None:
         """Mean over the last fifth of the training curve; None without an episode."""
-        curve = learning_curve(self.env_steps, self.values, self.total)  # type: ignore[arg-type]
+        curve = statistics.learning_curve(self.env_steps, self.values, self.total)  # type: ignore[arg-type]
         return float(np.mean(curve[-round(len(curve) * TAIL) :])) if curve else None
 
     @property
@@ -70,7 +58,7 @@ class Outcome:
     def efficiency(self, env_steps: float) -> float | None:
         """Mean of the training curve up to `env_steps`: how much was had of so many steps."""
         within = self.env_steps <= env_steps
-        curve = learning_curve(self.env_steps[within], self.values[within], env_steps)  # type: ignore[arg-type]
+        curve = statistics.learning_curve(self.env_steps[within], self.values[within], env_steps)  # type: ignore[arg-type]
         return float(np.mean(curve)) if curve else None
 
     def begins_with(self) -> float | None:
@@ -79,7 +67,7 @@ class Outcome:
 
     def time_to(self, threshold: float) -> tuple[float, float] | None:
         """(env steps, seconds of training) when the mean of 100 episodes first reached it; None: never."""
-        for index, best in trail(self.values, WINDOW, levels=1000):  # type: ignore[arg-type]
+        for index, best in statistics.trail(self.values, WINDOW, levels=1000):  # type: ignore[arg-type]
             if best >= threshold:
                 return float(self.env_steps[index]), float(self.wall_s[index])
         return None
@@ -108,12 +96,12 @@ class Row:
 
     name: str
     outcomes: Mapping[int, Outcome]
-    figures: dict[str, Interval | None]  # of FIGURES, of the env's own scores, and sample_efficiency
+    figures: dict[str, statistics.Interval | None]  # of FIGURES, of the env's own scores, and sample_efficiency
     end_reason: dict[str, float]
-    time_s: Interval | None  # of training, to the threshold; infinite: half of the seeds never came there
-    time_steps: Interval | None
-    speed_up: Ratio | None
-    comparison: Comparison | None
+    time_s: statistics.Interval | None  # of training, to the threshold; infinite: half of the seeds never came there
+    time_steps: statistics.Interval | None
+    speed_up: statistics.Ratio | None
+    comparison: statistics.Comparison | None
     faster: bool | None
 
     @property
@@ -123,14 +111,14 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """For study.json."""
-        intervals: dict[str, Interval | None] = {
+        intervals: dict[str, statistics.Interval | None] = {
             **self.figures,
             "time_to_threshold_s": self.time_s,
             "time_to_threshold_steps": self.time_steps,
             "speed_up": self.speed_up,
         }
         found = self.comparison
-        difference = None if found is None else Interval(found.difference, found.low, found.high).to_dict()
+        difference = None if found is None else statistics.Interval(found.difference, found.low, found.high).to_dict()
         return {
             "name": self.name,
             "seeds": sorted(self.outcomes),
@@ -144,9 +132,9 @@ class Row:
         }
 
 
-def speed_ratio(ours: Mapping[int, Cell], theirs: Mapping[int, Cell]) -> Ratio | None:
+def speed_ratio(ours: Mapping[int, Cell], theirs: Mapping[int, Cell]) -> statistics.Ratio | None:
     """Of cells by seed; None where no seed is finished on both sides."""
-    return ratio_interval(*({seed: cell.rate for seed, cell in cells.items()} for cells in (ours, theirs)))
+    return statistics.ratio_interval(*({seed: cell.rate for seed, cell in cells.items()} for cells in (ours, theirs)))
 
 
 def choose_metric(outcomes: Sequence[Outcome], gate: GateConfig, algorithms: Sequence[str]) -> str:
@@ -208,23 +196,23 @@ def _row(
     figures["sample_efficiency"] = _interval([outcome.efficiency(common) for outcome in runs])
     reached = [None if threshold is None else outcome.time_to(threshold) for outcome in runs]
     speeds = [values_of(side, "steps_per_s") for side in (outcomes, baseline or {})]
-    speed_up = ratio_interval(*speeds)
+    speed_up = statistics.ratio_interval(*speeds)
     return Row(
         name=name,
         outcomes=outcomes,
         figures=figures,
         end_reason=_shares(runs),
-        time_s=None if threshold is None else median_time([at and at[1] for at in reached]),
-        time_steps=None if threshold is None else median_time([at and at[0] for at in reached]),
+        time_s=None if threshold is None else statistics.median_time([at and at[1] for at in reached]),
+        time_steps=None if threshold is None else statistics.median_time([at and at[0] for at in reached]),
         speed_up=speed_up,
         comparison=compared(outcomes, baseline or {}, gate, metric),
         faster=None if speed_up is None else speed_up.value >= gate.min_speed_up,
     )
 
 
-def _interval(values: Sequence[float | None]) -> Interval | None:
+def _interval(values: Sequence[float | None]) -> statistics.Interval | None:
     known = np.array([value for value in values if value is not None], dtype=np.float64)
-    return interval_of(known) if len(known) == len(values) and len(known) else None
+    return statistics.interval_of(known) if len(known) == len(values) and len(known) else None
 
 
 def values_of(outcomes: Mapping[int, Outcome], metric: str) -> dict[int, float]:
@@ -235,15 +223,15 @@ def values_of(outcomes: Mapping[int, Outcome], metric: str) -> dict[int, float]:
 
 def compared(
     outcomes: Mapping[int, Outcome], baseline: Mapping[int, Outcome], gate: GateConfig, metric: str
-) -> Comparison | None:
+) -> statistics.Comparison | None:
     """Of the seeds that tell the metric on both sides; None without any."""
     ours, theirs = values_of(outcomes, metric), values_of(baseline, metric)
     if not ours.keys() & theirs.keys():
         return None
     margin = gate.margin
     if margin is None:
-        margin = margin_of(theirs, is_rate(metric, next(iter(baseline.values())).curve_of))
-    return compare(theirs, ours, margin)
+        margin = statistics.margin_of(theirs, is_rate(metric, next(iter(baseline.values())).curve_of))
+    return statistics.compare(theirs, ours, margin)
 
 
 def is_rate(metric: str, curve_of: str) -> bool:

@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from fasttrain.intervals import student
+
 Floats = NDArray[np.float64]
 MIN_PAIRS = 5  # fewer seeds are no proof of equality, whatever their interval says
 MOST_PAIRS = 1000  # that seeds_needed speaks of
@@ -136,10 +138,7 @@ def seeds_needed(differences: Floats, margin: float, min_pairs: int = MIN_PAIRS)
 
 def t_interval(values: Floats) -> tuple[float, float]:
     """Student's 95 % interval of the mean; of a single value, everything."""
-    if len(values) < 2:
-        return -math.inf, math.inf
-    mean, error = float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values)))
-    half = float(stats.t.ppf(0.975, len(values) - 1)) * error
+    mean, half = map(float, student(values))
     return mean - half, mean + half
 
 

@@ -1,0 +1,25 @@
+"""95 % intervals: Student's of a mean, Wilson's of a proportion. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Z = 1.959963984540054  # the normal distribution's 97.5 %
+
+
+def student(values: NDArray[np.float64]) -> tuple[Any, Any]:
+    """Mean over the first axis, and half of the interval around it: of a single value, infinity."""
+    from scipy.special import stdtrit  # 0.3 s of every start; scipy.stats would be a second
+
+    count, mean = len(values), values.mean(axis=0)
+    return mean, stdtrit(count - 1, 0.975) * values.std(axis=0, ddof=1) / np.sqrt(count) if count > 1 else np.inf
+
+
+def wilson(hits: Any, trials: Any) -> tuple[Any, Any]:
+    """Both ends of the score interval (E. B. Wilson, 1927), as scipy's `binomtest` gives it."""
+    centre = (hits + Z**2 / 2) / (trials + Z**2)
+    half = Z / (trials + Z**2) * np.sqrt(hits * (trials - hits) / trials + Z**2 / 4)
+    return np.where(hits > 0, centre - half, 0.0), np.where(hits < trials, centre + half, 1.0)
