@@ -5,10 +5,12 @@ from __future__ import annotations
 import codecs
 import errno
 import io
+import math
 import os
 import re
 import sys
 import textwrap
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -57,6 +59,19 @@ def folded(text: str, width: int) -> str:
 def rate_text(per_s: float) -> str:
     """`61,234`, `8.3`, `0.0125`: a rate, of slow environments too."""
     return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
+
+
+def with_interval(value: float | None, bounds: Sequence[float] | None, form: str, scale: float = 1.0) -> str:
+    """`61.3 % [60.1, 62.4]`; the value alone without bounds, a dash where there is none, `never` for infinity."""
+    if value is None:
+        return "-"
+    text, *ends = (form.format(scale * it) if math.isfinite(it) else "never" for it in (value, *(bounds or ())))
+    return text if not bounds or math.isinf(bounds[0]) else f"{text} [{', '.join(end.rstrip(' %×') for end in ends)}]"
+
+
+def spelt(value: Any, none: str = "null") -> str:
+    """A value as it is typed: `true`, `null`, `0.5`."""
+    return none if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def fitting(text: str, stream: TextIO) -> str:

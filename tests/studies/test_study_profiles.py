@@ -4,30 +4,36 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from conftest import RunCommand, configured
-from fasttrain.studies.study import settings, use_profile, way_to_use, write_profile
+from fasttrain.runs.view import make_console
+from fasttrain.studies.study import Study, settings
 
 
-def test_a_written_profile_composes_to_its_values(tmp_path: Path, fasttrain: RunCommand):
+def test_a_written_profile_composes_to_its_values(
+    tmp_path: Path, fasttrain: RunCommand, capsys: pytest.CaptureFixture[str]
+):
     values = settings(configured("+profile=speed"))
     values.update({"batch_size": 512, "use_amp": "off", "workers": 2, "lean_info": False})
-    study = tmp_path / "it's a study"
-    file = write_profile(study, "mine", values, "two\nlines", {"batch_size": "measured: 1.3×"})
+    study = Study("tune", tmp_path / "it's a study", [], make_console())
+    file = study.write_profile("mine", values, "two\nlines", {"batch_size": "measured: 1.3×"})
     text = file.read_text(encoding="utf-8")
     assert text.startswith("# @package _global_\n# two\n# lines\nengine: fast\n")
     assert "batch_size: 512 # measured: 1.3×\n" in text
-    done = fasttrain(*use_profile(study, "mine"), "total_timesteps=256", "algo.rollout_size=512", "eval.episodes=2",
+    done = fasttrain(*study.use_profile("mine"), "total_timesteps=256", "algo.rollout_size=512", "eval.episodes=2",
                      "report=false", "checkup=off", "num_envs=8")  # fmt: skip
     assert done.exit_code == 0, done.err
     plan = done.json("plan.json")
     effective = {row["flag"]: (row["effective"], row["source"]) for row in plan["flags"]}
     assert effective["batch_size"] == (512, "profile mine")
     assert effective["engine"] == ("fast", "profile mine")
-    assert way_to_use(tmp_path / "a b", "mine") == f"fasttrain --config-dir '{tmp_path}/a b/conf' +profile=mine"
+    Study("tune", tmp_path / "a b", [], make_console()).say_profile("mine", file)
+    assert f"fasttrain --config-dir '{tmp_path}/a b/conf' +profile=mine" in capsys.readouterr().out
 
 
 def test_it_can_be_used_by_config_dir(tmp_path: Path, fasttrain: RunCommand):
-    write_profile(tmp_path, "mine", {"engine": "fast", "batch_size": 128}, "", {})
+    Study("tune", tmp_path, [], make_console()).write_profile("mine", {"engine": "fast", "batch_size": 128}, "", {})
     done = fasttrain("--config-dir", str(tmp_path / "conf"), "+profile=mine", "vec_env=dummy", "total_timesteps=256",
                      "algo.rollout_size=256", "num_envs=4", "eval.episodes=2", "report=false",
                      "env.kwargs.opponents=random")  # fmt: skip

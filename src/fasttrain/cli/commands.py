@@ -326,8 +326,8 @@ def _run_again(found: Held, arguments: Sequence[str], composed: Any) -> tuple[st
             raise ConfigError(f"{found.about()} without a checkpoint to go on from: take another folder")
         kept = [text for text in arguments if key_of(text) != "on_existing"]
         return "train", [*kept, "on_existing=overwrite"]  # it ended before there was anything to go on from
-    values = [f"{key}={_spelt(value)}" for key, value in different.items()]
-    return "resume", prepare("resume", [override("run", where), *values])
+    values = {key: _in_quotes(it) if isinstance(it, str) else terminal.spelt(it) for key, it in different.items()}
+    return "resume", prepare("resume", [override("run", where), *(f"{key}={text}" for key, text in values.items())])
 
 
 def _configured(composed: Any, overrides: Sequence[str]) -> Any:
@@ -339,9 +339,3 @@ def _configured(composed: Any, overrides: Sequence[str]) -> Any:
     with open_dict(task):
         del task["hydra"]  # has references that are known only while it runs
     return typed_config(task, overrides)
-
-
-def _spelt(value: Any) -> str:
-    if isinstance(value, str):
-        return _in_quotes(value)
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -47,10 +47,7 @@ class Showdown(DecisionServer):
     action_space = spaces.Discrete(ACTIONS)
 
     def __init__(
-        self,
-        generation: int = 9,
-        opponent: Literal["random", "max_damage", "self"] = "random",
-        shaping: float = 0.0,
+        self, generation: int = 9, opponent: Literal["random", "max_damage", "self"] = "random", shaping: float = 0.0
     ) -> None:
         if generation not in GENERATIONS:
             raise ValueError(f"generation={generation} is none of {', '.join(map(str, GENERATIONS))}")

@@ -14,26 +14,9 @@ from typing import Any
 import gymnasium
 from gymnasium import spaces
 
-from fasttrain.envs.masks import (
-    LOOKED_FOR,
-    MASKABLE_SPACES,
-    ActionMasks,
-    find_mask_convention,
-    lost_mask,
-    sounds_like_masks,
-)
+from fasttrain.envs import masks, wrappers
 from fasttrain.envs.names import arguments, callable_at
 from fasttrain.envs.user_code import blame, import_user_module
-from fasttrain.envs.wrappers import (
-    ActionRepeat,
-    DictActions,
-    LeanInfo,
-    MemoryInputs,
-    OldGym,
-    PlainReset,
-    TwoSided,
-    reset_takes,
-)
 from fasttrain.errors import EnvSpecError
 from fasttrain.spec.reading import ZOO
 from fasttrain.spec.setting import Named, did_you_mean, named
@@ -144,15 +127,15 @@ def wrapped_core(env: Env, spec: EnvSpec) -> Env:
     with _closed_on_error(env):
         if isinstance(env.action_space, spaces.Dict):
             try:
-                env = DictActions(env, env.action_space)
+                env = wrappers.DictActions(env, env.action_space)
             except EnvSpecError as error:
                 raise EnvSpecError(f"{spec.option}: {error}") from None
         env = _with_masks(env, spec)
         if spec.action_repeat > 1:
-            env = ActionRepeat(env, spec.action_repeat, masked=isinstance(env, ActionMasks))
-        env = MemoryInputs(env, spec.memory_inputs) if spec.memory_inputs else env
-        env = LeanInfo(env, spec.info_keys) if spec.lean_info else env
-        return TwoSided(env) if spec.two_sided else env
+            env = wrappers.ActionRepeat(env, spec.action_repeat, masked=isinstance(env, masks.ActionMasks))
+        env = wrappers.MemoryInputs(env, spec.memory_inputs) if spec.memory_inputs else env
+        env = wrappers.LeanInfo(env, spec.info_keys) if spec.lean_info else env
+        return wrappers.TwoSided(env) if spec.two_sided else env
 
 
 @contextlib.contextmanager
@@ -231,7 +214,7 @@ def _adapted(env: Any, spec: EnvSpec) -> Env:
     if isinstance(getattr(env, "num_envs", None), int):
         raise EnvSpecError(f"{spec.option} built {type(env).__qualname__}, which is many envs; name what builds one")
     try:
-        return OldGym(env)
+        return wrappers.OldGym(env)
     except (EnvSpecError, AttributeError) as error:
         raise EnvSpecError(f"{spec.option}, taken for an env of the old gym interface: {error}") from error
 
@@ -242,13 +225,13 @@ def _with_whole_reset(env: Env) -> Env:
     while isinstance(inner, gymnasium.Wrapper):
         outer, inner = inner, inner.env
     try:
-        if len(reset_takes(inner)) == 2:
+        if len(wrappers.reset_takes(inner)) == 2:
             return env
     except (TypeError, ValueError):  # compiled, without a signature to show
         return env
     if not isinstance(outer, gymnasium.Wrapper):
-        return PlainReset(inner)
-    outer.env = PlainReset(inner)
+        return wrappers.PlainReset(inner)
+    outer.env = wrappers.PlainReset(inner)
     return env
 
 
@@ -290,24 +273,26 @@ def _with_users_wrappers(env: Env, spec: EnvSpec, folder: str) -> Env:
 def _with_masks(env: Env, spec: EnvSpec) -> Env:
     if not spec.use_masks and not spec.needs_masks:
         return env
-    if not isinstance(env.action_space, MASKABLE_SPACES) and not spec.needs_masks:
+    if not isinstance(env.action_space, masks.MASKABLE_SPACES) and not spec.needs_masks:
         return env
-    convention = find_mask_convention(env, spec.masks)
+    convention = masks.find_mask_convention(env, spec.masks)
     if convention is not None:
-        return ActionMasks(env, convention, env.action_heads if isinstance(env, DictActions) else None, spec.masks)
-    if lost := lost_mask(env):
+        heads = env.action_heads if isinstance(env, wrappers.DictActions) else None
+        return masks.ActionMasks(env, convention, heads, spec.masks)
+    if lost := masks.lost_mask(env):
         raise EnvSpecError(f"{spec.option}: {lost}")
     if spec.masks is not None:
         raise EnvSpecError(
             f"env.masks={spec.masks}: {spec.option} has no such method, nor info or Dict observation of that name"
-            f"{did_you_mean(spec.masks, sounds_like_masks(env))}"
+            f"{did_you_mean(spec.masks, masks.sounds_like_masks(env))}"
         )
     if spec.needs_masks:
-        known = sounds_like_masks(env)
+        known = masks.sounds_like_masks(env)
         name = f"name its own by env.masks={known[0]}" if known else "name a method that it has by env.masks=METHOD"
         raise EnvSpecError(
-            f"{spec.option} offers no action masks (looked for {LOOKED_FOR}): {name}, give it a method action_masks() "
-            "that returns one bool per action, put sb3_contrib's ActionMasker into env.wrappers, or use algo=ppo"
+            f"{spec.option} offers no action masks (looked for {masks.LOOKED_FOR}): {name}, give it a method "
+            "action_masks() that returns one bool per action, put sb3_contrib's ActionMasker into env.wrappers, or use "
+            "algo=ppo"
         )
     return env
 

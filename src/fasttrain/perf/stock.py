@@ -50,11 +50,7 @@ class TimedVecEnv(VecEnvWrapper):
         return result
 
     def env_method(
-        self,
-        method_name: str,
-        *method_args: Any,
-        indices: int | Iterable[int] | None = None,
-        **method_kwargs: Any,
+        self, method_name: str, *method_args: Any, indices: int | Iterable[int] | None = None, **method_kwargs: Any
     ) -> list[Any]:
         self.clock.enter("env_step")
         result = self.venv.env_method(method_name, *method_args, indices=indices, **method_kwargs)

@@ -217,9 +217,7 @@ def _render(page: Page, pictures: dict[str, str], folder: str) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=lambda value: (
-            one_line(value, 4000) if type(value) is str else value  # no markup
-        ),
+        finalize=lambda value: one_line(value, 4000) if type(value) is str else value,  # no markup
     )
     template = environment.get_template("report.html.j2")
     return template.render(page=page, pictures=pictures, folder=folder, light=LIGHT, version=__version__)

@@ -198,17 +198,14 @@ def _times(ways: Mapping[str, RunSpec], turns: Mapping[str, Callable[[], float]]
     """What the turns of each way took, the best first."""
     begun, times = time.perf_counter(), dict[str, list[float]]()
     for number in range(MOST_TURNS):
-        close = [name for name in ways if number < LEAST_TURNS or _is_close(name, times)]
+        least = min((took[0] for took in times.values()), default=0.0)
+        close = [name for name in ways if number < LEAST_TURNS or times[name][0] < CLEAR * least]
         for name in close if len(close) > 1 else ():
             if len(times) > 1 and time.perf_counter() - begun > MOST_S:
                 return times
             set_threads(ways[name].config.torch_threads)
             times[name] = sorted([*times.get(name, ()), round(turns[name](), 3)])
     return times
-
-
-def _is_close(name: str, times: Mapping[str, list[float]]) -> bool:
-    return times[name][0] < CLEAR * min(took[0] for took in times.values())
 
 
 def _turn(way: RunSpec, model: Any) -> Callable[[], float]:

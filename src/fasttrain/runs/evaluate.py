@@ -142,7 +142,8 @@ def summarise(
         )
         for _, _, info in finished
     )
-    named = {key: values for key in reader.scores if len(values := _told(key, finished))}
+    own = {key: [info[SCORES][key] for *_, info in finished if key in info.get(SCORES, {})] for key in reader.scores}
+    named = {key: np.array(values, dtype=np.float64) for key, values in own.items() if values}
     silent = not (len(wins) or len(scores) or named or any(END_KEY in info for _, _, info in finished))
     return {
         "episodes": len(finished),
@@ -163,10 +164,6 @@ def summarise(
             "score_diff": mean_interval(scores) if len(scores) else None,
         },
     }
-
-
-def _told(key: str, finished: Sequence[tuple[float, int, Mapping[str, Any]]]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    return np.array([info[SCORES][key] for _, _, info in finished if key in info.get(SCORES, {})], dtype=np.float64)
 
 
 def mean_interval(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[float] | None:

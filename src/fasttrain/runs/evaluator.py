@@ -161,9 +161,7 @@ class Result(NamedTuple):
 
     env_steps: int
     wall_s: float  # of training, when the snapshot was taken
-    quality: dict[
-        str, Any
-    ]  # of the greedy policy, as `evaluate.summarise` gives it; empty if only a video was asked for
+    quality: dict[str, Any]  # of the greedy policy, as `evaluate.summarise` gives it; empty for a video alone
     seconds: float  # that the process played
     file: Path  # the snapshot, in a folder of its own
     filmed: str = ""  # a line about the video

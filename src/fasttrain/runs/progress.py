@@ -255,10 +255,7 @@ class Progress:
     def line(self) -> str:
         """`1,200,000/3,000,000 steps 40 % · 61,234 steps/s · 310 episodes/s · ETA 0:29 · reward 0.52 · win 31 % …`."""
         percent = min(100.0, 100 * self.env_steps / self.total_timesteps)  # SB3 finishes the rollout it is in
-        parts = [
-            f"{self.env_steps:,}/{self.total_timesteps:,} steps {percent:.0f} %",
-            *self.rates(),
-        ]
+        parts = [f"{self.env_steps:,}/{self.total_timesteps:,} steps {percent:.0f} %", *self.rates()]
         if self.eta_s is not None:
             parts.append(f"ETA {clock_text(self.eta_s)}")
         if self.mean_return is not None:

@@ -175,11 +175,7 @@ ONE_S = 0.5
 
 
 HANG_UP = getattr(signal, "SIGHUP", None)  # a terminal that closes
-FROM_OUTSIDE = (
-    HANG_UP,
-    getattr(signal, "SIGUSR1", None),
-    getattr(signal, "SIGUSR2", None),
-)  # from Slurm
+FROM_OUTSIDE = (HANG_UP, getattr(signal, "SIGUSR1", None), getattr(signal, "SIGUSR2", None))  # from Slurm
 
 
 def _is_free(number: int) -> bool:

@@ -103,7 +103,9 @@ def engine_lines(engines: Mapping[str, Any]) -> list[str]:
         f"({rate_text(found['decisions_per_s'] or 0.0)}/s)"
     ]
     took = {"a decision": found["decision_ms"], "a game": found["game_ms"]}
-    told = [f"{what} took {_percentiles(each)}" for what, each in took.items() if each["p50"] is not None]
+    parts = {what: [f"{rate_text(ms)} ms ({name.upper()})" for name, ms in each.items()]
+             for what, each in took.items() if each["p50"] is not None}  # fmt: skip
+    told = [f"{what} took {', '.join(each)}" for what, each in parts.items()]
     lines += ["; ".join(told)] if told else []
     lost, length = _lost(found)
     if lost:
@@ -111,7 +113,3 @@ def engine_lines(engines: Mapping[str, Any]) -> list[str]:
         finished = f"; finished ones have {found['mean_decisions']:g}" if found["mean_decisions"] else ""
         lines.append(f"{lost:,} games were lost after {length:.3g} decisions in the mean ({causes}){finished}")
     return [*lines, *([found["warning"]] if found["warning"] else [])]
-
-
-def _percentiles(each: Mapping[str, float]) -> str:
-    return ", ".join(f"{rate_text(value)} ms ({name.upper()})" for name, value in each.items())

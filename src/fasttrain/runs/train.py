@@ -26,19 +26,10 @@ from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.report import EnvTimes, PerfWindow, perf_dict
 from fasttrain.perf.stock import StockPhases, is_stock
 from fasttrain.perf.windows import PerfMeter
-from fasttrain.runs import callbacks
+from fasttrain.runs import callbacks, engine
 from fasttrain.runs import view as show
 from fasttrain.runs.calibration import calibrated, chosen_at_switch
 from fasttrain.runs.check import run_checkup, settle_threads, with_trial
-from fasttrain.runs.engine import (
-    compile_shown,
-    leave_compiler_out,
-    pick_device,
-    set_threads,
-    settle_engine,
-    settle_kernels,
-    switch_for,
-)
 from fasttrain.runs.envs import build_vec_env, env_facts, env_spec, game_calls, survey_of, this_machine
 from fasttrain.runs.evaluate import Quality, check_evaluation, summarise
 from fasttrain.runs.evaluator import EVALUATION, Evaluator
@@ -86,7 +77,7 @@ def ready(config: Config, sources: Mapping[str, str], folder: Path, overrides: S
     """The run that `config` asks for, its plan shown and written down; inside, `folder` is this process's alone."""
     console = show.make_console()
     with locked(folder), survey_of(against_bots(config), console) as survey:
-        compile_s = compile_shown(game_calls(config), console)  # before the checkup plays it
+        compile_s = engine.compile_shown(game_calls(config), console)  # before the checkup plays it
         look = partial(run_checkup, config, folder, console, survey)
         facts = env_facts(against_bots(config), survey, look, look)
         plan = resolve(config, sources, facts, this_machine())
@@ -166,13 +157,13 @@ class Run:
         if torch.are_deterministic_algorithms_enabled() != config.deterministic:  # the call imports a compiler, 3 s
             torch.use_deterministic_algorithms(config.deterministic)
         if config.use_compile == "off":
-            leave_compiler_out()
-        set_threads(config.torch_threads)
-        pick_device(config.device, config.algo.policy)  # what is not there is told before workers start
+            engine.leave_compiler_out()
+        engine.set_threads(config.torch_threads)
+        engine.pick_device(config.device, config.algo.policy)  # what is not there is told before workers start
         check_every(config)
         check_loggers(config)
         check_metrics(config.metrics)
-        self.compile_s = compile_shown(game_calls(config), console)  # waited for; what is loaded already takes no time
+        self.compile_s = engine.compile_shown(game_calls(config), console)  # waited for; what is loaded takes no time
         with activity(console, f"starting {config.num_envs:,} envs") as doing:
             self.env: VecEnv = build_vec_env(
                 config, config.num_envs, config.seed, None, doing.now, scout, folder / "daemons"
@@ -187,13 +178,13 @@ class Run:
         """The parts that need the envs."""
         folder, console, self.model = self.folder, self.console, self._build_model()
         check_evaluation(self.model, plan.config)
-        plan = settle_kernels(plan, self.model)
+        plan = engine.settle_kernels(plan, self.model)
         with activity(console, "trying kernels, torch and its threads"):
             plan = settle_threads(plan if self.resumes else calibrated(plan, self.model, console), self.model)
         with activity(console, "compiling the policy"):
-            self.plan = settle_engine(plan, self.model)
+            self.plan = engine.settle_engine(plan, self.model)
         config = self.config
-        self.engine_switch, took = switch_for(config, self.model, console, self.say, self.resumes, self._decide)
+        self.engine_switch, took = engine.switch_for(config, self.model, console, self.say, self.resumes, self._decide)
         self.compile_s += took
         self.pool = callbacks.pool_for(config, self.model, self.env)
         every = config.self_play.every

@@ -28,7 +28,7 @@ from fasttrain.machine import usable_cores
 from fasttrain.perf.report import PerfWindow, advice, perf_rows
 from fasttrain.runs.progress import Progress, clock_text
 from fasttrain.spec.plan import RunSpec
-from fasttrain.terminal import GLUE, Output, folded, one_line, rate_text
+from fasttrain.terminal import GLUE, Output, folded, one_line, rate_text, spelt, with_interval
 
 GAP = "  "
 LEAST = 40  # columns of text in which the last column may be folded beside the others
@@ -218,9 +218,7 @@ def show_plan(console: Console, plan: RunSpec) -> None:
 
 
 def _cell(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,}" if type(value) is int else spelt(value, "None")
 
 
 def show_perf(console: Console, window: PerfWindow, effective: Mapping[str, Any]) -> None:
@@ -259,11 +257,11 @@ def show_quality(console: Console, quality: Mapping[str, dict[str, Any]]) -> Non
         table.add_row(
             acting,
             f"{result['episodes']:,}" + (f" ({alike} distinct)" if (alike := result.get("distinct_episodes")) else ""),
-            with_interval(result, "mean_reward", 1, "{:.3g}"),
-            with_interval(result, "win_rate", 100, "{:.1f} %"),
+            figure_text(result, "mean_reward", "{:.3g}"),
+            figure_text(result, "win_rate", "{:.1f} %", 100),
             *([f"{100 * (result['draw_rate'] or 0):.1f} %"] if draws else []),
-            with_interval(result, "score_diff", 1, "{:.1f}"),
-            *(with_interval(result, name, 1, "{:.3g}") for name in scores),
+            figure_text(result, "score_diff", "{:.1f}"),
+            *(figure_text(result, name, "{:.3g}") for name in scores),
             f"{result['mean_length']:.1f}",
             one_line(ends, 2000),
         )
@@ -276,13 +274,9 @@ def show_quality(console: Console, quality: Mapping[str, dict[str, Any]]) -> Non
             say(console, f"  {held}: name what counts by env.win_key, env.score_keys, env.end_key", style="dim")
 
 
-def with_interval(result: Mapping[str, Any], name: str, scale: float, form: str) -> str:
-    """`61.3 % [60.1, 62.4]` of an evaluation; the value alone where it has no interval, a dash where there is none."""
-    value, interval = result.get(name), (result.get("ci95") or {}).get(name)
-    if value is None or interval is None:
-        return "-" if value is None else form.format(scale * value)
-    low, high = (form.format(scale * bound).removesuffix(" %") for bound in interval)
-    return f"{form.format(scale * value)} [{low}, {high}]"
+def figure_text(result: Mapping[str, Any], name: str, form: str, scale: float = 1.0) -> str:
+    """`61.3 % [60.1, 62.4]` of an evaluation."""
+    return with_interval(result.get(name), (result.get("ci95") or {}).get(name), form, scale)
 
 
 # --- what is under way

@@ -8,6 +8,7 @@ from typing import Any
 from fasttrain.errors import ConfigError
 from fasttrain.spec.checks import Context, Resolved, train_frequency
 from fasttrain.spec.config import Config
+from fasttrain.terminal import spelt
 
 # The rule where nothing is measured (runs/calibration.py does, for long runs whose kernels are compiled): hidden width
 # from which bfloat16 pays on a CPU with units for it, and up to which compiled kernels beat torch's float32 products.
@@ -25,7 +26,7 @@ def mode_of(switch: str, value: str) -> str:
 
 
 def device_of(context: Context) -> str:
-    """`cpu`, `cuda` or `mps`: where the run will compute, as `runs.device.pick_device` will say."""
+    """`cpu`, `cuda` or `mps`: where the run will compute, as `runs.engine.pick_device` will say."""
     requested = context.config.device.split(":")[0]
     if requested != "auto":
         return requested
@@ -36,9 +37,9 @@ def _has_images(context: Context) -> bool:
     return context.env.images or context.config.algo.policy.startswith("Cnn")
 
 
-def widest_layer(context: Context) -> int:
+def widest_layer(config: Config) -> int:
     """Width of the widest hidden layer of the policy's own MLP; 64 is SB3's."""
-    arch = context.config.algo.net_arch
+    arch = config.algo.net_arch
     parts = arch.values() if isinstance(arch, dict) else [arch if arch is not None else (64,)]
     return max((width for part in parts for width in part), default=0)
 
@@ -73,7 +74,7 @@ def resolve_use_amp(requested: str, context: Context) -> Resolved:
 
 def _why_slower(context: Context) -> str:
     """Why mixed precision was measured to lose on such a CPU; empty where it pays."""
-    width = widest_layer(context)
+    width = widest_layer(context.config)
     causes = [] if context.machine.bf16_units else ["this CPU has no bf16 units"]
     causes += [f"layers of {width} units"] if width < AMP_PAYS_FROM_WIDTH else []
     return f"{', and '.join(causes)}: expect it to be slower" if causes else ""
@@ -82,7 +83,7 @@ def _why_slower(context: Context) -> str:
 def _amp_by_hardware(device: str, context: Context) -> Resolved:
     if device == "cuda":
         return "bfloat16", "CUDA has units for it"
-    units, width = context.machine.bf16_units, widest_layer(context)
+    units, width = context.machine.bf16_units, widest_layer(context.config)
     if not units:
         return "off", "this CPU has no bf16 units"
     if _has_images(context):  # NatureCNN on two cores: PPO 2.1 times as fast, DQN 1.2
@@ -130,7 +131,7 @@ def resolve_pin_memory(requested: str, context: Context) -> Resolved:
     """`auto`: where there are copies between host and CUDA device."""
     if requested == "off":
         return "off", ""
-    if device_of(context) == "cuda":  # a machine without it is refused by `runs.device.pick_device`
+    if device_of(context) == "cuda":  # a machine without it is refused by `runs.engine.pick_device`
         return "on", "observations, masks and actions are copied without waiting"
     return "off", "no CUDA device in use"
 
@@ -161,7 +162,7 @@ def why_no_fused_kernels(context: Context) -> str:
         return f"use_amp is {effective['use_amp']}: the compiled kernels compute in float32"
     if effective["use_compile"] != "off":
         return "use_compile is on"
-    if (width := widest_layer(context)) > FUSED_PAYS_UP_TO_WIDTH:
+    if (width := widest_layer(context.config)) > FUSED_PAYS_UP_TO_WIDTH:
         return f"layers of {width:,} units: torch's own products are faster above {FUSED_PAYS_UP_TO_WIDTH:,}"
     if context.config.gradient_accumulation > 1:
         return f"gradient_accumulation={context.config.gradient_accumulation} goes the eager way"
@@ -288,7 +289,7 @@ def check_extras(config: Any, engine: str, sources: Mapping[str, str]) -> None:
         value = getattr(config.algo, name)
         if value != usual and name != "use_masking":
             raise ConfigError(
-                f"algo.{name}={str(value).lower()} with engine=stock: the stock class has no such thing; take "
+                f"algo.{name}={spelt(value)} with engine=stock: the stock class has no such thing; take "
                 f"engine=fast, or leave algo.{name} out"
             )
 

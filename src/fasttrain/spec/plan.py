@@ -18,6 +18,7 @@ from fasttrain.spec.config import MAX_TORCH_THREADS, AlgoConfig, Config
 from fasttrain.spec.own import games_own
 from fasttrain.spec.plain import to_dict
 from fasttrain.spec.setting import Flag
+from fasttrain.terminal import spelt
 
 
 class Row(NamedTuple):
@@ -127,7 +128,7 @@ def _resolve(flag: Flag, requested: Any, source: str, context: Context) -> Resol
     if not flag.fits(spec):
         if source == "command line":
             raise ConfigError(
-                f"{flag.name}={_spell(requested)} means nothing for algo={algo}: {_why_not(flag)}; leave it out"
+                f"{flag.name}={spelt(requested)} means nothing for algo={algo}: {_why_not(flag)}; leave it out"
             )
         return NOT_APPLICABLE, _why_not(flag)
     resolver = _RESOLVERS.get(flag.name)
@@ -138,7 +139,7 @@ def _resolve(flag: Flag, requested: Any, source: str, context: Context) -> Resol
         return (computing.resolve_updates_per_step(own, context)[0] if own == PER_TRANSITION else own), f"{algo}'s own"
     if flag.ours and requested != flag.stock and context.effective["engine"] == "stock":
         if requested != "auto" and source in ("command line", "default"):
-            raise ConfigError(_why_not_stock(f"{flag.name}={_spell(requested)}", spec))
+            raise ConfigError(_why_not_stock(f"{flag.name}={spelt(requested)}", spec))
         return flag.stock, "the stock classes cannot do that" if spec.has_fast else f"no fast engine for {algo}"
     return resolver(requested, context) if resolver else (requested, "")
 
@@ -154,10 +155,6 @@ def _why_not(flag: Flag) -> str:
     fast = flag.ours
     fitting = (name for name, spec in ALGORITHMS.items() if flag.fits(spec) and (spec.has_fast or not fast))
     return f"only for {', '.join(fitting)}"
-
-
-def _spell(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _engine(requested: str, context: Context) -> Resolved:

@@ -14,7 +14,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import ALGORITHMS, LSTM, AlgorithmSpec, instead
 from fasttrain.spec.config import Config
 from fasttrain.spec.overrides import ALIASES
-from fasttrain.spec.reading import from_mapping
+from fasttrain.spec.reading import from_mapping, put
 from fasttrain.spec.setting import defaults_of, did_you_mean
 
 Settings = dict[str, Any]  # dotted key → value
@@ -96,11 +96,7 @@ def taken(entry: Mapping[str, Any], env: str, spec: AlgorithmSpec) -> Taken:
 def nested(settings: Settings, values: dict[str, Any]) -> dict[str, Any]:
     """`values` with dotted settings put into their groups."""
     for key, value in settings.items():
-        *groups, last = key.split(".")
-        place = values
-        for word in groups:
-            place = place.setdefault(word, {})
-        place[last] = value
+        put(values, key, value)
     return values
 
 

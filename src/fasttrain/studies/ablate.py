@@ -22,19 +22,8 @@ from fasttrain.spec.overrides import key_of
 from fasttrain.spec.setting import did_you_mean
 from fasttrain.studies.judge import choose_metric, compared, read_outcome, speed_ratio
 from fasttrain.studies.statistics import FAIL, Comparison, Ratio
-from fasttrain.studies.study import (
-    Cell,
-    Compose,
-    Study,
-    Wanted,
-    base_overrides,
-    merged,
-    settings,
-    use_profile,
-    way_to_use,
-    write_profile,
-)
-from fasttrain.terminal import command
+from fasttrain.studies.study import Cell, Compose, Study, Wanted, base_overrides, merged, settings
+from fasttrain.terminal import command, spelt, with_interval
 
 BASELINE, WHOLE = "baseline", "profile"
 FIRST_S = 6.0  # of training, of the first two cells, which tell how fast both ends are
@@ -70,11 +59,7 @@ class Lever:
     def text(self) -> str:
         """`stock → fast`; of several settings those that differ."""
         pairs = [(self.before[key], self.after[key]) for key in self.before if self.before[key] != self.after[key]]
-        return ", ".join(f"{_word(old)} → {_word(new)}" for old, new in pairs)
-
-
-def _word(value: Any) -> str:
-    return "-" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        return ", ".join(f"{spelt(old, '-')} → {spelt(new, '-')}" for old, new in pairs)
 
 
 @dataclass(frozen=True)
@@ -207,8 +192,8 @@ class Ablation:
     def _wanted(self, label: str, applied: Sequence[str], seed: int, horizon: tuple[int, float]) -> Wanted:
         name = "cell-" + "".join(letter if letter.isalnum() else "_" for letter in label.replace("-", "without_"))
         values = values_with(self.before, self.after, self.all_levers, applied)
-        write_profile(self.study.folder, name, values, f"a cell of the study: {label}", {})
-        return self._cell(label, use_profile(self.study.folder, name), seed, horizon)
+        self.study.write_profile(name, values, f"a cell of the study: {label}", {})
+        return self._cell(label, self.study.use_profile(name), seed, horizon)
 
     def _cell(self, label: str, profile: Sequence[str], seed: int, horizon: tuple[int, float]) -> Wanted:
         steps, limit_s = horizon
@@ -270,7 +255,7 @@ class Ablation:
         checks = []
         for seed in range(self.config.seed + ROUNDS, self.config.seed + ROUNDS + CHECKS):
             checks.append(self._wanted(WHOLE, self._names, seed, self.horizon))
-            checks.append(self._cell(name, use_profile(self.study.folder, name), seed, self.horizon))
+            checks.append(self._cell(name, self.study.use_profile(name), seed, self.horizon))
         cells = self.study.run(checks, self.budget_s)
         result = speed_ratio(cells[name], cells[WHOLE])
         said = "not run beside the profile: the time was up"
@@ -283,7 +268,7 @@ class Ablation:
         self.study.notes["kept"] = kept
         self.study.notes["result"] = result and result.to_dict()
         self.study.say(f"kept: {', '.join(kept) or 'nothing'}; the result is {said}")
-        self.study.say(f"written to {path}: {way_to_use(self.study.folder, name)}")
+        self.study.say_profile(name, path)
 
     def _write_profile(self, findings: Sequence[Finding], applied: Sequence[str], said: str) -> Path:
         values = values_with(self.before, self.after, self.all_levers, applied)
@@ -292,7 +277,7 @@ class Ablation:
             f"What pays of the profile on {self.config.env.name} with {self.config.algo.name}, measured in "
             f"{ROUNDS} rounds of {self.seconds:.0f} s a cell. {said}"
         )
-        return write_profile(self.study.folder, self.config.profile_name or "measured", values, head, notes)
+        return self.study.write_profile(self.config.profile_name or "measured", values, head, notes)
 
 
 def find_levers(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Lever]:
@@ -365,8 +350,7 @@ def _table(findings: Sequence[Finding]) -> FittingTable:
         quality = finding.quality
         shown = "same numbers" if finding.lever.flag_class == "exact" else "-"
         if quality is not None:
-            bounds = f" [{quality.low:+.3g}, {quality.high:+.3g}]" if quality.pairs > 1 else ""
-            shown = f"{quality.difference:+.3g}{bounds}"
+            shown = with_interval(quality.difference, (quality.low, quality.high), "{:+.3g}")
         ratios = ["-" if each is None else each.text() for each in (finding.added, finding.within)]
         told = [finding.lever.name, finding.lever.text(), finding.lever.flag_class, *ratios, shown, finding.why()]
         table.add_row(*told, style="" if finding.keep else "dim")

@@ -21,12 +21,12 @@ from fasttrain.perf.report import WORTH, Flow, Rates, composed_limit, expected_s
 from fasttrain.runs.envs import env_facts
 from fasttrain.runs.view import FittingTable, say
 from fasttrain.spec.checks import BY_NAME, EnvFacts, Machine, train_frequency
-from fasttrain.spec.computing import FUSED_PAYS_UP_TO_WIDTH
+from fasttrain.spec.computing import FUSED_PAYS_UP_TO_WIDTH, widest_layer
 from fasttrain.spec.config import Config
 from fasttrain.spec.plan import RunSpec, resolve
 from fasttrain.spec.reading import against_bots
 from fasttrain.spec.setting import FlagClass
-from fasttrain.terminal import command, rate_text
+from fasttrain.terminal import command, rate_text, spelt
 
 MOST = 7  # candidates that are built and measured: each takes some seconds
 SLOWER_FROM = 1.2  # slowest worker's work over the mean, from which serving whoever is ready may pay
@@ -79,7 +79,7 @@ class Candidate(NamedTuple):
     @property
     def overrides(self) -> list[str]:
         """As typed."""
-        return [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in self.changes]
+        return [f"{key}={spelt(value)}" for key, value in self.changes]
 
     @property
     def text(self) -> str:
@@ -106,7 +106,10 @@ class Advice(NamedTuple):
 def candidates(now: Situation) -> list[Candidate]:
     """Those whose parts take enough time that they can gain `WORTH`, the most promising first."""
     found = [*_engine(now), *_stepping(now), *_sizes(now), *_computing(now), *_learning(now)]
-    able = [(most_gain(_share(candidate, now.rates), now.present_s), candidate) for candidate in found]
+    able = []
+    for candidate in found:
+        share = sum(getattr(now.rates, part) or 0.0 for part in candidate.parts if part in PARTS)
+        able.append((most_gain(share, now.present_s), candidate))
     worth = sorted((entry for entry in able if entry[0] >= WORTH), key=lambda entry: -entry[0])
     return [candidate for _, candidate in worth][:MOST]
 
@@ -121,10 +124,6 @@ def logging_advice(now: Situation) -> list[Advice]:
     quiet = (("train_log_to_console", False),) if prints else ()
     change = (("log_every", 10 * config.log_every), *quiet)
     return [Advice(Candidate(change, ("logging",), "logging costs more than it tells"), gain)]
-
-
-def _share(candidate: Candidate, rates: Rates) -> float:
-    return sum(getattr(rates, part) or 0.0 for part in candidate.parts if part in PARTS)
 
 
 def _engine(now: Situation) -> Iterator[Candidate]:
@@ -181,10 +180,10 @@ def _computing(now: Situation) -> Iterator[Candidate]:
         yield from _threads(now)
         return
     networks = ("policy", "update")
-    if config.fused_update == "off" and _widest(config) <= FUSED_PAYS_UP_TO_WIDTH:
+    if config.fused_update == "off" and widest_layer(config) <= FUSED_PAYS_UP_TO_WIDTH:
         kernels = (("fused_update", "on"), ("use_amp", "off"), ("use_compile", "off"))
         yield Candidate(kernels, networks, "compiled kernels for small networks")
-    if config.use_amp == "off" and (machine.cuda or machine.bf16_units) and _widest(config) >= 128:
+    if config.use_amp == "off" and (machine.cuda or machine.bf16_units) and widest_layer(config) >= 128:
         change = (("use_amp", "on"), ("fused_update", "auto"))
         yield Candidate(change, networks, "bfloat16 products are faster")
     if config.use_compile == "off" and machine.cuda and config.fused_update == "off":
@@ -222,12 +221,6 @@ def _learning(now: Situation) -> Iterator[Candidate]:
     if 4 * batch_size <= algo.rollout_size:
         change = (("batch_size", 4 * batch_size),)
         yield Candidate(change, ("update",), "fewer and larger minibatches")
-
-
-def _widest(config: Config) -> int:
-    arch = config.algo.net_arch
-    parts = arch.values() if isinstance(arch, dict) else [arch if arch is not None else (64,)]
-    return max((width for part in parts for width in part), default=0)
 
 
 # --- what a change would be, and gain

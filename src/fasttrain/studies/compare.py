@@ -20,7 +20,7 @@ from fasttrain.spec.config import Config
 from fasttrain.studies.judge import FIGURES, Row, choose_metric, choose_threshold, is_rate, judge, read_outcome
 from fasttrain.studies.statistics import FAIL, MIN_PAIRS, OPEN, PASS, Interval
 from fasttrain.studies.study import Compose, Study, Wanted, base_overrides, merged
-from fasttrain.terminal import one_line
+from fasttrain.terminal import one_line, with_interval
 
 ENDLESS = 10**12  # total_timesteps under horizon_minutes
 STYLES = {"pass": "green", "fail": "bold red", "not enough seeds": "yellow"}
@@ -204,11 +204,7 @@ def sentence(row: Row, gate: Mapping[str, Any]) -> str:
 
 def cell_text(interval: Interval | None, scale: float = 1.0, form: str = "{:.3g}") -> str:
     """`61.3 [60.1, 62.4]`; a dash where there is nothing, `never` for what did not happen."""
-    if interval is None:
-        return "-"
-    bounds = (interval.value, interval.low, interval.high)
-    value, low, high = (form.format(scale * bound) if math.isfinite(bound) else "never" for bound in bounds)
-    return value if math.isinf(interval.low) else f"{value} [{low}, {high}]"
+    return "-" if interval is None else with_interval(interval.value, (interval.low, interval.high), form, scale)
 
 
 def _speed_table(rows: Sequence[Row], gate: Mapping[str, Any]) -> FittingTable:

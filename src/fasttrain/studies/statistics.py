@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from fasttrain.intervals import student
+from fasttrain.terminal import with_interval
 
 Floats = NDArray[np.float64]
 MIN_PAIRS = 5  # fewer seeds are no proof of equality, whatever their interval says
@@ -63,7 +64,7 @@ class Ratio(Interval):
 
     def text(self) -> str:
         """`1.31× [1.28, 1.36]`."""
-        return f"{self.value:.2f}×" + (f" [{self.low:.2f}, {self.high:.2f}]" if math.isfinite(self.low) else "")
+        return with_interval(self.value, (self.low, self.high), "{:.2f}×")
 
 
 @dataclass(frozen=True)

@@ -341,6 +341,30 @@ class Study:
         """Seconds since the study was begun or gone on with."""
         return time.perf_counter() - self.begun
 
+    def write_profile(self, name: str, values: Mapping[str, Any], head: str, notes: Mapping[str, str]) -> Path:
+        """conf/profile/NAME.yaml in its folder; `notes` become comments behind the keys they are about."""
+        lines = ["# @package _global_", *(f"# {line}".rstrip() for line in head.splitlines())]
+        for key in sorted(values, key=lambda key: key.startswith("algo.")):  # the group of the algorithm's last
+            group, _, inner = key.rpartition(".")
+            if group and f"{group}:" not in lines:
+                lines.append(f"{group}:")
+            text = yaml.safe_dump({inner: values[key]}, default_flow_style=False, allow_unicode=True).strip()
+            lines.append(("  " if group else "") + text + (f" # {notes[key]}" if notes.get(key) else ""))
+        path = self.folder / "conf" / "profile" / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return path
+
+    def use_profile(self, name: str) -> list[str]:
+        """The arguments that run with such a profile, wherever else the user's configuration lies."""
+        place = str(self.folder / "conf").replace("\\", "/").replace("'", "\\'")
+        return [f"hydra.searchpath=['file://{place}']", f"+profile={name}"]
+
+    def say_profile(self, name: str, path: Path) -> None:
+        """Where it is, and what to type to train with it."""
+        config_dir = shlex.quote(str(self.folder / "conf"))
+        self.say(f"written to {path}: {command()} --config-dir {config_dir} +profile={name}")
+
 
 def settings(config: Config) -> dict[str, Any]:
     """What a profile may choose, by dotted key: every flag, and what belongs to the tier of algorithm and game."""
@@ -351,29 +375,3 @@ def settings(config: Config) -> dict[str, Any]:
     found["batch_size"] = config.batch_size or config.own.batch_size
     below = {f"algo.{name}": getattr(config.algo, name, None) for name in ("learning_rate", "n_epochs", "rollout_size")}
     return {**found, **{key: value for key, value in below.items() if value is not None}}
-
-
-def write_profile(study: Path, name: str, values: Mapping[str, Any], head: str, notes: Mapping[str, str]) -> Path:
-    """`study`/conf/profile/NAME.yaml; `notes` become comments behind the keys they are about."""
-    lines = ["# @package _global_", *(f"# {line}".rstrip() for line in head.splitlines())]
-    for key in sorted(values, key=lambda key: key.startswith("algo.")):  # the group of the algorithm's last
-        group, _, inner = key.rpartition(".")
-        if group and f"{group}:" not in lines:
-            lines.append(f"{group}:")
-        text = yaml.safe_dump({inner: values[key]}, default_flow_style=False, allow_unicode=True).strip()
-        lines.append(("  " if group else "") + text + (f" # {notes[key]}" if notes.get(key) else ""))
-    path = study / "conf" / "profile" / f"{name}.yaml"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
-
-
-def use_profile(study: Path, name: str) -> list[str]:
-    """The arguments that run with such a profile, wherever else the user's configuration lies."""
-    place = str(study / "conf").replace("\\", "/").replace("'", "\\'")
-    return [f"hydra.searchpath=['file://{place}']", f"+profile={name}"]
-
-
-def way_to_use(study: Path, name: str) -> str:
-    """What to type to train with it."""
-    return f"{command()} --config-dir {shlex.quote(str(study / 'conf'))} +profile={name}"

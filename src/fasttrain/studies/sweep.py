@@ -21,11 +21,11 @@ from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, EXIT_WRONG_I
 from fasttrain.runs.folders import clear, override
 from fasttrain.runs.logs import csv_cell
 from fasttrain.runs.progress import clock_text
-from fasttrain.runs.view import FittingTable, activity, say, with_interval
+from fasttrain.runs.view import FittingTable, activity, figure_text, say
 from fasttrain.saving.files import locked, read_json, write_json
 from fasttrain.spec.overrides import asked, config_dir_options, key_of, normalise, split_options
 from fasttrain.studies.study import Cell, last_line, run_cell
-from fasttrain.terminal import command, near, one_line
+from fasttrain.terminal import command, near, one_line, with_interval
 
 CSV_COLUMNS = ("status", "steps_per_s", "speed_up", "mean_reward", "win_rate", "update_ratio", "env_steps", "wall_s",
                "startup_s", "error", "folder")  # fmt: skip
@@ -178,11 +178,11 @@ class Sweep:
             table.add_row(
                 cell.label,
                 *(values.get(key, "") for key in keys),
-                _form(row["steps_per_s"], "{:,.0f}"),
-                _form(row["speed_up"], "{:.2f}×"),
-                with_interval(quality, "mean_reward", 1, "{:.3g}"),
-                with_interval(quality, "win_rate", 100, "{:.1f}"),
-                _form(row["update_ratio"], "{:.5f}"),
+                with_interval(row["steps_per_s"], None, "{:,.0f}"),
+                with_interval(row["speed_up"], None, "{:.2f}×"),
+                figure_text(quality, "mean_reward", "{:.3g}"),
+                figure_text(quality, "win_rate", "{:.1f}", 100),
+                with_interval(row["update_ratio"], None, "{:.5f}"),
                 one_line(f"{row['status']}{': ' + row['error'] if row['error'] else ''}"),
             )
         self.console.print(f"\nSweep: {len(rows)} cells, speed-up against {against}", highlight=False)
@@ -227,7 +227,3 @@ def _varying_keys(cells: Sequence[Sequence[str]]) -> list[str]:
     """Keys whose value differs between cells, in the order they were typed."""
     keys = list(dict.fromkeys(key_of(o) for overrides in cells for o in overrides))
     return [key for key in keys if len({_values(overrides).get(key) for overrides in cells}) > 1]
-
-
-def _form(value: Any, form: str) -> str:
-    return "-" if value is None else form.format(value)

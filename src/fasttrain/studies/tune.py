@@ -28,18 +28,8 @@ from fasttrain.spec.reading import all_keys
 from fasttrain.spec.setting import convert, did_you_mean
 from fasttrain.studies.judge import speed_ratio
 from fasttrain.studies.statistics import Ratio
-from fasttrain.studies.study import (
-    Cell,
-    Compose,
-    Study,
-    Wanted,
-    base_overrides,
-    merged,
-    settings,
-    way_to_use,
-    write_profile,
-)
-from fasttrain.terminal import command, rate_text
+from fasttrain.studies.study import Cell, Compose, Study, Wanted, base_overrides, merged, settings
+from fasttrain.terminal import command, rate_text, spelt
 
 PROFILE = "profile"
 TRIAL_S = (3.0, 8.0, 16.0)  # of training, by rung; the last is run in turn with the profile
@@ -171,7 +161,7 @@ class Search:
     def _run_one(self, point: Point, rung: int, turn: int = 0) -> Cell | None:
         """A trial; None where it failed, took too much memory or updated too rarely."""
         minutes = TRIAL_S[rung] / 60
-        typed = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in point.items()]
+        typed = [f"{key}={spelt(value)}" for key, value in point.items()]
         horizon = [] if self.config.algo.spec.stretches else [f"total_timesteps={ENDLESS}"]
         more = [*horizon, f"stop.max_minutes={minutes:.4f}", "eval.episodes=2", *typed]
         wanted = Wanted(
@@ -186,13 +176,7 @@ class Search:
         why = "" if cell is None else self._why_not(cell)
         if cell is not None:
             memory = cell.summary["utilization"]["memory_bytes"]
-            row = {
-                "point": point,
-                "rung": rung + 1,
-                "turn": turn,
-                "steps_per_s": cell.rate,
-                "memory_bytes": memory,
-            }
+            row = {"point": point, "rung": rung + 1, "turn": turn, "steps_per_s": cell.rate, "memory_bytes": memory}
             self.trials.append({**row, "update_ratio": cell.summary["update_ratio"], "refused": why})
         if why:
             self.study.say(f"{wanted.label}: not taken: {why}")
@@ -227,7 +211,7 @@ class Search:
             f"{result.text()} as fast as the profile, in {result.pairs} turns"
             + ("" if better else "; so the profile's own values stay")
         )
-        path = write_profile(self.study.folder, name, values, head, notes)
+        path = self.study.write_profile(name, values, head, notes)
         self.study.notes["best"] = chosen
         self.study.notes["result"] = result.to_dict()
         self.study.say(
@@ -237,7 +221,7 @@ class Search:
         if changed:
             said = f"{', '.join(changed)} change{'s' if len(changed) == 1 else ''} what is learned"
             self.study.say(f"{said}: {command()} compare with it before you rely on it")
-        self.study.say(f"written to {path}: {way_to_use(self.study.folder, name)}")
+        self.study.say_profile(name, path)
 
     def _evidence(self, key: str, value: Any) -> str:
         """Best steps/s of the first rung with this value, and with each other one."""
