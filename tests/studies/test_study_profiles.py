@@ -11,9 +11,7 @@ from fasttrain.runs.view import make_console
 from fasttrain.studies.study import Study, settings
 
 
-def test_a_written_profile_composes_to_its_values(
-    tmp_path: Path, fasttrain: RunCommand, capsys: pytest.CaptureFixture[str]
-):
+def test_a_written_profile_composes_to_its_values(tmp_path: Path, fasttrain: RunCommand):
     values = settings(configured("+profile=speed"))
     values.update({"batch_size": 512, "use_amp": "off", "workers": 2, "lean_info": False})
     study = Study("tune", tmp_path / "it's a study", [], make_console())
@@ -28,8 +26,12 @@ def test_a_written_profile_composes_to_its_values(
     effective = {row["flag"]: (row["effective"], row["source"]) for row in plan["flags"]}
     assert effective["batch_size"] == (512, "profile mine")
     assert effective["engine"] == ("fast", "profile mine")
-    Study("tune", tmp_path / "a b", [], make_console()).say_profile("mine", file)
-    assert f"fasttrain --config-dir '{tmp_path}/a b/conf' +profile=mine" in capsys.readouterr().out
+
+
+def test_the_command_that_uses_it_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    Study("tune", tmp_path / "a b", [], make_console()).say_profile("mine", tmp_path / "mine.yaml")
+    told = f"written to {tmp_path}/mine.yaml: fasttrain --config-dir '{tmp_path}/a b/conf' +profile=mine"
+    assert told in capsys.readouterr().out
 
 
 def test_it_can_be_used_by_config_dir(tmp_path: Path, fasttrain: RunCommand):
