@@ -62,8 +62,11 @@ def double(policy: Any) -> None:
         (make_policy(action=spaces.MultiDiscrete([2, 2])), ""),
         (make_policy(action=spaces.MultiBinary(2)), "not a plain policy with discrete actions"),
         (make_policy(action=spaces.Box(-1, 1, (2,))), "not a plain policy with discrete actions"),
-        (make_policy(spaces.Discrete(4)), "not a flat Box observation"),
-        (make_policy(spaces.Box(-1.0, 1.0, (4,), np.float64)), "observations are not float32"),
+        (make_policy(spaces.Discrete(4)), "observations are Discrete(4); kernels would serve a one-hot Box"),
+        (
+            make_policy(spaces.Box(-1.0, 1.0, (4,), np.float64)),
+            "observations are float64; kernels would serve a float32 Box",
+        ),
         (make_policy().double(), "not float32 on the CPU"),
         (make_policy(optimizer_class=torch.optim.RMSprop), "not a plain Adam"),
         (make_policy(optimizer_kwargs={"weight_decay": 0.1}), "Adam with options the kernel lacks"),

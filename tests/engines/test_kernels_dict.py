@@ -150,7 +150,8 @@ def test_a_model_with_dict_observations_takes_the_kernels(kind: type[Any]):
 
 
 def test_classes_and_images_in_a_dict_are_not_for_the_kernels():
-    for odd in (spaces.Discrete(3), spaces.Box(0, 255, (3, 36, 36), np.uint8)):
+    of_class = "is Discrete(3); kernels would serve a one-hot Box"
+    for odd, told in ((spaces.Discrete(3), of_class), (spaces.Box(0, 255, (3, 36, 36), np.uint8), "is an image")):
         space = spaces.Dict({"a": spaces.Box(-1.0, 1.0, (2,), np.float32), "b": odd})
         policy = MultiInputActorCriticPolicy(space, CHOICES, lambda _: 1e-3)
-        assert why_not(policy) == "not a Dict of vectors"
+        assert why_not(policy) == f"the observations' key 'b' {told}"

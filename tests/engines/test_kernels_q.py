@@ -72,8 +72,11 @@ def change(what: str) -> Any:
         (make_policy(activation_fn=torch.nn.ELU), "not an MLP of tanh or relu layers"),
         (make_policy(net_arch=[]), "not an MLP of tanh or relu layers"),
         (make_policy(DuelingDQNPolicy, net_arch=[]), "not an MLP of tanh or relu layers"),
-        (make_policy(space=spaces.Discrete(4)), "not a flat Box observation"),
-        (make_policy(space=spaces.Box(-1.0, 1.0, (4,), np.float64)), "observations are not float32"),
+        (make_policy(space=spaces.Discrete(4)), "observations are Discrete(4); kernels would serve a one-hot Box"),
+        (
+            make_policy(space=spaces.Box(-1.0, 1.0, (4,), np.float64)),
+            "observations are float64; kernels would serve a float32 Box",
+        ),
         (make_policy().double(), "not float32 on the CPU"),
         (make_policy(optimizer_class=torch.optim.RMSprop), "not a plain Adam"),
         (make_policy(optimizer_kwargs={"weight_decay": 0.1}), "Adam with options the kernel lacks"),

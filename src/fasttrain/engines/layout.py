@@ -126,14 +126,20 @@ def _is_mlp(linears: list[Any], activations: list[Any]) -> bool:
 
 def why_no_vectors(extractor: nn.Module, space: spaces.Space[Any]) -> str:
     """Empty if the features are the observation itself, flat: a float32 Box, or a Dict of vectors; else why not."""
-    if isinstance(space, spaces.Dict):
-        parts = dict(extractor.extractors.items()) if type(extractor) is CombinedExtractor else {}
-        vectors = all(isinstance(part, spaces.MultiBinary | spaces.Box) for part in space.values())
-        same = list(parts) == list(space.spaces) and all(type(part) is nn.Flatten for part in parts.values())
-        return "" if vectors and same else "not a Dict of vectors"
-    if type(extractor) is not FlattenExtractor or not isinstance(space, spaces.Box):
-        return "not a flat Box observation"
-    return "" if space.dtype == np.float32 else "observations are not float32"
+    if isinstance(space, spaces.Discrete):
+        return f"observations are {space}; kernels would serve a one-hot Box"
+    if not isinstance(space, spaces.Dict):
+        if type(extractor) is not FlattenExtractor or not isinstance(space, spaces.Box):
+            return "not a flat Box observation"
+        return "" if space.dtype == np.float32 else f"observations are {space.dtype}; kernels would serve a float32 Box"
+    if type(extractor) is not CombinedExtractor or list(extractor.extractors) != list(space.spaces):
+        return "the policy extracts features in a way of its own"
+    for key, part in space.items():
+        if not isinstance(part, spaces.MultiBinary | spaces.Box):
+            return f"the observations' key {key!r} is {part}; kernels would serve a one-hot Box"
+        if type(extractor.extractors[key]) is not nn.Flatten:
+            return f"the observations' key {key!r} is an image"
+    return ""
 
 
 def keys_of(extractor: Any) -> tuple[str, ...]:
