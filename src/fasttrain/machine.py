@@ -44,8 +44,8 @@ def process_age_s() -> float:
 
 
 def stop_after(parent: int, look_every_s: float = 2.0) -> None:
-    """Wait for the end of the process that started this one; then SIGTERM, at which a run saves and ends."""
-    while (there := psutil.Process().parent()) is not None and there.pid == parent:
+    """Wait for the end of the process that started this one; then SIGTERM, at which a run saves and ends (POSIX)."""
+    while os.getppid() == parent:
         time.sleep(look_every_s)
     os.kill(os.getpid(), signal.SIGTERM)
 

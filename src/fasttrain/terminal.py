@@ -65,7 +65,7 @@ def with_interval(value: float | None, bounds: Sequence[float] | None, form: str
     """`61.3 % [60.1, 62.4]`; the value alone without bounds, a dash where there is none, `never` for infinity."""
     if value is None:
         return "-"
-    text, *ends = (form.format(scale * it) if math.isfinite(it) else "never" for it in (value, *(bounds or ())))
+    text, *ends = ("never" if math.isinf(it) else form.format(scale * it) for it in (value, *(bounds or ())))
     return text if not bounds or math.isinf(bounds[0]) else f"{text} [{', '.join(end.rstrip(' %×') for end in ends)}]"
 
 

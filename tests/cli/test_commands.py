@@ -104,3 +104,4 @@ def test_a_setting_that_is_typed_again_counts_as_typed_last_and_a_line_says_so()
         "algo.gamma=0.9 was typed before algo.gamma=0.8, which counts"
     ]
     assert outdone(["env.kwargs={a: 1}", "env.kwargs={b: 2}", "++env.kwargs.c=1"]) == [], "all of them count"
+    assert outdone(["~env.kwargs.a", "+env.kwargs.a=3"]) == []

@@ -514,6 +514,12 @@ def test_a_module_that_trains_while_it_is_imported_is_stopped(
     assert BaseAlgorithm.__getattribute__ is object.__getattribute__, "it learns again"
 
 
+def test_a_module_that_goes_on_after_that_is_told_at_its_end(write_module: WriteModule):
+    write_module("goes_on", TRAINS.format(train="n_steps\ntry:\n    model.learn(16)\nexcept Exception:\n    pass"))
+    with pytest.raises(EnvSpecError, match=r"importing module .goes_on. trains a model: .*__main__"):
+        make_env(EnvSpec(entry_point="goes_on:Coin"))
+
+
 def test_a_process_without_sb3_stops_it_as_well(write_module: WriteModule, tmp_path: Path):
     """And `train()`, which would look at the env in a process that imports the module again."""
     write_module("trains_itself", TRAINS.format(train="learn(16)"))

@@ -23,7 +23,7 @@ from fasttrain.spec.config import MAX_SEED
         (["algo=dqn", "algo.buffer_size=10"], "batch_size=64 is larger than algo.buffer_size=10"),
         (["algo.net_arch={actor: [64]}"], "the keys are pi and vf"),
         (["algo.net_arch=[0]"], "every width must be at least 1"),
-        (["algo.net_arch=[1000000000]"], "1 layers of 1,000,000,000 weights fit into no memory"),
+        (["algo.net_arch=[1000000000]"], "every width must be at least 1 and at most 1,000,000"),
         (["algo=recurrent_ppo", "algo.shared_lstm=true"], "^algo.shared_lstm=true contradicts algo.enable_critic_lstm"),
         (["algo=recurrent_ppo", "algo.n_lstm_layers=0"], "^algo.n_lstm_layers=0: must be at least 1$"),
         (["seed=4294967295"], "^seed=4294967295: must lie between 0 and 4293967295$"),

@@ -218,5 +218,7 @@ def test_a_message_names_paths_as_they_were_typed():
     assert told("output=/here/../x.mp4: no room", "output=../x.mp4") == "output=../x.mp4: no room"
     assert told("run=/here: no plan.json; /here/my/p.yaml", "run=.") == "run=.: no plan.json; /here/my/p.yaml"
     assert told("run=/there/a: gone", "run=/there/a") == "run=/there/a: gone"
+    other = "/data/here/model/a.zip: gone"
+    assert told(other, "run=model") == other, "a folder that has the same end"
     crash = "the board fell; fasttrain resume run=/here/a goes on"
     assert told(crash, "hydra.run.dir=a") == crash, "a command that can be typed anywhere"

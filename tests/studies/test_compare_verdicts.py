@@ -43,7 +43,7 @@ def test_numbers_with_intervals():
     assert cell_text(Interval(0.613, 0.6, 0.62), 100, "{:.1f}") == "61.3 [60.0, 62.0]"
     assert cell_text(Interval(12.0, 8.0, math.inf), form="{:.0f}") == "12 [8, never]"
     assert cell_text(Interval(2.0, -math.inf, math.inf)) == "2"
-    assert cell_text(None) == "-"
+    assert (cell_text(None), cell_text(Interval(math.nan, 1.0, 2.0))) == ("-", "nan [1, 2]")
     assert Ratio(2.0, 1.0, 3.0, 5).text() == "2.00× [1.00, 3.00]"
 
 

@@ -219,9 +219,6 @@ class DQN(Fast, stable_baselines3.DQN):
     def _must_change(self) -> bool:
         return self.engine.kind == "kernels" and self._vec_normalize_env is not None
 
-    def _made(self, settings: EngineSettings, before: Engine | None) -> Engine:
-        return super()._made(settings, before)
-
     def why_not(self, kind: str) -> str:
         if kind == "kernels" and self._vec_normalize_env is not None:
             return "VecNormalize: batches are normalised one by one"

@@ -148,7 +148,7 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
 
 def _end_with_the_study() -> None:
     """A cell of a study that was killed does not go on for hours."""
-    if (parent := os.environ.pop(PARENT, "")).isdigit():
+    if (parent := os.environ.pop(PARENT, "")).isdigit() and os.name == "posix":
         threading.Thread(target=stop_after, args=(int(parent),), daemon=True).start()
 
 

@@ -118,8 +118,9 @@ def refuse_foreign_keys(command: str, typed: Iterable[str], overrides: Sequence[
 
 def outdone(overrides: Sequence[str]) -> list[str]:
     """A line for each setting that was typed again with another value: the last one counts, as always with Hydra."""
-    last = {key_of(text): text for text in overrides if "={" not in text}  # of mappings all count
-    before = [text for text in overrides if "={" not in text and last[key_of(text)].lstrip("+") != text.lstrip("+")]
+    single = [text for text in overrides if "={" not in text and text[0] != "~"]  # of mappings all count
+    last = {key_of(text): text for text in single}
+    before = [text for text in single if last[key_of(text)].lstrip("+") != text.lstrip("+")]
     return [f"{text} was typed before {last[key_of(text)].lstrip('+')}, which counts" for text in before]
 
 

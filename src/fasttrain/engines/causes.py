@@ -7,6 +7,7 @@ transitions).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,6 +23,7 @@ from fasttrain.engines.heads import CategoricalHead, head_of
 from fasttrain.errors import EnvError
 
 SHOWN = 5  # envs named in a message
+FEW = 10_000  # entries, up to which a sum of squares shows in 1 µs instead of 3 that all are finite
 
 
 def first_bad(array: NDArray[Any]) -> tuple[int, ...] | None:
@@ -41,8 +43,12 @@ def parts_of(observations: Observations) -> Iterable[tuple[str, NDArray[Any]]]:
 
 def all_finite(numbers: Any) -> bool:
     """Whether no entry of an array, or of those of a dict, is NaN or infinite."""
-    parts = map(np.asarray, numbers.values() if isinstance(numbers, dict) else (numbers,))
-    return all(part.dtype.kind != "f" or bool(np.isfinite(part).all()) for part in parts)
+    if isinstance(numbers, dict):
+        return all(map(all_finite, numbers.values()))
+    array = np.asarray(numbers)
+    if array.dtype.char in "fd" and array.size < FEW and math.isfinite(np.vdot(array, array)):
+        return True
+    return array.dtype.kind != "f" or bool(np.isfinite(array).all())
 
 
 def check_step(

@@ -152,24 +152,28 @@ def is_importing() -> bool:
 
 
 class _NothingLearned(MetaPathFinder):
-    """Inside, no algorithm of SB3's kind learns, whoever wrote its `learn`: a script that trains as it is imported
-    would train in every process, and write over its model.
+    """Inside, no model of SB3's kind learns: a script that trains as it is imported would train in every process, and
+    write over its model. One that goes on after the error is told at its end.
 
     A worker leaves it to the user's modules to import SB3, so that its base class may come in the middle.
     """
 
+    guarded: Any = None
+    refused = False
+
     def __enter__(self) -> None:
-        self.guarded: Any = None
         if BASE in sys.modules:
             self._guard(sys.modules[BASE])
         else:
             sys.meta_path.insert(0, self)
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         if self.guarded is not None:
             del self.guarded.__getattribute__
+        if self.refused and kind is None:
+            raise EnvSpecError(TRAINS)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != BASE:
@@ -192,6 +196,7 @@ class _NothingLearned(MetaPathFinder):
             return
 
         def refuse_to_learn(*_: Any, **__: Any) -> None:
+            self.refused = True
             raise EnvSpecError(TRAINS)
 
         def attribute(algorithm: Any, name: str) -> Any:

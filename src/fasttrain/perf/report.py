@@ -267,12 +267,12 @@ def _env_advice(window: PerfWindow, cores: int, effective: Mapping[str, Any]) ->
     if envs.in_step and envs.slowest_ns > 1.4 * mean:
         return (
             f"the slowest worker takes {envs.slowest_ns / max(1.0, mean):.1f} times the mean and all wait for it: "
-            "schedule=first_ready; or more envs per worker, which evens out"
+            "schedule=first_ready (not repeatable); or more envs per worker, which evens out"
         )
     if envs.num_workers < cores:
         return f"the envs are the wall and {envs.num_workers} of {cores} cores step them: raise workers"
     if envs.in_step and 0.3 * envs.slowest_ns < window.phases_ns.get("action", 0):
-        return "the envs are the wall and wait while the policy acts: schedule=first_ready"
+        return "the envs are the wall and wait while the policy acts: schedule=first_ready (not repeatable)"
     return "the envs are the wall and every core steps them: a native batch or a cheaper step is what is left"
 
 

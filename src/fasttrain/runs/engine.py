@@ -56,18 +56,18 @@ def engine_settings(plan: RunSpec) -> EngineSettings:
     )
 
 
-def settle_kernels(plan: RunSpec, model: BaseAlgorithm) -> RunSpec:
+def settle_kernels(plan: RunSpec, model: BaseAlgorithm, resumes: bool = False) -> RunSpec:
     """The plan with what the compiled kernels can really do for this policy.
 
     Raises:
-        ConfigError: `fused_update=on` was asked for by name and they cannot do anything.
+        ConfigError: a run that begins asks for `fused_update=on` by name, and they cannot do anything.
     """
     if isinstance(model, Fast) and plan.config.engine == "stock":
         raise ConfigError(f"algo.entry_point={plan.config.algo.entry_point}: a class of ours needs engine=fast")
     if plan.config.fused_update != "on" or not isinstance(model, Fast):
         return plan
     reason = model.why_not("kernels")
-    if reason and plan.row("fused_update").requested == "on":
+    if reason and plan.row("fused_update").requested == "on" and not resumes:
         raise ConfigError(f"fused_update=on: no compiled kernels for this policy ({reason}); take fused_update=auto")
     return plan.after("fused_update", "off", reason) if reason else plan
 

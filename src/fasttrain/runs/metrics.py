@@ -78,7 +78,7 @@ class Figures:
         if (reward := progress.mean_return) is not None:
             yield self._gauge("episode_reward_mean", "Mean reward of the last episodes.", reward)
         yield self._gauge("buffer_transitions", "Transitions in the replay or rollout buffer.", self._buffered())
-        yield self._gauge("model_sync_lag_updates", "Rollout updates that the acting policy has not got yet.", 0)
+        yield self._gauge("model_sync_lag_updates", "Updates that the acting policy has not got yet: it waits.", 0)
         wall_s = time.perf_counter() - self._began
         if found := engines_dict(self._env, wall_s).get("engines"):
             yield from self._of(found)

@@ -178,7 +178,7 @@ class Run:
         """The parts that need the envs."""
         folder, console, self.model = self.folder, self.console, self._build_model()
         check_evaluation(self.model, plan.config)
-        plan = engine.settle_kernels(plan, self.model)
+        plan = engine.settle_kernels(plan, self.model, self.resumes)
         with activity(console, "trying kernels, torch and its threads"):
             plan = settle_threads(plan if self.resumes else calibrated(plan, self.model, console), self.model)
         with activity(console, "compiling the policy"):

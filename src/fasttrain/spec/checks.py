@@ -161,11 +161,11 @@ def _check_net_arch(config: Any) -> None:
         raise ConfigError(
             f"algo.net_arch={arch}: the keys are pi and {critic}, as in {{pi: [64, 64], {critic}: [64, 64]}}"
         )
-    if any(width < 1 for part in parts for width in part):
-        raise ConfigError(f"algo.net_arch={arch}: every width must be at least 1")
+    if any(not 1 <= width <= MOST_WIDTH for part in parts for width in part):
+        raise ConfigError(f"algo.net_arch={arch}: every width must be at least 1 and at most {MOST_WIDTH:,}")
     for part in parts:
         weights = sum(wide * other for wide, other in zip(part, (1, *part), strict=False))
-        if weights > MOST_WEIGHTS or max(part, default=0) > MOST_WIDTH or len(part) > 1000:
+        if weights > MOST_WEIGHTS or len(part) > 1000:
             raise ConfigError(f"algo.net_arch: {len(part):,} layers of {weights:,} weights fit into no memory")
 
 

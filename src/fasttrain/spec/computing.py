@@ -110,8 +110,8 @@ def resolve_use_compile(requested: str, context: Context) -> Resolved:
             )
         return "off", "fused_update=on is compiled already"
     cuda, graphs = device_of(context) == "cuda", "CUDA graphs of acting and of the loss"
-    if context.config.gradient_accumulation > 1:
-        graphs = "no CUDA graphs: the gradients of a minibatch's parts are added up"
+    if cuda and context.config.gradient_accumulation > 1 and requested in ("auto", "reduce-overhead"):
+        return "default", "no CUDA graphs: the gradients of a minibatch's parts are added up"
     if requested == "auto" and cuda:
         return "reduce-overhead", f"launching kernels is the wall: {graphs}"
     if requested == "auto":
@@ -251,7 +251,8 @@ def resolve_prefetch(requested: str, context: Context) -> Resolved:
     if requested == "off":
         return "off", ""
     config = context.config
-    if unfit := _why_no_prefetch(context):
+    if config.env.normalize:
+        unfit = "env.normalize: batches are normalised with the statistics of the moment they are used"
         if requested == "on":
             raise ConfigError(f"prefetch=on: {unfit}; take prefetch=off")
         return "off", unfit
@@ -264,12 +265,6 @@ def resolve_prefetch(requested: str, context: Context) -> Resolved:
     if context.env.images and context.machine.cores > 2:
         return "on", "images, and a core is free"
     return "off", "batches are drawn in no time"
-
-
-def _why_no_prefetch(context: Context) -> str:
-    if context.config.env.normalize:
-        return "env.normalize: batches are normalised with the statistics of the moment they are used"
-    return ""
 
 
 def check_extras(config: Any, engine: str, sources: Mapping[str, str]) -> None:

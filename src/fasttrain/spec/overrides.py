@@ -176,7 +176,8 @@ def with_names_as_typed(message: str, arguments: Sequence[str], environment: Map
         with suppress(ConfigError):
             message = message.replace(_as_hydra_wants_it(text), text).replace(f"++{text}", text)
         if here and key_of(text) in PATHS and (path := text.partition("=")[2].strip("'\"").rstrip("/")):
-            whole = re.escape(str(Path(here, path))) + (r"(?![\w/-])" if path == "." else r"(?![\w-])")
+            behind = "[\\w/-]" if path == "." else "[\\w-]"
+            whole = rf"(?<![\w./-]){re.escape(str(Path(here, path)))}(?!{behind})"
             message = re.sub(whole, path.replace("\\", r"\\"), message)
 
     def is_about(name: str) -> bool:

@@ -78,7 +78,8 @@ ZOO = "fasttrain.envs.pettingzoo"
 
 def told_gone(key: str) -> str:
     """What holds in place of a former setting, or of a `key=value` that was; empty for all others."""
-    return f"{key} is no setting any more: {GONE[key]}; leave it out" if key in GONE else ""
+    way_on = "a run that has it must be trained anew" if key in WEIGHTS_OF else "leave it out"
+    return f"{key} is no setting any more: {GONE[key]}; {way_on}" if key in GONE else ""
 
 
 def without_gone(values: Mapping[str, Any]) -> dict[str, Any]:

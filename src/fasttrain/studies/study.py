@@ -297,7 +297,7 @@ class Study:
             overrides = self._overrides(wanted)
             while holder(folder):  # the cell of a study that was killed; it is gone on with when it has ended
                 time.sleep(0.2)
-            cell, stopped = run_cell("train", [*overrides, *BESIDES], folder, wanted.label, wanted.seed)
+            cell, stopped = run_cell("train", merged(overrides, BESIDES), folder, wanted.label, wanted.seed)
             cell.overrides = overrides
         self.cells = [*(other for other in self.cells if not self._is(other, wanted)), cell]
         self.store()
