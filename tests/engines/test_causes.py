@@ -20,8 +20,6 @@ def test_data_comes_before_weights_before_what_was_made_of_them():
     model = filled(MaskablePPO("MlpPolicy", toy_gym_vec(), **SETTINGS))
     storage = model.rollout_buffer
     assert why_rollout(model.policy, storage, "the loss") == "the loss"
-    assert why_rollout(model.policy, None, "the loss") == "the loss", "the rollout of another process is gone"
-    assert why_rollout(model.policy, None, "") == "loss or gradients overflowed"
     with torch.no_grad():
         model.policy.mlp_extractor.policy_net[-2].bias[:] = 100.0  # all features are 1
         model.policy.action_net.weight[:] = 3e38  # finite, but not what comes of it

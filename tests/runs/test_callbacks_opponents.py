@@ -88,7 +88,6 @@ def test_reward_terms(fasttrain: RunCommand):
         (("opponent=zero",), "self_play.pool means nothing without opponent=self"),
         (("env.eval_opponent=null",), "name a fixed opponent by which quality is measured, as env.eval_opponent"),
         (("env.opponent_key=null",), "opponent=self with env.entry_point=duels:Duel: this env has no opponents"),
-        (("self_play.latest=0.8",), "self_play.latest is no setting any more: every other opponent is the latest"),
         (("self_play.every=0",), "self_play.every=0: must be at least 1"),
     ],
 )
