@@ -60,7 +60,7 @@ def measured(change: Callable[[dict[str, Any], int], dict[str, Any]] = lambda va
 
 def test_what_pays_is_kept_and_becomes_a_profile(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
     fakes = measured().use(monkeypatch)
-    monkeypatch.setattr("fasttrain.studies.judge.compare", partial(compare, min_pairs=2))
+    monkeypatch.setattr("fasttrain.studies.statistics.compare", partial(compare, min_pairs=2))
     done = fasttrain("ablate", "+profile=speed", "report=false",
                      "ablate.flags=[engine,fused_update,lean_info,n_epochs,learning_rate]")  # fmt: skip
     assert done.exit_code == 0, done.err
