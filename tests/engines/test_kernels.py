@@ -10,7 +10,7 @@ import pytest
 import sb3_contrib
 import torch
 from gymnasium import spaces
-from stable_baselines3.common.callbacks import CallbackList
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import MlpExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv
@@ -260,6 +260,29 @@ def test_rows_learned_from_are_the_rows_stored(masked: bool):
             assert np.array_equal(rows.values[part], observation[observation != 0])
             legal = rows.legal[rows.legal_starts[row] : rows.legal_starts[row + 1]]
             assert legal.tolist() == np.flatnonzero(mask).tolist()
+
+
+def test_rows_as_they_were_acted_on_are_those_read_anew():
+    """The update reads no observation that acting has listed, unless somebody held them."""
+
+    def learned(hold: bool, change: bool) -> Any:
+        class Holds(BaseCallback):
+            def _on_rollout_end(self) -> None:
+                if hold:
+                    self.model.rollout_buffer.observations[:, ::2] *= 0.5 if change else 1.0
+
+            def _on_step(self) -> bool:
+                return True
+
+        env = fasttrain.NativeVecEnv(SkullKingGame(8), seed=0)
+        model = fasttrain.MaskablePPO("MlpPolicy", env, n_steps=16, batch_size=64, n_epochs=1, seed=0, device="cpu")
+        model.use_engine("kernels")
+        model.learn(3 * 16 * 8, callback=Holds())
+        return torch.cat([parameter.flatten() for parameter in model.policy.parameters()])
+
+    plain = learned(hold=False, change=False)
+    assert torch.equal(plain, learned(hold=True, change=False))
+    assert not torch.equal(plain, learned(hold=True, change=True))
 
 
 def test_a_replaced_head_is_what_learns():

@@ -143,7 +143,7 @@ def test_an_evaluation_that_cannot_be_is_refused_before_training(shop: Any):
     ("key", "value"),
     [
         ("num_envs", 10**9),
-        ("algo.net_arch", [10**9, 10**9]),
+        ("algo.net_arch", [10**6, 10**6]),
         ("algo.rollout_size", 10**12),
         ("algo.policy_kwargs.features_extractor_kwargs.features_dim", 10**9),
     ],

@@ -105,7 +105,7 @@ def empty_lists(count: int, inputs: int, actions: int) -> Lists:
 def compress(observations: Float32Array, masks: BoolArray, lists: Lists) -> None:  # (M, O), (M, A)
     """Dense observations and masks as the first M rows of `lists`.
 
-    0.10 µs for 248 observations and 86 actions; entry by entry, with a branch or without, it is 0.37 µs.
+    With AVX2, 0.5 µs for 248 observations of which 37 count, and 86 actions.
     """
     count_entries(observations, masks, lists.starts, lists.legal_starts)
     for i in range(len(observations)):
