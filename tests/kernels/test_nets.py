@@ -29,6 +29,7 @@ from fasttrain.kernels.nets import (
     transpose_hidden,
     where_nonzero,
 )
+from fasttrain.threads import run
 
 count_nonzero = from_python(count_nonzero)
 forward_block = from_python(forward_block)
@@ -39,15 +40,17 @@ transpose_hidden = from_python(transpose_hidden)
 where_nonzero = from_python(where_nonzero)
 
 
-@given(st.integers(0, 6), st.integers(1, 40), st.integers(1, 40), st.integers(0, 2**16))
+@given(
+    st.sampled_from([0, 1, 6, 300]), st.integers(1, 40), st.integers(1, 40), st.integers(0, 2**16), st.integers(1, 2)
+)
 @settings(max_examples=40, deadline=None)
-def test_compress_keeps_what_counts(count: int, inputs: int, actions: int, seed: int):
+def test_compress_keeps_what_counts(count: int, inputs: int, actions: int, seed: int, threads: int):
     rng = np.random.default_rng(seed)
     observations = rng.standard_normal((count, inputs)).astype(np.float32)
     observations[rng.random(observations.shape) < 0.6] = 0.0
     masks = rng.random((count, actions)) < 0.5
     lists = empty_lists(count, inputs, actions)
-    compress(observations, masks, lists)
+    run(compress, threads, observations, masks, lists)
     values, columns, starts, legal, legal_starts = lists
     for i in range(count):
         part = slice(starts[i], starts[i + 1])
@@ -67,7 +70,7 @@ def test_places_of_what_is_not_zero():
 
 def test_nan_is_an_input_that_counts():
     lists = empty_lists(1, 3, 1)
-    compress(np.array([[0.0, np.nan, 0.0]], np.float32), np.ones((1, 1), np.bool_), lists)
+    run(compress, 1, np.array([[0.0, np.nan, 0.0]], np.float32), np.ones((1, 1), np.bool_), lists)
     assert lists.starts.tolist() == [0, 1]
     assert np.isnan(lists.values[0])
     assert lists.columns[0] == 1

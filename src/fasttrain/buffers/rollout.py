@@ -130,7 +130,6 @@ class RolloutStorage:
         self.num_steps, self.num_envs, self.device = num_steps, num_envs, device
         self.gamma, self.gae_lambda = gamma, gae_lambda
         self.pos, self.full = 0, False
-        self.handed_out = False  # whether somebody holds the observations or masks and may have written into them
         self._left_out: BoolArray | None = None  # (T, N) rows that are no transitions
         self._discrete = isinstance(action_space, spaces.Discrete)
         rows = (num_steps, num_envs)
@@ -200,7 +199,6 @@ class RolloutStorage:
     @property
     def observations(self) -> Observations:
         """Observations (T, N, ...) that the actions were taken on."""
-        self.handed_out = True
         stored = {key: _host(tensor) for key, tensor in self._observations.items()}
         return stored if self._keyed else stored[""]
 

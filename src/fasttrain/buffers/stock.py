@@ -110,7 +110,6 @@ class StockRollout(RolloutStorage):
 
     @observations.setter
     def observations(self, given: Observations) -> None:
-        self.handed_out = True
         parts = given if isinstance(given, dict) else {"": given}
         for key, stored in self._observations.items():
             _assign(stored, parts[key])
@@ -160,7 +159,6 @@ class _Maskable(StockRollout):
 
     @action_masks.setter
     def action_masks(self, given: NDArray[Any]) -> None:
-        self.handed_out = True
         stored: Any = self._action_masks
         _assign(stored, np.asarray(given) != 0)
 

@@ -58,7 +58,6 @@ class KernelEngine(Engine):
 
     kind: ClassVar[str] = "kernels"
     why_no_kernels = staticmethod(why_not)
-    _compress = staticmethod(compress)
 
     def __init__(self, policy: Any, settings: EngineSettings, before: Engine | None = None) -> None:
         super().__init__(policy, settings, before)
@@ -75,7 +74,6 @@ class KernelEngine(Engine):
         self._scratch: dict[int, Scratch] = {}  # by number of parts
         self._choice, self._acting_choice = ThreadChoice(), ThreadChoice(trial=8)
         self._acted, self._learned = empty_lists(0, 0, 0), empty_lists(0, 0, 0)  # of the rows of now, of a rollout's
-        self._filling: tuple[RolloutStorage | None, int] = (None, 0)  # what is acted for, and rows of it so far
         self._order: Int64Array = np.arange(0)
         self._uniforms: Iterator[Float32Array] = iter(())
 
@@ -89,10 +87,9 @@ class KernelEngine(Engine):
         return same and not self.why_no_kernels(policy)
 
     def begin(self, rollout: RolloutStorage | None = None) -> None:
-        """Read the parameters. If `rollout` is given, it holds what is acted on from now on, in that order."""
+        """Read the parameters, and draw for the steps of `rollout`, if given."""
         self.pack()
         steps, envs = (0, 0) if rollout is None else (rollout.num_steps, rollout.num_envs)
-        self._filling = rollout, 0
         self._uniforms = iter(torch.rand(steps, envs, len(self.layout.dims)).numpy())
 
     def pack(self) -> None:
@@ -113,8 +110,8 @@ class KernelEngine(Engine):
         scratch = self._memory(count)
         kept, after = self._recalled(memory, scratch)
         total = self._call(self._acting_choice, len(scratch.gradients), act_rows, seen, masks, uniforms,
-                           *self._rows_acted_on(count, kept=True), self._flat, self.layout, scratch, kept, actions,
-                           values, log_probs)  # fmt: skip
+                           *self._rows_acted_on(count), self._flat, self.layout, scratch, kept, actions, values,
+                           log_probs)  # fmt: skip
         if not math.isfinite(total):
             raise EnvError(why_no_action(self.policy, observations, OUTPUT) or LOST)
         drawn = actions[:, 0] if self._single else actions
@@ -154,24 +151,11 @@ class KernelEngine(Engine):
             choice.took(on_threads, (time.perf_counter() - begun) / runs)
         return result
 
-    def _rows_acted_on(self, count: int, kept: bool = False) -> tuple[Lists, Int64Array]:
-        """Lists with room for `count` rows, and the rows' numbers.
-
-        Rows that are `kept` stand in the lists of the rollout that is being filled: its update need not read it anew.
-        """
+    def _rows_acted_on(self, count: int) -> tuple[Lists, Int64Array]:
+        """Lists with room for `count` rows, and the rows' numbers."""
         if len(self._order) < count:
             self._order, self._acted = np.arange(count), self._new_lists(count)
-        (rollout, first), lists = self._filling, self._acted
-        if kept and rollout is not None and first + count <= rollout.num_steps * rollout.num_envs:
-            self._filling, lists = (rollout, first + count), self._lists_of_rollout(rollout)
-            lists = lists._replace(starts=lists.starts[first:], legal_starts=lists.legal_starts[first:])
-        return lists, self._order[:count]
-
-    def _lists_of_rollout(self, rollout: RolloutStorage) -> Lists:
-        total = rollout.num_steps * rollout.num_envs
-        if len(self._learned.starts) != total + 1:
-            self._learned = self._new_lists(total)
-        return self._learned
+        return self._acted, self._order[:count]
 
     def _new_lists(self, count: int) -> Lists:
         return empty_lists(count, self.layout.inputs, int(self.layout.dims.sum()))
@@ -252,15 +236,16 @@ class KernelEngine(Engine):
         return found[0] if found else "padding"
 
     def _rows_of_rollout(self, storage: RolloutStorage) -> Rows:
-        """All T × N transitions in the order they are stored in: as they were acted on, or read anew (0.5 µs each)."""
-        total, lists = storage.num_steps * storage.num_envs, self._lists_of_rollout(storage)
-        acted_on, self._filling = self._filling == (storage, total), (None, 0)
-        if storage.handed_out or not acted_on:
-            stored: Any = storage.observations
-            parts = {key: stored[key].reshape(total, -1) for key in self._keys}
-            masks = self._all_legal(total) if storage.masks is None else storage.masks.reshape(total, -1)
-            self._compress(joined(parts or stored.reshape(total, -1)), masks, lists)
-        return Rows(*lists, *storage.scalars())
+        """All T × N transitions in the order they are stored in."""
+        total, stored = storage.num_steps * storage.num_envs, storage.observations
+        parts: Any = {key: stored[key].reshape(total, -1) for key in self._keys}
+        seen = joined(parts or stored.reshape(total, -1))
+        masks = self._all_legal(total) if storage.masks is None else storage.masks.reshape(total, -1)
+        if len(self._learned.starts) != total + 1:
+            self._learned = self._new_lists(total)
+        threads = min(self.max_threads, total // ROWS_PER_THREAD)
+        self._call(ThreadChoice(), threads, compress, seen, masks, self._learned)
+        return Rows(*self._learned, *storage.scalars())
 
     def _read(self, optimizer: torch.optim.Optimizer) -> int:
         """Parameters and Adam's state into the flat vectors; the number of steps Adam has taken."""
@@ -352,9 +337,6 @@ def noted_calls(
             calls.append(KernelCall(kernel, (*arguments, new_team(), 0)))
             return 0
 
-        def _compress(self, *arguments: Any) -> None:
-            calls.append(KernelCall(compress, arguments))
-
     before = np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         cells = {} if memory is None else {"lstm_hidden_size": memory.states.pi[0].shape[2]}
@@ -365,7 +347,6 @@ def noted_calls(
         engine.begin(storage)
         engine.act(np.zeros((1, 3), np.float32), None, memory)
         storage.full = True  # zeros are as good as any
-        storage.handed_out = True  # read anew
         engine.update(storage, PPOWork(1, 1, 0.2, None, 0.0, 0.5, True, 0.5, None))
     np.random.set_state(before)
     return [*calls, FOLLOW]

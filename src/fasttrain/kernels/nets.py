@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fasttrain.batch import BoolArray, Float32Array, Int32Array, Int64Array
-from fasttrain.jit import njit_inline, njit_inner, njit_relaxed
+from fasttrain.jit import njit_bare, njit_inline, njit_inner
 from fasttrain.kernels.dense import (
     activate,
     add_product,
@@ -36,8 +36,10 @@ from fasttrain.kernels.simd import (
     nonzero_bits,
     transpose_tile,
 )
+from fasttrain.threads import begin_work, claim, end_work
 
 POLICY, VALUE = 0, 1
+LISTED = 128  # rows that a thread compresses at once: about 50 µs with AVX2, 10 with AVX-512
 
 
 class Layout(NamedTuple):
@@ -101,15 +103,24 @@ def empty_lists(count: int, inputs: int, actions: int) -> Lists:
     return Lists(values, columns, starts, np.empty(count * actions, np.int32), legal_starts)
 
 
-@njit_relaxed
-def compress(observations: Float32Array, masks: BoolArray, lists: Lists) -> None:  # (M, O), (M, A)
-    """Dense observations and masks as the first M rows of `lists`.
-
-    With AVX2, 0.5 µs for 248 observations of which 37 count, and 86 actions.
-    """
-    count_entries(observations, masks, lists.starts, lists.legal_starts)
-    for i in range(len(observations)):
-        list_entries(observations[i], masks[i], i, lists)
+@njit_bare
+def compress(
+    observations: Float32Array,  # (M, O)
+    masks: BoolArray,  # (M, A)
+    lists: Lists,  # out
+    team: Int64Array,
+    me: int,
+) -> None:
+    """Dense observations and masks as the first M rows of `lists`."""
+    if me == 0:
+        count_entries(observations, masks, lists.starts, lists.legal_starts)
+    begin_work(team, me, -(-len(observations) // LISTED))
+    piece = claim(team, me)
+    while piece >= 0:
+        for i in range(piece * LISTED, min((piece + 1) * LISTED, len(observations))):
+            list_entries(observations[i], masks[i], i, lists)
+        piece = claim(team, me)
+    end_work(team, me)
 
 
 @njit_inner
