@@ -131,6 +131,19 @@ def test_stored_masks_are_those_of_the_next_state():
             np.testing.assert_array_equal(mask, expected)
 
 
+def test_ends_are_stored_by_what_ended_them():
+    """ToyGame's even envs end by the rules, its odd ones are cut, env 4 is both at once, which counts as the rules."""
+    env = fasttrain.NativeVecEnv(ToyGame(5), seed=0)
+    model = fasttrain.DQN("MlpPolicy", env, learning_starts=1000, buffer_size=500, seed=0).learn(100)
+    storage = model.replay_buffer
+    dones, timeouts = storage.dones[:20].astype(bool), storage.timeouts[:20].astype(bool)
+    assert dones.any(axis=0).all()
+    assert (timeouts[:, [1, 3]] == dones[:, [1, 3]]).all()
+    assert not timeouts[:, [0, 2, 4]].any()
+    masks = storage.masks_of(np.flatnonzero(dones.reshape(-1)))
+    assert masks is None or np.asarray(masks).all(), "of a last state that told none, everything is legal"
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_predict_with_masks(deterministic: bool):
     model = toy_model()
@@ -172,7 +185,7 @@ def test_a_saved_model_keeps_its_settings(tmp_path: Any):
     model = toy_model(double_q=True, loss="mse", prioritized={"alpha": 0.3}).learn(100)
     model.save(tmp_path / "model.zip")
     again = fasttrain.DQN.load(tmp_path / "model.zip", env=fasttrain.NativeVecEnv(ToyGame(5), seed=0), device="cpu")
-    assert (again.double_q, again.loss, again.prioritized) == (True, "mse", {"alpha": 0.3})
+    assert (again.double_q, again.loss_kind, again.prioritized) == (True, "mse", {"alpha": 0.3})
     assert isinstance(again.replay_buffer, PrioritizedReplayBuffer)
     again.learn(100)
 

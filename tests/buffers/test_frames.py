@@ -13,10 +13,10 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecTransposeImage
 
 from fasttrain import DQN
-from fasttrain.algos.dqn import frames_in
 from fasttrain.buffers.frames import Frames
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayStorage
+from fasttrain.buffers.stock import frames_in
 from fasttrain.errors import ConfigError, EnvError
 from fasttrain.saving.replay_state import load_replay_state, replay_state
 

@@ -18,7 +18,8 @@ import fasttrain
 from fasttrain.engines.engine import EngineSettings
 from fasttrain.engines.kernels_q import KernelQEngine, kernel_calls
 from fasttrain.engines.layout import why_not_q
-from fasttrain.engines.q_networks import BranchingDQNPolicy, DuelingDQNPolicy, MaskedDQNPolicy
+from fasttrain.engines.q_networks import BranchingDQNPolicy, DuelingDQNPolicy
+from fasttrain.engines.torch_q import TorchQEngine
 from fasttrain.errors import EnvError
 from q_blocks import random_block, trained
 from toys import ToyGame
@@ -62,7 +63,7 @@ def change(what: str) -> Any:
     ("policy", "reason"),
     [
         (make_policy(), ""),
-        (make_policy(MaskedDQNPolicy, net_arch=[3]), ""),
+        (make_policy(net_arch=[3]), ""),
         (make_policy(DuelingDQNPolicy, net_arch=[3, 4, 5], activation_fn=torch.nn.Tanh), ""),
         (make_policy(BranchingDQNPolicy), ""),
         (make_policy(space=spaces.Box(-1.0, 1.0, (2, 3), np.float32)), ""),
@@ -134,7 +135,7 @@ def test_sub_actions_are_those_of_the_policy(kind: Any):
     masks[:, [0, 3, 8]] = True  # whoever calls the engine opens masks that allow nothing
     kernels = KernelQEngine(policy, EngineSettings())
     np.testing.assert_array_equal(kernels.act(observations, None).actions, policy.predict(observations)[0])
-    legal = policy.predict(observations, action_masks=masks)[0]
+    legal = TorchQEngine(policy, EngineSettings()).act(observations, masks).actions
     np.testing.assert_array_equal(kernels.act(observations, masks).actions, legal)
 
 
@@ -250,7 +251,7 @@ def test_torchs_faster_adams_write_to_the_right_places(how: str):
 def test_stock_dqn_loads_what_was_saved(tmp_path: Path):
     """Weights, target and moments; and the loaded model goes on training."""
     env = gymnasium.make("CartPole-v1")
-    model = stable_baselines3.DQN(MaskedDQNPolicy, env, seed=0, device="cpu")
+    model = stable_baselines3.DQN(BranchingDQNPolicy, env, seed=0, device="cpu")
     kernels = KernelQEngine(model.policy, EngineSettings())
     trained(kernels, random_block(model.policy, 5))
     model.save(tmp_path / "model.zip")

@@ -10,18 +10,21 @@ import pytest
 import stable_baselines3
 import torch
 from gymnasium import spaces
+from scipy import stats
 from stable_baselines3.dqn.policies import CnnPolicy, DQNPolicy, MultiInputPolicy
 
+import fasttrain
 from fasttrain.engines import q_networks
 from fasttrain.engines.q_networks import (
     BranchingDQNPolicy,
     DuelingDQNPolicy,
-    MaskedDQNPolicy,
     best_values,
     chosen_values,
     greedy,
     join,
+    random_actions,
 )
+from toys import RandomEnv, seeded_vec
 
 BOX = spaces.Box(-1.0, 1.0, (4,), np.float32)
 IMAGE = spaces.Box(0, 255, (1, 36, 36), np.uint8)
@@ -82,19 +85,17 @@ def test_plain_policies_have_stocks_parameters():
     ]
     for stock, name, space in pairs:
         expected = make(stock, space).state_dict()
-        for family in ("Masked", "Branching"):
-            state = make(getattr(q_networks, family + name), space).state_dict()
-            assert list(state) == list(expected)
-            assert all(torch.equal(state[key], expected[key]) for key in expected), "the same seed, the same net"
+        state = make(getattr(q_networks, "Branching" + name), space).state_dict()
+        assert list(state) == list(expected)
+        assert all(torch.equal(state[key], expected[key]) for key in expected), "the same seed, the same net"
 
 
-@pytest.mark.parametrize("family", ["Masked", "Branching", "Dueling"])
+@pytest.mark.parametrize("family", ["", "Branching", "Dueling"])
 @pytest.mark.parametrize(("name", "space"), [("DQNPolicy", BOX), ("CnnPolicy", IMAGE), ("MultiInputPolicy", DICT)])
 @pytest.mark.parametrize("action", [FIVE, BRANCHES])
 def test_illegal_actions_are_never_predicted(family: str, name: str, space: Any, action: Any):
-    if family == "Masked" and action is BRANCHES:
-        pytest.skip("SB3's own net knows one sub-action")
-    policy = make(getattr(q_networks, family + name), space, action)
+    kind = getattr(q_networks, family + name)  # SB3's own has a branching one put in its place
+    model = fasttrain.DQN(kind, seeded_vec(lambda: RandomEnv(space, action), 1), buffer_size=8, seed=0, device="cpu")
     space.seed(0)
     singles = [space.sample() for _ in range(8)]
     batch = {key: np.stack([s[key] for s in singles]) for key in singles[0]} if space is DICT else np.stack(singles)
@@ -102,26 +103,27 @@ def test_illegal_actions_are_never_predicted(family: str, name: str, space: Any,
     only = np.random.default_rng(0).integers(0, [2, 3], (8, 2)) if action is BRANCHES else np.arange(8)[:, None] % 5
     masks[np.arange(8)[:, None], only + ([0, 2] if action is BRANCHES else [0])] = True
     expected = only.reshape(8, *(action.shape or ()))
-    np.testing.assert_array_equal(policy.predict(batch, action_masks=masks)[0], expected)
-    free, _ = policy.predict(batch, deterministic=True)
+    np.testing.assert_array_equal(model.predict(batch, action_masks=masks)[0], expected)
+    free, _ = model.predict(batch, deterministic=True)
     assert free.shape == expected.shape
     assert (free != expected).any()
-    np.testing.assert_array_equal(policy.predict(batch, action_masks=np.ones_like(masks))[0], free)
-    single, _ = policy.predict(singles[3], action_masks=masks[3])
+    legal = np.ones_like(masks)
+    np.testing.assert_array_equal(model.predict(batch, deterministic=True, action_masks=legal)[0], free)
+    single, _ = model.predict(singles[3], action_masks=masks[3])
     assert single.shape == (action.shape or ())
     np.testing.assert_array_equal(single, expected[3])
 
 
 def test_policies_go_by_stocks_names():
-    for policies in (q_networks.DUELING_POLICIES, q_networks.BRANCHING_POLICIES):
-        for name, kind in policies.items():
-            assert issubclass(kind, stable_baselines3.DQN.policy_aliases[name])
+    for name, kind in stable_baselines3.DQN.policy_aliases.items():
+        assert issubclass(q_networks.DUELING_POLICIES[name], kind)
+        assert issubclass(q_networks.BRANCHING[kind], kind)
 
 
 def test_every_policy_is_saved_and_loaded(tmp_path: Path):
-    for family, action in (("Masked", FIVE), ("Branching", BRANCHES), ("Dueling", BRANCHES)):
+    for family in ("Branching", "Dueling"):
         kind = getattr(q_networks, f"{family}DQNPolicy")
-        policy = make(kind, action=action, net_arch=[6], activation_fn=torch.nn.Tanh)
+        policy = make(kind, action=BRANCHES, net_arch=[6], activation_fn=torch.nn.Tanh)
         policy.save(tmp_path / family)
         loaded = kind.load(tmp_path / family, device="cpu")
         seen = torch.randn(3, 4)
@@ -131,9 +133,38 @@ def test_every_policy_is_saved_and_loaded(tmp_path: Path):
         assert policy(seen).tolist() == policy.q_net._predict(seen).tolist()
 
 
-@pytest.mark.parametrize("kind", [MaskedDQNPolicy, DuelingDQNPolicy, BranchingDQNPolicy])
+@pytest.mark.parametrize("kind", [DuelingDQNPolicy, BranchingDQNPolicy])
 def test_stock_dqn_trains_them(kind: Any):
     model = stable_baselines3.DQN(kind, gymnasium.make("CartPole-v1"), learning_starts=8, seed=0, device="cpu")
     before = copy.deepcopy(model.policy.state_dict())
     model.learn(60)
     assert any(not torch.equal(value, before[name]) for name, value in model.policy.state_dict().items())
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(5), spaces.MultiDiscrete([3, 4])], ids=["discrete", "multi"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_actions_drawn_at_once_are_distributed_as_the_spaces_own(space: Any, masked: bool):
+    space.seed(0)
+    count, dims = 20_000, [5] if isinstance(space, spaces.Discrete) else [3, 4]
+    mask = np.array(
+        [True, False, True, True, False] if len(dims) == 1 else [True, True, False, True, False, True, True]
+    )
+    masks = np.tile(mask, (count, 1)) if masked else None
+    tables = []
+    for at_once in (True, False):
+        drawn = random_actions(space, count, masks, at_once).reshape(count, -1)
+        codes = drawn[:, 0] if len(dims) == 1 else drawn[:, 0] * dims[1] + drawn[:, 1]
+        tables.append(np.bincount(codes, minlength=int(np.prod(dims))))
+    possible = tables[0] + tables[1] > 0
+    legal = np.outer(mask[:3], mask[3:]).ravel() if len(dims) == 2 else mask
+    np.testing.assert_array_equal(possible, legal if masked else np.ones_like(possible))
+    assert stats.chi2_contingency([table[possible] for table in tables]).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_single_sub_action_takes_masks_too(at_once: bool):
+    """`MultiDiscrete.sample` wants a tuple of masks, of one sub-action too."""
+    space = spaces.MultiDiscrete([4], seed=0)
+    masks = np.array([[False, True, False, False], [False, False, False, True]])
+    drawn = random_actions(space, 2, masks, at_once)
+    assert drawn.tolist() == [[1], [3]]

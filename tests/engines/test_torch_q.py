@@ -1,4 +1,4 @@
-"""The TD loss: legal next actions alone count, and what float it is computed in."""
+"""Values of a Q-network, the TD target and the TD loss: legal next actions alone count, and in which float."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import fasttrain
+from fasttrain.algos.dqn import Evaluated
 from fasttrain.engines.devices import Precision
-from fasttrain.engines.torch_q import QNetworks, targets, td_loss
+from fasttrain.engines.torch_q import network_values
 from toys import ToyGame
 
 SETTINGS: dict[str, Any] = {"learning_starts": 20, "train_freq": 1, "batch_size": 16, "buffer_size": 400, "seed": 0}
@@ -33,31 +34,30 @@ def test_the_target_looks_at_legal_next_actions_only(double_q: bool):
     ranked = torch.where(masks, online if double_q else target, -torch.inf)
     best = target.gather(1, ranked.argmax(dim=1, keepdim=True))
     expected = batch.rewards + (1 - batch.dones) * 0.99 * best
-    torch.testing.assert_close(targets(QNetworks(model.policy), batch, model.work(1, 64).rule), expected)
+    evaluated = model.evaluate(batch)
+    torch.testing.assert_close(evaluated.target, expected)
+    assert not evaluated.target.requires_grad
+    torch.testing.assert_close(evaluated.q_values, model.q_net(batch.observations))
+    torch.testing.assert_close(evaluated.current, evaluated.q_values.gather(1, batch.actions))
 
 
-@pytest.mark.parametrize("prioritized", [None, {}])
-def test_errors_are_computed_where_they_are_wanted(prioritized: Any):
-    model = toy_model(prioritized=prioritized)
-    model.learn(200)
-    rule, networks, batch = model.work(1, 16).rule, QNetworks(model.policy), model.replay_buffer.sample(16)
-    terms = td_loss(networks, batch, rule)
-    if prioritized is None:
-        assert terms.errors is None
-    else:
-        values = networks.values(batch.observations).gather(1, batch.actions)
-        expected = (values - targets(networks, batch, rule)).abs()[:, 0]
-        torch.testing.assert_close(terms.errors, expected.detach())
+@pytest.mark.parametrize(("kind", "expected"), [("huber", (0.125 + 3 * 1.5) / 2), ("mse", (0.25 + 3 * 4.0) / 2)])
+def test_the_td_loss_by_hand(kind: str, expected: float):
+    model = toy_model(loss=kind)
+    model.learn(100)
+    batch = model.replay_buffer.sample(2)._replace(weights=torch.tensor([[1.0], [3.0]]))
+    current = torch.tensor([[1.5], [1.0]])
+    terms = model.loss(batch, Evaluated(current, current, torch.tensor([[1.0], [3.0]])))
+    assert list(terms) == ["td_loss"]
+    assert terms["td_loss"].item() == pytest.approx(expected)
 
 
 def test_values_leave_autocast_as_float32():
     model = toy_model()
     model.learn(100)
     observations = model.replay_buffer.sample(16).observations
-    plain = QNetworks(model.policy)
-    rough = QNetworks(model.policy, Precision("cpu", torch.bfloat16))
-    for name in ("values", "target_values"):
-        found, exact = getattr(rough, name)(observations), getattr(plain, name)(observations)
-        assert found.dtype == torch.float32
-        assert not torch.equal(found, exact)
-        torch.testing.assert_close(found, exact, rtol=0.05, atol=0.02)
+    found = network_values(model.q_net, observations, Precision("cpu", torch.bfloat16))
+    exact = network_values(model.q_net, observations, None)
+    assert found.dtype == torch.float32
+    assert not torch.equal(found, exact)
+    torch.testing.assert_close(found, exact, rtol=0.05, atol=0.02)

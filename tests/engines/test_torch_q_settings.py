@@ -11,8 +11,8 @@ from stable_baselines3.common.vec_env import VecNormalize
 import fasttrain
 from accelerated import counting, weights, with_compiler
 from fasttrain.algos.dqn import DQN
-from fasttrain.engines.engine import EngineSettings, QRule
-from fasttrain.engines.torch_q import TorchQEngine, example_batch
+from fasttrain.engines.engine import EngineSettings
+from fasttrain.engines.torch_q import example_batch
 from toys import ToyGame, single_thread, toy_gym_vec
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
@@ -37,10 +37,6 @@ def toy_model(settings: EngineSettings = EngineSettings(), env: Any = None, **ch
     return model
 
 
-def rule_of(model: DQN) -> QRule:
-    return model.work(1, model.batch_size).rule
-
-
 def an_example(model: DQN) -> Any:
     return example_batch(model.replay(), 16)
 
@@ -50,12 +46,12 @@ def test_acting_and_update_go_through_compiled_functions():
     engine = with_compiler(model, counting(calls := []))
     before = weights(model).clone()
     assert model.prepare(model.env) == ""
-    assert calls == ["values", "loss_of_batch"], "everything is compiled before training"
+    assert calls == ["values", "terms"], "everything is compiled before training"
     assert torch.equal(weights(model), before)
     calls.clear()
     model.learn(200)  # 40 vector steps, the first 4 at random
     updates = model.engine.gradient_updates
-    assert calls.count("loss_of_batch") == updates == 2 * 36
+    assert calls.count("terms") == updates == 2 * 36
     assert 20 <= calls.count("values") <= 36
     assert not engine.must_compile_for((16, 5))
     assert engine.warmup_s > 0
@@ -81,7 +77,7 @@ def test_normalised_observations_are_what_is_compiled_for():
     model = toy_model(COMPILE, VecNormalize(toy_gym_vec()))
     with_compiler(model, counting(calls := []))
     model.learn(100)
-    assert calls.count("loss_of_batch") == 1 + model.engine.gradient_updates
+    assert calls.count("terms") == 1 + model.engine.gradient_updates
 
 
 def test_really_compiled():
@@ -90,10 +86,13 @@ def test_really_compiled():
     engine = model.engine_now()
     assert engine.failure == ""
     batch = an_example(model)
-    rule = rule_of(model)
-    eager = TorchQEngine(model.policy, EngineSettings()).loss(batch, rule)
-    torch.testing.assert_close(engine.loss(batch, rule).loss, eager.loss, rtol=1e-5, atol=1e-6)
-    assert engine._loss is not None
+    compiled = engine.compiled(batch)
+    assert compiled is not None
+    eager = model.evaluate(batch)
+    for part, expected in zip(compiled(batch)[0], eager, strict=True):
+        torch.testing.assert_close(part, expected.detach(), rtol=1e-5, atol=1e-6)
+    found, expected = compiled(batch)[1]["td_loss"], model.loss(batch, eager)["td_loss"]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_what_does_not_compile_is_said_and_goes_eagerly():
@@ -114,7 +113,7 @@ def test_other_sizes_are_compiled_anew():
     model.batch_size = 8
     calls.clear()
     model.learn(100, reset_num_timesteps=False)
-    assert calls.count("loss_of_batch") == 1 + 2 * 20
+    assert calls.count("terms") == 1 + 2 * 20
 
 
 def test_networks_compute_in_bfloat16_and_nothing_else_does(monkeypatch: pytest.MonkeyPatch):
@@ -123,8 +122,7 @@ def test_networks_compute_in_bfloat16_and_nothing_else_does(monkeypatch: pytest.
     model.q_net.q_net[0].register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))
     model.learn(100)
     assert set(seen) == {torch.bfloat16}
-    terms = model.engine_now().loss(an_example(model), rule_of(model))
-    assert terms.loss.dtype == torch.float32
+    assert {part.dtype for part in model.evaluate(an_example(model))} == {torch.float32}
     assert {parameter.dtype for parameter in model.policy.parameters()} == {torch.float32}
 
 

@@ -11,6 +11,7 @@ import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stable_baselines3.dqn.policies import DQNPolicy
 from torch.nn import functional
 
 from compiled import from_python
@@ -21,7 +22,6 @@ from fasttrain.engines.kernels_q import KernelQEngine
 from fasttrain.engines.q_networks import (
     BranchingDQNPolicy,
     DuelingDQNPolicy,
-    MaskedDQNPolicy,
     best_values,
     chosen_values,
     greedy,
@@ -44,7 +44,7 @@ def make_policy(
 ) -> Any:
     """Online and target net with different weights, large enough to test something. `dims`: choices, or a list."""
     torch.manual_seed(seed)
-    plain = BranchingDQNPolicy if isinstance(dims, list) else MaskedDQNPolicy
+    plain = BranchingDQNPolicy if isinstance(dims, list) else DQNPolicy
     space = spaces.MultiDiscrete(dims) if isinstance(dims, list) else spaces.Discrete(dims)
     box = spaces.Box(-10.0, 10.0, (inputs,), np.float32)
     policy = (DuelingDQNPolicy if dueling else plain)(

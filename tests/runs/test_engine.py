@@ -100,7 +100,7 @@ def test_dqn_is_compiled_too(monkeypatch: pytest.MonkeyPatch):
     assert row(plan, "use_compile")[1].startswith("compiled in ")
     assert model.engine.settings == EngineSettings(amp_dtype=torch.bfloat16, compile_mode="default")
     assert model.engine.warmup_s > 0
-    monkeypatch.setattr("fasttrain.engines.torch_q.td_loss", None)
+    monkeypatch.setattr("fasttrain.engines.torch_q.network_values", None)
     assert "torch.compile failed" in row(settled_failing(), "use_compile")[1]
 
 

@@ -1,15 +1,15 @@
-"""DQN: SB3's class, collecting and updating faster, and what SB3 has not: masks, double Q-learning, PER.
+"""DQN: SB3's class with a plain PyTorch update that can be read here, from acting to the optimizer's step.
 
 `learn`, `load`, `save`, schedules, target updates, loggers and callbacks are SB3's own. With plain settings every
-number is that of stock DQN (tests/parity/test_dqn_parity.py).
+number is that of stock DQN (tests/parity/test_dqn_parity.py). Beyond SB3 it has action masks, MultiDiscrete actions,
+double Q-learning and prioritized replay.
 """
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import stable_baselines3
@@ -19,44 +19,58 @@ from numpy.typing import NDArray
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import ActionNoise
-from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
-from stable_baselines3.common.preprocessing import is_image_space
-from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn, Schedule, TrainFreq
-from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecFrameStack, VecTransposeImage
-from stable_baselines3.dqn.policies import DQNPolicy
+from stable_baselines3.common.type_aliases import MaybeCallback, RolloutReturn, TrainFreq
+from stable_baselines3.common.utils import should_collect_more_steps
+from stable_baselines3.common.vec_env import VecEnv
+from torch import Tensor
+from torch.nn import functional
 
-from fasttrain.algos.fast import Fast
-from fasttrain.algos.q_collect import collect, random_actions
-from fasttrain.batch import opened
+from fasttrain.algos.fast import AnyDiscrete, Came, Fast, next_states, note_episodes, overridden, read_masks
+from fasttrain.batch import BoolArray, opened
 from fasttrain.buffers.prefetch import Direct, Prefetching, Replay
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
-from fasttrain.buffers.replay_storage import ReplayStorage
-from fasttrain.buffers.stock import STOCK_REPLAYS, replay_class, window_of
+from fasttrain.buffers.replay_storage import ReplayBatch, ReplayStorage
+from fasttrain.buffers.stock import STOCK_REPLAYS, refuse_foreign_buffer, replay_of, storage_of
 from fasttrain.engines import layout
-from fasttrain.engines.causes import why_replay
-from fasttrain.engines.engine import Engine, EngineSettings, QRule, QWork
+from fasttrain.engines.causes import check_step, why_replay
+from fasttrain.engines.engine import Engine, QRule, QWork, Statistics
 from fasttrain.engines.heads import action_dims
 from fasttrain.engines.kernels_q import KernelQEngine
-from fasttrain.engines.q_networks import BRANCHING_POLICIES, greedy
-from fasttrain.engines.torch_q import TorchQEngine
-from fasttrain.errors import ConfigError, EnvError, EnvSpecError
-from fasttrain.vec.base import slots_of
+from fasttrain.engines.q_networks import BRANCHING, best_values, chosen_values, greedy, random_actions
+from fasttrain.engines.torch import TorchStep
+from fasttrain.engines.torch_q import TorchQEngine, network_values, total
+from fasttrain.errors import ConfigError, EnvError
+from fasttrain.vec.base import SlotSource, slots_of
 
-LOSSES = ("huber", "mse")
+LOSSES = {"huber": functional.smooth_l1_loss, "mse": functional.mse_loss}
 SelfDQN = TypeVar("SelfDQN", bound="DQN")
 
 
-class DQN(Fast, stable_baselines3.DQN):
+class Evaluated(NamedTuple):
+    """What the networks say of a batch of B transitions. `q_values` and `current` carry gradients."""
+
+    q_values: Tensor  # (B, A) of the online network, of all actions in the observations
+    current: Tensor  # (B, K) of these, the values of the K (sub-)actions that were taken
+    target: Tensor  # (B, 1) the TD target of `current`
+
+
+class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
     """Drop-in for `stable_baselines3.DQN`. A zip of a plain network loads there.
+
+    A subclass that adds a term to the loss, here that of conservative Q-learning (Kumar et al. 2020):
+
+        def loss(self, batch, evaluated):
+            every = evaluated.q_values.logsumexp(1, keepdim=True)
+            return super().loss(batch, evaluated) | {"cql_loss": (every - evaluated.current).mean()}
 
     Args:
         double_q: the online network chooses the next action, the target network rates it (van Hasselt et al. 2016).
         loss: "huber" (SB3's) or "mse".
         prioritized: arguments of `PrioritizedReplayBuffer` (`alpha`, `beta`, …), {} for its defaults; None: uniform.
         use_masking: masks in exploration, in the greedy choice and in the target, if the env has them.
-        engine: "torch", whose numbers are stock's, "kernels" for an MLP on the CPU, or `EngineSettings`.
-        further arguments: as `stable_baselines3.DQN`. MultiDiscrete actions get one head of the network each
-            (Tavakoli et al. 2018); such a model does not load in stock DQN.
+        further arguments: as `stable_baselines3.DQN`, and `engine`: "torch", whose numbers are stock's, "kernels" for
+            an MLP on the CPU, or `EngineSettings`. MultiDiscrete actions get one head of the network each (Tavakoli et
+            al. 2018); such a model does not load in stock DQN.
 
     Raises:
         ConfigError: an unknown loss.
@@ -66,84 +80,304 @@ class DQN(Fast, stable_baselines3.DQN):
 
     def __init__(
         self,
-        policy: str | type[DQNPolicy],
-        env: GymEnv | str,
-        learning_rate: float | Schedule = 1e-4,
-        buffer_size: int = 1_000_000,
-        learning_starts: int = 100,
-        batch_size: int = 32,
-        tau: float = 1.0,
-        gamma: float = 0.99,
-        train_freq: int | tuple[int, str] = 4,
-        gradient_steps: int = 1,
-        replay_buffer_class: type[ReplayBuffer] | None = None,
-        replay_buffer_kwargs: dict[str, Any] | None = None,
-        optimize_memory_usage: bool = False,
-        n_steps: int = 1,
-        target_update_interval: int = 10_000,
-        exploration_fraction: float = 0.1,
-        exploration_initial_eps: float = 1.0,
-        exploration_final_eps: float = 0.05,
-        max_grad_norm: float = 10.0,
-        *,
+        *args: Any,
         double_q: bool = False,
         loss: str = "huber",
         prioritized: Mapping[str, Any] | None = None,
         use_masking: bool = True,
-        engine: str | EngineSettings = "torch",
-        _init_setup_model: bool = True,
         **further: Any,
     ) -> None:
         if loss not in LOSSES:
             raise ConfigError(f"loss={loss!r}: choose {' or '.join(LOSSES)}")
-        self.double_q, self.loss, self.use_masking = double_q, loss, use_masking
-        self.engine = engine  # type: ignore[assignment]  # made in `_setup_model`
+        self.double_q, self.loss_kind, self.use_masking = double_q, loss, use_masking
         self.prioritized = None if prioritized is None else dict(prioritized)
-        # SB3's DQN takes Discrete actions alone, so its own constructor is passed by.
-        OffPolicyAlgorithm.__init__(
-            self, policy, env, learning_rate, buffer_size, learning_starts, batch_size, tau, gamma, train_freq,
-            gradient_steps, replay_buffer_class=replay_buffer_class, replay_buffer_kwargs=replay_buffer_kwargs,
-            optimize_memory_usage=optimize_memory_usage, n_steps=n_steps, sde_support=False, support_multi_env=True,
-            supported_action_spaces=(spaces.Discrete, spaces.MultiDiscrete), **further,
-        )  # fmt: skip
-        space = getattr(self, "action_space", None)  # `load` without an env brings it later
-        if isinstance(space, spaces.MultiDiscrete) and policy in BRANCHING_POLICIES:
-            self.policy_class = BRANCHING_POLICIES[policy]
-        self.exploration_initial_eps, self.exploration_final_eps = exploration_initial_eps, exploration_final_eps
-        self.exploration_fraction = exploration_fraction
-        self.target_update_interval, self.max_grad_norm = target_update_interval, max_grad_norm
-        self._n_calls, self.exploration_rate = 0, 0.0
-        if _init_setup_model:
-            self._setup_model()
+        super().__init__(*args, **further)
 
     def _setup_model(self) -> None:
+        if isinstance(vars(self).get("loss"), str):  # `loss_kind` in zips of before
+            self.loss_kind = vars(self).pop("loss")
+        own, several = self._own_methods(), isinstance(self.action_space, spaces.MultiDiscrete)
+        if several:
+            self.policy_class = BRANCHING.get(self.policy_class, self.policy_class)
         if self.replay_buffer is None and self.replay_buffer_class in STOCK_REPLAYS:
             masked = self.use_masking and self.env is not None and slots_of(self.env).masked
-            self.replay_buffer = _new_storage(self, masked)
+            self.replay_buffer = replay_of(self, sum(action_dims(self.action_space)) if masked else None)
         super()._setup_model()
         self._attach()
-        self._refuse_foreign_buffer()
+        extras = {"double_q=True": self.double_q, "loss='mse'": self.loss_kind == "mse", "prioritized":
+                  self.prioritized is not None, "MultiDiscrete actions": several, own: bool(own)}  # fmt: skip
+        refuse_foreign_buffer(self.replay_buffer, extras)
 
-    def _refuse_foreign_buffer(self) -> None:
-        """A buffer that is none of ours is served by SB3's own loops, which know nothing of what ours do besides."""
-        if isinstance(self.replay_buffer, ReplayStorage):
-            return
-        extras = {"double_q=True": self.double_q, "loss='mse'": self.loss != "huber", "prioritized":
-                  self.prioritized is not None, "MultiDiscrete actions":
-                  isinstance(self.action_space, spaces.MultiDiscrete)}  # fmt: skip
-        asked = [name for name, given in extras.items() if given]
-        if asked:
-            raise ConfigError(
-                f"{', '.join(asked)} with replay_buffer_class={type(self.replay_buffer).__name__}: SB3's own update, "
-                "which serves such a buffer, cannot do that; leave replay_buffer_class out, or derive it from "
-                "fasttrain's ReplayStorage"
+    # --- collecting
+
+    def collect_rollouts(
+        self,
+        env: VecEnv,
+        callback: BaseCallback,
+        train_freq: TrainFreq,
+        replay_buffer: ReplayBuffer,
+        action_noise: ActionNoise | None = None,
+        learning_starts: int = 0,
+        log_interval: int | None = None,
+    ) -> RolloutReturn:
+        """Act, step and store, until there is enough for the next update."""
+        source = self.collector.source_of(env)
+        masked = self.use_masking and source.masked
+        storage = storage_of(self, sum(action_dims(self.action_space)) if masked else None)
+        if storage is None:  # a buffer of a class that is none of ours: SB3's own loop serves it
+            return super().collect_rollouts(
+                env, callback, train_freq, replay_buffer, action_noise, learning_starts, log_interval
             )
+        if failure := self.prepare(env):
+            warnings.warn(f"{failure}; training goes on without", stacklevel=3)
+        callback.update_locals(  # names of stock's loop that stay: once, and not at every step
+            {"self": self, "env": env, "callback": callback, "train_freq": train_freq, "replay_buffer": storage,
+             "action_noise": action_noise, "learning_starts": learning_starts, "log_interval": log_interval,
+             "continue_training": True}
+        )  # fmt: skip
+        with self.collector.clock.phase("buffer"):
+            return self._collect(source, storage, masked, callback, train_freq, learning_starts, log_interval)
+
+    def _collect(
+        self,
+        source: SlotSource,
+        storage: ReplayStorage,
+        masked: bool,
+        callback: BaseCallback,
+        train_freq: TrainFreq,
+        learning_starts: int,
+        log_interval: int | None,
+    ) -> RolloutReturn:
+        """Act, step and store, until there is enough for the next update."""
+        collector, clock, space = self.collector, self.collector.clock, self.action_space
+        num_steps, num_episodes, dims = 0, 0, action_dims(space)
+        self.policy.set_training_mode(False)
+        with clock.phase("log"):
+            callback.on_rollout_start()  # it may exchange the engine
+        while should_collect_more_steps(train_freq, num_steps, num_episodes):
+            clock.enter("env_step")  # reading the masks is the env's work
+            masks = opened(read_masks(collector, source, space, self.num_timesteps), dims) if masked else None
+            clock.enter("action")
+            actions = self._choose(source.num_envs, masks, learning_starts)
+            came = collector.step(source, actions)
+            self.num_timesteps += source.slots.transitions
+            num_steps += 1
+            if self.engine.guard is not None:  # last observations are stored, even of episodes that ended by the rules
+                normalizer = self._vec_normalize_env
+                check_step(came.observations, came.rewards, source.slots.finished, self.num_timesteps, normalizer)
+            clock.enter("log")
+            callback.update_locals(
+                {"num_collected_steps": num_steps, "num_collected_episodes": num_episodes, "actions": actions,
+                 "buffer_actions": actions, "new_obs": came.observations, "rewards": came.rewards,
+                 "dones": came.dones, "infos": came.infos}
+            )  # fmt: skip
+            if not callback.on_step():
+                return RolloutReturn(num_steps * source.num_envs, num_episodes, continue_training=False)
+            clock.enter("buffer")
+            note_episodes(self, came.infos, came.dones)
+            self._store(source, storage, masked, actions, came)
+            self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
+            self._on_step()  # exploration rate and target network
+            for _ in range(np.count_nonzero(came.dones)):
+                num_episodes += 1
+                self._episode_num += 1
+                if log_interval is not None and self._episode_num % log_interval == 0:
+                    self.dump_logs()
+        with clock.phase("log"):
+            callback.on_rollout_end()
+        return RolloutReturn(num_steps * source.num_envs, num_episodes, continue_training=True)
+
+    def _choose(self, count: int, masks: BoolArray | None, learning_starts: int) -> NDArray[Any]:  # (N,) or (N, K)
+        """ε-greedy as SB3: one draw decides for the whole vector step; before `learning_starts` all is random."""
+        if self.num_timesteps < learning_starts or np.random.rand() < self.exploration_rate:
+            return random_actions(self.action_space, count, masks, self.collector.local_random_actions)
+        return self.engine_now().act(self._last_obs, masks).actions
+
+    def _store(
+        self, source: SlotSource, storage: ReplayStorage, masked: bool, actions: NDArray[Any], came: Came
+    ) -> None:
+        """One transition per env. What VecNormalize changed is stored as the env gave it, as SB3 does."""
+        normalizer, slots = self._vec_normalize_env, source.slots
+        seen, rewards = came.observations, came.rewards
+        if normalizer is None:
+            self._last_original_obs = self._last_obs
+        else:
+            seen, rewards = normalizer.get_original_obs(), normalizer.get_original_reward()
+        next_obs, next_masks = next_states(source, seen, normalizer, action_dims(self.action_space) if masked else None)
+        timeouts = slots.truncations & ~slots.terminations
+        before: Any = self._last_original_obs
+        with storage.lock:
+            storage.put(before, next_obs, actions, rewards, came.dones, timeouts, next_masks)
+            resets = () if slots.resets is None else np.flatnonzero(slots.resets).tolist()
+            if lost := [*(episode.env_index for episode in slots.finished if episode.lost), *resets]:
+                storage.discard(lost)
+        self._last_obs = came.observations
+        if normalizer is not None:
+            self._last_original_obs = seen
+
+    # --- learning
+
+    def train(self, gradient_steps: int, batch_size: int = 100) -> None:
+        """Take `gradient_steps` optimizer steps, each on a batch of its own, and log them as SB3 does.
+
+        Raises:
+            DivergedError: round after round no update was finite; see `guard.py`.
+        """
+        if not isinstance(self.replay_buffer, ReplayStorage):  # none of ours: SB3's own update serves it
+            return super().train(gradient_steps, batch_size)
+        policy, clock = self.policy, self.collector.clock
+        with clock.phase("other"):
+            policy.set_training_mode(True)
+            self._update_learning_rate(policy.optimizer)
+            if isinstance(self.replay_buffer, PrioritizedReplayBuffer):
+                self.replay_buffer.anneal(self._current_progress_remaining)
+            engine: Any = self.engine_now()
+            if engine.kind == "kernels":
+                return self._record(engine, self._by_kernels(engine, gradient_steps, batch_size))
+            replay, step, found = self.replay(), TorchStep(engine, self.max_grad_norm), dict[str, list[Tensor]]()
+            with step.stepping():
+                clock.enter("replay_sample")
+                for batch in replay.batches(gradient_steps, batch_size):
+                    clock.enter("train_fwd")
+                    if (compiled := engine.compiled(batch)) is not None:
+                        evaluated, terms = compiled(batch)
+                    else:
+                        evaluated = self.evaluate(batch)
+                        terms = self.loss(batch, evaluated)
+                    step.loss = loss = total(terms)
+                    clock.enter("train_bwd")
+                    policy.optimizer.zero_grad()
+                    step.backward(loss)
+                    clock.enter("optim")
+                    step.watch(step.apply())
+                    for name, term in {**terms, "loss": loss}.items():
+                        found.setdefault(name, []).append(term.detach())
+                    clock.enter("replay_sample")
+                    if batch.indices is not None:  # of prioritized replay
+                        errors = (evaluated.current.detach() - evaluated.target).abs().mean(dim=1).cpu().numpy()
+                        replay.rate(batch.indices, errors, batch.generation, guarded=engine.guard is not None)
+            self._record(engine, engine.statistics(step, found))
+
+    def evaluate(self, batch: ReplayBatch) -> Evaluated:
+        """What the networks say of a batch: r + discount × V(next) is the target, V by the target network.
+
+        V is the value of the target network's best legal action, with `double_q` of the online network's. Of several
+        sub-actions it is the mean of theirs (Tavakoli et al. 2018).
+        """
+        policy, precision, dims = self.policy, self.engine.precision, action_dims(self.action_space)
+        with torch.no_grad():
+            masks = batch.next_action_masks
+            next_values = network_values(policy.q_net_target, batch.next_observations, precision)
+            if self.double_q:
+                chosen = greedy(network_values(policy.q_net, batch.next_observations, precision), masks, dims)
+                best = chosen_values(next_values, chosen, dims)
+            else:
+                best = best_values(next_values, masks, dims)
+            discounts = self.gamma if batch.discounts is None else batch.discounts
+            target = batch.rewards + (1 - batch.dones) * discounts * best.mean(dim=1, keepdim=True)
+        q_values = network_values(policy.q_net, batch.observations, precision)
+        return Evaluated(q_values, chosen_values(q_values, batch.actions, dims), target)
+
+    def loss(self, batch: ReplayBatch, evaluated: Evaluated) -> dict[str, Tensor]:
+        """The named terms, scalars, whose sum is minimised and logged as `train/loss`.
+
+        Terms of a subclass's own are logged as `train/<name>` besides. The TD error's is the mean Huber loss (delta 1,
+        SB3's) or squared error over rows and sub-actions, weighted where prioritized replay drew the batch.
+        """
+        error, target = LOSSES[self.loss_kind], evaluated.target.expand_as(evaluated.current)
+        if batch.weights is None:
+            return {"td_loss": error(evaluated.current, target)}
+        return {"td_loss": (batch.weights * error(evaluated.current, target, reduction="none")).mean()}
+
+    def _record(self, engine: Engine, done: Statistics) -> None:
+        """Log means in float64 of float32 scalars, as SB3 takes them, of the updates that were not skipped."""
+        engine.clock.enter("log")
+        self._n_updates += done.epochs
+        record = self.logger.record
+        for name, values in done.terms.items():
+            if done.skipped and len(values) == len(done.norms):  # a term need not be in every batch
+                values = values[np.isfinite(done.norms)]
+            record(f"train/{name}", float(values.mean()) if len(values) else np.nan)
+        record("train/n_updates", self._n_updates, exclude="tensorboard")
+        if engine.skipped_steps:
+            record("train/skipped_steps", engine.skipped_steps)
+        if engine.guard is not None:
+            engine.guard.note(self, done.norms, lambda: why_replay(self, done.blamed), expected=done.expected_skips)
+
+    # --- acting outside of training
+
+    def predict(
+        self,
+        observation: Any,
+        state: tuple[NDArray[Any], ...] | None = None,
+        episode_start: NDArray[Any] | None = None,
+        deterministic: bool = False,
+        action_masks: NDArray[Any] | None = None,
+    ) -> tuple[NDArray[Any], tuple[NDArray[Any], ...] | None]:
+        """As SB3's; with masks, (A,) or (N, A), no illegal action is chosen or drawn."""
+        if action_masks is None:
+            return super().predict(observation, state, episode_start, deterministic)
+        self.policy.set_training_mode(False)
+        tensor, vectorized = self.policy.obs_to_tensor(observation)
+        dims = action_dims(self.action_space)
+        masks = opened(np.asarray(action_masks, np.bool_).reshape(-1, sum(dims)), dims)
+        if not deterministic and np.random.rand() < self.exploration_rate:
+            actions = random_actions(self.action_space, len(masks), masks, at_once=False)
+        else:
+            with torch.no_grad():
+                best = greedy(self.q_net(tensor), torch.from_numpy(masks).to(self.device), dims).cpu().numpy()
+            actions = best.reshape(-1, *(self.action_space.shape or ()))
+        return (actions if vectorized else actions[0]), state
+
+    # --- what a plain run does not use: compiled code, batches drawn ahead, buffers made for masks
+
+    def why_not(self, kind: str) -> str:
+        normalised = "" if self._vec_normalize_env is None else "VecNormalize: batches are normalised one by one"
+        return "" if kind != "kernels" else normalised or self._own_methods() or layout.why_not_q(self.policy)
+
+    def _must_change(self) -> bool:
+        return self.engine.kind == "kernels" and (self._vec_normalize_env is not None or bool(self._own_methods()))
+
+    def _own_methods(self) -> str:
+        """Names what a subclass or an instance overrides of the methods that kernels and torch.compile reproduce."""
+        own = [name for name in ("evaluate", "loss") if overridden(self, name)]
+        return f"{type(self).__name__}.{own[0]} is overridden" if own else ""
+
+    def _by_kernels(self, engine: Any, gradient_steps: int, batch_size: int) -> Statistics:
+        """All updates in one call. Raises EnvError: the loss is not finite and nothing is guarded."""
+        try:
+            return engine.update(self.replay(), self.work(gradient_steps, batch_size))  # type: ignore[no-any-return]
+        except EnvError as error:
+            raise EnvError(f"at step {self.num_timesteps:,}: {error}") from error
+
+    def work(self, gradient_steps: int, batch_size: int) -> QWork:
+        """The updates that kernels shall compute, by the model's settings."""
+        rated = isinstance(self.replay_buffer, PrioritizedReplayBuffer)
+        rule = QRule(tuple(action_dims(self.action_space)), self.gamma, self.double_q, self.loss_kind, rated)
+        return QWork(gradient_steps, batch_size, rule, self.max_grad_norm)
+
+    def replay(self) -> Replay:
+        """The buffer as updates ask for batches of it."""
+        buffer: Any = self.replay_buffer
+        return Replay(buffer, self.collector.sampler, self._vec_normalize_env)
+
+    def prepare(self, env: VecEnv) -> str:
+        if self.engine.settings.compile_mode is None or not isinstance(self.replay_buffer, ReplayStorage):
+            return ""
+        engine: Any = self.engine_now()
+        if engine.kind == "kernels" or engine.failure:
+            return ""
+        if own := self._own_methods():
+            engine.failure = f"torch.compile: {own}"
+            return str(engine.failure)
+        with self.collector.clock.phase("other"):
+            return str(engine.compile(self.evaluate, self.loss, self.replay(), self.batch_size, env.num_envs))
 
     def prefetch_batches(self, deterministic: bool = False, depth: int = 1) -> None:
         """Draw the next update's batches in a thread; see `Prefetching`.
 
-        `deterministic`: the batches of a run without a thread, same random stream. Such a batch depends on every
-        number drawn before it, so it is drawn when it is asked for, and nothing is ahead of time.
+        `deterministic`: the batches of a run without a thread. These depend on every number drawn before them, so that
+        none can be drawn ahead.
         """
         self.collector.sampler.close()
         self.collector.sampler = Direct() if deterministic else Prefetching(self.seed, depth)
@@ -164,174 +398,3 @@ class DQN(Fast, stable_baselines3.DQN):
             )
         finally:
             self.collector.sampler.close()
-
-    def collect_rollouts(
-        self,
-        env: VecEnv,
-        callback: BaseCallback,
-        train_freq: TrainFreq,
-        replay_buffer: ReplayBuffer,
-        action_noise: ActionNoise | None = None,
-        learning_starts: int = 0,
-        log_interval: int | None = None,
-    ) -> RolloutReturn:
-        source = self.collector.source_of(env)
-        masked = self.use_masking and source.masked
-        storage = _storage_of(self, masked)
-        if storage is None:
-            return super().collect_rollouts(
-                env, callback, train_freq, replay_buffer, action_noise, learning_starts, log_interval
-            )
-        if failure := self.prepare(env):
-            warnings.warn(f"{failure}; training goes on without", stacklevel=3)
-        callback.update_locals(  # those of stock's that stay: once, and not at every step
-            {"self": self, "env": env, "callback": callback, "train_freq": train_freq, "replay_buffer": storage,
-             "action_noise": action_noise, "learning_starts": learning_starts, "log_interval": log_interval,
-             "continue_training": True}
-        )  # fmt: skip
-        with self.collector.clock.phase("buffer"):
-            return collect(self, source, masked, storage, callback, train_freq, learning_starts, log_interval)
-
-    def train(self, gradient_steps: int, batch_size: int = 100) -> None:
-        if not isinstance(self.replay_buffer, ReplayStorage):
-            return super().train(gradient_steps, batch_size)
-        with self.collector.clock.phase("other"):
-            train(self, gradient_steps, batch_size)
-
-    def work(self, gradient_steps: int, batch_size: int) -> QWork:
-        """Updates as the model's settings ask for them."""
-        rated = isinstance(self.replay_buffer, PrioritizedReplayBuffer)
-        rule = QRule(tuple(action_dims(self.action_space)), self.gamma, self.double_q, self.loss, rated)
-        return QWork(gradient_steps, batch_size, rule, self.max_grad_norm)
-
-    def replay(self) -> Replay:
-        """The buffer as engines ask for it."""
-        buffer: Any = self.replay_buffer
-        return Replay(buffer, self.collector.sampler, self._vec_normalize_env)
-
-    def prepare(self, env: VecEnv) -> str:
-        if self.engine.settings.compile_mode is None or not isinstance(self.replay_buffer, ReplayStorage):
-            return ""
-        engine = self.engine_now()
-        with self.collector.clock.phase("other"):
-            return engine.prepare(self.replay(), self.work(1, self.batch_size), [env.num_envs])
-
-    def _must_change(self) -> bool:
-        return self.engine.kind == "kernels" and self._vec_normalize_env is not None
-
-    def why_not(self, kind: str) -> str:
-        if kind == "kernels" and self._vec_normalize_env is not None:
-            return "VecNormalize: batches are normalised one by one"
-        return layout.why_not_q(self.policy) if kind == "kernels" else ""
-
-    def predict(
-        self,
-        observation: Any,
-        state: tuple[NDArray[Any], ...] | None = None,
-        episode_start: NDArray[Any] | None = None,
-        deterministic: bool = False,
-        action_masks: NDArray[Any] | None = None,
-    ) -> tuple[NDArray[Any], tuple[NDArray[Any], ...] | None]:
-        """As SB3's; with masks, (A,) or (N, A), no illegal action is chosen or drawn."""
-        if action_masks is None:
-            return super().predict(observation, state, episode_start, deterministic)
-        self.policy.set_training_mode(False)
-        tensor, vectorized = self.policy.obs_to_tensor(observation)
-        dims = action_dims(self.action_space)
-        masks = opened(np.asarray(action_masks).astype(np.bool_).reshape(-1, sum(dims)), dims)
-        if not deterministic and np.random.rand() < self.exploration_rate:
-            actions = random_actions(self.action_space, len(masks), masks, at_once=False)
-        else:
-            with torch.no_grad():
-                legal = torch.from_numpy(masks).to(self.device)
-                best = greedy(self.q_net(tensor), legal, dims).cpu().numpy()
-                actions = best.reshape(-1, *(self.action_space.shape or ()))
-        return (actions if vectorized else actions[0]), state
-
-
-def _new_storage(model: DQN, masked: bool) -> ReplayStorage:
-    asked = model.replay_buffer_class
-    kind = replay_class(model.observation_space, model.n_steps, asked)
-    if model.prioritized is not None:
-        kind = PrioritizedReplayBuffer
-    window = window_of(model.n_steps, model.gamma, asked)
-    return kind(
-        model.buffer_size,
-        model.observation_space,
-        model.action_space,
-        device=model.device,
-        n_envs=model.n_envs,
-        optimize_memory_usage=model.optimize_memory_usage,
-        mask_width=sum(action_dims(model.action_space)) if masked else None,
-        frame_stack=None if model.optimize_memory_usage or asked not in STOCK_REPLAYS else frames_in(model.env),
-        **{**window, **model.replay_buffer_kwargs, **(model.prioritized or {})},
-    )
-
-
-def frames_in(env: VecEnv | None) -> int | None:
-    """How many frames an image that `env` shows has, one behind the other; None where it shows no images.
-
-    Only frames of VecFrameStack along the first axis count as such; an image otherwise stacked is one frame.
-    """
-    if env is None or not is_image_space(env.observation_space):
-        return None
-    stacks, first = 1, False
-    while isinstance(env, VecEnvWrapper):
-        first |= isinstance(env, VecTransposeImage)
-        if isinstance(env, VecFrameStack):
-            stacked: Any = env.stacked_obs
-            stacks, first = stacked.n_stack, first or stacked.channels_first
-        env = env.venv
-    return stacks if first else 1
-
-
-def _storage_of(model: DQN, masked: bool) -> ReplayStorage | None:
-    """The model's buffer if it is one of ours, made anew while empty if the env turns out to have masks.
-
-    Raises:
-        EnvSpecError: the env has masks and the buffer has no room for them.
-    """
-    buffer = model.replay_buffer
-    if not masked:
-        return buffer if isinstance(buffer, ReplayStorage) else None
-    if isinstance(buffer, ReplayStorage) and buffer.mask_width is not None:
-        return buffer
-    if isinstance(buffer, ReplayStorage) and buffer.size() == 0 and model.replay_buffer_class in STOCK_REPLAYS:
-        model.replay_buffer = storage = _new_storage(model, masked)
-        return storage
-    raise EnvSpecError(
-        f"the env has action masks, and {type(buffer).__name__} does not store them: leave replay_buffer_class out, "
-        "give it mask_width=…, or take use_masking=False"
-    )
-
-
-def train(model: DQN, gradient_steps: int, batch_size: int) -> None:
-    """`gradient_steps` updates, then what SB3 logs of them: the mean loss, in float64 of float32 scalars.
-
-    Raises:
-        DivergedError: round after round no update was finite; see `guard.py`.
-        EnvError: kernels came to a loss that is not finite and nothing is guarded.
-    """
-    policy, storage = model.policy, model.replay_buffer
-    policy.set_training_mode(True)
-    model._update_learning_rate(policy.optimizer)
-    if isinstance(storage, PrioritizedReplayBuffer):
-        storage.anneal(model._current_progress_remaining)
-    engine = model.engine_now()
-    try:
-        done = engine.update(model.replay(), model.work(gradient_steps, batch_size))
-    except EnvError as error:
-        if type(error) is not EnvError:
-            raise
-        raise EnvError(f"at step {model.num_timesteps:,}: {error}") from error
-    engine.clock.enter("log")
-    model._n_updates += gradient_steps
-    record, losses = model.logger.record, done.terms["loss"]
-    record("train/n_updates", model._n_updates, exclude="tensorboard")
-    if done.skipped:
-        losses = losses[np.isfinite(done.norms)]
-    if engine.skipped_steps:
-        record("train/skipped_steps", engine.skipped_steps)
-    record("train/loss", float(losses.mean()) if len(losses) else math.nan)
-    if engine.guard is not None:
-        engine.guard.note(model, done.norms, lambda: why_replay(model, done.blamed), expected=done.expected_skips)

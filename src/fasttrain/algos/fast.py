@@ -7,16 +7,18 @@ is saved, so that a zip holds nothing that stock SB3 does not know.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
-from fasttrain.batch import BoolArray, EmptyMasks, FinishedEpisode, Float32Array, each_array
+from fasttrain.batch import LAST_MASKS, BoolArray, EmptyMasks, FinishedEpisode, Float32Array, each_array, opened
 from fasttrain.buffers.prefetch import Direct
 from fasttrain.buffers.sequences import Memory
 from fasttrain.engines.engine import Engine, EngineSettings
@@ -97,6 +99,19 @@ class Fast(BaseAlgorithm):
         return [*super()._excluded_save_params(), *UNSAVED]
 
 
+class AnyDiscrete(OffPolicyAlgorithm):
+    """Lets MultiDiscrete actions pass where SB3's DQN, which stands before it among the bases, asks for Discrete."""
+
+    def __init__(self, *args: Any, **further: Any) -> None:
+        further["supported_action_spaces"] = (spaces.Discrete, spaces.MultiDiscrete)
+        super().__init__(*args, **further)
+
+
+def overridden(algorithm: BaseAlgorithm, name: str) -> bool:
+    """Whether a subclass of the user's, or the object itself, has a method of its own in this place."""
+    return name in vars(algorithm) or not getattr(type(algorithm), name).__module__.startswith("fasttrain.")
+
+
 class Came(NamedTuple):
     """What a vector step of N envs brought, safe from the next one."""
 
@@ -158,6 +173,33 @@ def read_masks(
         return np.array(masks)
     np.copyto(place, masks)
     return place
+
+
+def next_states(
+    source: SlotSource, observations: Any, normalizer: Any, dims: Sequence[int] | None
+) -> tuple[Any, BoolArray | None]:  # (N, ...), (N, A)
+    """The states that a vector step led to, as replay stores them: of an episode that ended, its last one.
+
+    Args:
+        observations: after the step; of an env whose episode ended, the first of the next one.
+        normalizer: SB3's VecNormalize, whose changes are taken back, or None.
+        dims: sizes of the sub-actions, where masks are wanted. Those of a last state are what the env told of it, or
+            all legal; so are all choices of a sub-action that has no legal one.
+    """
+    finished = source.slots.finished
+    masks = None if dims is None else np.array(source.read_masks())
+    if masks is not None:
+        masks[source.slots.terminations | source.slots.truncations] = True
+    if finished:
+        observations = copy_observations(observations)
+    for episode in finished:
+        last, env, legal = episode.final_observation, episode.env_index, episode.info.get(LAST_MASKS)
+        if last is not None:
+            last = last if normalizer is None else normalizer.unnormalize_obs(last)
+            each_array(lambda part, row, env=env: part.__setitem__(env, row), observations, last)
+        if masks is not None and legal is not None and episode.truncated:
+            masks[env] = legal
+    return observations, None if masks is None or dims is None else opened(masks, dims)
 
 
 def _kept(source: SlotSource, place: Any) -> Any:

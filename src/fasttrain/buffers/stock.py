@@ -7,7 +7,7 @@ same memory.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,13 +23,16 @@ from stable_baselines3.common.buffers import (
     ReplayBuffer,
     RolloutBuffer,
 )
-from stable_baselines3.common.preprocessing import get_action_dim, get_obs_shape
+from stable_baselines3.common.preprocessing import get_action_dim, get_obs_shape, is_image_space
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecFrameStack, VecTransposeImage
 from torch import Tensor
 
 from fasttrain.batch import BoolArray, Observations
+from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.recurrent import RecurrentStorage
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.buffers.rollout import RolloutStorage
+from fasttrain.errors import ConfigError, EnvSpecError
 
 STOCK_ROLLOUTS = (RolloutBuffer, DictRolloutBuffer, MaskableRolloutBuffer, MaskableDictRolloutBuffer)
 _SHARED = (
@@ -252,6 +255,77 @@ def replay_class(
     if isinstance(observation_space, spaces.Dict):
         return DictStorage
     return NStepStorage if asked is NStepReplayBuffer or (asked is None and n_steps > 1) else ReplayStorage
+
+
+def replay_of(model: Any, mask_width: int | None) -> ReplayStorage:
+    """A new storage in place of the buffer that stock DQN would make of the model's settings."""
+    asked = model.replay_buffer_class
+    kind = replay_class(model.observation_space, model.n_steps, asked)
+    if model.prioritized is not None:
+        kind = PrioritizedReplayBuffer
+    window = window_of(model.n_steps, model.gamma, asked)
+    return kind(
+        model.buffer_size,
+        model.observation_space,
+        model.action_space,
+        device=model.device,
+        n_envs=model.n_envs,
+        optimize_memory_usage=model.optimize_memory_usage,
+        mask_width=mask_width,
+        frame_stack=None if model.optimize_memory_usage or asked not in STOCK_REPLAYS else frames_in(model.env),
+        **{**window, **model.replay_buffer_kwargs, **(model.prioritized or {})},
+    )
+
+
+def storage_of(model: Any, mask_width: int | None) -> ReplayStorage | None:
+    """The model's replay buffer, made anew while it is empty if the env turns out to have masks; None: none of ours.
+
+    Raises:
+        EnvSpecError: the env has masks and the buffer has no room for them.
+    """
+    buffer = model.replay_buffer
+    ours = isinstance(buffer, ReplayStorage)
+    if mask_width is None:
+        return buffer if ours else None
+    if ours and buffer.mask_width is None and buffer.size() == 0 and model.replay_buffer_class in STOCK_REPLAYS:
+        model.replay_buffer = buffer = replay_of(model, mask_width)
+    if ours and buffer.mask_width is not None:
+        return buffer  # type: ignore[no-any-return]
+    raise EnvSpecError(
+        f"the env has action masks, and {type(buffer).__name__} does not store them: leave replay_buffer_class out, "
+        "give it mask_width=…, or take use_masking=False"
+    )
+
+
+def refuse_foreign_buffer(buffer: Any, asked: Mapping[str, bool]) -> None:
+    """Raise where a buffer that is none of ours would pass by what was asked for: SB3's own loops serve it.
+
+    Raises:
+        ConfigError: something that SB3's update cannot do was asked for.
+    """
+    names = ", ".join(name for name, given in asked.items() if given)
+    if names and not isinstance(buffer, ReplayStorage):
+        raise ConfigError(
+            f"{names} with replay_buffer_class={type(buffer).__name__}: SB3's own update, which serves such a buffer, "
+            "cannot do that; leave replay_buffer_class out, or derive it from fasttrain's ReplayStorage"
+        )
+
+
+def frames_in(env: VecEnv | None) -> int | None:
+    """How many frames an image that `env` shows has, one behind the other; None where it shows no images.
+
+    Only frames of VecFrameStack along the first axis count as such; an image otherwise stacked is one frame.
+    """
+    if env is None or not is_image_space(env.observation_space):
+        return None
+    stacks, first = 1, False
+    while isinstance(env, VecEnvWrapper):
+        first |= isinstance(env, VecTransposeImage)
+        if isinstance(env, VecFrameStack):
+            stacked: Any = env.stacked_obs
+            stacks, first = stacked.n_stack, first or stacked.channels_first
+        env = env.venv
+    return stacks if first else 1
 
 
 def window_of(n_steps: int, gamma: float, asked: type[ReplayBuffer] | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""An engine: how networks act and learn. Three verbs, `act`, `values` and `update`, and a life.
+"""An engine: how networks act and learn. Three verbs, `act`, `values` and (DQN on PyTorch apart) `update`, and a life.
 
 Algorithms say what is computed (`PPOWork`, `QWork`), engines how: on PyTorch or in compiled CPU kernels. An engine owns
 no weights. The stock policy and its optimizer are the only truth between two calls, so that engines can be exchanged
@@ -160,6 +160,7 @@ class Engine(ABC):
         self.gradient_updates = 0 if before is None else before.gradient_updates
         self.skipped_steps = 0 if before is None else before.skipped_steps
         self.warmup_s = 0.0 if before is None else before.warmup_s
+        self.precision: Any = None  # of the networks, where it is not float32
         self.scaler: Any = None  # of gradients in float16
         self.why_not = ""  # why it is not of the kind that was asked for
 
@@ -185,10 +186,6 @@ class Engine(ABC):
         Raises:
             EnvError: no action comes out, because something is not finite.
         """
-
-    @abstractmethod
-    def update(self, data: Any, work: Any) -> Statistics:
-        """Learn from a filled rollout, or from replay."""
 
     def counted(self, done: Statistics) -> Statistics:
         """Add a round to the counters."""

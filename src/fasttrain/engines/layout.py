@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fasttrain.batch import Int64Array
 from fasttrain.engines.heads import action_dims, is_unchanged
-from fasttrain.engines.q_networks import BranchingQNetwork, DuelingQNetwork, MaskedQPolicy
+from fasttrain.engines.q_networks import BranchingQNetwork, DuelingQNetwork
 from fasttrain.kernels.dense import RELU, TANH
 from fasttrain.kernels.nets import Layout
 from fasttrain.kernels.simd import PAD
@@ -62,7 +62,7 @@ def why_not_q(policy: Any) -> str:
         return "neither Discrete nor MultiDiscrete actions"
     if action_space.dtype != np.int64:
         return "actions are not int64"
-    if type(policy)._predict not in (DQNPolicy._predict, MaskedQPolicy._predict) or "_predict" in vars(policy):
+    if type(policy)._predict is not DQNPolicy._predict or "_predict" in vars(policy):
         return "the policy chooses actions in a way of its own"
     if type(nets[0]) not in _NETWORKS or any(type(net) is not type(nets[0]) or _is_changed(net) for net in nets):
         return "not a plain, branching or dueling Q-network"

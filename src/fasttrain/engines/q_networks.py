@@ -1,7 +1,7 @@
-"""Q-networks and policies for DQN with action masks: SB3's plain one, dueling heads, one head per sub-action.
+"""Q-networks and policies of DQN with one head per sub-action or with dueling heads, and the choice of actions.
 
-A policy's Q-values are (B, A), A the sum of the sub-actions' sizes `dims`; a Discrete action is one sub-action.
-`DuelingDQNPolicy` and `BranchingDQNPolicy` take Discrete and MultiDiscrete actions alike.
+A policy's Q-values are (B, A), A the sum of the sub-actions' sizes `dims`; a Discrete action is one sub-action. All
+policies here take Discrete and MultiDiscrete actions alike.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from stable_baselines3.dqn.policies import CnnPolicy, DQNPolicy, MultiInputPolicy, QNetwork
 from torch import Tensor, nn
 
-from fasttrain.batch import opened
+from fasttrain.batch import BoolArray, draw_choices
 from fasttrain.engines.heads import action_dims
 
 
@@ -38,6 +38,24 @@ def greedy(q_values: Tensor, action_masks: Tensor | None, dims: Sequence[int]) -
     """
     chosen = [part.argmax(1) for part in _parts(_legal(q_values, action_masks), dims)]
     return chosen[0] if len(chosen) == 1 else torch.stack(chosen, 1)
+
+
+def random_actions(
+    space: spaces.Space[Any], count: int, masks: BoolArray | None, at_once: bool
+) -> NDArray[Any]:  # (count,) or (count, K)
+    """Uniform over the (legal) actions of each row: by the space's own sampler, or all in one draw of its stream."""
+    dims = action_dims(space)
+    if not at_once:
+        if masks is None:
+            return np.array([space.sample() for _ in range(count)])
+        ends = np.cumsum(dims)[:-1]
+        given = masks.astype(np.int8)
+        rows = [row if isinstance(space, spaces.Discrete) else tuple(np.split(row, ends)) for row in given]
+        return np.array([space.sample(mask=row) for row in rows])
+    rng = space.np_random
+    size = (count, len(dims))
+    drawn = rng.integers(0, dims, size=size) if masks is None else draw_choices(rng, dims, count, masks)
+    return drawn[:, 0] if isinstance(space, spaces.Discrete) else drawn
 
 
 def best_values(q_values: Tensor, action_masks: Tensor | None, dims: Sequence[int]) -> Tensor:
@@ -102,11 +120,8 @@ class DuelingQNetwork(BranchingQNetwork):
         return join(self.advantage_net(hidden), self.value_net(hidden), self.dims)
 
 
-class MaskedQPolicy(DQNPolicy):
-    """What the policies here share: `predict` takes masks, and `network` says which net they build.
-
-    Their state is that of SB3's policy with that net; the plain ones load in stock DQN.
-    """
+class OwnQPolicy(DQNPolicy):
+    """SB3's policy with another Q-network, which is `network`."""
 
     network: type[QNetwork] = QNetwork
 
@@ -114,91 +129,52 @@ class MaskedQPolicy(DQNPolicy):
         arguments = self._update_features_extractor(self.net_args, features_extractor=None)
         return self.network(**arguments).to(self.device)
 
-    def _predict(self, obs: Any, deterministic: bool = True, action_masks: Tensor | None = None) -> Tensor:
-        """Actions (B,) or (B, K); DQN's own randomness is in the algorithm, so `deterministic` changes nothing."""
-        return greedy(self.q_net(obs), action_masks, action_dims(self.action_space))
 
-    def predict(
-        self,
-        observation: NDArray[Any] | dict[str, NDArray[Any]],
-        state: tuple[NDArray[Any], ...] | None = None,
-        episode_start: NDArray[Any] | None = None,
-        deterministic: bool = False,
-        action_masks: NDArray[Any] | None = None,
-    ) -> tuple[NDArray[Any], tuple[NDArray[Any], ...] | None]:
-        """As SB3's `BasePolicy.predict`, of legal actions alone.
-
-        Args:
-            action_masks: (N, A) bool, or (A,) for a single observation; True = legal. None: all are.
-        """
-        if action_masks is None:
-            return super().predict(observation, state, episode_start, deterministic)
-        self.set_training_mode(False)
-        seen, is_batch = self.obs_to_tensor(observation)
-        dims = action_dims(self.action_space)
-        masks = opened(np.asarray(action_masks, np.bool_).reshape(-1, sum(dims)), dims)
-        with torch.no_grad():
-            chosen = self._predict(seen, deterministic, torch.as_tensor(masks, device=self.device)).cpu().numpy()
-        actions = chosen.reshape(-1, *(self.action_space.shape or ()))
-        return (actions if is_batch else actions.squeeze(0)), state
-
-
-class MaskedDQNPolicy(MaskedQPolicy):
-    """SB3's DQNPolicy, masks understood."""
-
-
-class MaskedCnnPolicy(MaskedQPolicy, CnnPolicy):
-    """SB3's CnnPolicy, masks understood."""
-
-
-class MaskedMultiInputPolicy(MaskedQPolicy, MultiInputPolicy):
-    """SB3's MultiInputPolicy, masks understood."""
-
-
-class BranchingDQNPolicy(MaskedQPolicy):
+class BranchingDQNPolicy(OwnQPolicy):
     """One head per sub-action."""
 
     network = BranchingQNetwork
 
 
-class BranchingCnnPolicy(MaskedQPolicy, CnnPolicy):
+class BranchingCnnPolicy(OwnQPolicy, CnnPolicy):
     """One head per sub-action, of images."""
 
     network = BranchingQNetwork
 
 
-class BranchingMultiInputPolicy(MaskedQPolicy, MultiInputPolicy):
+class BranchingMultiInputPolicy(OwnQPolicy, MultiInputPolicy):
     """One head per sub-action, of Dict observations."""
 
     network = BranchingQNetwork
 
 
-class DuelingDQNPolicy(MaskedQPolicy):
+class DuelingDQNPolicy(OwnQPolicy):
     """Advantages and a value, which sub-actions share."""
 
     network = DuelingQNetwork
 
 
-class DuelingCnnPolicy(MaskedQPolicy, CnnPolicy):
+class DuelingCnnPolicy(OwnQPolicy, CnnPolicy):
     """Advantages and a value, of images."""
 
     network = DuelingQNetwork
 
 
-class DuelingMultiInputPolicy(MaskedQPolicy, MultiInputPolicy):
+class DuelingMultiInputPolicy(OwnQPolicy, MultiInputPolicy):
     """Advantages and a value, of Dict observations."""
 
     network = DuelingQNetwork
 
 
 # By the names that SB3's DQN gives its own.
-DUELING_POLICIES: dict[str, type[MaskedQPolicy]] = {
+DUELING_POLICIES: dict[str, type[OwnQPolicy]] = {
     "MlpPolicy": DuelingDQNPolicy,
     "CnnPolicy": DuelingCnnPolicy,
     "MultiInputPolicy": DuelingMultiInputPolicy,
 }
-BRANCHING_POLICIES: dict[Any, type[MaskedQPolicy]] = {
-    "MlpPolicy": BranchingDQNPolicy,
-    "CnnPolicy": BranchingCnnPolicy,
-    "MultiInputPolicy": BranchingMultiInputPolicy,
+# By SB3's own, which they replace where there are several sub-actions.
+BRANCHING: dict[Any, type[OwnQPolicy]] = {
+    DQNPolicy: BranchingDQNPolicy,
+    CnnPolicy: BranchingCnnPolicy,
+    MultiInputPolicy: BranchingMultiInputPolicy,
 }

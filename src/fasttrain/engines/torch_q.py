@@ -1,125 +1,69 @@
-"""TorchQEngine: a Q-network acts and learns on PyTorch; the TD loss of one replay batch.
-
-As made with plain settings it computes what stock DQN computes, by the same operations. Settings add mixed precision,
-torch.compile and page-locked copies.
-"""
+"""TorchQEngine: a Q-network acts on PyTorch; mixed precision and torch.compile around the update of `algos/dqn.py`."""
 
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
-from fasttrain.batch import BoolArray, Float64Array
+from fasttrain.batch import BoolArray, Float64Array, each_array
 from fasttrain.buffers.prefetch import Replay
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayBatch, TensorObservations
 from fasttrain.engines.causes import why_no_action
 from fasttrain.engines.compiling import Compiler, num_rows
 from fasttrain.engines.devices import Precision, as_float32
-from fasttrain.engines.engine import Acted, Engine, EngineSettings, QRule, QWork, Statistics
+from fasttrain.engines.engine import Acted, Engine, EngineSettings, Statistics
 from fasttrain.engines.heads import action_dims
-from fasttrain.engines.q_networks import best_values, chosen_values, greedy
+from fasttrain.engines.q_networks import greedy
 from fasttrain.engines.torch import TorchStep, Transfer
 from fasttrain.engines.tuned import TorchBase, repeated
-from fasttrain.errors import EnvError
+from fasttrain.errors import ConfigError, EnvError
 
 
-class QTerms(NamedTuple):
-    """The loss () with its graph, and the mean |TD error| over sub-actions (B,) without, where it is wanted."""
-
-    loss: Tensor
-    errors: Tensor | None
-
-
-class QNetworks:
-    """Online and target network of a DQN policy; values (B, A) leave as float32 whatever the networks compute in."""
-
-    def __init__(self, policy: Any, precision: Precision | None = None) -> None:
-        self.policy, self.precision = policy, precision
-
-    def values(self, observations: TensorObservations) -> Tensor:
-        """Of the network that learns."""
-        return self._call(self.policy.q_net, observations)
-
-    def target_values(self, observations: TensorObservations) -> Tensor:
-        """Of the network that follows it."""
-        return self._call(self.policy.q_net_target, observations)
-
-    def _call(self, network: Any, observations: TensorObservations) -> Tensor:
-        with nullcontext() if self.precision is None else self.precision.autocast():
-            values = network(observations)
-        return as_float32(values)  # type: ignore[no-any-return]
+def network_values(network: Any, observations: TensorObservations, precision: Precision | None) -> Tensor:  # (B, A)
+    """A network's Q-values in float32; with a `precision` the network itself computes in that."""
+    if precision is None:
+        return network(observations)  # type: ignore[no-any-return]
+    with precision.autocast():
+        return as_float32(network(observations))  # type: ignore[no-any-return]
 
 
-def td_target(
-    rewards: Tensor,  # (B, 1) of one step, or of n summed and discounted
-    dones: Tensor,  # (B, 1) 1 where the episode terminated
-    discounts: Tensor | float,  # gamma to the power of the steps, (B, 1) or one for all
-    next_values: Tensor,  # (B, 1)
-) -> Tensor:  # (B, 1)
-    """What a value should be by the Bellman equation."""
-    return rewards + (1 - dones) * discounts * next_values
+def total(terms: Mapping[str, Tensor]) -> Tensor:  # ()
+    """The sum of a loss's named terms, in their order.
 
-
-def td_error_loss(current: Tensor, target: Tensor, kind: str, weights: Tensor | None = None) -> Tensor:
-    """Mean over B rows and K sub-actions of the Huber loss (delta 1, SB3's) or the squared error.
-
-    current (B, K), target (B, 1), weights (B, 1): how much a row counts, to make up for how often it is drawn.
+    Raises:
+        ConfigError: they are no named scalars.
     """
-    target = target.expand_as(current)
-    if weights is None:
-        return functional.smooth_l1_loss(current, target) if kind == "huber" else functional.mse_loss(current, target)
-    loss = functional.smooth_l1_loss if kind == "huber" else functional.mse_loss
-    return (weights * loss(current, target, reduction="none")).mean()
-
-
-@torch.no_grad()
-def targets(networks: QNetworks, batch: ReplayBatch, rule: QRule) -> Tensor:  # (B, 1)
-    """What the values of the actions taken should be: r + discount × V(next), V by the target network.
-
-    The next action is the target network's best, or with `double` the online network's. Of several sub-actions V is
-    the mean of their maxima (Tavakoli et al. 2018).
-    """
-    masks = batch.next_action_masks
-    values = networks.target_values(batch.next_observations)
-    if rule.double:
-        chosen = greedy(networks.values(batch.next_observations), masks, rule.dims)
-        best = chosen_values(values, chosen, rule.dims)
-    else:
-        best = best_values(values, masks, rule.dims)
-    discounts = rule.gamma if batch.discounts is None else batch.discounts
-    return td_target(batch.rewards, batch.dones, discounts, best.mean(dim=1, keepdim=True))
-
-
-def td_loss(networks: QNetworks, batch: ReplayBatch, rule: QRule) -> QTerms:
-    """SB3's loss of one batch (dqn.py, 2.9.2), in its order of operations."""
-    target = targets(networks, batch, rule)
-    current = chosen_values(networks.values(batch.observations), batch.actions, rule.dims)
-    loss = td_error_loss(current, target, rule.loss, batch.weights)
-    return QTerms(loss, (current.detach() - target).abs().mean(dim=1) if rule.rated else None)
+    if not isinstance(terms, Mapping) or not terms:
+        raise ConfigError(f"loss() returned {type(terms).__name__}: return a dict of named scalar tensors")
+    for name, term in terms.items():
+        if not isinstance(term, Tensor) or term.ndim:
+            form = f"a tensor of shape {tuple(term.shape)}" if isinstance(term, Tensor) else type(term).__name__
+            raise ConfigError(f"loss() returned {form} as {name!r}: a term is a scalar tensor, take the mean say")
+    loss, *others = terms.values()
+    for term in others:
+        loss = torch.add(loss, term)
+    return loss
 
 
 class TorchQEngine(TorchBase):
-    """Of a DQN policy."""
+    """Of a DQN policy. The update itself is `DQN.train`."""
 
     def __init__(
         self, policy: Any, settings: EngineSettings, before: Engine | None = None, compiler: Compiler | None = None
     ) -> None:
         super().__init__(policy, settings, before, compiler)
         self.transfer = Transfer(self.device, settings.pin_memory)
-        self.networks = QNetworks(policy, self.precision)
         self._dims = action_dims(policy.action_space)
         self._shape = policy.action_space.shape or ()
-        self._loss: Any = None  # compiled
+        self._terms: Any = None  # compiled
         self._values: Any = None  # compiled
-        self._rule: QRule | None = None  # of the compiled loss
 
     def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> Acted:
         values = self.q_values(self.transfer.observations(observations))
@@ -130,77 +74,58 @@ class TorchQEngine(TorchBase):
             raise EnvError(why_no_action(self.policy, observations, "a Q-value") or "a Q-value is not finite")
         return Acted(chosen.reshape(-1, *self._shape), memory=memory)  # one sub-action has a column of its own
 
+    @torch.no_grad()
     def q_values(self, observations: TensorObservations) -> Tensor:  # (N, A)
         """Of all actions, without gradients."""
-        with torch.no_grad():
-            if self._values is None or num_rows(observations) != self._sizes[1]:
-                return self.networks.values(observations)
-            values: Tensor = self._values(observations)
-            return values
+        if self._values is None or num_rows(observations) != self._sizes[1]:
+            return network_values(self.policy.q_net, observations, self.precision)
+        return self._values(observations)  # type: ignore[no-any-return]
 
-    def loss(self, batch: ReplayBatch, rule: QRule) -> QTerms:
-        """`td_loss`, compiled where that was asked for and came about for such a batch."""
-        if self._loss is None or rule != self._rule or num_rows(batch.observations) != self._sizes[0]:
-            return td_loss(self.networks, batch, rule)
-        terms: QTerms = self._loss(tensors_of(batch))
-        return terms
+    def compiled(self, batch: ReplayBatch) -> Callable[[ReplayBatch], Any] | None:
+        """What `compile` made of a batch's evaluation and loss; None where nothing was, or for another size."""
+        if self._terms is None or num_rows(batch.observations) != self._sizes[0]:
+            return None
+        return lambda batch: self._terms(tensors_of(batch))
 
-    def prepare(self, data: Replay, work: QWork, acting_sizes: list[int]) -> str:
-        sizes = (work.batch_size, *acting_sizes)
-        if not self.must_compile_for(sizes):
+    def compile(
+        self, evaluate: Callable[..., Any], loss: Callable[..., Any], data: Replay, batch_size: int, num_envs: int
+    ) -> str:
+        """Compile the update of such batches up to the gradient, and acting; nothing where that was done before.
+
+        Returns:
+            why it failed, if it did just now.
+        """
+        if not self.must_compile_for((batch_size, num_envs)):
             return ""
-        rule, networks = work.rule, self.networks
-        batch = example_batch(data, work.batch_size)
-        with self.compiling(sizes):
+        batch, policy, precision = example_batch(data, batch_size), self.policy, self.precision
 
-            def loss_of_batch(batch: ReplayBatch) -> QTerms:
-                return td_loss(networks, batch, rule)
+        def terms(batch: ReplayBatch) -> tuple[Any, dict[str, Tensor]]:
+            evaluated = evaluate(batch)
+            return each_array(Tensor.detach, evaluated), loss(batch, evaluated)
 
-            self._rule = rule
-            self._loss, self._values = self.compiler(loss_of_batch), self.compiler(networks.values)
+        def values(observations: TensorObservations) -> Tensor:
+            return network_values(policy.q_net, observations, precision)
+
+        with self.compiling((batch_size, num_envs)):
+            self._terms, self._values = self.compiler(terms), self.compiler(values)
             self.policy.set_training_mode(False)
-            observations = repeated(batch.observations, acting_sizes[0])
             with torch.no_grad():
-                self._values(observations)
+                self._values(repeated(batch.observations, num_envs))
             self.policy.set_training_mode(True)
-            torch.autograd.backward(self._loss(batch).loss)
+            torch.autograd.backward(total(self._terms(batch)[1]))
         if self.failure:
-            self._loss = self._values = None
+            self._terms = self._values = None
         return self.failure
 
-    def learn(self, step: TorchStep, batch: ReplayBatch, rule: QRule) -> QTerms:
-        """Gradient and optimizer step of one batch."""
-        self.clock.enter("train_fwd")
-        terms = self.loss(batch, rule)
-        step.loss = terms.loss
-        self.clock.enter("train_bwd")
-        self.policy.optimizer.zero_grad()
-        step.backward(terms.loss)
-        self.clock.enter("optim")
-        step.watch(step.apply())
-        return terms
-
-    def update(self, data: Replay, work: QWork) -> Statistics:
-        """One batch after the other, each with the priorities that the one before it has set."""
-        self.clock.enter("other")
-        step, losses = TorchStep(self, work.max_grad_norm), list[Tensor]()
-        with step.stepping():
-            batches = data.batches(work.gradient_steps, work.batch_size)
-            for _ in range(work.gradient_steps):
-                self.clock.enter("replay_sample")
-                batch = next(batches)
-                terms = self.learn(step, batch, work.rule)
-                losses.append(terms.loss.detach())
-                if terms.errors is not None and batch.indices is not None:
-                    self.clock.enter("replay_sample")
-                    data.rate(batch.indices, terms.errors.cpu().numpy(), batch.generation, self.guard is not None)
-        self.clock.enter("log")
-        norms, found_losses = _read(step.norms), _read(losses)
+    def statistics(self, step: TorchStep, terms: Mapping[str, list[Tensor]]) -> Statistics:
+        """What a round of steps came to, read from the device once. A single term is the loss and has no other name."""
+        norms = _read(step.norms)
         skipped = int(np.count_nonzero(~np.isfinite(norms)))
+        logged = {name: _read(each) for name, each in terms.items() if len(terms) > 2 or name != "td_loss"}
         return self.counted(
             Statistics(
-                {"loss": found_losses}, norms, work.gradient_steps - skipped, work.gradient_steps,
-                blamed=step.blamed, expected_skips=self.scaler is not None,
+                logged, norms, step.taken - skipped, step.taken, blamed=step.blamed,
+                expected_skips=self.scaler is not None,
             )
         )  # fmt: skip
 
