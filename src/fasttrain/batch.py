@@ -110,27 +110,42 @@ class EmptyMasks:
     """
 
     def __init__(self, raises: bool = False, say: Callable[[str], None] = warnings.warn) -> None:
-        self.raises, self.say, self.count = raises, say, 0
+        self.raises, self.say, self.count, self.step = raises, say, 0, 0
 
-    def look(self, action_masks: BoolArray, dims: Sequence[int], step: int, envs: Int64Array | None = None) -> None:
-        """Look at masks (N, A) of the states that are acted on at env step `step`, of `envs` (N,) or of all.
+    def look(
+        self,
+        action_masks: BoolArray,  # (N, A) of the states that are acted on
+        dims: Sequence[int],
+        step: int | None = None,  # env step; None: that of the last look
+        envs: Int64Array | None = None,  # (N,); None: all
+        whose: str = "",
+    ) -> None:
+        """Look at the masks of one decision in each of some envs.
 
         Raises:
             EnvError: some allow nothing, and `raises`.
         """
+        self.step = self.step if step is None else step
         rows = stuck_envs(action_masks, dims)
         if not len(rows):
             return
-        named = ", ".join(str(row) for row in (rows if envs is None else envs[rows]))
-        what = f"no legal action in env {named} at step {step:,}: the action mask is False for every choice"
+        of = rows if envs is None else envs[rows]
+        named = ", ".join(f"{env}{_head(action_masks[row], dims)}" for env, row in zip(of, rows, strict=True))
+        what = f"no legal action{whose} in env {named} at step {self.step:,}: the action mask is False for every choice"
         if self.raises:
             raise EnvError(
-                f"{what} of a (sub-)action. End the episode in such a state, offer a pass action, or take "
+                f"{what} there. End the episode in such a state, offer a pass action, or take "
                 "env.on_empty_mask=all_legal"
             )
         if not self.count:
             self.say(f"{what}; all count as legal there, as in sb3-contrib (env.on_empty_mask=raise: an error)")
         self.count += len(rows)
+
+
+def _head(action_mask: BoolArray, dims: Sequence[int]) -> str:  # (A,), (K,)
+    """Which sub-action of several has no legal choice."""
+    heads = [head for head, end in enumerate(accumulate(dims)) if not action_mask[end - dims[head] : end].any()]
+    return f" (head {', '.join(map(str, heads))})" if len(dims) > 1 else ""
 
 
 def load_into(target: NDArray[Any], arrays: Mapping[str, NDArray[Any]], name: str) -> None:

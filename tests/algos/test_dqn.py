@@ -227,10 +227,10 @@ def test_a_lost_transition_is_left_out(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(env, "step_slots", with_a_fault)
     model.learn(100)
     storage = model.replay_buffer
-    assert storage.rewards.max() < 1e6
-    assert storage.next_observations.max() < 777.0
-    np.testing.assert_array_equal(storage.observations[7, 3], storage.observations[7, 0])
-    assert storage.dones[6, 3] == storage.dones[7, 3] == 1
+    batch = storage.sample(1000)
+    assert batch.rewards.max() < 1e6
+    assert batch.next_observations.max() < 777.0
+    assert storage.dones[6, 3] == 1
 
 
 def test_learn_has_the_arguments_of_stock():

@@ -119,8 +119,9 @@ def test_empty_masks_are_counted_told_once_and_may_be_an_error():
     assert empty.count == 4
     assert len(said) == 1
     assert "no legal action in env 1, 3 at step 812" in said[0]
-    with pytest.raises(EnvError, match="env 11, 13 at step 9"):
-        EmptyMasks(raises=True).look(masks, [4], 9, np.arange(10, 15))
+    masks[3, :2] = True
+    with pytest.raises(EnvError, match=r"env 11 \(head 0, 1\), 13 \(head 1\) at step 9"):
+        EmptyMasks(raises=True).look(masks, [2, 2], 9, np.arange(10, 15))
     filled = opened(masks, [2, 2])
     assert filled.all()
     assert not masks[1].any(), "a copy"

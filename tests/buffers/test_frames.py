@@ -114,7 +114,7 @@ def test_a_checkpoint_goes_on_as_if_nothing_had_been(rows: int):
     whole, ours = pair(2, rows=rows)
     seen = fill(env, [whole, ours], 31)
     same(whole, ours)
-    ours.discard([1])
+    ours.discard([], [], [1])
     seen = env.reset()
     state, arrays = replay_state(ours)
     _, again = pair(2, rows=rows)
@@ -126,14 +126,18 @@ def test_a_checkpoint_goes_on_as_if_nothing_had_been(rows: int):
         load_replay_state(pair(2, rows=rows)[1], state, {k: v for k, v in arrays.items() if k != "frames/ages"})
 
 
-@pytest.mark.parametrize("lost", [[0], [0, 1]])
-def test_what_is_left_out_is_the_same_as_in_whole_observations(lost: list[int]):
+@pytest.mark.parametrize(("lost", "resting"), [([0], []), ([0, 1], []), ([], [1]), ([0], [1])])
+def test_what_is_left_out_is_the_same_as_in_whole_observations(lost: list[int], resting: list[int]):
     made = (26, stacked(2).observation_space, spaces.Discrete(2), "cpu", 2)
     whole, ours, env = ReplayStorage(*made), ReplayStorage(*made, frame_stack=4), stacked(2)
     for _ in range(9):  # each begins with a reset, as after a fault
-        fill(env, [whole, ours], 2)
+        seen = fill(env, [whole, ours], 1)
         for buffer in (whole, ours):
-            buffer.discard(lost)
+            buffer.discard((), (), resting)
+        for last in (False, True):
+            seen = fill(env, [whole, ours], 1, seen)
+            for buffer in (whole, ours):
+                buffer.discard(lost, resting, [] if last else resting)
         same(whole, ours)
 
 

@@ -19,6 +19,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
 from fasttrain.buffers import replay_storage as replay
+from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import PACK_ABOVE, ReplayStorage
 from fasttrain.errors import ConfigError
 
@@ -363,41 +364,76 @@ def one_row(storage: ReplayStorage, value: float, **ends: Any) -> None:
     storage.put(observations, observations + 0.5, np.zeros(storage.n_envs), value + envs, dones, timeouts, masks)
 
 
+def drawn(storage: ReplayStorage) -> set[tuple[int, int]]:
+    return {*zip(*(part.tolist() for part in storage.draw(400)), strict=True)}
+
+
+@pytest.mark.parametrize("kind", [ReplayStorage, PrioritizedReplayBuffer])
+@pytest.mark.parametrize("saves_memory", [False, True])
+def test_what_is_discarded_is_never_drawn(kind: type[ReplayStorage], saves_memory: bool):
+    options: Any = {"optimize_memory_usage": saves_memory, "handle_timeout_termination": not saves_memory}
+    storage = kind(12, BOX, spaces.Discrete(4), "cpu", 3, n_steps=3, **options)
+    one_row(storage, 10)
+    one_row(storage, 20, dones=[0, 1])
+    storage.discard([1])
+    one_row(storage, 30)
+    assert drawn(storage) == {*itertools.product(range(3), range(3))} - {(1, 1)}
+    assert storage.gather(np.array([0]), np.array([1])).rewards.item() == 11, "no window goes on into it"
+    assert (storage.dones[0, 1], storage.timeouts[0, 1]) == (1, 1)
+    for value in (40, 50, 60):
+        one_row(storage, value)
+    assert (1, 1) in drawn(storage), "written anew"
+
+
+def test_while_nothing_else_is_stored_what_is_discarded_stays():
+    storage = ReplayStorage(3, BOX, spaces.Discrete(4), "cpu", 1)
+    for value in (10, 20):
+        one_row(storage, value)
+        storage.discard([0])
+        assert drawn(storage) == {(0, 0)}
+    one_row(storage, 30)
+    one_row(storage, 40)
+    storage.discard([0])
+    assert drawn(storage) == {(2, 0)}
+
+
 @pytest.mark.parametrize("mask_width", [None, 4, PACK_ABOVE + 8])
-def test_discarded_transitions_are_copies_of_others(mask_width: int | None):
+@pytest.mark.parametrize("ends", [{}, {"dones": [1]}, {"dones": [1], "timeouts": [1]}])
+def test_a_rest_belongs_to_the_transition_before_it(mask_width: int | None, ends: dict[str, list[int]]):
     storage = ReplayStorage(30, BOX, spaces.Discrete(mask_width or 4), "cpu", 3, n_steps=3, mask_width=mask_width)
     one_row(storage, 10)
-    one_row(storage, 20, dones=[0, 1], timeouts=[1])
-    storage.discard([1])
-    one_row(storage, 30)
-    assert storage.rewards[:3].tolist() == [[10, 11, 12], [20, 20, 22], [30, 31, 32]]
-    assert storage.observations[1, 1, 0] == storage.observations[1, 0, 0]
-    assert (storage.dones[1, 1], storage.timeouts[1, 1]) == (1, 0), "as the one it is a copy of: ended by the rules"
-    assert (storage.dones[0, 1], storage.timeouts[0, 1]) == (1, 1), "no window goes on into the copy"
-    batch = storage.gather(np.array([0, 1, 2]), np.array([1, 1, 1]))
-    assert batch.rewards[:, 0].tolist() == [11, 20, 31]
-    assert batch.dones[:, 0].tolist() == [0, 1, 0]
+    storage.discard((), (), [1])
+    one_row(storage, 20)
+    storage.discard((), [1], [1])
+    assert drawn(storage) == {(row, env) for row in range(2) for env in (0, 2)}, "nobody knows yet what it led to"
+    one_row(storage, 30, **ends)
+    assert storage.discard((), [1], [1] if ends else []) == [(0, 1)]
+    one_row(storage, 40)
+    if ends:
+        storage.discard((), [1])  # begins the next episode: nobody's reward
+        one_row(storage, 50)
+    batch = storage.gather(np.array([0, 0]), np.array([1, 0]))
+    assert batch.rewards[:, 0].tolist() == pytest.approx([11 + 21 + 31, 10 + 0.99 * 20 + 0.99**2 * 30])
+    assert batch.dones[0].item() == float(ends == {"dones": [1]})
+    assert batch.discounts[0].item() == pytest.approx(0.99)
+    assert batch.next_observations[0, 0].item() == pytest.approx(0.531), "what was seen when the rest was over"
     if mask_width is not None:
-        assert batch.next_action_masks[1].all(), "the mask of env 0"
+        assert batch.next_action_masks[0].any() == bool(ends), "a mask of that moment"
+    assert drawn(storage) >= {(0, 1), (0, 0)}
+    assert not {(1, 1), (2, 1)} & drawn(storage)
 
 
-def test_a_copy_of_what_goes_on_is_bootstrapped():
-    storage = ReplayStorage(30, BOX, spaces.Discrete(4), "cpu", 3, n_steps=3)
-    one_row(storage, 10)
-    one_row(storage, 20, dones=[1], timeouts=[1])
+def test_a_rest_as_long_as_the_ring_and_one_that_a_fault_ends():
+    storage = ReplayStorage(8, BOX, spaces.Discrete(4), "cpu", 2)
+    for value in (10, 20, 30, 40, 50, 60):
+        one_row(storage, value)
+        storage.discard((), [1] if value > 10 else [], [1])
+    assert drawn(storage) == {(row, 0) for row in range(4)}
+    one_row(storage, 70)
+    storage.discard((), (), [1])
+    one_row(storage, 80, dones=[1], timeouts=[1])
     storage.discard([1])
-    one_row(storage, 30)
-    assert (storage.dones[1, 1], storage.timeouts[1, 1]) == (1, 1)
-    batch = storage.gather(np.array([1]), np.array([1]))
-    assert (batch.rewards.item(), batch.dones.item()) == (20, 0)
-    assert batch.discounts.item() == pytest.approx(0.99)
-
-
-def test_a_single_env_repeats_its_step_before():
-    storage = ReplayStorage(30, BOX, spaces.Discrete(4), "cpu", 1)
-    one_row(storage, 10)
-    storage.discard([0])
-    assert storage.rewards[0, 0] == 10, "nothing else is there"
-    one_row(storage, 20, dones=[0], timeouts=[0])
-    storage.discard([0])
-    assert storage.rewards[:2, 0].tolist() == [10, 10]
+    one_row(storage, 90)
+    storage.discard((), [1])
+    assert storage.rewards[2, 1] == 71, "neither what a fault brought nor what came after it"
+    assert (2, 1) not in drawn(storage)

@@ -293,6 +293,13 @@ class World(Plain):
         return np.full(3, WORLD["at"] / 101, np.float32)
 
 
+class Strict(Plain):
+    """Makes NumPy strict in the process that it is built in."""
+
+    def __init__(self) -> None:
+        np.seterr(all="raise")
+
+
 class Duel(Plain):
     """Takes an object, as notebooks hand it over."""
 

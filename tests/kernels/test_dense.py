@@ -114,6 +114,14 @@ def test_relu_and_its_derivative():
     np.testing.assert_array_equal(d, [0.0, 0.0, 7.0, 8.0])
 
 
+def test_an_unknown_activation_gives_no_number():
+    a, d = np.ones(3, np.float32), np.ones(3, np.float32)
+    activate(a, 7)
+    through_activation(d, a, 7)
+    assert np.isnan(a).all()
+    assert np.isnan(d).all()
+
+
 @pytest.mark.parametrize("kind", [TANH, RELU])
 def test_nan_stays_nan(kind: int):
     a = np.array([np.nan, 1.0], np.float32)

@@ -71,6 +71,12 @@ def test_an_env_of_a_strangers_shape_trains(fasttrain: RunCommand, name: str):
         assert tuple(one["code"] for one in done.json("checkup.json")["findings"]) == case.found
 
 
+def test_what_an_env_changes_in_the_process_is_told_once(fasttrain: RunCommand):
+    done = fasttrain(*TINY, *FREE, "env.entry_point=strangers:Strict", "eval_every=32", "eval_async=false")
+    assert done.exit_code == 0, done.err
+    assert done.err.count("an env changed numpy.seterr") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

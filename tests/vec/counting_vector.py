@@ -86,6 +86,30 @@ class Counting(VectorEnv[Any, Any, Any]):
         return {"action_mask": self._masks()} if self.masks == "infos" else {}
 
 
+class InTurn(VectorEnv[Any, Any, Any]):
+    """Two rows decide in turn, four decisions a game: 1 for one's own, 10 for the other's; both see how many were."""
+
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+    num_envs, single_action_space = 2, spaces.Discrete(2)
+    single_observation_space = spaces.Box(0, 4, (1,), np.float32)
+    observation_space, action_space = batch_space(single_observation_space, 2), batch_space(single_action_space, 2)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.made = 0
+        return self._seen()
+
+    def _seen(self) -> tuple[Any, dict[str, Any]]:
+        return np.full((2, 1), self.made, np.float32), {"rests": np.arange(2) != self.made % 2}
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        rewards = np.where(np.arange(2) == self.made % 2, 1.0, 10.0)
+        self.made += 1
+        over, last = self.made == 4, {"final_obs": np.full((2, 1), 4.0)}
+        self.made %= 4
+        seen, told = self._seen()
+        return seen, rewards, np.full(2, over), np.zeros(2, np.bool_), {**told, **(last if over else {})}
+
+
 class Mute(Counting):
     """Does not say how it resets."""
 

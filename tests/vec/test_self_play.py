@@ -43,6 +43,24 @@ def vec_env(kind: str, count: int = 3) -> SelfPlayVecEnv:
     return env
 
 
+def test_an_opponent_without_a_legal_action_is_told_or_an_error():
+    class Stuck(Duel):
+        def action_masks(self) -> Any:
+            return np.full(4, not self.opponents_turn)
+
+    env, opponent = SelfPlayVecEnv(DummyVecEnv([lambda: TwoSided(Stuck())] * 2)), Scripted()
+    env.set_opponent(opponent)
+    env.reset()
+    with pytest.warns(UserWarning, match="no legal action of the opponent in env 0, 1 at step") as told:
+        env.step(np.array([1, 1]))
+    env.step(np.array([1, 1]))
+    assert len(told) == 1
+    assert (env.empty_masks.count, [masks for *_, masks in opponent.shown]) == (4, [[[True] * 4] * 2] * 2)
+    env.empty_masks.raises = True
+    with pytest.raises(EnvError, match="of the opponent in env 0, 1"):  # who begins the next episode
+        env.step(np.array([1, 1]))
+
+
 KINDS = pytest.mark.parametrize("kind", ["dummy", "shared"])
 
 

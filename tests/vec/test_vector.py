@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from counting_vector import RESET_REWARD, Counting, Mute
+from counting_vector import RESET_REWARD, Counting, InTurn, Mute
 
 from fasttrain import DQN, PPO, MaskablePPO
 from fasttrain.errors import EnvSpecError
@@ -114,6 +114,28 @@ def test_dqn_stores_no_reset(n_steps: int):
     assert np.all(before[:, 0] == after[:, 0])  # one episode
     assert np.all(after[:, 1] > before[:, 1])
     assert not np.any(batch.rewards.numpy() >= RESET_REWARD)
+
+
+@pytest.mark.parametrize("prioritized", [None, {}])
+def test_what_a_rest_brings_belongs_to_the_decision_before_it(prioritized: Any):
+    env = GymVecEnv(lambda num_envs: InTurn(), 2, "the game in turn")
+    model = DQN("MlpPolicy", env, buffer_size=60, learning_starts=10, prioritized=prioritized, seed=0).learn(80)
+    batch = model.replay_buffer.sample(400)
+    parts = batch.observations, batch.next_observations, batch.rewards, batch.dones
+    drawn = {*map(tuple, np.hstack([part.numpy() for part in parts]).tolist())}
+    assert drawn == {(0, 2, 11, 0), (1, 3, 11, 0), (2, 4, 11, 1), (3, 4, 1, 1)}
+
+
+@pytest.mark.parametrize("engine", ["torch", "kernels"])
+@pytest.mark.parametrize("kind", [PPO, MaskablePPO])
+def test_a_rollout_without_a_transition_is_not_learned_from(engine: str, kind: Any):
+    env = made(2, masks="method")  # both reset in the 20th step, one of them before it now and then
+    model = kind("MlpPolicy", env, n_steps=1, batch_size=2, n_epochs=1, seed=0, engine=engine)
+    model.engine.guard = None
+    with pytest.warns(UserWarning, match="a rollout without a transition"):
+        model.learn(32)
+    assert (model._n_updates, env.venv.calls) == (20, 21)
+    assert all(np.isfinite(part.detach().numpy()).all() for part in model.policy.parameters())
 
 
 def test_a_masked_policy_trains_and_never_plays_what_is_illegal():

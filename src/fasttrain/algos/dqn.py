@@ -25,7 +25,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 from torch.nn import functional
 
-from fasttrain.algos.fast import AnyDiscrete, Came, Fast, next_states, note_episodes, overridden, read_masks
+from fasttrain.algos.fast import AnyDiscrete, Came, Fast, left_out, next_states, note_episodes, overridden, read_masks
 from fasttrain.batch import BoolArray, opened
 from fasttrain.buffers.prefetch import Direct, Prefetching, Replay
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
@@ -196,7 +196,7 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
     def _store(
         self, source: SlotSource, storage: ReplayStorage, masked: bool, actions: NDArray[Any], came: Came
     ) -> None:
-        """One transition per env. What VecNormalize changed is stored as the env gave it, as SB3 does."""
+        """One transition per env that made one. What VecNormalize changed is stored as the env gave it, as SB3 does."""
         normalizer, slots = self._vec_normalize_env, source.slots
         seen, rewards = came.observations, came.rewards
         if normalizer is None:
@@ -208,9 +208,8 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
         before: Any = self._last_original_obs
         with storage.lock:
             storage.put(before, next_obs, actions, rewards, came.dones, timeouts, next_masks)
-            resets = () if slots.resets is None else np.flatnonzero(slots.resets).tolist()
-            if lost := [*(episode.env_index for episode in slots.finished if episode.lost), *resets]:
-                storage.discard(lost)
+            if any(none := left_out(slots)):
+                storage.discard(*none)
         self._last_obs = came.observations
         if normalizer is not None:
             self._last_original_obs = seen

@@ -18,7 +18,7 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
-from fasttrain.batch import LAST_MASKS, BoolArray, EmptyMasks, FinishedEpisode, Float32Array, each_array, opened
+from fasttrain.batch import LAST_MASKS, BoolArray, EmptyMasks, FinishedEpisode, Float32Array, Slots, each_array, opened
 from fasttrain.buffers.prefetch import Direct
 from fasttrain.buffers.sequences import Memory
 from fasttrain.engines.engine import Engine, EngineSettings
@@ -200,6 +200,13 @@ def next_states(
         if masks is not None and legal is not None and episode.truncated:
             masks[env] = legal
     return observations, None if masks is None or dims is None else opened(masks, dims)
+
+
+def left_out(slots: Slots) -> tuple[list[int], list[int], list[int]]:
+    """Of envs whose step was none: lost by a fault, or at rest; and those that rest next, within an episode."""
+    resets, rests = ([] if rows is None else np.flatnonzero(rows).tolist() for rows in (slots.resets, slots.rests))
+    lost = [episode.env_index for episode in slots.finished if episode.lost]
+    return lost, resets, [env for env in rests if not (slots.terminations[env] or slots.truncations[env])]
 
 
 def _kept(source: SlotSource, place: Any) -> Any:

@@ -48,6 +48,11 @@ class _PPO(Fast, OnPolicyAlgorithm):
     def train(self) -> None:
         if not has_stock_buffer(self):
             return super().train()
+        rollout: Any = self.rollout_buffer
+        if not len(rollout.rows):
+            warnings.warn("a rollout without a transition: in each of its steps every env only began an episode or "
+                          "rested; its update is left out (a larger n_steps has some)", stacklevel=2)  # fmt: skip
+            return None
         with self.collector.clock.phase("buffer"):
             train(self)
 

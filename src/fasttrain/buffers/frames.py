@@ -58,7 +58,7 @@ class Frames:
         """
         step, k = self.written, self.stack
         row, seen = step % self.rows, observations.reshape(self.num_envs, k, *self._frame)
-        for env in range(self.num_envs) if self.last else ():
+        for env in range(self.num_envs) if self.last or self.others else ():
             self.last.pop((row, env), None)
             self.others.pop((row, env), None)
         if not step:  # what was seen before the first row
@@ -102,12 +102,11 @@ class Frames:
             )
         self.last.setdefault(((step - 1) % self.rows, env), self.frames[step % self._size, env].copy())
 
-    def stand_in(self, env: int, source: Place) -> None:
-        """The row written last is to be that of `source` for this env, rows back and an env; its episode ends there."""
-        back, other = source
-        place, from_row = ((self.written - 1) % self.rows, env), np.array([(self.written - 1 - back) % self.rows])
-        both = np.concatenate([self.take(from_row, np.array([other]), following) for following in (False, True)])
-        self.others[place], self.last[place] = both, both[1].reshape(self.stack, *self._frame)[-1]
+    def lead_on(self, env: int, row: int) -> None:
+        """What follows that row of the ring for this env is what follows the row written last."""
+        newest, envs = np.array([(self.written - 1) % self.rows]), np.array([env])
+        both = self.take(np.array([row]), envs, False), self.take(newest, envs, True)
+        self.others[row, env] = np.concatenate(both)
 
     def take(self, rows: Int64Array, envs: Int64Array, following: bool) -> Images:
         """Observations (B, k × c, H, W) of these rows of the ring, or those after them."""
@@ -118,7 +117,7 @@ class Frames:
             there = ages >= back
             out[there, self.stack - 1 - back] = self.frames[(steps[there] + following - back) % self._size, envs[there]]
         found = out.reshape(len(steps), *self.shape)
-        for at, place in enumerate(zip(rows.tolist(), envs.tolist(), strict=True)) if self.last else ():
+        for at, place in enumerate(zip(rows.tolist(), envs.tolist(), strict=True)) if self.last or self.others else ():
             if place in self.others:
                 found[at] = self.others[place][int(following)]
             elif following and place in self.last:

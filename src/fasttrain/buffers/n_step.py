@@ -5,13 +5,14 @@ Where a window ends and what it pays; sums and powers are numpy's bit by bit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fasttrain.batch import Float32Array, Int64Array, Observations
+from fasttrain.buffers.frames import Place
 from fasttrain.errors import ConfigError
 from fasttrain.jit import njit
 from fasttrain.kernel_cache import KernelCall
@@ -155,3 +156,63 @@ def windows_of(
     if wrong >= 0:
         raise IndexError(f"row {rows[wrong]} of env {envs[wrong]} is outside of {size} × {num_envs}")
     return last_rows, returns, discounts, ends
+
+
+NONE = -1  # in `ReplayStorage.under_way`
+Envs = Sequence[int]
+
+
+def end_window(storage: Any, row: int, env: int) -> None:
+    """No window of n steps goes beyond that row; what follows it is rated."""
+    if not storage.dones[row, env]:
+        storage.dones[row, env] = storage.timeouts[row, env] = 1.0
+
+
+def leave_out(storage: Any, lost: Envs, resting: Envs, waiting: Envs) -> list[Place]:
+    """What was stored last is no transition where it came of a fault (`lost`) or was no decision (`resting`): it is
+    never drawn, and windows of n steps end before it. While nothing else is stored it stays.
+
+    Args:
+        storage: a `ReplayStorage`.
+        waiting: envs whose next step is no decision, within an episode. What is stored until they decide again, the
+            rewards, the end and the observation after it, is what their last transition led to, which is not drawn
+            before; with `optimize_memory_usage` the observation stays the first one.
+
+    Returns:
+        the transitions that can be drawn from now on.
+    """
+    if storage.void is None:
+        storage.void = np.zeros(storage.rewards.shape, np.bool_)
+    void, under_way, size, none = storage.void, storage.under_way, storage.size(), [*lost, *resting]
+    row, before = (storage.pos - 1) % storage.buffer_size, (storage.pos - 2) % storage.buffer_size
+    void[row, [*none, *waiting]] = True
+    if void[: storage.pos].all() and void[storage.pos + storage._margin() : size].all():
+        void[row] = False  # else nothing could be drawn
+    whole = []
+    for env in none:
+        if size > 1 and not void[before, env]:
+            end_window(storage, before, env)
+        last = int(under_way[env])
+        if last != NONE and last != row and env not in lost:  # `row`: a rest as long as the ring
+            _lead_on(storage, last, row, env)
+            if env in waiting and not storage.dones[row, env]:
+                continue
+            void[last, env] = False
+            whole.append((last, env))
+        under_way[env] = NONE
+    for env in waiting:
+        if env not in none:
+            under_way[env] = row
+            end_window(storage, row, env)
+    return whole
+
+
+def _lead_on(storage: Any, last: int, row: int, env: int) -> None:
+    """What `row` holds is what the transition in the row `last` led to."""
+    storage.rewards[last, env] += storage.rewards[row, env]
+    if storage.dones[row, env]:
+        storage.timeouts[last, env] = storage.timeouts[row, env]
+    for array in (*storage._stored_next.values(), *([] if storage.next_masks is None else [storage.next_masks])):
+        array[last, env] = array[row, env]
+    if storage.frames is not None:
+        storage.frames.lead_on(env, last)

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecNormalize
 
 from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, Observations
+from fasttrain.buffers.frames import Place
+from fasttrain.buffers.n_step import Envs
 from fasttrain.buffers.replay_storage import ReplayBatch, ReplayStorage
 from fasttrain.buffers.sum_tree import SumTree, find_kernel, refresh, set_kernel
 from fasttrain.errors import ConfigError
@@ -195,11 +197,17 @@ class PrioritizedReplayBuffer(ReplayStorage):
             if self._margin():  # the observations of this row were overwritten by the next ones
                 self._set(self._row + self.pos * self.n_envs, 0.0)
 
-    def _set(self, slots: Int64Array, priority: float) -> None:
-        set_kernel(self.tree.nodes, self.tree.starts, self.tree.capacity, slots, np.full(self.n_envs, priority))
+    def discard(self, lost: Envs, resting: Envs = (), waiting: Envs = ()) -> list[Place]:
+        """As in `ReplayStorage`; what is not drawn has the priority 0."""
+        with self.lock:
+            whole = super().discard(lost, resting, waiting)
+            row = (self.pos - 1) % self.buffer_size
+            self._set(row * self.n_envs + np.flatnonzero(self.void[row]), 0.0)  # type: ignore[index]
+            self._set(np.array([row * self.n_envs + env for row, env in whole], np.int64), self._highest)
+        return whole
 
-    def _margin(self) -> int:
-        return int(self.optimize_memory_usage and self.full)
+    def _set(self, slots: Int64Array, priority: float) -> None:
+        set_kernel(self.tree.nodes, self.tree.starts, self.tree.capacity, slots, np.full(len(slots), priority))
 
     def draw_weighted(
         self, batch_size: int, batches: int = 1, rng: np.random.Generator | None = None

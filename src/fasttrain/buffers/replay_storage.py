@@ -21,8 +21,8 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor
 
 from fasttrain.batch import BoolArray, Float32Array, Int64Array, Observations
-from fasttrain.buffers.frames import Frames
-from fasttrain.buffers.n_step import MAX_N_STEPS, FlatViews, bytes_of_ring, powers_of, windows_of
+from fasttrain.buffers.frames import Frames, Place
+from fasttrain.buffers.n_step import MAX_N_STEPS, NONE, Envs, FlatViews, bytes_of_ring, leave_out, powers_of, windows_of
 from fasttrain.errors import ConfigError
 
 TensorObservations = Tensor | dict[str, Tensor]
@@ -123,6 +123,8 @@ class ReplayStorage(ReplayBuffer):
         self.next_masks: NDArray[Any] | None = arrays.get(("next_masks", ""))
         self._powers = powers_of(gamma, n_steps)
         self.lock, self.generation = threading.RLock(), 0
+        self.void: BoolArray | None = None  # (size, N) what is no transition; None: nothing was left out yet
+        self.under_way: Int64Array = np.full(n_envs, NONE)  # rows of transitions whose outcome is still to come
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the lock, which cannot be pickled, and of a moment at which nobody writes."""
@@ -139,6 +141,7 @@ class ReplayStorage(ReplayBuffer):
             super().reset()
             if self.frames:
                 self.frames.clear()
+            self.void = None
             self.generation += 2 * self.buffer_size - self.generation % self.buffer_size  # row 0 comes next
 
     def _check_settings(self) -> None:
@@ -243,30 +246,13 @@ class ReplayStorage(ReplayBuffer):
             if self.pos == self.buffer_size:
                 self.full, self.pos = True, 0
             self.generation += 1
+            if self.void is not None:
+                self.void[row] = False
 
-    def discard(self, envs: Sequence[int]) -> None:
-        """Leave out what `put` stored last for these envs: it came of a fault, not of the game.
-
-        Their places get copies of another env's transition of that step (of the step before, if no env is left), as
-        episodes of their own; windows of n steps end before them. With `optimize_memory_usage`, whose observations
-        are the next ones of the row before, and while nothing else is stored, all stays as it is.
-        """
+    def discard(self, lost: Envs, resting: Envs = (), waiting: Envs = ()) -> list[Place]:
+        """What `put` stored last is no transition of some envs: see `leave_out`."""
         with self.lock:
-            row = (self.pos - 1) % self.buffer_size
-            before = (row - 1) % self.buffer_size
-            kept = sorted(set(range(self.n_envs)) - set(envs))
-            if self.optimize_memory_usage or not (kept or self.size() > 1):
-                return
-            for number, env in enumerate(envs):
-                source = (row, kept[number % len(kept)]) if kept else (before, env)
-                ended = self.dones[source] and not self.timeouts[source]
-                for array in self._arrays.values():
-                    array[row, env] = array[source]
-                if self.frames is not None:
-                    self.frames.stand_in(env, (int(source[0] != row), source[1]))
-                self.dones[row, env], self.timeouts[row, env] = 1.0, float(not ended)
-                if self.size() > 1 and not self.dones[before, env]:
-                    self.dones[before, env] = self.timeouts[before, env] = 1.0
+            return leave_out(self, lost, resting, waiting)
 
     def _fill(self, stored: dict[str, NDArray[Any]], row: int, values: Observations) -> None:
         given = values if isinstance(values, dict) else {"": values}
@@ -294,11 +280,20 @@ class ReplayStorage(ReplayBuffer):
         if not self.size():
             raise ValueError("cannot sample: the replay buffer is empty")
         integers: Any = np.random.randint if rng is None else rng.integers
-        if self.optimize_memory_usage and self.full:  # the observation at pos has been overwritten by a next one
-            rows = (integers(1, self.buffer_size, size=batch_size) + self.pos) % self.buffer_size
+        rows, envs = self._anywhere(batch_size, integers)
+        while self.void is not None and (again := np.flatnonzero(self.void[rows, envs])).size:
+            rows[again], envs[again] = self._anywhere(len(again), integers)
+        return rows, envs
+
+    def _anywhere(self, count: int, integers: Any) -> tuple[Int64Array, Int64Array]:
+        if self._margin():  # the observation at pos has been overwritten by a next one
+            rows = (integers(1, self.buffer_size, size=count) + self.pos) % self.buffer_size
         else:
-            rows = integers(0, self.size(), size=batch_size)
-        return rows, integers(0, self.n_envs, size=batch_size)
+            rows = integers(0, self.size(), size=count)
+        return rows, integers(0, self.n_envs, size=count)
+
+    def _margin(self) -> int:
+        return int(self.optimize_memory_usage and self.full)
 
     def sample(  # type: ignore[override]
         self,

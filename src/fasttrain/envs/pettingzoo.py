@@ -262,8 +262,7 @@ class Rows(VectorEnv[Any, Any, Any]):
         self.single_action_space = _same(first, "action_space", self.agents, self._what)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self.metadata = {**first.metadata, "autoreset_mode": AutoresetMode.SAME_STEP, "rows_rest": True,
-                         "in_turn": isinstance(first, Turns)}  # fmt: skip
+        self.metadata = {**first.metadata, "autoreset_mode": AutoresetMode.SAME_STEP, "rows_rest": True}
         keys = [(copy, agent) for copy in range(count) for agent in self.agents]  # of a look more than rows
         self._rows = {key: row for row, key in enumerate(keys)}
         self._seen: list[Any] = [None] * len(keys)

@@ -190,7 +190,7 @@ def sparse_backward(
 
 @njit_inner
 def activate(x: Float32Array, kind: int) -> None:
-    """x = tanh or relu of it, in place.
+    """x = tanh or relu of it, in place; NaN of any other kind, which a guard sees.
 
     tanh is the rational approximation of Eigen and XLA (degree 13 over 6, error 2e-7); beyond ±7.9 it is ±1 in float32.
     The comparisons are written so that NaN stays NaN.
@@ -199,6 +199,10 @@ def activate(x: Float32Array, kind: int) -> None:
     if kind == RELU:
         for c in range(len(x)):
             x[c] = f(0) if x[c] < f(0) else x[c]
+        return
+    if kind != TANH:
+        for c in range(len(x)):
+            x[c] = f(math.nan)
         return
     limit = f(7.90531110763549805)
     for c in range(len(x)):
@@ -219,14 +223,14 @@ def activate(x: Float32Array, kind: int) -> None:
 
 @njit_inner
 def through_activation(d: Float32Array, a: Float32Array, kind: int) -> None:
-    """d *= derivative of the activation, from its output a."""
+    """d *= derivative of the activation, from its output a, which is NaN of an unknown kind."""
     one = d.dtype.type(1)
-    if kind == TANH:
-        for c in range(len(d)):
-            d[c] *= one - a[c] * a[c]
-    else:
+    if kind == RELU:
         for c in range(len(d)):
             d[c] = d[c] if a[c] > 0 else d.dtype.type(0)
+        return
+    for c in range(len(d)):
+        d[c] *= one - a[c] * a[c]
 
 
 @njit_inner

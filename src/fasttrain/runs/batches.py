@@ -99,11 +99,6 @@ def check_batch(
             f"{what} resets in the step after an episode's end, which algo={config.algo.name} would remember: take "
             "env.backend=gymnasium, or an algorithm without memory"
         )
-    if late and config.algo.spec.off_policy and env.venv.metadata.get("in_turn"):  # type: ignore[attr-defined]
-        raise ConfigError(
-            f"{what} with env.kwargs.sharing=true: seats decide in turn, and algo={config.algo.name} takes the next "
-            "step for what came of a decision: take algo=ppo or maskable_ppo, or opponent=self in place of sharing"
-        )
     if late and (config.env.frame_stack > 1 or plays_itself(config)):
         option = "env.frame_stack" if config.env.frame_stack > 1 else "opponent=self"
         raise ConfigError(f"{option} with {what}, which resets in the step after an episode's end: leave one out")

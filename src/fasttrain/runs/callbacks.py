@@ -278,8 +278,10 @@ def sequences_line(model: Any) -> str:
 
 
 def count_empty_masks(model: BaseAlgorithm, empty: EmptyMasks) -> None:
-    """Let `empty` see all masks that the model acts under: a stock class asks its env for them."""
+    """Let `empty` see all masks that the model and opponents act under: a stock class asks its env for them."""
     timed = unwrap_vec_wrapper(model.env, TimedVecEnv) if model.env is not None else None
+    if model.env is not None and isinstance(model.env.unwrapped, SelfPlayVecEnv):
+        model.env.unwrapped.empty_masks = empty
     if isinstance(model, Fast):
         model.collector.empty_masks = empty
     elif timed is not None and isinstance(model, sb3_contrib.MaskablePPO):

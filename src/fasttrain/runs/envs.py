@@ -191,15 +191,16 @@ def build_vec_env(
     tell: Callable[[str], None] = lambda _: None,
     scout: Scout | None = None,
     folder: Path | None = None,
+    told: set[str] | None = None,
 ) -> VecEnv:
     """`num_envs` copies as the (effective) `vec_env` says; env i is seeded with `seed + i`.
 
     `statistics` of a training: the envs are to be played with `env.normalize` as it was learned there. `tell` hears
     which env is being built, where that is known. `scout` is to be the first worker.
-    `folder` is where engines' logs go.
+    `folder` is where engines' logs go. `told` is what envs changed in this process, as far as it was said.
     """
     try:
-        env = _stepped(config, num_envs, tell, scout, folder)
+        env = _stepped(config, num_envs, tell, scout, folder, told)
     except EnvSpecError as error:
         if num_envs < 2 or error.__cause__ is None or isinstance(error, NoMasksError):
             raise
@@ -211,7 +212,12 @@ def build_vec_env(
 
 
 def _stepped(
-    config: Config, num_envs: int, tell: Callable[[str], None], scout: Scout | None, folder: Path | None
+    config: Config,
+    num_envs: int,
+    tell: Callable[[str], None],
+    scout: Scout | None,
+    folder: Path | None,
+    told: set[str] | None,
 ) -> VecEnv:
     if config.env.backend != "gymnasium" or config.vec_env == "vector":
         return made_batch(config, num_envs, folder)
@@ -225,7 +231,7 @@ def _stepped(
     factories: list[Callable[[], Any]] = [
         Retraced(single(env_spec(config)), config.copy_final_observations) for _ in range(num_envs)
     ]
-    return start_subproc(factories) if config.vec_env == "subproc" else NotedVecEnv(telling(factories, tell))
+    return start_subproc(factories) if config.vec_env == "subproc" else NotedVecEnv(telling(factories, tell), told)
 
 
 def _shared(config: Config, num_envs: int, scout: Scout | None) -> SharedMemoryVecEnv:

@@ -21,6 +21,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.batch import BoolArray, each_array
+from fasttrain.envs.user_code import process_settings
 from fasttrain.errors import ConfigError
 from fasttrain.intervals import student, wilson
 from fasttrain.runs.engine import set_threads
@@ -35,7 +36,7 @@ from fasttrain.spec.checks import BATCHED, FLAGS
 from fasttrain.spec.config import Config
 from fasttrain.spec.infos import END_KEY, SCORES, InfoReader, held_by, record_of, score_diff_of, truth, win_of
 from fasttrain.spec.plain import from_dict
-from fasttrain.spec.reading import evaluated, from_mapping, lends_env, tells_games, with_typed, without_gone
+from fasttrain.spec.reading import evaluated, evaluation_envs, from_mapping, tells_games, with_typed, without_gone
 from fasttrain.terminal import near, one_line
 from fasttrain.vec.base import close_envs, rests_of
 
@@ -199,7 +200,9 @@ def evaluate_both(
         return quality
     with activity(console, "evaluating") as doing, ExitStack() as opened:
         if env is None:
-            env = build_vec_env(own, _count(config), config.eval.seed, statistics, doing.now)
+            # The training has said it; and in a process beside it nobody else is harmed.
+            told = {*process_settings()} if console.quiet else getattr(model.env and model.env.unwrapped, "told", None)
+            env = build_vec_env(own, evaluation_envs(config), config.eval.seed, statistics, doing.now, told=told)
             opened.callback(close_envs, env)
         for way in ways:
             steps = itertools.count(1)
@@ -217,15 +220,6 @@ def evaluate_both(
             say(console, f"{cut} of {found['episodes']} {way} episodes did not end within "
                 f"eval.max_steps={config.eval.max_steps:,}; they count as they stand")  # fmt: skip
     return quality
-
-
-def _count(config: Config) -> int:
-    """Of the envs to evaluate on."""
-    if config.env.backend == "vector" or lends_env(config):
-        return config.num_envs  # a VectorEnv may take multiples of its agents alone
-    usual = 64 if config.vec_env in BATCHED else 8  # these cost next to nothing
-    count = min(config.eval.episodes, config.eval.num_envs or usual)
-    return min(count, config.num_envs) if config.env.backend == "daemons" else count
 
 
 def check_evaluation(model: BaseAlgorithm, config: Config, statistics: Statistics | None = None) -> None:

@@ -24,7 +24,7 @@ from fasttrain.runs.evaluator import EVALUATION
 from fasttrain.runs.state import SEED_STRIDE, begin_anew, traced
 from fasttrain.saving.env_state import env_state, load_env_state, own_random_state
 from fasttrain.spec.config import Config
-from fasttrain.spec.reading import lends_env, plays_itself
+from fasttrain.spec.reading import lends_engines, lends_env
 
 
 @contextmanager
@@ -52,8 +52,7 @@ def lent(model: BaseAlgorithm, env: VecEnv, config: Config, returned: bool) -> I
 def measured(run: Any, final: bool) -> Quality:
     """The quality of a `train.Run`'s policy, on fresh envs or on its one, which the final one need not bring back."""
     config: Config = run.config
-    other_games = plays_itself(config) or config.eval.env_kwargs or config.eval.num_envs not in (None, config.num_envs)
-    lends = lends_env(config) or (final and config.env.backend == "daemons" and not other_games)
+    lends = lends_env(config) or (final and lends_engines(config))
     with lent(run.model, run.env, config, not final) if lends else nullcontext() as env:
         return evaluate_both(
             run.model, config, run.console, lambda: run.stop.requested, sampled=final, env=env, reader=run.reader

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from stable_baselines3.common.buffers import ReplayBuffer
 
 from fasttrain.batch import inside, load_into, under
+from fasttrain.buffers.n_step import NONE, end_window
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.buffers.sum_tree import set_kernel
@@ -27,6 +28,8 @@ def replay_state(buffer: ReplayBuffer) -> tuple[dict[str, Any], dict[str, NDArra
         arrays = {name: array[:rows] for name, array in _arrays(buffer).items()}
         if isinstance(buffer, ReplayStorage):
             state["generation"] = buffer.generation
+            if buffer.void is not None:
+                arrays["void"], state["under_way"] = buffer.void[:rows], buffer.under_way.tolist()
             if buffer.frames is not None:
                 arrays |= under("frames", buffer.frames.state())
         if isinstance(buffer, PrioritizedReplayBuffer):
@@ -52,6 +55,10 @@ def load_replay_state(buffer: ReplayBuffer, state: Mapping[str, Any], arrays: Ma
         buffer.pos, buffer.full = pos, full
         if isinstance(buffer, ReplayStorage):
             buffer.generation = int(state["generation"])
+            if "under_way" in state:
+                buffer.void = np.zeros(buffer.rewards.shape, np.bool_)
+                load_into(buffer.void[:rows], arrays, "void")
+                buffer.under_way[:] = state["under_way"]
             if buffer.frames is not None:
                 try:
                     buffer.frames.load(inside(arrays, "frames"))
@@ -75,8 +82,8 @@ def end_last_rows(buffer: ReplayBuffer, envs: list[int]) -> None:
     with buffer.lock:
         row = (buffer.pos - 1) % buffer.buffer_size
         for env in envs:
-            if not buffer.dones[row, env]:
-                buffer.dones[row, env] = buffer.timeouts[row, env] = 1.0
+            end_window(buffer, row, env)
+            buffer.under_way[env] = NONE
 
 
 def _rows(buffer: ReplayBuffer, pos: int, full: bool) -> int:

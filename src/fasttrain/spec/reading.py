@@ -170,6 +170,21 @@ def lends_env(config: Config) -> bool:
     return alone and not (plays_itself(config) or config.eval.env_kwargs) and config.eval.num_envs in (None, 1)
 
 
+def lends_engines(config: Config) -> bool:
+    """Whether the last evaluation plays with the training's engines; those on the way start engines of their own."""
+    other = plays_itself(config) or config.eval.env_kwargs or config.eval.num_envs not in (None, config.num_envs)
+    return config.env.backend == "daemons" and not other
+
+
+def evaluation_envs(config: Config) -> int:
+    """How many envs evaluations play."""
+    if config.env.backend == "vector" or lends_env(config):
+        return config.num_envs  # a VectorEnv may take multiples of its agents alone
+    usual = 64 if config.vec_env in BATCHED else 8  # these cost next to nothing
+    count = min(config.eval.episodes, config.eval.num_envs or usual)
+    return min(count, config.num_envs) if config.env.backend == "daemons" else count
+
+
 def no_second_env(config: Config) -> str:
     """To be added where an env could not be opened beside the training's one."""
     return "; perhaps no second env can be open beside the training's one" if lends_env(config) else ""

@@ -11,7 +11,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.spec.checks import NOT_APPLICABLE, SHIPPED, Context, EnvFacts, Machine, Resolved
 from fasttrain.spec.config import SELF, Config
 from fasttrain.spec.daemons import shared_out, workers_for
-from fasttrain.spec.reading import memory_inputs, plays_itself, uses_masks
+from fasttrain.spec.reading import evaluation_envs, lends_engines, memory_inputs, plays_itself, uses_masks
 
 # What stepping costs besides the envs' own time, from CartPole (scripts/benchmark.py vecenv-auto): per env about the
 # same in a plain loop and in a worker; per step of all workers, waking them and being woken on a machine not all idle.
@@ -275,10 +275,20 @@ def resolve_eval_every(requested: int, context: Context) -> Resolved:
         if requested and context.sources.get("eval_every") == "command line":
             raise ConfigError(f"eval_every={requested} contradicts eval.episodes=0: leave one of them out")
         return 0, "eval.episodes=0: no evaluation"
-    if requested or not plays_itself(context.config) or "eval_every" in context.sources:
-        return requested, ""
-    every = max(1, context.config.total_timesteps // EVALUATIONS)
-    return every, f"opponent=self: progress is measured against {context.config.env.eval_opponent}"
+    every, why = requested, ""
+    if not requested and plays_itself(context.config) and "eval_every" not in context.sources:
+        every = max(1, context.config.total_timesteps // EVALUATIONS)
+        why = f"opponent=self: progress is measured against {context.config.env.eval_opponent}"
+    engines = _engines_to_evaluate(context) if every and context.effective["vec_env"] == "daemons" else ""
+    return every, "; ".join(filter(None, (why, engines)))
+
+
+def _engines_to_evaluate(context: Context) -> str:
+    """What evaluations on the way start besides the training's engines."""
+    config = dataclasses.replace(context.config, vec_env="daemons", num_envs=context.effective["num_envs"])
+    count = shared_out(config.daemons, evaluation_envs(config), context.machine.cores)[0]
+    last = "the last one plays with the training's" if lends_engines(config) else "the last one too"
+    return f"each evaluation on the way starts {count} engine process{'es' if count > 1 else ''} more, {last}"
 
 
 def resolve_eval_async(requested: bool, context: Context) -> Resolved:

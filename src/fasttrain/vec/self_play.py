@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvObs
 
 from fasttrain.batch import OPPONENTS_TURN as TURN
-from fasttrain.batch import BoolArray, FinishedEpisode, Int64Array, Slots, draw_choices, opened, select_rows
+from fasttrain.batch import BoolArray, EmptyMasks, FinishedEpisode, Int64Array, Slots, draw_choices, opened, select_rows
 from fasttrain.envs.masks import head_sizes
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.vec.base import SlotSource, SlotVecEnv, copy_observations, slots_of
@@ -138,6 +138,7 @@ class SelfPlayVecEnv(SlotVecEnv):
             OwnTurns(inner) if isinstance(inner, (NativeVecEnv, DaemonVecEnv)) else InfoTurns(inner, self.source)
         )
         self.opponent: Opponent = RandomOpponent(inner.action_space)
+        self.empty_masks = EmptyMasks()  # of opponents; a run's own, which is told each step of the learners
         self.opponents_ns = 0  # spent on the opponents' decisions and what followed from them
         self._next_rewards = np.zeros_like(given.rewards)  # of episodes that began in this step
         own = {name: np.zeros_like(getattr(given, name)) for name in ("rewards", "terminations", "truncations")}
@@ -200,7 +201,10 @@ class SelfPlayVecEnv(SlotVecEnv):
         while turn.any():
             envs = np.flatnonzero(turn)
             masks = self.source.read_masks()
-            masks = None if masks is None else opened(masks[envs], head_sizes(self.action_space))
+            if masks is not None:
+                masks, dims = masks[envs], head_sizes(self.action_space)
+                self.empty_masks.look(masks, dims, envs=envs, whose=" of the opponent")
+                masks = opened(masks, dims)
             seen = select_rows(self.source.slots.observations, envs)
             actions = self.opponent.act(seen, masks, envs)
             ended = self.turns.step_listed(envs, actions)

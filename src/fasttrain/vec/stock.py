@@ -132,13 +132,14 @@ class NotedVecEnv(DummyVecEnv):
 
     Args:
         factories: of a `Retrace` around a `Monitor` each.
+        told: what was said already of this process; None: nothing.
     """
 
     envs: list[Retrace]  # type: ignore[assignment]
     close_failed = ""
 
-    def __init__(self, factories: Sequence[Callable[[], Retrace]]) -> None:
-        self._told: set[str] = set()
+    def __init__(self, factories: Sequence[Callable[[], Retrace]], told: set[str] | None = None) -> None:
+        self.told = set[str]() if told is None else told
         before = process_settings()
         super().__init__(list(factories))
         self.put_back(before)
@@ -149,8 +150,8 @@ class NotedVecEnv(DummyVecEnv):
 
     def put_back(self, before: dict[str, Any]) -> None:
         """Undo what an env has changed in this process since; say so once."""
-        if new := [name for name in put_back(before) if name not in self._told]:
-            self._told.update(new)
+        if new := [name for name in put_back(before) if name not in self.told]:
+            self.told.update(new)
             tell(
                 f"fasttrain: warning: an env changed {', '.join(new)} in the process that trains, which was put back; "
                 "vec_env=shared gives envs processes of their own"

@@ -198,9 +198,10 @@ class EnvRows:
             except (Exception, SystemExit) as error:
                 self._fail(row, action, error)
         self.current[0] = NO_ROW
-        for row, why in self._bad_rows():
+        bad = self._bad_rows()
+        for row, why in bad:
             self._fail(row, actions[row], BadDataError(why))
-        for row, _ in self._bad_rows() if self._records else ():  # a rebuilt env that is no better
+        for row, _ in self._bad_rows() if bad else ():  # a rebuilt env that is no better
             raise NeedsRestartError(self._failure(row, actions[row], BadDataError("bad data right after a rebuild")))
         return self._records
 
