@@ -64,6 +64,21 @@ def test_kernels_and_torch_give_the_same_update(double_q: bool, loss: str, n_ste
         np.testing.assert_allclose(ends[1].replay_buffer.priorities, ends[0].replay_buffer.priorities, rtol=1e-3)
 
 
+@pytest.mark.parametrize("gamma", [0.3, 0.9])
+def test_kernels_discount_by_the_gamma_of_the_model(gamma: float):
+    """Not by that of a one-step buffer, as in stock; it may be changed while training goes on."""
+    ends = []
+    for fused in (False, True):
+        torch.manual_seed(5)
+        model = filled(fused, gamma=0.9)
+        model.gamma = gamma
+        np.random.seed(1)
+        model.train(1, 32)
+        ends.append(model.policy.state_dict())
+    for name, eager in ends[0].items():
+        torch.testing.assert_close(ends[1][name], eager, rtol=0, atol=2e-6, msg=name)
+
+
 @pytest.mark.parametrize("fused", [False, True])
 def test_counts_and_log(fused: bool):
     model = filled(fused)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo
 from stable_baselines3.common.vec_env import VecNormalize
 
 import fasttrain
@@ -82,7 +83,9 @@ def test_normalised_observations_are_what_is_compiled_for():
 
 def test_really_compiled():
     model = toy_model(COMPILE, policy_kwargs={"net_arch": [8]})
+    torch._dynamo.utils.counters.clear()
     model.learn(60)
+    assert not torch._dynamo.utils.counters["graph_break"], "the whole loss is one graph"
     engine = model.engine_now()
     assert engine.failure == ""
     batch = an_example(model)

@@ -96,12 +96,13 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
     def _setup_model(self) -> None:
         if isinstance(vars(self).get("loss"), str):  # `loss_kind` in zips of before
             self.loss_kind = vars(self).pop("loss")
+        self.dims = action_dims(self.action_space)  # sizes of the sub-actions, A their sum
         own, several = self._own_methods(), isinstance(self.action_space, spaces.MultiDiscrete)
         if several:
             self.policy_class = BRANCHING.get(self.policy_class, self.policy_class)
         if self.replay_buffer is None and self.replay_buffer_class in STOCK_REPLAYS:
             masked = self.use_masking and self.env is not None and slots_of(self.env).masked
-            self.replay_buffer = replay_of(self, sum(action_dims(self.action_space)) if masked else None)
+            self.replay_buffer = replay_of(self, sum(self.dims) if masked else None)
         super()._setup_model()
         self._attach()
         extras = {"double_q=True": self.double_q, "loss='mse'": self.loss_kind == "mse", "prioritized":
@@ -123,7 +124,7 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
         """Act, step and store, until there is enough for the next update."""
         source = self.collector.source_of(env)
         masked = self.use_masking and source.masked
-        storage = storage_of(self, sum(action_dims(self.action_space)) if masked else None)
+        storage = storage_of(self, sum(self.dims) if masked else None)
         if storage is None:  # a buffer of a class that is none of ours: SB3's own loop serves it
             return super().collect_rollouts(
                 env, callback, train_freq, replay_buffer, action_noise, learning_starts, log_interval
@@ -150,13 +151,13 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
     ) -> RolloutReturn:
         """Act, step and store, until there is enough for the next update."""
         collector, clock, space = self.collector, self.collector.clock, self.action_space
-        num_steps, num_episodes, dims = 0, 0, action_dims(space)
+        num_steps, num_episodes = 0, 0
         self.policy.set_training_mode(False)
         with clock.phase("log"):
             callback.on_rollout_start()  # it may exchange the engine
         while should_collect_more_steps(train_freq, num_steps, num_episodes):
             clock.enter("env_step")  # reading the masks is the env's work
-            masks = opened(read_masks(collector, source, space, self.num_timesteps), dims) if masked else None
+            masks = opened(read_masks(collector, source, space, self.num_timesteps), self.dims) if masked else None
             clock.enter("action")
             actions = self._choose(source.num_envs, masks, learning_starts)
             came = collector.step(source, actions)
@@ -203,7 +204,7 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
             self._last_original_obs = self._last_obs
         else:
             seen, rewards = normalizer.get_original_obs(), normalizer.get_original_reward()
-        next_obs, next_masks = next_states(source, seen, normalizer, action_dims(self.action_space) if masked else None)
+        next_obs, next_masks = next_states(source, seen, normalizer, self.dims if masked else None)
         timeouts = slots.truncations & ~slots.terminations
         before: Any = self._last_original_obs
         with storage.lock:
@@ -263,7 +264,7 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
         V is the value of the target network's best legal action, with `double_q` of the online network's. Of several
         sub-actions it is the mean of theirs (Tavakoli et al. 2018).
         """
-        policy, precision, dims = self.policy, self.engine.precision, action_dims(self.action_space)
+        policy, precision, dims = self.policy, self.engine.precision, self.dims
         with torch.no_grad():
             masks = batch.next_action_masks
             next_values = network_values(policy.q_net_target, batch.next_observations, precision)
@@ -318,13 +319,12 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
             return super().predict(observation, state, episode_start, deterministic)
         self.policy.set_training_mode(False)
         tensor, vectorized = self.policy.obs_to_tensor(observation)
-        dims = action_dims(self.action_space)
-        masks = opened(np.asarray(action_masks, np.bool_).reshape(-1, sum(dims)), dims)
+        masks = opened(np.asarray(action_masks, np.bool_).reshape(-1, sum(self.dims)), self.dims)
         if not deterministic and np.random.rand() < self.exploration_rate:
             actions = random_actions(self.action_space, len(masks), masks, at_once=False)
         else:
             with torch.no_grad():
-                best = greedy(self.q_net(tensor), torch.from_numpy(masks).to(self.device), dims).cpu().numpy()
+                best = greedy(self.q_net(tensor), torch.from_numpy(masks).to(self.device), self.dims).cpu().numpy()
             actions = best.reshape(-1, *(self.action_space.shape or ()))
         return (actions if vectorized else actions[0]), state
 
@@ -352,7 +352,7 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
     def work(self, gradient_steps: int, batch_size: int) -> QWork:
         """The updates that kernels shall compute, by the model's settings."""
         rated = isinstance(self.replay_buffer, PrioritizedReplayBuffer)
-        rule = QRule(tuple(action_dims(self.action_space)), self.gamma, self.double_q, self.loss_kind, rated)
+        rule = QRule(tuple(self.dims), self.gamma, self.double_q, self.loss_kind, rated)
         return QWork(gradient_steps, batch_size, rule, self.max_grad_norm)
 
     def replay(self) -> Replay:

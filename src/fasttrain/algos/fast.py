@@ -28,7 +28,7 @@ from fasttrain.perf.clock import PhaseClock
 from fasttrain.spec.infos import averaged_by_sb3
 from fasttrain.vec.base import SlotSource, copy_observations, slots_of
 
-UNSAVED = ("engine", "collector")
+UNSAVED = ("engine", "collector", "dims")
 
 
 class Fast(BaseAlgorithm):

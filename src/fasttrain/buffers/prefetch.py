@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from stable_baselines3.common.buffers import NStepReplayBuffer
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor
 
@@ -33,7 +34,7 @@ class FlatBlock(NamedTuple):
     rows: Int64Array  # (U, B) of `observations` and `actions`
     next_rows: Int64Array  # (U, B) of `next_observations`
     returns: Float32Array  # (U, B) discounted sum over the window
-    discounts: Float32Array  # (U, B) gamma ** length of the window
+    discounts: Float32Array | None  # (U, B) gamma ** length of the window; None: the algorithm's gamma, as in stock
     ends: Float32Array  # (U, B) 1 where the window ends by the rules
     next_masks: BoolArray | None  # (U, B, A) legal in the next observations
     weights: Float32Array | None = None  # (U, B) of prioritized replay
@@ -86,7 +87,7 @@ def draw_block(
         rows=rows.reshape(shape),
         next_rows=next_rows.reshape(shape),
         returns=returns.reshape(shape),
-        discounts=discounts.reshape(shape),
+        discounts=discounts.reshape(shape) if storage.n_steps > 1 or isinstance(storage, NStepReplayBuffer) else None,
         ends=ends.reshape(shape),
         next_masks=None if masks is None else masks.reshape(*shape, -1),
         weights=weights,

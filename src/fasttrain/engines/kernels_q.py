@@ -152,13 +152,13 @@ class KernelQEngine(Engine):
             ValueError: an array's shape does not fit, or one of the first five is not contiguous or of another dtype.
             IndexError: a row or an action is out of range; nothing was done.
         """
-        returns, discounts, ends = (
-            np.ascontiguousarray(a, np.float32) for a in (block.returns, block.discounts, block.ends)
-        )
-        masks, weights = block.next_masks, block.weights
+        returns, ends = (np.ascontiguousarray(a, np.float32) for a in (block.returns, block.ends))
+        masks, weights, discounts = block.next_masks, block.weights, block.discounts
+        if discounts is None:
+            discounts = np.full(returns.shape, work.rule.gamma, np.float32)
         batches = QBatches(
             block.observations, block.next_observations, block.actions, block.rows, block.next_rows, returns,
-            discounts, ends,
+            np.ascontiguousarray(discounts, np.float32), ends,
             _NO_MASKS if masks is None else np.ascontiguousarray(masks, np.bool_),
             _NO_WEIGHTS if weights is None else np.ascontiguousarray(weights, np.float32),
         )  # fmt: skip
