@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,17 @@ Float64Array = NDArray[np.float64]
 Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]
 Observations = NDArray[Any] | dict[str, NDArray[Any]]
+Records = NDArray[np.void]  # states of games, of a dtype whose fields have names
 OPPONENTS_TURN = "opponents_turn"  # of a two-sided env: its property, and a key in its infos
 LAST_MASKS = "terminal_action_masks"  # in the info of a truncated step: (A,) bool, legal in the last state
+
+
+class Record(Protocol):
+    """One of `Records`, as compiled code sees it."""
+
+    def __getattr__(self, field: str) -> Any: ...
+
+    def __setattr__(self, field: str, value: Any) -> None: ...
 
 
 class FinishedEpisode(NamedTuple):

@@ -183,7 +183,7 @@ class GameBatch(ABC):
 
 
 @njit
-def occur_once(indices: Any, marks: Any) -> bool:
+def occur_once(indices: Int64Array, marks: BoolArray) -> bool:
     """Whether `indices` are games of the batch, each at most once. marks (N,) bool are all False, before and after."""
     fine = True
     for index in indices:

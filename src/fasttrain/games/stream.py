@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from fasttrain.batch import Record
 from fasttrain.jit import njit
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -19,7 +20,7 @@ U11 = np.uint64(11)
 
 
 @njit
-def random_bits(game: Any) -> Any:
+def random_bits(game: Record) -> Any:
     """The next 64 bits of the game's splitmix64 stream."""
     game.rng = game.rng + GOLDEN
     bits = game.rng
@@ -29,19 +30,19 @@ def random_bits(game: Any) -> Any:
 
 
 @njit
-def random_below(game: Any, bound: int) -> Any:
+def random_below(game: Record, bound: int) -> Any:
     """Uniform int64 in 0..bound-1 (bound < 2^16; the bias of the multiply-shift is below 2^-16 / bound)."""
     return np.int64(((random_bits(game) >> U32) * np.uint64(bound)) >> U32)
 
 
 @njit
-def random_unit(game: Any) -> Any:
+def random_unit(game: Record) -> Any:
     """Uniform float64 in [0, 1)."""
     return np.float64(random_bits(game) >> U11) * (1.0 / 9007199254740992.0)
 
 
 @njit
-def seed_stream(game: Any, seed: Any) -> None:
+def seed_stream(game: Record, seed: Any) -> None:
     """Begin the stream of `seed` (uint64): one splitmix step parts neighbouring seeds."""
     game.rng = seed
     game.rng = random_bits(game)

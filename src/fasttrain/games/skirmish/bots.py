@@ -5,8 +5,7 @@ Values are whole numbers, damage in 1/216 wounds. `tests/reference/skirmish_pyth
 
 from __future__ import annotations
 
-from typing import Any
-
+from fasttrain.batch import Record
 from fasttrain.games.skirmish.moves import (
     STEP_X,
     STEP_Y,
@@ -42,7 +41,7 @@ ADVANCE_GUESS = 3  # inches that `greedy` reckons with
 
 
 @njit
-def play_phase(game: Any, setup: Any) -> None:
+def play_phase(game: Record, setup: Record) -> None:
     """The game's bot chooses and carries out everything in the active side's phase."""
     side = game.active
     level = game.level
@@ -76,13 +75,13 @@ def _count_bits(bits: int) -> int:
 
 
 @njit
-def _draw_bit(game: Any, bits: int) -> int:
+def _draw_bit(game: Record, bits: int) -> int:
     """One of the set bits, each as likely as the others."""
     return _nth_bit(bits, random_below(game, _count_bits(bits)))
 
 
 @njit
-def _choose(game: Any, setup: Any, side: int, unit: int, level: int) -> int:
+def _choose(game: Record, setup: Record, side: int, unit: int, level: int) -> int:
     """The choice of a bot for one living unit."""
     if level == RANDOM:
         return _draw_bit(game, choices_of(game, setup, side, unit))
@@ -94,12 +93,12 @@ def _choose(game: Any, setup: Any, side: int, unit: int, level: int) -> int:
 
 
 @njit
-def _choose_charge(game: Any, setup: Any, side: int, unit: int, level: int) -> int:
+def _choose_charge(game: Record, setup: Record, side: int, unit: int, level: int) -> int:
     return _greedy_charge(game, setup, side, unit) if level == GREEDY else planner_charge(game, setup, side, unit)
 
 
 @njit
-def _choose_stratagem(game: Any, setup: Any, side: int, level: int, legal: int) -> tuple[int, int]:
+def _choose_stratagem(game: Record, setup: Record, side: int, level: int, legal: int) -> tuple[int, int]:
     """A stratagem and its unit."""
     count = setup.num_units[side]
     if level == RANDOM:
@@ -129,7 +128,7 @@ def _choose_stratagem(game: Any, setup: Any, side: int, level: int, legal: int) 
 
 
 @njit
-def _choose_smokescreen(game: Any, setup: Any, side: int) -> tuple[int, int]:
+def _choose_smokescreen(game: Record, setup: Record, side: int) -> tuple[int, int]:
     """With a CP to spare: for the unit in range of most enemies."""
     if game.cp[side] < 2:
         return NO_STRATAGEM, 0
@@ -143,7 +142,7 @@ def _choose_smokescreen(game: Any, setup: Any, side: int) -> tuple[int, int]:
 
 
 @njit
-def _enemies_within(game: Any, setup: Any, side: int, unit: int, inches: int) -> int:
+def _enemies_within(game: Record, setup: Record, side: int, unit: int, inches: int) -> int:
     """Living enemies at most so far from a unit; with 0, those that have it in the range of their weapon."""
     count = 0
     for enemy in range(setup.num_units[1 - side]):
@@ -154,7 +153,7 @@ def _enemies_within(game: Any, setup: Any, side: int, unit: int, inches: int) ->
 
 
 @njit
-def _holds_marker(game: Any, setup: Any, side: int, unit: int) -> bool:
+def _holds_marker(game: Record, setup: Record, side: int, unit: int) -> bool:
     """Whether the unit is within 3 inches of a marker at which no friend of lower index is."""
     for marker in range(setup.num_markers[game.mission]):
         if marker_distance(game, setup, game.x[side, unit], game.y[side, unit], marker) > 36:
@@ -169,7 +168,7 @@ def _holds_marker(game: Any, setup: Any, side: int, unit: int) -> bool:
 
 
 @njit
-def _greedy_move(game: Any, setup: Any, side: int, unit: int) -> int:
+def _greedy_move(game: Record, setup: Record, side: int, unit: int) -> int:
     """Holds a marker that no friend of lower index holds; else towards the nearest one its side does not control."""
     if is_engaged(game, setup, side, unit) or _holds_marker(game, setup, side, unit):
         return 0
@@ -198,7 +197,7 @@ def _greedy_move(game: Any, setup: Any, side: int, unit: int) -> int:
 
 
 @njit
-def _best_shot(game: Any, setup: Any, side: int, unit: int) -> int:
+def _best_shot(game: Record, setup: Record, side: int, unit: int) -> int:
     """The target with the highest expected damage."""
     targets = shooting_targets(game, setup, side, unit)
     best, most = 0, 0
@@ -211,7 +210,7 @@ def _best_shot(game: Any, setup: Any, side: int, unit: int) -> int:
 
 
 @njit
-def _greedy_charge(game: Any, setup: Any, side: int, unit: int) -> int:
+def _greedy_charge(game: Record, setup: Record, side: int, unit: int) -> int:
     """The target within 9 inches with the best margin above 0."""
     targets = charge_targets(game, setup, side, unit)
     best, most = 0, 0

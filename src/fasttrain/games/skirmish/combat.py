@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fasttrain.batch import Record
 from fasttrain.games.skirmish.moves import STEP_X, STEP_Y, put_unit
 from fasttrain.games.skirmish.state import CHARGED, MELEE, OVER, OVERWATCHING, RANGED, SHOOT, SMOKED
 from fasttrain.games.skirmish.tables import distance_between, forget_groups, forget_health, is_engaged, sees
@@ -12,20 +13,20 @@ from fasttrain.jit import njit
 
 
 @njit
-def die(game: Any) -> Any:
+def die(game: Record) -> Any:
     """A roll of one D6."""
     return random_below(game, 6) + 1
 
 
 @njit
-def models_of(game: Any, setup: Any, side: int, unit: int) -> Any:
+def models_of(game: Record, setup: Record, side: int, unit: int) -> Any:
     """Models alive."""
     wounds = setup.wounds[side, unit]
     return (game.health[side, unit] + wounds - 1) // wounds
 
 
 @njit
-def attack(game: Any, setup: Any, side: int, unit: int, target: int, weapon: int, only_sixes: bool) -> None:
+def attack(game: Record, setup: Record, side: int, unit: int, target: int, weapon: int, only_sixes: bool) -> None:
     """A unit of `side` attacks a target of the other: hit, wound and save rolls, and the casualties."""
     other = 1 - side
     skill = setup.skill[weapon, side, unit]
@@ -61,7 +62,7 @@ def attack(game: Any, setup: Any, side: int, unit: int, target: int, weapon: int
 
 
 @njit
-def charge(game: Any, setup: Any, side: int, unit: int, target: int) -> None:
+def charge(game: Record, setup: Record, side: int, unit: int, target: int) -> None:
     """A unit of the active side charges: overwatch, the roll, the move."""
     other = 1 - side
     distance = distance_between(game, setup, side, unit, target)
@@ -87,7 +88,7 @@ def charge(game: Any, setup: Any, side: int, unit: int, target: int) -> None:
 
 
 @njit
-def _side_of_target(game: Any, setup: Any, side: int, unit: int, target: int) -> int:
+def _side_of_target(game: Record, setup: Record, side: int, unit: int, target: int) -> int:
     """The direction from the target to the free cell beside it that is nearest to the unit, -1 without one."""
     sign = 1 - 2 * side
     best, nearest = -1, 0
@@ -104,7 +105,7 @@ def _side_of_target(game: Any, setup: Any, side: int, unit: int, target: int) ->
 
 
 @njit
-def _is_free(game: Any, setup: Any, x: int, y: int) -> bool:
+def _is_free(game: Record, setup: Record, x: int, y: int) -> bool:
     if x < 0 or y < 0 or x >= setup.width or y >= setup.height or setup.blocked[game.mission, y] >> x & 1:
         return False
     for side in range(2):
@@ -115,7 +116,7 @@ def _is_free(game: Any, setup: Any, x: int, y: int) -> bool:
 
 
 @njit
-def fight(game: Any, setup: Any) -> None:
+def fight(game: Record, setup: Record) -> None:
     """The fight phase: the active side's chargers, the other side, the active side's others."""
     side = game.active
     for part in range(3):
@@ -128,7 +129,7 @@ def fight(game: Any, setup: Any) -> None:
 
 
 @njit
-def _weakest(game: Any, setup: Any, side: int, unit: int) -> int:
+def _weakest(game: Record, setup: Record, side: int, unit: int) -> int:
     """The enemy with least health within 1.5 inches of an engaged unit."""
     weakest = -1
     for enemy in range(setup.num_units[1 - side]):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, Record, Records
 from fasttrain.games.skirmish.bots import play_phase
 from fasttrain.games.skirmish.moves import choices_of
 from fasttrain.games.skirmish.observation import find_legal, is_legal, write_mask, write_observation
@@ -24,7 +25,7 @@ NUM_MOVES = 25
 
 
 @njit
-def apply_actions(games: Any, setups: Any, actions: Any, indices: Any) -> int:
+def apply_actions(games: Records, setups: Records, actions: Int64Array, indices: Int64Array) -> int:
     """Apply the actions of the listed games; if any is illegal apply none and return the first such index, else -1."""
     setup = setups[0]
     for index in indices:
@@ -36,7 +37,7 @@ def apply_actions(games: Any, setups: Any, actions: Any, indices: Any) -> int:
 
 
 @njit
-def _apply(game: Any, setup: Any, action: Any) -> None:
+def _apply(game: Record, setup: Record, action: Any) -> None:
     side = game.active
     if side == 0:
         game.since_paid += 1
@@ -53,7 +54,7 @@ def _apply(game: Any, setup: Any, action: Any) -> None:
 
 
 @njit
-def _to_decision(game: Any, setup: Any) -> None:
+def _to_decision(game: Record, setup: Record) -> None:
     """Play on until somebody outside must decide, or the game is over."""
     while game.phase < OVER:
         side = game.active
@@ -71,7 +72,7 @@ def _to_decision(game: Any, setup: Any) -> None:
 
 
 @njit
-def _outcome(game: Any, setup: Any) -> int:
+def _outcome(game: Record, setup: Record) -> int:
     """1 the learner won, -1 it lost, 0 a draw; notes the episode's numbers."""
     for side in range(2):
         game.result_vp[side] = game.vp[side]
@@ -88,7 +89,7 @@ def _outcome(game: Any, setup: Any) -> int:
 
 
 @njit
-def _settle_reward(game: Any, setup: Any) -> None:
+def _settle_reward(game: Record, setup: Record) -> None:
     """The learner's reward since the last decision; secondary terms when they are due."""
     over = game.phase == OVER
     lead = game.vp[0] - game.vp[1]
@@ -116,7 +117,9 @@ def _settle_reward(game: Any, setup: Any) -> None:
 
 
 @njit
-def advance(games: Any, setups: Any, mix: Any, indices: Any, anew: bool, team: Any, me: int) -> None:
+def advance(
+    games: Records, setups: Records, mix: Float64Array, indices: Int64Array, anew: bool, team: Int64Array, me: int
+) -> None:
     """Let opponents play until somebody outside must decide or the game is over; with `anew` in a new game.
 
     `CHUNK` games at a time go to whichever thread is free.
@@ -133,7 +136,7 @@ def advance(games: Any, setups: Any, mix: Any, indices: Any, anew: bool, team: A
 
 
 @njit
-def _advance_game(game: Any, setup: Any, mix: Any, anew: bool) -> None:
+def _advance_game(game: Record, setup: Record, mix: Float64Array, anew: bool) -> None:
     """Of new games the first with a decision is taken: an opponent that goes first may win before it."""
     while True:
         if anew:
@@ -149,15 +152,15 @@ def _advance_game(game: Any, setup: Any, mix: Any, anew: bool) -> None:
 
 @njit
 def write_step(
-    games: Any,
-    setups: Any,
-    indices: Any,
-    observations: Any,
-    masks: Any,
-    rewards: Any,
-    terminations: Any,
-    turns: Any,
-    team: Any,
+    games: Records,
+    setups: Records,
+    indices: Int64Array,
+    observations: Float32Array,
+    masks: BoolArray,
+    rewards: Float32Array,
+    terminations: BoolArray,
+    turns: BoolArray,
+    team: Int64Array,
     me: int,
 ) -> None:
     """Write what the step brought, for the side that must decide next; `turns` (N,): whether that is the opponent.
@@ -183,7 +186,7 @@ def write_step(
 
 
 @njit
-def forget_outcomes(games: Any, indices: Any) -> None:
+def forget_outcomes(games: Records, indices: Int64Array) -> None:
     """Nothing has happened yet in the listed games."""
     for index in indices:
         games[index].reward = 0.0
@@ -191,7 +194,7 @@ def forget_outcomes(games: Any, indices: Any) -> None:
 
 
 @njit
-def seed_games(games: Any, indices: Any, seeds: Any) -> None:
+def seed_games(games: Records, indices: Int64Array, seeds: Any) -> None:
     """Begin the stream of seeds[k] (uint64) in game indices[k]."""
     for position in range(len(indices)):
         seed_stream(games[indices[position]], seeds[position])

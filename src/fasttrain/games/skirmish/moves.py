@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fasttrain.batch import Record
 from fasttrain.games.skirmish.sheets import SHEET_LIMITS
 from fasttrain.games.skirmish.state import CHARGE, CHARGE_RANGE, FULL, HALF, MOVE, OVER, REROLL, SHOOT, SPENT
 from fasttrain.games.skirmish.tables import distance_between, forget_place_of, is_engaged, shooting_targets
@@ -29,7 +30,7 @@ def steps_within(direction: int, half_inches: int) -> Any:
 
 
 @njit
-def may_end_at(game: Any, setup: Any, side: int, x: int, y: int) -> bool:
+def may_end_at(game: Record, setup: Record, side: int, x: int, y: int) -> bool:
     """Whether a unit of `side` may end a move in a cell."""
     if x < 0 or y < 0 or x >= setup.width or y >= setup.height or setup.blocked[game.mission, y] >> x & 1:
         return False
@@ -45,7 +46,7 @@ def may_end_at(game: Any, setup: Any, side: int, x: int, y: int) -> bool:
 
 
 @njit
-def steps_of_move(game: Any, setup: Any, side: int, unit: int, direction: int, half_inches: int) -> Any:
+def steps_of_move(game: Record, setup: Record, side: int, unit: int, direction: int, half_inches: int) -> Any:
     """Cells to the farthest one along a direction where the unit may stop, 0 if there is none."""
     sign = 1 - 2 * side
     dx, dy = sign * STEP_X[direction], sign * STEP_Y[direction]
@@ -57,7 +58,7 @@ def steps_of_move(game: Any, setup: Any, side: int, unit: int, direction: int, h
 
 
 @njit
-def _move_choices(game: Any, setup: Any, side: int, unit: int) -> int:
+def _move_choices(game: Record, setup: Record, side: int, unit: int) -> int:
     """Legal moves as bits. What a short move reaches a longer one reaches too, so the nearest free cell decides."""
     sign = 1 - 2 * side
     move = setup.move[side, unit]
@@ -76,7 +77,7 @@ def _move_choices(game: Any, setup: Any, side: int, unit: int) -> int:
 
 
 @njit
-def charge_targets(game: Any, setup: Any, side: int, unit: int) -> int:
+def charge_targets(game: Record, setup: Record, side: int, unit: int) -> int:
     """Enemies that a living unit may charge, as bits."""
     if game.flags[side, unit] & SPENT or is_engaged(game, setup, side, unit):
         return 0
@@ -89,7 +90,7 @@ def charge_targets(game: Any, setup: Any, side: int, unit: int) -> int:
 
 
 @njit
-def choices_of(game: Any, setup: Any, side: int, unit: int) -> Any:
+def choices_of(game: Record, setup: Record, side: int, unit: int) -> Any:
     """Legal choices of a unit of the active side in this phase, as bits."""
     if game.health[side, unit] <= 0 or game.phase >= OVER:
         return 1
@@ -101,7 +102,7 @@ def choices_of(game: Any, setup: Any, side: int, unit: int) -> Any:
 
 
 @njit
-def legal_stratagems(game: Any, setup: Any) -> int:
+def legal_stratagems(game: Record, setup: Record) -> int:
     """Legal stratagems of the active side in this phase, as bits."""
     side = game.active
     if game.phase >= OVER or setup.units_mode or game.cp[side] < 1:
@@ -115,7 +116,7 @@ def legal_stratagems(game: Any, setup: Any) -> int:
 
 
 @njit
-def inches_to_marker(game: Any, setup: Any, side: int, unit: int) -> float:
+def inches_to_marker(game: Record, setup: Record, side: int, unit: int) -> float:
     """From a unit to its nearest marker."""
     nearest = 1 << 30
     for marker in range(setup.num_markers[game.mission]):
@@ -124,7 +125,7 @@ def inches_to_marker(game: Any, setup: Any, side: int, unit: int) -> float:
 
 
 @njit
-def marker_distance(game: Any, setup: Any, x: int, y: int, marker: int) -> Any:
+def marker_distance(game: Record, setup: Record, x: int, y: int, marker: int) -> Any:
     """Squared half inches from a cell to a marker."""
     dx = 2 * x + 1 - setup.markers[game.mission, marker, 0]
     dy = 2 * y + 1 - setup.markers[game.mission, marker, 1]
@@ -132,7 +133,7 @@ def marker_distance(game: Any, setup: Any, x: int, y: int, marker: int) -> Any:
 
 
 @njit
-def put_unit(game: Any, setup: Any, side: int, unit: int, x: int, y: int) -> None:
+def put_unit(game: Record, setup: Record, side: int, unit: int, x: int, y: int) -> None:
     """A unit goes to another cell."""
     counts = setup.counts_progress and side == 0
     before = inches_to_marker(game, setup, side, unit) if counts else 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from fasttrain.batch import BoolArray, Float32Array, Record
 from fasttrain.games.skirmish.combat import models_of
 from fasttrain.games.skirmish.layout import (
     CONTROL_SCALE,
@@ -46,7 +47,7 @@ def _clip(value: float) -> float:
 
 
 @njit
-def write_observation(game: Any, setup: Any, side: int, row: Any) -> None:
+def write_observation(game: Record, setup: Record, side: int, row: Float32Array) -> None:
     """Write the view of `side` into `row` ((O,) float32)."""
     other = 1 - side
     for index in range(row.shape[0]):
@@ -78,7 +79,7 @@ def write_observation(game: Any, setup: Any, side: int, row: Any) -> None:
 
 
 @njit
-def _write_markers(game: Any, setup: Any, side: int, row: Any) -> None:
+def _write_markers(game: Record, setup: Record, side: int, row: Float32Array) -> None:
     for number in range(setup.num_markers[game.mission]):
         marker = setup.images[game.mission, side, number]
         start = GAME_WIDTH + MARKER_WIDTH * number
@@ -91,7 +92,7 @@ def _write_markers(game: Any, setup: Any, side: int, row: Any) -> None:
 
 
 @njit
-def _write_point(setup: Any, side: int, x: int, y: int, row: Any, start: int) -> None:
+def _write_point(setup: Record, side: int, x: int, y: int, row: Float32Array, start: int) -> None:
     """A point in half inches as seen by `side`."""
     if side == 1:
         x, y = 2 * setup.width - x, 2 * setup.height - y
@@ -100,7 +101,9 @@ def _write_point(setup: Any, side: int, x: int, y: int, row: Any, start: int) ->
 
 
 @njit
-def _write_unit(game: Any, setup: Any, side: int, unit: int, viewer: int, deciding: bool, row: Any, start: int) -> None:
+def _write_unit(
+    game: Record, setup: Record, side: int, unit: int, viewer: int, deciding: bool, row: Float32Array, start: int
+) -> None:
     flags = game.flags[side, unit]
     row[start] = game.health[side, unit] / (setup.models[side, unit] * setup.wounds[side, unit])
     _write_point(setup, viewer, 2 * game.x[side, unit] + 1, 2 * game.y[side, unit] + 1, row, start + 1)
@@ -118,7 +121,7 @@ def _write_unit(game: Any, setup: Any, side: int, unit: int, viewer: int, decidi
 
 
 @njit
-def _write_pair(game: Any, setup: Any, side: int, unit: int, enemy: int, row: Any, start: int) -> None:
+def _write_pair(game: Record, setup: Record, side: int, unit: int, enemy: int, row: Float32Array, start: int) -> None:
     other = 1 - side
     own_health, enemy_health = 216 * game.health[side, unit], 216 * game.health[other, enemy]
     dealt = expected_damage(game, setup, side, unit, enemy, MELEE) / enemy_health
@@ -131,7 +134,7 @@ def _write_pair(game: Any, setup: Any, side: int, unit: int, enemy: int, row: An
 
 
 @njit
-def find_legal(game: Any, setup: Any, side: int) -> None:
+def find_legal(game: Record, setup: Record, side: int) -> None:
     """Note what the deciding side may do; the mask is written from it and actions are checked against it."""
     for unit in range(setup.num_units[side]):
         if not setup.units_mode or unit == game.cursor:
@@ -140,7 +143,7 @@ def find_legal(game: Any, setup: Any, side: int) -> None:
 
 
 @njit
-def write_mask(game: Any, setup: Any, side: int, row: Any) -> None:
+def write_mask(game: Record, setup: Record, side: int, row: BoolArray) -> None:
     """Write what `find_legal` noted into `row` ((A,) bool), head after head; A is that of side 0's units."""
     own = setup.num_units[side]
     num_targets = setup.num_units[1 - side] + 1
@@ -171,7 +174,7 @@ def write_mask(game: Any, setup: Any, side: int, row: Any) -> None:
 
 
 @njit
-def is_legal(game: Any, setup: Any, action: Any) -> bool:
+def is_legal(game: Record, setup: Record, action: Any) -> bool:
     """Whether the deciding side may take `action` ((heads,) int): against what `find_legal` noted."""
     side = game.active
     own = setup.num_units[side]

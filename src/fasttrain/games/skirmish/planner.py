@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fasttrain.batch import Record
 from fasttrain.games.skirmish.combat import models_of
 from fasttrain.games.skirmish.moves import (
     STEP_X,
@@ -32,21 +33,21 @@ WAYS_TO_CHARGE.flags.writeable = False
 
 
 @njit
-def expected_damage(game: Any, setup: Any, side: int, unit: int, target: int, weapon: int) -> Any:
+def expected_damage(game: Record, setup: Record, side: int, unit: int, target: int, weapon: int) -> Any:
     """Mean damage of an attack in 1/216 wounds, at most the target's health; smoke is not reckoned with."""
     mean = setup.expected[weapon, side, unit, target] * models_of(game, setup, side, unit)
     return min(mean, 216 * game.health[1 - side, target])
 
 
 @njit
-def melee_margin(game: Any, setup: Any, side: int, unit: int, target: int) -> Any:
+def melee_margin(game: Record, setup: Record, side: int, unit: int, target: int) -> Any:
     """Expected damage dealt in one round of melee, less what comes back."""
     dealt = expected_damage(game, setup, side, unit, target, MELEE)
     return dealt - expected_damage(game, setup, 1 - side, target, unit, MELEE)
 
 
 @njit
-def planner_charge(game: Any, setup: Any, side: int, unit: int) -> int:
+def planner_charge(game: Record, setup: Record, side: int, unit: int) -> int:
     """The target with the best margin above 0, weighted by the chance of the charge; overwatch halves it."""
     targets = charge_targets(game, setup, side, unit)
     best, most = 0, 0
@@ -65,7 +66,7 @@ def planner_charge(game: Any, setup: Any, side: int, unit: int) -> int:
 
 
 @njit
-def fill_plan(game: Any, setup: Any, side: int, unit: int) -> None:
+def fill_plan(game: Record, setup: Record, side: int, unit: int) -> None:
     """What a unit's cells are scored with and does not depend on the cell, once per unit."""
     key = 1 + MAX_UNITS * side + unit
     if game.plan_known == key:
@@ -86,7 +87,7 @@ def fill_plan(game: Any, setup: Any, side: int, unit: int) -> None:
 
 
 @njit
-def planner_move(game: Any, setup: Any, side: int, unit: int) -> int:
+def planner_move(game: Record, setup: Record, side: int, unit: int) -> int:
     """Scores every cell that any move can reach, an advance by the mean over its six rolls."""
     engaged = is_engaged(game, setup, side, unit)
     x, y = game.x[side, unit], game.y[side, unit]
@@ -111,7 +112,7 @@ def planner_move(game: Any, setup: Any, side: int, unit: int) -> int:
 
 
 @njit
-def _score_cell(game: Any, setup: Any, side: int, unit: int, x: int, y: int, free: bool) -> int:
+def _score_cell(game: Record, setup: Record, side: int, unit: int, x: int, y: int, free: bool) -> int:
     """What it is worth to stand there; `free`: may shoot and charge from there."""
     fill_plan(game, setup, side, unit)
     score = _score_markers(game, setup, side, unit, x, y)
@@ -141,7 +142,7 @@ def _score_cell(game: Any, setup: Any, side: int, unit: int, x: int, y: int, fre
 
 
 @njit
-def _score_markers(game: Any, setup: Any, side: int, unit: int, x: int, y: int) -> int:
+def _score_markers(game: Record, setup: Record, side: int, unit: int, x: int, y: int) -> int:
     """Markers taken or contested by standing there, and how far it is to the nearest that friends do not hold."""
     score, nearest = 0, -1
     own = control_of(game, setup, side, unit)

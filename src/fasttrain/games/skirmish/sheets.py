@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from fasttrain.batch import Record
 from fasttrain.errors import ConfigError
 from fasttrain.spec.setting import did_you_mean
 
@@ -119,7 +120,7 @@ def load_roster(name: str, key: str) -> tuple[Sheet, ...]:
     return tuple(_sheet(unit, f"{where}: unit {number}") for number, unit in enumerate(units, start=1))
 
 
-def _sheet(unit: Any, where: str) -> Sheet:
+def _sheet(unit: Record, where: str) -> Sheet:
     if not isinstance(unit, Mapping):
         raise ConfigError(f"{where} must be a mapping, got {unit!r:.80}")
     where = f"{where} ({unit.get('name', 'without a name')})"

@@ -124,7 +124,7 @@ SETUP = np.dtype(
 )
 
 
-def impossible(games: NDArray[Any], setup: Any) -> str:
+def impossible(games: NDArray[Any], setup: np.void) -> str:
     """What no game can hold, in records that somebody else has written; empty if there is nothing."""
     last = MAX_UNITS - 1
     ranges = {
@@ -165,7 +165,7 @@ def make_setup(options: Options) -> NDArray[Any]:
     return setups
 
 
-def _write_missions(setup: Any, options: Options) -> None:
+def _write_missions(setup: np.void, options: Options) -> None:
     setup["num_missions"] = len(options.missions)
     for index, mission in enumerate(options.missions):
         setup["deployment_rows"][index] = mission.deployment_rows
@@ -181,7 +181,7 @@ def _write_missions(setup: Any, options: Options) -> None:
             setup["blocked"][index, y] = sum(1 << x for x in range(mission.width) if mission.in_terrain(x, y))
 
 
-def _write_pair(setup: Any, where: tuple[int, int, int, int], weapon: Weapon, target: Sheet) -> None:
+def _write_pair(setup: np.void, where: tuple[int, int, int, int], weapon: Weapon, target: Sheet) -> None:
     wound_roll = wound_roll_needed(weapon.strength, target.toughness)
     save_roll = max(2, save_roll_needed(target, weapon))  # a 1 never saves
     faces = (7 - weapon.skill) * (7 - wound_roll) * min(6, save_roll - 1)

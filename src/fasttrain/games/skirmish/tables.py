@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fasttrain.batch import Record
 from fasttrain.games.skirmish.sheets import MAX_UNITS
 from fasttrain.games.skirmish.state import SPENT
 from fasttrain.jit import njit
@@ -39,7 +40,7 @@ COLUMN = sum(1 << MAX_UNITS * unit for unit in range(MAX_UNITS))  # pairs of uni
 
 
 @njit
-def forget_all(game: Any) -> None:
+def forget_all(game: Record) -> None:
     """A game begins."""
     game.distance_known = 0
     game.sight_known = 0
@@ -47,7 +48,7 @@ def forget_all(game: Any) -> None:
 
 
 @njit
-def forget_place_of(game: Any, side: int, unit: int) -> None:
+def forget_place_of(game: Record, side: int, unit: int) -> None:
     """A unit stands in another cell."""
     stale = ROW << (MAX_UNITS * unit) if side == 0 else COLUMN << unit
     game.distance_known &= ~stale
@@ -56,14 +57,14 @@ def forget_place_of(game: Any, side: int, unit: int) -> None:
 
 
 @njit
-def forget_groups(game: Any) -> None:
+def forget_groups(game: Record) -> None:
     """A unit moved or was destroyed."""
     game.engaged_known = 0
     forget_flags(game)
 
 
 @njit
-def forget_flags(game: Any) -> None:
+def forget_flags(game: Record) -> None:
     """Flags changed, or anything above."""
     game.targets_known[0] = 0
     game.targets_known[1] = 0
@@ -71,7 +72,7 @@ def forget_flags(game: Any) -> None:
 
 
 @njit
-def forget_health(game: Any) -> None:
+def forget_health(game: Record) -> None:
     """A unit lost wounds, or anything above."""
     game.plan_known = 0
 
@@ -80,7 +81,7 @@ def forget_health(game: Any) -> None:
 
 
 @njit
-def distance_between(game: Any, setup: Any, side: int, unit: int, enemy: int) -> Any:
+def distance_between(game: Record, setup: Record, side: int, unit: int, enemy: int) -> Any:
     """Squared inches between a unit of `side` and one of the other side."""
     i, j = (unit, enemy) if side == 0 else (enemy, unit)
     bit = 1 << (MAX_UNITS * i + j)
@@ -95,7 +96,7 @@ def distance_between(game: Any, setup: Any, side: int, unit: int, enemy: int) ->
 
 
 @njit
-def sees(game: Any, setup: Any, side: int, unit: int, enemy: int) -> bool:
+def sees(game: Record, setup: Record, side: int, unit: int, enemy: int) -> bool:
     """Whether there is line of sight between a unit of `side` and one of the other side."""
     i, j = (unit, enemy) if side == 0 else (enemy, unit)
     bit = 1 << (MAX_UNITS * i + j)
@@ -112,7 +113,7 @@ def sees(game: Any, setup: Any, side: int, unit: int, enemy: int) -> bool:
 
 
 @njit
-def line_of_sight(game: Any, setup: Any, ax: int, ay: int, bx: int, by: int) -> bool:
+def line_of_sight(game: Record, setup: Record, ax: int, ay: int, bx: int, by: int) -> bool:
     """Whether no terrain lies between two cells. Exact: whole half inches, no division."""
     ax, ay, bx, by = 2 * ax + 1, 2 * ay + 1, 2 * bx + 1, 2 * by + 1
     low_x, high_x = min(ax, bx), max(ax, bx)
@@ -137,7 +138,7 @@ def line_of_sight(game: Any, setup: Any, ax: int, ay: int, bx: int, by: int) -> 
 
 
 @njit
-def is_engaged(game: Any, setup: Any, side: int, unit: int) -> bool:
+def is_engaged(game: Record, setup: Record, side: int, unit: int) -> bool:
     """Whether a living unit is within 1.5 inches of a living enemy."""
     if not game.engaged_known:
         _find_engaged(game, setup)
@@ -145,7 +146,7 @@ def is_engaged(game: Any, setup: Any, side: int, unit: int) -> bool:
 
 
 @njit
-def _find_engaged(game: Any, setup: Any) -> None:
+def _find_engaged(game: Record, setup: Record) -> None:
     game.engaged[0] = 0
     game.engaged[1] = 0
     for unit in range(setup.num_units[0]):
@@ -159,7 +160,7 @@ def _find_engaged(game: Any, setup: Any) -> None:
 
 
 @njit
-def shooting_targets(game: Any, setup: Any, side: int, unit: int) -> Any:
+def shooting_targets(game: Record, setup: Record, side: int, unit: int) -> Any:
     """Enemies that a living unit may shoot, as bits."""
     if game.targets_known[side] >> unit & 1:
         return game.targets[side, unit]

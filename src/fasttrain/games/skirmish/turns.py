@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fasttrain.batch import Float64Array, Record
 from fasttrain.games.skirmish.combat import attack, charge, die, fight, models_of
 from fasttrain.games.skirmish.moves import STEP_X, STEP_Y, marker_distance, move_reach, put_unit, steps_of_move
 from fasttrain.games.skirmish.state import (
@@ -32,7 +33,7 @@ from fasttrain.jit import njit
 
 
 @njit
-def start_game(game: Any, setup: Any, mix: Any) -> None:
+def start_game(game: Record, setup: Record, mix: Float64Array) -> None:
     """Begin a new game on the game's own stream; `mix` (4,) are the opponents' cumulative weights."""
     draw = random_unit(game)
     level = 0
@@ -62,7 +63,7 @@ def start_game(game: Any, setup: Any, mix: Any) -> None:
 
 
 @njit
-def _deploy(game: Any, setup: Any, side: int, unit: int) -> None:
+def _deploy(game: Record, setup: Record, side: int, unit: int) -> None:
     """Put a unit into a free cell of its strip of the zone, drawn in the side's own order of cells."""
     count = setup.num_units[side]
     begin, end = unit * setup.width // count, (unit + 1) * setup.width // count
@@ -84,7 +85,7 @@ def _deploy(game: Any, setup: Any, side: int, unit: int) -> None:
 
 
 @njit
-def control_of(game: Any, setup: Any, side: int, unit: int) -> Any:
+def control_of(game: Record, setup: Record, side: int, unit: int) -> Any:
     """What a unit counts for at a marker."""
     if game.flags[side, unit] & SHOCKED:
         return 0
@@ -92,7 +93,7 @@ def control_of(game: Any, setup: Any, side: int, unit: int) -> Any:
 
 
 @njit
-def control_at(game: Any, setup: Any, side: int, marker: int) -> Any:
+def control_at(game: Record, setup: Record, side: int, marker: int) -> Any:
     """What a side has within 3 inches of a marker."""
     total = 0
     for unit in range(setup.num_units[side]):
@@ -103,13 +104,13 @@ def control_at(game: Any, setup: Any, side: int, marker: int) -> Any:
 
 
 @njit
-def is_below_half(game: Any, setup: Any, side: int, unit: int) -> bool:
+def is_below_half(game: Record, setup: Record, side: int, unit: int) -> bool:
     """Whether fewer than half of its models live."""
     return bool(2 * models_of(game, setup, side, unit) < setup.models[side, unit])
 
 
 @njit
-def command_phase(game: Any, setup: Any) -> None:
+def command_phase(game: Record, setup: Record) -> None:
     """Begin the active side's turn."""
     side = game.active
     for unit in range(setup.num_units[side]):
@@ -131,7 +132,7 @@ def command_phase(game: Any, setup: Any) -> None:
 
 
 @njit
-def use_stratagem(game: Any, stratagem: int, unit: int) -> None:
+def use_stratagem(game: Record, stratagem: int, unit: int) -> None:
     """Pay for a stratagem of the active side and note it at its unit."""
     if stratagem == NO_STRATAGEM:
         return
@@ -146,7 +147,7 @@ def use_stratagem(game: Any, stratagem: int, unit: int) -> None:
 
 
 @njit
-def carry_out(game: Any, setup: Any, side: int, unit: int, choice: int) -> None:
+def carry_out(game: Record, setup: Record, side: int, unit: int, choice: int) -> None:
     """A unit of the active side does what was chosen for it in this phase."""
     if choice == 0 or game.health[side, unit] <= 0 or game.phase >= OVER:
         return
@@ -160,7 +161,7 @@ def carry_out(game: Any, setup: Any, side: int, unit: int, choice: int) -> None:
 
 
 @njit
-def _move(game: Any, setup: Any, side: int, unit: int, direction: int, length: int) -> None:
+def _move(game: Record, setup: Record, side: int, unit: int, direction: int, length: int) -> None:
     roll = die(game) if length == ADVANCE else 0
     if is_engaged(game, setup, side, unit):
         game.flags[side, unit] |= FELL_BACK
@@ -175,7 +176,7 @@ def _move(game: Any, setup: Any, side: int, unit: int, direction: int, length: i
 
 
 @njit
-def end_phase(game: Any, setup: Any) -> None:
+def end_phase(game: Record, setup: Record) -> None:
     """Go on to the active side's next phase, or fight and begin the other side's turn."""
     game.reroll = -1
     if game.phase >= OVER:

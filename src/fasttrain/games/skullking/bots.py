@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fasttrain.batch import Float64Array, Record
 from fasttrain.games.skullking.hard_bot import hard_bid, hard_play
 from fasttrain.games.skullking.rules import (
     NUM_NUMBERED,
@@ -43,7 +44,7 @@ HIGH_BLACK_BITS = BLACK_BITS & ~(BLACK_BITS >> 7)  # black 8 to 14
 
 
 @njit
-def bot_bid(game: Any, seat: int, level: int, scratch: Any) -> Any:
+def bot_bid(game: Record, seat: int, level: int, scratch: Float64Array) -> Any:
     """The bid of a bot, before any bid is known."""
     if level == RANDOM:
         return random_below(game, game.round + 1)
@@ -55,7 +56,7 @@ def bot_bid(game: Any, seat: int, level: int, scratch: Any) -> Any:
 
 
 @njit_inline
-def bot_play(game: Any, seat: int, level: int, scratch: Any) -> int:
+def bot_play(game: Record, seat: int, level: int, scratch: Float64Array) -> int:
     """The code a bot plays; always legal."""
     if level == HARD:
         return hard_play(game, seat, scratch)
@@ -70,7 +71,7 @@ def bot_play(game: Any, seat: int, level: int, scratch: Any) -> int:
 
 
 @njit
-def _random_play(game: Any, numbers: int, specials: int) -> int:
+def _random_play(game: Record, numbers: int, specials: int) -> int:
     """Uniform over the legal actions; the Tigress counts as two."""
     num_numbers = count_bits(numbers)
     num_specials = count_bits(specials)
@@ -88,7 +89,7 @@ def _random_play(game: Any, numbers: int, specials: int) -> int:
 
 
 @njit
-def _easy_bid(game: Any, seat: int) -> Any:
+def _easy_bid(game: Record, seat: int) -> Any:
     """Counts strong cards, whatever the number of players, and blurs the count by one either way."""
     strong = count_bits(game.hand_numbers[seat] & (COURT_BITS | HIGH_BLACK_BITS))
     strong += count_bits(game.hand_specials[seat] & (PIRATE_BITS | KING_BIT | MERMAID_BITS))
@@ -96,7 +97,7 @@ def _easy_bid(game: Any, seat: int) -> Any:
 
 
 @njit
-def _medium_bid(game: Any, seat: int) -> Any:
+def _medium_bid(game: Record, seat: int) -> Any:
     """The expected number of tricks, rounded."""
     numbers = game.hand_numbers[seat]
     specials = game.hand_specials[seat]
@@ -111,7 +112,7 @@ def _medium_bid(game: Any, seat: int) -> Any:
 
 
 @njit
-def _medium_play(game: Any, numbers: int, specials: int, wants_trick: bool) -> int:
+def _medium_play(game: Record, numbers: int, specials: int, wants_trick: bool) -> int:
     """Takes the trick as cheaply as its place allows, or throws the most dangerous card that does not take it."""
     leading = game.played == 0
     last = game.played == game.num_players - 1

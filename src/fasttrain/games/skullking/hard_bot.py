@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fasttrain.batch import Float64Array, Record
 from fasttrain.games.skullking.rules import (
     ALL_NUMBERS,
     ALL_SPECIALS,
@@ -35,7 +36,7 @@ DUCKING = 0.5  # how often a player who needs no trick still has to take one wit
 
 
 @njit
-def _add_card(counts: Any, num_cards: int, chance: float) -> None:
+def _add_card(counts: Float64Array, num_cards: int, chance: float) -> None:
     """Fold one more card into `counts`: the distribution of tricks won over 0..num_cards."""
     counts[num_cards + 1] = 0.0
     for won in range(num_cards + 1, 0, -1):
@@ -44,7 +45,7 @@ def _add_card(counts: Any, num_cards: int, chance: float) -> None:
 
 
 @njit
-def hard_bid(game: Any, seat: int, scratch: Any) -> int:
+def hard_bid(game: Record, seat: int, scratch: Float64Array) -> int:
     """The bid with the best expected score under the model."""
     num_players = game.num_players
     counts = scratch[0]
@@ -75,7 +76,7 @@ def hard_bid(game: Any, seat: int, scratch: Any) -> int:
 
 
 @njit
-def _payoff(game: Any, seat: int, tricks: int) -> Any:
+def _payoff(game: Record, seat: int, tricks: int) -> Any:
     """Points for the bid if the seat ends the round with `tricks`."""
     bid = game.bids[seat]
     if bid == 0:
@@ -84,7 +85,7 @@ def _payoff(game: Any, seat: int, tricks: int) -> Any:
 
 
 @njit
-def _unseen(game: Any, seat: int) -> Any:
+def _unseen(game: Record, seat: int) -> Any:
     """(numbers, specials) neither in this hand nor played this round: others' hands and the undealt deck."""
     numbers = ALL_NUMBERS & ~(game.seen_numbers | game.hand_numbers[seat])
     specials = ALL_SPECIALS & ~(game.seen_specials | game.hand_specials[seat])
@@ -121,7 +122,7 @@ def _later_chance(code: int, unseen_numbers: int, unseen_specials: int, num_play
 
 
 @njit
-def _chance_now(game: Any, code: int, unseen: Any) -> float:
+def _chance_now(game: Record, code: int, unseen: Any) -> float:
     """Chance that a code which takes the lead now keeps it: those who play later and still need tricks will try."""
     num_players = game.num_players
     share = _share_beating(code, unseen[0], unseen[1])
@@ -136,7 +137,7 @@ def _chance_now(game: Any, code: int, unseen: Any) -> float:
 
 
 @njit
-def _value_of_play(game: Any, seat: int, place: int, chance: float, scratch: Any) -> float:
+def _value_of_play(game: Record, seat: int, place: int, chance: float, scratch: Float64Array) -> float:
     """Expected points if the card at `place` of the hand wins now with `chance` and the others as modelled."""
     counts = scratch[0]
     chances = scratch[1]
@@ -157,7 +158,7 @@ def _value_of_play(game: Any, seat: int, place: int, chance: float, scratch: Any
 
 
 @njit
-def _fill_chances(game: Any, seat: int, unseen: Any, chances: Any) -> None:
+def _fill_chances(game: Record, seat: int, unseen: Any, chances: Float64Array) -> None:
     """Write the later chance of every held card, numbers first, ascending."""
     numbers = game.hand_numbers[seat]
     specials = game.hand_specials[seat]
@@ -174,7 +175,7 @@ def _fill_chances(game: Any, seat: int, unseen: Any, chances: Any) -> None:
 
 
 @njit
-def hard_play(game: Any, seat: int, scratch: Any) -> int:
+def hard_play(game: Record, seat: int, scratch: Float64Array) -> int:
     """The legal code with the best expected points under the model; the lowest code on a tie."""
     numbers = game.hand_numbers[seat]
     specials = game.hand_specials[seat]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, Record, Records
 from fasttrain.games.skullking.bots import SELF, bot_bid, bot_play
 from fasttrain.games.skullking.observation import (
     blank_played,
@@ -36,7 +37,7 @@ from fasttrain.threads import CHUNK, begin_work, claim, end_work
 
 
 @njit
-def apply_actions(games: Any, indices: Any, actions: Any) -> int:
+def apply_actions(games: Records, indices: Int64Array, actions: Int64Array) -> int:
     """Apply the action of the seat to decide in every listed game; if any is illegal apply none and return the index
     of the first, else -1.
 
@@ -61,7 +62,7 @@ def apply_actions(games: Any, indices: Any, actions: Any) -> int:
 
 
 @njit
-def _seat_opponents(game: Any, mix: Any) -> None:
+def _seat_opponents(game: Record, mix: Float64Array) -> None:
     for seat in range(1, game.num_players):
         draw = random_unit(game)
         level = 0
@@ -71,7 +72,7 @@ def _seat_opponents(game: Any, mix: Any) -> None:
 
 
 @njit_inline
-def _advance_game(game: Any, mix: Any, weights: Any, scratch: Any) -> None:
+def _advance_game(game: Record, mix: Float64Array, weights: Float64Array, scratch: Float64Array) -> None:
     """Play on after a decision from outside until the next one is due, which `game.seat` names, or the game ended."""
     num_players = game.num_players
     if game.phase == BIDDING:
@@ -101,7 +102,15 @@ def _advance_game(game: Any, mix: Any, weights: Any, scratch: Any) -> None:
 
 
 @njit
-def advance(games: Any, indices: Any, mix: Any, weights: Any, scratch: Any, team: Any, me: int) -> None:
+def advance(
+    games: Records,
+    indices: Int64Array,
+    mix: Float64Array,
+    weights: Float64Array,
+    scratch: Float64Array,
+    team: Int64Array,
+    me: int,
+) -> None:
     """Let the bots bid and play, resolve tricks, score rounds and deal, in every listed game.
 
     scratch (threads, 2, 12); `CHUNK` games at a time go to whichever thread is free.
@@ -119,16 +128,16 @@ def advance(games: Any, indices: Any, mix: Any, weights: Any, scratch: Any, team
 
 @njit
 def write_step(
-    games: Any,
-    indices: Any,
-    observations: Any,
-    masks: Any,
-    rewards: Any,
-    terminations: Any,
-    truncations: Any,
-    finals: Any,
-    turns: Any,
-    team: Any,
+    games: Records,
+    indices: Int64Array,
+    observations: Float32Array,
+    masks: BoolArray,
+    rewards: Float32Array,
+    terminations: BoolArray,
+    truncations: BoolArray,
+    finals: Float32Array,
+    turns: BoolArray,
+    team: Int64Array,
     me: int,
 ) -> None:
     """Write what the step brought, seen from the seat to decide; games that ended leave the learner's last view in
@@ -156,14 +165,16 @@ def write_step(
 
 
 @njit
-def seed_games(games: Any, indices: Any, seeds: Any) -> None:
+def seed_games(games: Records, indices: Int64Array, seeds: Any) -> None:
     """Begin the stream of seeds[k] (uint64) in game indices[k]."""
     for position in range(len(indices)):
         seed_game(games[indices[position]], seeds[position])
 
 
 @njit
-def restart_games(games: Any, indices: Any, observations: Any, masks: Any, turns: Any) -> None:
+def restart_games(
+    games: Records, indices: Int64Array, observations: Float32Array, masks: BoolArray, turns: BoolArray
+) -> None:
     """Begin a new game in every listed env and write its first view: the learner's, who bids first."""
     for index in indices:
         game = games[index]
@@ -174,7 +185,9 @@ def restart_games(games: Any, indices: Any, observations: Any, masks: Any, turns
 
 
 @njit
-def forget_played_cards(games: Any, indices: Any, observations: Any, terminations: Any, finals: Any) -> None:
+def forget_played_cards(
+    games: Records, indices: Int64Array, observations: Float32Array, terminations: BoolArray, finals: Float32Array
+) -> None:
     """Of what `write_step` or `restart_games` wrote, leave what a player sees who remembers no card."""
     for index in indices:
         game = games[index]
@@ -184,7 +197,7 @@ def forget_played_cards(games: Any, indices: Any, observations: Any, termination
 
 
 @njit
-def choose_as_bot(games: Any, indices: Any, level: int, actions: Any, scratch: Any) -> None:
+def choose_as_bot(games: Records, indices: Int64Array, level: int, actions: Int64Array, scratch: Float64Array) -> None:
     """Write into actions[k] what a bot of `level` would do in the place of the seat to decide in game indices[k]."""
     for position in range(len(indices)):
         game = games[indices[position]]

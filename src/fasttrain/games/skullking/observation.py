@@ -7,8 +7,7 @@ learner, or the seat that decides in its place where the game is played from bot
 
 from __future__ import annotations
 
-from typing import Any
-
+from fasttrain.batch import BoolArray, Float32Array, Record
 from fasttrain.games.skullking.rules import (
     FIRST_PLAY_ACTION,
     KIND,
@@ -101,7 +100,7 @@ def _clip(value: float) -> float:
 
 
 @njit
-def _write_bits(row: Any, start: int, bits: int) -> None:
+def _write_bits(row: Float32Array, start: int, bits: int) -> None:
     while bits != 0:
         row[start + lowest_bit(bits)] = 1.0
         bits &= bits - 1
@@ -114,7 +113,7 @@ def _place(seat: int, viewer: int, num_players: int) -> int:
 
 
 @njit
-def _write_seats(game: Any, viewer: int, row: Any, num_players: int) -> None:
+def _write_seats(game: Record, viewer: int, row: Float32Array, num_players: int) -> None:
     seat = viewer
     for place in range(num_players):
         row[SEATS + SCORES * num_players + place] = _clip(SCORE_SCALE * game.totals[seat])
@@ -137,7 +136,7 @@ def _write_seats(game: Any, viewer: int, row: Any, num_players: int) -> None:
 
 
 @njit
-def _write_trick(game: Any, viewer: int, row: Any, num_players: int) -> None:
+def _write_trick(game: Record, viewer: int, row: Float32Array, num_players: int) -> None:
     if game.lead >= 0:
         row[LEAD + game.lead] = 1.0
     played = game.played
@@ -166,7 +165,7 @@ def _write_trick(game: Any, viewer: int, row: Any, num_players: int) -> None:
 
 
 @njit
-def write_observation(game: Any, viewer: int, row: Any) -> None:
+def write_observation(game: Record, viewer: int, row: Float32Array) -> None:
     """Write the view of seat `viewer` into `row` ((O,) float32); only what that seat may know is read."""
     num_players = game.num_players
     for index in range(row.shape[0]):
@@ -189,7 +188,7 @@ def write_observation(game: Any, viewer: int, row: Any) -> None:
 
 
 @njit
-def blank_played(row: Any, num_players: int) -> None:
+def blank_played(row: Float32Array, num_players: int) -> None:
     """Take out of `row` what only cards tell that were played: which, and what they will bring."""
     for card in range(NUM_CARDS):
         row[SEEN + card] = 0.0
@@ -199,7 +198,7 @@ def blank_played(row: Any, num_players: int) -> None:
 
 
 @njit
-def forget_played(game: Any, row: Any) -> None:
+def forget_played(game: Record, row: Float32Array) -> None:
     """Leave in `row` only what a player sees who remembers no card: of cards that were played the current trick."""
     blank_played(row, game.num_players)
     if game.phase != PLAYING:
@@ -213,7 +212,7 @@ def forget_played(game: Any, row: Any) -> None:
 
 
 @njit
-def is_legal(game: Any, seat: int, action: int) -> bool:
+def is_legal(game: Record, seat: int, action: int) -> bool:
     """Whether `seat`, whose decision it is, may take `action` (any integer) in this state."""
     if game.phase == BIDDING:
         return bool(0 <= action <= game.round)
@@ -228,7 +227,7 @@ def is_legal(game: Any, seat: int, action: int) -> bool:
 
 
 @njit
-def write_mask(game: Any, seat: int, row: Any) -> None:
+def write_mask(game: Record, seat: int, row: BoolArray) -> None:
     """Write the legal actions of `seat`, whose decision it is, into `row` ((86,) bool)."""
     for action in range(NUM_ACTIONS):
         row[action] = False

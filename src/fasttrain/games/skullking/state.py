@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fasttrain.batch import Float64Array, Record, Records
 from fasttrain.games.skullking.rules import (
     KIND,
     LEAD_NONE,
@@ -90,7 +91,7 @@ RANGES = {
 }  # fmt: skip
 
 
-def impossible(games: Any, num_levels: int) -> str:
+def impossible(games: Records, num_levels: int) -> str:
     """What no game can hold, in records that somebody else has written; empty if there is nothing."""
     for name, (least, most) in {**RANGES, "levels": (0, num_levels - 1)}.items():
         if games[name].size and not (least <= games[name].min() and games[name].max() <= most):
@@ -101,7 +102,7 @@ def impossible(games: Any, num_levels: int) -> str:
 
 
 @njit
-def seed_game(game: Any, seed: Any) -> None:
+def seed_game(game: Record, seed: Any) -> None:
     """Begin the stream of `seed` (uint64): one splitmix step parts neighbouring seeds. The deck is put in order."""
     seed_stream(game, seed)
     for card in range(NUM_CARDS):
@@ -124,7 +125,7 @@ def lowest_bit(bits: int) -> int:
 
 
 @njit
-def deal_round(game: Any) -> None:
+def deal_round(game: Record) -> None:
     """Deal round `game.round` and open its bidding. Only the cards needed are shuffled."""
     num_players = np.int64(game.num_players)
     size = cards_dealt(game.round, num_players)
@@ -160,7 +161,7 @@ def deal_round(game: Any) -> None:
 
 
 @njit
-def start_game(game: Any) -> None:
+def start_game(game: Record) -> None:
     """Begin a new game on the game's own stream: first dealer at random, round 1 dealt."""
     num_players = np.int64(game.num_players)
     game.round = 1
@@ -174,7 +175,7 @@ def start_game(game: Any) -> None:
 
 
 @njit
-def play_card(game: Any, seat: int, code: int) -> None:
+def play_card(game: Record, seat: int, code: int) -> None:
     """Move a card from a hand onto the trick; legality is the caller's business."""
     card = code
     if code == TIGRESS_PIRATE:
@@ -198,7 +199,7 @@ def play_card(game: Any, seat: int, code: int) -> None:
 
 
 @njit
-def finish_trick(game: Any, weights: Any) -> None:
+def finish_trick(game: Record, weights: Float64Array) -> None:
     """Resolve a full trick: tricks won, bonuses, alliances, next leader, the learner's shaping terms."""
     num_players = np.int64(game.num_players)
     winner, next_leader = trick_result(game.codes, num_players)
@@ -222,7 +223,7 @@ def finish_trick(game: Any, weights: Any) -> None:
 
 
 @njit
-def _round_score(game: Any, seat: int) -> Any:
+def _round_score(game: Record, seat: int) -> Any:
     score = score_of_bid(game.bids[seat], game.tricks[seat], game.round)
     if game.bids[seat] != game.tricks[seat]:
         return score
@@ -237,7 +238,7 @@ def _round_score(game: Any, seat: int) -> Any:
 
 
 @njit
-def finish_round(game: Any, weights: Any) -> None:
+def finish_round(game: Record, weights: Float64Array) -> None:
     """Score a round, reward the learner, then deal the next round or end the game."""
     num_players = np.int64(game.num_players)
     for seat in range(num_players):
