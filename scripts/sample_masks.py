@@ -23,9 +23,9 @@ from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from torch import Tensor
 
 from fasttrain.engines import losses
+from fasttrain.engines.eligible import policy_reason
 from fasttrain.engines.engine import EngineSettings
 from fasttrain.engines.kernels import KernelEngine
-from fasttrain.engines.layout import why_not
 
 ROWS = 4096  # of one call
 HUGE = 1e4
@@ -55,7 +55,7 @@ class Tally(NamedTuple):
 def works() -> Iterator[Work]:
     """Every line of the table; the kernels compute in float32 only."""
     for kind in DIMS:
-        if kind.startswith("fused") and why_not(policy_of(DIMS[kind])):
+        if kind.startswith("fused") and policy_reason(policy_of(DIMS[kind])):
             continue
         for dtype in DTYPES if not kind.startswith("fused") else DTYPES[:1]:
             yield from (Work(kind, dtype, family) for family in FAMILIES)

@@ -13,6 +13,7 @@ import torch
 from stable_baselines3.common.vec_env import VecNormalize
 
 import fasttrain
+from fasttrain.engines.eligible import unsupported_reason
 from fasttrain.engines.engine import EngineSettings
 from fasttrain.engines.kernels import KernelEngine
 from fasttrain.engines.kernels_q import KernelQEngine
@@ -60,7 +61,7 @@ def test_an_engine_is_asked_for_where_a_model_is_made(name: str, engine: Any, ke
     model = made(name, engine=engine)
     assert type(model.engine) is ENGINES[name][kernels]
     assert model.engine.settings == EngineSettings.of(engine)
-    assert model.engine.why_not == ""
+    assert model.engine.unsupported_reason is None
     asked = model.engine
     model.learn(STEPS)
     assert model.engine is asked, "the same from the first rollout to the last update"
@@ -178,8 +179,7 @@ def test_torch_serves_what_kernels_cannot_until_they_can(name: str):
     """With torch's fused Adam: who asks for kernels does not ask for stock's very numbers."""
     model = made(name, engine="kernels", policy_kwargs={"activation_fn": torch.nn.ELU})
     assert type(model.engine) is ENGINES[name][0]
-    assert model.why_not("kernels") == model.engine.why_not == "not an MLP of tanh or relu layers"
-    assert model.why_not("torch") == ""
+    assert unsupported_reason(model) == model.engine.unsupported_reason == "not an MLP of tanh or relu layers"
     assert not model.engine.settings.exact
     seen: list[bool] = []
     model.policy.optimizer.register_step_post_hook(lambda adam, *_: seen.append(bool(adam.param_groups[0]["fused"])))
@@ -189,7 +189,7 @@ def test_torch_serves_what_kernels_cannot_until_they_can(name: str):
     if name == "DQN":
         model._create_aliases()
     assert type(model.engine_now()) is ENGINES[name][1]
-    assert model.engine.why_not == ""
+    assert model.engine.unsupported_reason is None
 
 
 @KINDS
@@ -198,13 +198,13 @@ def test_what_kernels_could_serve_and_cannot_any_more_is_torchs(name: str):
     assert type(model.engine) is ENGINES[name][1]
     renewed(model).optimizer.register_step_post_hook(lambda *_: None)
     assert type(model.engine_now()) is ENGINES[name][0]
-    assert model.engine.why_not == "somebody watches the optimizer's steps"
+    assert "the optimizer's steps have a hook" in str(model.engine.unsupported_reason)
     model.learn(STEPS)
 
 
 def test_kernels_of_q_networks_do_not_normalise():
     model = made("DQN", VecNormalize(toy_gym_vec()), engine="kernels")
-    assert model.why_not("kernels") == model.engine.why_not == "VecNormalize: batches are normalised one by one"
+    assert model.engine.unsupported_reason == "VecNormalize: batches are normalised one by one"
     assert type(model.engine) is TorchQEngine
     model.learn(STEPS)
     assert type(model.engine) is TorchQEngine

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 
 import fasttrain
-from fasttrain.engines.recurrent import PaddedHead, RecurrentEngine, UnpaddedHead, why_padded
+from fasttrain.engines.recurrent import PaddedHead, RecurrentEngine, UnpaddedHead, must_be_padded
 from fasttrain.engines.recurrent_policies import GRU, CellActorCriticPolicy
-from fasttrain.engines.sequence_kernels import why_not
 from fasttrain.errors import ConfigError
 from toys import RandomEnv, ToyGymEnv, seeded_vec, single_thread
 
@@ -88,7 +87,7 @@ def test_padded_and_in_groups_they_say_the_same(case: str, cell: str):
     make = (lambda: ToyGymEnv(0)) if kind is fasttrain.MaskableRecurrentPPO else None
     model = model_of(cell, kind, make, policy_kwargs=kwargs).learn(96)
     policy, found = model.policy, {}
-    assert why_padded(policy) == ""
+    assert not must_be_padded(policy)
     for head in (PaddedHead(policy), UnpaddedHead(policy)):
         np.random.seed(0)
         for batch in model.rollout_buffer.sequences(40, head.layout):
@@ -143,10 +142,7 @@ def test_what_does_not_go_with_a_cell_is_refused():
 
 
 def test_kernels_serve_lstms_alone():
+    reason = "a GRU is computed on PyTorch: compiled kernels serve LSTMs alone"
     asked = model_of("gru", engine="kernels")
-    assert (
-        why_not(asked.policy)
-        == asked.engine.why_not
-        == ("a GRU is computed on PyTorch: compiled kernels serve LSTMs alone")
-    )
+    assert asked.engine.unsupported_reason == reason
     assert type(asked.engine) is RecurrentEngine

@@ -12,13 +12,11 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.torch_layers import MlpExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 import fasttrain
 from fasttrain.engines.engine import EngineSettings
 from fasttrain.engines.kernels import KernelEngine
-from fasttrain.engines.layout import why_not
 from fasttrain.errors import EnvError
 from fasttrain.games.skullking.game import SkullKingGame
 from fasttrain.threads import ThreadChoice
@@ -28,67 +26,6 @@ BOX = spaces.Box(-1.0, 1.0, (4,), np.float32)
 
 def make_policy(space: spaces.Space[Any] = BOX, action: spaces.Space[Any] | None = None, **kwargs: Any) -> Any:
     return ActorCriticPolicy(space, action or spaces.Discrete(3), lambda _: 1e-3, **kwargs)
-
-
-def freeze(policy: Any) -> None:
-    policy.value_net.bias.requires_grad = False
-
-
-def watch(policy: Any) -> None:
-    policy.optimizer.register_step_post_hook(lambda *_: None)
-
-
-def look_on(policy: Any) -> None:
-    policy.mlp_extractor.policy_net[0].register_forward_hook(lambda *_: None)
-
-
-class Doubled(MlpExtractor):
-    def forward_actor(self, features: Any) -> Any:
-        return 2 * super().forward_actor(features)
-
-
-def double(policy: Any) -> None:
-    policy.mlp_extractor = Doubled(4, [64, 64], torch.nn.Tanh)
-
-
-@pytest.mark.parametrize(
-    ("policy", "reason"),
-    [
-        (make_policy(), ""),
-        (make_policy(activation_fn=torch.nn.ReLU, net_arch={"pi": [3], "vf": [5, 6]}), ""),
-        (make_policy(share_features_extractor=False), ""),
-        (make_policy(activation_fn=torch.nn.ELU), "not an MLP of tanh or relu layers"),
-        (make_policy(net_arch=[]), "not an MLP of tanh or relu layers"),
-        (make_policy(action=spaces.MultiDiscrete([2, 2])), ""),
-        (make_policy(action=spaces.MultiBinary(2)), "not a plain policy with discrete actions"),
-        (make_policy(action=spaces.Box(-1, 1, (2,))), "not a plain policy with discrete actions"),
-        (make_policy(spaces.Discrete(4)), "observations are Discrete(4); kernels would serve a one-hot Box"),
-        (
-            make_policy(spaces.Box(-1.0, 1.0, (4,), np.float64)),
-            "observations are float64; kernels would serve a float32 Box",
-        ),
-        (make_policy().double(), "not float32 on the CPU"),
-        (make_policy(optimizer_class=torch.optim.RMSprop), "not a plain Adam"),
-        (make_policy(optimizer_kwargs={"weight_decay": 0.1}), "Adam with options the kernel lacks"),
-    ],
-)
-def test_what_the_kernels_can_stand_in_for(policy: Any, reason: str):
-    assert why_not(policy) == reason
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (freeze, "some parameters are frozen or hooked"),
-        (watch, "somebody watches the optimizer's steps"),
-        (look_on, "somebody watches the policy's modules"),
-        (double, "hidden layers of a class of their own"),
-    ],
-)
-def test_what_was_done_to_a_policy_counts(change: Any, reason: str):
-    policy = make_policy()
-    change(policy)
-    assert why_not(policy).startswith(reason)
 
 
 def test_pack_reads_what_is_there_and_keeps_the_policys_own_storage():
@@ -290,12 +227,6 @@ def test_a_replaced_head_is_what_learns():
     before = model.policy.action_net.weight.detach().clone()
     model.learn(256)
     assert not torch.equal(model.policy.action_net.weight, before)
-
-
-def test_a_custom_head_is_not_for_the_kernels():
-    policy = make_policy()
-    policy.action_net = torch.nn.Sequential(torch.nn.Linear(64, 3))
-    assert why_not(policy) == "not an MLP of tanh or relu layers"
 
 
 def test_an_observation_that_is_not_finite_is_named():

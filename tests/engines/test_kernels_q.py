@@ -17,7 +17,6 @@ from stable_baselines3.dqn.policies import DQNPolicy
 import fasttrain
 from fasttrain.engines.engine import EngineSettings
 from fasttrain.engines.kernels_q import KernelQEngine, kernel_calls
-from fasttrain.engines.layout import why_not_q
 from fasttrain.engines.q_networks import BranchingDQNPolicy, DuelingDQNPolicy
 from fasttrain.engines.torch_q import TorchQEngine
 from fasttrain.errors import EnvError
@@ -40,57 +39,6 @@ def eager_step(policy: Any, seed: int) -> None:
     policy.optimizer.zero_grad()
     policy.q_net(torch.randn(8, 4, generator=generator)).square().mean().backward()
     policy.optimizer.step()
-
-
-def change(what: str) -> Any:
-    policy = make_policy()
-    if what == "freeze":
-        policy.q_net.q_net[0].bias.requires_grad = False
-    elif what == "watch":
-        policy.optimizer.register_step_post_hook(lambda *_: None)
-    elif what == "hook":
-        policy.q_net.register_forward_hook(lambda *_: None)
-    elif what == "replace":
-        policy.q_net_target.forward = lambda observations: observations
-    elif what == "norm":
-        policy.q_net.q_net.insert(1, torch.nn.LayerNorm(64))
-    elif what == "choose":
-        policy._predict = lambda observations: observations
-    return policy
-
-
-@pytest.mark.parametrize(
-    ("policy", "reason"),
-    [
-        (make_policy(), ""),
-        (make_policy(net_arch=[3]), ""),
-        (make_policy(DuelingDQNPolicy, net_arch=[3, 4, 5], activation_fn=torch.nn.Tanh), ""),
-        (make_policy(BranchingDQNPolicy), ""),
-        (make_policy(space=spaces.Box(-1.0, 1.0, (2, 3), np.float32)), ""),
-        (make_policy(BranchingDQNPolicy, action=spaces.MultiDiscrete([2, 2])), ""),
-        (make_policy(DuelingDQNPolicy, action=spaces.MultiDiscrete([2, 3])), ""),
-        (make_policy(BranchingDQNPolicy, action=spaces.MultiDiscrete([2, 2], np.int32)), "actions are not int64"),
-        (make_policy(activation_fn=torch.nn.ELU), "not an MLP of tanh or relu layers"),
-        (make_policy(net_arch=[]), "not an MLP of tanh or relu layers"),
-        (make_policy(DuelingDQNPolicy, net_arch=[]), "not an MLP of tanh or relu layers"),
-        (make_policy(space=spaces.Discrete(4)), "observations are Discrete(4); kernels would serve a one-hot Box"),
-        (
-            make_policy(space=spaces.Box(-1.0, 1.0, (4,), np.float64)),
-            "observations are float64; kernels would serve a float32 Box",
-        ),
-        (make_policy().double(), "not float32 on the CPU"),
-        (make_policy(optimizer_class=torch.optim.RMSprop), "not a plain Adam"),
-        (make_policy(optimizer_kwargs={"weight_decay": 0.1}), "Adam with options the kernel lacks"),
-        (change("freeze"), "some parameters are frozen or hooked"),
-        (change("watch"), "somebody watches the optimizer's steps"),
-        (change("hook"), "not a plain, branching or dueling Q-network"),
-        (change("replace"), "not a plain, branching or dueling Q-network"),
-        (change("norm"), "not an MLP of tanh or relu layers"),
-        (change("choose"), "the policy chooses actions in a way of its own"),
-    ],
-)
-def test_what_the_kernels_can_stand_in_for(policy: Any, reason: str):
-    assert why_not_q(policy) == reason
 
 
 @pytest.mark.parametrize("kind", [DQNPolicy, DuelingDQNPolicy])

@@ -8,84 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
-from stable_baselines3.common.torch_layers import MlpExtractor
 
 import fasttrain
+from fasttrain.engines.eligible import policy_reason
 from fasttrain.engines.engine import EngineSettings, PPOWork
 from fasttrain.engines.kernels import zeros
 from fasttrain.engines.recurrent import RecurrentEngine
-from fasttrain.engines.sequence_kernels import SequenceKernelEngine, kernel_calls, why_not
+from fasttrain.engines.sequence_kernels import SequenceKernelEngine, kernel_calls
 from fasttrain.errors import ConfigError
 from fasttrain.threads import ThreadChoice
-from recurrent_cases import CASES, SHARED, WORK, policy_of, rollout_of
+from recurrent_cases import CASES, WORK, policy_of, rollout_of
 from toys import single_thread
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
-
-
-class Own(torch.nn.Module):
-    """A features extractor of the user's."""
-
-    features_dim = 4
-
-    def __init__(self, space: Any) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(space.shape[0], 4)
-
-    def forward(self, seen: Any) -> Any:
-        return self.layer(seen)
-
-
-@pytest.mark.parametrize(
-    ("settings", "why"),
-    [
-        ({}, ""),
-        (SHARED, ""),
-        ({"net_arch": []}, ""),
-        ({"units": 24}, "an LSTM of 24 units: kernels take multiples of 16"),
-        ({"lstm_kwargs": {"bias": False}}, "an LSTM with arguments of its own"),
-        ({"units": 272}, "an LSTM of 272 units: torch's own products are faster above 256"),
-        ({"n_lstm_layers": 2}, "2 layers of LSTMs"),
-        ({"enable_critic_lstm": False}, "a value net without an LSTM"),
-        ({"actions": spaces.Box(-1, 1, (2,))}, "not a plain policy with discrete actions"),
-        ({"features_extractor_class": Own}, "not a flat Box observation"),
-        ({"activation_fn": torch.nn.ELU}, "not an MLP of tanh or relu layers"),
-        ({"optimizer_class": torch.optim.AdamW}, "not a plain Adam"),
-    ],
-)
-def test_who_is_served(settings: dict[str, Any], why: str):
-    assert why_not(policy_of(**settings)) == why
-
-
-class Doubled(MlpExtractor):
-    """Hidden layers with a forward of the user's."""
-
-    def forward_actor(self, features: Any) -> Any:
-        return 2 * super().forward_actor(features)
-
-
-class Gru(torch.nn.LSTM):
-    """Not what its name in the policy says."""
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (lambda policy: setattr(policy, "mlp_extractor", Doubled(16, [64, 64], torch.nn.Tanh)),
-         "hidden layers of a class of their own"),
-        (lambda policy: policy.action_net.register_forward_hook(lambda *_: None),
-         "somebody watches the policy's modules"),
-        (lambda policy: policy.lstm_critic.register_forward_pre_hook(lambda *_: None),
-         "somebody watches the policy's modules"),
-        (lambda policy: setattr(policy, "lstm_critic", Gru(5, 16)), "an LSTM of a class of its own"),
-        (lambda policy: policy.double(), "kernels compute in float32 on the CPU"),
-    ],
-)  # fmt: skip
-def test_what_was_done_to_a_policy_counts(change: Any, why: str):
-    policy = policy_of()
-    change(policy)
-    assert why_not(policy) == why
 
 
 def test_settings_that_do_not_go_with_memory_are_refused():
@@ -115,7 +50,7 @@ def check_same(one: Any, other: Any, before: Any, bound: float = 1e-4) -> None:
 def test_an_update_is_the_torch_engines(name: str):
     kind, settings = CASES[name]
     policy = policy_of(kind, **settings)
-    assert why_not(policy) == ""
+    assert policy_reason(policy) is None
     storage = rollout_of(policy, 16, 11, left_out=name == "bits")
     learned, done = updated(SequenceKernelEngine, policy, storage, WORK)
     expected, there = updated(RecurrentEngine, policy, storage, WORK)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from compiled import from_python
 from fasttrain.batch import Float32Array
+from fasttrain.engines import layout
 from fasttrain.kernels.dense import (
     RELU,
     TANH,
@@ -128,6 +131,18 @@ def test_nan_stays_nan(kind: int):
     activate(a, kind)
     assert np.isnan(a[0])
     assert np.isfinite(a[1])
+
+
+@pytest.mark.parametrize("module", layout.KINDS)
+def test_every_number_of_an_activation_is_computed_both_ways(module: Any):
+    x = torch.linspace(-2, 2, 9, requires_grad=True)
+    expected = module()(x)
+    expected.sum().backward()
+    a, d = x.detach().numpy().copy(), np.ones(9, np.float32)
+    activate(a, layout.KINDS[module])
+    through_activation(d, a, layout.KINDS[module])
+    np.testing.assert_allclose(a, expected.detach(), atol=1e-6)
+    np.testing.assert_allclose(d, x.grad, atol=1e-6)
 
 
 @pytest.mark.parametrize("max_grad_norm", [0.5, 1e9])

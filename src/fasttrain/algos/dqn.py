@@ -31,8 +31,8 @@ from fasttrain.buffers.prefetch import Direct, Prefetching, Replay
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayBatch, ReplayStorage
 from fasttrain.buffers.stock import STOCK_REPLAYS, refuse_foreign_buffer, replay_of, storage_of
-from fasttrain.engines import layout
 from fasttrain.engines.causes import check_step, why_replay
+from fasttrain.engines.eligible import chooses_itself
 from fasttrain.engines.engine import Engine, QRule, QWork, Statistics
 from fasttrain.engines.heads import action_dims
 from fasttrain.engines.kernels_q import KernelQEngine
@@ -77,6 +77,7 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
     """
 
     _kinds: ClassVar[dict[str, type[Engine]]] = {"torch": TorchQEngine, "kernels": KernelQEngine}
+    _updates_often = True
 
     def __init__(
         self,
@@ -149,7 +150,6 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
         learning_starts: int,
         log_interval: int | None,
     ) -> RolloutReturn:
-        """Act, step and store, until there is enough for the next update."""
         collector, clock, space = self.collector, self.collector.clock, self.action_space
         num_steps, num_episodes = 0, 0
         self.policy.set_training_mode(False)
@@ -190,9 +190,12 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
 
     def _choose(self, count: int, masks: BoolArray | None, learning_starts: int) -> NDArray[Any]:  # (N,) or (N, K)
         """ε-greedy as SB3: one draw decides for the whole vector step; before `learning_starts` all is random."""
+        if masks is None and chooses_itself(self):
+            return self._sample_action(learning_starts, None, count)[0]
         if self.num_timesteps < learning_starts or np.random.rand() < self.exploration_rate:
             return random_actions(self.action_space, count, masks, self.collector.local_random_actions)
-        return self.engine_now().act(self._last_obs, masks).actions
+        engine = self.engine if self.engine.fits(self.policy) else self.engine_now()
+        return engine.act(self._last_obs, masks).actions
 
     def _store(
         self, source: SlotSource, storage: ReplayStorage, masked: bool, actions: NDArray[Any], came: Came
@@ -330,13 +333,6 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
 
     # --- what a plain run does not use: compiled code, batches drawn ahead, buffers made for masks
 
-    def why_not(self, kind: str) -> str:
-        normalised = "" if self._vec_normalize_env is None else "VecNormalize: batches are normalised one by one"
-        return "" if kind != "kernels" else normalised or self._own_methods() or layout.why_not_q(self.policy)
-
-    def _must_change(self) -> bool:
-        return self.engine.kind == "kernels" and (self._vec_normalize_env is not None or bool(self._own_methods()))
-
     def _own_methods(self) -> str:
         """Names what a subclass or an instance overrides of the methods that kernels and torch.compile reproduce."""
         own = [name for name in ("evaluate", "loss") if overridden(self, name)]
@@ -391,6 +387,7 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
         progress_bar: bool = False,
     ) -> SelfDQN:
         """As SB3's; whatever ends it, no thread is left behind."""
+        self.collector.watch = None
         try:
             return super().learn(
                 total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar

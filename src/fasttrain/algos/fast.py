@@ -21,6 +21,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from fasttrain.batch import LAST_MASKS, BoolArray, EmptyMasks, FinishedEpisode, Float32Array, Slots, each_array, opened
 from fasttrain.buffers.prefetch import Direct
 from fasttrain.buffers.sequences import Memory
+from fasttrain.engines.eligible import Watch, unsupported_reason
 from fasttrain.engines.engine import Engine, EngineSettings
 from fasttrain.engines.heads import action_dims
 from fasttrain.errors import EnvError, EnvSpecError
@@ -42,6 +43,7 @@ class Fast(BaseAlgorithm):
     engine: Engine
     collector: Collector
     _kinds: ClassVar[dict[str, type[Engine]]]  # engines for its policies, by kind
+    _updates_often: ClassVar[bool] = False  # so that what was found is asked for again only after a change
 
     def __init__(self, *args: Any, engine: str | EngineSettings = "torch", **further: Any) -> None:
         self.engine = engine  # type: ignore[assignment]  # made in `_setup_model`; `load` may put another name there
@@ -59,10 +61,11 @@ class Fast(BaseAlgorithm):
         self.engine = self._made(EngineSettings.of(settings), self.engine)
 
     def engine_now(self) -> Engine:
-        """The engine; made anew where policy, optimizer or device were replaced since."""
+        """The engine; made anew where policy, optimizer or device were replaced since, or kernels serve only now or no
+        more. Asked where rollouts and updates begin."""
         engine = self.engine
-        wanted = engine.settings.kind
-        if not engine.fits(self.policy) or (engine.kind != wanted and not self.why_not(wanted)) or self._must_change():
+        kind = "torch" if self._unsupported(engine.settings) else engine.settings.kind
+        if engine.kind != kind or not engine.fits(self.policy):
             self.engine = engine = self._made(engine.settings, engine)
         return engine
 
@@ -81,18 +84,20 @@ class Fast(BaseAlgorithm):
             why that failed, if it did just now: training goes on without; else nothing.
         """
 
-    @abstractmethod
-    def why_not(self, kind: str) -> str:
-        """Why an engine of that kind cannot serve the policy as it is; empty if it can."""
-
-    def _must_change(self) -> bool:
-        """Whether something but the policy keeps the present engine from serving."""
-        return False
+    def _unsupported(self, settings: EngineSettings) -> str | None:
+        """Why PyTorch computes although kernels were asked for. An update of DQN's takes less than the question."""
+        if settings.kind != "kernels" or not self._updates_often:
+            return unsupported_reason(self) if settings.kind == "kernels" else None
+        watch = self.collector.watch
+        if watch is None or not watch.holds(self):
+            self.collector.watch = watch = Watch(self)
+        return watch.reason
 
     def _made(self, settings: EngineSettings, before: Engine | None) -> Engine:
-        why_not = self.why_not(settings.kind)
-        engine = self._kinds["torch" if why_not else settings.kind](self.policy, settings, before)
-        engine.why_not = why_not
+        self.collector.watch = None  # something was replaced
+        reason = self._unsupported(settings)
+        engine = self._kinds["torch" if reason else settings.kind](self.policy, settings, before)
+        engine.unsupported_reason = reason
         return engine
 
     def _excluded_save_params(self) -> list[str]:
@@ -131,6 +136,7 @@ class Collector:
         self.local_random_actions = False  # DQN's random actions of all envs in one draw
         self.sampler = Direct()  # of replay batches
         self.empty_masks = EmptyMasks()
+        self.watch: Watch | None = None  # of a DQN that kernels were asked for
         self.source: SlotSource | None = None  # the env seen as slots
         self._env: VecEnv | None = None
 

@@ -23,7 +23,6 @@ from fasttrain.algos.fast import Fast, bootstrap_truncated, clip_actions, note_e
 from fasttrain.algos.grouped import GroupedRollout, groups_of
 from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.buffers.stock import STOCK_ROLLOUTS, rollout_class
-from fasttrain.engines import layout
 from fasttrain.engines.causes import check_actions, check_rollout, check_step, why_rollout
 from fasttrain.engines.engine import Acted, Engine, PPOWork
 from fasttrain.engines.heads import action_dims
@@ -41,9 +40,9 @@ class _PPO(Fast, OnPolicyAlgorithm):
 
     def _setup_model(self) -> None:
         super()._setup_model()
-        self._attach()
         if has_stock_buffer(self):  # SB3's, which is freed, for ours
             storage_of(self, self.n_steps, self.n_envs)
+        self._attach()
 
     def train(self) -> None:
         if not has_stock_buffer(self):
@@ -85,9 +84,6 @@ class _PPO(Fast, OnPolicyAlgorithm):
         sizes = [env.num_envs, *([rows.stop - rows.start for rows in groups.rows] if groups else ())]
         with self.collector.clock.phase("other"):
             return engine.prepare(rollout, self.work(), sizes)
-
-    def why_not(self, kind: str) -> str:
-        return layout.why_not(self.policy) if kind == "kernels" else ""
 
 
 class PPO(_PPO, stable_baselines3.PPO):

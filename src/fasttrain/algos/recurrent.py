@@ -31,7 +31,7 @@ from fasttrain.engines.recurrent_policies import (
     MaskableRecurrentActorCriticPolicy,
     MaskableRecurrentMultiInputActorCriticPolicy,
 )
-from fasttrain.engines.sequence_kernels import SequenceKernelEngine, why_not
+from fasttrain.engines.sequence_kernels import SequenceKernelEngine
 from fasttrain.errors import ConfigError
 from fasttrain.spec.computing import check_last_minibatch
 
@@ -58,9 +58,6 @@ class RecurrentPPO(_PPO, sb3_contrib.RecurrentPPO):
             self.policy_class = _with_cells(self.policy_class, self.policy_kwargs)
         super()._setup_model()
         self._last_lstm_states = self.blank_memory(self.n_envs).states
-
-    def why_not(self, kind: str) -> str:
-        return why_not(self.policy) if kind == "kernels" else ""
 
     def memory(self) -> Memory:
         starts: Any = self._last_episode_starts

@@ -104,7 +104,8 @@ class Direct:
     ) -> Iterator[ReplayBatch]:
         """`gradient_steps` batches of `batch_size`, one after the other."""
         for _ in range(gradient_steps):  # lazily: each sees the priorities that the update before it has set
-            yield storage.sample(batch_size, env)
+            batch = storage.sample(batch_size, env)  # of a subclass of the user's perhaps SB3's samples
+            yield batch if isinstance(batch, ReplayBatch) else ReplayBatch(*batch)
 
     def block(self, storage: ReplayStorage, gradient_steps: int, batch_size: int) -> FlatBlock:
         """All of them at once, as rows; good until the next `put`."""
@@ -170,7 +171,8 @@ class Prefetching(Direct):
     of a generator of its own, so exploration's stream is untouched; which rows a draw sees depends on timing, so the
     same seed does not give the same run. On CUDA the batches come through page-locked memory on a stream of their own.
 
-    With `VecNormalize` batches are drawn directly: its statistics change while the envs step.
+    With `VecNormalize` batches are drawn directly: its statistics change while the envs step. So are those of a buffer
+    that samples in a way of its own, which need not know of threads.
 
     Args:
         seed: of the model; None for any.
@@ -204,7 +206,7 @@ class Prefetching(Direct):
         self, storage: ReplayStorage, gradient_steps: int, batch_size: int, env: VecNormalize | None = None
     ) -> Iterator[ReplayBatch]:
         """As `Direct.batches`. Raises as `block`."""
-        if env is not None:
+        if env is not None or _samples_itself(storage):
             yield from super().batches(storage, gradient_steps, batch_size, env)
         else:
             yield from self._take(_Request(storage, gradient_steps, batch_size, flat=False))
@@ -297,6 +299,11 @@ class Prefetching(Direct):
             return _Drawn(generation, *_send(batches, storage.device, self._stream))
         except BaseException as error:  # reaches the trainer with its next request
             return _Drawn(generation, None, error=error)
+
+
+def _samples_itself(storage: ReplayStorage) -> bool:
+    sample, get = (getattr(method, "__func__", None) for method in (storage.sample, storage._get_samples))
+    return sample not in (ReplayStorage.sample, PrioritizedReplayBuffer.sample) or get is not ReplayStorage._get_samples
 
 
 def _rows_of(observations: Any) -> NDArray[Any]:  # (M, O), without copying

@@ -302,8 +302,10 @@ class ReplayStorage(ReplayBuffer):
         rng: np.random.Generator | None = None,
         device: torch.device | str | None = None,
     ) -> ReplayBatch:
-        """`gather(draw)`."""
+        """`gather(draw)`, or as in SB3 what a subclass's own `_get_samples` makes of the rows."""
         with self.lock:
+            if getattr(self._get_samples, "__func__", None) is not ReplayStorage._get_samples:
+                return self._get_samples(self.draw(batch_size)[0], env)
             return self.gather(*self.draw(batch_size, rng), env, device)
 
     def _get_samples(self, batch_inds: NDArray[Any], env: VecNormalize | None = None) -> ReplayBatch:  # type: ignore[override]
@@ -333,10 +335,8 @@ class ReplayStorage(ReplayBuffer):
             seen = self._take(self._stored, flat, env, device)
             following = self._take(self._stored, (last_rows + 1) % self.buffer_size * self.n_envs + envs, env, device)
         else:
-            seen, following = (
-                self._take(self._stored, flat, env, device),
-                self._take(self._stored_next, last, env, device),
-            )
+            seen = self._take(self._stored, flat, env, device)
+            following = self._take(self._stored_next, last, env, device)
         return ReplayBatch(
             observations=seen,
             actions=self._tensor(_take(self.actions, flat), device),

@@ -162,7 +162,7 @@ class Engine(ABC):
         self.warmup_s = 0.0 if before is None else before.warmup_s
         self.precision: Any = None  # of the networks, where it is not float32
         self.scaler: Any = None  # of gradients in float16
-        self.why_not = ""  # why it is not of the kind that was asked for
+        self.unsupported_reason: str | None = None  # why it is not the kernels that were asked for
 
     def fits(self, policy: Any) -> bool:
         """Whether it was made for this policy, as it is now."""

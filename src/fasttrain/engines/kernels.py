@@ -22,7 +22,7 @@ from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.engines.causes import blame, why_no_action
 from fasttrain.engines.engine import Acted, Engine, EngineSettings, PPOWork, Statistics, Stored, explained
 from fasttrain.engines.heads import LOST, OUTPUT
-from fasttrain.engines.layout import Place, keys_of, make_layout, why_not
+from fasttrain.engines.layout import Place, keys_of, make_layout
 from fasttrain.errors import EnvError
 from fasttrain.kernel_cache import KernelCall
 from fasttrain.kernels.acting import act_rows
@@ -54,10 +54,9 @@ CPU = torch.device("cpu")
 
 
 class KernelEngine(Engine):
-    """Of an actor-critic policy for which `why_not` is empty. It draws its random numbers a rollout at a time."""
+    """Of an actor-critic policy that `eligible.py` allows. It draws its random numbers a rollout at a time."""
 
     kind: ClassVar[str] = "kernels"
-    why_no_kernels = staticmethod(why_not)
 
     def __init__(self, policy: Any, settings: EngineSettings, before: Engine | None = None) -> None:
         super().__init__(policy, settings, before)
@@ -81,10 +80,9 @@ class KernelEngine(Engine):
         return make_layout(policy)
 
     def fits(self, policy: Any) -> bool:
-        """A head may have been replaced, the optimizer hooked."""
+        """A head may have been replaced."""
         mine = {id(place.parameter) for place in self._places}
-        same = policy is self.policy and mine == {id(parameter) for parameter in policy.parameters()}
-        return same and not self.why_no_kernels(policy)
+        return policy is self.policy and mine == {id(parameter) for parameter in policy.parameters()}
 
     def begin(self, rollout: RolloutStorage | None = None) -> None:
         """Read the parameters, and draw for the steps of `rollout`, if given."""
@@ -237,7 +235,8 @@ class KernelEngine(Engine):
 
     def _rows_of_rollout(self, storage: RolloutStorage) -> Rows:
         """All T × N transitions in the order they are stored in."""
-        total, stored = storage.num_steps * storage.num_envs, storage.observations
+        stored: Any = storage.observations
+        total = storage.num_steps * storage.num_envs
         parts: Any = {key: stored[key].reshape(total, -1) for key in self._keys}
         seen = joined(parts or stored.reshape(total, -1))
         masks = self._all_legal(total) if storage.masks is None else storage.masks.reshape(total, -1)

@@ -153,16 +153,14 @@ def _resumed(memory: Memory) -> RNNStates:
     return states
 
 
-def why_padded(policy: Any) -> str:
-    """Why sequences must be laid out as stock does it, by the policy's own methods; empty where they need not be."""
+def must_be_padded(policy: Any) -> bool:
+    """Whether sequences must be laid out as stock does it: for methods of its own, or for layers that read padding."""
     masked = isinstance(policy, MaskableRecurrentActorCriticPolicy)
     base: Any = MaskableRecurrentActorCriticPolicy if masked else RecurrentActorCriticPolicy
     same = all(getattr(type(policy), name) is getattr(base, name) for name in _PATH)
     if not same or any(name in vars(policy) for name in _PATH) or policy._forward_hooks or policy._forward_pre_hooks:
-        return "the policy has an acting path of its own"
-    if any(isinstance(module, _MEETS_PADDING) for module in policy.modules()) or policy.lstm_actor.dropout > 0:
-        return "batch normalisation and dropout read padding as well"
-    return ""
+        return True
+    return policy.lstm_actor.dropout > 0 or any(isinstance(module, _MEETS_PADDING) for module in policy.modules())
 
 
 def check_settings(settings: EngineSettings) -> None:
@@ -188,7 +186,7 @@ class RecurrentEngine(TorchEngine):
         super().__init__(policy, settings, before, compiler)
 
     def new_head(self) -> PaddedHead:
-        exact = self.settings.exact or bool(why_padded(self.policy))
+        exact = self.settings.exact or must_be_padded(self.policy)
         return PaddedHead(self.policy) if exact else UnpaddedHead(self.policy)
 
     def batches(self, data: Any, batch_size: int | None) -> Iterator[RolloutBatch]:

@@ -8,60 +8,23 @@ import numpy as np
 import torch
 from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
-from torch import nn
 
 from fasttrain.batch import Float32Array, Int64Array
 from fasttrain.buffers.recurrent import RecurrentStorage
 from fasttrain.buffers.sequences import Memory
 from fasttrain.engines.engine import Engine, EngineSettings
 from fasttrain.engines.kernels import CPU, KernelEngine, noted_calls, zeros
-from fasttrain.engines.layout import DISTRIBUTIONS, Place, lay_out, why_no_vectors, why_not_plain
-from fasttrain.engines.recurrent import check_settings, why_padded
+from fasttrain.engines.layout import Place, lay_out
+from fasttrain.engines.recurrent import check_settings
 from fasttrain.kernel_cache import KernelCall
 from fasttrain.kernels.nets import Layout, Rows
 from fasttrain.kernels.ppo import Scratch
 from fasttrain.kernels.recurrent import Cells, Lstms, Past, Remembered, train_sequences
 from fasttrain.kernels.simd import PAD, TILE_ROWS
 
-# What an update takes by kernels / by torch, in µs for each row of the rollout; two LSTMs, one thread. 248 inputs,
-# minibatches of 1,024: 128 units 9.4 / 31, 256 units 29 / 53, 512 units 107 / 146. 2 inputs, 2,048 rows in which no
-# episode ends: 128 units 7.1 / 11, 256 units 22 / 32, 512 units 83 / 75.
-PAYS_UP_TO = 256
-
-
-def why_not(policy: Any) -> str:
-    """Empty if the kernels can stand in for a recurrent policy and its optimizer, else what they cannot do."""
-    lstm = policy.lstm_actor
-    if isinstance(lstm, nn.GRU):
-        return "a GRU is computed on PyTorch: compiled kernels serve LSTMs alone"
-    if any(type(each) is not nn.LSTM for each in (lstm, policy.lstm_critic or lstm)):
-        return "an LSTM of a class of its own"
-    if policy.device.type != "cpu" or next(lstm.parameters()).dtype != torch.float32:
-        return "kernels compute in float32 on the CPU"
-    if lstm.hidden_size % PAD:
-        return f"an LSTM of {lstm.hidden_size} units: kernels take multiples of {PAD}"
-    if not lstm.bias or lstm.proj_size or lstm.bidirectional or lstm.batch_first:
-        return "an LSTM with arguments of its own"
-    if unfit := why_padded(policy):
-        return unfit
-    if lstm.num_layers > 1:
-        return f"{lstm.num_layers} layers of LSTMs"
-    if lstm.hidden_size > PAYS_UP_TO:
-        return f"an LSTM of {lstm.hidden_size} units: torch's own products are faster above {PAYS_UP_TO}"
-    if policy.lstm_critic is None and not policy.shared_lstm:
-        return "a value net without an LSTM"
-    if type(policy.action_dist) not in DISTRIBUTIONS:
-        return "not a plain policy with discrete actions"
-    extractors = {policy.features_extractor, policy.pi_features_extractor, policy.vf_features_extractor}
-    if unfit := next(filter(None, (why_no_vectors(each, policy.observation_space) for each in extractors)), ""):
-        return unfit
-    return why_not_plain(policy, least=0)
-
 
 class SequenceKernelEngine(KernelEngine):
-    """Of a recurrent policy for which `why_not` is empty; `memory` is a `Memory`, acting gives the states after it."""
-
-    why_no_kernels = staticmethod(why_not)
+    """Of a recurrent policy that `eligible.py` allows; `memory` is a `Memory`, acting gives the states after it."""
 
     def __init__(self, policy: Any, settings: EngineSettings, before: Engine | None = None) -> None:
         check_settings(settings)

@@ -30,7 +30,7 @@ from fasttrain.kernels.simd import (
     wide_tile,
 )
 
-TANH, RELU = 0, 1
+ACTIVATIONS = TANH, RELU = 0, 1
 LARGEST = 1.7976931348623157e308  # a bound, because relaxed arithmetic turns math.isfinite (x - x == 0) into True
 COPY_FROM_ROWS = 32  # fewer are computed before `b` is copied
 _TILE, _STRIP, _HALF = TILE_VECTORS * LANES, STRIP_VECTORS * LANES, 4 * LANES  # floats

@@ -23,6 +23,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from fasttrain.algos.fast import Fast
 from fasttrain.buffers import n_step, prioritized
 from fasttrain.engines import kernels, kernels_q, sequence_kernels
+from fasttrain.engines.eligible import unsupported_reason
 from fasttrain.engines.engine import EngineSettings
 from fasttrain.engines.guard import Guard
 from fasttrain.engines.heads import StockHead
@@ -66,7 +67,7 @@ def settle_kernels(plan: RunSpec, model: BaseAlgorithm, resumes: bool = False) -
         raise ConfigError(f"algo.entry_point={plan.config.algo.entry_point}: a class of ours needs engine=fast")
     if plan.config.fused_update != "on" or not isinstance(model, Fast):
         return plan
-    reason = model.why_not("kernels")
+    reason = unsupported_reason(model)
     if reason and plan.row("fused_update").requested == "on" and not resumes:
         raise ConfigError(f"fused_update=on: no compiled kernels for this policy ({reason}); take fused_update=auto")
     return plan.after("fused_update", "off", reason) if reason else plan
@@ -160,7 +161,7 @@ def switch_for(
     model.use_engine(EngineSettings())
 
     def use() -> str:
-        if reason := decide() if at is None else "":
+        if reason := unsupported_reason(model) or (decide() if at is None else ""):
             return reason
         model.use_engine(settings)
         return ""
