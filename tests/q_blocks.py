@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from fasttrain.buffers.prefetch import FlatBlock
+from fasttrain.batch import QBatches
 from fasttrain.engines.engine import QRule, QWork
 from fasttrain.engines.heads import action_dims
 from fasttrain.engines.kernels_q import KernelQEngine
 
 
-def random_block(policy: Any, updates: int = 2, batch: int = 9, seed: int = 0) -> FlatBlock:
+def random_block(policy: Any, updates: int = 2, batch: int = 9, seed: int = 0) -> QBatches:
     """Thirty random transitions of a policy with Discrete actions; few of them end."""
     rng = np.random.default_rng(seed)
     size, count = (updates, batch), int(policy.action_space.n)
@@ -20,22 +20,23 @@ def random_block(policy: Any, updates: int = 2, batch: int = 9, seed: int = 0) -
     rewards = rng.standard_normal(size).astype(np.float32)
     rows = rng.integers(0, 29, size)
     actions = rng.integers(0, count, (30, 1))
-    ends: Any = rewards > 1.0
-    return FlatBlock(
-        observations, observations, actions, rows, rows + 1, rewards, np.full_like(rewards, 0.9), ends, None
-    )
+    ends = (rewards > 1.0).astype(np.float32)
+    return QBatches(
+        observations, observations, actions, rows, rows + 1, rewards, np.full_like(rewards, 0.9), ends,
+        np.zeros((0, 0, 0), np.bool_), np.zeros((0, 0), np.float32),
+    )  # fmt: skip
 
 
 def trained(
     engine: KernelQEngine,
-    block: FlatBlock,
+    batches: QBatches,
     *,
     double: bool = False,
     loss: str = "huber",
     max_grad_norm: float = 10.0,
     guarded: bool = False,
 ) -> tuple[Any, Any, Any]:
-    """The block's updates: losses (U,), TD errors (U, B), gradient norms (U,)."""
+    """The updates: losses (U,), TD errors (U, B), gradient norms (U,)."""
     dims = tuple(action_dims(engine.policy.action_space))
-    rule = QRule(dims, gamma=0.99, double=double, loss=loss, rated=block.weights is not None)
-    return engine.train(block, QWork(len(block.rows), block.rows.shape[-1], rule, max_grad_norm), guarded)
+    rule = QRule(dims, gamma=0.99, double=double, loss=loss, rated=bool(batches.weights.size))
+    return engine.train(batches, QWork(len(batches.rows), batches.rows.shape[-1], rule, max_grad_norm), guarded)

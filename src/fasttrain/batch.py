@@ -48,6 +48,21 @@ class FinishedEpisode(NamedTuple):
     lost: bool = False  # cut by a fault of env or worker, not by a rule: no data about the game
 
 
+class QBatches(NamedTuple):
+    """U minibatches of B rows out of M stored transitions, as kernels learn from them. What is not there is empty."""
+
+    observations: Float32Array  # (M, O)
+    next_observations: Float32Array  # (L, O), may be the same array
+    actions: Int64Array  # (M, K), K sub-actions; 1 of a Discrete action
+    rows: Int64Array  # (U, B) of `observations` and `actions`
+    next_rows: Int64Array  # (U, B) of `next_observations`
+    rewards: Float32Array  # (U, B) discounted sums over the steps in between
+    discounts: Float32Array  # (U, B) gamma to the number of these steps; (0, 0): the algorithm's gamma, as in stock
+    dones: Float32Array  # (U, B) 1 where the episode ended by the rules
+    next_masks: BoolArray  # (U, B, A) True = legal in the next observations; (0, 0, 0): all are
+    weights: Float32Array  # (U, B) of the rows' losses in prioritized replay; (0, 0): ones
+
+
 def each_array(function: Callable[..., Any], value: Any, *others: Any) -> Any:
     """`function(array, *arrays)` of an array, or of each one in a dict or tuple; as such a dict or tuple.
 

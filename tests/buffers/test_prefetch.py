@@ -81,8 +81,8 @@ def test_direct_draws_what_the_buffer_draws(kind: type[ReplayStorage]):
 def test_a_copied_block_holds_the_same_transitions(kind: type[ReplayStorage], lean: bool):
     options = {"optimize_memory_usage": True, "handle_timeout_termination": False} if lean else {}
     storage = made(kind, steps=11, n_steps=3, mask_width=3, **options)
-    block = draw_block(storage, 3, 5, np.random.default_rng(0))
-    copied = block.copied()
+    drawn = draw_block(storage, 3, 5, np.random.default_rng(0))
+    block, copied = drawn.batches, drawn.copied().batches
     assert copied.observations.shape == copied.next_observations.shape == (15, 2)
     for name, rows in (("observations", "rows"), ("actions", "rows"), ("next_observations", "next_rows")):
         inside, outside = (getattr(each, name)[getattr(each, rows)] for each in (copied, block))
@@ -90,7 +90,7 @@ def test_a_copied_block_holds_the_same_transitions(kind: type[ReplayStorage], le
         assert not np.shares_memory(getattr(copied, name), getattr(block, name))
     assert copied.next_masks.shape == (3, 5, 3)
     if kind is PrioritizedReplayBuffer:
-        assert (copied.generation, copied.indices.shape, copied.weights.shape) == (11, (15,), (3, 5))
+        assert (drawn.generation, drawn.indices.shape, copied.weights.shape) == (11, (15,), (3, 5))
 
 
 @KINDS
@@ -124,7 +124,7 @@ def test_the_same_seed_draws_the_same_from_the_same_buffer(kind: type[ReplayStor
     storage, drawn = made(kind), []
     for seed in (0, 0, 1):
         sampler = Prefetching(seed)
-        drawn.append([sampler.block(storage, 2, 16).actions.tolist() for _ in range(3)])
+        drawn.append([sampler.block(storage, 2, 16).batches.actions.tolist() for _ in range(3)])
         sampler.close()
     assert drawn[0] == drawn[1] != drawn[2]
     assert drawn[0] != [np.random.default_rng(0).integers(0, 5, 32).tolist()], "not the stream of an env seeded 0"
@@ -149,11 +149,11 @@ def test_another_buffer_or_size_throws_away_what_was_drawn(sampler: Prefetching)
         put(second, step)
     sampler.block(first, 2, 4)
     until_ready(sampler)
-    assert sampler.block(second, 2, 4).actions.min() >= 200
+    assert sampler.block(second, 2, 4).batches.actions.min() >= 200
     until_ready(sampler)
-    assert sampler.block(second, 2, 7).rows.shape == (2, 7)
+    assert sampler.block(second, 2, 7).batches.rows.shape == (2, 7)
     until_ready(sampler)
-    assert sampler.block(second, 5, 7).rows.shape == (5, 7)
+    assert sampler.block(second, 5, 7).batches.rows.shape == (5, 7)
     until_ready(sampler)
     assert len(list(sampler.batches(second, 5, 7))) == 5
     assert (sampler.hits, sampler.waits) == (0, 5)
@@ -170,7 +170,7 @@ def test_a_reset_buffer_throws_away_what_was_drawn(kind: type[ReplayStorage], sa
     until_ready(sampler)  # one more error, of the empty buffer
     storage.reset()
     put(storage, 50)
-    assert sampler.block(storage, 2, 4).actions.min() >= 100
+    assert sampler.block(storage, 2, 4).batches.actions.min() >= 100
 
 
 @pytest.mark.parametrize("again", [True, False])
@@ -181,7 +181,7 @@ def test_late_priorities_never_land_on_a_recycled_slot(again: bool, sampler: Pre
     if again:
         put(storage, 4)  # row 0 is written anew
     block = sampler.block(storage, 2, 4)
-    assert block.actions.max() < 4, "what was drawn is what there was"
+    assert block.batches.actions.max() < 4, "what was drawn is what there was"
     assert sorted(set(block.indices.tolist())) == [0, 1, 2, 3]
     storage.update_priorities(block.indices, np.full(8, 7.0), block.generation)
     np.testing.assert_allclose(storage.priorities[:, 0], [1 if again else 7, 7, 7, 7], rtol=1e-5)
@@ -199,7 +199,7 @@ def test_an_error_reaches_the_trainer_with_its_traceback(sampler: Prefetching, f
         with pytest.raises(OSError, match="the disk is gone") as caught:
             sampler.block(storage, 2, 4) if flat else list(sampler.batches(storage, 2, 4))
         assert "in windows" in "".join(traceback.format_tb(caught.value.__traceback__))
-    assert len(sampler.block(made(), 2, 4).rows) == 2, "another buffer works"
+    assert len(sampler.block(made(), 2, 4).batches.rows) == 2, "another buffer works"
 
 
 def test_a_request_has_a_bound():
@@ -229,11 +229,11 @@ def test_a_copy_begins_without_a_thread(clone: Any, sampler: Prefetching):
     other = clone(sampler)
     assert (other.seed, other.depth, other.bound_s) == (0, 1, 60)
     assert len(threads()) == 1
-    assert other.block(pickle.loads(pickle.dumps(storage)), 1, 3).rows.shape == (1, 3)
+    assert other.block(pickle.loads(pickle.dumps(storage)), 1, 3).batches.rows.shape == (1, 3)
     other.close()
     sampler.close()
     assert threads() == []
-    assert sampler.block(storage, 2, 4).rows.shape == (2, 4), "a closed one begins anew"
+    assert sampler.block(storage, 2, 4).batches.rows.shape == (2, 4), "a closed one begins anew"
 
 
 @pytest.fixture
@@ -255,9 +255,9 @@ def test_no_row_is_torn(kind: type[ReplayStorage], flat: bool, sampler: Prefetch
         if step % 3:
             continue
         if flat:
-            block = sampler.block(storage, 2, 2000)
+            block = sampler.block(storage, 2, 2000).batches
             parts = [block.observations[:, 0], block.observations[:, 1], block.next_observations[:, 0],
-                     block.actions[:, 0], block.returns.reshape(-1)]  # fmt: skip
+                     block.actions[:, 0], block.rewards.reshape(-1)]  # fmt: skip
             np.testing.assert_array_equal(parts, np.broadcast_to(parts[0], (5, 4000)))
         else:
             for batch in sampler.batches(storage, 2, 8):
@@ -348,7 +348,7 @@ def test_with_normalising_wrappers_batches_are_drawn_directly(sampler: Prefetchi
 def test_an_engine_asks_for_batches_or_a_block_and_the_sampler_draws_them(sampler: Prefetching):
     replay = Replay(made(), sampler)
     assert [len(batch.rewards) for batch in replay.batches(3, 4)] == [4, 4, 4]
-    assert replay.block(3, 5).rows.shape == (3, 5)
+    assert replay.block(3, 5).batches.rows.shape == (3, 5)
     assert sampler.hits + sampler.waits == 2
     normalised = Replay(made(), sampler, VecNormalize(DummyVecEnv([Two])))
     assert len(list(normalised.batches(3, 4))) == 3

@@ -103,7 +103,7 @@ def test_dqn_draws_and_learns_as_on_one_flat_observation(n_steps: int):
             storage.put(shown[0], shown[1], rng.integers(0, 3, ENVS), rng.normal(size=ENVS), dones)
             before = after
         np.random.seed(11)
-        block = draw_block(storage, 3, 16).copied()
+        block = draw_block(storage, 3, 16).copied().batches
         trained(KernelQEngine(policy, EngineSettings()), block)
         blocks.append(block)
         weights.append([parameter.detach().clone() for parameter in policy.q_net.parameters()])

@@ -237,7 +237,7 @@ def test_set_parameters_is_seen(tmp_path: Path):
         ("observations", np.zeros((30, 3), np.float32), "observations has shape"),
         ("actions", np.zeros(30, np.int64), "actions has shape"),
         ("next_rows", np.zeros((2, 8), np.int64), "next_rows has shape"),
-        ("returns", np.zeros(9, np.float32), "rewards has shape"),
+        ("rewards", np.zeros(9, np.float32), "rewards has shape"),
         ("observations", np.zeros((30, 4), np.float64), "observations must be"),
         ("rows", np.zeros((2, 9), np.int32), "rows must be"),
         ("rows", np.zeros(9, np.int64), "rows has shape"),

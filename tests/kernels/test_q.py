@@ -15,7 +15,7 @@ from stable_baselines3.dqn.policies import DQNPolicy
 from torch.nn import functional
 
 from compiled import from_python
-from fasttrain.buffers.prefetch import FlatBlock
+from fasttrain.batch import QBatches
 from fasttrain.engines.engine import EngineSettings
 from fasttrain.engines.heads import action_dims
 from fasttrain.engines.kernels_q import KernelQEngine
@@ -26,7 +26,7 @@ from fasttrain.engines.q_networks import (
     chosen_values,
     greedy,
 )
-from fasttrain.kernels.q import QBatches, QSettings, collect, gather, lay_ahead, lay_back, update_gradient
+from fasttrain.kernels.q import QSettings, collect, gather, lay_ahead, lay_back, update_gradient
 from q_blocks import trained
 
 collect = from_python(collect)
@@ -189,7 +189,7 @@ def test_several_updates_equal_torchs_adam(dueling: bool, dims: Any, max_grad_no
         torch.nn.utils.clip_grad_norm_(reference.q_net.parameters(), max_grad_norm)
         reference.optimizer.step()
         expected.append((loss.item(), errors.numpy()))
-    blocks = [FlatBlock(*batches[:3], *(array[part] for array in batches[3:])) for part in PARTS]
+    blocks = [QBatches(*batches[:3], *(array[part] for array in batches[3:])) for part in PARTS]
     (losses, errors, _), (more, more_errors, _) = (
         trained(kernels, block, double=True, max_grad_norm=max_grad_norm) for block in blocks
     )
@@ -222,13 +222,11 @@ def test_what_is_not_finite_reaches_the_loss_and_does_not_stay(field: str):
     spoilt = getattr(batches, field).copy()
     spoilt[:] = np.nan
     kernels, before = KernelQEngine(policy, EngineSettings()), copy.deepcopy(policy)
-    block = FlatBlock(*batches[:8], None)
-    spoilt_field = {"rewards": "returns"}.get(field, field)
-    assert not np.isfinite(trained(kernels, block._replace(**{spoilt_field: spoilt}))[0]).any()
+    assert not np.isfinite(trained(kernels, batches._replace(**{field: spoilt}))[0]).any()
     policy.load_state_dict(before.state_dict())
     kernels.exp_avg.zero_()
     kernels.exp_avg_sq.zero_()
-    assert np.isfinite(trained(kernels, block)[0]).all()
+    assert np.isfinite(trained(kernels, batches)[0]).all()
     assert all(bool(parameter.isfinite().all()) for parameter in policy.parameters())
 
 

@@ -19,49 +19,44 @@ from stable_baselines3.common.buffers import NStepReplayBuffer
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor
 
-from fasttrain.batch import BoolArray, Float32Array, Int64Array, joined
+from fasttrain.batch import Float32Array, Int64Array, QBatches, joined
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayBatch, ReplayStorage
 from fasttrain.errors import FastTrainError
 
 
-class FlatBlock(NamedTuple):
-    """U batches of B transitions as rows of arrays with one axis for time and env."""
+class Block(NamedTuple):
+    """U batches of B transitions from one draw, and what prioritized replay is told of them afterwards."""
 
-    observations: NDArray[Any]  # (M, O)
-    next_observations: NDArray[Any]  # (L, O); may be `observations` itself
-    actions: NDArray[Any]  # (M, K)
-    rows: Int64Array  # (U, B) of `observations` and `actions`
-    next_rows: Int64Array  # (U, B) of `next_observations`
-    returns: Float32Array  # (U, B) discounted sum over the window
-    discounts: Float32Array | None  # (U, B) gamma ** length of the window; None: the algorithm's gamma, as in stock
-    ends: Float32Array  # (U, B) 1 where the window ends by the rules
-    next_masks: BoolArray | None  # (U, B, A) legal in the next observations
-    weights: Float32Array | None = None  # (U, B) of prioritized replay
-    indices: Int64Array | None = None  # (U * B,) of prioritized replay, for `update_priorities`
-    generation: int | None = None  # of prioritized replay: rows written when this was drawn
+    batches: QBatches
+    indices: Int64Array | None = None  # (U * B,) for `update_priorities`
+    generation: int | None = None  # rows written when this was drawn
 
-    def copied(self) -> FlatBlock:
+    def copied(self) -> Block:
         """The same block with the drawn transitions alone, in order: M = L = U * B. To be made under the lock."""
-        order = np.arange(self.rows.size).reshape(self.rows.shape)
-        return self._replace(
-            observations=self.observations.take(self.rows.reshape(-1), axis=0),
-            next_observations=self.next_observations.take(self.next_rows.reshape(-1), axis=0),
-            actions=self.actions.take(self.rows.reshape(-1), axis=0),
+        batches = self.batches
+        order, rows = np.arange(batches.rows.size).reshape(batches.rows.shape), batches.rows.reshape(-1)
+        copies = batches._replace(
+            observations=batches.observations.take(rows, axis=0),
+            next_observations=batches.next_observations.take(batches.next_rows.reshape(-1), axis=0),
+            actions=batches.actions.take(rows, axis=0),
             rows=order,
             next_rows=order,
         )
+        return self._replace(batches=copies)
 
 
 def draw_block(
     storage: ReplayStorage, gradient_steps: int, batch_size: int, rng: np.random.Generator | None = None
-) -> FlatBlock:
+) -> Block:
     """`gradient_steps` batches in one draw; nothing is copied, except of Dict observations what was drawn.
 
     Prioritized batches are drawn with the priorities of this moment. Raises ValueError: nothing is stored yet.
     """
-    shape, width = (gradient_steps, batch_size), storage.n_envs
-    weights, indices, generation = None, None, None
+    shape, width, indices, generation = (gradient_steps, batch_size), storage.n_envs, None, None
+    discounted = storage.n_steps > 1 or isinstance(storage, NStepReplayBuffer)
+    none: Float32Array = np.zeros((0, 0), np.float32)
+    weights = none
     if isinstance(storage, PrioritizedReplayBuffer):
         indices, each_weight, generation = storage.draw_weighted(batch_size, gradient_steps, rng)
         rows, envs = np.divmod(indices, width)
@@ -80,20 +75,19 @@ def draw_block(
         following = joined({key: part.take(next_rows, axis=0) for key, part in following.items()})
         actions = actions.take(rows, axis=0)
         rows = next_rows = np.arange(len(rows))
-    return FlatBlock(
+    batches = QBatches(
         observations=_rows_of(seen),
         next_observations=_rows_of(following),
         actions=actions,
         rows=rows.reshape(shape),
         next_rows=next_rows.reshape(shape),
-        returns=returns.reshape(shape),
-        discounts=discounts.reshape(shape) if storage.n_steps > 1 or isinstance(storage, NStepReplayBuffer) else None,
-        ends=ends.reshape(shape),
-        next_masks=None if masks is None else masks.reshape(*shape, -1),
+        rewards=returns.reshape(shape),
+        discounts=discounts.reshape(shape) if discounted else none,
+        dones=ends.reshape(shape),
+        next_masks=np.zeros((0, 0, 0), np.bool_) if masks is None else masks.reshape(*shape, -1),
         weights=weights,
-        indices=indices,
-        generation=generation,
     )
+    return Block(batches, indices, generation)
 
 
 class Direct:
@@ -107,7 +101,7 @@ class Direct:
             batch = storage.sample(batch_size, env)  # of a subclass of the user's perhaps SB3's samples
             yield batch if isinstance(batch, ReplayBatch) else ReplayBatch(*batch)
 
-    def block(self, storage: ReplayStorage, gradient_steps: int, batch_size: int) -> FlatBlock:
+    def block(self, storage: ReplayStorage, gradient_steps: int, batch_size: int) -> Block:
         """All of them at once, as rows; good until the next `put`."""
         return draw_block(storage, gradient_steps, batch_size)
 
@@ -127,7 +121,7 @@ class Replay(NamedTuple):
         """`count` batches, one after the other."""
         return self.sampler.batches(self.storage, count, batch_size, self.normalizer)
 
-    def block(self, count: int, batch_size: int) -> FlatBlock:
+    def block(self, count: int, batch_size: int) -> Block:
         """All of them at once."""
         return self.sampler.block(self.storage, count, batch_size)
 
@@ -158,7 +152,7 @@ class _Drawn(NamedTuple):
     """A finished block, or the error in its place."""
 
     generation: int  # of the buffer, when it was drawn
-    block: Any  # FlatBlock or list[ReplayBatch]
+    block: Any  # Block or list[ReplayBatch]
     arrival: torch.cuda.Event | None = None  # when its copies to the device are done
     error: BaseException | None = None
 
@@ -211,14 +205,14 @@ class Prefetching(Direct):
         else:
             yield from self._take(_Request(storage, gradient_steps, batch_size, flat=False))
 
-    def block(self, storage: ReplayStorage, gradient_steps: int, batch_size: int) -> FlatBlock:
+    def block(self, storage: ReplayStorage, gradient_steps: int, batch_size: int) -> Block:
         """As `Direct.block`, copied.
 
         Raises:
             whatever drawing raised in the thread, with the traceback from there.
             FastTrainError: no block within `bound_s`.
         """
-        block: FlatBlock = self._take(_Request(storage, gradient_steps, batch_size, flat=True))
+        block: Block = self._take(_Request(storage, gradient_steps, batch_size, flat=True))
         return block
 
     def close(self) -> None:

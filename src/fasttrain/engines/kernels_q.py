@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from stable_baselines3.dqn.policies import DQNPolicy, QNetwork
 from torch import Tensor
 
-from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, joined
-from fasttrain.buffers.prefetch import FlatBlock, Replay
+from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, QBatches, joined
+from fasttrain.buffers.prefetch import Replay
 from fasttrain.engines.causes import blame, why_no_action
 from fasttrain.engines.engine import Acted, Engine, EngineSettings, QRule, QWork, Statistics
 from fasttrain.engines.kernels import BLOCK, WIDE, WIDE_BLOCK, adam_of, zeros
@@ -27,21 +27,14 @@ from fasttrain.engines.q_networks import DuelingQNetwork
 from fasttrain.errors import EnvError
 from fasttrain.kernel_cache import KernelCall
 from fasttrain.kernels.nets import Layout
-from fasttrain.kernels.q import QBatches, QScratch, QSettings, act_rows, train_updates
+from fasttrain.kernels.q import QScratch, QSettings, act_rows, train_updates
 
-# What is not converted: copying the storage, or compiling the kernels for another type, takes longer than to train.
-_STORED = {
-    "observations": np.dtype(np.float32),
-    "next_observations": np.dtype(np.float32),
-    "actions": np.dtype(np.int64),
-    "rows": np.dtype(np.int64),
-    "next_rows": np.dtype(np.int64),
-}
+# Of `QBatches`. Nothing is converted: copying the storage, or compiling for another type, takes longer than to train.
+_STORED: dict[str, Any] = dict.fromkeys(QBatches._fields, np.float32)
+_STORED |= {"actions": np.int64, "rows": np.int64, "next_rows": np.int64, "next_masks": np.bool_}
 OUTPUT = "the net's output (Q-values)"  # in messages
 LOST = f"{OUTPUT} is not finite although its inputs are: its weights are too large; lower algo.learning_rate"
-_NO_MASKS: BoolArray = np.zeros((0, 0, 0), np.bool_)
 _NO_MASK: BoolArray = np.zeros((0, 0), np.bool_)
-_NO_WEIGHTS: Float32Array = np.zeros((0, 0), np.float32)
 
 
 class KernelQEngine(Engine):
@@ -122,7 +115,7 @@ class KernelQEngine(Engine):
         self.clock.enter("replay_sample")
         block = data.block(work.gradient_steps, work.batch_size)
         self.clock.enter("train")
-        losses, errors, norms = self.train(block, work, guarded)
+        losses, errors, norms = self.train(block.batches, work, guarded)
         if not guarded and not np.isfinite(losses).all():
             raise EnvError(
                 "the loss is not finite (a reward too large, or a value that is NaN?): lower the learning rate, or "
@@ -138,8 +131,8 @@ class KernelQEngine(Engine):
         watched, taken = (norms if guarded else np.zeros(0)), work.gradient_steps - len(first)
         return self.counted(Statistics({"loss": losses}, watched, taken, work.gradient_steps, blamed=blamed))
 
-    def train(self, block: FlatBlock, work: QWork, guarded: bool) -> tuple[Float64Array, Float32Array, Float64Array]:
-        """The block's updates, one after the other, as SB3's `DQN.train`; the target net stays as it is.
+    def train(self, batches: QBatches, work: QWork, guarded: bool) -> tuple[Float64Array, Float32Array, Float64Array]:
+        """An update for each batch, one after the other, as SB3's `DQN.train`; the target net stays as it is.
 
         Learning rate, betas and eps are the optimizer's. The GIL is free meanwhile. Guarded, no step is taken where
         loss or gradient is not finite. A row without any legal next action counts as ended.
@@ -149,24 +142,16 @@ class KernelQEngine(Engine):
             gradient norms (U,), NaN where no step was taken.
 
         Raises:
-            ValueError: an array's shape does not fit, or one of the first five is not contiguous or of another dtype.
+            ValueError: an array's shape does not fit, or it is not contiguous, or of another dtype.
             IndexError: a row or an action is out of range; nothing was done.
         """
-        returns, ends = (np.ascontiguousarray(a, np.float32) for a in (block.returns, block.ends))
-        masks, weights, discounts = block.next_masks, block.weights, block.discounts
-        if discounts is None:
-            discounts = np.full(returns.shape, work.rule.gamma, np.float32)
-        batches = QBatches(
-            block.observations, block.next_observations, block.actions, block.rows, block.next_rows, returns,
-            np.ascontiguousarray(discounts, np.float32), ends,
-            _NO_MASKS if masks is None else np.ascontiguousarray(masks, np.bool_),
-            _NO_WEIGHTS if weights is None else np.ascontiguousarray(weights, np.float32),
-        )  # fmt: skip
+        if not batches.discounts.size:
+            batches = batches._replace(discounts=np.full(batches.rows.shape, work.rule.gamma, np.float32))
         self._check(batches)
         adam = adam_of(self.policy.optimizer, work.max_grad_norm)
         online, target, exp_avg, exp_avg_sq = self._flat
-        count = len(block.rows)
-        losses, errors, norms = np.zeros(count), np.zeros(block.rows.shape, np.float32), np.empty(count)
+        count = len(batches.rows)
+        losses, errors, norms = np.zeros(count), np.zeros(batches.rows.shape, np.float32), np.empty(count)
         first_step = int(self._taken[0]) + 1
         settings = QSettings(work.rule.double, work.rule.loss == "huber", self.dueling)
         self._bad[0] = -1
@@ -195,10 +180,9 @@ class KernelQEngine(Engine):
     def _check(self, batches: QBatches) -> None:
         """The kernels check no shape."""
         shape, wide = batches.rows.shape, (len(batches.observations), self.inputs)
-        arrays: list[Any] = list(batches)
-        for (name, kind), array in zip(_STORED.items(), arrays, strict=False):
-            if array.dtype != kind or not array.flags.c_contiguous:
-                raise ValueError(f"{name} must be contiguous {kind}, not {array.dtype}")
+        for name, array in batches._asdict().items():
+            if array.dtype != _STORED[name] or not array.flags.c_contiguous:
+                raise ValueError(f"{name} must be contiguous {np.dtype(_STORED[name])}, not {array.dtype}")
         _check_shapes(
             observations=(batches.observations, wide),
             next_observations=(batches.next_observations, (len(batches.next_observations), self.inputs)),
@@ -209,9 +193,9 @@ class KernelQEngine(Engine):
             discounts=(batches.discounts, shape),
             dones=(batches.dones, shape),
         )
-        if batches.next_masks is not _NO_MASKS:
+        if batches.next_masks.size:
             _check_shapes(next_masks=(batches.next_masks, (*shape, self.actions)))
-        if batches.weights is not _NO_WEIGHTS:
+        if batches.weights.size:
             _check_shapes(weights=(batches.weights, shape))
 
     def _move(self, net: QNetwork, flat: Tensor) -> None:
@@ -277,6 +261,6 @@ def kernel_calls() -> list[KernelCall]:
     seen, row, number = np.zeros((1, 3), np.float32), np.zeros((1, 1), np.int64), np.zeros((1, 1), np.float32)
     engine.q_values(seen)
     rule = QRule((2,), 0.99, double=False, loss="huber", rated=False)
-    block = FlatBlock(seen, seen, row, row, row, number, number, number, None)
-    engine.train(block, QWork(1, 1, rule, 10.0), guarded=False)
+    batches = QBatches(seen, seen, row, row, row, number, number, number, np.zeros((0, 0, 0), np.bool_), number)
+    engine.train(batches, QWork(1, 1, rule, 10.0), guarded=False)
     return calls

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int32Array, Int64Array
+from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int32Array, Int64Array, QBatches
 from fasttrain.jit import njit_inline, njit_inner, njit_relaxed
 from fasttrain.kernels.dense import (
     activate,
@@ -46,21 +46,6 @@ class QSettings(NamedTuple):
     double: bool  # the online net chooses the next action, the target net rates it
     huber: bool  # smooth L1 loss with beta 1, as SB3's; else the squared error
     dueling: bool  # the head has A advantages and one value
-
-
-class QBatches(NamedTuple):
-    """U minibatches of B rows out of M stored transitions. An empty array stands for what is not there."""
-
-    observations: Float32Array  # (M, O)
-    next_observations: Float32Array  # (L, O), may be the same array
-    actions: Int64Array  # (M, K), K sub-actions; 1 of a Discrete action
-    rows: Int64Array  # (U, B) of `observations` and `actions`
-    next_rows: Int64Array  # (U, B) of `next_observations`
-    rewards: Float32Array  # (U, B) sums over the steps in between
-    discounts: Float32Array  # (U, B) gamma to the number of these steps
-    dones: Float32Array  # (U, B) 1 where the episode ended by the rules
-    next_masks: BoolArray  # (U, B, A) True = legal; (0, 0, 0): all are
-    weights: Float32Array  # (U, B) of the rows' losses; (0, 0): ones
 
 
 class QScratch(NamedTuple):
