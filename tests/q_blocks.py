@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from fasttrain.batch import QBatches
-from fasttrain.engines.engine import QRule, QWork
-from fasttrain.engines.heads import action_dims
+from fasttrain.engines.engine import QWork
 from fasttrain.engines.kernels_q import KernelQEngine
 
 
@@ -37,6 +36,5 @@ def trained(
     guarded: bool = False,
 ) -> tuple[Any, Any, Any]:
     """The updates: losses (U,), TD errors (U, B), gradient norms (U,)."""
-    dims = tuple(action_dims(engine.policy.action_space))
-    rule = QRule(dims, gamma=0.99, double=double, loss=loss, rated=bool(batches.weights.size))
-    return engine.train(batches, QWork(len(batches.rows), batches.rows.shape[-1], rule, max_grad_norm), guarded)
+    work = QWork(len(batches.rows), batches.rows.shape[-1], double, loss, 0.99, max_grad_norm)
+    return engine.train(batches, work, guarded)

@@ -150,7 +150,7 @@ def test_an_activation_with_a_number_that_kernels_do_not_know(monkeypatch: pytes
     assert policy_reason(actor(activation_fn=torch.nn.ELU)) == "compiled kernels do not compute activation 2 (ELU)"
 
 
-@pytest.mark.parametrize(("kind", "name"), [("PPOWork", "PPOWork.kl_coef"), ("QRule", "QRule.kl_coef")])
+@pytest.mark.parametrize(("kind", "name"), [("PPOWork", "PPOWork.kl_coef"), ("QWork", "QWork.kl_coef")])
 def test_a_field_that_kernels_do_not_know(kind: str, name: str, monkeypatch: pytest.MonkeyPatch):
     model = made(PPO if kind == "PPOWork" else DQN)
     assert unsupported_reason(model) is None

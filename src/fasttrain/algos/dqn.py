@@ -33,7 +33,7 @@ from fasttrain.buffers.replay_storage import ReplayBatch, ReplayStorage
 from fasttrain.buffers.stock import STOCK_REPLAYS, refuse_foreign_buffer, replay_of, storage_of
 from fasttrain.engines.causes import check_step, why_replay
 from fasttrain.engines.eligible import chooses_itself
-from fasttrain.engines.engine import Engine, QRule, QWork, Statistics
+from fasttrain.engines.engine import Engine, QWork, Statistics
 from fasttrain.engines.heads import action_dims
 from fasttrain.engines.kernels_q import KernelQEngine
 from fasttrain.engines.q_networks import BRANCHING, best_values, chosen_values, greedy, random_actions
@@ -347,9 +347,7 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
 
     def work(self, gradient_steps: int, batch_size: int) -> QWork:
         """The updates that kernels shall compute, by the model's settings."""
-        rated = isinstance(self.replay_buffer, PrioritizedReplayBuffer)
-        rule = QRule(tuple(self.dims), self.gamma, self.double_q, self.loss_kind, rated)
-        return QWork(gradient_steps, batch_size, rule, self.max_grad_norm)
+        return QWork(gradient_steps, batch_size, self.double_q, self.loss_kind, self.gamma, self.max_grad_norm)
 
     def replay(self) -> Replay:
         """The buffer as updates ask for batches of it."""

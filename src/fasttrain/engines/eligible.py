@@ -20,7 +20,7 @@ from torch import nn
 
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.buffers.rollout import RolloutStorage
-from fasttrain.engines.engine import PPOWork, QRule, QWork
+from fasttrain.engines.engine import PPOWork, QWork
 from fasttrain.engines.heads import is_unchanged
 from fasttrain.engines.layout import DISTRIBUTIONS, KINDS, activations_of, heads_of, linears_of, shapes_of
 from fasttrain.engines.q_networks import BranchingQNetwork, DuelingQNetwork
@@ -54,8 +54,7 @@ _DQN = Contract(
     storage=("add", "put", "sample", "_get_samples", "gather", "draw", "draw_weighted", "windows", "masks_of",
              "flat_views", "update_priorities"),
     stored=ReplayStorage,
-    work={QWork: ("gradient_steps", "batch_size", "rule", "max_grad_norm"),
-          QRule: ("dims", "gamma", "double", "loss", "rated")},
+    work={QWork: ("gradient_steps", "batch_size", "double_q", "loss", "gamma", "max_grad_norm")},
 )  # fmt: skip
 REPRODUCED = {"actor-critic": _PPO, "recurrent": _PPO, "Q-network": _DQN}
 ADAM = ("lr", "betas", "eps", "foreach", "fused")  # its options that the kernels know; the last two only round

@@ -88,22 +88,14 @@ class PPOWork(NamedTuple):
     target_kl: float | None
 
 
-class QRule(NamedTuple):
-    """How a Q-network's loss is made; the same from batch to batch, fixed in compiled code."""
-
-    dims: tuple[int, ...]  # sizes of the K sub-actions
-    gamma: float
-    double: bool  # the online network chooses the next action (van Hasselt et al. 2016)
-    loss: str  # huber or mse
-    rated: bool  # whether the TD errors are wanted, for prioritized replay
-
-
 class QWork(NamedTuple):
-    """Some updates of a Q-network, one after the other."""
+    """Some updates of a Q-network, one after the other, by compiled kernels."""
 
     gradient_steps: int
     batch_size: int
-    rule: QRule
+    double_q: bool  # the online network chooses the next action (van Hasselt et al. 2016)
+    loss: str  # huber or mse
+    gamma: float  # of batches that have no discounts of their own
     max_grad_norm: float
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, QBatches, joined
 from fasttrain.buffers.prefetch import Replay
 from fasttrain.engines.causes import blame, why_no_action
-from fasttrain.engines.engine import Acted, Engine, EngineSettings, QRule, QWork, Statistics
+from fasttrain.engines.engine import Acted, Engine, EngineSettings, QWork, Statistics
 from fasttrain.engines.kernels import BLOCK, WIDE, WIDE_BLOCK, adam_of, zeros
 from fasttrain.engines.layout import keys_of, make_pieces, make_q_layout, shapes_of
 from fasttrain.engines.q_networks import DuelingQNetwork
@@ -146,14 +146,14 @@ class KernelQEngine(Engine):
             IndexError: a row or an action is out of range; nothing was done.
         """
         if not batches.discounts.size:
-            batches = batches._replace(discounts=np.full(batches.rows.shape, work.rule.gamma, np.float32))
+            batches = batches._replace(discounts=np.full(batches.rows.shape, work.gamma, np.float32))
         self._check(batches)
         adam = adam_of(self.policy.optimizer, work.max_grad_norm)
         online, target, exp_avg, exp_avg_sq = self._flat
         count = len(batches.rows)
         losses, errors, norms = np.zeros(count), np.zeros(batches.rows.shape, np.float32), np.empty(count)
         first_step = int(self._taken[0]) + 1
-        settings = QSettings(work.rule.double, work.rule.loss == "huber", self.dueling)
+        settings = QSettings(work.double_q, work.loss == "huber", self.dueling)
         self._bad[0] = -1
         taken = self._call(train_updates, batches, online, target, exp_avg, exp_avg_sq, first_step, self.layout,
                            self.pieces, settings, adam, self._scratch, losses, errors, norms, guarded,
@@ -260,7 +260,6 @@ def kernel_calls() -> list[KernelCall]:
         engine = Noting(DQNPolicy(box, pair, lambda _: 1e-3, net_arch=[4, 4]), EngineSettings())
     seen, row, number = np.zeros((1, 3), np.float32), np.zeros((1, 1), np.int64), np.zeros((1, 1), np.float32)
     engine.q_values(seen)
-    rule = QRule((2,), 0.99, double=False, loss="huber", rated=False)
     batches = QBatches(seen, seen, row, row, row, number, number, number, np.zeros((0, 0, 0), np.bool_), number)
-    engine.train(batches, QWork(1, 1, rule, 10.0), guarded=False)
+    engine.train(batches, QWork(1, 1, False, "huber", 0.99, 10.0), guarded=False)
     return calls
