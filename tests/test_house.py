@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 SRC = Path(__file__).resolve().parent.parent / "src"
-CEILINGS = {"lines": 49_599, "modules": 229}
+CEILINGS = {"lines": 49_599, "modules": 228}
 
 
 def test_src_is_not_above_its_ceilings() -> None:

@@ -10,6 +10,8 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from sb3_contrib import MaskablePPO as StockMaskablePPO
 from stable_baselines3 import DQN, PPO
 
 from conftest import Finished, RunCommand
+from fasttrain.runs.train import Run
 
 SMALL = ("algo.rollout_size=2048", "batch_size=256", "algo.n_epochs=2", "eval.episodes=20", "num_envs=32")
 
@@ -253,3 +256,13 @@ def test_on_windows_one_process_unless_asked(fasttrain: RunCommand, monkeypatch:
         assert done.exit_code == 0, done.err
         chosen[asked] = {row["flag"]: row["effective"] for row in done.json("plan.json")["flags"]}["vec_env"]
     assert chosen == {(): "dummy", ("vec_env=shared",): "shared"}
+
+
+def test_kernels_that_serve_no_more_are_told_once():
+    said: list[str] = []
+    run: Any = SimpleNamespace(model=SimpleNamespace(engine=SimpleNamespace(unsupported_reason=None)), say=said.append,
+                               engine_switch=None, _unsupported="")  # fmt: skip
+    for reason in (None, "a hook", "a hook"):
+        run.model.engine.unsupported_reason = reason
+        Run.change_engine(run)
+    assert said == ["PyTorch computes from here on, not compiled kernels: a hook"]

@@ -19,7 +19,7 @@ from stable_baselines3.common.buffers import NStepReplayBuffer
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor
 
-from fasttrain.batch import Float32Array, Int64Array, QBatches, joined
+from fasttrain.batch import Float32Array, Int64Array, QBatches, each_array, joined
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayBatch, ReplayStorage
 from fasttrain.errors import FastTrainError
@@ -153,7 +153,6 @@ class _Drawn(NamedTuple):
 
     generation: int  # of the buffer, when it was drawn
     block: Any  # Block or list[ReplayBatch]
-    arrival: torch.cuda.Event | None = None  # when its copies to the device are done
     error: BaseException | None = None
 
 
@@ -163,7 +162,7 @@ class Prefetching(Direct):
     A block is drawn as soon as the one before it was taken: with `depth` 1 it lacks the transitions collected since
     the last update (one vector step where `train_freq` is 1) and the priorities of that update. The numbers are those
     of a generator of its own, so exploration's stream is untouched; which rows a draw sees depends on timing, so the
-    same seed does not give the same run. On CUDA the batches come through page-locked memory on a stream of their own.
+    same seed does not give the same run. The thread copies the batches to the device.
 
     With `VecNormalize` batches are drawn directly: its statistics change while the envs step. So are those of a buffer
     that samples in a way of its own, which need not know of threads.
@@ -190,7 +189,6 @@ class Prefetching(Direct):
         self._request: _Request | None = None
         self._ready: deque[_Drawn] = deque()
         self._thread: threading.Thread | None = None
-        self._stream: torch.cuda.Stream | None = None  # the thread's
 
     def __reduce__(self) -> tuple[Callable[..., Prefetching], tuple[Any, ...]]:
         """A copy has the settings and begins without a thread."""
@@ -240,8 +238,6 @@ class Prefetching(Direct):
             self._changed.notify_all()
         if drawn.error is not None:
             raise drawn.error
-        if drawn.arrival is not None:
-            _receive(drawn.block, drawn.arrival)
         return drawn.block
 
     def _wait(self, storage: ReplayStorage) -> None:
@@ -284,13 +280,10 @@ class Prefetching(Direct):
                 with storage.lock:
                     return _Drawn(generation, draw_block(storage, gradient_steps, batch_size, self._rng).copied())
             # The lock is held for one batch at a time, so that the trainer's `put` never waits for all.
-            place = "cpu" if storage.device.type == "cuda" else storage.device
-            batches = [storage.sample(batch_size, None, self._rng, place) for _ in range(gradient_steps)]
-            if storage.device.type != "cuda":
-                return _Drawn(generation, batches)
-            if self._stream is None or self._stream.device != storage.device:
-                self._stream = torch.cuda.Stream(storage.device)  # type: ignore[no-untyped-call]
-            return _Drawn(generation, *_send(batches, storage.device, self._stream))
+            batches = [storage.sample(batch_size, None, self._rng, "cpu") for _ in range(gradient_steps)]
+            if storage.device.type != "cpu":  # copied without the lock: a copy waits for what the device has to do
+                batches = [each_array(lambda part: _on(storage.device, part), batch) for batch in batches]
+            return _Drawn(generation, batches)
         except BaseException as error:  # reaches the trainer with its next request
             return _Drawn(generation, None, error=error)
 
@@ -305,36 +298,5 @@ def _rows_of(observations: Any) -> NDArray[Any]:  # (M, O), without copying
     return rows
 
 
-def _each(batch: ReplayBatch, function: Callable[[Tensor], Tensor]) -> ReplayBatch:
-    """The batch with `function` applied to all of its tensors."""
-    return ReplayBatch(*(_applied(part, function) for part in batch))
-
-
-def _applied(part: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(part, dict):
-        return {key: function(tensor) for key, tensor in part.items()}
-    return function(part) if isinstance(part, Tensor) else part
-
-
-def _send(
-    batches: list[ReplayBatch], device: torch.device, stream: torch.cuda.Stream
-) -> tuple[list[ReplayBatch], torch.cuda.Event]:
-    """On their way to the device, and the event of their arrival. Page-locked memory is torch's, kept for reuse."""
-    with torch.cuda.stream(stream):
-        sent = [_each(batch, lambda part: part.pin_memory().to(device, non_blocking=True)) for batch in batches]
-        arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        arrival.record(stream)
-    return sent, arrival
-
-
-def _receive(batches: list[ReplayBatch], arrival: torch.cuda.Event) -> None:
-    """What the trainer's stream does from now on comes after the arrival, and keeps the memory while it needs it."""
-    current = torch.cuda.current_stream(arrival.device)
-    current.wait_event(arrival)
-
-    def keep(part: Tensor) -> Tensor:
-        part.record_stream(current)
-        return part
-
-    for batch in batches:
-        _each(batch, keep)
+def _on(device: torch.device, part: Any) -> Any:
+    return part.to(device) if isinstance(part, Tensor) else part

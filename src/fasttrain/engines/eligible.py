@@ -21,8 +21,8 @@ from torch import nn
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.engines.engine import PPOWork, QWork
-from fasttrain.engines.heads import is_unchanged
-from fasttrain.engines.layout import DISTRIBUTIONS, KINDS, activations_of, heads_of, linears_of, shapes_of
+from fasttrain.engines.heads import choices_of, is_unchanged
+from fasttrain.engines.layout import KINDS, activations_of, heads_of, linears_of, shapes_of
 from fasttrain.engines.q_networks import BranchingQNetwork, DuelingQNetwork
 from fasttrain.kernels.dense import ACTIVATIONS
 from fasttrain.kernels.simd import PAD
@@ -120,8 +120,8 @@ class Watch:
         return all(map(operator.is_, self._parts, _parts_of(algorithm))) and self._state() == self._was
 
     def _state(self) -> tuple[Any, ...]:
-        frozen = [each.requires_grad for each in self._learned]
-        return sum(map(len, self._owned)), any(self._hooks), any(each._backward_hooks for each in self._learned), frozen
+        hooked = any(each._backward_hooks or each._post_accumulate_grad_hooks for each in self._learned)
+        return sum(map(len, self._owned)), any(self._hooks), hooked, [each.requires_grad for each in self._learned]
 
 
 def _parts_of(algorithm: Any) -> tuple[Any, ...]:
@@ -178,7 +178,7 @@ def _changed_policy(policy: Any) -> str:
 
 def _other_actor_critic(policy: Any) -> str:
     stock = hasattr(policy, "lstm_actor") or is_unchanged(policy)
-    if not stock or type(policy.action_dist) not in DISTRIBUTIONS:
+    if not stock or choices_of(policy, policy.action_space) is None:
         return "not a plain policy with discrete actions"
     layers = type(policy.mlp_extractor)
     return "" if layers is MlpExtractor else f"the hidden layers are a {layers.__name__}, a class of their own"

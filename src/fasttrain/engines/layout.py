@@ -6,12 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from sb3_contrib.common.maskable.distributions import (
-    MaskableBernoulliDistribution,
-    MaskableCategoricalDistribution,
-    MaskableMultiCategoricalDistribution,
-)
-from stable_baselines3.common.distributions import CategoricalDistribution, MultiCategoricalDistribution
 from stable_baselines3.common.torch_layers import CombinedExtractor
 from stable_baselines3.dqn.policies import QNetwork
 from torch import Tensor, nn
@@ -24,13 +18,6 @@ from fasttrain.kernels.nets import Layout
 from fasttrain.kernels.simd import PAD
 
 KINDS: dict[type[nn.Module], int] = {nn.Tanh: TANH, nn.ReLU: RELU}
-DISTRIBUTIONS = (
-    CategoricalDistribution,
-    MultiCategoricalDistribution,
-    MaskableCategoricalDistribution,
-    MaskableMultiCategoricalDistribution,
-    MaskableBernoulliDistribution,
-)
 
 
 def keys_of(extractor: Any) -> tuple[str, ...]:

@@ -194,6 +194,7 @@ class Run:
             lambda quality, env_steps: note(self.model.logger, "eval", lambda: quality, env_steps),
             lambda file: recorded(self.config, self.model, self.model.get_vec_normalize_env(), file),
         )  # fmt: skip
+        self._unsupported = ""  # why kernels serve no more, as it was told
         self._counts_opponents = self.env.has_attr("opponents_ns")
         self.progress = Progress(config.total_timesteps, self.clock)
         self.progress.max_s = None if config.stop.max_minutes is None else 60 * config.stop.max_minutes
@@ -251,6 +252,10 @@ class Run:
 
     def change_engine(self) -> None:
         """Nothing is under way: let the compiled kernels take over if it is time, and write down when they did."""
+        reason = getattr(getattr(self.model, "engine", None), "unsupported_reason", None)
+        if reason and reason != self._unsupported:  # something was done to the policy or the algorithm on the way
+            self._unsupported = reason
+            self.say(f"PyTorch computes from here on, not compiled kernels: {reason}")
         switch = self.engine_switch
         if switch is None or switch.done:
             return
