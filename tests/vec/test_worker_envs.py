@@ -284,6 +284,18 @@ def test_one_key_of_a_dict_is_named():
         rows.step(0)
 
 
+def test_rows_are_looked_at_once_in_a_step_with_news(monkeypatch: pytest.MonkeyPatch):
+    class Telling(Chaos):
+        def step(self, action: Any) -> Any:
+            return *super().step(action)[:4], {"told": 1}
+
+    rows, looked, isfinite = Rows([lambda: Telling(0)], info_keys=None), list[Any](), np.isfinite
+    rows.reset(0)
+    monkeypatch.setattr(np, "isfinite", lambda array: looked.append(array) or isfinite(array))
+    assert rows.step(0)
+    assert len(looked) == 2, "observations and rewards"
+
+
 def test_the_check_for_finite_numbers_can_be_left_out():
     rows = Rows([lambda: Chaos(0)], check_finite=False)
     rows.reset(0)
