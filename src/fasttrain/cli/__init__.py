@@ -223,7 +223,7 @@ def _run_hydra(command: str, arguments: list[str], starting: ExitStack) -> int:
     running: list[str] = []  # what is inside `task` now; a crash leaves it there
 
     @hydra.main(version_base="1.3", config_path=str(compose.conf_dir()), config_name="config")
-    def task(composed: Any) -> None:
+    def task(composed: object) -> None:
         running.append(command)
         try:
             commands.refuse_chdir(HydraConfig.get())
@@ -280,7 +280,7 @@ def _sweep(command: str, arguments: Sequence[str]) -> Sweep | None:
     return Sweep(command, arguments, make_console())
 
 
-def _run_command(command: str, composed: Any, arguments: Sequence[str], starting: ExitStack) -> int:
+def _run_command(command: str, composed: object, arguments: Sequence[str], starting: ExitStack) -> int:
     """One composed configuration → one command → its exit code. `starting` ends when its modules are there."""
     from hydra.core.hydra_config import HydraConfig
 

@@ -292,7 +292,7 @@ def _folder(key: str, overrides: Sequence[str], compose: Compose) -> Path | None
     return Path(str(value))
 
 
-def _going_on(found: Held, command: str, arguments: Sequence[str], composed: Any) -> tuple[str, list[str]] | str:
+def _going_on(found: Held, command: str, arguments: Sequence[str], composed: object) -> tuple[str, list[str]] | str:
     if found.kind == "sweep":
         before = read_json(found.folder / "sweep.json").get("arguments")
         if before is not None and before != asked(arguments):
@@ -305,7 +305,7 @@ def _going_on(found: Held, command: str, arguments: Sequence[str], composed: Any
     return _run_again(found, arguments, composed)
 
 
-def _run_again(found: Held, arguments: Sequence[str], composed: Any) -> tuple[str, list[str]] | str:
+def _run_again(found: Held, arguments: Sequence[str], composed: object) -> tuple[str, list[str]] | str:
     from fasttrain.runs.folders import changes
     from fasttrain.runs.resume import may_change
     from fasttrain.saving.checkpoints import CheckpointFolder

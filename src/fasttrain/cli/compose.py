@@ -141,7 +141,7 @@ def compose_typed(arguments: Sequence[str]) -> Config:
     return typed_config(composed, wanted)
 
 
-def typed_config(composed: Any, overrides: Sequence[str]) -> Config:
+def typed_config(composed: object, overrides: Sequence[str]) -> Config:
     """The typed configuration of what Hydra composed of these overrides.
 
     Raises:
@@ -192,7 +192,7 @@ def _keys_of(group: str, name: str, sources: Sequence[Any]) -> dict[str, list[st
     return {f"{group} {name}": []}
 
 
-def _place_of(entry: Any, group: str) -> tuple[str, str]:
+def _place_of(entry: object, group: str) -> tuple[str, str]:
     """Group and name of an entry in a file's list of defaults: `speed`, `/profile/speed`, `{/profile: speed}`."""
     option, name = next(iter(entry.items())) if isinstance(entry, dict) else ("", str(entry))
     words = f"{option.split(' ')[-1]}/{name.split(' ')[-1]}".partition("@")[0].strip("/").split("/")
@@ -200,7 +200,7 @@ def _place_of(entry: Any, group: str) -> tuple[str, str]:
     return "/".join([*([] if absolute else [group]), *words[:-1]]), words[-1]
 
 
-def _flatten(node: Any, prefix: str = "") -> list[str]:
+def _flatten(node: object, prefix: str = "") -> list[str]:
     if not isinstance(node, Mapping):
         return [prefix]
     return [key for name, child in node.items() for key in _flatten(child, f"{prefix}.{name}" if prefix else str(name))]

@@ -29,7 +29,7 @@ def as_reward(reward: Any) -> float:
     raise EnvError(f"step() returned the reward {reward!r:.60}, a {type(reward).__name__}; return a number")
 
 
-def first_info(answer: Any) -> Mapping[str, Any] | None:
+def first_info(answer: object) -> Mapping[str, Any] | None:
     """The info of what `reset()` answered, empty where it gave None; None: the answer is not (observation, info)."""
     if not isinstance(answer, (tuple, list)) or len(answer) != 2:
         return None
@@ -67,7 +67,7 @@ def last_observation(space: spaces.Space[Any], seen: Any, terminated: bool, fini
 Misfit = tuple[str, str, str, float]  # code, where, what, by how much
 
 
-def misfits(space: spaces.Space[Any], value: Any, where: str = "the observation") -> Iterator[Misfit]:
+def misfits(space: spaces.Space[Any], value: object, where: str = "the observation") -> Iterator[Misfit]:
     """How `value` differs from its declared `space`, part by part."""
     if isinstance(space, spaces.Dict):
         if not isinstance(value, Mapping):
@@ -90,7 +90,7 @@ def misfits(space: spaces.Space[Any], value: Any, where: str = "the observation"
         yield "wrong_shape", where, f"is not in {space}", 0
 
 
-def _array_misfits(space: Any, value: Any, where: str) -> Iterator[Misfit]:
+def _array_misfits(space: Any, value: object, where: str) -> Iterator[Misfit]:
     try:
         array = np.asarray(value)
     except ValueError as error:  # ragged lists

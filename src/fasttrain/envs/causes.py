@@ -152,7 +152,7 @@ def refused(play: Play, what: str, deadline: float) -> Finding:
     return found("raised", what)
 
 
-def _instead(play: Play, seed: int, moments: Sequence[Moment], refused_action: Any) -> Moment | None:
+def _instead(play: Play, seed: int, moments: Sequence[Moment], refused_action: object) -> Moment | None:
     """The moment after another action than the refused one in the same state; None if that raised too."""
     try:
         *_, moment = play.episode(seed, len(moments) - 1, lambda _: moments[play.length + 1].action)
@@ -195,7 +195,7 @@ def _endless(play: Play) -> Iterator[None]:
 
 
 @contextmanager
-def played_beside(spec: Any, folder: str) -> Iterator[None]:
+def played_beside(spec: object, folder: str) -> Iterator[None]:
     """Another process plays a copy of the env (an `EnvSpec`) while the block runs.
 
     Raises:
@@ -262,5 +262,5 @@ def unused_range(play: Play, deadline: float) -> str:
     )
 
 
-def _held(play: Play, seed: int, action: Any) -> list[tuple[Any, ...]]:
+def _held(play: Play, seed: int, action: object) -> list[tuple[Any, ...]]:
     return [frame_of(moment)[1:4] for moment in play.episode(seed, HELD_STEPS, lambda _: action)]

@@ -69,7 +69,7 @@ class _Seen:
     excess: float
 
 
-def fingerprint(value: Any) -> Any:
+def fingerprint(value: object) -> Any:
     """Something hashable that differs where `value` does in any bit; arrays are not kept alive."""
     if isinstance(value, Mapping):
         return tuple((key, fingerprint(value[key])) for key in sorted(value, key=str))
@@ -99,7 +99,7 @@ def not_picklable(info: Mapping[Any, Any]) -> str:
     return f"info ({_why_not(info)})"
 
 
-def _why_not(value: Any) -> str:
+def _why_not(value: object) -> str:
     try:
         pickle.loads(pickle.dumps(value))
     except Exception as error:  # whatever the user's class raises on either side
@@ -154,7 +154,7 @@ class Witness:
         if moment.ended:
             self.ends.append(End(self._return, self._length, bool(moment.terminated)))
 
-    def _observe(self, observation: Any) -> None:
+    def _observe(self, observation: object) -> None:
         last, held = self._last_observation
         if fingerprint(last) != held:
             self._note("reused_array", "the observation", "was changed by the env after the env had returned it")

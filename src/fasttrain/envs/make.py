@@ -297,7 +297,7 @@ def _with_masks(env: Env, spec: EnvSpec) -> Env:
     return env
 
 
-def _creator_of(registered: Any, folder: str, spec: EnvSpec) -> Callable[..., Any] | None:
+def _creator_of(registered: object, folder: str, spec: EnvSpec) -> Callable[..., Any] | None:
     """What the registry would call, if that can be found out without an error; `gymnasium.make` reports the others."""
     entry_point = getattr(registered, "entry_point", None)
     if isinstance(entry_point, str):

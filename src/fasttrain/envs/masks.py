@@ -184,7 +184,7 @@ class FlatMasks:
         self.width, self.heads = width, heads
         self.is_added: bool | None = None  # not known yet
 
-    def __call__(self, mask: Any) -> BoolArray:  # (A,) bool
+    def __call__(self, mask: object) -> BoolArray:  # (A,) bool
         """A fresh flat boolean copy of `mask`: an array, a list of numbers, or a tuple, list or dict of heads.
 
         Raises:
@@ -232,7 +232,7 @@ class FlatMasks:
         )
 
 
-def _by_name(mask: Any, heads: spaces.Dict) -> list[Any]:
+def _by_name(mask: object, heads: spaces.Dict) -> list[Any]:
     """The masks of the heads in the order of the space's keys. Swapped heads would pass a check of the sum alone."""
     if not isinstance(mask, Mapping) or set(mask) != set(heads.spaces):
         names = ", ".join(map(str, mask)) if isinstance(mask, Mapping) else "none"
@@ -354,7 +354,7 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
         except Exception:  # the episode is over: an env owes no answer any more
             return None
 
-    def _take_mask(self, observation: Any, info: dict[str, Any]) -> Any:
+    def _take_mask(self, observation: object, info: dict[str, Any]) -> Any:
         if self._convention == "info":
             self._latest = told_mask(info, self._keys)
         elif self._convention == "observation" and isinstance(observation, Mapping):  # else the last of an episode

@@ -115,7 +115,7 @@ class Seat(gymnasium.Env[Any, Any]):
         cut = over and bool(self.aec.truncations.get(self.seat)) and not self.aec.terminations.get(self.seat)
         return self._observation(), reward, over and not cut, cut, self._outcome() if over else {}
 
-    def _act(self, action: Any) -> None:
+    def _act(self, action: object) -> None:
         self._has_decided |= self.aec.agent_selection == self.seat
         self.aec.step(action)
         for seat, reward in self.aec.rewards.items():
@@ -189,7 +189,7 @@ def _made(game: str, what: str, options: dict[str, Any], parallel: bool = False)
     raise EnvSpecError(f"{what}: the module has neither env() nor parallel_env()")
 
 
-def _same(game: Any, kind: str, seats: list[str], what: str) -> Any:
+def _same(game: object, kind: str, seats: list[str], what: str) -> Any:
     """The space that all seats have."""
     first, *others = (getattr(game, kind)(seat) for seat in seats)
     if any(other != first for other in others):

@@ -306,12 +306,12 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if values else 0.0
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}…"
 
 
-def _pickled_bytes(info: Any) -> int:
+def _pickled_bytes(info: object) -> int:
     try:
         return len(pickle.dumps(info, pickle.HIGHEST_PROTOCOL)) if info or not isinstance(info, Mapping) else 0
     except Exception:  # a lock, a lambda, a live generator: user objects may raise anything; the checkup names them

@@ -78,7 +78,7 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.begun_at = len(notes.rows)
         self.step = self._first_step  # type: ignore[method-assign]
 
-    def _first_step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def _first_step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Where another notes: NumPy would make a number of a text."""
         self.step = self._inner_step  # type: ignore[method-assign]
         answer = self._inner_step(action)
@@ -114,7 +114,7 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._actions.append(action.copy() if type(action) is np.ndarray else action)
         return self._step(action)
 
-    def _step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def _step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         answer = self._inner_step(action)
         self._seen, self._info = answer[0], answer[4]
         self._total += answer[1] if type(answer[1]) is float else as_reward(answer[1])
@@ -252,7 +252,7 @@ def _load_state(env: gymnasium.Env[Any, Any], state: Mapping[str, Any]) -> None:
         inner.set_state(from_dict(state["own"]))
 
 
-def _equal(found: Any, wanted: Any) -> bool:
+def _equal(found: object, wanted: object) -> bool:
     """Of observations; `wanted` may have gone through the arrays of a vector env, which have the space's own type."""
     if isinstance(wanted, Mapping) and isinstance(found, Mapping):
         return set(found) == set(wanted) and all(_equal(found[key], value) for key, value in wanted.items())

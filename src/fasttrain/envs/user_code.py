@@ -175,7 +175,7 @@ class _NothingLearned(MetaPathFinder):
         if self.refused and kind is None:
             raise EnvSpecError(TRAINS)
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         if name != BASE:
             return None
         sys.meta_path.remove(self)
@@ -190,7 +190,7 @@ class _NothingLearned(MetaPathFinder):
             loader.exec_module = exec_module
         return found
 
-    def _guard(self, module: Any) -> None:
+    def _guard(self, module: object) -> None:
         base = getattr(module, "BaseAlgorithm", None)
         if base is None or base.__getattribute__ is not object.__getattribute__:  # one import within another
             return
@@ -199,7 +199,7 @@ class _NothingLearned(MetaPathFinder):
             self.refused = True
             raise EnvSpecError(TRAINS)
 
-        def attribute(algorithm: Any, name: str) -> Any:
+        def attribute(algorithm: object, name: str) -> Any:
             return refuse_to_learn if name in LEARNS else object.__getattribute__(algorithm, name)
 
         base.__getattribute__, self.guarded = attribute, base
@@ -256,7 +256,7 @@ def _short_path(filename: str) -> str:
         return filename
 
 
-def _missing_name(entry: str, option: str, owner: Any, name: str) -> str:
+def _missing_name(entry: str, option: str, owner: object, name: str) -> str:
     module_name, _, path = entry.partition(":")
     if path == name and name in gymnasium.registry:
         return f"{option}: {name!r} is a registered id, not a class: use env.id={entry}"
@@ -266,7 +266,7 @@ def _missing_name(entry: str, option: str, owner: Any, name: str) -> str:
     return f"{option}: module {module_name!r} has no {name!r}{hint}"
 
 
-def _is_env_class(value: Any) -> bool:
+def _is_env_class(value: object) -> bool:
     return isinstance(value, type) and issubclass(value, gymnasium.Env) and value is not gymnasium.Env
 
 

@@ -160,7 +160,7 @@ class MemoryInputs(gymnasium.Wrapper[Any, Any, Any, Any]):
         now = {name: np.asarray(known[name], np.float32) for name in self._told}
         return self._with(now, observation), reward, terminated, truncated, info
 
-    def _with(self, told: dict[str, Any], observation: Any) -> Any:
+    def _with(self, told: dict[str, Any], observation: object) -> Any:
         if isinstance(observation, dict):
             return {**observation, **told}
         return np.concatenate([observation, *told.values()]).astype(self.observation_space.dtype, copy=False)
@@ -242,7 +242,7 @@ class OldGym(AdaptsOld, gymnasium.Env[Any, Any]):
         if hasattr(self.old, "close"):
             self.old.close()
 
-    def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
+    def set_wrapper_attr(self, name: str, value: object, *, force: bool = True) -> bool:
         """Set on the old env what is its own, so that `VecEnv.set_attr` reaches the game and not this adapter."""
         if not (hasattr(self.old, name) or force):
             return False

@@ -70,7 +70,7 @@ def differing(runs: Sequence[Run]) -> list[str]:
     return [key for key in keys if len({_text(run.settings[key]) for run in runs if key in run.settings}) > 1]
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 

@@ -52,7 +52,7 @@ def study_page(folder: Path) -> Page:
     )
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     if isinstance(value, list):
         return " ".join(_plain(each) for each in value)
     if isinstance(value, Mapping):
@@ -67,7 +67,7 @@ def _study_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     return Table(names, body)
 
 
-def _study_cell(key: str, value: Any) -> Cell:
+def _study_cell(key: str, value: object) -> Cell:
     if key in METRICS:
         return Cell.of(found(value), METRICS[key])
     text = {True: "keep", False: "leave out"}[value] if key == "keep" and isinstance(value, bool) else _plain(value)

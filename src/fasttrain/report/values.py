@@ -22,17 +22,17 @@ def as_number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def as_mapping(value: Any) -> dict[str, Any]:
+def as_mapping(value: object) -> dict[str, Any]:
     """The object, empty where there is none."""
     return dict(value) if isinstance(value, Mapping) else {}
 
 
-def as_rows(value: Any) -> list[dict[str, Any]]:
+def as_rows(value: object) -> list[dict[str, Any]]:
     """The objects of a list, empty where there is none."""
     return [dict(row) for row in as_list(value) if isinstance(row, Mapping)]
 
 
-def as_list(value: Any) -> list[Any]:
+def as_list(value: object) -> list[Any]:
     """The list, empty where there is none."""
     return value if isinstance(value, list) else []
 
@@ -58,7 +58,7 @@ class Found(NamedTuple):
         return f"[{', '.join(no if end is None else form(end).rstrip(' %×') for end, no in ends)}]"
 
 
-def found(value: Any) -> Found:
+def found(value: object) -> Found:
     """A number, or `{"value" (or "difference"), "low", "high"}`; an open bound is null in JSON."""
     if not isinstance(value, Mapping):
         return Found(as_number(value))

@@ -16,7 +16,7 @@ NOTHING = "–"
 Form = Callable[..., str]
 
 
-def label(text: Any) -> str:
+def label(text: object) -> str:
     """One short line for a chart, never with the underscore in front by which matplotlib hides a legend's entry."""
     line = one_line(text, LABEL_CHARACTERS)
     return "\N{THIN SPACE}" + line if line.startswith("_") else line or NOTHING
@@ -26,7 +26,7 @@ def _form(write: Callable[..., str]) -> Form:
     """`write` for anything: `–` where there is no number, and a minus sign in front, no hyphen."""
 
     @wraps(write)
-    def text(value: Any, *more: Any) -> str:
+    def text(value: object, *more: Any) -> str:
         found = as_number(value)
         written = NOTHING if found is None else write(found, *more)
         return f"−{written[1:]}" if written.startswith("-") else written
@@ -82,7 +82,7 @@ def size(value: float) -> str:
     return f"{value / 1e9:.1f} GB" if value >= 1e9 else f"{value / 1e6:.0f} MB"
 
 
-def value_text(value: Any) -> str:
+def value_text(value: object) -> str:
     """Any value of a configuration: `true`, `1,024`, `[64, 64]`, `–` for null."""
     if value is None:
         return NOTHING

@@ -96,7 +96,7 @@ class ActingPath(nn.Module):
         """What `predict` is told of the steps before."""
         return {}
 
-    def judged(self, policy: Any, tensors: Any, masks: dict[str, Any], inputs: Arrays) -> tuple[Any, Arrays]:
+    def judged(self, policy: Any, tensors: object, masks: dict[str, Any], inputs: Arrays) -> tuple[Any, Arrays]:
         """The distribution by SB3's own methods, and what further outputs should be."""
         values = policy.predict_values(tensors).numpy().flatten()
         return policy.get_distribution(tensors, **masks), {"values": values}
@@ -254,7 +254,7 @@ class Choice(NamedTuple):
 
 
 def best_choices(
-    model: BaseAlgorithm, observations: Any, action_masks: NDArray[np.bool_] | None, count: int = 3
+    model: BaseAlgorithm, observations: object, action_masks: NDArray[np.bool_] | None, count: int = 3
 ) -> list[Choice]:
     """The `count` best rated legal actions for the first row of `observations`, best first.
 
@@ -285,7 +285,7 @@ def best_choices(
     return choices
 
 
-def _choice_scores(policy: Any, tensors: Any, action_masks: NDArray[np.bool_] | None) -> list[Tensor]:
+def _choice_scores(policy: Any, tensors: object, action_masks: NDArray[np.bool_] | None) -> list[Tensor]:
     """(1, A) of every sub-action; none where the policy draws no choices or remembers."""
     if hasattr(policy, "lstm_actor") or not hasattr(policy, "get_distribution"):
         return []

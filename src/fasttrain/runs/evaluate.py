@@ -112,7 +112,7 @@ def evaluate(
     return paths.told(summarise(finished, reader))
 
 
-def _kept(rows: BoolArray, before: Any, after: Any) -> Any:
+def _kept(rows: BoolArray, before: object, after: object) -> Any:
     """States (L, N, H) as they were before in these rows (N,), and in the others as they are after a step."""
     return each_array(lambda one, other: np.where(rows[:, None], one, other), before, after)
 

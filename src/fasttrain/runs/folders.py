@@ -110,7 +110,7 @@ def changes(where: Path, config: Config) -> dict[str, Any]:
     return {key: now.get(key) for key in (*keys, *gone)}
 
 
-def flat(node: Any, prefix: str = "") -> dict[str, Any]:
+def flat(node: object, prefix: str = "") -> dict[str, Any]:
     """Nested mappings as one, by dotted key."""
     if not isinstance(node, Mapping) or not node:
         return {prefix: node}

@@ -111,7 +111,7 @@ class Figures:
         memory = {str(one["daemon"]): one["memory_mb"] * 2**20 for one in found["daemons"]}
         yield self._gauge("daemon_memory_bytes", "Resident memory of an engine.", memory, "daemon")
 
-    def _counter(self, name: str, text: str, value: Any, label: str = "") -> Any:
+    def _counter(self, name: str, text: str, value: object, label: str = "") -> Any:
         return _filled(self._kinds.CounterMetricFamily, name, text, value, label)
 
     def _histogram(self, name: str, text: str, taken: Histogram) -> Any:
@@ -121,7 +121,7 @@ class Figures:
         kind = self._kinds.HistogramMetricFamily
         return kind(f"fasttrain_{name}_duration_seconds", text, [*buckets, ("+Inf", count)], taken.total_ns / 1e9)
 
-    def _gauge(self, name: str, text: str, value: Any, label: str = "") -> Any:
+    def _gauge(self, name: str, text: str, value: object, label: str = "") -> Any:
         return _filled(self._kinds.GaugeMetricFamily, name, text, value, label)
 
 

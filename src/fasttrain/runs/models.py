@@ -337,7 +337,7 @@ def _check_policy(facts: dict[str, Any], model: BaseAlgorithm, file: Path) -> No
             )
 
 
-def _readable(value: Any) -> Any:
+def _readable(value: object) -> Any:
     """As SB3 writes it beside a pickle, as JSON or as text, without the addresses that objects have in a process."""
     try:
         found = json.loads(json.dumps(value))

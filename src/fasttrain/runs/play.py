@@ -75,7 +75,7 @@ class Watched(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Whether the env has words for actions."""
         return self.env.has_wrapper_attr("describe_action")
 
-    def words(self, action: Any) -> str:
+    def words(self, action: object) -> str:
         """The action in the env's words, or as it is."""
         if self.has_words:
             return str(self.env.get_wrapper_attr("describe_action")(action))
@@ -218,7 +218,7 @@ class Play:
         for number in range(1, self.settings.episodes + 1):
             observations = self._episode(number, observations)
 
-    def _episode(self, number: int, observations: Any) -> Any:
+    def _episode(self, number: int, observations: object) -> Any:
         """One episode; returns the first observations of the next, which the vector env has begun."""
         total, decisions, over = 0.0, 0, False
         self.seats.forget()
@@ -246,7 +246,7 @@ class Play:
             self._show(f"  {facts}")
         return observations
 
-    def _watch(self, observations: Any, masks: NDArray[np.bool_] | None) -> NDArray[Any]:
+    def _watch(self, observations: object, masks: NDArray[np.bool_] | None) -> NDArray[Any]:
         """The agent's action (1, …), shown at the pace asked for."""
         actions = self.seats.actions(observations, masks)
         choices = best_choices(self.model, observations, masks if self.seats.masked else None)

@@ -71,7 +71,7 @@ class RememberingPath(ActingPath):
     def remembered(self, inputs: Arrays) -> dict[str, Any]:
         return {"state": self._sb3_states(inputs, "pi"), "episode_start": inputs["episode_starts"]}
 
-    def judged(self, policy: Any, tensors: Any, masks: dict[str, Any], inputs: Arrays) -> tuple[Any, Arrays]:
+    def judged(self, policy: Any, tensors: object, masks: dict[str, Any], inputs: Arrays) -> tuple[Any, Arrays]:
         starts = torch.from_numpy(inputs["episode_starts"]).float()
         pi = tuple(map(torch.from_numpy, self._sb3_states(inputs, "pi")))
         vf = tuple(map(torch.from_numpy, self._sb3_states(inputs, "vf" if "vf" in self.lstms else "pi")))

@@ -39,7 +39,7 @@ class Seats:
         """An episode begins."""
         self._states = {}
 
-    def actions(self, observations: Any, masks: NDArray[np.bool_] | None) -> NDArray[Any]:
+    def actions(self, observations: object, masks: NDArray[np.bool_] | None) -> NDArray[Any]:
         """The action (1, …) for one row of observations and masks."""
         seat: Any = opponents_decide(self._env)
         if seat and self._env.has_wrapper_attr("seat_to_decide"):

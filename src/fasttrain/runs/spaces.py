@@ -116,7 +116,7 @@ def _line(space: spaces.Space[Any]) -> str:
     return " ".join(str(space).split())
 
 
-def _unread(part: Any, own: bool) -> str:
+def _unread(part: object, own: bool) -> str:
     """Empty if SB3 reads such observations, also where it evaluates; else why not, and the way out."""
     if not isinstance(part, OBSERVATION_SPACES):
         known = ", ".join(kind.__name__ for kind in OBSERVATION_SPACES)
@@ -140,7 +140,7 @@ def _torch_lacks(dtype: Any) -> str:
     return ""
 
 
-def _key_refused(key: Any, own: bool) -> str:
+def _key_refused(key: object, own: bool) -> str:
     """Empty if a Dict may have that key; SB3 calls a module of torch after it."""
     if isinstance(key, str) and key and (own or ("." not in key and not hasattr(torch.nn.ModuleDict(), key))):
         return ""

@@ -211,12 +211,12 @@ def identity(config: Config) -> dict[str, Any]:
             "settings": digests}  # fmt: skip
 
 
-def digest_of(value: Any) -> str:
+def digest_of(value: object) -> str:
     """Of a JSON-ready value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _check_identity(stored: Any, config: Config) -> None:
+def _check_identity(stored: object, config: Config) -> None:
     """Raises ConfigError of a checkpoint of another run. A setting that one of the two does not know, of another
     version, is not compared."""
     stored, own = stored if isinstance(stored, dict) else {}, identity(config)

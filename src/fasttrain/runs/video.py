@@ -152,7 +152,7 @@ class Film:
             options = {"duration": 1000 / self.fps, "loop": 0}
         self._writer: Any = imageio.get_writer(file, mode="I", **options)
 
-    def add(self, drawn: Any) -> None:
+    def add(self, drawn: object) -> None:
         """One more.
 
         Raises:
@@ -171,7 +171,7 @@ class Film:
         self._writer.close()
 
 
-def picture(drawn: Any) -> NDArray[np.uint8]:  # (height, width, 3), both even as the usual video format wants it
+def picture(drawn: object) -> NDArray[np.uint8]:  # (height, width, 3), both even as the usual video format wants it
     """What an env drew, small ones enlarged.
 
     Raises:

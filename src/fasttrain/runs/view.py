@@ -217,7 +217,7 @@ def show_plan(console: Console, plan: RunSpec) -> None:
     console.print(f"  ({len(plan.rows)} flags in all: plan.json)", style="dim", highlight=False)
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     return f"{value:,}" if type(value) is int else spelt(value, "None")
 
 

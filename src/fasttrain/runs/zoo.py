@@ -66,7 +66,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return found
 
 
-def _is_small(found: Any) -> bool:
+def _is_small(found: object) -> bool:
     waiting, count = [found], 0
     while waiting and count <= MOST_VALUES:
         one, count = waiting.pop(), count + 1

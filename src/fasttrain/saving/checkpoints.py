@@ -208,7 +208,7 @@ def _manifest_text(manifest: dict[str, Any]) -> bytes:
     return json.dumps(manifest, indent=1).encode()
 
 
-def _is_manifest(manifest: Any) -> bool:
+def _is_manifest(manifest: object) -> bool:
     if not isinstance(manifest, dict) or manifest.get("schema") != MANIFEST_SCHEMA:
         return False
     files = manifest.get("files")

@@ -162,7 +162,7 @@ def _retraced(
 
 
 def _load_shared(
-    base: SharedMemoryVecEnv, seen: Any, masks: list[Any], arrays: Mapping[str, NDArray[Any]], anew: list[int]
+    base: SharedMemoryVecEnv, seen: object, masks: list[Any], arrays: Mapping[str, NDArray[Any]], anew: list[int]
 ) -> None:
     """What the workers would have written; they did these steps without."""
     slots = base.slots
@@ -362,7 +362,7 @@ def load_space_state(space: Any, state: Mapping[str, Any]) -> None:
         raise ConfigError(f"the checkpoint's random stream of the action space cannot be read: {error}") from error
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Numbers of NumPy as Python's, arrays as lists, inside mappings too."""
     if isinstance(value, Mapping):
         return {str(name): plain(item) for name, item in value.items()}

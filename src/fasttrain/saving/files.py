@@ -30,7 +30,7 @@ SUMMARY_SCHEMA = 1
 MOST_CONTAINERS, MOST_VALUES = 1_000_000, 20_000_000  # of JSON: 60 bytes each list or object, 40 each number
 
 
-def write_json(path: Path, content: Any) -> None:
+def write_json(path: Path, content: object) -> None:
     """Write whole or not at all. Strict JSON whatever comes in.
 
     NaN and infinities become null, keys texts.
@@ -49,7 +49,7 @@ def write_whole(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)  # of a full disk; a written one has its name by now
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):

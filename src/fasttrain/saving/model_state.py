@@ -199,7 +199,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Any]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     if isinstance(value, (list, tuple)):
         return all(_is_plain(item) for item in value)
     return value is None or isinstance(value, (bool, int, float, str, np.generic))
@@ -213,7 +213,7 @@ def _host(tensor: torch.Tensor) -> NDArray[Any]:
 # --- the rest
 
 
-def _observations(name: str, value: Any) -> Arrays:
+def _observations(name: str, value: object) -> Arrays:
     if isinstance(value, Mapping):
         return {f"{name}/{key}": np.asarray(part) for key, part in value.items()}
     return {} if value is None else {name: np.asarray(value)}
@@ -246,7 +246,7 @@ def _own_observations(model: Any, arrays: Mapping[str, NDArray[Any]], name: str)
     return found.get("", found)
 
 
-def _lstm_tensors(lstm: Any) -> dict[str, torch.Tensor]:
+def _lstm_tensors(lstm: object) -> dict[str, torch.Tensor]:
     """RecurrentPPO's states between two steps, by name."""
     return {f"lstm/{part}/{i}": tensor for part in ("pi", "vf") for i, tensor in enumerate(getattr(lstm, part))}
 

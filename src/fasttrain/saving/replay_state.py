@@ -95,7 +95,7 @@ def _held(buffer: ReplayBuffer) -> Any:
     return buffer.lock if isinstance(buffer, ReplayStorage) else nullcontext()
 
 
-def _arrays(buffer: Any) -> dict[str, NDArray[Any]]:
+def _arrays(buffer: ReplayBuffer) -> dict[str, NDArray[Any]]:
     found: dict[str, NDArray[Any]] = {}
     for name in _STORED:
         value = getattr(buffer, name, None)

@@ -240,12 +240,12 @@ def zip_writer(model: BaseAlgorithm) -> Writer:
     return write
 
 
-def _kept(value: Any) -> Any:
+def _kept(value: object) -> Any:
     """Safe from what training changes in place."""
     return copy.copy(value) if isinstance(value, (deque, dict, list, np.ndarray)) else value
 
 
-def _cloned(value: Any) -> Any:
+def _cloned(value: object) -> Any:
     clone: Callable[[], Any] | None = getattr(value, "detach", None)
     if clone is not None:
         return clone().clone()

@@ -180,7 +180,7 @@ NOT_WITH_MEMORY = {
 }
 
 
-def resolve_with_memory(flag: str, requested: Any, stock: Any, source: str, algo: str) -> Resolved:
+def resolve_with_memory(flag: str, requested: object, stock: object, source: str, algo: str) -> Resolved:
     """What becomes of a flag of `NOT_WITH_MEMORY` where the policy remembers."""
     why = NOT_WITH_MEMORY[flag]
     if requested not in (stock, "auto") and source == "command line":

@@ -75,7 +75,7 @@ BARE = (
 )  # fmt: skip
 
 
-def translated(name: str, value: Any) -> tuple[str, Any]:
+def translated(name: str, value: object) -> tuple[str, Any]:
     """Key and value for an alias and its value.
 
     Raises:
@@ -94,7 +94,7 @@ def translated(name: str, value: Any) -> tuple[str, Any]:
     return key, values[given]
 
 
-def is_refined(name: str, value: Any) -> bool:
+def is_refined(name: str, value: object) -> bool:
     """Whether an alias says how a setting of that value is on."""
     return ALIASES[name].refines and str(value).lower() in ("on", "true", "yes", "1", "auto")
 

@@ -48,7 +48,7 @@ def plain(value: Any, key: str) -> Any:
     return value
 
 
-def named_or_number(value: Any, key: str) -> Any:
+def named_or_number(value: object, key: str) -> Any:
     """A number of NumPy's as Python's, a class or function as `module:Name`, anything else as it is."""
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.shape == ()):
         return value.item()
@@ -65,7 +65,7 @@ def named_or_number(value: Any, key: str) -> Any:
     return f"{module}:{name}"
 
 
-def _cannot_hold(key: str, value: Any) -> ConfigError:
+def _cannot_hold(key: str, value: object) -> ConfigError:
     kind = type(value)
     way_out = WAYS_OUT.get(kind.__name__) or "give its str()" * hasattr(value, "__fspath__")
     way_out = way_out or "give numbers, texts, lists and mappings, or name a function of a module that makes it"
@@ -78,7 +78,7 @@ def _cannot_hold(key: str, value: Any) -> ConfigError:
 TUPLE, PAIRS, FLOAT, ARRAY = "$tuple", "$pairs", "$float", "$array"
 
 
-def to_dict(value: Any, hint: Any = None) -> Any:
+def to_dict(value: object, hint: object = None) -> Any:
     """A JSON-ready copy of a configuration or of one setting, from which `from_dict` makes the same values.
 
     Raises:
@@ -94,7 +94,7 @@ def to_dict(value: Any, hint: Any = None) -> Any:
     return _written(value)
 
 
-def _written(value: Any) -> Any:
+def _written(value: object) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
@@ -114,7 +114,7 @@ def _written(value: Any) -> Any:
     return {PAIRS: [[_written(name), _written(item)] for name, item in value.items()]}
 
 
-def from_dict(stored: Any) -> Any:
+def from_dict(stored: object) -> Any:
     """The way back.
 
     Raises:
@@ -126,7 +126,7 @@ def from_dict(stored: Any) -> Any:
         raise ConfigError(f"plan.json holds a value that fasttrain did not write ({error})") from error
 
 
-def _read(stored: Any) -> Any:
+def _read(stored: object) -> Any:
     if isinstance(stored, list):
         return [_read(item) for item in stored]
     if not isinstance(stored, Mapping):

@@ -122,7 +122,7 @@ def resolve(config: Config, sources: Mapping[str, str], env: EnvFacts, machine: 
     return RunSpec(dataclasses.replace(config, **changes), tuple(rows))
 
 
-def _resolve(flag: Flag, requested: Any, source: str, context: Context) -> Resolved:
+def _resolve(flag: Flag, requested: object, source: str, context: Context) -> Resolved:
     spec = context.config.algo.spec
     algo = spec.name
     if not flag.fits(spec):

@@ -106,7 +106,7 @@ def learned_by_gone(values: Mapping[str, Any]) -> str:
     return f"it was trained with {used}={_at(values, used)}, which is gone: {GONE[used]}; start a new run"
 
 
-def _at(values: Any, key: str) -> Any:
+def _at(values: object, key: str) -> Any:
     for word in key.split("."):
         values = values.get(word) if isinstance(values, Mapping) else None
     return values
@@ -123,7 +123,7 @@ def _taken(values: dict[str, Any], key: str) -> Any:
     return _taken(values[word], rest)
 
 
-def put(values: dict[str, Any], key: str, value: Any) -> None:
+def put(values: dict[str, Any], key: str, value: object) -> None:
     """`value` under a dotted key, in place of what is there; mappings on the way are copies."""
     word, _, rest = key.partition(".")
     if rest:

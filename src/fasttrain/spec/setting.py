@@ -36,11 +36,11 @@ class Setting(NamedTuple):
 
 
 def setting(
-    default: Any,
+    default: object,
     text: str,
     flag_class: FlagClass | None = None,
     *,
-    stock: Any = MISSING,
+    stock: object = MISSING,
     needs: str = "",
     ours: bool = False,
     least: float | None = None,
@@ -103,7 +103,7 @@ class Flag(NamedTuple):
     ours: bool
     classes: Mapping[Any, FlagClass]
 
-    def class_of(self, value: Any) -> FlagClass:
+    def class_of(self, value: object) -> FlagClass:
         """The class belongs to the value: all steps together are exact, in groups they round."""
         return self.classes.get(value, self.flag_class)
 
@@ -112,7 +112,7 @@ class Flag(NamedTuple):
         """Its class, or those of its values."""
         return "/".join(dict.fromkeys((*self.classes.values(), self.flag_class)))
 
-    def fits(self, spec: Any) -> bool:
+    def fits(self, spec: object) -> bool:
         """Whether it means anything for that algorithm."""
         return not self.needs or bool(getattr(spec, self.needs))
 
@@ -172,7 +172,7 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "", known: Itera
     return cls(**kwargs)
 
 
-def convert(value: Any, hint: Any, key: str) -> Any:
+def convert(value: object, hint: object, key: str) -> Any:
     """`value` as the type `hint` says, or `ConfigError` naming `key`, the value and what fits."""
     if is_dataclass(value) and not isinstance(value, type):  # built already, by a caller who had to choose the class
         return value
@@ -214,7 +214,7 @@ def named(entry: Named, word: str, key: str) -> tuple[str, dict[str, Any]]:
     return name, arguments
 
 
-def _scalar(value: Any, hint: Any, key: str) -> Any:
+def _scalar(value: object, hint: object, key: str) -> Any:
     if hint is bool:
         text = str(value).lower()
         if text in _TRUE | _FALSE:
@@ -237,7 +237,7 @@ def _scalar(value: Any, hint: Any, key: str) -> Any:
     raise _misfit(key, value, "text" if hint is str else getattr(hint, "__name__", str(hint)))
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
     """Finite number in `value` (ints, floats, `"1e6"`, `"1_000"`), else None; booleans are not numbers."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
@@ -250,7 +250,7 @@ def _number(value: Any) -> float | None:
     return number if not isinstance(value, int) else value
 
 
-def _literal(value: Any, choices: tuple[Any, ...], key: str) -> Any:
+def _literal(value: object, choices: tuple[Any, ...], key: str) -> Any:
     if isinstance(value, bool) and {"on", "off"} <= set(choices):  # YAML reads a bare on/off as a boolean
         value = "on" if value else "off"
     text = str(value).lower()
@@ -263,7 +263,7 @@ def _literal(value: Any, choices: tuple[Any, ...], key: str) -> Any:
     )
 
 
-def _union(value: Any, hints: tuple[Any, ...], key: str) -> Any:
+def _union(value: object, hints: tuple[Any, ...], key: str) -> Any:
     if value is None and type(None) in hints:
         return None
     if isinstance(value, Mapping):
@@ -279,5 +279,5 @@ def _union(value: Any, hints: tuple[Any, ...], key: str) -> Any:
     raise ConfigError(f"{key}={value}: {'; or '.join(problems)}")
 
 
-def _misfit(key: str, value: Any, wanted: str) -> ConfigError:
+def _misfit(key: str, value: object, wanted: str) -> ConfigError:
     return ConfigError(f"{key}={value}: expected {wanted}")

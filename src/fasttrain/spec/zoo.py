@@ -109,14 +109,14 @@ def configuration(settings: Settings, spec: AlgorithmSpec) -> Config:
     return from_mapping(nested(settings, {**defaults_of(Config), "algo": {"name": spec.name}}))
 
 
-def _told(key: str, value: Any, entry: Mapping[str, Any], spec: AlgorithmSpec) -> list[tuple[str, Any]]:
+def _told(key: str, value: object, entry: Mapping[str, Any], spec: AlgorithmSpec) -> list[tuple[str, Any]]:
     try:
         return [*_settings(key, value, entry, spec)]
     except ConfigError as error:
         return [(key, error)]
 
 
-def _settings(key: str, value: Any, entry: Mapping[str, Any], spec: AlgorithmSpec) -> Iterator[tuple[str, Any]]:
+def _settings(key: str, value: object, entry: Mapping[str, Any], spec: AlgorithmSpec) -> Iterator[tuple[str, Any]]:
     """What one key of an entry becomes, `(setting, value)`; of a part that has no place `(name, ConfigError)`."""
     if key in PLAIN:
         value = {"frame_stack": 1, "env_kwargs": {}}.get(key) if value is None else value
@@ -163,19 +163,19 @@ def _fitted(found: Settings, left: list[str], spec: AlgorithmSpec) -> Iterator[s
         yield "env_wrapper: episodes are told as the wrapped env has them; the zoo tells those of the env inside"
 
 
-def _scheduled(value: Any) -> Any:
+def _scheduled(value: object) -> Any:
     kind, line, number = str(value).partition("_")
     return f"linear_{number}" if isinstance(value, str) and line and kind.isalpha() else value
 
 
-def _dotted(value: Any) -> str:
+def _dotted(value: object) -> str:
     module, dot, name = str(value).rpartition(".")
     if not dot or not all(word.isidentifier() for word in str(value).split(".")):
         raise ConfigError(f"{value!r:.100} is no dotted name of a class")
     return f"{module}:{name}"
 
 
-def _named(entry: Any, word: str) -> Any:
+def _named(entry: object, word: str) -> Any:
     if not isinstance(entry, Mapping):
         return _dotted(entry)
     (name, arguments), *more = entry.items() or [("", None)]
@@ -210,7 +210,7 @@ def _noise(entry: Mapping[str, Any], spec: AlgorithmSpec) -> tuple[str, Any]:
     return "algo.action_noise", f"{name}_{float(deviation):.12f}".rstrip("0").rstrip(".")
 
 
-def _network(name: str, node: Any, spec: AlgorithmSpec) -> tuple[str, Any]:
+def _network(name: str, node: object, spec: AlgorithmSpec) -> tuple[str, Any]:
     """One of `policy_kwargs`, a syntax tree or a plain value."""
     try:
         if name == "activation_fn":
@@ -228,7 +228,7 @@ def _network(name: str, node: Any, spec: AlgorithmSpec) -> tuple[str, Any]:
     return f"algo.{name}" if own else f"algo.policy_kwargs.{name}", value
 
 
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+def _parts(value: object) -> Iterator[tuple[str, Any]]:
     """The entries of a mapping, or of one in Python's words, there as syntax trees."""
     if value is None or isinstance(value, Mapping):
         yield from (value or {}).items()
@@ -253,7 +253,7 @@ def _pairs(node: ast.AST) -> list[tuple[str, ast.AST]] | None:
     return None
 
 
-def _value(node: Any) -> Any:
+def _value(node: object) -> Any:
     """What a syntax tree means; a plain value is one already."""
     if not isinstance(node, ast.AST):
         return node

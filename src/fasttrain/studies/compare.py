@@ -122,7 +122,7 @@ def parse_candidates(text: str | None) -> list[Candidate]:
     return candidates
 
 
-def _candidate(entry: Any, example: str) -> Candidate:
+def _candidate(entry: object, example: str) -> Candidate:
     if isinstance(entry, str) and entry:
         return Candidate(entry, (entry if "=" in entry else f"profile={entry}",))
     if isinstance(entry, dict) and set(entry) == {"name", "overrides"} and isinstance(entry["overrides"], list):

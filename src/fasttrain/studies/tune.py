@@ -223,7 +223,7 @@ class Search:
             self.study.say(f"{said}: {command()} compare with it before you rely on it")
         self.study.say_profile(name, path)
 
-    def _evidence(self, key: str, value: Any) -> str:
+    def _evidence(self, key: str, value: object) -> str:
         """Best steps/s of the first rung with this value, and with each other one."""
         best: dict[str, float] = {}
         for trial in self.trials:

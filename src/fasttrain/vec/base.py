@@ -125,7 +125,7 @@ class RunningEpisodes:
         return np.flatnonzero(slots.terminations | slots.truncations)
 
     def end_episode(
-        self, index: int, final_observation: Any, info: dict[str, Any], lost: bool = False
+        self, index: int, final_observation: object, info: dict[str, Any], lost: bool = False
     ) -> FinishedEpisode:
         """The record of an episode that ended in the last step; the next one begins."""
         slots = self.slots

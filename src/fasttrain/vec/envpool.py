@@ -171,7 +171,7 @@ class EnvPoolVecEnv(SlotVecEnv):
             return [None] * len(self.env_indices(indices))
         raise AttributeError(f"{self._what}: its envs are C++ and have no attribute {attr_name!r}")
 
-    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+    def set_attr(self, attr_name: str, value: object, indices: VecEnvIndices = None) -> None:
         raise EnvError(f"{self._what}: its envs are C++, {attr_name!r} cannot be set; give options as env.kwargs")
 
     def close(self) -> None:

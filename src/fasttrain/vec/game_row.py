@@ -285,7 +285,7 @@ class Row:
         arrays.opponents_turn[row] = decision.theirs
         self.shown_ns = time.perf_counter_ns()
 
-    def _narrow(self, refused: Refused, action: Any) -> None:
+    def _narrow(self, refused: Refused, action: object) -> None:
         masks = self.table.arrays.action_masks
         self.refusals += 1
         if self.refusals > MOST_REFUSED:

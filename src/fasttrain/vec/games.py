@@ -236,7 +236,9 @@ class DaemonVecEnv(SlotVecEnv):
     def finish(self) -> None:
         """The env can be used as a whole at any time at which no row is under way."""
 
-    def fill_infos(self, infos: list[dict[str, Any]], rows: Any, records: Any, finished: list[FinishedEpisode]) -> None:
+    def fill_infos(
+        self, infos: list[dict[str, Any]], rows: object, records: object, finished: list[FinishedEpisode]
+    ) -> None:
         """Infos of the rows in which an episode ended."""
         elapsed_s = round(time.monotonic() - self._started_at, 6)
         for episode in finished:
@@ -309,7 +311,7 @@ class DaemonVecEnv(SlotVecEnv):
             return [None] * len(self.env_indices(indices))
         raise AttributeError(f"games with external engines have no attribute {attr_name!r} that can be read here")
 
-    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+    def set_attr(self, attr_name: str, value: object, indices: VecEnvIndices = None) -> None:
         raise EnvError(f"{attr_name!r} of games with external engines cannot be set from here; give it as env.kwargs")
 
     def close(self) -> None:
@@ -353,7 +355,7 @@ class _Process:
         spaces: Ready = answer
         return spaces
 
-    def send(self, command: str, content: Any) -> None:
+    def send(self, command: str, content: object) -> None:
         """Tell the worker."""
         self._received(lambda: self.connection.send_bytes(pickle.dumps((command, content))))
 

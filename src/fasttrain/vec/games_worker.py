@@ -169,7 +169,7 @@ class Worker(asyncio.Protocol):
             elif not self._closed.done():
                 self._closed.set_result(None)
 
-    def _send(self, kind: str, content: Any) -> None:
+    def _send(self, kind: str, content: object) -> None:
         """Tell the trainer; never waits for it."""
         self._line.write(self._frames.pack(pickle.dumps((kind, content))))
 

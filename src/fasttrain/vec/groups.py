@@ -34,7 +34,7 @@ class Groups(Protocol):
     def rows_of(self, groups: list[int]) -> Int64Array:
         """The rows (n,) of these groups, one's after the other's."""
 
-    def send_all(self, groups: list[int], actions: Any) -> None:
+    def send_all(self, groups: list[int], actions: object) -> None:
         """Let the envs of some groups step, with actions (n, ...), one group's after the other's."""
 
     def first_ready(self, groups: list[int]) -> list[int]:

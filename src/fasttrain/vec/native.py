@@ -126,7 +126,7 @@ class NativeVecEnv(SlotVecEnv):
             return list(value[chosen])
         return [value] * len(chosen)
 
-    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+    def set_attr(self, attr_name: str, value: object, indices: VecEnvIndices = None) -> None:
         """Set the game's attribute: rows of an (N, ...) array in place, any other attribute for all envs at once."""
         chosen = self.env_indices(indices)
         current = getattr(self.game, attr_name, None)
@@ -146,7 +146,7 @@ class NativeVecEnv(SlotVecEnv):
         if hasattr(self.game, "close"):
             self.game.close()
 
-    def _is_per_env(self, value: Any) -> TypeGuard[NDArray[Any]]:
+    def _is_per_env(self, value: object) -> TypeGuard[NDArray[Any]]:
         return isinstance(value, np.ndarray) and value.ndim > 0 and len(value) == self.num_envs
 
     def _only_all(self, chosen: list[int], what: str) -> None:

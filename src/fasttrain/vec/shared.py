@@ -244,7 +244,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         return self._call("get", (attr_name,), indices)
 
-    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+    def set_attr(self, attr_name: str, value: object, indices: VecEnvIndices = None) -> None:
         """Set the attribute where it is, a wrapper or the env itself; each worker reads it back.
 
         Raises:

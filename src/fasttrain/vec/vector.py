@@ -123,7 +123,7 @@ class GymVecEnv(SlotVecEnv):
             observations, infos = self._ask("reset", lambda: self.venv.reset(options={"reset_mask": over}))
         self._show(observations, infos, over)
 
-    def _show(self, observations: Any, infos: Mapping[str, Any], over: BoolArray = NO_ROW) -> None:
+    def _show(self, observations: object, infos: Mapping[str, Any], over: BoolArray = NO_ROW) -> None:
         """What the next actions act on."""
         slots = self.slots
         rests: BoolArray = over if self.mode is AutoresetMode.NEXT_STEP else infos.get("rests", NO_ROW)
@@ -133,7 +133,7 @@ class GymVecEnv(SlotVecEnv):
             self._read_masks(observations, infos, over if split else ~rests if rests.size else None)
         each_array(np.copyto, slots.observations, self._seen(observations))
 
-    def _read_masks(self, observations: Any, infos: Mapping[str, Any], rows: BoolArray | None) -> None:
+    def _read_masks(self, observations: object, infos: Mapping[str, Any], rows: BoolArray | None) -> None:
         """Of some rows; those of the others are not asked for, as of an episode that is over."""
         masks: Any = self.slots.action_masks
         if rows is None:
@@ -153,7 +153,7 @@ class GymVecEnv(SlotVecEnv):
             return observations[self._only_key]
         return {key: part for key, part in observations.items() if key != self._mask_key}
 
-    def _finish(self, index: int, last: Any, infos: Mapping[str, Any]) -> FinishedEpisode:
+    def _finish(self, index: int, last: object, infos: Mapping[str, Any]) -> FinishedEpisode:
         final = each_array(np.array, self._seen(select_rows(last, index)))
         here = {key: values for key, values in infos.items() if not str(key).startswith("_") and key != "rests"}
         told = {key: _plain(values, index) for key, values in here.items() if _told(infos, key, index)}
@@ -183,7 +183,7 @@ class GymVecEnv(SlotVecEnv):
         value = getattr(self.venv, attr_name, *default)
         return [_plain(value, index, self.num_envs) for index in self.env_indices(indices)]
 
-    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+    def set_attr(self, attr_name: str, value: object, indices: VecEnvIndices = None) -> None:
         self._all(indices, attr_name)
         setattr(self.venv.unwrapped, attr_name, value)
 
@@ -277,7 +277,7 @@ def _told(infos: Mapping[str, Any], key: str, index: int) -> bool:
     return of is None or bool(np.asarray(of).reshape(-1)[index])
 
 
-def _plain(values: Any, index: int, count: int | None = None) -> Any:
+def _plain(values: object, index: int, count: int | None = None) -> Any:
     """One env's part of a value per env; what is no such value belongs to all."""
     if isinstance(values, Mapping):
         return {key: _plain(part, index) for key, part in values.items() if not str(key).startswith("_")}

@@ -135,7 +135,7 @@ def end_at_once() -> None:
     atexit.register(os._exit, 0)
 
 
-def _do_nothing(number: int, frame: Any) -> None:
+def _do_nothing(number: int, frame: object) -> None:
     """A handler, where SIG_IGN would be inherited."""
 
 
@@ -295,7 +295,7 @@ class Bell:
     def __getstate__(self) -> Any:
         return self._rung
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         self._heard, self._rung = None, state
 
 
