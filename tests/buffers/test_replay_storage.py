@@ -379,6 +379,7 @@ def test_what_is_discarded_is_never_drawn(kind: type[ReplayStorage], saves_memor
     one_row(storage, 30)
     assert drawn(storage) == {*itertools.product(range(3), range(3))} - {(1, 1)}
     assert storage.gather(np.array([0]), np.array([1])).rewards.item() == 11, "no window goes on into it"
+    assert 21 not in storage._get_samples(np.full(100, 1)).rewards
     assert (storage.dones[0, 1], storage.timeouts[0, 1]) == (1, 1)
     for value in (40, 50, 60):
         one_row(storage, value)

@@ -309,7 +309,10 @@ class ReplayStorage(ReplayBuffer):
             return self.gather(*self.draw(batch_size, rng), env, device)
 
     def _get_samples(self, batch_inds: NDArray[Any], env: VecNormalize | None = None) -> ReplayBatch:  # type: ignore[override]
-        return self.gather(batch_inds, np.random.randint(0, high=self.n_envs, size=len(batch_inds)), env)
+        envs = np.random.randint(0, high=self.n_envs, size=len(batch_inds))
+        for again in () if self.void is None else np.flatnonzero(self.void[batch_inds, envs]):
+            envs[again] = np.random.choice(np.flatnonzero(~self.void[batch_inds[again]]))  # type: ignore[index]
+        return self.gather(batch_inds, envs, env)
 
     def gather(
         self,
