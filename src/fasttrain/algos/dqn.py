@@ -38,11 +38,12 @@ from fasttrain.engines.heads import action_dims
 from fasttrain.engines.kernels_q import KernelQEngine
 from fasttrain.engines.q_networks import BRANCHING, best_values, chosen_values, greedy, random_actions
 from fasttrain.engines.torch import TorchStep
-from fasttrain.engines.torch_q import TorchQEngine, network_values, total
+from fasttrain.engines.torch_q import TorchQEngine, network_values, sum_of
 from fasttrain.errors import ConfigError, EnvError
 from fasttrain.vec.base import SlotSource, slots_of
 
 LOSSES = {"huber": functional.smooth_l1_loss, "mse": functional.mse_loss}
+LOGGED = ("loss", "n_updates", "skipped_steps")  # no names of terms
 SelfDQN = TypeVar("SelfDQN", bound="DQN")
 
 
@@ -247,7 +248,7 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
                     else:
                         evaluated = self.evaluate(batch)
                         terms = self.loss(batch, evaluated)
-                    step.loss = loss = total(terms)
+                    step.loss = loss = sum_of(self, terms, LOGGED)
                     clock.enter("train_bwd")
                     policy.optimizer.zero_grad()
                     step.backward(loss)

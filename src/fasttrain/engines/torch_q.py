@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -34,22 +35,29 @@ def network_values(network: Any, observations: TensorObservations, precision: Pr
         return as_float32(network(observations))  # type: ignore[no-any-return]
 
 
-def total(terms: Mapping[str, Tensor]) -> Tensor:  # ()
-    """The sum of a loss's named terms, in their order.
+def sum_of(model: Any, terms: Any, taken: Collection[str]) -> Tensor:  # ()
+    """The sum of the terms that the model's `loss` returned, in their order.
 
     Raises:
-        ConfigError: they are no named scalars.
+        ConfigError: they are no dict of scalar tensors, nothing can be learned from them, or a name is one of `taken`.
     """
-    if not isinstance(terms, Mapping) or not terms:
-        raise ConfigError(f"loss() returned {type(terms).__name__}: return a dict of named scalar tensors")
+    if fault := _fault_of(terms, taken):
+        raise ConfigError(f"{type(model).__name__}.loss returned {fault}")
+    return reduce(torch.add, terms.values())  # type: ignore[no-any-return]
+
+
+def _fault_of(terms: Any, taken: Collection[str]) -> str:
+    if not isinstance(terms, dict) or not terms:
+        return f"{terms!r:.60}, not a dict of named scalar tensors"
     for name, term in terms.items():
-        if not isinstance(term, Tensor) or term.ndim:
+        if name in taken:
+            return f"the term {name!r}: that name is taken"
+        if not isinstance(term, Tensor) or term.dim():
             form = f"a tensor of shape {tuple(term.shape)}" if isinstance(term, Tensor) else type(term).__name__
-            raise ConfigError(f"loss() returned {form} as {name!r}: a term is a scalar tensor, take the mean say")
-    loss, *others = terms.values()
-    for term in others:
-        loss = torch.add(loss, term)
-    return loss
+            return f"the term {name!r}: it is {form}, not a scalar tensor: take its mean"
+    if not any(term.requires_grad for term in terms.values()):
+        return "terms without a gradient: make them of what `evaluated` says of the online network"
+    return ""
 
 
 class TorchQEngine(TorchBase):
@@ -112,7 +120,7 @@ class TorchQEngine(TorchBase):
             with torch.no_grad():
                 self._values(repeated(batch.observations, num_envs))
             self.policy.set_training_mode(True)
-            torch.autograd.backward(total(self._terms(batch)[1]))
+            torch.autograd.backward(self._terms(batch)[1]["td_loss"])
         if self.failure:
             self._terms = self._values = None
         return self.failure
