@@ -21,7 +21,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from fasttrain.batch import LAST_MASKS, BoolArray, EmptyMasks, FinishedEpisode, Float32Array, Slots, each_array, opened
 from fasttrain.buffers.prefetch import Direct
 from fasttrain.buffers.sequences import Memory
-from fasttrain.engines.eligible import Watch, unsupported_reason
+from fasttrain.engines.eligible import Watch, changed, unsupported_reason
 from fasttrain.engines.engine import Engine, EngineSettings
 from fasttrain.engines.heads import action_dims
 from fasttrain.errors import EnvError, EnvSpecError
@@ -114,7 +114,7 @@ class AnyDiscrete(OffPolicyAlgorithm):
 
 def overridden(algorithm: BaseAlgorithm, name: str) -> bool:
     """Whether a subclass of the user's, or the object itself, has a method of its own in this place."""
-    return name in vars(algorithm) or not getattr(type(algorithm), name).__module__.startswith("fasttrain.")
+    return bool(changed(algorithm, (name,)))
 
 
 class Came(NamedTuple):

@@ -76,8 +76,8 @@ def unsupported_reason(algorithm: Any) -> str | None:
         return f"{unknown[0]} is a field that compiled kernels do not know"
     if not isinstance(storage, contract.stored):
         return f"the buffer is a {type(storage).__name__}, which SB3's own loops serve"
-    if changed := _changed(algorithm, contract.algorithm) or _changed(storage, contract.storage):
-        return changed
+    if found := changed(algorithm, contract.algorithm) or changed(storage, contract.storage):
+        return found
     if contract is _DQN and algorithm._vec_normalize_env is not None:
         return "VecNormalize: batches are normalised one by one"
     return policy_reason(algorithm.policy)
@@ -132,7 +132,7 @@ def _parts_of(algorithm: Any) -> tuple[Any, ...]:
 # --- what was changed: methods, on a class or on an instance
 
 
-def _changed(thing: Any, names: tuple[str, ...]) -> str:
+def changed(thing: Any, names: tuple[str, ...]) -> str:
     """The first of these methods that is not a library's own, in a sentence."""
     kind, own = type(thing), vars(thing)
     for name in names:
@@ -173,7 +173,7 @@ def _elsewhere(policy: Any) -> str:
 
 
 def _changed_policy(policy: Any) -> str:
-    return _changed(policy, REPRODUCED[_kind_of(policy)].policy)
+    return changed(policy, REPRODUCED[_kind_of(policy)].policy)
 
 
 def _other_actor_critic(policy: Any) -> str:
