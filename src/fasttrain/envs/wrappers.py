@@ -258,7 +258,7 @@ class OldGym(AdaptsOld, gymnasium.Env[Any, Any]):
         return str(self.old)
 
 
-def converted(space: Any, what: str) -> spaces.Space[Any]:
+def converted(space: spaces.Space[Any], what: str) -> spaces.Space[Any]:
     """The Gymnasium space of a space of the old gym, recognised by the name of its class; Gymnasium's stay.
 
     Raises:

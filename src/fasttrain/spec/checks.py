@@ -32,7 +32,7 @@ LONGEST_NAME = 255  # bytes: of all usual file systems
 SCHEDULES = ("algo.learning_rate", "algo.clip_range", "algo.clip_range_vf", "algo.delta_std")
 
 
-def lookup(config: Any, key: str) -> Any:
+def lookup(config: Config, key: str) -> Any:
     """The value under a dotted key, None where this configuration has no such key."""
     value: Any = config
     for part in key.split("."):
@@ -47,7 +47,7 @@ def ranges(cls: object) -> dict[str, tuple[float | None, float | None]]:
     return dict(sorted(found.items(), key=lambda item: item[0].split(".")[0] != "env"))
 
 
-def check(config: Any) -> None:
+def check(config: Config) -> None:
     """Ranges and cross-field rules that need nothing but the configuration itself."""
     for name, bounds in ranges_of(dict(settings_of(type(config.own)))).items():
         _check_range(f"env.own.{name}", getattr(config.own, name), *bounds)
@@ -153,7 +153,7 @@ def parse_schedule(value: float | str, key: str) -> tuple[float, float]:
     return numbers[0], numbers[1] if len(numbers) > 1 else 0.0
 
 
-def _check_net_arch(config: Any) -> None:
+def _check_net_arch(config: Config) -> None:
     arch = config.algo.net_arch
     parts = arch.values() if isinstance(arch, dict) else [arch or ()]
     critic = "vf" if config.algo.spec.on_policy else "qf"
@@ -178,14 +178,14 @@ MOST = {"num_envs": 10**6, "algo.buffer_size": 10**10, "algo.rollout_size": 10**
 MOST_WEIGHTS, MOST_WIDTH = 10**10, 10**6
 
 
-def _check_size(config: Any) -> None:
+def _check_size(config: Config) -> None:
     for key, most in MOST.items():
         value = lookup(config, key)
         if isinstance(value, int) and value > most:
             raise ConfigError(f"{key}={value}: must be at most {most:,}; more fits into no memory")
 
 
-def _check_policy(config: Any) -> None:
+def _check_policy(config: Config) -> None:
     policy, policies = config.algo.policy, ("auto", *config.algo.spec.policies)
     if policy not in policies and ":" not in policy:
         raise ConfigError(
@@ -205,7 +205,7 @@ def _check_policy(config: Any) -> None:
         raise ConfigError(f"algo.policy_kwargs.{name} is a key of its own: take algo.{name}=…")
 
 
-def _check_users_class(config: Any) -> None:
+def _check_users_class(config: Config) -> None:
     if config.algo.kwargs and config.algo.entry_point is None:
         raise ConfigError(
             f"algo.kwargs={config.algo.kwargs} without algo.entry_point: they are for a class of your own; SB3's "
@@ -213,7 +213,7 @@ def _check_users_class(config: Any) -> None:
         )
 
 
-def _check_lstm(config: Any) -> None:
+def _check_lstm(config: Config) -> None:
     if lookup(config, "algo.shared_lstm") and config.algo.enable_critic_lstm:
         raise ConfigError(
             "algo.shared_lstm=true contradicts algo.enable_critic_lstm=true: the value network uses the policy's LSTM "
@@ -221,7 +221,7 @@ def _check_lstm(config: Any) -> None:
         )
 
 
-def _check_vec_env(config: Any) -> None:
+def _check_vec_env(config: Config) -> None:
     env = config.env
     if config.vec_env == "vector" and env.backend == "gymnasium" and env.id is None:
         raise ConfigError(
@@ -235,7 +235,7 @@ def _check_vec_env(config: Any) -> None:
         )
 
 
-def _check_workers(config: Any) -> None:
+def _check_workers(config: Config) -> None:
     if isinstance(config.workers, int) and config.workers > config.num_envs:
         raise ConfigError(
             f"workers={config.workers} is more than num_envs={config.num_envs}: a worker needs at least one "
@@ -243,7 +243,7 @@ def _check_workers(config: Any) -> None:
         )
 
 
-def _check_rollout(config: Any) -> None:
+def _check_rollout(config: Config) -> None:
     rollout_size = lookup(config, "algo.rollout_size")
     batch_size = config.batch_size or config.own.batch_size or 0
     if rollout_size is not None and lookup(config, "algo.n_steps") is None and batch_size > rollout_size:
@@ -253,7 +253,7 @@ def _check_rollout(config: Any) -> None:
         )
 
 
-def _check_replay(config: Any) -> None:
+def _check_replay(config: Config) -> None:
     buffer_size = lookup(config, "algo.buffer_size")
     if buffer_size is None:
         return
@@ -283,7 +283,7 @@ def train_frequency(value: int | Sequence[Any]) -> tuple[int, str]:
     return count, str(unit)
 
 
-def _check_rounds(config: Any) -> None:
+def _check_rounds(config: Config) -> None:
     if (value := lookup(config, "algo.train_freq")) is None:
         return
     if train_frequency(value)[1] == "episode" and config.num_envs > 1:
@@ -295,7 +295,7 @@ def _check_rounds(config: Any) -> None:
         raise ConfigError("updates_per_step=0: nothing would be learned; take 1 or more, or -1: one per transition")
 
 
-def _check_sde(config: Any) -> None:
+def _check_sde(config: Config) -> None:
     if lookup(config, "algo.use_sde"):
         return
     for key, usual in (("algo.sde_sample_freq", -1), ("algo.use_sde_at_warmup", False)):
@@ -304,7 +304,7 @@ def _check_sde(config: Any) -> None:
             raise ConfigError(f"{given} means nothing without algo.use_sde=true: take it too, or leave {key} out")
 
 
-def _check_scores(config: Any) -> None:
+def _check_scores(config: Config) -> None:
     value = config.env.win_value
     if value is not None and (config.env.win_key is None or not isinstance(value, (bool, int, float, str))):
         raise ConfigError(
@@ -320,7 +320,7 @@ def _check_scores(config: Any) -> None:
         )
 
 
-def _check_device(config: Any) -> None:
+def _check_device(config: Config) -> None:
     if not re.fullmatch(r"auto|(cpu|cuda|mps)(:\d+)?", config.device):
         raise ConfigError(f"device={config.device}: expected auto, cpu, cuda, cuda:0 or mps")
 

@@ -267,7 +267,7 @@ def resolve_prefetch(requested: str, context: Context) -> Resolved:
     return "off", "batches are drawn in no time"
 
 
-def check_extras(config: Any, engine: str, sources: Mapping[str, str]) -> None:
+def check_extras(config: Config, engine: str, sources: Mapping[str, str]) -> None:
     """Refuse what stock DQN has not, and settings of prioritized replay where it is off.
 
     Raises:

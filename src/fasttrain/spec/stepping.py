@@ -225,7 +225,7 @@ def _why_no_groups(context: Context) -> str:
     return ""
 
 
-def check_self_play(config: Any, effective: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+def check_self_play(config: Config, effective: Mapping[str, Any], sources: Mapping[str, str]) -> None:
     """Refuse what self-play cannot do, and its settings where it is off.
 
     Raises:
@@ -309,7 +309,7 @@ def _spell(seconds: float) -> str:
 STOCK_ENVS = 8  # for which the tier `baseline` names rollouts: 2,048 steps of each are PPO's 16,384
 
 
-def usual_rollout(config: Any, algo: Any, effective: Mapping[str, Any], batch_size: int) -> tuple[Any, int]:
+def usual_rollout(config: Config, algo: Any, effective: Mapping[str, Any], batch_size: int) -> tuple[Any, int]:
     """`algo` with the rollout that nobody chose: in the tier `baseline` of stock's `n_steps`, in others at most as long
     as the training; and what it was before it was cut, or 0."""
     num_envs, size = effective["num_envs"], algo.rollout_size
