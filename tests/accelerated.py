@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -11,11 +12,11 @@ import torch
 from gymnasium import spaces
 
 from fasttrain.algos.ppo import PPO, MaskablePPO
+from fasttrain.algos.recurrent import RecurrentPPO
 from fasttrain.buffers.rollout import RolloutBatch
-from fasttrain.engines.engine import EngineSettings, PPOWork
-from fasttrain.engines.heads import Head, loss_terms
-from fasttrain.engines.losses import Coefficients, Terms, normalized
-from fasttrain.engines.torch import PPOStep
+from fasttrain.engines.engine import EngineSettings, PPOWork, Statistics
+from fasttrain.engines.heads import Head
+from fasttrain.engines.losses import Terms, normalized, ppo_terms, value_loss, with_loss
 from toys import RandomEnv, seeded_vec, toy_gym_vec
 
 SETTINGS = {"n_steps": 16, "batch_size": 20, "n_epochs": 2, "device": "cpu", "seed": 0}
@@ -51,9 +52,24 @@ def a_batch(model: Any, size: int = 20) -> RolloutBatch:
     return next(model.rollout_buffer.minibatches(size))
 
 
-def a_step(model: Any, **changes: Any) -> PPOStep:
-    """Of the model's engine, by its settings of now but for `changes`, which are fields of `PPOWork`."""
-    return PPOStep(model.engine_now(), model.work()._replace(**changes))
+def batch_of(observations: Any, actions: Any, action_masks: Any) -> RolloutBatch:
+    """Rows without returns: what a head rates."""
+    none = torch.zeros(len(actions))
+    return RolloutBatch(observations, actions, none, none, none, none, action_masks)
+
+
+def one_step(model: Any, **changes: Any) -> tuple[torch.Tensor, Statistics]:
+    """Gradients of one step on the whole rollout, not clipped, and what it came to; `changes` are attributes.
+
+    The weights are put back.
+    """
+    for name, value in ({"n_epochs": 1, "batch_size": None, "max_grad_norm": 1e9} | changes).items():
+        setattr(model, name, value)
+    before = copy.deepcopy(model.policy.state_dict())
+    done = model.update()
+    gradients = torch.cat([parameter.grad.flatten() for parameter in model.policy.parameters()])
+    model.policy.load_state_dict(before)
+    return gradients, done
 
 
 def weights(model: Any) -> torch.Tensor:
@@ -80,8 +96,20 @@ def counting(calls: list[str]) -> Callable[[Callable[..., Any]], Callable[..., A
     return compiler
 
 
+def loss_terms(head: Head, batch: RolloutBatch, numbers: Any, value_loss: Any = value_loss) -> Terms:
+    """The loss of a minibatch whose advantages are used as they are, in SB3's order of operations."""
+    evaluated = head.evaluate(batch, entropy_gradient=True)
+    terms = ppo_terms(batch, evaluated, numbers.clip_range, numbers.clip_range_vf, value_loss)
+    return with_loss(terms, batch, evaluated, numbers)
+
+
 def minibatch_terms(work: PPOWork, head: Head, batch: RolloutBatch) -> Terms:
-    """The loss of one minibatch by itself, in SB3's order of operations."""
-    numbers = Coefficients(work.clip_range, work.clip_range_vf, work.ent_coef, work.vf_coef)
-    batch = normalized(batch, work.normalize_advantage)
-    return loss_terms(head, batch, numbers, entropy_gradient=work.ent_coef != 0.0)
+    return loss_terms(head, normalized(batch, work.normalize_advantage), work)
+
+
+def updated_by(engine: Any, storage: Any, work: PPOWork) -> Statistics:
+    """The plain update of a recurrent policy, or the kernels', without a model around it."""
+    learner: Any = RecurrentPPO.__new__(RecurrentPPO)
+    learner.engine_now, learner.work, learner.rollout_buffer = lambda: engine, lambda: work, storage
+    done: Statistics = learner.update()
+    return done

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import stable_baselines3
 
 from conftest import RunCommand
 from fasttrain.vec.native import NativeVecEnv
@@ -158,6 +159,22 @@ def test_an_algorithm_of_ones_own_trains_is_timed_plays_and_resumes(run: RunComm
     ):
         again = run(*command[:1], f"run={done.folder}", *command[1:])
         assert again.exit_code == 0, again.err
+
+
+@pytest.mark.parametrize("settings", [["+profile=speed"], ["engine=fast"]], ids=["speed", "plain"])
+def test_a_loss_term_of_ones_own_is_computed_logged_and_never_left_out(
+    run: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: list[str]
+):
+    stable_baselines3.PPO("MlpPolicy", "CartPole-v1", seed=1, device="cpu").save(tmp_path / "other.zip")
+    monkeypatch.setenv("REFERENCE", str(tmp_path / "other.zip"))
+    small = (*RUN[1:3], "total_timesteps=512", "algo.rollout_size=256", "batch_size=64", *RUN[7:-1])
+    asked = [*settings, *small, "loggers=[csv]", "log_every=1", "eval.episodes=0", "report=false"]
+    done = run(*asked, "algo.entry_point=near_reference:NearReference")
+    assert done.exit_code == 0, done.err
+    rows = list(csv.DictReader((done.folder / "progress.csv").read_text().splitlines()))
+    assert float(rows[-1]["train/reference_kl"]) > 0
+    if settings == ["+profile=speed"]:
+        assert "NearReference.loss is overridden" in done.out
 
 
 @pytest.mark.parametrize(

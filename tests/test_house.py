@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from transition_path import PATHS
+
 SRC = Path(__file__).resolve().parent.parent / "src"
 CEILINGS = {"lines": 49_599, "modules": 228}
 
@@ -13,3 +17,18 @@ def test_src_is_not_above_its_ceilings() -> None:
     lines = sum(len(module.read_text(encoding="utf-8").splitlines()) for module in modules)
     weighs = {"lines": lines, "modules": len(modules)}
     assert {name: size for name, size in weighs.items() if size > CEILINGS[name]} == {}, weighs
+
+
+# What one iteration enters of src/fasttrain, without the game and compiled code.
+PATH_CEILINGS = {
+    "ppo": {"files": 15, "functions": 145, "lines": 1181},
+    "kernels": {"files": 15, "functions": 120, "lines": 999},
+    "recurrent": {"files": 20, "functions": 143, "lines": 1139},
+    "dqn": {"files": 19, "functions": 111, "lines": 924},
+}
+
+
+@pytest.mark.parametrize("path", PATH_CEILINGS)
+def test_the_path_of_a_transition_is_not_above_its_ceilings(path: str) -> None:
+    passed = PATHS[path]()
+    assert {name: size for name, size in passed.items() if size > PATH_CEILINGS[path][name]} == {}, passed

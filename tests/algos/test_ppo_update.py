@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
+from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import DummyVecEnv
 
 from accelerated import minibatch_terms
 from fasttrain.algos.ppo import PPO, MaskablePPO
 from fasttrain.engines.engine import EngineSettings, Statistics
 from fasttrain.engines.heads import head_of
-from fasttrain.engines.torch import PPOStep
+from fasttrain.engines.step import PPOStep
+from fasttrain.errors import ConfigError
 from toys import single_thread, toy_gym_vec
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
@@ -39,10 +44,10 @@ def test_ratio_is_one_before_the_first_step(model_class):
     model = collected(model_class)
     batch = next(model.rollout_buffer.minibatches(20))
     terms = minibatch_terms(model.work(), head_of(model.policy, model.action_space), batch)
-    assert abs(terms.approx_kl.item()) < 1e-6
-    assert terms.clip_fraction.item() == 0
+    assert abs(terms["approx_kl"].item()) < 1e-6
+    assert terms["clip_fraction"].item() == 0
     # With a ratio of one the policy loss is minus the mean of the normalised advantages, which is zero.
-    assert abs(terms.policy_loss.item()) < 1e-6
+    assert abs(terms["policy_gradient_loss"].item()) < 1e-6
 
 
 def test_keys_of_the_log_are_those_of_sb3():
@@ -80,9 +85,8 @@ def test_nothing_is_read_inside_the_minibatch_loop(monkeypatch: pytest.MonkeyPat
     model.use_engine(EngineSettings(fused_adam=True))  # SB3's own loop reads its step counter
     nothing = Statistics({}, np.zeros(0), steps=0, epochs=0)
     monkeypatch.setattr(PPOStep, "read", lambda *_: nothing)  # once per rollout
-    monkeypatch.setattr("fasttrain.engines.torch.reading_waits", lambda _: True)  # as on CUDA
+    monkeypatch.setattr("fasttrain.engines.step.reading_waits", lambda _: True)  # as on CUDA
     model.policy.set_training_mode(True)
-    rollout, work = model.rollout_buffer, model.work()
     steps = count_steps(model)
     read = []
     for name in ("item", "cpu", "tolist", "__bool__", "__float__"):
@@ -93,7 +97,7 @@ def test_nothing_is_read_inside_the_minibatch_loop(monkeypatch: pytest.MonkeyPat
             return _original(self, *args, **kwargs)
 
         monkeypatch.setattr(torch.Tensor, name, spy)
-    assert model.engine.update(rollout, work) is nothing
+    assert model.update() is not None
     assert read == []
     assert len(steps) == 8
 
@@ -142,3 +146,55 @@ def test_callbacks_see_the_last_values_at_rollout_end():
     look = Look()
     MaskablePPO("MlpPolicy", toy_gym_vec(), n_steps=4, batch_size=20, n_epochs=1, device="cpu").learn(20, look)
     assert look.seen.shape == (5, 1)
+
+
+class WithTerm(PPO):
+    """Adds a term to the loss; `term` makes it of PPO's own."""
+
+    name, term = "far", staticmethod(lambda evaluated: evaluated.logits.square().mean())
+
+    def loss(self, batch, evaluated):
+        return super().loss(batch, evaluated) | {self.name: self.term(evaluated)}
+
+
+def learned(kind: type[PPO], engine: EngineSettings | str = "torch", **kwargs):
+    env = DummyVecEnv([lambda: gymnasium.make("CartPole-v1")] * 2)
+    model = kind("MlpPolicy", env, n_steps=32, batch_size=32, n_epochs=2, seed=0, device="cpu", engine=engine, **kwargs)
+    model.learn(128)
+    return model, torch.cat([parameter.detach().flatten() for parameter in model.policy.parameters()])
+
+
+@pytest.mark.parametrize(
+    "engine", [EngineSettings(kind="kernels"), EngineSettings(compile_mode="default")], ids=["kernels", "compiled"]
+)
+def test_a_term_of_the_users_is_computed_whatever_is_to_be_fast(engine: EngineSettings):
+    model, plain = learned(WithTerm)
+    assert model.logger.name_to_value["train/far"] > 0
+    assert not torch.equal(plain, learned(PPO)[1])
+    warnings = nullcontext() if engine.compile_mode is None else pytest.warns(match="WithTerm.loss is overridden")
+    with warnings:
+        fast, weights = learned(WithTerm, engine)
+    assert fast.engine.kind == "torch"
+    torch.testing.assert_close(weights, plain, rtol=0, atol=1e-5)  # torch's fused Adam rounds otherwise
+
+
+def test_the_entropy_has_a_gradient_for_a_loss_of_the_users():
+    class Curious(WithTerm):
+        term = staticmethod(lambda evaluated: -evaluated.entropy.mean())
+
+    assert not torch.equal(learned(Curious)[1], learned(PPO)[1])
+    assert torch.equal(learned(PPO, ent_coef=0.0)[1], learned(PPO)[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "term", "told"),
+    [
+        ("far", lambda evaluated: evaluated.logits.square(), r"'far': it is a tensor of shape \(32, 2\), not a scalar"),
+        ("far", lambda evaluated: 0.5, "'far': it is float, not a scalar tensor"),
+        ("approx_kl", lambda evaluated: evaluated.values.mean(), "'approx_kl': that name is taken"),
+    ],
+)
+def test_a_term_that_is_none_is_told(name: str, term: Any, told: str):
+    kind = type("Mine", (WithTerm,), {"name": name, "term": staticmethod(term)})
+    with pytest.raises(ConfigError, match=f"Mine.loss returned the term {told}"):
+        learned(kind)

@@ -91,7 +91,7 @@ def test_padded_and_in_groups_they_say_the_same(case: str, cell: str):
     for head in (PaddedHead(policy), UnpaddedHead(policy)):
         np.random.seed(0)
         for batch in model.rollout_buffer.sequences(40, head.layout):
-            values, log_probs, entropy = head.rated(batch, True)
+            values, log_probs, entropy, _ = head.evaluate(batch, True)
             assert (batch.sequences.states.pi[1].shape[-1] == 0) is (cell != "lstm")
             weight = batch.advantages
             loss = (log_probs * weight).sum() + (values * batch.returns).sum() + (entropy * weight).sum()

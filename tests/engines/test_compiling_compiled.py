@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from accelerated import SETTINGS, a_batch, box_model, counting, filled, masked_model, weights
+from accelerated import SETTINGS, a_batch, box_model, counting, filled, loss_terms, masked_model, weights
 from fasttrain.algos.ppo import MaskablePPO
 from fasttrain.engines.compiling import CompiledHead, inductor, num_rows, untouched
 from fasttrain.engines.engine import EngineSettings
-from fasttrain.engines.heads import head_of, loss_terms
+from fasttrain.engines.heads import head_of
 from fasttrain.engines.losses import Coefficients
 from toys import single_thread, toy_gym_vec
 
@@ -56,9 +56,11 @@ def test_acting_and_loss_are_one_graph_each(settings: EngineSettings):
                                 strict=True):  # fmt: skip
             torch.testing.assert_close(ours, theirs, **tolerance)
     found = []
-    for terms in (compiled.loss(batch, NUMBERS, True), loss_terms(head, batch, NUMBERS, True)):
-        gradients = torch.autograd.grad(terms.loss, list(model.policy.parameters()))
-        found.append((terms.weighted(1.0), torch.cat([gradient.flatten() for gradient in gradients])))
+    for terms in (compiled.loss(batch, NUMBERS, True), loss_terms(head, batch, NUMBERS)):
+        gradients = torch.autograd.grad(terms["loss"], list(model.policy.parameters()))
+        found.append(
+            (torch.stack([*terms.values()]).detach(), torch.cat([gradient.flatten() for gradient in gradients]))
+        )
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, **tolerance)
     assert frames() - before == 2

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from accelerated import a_batch, a_step, box_model, filled, masked_model
+from accelerated import a_batch, box_model, filled, masked_model, one_step
 from fasttrain.engines.devices import Precision, as_float32
 from fasttrain.engines.engine import EngineSettings
 from fasttrain.engines.heads import head_of
+from fasttrain.engines.step import step_clipped
 from toys import single_thread
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
@@ -52,7 +53,7 @@ def test_what_leaves_the_networks_is_float32(make: Any):
     batch = a_batch(model)
     head = head_of(model.policy, model.action_space, Precision("cpu", torch.bfloat16))
     outputs = (*head.act(batch.observations, batch.action_masks)[1:],
-               *head.evaluate(batch.observations, batch.actions, batch.action_masks, True))  # fmt: skip
+               *filter(None.__ne__, head.evaluate(batch, True)))  # fmt: skip
     assert {output.dtype for output in outputs} == {torch.float32}
     if make is box_model:
         assert model.policy.action_dist.distribution.mean.dtype is torch.float32
@@ -65,7 +66,7 @@ def test_the_gradient_is_that_of_float32_up_to_the_dtype(make: Any):
     found = []
     for precision in (None, Precision("cpu", torch.bfloat16)):
         head = head_of(model.policy, model.action_space, precision)
-        values, log_probs, _ = head.evaluate(batch.observations, batch.actions, batch.action_masks, True)
+        values, log_probs, *_ = head.evaluate(batch, True)
         loss = values.square().mean() - log_probs.mean()
         found.append(torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(model.policy.parameters()))]))
     assert 0 < (found[0] - found[1]).norm() / found[0].norm() < 0.05  # bfloat16 has 8 bits: 0.4 % an operation
@@ -107,16 +108,19 @@ def test_only_floats_are_cast():
     assert as_float32(None) is None
 
 
-def test_float16_gradients_are_scaled_and_clipped_unscaled():
+def test_float16_gradients_are_scaled_and_clipped_unscaled(monkeypatch: pytest.MonkeyPatch):
     model = filled(masked_model(FP16, max_grad_norm=0.01))
     scaler = model.engine_now().precision.scaler
-    step = a_step(model)
     assert scaler._init_scale == 65536.0
-    scaler._init_scale = 128.0
-    assert step.gradients(a_batch(model))
-    scaled = torch.cat([p.grad.flatten() for p in step.parameters]).norm()
-    step.apply()
-    clipped = torch.cat([p.grad.flatten() for p in step.parameters]).norm()
+    scaler._init_scale, norms = 128.0, []
+
+    def noted(optimizer: torch.optim.Optimizer, parameters: Any, *further: Any) -> torch.Tensor:
+        norms.append(torch.cat([parameter.grad.flatten() for parameter in parameters]).norm())
+        return step_clipped(optimizer, parameters, *further)
+
+    monkeypatch.setattr("fasttrain.engines.step.step_clipped", noted)
+    gradients, _ = one_step(model, max_grad_norm=0.01)
+    (scaled,), clipped = norms, gradients.norm()
     assert scaled > 0.1
     torch.testing.assert_close(clipped.item(), 0.01, rtol=1e-3, atol=0)
 

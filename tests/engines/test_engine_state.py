@@ -60,9 +60,10 @@ def test_rounds_add_up(kind: str):
 def test_an_update_says_what_it_came_to(kind: str):
     """Both engines by the same names, a number for each minibatch; the divergence of the last epoch alone, as SB3's."""
     model = filled(masked_model(EngineSettings(kind=kind), clip_range_vf=0.2))
-    done = model.engine.update(model.rollout_buffer, model.work())
+    done = model.update()
     assert set(done.terms) == {
-        "loss", "policy_loss", "value_loss", "entropy_loss", "clip_fraction", "approx_kl", "explained_variance",
+        "loss", "policy_gradient_loss", "value_loss", "entropy_loss", "clip_fraction", "approx_kl",
+        "explained_variance",
     }  # fmt: skip
     per_minibatch = {name: len(term) for name, term in done.terms.items()}
     assert per_minibatch == {**dict.fromkeys(done.terms, 8), "approx_kl": 4, "explained_variance": 1}
@@ -76,7 +77,7 @@ def test_an_update_says_what_it_came_to(kind: str):
 @KINDS
 def test_an_update_that_stops_says_so(kind: str):
     model = filled(masked_model(EngineSettings(kind=kind), target_kl=1e-12, learning_rate=0.1))
-    done = model.engine.update(model.rollout_buffer, model.work())
+    done = model.update()
     assert (done.steps, done.epochs, done.stopped) == (1, 1, True)
     assert len(done.terms["approx_kl"]) == 2, "the minibatch that stopped it is seen"
     assert done.norms.shape == (1,)
@@ -86,7 +87,7 @@ def test_an_update_that_stops_says_so(kind: str):
 def test_without_a_guard_no_norm_is_kept(kind: str):
     model = filled(masked_model(EngineSettings(kind=kind)))
     model.engine.guard = None
-    assert model.engine.update(model.rollout_buffer, model.work()).norms.shape == (0,)
+    assert model.update().norms.shape == (0,)
 
 
 @KINDS
@@ -94,7 +95,7 @@ def test_who_is_to_blame_is_named_and_the_weights_stay(kind: str):
     model = filled(masked_model(EngineSettings(kind=kind)))
     before = [parameter.detach().clone() for parameter in model.policy.parameters()]
     model.rollout_buffer._returns[:] = np.nan
-    done = model.engine.update(model.rollout_buffer, model.work())
+    done = model.update()
     assert (done.steps, done.skipped, done.blamed) == (0, 8, "the loss")
     assert (model.engine.gradient_updates, model.engine.skipped_steps) == (0, 8)
     assert all(torch.equal(a, b) for a, b in zip(before, model.policy.parameters(), strict=True))

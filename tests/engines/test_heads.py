@@ -9,6 +9,7 @@ from gymnasium import spaces
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from stable_baselines3.common.policies import ActorCriticPolicy
 
+from accelerated import batch_of
 from fasttrain.engines.heads import CategoricalHead, StockHead, action_dims, head_of
 
 BOX = spaces.Box(-1, 1, (5,), np.float32)
@@ -72,7 +73,7 @@ def test_short_way_equals_the_policy(action_space, masked, shared):
         torch.manual_seed(1)
         with torch.no_grad():
             actions, values, log_probs = head.act(observations, masks)
-        outcomes.append((actions, values, log_probs, *head.evaluate(observations, actions, masks, True)))
+        outcomes.append((actions, values, log_probs, *head.evaluate(batch_of(observations, actions, masks), True)[:3]))
     for ours, theirs in zip(*outcomes, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
     assert torch.equal(outcomes[0][0], outcomes[1][0]), "actions come from the same random stream"

@@ -96,5 +96,3 @@ def test_an_output_that_is_not_finite_is_told():
     engine = RecurrentEngine(policy, EngineSettings())
     with pytest.raises(EnvError, match=r"parameter action_net.weight is not"):
         engine.act(np.zeros((2, 3), np.float32), None, memory_of(policy, 2, [True, True]))
-    with pytest.raises(ConfigError, match="rates sequences, not rows"):
-        engine.head.evaluate(torch.zeros(1, 3), torch.zeros(1), None, True)

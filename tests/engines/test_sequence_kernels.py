@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import fasttrain
+from accelerated import updated_by
 from fasttrain.engines.eligible import policy_reason
 from fasttrain.engines.engine import EngineSettings, PPOWork
 from fasttrain.engines.kernels import zeros
@@ -34,7 +35,7 @@ def updated(engine_class: Any, policy: Any, storage: Any, work: PPOWork, threads
     kind = "kernels" if engine_class is SequenceKernelEngine else "torch"
     engine = engine_class(learner, EngineSettings(kind=kind, threads=threads, **settings))
     np.random.seed(0)
-    return learner, engine.update(storage, work)
+    return learner, updated_by(engine, storage, work)
 
 
 def check_same(one: Any, other: Any, before: Any, bound: float = 1e-4) -> None:

@@ -11,7 +11,6 @@ import torch
 
 from accelerated import box_model, counting, filled, masked_model, weights, with_compiler
 from fasttrain.engines.engine import EngineSettings
-from fasttrain.engines.torch import PPOStep
 from fasttrain.errors import EnvError
 from toys import single_thread, toy_gym_vec
 
@@ -122,11 +121,9 @@ def test_micro_batches_are_compiled_by_their_sizes():
 def test_compiled_code_takes_coefficients_as_tensors():
     model = masked_model(COMPILE)
     engine, work = with_compiler(model, counting([])), model.work()
-    numbers = PPOStep(engine, work).coefficients
-    assert numbers == (work.clip_range, None, work.ent_coef, work.vf_coef), "nothing is compiled yet"
-    assert type(numbers.clip_range) is float
+    assert engine.compiled_loss(work) is None, "nothing is compiled yet"
     model.prepare(model.env)
-    second = PPOStep(engine, work._replace(clip_range=0.1, ent_coef=0.3)).coefficients
+    second = engine.compiled_loss(work._replace(clip_range=0.1, ent_coef=0.3)).keywords["coefficients"]
     assert second.clip_range.item() == pytest.approx(0.1)
     assert second.clip_range_vf is None
     assert second.ent_coef.item() == pytest.approx(0.3)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fasttrain.engines.torch import clip_gradients, faster_adam, gradient_norm, step_clipped
+from fasttrain.engines.step import clip_gradients, faster_adam, gradient_norm, step_clipped
 from toys import single_thread
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
@@ -81,7 +81,7 @@ def test_a_step_that_is_not_finite_is_not_taken(
     monkeypatch: pytest.MonkeyPatch, on_device: bool, where: str, value: float
 ):
     """Bit by bit: weights, Adam's averages and its number of steps. On a device nothing is read."""
-    monkeypatch.setattr("fasttrain.engines.torch.reading_waits", lambda _: on_device)
+    monkeypatch.setattr("fasttrain.engines.step.reading_waits", lambda _: on_device)
     if on_device:
         monkeypatch.setattr(torch.Tensor, "item", lambda _: pytest.fail("the host waited"))
     ours = parameters(0)

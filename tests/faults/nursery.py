@@ -36,7 +36,7 @@ LOADED = (  # and what the first training of its kind would load, else each fork
     "fasttrain.algos.grouped",
     "fasttrain.algos.ppo",
     "fasttrain.engines.torch_q",
-    "fasttrain.engines.tuned",
+    "fasttrain.engines.step",
     "fasttrain.games.skullking.env",
     "fasttrain.games.skullking.game",
     "fasttrain.runs.resume",

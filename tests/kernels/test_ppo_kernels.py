@@ -101,7 +101,7 @@ def autograd(policy: Any, storage: RolloutStorage, order: np.ndarray, loss: Loss
     head = head_of(double, double.action_space)
     double.extract_features = lambda observations, *_: observations.double()  # SB3's casts to float32
     found = minibatch_terms(work_of(loss), head, batch)
-    found.loss.backward()
+    found["loss"].backward()
     return [parameter.grad for parameter in double.parameters()], found
 
 

@@ -24,10 +24,11 @@ from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 from stable_baselines3.common.torch_layers import FlattenExtractor
 
 import fasttrain
+from accelerated import loss_terms
 from fasttrain.batch import each_array
 from fasttrain.engines.engine import EngineSettings
-from fasttrain.engines.heads import action_dims, loss_terms
-from fasttrain.engines.losses import Coefficients, normalized
+from fasttrain.engines.heads import action_dims
+from fasttrain.engines.losses import Coefficients, normalized, value_loss_of_square
 from fasttrain.engines.recurrent_policies import MaskableRecurrentActorCriticPolicy
 from fasttrain.errors import ConfigError, NoMasksError
 from fasttrain.runs.evaluate import evaluate
@@ -238,11 +239,11 @@ def test_c_loss_and_gradients_are_those_of_a_walk_step_by_step(actions: str, lst
             batch = doubled(given)
             places = [int(np.flatnonzero(rollout.returns.reshape(-1) == value)[0]) for value in given.returns]
             steps, envs = np.divmod(places, rollout.num_envs)
-            terms = loss_terms(head, normalized(batch, True), numbers, True)
-            gradients = torch.autograd.grad(terms.loss, parameters, allow_unused=True)
+            terms = loss_terms(head, normalized(batch, True), numbers, value_loss_of_square)
+            gradients = torch.autograd.grad(terms["loss"], parameters, allow_unused=True)
             expected = reference_loss(model, rollout, steps, envs, states)
             wanted = torch.autograd.grad(expected, parameters, allow_unused=True)
-            assert abs(float((terms.loss - expected).detach())) < 1e-10
+            assert abs(float((terms["loss"] - expected).detach())) < 1e-10
             for ours, theirs in zip(gradients, wanted, strict=True):
                 assert (ours is None) == (theirs is None)
                 assert ours is None or float((ours - theirs).abs().max()) < 1e-10
@@ -264,14 +265,14 @@ def test_what_stands_in_padding_changes_nothing():
     batch = normalized(next(iter(model.rollout_buffer.sequences(41))), True)
     gaps = np.setdiff1d(np.arange(len(batch.actions)), batch.sequences.kept.numpy())
     assert len(gaps) > 3
-    clean = loss_terms(head, batch, numbers, True)
+    clean = loss_terms(head, batch, numbers, value_loss_of_square)
     assert batch.action_masks[gaps].all()
     assert not batch.observations[gaps].any()
-    wanted = torch.autograd.grad(clean.loss, list(model.policy.parameters()))
+    wanted = torch.autograd.grad(clean["loss"], list(model.policy.parameters()))
     batch.observations[gaps], batch.actions[gaps] = 7.0, 1
-    dirty = loss_terms(head, batch, numbers, True)
-    assert torch.equal(clean.loss, dirty.loss)
-    for one, other in zip(wanted, torch.autograd.grad(dirty.loss, list(model.policy.parameters())), strict=True):
+    dirty = loss_terms(head, batch, numbers, value_loss_of_square)
+    assert torch.equal(clean["loss"], dirty["loss"])
+    for one, other in zip(wanted, torch.autograd.grad(dirty["loss"], list(model.policy.parameters())), strict=True):
         assert torch.equal(one, other)
 
 

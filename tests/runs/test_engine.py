@@ -55,7 +55,7 @@ def test_adam_is_fused_where_no_kernels_serve_and_rounding_was_allowed():
 
 
 def test_compiling_is_told_and_timed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("fasttrain.engines.tuned.inductor", lambda *_: lambda function: function)
+    monkeypatch.setattr("fasttrain.engines.compiling.inductor", lambda *_: lambda function: function)
     plan, model = settled("use_compile=on")
     effective, reason = row(plan, "use_compile")
     assert effective == "default"
@@ -69,7 +69,7 @@ def test_a_compiler_that_fails_is_told(monkeypatch: pytest.MonkeyPatch):
         raise RuntimeError("no C++ compiler")
 
     monkeypatch.setattr(TorchEngine, "_compile_loss", fails)
-    monkeypatch.setattr("fasttrain.engines.tuned.inductor", lambda *_: lambda function: function)
+    monkeypatch.setattr("fasttrain.engines.compiling.inductor", lambda *_: lambda function: function)
     plan, model = settled("use_compile=on")
     assert row(plan, "use_compile")[0] == "off" == plan.config.use_compile
     assert "torch.compile failed" in row(plan, "use_compile")[1]
@@ -95,7 +95,7 @@ def test_the_stock_class_passes_through():
 
 
 def test_dqn_is_compiled_too(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("fasttrain.engines.tuned.inductor", lambda *_: lambda function: function)
+    monkeypatch.setattr("fasttrain.engines.compiling.inductor", lambda *_: lambda function: function)
     _, plan, model = settled_dqn("engine=fast", "use_compile=on", "use_amp=on")
     assert row(plan, "use_compile")[1].startswith("compiled in ")
     assert model.engine.settings == EngineSettings(amp_dtype=torch.bfloat16, compile_mode="default")

@@ -37,7 +37,7 @@ from fasttrain.engines.engine import Engine, QWork, Statistics
 from fasttrain.engines.heads import action_dims
 from fasttrain.engines.kernels_q import KernelQEngine
 from fasttrain.engines.q_networks import BRANCHING, best_values, chosen_values, greedy, random_actions
-from fasttrain.engines.torch import TorchStep
+from fasttrain.engines.step import TorchStep
 from fasttrain.engines.torch_q import TorchQEngine, network_values, sum_of
 from fasttrain.errors import ConfigError, EnvError
 from fasttrain.vec.base import SlotSource, slots_of
@@ -248,12 +248,12 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
                     else:
                         evaluated = self.evaluate(batch)
                         terms = self.loss(batch, evaluated)
-                    step.loss = loss = sum_of(self, terms, LOGGED)
+                    loss = sum_of(self, terms, LOGGED)
                     clock.enter("train_bwd")
                     policy.optimizer.zero_grad()
                     step.backward(loss)
                     clock.enter("optim")
-                    step.watch(step.apply())
+                    step.apply(loss)
                     for name, term in {**terms, "loss": loss}.items():
                         found.setdefault(name, []).append(term.detach())
                     clock.enter("replay_sample")

@@ -18,18 +18,24 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
+from torch import Tensor
 
-from fasttrain.algos.fast import Fast, bootstrap_truncated, clip_actions, note_episodes, read_masks
+from fasttrain.algos.fast import Fast, bootstrap_truncated, clip_actions, note_episodes, overridden, read_masks
 from fasttrain.algos.grouped import GroupedRollout, groups_of
-from fasttrain.buffers.rollout import RolloutStorage
+from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
 from fasttrain.buffers.stock import STOCK_ROLLOUTS, rollout_class
 from fasttrain.engines.causes import check_actions, check_rollout, check_step, why_rollout
-from fasttrain.engines.engine import Acted, Engine, PPOWork
+from fasttrain.engines.engine import Acted, Engine, PPOWork, Statistics
 from fasttrain.engines.heads import action_dims
 from fasttrain.engines.kernels import KernelEngine
+from fasttrain.engines.losses import Evaluated, Terms, ppo_terms, value_loss, with_loss
+from fasttrain.engines.step import PPOStep, micro_batches
 from fasttrain.engines.torch import TorchEngine
-from fasttrain.errors import EnvError, NoMasksError
+from fasttrain.errors import ConfigError, EnvError, NoMasksError
 from fasttrain.vec.base import SlotAdapter, SlotSource
+
+# In what is noted of a minibatch, beside the terms of the loss.
+NOT_TERMS = {"loss", "approx_kl", "clip_fraction", "explained_variance"}
 
 
 class _PPO(Fast, OnPolicyAlgorithm):
@@ -37,6 +43,7 @@ class _PPO(Fast, OnPolicyAlgorithm):
 
     _kinds: ClassVar[dict[str, type[Engine]]] = {"torch": TorchEngine, "kernels": KernelEngine}
     _masked: ClassVar[bool]
+    _value_loss = staticmethod(value_loss)
 
     def _setup_model(self) -> None:
         super()._setup_model()
@@ -45,6 +52,11 @@ class _PPO(Fast, OnPolicyAlgorithm):
         self._attach()
 
     def train(self) -> None:
+        """Update on the filled rollout and log that under SB3's keys.
+
+        Raises:
+            DivergedError: round after round no update was finite; see `guard.py`.
+        """
         if not has_stock_buffer(self):
             return super().train()
         rollout: Any = self.rollout_buffer
@@ -53,7 +65,56 @@ class _PPO(Fast, OnPolicyAlgorithm):
                           "rested; its update is left out (a larger n_steps has some)", stacklevel=2)  # fmt: skip
             return None
         with self.collector.clock.phase("buffer"):
-            train(self)
+            self.policy.set_training_mode(True)
+            self._update_learning_rate(self.policy.optimizer)
+            _log(self, self.update())
+
+    def update(self) -> Statistics:
+        """All epochs over the filled rollout, fewer where `target_kl` is exceeded."""
+        engine: Any = self.engine_now()
+        rollout: Any = self.rollout_buffer
+        work, own_loss = self.work(), overridden(self, "loss")
+        if engine.kind == "kernels":
+            return engine.update(rollout, work)  # type: ignore[no-any-return]
+        compiled = None if own_loss else engine.compiled_loss(work)
+        clock, view, step = engine.clock, engine.new_head(), PPOStep(engine, work)
+        clock.enter("other")
+        with step.stepping():
+            for batch in step.minibatches(rollout):
+                step.forget_gradients()
+                for part, share in micro_batches(batch, engine.settings.gradient_accumulation):
+                    clock.enter("train_fwd")
+                    if compiled is None:
+                        evaluated = view.evaluate(part, entropy_gradient=own_loss or work.ent_coef != 0.0)
+                        terms = with_loss(scalars(self, self.loss(part, evaluated)), part, evaluated, work)
+                    else:
+                        terms = compiled(part)
+                    clock.enter("train_bwd")
+                    step.backward(terms["loss"], share)
+                    step.note(terms, share)
+                if step.diverged():
+                    break
+                clock.enter("optim")
+                step.apply(step.noted[-1]["loss"])
+        clock.enter("log")
+        return engine.counted(step.read(rollout))  # type: ignore[no-any-return]
+
+    def loss(self, batch: RolloutBatch, evaluated: Evaluated) -> dict[str, Tensor]:
+        """The terms of PPO's loss (Schulman et al. 2017), each a scalar tensor () without its weight.
+
+        Training minimises their sum, in which `entropy_loss` counts `ent_coef` times, `value_loss` `vf_coef` times and
+        every other term once. Each is logged as `train/NAME`. Override it to add a term:
+
+            return super().loss(batch, evaluated) | {"reference_kl": 0.1 * kl}
+
+        Compiled kernels and torch.compile compute the terms below only: with another `loss` they step aside.
+
+        Args:
+            batch: B rows of the rollout, advantages normalised if `normalize_advantage`.
+            evaluated: what the policy, as it is now, says of these rows.
+        """
+        work = self.work()
+        return ppo_terms(batch, evaluated, work.clip_range, work.clip_range_vf, self._value_loss)
 
     def work(self) -> PPOWork:
         """The update that the model's settings and schedules ask for now."""
@@ -78,12 +139,15 @@ class _PPO(Fast, OnPolicyAlgorithm):
     def prepare(self, env: VecEnv) -> str:
         if self.engine.settings.compile_mode is None:
             return ""
-        engine = self.engine_now()
+        engine: Any = self.engine_now()
+        if overridden(self, "loss"):
+            told, engine.failure = engine.failure, f"torch.compile: {type(self).__name__}.loss is overridden"
+            return "" if told else str(engine.failure)
         rollout: Any = self.rollout_buffer
         groups = groups_of(self, self.collector.source_of(env))
         sizes = [env.num_envs, *([rows.stop - rows.start for rows in groups.rows] if groups else ())]
         with self.collector.clock.phase("other"):
-            return engine.prepare(rollout, self.work(), sizes)
+            return str(engine.prepare(rollout, self.work(), sizes))
 
 
 class PPO(_PPO, stable_baselines3.PPO):
@@ -265,24 +329,29 @@ def _source(model: _PPO, env: VecEnv, episode_starts: NDArray[Any], use_masking:
     return source
 
 
-def train(model: Any) -> None:
-    """Update on the filled storage, log that under SB3's keys, and let the guard see it.
+def scalars(model: _PPO, terms: Any) -> Terms:
+    """The terms that `loss` returned.
 
     Raises:
-        DivergedError: round after round no update was finite; see `guard.py`.
+        ConfigError: one of them is no scalar tensor, or has a name that is taken.
     """
-    model.policy.set_training_mode(True)
-    model._update_learning_rate(model.policy.optimizer)
-    rollout, work = model.rollout_buffer, model.work()
-    done = model.engine_now().update(rollout, work)
+    for name, term in terms.items():
+        if name in NOT_TERMS or not isinstance(term, Tensor) or term.dim():
+            shape = f"a tensor of shape {tuple(term.shape)}" if isinstance(term, Tensor) else type(term).__name__
+            wrong = "that name is taken" if name in NOT_TERMS else f"it is {shape}, not a scalar tensor: take its mean"
+            raise ConfigError(f"{type(model).__name__}.loss returned the term {name!r}: {wrong}")
+    return terms  # type: ignore[no-any-return]
+
+
+def _log(model: Any, done: Statistics) -> None:
+    """What SB3 logs of an update, every other term of the loss, and the guard's look."""
     terms, record = done.terms, model.logger.record
     if done.stopped and model.verbose >= 1:
         last_kl = terms["approx_kl"][-1]
         model.logger.info(f"Early stopping at step {done.epochs - 1} due to reaching max kl: {last_kl:.2f}")
     model._n_updates += done.epochs
-    record("train/entropy_loss", _mean(terms["entropy_loss"]))
-    record("train/policy_gradient_loss", _mean(terms["policy_loss"]))
-    record("train/value_loss", _mean(terms["value_loss"]))
+    for name in sorted({*terms} - NOT_TERMS):
+        record(f"train/{name}", _mean(terms[name]))
     record("train/approx_kl", np.mean(terms["approx_kl"]))
     record("train/clip_fraction", _mean(terms["clip_fraction"]))
     record("train/loss", float(terms["loss"][-1]))
@@ -290,13 +359,14 @@ def train(model: Any) -> None:
     if hasattr(model.policy, "log_std"):
         record("train/std", torch.exp(model.policy.log_std).mean().item())
     record("train/n_updates", model._n_updates, exclude="tensorboard")
+    work = model.work()
     record("train/clip_range", work.clip_range)
     if work.clip_range_vf is not None:
         record("train/clip_range_vf", work.clip_range_vf)
     if model.engine.skipped_steps:
         record("train/skipped_steps", model.engine.skipped_steps)
     if model.engine.guard is not None:
-        why = lambda: why_rollout(model.policy, rollout, done.blamed)  # noqa: E731
+        why = lambda: why_rollout(model.policy, model.rollout_buffer, done.blamed)  # noqa: E731
         model.engine.guard.note(model, done.norms, why, expected=done.expected_skips)
 
 

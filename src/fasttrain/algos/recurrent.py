@@ -22,6 +22,7 @@ from torch import nn
 from fasttrain.algos.ppo import _PPO, collect
 from fasttrain.buffers.sequences import Memory
 from fasttrain.engines.engine import Engine
+from fasttrain.engines.losses import value_loss_of_square
 from fasttrain.engines.recurrent import RecurrentEngine
 from fasttrain.engines.recurrent_policies import (
     CellActorCriticCnnPolicy,
@@ -48,6 +49,7 @@ class RecurrentPPO(_PPO, sb3_contrib.RecurrentPPO):
 
     _kinds: ClassVar[dict[str, type[Engine]]] = {"torch": RecurrentEngine, "kernels": SequenceKernelEngine}
     _masked = False
+    _value_loss = staticmethod(value_loss_of_square)
     unsquashes = False  # stock's loop only clips what gSDE has squashed
     _last_lstm_states: RNNStates  # type: ignore[assignment]
 

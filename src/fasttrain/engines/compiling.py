@@ -8,16 +8,21 @@ way instead of compiling in the middle of training.
 
 from __future__ import annotations
 
+import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from fasttrain.batch import each_array
 from fasttrain.buffers.rollout import RolloutBatch, TensorObservations
-from fasttrain.engines.heads import CategoricalHead, Head, Outputs, loss_terms
-from fasttrain.engines.losses import Coefficients, Terms
+from fasttrain.engines.devices import Precision
+from fasttrain.engines.engine import Engine, EngineSettings
+from fasttrain.engines.heads import CategoricalHead, Head, Outputs
+from fasttrain.engines.losses import Coefficients, Terms, ppo_terms, with_loss
+from fasttrain.spec.computing import GRAPH_MODES
 
 Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -69,13 +74,15 @@ class CompiledHead:
         return self.head.outputs(observations)  # type: ignore[attr-defined, no-any-return]
 
     def loss(self, batch: RolloutBatch, coefficients: Coefficients, entropy_gradient: bool) -> Terms:
-        """`loss_terms`, compiled where the number of rows is one of `batch_sizes`."""
+        """PPO's loss with its terms, compiled where the number of rows is one of `batch_sizes`."""
         chosen = self._loss if len(batch.returns) in self.batch_sizes else self._plain_loss
         terms: Terms = chosen(batch, coefficients, entropy_gradient)
         return terms
 
     def _plain_loss(self, batch: RolloutBatch, coefficients: Coefficients, entropy_gradient: bool) -> Terms:
-        return loss_terms(self.head, batch, coefficients, entropy_gradient)
+        evaluated = self.head.evaluate(batch, entropy_gradient)
+        terms = ppo_terms(batch, evaluated, coefficients.clip_range, coefficients.clip_range_vf)
+        return with_loss(terms, batch, evaluated, coefficients)
 
 
 def num_rows(observations: TensorObservations) -> int:
@@ -101,3 +108,64 @@ def untouched(policy: Any) -> Iterator[None]:
             for parameter, gradient in zip(policy.parameters(), gradients, strict=True):
                 parameter.grad = gradient
             policy.set_training_mode(training)
+
+
+class TorchBase(Engine):
+    """Settings of the eager path put to work for one policy, and what came of it.
+
+    Args:
+        compiler: what compiles; torch's own by default.
+        further: as `Engine`.
+    """
+
+    kind: ClassVar[str] = "torch"
+
+    def __init__(
+        self, policy: Any, settings: EngineSettings, before: Engine | None = None, compiler: Compiler | None = None
+    ) -> None:
+        super().__init__(policy, settings, before)
+        dtype = settings.amp_dtype
+        self.precision = None if dtype is None else Precision(self.device.type, dtype)
+        self.scaler = None if self.precision is None else self.precision.scaler
+        graphs = self.device.type == "cuda" and settings.compile_mode in GRAPH_MODES
+        # Gradients that several backward passes add up must not lie in the memory of a graph.
+        graphs = graphs and settings.gradient_accumulation == 1
+        self.compiler = compiler or inductor(settings.compile_mode or "default", graphs)
+        self.failure = ""  # why nothing was compiled
+        self._sizes: tuple[int, ...] = ()  # that everything was compiled for
+
+    def must_compile_for(self, sizes: tuple[int, ...]) -> bool:
+        """Whether something is left to compile: nothing was yet, or for other numbers of rows than these.
+
+        What does not compile is not tried again.
+        """
+        return self.settings.compile_mode is not None and not self.failure and self._sizes != sizes
+
+    @contextmanager
+    def compiling(self, sizes: tuple[int, ...]) -> Iterator[None]:
+        """Compile inside. The policy, the optimizer and the random state stay as they were; `warmup_s` is the time.
+
+        If that fails, `failure` says why and nothing is raised.
+        """
+        begun = time.perf_counter()
+        self._sizes = sizes
+        try:
+            with untouched(self.policy), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch's compiler warns of its own parts: deprecated ones, for one
+                yield
+        except Exception as error:  # whatever a compiler does not like, training goes on without it
+            self.failure = f"torch.compile failed: {_first_line(error)}"
+        self.warmup_s += time.perf_counter() - begun
+
+
+def repeated(observations: TensorObservations, size: int) -> TensorObservations:
+    """Rows over and over, until there are `size`."""
+    found: TensorObservations = each_array(
+        lambda part: part[torch.arange(size, device=part.device) % len(part)], observations
+    )
+    return found
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -39,7 +39,7 @@ class Contract(NamedTuple):
 
 
 _PPO = Contract(
-    algorithm=("train", "collect_rollouts", "work", "evaluate", "loss", "metrics", "memory", "remember", "remembered"),
+    algorithm=("train", "update", "collect_rollouts", "work", "loss", "memory", "remember", "remembered"),
     policy=("__call__", "forward", "evaluate_actions", "predict_values", "extract_features",
             "_get_action_dist_from_latent", "_process_sequence", "forward_actor", "forward_critic"),
     storage=("add", "put", "compute_returns_and_advantages", "minibatches", "sequences", "draw_order", "rows",

@@ -1,8 +1,8 @@
-"""An engine: how networks act and learn. Three verbs, `act`, `values` and (DQN on PyTorch apart) `update`, and a life.
+"""An engine: how networks act, and in compiled kernels how they learn. Verbs `act`, `values`, `update`, and a life.
 
-Algorithms say what is computed (`PPOWork`, `QWork`), engines how: on PyTorch or in compiled CPU kernels. An engine owns
-no weights. The stock policy and its optimizer are the only truth between two calls, so that engines can be exchanged
-wherever nothing is under way.
+Algorithms hold the plain update on PyTorch. `update` of the kernels' engines computes the same, from `PPOWork` or
+`QWork`. An engine owns no weights. The stock policy and its optimizer are the only truth between two calls, so that
+engines can be exchanged wherever nothing is under way.
 """
 
 from __future__ import annotations
@@ -124,7 +124,10 @@ def explained(data: RolloutStorage) -> dict[str, NDArray[Any]]:
 
 
 class Engine(ABC):
-    """What all engines share; those of actor-critics have `values(observations, memory) → (n,)` besides.
+    """What all engines share.
+
+    Those of actor-critics have `values(observations, memory) → (n,)` besides, those of kernels `update(data, work)`,
+    which learns from a filled rollout or from replay and returns `Statistics`.
 
     made      with the model, from settings; nothing is compiled, no size is known
     `prepare` before the first `act` or `update` and after a change of sizes: compiles; what cannot be is told

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from fasttrain.buffers.rollout import RolloutBatch, TensorObservations
 from fasttrain.engines import losses
 from fasttrain.engines.devices import Precision
+from fasttrain.engines.losses import Evaluated
 
 # A policy that overrides one of these acts in a way of its own, and its own methods are called.
 _ACTION_PATH = ("forward", "evaluate_actions", "_get_action_dist_from_latent", "__call__")
@@ -48,8 +49,6 @@ class Head(ABC):
         precision: that the networks compute in; None: float32.
     """
 
-    value_loss: Callable[..., Tensor] = staticmethod(losses.value_loss)
-
     def __init__(self, policy: Any, precision: Precision | None = None) -> None:
         self.policy, self.precision = policy, precision
         self.maskable = isinstance(getattr(policy, "action_dist", None), MaskableDistribution)
@@ -58,24 +57,14 @@ class Head(ABC):
     def act(self, observations: TensorObservations, action_masks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Actions (N, ...), values (N, 1) and log-probabilities (N,) for observations (N, ...), masks (N, A) bool."""
 
-    def rated(self, batch: RolloutBatch, entropy_gradient: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-        """As `evaluate`, of a minibatch."""
-        return self.evaluate(batch.observations, batch.actions, batch.action_masks, entropy_gradient)
-
     def values(self, observations: TensorObservations) -> Tensor:
         """Values (N, 1) alone: of states that no action is drawn for."""
         values: Tensor = self.policy.predict_values(observations)
         return values
 
     @abstractmethod
-    def evaluate(
-        self,
-        observations: TensorObservations,  # (B, ...)
-        actions: Tensor,  # (B,) or (B, K)
-        action_masks: Tensor | None,  # (B, A) bool
-        entropy_gradient: bool,  # off: the loss does not use the entropy, which is then only a statistic
-    ) -> tuple[Tensor, Tensor, Tensor | None]:  # values (B,), log_probs (B,), entropy (B,) or None
-        """Rate actions under the policy as it is now, ready for backward."""
+    def evaluate(self, batch: RolloutBatch, entropy_gradient: bool) -> Evaluated:
+        """Rate a minibatch's actions. `entropy_gradient` off: the entropy is a statistic and part of no loss."""
 
 
 class CategoricalHead(Head):
@@ -94,11 +83,10 @@ class CategoricalHead(Head):
         actions, log_probs = self.drawn(logits, action_masks)
         return actions, values, log_probs
 
-    def evaluate(
-        self, observations: TensorObservations, actions: Tensor, action_masks: Tensor | None, entropy_gradient: bool
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        logits, values = self.outputs(observations)
-        return values.flatten(), *self.rate(logits, actions, action_masks, entropy_gradient)
+    def evaluate(self, batch: RolloutBatch, entropy_gradient: bool) -> Evaluated:
+        logits, values = self.outputs(batch.observations)
+        rated = self.rate(logits, batch.actions, batch.action_masks, entropy_gradient)
+        return Evaluated(values.flatten(), *rated, logits)
 
     def drawn(self, logits: Tensor, action_masks: Tensor | None) -> tuple[Tensor, Tensor]:
         """Actions (N,) or (N, K) and their log-probabilities (N,), of logits (N, A)."""
@@ -157,18 +145,12 @@ class StockHead(Head):
                 actions, values, log_probs = self.policy(observations)
         return actions, values, log_probs
 
-    def evaluate(
-        self, observations: TensorObservations, actions: Tensor, action_masks: Tensor | None, entropy_gradient: bool
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        if self.float_actions:
-            actions = actions.float()
-        evaluate = self.policy.evaluate_actions
+    def evaluate(self, batch: RolloutBatch, entropy_gradient: bool) -> Evaluated:
+        actions = batch.actions.float() if self.float_actions else batch.actions
+        masks = {"action_masks": batch.action_masks} if self.maskable else {}
         with self._networks():
-            if self.maskable:
-                values, log_probs, entropy = evaluate(observations, actions, action_masks=action_masks)
-            else:
-                values, log_probs, entropy = evaluate(observations, actions)
-        return values.flatten(), log_probs, entropy
+            values, log_probs, entropy = self.policy.evaluate_actions(batch.observations, actions, **masks)
+        return Evaluated(values.flatten(), log_probs, entropy)
 
     def _networks(self) -> Any:
         return nullcontext() if self.precision is None else self.precision.inside(self.policy)
@@ -209,10 +191,3 @@ def action_dims(action_space: spaces.Space[Any]) -> list[int]:
     if isinstance(action_space, spaces.MultiBinary):
         return [2] * int(np.prod(action_space.n))
     raise TypeError(f"{type(action_space).__name__} actions have no masks")
-
-
-def loss_terms(
-    head: Head, batch: RolloutBatch, coefficients: losses.Coefficients, entropy_gradient: bool
-) -> losses.Terms:
-    """PPO's loss of a (micro-)batch, by what the head makes of it; `batch.advantages` are used as they are."""
-    return losses.terms_of(*head.rated(batch, entropy_gradient), batch, coefficients, head.value_loss)

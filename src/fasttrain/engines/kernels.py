@@ -49,7 +49,7 @@ from fasttrain.threads import FOLLOW, ThreadChoice, new_team, run
 # not, are read once per block: 16.9 → 13.4 µs a sample for [256, 256] with 128 rows; [64, 64] does not care.
 BLOCK, WIDE_BLOCK, WIDE = 64, 128, 512  # floats in a row of activations
 ROWS_PER_THREAD = 128  # below that many rows a second thread costs more than it brings (about 10 µs to wake)
-COLUMNS = {"loss": LOSS, "policy_loss": POLICY_LOSS, "value_loss": VALUE_LOSS, "clip_fraction": CLIPPED}
+COLUMNS = {"loss": LOSS, "policy_gradient_loss": POLICY_LOSS, "value_loss": VALUE_LOSS, "clip_fraction": CLIPPED}
 CPU = torch.device("cpu")
 
 
@@ -237,7 +237,7 @@ class KernelEngine(Engine):
         """All T × N transitions in the order they are stored in."""
         stored: Any = storage.observations
         total = storage.num_steps * storage.num_envs
-        parts: Any = {key: stored[key].reshape(total, -1) for key in self._keys}
+        parts = {key: stored[key].reshape(total, -1) for key in self._keys}
         seen = joined(parts or stored.reshape(total, -1))
         masks = self._all_legal(total) if storage.masks is None else storage.masks.reshape(total, -1)
         if len(self._learned.starts) != total + 1:

@@ -6,8 +6,9 @@ order; only the way there is shorter. Legend: B rows, A actions, K sub-actions o
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from torch.nn import functional
 
 from fasttrain.buffers.rollout import RolloutBatch
 
+Terms = dict[str, Tensor]  # scalars () by the names under which they are logged
 ILLEGAL_LOGIT = -1e8  # sb3-contrib's stand-in for minus infinity
 
 
@@ -176,7 +178,7 @@ def normalize(advantages: Tensor) -> Tensor:  # (B,) → (B,)
 
 
 class Coefficients(NamedTuple):
-    """What the loss is made with. Numbers; in compiled code scalars (), so that a schedule compiles nothing anew."""
+    """The numbers of PPO's loss. In compiled code they are scalar tensors, so that a schedule compiles nothing anew."""
 
     clip_range: Any
     clip_range_vf: Any  # None: values are not clipped
@@ -189,19 +191,13 @@ class Coefficients(NamedTuple):
         return cls(*(getattr(work, name) for name in cls._fields))
 
 
-class Terms(NamedTuple):
-    """The loss () with its graph, and its parts without."""
+class Evaluated(NamedTuple):
+    """What the policy, as it is now, says of a minibatch; ready for backward."""
 
-    loss: Tensor
-    policy_loss: Tensor
-    value_loss: Tensor
-    entropy_loss: Tensor
-    clip_fraction: Tensor
-    approx_kl: Tensor
-
-    def weighted(self, weight: float) -> Tensor:  # (6,)
-        """Share of a whole minibatch, without the graph."""
-        return torch.stack([self.loss.detach(), *self[1:]]) * weight
+    values: Tensor  # (B,)
+    log_probs: Tensor  # (B,) of the stored actions
+    entropy: Tensor | None  # (B,); None where the distribution has no closed form
+    logits: Tensor | None = None  # (B, A) of the action network, before masks; None where it has none
 
 
 def normalized(batch: RolloutBatch, wanted: bool) -> RolloutBatch:
@@ -253,25 +249,32 @@ def clip_fraction(ratio: Tensor, clip_range: float) -> Tensor:  # (B,) → ()
     return torch.mean((torch.abs(ratio - 1) > clip_range).float())
 
 
-def terms_of(
-    values: Tensor,  # (B,)
-    log_probs: Tensor,  # (B,)
-    entropy: Tensor | None,  # (B,)
+def ppo_terms(
     batch: RolloutBatch,  # whose advantages are used as they are
-    coefficients: Coefficients,
+    evaluated: Evaluated,
+    clip_range: Any,
+    clip_range_vf: Any,
     value_loss: Callable[..., Tensor] = value_loss,
 ) -> Terms:
-    """PPO's loss in SB3's order of operations."""
-    log_ratio = log_probs - batch.old_log_probs
-    ratio = torch.exp(log_ratio)
-    of_policy = policy_loss(batch.advantages, ratio, coefficients.clip_range)
-    of_values = value_loss(values, batch.returns, batch.old_values, coefficients.clip_range_vf)
-    of_entropy = entropy_loss(entropy, log_probs)
-    return Terms(
-        loss=of_policy + coefficients.ent_coef * of_entropy + coefficients.vf_coef * of_values,
-        policy_loss=of_policy.detach(),
-        value_loss=of_values.detach(),
-        entropy_loss=of_entropy.detach(),
-        clip_fraction=clip_fraction(ratio, coefficients.clip_range),
-        approx_kl=approx_kl(ratio, log_ratio),
-    )
+    """The terms of PPO's loss under SB3's names, each a scalar without its weight."""
+    ratio = torch.exp(evaluated.log_probs - batch.old_log_probs)
+    return {
+        "policy_gradient_loss": policy_loss(batch.advantages, ratio, clip_range),
+        "entropy_loss": entropy_loss(evaluated.entropy, evaluated.log_probs),
+        "value_loss": value_loss(evaluated.values, batch.returns, batch.old_values, clip_range_vf),
+    }
+
+
+def with_loss(terms: Terms, batch: RolloutBatch, evaluated: Evaluated, numbers: Any) -> Terms:
+    """The terms, the loss that is their weighted sum in their order, and how far the policy has moved, as SB3 logs it.
+
+    Args:
+        numbers: `Coefficients`, or a `PPOWork`. Terms without a weight among them have weight 1.
+    """
+    weights = {"entropy_loss": numbers.ent_coef, "value_loss": numbers.vf_coef}
+    parts = [weights[name] * term if name in weights else term for name, term in terms.items()]
+    with torch.no_grad():
+        log_ratio = evaluated.log_probs - batch.old_log_probs
+        ratio = torch.exp(log_ratio)
+        moved = {"clip_fraction": clip_fraction(ratio, numbers.clip_range), "approx_kl": approx_kl(ratio, log_ratio)}
+    return {"loss": reduce(operator.add, parts), **terms, **moved}

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from fasttrain.batch import BoolArray, Float32Array, each_array
 from fasttrain.buffers.rollout import RolloutBatch, TensorObservations
 from fasttrain.buffers.sequences import Memory, rows_of_states
-from fasttrain.engines import losses
 from fasttrain.engines.compiling import Compiler
 from fasttrain.engines.engine import Acted, Engine, EngineSettings, Stored
 from fasttrain.engines.heads import Head, choices_of
+from fasttrain.engines.losses import Evaluated
 from fasttrain.engines.recurrent_policies import MaskableRecurrentActorCriticPolicy
 from fasttrain.engines.torch import TorchEngine
 from fasttrain.errors import ConfigError
@@ -38,7 +38,6 @@ Run = Callable[[str, Tensor], Tensor]  # "pi" or "vf" and features (B, F) → wh
 class PaddedHead(Head):
     """The policy's own methods, called as sb3-contrib calls them."""
 
-    value_loss = staticmethod(losses.value_loss_of_square)
     layout = "padded"  # of the sequences that it rates
 
     def act(self, observations: TensorObservations, action_masks: Tensor | None, memory: Any = None) -> Any:
@@ -49,12 +48,7 @@ class PaddedHead(Head):
         values: Tensor = self.policy.predict_values(observations, memory.states.vf, self._starts(memory))
         return values
 
-    def evaluate(
-        self, observations: TensorObservations, actions: Tensor, action_masks: Tensor | None, entropy_gradient: bool
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        raise ConfigError("a policy that remembers rates sequences, not rows: call `rated`")
-
-    def rated(self, batch: RolloutBatch, entropy_gradient: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    def evaluate(self, batch: RolloutBatch, entropy_gradient: bool) -> Evaluated:
         laid = batch.sequences
         values, log_probs, entropy = self.policy.evaluate_actions(
             batch.observations, self._rateable(batch.actions), laid.states, laid.episode_starts,
@@ -62,7 +56,7 @@ class PaddedHead(Head):
         )  # fmt: skip
         kept = laid.kept
         entropy = None if entropy is None else entropy.index_select(0, kept)
-        return values.flatten().index_select(0, kept), log_probs.index_select(0, kept), entropy
+        return Evaluated(values.flatten().index_select(0, kept), log_probs.index_select(0, kept), entropy)
 
     def _rateable(self, actions: Tensor) -> Tensor:
         """Bits without masks as numbers: sb3-contrib 2.9.2 hands its Bernoulli integers, which torch refuses."""
@@ -101,7 +95,7 @@ class UnpaddedHead(PaddedHead):
         actions = distribution.get_actions()
         return actions.reshape(-1, *self.policy.action_space.shape), values, distribution.log_prob(actions), states
 
-    def rated(self, batch: RolloutBatch, entropy_gradient: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    def evaluate(self, batch: RolloutBatch, entropy_gradient: bool) -> Evaluated:
         laid = batch.sequences
 
         def run(which: str, features: Tensor) -> Tensor:
@@ -111,9 +105,10 @@ class UnpaddedHead(PaddedHead):
         if self.choices is not None:
             logits = self.policy.action_net(latent)
             rated = self.choices.rate(logits, batch.actions, batch.action_masks, entropy_gradient)
-            return values.flatten(), *rated
+            return Evaluated(values.flatten(), *rated, logits)
         distribution = self.policy._get_action_dist_from_latent(latent)
-        return values.flatten(), distribution.log_prob(self._rateable(batch.actions)), distribution.entropy()
+        log_probs = distribution.log_prob(self._rateable(batch.actions))
+        return Evaluated(values.flatten(), log_probs, distribution.entropy())
 
     def _sequenced(self, lstm: Any, features: Tensor, states: Any, laid: Any) -> Tensor:  # (B, F), (L, S, H) → (B, H)
         """What an LSTM makes of a minibatch's sequences."""

@@ -1,30 +1,29 @@
-"""TorchEngine: an actor-critic acts and learns on PyTorch; the gradient step that Q-networks take as well.
+"""TorchEngine: an actor-critic acts on PyTorch: its head, copies to the device, and what torch.compile made of both.
 
-As made it computes what stock computes, by the same operations. What settings add to that is in `tuned.py`.
+As made it computes what stock computes, by the same operations. The update itself is in `algos/ppo.py`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from stable_baselines3.common.utils import obs_as_tensor
-from torch import Tensor, nn
+from torch import Tensor
 
-from fasttrain.batch import BoolArray, Float32Array, each_array
+from fasttrain.batch import BoolArray, Float32Array, each_array, select_rows
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage, TensorObservations
-from fasttrain.engines.causes import bad_gradients, blame, listed, why_no_action
-from fasttrain.engines.compiling import Compiler
-from fasttrain.engines.engine import Acted, Engine, EngineSettings, PPOWork, Statistics, Stored, explained
+from fasttrain.engines.causes import why_no_action
+from fasttrain.engines.compiling import CompiledHead, Compiler, TorchBase, repeated
+from fasttrain.engines.engine import Acted, Engine, EngineSettings, PPOWork, Stored
 from fasttrain.engines.guard import NOT_FINITE
-from fasttrain.engines.heads import LOST, OUTPUT, head_of, loss_terms
+from fasttrain.engines.heads import LOST, OUTPUT, CategoricalHead, head_of
 from fasttrain.engines.losses import Coefficients, Terms, normalized
-from fasttrain.engines.tuned import TorchBase, TunedActorCritic, accumulated
+from fasttrain.engines.step import micro_batches
 from fasttrain.errors import EnvError
 
 
@@ -52,7 +51,7 @@ class Transfer:
         return array
 
 
-class TorchEngine(TunedActorCritic):
+class TorchEngine(TorchBase):
     """Of an actor-critic policy."""
 
     def __init__(
@@ -60,6 +59,7 @@ class TorchEngine(TunedActorCritic):
     ) -> None:
         super().__init__(policy, settings, before, compiler)
         self.transfer = Transfer(self.device, settings.pin_memory)
+        self.compiled: CompiledHead | None = None
         self.head: Any = self.new_head()  # acts
 
     def new_head(self) -> Any:
@@ -72,9 +72,9 @@ class TorchEngine(TunedActorCritic):
         return found
 
     def begin(self, rollout: Any = None) -> None:
-        self.head = self.new_head()
-        if self.settings.compile_mode is not None:
-            self.head = self.tuned_head(self.head)
+        head = self.head = self.new_head()
+        if self.compiled is not None and self.compiled.serves(head) and isinstance(head, CategoricalHead):
+            head.acting = self.compiled.outputs
 
     def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> Acted:
         with torch.no_grad():
@@ -99,227 +99,58 @@ class TorchEngine(TunedActorCritic):
             found: Float32Array = self.head.values(obs_as_tensor(observations, self.device)).cpu().numpy()
         return found.reshape(-1)
 
-    def update(self, data: RolloutStorage, work: PPOWork) -> Statistics:
-        self.clock.enter("other")
-        step = PPOStep(self, work)
-        with step.stepping():
-            epochs, stopped = self._epochs(step, data, work)
-        self.clock.enter("log")
-        return self.counted(step.read(epochs, stopped, data))
+    def compiled_loss(self, work: PPOWork) -> Callable[[RolloutBatch], Terms] | None:
+        """What `CompiledHead.loss` gives of a minibatch, where the loss was compiled for the policy as it is now.
 
-    def _epochs(self, step: PPOStep, data: RolloutStorage, work: PPOWork) -> tuple[int, bool]:
-        """All epochs, or fewer where `target_kl` is exceeded: how many were begun, and whether that stopped them."""
-        for epoch in range(work.n_epochs):
-            step.first_of_epoch = len(step.terms)
-            self.clock.enter("buffer")
-            for batch in self.batches(data, work.batch_size):
-                if not step.gradients(batch):
-                    return epoch + 1, True
-                self.clock.enter("optim")
-                step.watch(step.apply())
-                self.clock.enter("buffer")
-        return work.n_epochs, False
+        The coefficients lie on the device: compiled code would fix a number.
+        """
+        compiled = self.compiled
+        if compiled is None or not compiled.serves(self.new_head()):
+            return None
+        numbers = Coefficients.of(work)
+        scalars = (None if number is None else torch.tensor(float(number), device=self.device) for number in numbers)
+        return partial(compiled.loss, coefficients=Coefficients(*scalars), entropy_gradient=work.ent_coef != 0.0)
 
+    def prepare(self, data: RolloutStorage, work: PPOWork, acting_sizes: list[int]) -> str:
+        total, acting_sizes = data.num_steps * data.num_envs, sorted(set(acting_sizes))
+        sizes = (min(work.batch_size or total, total), *acting_sizes)
+        if not self.must_compile_for(sizes):
+            return ""
+        head = head_of(self.policy, self.policy.action_space, self.precision)
+        with self.compiling(sizes):
+            self.compiled = compiled = CompiledHead(head, self.compiler)
+            self._compile_acting(compiled, data, acting_sizes)
+            self._compile_loss(compiled, data, work)
+        if self.failure:
+            self.compiled = None
+        return self.failure
 
-class TorchStep:
-    """What one minibatch's step of either kind needs, and what it leaves for the end of the round.
-
-    Args:
-        engine: whose policy learns.
-        max_grad_norm: to which gradients are clipped.
-    """
-
-    def __init__(self, engine: TorchBase, max_grad_norm: float) -> None:
-        self.engine, self.clock, self.max_grad_norm = engine, engine.clock, max_grad_norm
-        self.guarded = engine.guard is not None
-        self.parameters = list(engine.policy.parameters())
-        self.norms: list[Tensor] = []  # of gradients, where steps are watched; not finite: no step was taken
-        self.taken = 0
-        self.blamed = ""  # loss or gradient that was not finite first, where the host could see it
-        self.loss: Tensor | None = None  # of the last minibatch
-
-    def stepping(self) -> AbstractContextManager[None]:
-        """Adam as it shall step inside; a saved optimizer is a stock one."""
-        return faster_adam(self.engine.policy.optimizer, not self.engine.settings.exact)
-
-    def backward(self, loss: Tensor) -> None:
-        """Gradients of the loss, scaled in float16."""
-        scaler = self.engine.scaler
-        torch.autograd.backward(loss if scaler is None else scaler.scale(loss))
-
-    def apply(self) -> Tensor:  # () norm of the gradients; not finite where no step was taken
-        """Clip the gradients and let the optimizer step, if they and the loss are finite."""
-        loss = self.loss if self.guarded else None
-        optimizer = self.engine.policy.optimizer
-        return step_clipped(optimizer, self.parameters, self.max_grad_norm, self.engine.scaler, loss)
-
-    def watch(self, norm: Tensor) -> None:
-        """Keep what `apply` said for the end of the round."""
-        self.taken += 1
-        if not self.guarded and self.engine.scaler is None:
+    def _compile_acting(self, compiled: CompiledHead, data: RolloutStorage, sizes: list[int]) -> None:
+        """On observations of the storage's first step, whatever they are, repeated to the number of rows wanted."""
+        if not isinstance(compiled.head, CategoricalHead):
             return
-        self.norms.append(norm.detach())
-        on_host = not reading_waits(norm) and self.engine.scaler is None and not self.blamed
-        if on_host and not math.isfinite(norm.item()):
-            good_loss = self.loss is not None and math.isfinite(self.loss.item())
-            self.blamed = blame(good_loss, listed(bad_gradients(self.engine.policy)))
+        compiled.acting_sizes = set(sizes)
+        self.policy.set_training_mode(False)
+        first = obs_as_tensor(select_rows(data.observations, 0), self.device)
+        with torch.no_grad():
+            for size in sizes:
+                compiled.outputs(repeated(first, size))
+
+    def _compile_loss(self, compiled: CompiledHead, data: RolloutStorage, work: PPOWork) -> None:
+        batch = normalized(example_batch(data, work), work.normalize_advantage)
+        self.policy.set_training_mode(True)
+        parts = {len(part.returns): part for part, _ in micro_batches(batch, self.settings.gradient_accumulation)}
+        compiled.batch_sizes = set(parts)
+        loss: Any = self.compiled_loss(work)
+        for part in parts.values():
+            torch.autograd.backward(loss(part)["loss"])
 
 
-class PPOStep(TorchStep):
-    """Gradient and optimizer step of one minibatch, in one go or in micro-batches."""
-
-    def __init__(self, engine: TorchEngine, work: PPOWork) -> None:
-        super().__init__(engine, work.max_grad_norm)
-        self.work, self.parts, self.compiled = work, engine.settings.gradient_accumulation, engine.compiled
-        self.head = engine.new_head()
-        self.coefficients = Coefficients.of(work)
-        if engine.settings.compile_mode is not None:
-            self.coefficients = engine.scalars(self.coefficients)
-        self.terms: list[tuple[Tensor, ...]] = []  # `Terms` of every minibatch, kept on the device
-        self.first_of_epoch = 0
-
-    def gradients(self, batch: RolloutBatch) -> bool:
-        """Fill the gradients and note the terms. False: `target_kl` is exceeded, no step shall be taken."""
-        batch = normalized(batch, self.work.normalize_advantage)
-        if self.parts > 1:
-            self.terms.append(accumulated(self, batch).unbind())
-            return not self._diverged()
-        self.clock.enter("train_fwd")
-        terms = self.loss_of(batch)
-        self.loss = terms.loss
-        self.terms.append((terms.loss.detach(), *terms[1:]))
-        if self._diverged():
-            return False
-        self.clock.enter("train_bwd")
-        self.forget_gradients()
-        self.backward(terms.loss)
-        return True
-
-    def loss_of(self, batch: RolloutBatch) -> Terms:
-        """The loss of a (micro-)batch with normalised advantages, compiled where that was asked for and came about."""
-        with_entropy = self.work.ent_coef != 0.0
-        if self.compiled is not None and self.compiled.serves(self.head):
-            return self.compiled.loss(batch, self.coefficients, with_entropy)
-        return loss_terms(self.head, batch, self.coefficients, with_entropy)
-
-    def read(self, epochs: int, stopped: bool, data: RolloutStorage) -> Statistics:
-        """All is read from the device here, once. The KL divergence is of the last epoch, as SB3 logs it."""
-        stacked = torch.stack([term for terms in self.terms for term in terms]).cpu().numpy()
-        columns: NDArray[Any] = stacked.reshape(len(self.terms), -1).T
-        terms = dict(zip(Terms._fields, columns, strict=True))
-        terms["approx_kl"] = terms["approx_kl"][self.first_of_epoch :]
-        norms = torch.stack(self.norms).cpu().numpy().astype(np.float64) if self.norms else np.zeros(0)
-        skipped = int(np.count_nonzero(~np.isfinite(norms)))
-        scaled, steps = self.engine.scaler is not None, self.taken - skipped
-        return Statistics({**terms, **explained(data)}, norms, steps, epochs, stopped, self.blamed, scaled)
-
-    def _diverged(self) -> bool:
-        """Reading the divergence waits for the device, which is why only `target_kl` does it."""
-        target = self.work.target_kl
-        return target is not None and bool(self.terms[-1][-1].cpu().numpy() > 1.5 * target)
-
-    def forget_gradients(self) -> None:
-        """Gradients are made anew, not added to."""
-        for parameter in self.parameters:
-            parameter.grad = None
-
-
-def gradient_norm(gradients: list[Tensor]) -> Tensor:  # ()
-    """Of all together; dense gradients of one device and dtype take the same operations, with fewer calls."""
-    if _are_alike(gradients):
-        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2.0)), 2.0)
-        return norm
-    return torch.nn.utils.get_total_norm(gradients)
-
-
-def clip_gradients(gradients: list[Tensor], max_norm: float, norm: Tensor) -> None:
-    """With `gradient_norm` what `torch.nn.utils.clip_grad_norm_` does, by the same operations: 33 µs, not 54."""
-    if _are_alike(gradients):
-        torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
-        return
-    for gradient in gradients:
-        gradient.mul_(torch.clamp(max_norm / (norm + 1e-6), max=1.0).to(gradient.device))
-
-
-def _are_alike(gradients: list[Tensor]) -> bool:
-    return len({(gradient.device, gradient.dtype) for gradient in gradients}) == 1
-
-
-def step_clipped(
-    optimizer: torch.optim.Optimizer,
-    parameters: list[nn.Parameter],
-    max_norm: float,
-    scaler: Any = None,
-    loss: Tensor | None = None,
-) -> Tensor:
-    """Clip the gradients of `parameters` and let the optimizer step, through the gradient scaler if there is one.
-
-    Args:
-        loss: of a guarded step, which is taken only where it and the gradient's norm are finite; else weights and
-            optimizer state stay as they are, and on the CPU the gradients too. A scaler does that by itself.
-
-    Returns:
-        the norm before clipping, (); not finite where no step was taken.
-    """
-    if scaler is not None:
-        scaler.unscale_(optimizer)
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = gradient_norm(gradients)
-    on_device = False
-    if loss is not None and scaler is None:
-        norm = torch.add(norm, loss.detach(), alpha=0.0)  # NaN where the loss is not finite, else the norm itself
-        on_device = reading_waits(norm) and all(group.get("fused") for group in optimizer.param_groups)
-        # Reading costs 1 µs on the CPU. On CUDA it waits for the device, where Adam is not fused: stock waits 5 times.
-        if not on_device and not math.isfinite(norm.item()):
-            return norm
-    clip_gradients(gradients, max_norm, norm)
-    if scaler is not None:
-        scaler.step(optimizer)
-        scaler.update()
-    elif on_device:
-        step_if(torch.isfinite(norm), optimizer)
-    else:
-        optimizer.step()
-    return norm
-
-
-def reading_waits(tensor: Tensor) -> bool:
-    """Whether the host must wait for a device to know the numbers."""
-    return tensor.device.type != "cpu"
-
-
-def step_if(good: Tensor, optimizer: torch.optim.Optimizer) -> None:
-    """A step of a fused Adam that takes place only where `good` () is true; the host does not wait to know."""
-    scaled: Any = optimizer
-    scaled.found_inf = torch.logical_not(good).float()  # what a GradScaler tells it
-    try:
-        optimizer.step()
-    finally:
-        del scaled.found_inf
-
-
-@contextmanager
-def faster_adam(optimizer: torch.optim.Optimizer, fused: bool) -> Iterator[None]:
-    """Let a plain Adam on the CPU use its fused kernel, or else its `foreach` loop, inside the block.
-
-    `foreach` equals SB3's default loop bit by bit. The flags are put back after, so that a saved optimizer is a stock
-    one; whoever set a flag themselves keeps it.
-    """
-    if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
-        yield
-        return
-    chosen = {"fused": True} if fused else {"foreach": True}
-    changed: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    for group in optimizer.param_groups:
-        on_cpu = all(p.device.type == "cpu" and p.is_floating_point() for p in group["params"])
-        plain = not (
-            group.get("fused") or group.get("foreach") or group.get("capturable") or group.get("differentiable")
-        )
-        if on_cpu and plain:
-            changed.append((group, {key: group.get(key) for key in chosen}))
-            group.update(chosen)
-    try:
-        yield
-    finally:
-        for group, before in changed:
-            group.update(before)
+def example_batch(data: RolloutStorage, work: PPOWork) -> RolloutBatch:
+    """A minibatch of the size that training will use; numpy's random state stays as it was."""
+    full, state = data.full, np.random.get_state()
+    data.full = True  # whatever lies there is good enough
+    batch = next(data.minibatches(work.batch_size))
+    data.full = full
+    np.random.set_state(state)
+    return batch

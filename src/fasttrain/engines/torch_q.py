@@ -17,13 +17,13 @@ from fasttrain.buffers.prefetch import Replay
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayBatch, TensorObservations
 from fasttrain.engines.causes import why_no_action
-from fasttrain.engines.compiling import Compiler, num_rows
+from fasttrain.engines.compiling import Compiler, TorchBase, num_rows, repeated
 from fasttrain.engines.devices import Precision, as_float32
 from fasttrain.engines.engine import Acted, Engine, EngineSettings, Statistics
 from fasttrain.engines.heads import action_dims
 from fasttrain.engines.q_networks import greedy
-from fasttrain.engines.torch import TorchStep, Transfer
-from fasttrain.engines.tuned import TorchBase, repeated
+from fasttrain.engines.step import TorchStep
+from fasttrain.engines.torch import Transfer
 from fasttrain.errors import ConfigError, EnvError
 
 

@@ -283,7 +283,7 @@ def _ppo_update(rig: Rig, seconds: float) -> float:
             if rig.stock:
                 model.train()
             else:
-                model.engine_now().update(model.rollout_buffer, model.work())
+                model.update()
             took: float = (time.perf_counter() - begun) * epochs / model.n_epochs
             rig.slow_update = took > seconds and model.target_kl is None
             return took

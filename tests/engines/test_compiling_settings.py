@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from accelerated import a_batch, a_step, counting, filled, masked_model, with_compiler
+from accelerated import counting, filled, masked_model, one_step, with_compiler
 from fasttrain.algos.dqn import DQN
+from fasttrain.engines.compiling import repeated
 from fasttrain.engines.engine import EngineSettings
-from fasttrain.engines.torch import TorchStep
-from fasttrain.engines.tuned import repeated
+from fasttrain.engines.step import TorchStep
 from toys import single_thread, toy_gym_vec
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
@@ -90,21 +90,22 @@ def test_steps_are_watched_where_there_is_a_guard_or_a_scaler():
     ):
         model = filled(masked_model(settings))
         model.engine.guard = model.engine.guard if guarded else None
-        step = a_step(model)
-        assert step.gradients(a_batch(model))
-        step.watch(step.apply())
-        assert (len(step.norms), step.taken, step.blamed) == (watched, 1, "")
+        _, done = one_step(model)
+        assert (len(done.norms), done.steps, done.blamed) == (watched, 1, "")
 
 
 def test_the_first_gradient_that_is_not_finite_is_blamed():
     model = filled(masked_model(EngineSettings()))
-    step = a_step(model)
-    for bias in (model.policy.value_net.bias, model.policy.action_net.bias):
-        assert step.gradients(a_batch(model))
-        bias.grad[0] = torch.inf
-        step.watch(step.apply())
-    assert step.blamed == "the gradient of parameter value_net.bias"
-    assert not torch.isfinite(torch.stack(step.norms)).any()
+    biases = iter((model.policy.value_net.bias, model.policy.action_net.bias))
+
+    def spoilt(gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * torch.inf
+
+    hook = next(biases).register_hook(spoilt)
+    model.policy.action_net.bias.register_hook(lambda gradient: hook.remove() or gradient)
+    _, done = one_step(model)
+    assert done.blamed == "the gradient of parameter value_net.bias"
+    assert done.skipped == 1
 
 
 def test_rows_over_and_over():
