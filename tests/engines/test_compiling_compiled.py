@@ -102,7 +102,7 @@ def test_continuous_actions_act_eagerly():
     model = filled(box_model(EngineSettings()))
     compiled = CompiledHead(head_of(model.policy, model.action_space), counting(calls := []))
     compiled.batch_sizes = {16}
-    assert torch.isfinite(compiled.loss(a_batch(model, 16), NUMBERS, True).loss)
+    assert torch.isfinite(compiled.loss(a_batch(model, 16), NUMBERS, True)["loss"])
     assert calls == ["_plain_loss"]
 
 

@@ -53,7 +53,7 @@ def test_what_leaves_the_networks_is_float32(make: Any):
     batch = a_batch(model)
     head = head_of(model.policy, model.action_space, Precision("cpu", torch.bfloat16))
     outputs = (*head.act(batch.observations, batch.action_masks)[1:],
-               *filter(None.__ne__, head.evaluate(batch, True)))  # fmt: skip
+               *(part for part in head.evaluate(batch, True) if part is not None))  # fmt: skip
     assert {output.dtype for output in outputs} == {torch.float32}
     if make is box_model:
         assert model.policy.action_dist.distribution.mean.dtype is torch.float32
