@@ -189,7 +189,11 @@ def test_the_entropy_has_a_gradient_for_a_loss_of_the_users():
 @pytest.mark.parametrize(
     ("name", "term", "told"),
     [
-        ("far", lambda evaluated: evaluated.logits.square(), r"'far': it is a tensor of shape \(32, 2\), not a scalar"),
+        (
+            "far",
+            lambda evaluated: evaluated.logits.square(),
+            r"'far': it is a tensor of shape \(32, 2\), not",
+        ),
         ("far", lambda evaluated: 0.5, "'far': it is float, not a scalar tensor"),
         ("approx_kl", lambda evaluated: evaluated.values.mean(), "'approx_kl': that name is taken"),
     ],

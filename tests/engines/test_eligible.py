@@ -170,7 +170,7 @@ def made(kind: Any, engine: str = "torch", **options: Any) -> Any:
 
 class OwnLoss(PPO):
     def loss(self, batch: Any, evaluated: Any) -> Any:
-        return {}  # pragma: no cover
+        return super().loss(batch, evaluated) | {"size": evaluated.logits.square().mean()}
 
 
 class OwnTrain(PPO):

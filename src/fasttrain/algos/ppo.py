@@ -28,10 +28,10 @@ from fasttrain.engines.causes import check_actions, check_rollout, check_step, w
 from fasttrain.engines.engine import Acted, Engine, PPOWork, Statistics
 from fasttrain.engines.heads import action_dims
 from fasttrain.engines.kernels import KernelEngine
-from fasttrain.engines.losses import Evaluated, Terms, ppo_terms, value_loss, with_loss
+from fasttrain.engines.losses import Evaluated, checked, ppo_terms, value_loss, with_loss
 from fasttrain.engines.step import PPOStep, micro_batches
 from fasttrain.engines.torch import TorchEngine
-from fasttrain.errors import ConfigError, EnvError, NoMasksError
+from fasttrain.errors import EnvError, NoMasksError
 from fasttrain.vec.base import SlotAdapter, SlotSource
 
 # In what is noted of a minibatch, beside the terms of the loss.
@@ -86,7 +86,7 @@ class _PPO(Fast, OnPolicyAlgorithm):
                     clock.enter("train_fwd")
                     if compiled is None:
                         evaluated = view.evaluate(part, entropy_gradient=own_loss or work.ent_coef != 0.0)
-                        terms = with_loss(scalars(self, self.loss(part, evaluated)), part, evaluated, work)
+                        terms = with_loss(checked(self, self.loss(part, evaluated), NOT_TERMS), part, evaluated, work)
                     else:
                         terms = compiled(part)
                     clock.enter("train_bwd")
@@ -327,20 +327,6 @@ def _source(model: _PPO, env: VecEnv, episode_starts: NDArray[Any], use_masking:
     if isinstance(source, SlotAdapter):
         source.begin_episodes(np.asarray(episode_starts, np.bool_))
     return source
-
-
-def scalars(model: _PPO, terms: Any) -> Terms:
-    """The terms that `loss` returned.
-
-    Raises:
-        ConfigError: one of them is no scalar tensor, or has a name that is taken.
-    """
-    for name, term in terms.items():
-        if name in NOT_TERMS or not isinstance(term, Tensor) or term.dim():
-            shape = f"a tensor of shape {tuple(term.shape)}" if isinstance(term, Tensor) else type(term).__name__
-            wrong = "that name is taken" if name in NOT_TERMS else f"it is {shape}, not a scalar tensor: take its mean"
-            raise ConfigError(f"{type(model).__name__}.loss returned the term {name!r}: {wrong}")
-    return terms  # type: ignore[no-any-return]
 
 
 def _log(model: Any, done: Statistics) -> None:

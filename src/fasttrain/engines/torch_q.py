@@ -21,10 +21,11 @@ from fasttrain.engines.compiling import Compiler, TorchBase, num_rows, repeated
 from fasttrain.engines.devices import Precision, as_float32
 from fasttrain.engines.engine import Acted, Engine, EngineSettings, Statistics
 from fasttrain.engines.heads import action_dims
+from fasttrain.engines.losses import checked
 from fasttrain.engines.q_networks import greedy
 from fasttrain.engines.step import TorchStep
 from fasttrain.engines.torch import Transfer
-from fasttrain.errors import ConfigError, EnvError
+from fasttrain.errors import EnvError
 
 
 def network_values(network: Any, observations: TensorObservations, precision: Precision | None) -> Tensor:  # (B, A)
@@ -36,28 +37,8 @@ def network_values(network: Any, observations: TensorObservations, precision: Pr
 
 
 def sum_of(model: Any, terms: Any, taken: Collection[str]) -> Tensor:  # ()
-    """The sum of the terms that the model's `loss` returned, in their order.
-
-    Raises:
-        ConfigError: they are no dict of scalar tensors, nothing can be learned from them, or a name is one of `taken`.
-    """
-    if fault := _fault_of(terms, taken):
-        raise ConfigError(f"{type(model).__name__}.loss returned {fault}")
-    return reduce(torch.add, terms.values())  # type: ignore[no-any-return]
-
-
-def _fault_of(terms: Any, taken: Collection[str]) -> str:
-    if not isinstance(terms, dict) or not terms:
-        return f"{terms!r:.60}, not a dict of named scalar tensors"
-    for name, term in terms.items():
-        if name in taken:
-            return f"the term {name!r}: that name is taken"
-        if not isinstance(term, Tensor) or term.dim():
-            form = f"a tensor of shape {tuple(term.shape)}" if isinstance(term, Tensor) else type(term).__name__
-            return f"the term {name!r}: it is {form}, not a scalar tensor: take its mean"
-    if not any(term.requires_grad for term in terms.values()):
-        return "terms without a gradient: make them of what `evaluated` says of the online network"
-    return ""
+    """The sum of the terms that the model's `loss` returned, in their order."""
+    return reduce(torch.add, checked(model, terms, taken).values())
 
 
 class TorchQEngine(TorchBase):
