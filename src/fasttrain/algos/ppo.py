@@ -73,7 +73,7 @@ class _PPO(Fast, OnPolicyAlgorithm):
         """All epochs over the filled rollout, fewer where `target_kl` is exceeded."""
         engine: Any = self.engine_now()
         rollout: Any = self.rollout_buffer
-        work, own_loss = self.work(), overridden(self, "loss")
+        work, own_loss = self.work(), type(self).loss is not _PPO.loss or "loss" in vars(self)
         if engine.kind == "kernels":
             return engine.update(rollout, work)  # type: ignore[no-any-return]
         compiled = None if own_loss else engine.compiled_loss(work)
