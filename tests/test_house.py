@@ -24,7 +24,7 @@ PATH_CEILINGS = {
     "ppo": {"files": 15, "functions": 145, "lines": 1181},
     "kernels": {"files": 15, "functions": 120, "lines": 999},
     "recurrent": {"files": 20, "functions": 143, "lines": 1139},
-    "dqn": {"files": 18, "functions": 106, "lines": 925},
+    "dqn": {"files": 18, "functions": 106, "lines": 910},
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from functools import reduce
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -36,9 +37,10 @@ from fasttrain.engines.eligible import chooses_itself
 from fasttrain.engines.engine import Engine, QWork, Statistics
 from fasttrain.engines.heads import action_dims
 from fasttrain.engines.kernels_q import KernelQEngine
+from fasttrain.engines.losses import checked
 from fasttrain.engines.q_networks import BRANCHING, best_values, chosen_values, greedy, random_actions
 from fasttrain.engines.step import TorchStep
-from fasttrain.engines.torch_q import TorchQEngine, network_values, sum_of
+from fasttrain.engines.torch_q import TorchQEngine, network_values
 from fasttrain.errors import ConfigError, EnvError
 from fasttrain.vec.base import SlotSource, slots_of
 
@@ -126,7 +128,9 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
         """Act, step and store, until there is enough for the next update."""
         source = self.collector.source_of(env)
         masked = self.use_masking and source.masked
-        storage = storage_of(self, sum(self.dims) if masked else None)
+        storage: Any = self.replay_buffer
+        if masked or not isinstance(storage, ReplayStorage):
+            storage = storage_of(self, sum(self.dims) if masked else None)
         if storage is None:  # a buffer of a class that is none of ours: SB3's own loop serves it
             return super().collect_rollouts(
                 env, callback, train_freq, replay_buffer, action_noise, learning_starts, log_interval
@@ -238,17 +242,18 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
             engine: Any = self.engine_now()
             if engine.kind == "kernels":
                 return self._record(engine, self._by_kernels(engine, gradient_steps, batch_size))
-            replay, step, found = self.replay(), TorchStep(engine, self.max_grad_norm), dict[str, list[Tensor]]()
+            step, found = TorchStep(engine, self.max_grad_norm), dict[str, list[Tensor]]()
+            batches, storage = self.collector.sampler.batches, self.replay_buffer
             with step.stepping():
                 clock.enter("replay_sample")
-                for batch in replay.batches(gradient_steps, batch_size):
+                for batch in batches(storage, gradient_steps, batch_size, self._vec_normalize_env):
                     clock.enter("train_fwd")
                     if (compiled := engine.compiled(batch)) is not None:
                         evaluated, terms = compiled(batch)
                     else:
                         evaluated = self.evaluate(batch)
                         terms = self.loss(batch, evaluated)
-                    loss = sum_of(self, terms, LOGGED)
+                    loss = reduce(torch.add, checked(self, terms, LOGGED).values())
                     clock.enter("train_bwd")
                     policy.optimizer.zero_grad()
                     step.backward(loss)
@@ -259,7 +264,7 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
                     clock.enter("replay_sample")
                     if batch.indices is not None:  # of prioritized replay
                         errors = (evaluated.current.detach() - evaluated.target).abs().mean(dim=1).cpu().numpy()
-                        replay.rate(batch.indices, errors, batch.generation, guarded=engine.guard is not None)
+                        self.replay().rate(batch.indices, errors, batch.generation, guarded=engine.guard is not None)
             self._record(engine, engine.statistics(step, found))
 
     def evaluate(self, batch: ReplayBatch) -> Evaluated:
@@ -351,7 +356,7 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
         return QWork(gradient_steps, batch_size, self.double_q, self.loss_kind, self.gamma, self.max_grad_norm)
 
     def replay(self) -> Replay:
-        """The buffer as updates ask for batches of it."""
+        """The buffer as compiled kernels ask for batches of it, and as errors rate them."""
         buffer: Any = self.replay_buffer
         return Replay(buffer, self.collector.sampler, self._vec_normalize_env)
 

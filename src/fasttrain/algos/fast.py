@@ -64,7 +64,9 @@ class Fast(BaseAlgorithm):
         """The engine; made anew where policy, optimizer or device were replaced since, or kernels serve only now or no
         more. Asked where rollouts and updates begin."""
         engine = self.engine
-        kind = "torch" if self._unsupported(engine.settings) else engine.settings.kind
+        kind = engine.settings.kind
+        if kind == "kernels" and self._unsupported(engine.settings):
+            kind = "torch"
         if engine.kind != kind or not engine.fits(self.policy):
             self.engine = engine = self._made(engine.settings, engine)
         return engine

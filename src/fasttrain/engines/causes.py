@@ -74,7 +74,8 @@ def check_step(
             envs = _bad_rows(array)
             raise EnvError(_refusal(name, envs, array[envs[0]], step))
     for episode in finished:
-        for name, part in () if episode.final_observation is None else parts_of(episode.final_observation):
+        last = episode.final_observation
+        for name, part in () if last is None or all_finite(last) else parts_of(last):
             if first_bad(array := np.asarray(part)) is not None:
                 raise EnvError(_refusal(f"last {name} of the episode", [episode.env_index], array, step))
 

@@ -44,10 +44,10 @@ def random_actions(
     space: spaces.Space[Any], count: int, masks: BoolArray | None, at_once: bool
 ) -> NDArray[Any]:  # (count,) or (count, K)
     """Uniform over the (legal) actions of each row: by the space's own sampler, or all in one draw of its stream."""
+    if masks is None and not at_once:
+        return np.array([space.sample() for _ in range(count)])
     dims = action_dims(space)
-    if not at_once:
-        if masks is None:
-            return np.array([space.sample() for _ in range(count)])
+    if masks is not None and not at_once:
         ends = np.cumsum(dims)[:-1]
         given = masks.astype(np.int8)
         rows = [row if isinstance(space, spaces.Discrete) else tuple(np.split(row, ends)) for row in given]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
-from functools import reduce
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from fasttrain.engines.compiling import Compiler, TorchBase, num_rows, repeated
 from fasttrain.engines.devices import Precision, as_float32
 from fasttrain.engines.engine import Acted, Engine, EngineSettings, Statistics
 from fasttrain.engines.heads import action_dims
-from fasttrain.engines.losses import checked
 from fasttrain.engines.q_networks import greedy
 from fasttrain.engines.step import TorchStep
 from fasttrain.engines.torch import Transfer
@@ -34,11 +32,6 @@ def network_values(network: Any, observations: TensorObservations, precision: Pr
         return network(observations)  # type: ignore[no-any-return]
     with precision.autocast():
         return as_float32(network(observations))  # type: ignore[no-any-return]
-
-
-def sum_of(model: Any, terms: Any, taken: Collection[str]) -> Tensor:  # ()
-    """The sum of the terms that the model's `loss` returned, in their order."""
-    return reduce(torch.add, checked(model, terms, taken).values())
 
 
 class TorchQEngine(TorchBase):
@@ -58,7 +51,7 @@ class TorchQEngine(TorchBase):
         values = self.q_values(self.transfer.observations(observations))
         legal = None if action_masks is None else self.transfer.masks(action_masks)
         best = greedy(values, legal, self._dims)
-        chosen = self.transfer.actions(best if self.guard is None else marked(best, values))
+        chosen: NDArray[Any] = (best if self.guard is None else marked(best, values)).cpu().numpy()
         if self.guard is not None and chosen.flat[0] < 0:
             raise EnvError(why_no_action(self.policy, observations, "a Q-value") or "a Q-value is not finite")
         return Acted(chosen.reshape(-1, *self._shape), memory=memory)  # one sub-action has a column of its own
@@ -110,7 +103,8 @@ class TorchQEngine(TorchBase):
         """What a round of steps came to, read from the device once. A single term is the loss and has no other name."""
         norms = _read(step.norms)
         skipped = int(np.count_nonzero(~np.isfinite(norms)))
-        logged = {name: _read(each) for name, each in terms.items() if len(terms) > 2 or name != "td_loss"}
+        names = ["loss"] if terms.keys() == {"td_loss", "loss"} else [*terms]
+        logged = dict(zip(names, map(_read, map(terms.__getitem__, names)), strict=True))
         return self.counted(
             Statistics(
                 logged, norms, step.taken - skipped, step.taken, blamed=step.blamed,
