@@ -135,7 +135,7 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
             return super().collect_rollouts(
                 env, callback, train_freq, replay_buffer, action_noise, learning_starts, log_interval
             )
-        if failure := self.prepare(env):
+        if self.engine.settings.compile_mode is not None and (failure := self.prepare(env)):
             warnings.warn(f"{failure}; training goes on without", stacklevel=3)
         callback.update_locals(  # names of stock's loop that stay: once, and not at every step
             {"self": self, "env": env, "callback": callback, "train_freq": train_freq, "replay_buffer": storage,
@@ -242,11 +242,10 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
             engine: Any = self.engine_now()
             if engine.kind == "kernels":
                 return self._record(engine, self._by_kernels(engine, gradient_steps, batch_size))
-            step, found = TorchStep(engine, self.max_grad_norm), dict[str, list[Tensor]]()
-            batches, storage = self.collector.sampler.batches, self.replay_buffer
+            replay, step, found = self.replay(), TorchStep(engine, self.max_grad_norm), dict[str, list[Tensor]]()
             with step.stepping():
                 clock.enter("replay_sample")
-                for batch in batches(storage, gradient_steps, batch_size, self._vec_normalize_env):
+                for batch in replay.sampler.batches(replay.storage, gradient_steps, batch_size, replay.normalizer):
                     clock.enter("train_fwd")
                     if (compiled := engine.compiled(batch)) is not None:
                         evaluated, terms = compiled(batch)
@@ -264,7 +263,7 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
                     clock.enter("replay_sample")
                     if batch.indices is not None:  # of prioritized replay
                         errors = (evaluated.current.detach() - evaluated.target).abs().mean(dim=1).cpu().numpy()
-                        self.replay().rate(batch.indices, errors, batch.generation, guarded=engine.guard is not None)
+                        replay.rate(batch.indices, errors, batch.generation, guarded=engine.guard is not None)
             self._record(engine, engine.statistics(step, found))
 
     def evaluate(self, batch: ReplayBatch) -> Evaluated:
@@ -356,7 +355,7 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
         return QWork(gradient_steps, batch_size, self.double_q, self.loss_kind, self.gamma, self.max_grad_norm)
 
     def replay(self) -> Replay:
-        """The buffer as compiled kernels ask for batches of it, and as errors rate them."""
+        """The buffer as updates ask for batches of it."""
         buffer: Any = self.replay_buffer
         return Replay(buffer, self.collector.sampler, self._vec_normalize_env)
 
