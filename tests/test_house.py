@@ -9,7 +9,7 @@ import pytest
 from transition_path import PATHS
 
 SRC = Path(__file__).resolve().parent.parent / "src"
-CEILINGS = {"lines": 49_599, "modules": 228}
+CEILINGS = {"lines": 49_770, "modules": 228}
 
 
 def test_src_is_not_above_its_ceilings() -> None:
@@ -21,9 +21,9 @@ def test_src_is_not_above_its_ceilings() -> None:
 
 # What one iteration enters of src/fasttrain, without the game and compiled code.
 PATH_CEILINGS = {
-    "ppo": {"files": 15, "functions": 145, "lines": 1181},
-    "kernels": {"files": 15, "functions": 120, "lines": 999},
-    "recurrent": {"files": 20, "functions": 143, "lines": 1139},
+    "ppo": {"files": 15, "functions": 145, "lines": 1201},
+    "kernels": {"files": 15, "functions": 141, "lines": 1096},
+    "recurrent": {"files": 20, "functions": 143, "lines": 1159},
     "dqn": {"files": 18, "functions": 106, "lines": 910},
 }
 
