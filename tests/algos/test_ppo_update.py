@@ -186,6 +186,17 @@ def test_the_entropy_has_a_gradient_for_a_loss_of_the_users():
     assert torch.equal(learned(PPO, ent_coef=0.0)[1], learned(PPO)[1])
 
 
+def test_a_term_of_some_minibatches_is_averaged_over_these():
+    class Rare(PPO):
+        def loss(self, batch, evaluated):
+            self.calls = getattr(self, "calls", 0) + 1
+            terms = super().loss(batch, evaluated)
+            return terms | {"rare": 0.0 * terms["value_loss"] + self.calls} if self.calls % 4 == 0 else terms
+
+    model, _ = learned(Rare)
+    assert (model.calls, model.logger.name_to_value["train/rare"]) == (8, 8.0)  # of the second update, which has one
+
+
 @pytest.mark.parametrize(
     ("name", "term", "told"),
     [

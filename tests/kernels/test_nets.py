@@ -87,7 +87,7 @@ def kernels_of(arch: Any) -> KernelEngine:
 def rows_of(observations: Float32Array, kernels: KernelEngine) -> Any:
     count, width = len(observations), int(kernels.layout.dims.sum())
     lists = empty_lists(count, observations.shape[1], width)
-    compress(observations, np.ones((count, width), np.bool_), lists)
+    run(compress, 1, observations, np.ones((count, width), np.bool_), lists)
     return lists
 
 

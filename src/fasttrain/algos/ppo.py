@@ -34,8 +34,9 @@ from fasttrain.engines.torch import TorchEngine
 from fasttrain.errors import EnvError, NoMasksError
 from fasttrain.vec.base import SlotAdapter, SlotSource
 
-# In what is noted of a minibatch, beside the terms of the loss.
-NOT_TERMS = {"loss", "approx_kl", "clip_fraction", "explained_variance"}
+# What is logged of an update beside the terms of the loss, under names that no term may have.
+NOT_TERMS = {"loss", "approx_kl", "clip_fraction", "explained_variance", "std", "n_updates", "clip_range",
+             "clip_range_vf", "skipped_steps", "learning_rate"}  # fmt: skip
 
 
 class _PPO(Fast, OnPolicyAlgorithm):

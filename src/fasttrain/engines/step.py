@@ -81,9 +81,10 @@ class PPOStep(TorchStep):
 
     def note(self, terms: Terms, share: float) -> None:
         """Keep the terms of the minibatch, or of a part of it with its `share` of the rows; without the graph."""
-        before = self.noted[-1]
-        part = {name: term.detach() if share == 1.0 else term.detach() * share for name, term in terms.items()}
-        self.noted[-1] = {name: before[name] + term for name, term in part.items()} if before else part
+        noted = self.noted[-1]
+        for name, term in terms.items():
+            part = term.detach() if share == 1.0 else term.detach() * share
+            noted[name] = noted[name] + part if name in noted else part
 
     def diverged(self) -> bool:
         """Whether the policy has moved beyond `target_kl`. Reading that waits for the device: only if it is set."""
@@ -93,9 +94,9 @@ class PPOStep(TorchStep):
 
     def read(self, rollout: RolloutStorage) -> Statistics:
         """All is read from the device here, once. The KL divergence is of the last epoch, as SB3 logs it."""
-        names = list(self.noted[0])
-        stacked = torch.stack([terms[name].float() for terms in self.noted for name in names]).cpu().numpy()
-        terms: dict[str, Any] = dict(zip(names, stacked.reshape(len(self.noted), -1).T, strict=True))
+        names = np.array([name for terms in self.noted for name in terms])  # a term need not be in every minibatch
+        numbers = torch.stack([term.float() for terms in self.noted for term in terms.values()]).cpu().numpy()
+        terms = {name: numbers[names == name] for name in dict.fromkeys(names.tolist())}
         terms["approx_kl"] = terms["approx_kl"][self.last_epoch :]
         norms = torch.stack(self.norms).cpu().numpy().astype(np.float64) if self.norms else np.zeros(0)
         taken = self.taken - int(np.count_nonzero(~np.isfinite(norms)))
