@@ -62,8 +62,8 @@ class _PPO(Fast, OnPolicyAlgorithm):
             return super().train()
         rollout: Any = self.rollout_buffer
         if not len(rollout.rows):
-            warnings.warn("a rollout without a transition: in each of its steps every env only began an episode or "
-                          "rested; its update is left out (a larger n_steps has some)", stacklevel=2)  # fmt: skip
+            warnings.warn("a rollout without a transition: in each of its steps every env only began an episode or did "
+                          "not decide. Its update is skipped; take a larger n_steps", stacklevel=2)  # fmt: skip
             return None
         with self.collector.clock.phase("buffer"):
             self.policy.set_training_mode(True)
@@ -331,7 +331,7 @@ def _source(model: _PPO, env: VecEnv, episode_starts: NDArray[Any], use_masking:
 
 
 def _log(model: Any, done: Statistics) -> None:
-    """What SB3 logs of an update, every other term of the loss, and the guard's look."""
+    """Log an update under SB3's names, and each further term of the loss; the guard counts updates that were lost."""
     terms, record = done.terms, model.logger.record
     if done.stopped and model.verbose >= 1:
         last_kl = terms["approx_kl"][-1]

@@ -193,7 +193,7 @@ class Coefficients(NamedTuple):
 
 
 class Evaluated(NamedTuple):
-    """What the policy, as it is now, says of a minibatch; ready for backward."""
+    """Outputs of the policy, with its present parameters, for a minibatch; they carry gradients."""
 
     values: Tensor  # (B,)
     log_probs: Tensor  # (B,) of the stored actions
