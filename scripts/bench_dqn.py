@@ -134,8 +134,8 @@ def our_model(work: dict[str, Any]) -> Any:
     """Our DQN with an empty buffer; without kernels yet."""
     from stable_baselines3.common.env_util import make_vec_env
 
+    from fasttrain.accelerators.kernels_q import kernel_calls
     from fasttrain.algos.dqn import DQN
-    from fasttrain.engines.kernels_q import kernel_calls
     from fasttrain.games.skullking.game import SkullKingGame
     from fasttrain.kernel_cache import compile_all
     from fasttrain.vec.native import NativeVecEnv

@@ -22,10 +22,10 @@ from gymnasium import spaces
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from torch import Tensor
 
-from fasttrain.engines import losses
-from fasttrain.engines.eligible import policy_reason
-from fasttrain.engines.engine import EngineSettings
-from fasttrain.engines.kernels import KernelEngine
+from fasttrain.accelerators.eligible import policy_reason
+from fasttrain.accelerators.kernels import KernelEngine
+from fasttrain.algos import losses
+from fasttrain.algos.engine import EngineSettings
 
 ROWS = 4096  # of one call
 HUGE = 1e4

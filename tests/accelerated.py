@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
+from fasttrain.accelerators.compiled import CompiledPPO, CompiledQ
+from fasttrain.algos.engine import EngineSettings, PPOWork, Statistics
+from fasttrain.algos.losses import Terms, normalized, ppo_terms, value_loss, with_loss
+from fasttrain.algos.policy_view import PolicyView
 from fasttrain.algos.ppo import PPO, MaskablePPO
 from fasttrain.algos.recurrent import RecurrentPPO
 from fasttrain.buffers.rollout import RolloutBatch
-from fasttrain.engines.engine import EngineSettings, PPOWork, Statistics
-from fasttrain.engines.heads import Head
-from fasttrain.engines.losses import Terms, normalized, ppo_terms, value_loss, with_loss
 from toys import RandomEnv, seeded_vec, toy_gym_vec
 
 SETTINGS = {"n_steps": 16, "batch_size": 20, "n_epochs": 2, "device": "cpu", "seed": 0}
@@ -77,9 +78,9 @@ def weights(model: Any) -> torch.Tensor:
 
 
 def with_compiler(model: Any, compiler: Callable[..., Any]) -> Any:
-    """The model's engine, made anew with a compiler of the test's own."""
-    before = model.engine
-    model.engine = type(before)(model.policy, before.settings, before, compiler)
+    """The model's engine, which will be compiled by a compiler of the test's own."""
+    kind = CompiledQ if hasattr(model, "replay_buffer") else CompiledPPO
+    model.engine.compiled = kind(model.engine, compiler)
     return model.engine
 
 
@@ -96,15 +97,15 @@ def counting(calls: list[str]) -> Callable[[Callable[..., Any]], Callable[..., A
     return compiler
 
 
-def loss_terms(head: Head, batch: RolloutBatch, numbers: Any, value_loss: Any = value_loss) -> Terms:
+def loss_terms(view: PolicyView, batch: RolloutBatch, numbers: Any, value_loss: Any = value_loss) -> Terms:
     """The loss of a minibatch whose advantages are used as they are, in SB3's order of operations."""
-    evaluated = head.evaluate(batch, entropy_gradient=True)
+    evaluated = view.evaluate(batch, entropy_gradient=True)
     terms = ppo_terms(batch, evaluated, numbers.clip_range, numbers.clip_range_vf, value_loss)
     return with_loss(terms, batch, evaluated, numbers)
 
 
-def minibatch_terms(work: PPOWork, head: Head, batch: RolloutBatch) -> Terms:
-    return loss_terms(head, normalized(batch, work.normalize_advantage), work)
+def minibatch_terms(work: PPOWork, view: PolicyView, batch: RolloutBatch) -> Terms:
+    return loss_terms(view, normalized(batch, work.normalize_advantage), work)
 
 
 def updated_by(engine: Any, storage: Any, work: PPOWork) -> Statistics:

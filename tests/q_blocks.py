@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from fasttrain.accelerators.kernels_q import KernelQEngine
+from fasttrain.algos.engine import QWork
 from fasttrain.batch import QBatches
-from fasttrain.engines.engine import QWork
-from fasttrain.engines.kernels_q import KernelQEngine
 
 
 def random_block(policy: Any, updates: int = 2, batch: int = 9, seed: int = 0) -> QBatches:

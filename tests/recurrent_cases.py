@@ -13,15 +13,15 @@ from sb3_contrib.common.recurrent.policies import (
 )
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
 
-from fasttrain.buffers.recurrent import RecurrentStorage
-from fasttrain.buffers.sequences import Memory
-from fasttrain.engines.engine import EngineSettings, PPOWork
-from fasttrain.engines.heads import action_dims
-from fasttrain.engines.recurrent import RecurrentEngine
-from fasttrain.engines.recurrent_policies import (
+from fasttrain.algos.engine import EngineSettings, PPOWork
+from fasttrain.algos.policy_view import action_dims
+from fasttrain.algos.recurrent import RecurrentEngine
+from fasttrain.algos.recurrent_policies import (
     MaskableRecurrentActorCriticPolicy,
     MaskableRecurrentMultiInputActorCriticPolicy,
 )
+from fasttrain.buffers.recurrent import RecurrentStorage
+from fasttrain.buffers.sequences import Memory
 
 BOX = spaces.Box(-1, 1, (5,), np.float32)
 DICT = spaces.Dict({"b": spaces.Box(-1, 1, (3,), np.float32), "a": spaces.MultiBinary(4)})

@@ -25,8 +25,8 @@ LAYERS = {
     "": 0, "spec": 0, "batch": 0, "errors": 0, "intervals": 0, "jit": 0, "kernel_cache": 0, "machine": 0,
     "terminal": 0, "threads": 0,
     "games": 1, "envs": 1, "kernels": 1, "vec": 1, "daemons": 1, "buffers": 1, "perf": 1,
-    "engines": 2,
-    "algos": 3, "saving": 3,
+    "algos": 2,
+    "accelerators": 3, "saving": 3,
     "runs": 4,
     "studies": 5, "report": 5,
     "cli": 6, "__main__": 6,
@@ -37,8 +37,8 @@ SIDEWAYS = {
 }
 SIDEWAYS |= {("vec", f"fasttrain.daemons.{name}") for name in ("daemon", "game", "pool", "stats", "wire")}
 # Algorithms see vector environments, never the games; rooms side by side do not know each other.
-FORBIDDEN_ROOMS = {(room, other) for room in ("engines", "algos") for other in ("envs", "games")} | {
-    ("algos", "saving"), ("saving", "algos"), ("studies", "report"), ("report", "studies"),
+FORBIDDEN_ROOMS = {(room, other) for room in ("algos", "accelerators") for other in ("envs", "games")} | {
+    ("accelerators", "saving"), ("saving", "accelerators"), ("studies", "report"), ("report", "studies"),
 }  # fmt: skip
 TORCH = ("torch", "stable_baselines3", "sb3_contrib")
 # Third-party packages of layer 0, which everything loads.
@@ -306,7 +306,7 @@ DOCUMENTED = 'def f():\n    """One.\n' + "\n    More.\n" * 40 + '    """\n' + " 
         (imports_point_down, {"fasttrain.envs.a": "from fasttrain.runs.b import c"}, "imports fasttrain.runs.b"),
         (imports_point_down, {"fasttrain.buffers.a": "def f():\n  import fasttrain.vec.b"}, ":2: imports fasttrain."),
         (imports_point_down, {"fasttrain.vec.a": "from fasttrain.envs.make import x"}, "imports fasttrain.envs.make"),
-        (imports_point_down, {"fasttrain.algos.a": "import fasttrain.envs.make"}, "(layer 3 → 1)"),
+        (imports_point_down, {"fasttrain.algos.a": "import fasttrain.envs.make"}, "(layer 2 → 1)"),
         (imports_point_down, {"fasttrain.spec.plan": "from fasttrain.cli import main"}, "(layer 0 → 6)"),
         (imports_point_down, {"fasttrain.envs.a": "from . import b"}, "relative import"),
         (imports_point_down, {"fasttrain.cellar.a": ""}, "has no layer"),

@@ -9,7 +9,7 @@ import pytest
 from transition_path import PATHS
 
 SRC = Path(__file__).resolve().parent.parent / "src"
-CEILINGS = {"lines": 49_771, "modules": 228}
+CEILINGS = {"lines": 49_752, "modules": 227}
 
 
 def test_src_is_not_above_its_ceilings() -> None:
@@ -21,10 +21,10 @@ def test_src_is_not_above_its_ceilings() -> None:
 
 # What one iteration enters of src/fasttrain, without the game and compiled code.
 PATH_CEILINGS = {
-    "ppo": {"files": 15, "functions": 146, "lines": 1202},
-    "kernels": {"files": 15, "functions": 141, "lines": 1096},
-    "recurrent": {"files": 20, "functions": 144, "lines": 1160},
-    "dqn": {"files": 18, "functions": 106, "lines": 902},
+    "ppo": {"files": 14, "functions": 127, "lines": 1190},
+    "kernels": {"files": 16, "functions": 104, "lines": 1096},
+    "recurrent": {"files": 18, "functions": 124, "lines": 1148},
+    "dqn": {"files": 15, "functions": 87, "lines": 906},
 }
 
 

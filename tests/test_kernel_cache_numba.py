@@ -4,6 +4,8 @@ of them: a new version is taken once these tests pass with it."""
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from typing import Any
 
 import numba
@@ -83,3 +85,21 @@ def test_pointers_have_types():
     assert str(ir.IntType(8).as_pointer().pointee) == "i8"
     assert cpu_target.target_context.codegen().magic_tuple()
     assert appdirs.AppDirs(appname="x", appauthor=False).user_cache_dir
+
+
+WITHOUT_PRIVATE_PARTS = """
+import sys
+import numba, numba.misc.appdirs
+del numba.core.caching.NullCache, numba.misc.appdirs.AppDirs
+sys.modules["fasttrain.kernels.simd"] = None  # which stands on most of them
+import fasttrain
+for kind, options in ((fasttrain.PPO, {"n_steps": 16, "batch_size": 8}), (fasttrain.DQN, {"learning_starts": 8})):
+    model = kind("MlpPolicy", "CartPole-v1", device="cpu", engine="kernels", **options).learn(32)
+    print(model.engine.kind, model.engine.unsupported_reason)
+"""
+
+
+def test_another_numba_costs_the_kernels_and_nothing_else():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_PRIVATE_PARTS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("torch compiled kernels cannot be imported with this version of numba (") == 2

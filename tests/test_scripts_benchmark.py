@@ -186,7 +186,7 @@ def test_both_dqn_updates_begin_with_the_same_buffer_and_weights(
     import numpy as np
 
     bench = benchmark.bench_dqn
-    monkeypatch.setattr("fasttrain.engines.kernels_q.kernel_calls", list)
+    monkeypatch.setattr("fasttrain.accelerators.kernels_q.kernel_calls", list)
     work = {"batch_size": 32, "transitions": 400, "calls": 1, "masked": masked}
     model = bench.our_model(work)
     bench.fill(model)

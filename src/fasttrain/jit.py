@@ -13,7 +13,7 @@ import numba
 import numba.extending
 from numba import types
 
-from fasttrain.kernel_cache import KernelCache
+from fasttrain.kernel_cache import KEEPS, KernelCache
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -30,7 +30,8 @@ def njit(function: F) -> F:
 def _kernel(function: F, **options: Any) -> F:
     compiled: Any = numba.njit  # whose annotations know half of its options
     dispatcher = compiled(nogil=True, no_cfunc_wrapper=True, **options)(function)
-    dispatcher._cache = KernelCache(dispatcher)  # what `cache=True` sets to numba's own
+    if KEEPS:
+        dispatcher._cache = KernelCache(dispatcher)  # what `cache=True` sets to numba's own
     resolve = dispatcher.get_call_template
 
     def resolve_types(args: Any, kws: Any) -> Any:

@@ -32,15 +32,22 @@ from typing import Any, NamedTuple
 import llvmlite
 import numba
 import numpy as np
-from numba.core import compiler, serialize, sigutils, types
-from numba.core.caching import NullCache
-from numba.misc import appdirs
+
+try:  # private parts of numba: pyproject.toml has a ceiling on its version because of them
+    from numba.core import compiler, serialize, sigutils
+    from numba.core.caching import NullCache
+    from numba.misc import appdirs
+
+    _rebuild: Any = compiler.CompileResult._rebuild
+    _dumps: Any = serialize.dumps
+    _normalised: Any = sigutils.normalize_signature
+    _AppDirs: Any = appdirs.AppDirs
+    KEEPS = True
+except (ImportError, AttributeError):  # another version: each process compiles what it calls, and nothing is kept
+    KEEPS = False
+    NullCache: Any = object  # type: ignore[no-redef]
 
 logging.getLogger("numba").setLevel(logging.WARNING)  # 61,255 records where an env sets the root logger to DEBUG
-_rebuild: Any = compiler.CompileResult._rebuild
-_dumps: Any = serialize.dumps
-_normalised: Any = sigutils.normalize_signature
-_AppDirs: Any = appdirs.AppDirs
 
 KEPT = 2  # versions of one kernel for one processor: going back to another branch compiles nothing
 DEAD_S = 3600  # nobody writes a file for so long
@@ -58,7 +65,7 @@ def folders() -> list[Path]:
     settings: Any = numba.config
     if settings.CACHE_DIR:
         return [Path(settings.CACHE_DIR) / "fasttrain"]
-    users = Path(_AppDirs(appname="fasttrain", appauthor=False).user_cache_dir)
+    users = Path(_AppDirs(appname="fasttrain", appauthor=False).user_cache_dir if KEEPS else "")
     own = Path(__file__).parent / "__pycache__"
     return [folder / "kernels" for folder in (users, own) if folder.is_absolute()]  # "~/.cache": there is no home
 
@@ -100,10 +107,9 @@ class KernelCache(NullCache):
 
     def _name(self, sig: Any, target_context: Any) -> tuple[str, str]:
         """Which kernel for which processor, and which version of it."""
-        function = self._dispatcher.py_func
         chosen = [repr(getattr(numba.config, name, None)) for name in _CHOICES]
         key = digest_of((_normalised(sig), target_context.codegen().magic_tuple(), _VERSIONS, chosen))
-        kernel = f"{function.__module__}.{function.__qualname__}".replace("<", "").replace(">", "")
+        kernel = _name(self._dispatcher.py_func).replace("<", "").replace(">", "")
         return f"{kernel[-120:]}-{key.hex()[:24]}", f".{self._stamp.hex()[:24]}.nbc"
 
 
@@ -215,7 +221,7 @@ class _Walk:
             for field in _CODE:
                 yield repr(getattr(value, field, None))
             yield from self._all(value.co_consts)
-        elif isinstance(value, types.Type):
+        elif isinstance(value, numba.types.Type):
             yield _ADDRESS.sub("", str(value))
             yield from self._parts(value, ("dispatcher", "typing_key", "instance_class", "types"))
         elif isinstance(value, ModuleType):
@@ -323,7 +329,7 @@ class KernelCall(NamedTuple):
     def is_kept(self) -> bool:
         """Whether its machine code is on disk or in this process."""
         signature = self.signature
-        return signature in self.kernel.overloads or self.kernel._cache.holds(signature)
+        return signature in self.kernel.overloads or (KEEPS and self.kernel._cache.holds(signature))
 
 
 def compile_all(calls: Sequence[KernelCall], now: Callable[[str], None] = lambda _: None) -> None:

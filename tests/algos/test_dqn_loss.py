@@ -11,7 +11,7 @@ from stable_baselines3.common.buffers import ReplayBuffer
 
 import fasttrain
 from fasttrain.algos.dqn import Evaluated
-from fasttrain.engines.engine import EngineSettings
+from fasttrain.algos.engine import EngineSettings
 from fasttrain.errors import ConfigError
 from toys import ToyGame
 

@@ -10,9 +10,9 @@ import torch
 from gymnasium import spaces
 
 import fasttrain
-from fasttrain.engines.engine import EngineSettings
-from fasttrain.engines.kernels_q import KernelQEngine
-from fasttrain.engines.q_networks import DuelingDQNPolicy
+from fasttrain.accelerators.kernels_q import KernelQEngine
+from fasttrain.algos.engine import EngineSettings
+from fasttrain.algos.q_networks import DuelingDQNPolicy
 from fasttrain.errors import EnvError
 from toys import RandomEnv, ToyGame, seeded_vec
 

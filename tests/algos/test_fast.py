@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,11 @@ import torch
 from stable_baselines3.common.vec_env import VecNormalize
 
 import fasttrain
-from fasttrain.engines.eligible import unsupported_reason
-from fasttrain.engines.engine import EngineSettings
-from fasttrain.engines.kernels import KernelEngine
-from fasttrain.engines.kernels_q import KernelQEngine
-from fasttrain.engines.torch import TorchEngine
-from fasttrain.engines.torch_q import TorchQEngine
+from fasttrain.accelerators.eligible import unsupported_reason
+from fasttrain.accelerators.kernels import KernelEngine
+from fasttrain.accelerators.kernels_q import KernelQEngine
+from fasttrain.algos.engine import EngineSettings, TorchEngine, TorchQEngine
+from fasttrain.algos.fast import find_kernels
 from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
 from toys import ToyGame, single_thread, toy_gym_vec
@@ -252,6 +252,17 @@ def test_preparing_without_a_compiler_does_nothing(name: str):
     model = made(name)
     assert model.prepare(model.get_env()) == ""
     assert model.engine.warmup_s == 0.0
+
+
+@KINDS
+def test_kernels_that_cannot_be_imported_cost_the_kernels_only(name: str, monkeypatch: pytest.MonkeyPatch):
+    find_kernels.cache_clear()
+    monkeypatch.setitem(sys.modules, "fasttrain.accelerators.eligible", None)
+    model = made(name, engine="kernels").learn(120)
+    find_kernels.cache_clear()
+    assert model.engine.kind == "torch"
+    assert "cannot be imported with this version of numba (" in model.engine.unsupported_reason
+    assert model.num_timesteps >= 120
 
 
 def test_an_engine_that_is_none_is_told():

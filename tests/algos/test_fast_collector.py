@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from fasttrain.algos.engine import EngineSettings
 from fasttrain.algos.fast import Collector, bootstrap_truncated, clip_actions, read_masks
 from fasttrain.algos.ppo import PPO
 from fasttrain.batch import EmptyMasks, FinishedEpisode, opened, stuck_envs
-from fasttrain.engines.engine import EngineSettings
 from fasttrain.errors import EnvError
 from toys import toy_gym_vec
 

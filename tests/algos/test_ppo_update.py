@@ -14,10 +14,10 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from accelerated import minibatch_terms
+from fasttrain.algos.engine import EngineSettings, Statistics
+from fasttrain.algos.policy_view import view_of
 from fasttrain.algos.ppo import PPO, MaskablePPO
-from fasttrain.engines.engine import EngineSettings, Statistics
-from fasttrain.engines.heads import head_of
-from fasttrain.engines.step import PPOStep
+from fasttrain.algos.step import PPOStep
 from fasttrain.errors import ConfigError
 from toys import single_thread, toy_gym_vec
 
@@ -43,7 +43,7 @@ def collected(model_class: type = MaskablePPO, **kwargs):
 def test_ratio_is_one_before_the_first_step(model_class):
     model = collected(model_class)
     batch = next(model.rollout_buffer.minibatches(20))
-    terms = minibatch_terms(model.work(), head_of(model.policy, model.action_space), batch)
+    terms = minibatch_terms(model.work(), view_of(model.policy, model.action_space), batch)
     assert abs(terms["approx_kl"].item()) < 1e-6
     assert terms["clip_fraction"].item() == 0
     # With a ratio of one the policy loss is minus the mean of the normalised advantages, which is zero.
@@ -84,8 +84,8 @@ def test_nothing_is_read_inside_the_minibatch_loop(monkeypatch: pytest.MonkeyPat
     model = collected()
     model.use_engine(EngineSettings(fused_adam=True))  # SB3's own loop reads its step counter
     nothing = Statistics({}, np.zeros(0), steps=0, epochs=0)
-    monkeypatch.setattr(PPOStep, "read", lambda *_: nothing)  # once per rollout
-    monkeypatch.setattr("fasttrain.engines.step.reading_waits", lambda _: True)  # as on CUDA
+    monkeypatch.setattr(PPOStep, "of_rollout", lambda *_: nothing)  # once per rollout
+    monkeypatch.setattr("fasttrain.algos.step.reading_waits", lambda _: True)  # as on CUDA
     model.policy.set_training_mode(True)
     steps = count_steps(model)
     read = []

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fasttrain.engines import losses
+from fasttrain.algos import losses
 from toys import single_thread
 
 one_thread = pytest.fixture(autouse=True)(single_thread)

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import fasttrain
+from fasttrain.accelerators.kernels import KernelEngine
+from fasttrain.accelerators.kernels_q import KernelQEngine
 from fasttrain.algos.self_play import Player, SnapshotPool, weights_of
-from fasttrain.engines.kernels import KernelEngine
-from fasttrain.engines.kernels_q import KernelQEngine
 from fasttrain.errors import ConfigError
 from toys import ToyGame, single_thread
 

@@ -15,8 +15,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper
 
 from conftest import RunCommand
 from fasttrain.algos.dqn import DQN
+from fasttrain.algos.guard import Guard
 from fasttrain.algos.ppo import PPO, MaskablePPO
-from fasttrain.engines.guard import Guard
 from fasttrain.errors import DivergedError, EnvError
 from fasttrain.vec.groups import WorkerGroups
 from fasttrain.vec.shared import SharedMemoryVecEnv
@@ -254,7 +254,7 @@ def test_too_many_rounds_in_a_row_stop_the_run(kind: str, fused: bool):
 @every_kind
 @both_ways
 def test_a_rollback_goes_to_the_last_good_weights_once(kind: str, fused: bool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("fasttrain.engines.guard.KEEP_EVERY", 1)
+    monkeypatch.setattr("fasttrain.algos.guard.KEEP_EVERY", 1)
     model, lines = trained(kind, fused)
     guard = model.engine.guard
     guard.max_skipped, guard.at_limit = 0, "rollback"

@@ -11,8 +11,8 @@ from gymnasium import spaces
 from scipy import stats
 from test_ppo_kernels import make_policy
 
-from fasttrain.engines.engine import EngineSettings, Stored
-from fasttrain.engines.kernels import KernelEngine
+from fasttrain.accelerators.kernels import KernelEngine
+from fasttrain.algos.engine import EngineSettings, Stored
 from fasttrain.threads import ThreadChoice
 
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiled import from_python
+from fasttrain.accelerators import layout
 from fasttrain.batch import Float32Array
-from fasttrain.engines import layout
 from fasttrain.kernels.dense import (
     RELU,
     TANH,

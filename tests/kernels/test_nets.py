@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from stable_baselines3.common.policies import ActorCriticPolicy
 
 from compiled import from_python
+from fasttrain.accelerators.kernels import KernelEngine
+from fasttrain.algos.engine import EngineSettings
 from fasttrain.batch import Float32Array
-from fasttrain.engines.engine import EngineSettings
-from fasttrain.engines.kernels import KernelEngine
 from fasttrain.kernels.nets import (
     POLICY,
     VALUE,

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 
 from accelerated import minibatch_terms
+from fasttrain.accelerators.kernels import ROWS_PER_THREAD, KernelEngine
+from fasttrain.algos.engine import EngineSettings, PPOWork
+from fasttrain.algos.losses import Terms
+from fasttrain.algos.policy_view import action_dims, view_of
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
-from fasttrain.engines.engine import EngineSettings, PPOWork
-from fasttrain.engines.heads import action_dims, head_of
-from fasttrain.engines.kernels import ROWS_PER_THREAD, KernelEngine
-from fasttrain.engines.losses import Terms
 from fasttrain.jit import njit_bare
 from fasttrain.kernels.ppo import LossSettings, minibatch_gradient, rate, surrogate
 from fasttrain.threads import Team, begin_work, end_work, is_open
@@ -55,7 +55,7 @@ def make_storage(policy: Any, steps: int, envs: int, seed: int, sparse: float = 
         gae_lambda=0.8,
         mask_width=sum(dims),
     )
-    head = head_of(policy, policy.action_space)
+    head = view_of(policy, policy.action_space)
     for _ in range(steps):
         observations = rng.standard_normal((envs, *space.shape)).astype(np.float32)
         observations[rng.random(observations.shape) < sparse] = 0.0
@@ -99,7 +99,7 @@ def autograd(policy: Any, storage: RolloutStorage, order: np.ndarray, loss: Loss
         pick(storage.observations), actions, pick(storage.values), pick(storage.log_probs), pick(storage.advantages),
         pick(storage.returns), pick(storage.masks),
     )  # fmt: skip
-    head = head_of(double, double.action_space)
+    head = view_of(double, double.action_space)
     double.extract_features = lambda observations, *_: observations.double()  # SB3's casts to float32
     found = minibatch_terms(work_of(loss), head, batch)
     found["loss"].backward()

@@ -15,17 +15,17 @@ from stable_baselines3.dqn.policies import DQNPolicy
 from torch.nn import functional
 
 from compiled import from_python
-from fasttrain.batch import QBatches
-from fasttrain.engines.engine import EngineSettings
-from fasttrain.engines.heads import action_dims
-from fasttrain.engines.kernels_q import KernelQEngine
-from fasttrain.engines.q_networks import (
+from fasttrain.accelerators.kernels_q import KernelQEngine
+from fasttrain.algos.engine import EngineSettings
+from fasttrain.algos.policy_view import action_dims
+from fasttrain.algos.q_networks import (
     BranchingDQNPolicy,
     DuelingDQNPolicy,
     best_values,
     chosen_values,
     greedy,
 )
+from fasttrain.batch import QBatches
 from fasttrain.kernels.q import QSettings, collect, gather, lay_ahead, lay_back, update_gradient
 from q_blocks import trained
 

@@ -1,4 +1,4 @@
-"""How a minibatch is laid out for the kernels; tests/engines/test_sequence_kernels.py has what they compute."""
+"""How a minibatch is laid out for the kernels; tests/accelerators/test_kernels_recurrent.py has what they compute."""
 
 from __future__ import annotations
 

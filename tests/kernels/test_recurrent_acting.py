@@ -9,13 +9,13 @@ import pytest
 import torch
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
 
-from fasttrain.buffers.sequences import Memory
-from fasttrain.engines.engine import EngineSettings
-from fasttrain.engines.recurrent import RecurrentEngine
-from fasttrain.engines.recurrent_policies import (
+from fasttrain.accelerators.kernels_recurrent import SequenceKernelEngine
+from fasttrain.algos.engine import EngineSettings
+from fasttrain.algos.recurrent import RecurrentEngine
+from fasttrain.algos.recurrent_policies import (
     MaskableRecurrentActorCriticPolicy,
 )
-from fasttrain.engines.sequence_kernels import SequenceKernelEngine
+from fasttrain.buffers.sequences import Memory
 from fasttrain.kernels.acting import act_rows
 from fasttrain.threads import LINE, NEXT, PIECES, new_team
 from recurrent_cases import BOX, CASES, masks_of, memory_of, policy_of, seen_of

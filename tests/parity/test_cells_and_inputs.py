@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from conftest import RunCommand
 from fasttrain.algos.recurrent import RecurrentPPO
-from fasttrain.engines.recurrent_policies import GRU
+from fasttrain.algos.recurrent_policies import GRU
 from toys import RandomEnv, single_thread
 
 one_thread = pytest.fixture(autouse=True)(single_thread)

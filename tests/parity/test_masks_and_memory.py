@@ -25,11 +25,11 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 
 import fasttrain
 from accelerated import loss_terms
+from fasttrain.algos.engine import EngineSettings
+from fasttrain.algos.losses import Coefficients, normalized, value_loss_of_square
+from fasttrain.algos.policy_view import action_dims
+from fasttrain.algos.recurrent_policies import MaskableRecurrentActorCriticPolicy
 from fasttrain.batch import each_array
-from fasttrain.engines.engine import EngineSettings
-from fasttrain.engines.heads import action_dims
-from fasttrain.engines.losses import Coefficients, normalized, value_loss_of_square
-from fasttrain.engines.recurrent_policies import MaskableRecurrentActorCriticPolicy
 from fasttrain.errors import ConfigError, NoMasksError
 from fasttrain.runs.evaluate import evaluate
 from toys import RandomEnv, seeded_vec, single_thread
@@ -233,7 +233,7 @@ def test_c_loss_and_gradients_are_those_of_a_walk_step_by_step(actions: str, lst
     numbers = Coefficients(0.2, None, 0.01, 0.5)
     for settings, laid in ((EngineSettings(), "padded"), (UNPADDED, "grouped")):
         model.use_engine(settings)
-        head = model.engine.new_head()
+        head = model.engine.new_view()
         np.random.seed(4)
         for given in rollout.sequences(41, laid):
             batch = doubled(given)
@@ -261,7 +261,7 @@ def test_where_nothing_was_learned_yet_ratios_are_one():
 
 def test_what_stands_in_padding_changes_nothing():
     model = model_of(fasttrain.MaskableRecurrentPPO, masked(SPACES["multi-discrete"])).learn(96)
-    head, numbers = model.engine.new_head(), Coefficients(0.2, None, 0.01, 0.5)
+    head, numbers = model.engine.new_view(), Coefficients(0.2, None, 0.01, 0.5)
     batch = normalized(next(iter(model.rollout_buffer.sequences(41))), True)
     gaps = np.setdiff1d(np.arange(len(batch.actions)), batch.sequences.kept.numpy())
     assert len(gaps) > 3

@@ -31,9 +31,9 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecNormalize
 
+from fasttrain.algos.engine import EngineSettings
+from fasttrain.algos.policy_view import action_dims
 from fasttrain.algos.ppo import PPO, MaskablePPO
-from fasttrain.engines.engine import EngineSettings
-from fasttrain.engines.heads import action_dims
 from toys import RandomEnv, seeded_vec, single_thread
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
@@ -196,7 +196,7 @@ def test_same_weights_and_log(case: Case):
     stock = trained(case, stock_class)
     for fused in (False, True):
         ours = trained(case, ours_class, fused)
-        if ours.engine.kind == "kernels":  # they draw other actions; tests/engines/test_kernels.py compares them
+        if ours.engine.kind == "kernels":  # they draw other actions; tests/accelerators/test_kernels.py compares them
             continue
         assert ours.num_timesteps == stock.num_timesteps
         assert logged(ours).keys() == logged(stock).keys()

@@ -18,8 +18,8 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.utils import LinearSchedule
 
 import fasttrain
-from fasttrain.engines.engine import EngineSettings
-from fasttrain.engines.recurrent import PaddedHead, UnpaddedHead, must_be_padded
+from fasttrain.algos.engine import EngineSettings
+from fasttrain.algos.recurrent import PaddedView, UnpaddedView, must_be_padded
 from toys import RandomEnv, seeded_vec, single_thread
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
@@ -124,7 +124,7 @@ def flat(states: Any) -> list[torch.Tensor]:
 def test_the_same_bits_and_unpadded_the_same_within_rounding(case: Case):
     stock = trained(case, sb3_contrib.RecurrentPPO)
     ours = trained(case, fasttrain.RecurrentPPO)
-    assert isinstance(ours.engine.new_head(), PaddedHead)
+    assert isinstance(ours.engine.new_view(), PaddedView)
     assert difference(ours, stock) == 0.0
     assert logged(ours) == logged(stock)
     assert all(map(torch.equal, flat(ours._last_lstm_states), flat(stock._last_lstm_states)))
@@ -133,7 +133,7 @@ def test_the_same_bits_and_unpadded_the_same_within_rounding(case: Case):
                           stock.get_parameters()["policy.optimizer"]["state"].values(), strict=True):  # fmt: skip
         assert all(torch.equal(one[name], other[name]) for name in other)
     fast = trained(case, fasttrain.RecurrentPPO, engine=UNPADDED)
-    assert isinstance(fast.engine.new_head(), UnpaddedHead) is not must_be_padded(fast.policy)
+    assert isinstance(fast.engine.new_view(), UnpaddedView) is not must_be_padded(fast.policy)
     assert difference(fast, stock) <= 1e-5
     assert logged(fast)["train/n_updates"] == logged(stock)["train/n_updates"]
     for key, value in logged(stock).items():

@@ -13,7 +13,7 @@ from sb3_contrib import MaskablePPO, RecurrentPPO
 from stable_baselines3 import DQN, PPO
 
 from fasttrain.algos.dqn import DQN as FastDQN  # noqa: N811 - a class named like a constant
-from fasttrain.engines.q_networks import BranchingDQNPolicy
+from fasttrain.algos.q_networks import BranchingDQNPolicy
 from fasttrain.runs.acting import Choice, best_choices
 
 

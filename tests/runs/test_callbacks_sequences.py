@@ -10,7 +10,7 @@ import pytest
 from sb3_contrib import RecurrentPPO
 
 import fasttrain
-from fasttrain.engines.engine import EngineSettings
+from fasttrain.algos.engine import EngineSettings
 from fasttrain.runs.callbacks import sequences_line
 from toys import seeded_vec, single_thread
 

@@ -10,8 +10,8 @@ from stable_baselines3 import DQN
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from conftest import RunCommand, configured
-from fasttrain.engines.engine import EngineSettings
-from fasttrain.engines.torch import TorchEngine
+from fasttrain.accelerators.compiled import CompiledPPO
+from fasttrain.algos.engine import EngineSettings
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.engine import learner_calls, settle_engine, settle_kernels
 from fasttrain.runs.envs import build_vec_env
@@ -55,7 +55,7 @@ def test_adam_is_fused_where_no_kernels_serve_and_rounding_was_allowed():
 
 
 def test_compiling_is_told_and_timed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("fasttrain.engines.compiling.inductor", lambda *_: lambda function: function)
+    monkeypatch.setattr("fasttrain.accelerators.compiled.inductor", lambda *_: lambda function: function)
     plan, model = settled("use_compile=on")
     effective, reason = row(plan, "use_compile")
     assert effective == "default"
@@ -65,11 +65,11 @@ def test_compiling_is_told_and_timed(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_compiler_that_fails_is_told(monkeypatch: pytest.MonkeyPatch):
-    def fails(_mode: str) -> Any:
+    def fails(*_: Any) -> Any:
         raise RuntimeError("no C++ compiler")
 
-    monkeypatch.setattr(TorchEngine, "_compile_loss", fails)
-    monkeypatch.setattr("fasttrain.engines.compiling.inductor", lambda *_: lambda function: function)
+    monkeypatch.setattr(CompiledPPO, "_compile_loss", fails)
+    monkeypatch.setattr("fasttrain.accelerators.compiled.inductor", lambda *_: lambda function: function)
     plan, model = settled("use_compile=on")
     assert row(plan, "use_compile")[0] == "off" == plan.config.use_compile
     assert "torch.compile failed" in row(plan, "use_compile")[1]
@@ -95,12 +95,12 @@ def test_the_stock_class_passes_through():
 
 
 def test_dqn_is_compiled_too(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("fasttrain.engines.compiling.inductor", lambda *_: lambda function: function)
+    monkeypatch.setattr("fasttrain.accelerators.compiled.inductor", lambda *_: lambda function: function)
     _, plan, model = settled_dqn("engine=fast", "use_compile=on", "use_amp=on")
     assert row(plan, "use_compile")[1].startswith("compiled in ")
     assert model.engine.settings == EngineSettings(amp_dtype=torch.bfloat16, compile_mode="default")
     assert model.engine.warmup_s > 0
-    monkeypatch.setattr("fasttrain.engines.torch_q.network_values", None)
+    monkeypatch.setattr("fasttrain.accelerators.compiled.network_values", None)
     assert "torch.compile failed" in row(settled_failing(), "use_compile")[1]
 
 

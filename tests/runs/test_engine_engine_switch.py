@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from fasttrain.accelerators import kernels, kernels_q
 from fasttrain.buffers import n_step, prioritized
-from fasttrain.engines import kernels, kernels_q
 from fasttrain.kernels.acting import act_rows
 from fasttrain.kernels.ppo import train_epoch
 from fasttrain.perf.clock import PhaseClock

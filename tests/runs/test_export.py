@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from conftest import RunCommand
 from fasttrain.algos.dqn import DQN as FastDQN  # noqa: N811 - a class named like a constant
-from fasttrain.engines.q_networks import BranchingDQNPolicy
+from fasttrain.algos.q_networks import BranchingDQNPolicy
 from fasttrain.errors import FastTrainError
 from fasttrain.runs import export as exporting
 from fasttrain.runs.acting import ActingPath

@@ -13,9 +13,9 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from fasttrain.algos.dqn import DQN
+from fasttrain.algos.engine import EngineSettings
+from fasttrain.algos.guard import Guard, restore
 from fasttrain.algos.ppo import PPO
-from fasttrain.engines.engine import EngineSettings
-from fasttrain.engines.guard import Guard, restore
 from fasttrain.errors import ConfigError
 from fasttrain.saving.model_state import load_model_state, model_state
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from functools import reduce
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import stable_baselines3
@@ -20,31 +20,31 @@ from numpy.typing import NDArray
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import ActionNoise
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import MaybeCallback, RolloutReturn, TrainFreq
 from stable_baselines3.common.utils import should_collect_more_steps
 from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.dqn.policies import DQNPolicy
 from torch import Tensor
 from torch.nn import functional
 
-from fasttrain.algos.fast import AnyDiscrete, Came, Fast, left_out, next_states, note_episodes, overridden, read_masks
+from fasttrain.algos.causes import check_step, why_replay
+from fasttrain.algos.engine import Engine, QWork, Statistics, TorchQEngine, network_values
+from fasttrain.algos.fast import AnyDiscrete, Came, Fast, left_out, next_states, note_episodes, read_masks
+from fasttrain.algos.losses import checked
+from fasttrain.algos.policy_view import action_dims
+from fasttrain.algos.q_networks import BRANCHING, best_values, chosen_values, greedy, random_actions
+from fasttrain.algos.step import TorchStep
 from fasttrain.batch import BoolArray, opened
 from fasttrain.buffers.prefetch import Direct, Prefetching, Replay
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayBatch, ReplayStorage
 from fasttrain.buffers.stock import STOCK_REPLAYS, refuse_foreign_buffer, replay_of, storage_of
-from fasttrain.engines.causes import check_step, why_replay
-from fasttrain.engines.eligible import chooses_itself
-from fasttrain.engines.engine import Engine, QWork, Statistics
-from fasttrain.engines.heads import action_dims
-from fasttrain.engines.kernels_q import KernelQEngine
-from fasttrain.engines.losses import checked
-from fasttrain.engines.q_networks import BRANCHING, best_values, chosen_values, greedy, random_actions
-from fasttrain.engines.step import TorchStep
-from fasttrain.engines.torch_q import TorchQEngine, network_values
 from fasttrain.errors import ConfigError, EnvError
 from fasttrain.vec.base import SlotSource, slots_of
 
 LOSSES = {"huber": functional.smooth_l1_loss, "mse": functional.mse_loss}
+CHOOSING = (OffPolicyAlgorithm.__module__, DQNPolicy.__module__, __name__)  # whose methods `_choose` reproduces
 LOGGED = ("loss", "n_updates", "skipped_steps")  # no names of terms
 SelfDQN = TypeVar("SelfDQN", bound="DQN")
 
@@ -79,7 +79,7 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
         ConfigError: an unknown loss.
     """
 
-    _kinds: ClassVar[dict[str, type[Engine]]] = {"torch": TorchQEngine, "kernels": KernelQEngine}
+    _plain = TorchQEngine
     _updates_often = True
 
     def __init__(
@@ -101,7 +101,7 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
         if isinstance(vars(self).get("loss"), str):  # `loss_kind` in zips of before
             self.loss_kind = vars(self).pop("loss")
         self.dims = action_dims(self.action_space)  # sizes of the sub-actions, A their sum
-        own, several = self._own_methods(), isinstance(self.action_space, spaces.MultiDiscrete)
+        several = isinstance(self.action_space, spaces.MultiDiscrete)
         if several:
             self.policy_class = BRANCHING.get(self.policy_class, self.policy_class)
         if self.replay_buffer is None and self.replay_buffer_class in STOCK_REPLAYS:
@@ -109,8 +109,10 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
             self.replay_buffer = replay_of(self, sum(self.dims) if masked else None)
         super()._setup_model()
         self._attach()
+        own = {f"{type(self).__name__}.{name} is overridden": getattr(type(self), name) is not getattr(DQN, name)
+               for name in ("evaluate", "loss")}  # fmt: skip
         extras = {"double_q=True": self.double_q, "loss='mse'": self.loss_kind == "mse", "prioritized":
-                  self.prioritized is not None, "MultiDiscrete actions": several, own: bool(own)}  # fmt: skip
+                  self.prioritized is not None, "MultiDiscrete actions": several, **own}  # fmt: skip
         refuse_foreign_buffer(self.replay_buffer, extras)
 
     # --- collecting
@@ -135,7 +137,7 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
             return super().collect_rollouts(
                 env, callback, train_freq, replay_buffer, action_noise, learning_starts, log_interval
             )
-        if self.engine.settings.compile_mode is not None and (failure := self.prepare(env)):
+        if failure := self.prepare(env):
             warnings.warn(f"{failure}; training goes on without", stacklevel=3)
         callback.update_locals(  # names of stock's loop that stay: once, and not at every step
             {"self": self, "env": env, "callback": callback, "train_freq": train_freq, "replay_buffer": storage,
@@ -195,12 +197,17 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
 
     def _choose(self, count: int, masks: BoolArray | None, learning_starts: int) -> NDArray[Any]:  # (N,) or (N, K)
         """ε-greedy as SB3: one draw decides for the whole vector step; before `learning_starts` all is random."""
-        if masks is None and chooses_itself(self):
+        if masks is None and self._chooses_itself():
             return self._sample_action(learning_starts, None, count)[0]
         if self.num_timesteps < learning_starts or np.random.rand() < self.exploration_rate:
             return random_actions(self.action_space, count, masks, self.collector.local_random_actions)
         engine = self.engine if self.engine.fits(self.policy) else self.engine_now()
         return engine.act(self._last_obs, masks).actions
+
+    def _chooses_itself(self) -> bool:
+        """Whether a method of the user's chooses the actions: it is asked as SB3 asks it. Takes 0.5 µs."""
+        asked = (self._sample_action, self.predict, self.policy._predict)
+        return any(getattr(method, "__module__", "") not in CHOOSING for method in asked)
 
     def _store(
         self, source: SlotSource, storage: ReplayStorage, masked: bool, actions: NDArray[Any], came: Came
@@ -242,13 +249,14 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
             engine: Any = self.engine_now()
             if engine.kind == "kernels":
                 return self._record(engine, self._by_kernels(engine, gradient_steps, batch_size))
-            replay, step, found = self.replay(), TorchStep(engine, self.max_grad_norm), dict[str, list[Tensor]]()
+            replay, step = self.replay(), TorchStep(engine, self.max_grad_norm)
             with step.stepping():
                 clock.enter("replay_sample")
                 for batch in replay.sampler.batches(replay.storage, gradient_steps, batch_size, replay.normalizer):
                     clock.enter("train_fwd")
-                    if (compiled := engine.compiled(batch)) is not None:
-                        evaluated, terms = compiled(batch)
+                    compiled = None if engine.compiled is None else engine.compiled.terms_of(batch)
+                    if compiled is not None:
+                        evaluated, terms = compiled
                     else:
                         evaluated = self.evaluate(batch)
                         terms = self.loss(batch, evaluated)
@@ -258,13 +266,12 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
                     step.backward(loss)
                     clock.enter("optim")
                     step.apply(loss)
-                    for name, term in {**terms, "loss": loss}.items():
-                        found.setdefault(name, []).append(term.detach())
+                    step.noted.append({name: term.detach() for name, term in {**terms, "loss": loss}.items()})
                     clock.enter("replay_sample")
                     if batch.indices is not None:  # of prioritized replay
                         errors = (evaluated.current.detach() - evaluated.target).abs().mean(dim=1).cpu().numpy()
                         replay.rate(batch.indices, errors, batch.generation, guarded=engine.guard is not None)
-            self._record(engine, engine.statistics(step, found))
+            self._record(engine, engine.counted(step.read()))
 
     def evaluate(self, batch: ReplayBatch) -> Evaluated:
         """What the networks say of a batch: r + discount × V(next) is the target, V by the target network.
@@ -301,11 +308,13 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
         """Log means in float64 of float32 scalars, as SB3 takes them, of the updates that were not skipped."""
         engine.clock.enter("log")
         self._n_updates += done.epochs
-        record = self.logger.record
+        record, only = self.logger.record, done.terms.keys() == {"td_loss", "loss"}
         for name, values in done.terms.items():
+            if only and name == "td_loss":  # is the loss
+                continue
             if done.skipped and len(values) == len(done.norms):  # a term need not be in every batch
                 values = values[np.isfinite(done.norms)]
-            record(f"train/{name}", float(values.mean()) if len(values) else np.nan)
+            record(f"train/{name}", float(values.mean(dtype=np.float64)) if len(values) else np.nan)
         record("train/n_updates", self._n_updates, exclude="tensorboard")
         if engine.skipped_steps:
             record("train/skipped_steps", engine.skipped_steps)
@@ -338,11 +347,6 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
 
     # --- what a plain run does not use: compiled code, batches drawn ahead, buffers made for masks
 
-    def _own_methods(self) -> str:
-        """Names what a subclass or an instance overrides of the methods that kernels and torch.compile reproduce."""
-        own = [name for name in ("evaluate", "loss") if overridden(self, name)]
-        return f"{type(self).__name__}.{own[0]} is overridden" if own else ""
-
     def _by_kernels(self, engine: Any, gradient_steps: int, batch_size: int) -> Statistics:
         """All updates in one call. Raises EnvError: the loss is not finite and nothing is guarded."""
         try:
@@ -358,18 +362,6 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
         """The buffer as updates ask for batches of it."""
         buffer: Any = self.replay_buffer
         return Replay(buffer, self.collector.sampler, self._vec_normalize_env)
-
-    def prepare(self, env: VecEnv) -> str:
-        if self.engine.settings.compile_mode is None or not isinstance(self.replay_buffer, ReplayStorage):
-            return ""
-        engine: Any = self.engine_now()
-        if engine.kind == "kernels" or engine.failure:
-            return ""
-        if own := self._own_methods():
-            engine.failure = f"torch.compile: {own}"
-            return str(engine.failure)
-        with self.collector.clock.phase("other"):
-            return str(engine.compile(self.evaluate, self.loss, self.replay(), self.batch_size, env.num_envs))
 
     def prefetch_batches(self, deterministic: bool = False, depth: int = 1) -> None:
         """Draw the next update's batches in a thread; see `Prefetching`.

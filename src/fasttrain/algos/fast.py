@@ -6,8 +6,9 @@ is saved, so that a zip holds nothing that stock SB3 does not know.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -18,17 +19,17 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
+from fasttrain.algos.engine import Engine, EngineSettings
+from fasttrain.algos.policy_view import action_dims
 from fasttrain.batch import LAST_MASKS, BoolArray, EmptyMasks, FinishedEpisode, Float32Array, Slots, each_array, opened
 from fasttrain.buffers.prefetch import Direct
 from fasttrain.buffers.sequences import Memory
-from fasttrain.engines.eligible import Watch, changed, unsupported_reason
-from fasttrain.engines.engine import Engine, EngineSettings
-from fasttrain.engines.heads import action_dims
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.spec.infos import averaged_by_sb3
 from fasttrain.vec.base import SlotSource, copy_observations, slots_of
 
+ACCELERATORS = "fasttrain.accelerators"  # imported when it is asked for: the plain path needs nothing of it
 UNSAVED = ("engine", "collector", "dims")
 
 
@@ -42,7 +43,7 @@ class Fast(BaseAlgorithm):
 
     engine: Engine
     collector: Collector
-    _kinds: ClassVar[dict[str, type[Engine]]]  # engines for its policies, by kind
+    _plain: ClassVar[type[Engine]]  # acts on PyTorch
     _updates_often: ClassVar[bool] = False  # so that what was found is asked for again only after a change
 
     def __init__(self, *args: Any, engine: str | EngineSettings = "torch", **further: Any) -> None:
@@ -65,7 +66,7 @@ class Fast(BaseAlgorithm):
         more. Asked where rollouts and updates begin."""
         engine = self.engine
         kind = engine.settings.kind
-        if kind == "kernels" and self._unsupported(engine.settings):
+        if kind == "kernels" and self.unsupported_reason():
             kind = "torch"
         if engine.kind != kind or not engine.fits(self.policy):
             self.engine = engine = self._made(engine.settings, engine)
@@ -78,27 +79,34 @@ class Fast(BaseAlgorithm):
         """Spend training's time in the phases of `clock`."""
         self.collector.clock = self.engine.clock = clock
 
-    @abstractmethod
     def prepare(self, env: VecEnv) -> str:
         """Compile what the settings ask for, for the sizes of now; phase `other`.
 
         Returns:
             why that failed, if it did just now: training goes on without; else nothing.
         """
+        if self.engine.settings.compile_mode is None:
+            return ""
+        with self.collector.clock.phase("other"):
+            return str(import_module(f"{ACCELERATORS}.compiled").prepare(self, env))
 
-    def _unsupported(self, settings: EngineSettings) -> str | None:
-        """Why PyTorch computes although kernels were asked for. An update of DQN's takes less than the question."""
-        if settings.kind != "kernels" or not self._updates_often:
-            return unsupported_reason(self) if settings.kind == "kernels" else None
+    def unsupported_reason(self) -> str | None:
+        """Why compiled kernels cannot reproduce this algorithm as it is now; None if they can."""
         watch = self.collector.watch
-        if watch is None or not watch.holds(self):
-            self.collector.watch = watch = Watch(self)
-        return watch.reason
+        if watch is not None and watch.holds(self):
+            return watch.reason  # type: ignore[no-any-return]
+        eligible, reason = find_kernels()
+        if eligible is None or not self._updates_often:
+            return reason if eligible is None else eligible.unsupported_reason(self)
+        self.collector.watch = watch = eligible.Watch(self)  # an update of DQN's takes less than the question
+        return watch.reason  # type: ignore[no-any-return]
 
     def _made(self, settings: EngineSettings, before: Engine | None) -> Engine:
         self.collector.watch = None  # something was replaced
-        reason = self._unsupported(settings)
-        engine = self._kinds["torch" if reason else settings.kind](self.policy, settings, before)
+        reason = self.unsupported_reason() if settings.kind == "kernels" else None
+        plain = settings.kind == "torch" or reason is not None
+        kind = self._plain if plain else import_module(f"{ACCELERATORS}.eligible").kernels_of(self)
+        engine: Engine = kind(self.policy, settings, before)
         engine.unsupported_reason = reason
         return engine
 
@@ -114,9 +122,13 @@ class AnyDiscrete(OffPolicyAlgorithm):
         super().__init__(*args, **further)
 
 
-def overridden(algorithm: BaseAlgorithm, name: str) -> bool:
-    """Whether a subclass of the user's, or the object itself, has a method of its own in this place."""
-    return bool(changed(algorithm, (name,)))
+@cache
+def find_kernels() -> tuple[Any, str]:
+    """The module that knows what kernels reproduce; or None, and why there are none."""
+    try:
+        return import_module(f"{ACCELERATORS}.eligible"), ""
+    except ImportError as error:  # their code stands on private parts of numba
+        return None, f"compiled kernels cannot be imported with this version of numba ({error})"
 
 
 class Came(NamedTuple):
@@ -138,7 +150,7 @@ class Collector:
         self.local_random_actions = False  # DQN's random actions of all envs in one draw
         self.sampler = Direct()  # of replay batches
         self.empty_masks = EmptyMasks()
-        self.watch: Watch | None = None  # of a DQN that kernels were asked for
+        self.watch: Any = None  # an `eligible.Watch`, of a DQN that kernels were asked for
         self.source: SlotSource | None = None  # the env seen as slots
         self._env: VecEnv | None = None
 

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
+from fasttrain.algos.causes import check_actions
+from fasttrain.algos.engine import Engine
 from fasttrain.algos.fast import bootstrap_truncated, clip_actions, note_episodes
+from fasttrain.algos.policy_view import action_dims
 from fasttrain.batch import Int64Array, each_array, select_rows
 from fasttrain.buffers.rollout import RolloutStorage
-from fasttrain.engines.causes import check_actions
-from fasttrain.engines.engine import Engine
-from fasttrain.engines.heads import action_dims
 from fasttrain.vec.base import SlotSource, SlotVecEnv, copy_observations
 from fasttrain.vec.groups import Groups, GroupStep
 

@@ -20,17 +20,15 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
-from fasttrain.algos.fast import Fast, bootstrap_truncated, clip_actions, note_episodes, overridden, read_masks
+from fasttrain.algos.causes import check_actions, check_rollout, check_step, why_rollout
+from fasttrain.algos.engine import Acted, Engine, PPOWork, Statistics, TorchEngine
+from fasttrain.algos.fast import Fast, bootstrap_truncated, clip_actions, note_episodes, read_masks
 from fasttrain.algos.grouped import GroupedRollout, groups_of
+from fasttrain.algos.losses import Evaluated, checked, ppo_terms, value_loss, with_loss
+from fasttrain.algos.policy_view import action_dims
+from fasttrain.algos.step import PPOStep, micro_batches
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
 from fasttrain.buffers.stock import STOCK_ROLLOUTS, rollout_class
-from fasttrain.engines.causes import check_actions, check_rollout, check_step, why_rollout
-from fasttrain.engines.engine import Acted, Engine, PPOWork, Statistics
-from fasttrain.engines.heads import action_dims
-from fasttrain.engines.kernels import KernelEngine
-from fasttrain.engines.losses import Evaluated, checked, ppo_terms, value_loss, with_loss
-from fasttrain.engines.step import PPOStep, micro_batches
-from fasttrain.engines.torch import TorchEngine
 from fasttrain.errors import EnvError, NoMasksError
 from fasttrain.vec.base import SlotAdapter, SlotSource
 
@@ -42,7 +40,7 @@ NOT_TERMS = {"loss", "approx_kl", "clip_fraction", "explained_variance", "std", 
 class _PPO(Fast, OnPolicyAlgorithm):
     """What PPO and MaskablePPO share."""
 
-    _kinds: ClassVar[dict[str, type[Engine]]] = {"torch": TorchEngine, "kernels": KernelEngine}
+    _plain = TorchEngine
     _masked: ClassVar[bool]
     _value_loss = staticmethod(value_loss)
 
@@ -77,8 +75,8 @@ class _PPO(Fast, OnPolicyAlgorithm):
         work, own_loss = self.work(), type(self).loss is not _PPO.loss or "loss" in vars(self)
         if engine.kind == "kernels":
             return engine.update(rollout, work)  # type: ignore[no-any-return]
-        compiled = None if own_loss else engine.compiled_loss(work)
-        clock, view, step = engine.clock, engine.new_head(), PPOStep(engine, work)
+        compiled = None if engine.compiled is None else engine.compiled.loss_of(self, work)
+        clock, view, step = engine.clock, engine.new_view(), PPOStep(engine, work)
         clock.enter("other")
         with step.stepping():
             for batch in step.minibatches(rollout):
@@ -98,7 +96,7 @@ class _PPO(Fast, OnPolicyAlgorithm):
                 clock.enter("optim")
                 step.apply(step.noted[-1]["loss"])
         clock.enter("log")
-        return engine.counted(step.read(rollout))  # type: ignore[no-any-return]
+        return engine.counted(step.of_rollout(rollout))  # type: ignore[no-any-return]
 
     def loss(self, batch: RolloutBatch, evaluated: Evaluated) -> dict[str, Tensor]:
         """The terms of PPO's loss (Schulman et al. 2017), each a scalar tensor () without its weight.
@@ -136,19 +134,6 @@ class _PPO(Fast, OnPolicyAlgorithm):
     def remembered(self) -> dict[str, Any]:
         """What the storage of a policy that remembers is made with besides."""
         return {}
-
-    def prepare(self, env: VecEnv) -> str:
-        if self.engine.settings.compile_mode is None:
-            return ""
-        engine: Any = self.engine_now()
-        if overridden(self, "loss"):
-            told, engine.failure = engine.failure, f"torch.compile: {type(self).__name__}.loss is overridden"
-            return "" if told else str(engine.failure)
-        rollout: Any = self.rollout_buffer
-        groups = groups_of(self, self.collector.source_of(env))
-        sizes = [env.num_envs, *([rows.stop - rows.start for rows in groups.rows] if groups else ())]
-        with self.collector.clock.phase("other"):
-            return str(engine.prepare(rollout, self.work(), sizes))
 
 
 class PPO(_PPO, stable_baselines3.PPO):

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from torch import Tensor
 
+from fasttrain.algos.engine import Engine, EngineSettings
+from fasttrain.algos.policy_view import action_dims
 from fasttrain.batch import BoolArray, Int64Array, draw_choices, load_into, select_rows
-from fasttrain.engines.engine import Engine, EngineSettings
-from fasttrain.engines.heads import action_dims
 from fasttrain.errors import ConfigError
 
 Weights = dict[str, Tensor]

@@ -1,8 +1,8 @@
 """The PPO update of an MLP policy as compiled kernels: forward, masked softmax, clipped loss, backward, gradient
 clipping and Adam without a Python call per layer. `acting.py` has the acting step.
 
-Same algorithm as `engines/torch.py` over `losses.py`, other order of summation (class `rounding`): gradients agree with
-autograd to 1e-5 relative (tests/kernels/test_ppo_kernels.py).
+Same algorithm as `algos/ppo.py`, other order of summation (class `rounding`): gradients agree with autograd to 1e-5
+relative (tests/kernels/test_ppo_kernels.py).
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor, nn
 
+from fasttrain.algos.policy_view import action_dims
 from fasttrain.batch import opened
-from fasttrain.engines.heads import action_dims
 
 Arrays = dict[str, NDArray[Any]]
 MASKED_OUT = -1e8  # sb3-contrib's logit of an illegal action

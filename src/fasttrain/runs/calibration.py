@@ -23,8 +23,7 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from fasttrain.algos.fast import Fast
-from fasttrain.engines.eligible import unsupported_reason
-from fasttrain.engines.heads import action_dims
+from fasttrain.algos.policy_view import action_dims
 from fasttrain.kernel_cache import recall, remember
 from fasttrain.machine import usable_cores
 from fasttrain.perf.clock import PhaseClock
@@ -105,7 +104,7 @@ def _is_open(plan: RunSpec, model: Any) -> bool:
         and (config.fused_update == "on" or wide)
         and not (config.deterministic or config.algo.spec.recurrent or config.algo.entry_point)
         and model.device.type == "cpu"
-        and unsupported_reason(model) is None
+        and model.unsupported_reason() is None
     )
 
 

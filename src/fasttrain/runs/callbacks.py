@@ -18,14 +18,14 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_wrapper
 
+from fasttrain.algos.causes import check_step
 from fasttrain.algos.fast import Collector, Fast
+from fasttrain.algos.policy_view import action_dims
 from fasttrain.algos.self_play import SnapshotPool
 from fasttrain.batch import EmptyMasks
 from fasttrain.buffers.prefetch import Prefetching
 from fasttrain.buffers.recurrent import RecurrentStorage
 from fasttrain.buffers.replay_storage import ReplayStorage
-from fasttrain.engines.causes import check_step
-from fasttrain.engines.heads import action_dims
 from fasttrain.machine import process_age_s
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.report import perf_dict

@@ -20,13 +20,11 @@ from rich.console import Console
 from stable_baselines3.common.base_class import BaseAlgorithm
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
-from fasttrain.algos.fast import Fast
+from fasttrain.algos.engine import EngineSettings
+from fasttrain.algos.fast import Fast, find_kernels
+from fasttrain.algos.guard import Guard
+from fasttrain.algos.policy_view import StockView
 from fasttrain.buffers import n_step, prioritized
-from fasttrain.engines import kernels, kernels_q, sequence_kernels
-from fasttrain.engines.eligible import unsupported_reason
-from fasttrain.engines.engine import EngineSettings
-from fasttrain.engines.guard import Guard
-from fasttrain.engines.heads import StockHead
 from fasttrain.errors import EXIT_DONE, ConfigError
 from fasttrain.kernel_cache import Compiler, KernelCall, compile_all, folders
 from fasttrain.machine import usable_cores
@@ -67,7 +65,7 @@ def settle_kernels(plan: RunSpec, model: BaseAlgorithm, resumes: bool = False) -
         raise ConfigError(f"algo.entry_point={plan.config.algo.entry_point}: a class of ours needs engine=fast")
     if plan.config.fused_update != "on" or not isinstance(model, Fast):
         return plan
-    reason = unsupported_reason(model)
+    reason = model.unsupported_reason()
     if reason and plan.row("fused_update").requested == "on" and not resumes:
         raise ConfigError(f"fused_update=on: no compiled kernels for this policy ({reason}); take fused_update=auto")
     return plan.after("fused_update", "off", reason) if reason else plan
@@ -88,7 +86,7 @@ def settle_engine(plan: RunSpec, model: BaseAlgorithm) -> RunSpec:
         return plan.after("use_compile", "off", failure)
     engine: Any = model.engine
     told = [plan.row("use_compile").reason, f"compiled in {engine.warmup_s:.1f} s before training"]
-    if isinstance(getattr(engine, "head", None), StockHead):
+    if isinstance(getattr(engine, "view", None), StockView):
         told.append("acting stays eager: this policy acts by its own methods")
     return plan.after("use_compile", plan.config.use_compile, "; ".join(filter(None, told)))
 
@@ -100,9 +98,9 @@ def learner_calls(config: Config) -> list[KernelCall]:
     """The kernels that this run acts and learns by; none where it has no compiled ones."""
     if config.fused_update != "on":
         return []
-    if config.algo.spec.off_policy:
-        return kernels_q.kernel_calls()
-    return sequence_kernels.kernel_calls() if config.algo.spec.recurrent else kernels.kernel_calls()
+    spec, (eligible, _) = config.algo.spec, find_kernels()
+    kind = "Q-network" if spec.off_policy else "recurrent" if spec.recurrent else "actor-critic"
+    return [] if eligible is None else eligible.REPRODUCED[kind].calls()
 
 
 def replay_calls(config: Config) -> list[KernelCall]:
@@ -161,7 +159,7 @@ def switch_for(
     model.use_engine(EngineSettings())
 
     def use() -> str:
-        if reason := unsupported_reason(model) or (decide() if at is None else ""):
+        if reason := model.unsupported_reason() or (decide() if at is None else ""):
             return reason
         model.use_engine(settings)
         return ""

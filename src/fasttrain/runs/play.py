@@ -30,8 +30,8 @@ from rich.text import Text
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
+from fasttrain.algos.policy_view import action_dims
 from fasttrain.batch import OPPONENTS_TURN as TURN
-from fasttrain.engines.heads import action_dims
 from fasttrain.errors import ConfigError
 from fasttrain.runs.acting import best_choices
 from fasttrain.runs.envs import Statistics, env_spec, wrapped

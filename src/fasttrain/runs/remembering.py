@@ -19,7 +19,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor, nn
 
-from fasttrain.engines.recurrent import step_outputs
+from fasttrain.algos.recurrent import step_outputs
 from fasttrain.runs.acting import ActingPath, Arrays
 
 

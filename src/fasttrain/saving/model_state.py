@@ -19,8 +19,8 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.save_util import recursive_getattr
 
+from fasttrain.algos.engine import Engine
 from fasttrain.batch import inside, load_into, under
-from fasttrain.engines.engine import Engine
 from fasttrain.errors import ConfigError
 from fasttrain.saving.env_state import load_space_state, plain, space_state
 from fasttrain.saving.replay_state import load_replay_state, replay_state

@@ -20,9 +20,9 @@ import torch
 from rich.console import Console
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 
+from fasttrain.accelerators.compiled import untouched
 from fasttrain.buffers.prefetch import Direct
 from fasttrain.daemons.stats import advice, summary
-from fasttrain.engines.compiling import untouched
 from fasttrain.machine import usable_cores
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.report import Flow, Rates

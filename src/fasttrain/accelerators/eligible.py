@@ -1,0 +1,269 @@
+"""Whether compiled kernels reproduce an algorithm as it is now, and what keeps them from it.
+
+It fails closed: `REPRODUCED` names what the kernels compute. What is overridden, added or unknown is computed by the
+algorithm's own methods on PyTorch, and the reason is one sentence, which the plan shows.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, MlpExtractor
+from stable_baselines3.dqn.policies import QNetwork
+from torch import nn
+
+from fasttrain.accelerators import kernels, kernels_q, kernels_recurrent
+from fasttrain.accelerators.contract import Contract, changed
+from fasttrain.accelerators.kernels import KernelEngine
+from fasttrain.accelerators.kernels_q import KernelQEngine
+from fasttrain.accelerators.kernels_recurrent import SequenceKernelEngine
+from fasttrain.accelerators.layout import KINDS, activations_of, heads_of, linears_of, shapes_of
+from fasttrain.algos.engine import Engine, PPOWork, QWork
+from fasttrain.algos.policy_view import choices_of, is_unchanged
+from fasttrain.algos.q_networks import BranchingQNetwork, DuelingQNetwork
+from fasttrain.buffers.replay_storage import ReplayStorage
+from fasttrain.buffers.rollout import RolloutStorage
+from fasttrain.kernels.dense import ACTIVATIONS
+from fasttrain.kernels.simd import PAD
+
+_PPO = Contract(
+    engine=KernelEngine,
+    calls=kernels.kernel_calls,
+    algorithm=("train", "update", "collect_rollouts", "work", "loss", "memory", "remember", "remembered"),
+    policy=("__call__", "forward", "evaluate_actions", "predict_values", "extract_features",
+            "_get_action_dist_from_latent", "_process_sequence", "forward_actor", "forward_critic"),
+    storage=("add", "put", "compute_returns_and_advantages", "minibatches", "sequences", "draw_order", "rows",
+             "observations", "masks", "scalars", "begins", "past"),
+    stored=RolloutStorage,
+    work={PPOWork: ("n_epochs", "batch_size", "clip_range", "clip_range_vf", "ent_coef", "vf_coef",
+                    "normalize_advantage", "max_grad_norm", "target_kl")},
+)  # fmt: skip
+_DQN = Contract(
+    engine=KernelQEngine,
+    calls=kernels_q.kernel_calls,
+    algorithm=("train", "collect_rollouts", "work", "evaluate", "loss", "replay", "predict", "_sample_action"),
+    policy=("__call__", "forward", "_predict", "extract_features"),
+    storage=("add", "put", "sample", "_get_samples", "gather", "draw", "draw_weighted", "windows", "masks_of",
+             "flat_views", "update_priorities"),
+    stored=ReplayStorage,
+    work={QWork: ("gradient_steps", "batch_size", "double_q", "loss", "gamma", "max_grad_norm")},
+)  # fmt: skip
+_RECURRENT = _PPO._replace(engine=SequenceKernelEngine, calls=kernels_recurrent.kernel_calls)
+REPRODUCED = {"actor-critic": _PPO, "recurrent": _RECURRENT, "Q-network": _DQN}
+ADAM = ("lr", "betas", "eps", "foreach", "fused")  # its options that the kernels know; the last two only round
+
+# What an update takes by kernels / by torch, in µs for each row of the rollout; two LSTMs, one thread. 248 inputs,
+# minibatches of 1,024: 128 units 9.4 / 31, 256 units 29 / 53, 512 units 107 / 146. 2 inputs, 2,048 rows in which no
+# episode ends: 128 units 7.1 / 11, 256 units 22 / 32, 512 units 83 / 75.
+PAYS_UP_TO = 256
+
+
+def unsupported_reason(algorithm: Any) -> str | None:
+    """Why compiled kernels cannot reproduce this algorithm as it is now; None if they can. Takes 0.1 ms."""
+    contract, storage = REPRODUCED[_kind_of(algorithm.policy)], storage_of(algorithm)
+    unknown = [f"{kind.__name__}.{name}" for kind, known in contract.work.items()
+               for name in kind._fields if name not in known]  # fmt: skip
+    if unknown:
+        return f"{unknown[0]} is a field that compiled kernels do not know"
+    if not isinstance(storage, contract.stored):
+        return f"the buffer is a {type(storage).__name__}, which SB3's own loops serve"
+    if found := changed(algorithm, contract.algorithm) or changed(storage, contract.storage):
+        return found
+    if contract is _DQN and algorithm._vec_normalize_env is not None:
+        return "VecNormalize: batches are normalised one by one"
+    return policy_reason(algorithm.policy)
+
+
+def policy_reason(policy: Any) -> str | None:
+    """The same of a policy and its optimizer alone."""
+    return next(filter(None, (finds(policy) for finds in _RULES[_kind_of(policy)])), None)
+
+
+def kernels_of(algorithm: Any) -> type[Engine]:
+    """The engine that computes such an algorithm in compiled kernels."""
+    return REPRODUCED[_kind_of(algorithm.policy)].engine
+
+
+def storage_of(algorithm: Any) -> Any:
+    """What the algorithm learns from."""
+    return algorithm.replay_buffer if hasattr(algorithm, "replay_buffer") else algorithm.rollout_buffer
+
+
+class Watch:
+    """Whether an answer may be another by now: sizes and identities that DQN compares at every update, in 3 µs.
+
+    It sees hooks, methods set on an instance, frozen parameters, and another policy, optimizer, buffer or normalizer.
+    What it cannot see, such as a class that was changed, counts from the next `learn` on.
+    """
+
+    def __init__(self, algorithm: Any) -> None:
+        self.reason, self._parts = unsupported_reason(algorithm), _parts_of(algorithm)
+        modules = [*algorithm.policy.modules()]
+        self._owned = [vars(each) for each in (*self._parts[:4], *modules)]
+        self._hooks = [getattr(each, name) for each in modules for name in _HOOKS]
+        self._hooks += [getattr(algorithm.policy.optimizer, name) for name in _STEP_HOOKS]
+        self._learned = _learned(algorithm.policy)
+        self._was = self._state()
+
+    def holds(self, algorithm: Any) -> bool:
+        """Whether all is as it was."""
+        return all(map(operator.is_, self._parts, _parts_of(algorithm))) and self._state() == self._was
+
+    def _state(self) -> tuple[Any, ...]:
+        hooked = any(each._backward_hooks or each._post_accumulate_grad_hooks for each in self._learned)
+        return sum(map(len, self._owned)), any(self._hooks), hooked, [each.requires_grad for each in self._learned]
+
+
+def _parts_of(algorithm: Any) -> tuple[Any, ...]:
+    policy = algorithm.policy
+    return algorithm, policy, policy.optimizer, storage_of(algorithm), algorithm._vec_normalize_env
+
+
+# --- what is asked of a policy: each finds what is in the way, or nothing
+
+
+def _kind_of(policy: Any) -> str:
+    return "Q-network" if hasattr(policy, "q_net") else "recurrent" if hasattr(policy, "lstm_actor") else "actor-critic"
+
+
+def _learned(policy: Any) -> list[nn.Parameter]:
+    """The parameters that the optimizer should have."""
+    return [*getattr(policy, "q_net", policy).parameters()]
+
+
+def _elsewhere(policy: Any) -> str:
+    other = any(each.device.type != "cpu" or each.dtype != torch.float32 for each in policy.parameters())
+    return "the policy is not float32 on the CPU" if other else ""
+
+
+def _changed_policy(policy: Any) -> str:
+    return changed(policy, REPRODUCED[_kind_of(policy)].policy)
+
+
+def _other_actor_critic(policy: Any) -> str:
+    stock = hasattr(policy, "lstm_actor") or is_unchanged(policy)
+    if not stock or choices_of(policy, policy.action_space) is None:
+        return "not a plain policy with discrete actions"
+    layers = type(policy.mlp_extractor)
+    return "" if layers is MlpExtractor else f"the hidden layers are a {layers.__name__}, a class of their own"
+
+
+def _odd_lstm(policy: Any) -> str:
+    lstms = [lstm for lstm in (policy.lstm_actor, policy.lstm_critic) if lstm is not None]
+    actor, units = lstms[0], lstms[0].hidden_size
+    if isinstance(actor, nn.GRU):
+        return "a GRU is computed on PyTorch: compiled kernels serve LSTMs alone"
+    if other := [type(lstm).__name__ for lstm in lstms if type(lstm) is not nn.LSTM]:
+        return f"the LSTM is a {other[0]}, a class of its own"
+    if units % PAD or units > PAYS_UP_TO:
+        pays = f"compiled kernels take multiples of {PAD}" if units % PAD else f"torch is faster above {PAYS_UP_TO}"
+        return f"an LSTM of {units} units: {pays}"
+    if any(not lstm.bias or lstm.proj_size or lstm.bidirectional or lstm.batch_first for lstm in lstms):
+        return "the LSTM has arguments of its own"
+    if actor.num_layers > 1:
+        return f"{actor.num_layers} layers of LSTMs: compiled kernels compute one"
+    return "" if policy.lstm_critic is not None or policy.shared_lstm else "the value net has no LSTM"
+
+
+def _other_q_network(policy: Any) -> str:
+    space, net, target = policy.action_space, policy.q_net, policy.q_net_target
+    if not isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)) or space.dtype != np.int64:
+        return f"actions are {space} of {space.dtype}, neither Discrete nor MultiDiscrete of int64"
+    known = type(net) in (QNetwork, BranchingQNetwork, DuelingQNetwork) and type(target) is type(net)
+    return "" if known else f"the Q-network is a {type(net).__name__}, not a plain, branching or dueling one"
+
+
+def _odd_features(policy: Any) -> str:
+    """The features are to be the observation itself, flat: a float32 Box, or a Dict of vectors."""
+    space, keyed = policy.observation_space, isinstance(policy.observation_space, spaces.Dict)
+    if isinstance(space, spaces.Discrete):
+        return f"observations are {space}; kernels would serve a one-hot Box"
+    owners = [policy.q_net, policy.q_net_target] if hasattr(policy, "q_net") else [policy]
+    names = ("features_extractor", "pi_features_extractor", "vf_features_extractor")
+    found: Any = {getattr(owner, name, None) for owner in owners for name in names} - {None}
+    for extractor in found:
+        if type(extractor) is not (CombinedExtractor if keyed else FlattenExtractor):
+            return f"features come from a {type(extractor).__name__}, not from a flat Box or a Dict of such"
+        parts: Any = getattr(extractor, "extractors", {})
+        if keyed and list(parts) != list(space.spaces):
+            return "the features extractor does not read the observations' keys"
+        for key, part in space.items() if keyed else ():
+            if not isinstance(part, spaces.MultiBinary | spaces.Box):
+                return f"the observations' key {key!r} is {part}; kernels would serve a one-hot Box"
+            if type(parts[key]) is not nn.Flatten:
+                return f"the observations' key {key!r} is an image"
+    served = keyed or (isinstance(space, spaces.Box) and space.dtype == np.float32)
+    return "" if served else f"observations are {space.dtype}; kernels would serve a float32 Box"
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+_EVERYWHERE = vars(nn.modules.module)  # hooks of all modules
+
+
+def _watched(policy: Any) -> str:
+    """A module with a hook, or with a method set on it."""
+    if any(_EVERYWHERE[f"_global{name}"] for name in _HOOKS):
+        return "every module of torch has a hook"
+    path = REPRODUCED[_kind_of(policy)].policy
+    for name, module in policy.named_modules():
+        own = vars(module)
+        if any(own[hooks] for hooks in _HOOKS) or (name and any(each in own for each in path)):
+            return f"{name or 'the policy'} has a hook or a method of its own, which compiled kernels would not call"
+    return ""
+
+
+def _odd_layers(policy: Any) -> str:
+    """Of the networks, which are to be linear layers with one kind of activation between them, and nothing else."""
+    q_nets, lstms = hasattr(policy, "q_net"), [getattr(policy, f"lstm_{name}", None) for name in ("actor", "critic")]
+    if q_nets:
+        nets = [(linears_of(net), activations_of(net), heads_of(net)) for net in (policy.q_net, policy.q_net_target)]
+    else:
+        hidden = [[*net] for net in (policy.mlp_extractor.policy_net, policy.mlp_extractor.value_net)]
+        heads = ([policy.action_net], [policy.value_net])
+        nets = [(net[0::2], net[1::2], head) for net, head in zip(hidden, heads, strict=True)]
+    kinds = {type(each) for _, activations, _ in nets for each in activations}
+    linear: list[Any] = [layer for hidden, _, heads in nets for layer in (*hidden, *heads)]
+    plain = all(type(layer) is nn.Linear and layer.bias is not None for layer in linear)
+    alternate = all(len(hidden) == len(activations) and (hidden or lstms[0]) for hidden, activations, _ in nets)
+    alike = not q_nets or shapes_of(policy.q_net) == shapes_of(policy.q_net_target)
+    if not (plain and alternate and alike) or len(kinds) > 1 or not kinds <= set(KINDS):
+        return "not an MLP of tanh or relu layers"
+    if unknown := [kind for kind in kinds if KINDS[kind] not in ACTIVATIONS]:
+        return f"compiled kernels do not compute activation {KINDS[unknown[0]]} ({unknown[0].__name__})"
+    placed = {id(each) for layer in linear for each in (layer.weight, layer.bias)}
+    placed |= {id(each) for lstm in filter(None, lstms) for each in lstm._flat_weights}
+    extra = [name for name, each in policy.named_parameters() if id(each) not in placed]
+    return f"the parameter {extra[0]} is in none of the layers that compiled kernels know" if extra else ""
+
+
+def _odd_optimizer(policy: Any) -> str:
+    optimizer, learned = policy.optimizer, _learned(policy)
+    group, *more = optimizer.param_groups
+    if type(optimizer) is not torch.optim.Adam or more:
+        return f"the optimizer is {type(optimizer).__name__} of {1 + len(more)} groups, not a plain Adam"
+    if options := [name for name in optimizer.defaults if group.get(name) and name not in ADAM]:
+        return f"compiled kernels do not know Adam's option {options[0]}"
+    if "step" in vars(optimizer) or any(getattr(optimizer, name) for name in _STEP_HOOKS):
+        return "the optimizer's steps have a hook, which compiled kernels would not call"
+    if {*map(id, group["params"])} != {*map(id, learned)}:
+        return "the optimizer does not have the policy's parameters"
+    names = {id(each): name for name, each in policy.named_parameters()}
+    for each in learned:
+        if not each.requires_grad or each._backward_hooks or each._post_accumulate_grad_hooks:
+            return f"the parameter {names[id(each)]} {'has a hook' if each.requires_grad else 'is frozen'}"
+    return ""
+
+
+Rule = Callable[[Any], str]  # of a policy: the sentence about what is in the way, or nothing
+_NETS: tuple[Rule, ...] = (_odd_features, _watched, _odd_layers, _odd_optimizer)
+_RULES: dict[str, tuple[Rule, ...]] = {
+    "actor-critic": (_elsewhere, _changed_policy, _other_actor_critic, *_NETS),
+    "recurrent": (_odd_lstm, _elsewhere, _changed_policy, _other_actor_critic, *_NETS),
+    "Q-network": (_elsewhere, _changed_policy, _other_q_network, *_NETS),
+}

@@ -1,0 +1,99 @@
+"""SequenceKernelEngine: a recurrent actor-critic acts and learns in compiled kernels; `kernels.py` with memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
+from sb3_contrib.common.recurrent.type_aliases import RNNStates
+
+from fasttrain.accelerators.kernels import CPU, KernelEngine, noted_calls, zeros
+from fasttrain.accelerators.layout import Place, lay_out
+from fasttrain.algos.engine import Engine, EngineSettings
+from fasttrain.algos.recurrent import check_settings
+from fasttrain.batch import Float32Array, Int64Array
+from fasttrain.buffers.recurrent import RecurrentStorage
+from fasttrain.buffers.sequences import Memory
+from fasttrain.kernel_cache import KernelCall
+from fasttrain.kernels.nets import Layout, Rows
+from fasttrain.kernels.ppo import Scratch
+from fasttrain.kernels.recurrent import Cells, Lstms, Past, Remembered, train_sequences
+from fasttrain.kernels.simd import PAD, TILE_ROWS
+
+
+class SequenceKernelEngine(KernelEngine):
+    """Of a recurrent policy that `eligible.py` allows; `memory` is a `Memory`, acting gives the states after it."""
+
+    def __init__(self, policy: Any, settings: EngineSettings, before: Engine | None = None) -> None:
+        check_settings(settings)
+        super().__init__(policy, settings, before)
+
+    def _laid_out(self, policy: Any) -> tuple[Layout, list[Place], int, int]:
+        lstms: list[Any] = [policy.lstm_actor, *([] if policy.lstm_critic is None else [policy.lstm_critic])]
+        units, inputs, size = lstms[0].hidden_size, lstms[0].input_size, 0
+        places, offsets = list[Place](), list[list[int]]()
+        for lstm in lstms:
+            grids = (lstm.weight_ih_l0, inputs), (lstm.weight_hh_l0, units), (lstm.bias_ih_l0, 1), (lstm.bias_hh_l0, 1)
+            offsets.append([])
+            for parameter, rows in grids:
+                offsets[-1].append(size)
+                places.append(Place(parameter, size, rows, 4 * units, transposed=parameter.dim() == 2))
+                size += rows * 4 * units
+        where = np.array(offsets)
+        self.lstms = Lstms(units, *(np.ascontiguousarray(where[:, column]) for column in (0, 1, slice(2, 4))))
+        self._cells: dict[int, Cells] = {}  # by number of parts
+        nets = [[*net[0::2]] for net in (policy.mlp_extractor.policy_net, policy.mlp_extractor.value_net)]
+        return lay_out(policy, inputs, [units, units], nets, places, size)
+
+    def _recalled(self, memory: Memory, scratch: Scratch) -> tuple[Remembered, RNNStates]:
+        before = [np.ascontiguousarray(part[0]) for part in (*memory.states.pi, *memory.states.vf)]
+        after = [torch.empty(memory.states.pi[0].shape) for _ in range(2 * len(self.lstms.inputs))]
+        after += after[: 4 - len(after)]
+        past = Past(tuple(before), np.asarray(memory.episode_starts, np.float32))  # type: ignore[arg-type]
+        views: Any = tuple(part[0].numpy() for part in after)
+        remembered = Remembered(self.lstms, past, views, self._cells_for(scratch, len(scratch.ones)))
+        return remembered, RNNStates((after[0], after[1]), (after[2], after[3]))
+
+    def _epoch(
+        self, data: RecurrentStorage, order: Int64Array, steps: Any, rows: Rows, scratch: Scratch, settings: Any
+    ) -> tuple[Any, tuple[Any, ...]]:
+        return train_sequences, (
+            order, data.begins(order), *steps, self.layout, self.lstms, rows, Past(*data.past()), *settings, scratch,
+            self._cells_for(scratch, min(steps[0], len(order))),
+        )  # fmt: skip
+
+    def _cells_for(self, scratch: Scratch, count: int) -> Cells:
+        """Working memory for minibatches of up to `count` rows, in as many parts as `scratch` has."""
+        parts, lstms, units = len(scratch.gradients), len(self.lstms.inputs), self.lstms.units
+        kept = self._cells.get(parts)
+        if kept is None or kept.order.shape[1] < count:
+            # A part has room for all rows, for one may hold them all, and writes what it reads of most of that: pages
+            # nobody came to cost nothing (8 parts of 2,048 rows, 256 units: 464 MB with zeros in them).
+            high = -(-count // TILE_ROWS) * TILE_ROWS
+            self._cells[parts] = kept = Cells(
+                order=np.zeros((parts, count), np.int64),
+                places=np.zeros((parts, 5, count + 2), np.int64),
+                begun=empty(parts, lstms, 2, count, units),
+                gates=empty(parts, lstms, count, 4 * units),
+                outputs=empty(parts, lstms, 5, count, units),
+                rows=zeros(parts, 3, high, units),
+                sums=zeros(parts, high, 4 * units),
+                bias=zeros(parts, 4 * units),
+            )
+        return kept
+
+
+def empty(*shape: int) -> Float32Array:
+    """As `zeros`, whatever is in it."""
+    array: Float32Array = torch.empty(shape).numpy()
+    return array
+
+
+def kernel_calls() -> list[KernelCall]:
+    """Calls of the kernels that the engine makes."""
+    shape = (1, PAD)
+    blank = Memory.blank(1, shape, CPU)
+    return noted_calls(SequenceKernelEngine, RecurrentActorCriticPolicy, RecurrentStorage, blank,
+                       state_shape=shape, own_critic=True)  # fmt: skip

@@ -1,0 +1,326 @@
+"""An engine: how networks act, and in compiled kernels how they learn. Verbs `act`, `values`, `update`, and a life.
+
+Here are the words, what all engines share, and the two that act on PyTorch: as made these compute what stock computes,
+by the same operations. Algorithms hold the plain update; `update` of the kernels' engines computes the same, from
+`PPOWork` or `QWork`. An engine owns no weights. The stock policy and its optimizer are the only truth between two
+calls, so that engines can be exchanged wherever nothing is under way.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from stable_baselines3.common.utils import explained_variance, obs_as_tensor
+from torch import Tensor
+
+from fasttrain.algos.causes import why_no_action
+from fasttrain.algos.devices import Precision, as_float32
+from fasttrain.algos.guard import NOT_FINITE, Guard
+from fasttrain.algos.policy_view import LOST, OUTPUT, action_dims, view_of
+from fasttrain.algos.q_networks import greedy
+from fasttrain.batch import BoolArray, Float32Array, Float64Array, each_array, inside, under
+from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage, TensorObservations
+from fasttrain.errors import ConfigError, EnvError
+from fasttrain.perf.clock import PhaseClock
+from fasttrain.spec.setting import did_you_mean
+
+KINDS = ("torch", "kernels")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """How networks compute. As made: on PyTorch, and every number is that of stock SB3."""
+
+    kind: str = "torch"  # or "kernels": compiled ones on the CPU, faster, equal up to rounding and draws
+    threads: int = 1  # of the kernels, at most
+    fused_adam: bool = False  # torch's fused kernel on the CPU, 99 µs a step of [64, 64], not 275; others bring it too
+    amp_dtype: torch.dtype | None = None  # of the networks: bfloat16, or float16 on CUDA
+    compile_mode: str | None = None  # a mode of torch.compile; on CUDA all but "default" bring CUDA graphs
+    gradient_accumulation: int = 1  # micro-batches per minibatch; on-policy
+    pin_memory: bool = False  # page-locked buffers between host and CUDA
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(f"engine={self.kind!r}: choose {' or '.join(KINDS)}{did_you_mean(self.kind, KINDS)}")
+
+    @classmethod
+    def of(cls, given: str | EngineSettings) -> EngineSettings:
+        """`"torch"` and `"kernels"` stand for the settings of that kind."""
+        return cls(kind=given) if isinstance(given, str) else given
+
+    @property
+    def exact(self) -> bool:
+        """Whether every number is to be stock's: of two ways that round differently, stock's is taken."""
+        return replace(self, threads=1, pin_memory=False) == EngineSettings()
+
+
+class Stored(NamedTuple):
+    """What a rollout keeps of a vector step, where the networks computed it; `n` of N envs."""
+
+    observations: TensorObservations  # (n, ...)
+    actions: Tensor  # (n,) or (n, K), as drawn
+    values: Tensor  # (n, 1)
+    log_probs: Tensor  # (n,)
+    action_masks: Tensor | None  # (n, A) bool
+    memory: Any = None  # of a recurrent policy: its states before the step
+
+
+class Acted(NamedTuple):
+    """One forward. What the envs get is on the host, what is stored lies on the device."""
+
+    actions: NDArray[Any]  # (n, ...), as drawn; not clipped to the action space
+    stored: Stored | None = None  # of an actor-critic
+    memory: Any = None  # of a recurrent policy: its states after the step
+
+
+class PPOWork(NamedTuple):
+    """What one PPO update is, whoever computes it; the names are SB3's."""
+
+    n_epochs: int
+    batch_size: int | None  # None: the whole rollout
+    clip_range: float
+    clip_range_vf: float | None
+    ent_coef: float
+    vf_coef: float
+    normalize_advantage: bool
+    max_grad_norm: float
+    target_kl: float | None
+
+
+class QWork(NamedTuple):
+    """Some updates of a Q-network, one after the other, by compiled kernels."""
+
+    gradient_steps: int
+    batch_size: int
+    double_q: bool  # the online network chooses the next action (van Hasselt et al. 2016)
+    loss: str  # huber or mse
+    gamma: float  # of batches that have no discounts of their own
+    max_grad_norm: float
+
+
+@dataclass(slots=True)
+class Statistics:
+    """What a round of updates came to, read from the device once, at its end."""
+
+    terms: Mapping[str, NDArray[Any]]  # per minibatch: policy_loss, value_loss, …; of Q-networks loss; see `explained`
+    norms: Float64Array  # of gradients, one for each step that was asked for and watched; not finite: not taken
+    steps: int  # optimizer steps taken
+    epochs: int  # begun
+    stopped: bool = False  # before the last minibatch of the last epoch: `target_kl` was exceeded
+    blamed: str = ""  # loss or gradient that was not finite first, where the host could see it
+    expected_skips: bool = False  # float16: an overflow now and then is normal
+
+    @property
+    def skipped(self) -> int:
+        """Steps that were not taken because gradient or loss was not finite."""
+        return int(np.count_nonzero(~np.isfinite(self.norms)))
+
+
+def explained(data: RolloutStorage) -> dict[str, NDArray[Any]]:
+    """The term `explained_variance`: of the returns by the values with which they were collected; SB3's."""
+    values, returns = data.values.reshape(-1)[data.rows], data.returns.reshape(-1)[data.rows]
+    return {"explained_variance": np.array([explained_variance(values, returns)])}
+
+
+class Engine(ABC):
+    """What all engines share.
+
+    Those of actor-critics have `values(observations, memory) → (n,)` besides, those of kernels `update(data, work)`,
+    which learns from a filled rollout or from replay and returns `Statistics`.
+
+    made      with the model, from settings; nothing is compiled, no size is known
+    `begin`   at every rollout: takes the weights of now and draws the rollout's random numbers
+    `fits`    asked where a rollout and an update begin: False once what it was made for was replaced
+    `state`   for checkpoints; never part of the zip
+
+    Args:
+        policy: of SB3, with its optimizer.
+        settings: what is wanted.
+        before: the engine whose place it takes: clock, guard and counters go on.
+    """
+
+    kind: ClassVar[str]
+    clock: PhaseClock
+    guard: Guard | None  # None: nothing not finite is looked for
+    gradient_updates: int  # optimizer steps so far
+    skipped_steps: int  # of these none: see `Statistics.skipped`
+    warmup_s: float  # compiling took so long, outside of every phase
+
+    def __init__(self, policy: Any, settings: EngineSettings, before: Engine | None = None) -> None:
+        self.policy, self.settings, self.device = policy, settings, policy.device
+        self.clock = PhaseClock() if before is None else before.clock
+        self.guard = Guard() if before is None else before.guard
+        self.gradient_updates = 0 if before is None else before.gradient_updates
+        self.skipped_steps = 0 if before is None else before.skipped_steps
+        self.warmup_s = 0.0 if before is None else before.warmup_s
+        dtype = settings.amp_dtype
+        self.precision = None if dtype is None else Precision(self.device.type, dtype)  # of the networks; None: float32
+        self.scaler = None if self.precision is None else self.precision.scaler  # of gradients in float16
+        self.compiled: Any = None  # what torch.compile made of acting and loss, where that was asked for
+        self.unsupported_reason: str | None = None  # why it is not the kernels that were asked for
+
+    def fits(self, policy: Any) -> bool:
+        """Whether it was made for this policy, as it is now."""
+        return policy is self.policy and policy.device == self.device
+
+    def begin(self, rollout: Any = None) -> None:  # noqa: B027 - Q-networks have nothing to begin
+        """Act with the weights of now. `rollout`: which is filled step by step; None: in another order."""
+
+    @abstractmethod
+    def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> Acted:
+        """Choose actions for observations (n, ...) on the host; masks (n, A), None: all legal.
+
+        Raises:
+            EnvError: no action comes out, because something is not finite.
+        """
+
+    def counted(self, done: Statistics) -> Statistics:
+        """Add a round to the counters."""
+        self.gradient_updates += done.steps
+        self.skipped_steps += done.skipped
+        return done
+
+    def state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """For a checkpoint: plain values, and arrays by name."""
+        counters = {"gradient_updates": self.gradient_updates, "skipped_steps": self.skipped_steps}
+        scaler = None if self.scaler is None else dict(self.scaler.state_dict())
+        state: dict[str, Any] = {"fast": counters, "scaler": scaler}
+        if self.guard is None:
+            return state, {}
+        state["guard"], kept = self.guard.state()
+        return state, under("guard", kept)
+
+    def load(self, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from there, once policy and optimizer are as they were.
+
+        Raises:
+            ConfigError: what was kept is not of this policy.
+        """
+        for name in ("gradient_updates", "skipped_steps"):
+            setattr(self, name, int(state["fast"][name]))
+        if self.scaler is not None and state.get("scaler"):
+            self.scaler.load_state_dict(dict(state["scaler"]))
+        if self.guard is not None and "guard" in state:
+            self.guard.load(state["guard"], inside(arrays, "guard"), self.policy)
+
+
+# --- on PyTorch
+
+
+class Transfer:
+    """Plain copies, as SB3 makes them; or by way of page-locked memory, so that the host need not wait for them."""
+
+    def __init__(self, device: torch.device, pinned: bool = False) -> None:
+        self.device, self.pinned = device, pinned and device.type == "cuda"
+
+    def observations(self, observations: Any) -> TensorObservations:
+        """To the device; (N, ...) or a dict of them."""
+        return each_array(self._sent, observations) if self.pinned else obs_as_tensor(observations, self.device)
+
+    def masks(self, action_masks: BoolArray) -> Tensor:  # (N, A) bool
+        """To the device."""
+        return self._sent(action_masks) if self.pinned else torch.from_numpy(action_masks).to(self.device)
+
+    def _sent(self, array: NDArray[Any]) -> Tensor:
+        """torch keeps the page-locked copy until the device has read it."""
+        return torch.from_numpy(np.ascontiguousarray(array)).pin_memory().to(self.device, non_blocking=True)
+
+
+class TorchEngine(Engine):
+    """Of an actor-critic policy."""
+
+    kind: ClassVar[str] = "torch"
+
+    def __init__(self, policy: Any, settings: EngineSettings, before: Engine | None = None) -> None:
+        super().__init__(policy, settings, before)
+        self.transfer = Transfer(self.device, settings.pin_memory)
+        self.view: Any = self.new_view()  # acts
+
+    def new_view(self) -> Any:
+        """The shortest way through the policy as it is now."""
+        return view_of(self.policy, self.policy.action_space, self.precision)
+
+    def batches(self, data: Any, batch_size: int | None) -> Iterator[RolloutBatch]:
+        """One epoch's minibatches."""
+        found: Iterator[RolloutBatch] = data.minibatches(batch_size)
+        return found
+
+    def begin(self, rollout: Any = None) -> None:
+        self.view = self.new_view()
+        if self.compiled is not None:
+            self.compiled.attach(self.view)
+
+    def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> Acted:
+        with torch.no_grad():
+            seen = self.transfer.observations(observations)
+            masks = None if action_masks is None else self.transfer.masks(action_masks)
+            actions, values, log_probs = self._drawn(seen, masks)
+        return Acted(actions.cpu().numpy(), Stored(seen, actions, values, log_probs, masks), memory)
+
+    def _drawn(self, observations: TensorObservations, masks: Tensor | None, *memory: Any) -> Any:
+        """A failure to draw from what is not finite is told with the place."""
+        try:
+            return self.view.act(observations, masks, *memory)
+        except (RuntimeError, ValueError) as error:  # torch.multinomial's and torch.distributions' own
+            # On CUDA the failure is one of the device, which answers no question any more.
+            told = self.device.type == "cpu" and any(words in str(error) for words in NOT_FINITE)
+            if self.guard is None or not told:
+                raise
+            raise EnvError(why_no_action(self.policy, observations, OUTPUT) or LOST) from error
+
+    def values(self, observations: Any, memory: Any = None) -> Float32Array:
+        with torch.no_grad():
+            found: Float32Array = self.view.values(obs_as_tensor(observations, self.device)).cpu().numpy()
+        return found.reshape(-1)
+
+
+class TorchQEngine(Engine):
+    """Of a DQN policy."""
+
+    kind: ClassVar[str] = "torch"
+
+    def __init__(self, policy: Any, settings: EngineSettings, before: Engine | None = None) -> None:
+        super().__init__(policy, settings, before)
+        self.transfer = Transfer(self.device, settings.pin_memory)
+        self._dims = action_dims(policy.action_space)
+        self._shape = policy.action_space.shape or ()
+
+    def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> Acted:
+        values = self.q_values(self.transfer.observations(observations))
+        legal = None if action_masks is None else self.transfer.masks(action_masks)
+        best = greedy(values, legal, self._dims)
+        chosen: NDArray[Any] = (best if self.guard is None else marked(best, values)).cpu().numpy()
+        if self.guard is not None and chosen.flat[0] < 0:
+            raise EnvError(why_no_action(self.policy, observations, "a Q-value") or "a Q-value is not finite")
+        return Acted(chosen.reshape(-1, *self._shape), memory=memory)  # one sub-action has a column of its own
+
+    @torch.no_grad()
+    def q_values(self, observations: TensorObservations) -> Tensor:  # (N, A)
+        """Of all actions, without gradients."""
+        compiled = None if self.compiled is None else self.compiled.values_of(observations)
+        return network_values(self.policy.q_net, observations, self.precision) if compiled is None else compiled
+
+
+def network_values(network: Any, observations: TensorObservations, precision: Precision | None) -> Tensor:  # (B, A)
+    """A network's Q-values in float32; with a `precision` the network itself computes in that."""
+    if precision is None:
+        return network(observations)  # type: ignore[no-any-return]
+    with precision.autocast():
+        return as_float32(network(observations))  # type: ignore[no-any-return]
+
+
+def marked(chosen: Tensor, values: Tensor) -> Tensor:
+    """`chosen`, or -1 everywhere where one of the values (N, A) is not finite, which nothing else would show.
+
+    On the CPU the host looks (2.5 µs); elsewhere nothing waits for the device, the mark travels with the actions.
+    """
+    if values.device.type == "cpu":
+        return chosen if math.isfinite(values.sum().item()) else torch.full_like(chosen, -1)
+    return torch.where(torch.isfinite(values.sum()), chosen, -1)

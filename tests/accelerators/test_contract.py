@@ -1,0 +1,40 @@
+"""What counts as changed: an override by a subclass, a method set on an instance; what a library wrote does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fasttrain.accelerators.contract import changed
+from fasttrain.algos.ppo import PPO
+from fasttrain.buffers.rollout import RolloutStorage
+
+
+class Sampled(RolloutStorage):
+    def minibatches(self, batch_size: int | None) -> Any:
+        return super().minibatches(batch_size)
+
+
+def bare(kind: type[Any]) -> Any:
+    return kind.__new__(kind)
+
+
+def test_a_librarys_own_classes_are_not_changed():
+    assert changed(bare(PPO), ("train", "loss", "no_such_method")) == ""
+    assert changed(bare(RolloutStorage), ("add", "minibatches")) == ""
+
+
+@pytest.mark.parametrize("kind", [Sampled, type("Deeper", (Sampled,), {})])
+def test_an_override_is_named_with_the_class_that_has_it_and_the_one_that_lost_it(kind: type[Any]):
+    expected = "Sampled.minibatches is overridden: compiled kernels compute RolloutStorage's own minibatches"
+    assert changed(bare(kind), ("add", "minibatches")) == expected
+    assert changed(bare(kind), ("add",)) == ""
+
+
+def test_a_method_set_on_an_instance_counts_unless_it_is_its_own():
+    model = bare(PPO)
+    model.train = model.train
+    assert changed(model, ("train",)) == ""
+    model.train = lambda: None
+    assert changed(model, ("train",)) == "PPO.train is set on the instance: compiled kernels compute PPO's own train"

@@ -1,0 +1,150 @@
+"""Kernels for recurrent policies: who is served, and that they act and learn as the torch engine does."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fasttrain
+from accelerated import updated_by
+from fasttrain.accelerators.eligible import policy_reason
+from fasttrain.accelerators.kernels import zeros
+from fasttrain.accelerators.kernels_recurrent import SequenceKernelEngine, kernel_calls
+from fasttrain.algos.engine import EngineSettings, PPOWork
+from fasttrain.algos.recurrent import RecurrentEngine
+from fasttrain.errors import ConfigError
+from fasttrain.threads import ThreadChoice
+from recurrent_cases import CASES, WORK, policy_of, rollout_of
+from toys import single_thread
+
+one_thread = pytest.fixture(autouse=True)(single_thread)
+
+
+def test_settings_that_do_not_go_with_memory_are_refused():
+    with pytest.raises(ConfigError, match="a policy that remembers computes in float32, uncompiled"):
+        SequenceKernelEngine(policy_of(), EngineSettings(kind="kernels", gradient_accumulation=2))
+
+
+def updated(engine_class: Any, policy: Any, storage: Any, work: PPOWork, threads: int = 1, **settings: Any) -> Any:
+    """A copy of the policy after the update, and what the update came to."""
+    learner = copy.deepcopy(policy)
+    kind = "kernels" if engine_class is SequenceKernelEngine else "torch"
+    engine = engine_class(learner, EngineSettings(kind=kind, threads=threads, **settings))
+    np.random.seed(0)
+    return learner, updated_by(engine, storage, work)
+
+
+def check_same(one: Any, other: Any, before: Any, bound: float = 1e-4) -> None:
+    """The two moved as far, up to `bound` of the way that each parameter went."""
+    trio = zip(one.named_parameters(), other.parameters(), before.parameters(), strict=True)
+    for (name, mine), theirs, begun in trio:
+        way = float((theirs - begun).detach().abs().max())
+        assert way > 0, name
+        assert float((mine - theirs).detach().abs().max()) < bound * way + 1e-7, name
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_update_is_the_torch_engines(name: str):
+    kind, settings = CASES[name]
+    policy = policy_of(kind, **settings)
+    assert policy_reason(policy) is None
+    storage = rollout_of(policy, 16, 11, left_out=name == "bits")
+    learned, done = updated(SequenceKernelEngine, policy, storage, WORK)
+    expected, there = updated(RecurrentEngine, policy, storage, WORK)
+    check_same(learned, expected, policy)
+    assert {*done.terms} == {*there.terms}
+    for term, found in done.terms.items():
+        np.testing.assert_allclose(found, there.terms[term], rtol=2e-4, atol=2e-5, err_msg=term)
+    np.testing.assert_allclose(done.norms, there.norms, rtol=1e-4)
+    assert (done.steps, done.epochs) == (there.steps, there.epochs)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"clip_range_vf": 0.1},
+        {"normalize_advantage": False},
+        {"target_kl": 0.25, "batch_size": 13},
+        {"batch_size": None},
+        {"batch_size": 1, "normalize_advantage": False, "n_epochs": 1},
+    ],
+)
+def test_every_setting_of_the_work_is_the_torch_engines(change: dict[str, Any]):
+    policy = policy_of()
+    storage, work = rollout_of(policy, 9, 6), WORK._replace(**change)
+    learned, done = updated(SequenceKernelEngine, policy, storage, work)
+    expected, there = updated(RecurrentEngine, policy, storage, work)
+    check_same(learned, expected, policy)
+    np.testing.assert_allclose(done.norms, there.norms, rtol=1e-4)  # that is not seen in steps clipped to one length
+    assert (done.steps, done.epochs, done.stopped) == (there.steps, there.epochs, there.stopped)
+    assert done.stopped == ("target_kl" in change)
+
+
+def test_threads_change_nothing_but_the_order_of_sums(monkeypatch: pytest.MonkeyPatch):
+    policy = policy_of()
+    storage, work = rollout_of(policy, 20, 40), WORK._replace(batch_size=603)  # parts of 150 and of 151 rows
+    storage.episode_starts[::2] = 1  # so that sequences begin at every border
+    alone, _ = updated(SequenceKernelEngine, policy, storage, work)
+    found = []
+    for on_threads in (True, False):  # 4 parts of a minibatch in either case
+        monkeypatch.setattr(ThreadChoice, "next", lambda _, mode=on_threads: mode)
+        found.append(updated(SequenceKernelEngine, policy, storage, work, threads=4)[0])
+    for one, other in zip(found[0].parameters(), found[1].parameters(), strict=True):
+        assert torch.equal(one, other)
+    check_same(found[0], alone, policy)
+
+
+def test_each_part_of_a_minibatch_is_computed_in_memory_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    policy = policy_of()
+    monkeypatch.setattr("fasttrain.accelerators.kernels_recurrent.empty", zeros)  # so that what is not written is known
+    engine = SequenceKernelEngine(copy.deepcopy(policy), EngineSettings(kind="kernels", threads=4))
+    engine.update(rollout_of(policy, 20, 30), WORK._replace(batch_size=None))
+    for name, each in engine._cells[4]._asdict().items():
+        assert each.reshape(4, -1).any(axis=1).all(), name
+
+
+def test_a_gradient_that_is_not_finite_is_no_step_and_names_the_parameter():
+    policy = policy_of()
+    storage = rollout_of(policy, 8, 6)
+    storage._observations[""][3, 2, 1] = torch.inf
+    learned, done = updated(SequenceKernelEngine, policy, storage, WORK._replace(n_epochs=1))
+    assert done.skipped == 1
+    assert done.blamed
+    assert all(bool(torch.isfinite(parameter).all()) for parameter in learned.parameters())
+
+
+def test_after_a_step_that_was_not_taken_all_goes_on_as_in_the_torch_engine():
+    policy = policy_of()
+    storage, work = rollout_of(policy, 7, 3), WORK._replace(n_epochs=1, batch_size=16)
+    np.random.seed(0)
+    storage._observations[""].view(21, -1)[storage.draw_order()[:16]] = torch.nan  # rows of the first minibatch
+    learned, done = updated(SequenceKernelEngine, policy, storage, work)
+    expected, there = updated(RecurrentEngine, policy, storage, work, fused_adam=True)  # stock's loop refuses NaN
+    assert (done.steps, done.skipped) == (there.steps, there.skipped) == (1, 1)
+    check_same(learned, expected, policy)
+
+
+def test_working_memory_grows_with_the_minibatches_and_is_kept_once():
+    policy = policy_of()
+    engine = SequenceKernelEngine(copy.deepcopy(policy), EngineSettings(kind="kernels"))
+    for steps in (8, 12, 10):
+        engine.update(rollout_of(policy, steps, 3), WORK._replace(batch_size=None))
+    assert [cells.order.shape for cells in engine._cells.values()] == [(1, 36)]
+
+
+def test_the_model_takes_them_where_they_know_every_layer():
+    def engine_of(**kwargs: Any) -> Any:
+        return fasttrain.RecurrentPPO("MlpLstmPolicy", "CartPole-v1", engine="kernels", device="cpu",
+                                      policy_kwargs={"lstm_hidden_size": 16, **kwargs}).engine  # fmt: skip
+
+    assert type(engine_of()) is SequenceKernelEngine
+    assert type(engine_of(n_lstm_layers=2)) is RecurrentEngine
+
+
+def test_the_calls_are_the_engines():
+    names = [call.name for call in kernel_calls()]
+    assert names == ["act_rows", "compress", "train_sequences", "follow"]

@@ -1,0 +1,148 @@
+"""Low precision is inside the networks and nowhere else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from accelerated import a_batch, box_model, filled, masked_model, one_step
+from fasttrain.algos.devices import Precision, as_float32
+from fasttrain.algos.engine import EngineSettings
+from fasttrain.algos.policy_view import view_of
+from fasttrain.algos.step import step_clipped
+from toys import single_thread
+
+one_thread = pytest.fixture(autouse=True)(single_thread)
+BF16 = EngineSettings(amp_dtype=torch.bfloat16)
+FP16 = EngineSettings(amp_dtype=torch.float16)
+
+
+def linear_dtypes(policy: Any) -> set[torch.dtype]:
+    """Filled, from now on, with what the products inside the policy give."""
+    seen: set[torch.dtype] = set()
+    for module in policy.modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_hook(lambda _module, _inputs, output: seen.add(output.dtype), prepend=True)
+    return seen
+
+
+@pytest.mark.parametrize("make", [masked_model, box_model])
+@pytest.mark.parametrize(("settings", "expected"), [(BF16, torch.bfloat16), (EngineSettings(), torch.float32)])
+def test_networks_compute_in_the_dtype_asked_for(make: Any, settings: EngineSettings, expected: torch.dtype):
+    model = make(settings)
+    seen = linear_dtypes(model.policy)
+    filled(model)
+    if make is masked_model:
+        seen.clear()  # the values after the last step were float32, as all bootstraps are
+        model.engine_now().act(np.zeros((2, 3), np.float32), None)
+        assert seen == {expected}
+    seen.clear()
+    model.train()
+    assert seen == {expected}
+    assert {parameter.dtype for parameter in model.policy.parameters()} == {torch.float32}
+    assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("make", [masked_model, box_model])
+def test_what_leaves_the_networks_is_float32(make: Any):
+    model = filled(make(BF16))
+    batch = a_batch(model)
+    head = view_of(model.policy, model.action_space, Precision("cpu", torch.bfloat16))
+    outputs = (*head.act(batch.observations, batch.action_masks)[1:],
+               *(part for part in head.evaluate(batch, True) if part is not None))  # fmt: skip
+    assert {output.dtype for output in outputs} == {torch.float32}
+    if make is box_model:
+        assert model.policy.action_dist.distribution.mean.dtype is torch.float32
+
+
+@pytest.mark.parametrize("make", [masked_model, box_model])
+def test_the_gradient_is_that_of_float32_up_to_the_dtype(make: Any):
+    model = filled(make(EngineSettings()))
+    batch = a_batch(model, 80)
+    found = []
+    for precision in (None, Precision("cpu", torch.bfloat16)):
+        head = view_of(model.policy, model.action_space, precision)
+        values, log_probs, *_ = head.evaluate(batch, True)
+        loss = values.square().mean() - log_probs.mean()
+        found.append(torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(model.policy.parameters()))]))
+    assert 0 < (found[0] - found[1]).norm() / found[0].norm() < 0.05  # bfloat16 has 8 bits: 0.4 % an operation
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_no_illegal_action_is_drawn(dtype: torch.dtype):
+    model = masked_model(BF16)
+    head = view_of(model.policy, model.action_space, Precision("cpu", dtype))
+    generator = torch.Generator().manual_seed(0)
+    masks = torch.rand(20_000, 8, generator=generator) < 0.3
+    masks[torch.arange(20_000), torch.randint(8, (20_000,), generator=generator)] = True
+    with torch.no_grad():
+        actions, _, log_probs = head.act(torch.randn(20_000, 3, generator=generator), masks)
+    assert masks.gather(1, actions.unsqueeze(1)).all()
+    assert torch.isfinite(log_probs).all()
+
+
+def test_networks_are_left_as_they_were():
+    model = box_model(BF16)
+    precision = Precision("cpu", torch.bfloat16)
+
+    def counts() -> list[int]:
+        return [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.policy.modules()]
+
+    before = counts()
+    with precision.inside(model.policy):
+        assert counts() != before
+    assert counts() == before
+    with pytest.raises(RuntimeError), precision.inside(model.policy):
+        model.policy(torch.zeros(2, 99))
+    assert counts() == before
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_only_floats_are_cast():
+    whole, half = torch.ones(2, dtype=torch.int64), torch.ones(2, dtype=torch.float16)
+    assert [part.dtype for part in as_float32((whole, half))] == [torch.int64, torch.float32]
+    assert as_float32(None) is None
+
+
+def test_float16_gradients_are_scaled_and_clipped_unscaled(monkeypatch: pytest.MonkeyPatch):
+    model = filled(masked_model(FP16, max_grad_norm=0.01))
+    scaler = model.engine_now().precision.scaler
+    assert scaler._init_scale == 65536.0
+    scaler._init_scale, norms = 128.0, []
+
+    def noted(optimizer: torch.optim.Optimizer, parameters: Any, *further: Any) -> torch.Tensor:
+        norms.append(torch.cat([parameter.grad.flatten() for parameter in parameters]).norm())
+        return step_clipped(optimizer, parameters, *further)
+
+    monkeypatch.setattr("fasttrain.algos.step.step_clipped", noted)
+    gradients, _ = one_step(model, max_grad_norm=0.01)
+    (scaled,), clipped = norms, gradients.norm()
+    assert scaled > 0.1
+    torch.testing.assert_close(clipped.item(), 0.01, rtol=1e-3, atol=0)
+
+
+def test_a_step_that_overflowed_is_skipped_and_counted():
+    model = filled(masked_model(FP16))
+    scaler = model.engine_now().precision.scaler
+    scaler._init_scale = 1e30
+    before = [parameter.detach().clone() for parameter in model.policy.parameters()]
+    model.n_epochs = 1
+    model.train()
+    assert model.engine.skipped_steps == 4
+    assert model.engine.gradient_updates == 0
+    assert model.logger.name_to_value["train/skipped_steps"] == 4
+    assert scaler.get_scale() < 1e30
+    for parameter, old in zip(model.policy.parameters(), before, strict=True):
+        assert torch.equal(parameter, old)
+
+
+def test_bfloat16_learns_without_a_scaler():
+    model = masked_model(BF16)
+    assert model.engine_now().precision.scaler is None
+    model.learn(160)
+    assert model.engine.gradient_updates == 16
+    assert "train/skipped_steps" not in model.logger.name_to_value

@@ -1,0 +1,202 @@
+"""The maths of PPO: by hand, and against SB3's and sb3-contrib's distributions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from sb3_contrib.common.maskable.distributions import MaskableCategorical, MaskableMultiCategoricalDistribution
+from stable_baselines3.common.distributions import MultiCategoricalDistribution
+from torch import Tensor
+from torch.distributions import Categorical
+
+from fasttrain.algos import losses
+
+LN2 = math.log(2.0)
+
+
+def random_case(rows: int, width: int, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits, masks with at least one legal action, legal actions."""
+    generator = torch.Generator().manual_seed(rows * 1000 + width)
+    logits = torch.randn(rows, width, generator=generator) * scale
+    actions = torch.randint(0, width, (rows,), generator=generator)
+    masks = torch.rand(rows, width, generator=generator) < 0.4
+    masks[torch.arange(rows), actions] = True
+    return logits, masks, actions
+
+
+def test_masked_probabilities_by_hand():
+    logits = torch.tensor([[0.0, 0.0, 5.0], [1.0, 1.0 + LN2, 0.0]])
+    masks = torch.tensor([[True, True, False], [True, True, False]])
+    log_probs = losses.masked_log_normalize(losses.log_normalize(logits), losses.as_legal(masks))
+    expected = torch.tensor([[0.5, 0.5, 0.0], [1 / 3, 2 / 3, 0.0]])
+    torch.testing.assert_close(log_probs.exp(), expected)
+    log_prob, entropy = losses.log_prob_and_entropy(logits, torch.tensor([0, 1]), masks)
+    torch.testing.assert_close(log_prob, torch.tensor([-LN2, math.log(2 / 3)]))
+    torch.testing.assert_close(entropy, torch.tensor([LN2, math.log(3) - 2 / 3 * LN2]))
+
+
+def test_a_single_legal_action_is_certain():
+    masks = torch.tensor([[False, True, False]])
+    logits = torch.tensor([[30.0, -30.0, 0.0]], requires_grad=True)
+    log_prob, entropy = losses.log_prob_and_entropy(logits, torch.tensor([1]), masks)
+    (log_prob + entropy).sum().backward()
+    assert log_prob.item() == 0
+    assert entropy.item() == 0
+    assert logits.grad.abs().max() == 0
+    assert losses.sample(logits.detach(), masks)[0].tolist() == [1]
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("entropy_weight", [0.0, 0.01])
+@pytest.mark.parametrize("shape", [(1, 2), (7, 5), (64, 86)])
+@pytest.mark.parametrize("scale", [0.05, 1.0, 30.0])
+def test_values_and_gradients_are_those_of_the_distributions(masked, entropy_weight, shape, scale):
+    logits, masks, actions = random_case(*shape, scale)
+    weights = torch.randn(shape[0], generator=torch.Generator().manual_seed(0))
+
+    def stock(tensor: Tensor) -> tuple[Tensor, Tensor]:
+        distribution = MaskableCategorical(logits=tensor) if masked else Categorical(logits=tensor)
+        if masked:
+            distribution.apply_masking(masks.float())
+        return distribution.log_prob(actions), distribution.entropy()
+
+    def ours(tensor: Tensor) -> tuple[Tensor, Tensor]:
+        return losses.log_prob_and_entropy(tensor, actions, masks if masked else None, entropy_weight != 0)
+
+    assert_same_values_and_gradients(stock, ours, logits, weights, entropy_weight)
+
+
+@pytest.mark.parametrize("dims", [[3, 4, 2], [3, 3], [2, 2, 2]])
+@pytest.mark.parametrize("masked", [True, False])
+def test_multi_discrete_values_and_gradients(dims, masked):
+    rows = 32
+    parts = [random_case(rows, size) for size in dims]
+    logits = torch.cat([part[0] for part in parts], 1)
+    masks = torch.cat([part[1] for part in parts], 1)
+    actions = torch.stack([part[2] for part in parts], 1)
+    weights = torch.randn(rows, generator=torch.Generator().manual_seed(0))
+
+    def stock(tensor: Tensor) -> tuple[Tensor, Tensor]:
+        kind = MaskableMultiCategoricalDistribution if masked else MultiCategoricalDistribution
+        distribution = kind(dims).proba_distribution(tensor)
+        if masked:
+            distribution.apply_masking(masks)
+        return distribution.log_prob(actions), distribution.entropy()
+
+    def ours(tensor: Tensor) -> tuple[Tensor, Tensor]:
+        return losses.multi_log_prob_and_entropy(tensor, actions, dims, masks if masked else None)
+
+    assert_same_values_and_gradients(stock, ours, logits, weights, 0.01)
+
+
+def assert_same_values_and_gradients(
+    stock: Callable, ours: Callable, logits: Tensor, weights: Tensor, entropy_weight: float
+) -> None:
+    results = []
+    for function in (stock, ours):
+        tensor = logits.clone().requires_grad_(True)
+        log_prob, entropy = function(tensor)
+        ((weights * log_prob).mean() - entropy_weight * entropy.mean()).backward()
+        results.append((log_prob.detach(), entropy.detach(), tensor.grad))
+    for expected, value in zip(*results, strict=True):
+        torch.testing.assert_close(value, expected, rtol=0, atol=1e-8 * (1 + float(expected.abs().max())))
+
+
+def test_gradient_against_finite_differences():
+    logits, masks, actions = random_case(3, 4)
+    logits = logits.double().requires_grad_(True)
+    # The mask factor is float32, exact for 0 and 1, and so does not limit the precision of float64 logits.
+    assert torch.autograd.gradcheck(lambda x: losses.log_prob_and_entropy(x, actions, masks), (logits,))
+    assert torch.autograd.gradcheck(lambda x: losses.log_prob_and_entropy(x, actions), (logits,))
+
+
+def test_entropy_is_only_a_statistic_without_its_gradient():
+    logits, masks, actions = random_case(4, 5)
+    log_prob, entropy = losses.log_prob_and_entropy(logits.requires_grad_(True), actions, masks, False)
+    assert log_prob.requires_grad
+    assert not entropy.requires_grad
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_samples_are_those_of_the_distributions(masked):
+    logits, masks, _ = random_case(50, 9)
+    distribution = MaskableCategorical(logits=logits) if masked else Categorical(logits=logits)
+    if masked:
+        distribution.apply_masking(masks)
+    torch.manual_seed(3)
+    expected = distribution.sample()
+    torch.manual_seed(3)
+    actions, log_probs = losses.sample(logits, masks if masked else None)
+    assert torch.equal(actions, expected)
+    assert torch.equal(log_probs, distribution.log_prob(expected))
+
+
+@pytest.mark.parametrize("agree", [True, False])
+def test_draws_are_those_of_multinomial(agree: bool, monkeypatch: pytest.MonkeyPatch):
+    assert losses._exponentials_agree(), "the short way is meant for this version of torch"
+    monkeypatch.setattr(losses, "_exponentials_agree", lambda: agree)
+    for seed, shape in enumerate([(1, 2), (3, 1), (50, 7), (256, 86)]):
+        probs = torch.softmax(torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 3, -1)
+        probs[:, 1:2] = 0.0
+        torch.manual_seed(seed)
+        expected, after = torch.multinomial(probs, 1, True), torch.get_rng_state()
+        torch.manual_seed(seed)
+        assert torch.equal(losses.draw(probs), expected)
+        assert torch.equal(torch.get_rng_state(), after), "the stream goes on where it would"
+
+
+def test_drawing_from_nan_is_an_error():
+    with pytest.raises(RuntimeError, match="nan"):
+        losses.sample(torch.tensor([[0.0, float("nan")]]))
+
+
+def test_multi_samples_are_those_of_the_distributions():
+    dims = [4, 3, 2]
+    logits, masks, _ = random_case(50, 9)
+    masks[:, [0, 4, 7]] = True
+    distribution = MaskableMultiCategoricalDistribution(dims).proba_distribution(logits)
+    distribution.apply_masking(masks)
+    torch.manual_seed(3)
+    expected = distribution.sample()
+    torch.manual_seed(3)
+    actions, log_probs = losses.multi_sample(logits, dims, masks)
+    assert torch.equal(actions, expected)
+    assert torch.equal(log_probs, distribution.log_prob(expected))
+
+
+def test_normalised_advantages_by_hand():
+    # mean 2, sample deviation 1
+    torch.testing.assert_close(losses.normalize(torch.tensor([1.0, 2.0, 3.0])), torch.tensor([-1.0, 0.0, 1.0]))
+    assert losses.normalize(torch.tensor([5.0])).tolist() == [5.0]
+
+
+def test_policy_loss_by_hand():
+    advantages = torch.tensor([1.0, 1.0, -1.0, -1.0])
+    ratio = torch.tensor([1.5, 0.5, 1.5, 0.5])
+    # min(1.5, 1.2), min(0.5, 0.8), min(-1.5, -1.2), min(-0.5, -0.8)
+    expected = -(1.2 + 0.5 - 1.5 - 0.8) / 4
+    assert losses.policy_loss(advantages, ratio, 0.2).item() == pytest.approx(expected)
+
+
+def test_value_loss_by_hand():
+    values, returns, old = torch.tensor([2.0, 0.0]), torch.tensor([1.0, 1.0]), torch.tensor([0.0, 0.5])
+    assert losses.value_loss(values, returns, old).item() == pytest.approx(1.0)
+    # predictions move to at most 0.1 from the old ones: 0.1 and 0.4
+    assert losses.value_loss(values, returns, old, 0.1).item() == pytest.approx((0.9**2 + 0.6**2) / 2)
+
+
+def test_entropy_loss_by_hand():
+    log_probs = torch.tensor([-1.0, -3.0])
+    assert losses.entropy_loss(torch.tensor([0.5, 1.5]), log_probs).item() == -1.0
+    assert losses.entropy_loss(None, log_probs).item() == -2.0
+
+
+def test_statistics_by_hand():
+    ratio = torch.tensor([1.0, 2.0, 0.5, 1.1])
+    log_ratio = ratio.log()
+    expected = (0 + (1 - LN2) + (-0.5 + LN2) + (0.1 - math.log(1.1))) / 4
+    assert losses.approx_kl(ratio, log_ratio).item() == pytest.approx(expected, abs=1e-6)
+    assert losses.clip_fraction(ratio, 0.2).item() == 0.5

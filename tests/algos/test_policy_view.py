@@ -1,0 +1,96 @@
+"""Which way through a policy is taken, and that both ways give the same numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
+from stable_baselines3.common.policies import ActorCriticPolicy
+
+from accelerated import batch_of
+from fasttrain.algos.policy_view import CategoricalView, StockView, action_dims, view_of
+
+BOX = spaces.Box(-1, 1, (5,), np.float32)
+
+
+def policy_for(action_space: spaces.Space, base: type = MaskableActorCriticPolicy, **kwargs):
+    torch.manual_seed(0)
+    return base(BOX, action_space, lambda _: 3e-4, **kwargs)
+
+
+class OwnForward(ActorCriticPolicy):
+    def forward(self, obs, deterministic=False):
+        return super().forward(obs, deterministic)
+
+
+class OwnFeatures(ActorCriticPolicy):
+    def extract_features(self, obs, features_extractor=None):
+        return super().extract_features(2 * obs, features_extractor)
+
+
+@pytest.mark.parametrize(
+    ("action_space", "base", "expected"),
+    [
+        (spaces.Discrete(4), MaskableActorCriticPolicy, CategoricalView),
+        (spaces.MultiDiscrete([2, 3]), MaskableActorCriticPolicy, CategoricalView),
+        (spaces.MultiBinary(3), MaskableActorCriticPolicy, CategoricalView),
+        (spaces.Discrete(4), ActorCriticPolicy, CategoricalView),
+        (spaces.MultiDiscrete([2, 3]), ActorCriticPolicy, CategoricalView),
+        (spaces.MultiBinary(3), ActorCriticPolicy, StockView),
+        (spaces.Box(-1, 1, (2,)), ActorCriticPolicy, StockView),
+        (spaces.Discrete(4), OwnForward, StockView),
+        (spaces.Discrete(4), OwnFeatures, CategoricalView),
+    ],
+)
+def test_choice_of_head(action_space, base, expected):
+    assert type(view_of(policy_for(action_space, base), action_space)) is expected
+
+
+def test_a_patched_or_hooked_policy_keeps_its_own_methods():
+    space = spaces.Discrete(4)
+    policy = policy_for(space)
+    policy.forward = policy.forward
+    assert type(view_of(policy, space)) is StockView
+    policy = policy_for(space)
+    policy.register_forward_hook(lambda *_: None)
+    assert type(view_of(policy, space)) is StockView
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("action_space", [spaces.Discrete(6), spaces.MultiDiscrete([2, 4]), spaces.MultiBinary(3)])
+def test_short_way_equals_the_policy(action_space, masked, shared):
+    policy = policy_for(action_space, share_features_extractor=shared)
+    short, stock = view_of(policy, action_space), StockView(policy, action_space)
+    observations = torch.randn(32, 5)
+    masks = torch.rand(32, sum(action_dims(action_space))) < 0.5
+    masks[:, [0, 2, 4]] = True
+    masks = masks if masked else None
+    outcomes = []
+    for head in (short, stock):
+        torch.manual_seed(1)
+        with torch.no_grad():
+            actions, values, log_probs = head.act(observations, masks)
+        outcomes.append((actions, values, log_probs, *head.evaluate(batch_of(observations, actions, masks), True)[:3]))
+    for ours, theirs in zip(*outcomes, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+    assert torch.equal(outcomes[0][0], outcomes[1][0]), "actions come from the same random stream"
+
+
+def test_own_features_are_used():
+    space = spaces.Discrete(4)
+    policy = policy_for(space, OwnFeatures)
+    observations = torch.randn(3, 5)
+    with torch.no_grad():
+        _, values, _ = view_of(policy, space).act(observations, None)
+        torch.testing.assert_close(values, policy.forward(observations)[1])
+
+
+def test_widths_of_masks():
+    assert action_dims(spaces.Discrete(5)) == [5]
+    assert action_dims(spaces.MultiDiscrete([2, 3])) == [2, 3]
+    assert action_dims(spaces.MultiBinary(3)) == [2, 2, 2]
+    with pytest.raises(TypeError, match="Box"):
+        action_dims(spaces.Box(-1, 1, (2,)))
