@@ -36,7 +36,8 @@ def settings(*arguments: Any, **changed: Any) -> DaemonsConfig:
 
 def overrides(*arguments: Any) -> tuple[str, ...]:
     """The same game for a command line; its workers find it by `PYTHONPATH` or sys.path."""
-    command = ", ".join(f"'{part}'" for part in (*COMMAND, "--port", "{port}", *map(str, arguments)))
+    where = () if "--stdio" in arguments else ("--port", "{port}")
+    command = ", ".join(f"'{part}'" for part in (*COMMAND, *where, *map(str, arguments)))
     return ("env.backend=daemons", "env.entry_point=pig:Pig", f"daemons.command=[{command}]",
             f"daemons.ports={ports()}", "daemons.count=2")  # fmt: skip
 

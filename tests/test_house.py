@@ -9,7 +9,7 @@ import pytest
 from transition_path import PATHS
 
 SRC = Path(__file__).resolve().parent.parent / "src"
-CEILINGS = {"lines": 49_752, "modules": 227}
+CEILINGS = {"lines": 49_809, "modules": 227}
 
 
 def test_src_is_not_above_its_ceilings() -> None:

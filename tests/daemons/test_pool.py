@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import shlex
 import signal
@@ -113,9 +114,8 @@ def test_a_daemon_that_answers_nobody_is_doubted_and_one_that_answers_others_is_
         pool.doubt(seat.daemon, "timeout", 5)
         pool.doubt(seat.daemon, "garbage", 50)
         assert seat.daemon.ready
-        pool.lost(seat, GameLostError("timeout", "late"), 3, 50)
+        pool.lost(seat, GameLostError("timeout", "late"), 50)
         assert not seat.daemon.ready
-        assert (pool.tally.lost["timeout"], pool.tally.lost_steps["timeout"]) == (1, 3)
 
     pooled(talk, tmp_path, count=1)
 
@@ -227,10 +227,10 @@ def test_it_gives_up_after_so_many_games_in_a_row(tmp_path: Path):
         waiting = [await pool.seat(Pig()) for _ in range(2)]
         asked = asyncio.ensure_future(pool.seat(Pig()))
         await asyncio.sleep(0)
-        pool.lost(waiting[0], LOST, 1, 0)
+        pool.lost(waiting[0], LOST, 0)
         pool.won(waiting[0])
         for _ in range(3):
-            pool.lost(waiting[0], LOST, 1, 0)
+            pool.lost(waiting[0], LOST, 0)
         with pytest.raises(EnvError, match="3 games with the engine failed in a row .daemons.max_failures., the "):
             await asked
 
@@ -239,10 +239,13 @@ def test_it_gives_up_after_so_many_games_in_a_row(tmp_path: Path):
 
 def test_one_process_may_lose_all_its_games_at_once(tmp_path: Path):
     pool = Pool(settings(), Pig, 1, 200, tmp_path, 1, [].append)
-    for _ in range(799):
-        pool.lost(None, LOST, 1, 0)
+    seat: Any = Seat(pool.daemons[0], None, object())  # type: ignore[arg-type]
+    for guest in [False, True] * 799:
+        pool.lost(seat._replace(guest=guest), LOST, 0)
+    with pytest.raises(EnvError, match="800 games"):  # guests' failures are theirs alone
+        pool.lost(seat._replace(guest=True), LOST, 0)
     assert pool.failure is None
-    pool.lost(None, LOST, 1, 0)
+    pool.lost(seat, LOST, 0)
     assert "800 games" in str(pool.failure)
 
 
@@ -286,6 +289,30 @@ def test_the_first_that_does_not_come_up_is_told_at_once(tmp_path: Path):
 
     with pytest.raises(EnvSpecError, match="(?s)ended with exit code 2; it said:.*--goal"):
         pooled(never, tmp_path, "--goal", 0)
+
+
+def test_guests_sit_beside_the_training_until_a_daemon_takes_no_more(tmp_path: Path):
+    async def talk(pool: Pool) -> None:
+        told = list[Any]()
+        pool._tell = lambda *words: told.append(words)
+        seats = [await pool.seat(Pig(), guest=number > 1) for number in range(3)]
+        for seat in seats:
+            pool.begun(seat)
+        assert (seats[2].guest, pool._most_played, pool.per_daemon, pool.most) == (True, 2, 2, math.inf)
+        for _ in range(2):
+            with pytest.raises(GameLostError, match="closed the connection"):
+                await pool.seat(Pig(), guest=True)
+        text = "daemon 0 takes 3 games at once: evaluations end the training's games"
+        assert (told, pool.most) == ([("takes", text), ("guests", None)], 3)
+        waits = asyncio.ensure_future(pool.seat(Pig(), guest=True))
+        await asyncio.sleep(0)
+        assert (told[2:], waits.done()) == ([("guests", None)], False)
+        pool.leave(seats[0])
+        await asyncio.sleep(0.1)
+        assert (await waits).guest
+        assert (pool.daemons[0].ready, pool.tally.restarts, pool.daemons[0].turned_away) == (True, {}, 0)
+
+    pooled(talk, tmp_path, "--max-connections", 3, count=1)
 
 
 def test_a_connection_too_many_is_refused_and_gives_its_seat_back(tmp_path: Path):

@@ -11,8 +11,9 @@ import pytest
 
 from conftest import RunCommand, configured
 from fasttrain.runs import evaluator
-from fasttrain.runs.evaluator import EvaluationError, Evaluator, Result
+from fasttrain.runs.evaluator import Evaluator, Result
 from fasttrain.saving.files import Saving
+from fasttrain.vec.process import WorkerLostError
 
 CONFIG = configured("env.id=CartPole-v1", "algo=ppo")
 
@@ -27,7 +28,7 @@ class Beside:
 
     def __init__(self, config: Any, folder: Path, save: Any) -> None:
         self.folder, self.save, self.waiting, self.left_out, self.closed = folder, save, [], 0, False
-        self.rewards: list[float | EvaluationError] = []
+        self.rewards: list[float | WorkerLostError] = []
         self.asked: list[tuple[bool, Path | None]] = []
 
     def submit(self, env_steps: int, wall_s: float, measure: bool, video: Path | None) -> None:
@@ -43,7 +44,7 @@ class Beside:
             return None
         reward = self.rewards.pop(0)
         env_steps, wall_s, file = self.waiting.pop(0)
-        if isinstance(reward, EvaluationError):
+        if isinstance(reward, WorkerLostError):
             raise reward
         return Result(env_steps, wall_s, quality(reward), 2.0, file)
 
@@ -152,7 +153,7 @@ def test_where_the_process_fails_evaluation_goes_on_in_the_training(parts: Any, 
     evaluator = make(beside=True, num_envs=num_envs)
     beside = evaluator.background
     evaluator.evaluate(10, 1.0)
-    beside.rewards = [EvaluationError("it has died")]
+    beside.rewards = [WorkerLostError("it has died")]
     evaluator.collect()
     assert beside.closed
     assert said == [f"[EVAL] no evaluation beside training: it has died{hint}; from now on it is done in the training"]
@@ -166,7 +167,7 @@ def test_what_waited_for_a_process_that_fails_is_counted_and_no_snapshot_is_miss
     beside = evaluator.background
     for steps in (10, 20, 30):
         evaluator.evaluate(steps, 1.0)
-    beside.rewards = [EvaluationError("it has died")]
+    beside.rewards = [WorkerLostError("it has died")]
     evaluator.saving.failed["a snapshot to evaluate"] = "no room"
     evaluator.finish(lambda: True)
     assert said[1:] == [

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import psutil
@@ -17,11 +18,13 @@ from rich.console import Console
 
 from conftest import configured
 from fasttrain.perf.clock import PhaseClock
+from fasttrain.runs import evaluator
 from fasttrain.runs.envs import build_vec_env, env_facts, this_machine
 from fasttrain.runs.evaluate import evaluate_both
-from fasttrain.runs.evaluator import MOST_WAITING, BackgroundEvaluation, EvaluationError
+from fasttrain.runs.evaluator import MOST_WAITING, BackgroundEvaluation
 from fasttrain.runs.models import build_algorithm
 from fasttrain.spec.plan import resolve
+from fasttrain.vec.process import WorkerLostError
 from worker_toys import signals_rained
 
 SMALL = ("+profile=speed", "vec_env=native", "num_envs=4", "eval.episodes=6", "algo.rollout_size=256", "batch_size=64")
@@ -74,7 +77,7 @@ def test_snapshots_are_taken_when_submitted_and_come_back_in_order(game: Any):
     second = wait_for(evaluation)
     assert (first.env_steps, second.env_steps) == (1, 2)
     assert first.quality != second.quality
-    process = psutil.Process(evaluation._process.pid)
+    process = psutil.Process(evaluation._process.process.pid)
     evaluation.close()
     assert not process.is_running()
     assert not evaluation.folder.exists()
@@ -84,15 +87,15 @@ def test_a_snapshot_that_cannot_be_read_is_an_error_with_its_cause(game: Any):
     _, _, evaluation = game
     evaluation._save = lambda file: file.write_bytes(b"no zip")
     evaluation.submit(1, 0.0)
-    with pytest.raises(EvaluationError, match=r"\w+: "):
+    with pytest.raises(WorkerLostError, match=r"\w+: "):
         wait_for(evaluation)
 
 
 def test_a_process_that_dies_is_an_error(game: Any):
     _, _, evaluation = game
     evaluation.submit(1, 0.0)
-    os.kill(evaluation._process.pid, signal.SIGKILL)
-    with pytest.raises(EvaluationError, match="has died"):
+    os.kill(evaluation._process.process.pid, signal.SIGKILL)
+    with pytest.raises(WorkerLostError, match="the process that evaluates ended with exit code"):
         wait_for(evaluation)
 
 
@@ -113,7 +116,7 @@ def test_the_process_ends_with_a_trainer_that_is_killed(tmp_path: Path):
         "    evaluation = BackgroundEvaluation(configured('env.id=CartPole-v1', 'algo=ppo'), Path(sys.argv[1]),\n"
         "                                      lambda file: file.write_bytes(b''))\n"
         "    evaluation.submit(1, 0.0)\n"
-        "    print(evaluation._process.pid, flush=True)\n"
+        "    print(evaluation._process.process.pid, flush=True)\n"
         "    time.sleep(60)\n"
     )
     tests = str(Path(__file__).resolve().parents[1])
@@ -129,8 +132,9 @@ def test_the_process_ends_with_a_trainer_that_is_killed(tmp_path: Path):
 
 def test_a_process_that_cannot_be_started_is_an_error_and_leaves_nothing(game: Any, monkeypatch: pytest.MonkeyPatch):
     _, _, evaluation = game
-    monkeypatch.setattr(evaluation, "_start", lambda: (_ for _ in ()).throw(OSError(12, "Cannot allocate memory")))
-    with pytest.raises(EvaluationError, match=r"cannot be started \(\[Errno 12\] Cannot allocate memory\)"):
+    failing = MagicMock(side_effect=OSError(12, "Cannot allocate memory"))
+    monkeypatch.setattr(evaluator, "PipedProcess", failing)
+    with pytest.raises(WorkerLostError, match=r"cannot be started \(\[Errno 12\] Cannot allocate memory\)"):
         evaluation.submit(100, 1.0)
     assert evaluation.waiting == []
     evaluation.close()

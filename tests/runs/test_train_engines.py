@@ -7,13 +7,16 @@ import json
 import os
 import re
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+import torch
+from sb3_contrib import MaskablePPO
 
 from conftest import RunCommand
 from fasttrain.vec.games import DaemonVecEnv
-from pig_games import descendants, overrides, until
+from pig_games import descendants, engines, overrides, until
 
 TESTS = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs signals")
@@ -27,10 +30,10 @@ def test_a_run_with_engines_leaves_every_file_and_no_process(
 ):
     before, made = {one.pid for one in descendants()}, list[int]()
     meet = DaemonVecEnv._meet
-    monkeypatch.setattr(DaemonVecEnv, "_meet", lambda env, count, *rest: made.append(count) or meet(env, count, *rest))
-    done = fasttrain(f"+profile={profile}", *overrides("--fault", "close=0.01"), *SMALL)
+    monkeypatch.setattr(DaemonVecEnv, "_meet", lambda env, *rest: made.append(env._count) or meet(env, *rest))
+    done = fasttrain(f"+profile={profile}", *overrides("--fault", "close=0.01"), *SMALL, "eval_every=700")
     assert done.exit_code == 0, done.err
-    assert made == [1, 4], "to look at its spaces, and to train: the evaluation plays the training's"
+    assert made == [1, 4], "to look at its spaces, and to train: evaluations play with the training's"
     assert until(lambda: not {one.pid for one in descendants()} - before)
     config, summary, perf = done.json("plan.json")["config"], done.json("summary.json"), done.json("perf.json")
     assert (config["vec_env"], config["schedule"]) == ("daemons", "first_ready" if profile == "speed" else "lockstep")
@@ -50,8 +53,41 @@ def test_a_run_with_engines_leaves_every_file_and_no_process(
     files = [path for path in (done.folder / "daemons").iterdir() if path.name.startswith("failed_games")]
     failed = [json.loads(line) for path in files for line in path.read_text().splitlines()]
     assert {one["cause"] for one in failed} == {"closed"}
-    assert len(failed) >= lost, "and the evaluation's"
+    assert len(failed) >= lost, "and the evaluations'"
+    assert len(summary["evaluations"]) == 2
     assert all(one["trace"] for one in failed if one["decisions"])
+
+
+@pytest.mark.parametrize("pipes", [False, True])
+def test_evaluations_start_no_engine_and_change_the_training_only_where_its_games_end(
+    fasttrain: RunCommand, pipes: bool
+):
+    most, done = 0, threading.Event()
+
+    def count() -> None:
+        nonlocal most
+        while not done.wait(0.02):
+            most = max(most, len(engines()))
+
+    counting = threading.Thread(target=count)
+    counting.start()
+    more = ("daemons.games_per_daemon=1", "num_envs=2") if pipes else ("eval_async=true",)
+    settings = ("+profile=speed", "schedule=lockstep", *overrides(*["--stdio"] * pipes), *SMALL, *more,
+                "total_timesteps=512")  # fmt: skip
+    try:
+        runs = [fasttrain(*settings, f"eval_every={every}") for every in ((250,) if pipes else (250, 0))]
+    finally:
+        done.set()
+        counting.join()
+    assert runs[0].exit_code == 0, runs[0].err
+    assert most == 2, "engines at once"
+    flags = {row["flag"]: row for row in runs[0].json("plan.json")["flags"]}
+    said = "daemons.games_per_daemon=1: evaluations end" if pipes else "evaluations play 4 games with the training's"
+    assert said in flags["eval_every"]["reason"]
+    assert flags["eval_async"]["effective"] is False
+    assert len(runs[0].json("summary.json")["evaluations"]) == 1
+    first, *others = (MaskablePPO.load(one.folder / "model.zip", device="cpu").policy.state_dict() for one in runs)
+    assert all(torch.equal(first[name], other[name]) for other in others for name in first)
 
 
 def test_an_engine_that_asks_for_both_sides_trains_by_self_play(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):

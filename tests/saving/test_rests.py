@@ -258,7 +258,7 @@ def test_a_checkpoint_that_failed_is_tried_again_before_a_stop_and_that_once(tmp
 
 def test_what_another_process_wrote_is_not_said_to_be_written(tmp_path: Path):
     trainer = Trainer(tmp_path, every=0)
-    trainer.checkpoints.goes_on_from(10)
+    trainer.checkpoints.at = 10
     trainer.go(10)
     assert trainer.checkpoints.may_stop(for_signal=False)
     trainer.checkpoints.finish(15, at_rest=False, stopped=False)

@@ -198,13 +198,20 @@ def test_what_is_said_of_masks_to_an_algorithm_that_reads_none(
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        (["eval_every=500"], "each evaluation on the way starts 2 engine processes more, the last one plays with"),
-        (["eval_every=500", "eval.num_envs=1"], "starts 1 engine process more, the last one too"),
+        (["eval_every=500"], "evaluations play 8 games with the training's engines, whose own games wait"),
+        (
+            ["eval_every=500", "daemons.games_per_daemon=2"],
+            "=2: evaluations end the training's games",
+        ),
+        (
+            ["eval_every=500", "daemons.games_per_daemon=2", "daemons.count=6", "eval.num_envs=4"],
+            "play 4 games",
+        ),
         (["eval_every=500", "eval.episodes=0"], "eval.episodes=0: no evaluation"),
         ([], ""),
     ],
 )
-def test_how_many_engines_evaluations_start_is_said(typed: list[str], said: str):
+def test_what_becomes_of_engines_in_evaluations_is_said(typed: list[str], said: str):
     engines = ("env.backend=daemons", "env.entry_point=m:G", "daemons.command=[e, '{port}']", "num_envs=8")
     row = row_of(plan_of(configured("+profile=speed", "algo=ppo", *engines, *typed), cores=2), "eval_every")
     assert said in row.reason

@@ -68,7 +68,7 @@ class FakePool:
     def __init__(self) -> None:
         self.tally, self.open, self.losses = Tally(), 0, list[tuple[str, int]]()
 
-    async def seat(self, game: Any) -> Seat:
+    async def seat(self, game: Any, guest: bool) -> Seat:
         self.open += 1
         daemon = SimpleNamespace(index=0, heard_ns=0, begins_waiting=lambda: None, ends_waiting=lambda: None)
         channel: Any = SimpleNamespace(decode_ns=0, came_ns=0, trace=[])
@@ -86,11 +86,11 @@ class FakePool:
     def begun(self, seat: Seat) -> None:
         pass
 
-    async def turned_away(self, daemon: Any, channel: Any, since_start: object, error: GameLostError) -> bool:
-        return error.cause == "closed"
+    async def turned_away(self, *of_seat: Any) -> bool:
+        return of_seat[-1].cause == "closed"  # type: ignore[no-any-return]
 
-    def lost(self, seat: Any, error: GameLostError, decisions: int, asked_ns: int) -> None:
-        self.losses.append((error.cause, decisions))
+    def lost(self, seat: Any, error: GameLostError, asked_ns: int) -> None:
+        self.losses.append((error.cause, self.tally.lost_steps.total() - sum(steps for _, steps in self.losses)))
 
 
 class Stage:
@@ -112,7 +112,7 @@ class Stage:
         self.table = Table(
             self.arrays, self.words, game.action_space, DaemonsConfig(**changed), self.pool,  # type: ignore[arg-type]
             self.games, self.failed, lambda row, kind, info=None: self.told.append((row, kind, info)), asks_again,
-            itertools.count(),
+            itertools.count(), self.pool.tally,
         )  # fmt: skip
 
     def play(self, *actions: int, seed: int = 1) -> list[tuple[Any, ...]]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from pig_games import STRICT, descendants, engines, prudent, settings, until
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs signals")
 Make = Callable[..., DaemonVecEnv]
+GIVEN = ("kwargs", "workers", "asks_again", "cores", "guests", "guest_kwargs")
 
 
 @pytest.fixture
@@ -35,11 +37,12 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
 
     def one(num_envs: int = 4, *arguments: Any, game: str = "pig:Pig", **changed: Any) -> DaemonVecEnv:
         where = tmp_path / str(len(made))
-        given = {name: changed.pop(name) for name in ("kwargs", "workers", "asks_again", "cores") if name in changed}
+        given = {name: changed.pop(name) for name in GIVEN if name in changed}
         made.append(
             DaemonVecEnv(
                 game, given.get("kwargs", {}), num_envs, settings(*arguments, **changed), given.get("cores", 2),
-                given.get("workers", 1), where, given.get("asks_again", True),
+                given.get("workers", 1), where, given.get("asks_again", True), guests=given.get("guests", 0),
+                guest_kwargs=given.get("guest_kwargs"),
             )
         )  # fmt: skip
         return made[-1]
@@ -353,17 +356,66 @@ def test_a_trainer_that_is_killed_leaves_nothing(tmp_path: Path):
     assert until(lambda: not any(pig_games.said(one) for one in left))
 
 
-def test_shares_fit_the_daemons(make: Make, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("most", "workers"), [(9, 2), (2, 1)])  # connections; others have no answer
+def test_guests_play_as_they_would_alone_and_leave_the_training_as_it_was(make: Make, most: int, workers: int):
+    """Where there is no place for them the training's games are ended."""
+    command = (*STRICT, str(most), "0", "--port", "{port}")
+    given = {"command": command, "count": 2, "workers": workers, "request_timeout_s": 1.0}
+    alone, env, undisturbed = make(3, **given), make(4, guests=3, **given), make(4, **given)
+    alone.seed(7)
+    alone.reset()
+    expected = together(alone, 30).rows
+    for one in (env, undisturbed):
+        one.seed(5)
+        one.reset()
+        together(one, 7)
+    counted, guests = env.times(), env.guests()
+    for _ in range(2):
+        guests.seed(7)
+        with nullcontext() if most > 2 or env.ended else pytest.warns(UserWarning, match="takes 2 games at once"):
+            guests.reset()
+        assert together(guests, 30).rows == expected
+    guests.close()
+    assert sum("strict_engine.py" in pig_games.said(one) for one in descendants()) == 6, "two of each env"
+    assert env.ended == (most != 9)
+    assert (env.times().decisions, env.times().games, env.times().lost) == (counted.decisions, counted.games, 0)
+    if most == 9:
+        assert together(env, 20).rows == together(undisturbed, 20).rows
+    else:
+        env.seed(7)
+        env.reset()
+        assert together(env, 30).rows[:3] == expected
+    assert (env.times().restarts, env.ended) == (0, False)
+
+
+def test_guests_that_fail_cost_the_training_nothing(make: Make):
+    env = make(2, kwargs={"goal": 50}, guests=2, guest_kwargs={"goal": 20}, max_failures=3)  # the engine plays to 50
+    env.seed(5)
+    env.reset()
+    together(env, 5)
+    for _ in range(2):
+        guests = env.guests()
+        guests.reset()
+        with pytest.raises(EnvError, match="3 games with the engine failed in a row"):
+            together(guests, 500)
+        guests.close()
+    together(env, 50)
+    assert (env.times().lost, env.tally(fresh=True).lost, env.times().restarts) == (0, {}, 0)
+    with pytest.raises(EnvSpecError, match=r"could not be made with env.kwargs=.'lenght': 20"):
+        make(1, guests=1, guest_kwargs={"lenght": 20})
+
+
+def test_shares_fit_the_daemons(make: Make):
     env = make(1, count=1)
     for num_envs, daemons, workers in [(5, 5, 4), (7, 3, 2), (130, 4, 2), (3, 3, 3), (10, 4, 3)]:
-        env.num_daemons, env.num_workers, env.per_daemon = daemons, workers, -(-num_envs // daemons)
-        shares = [env._share(worker, num_envs) for worker in range(workers)]
-        counts = [env._first_daemon(worker + 1) - env._first_daemon(worker) for worker in range(workers)]
-        assert [shares[0][0], shares[-1][1]] == [0, num_envs]
-        assert sum(counts) == daemons
-        for (first, stop), count in zip(shares, counts, strict=True):
-            assert stop - first <= count * env.per_daemon, "more games than the daemons take"
-    env.num_daemons = env.num_workers = 1
+        env.num_daemons, env.num_workers = daemons, workers
+        counts = [len(share) for share in env._shared_out(daemons)]
+        assert (len(counts), sum(counts)) == (workers, daemons)
+        for guests in range(1, num_envs + 1):
+            shares = env._shared_out(guests)
+            assert [row for share in shares for row in share] == [*range(guests)]
+            for share, count in zip(shares, counts, strict=True):
+                assert len(share) <= count * -(-num_envs // daemons), "more games than the daemons take"
 
 
 @pytest.mark.parametrize("arguments", [("--socket", "{socket}"), ("--stdio",)])

@@ -19,7 +19,7 @@ from fasttrain.vec.games_worker import GamesSettings, Worker, made
 
 def given(entry_point: str, kwargs: dict[str, Any], folder: str = ".", rows: int = 1, **changed: Any) -> GamesSettings:
     settings = pig_games.settings(request_timeout_s=3.0, **changed)
-    return GamesSettings(entry_point, kwargs, str(pig_games.ENGINES), folder, settings, 0, 1, (0, rows), 1, rows, 1)
+    return GamesSettings(entry_point, kwargs, str(pig_games.ENGINES), folder, settings, 0, 1, rows, 1, rows, 1)
 
 
 def test_a_game_has_the_runs_deadline():
@@ -80,7 +80,7 @@ def worker_of(folder: Path, max_wait_ms: float = 4.0) -> Any:
     no_arrays: Any = SimpleNamespace()
     settings = given("pig:Pig", {}, str(folder), rows=8, max_wait_ms=max_wait_ms)
     made: Any = Worker(settings, no_arrays, np.zeros(16, np.int64), spaces.Discrete(2))
-    made._loop, made.sent, made._under_way = Loop(), [], 8
+    made._loop, made.sent, made._under_way = Loop(), [], {*range(8)}
     made._send = lambda kind, rows: made.sent.append([row for row, *_ in rows])
     return made
 

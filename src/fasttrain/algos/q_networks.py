@@ -181,6 +181,4 @@ BRANCHING: dict[Any, type[OwnQPolicy]] = {
 }
 
 
-sys.modules.setdefault(
-    "fasttrain.engines.q_networks", sys.modules[__name__]
-)  # where older zips look
+sys.modules.setdefault("fasttrain.engines.q_networks", sys.modules[__name__])  # where older zips look

@@ -139,6 +139,4 @@ class MaskableRecurrentMultiInputActorCriticPolicy(
     """For Dict observations."""
 
 
-sys.modules.setdefault(
-    "fasttrain.engines.recurrent_policies", sys.modules[__name__]
-)  # where older zips look
+sys.modules.setdefault("fasttrain.engines.recurrent_policies", sys.modules[__name__])  # where older zips look

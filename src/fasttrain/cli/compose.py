@@ -155,12 +155,7 @@ def typed_config(composed: object, overrides: Sequence[str]) -> Config:
         plain = OmegaConf.to_container(composed, resolve=True)
     except Exception as error:
         raise clear_error(error, overrides) from error
-    return from_mapping(plain, typed_keys(overrides))  # type: ignore[arg-type]
-
-
-def typed_keys(overrides: Sequence[str]) -> set[str]:
-    """The keys of what was typed, environment variables among it."""
-    return {key_of(text) for text in overrides}
+    return from_mapping(plain, {key_of(text) for text in overrides})  # type: ignore[arg-type]
 
 
 PRESETS = ("profile", "tuned")  # groups whose files set what else has a default

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
 from fasttrain.daemons.wire import Codec, Framing, GameLostError
@@ -186,3 +186,13 @@ async def connected(make: Callable[[], Channel], address: str | tuple[str, int],
         return found
     except (OSError, asyncio.TimeoutError) as error:
         raise GameLostError("no connection", f"{address}: {error or f'no answer within {timeout_s:g} s'}") from error
+
+
+async def cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """End tasks. One cancellation is not enough before Python 3.12, whose `wait_for` may swallow it."""
+    left = {*tasks}
+    while left:
+        for task in left:
+            task.cancel()
+        done, left = await asyncio.wait(left, timeout=0.5)
+        await asyncio.gather(*done, return_exceptions=True)

@@ -6,12 +6,16 @@ that waited for a seat could keep others, who step together with it, from ending
 
 A daemon that plays on some connections, and closes or leaves unanswered one more after another, takes no more games
 than those: from then on each daemon gets so many, and more daemons are started where their number is free.
+
+Guests are the games of an evaluation: they come to the same daemons as the training's games, beside these. Where the
+daemons take no more, the trainer is told, and ends the training's games. Guests that fail do not end the training.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -21,7 +25,7 @@ from typing import NamedTuple
 
 import psutil
 
-from fasttrain.daemons.channel import Channel
+from fasttrain.daemons.channel import Channel, cancelled
 from fasttrain.daemons.daemon import CLOSE_S, Daemon
 from fasttrain.daemons.game import EngineGame, greeted
 from fasttrain.daemons.stats import Tally
@@ -43,6 +47,7 @@ class Seat(NamedTuple):
     daemon: Daemon
     channel: Channel
     since_start: object  # the daemon's `over` when the seat was taken: another one is another process
+    guest: bool = False
 
 
 def ports_of(text: str, part: int = 0, parts: int = 1) -> list[int]:
@@ -52,16 +57,6 @@ def ports_of(text: str, part: int = 0, parts: int = 1) -> list[int]:
     ports = list(range(int(first), int(last or first) + 1))[part::parts]
     at = os.getpid() * 7919 % len(ports)
     return ports[at:] + ports[:at]
-
-
-async def cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """End tasks. One cancellation is not enough before Python 3.12, whose `wait_for` may swallow it."""
-    left = {*tasks}
-    while left:
-        for task in left:
-            task.cancel()
-        done, left = await asyncio.wait(left, timeout=0.5)
-        await asyncio.gather(*done, return_exceptions=True)
 
 
 def playing(daemon: Daemon) -> int:
@@ -75,7 +70,7 @@ class Pool:
     Args:
         make: the game that is played, for greetings and health checks.
         say: hears, in a line, what became of a daemon.
-        tell: hears, in a line for the user, how many games a daemon takes.
+        tell: hears "takes" and, in a line for the user, how many games a daemon takes; "guests" if one finds no seat.
         games: that are played at once; None: as many as there are seats.
         part, parts: which of several pools this one is, that share ports and cores.
     """
@@ -91,11 +86,12 @@ class Pool:
         say: Callable[[str], None],
         part: int = 0,
         parts: int = 1,
-        tell: Callable[[str], None] = lambda text: None,
+        tell: Callable[[str, object], None] = lambda *_: None,
         games: int | None = None,
     ) -> None:
         self.settings, self._game, self.per_daemon, self._say = settings, make(), per_daemon, say
         self._tell, self._at_once = tell, games or count * per_daemon
+        self.most = math.inf if settings.games_per_daemon == "auto" else per_daemon  # of a daemon, guests too
         ports = itertools.cycle(ports_of(str(settings.ports), part, parts))
         threads = max(1, cores // parts // count)
         indices = range(part, part + count * parts, parts)
@@ -107,7 +103,8 @@ class Pool:
         self._successor: Daemon | None = None  # of one that is recycled, until that is gone
         self.tally = Tally()
         self.failure: Exception | None = None  # why it gave up
-        self._lost_in_a_row = 0
+        self._lost_in_a_row = {False: 0, True: 0}  # guests' apart
+        self._guests_away = 0  # turned away one after another
         # One process that ends loses all its games, and the tries until that is seen.
         enough = max(100, 4 * count * per_daemon)
         self._most_lost = enough if settings.max_failures == "auto" else settings.max_failures
@@ -130,9 +127,9 @@ class Pool:
         self._tasks = [asyncio.create_task(self._keep(daemon)) for daemon in self.daemons]
         self._tasks.append(asyncio.create_task(self._look()))
 
-    async def close(self) -> None:
-        """End all daemons; who is asked in vain is killed."""
-        await cancelled(self._tasks)
+    async def close(self, games: Iterable[asyncio.Task[None]] = ()) -> None:
+        """End these tasks and all daemons; who is asked in vain is killed."""
+        await cancelled([*games, *self._tasks])
         daemons = {*self.daemons, *([self._successor] if self._successor else [])}
         for daemon in daemons:
             daemon.terminate()
@@ -140,21 +137,24 @@ class Pool:
         for daemon in daemons:
             daemon.stop(max(0.01, deadline - time.monotonic()))
 
-    async def seat(self, game: EngineGame) -> Seat:
+    async def seat(self, game: EngineGame, guest: bool = False) -> Seat:
         """A seat at the daemon with the fewest games; waits for one.
 
         Raises:
             GameLostError: its daemon did not greet.
-            EnvError: the pool has given up.
+            EnvError: the pool has given up, or too many games of guests failed.
         """
         while True:
             if self.failure is not None:
                 raise self.failure
-            free = [one for one in self.daemons if one.ready and not one.draining and one.seats < self.per_daemon]
+            up = [one for one in self.daemons if one.ready and not one.draining]
+            free = [one for one in up if one.seats < (self.most if guest else self.per_daemon)]
             # Who has turned one away gets the next ones singly.
             free = [one for one in free if not one.turned_away or one.seats <= len(one.served)]
             if free:
                 break
+            if guest and up:
+                self._tell("guests", None)
             self._changed = self._changed or asyncio.get_running_loop().create_future()
             await asyncio.shield(self._changed)
         daemon = min(free, key=lambda one: one.seats)
@@ -167,9 +167,9 @@ class Pool:
         except BaseException as error:
             try:
                 if isinstance(error, GameLostError) and not (
-                    await self.turned_away(daemon, channel, since_start, error)
+                    await self.turned_away(daemon, channel, since_start, guest, error)
                 ):
-                    self._failed(error)
+                    self._failed(error, guest)
                     if since_start is daemon.over:
                         self.doubt(daemon, error.cause, began_ns)
             finally:
@@ -178,39 +178,56 @@ class Pool:
                 else:
                     self.leave(Seat(daemon, channel, since_start))
             raise
-        return Seat(daemon, channel, since_start)
+        return Seat(daemon, channel, since_start, guest)
 
     def begun(self, seat: Seat) -> None:
         """A game's first answer came: the daemon plays on this connection."""
         daemon = seat.daemon
         daemon.served[seat.channel] = daemon.served.get(seat.channel, 0) + 1
-        self._most_played = max(self._most_played, playing(daemon))
+        if seat.guest:
+            self._guests_away = 0
+        else:
+            self._most_played = max(self._most_played, playing(daemon))
         if daemon.turned_away and daemon.seats == len(daemon.served):
             daemon.turned_away = 0
             self._tell_waiting()
 
     async def turned_away(
-        self, daemon: Daemon, channel: Channel | None, since_start: object, error: GameLostError
+        self, daemon: Daemon, channel: Channel | None, since_start: object, guest: bool, error: GameLostError
     ) -> bool:
         """Whether no game was begun on a seat, which is then no lost one: its connection was closed before a game's
         first answer, or the daemon takes no more connections than those it plays on."""
         closed, fresh = error.cause == "closed", channel not in daemon.served
         if not fresh or since_start is not daemon.over or error.cause not in ("closed", "timeout", "no connection"):
             return closed
+        if guest and playing(daemon):
+            return await self._guest_turned_away(daemon)
         full = playing(daemon) >= max(1, self._most_played)
         alone = daemon.seats == len(daemon.served) + 1  # nobody else waits for a first answer
         daemon.turned_away += (full and alone) or not daemon.turned_away
         if closed and not playing(daemon):
-            self._failed(error)
+            self._failed(error, guest)
         if full and daemon.turned_away >= TURNED_AWAY:
             await daemon.leaves(SURE_S)
             if daemon.process is not None and daemon.process.poll() is None and 0 < playing(daemon) < self.per_daemon:
                 self._takes(daemon, playing(daemon))
         return closed or full
 
+    async def _guest_turned_away(self, daemon: Daemon) -> bool:
+        """Whether a daemon that plays on other connections lives: it takes no more of them, if this is so again."""
+        await daemon.leaves(SURE_S)
+        lives = daemon.process is not None and daemon.process.poll() is None
+        self._guests_away += lives
+        if self._guests_away >= TURNED_AWAY:
+            if (most := max(self.per_daemon, playing(daemon))) < self.most:
+                self.most = most
+                self._tell("takes", f"{daemon.name} takes {most} games at once: evaluations end the training's games")
+            self._tell("guests", None)
+        return lives
+
     def _takes(self, daemon: Daemon, takes: int) -> None:
         """Give each daemon no more games than this one takes; have more daemons where that is too few for all."""
-        before, self.per_daemon = self.per_daemon, takes
+        before, self.per_daemon, self.most = self.per_daemon, takes, takes
         at_once = f"{daemon.name} takes {takes} games at once, not {before}"
         lacking = -(-self._at_once // takes) - len(self.daemons)
         if lacking > 0 and self.settings.count != "auto":
@@ -223,7 +240,7 @@ class Pool:
         self.daemons += more
         self._tasks += [asyncio.create_task(self._keep(one)) for one in more]
         also = f", and {lacking} more daemons are started" if more else ""
-        self._tell(f"{at_once}: games_per_daemon is {takes} from here on{also}")
+        self._tell("takes", f"{at_once}: games_per_daemon is {takes} from here on{also}")
         self._tell_waiting()
 
     def leave(self, seat: Seat) -> None:
@@ -255,23 +272,25 @@ class Pool:
     def won(self, seat: Seat) -> None:
         """A game was finished: the engine can be played with."""
         seat.daemon.won += 1
-        self._lost_in_a_row = 0
+        self._lost_in_a_row[seat.guest] = 0
 
-    def lost(self, seat: Seat | None, error: GameLostError, decisions: int, asked_ns: int) -> None:
-        """Count a game that a fault ended; look what it says of its daemon."""
-        self.tally.lost[error.cause] += 1
-        self.tally.lost_steps[error.cause] += decisions
-        if seat is not None and seat.since_start is seat.daemon.over:
+    def lost(self, seat: Seat, error: GameLostError, asked_ns: int) -> None:
+        """A fault ended a game: look what it says of its daemon."""
+        if seat.since_start is seat.daemon.over:
             self.doubt(seat.daemon, error.cause, asked_ns)
-        self._failed(error)
+        self._failed(error, seat.guest)
 
-    def _failed(self, error: GameLostError) -> None:
-        self._lost_in_a_row += 1
-        if self._lost_in_a_row >= self._most_lost:
-            self._give_up(
-                f"{self._lost_in_a_row} games with the engine failed in a row (daemons.max_failures), the last: "
+    def _failed(self, error: GameLostError, guest: bool) -> None:
+        self._lost_in_a_row[guest] += 1
+        if (in_a_row := self._lost_in_a_row[guest]) >= self._most_lost:
+            text = (
+                f"{in_a_row} games with the engine failed in a row (daemons.max_failures), the last: "
                 f"{error.cause}: {error}; see failed_games.jsonl and the daemons' logs"
             )
+            if guest:
+                self._lost_in_a_row[guest] = 0
+                raise EnvError(text)
+            self._give_up(text)
 
     def doubt(self, daemon: Daemon, cause: str, asked_ns: int) -> None:
         """A daemon that has said nothing to anybody since it was asked in vain is hung."""

@@ -16,7 +16,7 @@ from fasttrain.envs.names import arguments, callable_at
 from fasttrain.errors import ConfigError
 from fasttrain.machine import usable_cores
 from fasttrain.spec.config import Config
-from fasttrain.spec.reading import ZOO, env_kwargs, memory_inputs, plays_itself, uses_masks
+from fasttrain.spec.reading import ZOO, env_kwargs, evaluated, guests_of, memory_inputs, plays_itself, uses_masks
 from fasttrain.vec.base import SlotVecEnv
 from fasttrain.vec.vector import GymVecEnv, registered
 
@@ -118,15 +118,16 @@ def _name(config: Config) -> str:
 
 def made_batch(config: Config, num_envs: int, folder: Path | None = None) -> SlotVecEnv:
     """`num_envs` envs of EnvPool, of a registered id's own VectorEnv, of the user's VectorEnv class, or games with
-    external engines, whose logs go to `folder`."""
+    external engines; of a training those of its evaluations are its guests, and its logs go to `folder`."""
     env = config.env
     if env.backend == "daemons":
         from fasttrain.vec.games import DaemonVecEnv
 
         workers = config.workers if isinstance(config.workers, int) else None
+        guests = guests_of(config) if folder else 0
         return DaemonVecEnv(
             str(env.entry_point), env_kwargs(config), num_envs, config.daemons, usable_cores(), workers, folder,
-            asks_again=config.engine != "stock", two_sided=plays_itself(config),
+            config.engine != "stock", plays_itself(config), guests, env_kwargs(evaluated(config)) if guests else None,
         )  # fmt: skip
     kwargs = arguments(env_kwargs(config), "env.kwargs.")
     if env.backend == "envpool":

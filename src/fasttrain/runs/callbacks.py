@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import sb3_contrib
-import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
@@ -68,7 +67,7 @@ class RunCallback(BaseCallback):
         self._checkpoint = Interval(config.checkpoint_every)
         self._film = Interval(config.video.every)
         self._evaluates_beside = bool((config.eval_every or config.video.every) and config.eval_async)
-        self._lends = lends_env(config) and not config.eval_async
+        self._lends = (lends_env(config) or config.env.backend == "daemons") and not config.eval_async
         self._logged_updates = 0
 
     def _on_training_start(self) -> None:
@@ -334,8 +333,3 @@ class SnapshotCallback(BaseCallback):
 def pool_file(model_file: Path) -> Path:
     """Where the opponents lie that belong to a model zip."""
     return model_file.with_name(f"{model_file.stem}.opponents.pt")
-
-
-def save_pool(pool: SnapshotPool, model_file: Path) -> None:
-    """Beside the model."""
-    torch.save(pool.state(), pool_file(model_file))

@@ -9,7 +9,6 @@ with its own envs, seeds and random state. A snapshot that is due while two wait
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
 import os
 import shutil
 import time
@@ -23,8 +22,7 @@ from fasttrain.runs.logs import EvaluationLog
 from fasttrain.saving.files import Saving
 from fasttrain.spec.config import Config
 from fasttrain.spec.reading import no_second_env
-from fasttrain.vec.process import START_METHOD, ended, kill_group
-from fasttrain.vec.worker_start import signals_held, start_function
+from fasttrain.vec.process import PipedProcess, WorkerLostError
 
 BEST, VIDEOS = "best_model.zip", "videos"
 SNAPSHOT, EVALUATION = "a snapshot to evaluate", "evaluation"
@@ -68,7 +66,7 @@ class Evaluator:
             try:
                 with self.saving.of(SNAPSHOT):
                     self.background.submit(env_steps, wall_s, measure, video)
-            except EvaluationError as error:
+            except WorkerLostError as error:
                 self._give_up(error)
         if self.background is None and video is not None:
             self._say(self._film(video))
@@ -90,7 +88,7 @@ class Evaluator:
         if self.background is not None and self.background.waiting:
             try:
                 self._take(self.background.poll())
-            except EvaluationError as error:
+            except WorkerLostError as error:
                 self._give_up(error)
 
     def finish(self, keep_on: Callable[[], bool]) -> None:
@@ -103,7 +101,7 @@ class Evaluator:
                 self._say(f"waiting for {len(background.waiting)} evaluations that began during training")
             while self._take(background.wait(keep_on)):
                 pass
-        except EvaluationError as error:
+        except WorkerLostError as error:
             self._give_up(error)
         if self.background is not None and background.waiting and keep_on():
             self._say(f"{len(background.waiting)} evaluations were given up: they took too long")
@@ -142,7 +140,7 @@ class Evaluator:
         self._say(f"[EVAL] {env_steps:,} steps: mean reward {quality['mean_reward']:.3g}{win}")
         return bool(quality["mean_reward"] > self.best_reward)
 
-    def _give_up(self, error: EvaluationError) -> None:
+    def _give_up(self, error: WorkerLostError) -> None:
         lost = 0 if self.background is None else len(self.background.waiting)
         waited = f" ({lost} that waited are lost)" if lost else ""
         why = f"{error}{self._alone}{waited}"
@@ -152,7 +150,7 @@ class Evaluator:
 
 
 MOST_WAITING = 2  # snapshots, the one that is being played included
-SERVE = "fasttrain.runs.evaluator:serve"
+NAME, SERVE = "the process that evaluates", "fasttrain.runs.evaluator:serve"
 PATIENCE_S = 600.0  # for what is still being played when training is over
 
 
@@ -165,10 +163,6 @@ class Result(NamedTuple):
     seconds: float  # that the process played
     file: Path  # the snapshot, in a folder of its own
     filmed: str = ""  # a line about the video
-
-
-class EvaluationError(Exception):
-    """The process failed or died; the text says how."""
 
 
 class BackgroundEvaluation:
@@ -185,56 +179,44 @@ class BackgroundEvaluation:
         self.folder = folder / "evaluating"
         self.waiting: list[tuple[int, float, Path]] = []
         self.left_out = 0
-        self._process: Any = None
-        self._connection: Any = None
+        self._process: PipedProcess | None = None
 
     def submit(self, env_steps: int, wall_s: float, measure: bool = True, video: Path | None = None) -> None:
         """Have the policy as it is now measured, or filmed, or both.
 
         Raises:
-            EvaluationError: the process has died.
+            WorkerLostError: the process has died.
         """
         if len(self.waiting) >= MOST_WAITING:
             self.left_out += 1
             return
-        if self._process is None:
-            try:
-                self._start()
-            except OSError as error:  # no memory, no descriptors
-                raise EvaluationError(f"the process that evaluates cannot be started ({error})") from error
+        process = self._process = self._process or self._started()
         file = self.folder / str(env_steps) / BEST
         file.parent.mkdir(parents=True, exist_ok=True)
         self._save(file)
         self.waiting.append((env_steps, wall_s, file))
-        try:
-            self._connection.send((file, measure, video))
-        except OSError as error:
-            raise EvaluationError(f"the process that evaluates has died (exit code {self._exit_code()})") from error
+        process.said(lambda: process.connection.send((file, measure, video)))
 
     def poll(self, timeout_s: float = 0.0) -> Result | None:
         """The next result, if there is one within `timeout_s`. The file is the caller's then.
 
         Raises:
-            EvaluationError: the process failed or died.
+            WorkerLostError: the process failed or died.
         """
-        if not self.waiting:
+        process = self._process
+        if not self.waiting or process is None or not process.said(lambda: process.connection.poll(timeout_s)):
             return None
-        try:
-            if not self._connection.poll(timeout_s):
-                return None
-            answer = self._connection.recv()
-        except (EOFError, OSError) as error:
-            raise EvaluationError(f"the process that evaluates has died (exit code {self._exit_code()})") from error
+        answer = process.said(process.connection.recv)
         env_steps, wall_s, file = self.waiting.pop(0)
         if "error" in answer:
-            raise EvaluationError(answer["error"])
+            raise WorkerLostError(answer["error"])
         return Result(env_steps, wall_s, answer["quality"], answer["seconds"], file, answer["filmed"])
 
     def wait(self, keep_on: Callable[[], bool]) -> Result | None:
         """The next result of those that wait, at most `PATIENCE_S` later; None if there is none, or `keep_on` ends it.
 
         Raises:
-            EvaluationError: as `poll`.
+            WorkerLostError: as `poll`.
         """
         deadline = time.monotonic() + PATIENCE_S
         while self.waiting and keep_on() and time.monotonic() < deadline:
@@ -245,32 +227,20 @@ class BackgroundEvaluation:
     def close(self) -> None:
         """End the process and remove what was not evaluated."""
         if self._process is not None:
-            with suppress(OSError):
-                self._connection.close()  # it ends when it reads that
-            ended(self._process, 1.0)
-            kill_group(self._process)
+            self._process.end(1.0)
             self._process = None
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _start(self) -> None:
-        context: Any = multiprocessing.get_context(START_METHOD)
-        self._connection, theirs = context.Pipe()
+    def _started(self) -> PipedProcess:
         # Evaluation shall not take the trainer's cores away with threads, nor write progress into its output.
-        daemons = dataclasses.replace(self._config.daemons, build=())  # was done
-        config = dataclasses.replace(self._config, torch_threads=1, daemons=daemons)
-        process = context.Process(target=start_function, args=(SERVE, config, theirs), daemon=True)
-        with signals_held():
-            process.start()
-        self._process = process
-        theirs.close()
-
-    def _exit_code(self) -> int | None:
-        ended(self._process, 1.0)
-        code: int | None = self._process.exitcode
-        return code
+        config = dataclasses.replace(self._config, torch_threads=1)
+        try:
+            return PipedProcess(NAME, SERVE, config, environment={})
+        except OSError as error:  # no memory, no descriptors
+            raise WorkerLostError(f"{NAME} cannot be started ({error})") from error
 
 
-def serve(config: Config, connection: Connection) -> None:
+def serve(connection: Connection, config: Config) -> None:
     """In the process: evaluate each file that comes, until the other side is gone."""
     import torch
 

@@ -27,7 +27,6 @@ from fasttrain.runs.models import one_env
 from fasttrain.runs.remembering import RememberingPath
 from fasttrain.runs.view import activity, make_console, say
 from fasttrain.saving.files import write_json
-from fasttrain.spec.algorithms import AlgorithmSpec
 from fasttrain.spec.config import Config
 from fasttrain.spec.reading import uses_masks
 
@@ -51,7 +50,12 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     with activity(console, f"exporting to {path.name}") as doing:
         doing.now("loading the model")
         trained = load_run(where, f"{stem}.zip", config.trust)
-        _check_exportable(trained.config.algo.spec)
+        spec = trained.config.algo.spec
+        if spec.exports == "no":
+            raise ConfigError(
+                f"{spec.name} cannot be exported: there is no exported path of its kind of network; "
+                f"load model.zip by {spec.stock.replace(':', '.')}"
+            )
         statistics = _statistics(trained, where)
         doing.now("writing it, and trying it beside the policy")
         path_of = RememberingPath if trained.config.algo.spec.recurrent else ActingPath
@@ -146,14 +150,6 @@ def _target(config: Config, where: Path) -> Path:
 
 def _draft(path: Path) -> Path:
     return path.with_name(path.name + ".unchecked")
-
-
-def _check_exportable(spec: AlgorithmSpec) -> None:
-    if spec.exports == "no":
-        raise ConfigError(
-            f"{spec.name} cannot be exported: there is no exported path of its kind of network; "
-            f"load model.zip by {spec.stock.replace(':', '.')}"
-        )
 
 
 def _statistics(trained: Finished, where: Path) -> VecNormalize | None:

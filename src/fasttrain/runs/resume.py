@@ -95,7 +95,7 @@ def _restored(plan: RunSpec, where: Path, point: Point, console: Console) -> Run
             raise ConfigError(f"{point.folder}: what it says of the run's files is wrong ({error})") from error
         raise
     steps = run.model.num_timesteps
-    run.checkpoints.goes_on_from(steps)
+    run.checkpoints.at = steps
     run.say(f"going on from {point.folder.name}: {steps:,} of {run.config.total_timesteps:,} steps")
     if anew:
         count = run.env.num_envs

@@ -44,7 +44,7 @@ from fasttrain.runs.state import MODEL, raise_crash, snapshot
 from fasttrain.runs.status import EVALUATING, StatusFile
 from fasttrain.runs.stopping import StopFlag, stopping_for
 from fasttrain.runs.summary import summary_of
-from fasttrain.runs.times import engine_lines, engines_dict, env_times
+from fasttrain.runs.times import engine_lines, engines_dict, engines_of, env_times
 from fasttrain.runs.trackers import Watched
 from fasttrain.runs.video import check_every, recorded
 from fasttrain.runs.view import LiveView, activity
@@ -177,7 +177,8 @@ class Run:
     def _wire(self, plan: RunSpec) -> None:
         """The parts that need the envs."""
         folder, console, self.model = self.folder, self.console, self._build_model()
-        check_evaluation(self.model, plan.config)
+        if engines_of(self.env) is None:  # which have begun a game of an evaluation
+            check_evaluation(self.model, plan.config)
         plan = engine.settle_kernels(plan, self.model, self.resumes)
         with activity(console, "trying kernels, torch and its threads"):
             plan = settle_threads(plan if self.resumes else calibrated(plan, self.model, console), self.model)
@@ -281,7 +282,7 @@ class Run:
         with into_place(file) as draft:
             save_model(self.model, draft)
             if self.pool is not None:
-                callbacks.save_pool(self.pool, draft)
+                torch.save(self.pool.state(), callbacks.pool_file(draft))
 
     def check_saved(self) -> None:
         """At the end, whether everything is there.

@@ -67,10 +67,6 @@ class Checkpoints:
         self._cycle_s: float | None = None  # from rest to rest; None before the second
         self._asked: float | None = None  # when somebody first wanted to stop
 
-    def goes_on_from(self, env_steps: int) -> None:
-        """The run was resumed from the checkpoint of so many steps, which is there."""
-        self.at = env_steps
-
     def rest(self, env_steps: int, due: bool, stopping: bool) -> None:
         """The run is at rest; `stopping`: it is to end here."""
         now = time.perf_counter()

@@ -171,9 +171,15 @@ def lends_env(config: Config) -> bool:
 
 
 def lends_engines(config: Config) -> bool:
-    """Whether the last evaluation plays with the training's engines; those on the way start engines of their own."""
+    """Whether the last evaluation may play on in the training's own games with engines, which are ended."""
     other = plays_itself(config) or config.eval.env_kwargs or config.eval.num_envs not in (None, config.num_envs)
     return config.env.backend == "daemons" and not other
+
+
+def guests_of(config: Config) -> int:
+    """Games that evaluations play with the training's engines, beside the training's games."""
+    asked = config.eval.episodes and (config.eval_every or not lends_engines(config))
+    return evaluation_envs(config) if asked and config.env.backend == "daemons" else 0
 
 
 def evaluation_envs(config: Config) -> int:

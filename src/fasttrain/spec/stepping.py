@@ -11,7 +11,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.spec.checks import NOT_APPLICABLE, SHIPPED, Context, EnvFacts, Machine, Resolved
 from fasttrain.spec.config import SELF, Config
 from fasttrain.spec.daemons import shared_out, workers_for
-from fasttrain.spec.reading import evaluation_envs, lends_engines, memory_inputs, plays_itself, uses_masks
+from fasttrain.spec.reading import evaluation_envs, memory_inputs, plays_itself, uses_masks
 
 # What stepping costs besides the envs' own time, from CartPole (scripts/benchmark.py vecenv-auto): per env about the
 # same in a plain loop and in a worker; per step of all workers, waking them and being woken on a machine not all idle.
@@ -279,22 +279,26 @@ def resolve_eval_every(requested: int, context: Context) -> Resolved:
     if not requested and plays_itself(context.config) and "eval_every" not in context.sources:
         every = max(1, context.config.total_timesteps // EVALUATIONS)
         why = f"opponent=self: progress is measured against {context.config.env.eval_opponent}"
-    engines = _engines_to_evaluate(context) if every and context.effective["vec_env"] == "daemons" else ""
+    engines = _games_of_evaluations(context) if every and context.effective["vec_env"] == "daemons" else ""
     return every, "; ".join(filter(None, (why, engines)))
 
 
-def _engines_to_evaluate(context: Context) -> str:
-    """What evaluations on the way start besides the training's engines."""
+def _games_of_evaluations(context: Context) -> str:
+    """What becomes of the training's games with engines during an evaluation on the way."""
     config = dataclasses.replace(context.config, vec_env="daemons", num_envs=context.effective["num_envs"])
-    count = shared_out(config.daemons, evaluation_envs(config), context.machine.cores)[0]
-    last = "the last one plays with the training's" if lends_engines(config) else "the last one too"
-    return f"each evaluation on the way starts {count} engine process{'es' if count > 1 else ''} more, {last}"
+    daemons, per_daemon = shared_out(config.daemons, config.num_envs, context.machine.cores)
+    guests, most = evaluation_envs(config), config.daemons.games_per_daemon
+    if most == "auto" or daemons * per_daemon - config.num_envs >= guests:
+        return f"evaluations play {guests} games with the training's engines, whose own games wait"
+    return f"daemons.games_per_daemon={most}: evaluations end the training's games, which begin anew after them"
 
 
 def resolve_eval_async(requested: bool, context: Context) -> Resolved:
     """Beside training, in a process of its own: where there is work, a core, and room for another env."""
     if requested and not context.effective["eval_every"]:
         return False, "no evaluations on the way without eval_every=…"
+    if requested and context.effective["vec_env"] == "daemons":
+        return False, "evaluations play with the training's engines"
     if requested and context.config.num_envs == 1 and context.sources.get("eval_async") != "command line":
         return False, "num_envs=1: evaluations borrow the one env, for perhaps there can be no second"
     if requested and context.machine.cores < 2 and context.sources.get("eval_async") != "command line":

@@ -144,7 +144,10 @@ class Doctor:
             parts = ["env", "policy", "update", "replay", "logging", "train"]
             names = windows_of(rig, parts if settings.test == "all" else [settings.test])
             measure({"now": rig}, names, settings.seconds, {"now": self.samples}, doing.now)
-            self._note_workers(rig)
+            if rig.shared is not None:
+                times = rig.shared.times_ns()
+                mean = times["envs"] / rig.shared.num_workers
+                self.slowest_over_mean = times["slowest"] / mean if mean else None
             self.engines = rig.engines(settings.seconds)
         if settings.test != "all":
             told = (settings.test, WITH.get(settings.test))
@@ -172,12 +175,6 @@ class Doctor:
     def _build(self, plan: RunSpec) -> Rig:
         self._rigs += 1
         return Rig(plan, self.folder / "parts" / str(self._rigs), self._torch_threads)
-
-    def _note_workers(self, rig: Rig) -> None:
-        if rig.shared is not None:
-            times = rig.shared.times_ns()
-            mean = times["envs"] / rig.shared.num_workers
-            self.slowest_over_mean = times["slowest"] / mean if mean else None
 
     def _measure_again(self, plan: RunSpec, candidate: Candidate) -> tuple[Rates, Flow] | None:
         """The parts that `candidate` changes, in turn with the present ones."""

@@ -32,7 +32,7 @@ from fasttrain.daemons.game import (
     sound,
 )
 from fasttrain.daemons.pool import Pool
-from fasttrain.daemons.stats import GameTimes
+from fasttrain.daemons.stats import GameTimes, Tally
 from fasttrain.daemons.wire import GameLostError
 from fasttrain.errors import EnvError
 from fasttrain.spec.daemons import DaemonsConfig
@@ -84,7 +84,9 @@ class Table:
     tell: Callable[..., None]  # (row, READY, STEP or AGAIN, info of an episode that ended)
     asks_again: bool
     names: Iterator[int]  # a number for each game that no other one has
+    tally: Tally
     two_sided: bool = False  # somebody here decides for the other side too
+    guest: bool = False  # the games are of an evaluation
     actions: dict[int, asyncio.Future[None]] = field(default_factory=dict)  # done once the trainer has acted
 
 
@@ -192,7 +194,9 @@ class Row:
                 outcome = await self._begun()
             except GameLostError as error:
                 seat = self.seat
-                if seat is None or await self.pool.turned_away(seat.daemon, seat.channel, seat.since_start, error):
+                if seat is None or await self.pool.turned_away(
+                    seat.daemon, seat.channel, seat.since_start, seat.guest, error
+                ):
                     self.number -= 1  # it was not begun
                     self._leave()
                 else:
@@ -219,7 +223,7 @@ class Row:
         try:
             while self.seat is None or not self.pool.stays(self.seat):
                 self._leave()
-                self.seat = await self.pool.seat(self.game)
+                self.seat = await self.pool.seat(self.game, self.table.guest)
         finally:
             self.table.words[SPENT["idle_ns"]] += time.perf_counter_ns() - self.began_ns
         self.began_ns = time.perf_counter_ns()
@@ -273,7 +277,7 @@ class Row:
             words[SPENT["engine_ns"]] += engine
             words[SPENT["network_ns"]] += wire - engine
             words[SPENT["decode_ns"]] += decode
-        self.pool.tally.decisions.add(now - began)
+        self.table.tally.decisions.add(now - began)
         return outcome
 
     def _show(self, decision: Decision) -> None:
@@ -301,8 +305,8 @@ class Row:
     def _note_game(self, over: Over, last_reward: float) -> None:
         self.pool.won(self.seat)
         self.table.words[SPENT["games"]] += 1
-        self.pool.tally.steps += self.length
-        self.pool.tally.games.add(time.perf_counter_ns() - self.began_ns)
+        self.table.tally.steps += self.length
+        self.table.tally.games.add(time.perf_counter_ns() - self.began_ns)
         self.table.games.add({**self._record(), "last_reward": last_reward, "truncated": over.truncated})
 
     def _note_loss(self, error: GameLostError) -> None:
@@ -310,13 +314,15 @@ class Row:
         words, seat = self.table.words, self.seat
         words[SPENT["lost"]] += 1
         words[SPENT["lost_decisions"]] += self.length
+        self.table.tally.lost[error.cause] += 1
+        self.table.tally.lost_steps[error.cause] += self.length
         trace = [] if seat is None else [
             [round((one.ns - self.began_ns) / 1e6, 3), one.way, one.payload.decode(errors="backslashreplace")]
             for one in seat.channel.trace
         ]  # fmt: skip
         said = {"cause": error.cause, "why": str(error), "actions": self.actions, "trace": trace}
         self.table.failed.add({**self._record(), **said})
-        self.pool.lost(seat, error, self.length, self.asked_ns)
+        self.pool.lost(seat, error, self.asked_ns)
         self._leave()
 
     def _record(self) -> dict[str, Any]:

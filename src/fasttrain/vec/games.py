@@ -7,7 +7,8 @@ come to a next decision (`groups.Groups`).
 
 from __future__ import annotations
 
-import multiprocessing
+import copy
+import itertools
 import os
 import pickle
 import select
@@ -16,9 +17,8 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,8 @@ from fasttrain.vec.base import SlotVecEnv, copy_observations, episode_info
 from fasttrain.vec.game_row import AGAIN, READY
 from fasttrain.vec.games_worker import GamesSettings, Ready
 from fasttrain.vec.groups import GroupStep
-from fasttrain.vec.process import START_METHOD, kill_group
-from fasttrain.vec.worker_memory import Layout, SharedBlock
-from fasttrain.vec.worker_start import ONE_THREAD, inherited, signals_held, start_function
+from fasttrain.vec.process import PipedProcess
+from fasttrain.vec.worker_memory import Arrays, Layout, SharedBlock
 
 LOOK_EVERY_S = 0.5  # whether workers live
 HUNG_S = 300.0  # without a word, of which there is one a second: as env.step_timeout_s
@@ -56,6 +55,7 @@ class DaemonVecEnv(SlotVecEnv):
         folder: where logs and records of games are kept; None: nowhere.
         asks_again: False for learners that cannot be asked the same decision twice: SB3's own loops.
         two_sided: the game asks for the other side's decisions too (`SelfPlayVecEnv` has somebody make them).
+        guests: how many games `guests()` has, at most `num_envs`; made with `guest_kwargs`, if these are others.
 
     Raises:
         EnvSpecError: the class cannot be made, or the first engine does not come up.
@@ -73,6 +73,8 @@ class DaemonVecEnv(SlotVecEnv):
         folder: Path | None = None,
         asks_again: bool = True,
         two_sided: bool = False,
+        guests: int = 0,
+        guest_kwargs: dict[str, Any] | None = None,
     ) -> None:
         if sys.platform == "win32":
             raise EnvSpecError("env.backend=daemons needs Linux or macOS: take WSL")
@@ -82,32 +84,50 @@ class DaemonVecEnv(SlotVecEnv):
         self.folder = Path(folder or str(self._temporary))
         self.folder.mkdir(parents=True, exist_ok=True)
         self.num_workers = min(workers or workers_for(settings, num_envs, cores), self.num_daemons)
+        self._count, self._num_guests, self._first = num_envs, guests, 0
         self._workers = [
             _Process(
                 GamesSettings(
                     entry_point, kwargs, os.getcwd(), str(self.folder), settings, worker, self.num_workers,
-                    self._share(worker, num_envs), self._first_daemon(worker + 1) - self._first_daemon(worker),
-                    self.per_daemon, cores, asks_again, two_sided,
+                    len(rows), len(daemons), self.per_daemon, cores, asks_again, two_sided, num_envs, guest_kwargs,
                 )
             )
-            for worker in range(self.num_workers)
+            for worker, (rows, daemons) in enumerate(
+                zip(self._shared_out(num_envs), self._shared_out(self.num_daemons), strict=True)
+            )
         ]  # fmt: skip
-        self._news: dict[int, tuple[int, dict[str, Any] | None]] = {}
+        self._news: dict[int, tuple[int, dict[str, Any] | None]] = {}  # of this env's rows
         self._tallies = [Tally() for _ in self._workers]
         self._failure: FastTrainError | None = None  # that a worker told of
-        self.again: BoolArray = np.zeros(num_envs, np.bool_)  # whose last action was refused
+        # Of the training's env, which its guests know too: whether they play, and ended its games to make place.
+        self.host, self.guests_play, self.ended = self, False, False
         try:
-            ready = self._meet(num_envs, settings.start_timeout_s + SLACK_S)
+            self._ready = self._meet(num_envs + guests, settings.start_timeout_s + SLACK_S)
         except BaseException:
             self.close()
             raise
+        self._take_rows(0, num_envs)
+
+    def _take_rows(self, first: int, count: int) -> None:
+        """Be the env of these rows of the workers' memory."""
+        self._first, self._shares, mine = first, self._shared_out(count), slice(first, first + count)
+        self.arrays: Arrays = each_array(lambda array: array[mine], self._memory)
         arrays = self.arrays
         self.slots = Slots(
             arrays.observations[0], arrays.actions, arrays.rewards, arrays.terminations, arrays.truncations,
             arrays.action_masks,
         )  # fmt: skip
-        super().__init__(num_envs, ready.observation_space, ready.action_space)
-        self.rows = [slice(row, row + 1) for row in range(num_envs)]
+        self.again: BoolArray = np.zeros(count, np.bool_)  # whose last action was refused
+        super().__init__(count, self._ready.observation_space, self._ready.action_space)
+        self.rows = [slice(row, row + 1) for row in range(count)]
+
+    def guests(self) -> DaemonVecEnv:
+        """An evaluation's games with these engines; to be closed. Without place, the training's are `ended`."""
+        guests = copy.copy(self)
+        guests._news = {}
+        guests._take_rows(self.num_envs, self._num_guests)
+        self.host.guests_play = True
+        return guests
 
     def _meet(self, num_envs: int, timeout_s: float) -> Ready:
         """Give the workers their memory, and wait until their engines are up."""
@@ -118,7 +138,7 @@ class DaemonVecEnv(SlotVecEnv):
             num_info_keys=0,
         )  # fmt: skip
         block = SharedBlock(layout.size_bytes)
-        self.arrays, self.control = layout.views(block.memory)
+        self._memory, self.control = layout.views(block.memory)
         self._poller = select.poll()
         for worker in self._workers:
             worker.connection.send(layout)
@@ -132,12 +152,10 @@ class DaemonVecEnv(SlotVecEnv):
                 raise EnvSpecError(f"daemons: none was up after {timeout_s:g} s")
         return ready
 
-    def _share(self, worker: int, num_envs: int) -> tuple[int, int]:
-        first, stop = self._first_daemon(worker), self._first_daemon(worker + 1)
-        return first * num_envs // self.num_daemons, stop * num_envs // self.num_daemons
-
-    def _first_daemon(self, worker: int) -> int:
-        return worker * self.num_daemons // self.num_workers
+    def _shared_out(self, count: int) -> list[range]:
+        """Rows, or daemons, of each worker."""
+        firsts = [worker * self.num_daemons // self.num_workers for worker in range(self.num_workers + 1)]
+        return [range(*(place * count // self.num_daemons for place in ends)) for ends in itertools.pairwise(firsts)]
 
     # --- all together
 
@@ -148,9 +166,9 @@ class DaemonVecEnv(SlotVecEnv):
         self._reset_seeds()
         self._news.clear()
         self.again[:], self.slots.resets = False, None
-        for index, worker in enumerate(self._workers):
-            first, stop = self._share(index, self.num_envs)
-            worker.send("reset", {row: seeds[row] for row in range(first, stop)})
+        for worker, share in zip(self._workers, self._shares, strict=True):
+            worker.send("reset", {self._first + row: seeds[row] for row in share})
+        self.host.ended &= self._first > 0
         self.clear_slots()
         while sum(kind == READY for kind, _ in self._news.values()) < self.num_envs:
             self._hear(LOOK_EVERY_S)
@@ -177,11 +195,10 @@ class DaemonVecEnv(SlotVecEnv):
         return [found for row in rows if (found := self._came(row)) is not None]
 
     def _act(self, rows: Sequence[int]) -> None:
-        for index, worker in enumerate(self._workers):
-            first, stop = self._share(index, self.num_envs)
-            mine = [row for row in rows if first <= row < stop] if self.num_workers > 1 else rows
+        for worker, share in zip(self._workers, self._shares, strict=True):
+            mine = [row for row in rows if row in share] if self.num_workers > 1 else rows
             if len(mine):
-                worker.send("act", np.array(mine, np.int32).tobytes())
+                worker.send("act", (np.array(mine, np.int32) + np.int32(self._first)).tobytes())
 
     def _came(self, row: int) -> FinishedEpisode | None:
         """What a row's step was; its finished episode, if it ended one."""
@@ -221,8 +238,7 @@ class DaemonVecEnv(SlotVecEnv):
         """What the last actions of these rows brought, in one."""
         self._await(groups)
         stepped = np.array([row for row in groups if self._news[row][0] != AGAIN], np.int64)
-        came = [self._came(row) for row in groups]
-        finished = [episode for episode in came if episode is not None]
+        finished = [found for row in groups if (found := self._came(row)) is not None]
         return [GroupStep(stepped, finished, [], select_rows(self.slots.observations, stepped))]
 
     def first_ready(self, groups: list[int]) -> list[int]:
@@ -257,8 +273,8 @@ class DaemonVecEnv(SlotVecEnv):
         Raises:
             FastTrainError: what one of them failed of.
         """
-        if self._failure is not None:  # told once only, and whoever was told may have looked away
-            raise self._failure
+        if self.host._failure is not None:  # told once only, and whoever was told may have looked away
+            raise self.host._failure
         began = time.monotonic()
         news = self._poller.poll(1000 * timeout_s)
         waited_s = min(timeout_s, time.monotonic() - began)  # not what this process was stopped for
@@ -270,25 +286,40 @@ class DaemonVecEnv(SlotVecEnv):
             )
             kind, content = worker.hear()
             if kind == "rows":
-                self._news.update((row, (what, info)) for row, what, info in content)
+                self._news.update((row - self._first, (what, info)) for row, what, info in content)
             elif kind == "tally":
                 self._tallies[index] = content
             elif kind == "up":
                 worker.up = True
             elif kind == "takes":
                 warnings.warn(content, stacklevel=3)
+            elif kind == "guests":
+                self._hear_of_guests(content)
             else:
-                self._failure = content if isinstance(content, FastTrainError) else EnvError(str(content))
-                raise self._failure
+                self.host._failure = content if isinstance(content, FastTrainError) else EnvError(str(content))
+                raise self.host._failure
         for worker in self._workers:
             if worker.up and worker.silent_s > HUNG_S:
-                self._failure = EnvError(f"{worker.name} has said nothing for {HUNG_S:g} s: does its own code hang?")
-                raise self._failure
+                self.host._failure = EnvError(f"{worker.name} has said nothing for {HUNG_S:g} s: does its code hang?")
+                raise self.host._failure
+
+    def _hear_of_guests(self, failure: FastTrainError | None) -> None:
+        """One of them failed, or finds no place beside the training's games, which are ended then."""
+        if self.host.guests_play and failure is not None:
+            raise failure
+        if self.host.guests_play and not self.host.ended:
+            self.host.ended = True
+            self._leave(range(self._count))
+
+    def _leave(self, rows: range) -> None:
+        for worker in self._workers:
+            worker.send("leave", rows)
 
     def times(self) -> GameTimes:
         """What was counted so far, over all workers."""
         counted = self.control.sum(axis=0)[: len(GameTimes._fields)].tolist()
-        return GameTimes(*counted)._replace(restarts=self._restarts())
+        restarts = sum(one.restarts.total() - one.restarts["recycled"] for one in self._tallies)
+        return GameTimes(*counted)._replace(restarts=restarts)
 
     def tally(self, fresh: bool = False) -> Tally:
         """What the workers have told, a second ago at most; `fresh`: they are asked, from the trainer's own thread."""
@@ -299,9 +330,6 @@ class DaemonVecEnv(SlotVecEnv):
             while any(now is then for now, then in zip(self._tallies, before)):  # noqa: B905
                 self._hear(LOOK_EVERY_S)
         return merged(self._tallies)
-
-    def _restarts(self) -> int:
-        return sum(one.restarts.total() - one.restarts["recycled"] for one in self._tallies)
 
     def call_envs(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], indices: VecEnvIndices) -> list[Any]:
         raise EnvError(f"games with external engines have no method {name!r} that could be called from here")
@@ -315,8 +343,12 @@ class DaemonVecEnv(SlotVecEnv):
         raise EnvError(f"{attr_name!r} of games with external engines cannot be set from here; give it as env.kwargs")
 
     def close(self) -> None:
+        if self._first:
+            self.host.guests_play = False
+            self._leave(range(self._first, self._first + self.num_envs))
+            return
         for worker in self._workers:
-            worker.ask_to_end()
+            worker.connection.close()
         deadline = time.monotonic() + CLOSE_S
         for worker in self._workers:
             worker.end(max(0.1, deadline - time.monotonic()))
@@ -324,22 +356,15 @@ class DaemonVecEnv(SlotVecEnv):
             shutil.rmtree(self._temporary, ignore_errors=True)
 
 
-class _Process:
-    """A worker process, as the trainer sees it."""
+class _Process(PipedProcess):
+    """A worker, as the trainer sees it."""
+
+    _lost = EnvError
 
     def __init__(self, settings: GamesSettings) -> None:
-        context: Any = multiprocessing.get_context(START_METHOD)
-        self.connection, theirs = context.Pipe(duplex=True)
-        self.name = f"worker {settings.worker}, which plays the games with the engines,"
         self.up, self.silent_s = False, 0.0  # how long it was listened to in vain
-        self.process = context.Process(
-            target=start_function, args=("fasttrain.vec.games_worker:serve", theirs, settings), daemon=True,
-            name=f"fasttrain-games-{settings.worker}",
-        )  # fmt: skip
-        with inherited(ONE_THREAD), signals_held():
-            self.process.start()
-        theirs.close()
-        self._at_exit = Finalize(self, kill_group, (self.process,), exitpriority=50)
+        what = f"worker {settings.worker}, which plays the games with the engines,"
+        super().__init__(what, "fasttrain.vec.games_worker:serve", settings)
 
     def ready(self, timeout_s: float) -> Ready:
         """The spaces.
@@ -347,7 +372,7 @@ class _Process:
         Raises:
             FastTrainError: the game could not be made.
         """
-        answer: Any = self._received(lambda: self.connection.recv() if self.connection.poll(timeout_s) else None)
+        answer: Any = self.said(lambda: self.connection.recv() if self.connection.poll(timeout_s) else None)
         if isinstance(answer, FastTrainError):
             raise answer
         if answer is None:
@@ -357,32 +382,10 @@ class _Process:
 
     def send(self, command: str, content: object) -> None:
         """Tell the worker."""
-        self._received(lambda: self.connection.send_bytes(pickle.dumps((command, content))))
+        self.said(lambda: self.connection.send_bytes(pickle.dumps((command, content))))
 
     def hear(self) -> tuple[str, Any]:
         """The next message."""
-        message: tuple[str, Any] = pickle.loads(self._received(self.connection.recv_bytes))
+        message: tuple[str, Any] = pickle.loads(self.said(self.connection.recv_bytes))
         self.silent_s = 0.0
         return message
-
-    def _received(self, read: Callable[[], Any]) -> Any:
-        try:
-            return read()
-        except (EOFError, OSError) as error:
-            self.process.join(1.0)
-            raise EnvError(
-                f"{self.name} ended with exit code {self.process.exitcode}: {error!r}; its engines were ended too"
-            ) from error
-
-    def ask_to_end(self) -> None:
-        """Let it close its games and daemons."""
-        if self._at_exit.still_active():
-            with suppress(EnvError):
-                self.send("close", None)
-
-    def end(self, timeout_s: float) -> None:
-        """End it, with all engines."""
-        if self._at_exit.still_active():
-            self.process.join(timeout_s)
-            self._at_exit()
-            self.connection.close()

@@ -14,7 +14,8 @@ import pickle
 import socket
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,16 +24,18 @@ import numpy as np
 from gymnasium import spaces
 
 from fasttrain.daemons.game import EngineGame
-from fasttrain.daemons.pool import Pool, cancelled
+from fasttrain.daemons.pool import Pool
+from fasttrain.daemons.stats import Tally
 from fasttrain.daemons.wire import Lengths
 from fasttrain.envs.masks import mask_width
 from fasttrain.envs.names import arguments
 from fasttrain.envs.user_code import blame, look_up
-from fasttrain.errors import EnvSpecError, FastTrainError
+from fasttrain.errors import ConfigError, EnvSpecError, FastTrainError
 from fasttrain.spec.daemons import DaemonsConfig
 from fasttrain.vec.game_row import Records, Row, Table
 from fasttrain.vec.worker_memory import Arrays, Layout, check_spaces, receive_block
 
+FIRST_GUEST = 1 << 30  # of the names of evaluations' games
 TELL_EVERY_S = 1.0  # how often the tally goes to the trainer
 
 
@@ -47,12 +50,14 @@ class GamesSettings:
     daemons: DaemonsConfig
     worker: int
     num_workers: int
-    rows: tuple[int, int]  # first and last + 1
+    games: int  # at once, of the training
     count: int  # daemons of this worker
     per_daemon: int
     cores: int
     asks_again: bool = True  # False: who learns cannot ask twice, so that a refused action is the game's end
     two_sided: bool = False  # somebody here decides for the other side too
+    first_guest: int = 1 << 31  # rows from this one on are games of evaluations
+    guest_kwargs: dict[str, Any] | None = None  # None: `kwargs`
 
 
 class Ready(NamedTuple):
@@ -64,9 +69,14 @@ class Ready(NamedTuple):
 
 
 def serve(connection: Connection, settings: GamesSettings) -> None:
-    """Say what the spaces are, take the memory, play until the trainer says "close"."""
+    """Say what the spaces are, take the memory, play until the trainer closes the line."""
     try:
         game = made(settings)
+        guest = made(settings, guest=True) if settings.guest_kwargs else game
+        for mine, its in ((game.observation_space, guest.observation_space), (game.action_space, guest.action_space)):
+            if mine != its:
+                what = f"eval.env_kwargs: a game made with {settings.guest_kwargs} has {its}"
+                raise ConfigError(f"{what}, the training's has {mine}")
         width = mask_width(game.action_space) if game.masked else 0
         connection.send(Ready(game.observation_space, game.action_space, bool(width)))
     except FastTrainError as error:
@@ -77,24 +87,25 @@ def serve(connection: Connection, settings: GamesSettings) -> None:
     asyncio.run(Worker(settings, arrays, control[settings.worker], game.action_space).run(connection))
 
 
-def made(settings: GamesSettings) -> EngineGame:
-    """One game of the user's class.
+def made(settings: GamesSettings, guest: bool = False) -> EngineGame:
+    """One game of the user's class; with a guest's arguments, if it is one.
 
     Raises:
         EnvSpecError: there is no such class, or it cannot be made, or it has no spaces.
     """
     what = f"env.entry_point={settings.entry_point}"
+    kwargs = (guest and settings.guest_kwargs) or settings.kwargs
     kind = look_up(settings.entry_point, "env.entry_point", settings.folder)
     if not (isinstance(kind, type) and issubclass(kind, EngineGame)):
         raise EnvSpecError(f"{what} is no RequestEngine or DecisionServer (fasttrain.daemons); derive it from one")
     try:
-        game: EngineGame = kind(**arguments(settings.kwargs, "env.kwargs.", settings.folder))
+        game: EngineGame = kind(**arguments(kwargs, "env.kwargs.", settings.folder))
         game.language()
         check_spaces(game.observation_space, game.action_space)
     except EnvSpecError:
         raise
     except Exception as error:
-        raise EnvSpecError(f"{what} could not be made with env.kwargs={settings.kwargs}: {blame(error)}") from error
+        raise EnvSpecError(f"{what} could not be made with env.kwargs={kwargs}: {blame(error)}") from error
     game.timeout_s = settings.daemons.request_timeout_s
     return game
 
@@ -111,21 +122,25 @@ class Worker(asyncio.Protocol):
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._told: list[tuple[Any, ...]] = []
         self._later: asyncio.TimerHandle | None = None  # when what is to be told goes out, if more is waited for
-        self._under_way = 0  # rows of which no news came since they were told to go on
+        self._under_way = set[int]()  # rows of which no news came since they were told to go on
         self._frames = Lengths(1 << 30)
         self.pool = Pool(
             settings.daemons, lambda: made(settings), settings.count, settings.per_daemon, folder, settings.cores,
-            self._say, settings.worker, settings.num_workers,
-            lambda text: self._send("takes", text), settings.rows[1] - settings.rows[0],
+            self._say, settings.worker, settings.num_workers, self._send, settings.games,
         )  # fmt: skip
         self.table = Table(
             arrays, words, action_space, settings.daemons, self.pool, Records(folder / f"games{suffix}.jsonl"),
             Records(folder / f"failed_games{suffix}.jsonl"), self._tell, settings.asks_again,
-            itertools.count(settings.worker, settings.num_workers), settings.two_sided,
+            itertools.count(settings.worker, settings.num_workers), self.pool.tally, settings.two_sided,
         )  # fmt: skip
+        # What evaluations play is not counted, and its names take none from the training's games.
+        names = itertools.count(FIRST_GUEST + settings.worker, settings.num_workers)
+        self.guests = replace(
+            self.table, words=np.zeros_like(words), names=names, tally=Tally(), two_sided=False, guest=True
+        )
 
     async def run(self, connection: Connection) -> None:
-        """Until the trainer says "close" or is gone."""
+        """Until the trainer closes the line or is gone."""
         loop = self._loop = asyncio.get_running_loop()
         self._closed = loop.create_future()
         line = socket.socket(fileno=os.dup(connection.fileno()))
@@ -142,8 +157,7 @@ class Worker(asyncio.Protocol):
             self._send("failed", error)
             await self._closed
         finally:
-            await cancelled(self._tasks.values())
-            await self.pool.close()
+            await self.pool.close(self._tasks.values())
             self._write()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -155,7 +169,7 @@ class Worker(asyncio.Protocol):
             command, content = pickle.loads(payload)
             if command == "act":
                 rows = np.frombuffer(content, np.int32).tolist()
-                self._under_way += len(rows)
+                self._under_way.update(rows)
                 for row in rows:
                     self.table.actions[row].set_result(None)
             elif command == "reset":
@@ -163,11 +177,13 @@ class Worker(asyncio.Protocol):
                     self._reset(content)
                 except FastTrainError as error:
                     self._send("failed", error)
+            elif command == "leave":
+                for row in self._tasks.keys() & {*content}:
+                    self._tasks[row].cancel()
+                self._under_way.difference_update(content)
             elif command == "tally":
                 self.pool.look()
                 self._send("tally", self.pool.sample())
-            elif not self._closed.done():
-                self._closed.set_result(None)
 
     def _send(self, kind: str, content: object) -> None:
         """Tell the trainer; never waits for it."""
@@ -175,10 +191,10 @@ class Worker(asyncio.Protocol):
 
     def _tell(self, row: int, kind: int, info: dict[str, Any] | None = None) -> None:
         """News of a row, together with others of this round of the loop or of the next milliseconds."""
-        self._under_way -= 1
+        self._under_way.discard(row)
         self._told.append((row, kind, info))
         first, wait_s = len(self._told) == 1, self.settings.daemons.max_wait_ms / 1000
-        if wait_s and self._under_way >= 2 * self.settings.count:
+        if wait_s and len(self._under_way) >= 2 * self.settings.count:
             if first:
                 self._later = self._loop.call_later(wait_s, self._flush)
         elif first or self._later is not None:
@@ -205,16 +221,17 @@ class Worker(asyncio.Protocol):
         self.table.failed.write()
 
     def _reset(self, seeds: dict[int, int]) -> None:
-        """Begin anew in these rows, which are all there are."""
-        self._under_way = len(seeds)
+        """Begin anew in these rows."""
+        self._under_way.update(seeds)
         for row, seed in seeds.items():
             if before := self._tasks.get(row):
                 before.cancel()
-            life = Row(self.table, row, seed, made(self.settings)).live(before)
+            guest = row >= self.settings.first_guest
+            life = Row(self.guests if guest else self.table, row, seed, made(self.settings, guest)).live(before)
             self._tasks[row] = task = self._loop.create_task(life)
-            task.add_done_callback(self._ended)
+            task.add_done_callback(partial(self._ended, "guests" if guest else "failed"))
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, kind: str, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             known = isinstance(error, FastTrainError)
-            self._send("failed", error if known else EnvSpecError(f"the game's own code failed: {blame(error)}"))
+            self._send(kind, error if known else EnvSpecError(f"the game's own code failed: {blame(error)}"))

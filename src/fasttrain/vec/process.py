@@ -12,10 +12,10 @@ import pickle
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing.util import Finalize
-from typing import Any
+from typing import Any, TypeVar
 
 from fasttrain.batch import Int64Array
 from fasttrain.vec.worker import CALL, CLOSE, FAILED, NO_MAIL, RESULT, STEP, Ready, TakeOn, pack
@@ -32,12 +32,14 @@ from fasttrain.vec.worker_start import (
     opened,
     signals_held,
     start,
+    start_function,
 )
 
 # Forking a process with threads (torch, CUDA) can deadlock, and a fork server is one process more that a signal to the
 # group ends: with it every worker looks dead. What it would save is 20 ms of 1 s; the imports are each worker's own.
 START_METHOD = "spawn"
 LOOK_EVERY_S = 0.1  # whether a worker that is waited for still lives
+T = TypeVar("T")
 
 
 class WorkerTraceback(Exception):  # noqa: N818 - shown as the cause, as concurrent.futures does with its own
@@ -228,6 +230,42 @@ class WorkerProcess:
         with suppress(ValueError):
             return f"it was killed by {signal.Signals(-code).name}, {doing}"
         return f"it was killed by signal {-code}, {doing}"
+
+
+class PipedProcess:
+    """One that plays for the trainer: `place`, module:function, is called there with an end of a pipe and `arguments`.
+    `environment` is added to the trainer's."""
+
+    _context: Any = multiprocessing.get_context(START_METHOD)
+    _lost: Callable[[str], Exception] = WorkerLostError
+
+    def __init__(self, name: str, place: str, *arguments: Any, environment: Mapping[str, str] = ONE_THREAD) -> None:
+        self.name = name
+        self.connection, theirs = self._context.Pipe(duplex=True)
+        self.process = self._context.Process(target=start_function, args=(place, theirs, *arguments), daemon=True)
+        with inherited(environment), signals_held():
+            self.process.start()
+        theirs.close()
+        self._at_exit = Finalize(self, kill_group, (self.process,), exitpriority=50)
+
+    def said(self, speak: Callable[[], T]) -> T:
+        """What came of speaking over the connection.
+
+        Raises:
+            WorkerLostError: it is gone (an EnvError where it plays for a training).
+        """
+        try:
+            return speak()
+        except (EOFError, OSError) as error:
+            ended(self.process, 1.0)
+            raise self._lost(f"{self.name} ended with exit code {self.process.exitcode}: {error!r}") from error
+
+    def end(self, timeout_s: float) -> None:
+        """End it, with all that it started: by itself when it finds its pipe closed, at the latest then."""
+        self.connection.close()
+        if self._at_exit.still_active():
+            ended(self.process, timeout_s)
+            self._at_exit()
 
 
 def ended(process: Any, timeout_s: float) -> bool:
