@@ -31,10 +31,10 @@ def masked_model(settings: EngineSettings, **kwargs: Any) -> MaskablePPO:
 
 
 def box_model(settings: EngineSettings, **kwargs: Any) -> PPO:
-    """Continuous actions, which go through the policy's own methods."""
+    """Continuous actions with two axes, which go through the policy's own methods."""
 
     def make() -> gym.Env:
-        return RandomEnv(spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-1, 1, (2,), np.float32))
+        return RandomEnv(spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-1, 1, (2, 1), np.float32))
 
     model = PPO("MlpPolicy", seeded_vec(make), **(SETTINGS | {"batch_size": 16} | kwargs))
     model.use_engine(settings)

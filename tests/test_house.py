@@ -9,7 +9,7 @@ import pytest
 from transition_path import PATHS
 
 SRC = Path(__file__).resolve().parent.parent / "src"
-CEILINGS = {"lines": 49_809, "modules": 227}
+CEILINGS = {"lines": 50_006, "modules": 227}
 
 
 def test_src_is_not_above_its_ceilings() -> None:
@@ -21,9 +21,9 @@ def test_src_is_not_above_its_ceilings() -> None:
 
 # What one iteration enters of src/fasttrain, without the game and compiled code.
 PATH_CEILINGS = {
-    "ppo": {"files": 14, "functions": 127, "lines": 1190},
-    "kernels": {"files": 16, "functions": 104, "lines": 1096},
-    "recurrent": {"files": 18, "functions": 124, "lines": 1148},
+    "ppo": {"files": 13, "functions": 127, "lines": 1184},
+    "kernels": {"files": 15, "functions": 106, "lines": 1105},
+    "recurrent": {"files": 17, "functions": 123, "lines": 1142},
     "dqn": {"files": 15, "functions": 87, "lines": 906},
 }
 

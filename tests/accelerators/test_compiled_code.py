@@ -98,7 +98,7 @@ def test_other_sizes_go_the_eager_way():
     assert calls == ["outputs", "_plain_loss"]
 
 
-def test_continuous_actions_act_eagerly():
+def test_a_policy_that_acts_by_its_own_methods_acts_eagerly():
     model = filled(box_model(EngineSettings()))
     compiled = CompiledPPO(model.engine, counting(calls := []))
     compiled.batch_sizes = {16}

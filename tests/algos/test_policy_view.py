@@ -10,7 +10,7 @@ from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from stable_baselines3.common.policies import ActorCriticPolicy
 
 from accelerated import batch_of
-from fasttrain.algos.policy_view import CategoricalView, StockView, action_dims, view_of
+from fasttrain.algos.policy_view import CategoricalView, GaussianView, StockView, action_dims, view_of
 
 BOX = spaces.Box(-1, 1, (5,), np.float32)
 
@@ -39,7 +39,8 @@ class OwnFeatures(ActorCriticPolicy):
         (spaces.Discrete(4), ActorCriticPolicy, CategoricalView),
         (spaces.MultiDiscrete([2, 3]), ActorCriticPolicy, CategoricalView),
         (spaces.MultiBinary(3), ActorCriticPolicy, StockView),
-        (spaces.Box(-1, 1, (2,)), ActorCriticPolicy, StockView),
+        (spaces.Box(-1, 1, (2,)), ActorCriticPolicy, GaussianView),
+        (spaces.Box(-1, 1, (2, 1)), ActorCriticPolicy, StockView),
         (spaces.Discrete(4), OwnForward, StockView),
         (spaces.Discrete(4), OwnFeatures, CategoricalView),
     ],

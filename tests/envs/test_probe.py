@@ -50,6 +50,14 @@ class Watched(gymnasium.Env[Any, Any]):
         self.closed = True
 
 
+def test_shares_of_zeros_and_of_legal_actions() -> None:
+    env = Watched()
+    assert probe(lambda: env, max_steps=8).density == (0.0, 0.25)
+    pair = {"a": np.array([[0, 3], [0, 0]]), "b": np.ones(4, np.float32), "c": "words"}
+    env.step, stepped = lambda action: (pair, *stepped(action)[1:]), env.step
+    assert probe(lambda: env, max_steps=8).density[0] == 5 / 8
+
+
 def test_structure_and_legality() -> None:
     env = Watched()
     result = probe(lambda: env, max_seconds=60, max_steps=20)

@@ -24,7 +24,7 @@ from fasttrain.envs.second_play import (
 
 COSTS = ProbeResult(
     build_s=0.0, step_s=1e-6, step_cv=0.0, mask_s=0.0, reset_s=0.0, steps=1, resets=1, episode_steps=None,
-    has_masks=False, cpu_share=1.0, info_bytes=0.0,
+    has_masks=False, cpu_share=1.0, info_bytes=0.0, density=(1.0, 1.0),
 )  # fmt: skip
 NEVER = float("inf")
 

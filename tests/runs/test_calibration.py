@@ -9,6 +9,7 @@ import numba
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from rich.console import Console
 
 from conftest import configured
@@ -72,7 +73,7 @@ def test_what_was_measured_decides(
 
 def test_a_machine_and_a_shape_are_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     asked, steady = list[Any](), True
-    monkeypatch.setattr(module, "measured", lambda ways, _: (asked.append(ways) or SLOW, steady))
+    monkeypatch.setattr(module, "measured", lambda ways, *_: (asked.append(ways) or SLOW, steady))
     plan, model = run_of()
     first = calibrated(plan, model, QUIET)
     assert calibrated(plan, model, QUIET) == first
@@ -133,6 +134,20 @@ def test_measuring_changes_nothing(monkeypatch: pytest.MonkeyPatch, algo: tuple[
     assert (np.random.get_state()[1] == streams[1]).all()
     assert torch.get_num_threads() == threads
     assert expected_s(plan.config, model) > 100
+
+
+def test_what_is_tried_has_as_many_zeros_and_legal_actions_as_the_env(monkeypatch: pytest.MonkeyPatch):
+    kinds = spaces.Box(-1, 1, (400,), np.float32), spaces.MultiDiscrete([300, 100])
+    blank = module._Blank(*kinds, True, (0.15, 0.05))
+    seen, legal = zip(*((blank.step(None)[0], blank.action_masks()) for _ in range(16)), strict=True)
+    assert np.mean(np.array(seen) != 0) == pytest.approx(0.15, abs=0.02)
+    assert np.mean(legal) == pytest.approx(0.05 + 2 / 400, abs=0.01)
+    assert np.array(legal)[:, 300:].any(1).all()
+    told: list[Any] = []
+    monkeypatch.setattr(module, "measured", lambda *arguments: (told.append(arguments[2]) or SLOW, True))
+    for density in ((0.15, 0.05), (0.15, 0.05), (1.0, 1.0)):
+        calibrated(*run_of(), QUIET, density)
+    assert told == [(0.15, 0.05), (1.0, 1.0)], "what was measured is kept for the like"
 
 
 def test_at_the_switch_torch_may_stay(monkeypatch: pytest.MonkeyPatch):

@@ -27,7 +27,7 @@ from fasttrain.accelerators.eligible import storage_of
 from fasttrain.algos.engine import network_values
 from fasttrain.algos.grouped import groups_of
 from fasttrain.algos.losses import Coefficients, Terms, normalized, ppo_terms, with_loss
-from fasttrain.algos.policy_view import CategoricalView, Outputs, PolicyView
+from fasttrain.algos.policy_view import NetworkView, Outputs, PolicyView
 from fasttrain.algos.step import micro_batches
 from fasttrain.batch import each_array, select_rows
 from fasttrain.buffers.prefetch import Replay
@@ -140,7 +140,7 @@ class CompiledPPO(Compiled):
 
     @cached_property
     def _outputs(self) -> Any:
-        return self.compiler(self.view.outputs) if isinstance(self.view, CategoricalView) else None
+        return self.compiler(self.view.outputs) if isinstance(self.view, NetworkView) else None
 
     @staticmethod
     def sizes_of(model: Any, env: VecEnv) -> tuple[int, ...]:
@@ -181,7 +181,7 @@ class CompiledPPO(Compiled):
 
     def attach(self, view: PolicyView) -> None:
         """Let the view act by compiled outputs, where it was compiled for it."""
-        if isinstance(view, CategoricalView) and self.serves(view):
+        if isinstance(view, NetworkView) and self.serves(view):
             view.acting = self.outputs
 
     def outputs(self, observations: TensorObservations) -> Outputs:

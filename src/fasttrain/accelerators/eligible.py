@@ -24,7 +24,7 @@ from fasttrain.accelerators.kernels_q import KernelQEngine
 from fasttrain.accelerators.kernels_recurrent import SequenceKernelEngine
 from fasttrain.accelerators.layout import KINDS, activations_of, heads_of, linears_of, shapes_of
 from fasttrain.algos.engine import Engine, PPOWork, QWork
-from fasttrain.algos.policy_view import choices_of, is_unchanged
+from fasttrain.algos.policy_view import is_unchanged, networks_of
 from fasttrain.algos.q_networks import BranchingQNetwork, DuelingQNetwork
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.buffers.rollout import RolloutStorage
@@ -147,8 +147,8 @@ def _changed_policy(policy: Any) -> str:
 
 def _other_actor_critic(policy: Any) -> str:
     stock = hasattr(policy, "lstm_actor") or is_unchanged(policy)
-    if not stock or choices_of(policy, policy.action_space) is None:
-        return "not a plain policy with discrete actions"
+    if not stock or networks_of(policy, policy.action_space) is None:
+        return "neither a plain policy with discrete actions nor one with a vector of continuous ones"
     layers = type(policy.mlp_extractor)
     return "" if layers is MlpExtractor else f"the hidden layers are a {layers.__name__}, a class of their own"
 
@@ -238,6 +238,7 @@ def _odd_layers(policy: Any) -> str:
         return f"compiled kernels do not compute activation {KINDS[unknown[0]]} ({unknown[0].__name__})"
     placed = {id(each) for layer in linear for each in (layer.weight, layer.bias)}
     placed |= {id(each) for lstm in filter(None, lstms) for each in lstm._flat_weights}
+    placed |= {id(each) for each in [getattr(policy, "log_std", None)] if each is not None and each.dim() == 1}
     extra = [name for name, each in policy.named_parameters() if id(each) not in placed]
     return f"the parameter {extra[0]} is in none of the layers that compiled kernels know" if extra else ""
 

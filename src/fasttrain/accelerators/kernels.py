@@ -64,6 +64,7 @@ class KernelEngine(Engine):
         self._keys = keys_of(policy.features_extractor)
         self.layout, self._places, self.size, self._row_size = self._laid_out(policy)
         self._single = isinstance(policy.action_space, spaces.Discrete)
+        self._continuous = self.layout.log_std >= 0
         self.parameters = torch.zeros(self.size)
         self._flat = self.parameters.numpy()
         self._legal: BoolArray = np.zeros((0, 0), np.bool_)
@@ -74,7 +75,7 @@ class KernelEngine(Engine):
         self._choice, self._acting_choice = ThreadChoice(), ThreadChoice(trial=8)
         self._acted, self._learned = empty_lists(0, 0, 0), empty_lists(0, 0, 0)  # of the rows of now, of a rollout's
         self._order: Int64Array = np.arange(0)
-        self._uniforms: Iterator[Float32Array] = iter(())
+        self._drawn: Iterator[Float32Array] = iter(())
 
     def _laid_out(self, policy: Any) -> tuple[Layout, list[Place], int, int]:
         return make_layout(policy)
@@ -88,7 +89,13 @@ class KernelEngine(Engine):
         """Read the parameters, and draw for the steps of `rollout`, if given."""
         self.pack()
         steps, envs = (0, 0) if rollout is None else (rollout.num_steps, rollout.num_envs)
-        self._uniforms = iter(torch.rand(steps, envs, len(self.layout.dims)).numpy())
+        self._drawn = iter(self._random(steps, envs))
+
+    def _random(self, *shape: int) -> Float32Array:
+        """What actions are drawn by: a number in [0, 1) for each sub-action, or normal ones for a continuous action."""
+        if self._continuous:
+            return torch.randn(*shape, int(self.layout.dims[0])).numpy()
+        return torch.rand(*shape, len(self.layout.dims)).numpy()
 
     def pack(self) -> None:
         """Read the policy's parameters."""
@@ -96,29 +103,34 @@ class KernelEngine(Engine):
             value.copy_(place.parameter.detach())
 
     def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> Acted:
-        """One uniform number per env and sub-action is drawn from torch's global stream, a rollout's at its start."""
+        """One number per env and sub-action is drawn from torch's global stream, a rollout's at its start."""
         seen = joined(observations, self._keys)
-        count, sub_actions = len(seen), len(self.layout.dims)
+        count = len(seen)
         masks = self._all_legal(count) if action_masks is None else np.ascontiguousarray(action_masks)
-        uniforms = next(self._uniforms, None)
-        if uniforms is None or len(uniforms) != count:
-            uniforms = torch.rand(count, sub_actions).numpy()
-        actions = np.empty((count, sub_actions), np.int64)
+        drawn = next(self._drawn, None)
+        if drawn is None or len(drawn) != count:
+            drawn = self._random(count)
+        actions, points = self._actions(count)
         values, log_probs = np.empty(count, np.float32), np.empty(count, np.float32)
         scratch = self._memory(count)
         kept, after = self._recalled(memory, scratch)
-        total = self._call(self._acting_choice, len(scratch.gradients), act_rows, seen, masks, uniforms,
-                           *self._rows_acted_on(count), self._flat, self.layout, scratch, kept, actions, values,
-                           log_probs)  # fmt: skip
+        total = self._call(self._acting_choice, len(scratch.gradients), act_rows, seen, masks, drawn,
+                           *self._rows_acted_on(count), self._flat, self.layout, scratch, kept, actions, points,
+                           values, log_probs)  # fmt: skip
         if not math.isfinite(total):
             raise EnvError(why_no_action(self.policy, observations, OUTPUT) or LOST)
-        drawn = actions[:, 0] if self._single else actions
+        chosen: Any = points if self._continuous else actions[:, 0] if self._single else actions
         stored = Stored(
-            obs_as_tensor(observations, CPU), torch.from_numpy(drawn), torch.from_numpy(values)[:, None],
+            obs_as_tensor(observations, CPU), torch.from_numpy(chosen), torch.from_numpy(values)[:, None],
             torch.from_numpy(log_probs), None if action_masks is None else torch.from_numpy(masks),
             getattr(memory, "states", None),
         )  # fmt: skip
-        return Acted(drawn, stored, after)
+        return Acted(chosen, stored, after)
+
+    def _actions(self, count: int) -> tuple[Int64Array, Float32Array]:
+        """Room for choices and for continuous actions, of which one has columns."""
+        choices, points = (0, int(self.layout.dims[0])) if self._continuous else (len(self.layout.dims), 0)
+        return np.empty((count, choices), np.int64), np.empty((count, points), np.float32)
 
     def _recalled(self, memory: Any, scratch: Scratch) -> tuple[Remembered | None, Any]:
         """A memory as the acting kernel takes it, and what is remembered after the step."""
@@ -132,12 +144,12 @@ class KernelEngine(Engine):
         are acted on, for a kernel of their own would be one more to compile.
         """
         seen = joined(observations, self._keys)
-        count, sub_actions = len(seen), len(self.layout.dims)
+        count = len(seen)
         values, log_probs = np.empty(count, np.float32), np.empty(count, np.float32)
-        uniforms, actions = np.zeros((count, sub_actions), np.float32), np.empty((count, sub_actions), np.int64)
-        scratch = self._memory(1)
-        act_rows(seen, self._all_legal(count), uniforms, *self._rows_acted_on(count), self._flat, self.layout, scratch,
-                 self._recalled(memory, scratch)[0], actions, values, log_probs, new_team(), 0)  # fmt: skip
+        drawn, scratch = np.zeros((count, int(self.layout.dims.sum())), np.float32), self._memory(1)
+        act_rows(seen, self._all_legal(count), drawn, *self._rows_acted_on(count), self._flat, self.layout, scratch,
+                 self._recalled(memory, scratch)[0], *self._actions(count), values, log_probs, new_team(),
+                 0)  # fmt: skip
         return values
 
     def _call(self, choice: ThreadChoice, threads: int, kernel: Any, *arguments: Any, runs: int = 1) -> Any:
@@ -244,7 +256,10 @@ class KernelEngine(Engine):
             self._learned = self._new_lists(total)
         threads = min(self.max_threads, total // ROWS_PER_THREAD)
         self._call(ThreadChoice(), threads, compress, seen, masks, self._learned)
-        return Rows(*self._learned, *storage.scalars())
+        actions, *scalars = storage.scalars()
+        room = self._actions(0 if self._continuous else total)
+        taken = (room[0], actions) if self._continuous else (actions, room[1])
+        return Rows(*self._learned, *taken, *scalars)
 
     def _read(self, optimizer: torch.optim.Optimizer) -> int:
         """Parameters and Adam's state into the flat vectors; the number of steps Adam has taken."""

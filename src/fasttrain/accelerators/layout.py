@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from stable_baselines3.common.torch_layers import CombinedExtractor
 from stable_baselines3.dqn.policies import QNetwork
 from torch import Tensor, nn
@@ -98,10 +99,16 @@ def lay_out(
         weights[row, len(net) + 1], biases[row, len(net) + 1] = size, at_bias
         places += [Place(head.weight, size, outputs, k), Place(head.bias, at_bias, 1, padded(outputs))]
         size = at_bias + padded(outputs)
-    dims = np.array(action_dims(policy.action_space), np.int64)
+    log_std, space = -1, policy.action_space
+    if continuous := isinstance(space, spaces.Box):
+        log_std, outputs = size, policy.action_net.out_features
+        places.append(Place(policy.log_std, size, 1, padded(outputs)))
+        size += padded(outputs)
+    dims = np.array([policy.action_net.out_features] if continuous else action_dims(space), np.int64)
     activations = [*policy.mlp_extractor.policy_net[1:2], *policy.mlp_extractor.value_net[1:2]]
     kind = KINDS[type(activations[0])] if activations else TANH
-    layout = Layout(inputs, first_width, 0, first_biases, depth, sizes, columns, weights, biases, dims, kind)
+    layout = Layout(inputs, first_width, 0, first_biases, depth, sizes, columns, weights, biases, dims, kind,
+                    log_std)  # fmt: skip
     return layout, places, size, across + PAD  # rows that begin at multiples of 4 KiB would share few cache sets
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from stable_baselines3.common.utils import obs_as_tensor
 from torch import Tensor, nn
 
-from fasttrain.algos.policy_view import CategoricalView, view_of
+from fasttrain.algos.policy_view import NetworkView, view_of
 from fasttrain.batch import FinishedEpisode, Float32Array, Int64Array, Observations
 from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.errors import EnvError
@@ -223,7 +223,7 @@ def _first_of(fields: list[tuple[str, NDArray[Any]]], where: str) -> str:
 def _logits(policy: Any, storage: RolloutStorage) -> str:
     """Where the policy's logits are not finite with the weights of now."""
     view = view_of(policy, policy.action_space)
-    if not isinstance(view, CategoricalView):
+    if not isinstance(view, NetworkView):
         return ""
     flat = {name: array.reshape(-1, *array.shape[2:]) for name, array in _keyed(storage.observations).items()}
     for begin in range(0, storage.num_steps * storage.num_envs, ROWS):

@@ -24,7 +24,7 @@ from fasttrain.vec.groups import Groups, GroupStep
 
 def groups_of(model: Any, source: SlotSource) -> Groups | None:
     """The envs in groups under schedule=first_ready; None where all step together."""
-    if model.use_sde or model.collector.schedule != "first_ready" or not isinstance(source, SlotVecEnv):
+    if model.collector.schedule != "first_ready" or model.use_sde or not isinstance(source, SlotVecEnv):
         return None
     found: Groups | None = source.groups()
     return found

@@ -6,6 +6,7 @@ order; only the way there is shorter. Legend: B rows, A actions, K sub-actions o
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Collection, Sequence
 from functools import cache, reduce
@@ -171,6 +172,19 @@ def multi_sample(
     return torch.stack([pair[0] for pair in pairs], 1), torch.stack([pair[1] for pair in pairs], 1).sum(1)
 
 
+def gaussian_log_prob(means: Tensor, scale: Tensor, actions: Tensor) -> Tensor:  # (B, A) each → (B,)
+    """Of a diagonal Gaussian, as torch's Normal and SB3 compute it."""
+    densities = -((actions - means) ** 2) / (2 * scale**2) - scale.log() - math.log(math.sqrt(2 * math.pi))
+    log_prob: Tensor = densities.sum(dim=1)
+    return log_prob
+
+
+def gaussian_entropy(scale: Tensor) -> Tensor:  # (B, A) → (B,)
+    """Of a diagonal Gaussian, as torch's Normal and SB3 compute it."""
+    entropy: Tensor = (0.5 + 0.5 * math.log(2 * math.pi) + torch.log(scale)).sum(dim=1)
+    return entropy
+
+
 def normalize(advantages: Tensor) -> Tensor:  # (B,) → (B,)
     """Zero mean, unit (sample) deviation; a single advantage stays as it is."""
     if len(advantages) < 2:
@@ -198,7 +212,7 @@ class Evaluated(NamedTuple):
     values: Tensor  # (B,)
     log_probs: Tensor  # (B,) of the stored actions
     entropy: Tensor | None  # (B,); None where the distribution has no closed form
-    logits: Tensor | None = None  # (B, A) of the action network, before masks; None where it has none
+    logits: Tensor | None = None  # (B, A) of the action net, before masks; a Gaussian's means; None: it has none
 
 
 def normalized(batch: RolloutBatch, wanted: bool) -> RolloutBatch:

@@ -1,8 +1,8 @@
 """How a policy chooses and rates actions: the stock policy's own modules, without distribution objects around them.
 
-`view_of` decides per policy. Discrete, MultiDiscrete and masked MultiBinary actions of an unchanged SB3 policy get the
-short way; everything else (Box, gSDE, plain MultiBinary, policies that override anything of the action path) goes
-through the policy's own `forward` and `evaluate_actions`.
+`view_of` decides per policy. Discrete, MultiDiscrete, masked MultiBinary and continuous actions of an unchanged SB3
+policy get the short way; everything else (gSDE, plain MultiBinary, policies that override anything of the action path)
+goes through the policy's own `forward` and `evaluate_actions`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ from sb3_contrib.common.maskable.distributions import (
     MaskableMultiCategoricalDistribution,
 )
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
-from stable_baselines3.common.distributions import CategoricalDistribution, MultiCategoricalDistribution
+from stable_baselines3.common.distributions import (
+    CategoricalDistribution,
+    DiagGaussianDistribution,
+    MultiCategoricalDistribution,
+)
 from stable_baselines3.common.policies import ActorCriticPolicy
 from torch import Tensor, nn
 
@@ -37,7 +41,7 @@ _SINGLE = (CategoricalDistribution, MaskableCategoricalDistribution)
 _MULTI = (MultiCategoricalDistribution, MaskableMultiCategoricalDistribution, MaskableBernoulliDistribution)
 
 
-Outputs = tuple[Tensor, Tensor]  # logits (B, A) and values (B, 1)
+Outputs = tuple[Tensor, Tensor]  # logits or means (B, A), and values (B, 1)
 OUTPUT = "the policy's output (logits)"  # in messages
 LOST = f"{OUTPUT} is not finite although its inputs are: its weights are too large; lower algo.learning_rate"
 
@@ -67,50 +71,43 @@ class PolicyView(ABC):
         """Rate a minibatch's actions. `entropy_gradient` off: the entropy is a statistic and part of no loss."""
 
 
-class CategoricalView(PolicyView):
-    """One categorical action per row (`dims` None), or K of them.
+class NetworkView(PolicyView):
+    """The policy's networks, called directly, and the distribution's own operations on what comes out of them.
 
     `acting` computes the networks' outputs in `act`; a compiled form of `outputs` may take its place.
     """
 
-    def __init__(self, policy: Any, dims: Sequence[int] | None, precision: Precision | None = None) -> None:
+    def __init__(self, policy: Any, precision: Precision | None = None) -> None:
         super().__init__(policy, precision)
-        self.dims = dims
         self.acting: Callable[[TensorObservations], Outputs] = self.outputs
 
+    @abstractmethod
+    def drawn(self, outputs: Tensor, action_masks: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Actions (N,) or (N, K) and their log-probabilities (N,), of the action net's outputs (N, A)."""
+
+    @abstractmethod
+    def rate(
+        self, outputs: Tensor, actions: Tensor, action_masks: Tensor | None, entropy_gradient: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies (B,) of the action net's outputs (B, A)."""
+
     def act(self, observations: TensorObservations, action_masks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        logits, values = self.acting(observations)
-        actions, log_probs = self.drawn(logits, action_masks)
+        outputs, values = self.acting(observations)
+        actions, log_probs = self.drawn(outputs, action_masks)
         return actions, values, log_probs
 
     def evaluate(self, batch: RolloutBatch, entropy_gradient: bool) -> Evaluated:
-        logits, values = self.outputs(batch.observations)
-        rated = self.rate(logits, batch.actions, batch.action_masks, entropy_gradient)
-        return Evaluated(values.flatten(), *rated, logits)
-
-    def drawn(self, logits: Tensor, action_masks: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Actions (N,) or (N, K) and their log-probabilities (N,), of logits (N, A)."""
-        action_masks = self._masks(logits, action_masks)
-        if self.dims is None:
-            return losses.sample(logits, action_masks)
-        return losses.multi_sample(logits, self.dims, action_masks)
-
-    def rate(
-        self, logits: Tensor, actions: Tensor, action_masks: Tensor | None, entropy_gradient: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies (B,) of logits (B, A)."""
-        action_masks = self._masks(logits, action_masks)
-        if self.dims is None:
-            return losses.log_prob_and_entropy(logits, actions, action_masks, entropy_gradient)
-        return losses.multi_log_prob_and_entropy(logits, actions, self.dims, action_masks, entropy_gradient)
+        outputs, values = self.outputs(batch.observations)
+        rated = self.rate(outputs, batch.actions, batch.action_masks, entropy_gradient)
+        return Evaluated(values.flatten(), *rated, outputs)
 
     def outputs(self, observations: TensorObservations) -> Outputs:
-        """Logits (B, A) and values (B, 1): all that the networks compute, float32 whatever they compute in."""
+        """Of the action net (B, A), and values (B, 1): all that networks compute, float32 whatever they compute in."""
         if self.precision is None:
             return self._outputs(observations)
         with self.precision.autocast():
-            logits, values = self._outputs(observations)
-        return logits.float(), values.float()
+            outputs, values = self._outputs(observations)
+        return outputs.float(), values.float()
 
     def _outputs(self, observations: TensorObservations) -> Outputs:
         policy, extractor = self.policy, self.policy.mlp_extractor
@@ -121,11 +118,55 @@ class CategoricalView(PolicyView):
             latent_pi, latent_vf = extractor.forward_actor(features[0]), extractor.forward_critic(features[1])
         return policy.action_net(latent_pi), policy.value_net(latent_vf)
 
+
+class CategoricalView(NetworkView):
+    """One categorical action per row (`dims` None), or K of them; the action net's outputs are logits."""
+
+    def __init__(self, policy: Any, dims: Sequence[int] | None, precision: Precision | None = None) -> None:
+        super().__init__(policy, precision)
+        self.dims = dims
+
+    def drawn(self, outputs: Tensor, action_masks: Tensor | None) -> tuple[Tensor, Tensor]:
+        action_masks = self._masks(outputs, action_masks)
+        if self.dims is None:
+            return losses.sample(outputs, action_masks)
+        return losses.multi_sample(outputs, self.dims, action_masks)
+
+    def rate(
+        self, outputs: Tensor, actions: Tensor, action_masks: Tensor | None, entropy_gradient: bool
+    ) -> tuple[Tensor, Tensor]:
+        action_masks = self._masks(outputs, action_masks)
+        if self.dims is None:
+            return losses.log_prob_and_entropy(outputs, actions, action_masks, entropy_gradient)
+        return losses.multi_log_prob_and_entropy(outputs, actions, self.dims, action_masks, entropy_gradient)
+
     def _masks(self, logits: Tensor, action_masks: Tensor | None) -> Tensor | None:
         """Without masks sb3-contrib normalises logits twice all the same, which is what an all-legal mask does here."""
         if action_masks is None and self.maskable:
             return torch.ones_like(logits, dtype=torch.bool)
         return action_masks
+
+
+class GaussianView(NetworkView):
+    """Continuous actions (B, A) of a diagonal Gaussian; the action net's outputs are its means.
+
+    By the operations of torch's Normal, without making one: `log_std` (A,) is a parameter of the policy.
+    """
+
+    def drawn(self, outputs: Tensor, action_masks: Tensor | None) -> tuple[Tensor, Tensor]:
+        scale = self._scale(outputs)
+        actions = outputs + torch.empty_like(outputs).normal_() * scale
+        return actions, losses.gaussian_log_prob(outputs, scale, actions)
+
+    def rate(
+        self, outputs: Tensor, actions: Tensor, action_masks: Tensor | None, entropy_gradient: bool
+    ) -> tuple[Tensor, Tensor]:
+        scale = self._scale(outputs)
+        return losses.gaussian_log_prob(outputs, scale, actions), losses.gaussian_entropy(scale)
+
+    def _scale(self, means: Tensor) -> Tensor:
+        scale: Tensor = torch.ones_like(means) * self.policy.log_std.exp()
+        return scale
 
 
 class StockView(PolicyView):
@@ -158,17 +199,17 @@ class StockView(PolicyView):
 
 def view_of(policy: nn.Module, action_space: spaces.Space[Any], precision: Precision | None = None) -> PolicyView:
     """The shortest way through `policy` that gives the numbers of its own methods, up to `precision`."""
-    choices = choices_of(policy, action_space, precision) if is_unchanged(policy) else None
-    return choices or StockView(policy, action_space, precision)
+    direct = networks_of(policy, action_space, precision) if is_unchanged(policy) else None
+    return direct or StockView(policy, action_space, precision)
 
 
-def choices_of(
-    policy: Any, action_space: spaces.Space[Any], precision: Precision | None = None
-) -> CategoricalView | None:
-    """Of a policy whose distribution is one of choices; None of another."""
+def networks_of(policy: Any, action_space: spaces.Space[Any], precision: Precision | None = None) -> NetworkView | None:
+    """Of a policy whose distribution is one of choices, or a diagonal Gaussian over a vector; None of another."""
     kind: Any = type(policy.action_dist)
     if kind in _SINGLE:
         return CategoricalView(policy, None, precision)
+    if kind is DiagGaussianDistribution and len(action_space.shape or ()) == 1:
+        return GaussianView(policy, precision)
     return CategoricalView(policy, action_dims(action_space), precision) if kind in _MULTI else None
 
 

@@ -218,7 +218,7 @@ def collect(model: _PPO, env: VecEnv, callback: BaseCallback, n_rollout_steps: i
     with clock.phase("log"):
         callback.on_rollout_start()  # before the rollout's random numbers are drawn: checkpoints are taken there
     engine: Any = model.engine_now()
-    groups = groups_of(model, source)
+    groups = groups_of(model, source) if model.collector.schedule == "first_ready" else None
     engine.begin(None if groups else rollout)
     if groups is None:
         going_on = _in_lockstep(model, engine, source, rollout, use_masking, callback)

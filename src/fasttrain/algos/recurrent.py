@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from fasttrain.algos.engine import Acted, Engine, EngineSettings, Stored, TorchEngine
 from fasttrain.algos.losses import Evaluated, value_loss_of_square
-from fasttrain.algos.policy_view import PolicyView, choices_of
+from fasttrain.algos.policy_view import PolicyView, networks_of
 from fasttrain.algos.ppo import _PPO, collect
 from fasttrain.algos.recurrent_policies import (
     CellActorCriticCnnPolicy,
@@ -103,7 +103,7 @@ class UnpaddedView(PaddedView):
 
     def __init__(self, policy: Any) -> None:
         super().__init__(policy)
-        self.choices = choices_of(policy, policy.action_space)
+        self.direct = networks_of(policy, policy.action_space)
 
     def act(self, observations: TensorObservations, action_masks: Tensor | None, memory: Any = None) -> Any:
         before, after = _resumed(memory), {}
@@ -115,8 +115,8 @@ class UnpaddedView(PaddedView):
 
         latent, values = step_outputs(self.policy, observations, run)
         states = RNNStates(after["pi"], after.get("vf", after["pi"]))
-        if self.choices is not None:
-            actions, log_probs = self.choices.drawn(self.policy.action_net(latent), action_masks)
+        if self.direct is not None:
+            actions, log_probs = self.direct.drawn(self.policy.action_net(latent), action_masks)
             return actions, values, log_probs, states
         distribution = self.policy._get_action_dist_from_latent(latent)
         actions = distribution.get_actions()
@@ -129,9 +129,9 @@ class UnpaddedView(PaddedView):
             return self._sequenced(self._lstm(which), features, getattr(laid.states, which), laid)
 
         latent, values = step_outputs(self.policy, batch.observations, run)
-        if self.choices is not None:
+        if self.direct is not None:
             logits = self.policy.action_net(latent)
-            rated = self.choices.rate(logits, batch.actions, batch.action_masks, entropy_gradient)
+            rated = self.direct.rate(logits, batch.actions, batch.action_masks, entropy_gradient)
             return Evaluated(values.flatten(), *rated, logits)
         distribution = self.policy._get_action_dist_from_latent(latent)
         log_probs = distribution.log_prob(self._rateable(batch.actions))

@@ -66,6 +66,7 @@ class ProbeResult:
     has_masks: bool
     cpu_share: float  # this process's CPU time / wall time inside `step`: near 0, the env waits; near 1, it computes
     info_bytes: float  # mean pickled size of a step's info, 0 if it cannot be pickled
+    density: tuple[float, float]  # mean shares: of the numbers observed that are not 0, of the actions that are legal
 
 
 class Play:
@@ -116,6 +117,8 @@ class Play:
         self._masks_s: list[float] = []
         self._infos_bytes: list[int] = []
         self._cpu_s: list[float] = []  # of steps
+        self._seen: list[float] = []  # see `ProbeResult.density`
+        self._legal: list[float] = []
         self._kept_off = KeptOff()
 
     def run(self, max_seconds: float, max_steps: int, watch: Watch = lambda _: None) -> Moment:
@@ -189,6 +192,7 @@ class Play:
             raise self._wrong_step(f"{len(answer)} values" if isinstance(answer, (tuple, list)) else _shown(answer))
         observation, reward, terminated, truncated, info = answer
         self._infos_bytes.append(_pickled_bytes(info))
+        self._seen.append(_share_not_zero(observation))
         try:
             ended = bool(terminated or truncated)
         except ValueError:  # NumPy's, of arrays
@@ -233,6 +237,7 @@ class Play:
             has_masks=self.has_masks,
             cpu_share=max(0.0, _mean(self._cpu_s) - _clock_cpu_s()) / step_s if step_s > 0 else 0.0,
             info_bytes=_mean(self._infos_bytes),
+            density=(_mean(self._seen), _mean(self._legal) if self._legal else 1.0),
         )
 
     def _mask(self) -> BoolArray | None:
@@ -244,6 +249,7 @@ class Play:
             answer = self._action_masks()
             self._masks_s.append(time.perf_counter() - began)
             mask = self._flat_mask(answer)
+            self._legal.append(np.count_nonzero(mask) / max(len(mask), 1))
             looks_again = self._lenient and not self.unstable_mask
             if looks_again and not np.array_equal(mask, self._flat_mask(self._action_masks())):
                 self.unstable_mask = self.position()
@@ -289,6 +295,13 @@ class KeptOff:
     def __del__(self) -> None:
         if self._file is not None:
             os.close(self._file)
+
+
+def _share_not_zero(observation: Any) -> float:
+    parts = observation.values() if isinstance(observation, dict) else [observation]
+    arrays = [part for part in parts if isinstance(part, np.ndarray) and part.dtype.kind in "fiub"]
+    total = sum(part.size for part in arrays)
+    return sum(np.count_nonzero(part) for part in arrays) / total if total else 1.0
 
 
 def _clock_cpu_s() -> float:

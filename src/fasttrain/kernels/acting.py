@@ -1,4 +1,4 @@
-"""The acting step in one compiled call: forward, masked softmax, draw, log-probability, value."""
+"""The acting step in one compiled call: forward, masked softmax or Gaussian, draw, log-probability, value."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from fasttrain.batch import BoolArray, Float32Array, Int32Array, Int64Array
 from fasttrain.jit import njit_bare, njit_inner
+from fasttrain.kernels.gaussian import draw_point, log_stds_of
 from fasttrain.kernels.nets import (
     POLICY,
     VALUE,
@@ -31,7 +32,7 @@ from fasttrain.threads import begin_work, claim, end_work
 def act_rows(
     observations: Float32Array,  # (N, O)
     masks: BoolArray,  # (N, A)
-    uniforms: Float32Array,  # (N, K) in [0, 1)
+    drawn: Float32Array,  # (N, K) in [0, 1), or (N, A) standard normal numbers where actions are continuous
     lists: Lists,  # out: what counts in the N rows
     order: Int64Array,  # (N,) 0, 1, …
     flat: Float32Array,
@@ -39,12 +40,14 @@ def act_rows(
     scratch: Scratch,  # a part for each thread
     memory: Remembered | None,  # of LSTMs before the nets; None: there are none, and the branch is not compiled
     actions: Int64Array,  # (N, K) out
+    points: Float32Array,  # (N, A) out, where actions are continuous
     values: Float32Array,  # (N,) out
     log_probs: Float32Array,  # (N,) out
     team: Int64Array,
     me: int,
 ) -> Any:
-    """Draw a legal action for each row from its softmax (inverse of the cumulative distribution), with its value.
+    """Draw a legal action for each row from its softmax (inverse of the cumulative distribution), or a continuous one
+    from its Gaussian, with its value.
 
     Blocks of rows go to whichever thread is free; that changes no number.
 
@@ -67,8 +70,8 @@ def act_rows(
             forward_block(flat, layout, lists, block, activations)
         else:
             forward_remembering(block, begin, flat, layout, lists, memory, activations, me)
-        decide(begin, len(block), flat, layout, lists, activations, probs, scratch.every, uniforms, actions, values,
-               log_probs)  # fmt: skip
+        decide(begin, len(block), flat, layout, lists, activations, probs, scratch.every, drawn, actions, points,
+               values, log_probs)  # fmt: skip
         piece = claim(team, me)
     end_work(team, me)
     if me == 0:
@@ -87,8 +90,9 @@ def decide(
     activations: Float32Array,
     probs: Float32Array,
     every: Int32Array,
-    uniforms: Float32Array,
+    drawn: Float32Array,
     actions: Int64Array,
+    points: Float32Array,
     values: Float32Array,
     log_probs: Float32Array,
 ) -> None:
@@ -100,7 +104,10 @@ def decide(
         i = begin + r
         legal = lists.legal[lists.legal_starts[i] : lists.legal_starts[i + 1]]
         head_logits(last[r], w, bias, legal, probs[1])
-        log_probs[i] = draw(layout.dims, legal, uniforms[i], probs, actions[i])
+        if layout.log_std < 0:
+            log_probs[i] = draw(layout.dims, legal, drawn[i], probs, actions[i])
+        else:
+            log_probs[i] = draw_point(log_stds_of(flat, layout), drawn[i], probs[1], points[i])
 
 
 @njit_inner

@@ -1,12 +1,11 @@
 """Policy and value MLP of one flat parameter vector, on blocks of rows: forward, backward, masked softmax.
 
-Only non-zero inputs enter the first layer and only legal actions enter the softmax: in
-Skull King 37 of 248 inputs and 4 of 86 actions, which saves most of the work of the widest layers. The first layers of
-both nets stand side by side in one matrix, so that a row's inputs are walked through once.
+Only non-zero inputs enter the first layer and only legal actions the softmax: in Skull King 37 of 248 inputs and 4 of
+86 actions, which saves most of the work of the widest layers. The first layers of both nets stand side by side in one
+matrix, so that a row's inputs are walked through once.
 
-Heads of a Q-network at the end: values of each sub-action, the greedy choice, and its gradient. An action has K
-sub-actions (1 of a Discrete action) with `dims` (K,) choices each, side by side in the columns of a row of Q-values
-(A,), A their sum; padding may follow.
+Heads of a Q-network at the end: values of each sub-action, the greedy choice, its gradient. An action has K sub-actions
+(1 of a Discrete one) with `dims` (K,) choices each, side by side in a row of Q-values (A,), A their sum, and padding.
 """
 
 from __future__ import annotations
@@ -46,8 +45,7 @@ class Layout(NamedTuple):
     """Where the layers of the policy net (row 0) and the value net (row 1) lie in the flat parameter vector (P,).
 
     Weights are (inputs, outputs), but a head's are (outputs, inputs): its rows are wanted one by one. All widths are
-    padded. The first layer of both nets is one matrix (inputs, `first_width`). A row of activations holds every hidden
-    layer, first that joint one.
+    padded. Both first layers are one matrix (inputs, `first_width`). A row of activations holds it and all others.
     """
 
     inputs: int
@@ -59,8 +57,9 @@ class Layout(NamedTuple):
     columns: Int64Array  # (2, D) where it begins in a row of activations
     weights: Int64Array  # (2, D + 1) offsets of the layers from the second on; at index `depth` the head's
     biases: Int64Array  # (2, D + 1) likewise
-    dims: Int64Array  # (K,) sizes of the sub-actions; their sum is A, the width of the mask
+    dims: Int64Array  # (K,) sizes of the sub-actions; their sum is A, the width of the mask; [A] for continuous actions
     kind: int  # dense.TANH or dense.RELU
+    log_std: int = -1  # offset of the log standard deviations (A,) of continuous actions, whose means the head gives
 
 
 class Constants(NamedTuple):
@@ -79,7 +78,8 @@ class Rows(NamedTuple):
     starts: Int64Array  # (M + 1,)
     legal: Int32Array  # legal actions
     legal_starts: Int64Array  # (M + 1,)
-    actions: Int64Array  # (M, K)
+    actions: Int64Array  # (M, K); (M, 0) where they are continuous
+    points: Float32Array  # (M, A) continuous actions; (M, 0) where they are choices
     old_values: Float32Array  # (M,)
     old_log_probs: Float32Array  # (M,)
     advantages: Float32Array  # (M,)
@@ -271,7 +271,7 @@ def backward_block(
 
 @njit_inline
 def head_of_net(net: int, outputs: int, flat: Float32Array, layout: Layout) -> tuple[Float32Array, Float32Array]:
-    """Views of a head's weights (outputs, k) and biases (outputs,) in a flat vector (P,) of parameters or gradients."""
+    """Views of a head's weights (outputs, k) and biases (outputs,) among the parameters or gradients (P,)."""
     depth = layout.depth[net]
     k, at, bias_at = layout.sizes[net, depth - 1], layout.weights[net, depth], layout.biases[net, depth]
     return flat[at : at + outputs * k].reshape((outputs, k)), flat[bias_at : bias_at + outputs]

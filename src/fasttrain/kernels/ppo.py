@@ -1,5 +1,6 @@
-"""The PPO update of an MLP policy as compiled kernels: forward, masked softmax, clipped loss, backward, gradient
-clipping and Adam without a Python call per layer. `acting.py` has the acting step.
+"""The PPO update of an MLP policy as compiled kernels: forward, log-probabilities, clipped loss, backward, gradient
+clipping and Adam without a Python call per layer; for choices, and for continuous actions of a diagonal Gaussian.
+`acting.py` has the acting step.
 
 Same algorithm as `algos/ppo.py`, other order of summation (class `rounding`): gradients agree with autograd to 1e-5
 relative (tests/kernels/test_ppo_kernels.py).
@@ -15,6 +16,7 @@ import numpy as np
 from fasttrain.batch import Float32Array, Float64Array, Int32Array, Int64Array
 from fasttrain.jit import njit_bare, njit_inline, njit_inner
 from fasttrain.kernels.dense import add_to_rows, clip_and_adam, sum_rows, worst_of
+from fasttrain.kernels.gaussian import add_log_std_slopes, log_stds_of, rate_point
 from fasttrain.kernels.nets import (
     POLICY,
     VALUE,
@@ -134,12 +136,16 @@ def policy_block(
     width = layout.dims.sum()
     w, bias = head_of_net(POLICY, width, flat, layout)
     out_w, out_bias = head_of_net(POLICY, width, gradient, layout)
+    log_stds, out_log_stds = log_stds_of(flat, layout), log_stds_of(gradient, layout)
     entropy_share = np.float32(share * loss.ent_coef)
     for r in range(len(order)):
         row = order[r]
         legal = rows.legal[rows.legal_starts[row] : rows.legal_starts[row + 1]]
         head_logits(hidden[r], w, bias, legal, probs[1])
-        log_prob, entropy = rate(layout.dims, legal, rows.actions[row], probs)
+        if layout.log_std < 0:
+            log_prob, entropy = rate(layout.dims, legal, rows.actions[row], probs)
+        else:
+            log_prob, entropy = rate_point(log_stds, rows.points[row], probs)
         log_ratio = log_prob - rows.old_log_probs[row]
         advantage = (rows.advantages[row] - mean) * scale
         ratio = np.exp(log_ratio)
@@ -149,6 +155,7 @@ def policy_block(
         statistics[CLIPPED] += outside
         statistics[APPROX_KL] += (ratio - 1.0) - log_ratio
         slope = np.float32(slope * share)
+        add_log_std_slopes(slope, entropy_share, log_stds, probs, out_log_stds)
         slopes = probs[1]  # in the logits; the log-probabilities are not needed any more
         for m in range(len(legal)):
             slopes[m] = slope * (probs[3, m] - probs[0, m]) + entropy_share * probs[2, m]

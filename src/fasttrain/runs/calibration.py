@@ -24,6 +24,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from fasttrain.algos.fast import Fast
 from fasttrain.algos.policy_view import action_dims
+from fasttrain.batch import each_array
 from fasttrain.kernel_cache import recall, remember
 from fasttrain.machine import usable_cores
 from fasttrain.perf.clock import PhaseClock
@@ -45,18 +46,22 @@ STEPS = 8  # vector steps of a turn with replay
 UPDATE_S, FLOPS = 7e-4, 4e10  # about what torch takes per update besides computing; floating point operations a second
 
 KERNELS = "kernels"
-VERSION = ".1.nbc"  # of what is kept
+VERSION = ".2.nbc"  # of what is kept
 
+Density = tuple[float, float]
 Costs = Mapping[str, float]  # milliseconds of acting and learning per 1,000 env steps, by `ways`
 
 
-def calibrated(plan: RunSpec, model: Any, console: Console, begun: bool = False) -> RunSpec:
+def calibrated(
+    plan: RunSpec, model: Any, console: Console, density: Density = (1.0, 1.0), begun: bool = False
+) -> RunSpec:
     """The plan with the faster of kernels and torch, where that is open; and with torch's threads, where it stays.
 
     `deterministic=true` goes by the rule, since what is measured may come out otherwise the next time; a resumed run
     keeps what was chosen.
 
     Args:
+        density: as in `EnvFacts`: kernels leave out inputs that are 0 and actions that are illegal.
         begun: the run began on torch, and its kernels are compiled now.
     """
     ways = ways_of(plan, model) if _is_open(plan, model) else {}
@@ -64,7 +69,7 @@ def calibrated(plan: RunSpec, model: Any, console: Console, begun: bool = False)
     waits = begun or plan.config.engine_switch_at == 0  # else they are compiled beside training
     if not ways or not (waits or all(call.is_kept for call in calls)):
         return plan
-    name = _name(plan, model, ways)
+    name = _name(plan, model, ways, density)
     costs = _recalled(name, ways)
     if costs is None:
         if not begun and expected_s(plan.config, model) < PAYS_FROM_S:
@@ -74,7 +79,7 @@ def calibrated(plan: RunSpec, model: Any, console: Console, begun: bool = False)
                 say(console, f"trying compiled kernels against PyTorch, about {MOST_S:.0f} s")
             else:
                 compile_shown(calls, console)
-            costs, steady = measured(ways, model)
+            costs, steady = measured(ways, model, density)
         except Exception as error:  # a policy or an extractor of the user's that cannot be there twice
             reason = f"{plan.row('fused_update').reason}; not measured: {type(error).__name__}"
             return plan.after("fused_update", plan.config.fused_update, reason)
@@ -83,9 +88,9 @@ def calibrated(plan: RunSpec, model: Any, console: Console, begun: bool = False)
     return _decided(plan, ways, costs)
 
 
-def chosen_at_switch(plan: RunSpec, model: Any, console: Console) -> tuple[RunSpec, str]:
+def chosen_at_switch(plan: RunSpec, model: Any, console: Console, density: Density = (1.0, 1.0)) -> tuple[RunSpec, str]:
     """The plan once the kernels are compiled beside training; why torch stays, if it does, which is at work then."""
-    plan = calibrated(plan, model, console, begun=True)
+    plan = calibrated(plan, model, console, density, begun=True)
     if plan.config.fused_update == "on":
         return plan, ""
     model.use_engine(engine_settings(plan))
@@ -156,13 +161,14 @@ def expected_s(config: Config, model: Any) -> float:
     return float(updates * (UPDATE_S + 6 * size * (config.batch_size or 0) / FLOPS))
 
 
-def _name(plan: RunSpec, model: Any, ways: Mapping[str, RunSpec]) -> str:
+def _name(plan: RunSpec, model: Any, ways: Mapping[str, RunSpec], density: Density) -> str:
     """Of the file: all that the costs depend on."""
     config, space = plan.config, model.action_space
     files = [call.file for call in learner_calls(ways[KERNELS].config)]  # processor, versions and code
     shapes = {name: list(parameter.shape) for name, parameter in model.policy.named_parameters()}
-    of_run = [config.algo.name, config.num_envs, config.batch_size, updates_per_step(model), action_dims(space)]
-    facts = [files, torch.__version__, usable_cores(), shapes, of_run, list(ways), slots_of(model.env).masked]
+    of_run = [config.algo.name, config.num_envs, config.batch_size, updates_per_step(model), str(space)]
+    tenths = [round(10 * share) for share in density]
+    facts = [files, torch.__version__, usable_cores(), shapes, of_run, tenths, list(ways), slots_of(model.env).masked]
     return f"calibration-{hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:24]}"
 
 
@@ -175,7 +181,7 @@ def _recalled(name: str, ways: Mapping[str, RunSpec]) -> Costs | None:
         return None
 
 
-def measured(ways: Mapping[str, RunSpec], model: Any) -> tuple[Costs, bool]:
+def measured(ways: Mapping[str, RunSpec], model: Any, density: Density = (1.0, 1.0)) -> tuple[Costs, bool]:
     """Each way in turn, for a few seconds at most; of each the best turn, which others at work disturbed least.
 
     A way that is far behind has two turns, and one that a busy machine left no time for is left out. Streams of random
@@ -187,7 +193,7 @@ def measured(ways: Mapping[str, RunSpec], model: Any) -> tuple[Costs, bool]:
     threads = torch.get_num_threads()
     try:
         with own_random_state(0):
-            times = _times(ways, {name: _turn(way, model) for name, way in ways.items()})
+            times = _times(ways, {name: _turn(way, model, density) for name, way in ways.items()})
     finally:
         torch.set_num_threads(threads)
     steady = all(len(took := times.get(name, [])) > 1 and took[1] <= STEADY * took[0] for name in ways)
@@ -208,7 +214,7 @@ def _times(ways: Mapping[str, RunSpec], turns: Mapping[str, Callable[[], float]]
     return times
 
 
-def _turn(way: RunSpec, model: Any) -> Callable[[], float]:
+def _turn(way: RunSpec, model: Any, density: Density) -> Callable[[], float]:
     """A small model of the same kind, computed that way, and what it takes at every call."""
     config, clock = way.config, PhaseClock()
     algo, num_envs = config.algo, config.num_envs
@@ -222,7 +228,7 @@ def _turn(way: RunSpec, model: Any) -> Callable[[], float]:
     )
     small: dict[str, Any] = {"schedule": "lockstep", "prefetch": "off", "warmup_steps": num_envs}
     masked = slots_of(model.env).masked
-    env = DummyVecEnv([lambda: _Blank(model.observation_space, model.action_space, masked)] * num_envs)
+    env = DummyVecEnv([lambda: _Blank(model.observation_space, model.action_space, masked, density)] * num_envs)
     trial: Any = build_algorithm(
         dataclasses.replace(config, algo=dataclasses.replace(algo, **own), **small), env, clock
     )
@@ -249,16 +255,20 @@ def _turn(way: RunSpec, model: Any) -> Callable[[], float]:
 
 
 class _Blank(gym.Env[Any, Any]):
-    """Shows random observations of a space, all actions legal; an episode takes 64 steps."""
+    """Shows random observations of a space with the zeros and legal actions that were seen; an episode has 64 steps."""
 
-    def __init__(self, observation_space: Any, action_space: Any, masked: bool) -> None:
+    def __init__(self, observation_space: Any, action_space: Any, masked: bool, density: Density) -> None:
         self.observation_space, self.action_space = observation_space, action_space
         space = copy.deepcopy(observation_space)
         space.seed(0)
-        self._shown, self._steps = [space.sample() for _ in range(16)], 0
+        random, (seen, legal) = np.random.default_rng(0), density
+        thinned = lambda part: (part * (random.random(part.shape) < seen)).astype(part.dtype)  # noqa: E731
+        self._shown = [each_array(thinned, space.sample()) if seen < 1.0 else space.sample() for _ in range(16)]
+        self._steps = 0
         if masked:
-            legal = np.ones(sum(action_dims(action_space)), np.bool_)
-            self.action_masks = lambda: legal
+            masks = random.random((16, sum(action_dims(action_space)))) < legal
+            masks[:, np.cumsum(action_dims(action_space)) - 1] = True
+            self.action_masks = lambda: masks[self._steps % 16]
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         return self._shown[0], {}

@@ -187,7 +187,8 @@ class EngineSwitch:
         self._compiler: Compiler | None = None
         self._began = 0.0
         if at is None:
-            say("the kernels of this run are not compiled yet: it begins on the torch engine, they follow")
+            say("the kernels of this run are not compiled yet: it begins on the torch engine, they follow; its numbers "
+                "are others than when they are there from the start (deterministic=true waits for them)")  # fmt: skip
 
     def at_rest(self, progress: Progress) -> None:
         """Nothing is under way: the engine may be changed."""

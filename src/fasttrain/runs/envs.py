@@ -178,9 +178,11 @@ def env_facts(
         images = policy.startswith("Cnn")
         measured = measure()
         if not times and (measured is None or config.vec_env != "shared"):  # whose workers are fitted to envs that wait
-            return EnvFacts(native, None, images=images, shares=asked.shares)
+            density = measured.density if measured else (1.0, 1.0)
+            return EnvFacts(native, None, images=images, shares=asked.shares, density=density)
         found = measured or asked.costs()
-        return EnvFacts(native, found.step_s + found.mask_s, found.cpu_share, images, shares=asked.shares)
+        step_s = found.step_s + found.mask_s
+        return EnvFacts(native, step_s, found.cpu_share, images, shares=asked.shares, density=found.density)
 
 
 def build_vec_env(

@@ -86,7 +86,8 @@ def ready(config: Config, sources: Mapping[str, str], folder: Path, overrides: S
         if config.on_existing != "refuse":
             clear(folder, but="checkup.json" if config.checkup != "off" else "")
         with activity(console, "building the run"):
-            run = Run(plan, folder, console, scout=survey.first_worker(plan.config, env_spec(plan.config)))
+            scout = survey.first_worker(plan.config, env_spec(plan.config))
+            run = Run(plan, folder, console, scout=scout, density=facts.density)
         run.compile_s += compile_s
         run.origin = {"provenance": provenance(overrides)}
         run.write_plan()
@@ -137,12 +138,24 @@ def _to_the_end(run: Run, overrides: Sequence[str], draw: Draw) -> None:
 
 
 class Run:
-    """The parts of one run, wired. `resumes`: the folder has files that the run goes on with. `scout`: the process that
-    looked at the env, for a training that has workers."""
+    """The parts of one run, wired.
+
+    Args:
+        resumes: the folder has files that the run goes on with.
+        scout: the process that looked at the env, for a training that has workers.
+        density: as in `EnvFacts`.
+    """
 
     def __init__(
-        self, plan: RunSpec, folder: Path, console: Console, resumes: bool = False, scout: Scout | None = None
+        self,
+        plan: RunSpec,
+        folder: Path,
+        console: Console,
+        resumes: bool = False,
+        scout: Scout | None = None,
+        density: tuple[float, float] = (1.0, 1.0),
     ) -> None:
+        self.density = density
         self.folder, self.console, self.resumes = folder, console, resumes
         self.resumed_at: list[int] = []  # env steps
         self.origin: dict[str, Any] = {}  # of plan.json: where the run, and what went on with it, comes from
@@ -181,7 +194,8 @@ class Run:
             check_evaluation(self.model, plan.config)
         plan = engine.settle_kernels(plan, self.model, self.resumes)
         with activity(console, "trying kernels, torch and its threads"):
-            plan = settle_threads(plan if self.resumes else calibrated(plan, self.model, console), self.model)
+            chosen = plan if self.resumes else calibrated(plan, self.model, console, self.density)
+            plan = settle_threads(chosen, self.model)
         with activity(console, "compiling the policy"):
             self.plan = engine.settle_engine(plan, self.model)
         config = self.config
@@ -274,7 +288,7 @@ class Run:
         write_json(self.folder / "plan.json", {**self.plan.to_dict(), **self.origin})
 
     def _decide(self) -> str:
-        self.plan, reason = chosen_at_switch(self.plan, self.model, self.console)
+        self.plan, reason = chosen_at_switch(self.plan, self.model, self.console, self.density)
         return reason
 
     def save(self, file: Path) -> None:

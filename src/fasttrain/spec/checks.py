@@ -384,6 +384,7 @@ class EnvFacts(NamedTuple):
     vector: tuple[float, float] | None = None  # the same of what else would be chosen, and of its own vector form
     shares: str = ""  # copies of one "process", or even of one "machine", influence each other: found by the checkup
     vector_form: bool = False  # whether it has one
+    density: tuple[float, float] = (1.0, 1.0)  # shares of what is observed that is not 0, and of actions that are legal
 
 
 class Context(NamedTuple):
