@@ -15,6 +15,8 @@ PPO = ("algo.rollout_size=256", "batch_size=64", "algo.n_epochs=2", "algo.net_ar
 DQN = ("algo=dqn", "algo.prioritized=true", "algo.n_steps=3", "algo.double_q=true", "algo.buffer_size=300",
        "warmup_steps=100", "batch_size=16", "updates_per_step=2", "algo.net_arch=[8]", "num_envs=8",
        "algo.target_update_interval=50", "prefetch=off", "total_timesteps=640", "checkpoint_every=80")  # fmt: skip
+SAC = ("algo=sac", "env.id=Pendulum-v1", "algo.buffer_size=100", "warmup_steps=40", "batch_size=16", "num_envs=4",
+       "updates_per_step=2", "algo.net_arch=[8]", "total_timesteps=200", "checkpoint_every=40")  # fmt: skip
 CART = ("env.id=CartPole-v1", "num_envs=4")
 SHARED = ("vec_env=shared", "num_workers=2")
 LSTM = ("algo.lstm_hidden_size=16",)
@@ -34,6 +36,7 @@ CASES = {
     "dqn-dummy": (*DQN, *CART, "vec_env=dummy"),
     "dqn-shared": (*DQN, *CART, *SHARED),
     "dqn-rounds": (*DQN, *CART, "vec_env=dummy", "algo.train_freq=5", "updates_per_step=3"),
+    "sac-dummy": (*SAC, "vec_env=dummy", "algo.action_noise=normal_0.1"),
     "recurrent-shared": (*PPO, *CART, *LSTM, "algo=recurrent_ppo", *SHARED),
     "maskable-recurrent-self-play": (*PPO, *LSTM, *SELF, "algo=maskable_recurrent_ppo", "algo.n_lstm_layers=2"),
     "maskable-gru-self-play": (*PPO, *SELF, "algo=maskable_recurrent_ppo", "algo.cell=gru", "algo.lstm_hidden_size=16"),

@@ -9,7 +9,7 @@ import pytest
 from transition_path import PATHS
 
 SRC = Path(__file__).resolve().parent.parent / "src"
-CEILINGS = {"lines": 50_006, "modules": 227}
+CEILINGS = {"lines": 50_696, "modules": 229}
 
 
 def test_src_is_not_above_its_ceilings() -> None:
@@ -22,9 +22,10 @@ def test_src_is_not_above_its_ceilings() -> None:
 # What one iteration enters of src/fasttrain, without the game and compiled code.
 PATH_CEILINGS = {
     "ppo": {"files": 13, "functions": 127, "lines": 1184},
-    "kernels": {"files": 15, "functions": 106, "lines": 1105},
+    "kernels": {"files": 15, "functions": 107, "lines": 1112},
     "recurrent": {"files": 17, "functions": 123, "lines": 1142},
     "dqn": {"files": 15, "functions": 87, "lines": 906},
+    "sac": {"files": 13, "functions": 65, "lines": 696},
 }
 
 

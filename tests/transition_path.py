@@ -81,9 +81,16 @@ def dqn() -> dict[str, int]:
     return second_iteration(model, 64)
 
 
+def sac() -> dict[str, int]:
+    env = DummyVecEnv([lambda: gymnasium.make("Pendulum-v1")] * 4)
+    model = fasttrain.SAC("MlpPolicy", env, learning_starts=16, batch_size=16, seed=0, device="cpu")
+    return second_iteration(model, 64)
+
+
 PATHS = {
     "ppo": lambda: masked_ppo("torch"),
     "kernels": lambda: masked_ppo("kernels"),
     "recurrent": recurrent_ppo,
     "dqn": dqn,
+    "sac": sac,
 }

@@ -20,12 +20,13 @@ _PUBLIC = {
     "NativeVecEnv": "fasttrain.vec.native",
     "RecurrentPPO": "fasttrain.algos.recurrent",
     "RunSpec": "fasttrain.spec.plan",
+    "SAC": "fasttrain.algos.sac",
     "SharedMemoryVecEnv": "fasttrain.vec.shared",
     "train": "fasttrain.cli.library",
 }
 
 __all__ = [
-    "DQN", "PPO", "MaskablePPO", "MaskableRecurrentPPO", "NativeVecEnv", "RecurrentPPO", "RunSpec",
+    "DQN", "PPO", "SAC", "MaskablePPO", "MaskableRecurrentPPO", "NativeVecEnv", "RecurrentPPO", "RunSpec",
     "SharedMemoryVecEnv", "__version__", "train",
 ]  # fmt: skip
 

@@ -31,6 +31,7 @@ PAIRS = {
     "PPO": (stable_baselines3.PPO, fasttrain.PPO),
     "MaskablePPO": (sb3_contrib.MaskablePPO, fasttrain.MaskablePPO),
     "DQN": (stable_baselines3.DQN, fasttrain.DQN),
+    "SAC": (stable_baselines3.SAC, fasttrain.SAC),
 }
 
 
@@ -59,8 +60,9 @@ class Seeing(BaseCallback):
 
 def trained(name: str, which: int, callback: BaseCallback) -> Any:
     make: Any = PAIRS[name][which]
-    if name == "DQN":
-        env: Any = DummyVecEnv([lambda: RandomEnv(spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(4))] * 2)
+    if name in ("DQN", "SAC"):
+        acting: Any = spaces.Discrete(4) if name == "DQN" else spaces.Box(-1, 1, (2,))
+        env: Any = DummyVecEnv([lambda: RandomEnv(spaces.Box(-1, 1, (3,), np.float32), acting)] * 2)
         settings: dict[str, Any] = {"learning_starts": 4, "buffer_size": 100, "train_freq": 2}
     else:
         env, settings = toy_gym_vec(), {"n_steps": 8, "batch_size": 40, "n_epochs": 1}
@@ -87,7 +89,7 @@ def test_a_callback_sees_every_name_of_stocks_loop(name: str):
         assert np.shape(other) == np.shape(one), key
     assert ours.seen["self"] is model
     assert ours.seen["env"] is model.env
-    buffer = "replay_buffer" if name == "DQN" else "rollout_buffer"
+    buffer = "replay_buffer" if name in ("DQN", "SAC") else "rollout_buffer"
     assert ours.seen[buffer] is getattr(model, buffer)
 
 

@@ -33,8 +33,9 @@ def threads() -> Iterator[None]:
 
 
 def model_of(kind: Any, space: spaces.Space[Any], policy: str, **settings: Any) -> Any:
-    env = seeded_vec(lambda: RandomEnv(space, spaces.Discrete(3)), 2)
-    if kind is not fasttrain.DQN:
+    acting: Any = spaces.Box(-1, 1, (2,)) if kind is fasttrain.SAC else spaces.Discrete(3)
+    env = seeded_vec(lambda: RandomEnv(space, acting), 2)
+    if kind not in (fasttrain.DQN, fasttrain.SAC):
         settings = {"n_steps": 8, "batch_size": 8, "n_epochs": 3, **settings}
     return kind(policy, env, seed=0, device="cpu", **settings)
 
@@ -54,6 +55,7 @@ def plan_for(*arguments: str) -> Any:
         (sb3_contrib.RecurrentPPO, spaces.Box(-1, 1, (3,), np.float32), "MlpLstmPolicy"),
         (fasttrain.DQN, IMAGES, "CnnPolicy"),
         (fasttrain.DQN, DICT, "MultiInputPolicy"),
+        (fasttrain.SAC, DICT, "MultiInputPolicy"),
     ],
 )
 def test_trying_changes_nothing(kind: Any, space: spaces.Space[Any], policy: str):

@@ -13,19 +13,25 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
+from stable_baselines3.common.distributions import SquashedDiagGaussianDistribution
+from stable_baselines3.common.policies import ContinuousCritic
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, MlpExtractor
 from stable_baselines3.dqn.policies import QNetwork
+from stable_baselines3.sac.policies import Actor
 from torch import nn
 
 from fasttrain.accelerators import kernels, kernels_q, kernels_recurrent
 from fasttrain.accelerators.contract import Contract, changed
+from fasttrain.accelerators.fused_sac import FusedSACEngine
 from fasttrain.accelerators.kernels import KernelEngine
 from fasttrain.accelerators.kernels_q import KernelQEngine
 from fasttrain.accelerators.kernels_recurrent import SequenceKernelEngine
 from fasttrain.accelerators.layout import KINDS, activations_of, heads_of, linears_of, shapes_of
 from fasttrain.algos.engine import Engine, PPOWork, QWork
+from fasttrain.algos.guard import optimizers_of
 from fasttrain.algos.policy_view import is_unchanged, networks_of
 from fasttrain.algos.q_networks import BranchingQNetwork, DuelingQNetwork
+from fasttrain.algos.sac import SACWork
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.kernels.dense import ACTIVATIONS
@@ -54,7 +60,19 @@ _DQN = Contract(
     work={QWork: ("gradient_steps", "batch_size", "double_q", "loss", "gamma", "max_grad_norm")},
 )  # fmt: skip
 _RECURRENT = _PPO._replace(engine=SequenceKernelEngine, calls=kernels_recurrent.kernel_calls)
-REPRODUCED = {"actor-critic": _PPO, "recurrent": _RECURRENT, "Q-network": _DQN}
+_SAC = Contract(  # it asks the storage for batches and lets the optimizers step, so that these may be of any class
+    engine=FusedSACEngine,
+    calls=list,
+    algorithm=("train", "collect_rollouts", "work", "evaluate", "critic_loss", "actor_loss", "replay", "predict",
+               "_sample_action", "_move_targets"),
+    policy=("__call__", "forward", "predict", "_predict", "action_log_prob", "get_action_dist_params",
+            "extract_features"),
+    storage=(),
+    stored=ReplayStorage,
+    work={SACWork: ("gradient_steps", "batch_size", "gamma", "tau", "target_update_interval", "target_entropy",
+                    "ent_coef", "ent_coef_optimizer")},
+)  # fmt: skip
+REPRODUCED = {"actor-critic": _PPO, "recurrent": _RECURRENT, "Q-network": _DQN, "soft actor-critic": _SAC}
 ADAM = ("lr", "betas", "eps", "foreach", "fused")  # its options that the kernels know; the last two only round
 
 # What an update takes by kernels / by torch, in µs for each row of the rollout; two LSTMs, one thread. 248 inputs,
@@ -104,9 +122,11 @@ class Watch:
     def __init__(self, algorithm: Any) -> None:
         self.reason, self._parts = unsupported_reason(algorithm), _parts_of(algorithm)
         modules = [*algorithm.policy.modules()]
-        self._owned = [vars(each) for each in (*self._parts[:4], *modules)]
+        self._owned = [vars(each) for each in (*self._parts[:3], *modules)]
         self._hooks = [getattr(each, name) for each in modules for name in _HOOKS]
-        self._hooks += [getattr(algorithm.policy.optimizer, name) for name in _STEP_HOOKS]
+        optimizers = optimizers_of(algorithm.policy)
+        self._owned += [*map(vars, optimizers)]
+        self._hooks += [getattr(each, name) for each in optimizers for name in _STEP_HOOKS]
         self._learned = _learned(algorithm.policy)
         self._was = self._state()
 
@@ -121,18 +141,22 @@ class Watch:
 
 def _parts_of(algorithm: Any) -> tuple[Any, ...]:
     policy = algorithm.policy
-    return algorithm, policy, policy.optimizer, storage_of(algorithm), algorithm._vec_normalize_env
+    return algorithm, policy, storage_of(algorithm), algorithm._vec_normalize_env, *optimizers_of(policy)
 
 
 # --- what is asked of a policy: each finds what is in the way, or nothing
 
 
 def _kind_of(policy: Any) -> str:
+    if hasattr(policy, "critic_target"):
+        return "soft actor-critic"
     return "Q-network" if hasattr(policy, "q_net") else "recurrent" if hasattr(policy, "lstm_actor") else "actor-critic"
 
 
 def _learned(policy: Any) -> list[nn.Parameter]:
-    """The parameters that the optimizer should have."""
+    """The parameters that the optimizers should have."""
+    if hasattr(policy, "critic_target"):
+        return [*policy.actor.parameters(), *policy.critic.parameters()]
     return [*getattr(policy, "q_net", policy).parameters()]
 
 
@@ -176,6 +200,34 @@ def _other_q_network(policy: Any) -> str:
         return f"actions are {space} of {space.dtype}, neither Discrete nor MultiDiscrete of int64"
     known = type(net) in (QNetwork, BranchingQNetwork, DuelingQNetwork) and type(target) is type(net)
     return "" if known else f"the Q-network is a {type(net).__name__}, not a plain, branching or dueling one"
+
+
+def _other_soft_actor_critic(policy: Any) -> str:
+    """Of SAC: what its networks are, and what they make of observations."""
+    actor, critics = policy.actor, (policy.critic, policy.critic_target)
+    distribution: Any = type(actor.action_dist)
+    if type(actor) is not Actor or any(type(each) is not ContinuousCritic for each in critics):
+        return f"the networks are a {type(actor).__name__} and a {type(policy.critic).__name__}, not SAC's own"
+    if distribution is not SquashedDiagGaussianDistribution:
+        return "gSDE is computed on PyTorch" if actor.use_sde else "actions are not drawn from a squashed Gaussian"
+    for extractor in (actor.features_extractor, *(each.features_extractor for each in critics)):
+        if type(extractor) not in (FlattenExtractor, CombinedExtractor) or [*extractor.parameters()]:
+            return f"features come from a {type(extractor).__name__}, which learns"
+    return ""
+
+
+def _odd_chains(policy: Any) -> str:
+    """The networks of SAC are to be linear layers with one kind of activation between them, and nothing else."""
+    actor, nets = policy.actor, [*policy.critic.q_networks, *policy.critic_target.q_networks]
+    chains = [[*actor.latent_pi, actor.mu], [*actor.latent_pi, actor.log_std], *map(list, nets)]
+    linear = {layer for chain in chains for layer in chain[0::2]}
+    kinds = {type(each) for chain in chains for each in chain[1::2]}
+    plain = all(type(layer) is nn.Linear and layer.bias is not None for layer in linear)
+    if not plain or len(kinds) > 1 or not kinds <= set(KINDS) or not all(len(chain) % 2 for chain in chains):
+        return "not an MLP of tanh or relu layers"
+    placed = {id(each) for layer in linear for each in (layer.weight, layer.bias)}
+    extra = [name for name, each in policy.named_parameters() if id(each) not in placed]
+    return f"the parameter {extra[0]} is in none of the layers that compiled kernels know" if extra else ""
 
 
 def _odd_features(policy: Any) -> str:
@@ -254,8 +306,13 @@ def _odd_optimizer(policy: Any) -> str:
         return "the optimizer's steps have a hook, which compiled kernels would not call"
     if {*map(id, group["params"])} != {*map(id, learned)}:
         return "the optimizer does not have the policy's parameters"
+    return _held(policy)
+
+
+def _held(policy: Any) -> str:
+    """A parameter that is not free to learn."""
     names = {id(each): name for name, each in policy.named_parameters()}
-    for each in learned:
+    for each in _learned(policy):
         if not each.requires_grad or each._backward_hooks or each._post_accumulate_grad_hooks:
             return f"the parameter {names[id(each)]} {'has a hook' if each.requires_grad else 'is frozen'}"
     return ""
@@ -267,4 +324,5 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "actor-critic": (_elsewhere, _changed_policy, _other_actor_critic, *_NETS),
     "recurrent": (_odd_lstm, _elsewhere, _changed_policy, _other_actor_critic, *_NETS),
     "Q-network": (_elsewhere, _changed_policy, _other_q_network, *_NETS),
+    "soft actor-critic": (_elsewhere, _changed_policy, _other_soft_actor_critic, _watched, _odd_chains, _held),
 }

@@ -151,8 +151,13 @@ def restore(policy: Any, copy: list[Tensor]) -> None:
 
 
 def _tensors_of(policy: Any) -> list[Tensor]:
-    """Weights and buffers, then the optimizer's."""
-    optimizer = policy.optimizer
-    states = [optimizer.state.get(p, {}) for group in optimizer.param_groups for p in group["params"]]
+    """Weights and buffers, then the optimizers'."""
+    groups = [(each, group) for each in optimizers_of(policy) for group in each.param_groups]
+    states = [optimizer.state.get(p, {}) for optimizer, group in groups for p in group["params"]]
     kept = [value for state in states for value in state.values() if isinstance(value, Tensor)]
     return [*policy.state_dict().values(), *kept]
+
+
+def optimizers_of(policy: Any) -> list[torch.optim.Optimizer]:
+    """The one that most policies have, or those of actor and critic."""
+    return [policy.optimizer] if hasattr(policy, "optimizer") else [policy.actor.optimizer, policy.critic.optimizer]

@@ -280,14 +280,14 @@ def ppo_terms(
     }
 
 
-def checked(model: Any, terms: Any, taken: Collection[str]) -> Terms:
-    """What the model's `loss` returned.
+def checked(model: Any, terms: Any, taken: Collection[str], seam: str = "loss") -> Terms:
+    """What the model's `loss`, or that `seam`, returned.
 
     Raises:
         ConfigError: it is no dict of scalar tensors, nothing can be learned from it, or a name is one of `taken`.
     """
     if fault := _fault_of(terms, taken):
-        raise ConfigError(f"{type(model).__name__}.loss returned {fault}")
+        raise ConfigError(f"{type(model).__name__}.{seam} returned {fault}")
     return terms  # type: ignore[no-any-return]
 
 

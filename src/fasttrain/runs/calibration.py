@@ -107,6 +107,7 @@ def _is_open(plan: RunSpec, model: Any) -> bool:
         and asked["fused_update"] == "auto"
         and not asked["engine_switch_at"]  # in mid-run it was asked for by step
         and (config.fused_update == "on" or wide)
+        and config.algo.spec.compiled
         and not (config.deterministic or config.algo.spec.recurrent or config.algo.entry_point)
         and model.device.type == "cpu"
         and model.unsupported_reason() is None

@@ -308,7 +308,7 @@ def settle_threads(plan: RunSpec, model: BaseAlgorithm) -> RunSpec:
     open_ = row.requested == "auto" and threads != 1 and not row.reason.startswith(MEASURED)
     if not open_ or config.deterministic or model.device.type != "cpu":
         return plan
-    if config.fused_update == "on":
+    if config.fused_update == "on" and config.algo.spec.compiled:
         torch.set_num_threads(1)
         return plan.after(
             "torch_threads", 1, "the networks are computed by compiled kernels, with threads of their own"
@@ -361,7 +361,11 @@ def _updating(policy: Any, model: Any, rows: int) -> Callable[[], None]:
                 policy.q_net_target(observations)
             policy.q_net(observations).square().mean().backward()
 
-        return update
+        def update_critics() -> None:
+            drawn = policy(observations)
+            sum(values.square().mean() for values in policy.critic(observations, drawn)).backward()
+
+        return update if hasattr(policy, "q_net") else update_critics
     space = copy.deepcopy(model.action_space)
     actions = torch.as_tensor(np.stack([space.sample() for _ in range(rows)]))
     recalled = _recalled(policy, rows, math.gcd(rows, SIDE_BY_SIDE))

@@ -96,7 +96,7 @@ PAYS_S = 30.0  # a run that ends sooner gains nothing: compiling takes 8 to 40 s
 
 def learner_calls(config: Config) -> list[KernelCall]:
     """The kernels that this run acts and learns by; none where it has no compiled ones."""
-    if config.fused_update != "on":
+    if config.fused_update != "on" or not config.algo.spec.compiled:
         return []
     spec, (eligible, _) = config.algo.spec, find_kernels()
     kind = "Q-network" if spec.off_policy else "recurrent" if spec.recurrent else "actor-critic"
@@ -107,7 +107,7 @@ def replay_calls(config: Config) -> list[KernelCall]:
     """The kernels that a replay buffer draws by, whichever engine learns: they are waited for."""
     if not config.algo.spec.off_policy or config.engine == "stock":
         return []
-    by_priority = prioritized.kernel_calls() if config.algo.prioritized else []
+    by_priority = prioritized.kernel_calls() if getattr(config.algo, "prioritized", False) else []
     return by_priority + (n_step.kernel_calls() if config.algo.n_steps > 1 else [])
 
 

@@ -65,7 +65,7 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
             if isinstance(model, Fast):
                 model.time_with(clock)  # of bare models; a run refuses it where the plan is made
             return model
-        if spec.off_policy:
+        if "double_q" in spec.extras:
             given |= {name: getattr(algo, name) for name in ("double_q", "loss", "use_masking")}
             policy = DUELING_POLICIES[policy] if algo.dueling else policy
             rated = {"alpha": algo.per_alpha, "beta": algo.per_beta} if algo.prioritized else None
@@ -248,7 +248,7 @@ def bare_model(config: Config) -> BaseAlgorithm:
     small |= {"buffer_size": 1, "n_steps": 1} if spec.off_policy else {}
     engine: Literal["stock", "fast"] = "fast" if getattr(config.algo, "cell", "lstm") != "lstm" else "stock"
     if _plays_as_ours(config):
-        small |= {"prioritized": False, "use_masking": uses_masks(config)}
+        small |= {"prioritized": False, "use_masking": uses_masks(config)} if "prioritized" in spec.extras else {}
         engine = "fast"
     own = dataclasses.replace(
         config,

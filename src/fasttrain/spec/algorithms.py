@@ -69,6 +69,9 @@ class AlgorithmSpec:
     tiers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     flags: Mapping[str, Any] = field(default_factory=dict)  # its own values of flags, unless they are typed
     extras: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)  # keys of ours: name → (type, default)
+    lacks: Mapping[str, str] = field(default_factory=dict)  # flags that its fast class does not serve, and why
+    compiled: bool = True  # fused_update is compiled kernels; False: torch's products without autograd
+    hidden: int = 64  # units of its widest layer, if none are given
 
     @property
     def has_fast(self) -> bool:
@@ -157,7 +160,11 @@ RECURRENT: dict[str, Any] = {
     "exports": "logits",
     "tiers": every_tier(batch_size=128, learning_rate=3e-4, n_epochs=10, rollout_size=1_024),
     "extras": MEMORY,
-}
+    "lacks": {"use_amp": "policies that remember compute in float32",
+              "use_compile": "policies that remember are not compiled"},
+}  # fmt: skip
+SAC_LACKS = {"use_amp": "it computes in float32", "use_compile": "it is not compiled",
+             "pin_memory": "it copies as stock does"}  # fmt: skip
 
 
 def continuous(name: str, stock: str, learning_rate: float, greedy: bool = False, **more: Any) -> AlgorithmSpec:
@@ -171,6 +178,7 @@ def continuous(name: str, stock: str, learning_rate: float, greedy: bool = False
         tiers=every_tier(batch_size=256, learning_rate=learning_rate),
         flags={"updates_per_step": PER_TRANSITION, "warmup_steps": 100},
         extras={"action_noise": (str | None, None)},  # normal_0.1: Gaussian, of that deviation; ornstein-uhlenbeck_0.5
+        hidden=256,
         **more,
     )
 
@@ -251,7 +259,18 @@ ALGORITHMS: dict[str, AlgorithmSpec] = {
             greedy=True,
             tiers=every_tier(batch_size=32, learning_rate=5e-5),
         ),
-        continuous("sac", "stable_baselines3:SAC", 3e-4),
+        continuous(
+            "sac",
+            "stable_baselines3:SAC",
+            3e-4,
+            fast="fasttrain.algos.sac:SAC",
+            compiled=False,
+            lacks={
+                "use_amp": "SAC computes in float32",
+                "use_compile": "SAC is not compiled",
+                "pin_memory": "SAC copies as stock does",
+            },
+        ),
         continuous("td3", "stable_baselines3:TD3", 1e-3, greedy=True),
         continuous("ddpg", "stable_baselines3:DDPG", 1e-3, greedy=True),
         continuous("tqc", "sb3_contrib:TQC", 3e-4),

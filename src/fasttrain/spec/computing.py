@@ -38,9 +38,9 @@ def _has_images(context: Context) -> bool:
 
 
 def widest_layer(config: Config) -> int:
-    """Width of the widest hidden layer of the policy's own MLP; 64 is SB3's."""
+    """Width of the widest hidden layer of the policy's own MLP."""
     arch = config.algo.net_arch
-    parts = arch.values() if isinstance(arch, dict) else [arch if arch is not None else (64,)]
+    parts = arch.values() if isinstance(arch, dict) else [arch if arch is not None else (config.algo.spec.hidden,)]
     return max((width for part in parts for width in part), default=0)
 
 
@@ -162,7 +162,7 @@ def why_no_fused_kernels(context: Context) -> str:
         return f"use_amp is {effective['use_amp']}: the compiled kernels compute in float32"
     if effective["use_compile"] != "off":
         return "use_compile is on"
-    if (width := widest_layer(context.config)) > FUSED_PAYS_UP_TO_WIDTH:
+    if (width := widest_layer(context.config)) > FUSED_PAYS_UP_TO_WIDTH and context.config.algo.spec.compiled:
         return f"layers of {width:,} units: torch's own products are faster above {FUSED_PAYS_UP_TO_WIDTH:,}"
     if context.config.gradient_accumulation > 1:
         return f"gradient_accumulation={context.config.gradient_accumulation} goes the eager way"
@@ -172,20 +172,6 @@ def why_no_fused_kernels(context: Context) -> str:
 def _typed(flag: str, value: str, context: Context) -> bool:
     """Whether `flag` was asked for by this very value; a profile only says off or auto."""
     return bool(getattr(context.config, flag) == value)
-
-
-NOT_WITH_MEMORY = {
-    "use_amp": "policies that remember compute in float32",
-    "use_compile": "policies that remember are not compiled",
-}
-
-
-def resolve_with_memory(flag: str, requested: object, stock: object, source: str, algo: str) -> Resolved:
-    """What becomes of a flag of `NOT_WITH_MEMORY` where the policy remembers."""
-    why = NOT_WITH_MEMORY[flag]
-    if requested not in (stock, "auto") and source == "command line":
-        raise ConfigError(f"{flag}={requested} with algo={algo}: {why}; leave it out")
-    return stock, "" if requested == stock else why
 
 
 def steps_back(algo: Any, effective: Mapping[str, Any], exact: bool) -> Resolved:
@@ -268,7 +254,7 @@ def resolve_prefetch(requested: str, context: Context) -> Resolved:
 
 
 def check_extras(config: Config, engine: str, sources: Mapping[str, str]) -> None:
-    """Refuse what stock DQN has not, and settings of prioritized replay where it is off.
+    """Refuse what the stock class has not, and settings of prioritized replay where it is off.
 
     Raises:
         ConfigError: names the key.
@@ -282,7 +268,7 @@ def check_extras(config: Config, engine: str, sources: Mapping[str, str]) -> Non
         return
     for name, (_, usual) in config.algo.spec.extras.items():
         value = getattr(config.algo, name)
-        if value != usual and name != "use_masking":
+        if value != usual and name not in ("use_masking", "action_noise"):
             raise ConfigError(
                 f"algo.{name}={spelt(value)} with engine=stock: the stock class has no such thing; take "
                 f"engine=fast, or leave algo.{name} out"

@@ -132,8 +132,10 @@ def _resolve(flag: Flag, requested: object, source: str, context: Context) -> Re
             )
         return NOT_APPLICABLE, _why_not(flag)
     resolver = _RESOLVERS.get(flag.name)
-    if spec.recurrent and flag.name in computing.NOT_WITH_MEMORY and context.effective.get("engine") == "fast":
-        return computing.resolve_with_memory(flag.name, requested, flag.stock, source, algo)
+    if flag.name in spec.lacks and context.effective.get("engine") == "fast":
+        if requested not in (flag.stock, "auto") and source == "command line":
+            raise ConfigError(f"{flag.name}={requested} with algo={algo}: {spec.lacks[flag.name]}; leave it out")
+        return flag.stock, "" if requested == flag.stock else spec.lacks[flag.name]
     if flag.name in spec.flags and source in SHIPPED:
         own = spec.flags[flag.name]
         return (computing.resolve_updates_per_step(own, context)[0] if own == PER_TRANSITION else own), f"{algo}'s own"
@@ -192,7 +194,8 @@ def _torch_threads(requested: int | str, context: Context) -> Resolved:
         return min(context.machine.cores, MAX_TORCH_THREADS), "one per core, for convolutions"
     algo = context.config.algo
     widths = algo.net_arch
-    flat = [w for part in (widths.values() if isinstance(widths, dict) else [widths or (64,)]) for w in part]
+    usual = (algo.spec.hidden,)
+    flat = [w for part in (widths.values() if isinstance(widths, dict) else [widths or usual]) for w in part]
     flat += [algo.lstm_hidden_size] if algo.spec.recurrent else []
     if max(flat, default=64) <= 128:  # 2 threads gained nothing idle and ran 20× slower on a machine at load 6
         return 1, "small networks gain nothing from more"
@@ -298,6 +301,8 @@ def _fused_update(requested: str, context: Context) -> Resolved:
         return "off", ""
     if requested == "auto" and (unfit := computing.why_no_fused_kernels(context)):
         return "off", unfit
+    if not context.config.algo.spec.compiled:
+        return "on", "torch's own products, gradients without autograd"
     if context.config.algo.spec.off_policy:
         return "on", "compiled kernels"
     if context.config.algo.spec.recurrent:
