@@ -160,6 +160,27 @@ def test_python_dash_m_is_the_same_and_passes_the_exit_code_on(tmp_path: Path):
     assert done.stderr == "fasttrain: error: num_envs=0: must be at least 1\n"
 
 
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        (
+            "import sys; sys.modules['psutil'] = None",
+            "import of psutil halted; None in sys.modules: fasttrain needs it",
+        ),
+        ("import os; os.rmdir(os.getcwd())", "the working directory is gone (No such file or directory)"),
+    ],
+)
+def test_what_is_missing_before_the_command_begins_is_one_line(tmp_path: Path, before: str, said: str):
+    code = f"{before}\nfrom fasttrain import __main__ as command\nsys = __import__('sys')\n"
+    code += "sys.argv = ['fasttrain', 'num_envs=0']\nsys.exit(command.main())"
+    place = tmp_path / "gone"
+    place.mkdir()
+    done = subprocess.run([sys.executable, "-c", code], cwd=place, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"fasttrain: error: {said}")
+    assert done.stderr.count("\n") == 1
+
+
 def test_help_does_not_load_torch(tmp_path: Path):
     code = "import sys; from fasttrain.cli import main; main(['--help']); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, timeout=120).returncode == 0

@@ -1,11 +1,20 @@
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import numba
 import pytest
 
+from fasttrain import jit
+from fasttrain.errors import ConfigError
 from fasttrain.jit import njit, njit_inner
+
+
+def test_numba_without_its_compiler_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    with pytest.raises(ConfigError, match="NUMBA_DISABLE_JIT is set"):
+        importlib.reload(jit)
 
 
 def test_arithmetic_is_strict():

@@ -16,17 +16,23 @@ THREADS_S = 5.0  # for threads of an env's to end, once everything is done
 
 def main() -> int:
     """The command line; returns the exit code."""
-    if sys.path[0] in ("", os.getcwd()):  # `python -m`
-        put_behind_python(os.getcwd())
+    with suppress(OSError):  # a working directory that is gone, which the command tells
+        if sys.path[0] in ("", os.getcwd()):  # `python -m`
+            put_behind_python(os.getcwd())
     let_output_end()
     ended: list[int] = []
     atexit.register(_leave, ended)  # the first that is registered is the last that is called
     try:
         from fasttrain.cli import main as run
+
+        ended.append(run())
     except KeyboardInterrupt:
         sys.stderr.write("fasttrain: stopped before anything could be saved\n")
         return 130
-    ended.append(run())
+    except ImportError as error:
+        way_out = "fasttrain needs it: install fasttrain again, or rename a file here that has a package's name"
+        sys.stderr.write(f"fasttrain: error: {' '.join(str(error).split())}: {way_out}\n")
+        return 2
     leaving = threading.Event()
     atexit.register(leaving.set)
     threading.Thread(target=_leave_threads, args=(ended, leaving), daemon=True).start()

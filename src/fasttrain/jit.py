@@ -13,8 +13,11 @@ import numba
 import numba.extending
 from numba import types
 
+from fasttrain.errors import ConfigError
 from fasttrain.kernel_cache import KEEPS, KernelCache
 
+if cast(Any, numba.config).DISABLE_JIT:
+    raise ConfigError("NUMBA_DISABLE_JIT is set: fasttrain's kernels need numba's compiler; unset that variable")
 F = TypeVar("F", bound=Callable[..., Any])
 
 

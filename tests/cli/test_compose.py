@@ -81,6 +81,14 @@ def test_options_are_checked_before_hydras_parser_ends_the_process(arguments: li
         check_options(arguments)
 
 
+def test_a_file_whose_anchors_would_fill_memory_is_refused(tmp_path: Path):
+    lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 8)}]" for n in range(1, 9)]
+    with pytest.raises(ConfigError, match=r"bomb\.yaml: its anchors .* more than 100,000 values"):
+        check_options(own_file(tmp_path, "profile/bomb.yaml", "\n".join(lines).encode()))
+    check_options(own_file(tmp_path, "profile/bomb.yaml", "\n".join(lines[:4]).encode()))
+
+
 def test_options_that_hydra_knows_pass():
     check_options(["-m", "--config-dir", str(conf_dir()), "--cfg", "job", "num_envs=4"])
 

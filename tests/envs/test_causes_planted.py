@@ -142,11 +142,48 @@ class Pushed(gymnasium.Env[Any, Any]):
         return self.place.copy(), -abs(float(self.place[0])), self.time == 10, False, {}
 
 
-@pytest.mark.parametrize(("bound", "codes"), [(1, []), (8, ["unused_range"])])
+@pytest.mark.parametrize(("bound", "codes"), [(1, []), (8, ["unused_range"]), (8000, ["unused_range"])])
 def test_a_range_of_actions_that_changes_nothing(bound: float, codes: list[str]) -> None:
     result = checkup(lambda: Pushed(bound), max_seconds=20.0, max_steps=100)
     assert [finding.code for finding in result.findings] == codes
-    assert all("0.125 times" in finding.message for finding in result.findings)
+    assert all(re.search(r" 0.125| 0.000\d+ times", finding.message) for finding in result.findings)
+
+
+class Own(Room):
+    """What it does with the generators."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if self.fault == "always 42":
+            return super().reset(seed=42)
+        if seed is not None:
+            random.seed(seed)
+        answer = super().reset(seed=seed)
+        self.place[2] = random.random()
+        return self._seen(), answer[1]
+
+
+class Writing(Room):
+    """Writes into the array of actions."""
+
+    action_space: Any = spaces.MultiDiscrete([3, 3])
+
+    def step(self, action: Any) -> Any:
+        action[1] = 0
+        return super().step(action[0])
+
+
+@pytest.mark.parametrize(
+    ("make", "code", "text"),
+    [
+        (lambda: Own("always 42"), "unseeded_randomness", "seeds np_random with 42 whatever it is given"),
+        (lambda: Own("seeds the global stream"), "unseeded_randomness", "reset.* seeds the global `random` or"),
+        (Writing, "changed_action", r"first at step \d+ .*\(last action \[\d \d\]\)"),
+    ],
+)  # fmt: skip
+def test_generators_and_actions(make: Callable[[], Any], code: str, text: str) -> None:
+    (found,) = checkup(make, max_seconds=20.0, max_steps=100).findings
+    assert found.code == code
+    assert re.search(text, found.message), found
 
 
 class Refusing(Room):

@@ -13,7 +13,7 @@ import pytest
 from gymnasium import spaces
 
 from fasttrain.envs import probe as probing
-from fasttrain.envs.probe import PROBE_SECONDS, PROBE_STEPS, Play, PlayError, ProbeResult
+from fasttrain.envs.probe import PROBE_SECONDS, PROBE_STEPS, SEED, Play, PlayError, ProbeResult
 from fasttrain.errors import EnvSpecError
 
 
@@ -56,6 +56,19 @@ def test_shares_of_zeros_and_of_legal_actions() -> None:
     pair = {"a": np.array([[0, 3], [0, 0]]), "b": np.ones(4, np.float32), "c": "words"}
     env.step, stepped = lambda action: (pair, *stepped(action)[1:]), env.step
     assert probe(lambda: env, max_steps=8).density[0] == 5 / 8
+
+
+def test_random_play_does_not_guess_what_the_env_draws() -> None:
+    class Code(Watched):
+        def reset(self, **given: Any) -> Any:
+            gymnasium.Env.reset(self, seed=given["seed"])
+            self.code = self.np_random.integers(4, size=50)
+            return np.zeros(1, np.float32), {}
+
+    env = Code(60, masked=False)
+    play = Play(lambda: env)
+    played = [moment.action for moment in play.episode(SEED, 50)][1:]
+    assert 0 < (played == env.code).sum() < 40
 
 
 def test_structure_and_legality() -> None:

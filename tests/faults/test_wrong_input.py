@@ -52,6 +52,7 @@ PLAIN = ("env.id=CartPole-v1", "algo=ppo")
         (["num_envs=[1"], "num_envs=[1"),
         ([*PLAIN, "device=cuda:7"], "CUDA"),
         ([*PLAIN, "num_envs=1e9"], "num_envs=1000000000: must be at most 1,000,000"),
+        ([*PLAIN, "workers=100000"], "workers=100000: must be at most 10,000"),
         ([*PLAIN, "algo.net_arch=[1000000,1000000]"], "2 layers of 1,000,001,000,000 weights fit into no memory"),
         ([*PLAIN, "algo.rollout_size=1000000000000"], "must be at most 10,000,000,000"),
         (["algo=dqn", PLAIN[0], "algo.buffer_size=1e15"], "must be at most 10,000,000,000"),

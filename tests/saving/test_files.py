@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fasttrain.errors import ConfigError
-from fasttrain.saving.files import parse_json, read_json, write_json
+from fasttrain.saving.files import parse_json, read_json, write_json, yaml_values
 
 
 def test_what_is_not_finite_becomes_null(tmp_path: Path):
@@ -38,6 +38,21 @@ def test_whatever_comes_in_it_is_strict_json(tmp_path: Path) -> None:
     text = (tmp_path / "x.json").read_text(encoding="utf-8")
     found = json.loads(text, parse_constant=refuse)["a"]
     assert found == {"1": None, "?": "a\x00\n</script>?", "None": None, "n": 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        (b"a: [1, 2]", 5),
+        (b"a: &a [1, 1]\nb: [*a, *a]", 13),
+        (b"a: &a [1, *a]", 5),
+        (b"", 1),
+        (b"%", 0),
+        (b"[" * 9_999, 0),
+    ],
+)
+def test_values_of_a_yaml_are_counted_without_making_them(text: bytes, values: int) -> None:
+    assert yaml_values(text) == values
 
 
 def test_json_that_would_fill_memory_is_refused() -> None:

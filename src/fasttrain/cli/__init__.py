@@ -88,7 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         refuse_while_imported()
         with _sigterm_as_ctrl_c():
-            _end_with_the_study()
+            if (parent := os.environ.pop(PARENT, "")).isdigit() and os.name == "posix":  # it ends with its study
+                threading.Thread(target=stop_after, args=(int(parent),), daemon=True).start()
             return _dispatch(arguments)
     except FastTrainError as error:
         with suppress(FastTrainError):  # a variable of the environment that is none
@@ -123,13 +124,6 @@ def refuse_while_imported() -> None:
         )
 
 
-def _refuse_without_a_folder() -> None:
-    try:
-        Path.cwd()
-    except OSError as error:
-        raise ConfigError(f"the working directory is gone ({error.strerror}): cd to one that is there") from error
-
-
 @contextmanager
 def _sigterm_as_ctrl_c() -> Iterator[None]:
     """SIGTERM ends any command as Ctrl-C does: what is open is closed, workers end, a study keeps what is finished.
@@ -144,12 +138,6 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
-
-
-def _end_with_the_study() -> None:
-    """A cell of a study that was killed does not go on for hours."""
-    if (parent := os.environ.pop(PARENT, "")).isdigit() and os.name == "posix":
-        threading.Thread(target=stop_after, args=(int(parent),), daemon=True).start()
 
 
 def _report(error: Exception, code: int, text: str = "") -> int:
@@ -180,7 +168,10 @@ def _dispatch(arguments: list[str]) -> int:
         text = HELP.format(version=__version__, flags=flags, algorithms="  ".join(ALGORITHMS))
         print(terminal.fitting(terminal.as_typed(text), sys.stdout))
         return 0
-    _refuse_without_a_folder()
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise ConfigError(f"the working directory is gone ({error.strerror}): cd to one that is there") from error
     typed = split_options(arguments)[1]
     command = "train"
     if typed and re.fullmatch(r"[a-z_]+", typed[0]):
@@ -232,7 +223,7 @@ def _run_hydra(command: str, arguments: list[str], starting: ExitStack) -> int:
                 outcome.append(sweep.run_cell(HydraConfig.get()))
             else:
                 outcome.append(_run_command(command, composed, arguments, starting))
-        except (FastTrainError, MemoryError, OSError) as error:  # kept from Hydra, which would print lines of its own
+        except (FastTrainError, MemoryError, OSError, ImportError) as error:  # Hydra would print lines of its own
             failed.append(error)
         except (HydraException, OmegaConfBaseException) as error:
             failed.append(compose.clear_error(error, normalised))

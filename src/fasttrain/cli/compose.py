@@ -10,7 +10,7 @@ import functools
 import os
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,6 +20,8 @@ from fasttrain.spec.config import Config
 from fasttrain.spec.overrides import config_dir_options, given_twice, key_of, normalise, split_options
 from fasttrain.spec.reading import all_keys, foreign_key, from_mapping, told_gone
 from fasttrain.spec.setting import defaults_of, did_you_mean
+
+MOST_YAML = 100_000  # values in a file of the user's
 
 
 def conf_dir() -> Path:
@@ -81,6 +83,8 @@ def check_options(arguments: Sequence[str]) -> None:
     """
     from hydra._internal.utils import get_args_parser
 
+    from fasttrain.saving.files import yaml_values
+
     parser = get_args_parser()
     parser.__class__ = _Options
     parser.prog = "fasttrain"
@@ -88,6 +92,10 @@ def check_options(arguments: Sequence[str]) -> None:
     if found.config_dir is not None and not os.path.isdir(found.config_dir):
         raise ConfigError(f"--config-dir={found.config_dir}: no such folder")
     places = [conf_dir(), Path(found.config_dir or conf_dir())]
+    for path in sorted([*places[1].glob("*.yaml"), *places[1].glob("*/*.yaml")] if found.config_dir else ()):
+        with suppress(OSError):
+            if b"&" in (text := path.read_bytes()) and yaml_values(text) > MOST_YAML:
+                raise ConfigError(f"{path}: its anchors (&) and aliases (*) come to more than {MOST_YAML:,} values")
     if found.config_name and not any((place / f"{found.config_name}.yaml").is_file() for place in places):
         raise ConfigError(f"--config-name={found.config_name}: no such YAML file in --config-dir")
     for option in ("config_path", "experimental_rerun"):
@@ -95,8 +103,8 @@ def check_options(arguments: Sequence[str]) -> None:
             raise ConfigError(f"--{option.replace('_', '-')} means nothing here; your own files: --config-dir DIR")
 
 
-def composed_before(overrides: Sequence[str]) -> Any:
-    """What Hydra will make of these overrides, its own part included, before it runs.
+def composed_before(overrides: Sequence[str], whole: bool = True) -> Any:
+    """What Hydra will make of these overrides before it runs; `whole`: its own part included.
 
     Raises:
         ConfigError: nothing.
@@ -106,7 +114,7 @@ def composed_before(overrides: Sequence[str]) -> Any:
     register()
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            return compose("config", overrides=list(overrides), return_hydra_config=True)
+            return compose("config", overrides=list(overrides), return_hydra_config=whole)
     except Exception as error:
         raise clear_error(error, overrides) from error
 
@@ -117,12 +125,8 @@ def configured(arguments: Sequence[str]) -> Config:
     Raises:
         ConfigError: it gives none.
     """
-    from hydra import compose, initialize_config_dir
-
-    register()
     overrides = normalise(arguments, {})
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return typed_config(compose("config", overrides=overrides), overrides)
+    return typed_config(composed_before(overrides, whole=False), overrides)
 
 
 def compose_typed(arguments: Sequence[str]) -> Config:

@@ -384,7 +384,7 @@ def free_port(ports: Iterator[int]) -> int:
         if port == first:
             break
         first = port if first is None else first
-    raise GameLostError("start", "all ports of daemons.ports are taken")
+    raise GameLostError("start", f"all ports of daemons.ports are taken, from {first} on; name others")
 
 
 def rotate(log: Path, most_mb: float) -> None:

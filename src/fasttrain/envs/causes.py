@@ -12,22 +12,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.utils import seeding
 
 from fasttrain.envs.findings import Finding, found
 from fasttrain.envs.masks import is_legal
-from fasttrain.envs.probe import SEED, Moment, Play, PlayError
+from fasttrain.envs.probe import ACTIONS_SEED, SEED, Moment, Play, PlayError
 from fasttrain.envs.second_play import HORIZON, Difference, Frame, differing_part, first_difference, frame_of
+from fasttrain.envs.user_code import kept_random_state
 
 Playing = Callable[[], AbstractContextManager[Play]]  # a fresh env
 Beside = Callable[[], AbstractContextManager[None]]  # another process plays a copy meanwhile
 Again = Callable[[int, int, int, bool], Difference | None]
 PAST_STEPS = 20  # of an episode before the one that is compared
-HELD_STEPS, HALVINGS, STARTS, ENOUGH_STARTS = 20, 5, 8, 4
+HELD_STEPS, HALVINGS, STARTS, ENOUGH_STARTS = 20, 14, 8, 4
 BESIDE_S = 10.0  # the longest that another process plays beside
 
 
@@ -62,9 +64,9 @@ def carried_over(difference: Difference, seed_decides: bool, playing: Playing) -
     with playing() as play:
         redrawn = differing_part(frame_of(play.reset(SEED)), frame_of(play.reset(SEED)))
     with playing() as play:
-        start, steps = _start_after(play, SEED, PAST_STEPS)
+        start, steps = _start_after(play, ACTIONS_SEED, PAST_STEPS)
     with playing() as play:
-        other, other_steps = _start_after(play, SEED + 1, steps)
+        other, other_steps = _start_after(play, ACTIONS_SEED + 1, steps)
     second = f"reset(seed=…) gave another start the second time on the same env (first {difference})"
     if not redrawn and steps == other_steps and differing_part(start, other):
         return found("state_left_over", f"{second}, and which one depends on the actions of the episode before")
@@ -165,12 +167,18 @@ def _instead(play: Play, seed: int, moments: Sequence[Moment], refused_action: o
 # --- copies
 
 
-def interference(playing: Playing, recorded: Sequence[Frame], deadline: float) -> str:
-    """How a second copy that is played in turns with the first changes what the first does; empty: it does not."""
+def interference(playing: Playing, recorded: Sequence[Frame], deadline: float, streams_apart: bool = False) -> str:
+    """How a second copy that is played in turns with the first changes what the first does; empty: it does not. With
+    `streams_apart` each has the global streams of `random` and NumPy for itself."""
     try:
         with playing() as one, playing() as other:
             turns = _endless(other)
-            difference = first_difference(one, recorded, SEED, deadline, between=lambda: next(turns))
+
+            def turn() -> None:
+                with kept_random_state() if streams_apart else nullcontext():
+                    next(turns)
+
+            difference = first_difference(one, recorded, SEED, deadline, between=turn)
     except PlayError as fault:
         return fault.what
     except Exception as error:
@@ -234,32 +242,48 @@ def play_beside() -> None:
         next(turns)
 
 
+def always_one_seed(play: Play) -> Iterator[Finding]:
+    """Whether reset() seeds `np_random`, which the env draws from, with the same number always."""
+    states, inner = list[Any](), play.env.unwrapped
+    for seed in (SEED, SEED + 1):
+        list(play.episode(seed, 1))
+        number, generator = (getattr(inner, name, None) for name in ("_np_random_seed", "_np_random"))
+        if number in (None, -1, seed) or not isinstance(generator, np.random.Generator):
+            return
+        states.append((number, generator.bit_generator.state))
+        generator.random()  # one that reset() does not seed is in another state the second time
+    undrawn = seeding.np_random(number)[0].bit_generator.state
+    if states[0] == states[1] != (number, undrawn):
+        text = f"reset(seed=…) seeds np_random with {number} whatever it is given, so all episodes begin alike"
+        yield found("unseeded_randomness", text)
+
+
 # --- the declared range of actions
 
 
-def unused_range(play: Play, deadline: float) -> str:
-    """Evidence that the outer part of a Box of actions changes nothing; empty without.
+def unused_range(play: Play, deadline: float) -> Iterator[Finding]:
+    """Whether the outer part of a Box of actions changes nothing.
 
     From one start, an action at the bounds is held, then half of it, and so on: whether the episodes are the same.
     """
     space = play.action_space
     if not isinstance(space, spaces.Box) or not np.isfinite([space.low, space.high]).all():
-        return ""
+        return
     rng, alike = np.random.default_rng(SEED), list[int]()
     for seed in range(SEED + 1, SEED + 1 + STARTS):
         corner = np.where(rng.random(space.shape) < 0.5, space.low, space.high)
-        episodes = [_held(play, seed, (corner * 0.5**halving).astype(space.dtype)) for halving in range(HALVINGS + 1)]
-        if time.perf_counter() > deadline:
+        first = _held(play, seed, corner.astype(space.dtype))
+        smaller = (_held(play, seed, (corner * 0.5**half).astype(space.dtype)) for half in range(1, HALVINGS + 1))
+        if (half := next((half for half, episode in enumerate(smaller, 1) if episode != first), 0)) > 0:
+            alike.append(half)  # else the action does not matter there, or only its sign
+        if time.perf_counter() > deadline or min(alike, default=2) < 2:
             break
-        if episodes[0] != episodes[-1]:  # else the action does not matter there, or only its sign
-            alike.append(next(index for index, episode in enumerate(episodes) if episode != episodes[0]))
-    if len(alike) < ENOUGH_STARTS or min(alike) < 2:
-        return ""
-    share = 0.5 ** (min(alike) - 1)
-    return (
-        f"actions at the bounds of the declared Box ({space.low.min():g} to {space.high.max():g}) and {share:g} times "
-        f"as large ones did the same in {len(alike)} of {len(alike)} episodes: the range beyond changes nothing"
-    )
+    if len(alike) >= ENOUGH_STARTS and min(alike) >= 2:
+        declared, share = f"{space.low.min():g} to {space.high.max():g}", 0.5 ** (min(alike) - 1)
+        text = (
+            f"actions at the bounds of the declared Box ({declared}) and {share:g} times as large ones did the same in "
+        )
+        yield found("unused_range", f"{text}{len(alike)} of {len(alike)} episodes: the range beyond changes nothing")
 
 
 def _held(play: Play, seed: int, action: object) -> list[tuple[Any, ...]]:

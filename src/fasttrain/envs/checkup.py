@@ -2,7 +2,8 @@
 
 What it cannot see: a mask that forbids a legal action; a wrong mask that no step() refuses and that changes neither
 with the action nor over time; a reward that depends on the action wrongly, or that random play never meets; that two
-seeds give the same episodes (deterministic envs do); faults beyond the first few hundred steps.
+seeds give the same episodes (deterministic envs do), unless np_random is given a seed of its own; faults beyond the
+first few hundred steps.
 """
 
 from __future__ import annotations
@@ -188,6 +189,9 @@ class _Checkup:
                 with contextlib.suppress(Exception, SystemExit):  # an env that cannot close has shown what it can
                     play.env.close()
 
+    def _later(self, share: float) -> float:
+        return time.perf_counter() + share * self.max_seconds
+
     def _deadline(self, until_share: float = 1.0) -> float:
         return time.perf_counter() + max(until_share * self.max_seconds - self.spent_s, 0.0)
 
@@ -212,10 +216,7 @@ class _Checkup:
                     self._wait(play, moment, lambda: not witness.reward_seems_constant(), witness.outcome)
             except PlayError as error:
                 fault = error
-            self.findings += witness.findings()
-            if play.unstable_mask:
-                text = f"action_masks() called twice without a step between gave two masks ({play.unstable_mask})"
-                self.findings.append(found("stale_mask", text))
+            self.findings += [*witness.findings(), *(found(code, text) for code, text in play.faults.items())]
             if play.steps_s and play.resets_s:
                 self.costs = play.costs()
         if fault is not None:
@@ -227,14 +228,13 @@ class _Checkup:
         if 0.35 * self.max_seconds > ENOUGH_ENDLESS_STEPS * play.costs().step_s:  # else it would prove nothing
             self._wait(play, moment, lambda: bool(play.lengths))
         if not play.lengths and play.length >= ENOUGH_ENDLESS_STEPS:
-            self.findings.append(
-                found("never_done", f"no episode ended in {play.length:,} steps of random play, and no limit is set")
-            )
+            text = f"no episode ended in {play.length:,} steps of random play, and no limit is set"
+            self.findings.append(found("never_done", text))
         elif not play.lengths:
             self.not_checked.append(f"whether episodes end: none did in {play.length:,} steps")
 
     def _wait(self, play: Play, moment: Moment, over: Callable[[], bool], watch: Watch = lambda _: None) -> None:
-        deadline, most = time.perf_counter() + 0.35 * self.max_seconds, play.total_steps + PATIENCE_STEPS
+        deadline, most = self._later(0.35), play.total_steps + PATIENCE_STEPS
         play.go_on(moment, lambda: over() or play.total_steps >= most or time.perf_counter() > deadline, watch)
 
     def _note(self, fault: PlayError) -> None:
@@ -281,8 +281,7 @@ class _Checkup:
                 if any(not pair.rewards_identical for pair in branches.pairs):  # though all episodes return the same
                     self.findings = [one for one in self.findings if one.code != "reward_ignores_action"]
                 self.findings += branches.findings()
-                if text := causes.unused_range(play, time.perf_counter() + 0.2 * self.max_seconds):
-                    self.findings.append(found("unused_range", text))
+                self.findings += [*causes.unused_range(play, self._later(0.2)), *causes.always_one_seed(play)]
                 if not branches.in_time:
                     self.not_checked.append(f"what other actions change: time for {len(branches.pairs)} comparisons")
             if branches.carries_over is not None:
@@ -293,7 +292,7 @@ class _Checkup:
     def _not_put_back(self, difference: Difference) -> None:
         """An env whose episode from a seed differed the second time."""
         if difference.step == 0:
-            other_seed = self._again(SEED + 1, 1, 1, time.perf_counter() + 0.1 * self.max_seconds)
+            other_seed = self._again(SEED + 1, 1, 1, self._later(0.1))
             self.findings.append(causes.carried_over(difference, other_seed is not None, self._playing))
         else:  # physics engines keep caches: Gymnasium's BipedalWalker differs in the last bits
             text = (
@@ -306,9 +305,12 @@ class _Checkup:
 
         It is a finding where they do.
         """
-        deadline = time.perf_counter() + 0.2 * self.max_seconds
-        what = causes.interference(self._playing, self.recorder.frames, deadline)
+        what = causes.interference(self._playing, self.recorder.frames, self._later(0.2))
         if not what:
+            return ""
+        if not causes.interference(self._playing, self.recorder.frames, self._later(0.2), streams_apart=True):
+            text = "reset(seed=…) seeds the global `random` or `np.random`, from which all copies in a process draw"
+            self.findings.append(found("unseeded_randomness", text))
             return ""
         outside = self.beside is None or causes.interference_from_outside(
             self.beside, self._playing, self.recorder.frames[:MOST_FRAMES_BESIDE], time.perf_counter() + causes.BESIDE_S

@@ -17,7 +17,7 @@ import gymnasium
 
 from fasttrain.envs.causes import played_beside
 from fasttrain.envs.checkup import CheckupResult, Lent, checkup
-from fasttrain.envs.make import Env, EnvSpec, core_env, import_env, make_env, wrapped_core
+from fasttrain.envs.make import Env, EnvSpec, core_env, import_env, wrapped_core
 from fasttrain.envs.masks import layers
 from fasttrain.envs.probe import PROBE_SECONDS, PROBE_STEPS, Play, ProbeResult
 from fasttrain.envs.retrace import closed
@@ -90,7 +90,12 @@ class Look:
         place.enter(LOOKING)
         env = wrapped_core(kept[0], self.spec)
         lent = Lent(env, self.build_s, self.stays, None if self.copies else lambda: (closed(env), kept.pop()))
-        fresh = partial(make_env, self.spec, self.folder)
+
+        def fresh() -> Env:  # wrapped twice as the lent one is, for a search for masks resets it, and envs may count
+            core = core_env(self.spec, self.folder)
+            wrapped_core(core, dataclasses.replace(self.spec, needs_masks=False))
+            return wrapped_core(core, self.spec)
+
         try:
             return checkup(
                 fresh, use_masks=self.spec.use_masks, lent=lent, place=place, copies=self.copies,

@@ -21,7 +21,7 @@ Severity = Literal["warning", "error"]
 WARNINGS = frozenset({
     "constant_observation", "out_of_bounds", "wrong_dtype", "ends_not_bool", "never_done", "constant_reward",
     "reward_ignores_action", "unseeded_randomness", "one_step_episodes", "reused_array", "odd_shape", "unused_range",
-    "state_left_over", "renumbered", "copies_not_independent", "empty_mask", "lost_games",
+    "state_left_over", "renumbered", "copies_not_independent", "empty_mask", "lost_games", "changed_action",
 })  # fmt: skip
 ENOUGH_OBSERVATIONS = 50  # before "constant" is said: an env may well stand still for a moment
 ENOUGH_EPISODES = 10
@@ -258,6 +258,7 @@ def single_valued(space: spaces.Space[Any]) -> bool:
 
 REMEDIES = {
     "reused_array": "it returns the same array each time and writes into it: return observation.copy()",
+    "changed_action": "copy it first: an algorithm may learn from the changed one (vec_env=dummy hands out its own)",
     "odd_shape": "NumPy makes it fit; let observation_space say what reset() and step() return",
     "unused_range": "declare the range that step() uses, or most of what the policy explores is one action",
     "state_left_over": "let reset() set anew all that step() changes, with a copy of each array that it deals out; a "

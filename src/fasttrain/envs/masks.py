@@ -12,6 +12,7 @@ import inspect
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Literal
 
@@ -343,16 +344,10 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
         observation = self._take_mask(observation, info)
-        if truncated and not terminated and (mask := self._last_mask()) is not None:
-            info = {**info, LAST_MASKS: mask}
+        if truncated and not terminated:  # DQN bootstraps from what is legal there
+            with suppress(Exception):  # the episode is over: an env owes no answer any more
+                info = {**info, LAST_MASKS: self.action_masks()}
         return observation, reward, terminated, truncated, info
-
-    def _last_mask(self) -> BoolArray | None:
-        """What is legal in the state a limit cut the episode in: DQN bootstraps from it. None if the env is silent."""
-        try:
-            return self.action_masks()
-        except Exception:  # the episode is over: an env owes no answer any more
-            return None
 
     def _take_mask(self, observation: object, info: dict[str, Any]) -> Any:
         if self._convention == "info":

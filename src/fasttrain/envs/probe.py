@@ -22,6 +22,7 @@ from fasttrain.envs.user_code import BUILDING, MASKING, Place, blame
 from fasttrain.errors import EnvError, EnvSpecError
 
 SEED = 20_260_101  # of timing and checkup alone: other episodes than those of trainings seeded 0, 1, …
+ACTIONS_SEED = 7_919  # another one: an env that draws as random play does would be guessed right by it
 PROBE_SECONDS, PROBE_STEPS = 0.3, 500
 MANY_ACTIONS = 20
 
@@ -75,7 +76,7 @@ class Play:
     Args:
         env_factory: builds the env; the time is taken.
         use_masks: choose among the actions that the env's masks allow, where it offers any.
-        lenient: every mask is read twice (`unstable_mask` says where the two differed).
+        lenient: every mask is read twice, every action is looked at after the step: `faults` says where one changed.
         place: told what is about to be called.
         build_s: what `env_factory` took, where it hands out an env that was built before.
 
@@ -98,12 +99,12 @@ class Play:
         self.env = env = env_factory()
         self._build_s = time.perf_counter() - began if build_s is None else build_s
         self.action_space = copy.deepcopy(env.action_space)  # some envs draw their states from their own action space
-        self.action_space.seed(SEED)
+        self.action_space.seed(ACTIONS_SEED)
         self.has_masks = (
             use_masks and isinstance(env.action_space, MASKABLE_SPACES) and env.has_wrapper_attr("action_masks")
         )
-        self.rng = np.random.default_rng(SEED)
-        self.unstable_mask = ""
+        self.rng = np.random.default_rng(ACTIONS_SEED)
+        self.faults: dict[str, str] = {}  # by code, each once
         self.lengths: list[int] = []  # of the episodes that ended
         self.steps_s: list[float] = []  # without the time in which other processes had the core
         self.resets_s: list[float] = []
@@ -173,12 +174,12 @@ class Play:
         return Moment(None, observation, 0.0, False, False, {} if info is None else info, self._mask(), False)
 
     def step(self, action: Any) -> Moment:
-        self.action = action
+        self.action, given = action, copy.copy(action)
         self.length += 1  # before: a step that fails has its number too
         self.place.step(self.length)
         kept_off, cpu_began, began = self._kept_off.seconds(), time.process_time(), time.perf_counter()
         try:
-            answer = self.env.step(action)
+            answer = self.env.step(given)
         except (Exception, SystemExit) as error:
             if "values to unpack (expected 5" in str(error):  # a wrapper took the answer apart before we could
                 raise self._wrong_step(f"the wrong number of values ({error})") from error
@@ -188,6 +189,9 @@ class Play:
         self.steps_s.append(max(wall_s - kept_off, 1e-9))  # clocks of two kinds: of a short step little may be left
         self._cpu_s.append(cpu_s)
         self.total_steps += 1
+        if self._lenient and not np.array_equal(action, given):
+            text = f"step() wrote into the array of actions that it was given, first at {self.position()}"
+            self.faults.setdefault("changed_action", text)
         if not isinstance(answer, (tuple, list)) or len(answer) != 5:
             raise self._wrong_step(f"{len(answer)} values" if isinstance(answer, (tuple, list)) else _shown(answer))
         observation, reward, terminated, truncated, info = answer
@@ -250,9 +254,10 @@ class Play:
             self._masks_s.append(time.perf_counter() - began)
             mask = self._flat_mask(answer)
             self._legal.append(np.count_nonzero(mask) / max(len(mask), 1))
-            looks_again = self._lenient and not self.unstable_mask
+            looks_again = self._lenient and "stale_mask" not in self.faults
             if looks_again and not np.array_equal(mask, self._flat_mask(self._action_masks())):
-                self.unstable_mask = self.position()
+                text = f"action_masks() called twice without a step between gave two masks ({self.position()})"
+                self.faults["stale_mask"] = text
         except (EnvError, ValueError) as error:  # ValueError: NumPy's, of ragged lists
             text = str(error) if str(error).startswith("env ") else f"env {self.env.unwrapped}: {error}"
             remedy = "give one entry per action, 1 = legal, after every reset and step"

@@ -21,7 +21,8 @@ from fasttrain.envs.probe import SEED, Moment, Play, PlayError, ProbeResult
 
 HORIZON = 200  # steps of an episode that are compared
 RECORDED_STEPS = 300
-MAX_PAIRS, MAX_SHORT_PAIRS = 24, 80
+MAX_PAIRS, MAX_SHORT_PAIRS = 60, 80
+ENOUGH_TELLING = 30  # else an action that matters in one of ten episodes would be missed too often
 UNTOUCHED_PAIRS = 6  # without any varying reward: playing on would teach nothing about rewards (sparse ones)
 
 
@@ -329,19 +330,16 @@ def independent_reward(pairs: Sequence[Pair]) -> str:
     counts = Counter(frame.reward for pair in pairs for frame in pair.one[1:])
     usual = counts.most_common(1)[0][0]
     finals = {pair.one[-1].reward for pair in pairs}
-    compared = [_after_parting(pair, with_last=len(finals) > 1) for pair in pairs]
+    compared = list[list[Frame]]()  # the frames of each first episode that the other action could have changed
+    for one, other, parted, _ in pairs:
+        cut = len(other) < len(one)
+        compared.append(one[parted + 1 : len(other) if cut else len(one) - (len(finals) == 1)])
     unusual = [sum(frame.reward != usual for frame in frames) for frames in compared]
     telling = sum(count > 0 for count in unusual)
-    if telling < 12 and not (telling >= 4 and sum(unusual) >= 40):
+    if telling < ENOUGH_TELLING and not (telling >= 4 and sum(unusual) >= 40):
         return ""
     lengths = "; only how long they last depends on it" if any(len(p.one) != len(p.other) for p in pairs) else ""
     return (
         f"with other actions {sum(map(len, compared)):,} steps of {len(pairs)} episodes paid exactly what they paid "
         f"before ({len(counts)} different rewards){lengths}"
     )
-
-
-def _after_parting(pair: Pair, with_last: bool) -> list[Frame]:
-    """The frames of the first episode that the other action could have changed."""
-    until = min(len(pair.one), len(pair.other))
-    return pair.one[pair.parted + 1 : until if with_last or until < len(pair.one) else until - 1]

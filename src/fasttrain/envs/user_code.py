@@ -261,13 +261,12 @@ def _missing_name(entry: str, option: str, owner: object, name: str) -> str:
     if path == name and name in gymnasium.registry:
         return f"{option}: {name!r} is a registered id, not a class: use env.id={entry}"
     public = [known for known in vars(owner) if not known.startswith("_")]
-    envs = [known for known in public if _is_env_class(getattr(owner, known))]
+    classes = {known: value for known in public if isinstance(value := getattr(owner, known), type)}
+    envs = [
+        known for known, value in classes.items() if issubclass(value, gymnasium.Env) and value is not gymnasium.Env
+    ]
     hint = did_you_mean(name, public) or (f"; envs there: {', '.join(envs)}" if envs else "")
     return f"{option}: module {module_name!r} has no {name!r}{hint}"
-
-
-def _is_env_class(value: object) -> bool:
-    return isinstance(value, type) and issubclass(value, gymnasium.Env) and value is not gymnasium.Env
 
 
 BEATS, PHASE, SEED, EPISODE, STEP = range(5)  # words of 8 bytes; BEATS: entries so far

@@ -161,7 +161,7 @@ def perf_dict(window: PerfWindow) -> dict[str, Any]:
         **phases_dict(window),
         **(_workers(window) if window.envs.num_workers else {}),
         **(_games(window) if window.envs.games else {}),
-        "covered_share": _covered(window),
+        "covered_share": round(1.0 - window.phases_ns.get("other", 0) / (window.wall_ns or 1), 6),
     }
 
 
@@ -190,13 +190,6 @@ def _workers(window: PerfWindow) -> dict[str, Any]:
         "lost_steps": envs.lost_steps,
     }
     return {**parts, "workers": workers}
-
-
-def _covered(window: PerfWindow) -> float:
-    """Share of the wall time that a named phase accounts for: 1 − other."""
-    if not window.wall_ns:
-        return 1.0
-    return round(1.0 - window.phases_ns.get("other", 0) / window.wall_ns, 6)
 
 
 def limits_dict(window: PerfWindow) -> dict[str, float | None]:

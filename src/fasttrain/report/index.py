@@ -34,7 +34,10 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     try:
         with activity(console, "drawing report.html"):
             many = len(folders) > 1 or (_kind(folders[0]) is None and folders[0].is_dir())
-            file = _over_all(folders, config.output) if many else _of_one(folders[0], config.output)
+            if config.output is not None and not many:
+                what = "is for the page over several runs; that of one lies in its folder"
+                raise ConfigError(f"output={config.output} {what}")
+            file = _over_all(folders, config.output) if many else write_report(folders[0])
     except OSError as error:
         raise ConfigError(f"run={config.run}: cannot write the report there ({error})") from error
     say(console, f"report: {file}")
@@ -50,12 +53,6 @@ def named_folders(text: str) -> list[Path]:
             found.append(Path(name))
             name = ""
     return [*found, *([Path(name)] if name else [])]
-
-
-def _of_one(folder: Path, output: str | None) -> Path:
-    if output is not None:
-        raise ConfigError(f"output={output} is for the page over several runs; that of one lies in its folder")
-    return write_report(folder)
 
 
 def _over_all(folders: Sequence[Path], output: str | None) -> Path:

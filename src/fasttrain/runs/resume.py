@@ -79,7 +79,8 @@ def _go_on(config: Config, sources: Mapping[str, str], where: Path, overrides: S
     run.origin = {"provenance": before.get("provenance"), "resumed": resumed}
     run.write_plan()
     own = [text for text in overrides if not text.startswith("run=")]
-    return carry_out(run, [*_first_overrides(where), *own], draw)
+    first = read_json(where / "summary.json").get("overrides")  # where it came to have one
+    return carry_out(run, [*(map(str, first) if isinstance(first, list) else ()), *own], draw)
 
 
 def _restored(plan: RunSpec, where: Path, point: Point, console: Console) -> Run:
@@ -215,9 +216,3 @@ def newest_point(where: Path, keep: int, files: ExitStack, console: Console) -> 
         or "it has none (checkpoint_every=… and …_minutes=… write them, and so does a stop by a signal or an error)"
     )
     raise ConfigError(f"run={where}: no checkpoint to go on from: {found}")
-
-
-def _first_overrides(where: Path) -> list[str]:
-    """What the run was begun with, as its last summary.json says, if it came to have one."""
-    known = read_json(where / "summary.json").get("overrides", [])
-    return [str(text) for text in known] if isinstance(known, list) else []

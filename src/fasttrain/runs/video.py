@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
-from fasttrain.envs.make import EnvSpec, make_env
+from fasttrain.envs.make import make_env
 from fasttrain.envs.retrace import closed
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import ConfigError, EnvSpecError
@@ -61,7 +61,9 @@ def drawn_env(config: Config, mode: str) -> gymnasium.Env[Any, Any]:
         what = "play shows one Gymnasium env as text" if mode == "ansi" else "a video shows one Gymnasium env"
         raise ConfigError(f"{what}: env.backend={config.env.backend} has none")
     spec = dataclasses.replace(env_spec(config), lean_info=False, two_sided=False)
-    modes = _render_modes(spec)
+    env = make_env(spec)
+    modes = list((env.metadata or {}).get("render_modes") or [])
+    closed(env)
     if mode not in modes:
         have = f"only as {', '.join(map(str, modes))}" if modes else "not at all"
         raise ConfigError(
@@ -69,13 +71,6 @@ def drawn_env(config: Config, mode: str) -> gymnasium.Env[Any, Any]:
             f"render_mode={mode!r}, and name {mode!r} in metadata['render_modes']"
         )
     return make_env(dataclasses.replace(spec, kwargs={**spec.kwargs, "render_mode": mode}))
-
-
-def _render_modes(spec: EnvSpec) -> list[str]:
-    env = make_env(spec)
-    modes = list((env.metadata or {}).get("render_modes") or [])
-    closed(env)
-    return modes
 
 
 def check_packages(key: str, ending: str = ".mp4") -> None:

@@ -14,6 +14,7 @@ import yaml
 
 from fasttrain import terminal
 from fasttrain.errors import ConfigError
+from fasttrain.saving.files import yaml_values
 from fasttrain.spec.config import Config
 from fasttrain.spec.zoo import algorithm, configuration, taken
 
@@ -61,17 +62,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: {error.strerror or error}; name a YAML file of rl_zoo3") from error
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"{path}: cannot be read as YAML: {terminal.one_line(error)}") from error
-    if len(text) > MOST_BYTES or not isinstance(found, dict) or not _is_small(found):
+    if len(text) > MOST_BYTES or not isinstance(found, dict) or yaml_values(text) > MOST_VALUES:
         raise ConfigError(f"{path} is no YAML file of rl_zoo3: a mapping of at most {MOST_VALUES:,} values")
     return found
-
-
-def _is_small(found: object) -> bool:
-    waiting, count = [found], 0
-    while waiting and count <= MOST_VALUES:
-        one, count = waiting.pop(), count + 1
-        waiting += [*one.keys(), *one.values()] if isinstance(one, dict) else one if isinstance(one, list) else []
-    return count <= MOST_VALUES
 
 
 def zoo_run(folder: Path, model: str) -> ZooRun | None:

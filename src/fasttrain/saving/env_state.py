@@ -112,7 +112,10 @@ def load_env_state(
         if kind == TRACED and traced:
             begun = _retraced(outer, base, state["envs"], arrays, other_seed, {} if lost is None else lost)
     if isinstance(outer, SelfPlayVecEnv) and begun is None:
-        _load_self_play(outer, inside(arrays, "self_play"))
+        for name, array in _own_arrays(outer).items():
+            load_into(array, inside(arrays, "self_play"), name)
+        outer.slots.finished = []
+        outer._show()
     return None if begun is None or not begun[0] else _lifted(env, *begun)
 
 
@@ -174,13 +177,6 @@ def _load_shared(
     for name, target in (("returns", base._returns), ("lengths", base._lengths)):
         load_into(target, arrays, f"shared/{name}")
         target[anew] = 0
-
-
-def _load_self_play(outer: SelfPlayVecEnv, arrays: Mapping[str, NDArray[Any]]) -> None:
-    for name, array in _own_arrays(outer).items():
-        load_into(array, arrays, name)
-    outer.slots.finished = []
-    outer._show()
 
 
 def _is_resumable(base: NativeVecEnv) -> bool:

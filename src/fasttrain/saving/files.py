@@ -82,6 +82,25 @@ def parse_json(text: bytes, what: str) -> Any:
         raise ConfigError(f"{what} is no JSON: {error}") from error
 
 
+def yaml_values(text: bytes) -> int:
+    """How many values a YAML text comes to, without making them: one that names its own parts again and again has more
+    than it is long. 0 where it is none, which whoever reads it says better."""
+    import yaml
+
+    counts: dict[int, int] = {}
+
+    def count(node: Any) -> int:
+        if id(node) not in counts:
+            counts[id(node)] = 1  # as long as its parts are counted, of which it may be one
+            parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+            counts[id(node)] += sum(sum(map(count, part)) if isinstance(part, tuple) else count(part) for part in parts)
+        return counts[id(node)]
+
+    with suppress(yaml.YAMLError, ValueError, RecursionError):
+        return count(yaml.compose(text, Loader=yaml.SafeLoader))
+    return 0
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in `path`, empty where there is none to read."""
     try:

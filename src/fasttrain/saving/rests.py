@@ -75,7 +75,8 @@ class Checkpoints:
         else:
             self._written_at = now
         self._rest_at, self._stopping = env_steps, stopping
-        if (due or stopping or self._is_time(now)) and self.at != env_steps:
+        late = 0 < self.settings.every_s <= now - self._written_at >= self._write_s / TIMED_SHARE and self._by_time()
+        if (due or stopping or late) and self.at != env_steps:
             self._held = None
             with self._clock.phase("checkpoint"):
                 self._write(None, background=self.settings.background and not stopping)
@@ -160,10 +161,6 @@ class Checkpoints:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-
-    def _is_time(self, now: float) -> bool:
-        every_s = self.settings.every_s
-        return 0 < every_s <= now - self._written_at >= self._write_s / TIMED_SHARE and self._by_time()
 
     def _by_time(self) -> bool:
         """Whether any are written by time: a large replay buffer fills a disk only if somebody asks for that."""

@@ -170,7 +170,7 @@ def _check_net_arch(config: Config) -> None:
 
 
 # Beyond these no machine has the memory: refused before any of it is taken.
-MOST = {"num_envs": 10**6, "algo.buffer_size": 10**10, "algo.rollout_size": 10**10,
+MOST = {"num_envs": 10**6, "workers": 10**4, "algo.buffer_size": 10**10, "algo.rollout_size": 10**10,
         "algo.n_steps": 10**9, "batch_size": 10**9, "algo.lstm_hidden_size": 10**5, "algo.n_lstm_layers": 100,
         "env.frame_stack": 10**5, "algo.policy_kwargs.n_critics": 10**3, "algo.policy_kwargs.n_quantiles": 10**6,
         "algo.policy_kwargs.features_extractor_kwargs.features_dim": 10**6,

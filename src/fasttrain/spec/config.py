@@ -307,7 +307,7 @@ class Config:
     nan_guard: bool = setting(True, "refuse non-finite data and updates", "exact", stock=False)
 
     total_timesteps: int = setting(
-        MISSING, "env steps of the training; left out: the game's own number", least=1, may_change=True
+        MISSING, "env steps of the training; left out: the game's own number", least=1, most=10**15, may_change=True
     )
     seed: int = setting(0, "of everything random", least=0, most=MAX_SEED)
     device: str = setting("auto", "cpu for MLP policies (SB3's own advice), cuda for images where there is one")

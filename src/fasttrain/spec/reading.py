@@ -7,11 +7,11 @@ from dataclasses import fields, replace
 from typing import Any
 
 from fasttrain.errors import ConfigError
-from fasttrain.spec.algorithms import ALGORITHMS, TIERS, AlgorithmSpec, instead
+from fasttrain.spec.algorithms import ALGORITHMS, TIERS, instead
 from fasttrain.spec.checks import BATCHED, check
 from fasttrain.spec.config import ALGO_CLASSES, SELF, Config, EnvConfig
 from fasttrain.spec.overrides import ALIASES, GONE, LEARNED_WITH, WEIGHTS_OF, is_refined, translated
-from fasttrain.spec.own import OwnValues, own_values
+from fasttrain.spec.own import own_values
 from fasttrain.spec.setting import Named, build, named, settings_of
 
 
@@ -41,7 +41,9 @@ def from_mapping(values: Mapping[str, Any], chosen: Iterable[str] = ()) -> Confi
     values["env"] = env = _build_env(values.get("env"))
     tier = str(values.get("tier"))
     own = own_values(env.own, spec, tier if tier in TIERS else TIERS[0])  # of an unknown one `build` says so
-    values["algo"] = build(ALGO_CLASSES[spec.name], _with_own(algo, own, spec), "algo.")
+    own_names = {"learning_rate", "n_epochs", "rollout_size"} & {*spec.keys()}
+    algo = {**algo, **{name: getattr(own, name) for name in own_names if algo.get(name) is None}}  # nobody chose others
+    values["algo"] = build(ALGO_CLASSES[spec.name], algo, "algo.")
     evaluation = values.get("eval")
     if isinstance(evaluation, Mapping) and evaluation.get("episodes") is None:
         values["eval"] = {**evaluation, "episodes": own.eval_episodes}
@@ -279,12 +281,6 @@ def _zoo(env: EnvConfig) -> EnvConfig:
         env, backend="gymnasium", id=None, entry_point=f"{ZOO}:Seat", kwargs=kwargs,
         opponent_key=env.opponent_key or "opponents", eval_opponent=env.eval_opponent or "random",
     )  # fmt: skip
-
-
-def _with_own(algo: Mapping[str, Any], own: OwnValues, spec: AlgorithmSpec) -> dict[str, Any]:
-    """Keys below `algo.` with the own values where nobody chose others."""
-    names = {"learning_rate", "n_epochs", "rollout_size"} & {*spec.keys()}
-    return {**algo, **{name: getattr(own, name) for name in names if algo.get(name) is None}}
 
 
 def all_keys() -> list[str]:

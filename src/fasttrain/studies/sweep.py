@@ -84,7 +84,8 @@ class Sweep:
             cell.overrides = own
         self.cells.append(cell)
         self._write(*self._rows())
-        self._say_cell(cell)
+        place = self._place(len(self.cells), cell.overrides)
+        say(self.console, f"{place}: {cell.described()} · {cell.seconds:.0f} s{self._eta()}")
         if interrupted or cell.exit_code == EXIT_STOPPED:
             raise KeyboardInterrupt
         return cell.exit_code
@@ -113,10 +114,6 @@ class Sweep:
         """A cell's own page takes a second and is rarely looked at; the sweep has one, `report=true` asks for all."""
         typed = {key_of(text) for text in split_options(self.arguments)[1]}
         return ["report=false"] if self.command == "train" and "report" not in typed else []
-
-    def _say_cell(self, cell: Cell) -> None:
-        place = self._place(len(self.cells), cell.overrides)
-        say(self.console, f"{place}: {cell.described()} · {cell.seconds:.0f} s{self._eta()}")
 
     def _place(self, number: int, overrides: Sequence[str]) -> str:
         swept = " ".join(text for text in overrides if key_of(text) in self._swept) or "the one cell"
@@ -158,7 +155,10 @@ class Sweep:
     def _rows(self) -> tuple[list[dict[str, Any]], list[str], str]:
         reference, against = self._reference()
         rows = [figures(cell, reference) for cell in self.cells]
-        return rows, _varying_keys([cell.overrides for cell in self.cells]), against
+        cells = [cell.overrides for cell in self.cells]
+        keys = dict.fromkeys(key_of(text) for overrides in cells for text in overrides)  # in the order they were typed
+        varying = [key for key in keys if len({_values(overrides).get(key) for overrides in cells}) > 1]
+        return rows, varying, against
 
     def _reference(self) -> tuple[float | None, str]:
         """What speed-ups are relative to: the baseline profile's cell if there is one, else the first that is done."""
@@ -221,9 +221,3 @@ def _swept_keys(arguments: Sequence[str]) -> dict[str, int]:
 
 def _values(overrides: Sequence[str]) -> dict[str, str]:
     return {key_of(o): o.partition("=")[2] for o in overrides}
-
-
-def _varying_keys(cells: Sequence[Sequence[str]]) -> list[str]:
-    """Keys whose value differs between cells, in the order they were typed."""
-    keys = list(dict.fromkeys(key_of(o) for overrides in cells for o in overrides))
-    return [key for key in keys if len({_values(overrides).get(key) for overrides in cells}) > 1]

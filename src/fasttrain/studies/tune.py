@@ -59,8 +59,10 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
             raise ConfigError(f"tune.space: unknown key '{key}'{did_you_mean(key, known)}")
         if not values:
             raise ConfigError(f"tune.space: {key} has no values to try")
+        *groups, name = key.split(".")
+        kind = get_type_hints(type(reduce(getattr, groups, config))).get(name, Any)
         for value in values:
-            convert(value, _type_of(config, key), f"tune.space: {key}")
+            convert(value, kind, f"tune.space: {key}")
     study = Study("tune", folder, overrides, make_console())
     search = Search(study, config, base_overrides(overrides), compose)
     try:
@@ -68,12 +70,6 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     except KeyboardInterrupt:
         search.conclude()
         return EXIT_STOPPED
-
-
-def _type_of(config: Config, key: str) -> Any:
-    *groups, name = key.split(".")
-    node = reduce(getattr, groups, config)
-    return get_type_hints(type(node)).get(name, Any)
 
 
 class Search:

@@ -22,7 +22,7 @@ from fasttrain.batch import select_rows
 from fasttrain.envs.retrace import closed
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import EnvSpecError
-from fasttrain.vec.worker_envs import EnvRows, Failure, MaskReader, NeedsRestartError, Settings, failure_of
+from fasttrain.vec.worker_envs import EnvRows, MaskReader, NeedsRestartError, Settings, failure_of
 from fasttrain.vec.worker_memory import (
     BUFFER,
     BUSY_NS,
@@ -90,7 +90,8 @@ class Worker:
             factories, envs, masks = self._build(kept)
         except (Exception, SystemExit) as error:
             self.guard.check(error)
-            self._send(_startup_failure(error, self.settings))
+            whole = str(error) if isinstance(error, EnvSpecError) else blame(error)  # ours is a whole message already
+            self._send(failure_of(error, env_index=self.settings.first)._replace(spec=True, text=whole))
             return
         try:
             env = envs[0]
@@ -263,12 +264,6 @@ def _answer(errand: Callable[[Any, list[Env]], Any], memory: Any, kept: list[Env
 def _close(envs: list[Env]) -> None:
     while envs:
         closed(envs.pop())
-
-
-def _startup_failure(error: BaseException, settings: Settings) -> Failure:
-    failure = failure_of(error, env_index=settings.first)
-    # An EnvSpecError of ours is a whole message already.
-    return failure._replace(spec=True, text=str(error) if isinstance(error, EnvSpecError) else blame(error))
 
 
 def _same(found: Any, value: Any) -> bool:
