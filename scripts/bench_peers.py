@@ -35,7 +35,7 @@ class Peer:
 # Sample Factory asks for NumPy 1 and Gymnasium below 1.0, so only torch is ours there.
 PEERS = {
     "lean loop": Peer("ppo_lean.py"),
-    "SBX": Peer("ppo_sbx.py", ("sbx-rl==0.28.0", "jax==0.10.2")),
+    "SBX": Peer("ppo_sbx.py", ("sbx-rl==0.28.0", "jax==0.10.2", "box2d==2.3.10", "pygame-ce==2.5.8")),
     "Tianshou": Peer("ppo_tianshou.py", ("tianshou==2.0.1",)),
     "TorchRL": Peer("ppo_torchrl.py", ("torchrl==0.14.1", "gymnasium", "torch")),
     "Sample Factory": Peer("ppo_sample_factory.py", ("sample-factory==2.1.1",), ("torch",)),

@@ -182,7 +182,7 @@ def count_updates(model: Any) -> Callable[[], float]:
     return lambda: now() - begun
 
 
-# --- T7: CartPole end to end
+# --- T7: CartPole end to end, and envs with continuous actions
 
 PPO = {"n_epochs": 4, "num_steps": 128, "learning_rate": 3e-4, "gamma": 0.99, "gae_lambda": 0.95, "clip_range": 0.2,
        "vf_coef": 0.5, "max_grad_norm": 0.5}  # fmt: skip
@@ -190,6 +190,13 @@ CARTPOLE: dict[str, dict[str, Any]] = {
     "ppo-cartpole-8": {**PPO, "num_envs": 8, "batch_size": 256, "rollouts": 80},
     "ppo-cartpole-64": {**PPO, "num_envs": 64, "batch_size": 2048, "rollouts": 30},
 }
+SMALL = {**PPO, "num_envs": 8, "batch_size": 256, "rollouts": 80}
+CONTINUOUS: dict[str, dict[str, Any]] = {
+    "ppo-pendulum-8": {**SMALL, "env_id": "Pendulum-v1", "env_kwargs": {}},
+    "ppo-pendulum-64": {**PPO, "env_id": "Pendulum-v1", "env_kwargs": {}, "num_envs": 64, "batch_size": 2048,
+                        "rollouts": 30},
+    "ppo-lander-8": {**SMALL, "env_id": "LunarLander-v3", "env_kwargs": {"continuous": True}},
+}  # fmt: skip
 
 
 def cartpole_ours(work: dict[str, Any]) -> dict[str, Any]:
@@ -197,7 +204,8 @@ def cartpole_ours(work: dict[str, Any]) -> dict[str, Any]:
     return command_run(
         [
             "+profile=speed",
-            "env.id=CartPole-v1",
+            f"env.id={work.get('env_id', 'CartPole-v1')}",
+            *(f"env.kwargs.{key}={value}" for key, value in work.get("env_kwargs", {}).items()),
             "algo=ppo",
             f"num_envs={work['num_envs']}",
             f"algo.rollout_size={rollout}",
@@ -220,7 +228,10 @@ def cartpole_stock(work: dict[str, Any], subproc: bool) -> dict[str, Any]:
 
     kind = SubprocVecEnv if subproc else DummyVecEnv
     start = {"start_method": "fork"} if subproc else {}  # forkserver: 64 processes that each import torch
-    env = make_vec_env("CartPole-v1", n_envs=work["num_envs"], seed=0, vec_env_cls=kind, vec_env_kwargs=start)
+    env = make_vec_env(
+        work.get("env_id", "CartPole-v1"), n_envs=work["num_envs"], seed=0, vec_env_cls=kind, vec_env_kwargs=start,
+        env_kwargs=work.get("env_kwargs"),
+    )  # fmt: skip
     same = ("n_epochs", "learning_rate", "gamma", "gae_lambda", "clip_range", "vf_coef", "max_grad_norm", "batch_size")
     model = StockPPO(
         "MlpPolicy", env, n_steps=work["num_steps"], seed=0, device="cpu", **{key: work[key] for key in same}
@@ -328,10 +339,10 @@ def _cartpole_works() -> dict[str, dict[str, Measurement]]:
             SUBPROC: lambda work=work: cartpole_stock(work, True),
             **{
                 peer: lambda work=work, peer=peer: bench_peers.run_peer(peer, {**work, "ent_coef": 0.0})
-                for peer in bench_peers.PEERS
+                for peer in (bench_peers.PEERS if name in CARTPOLE else ["SBX"])
             },
         }
-        for name, work in CARTPOLE.items()
+        for name, work in (CARTPOLE | CONTINUOUS).items()
     }
 
 

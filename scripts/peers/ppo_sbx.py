@@ -1,4 +1,4 @@
-"""PPO of SBX (JAX) on SB3's DummyVecEnv, which is faster than SubprocVecEnv on CartPole."""
+"""PPO of SBX (JAX) on SB3's DummyVecEnv, which is faster than SubprocVecEnv on such envs."""
 
 import json
 import sys
@@ -16,7 +16,9 @@ def main(work):
     rollout = work["num_envs"] * work["num_steps"]
     model = PPO(
         "MlpPolicy",
-        make_vec_env("CartPole-v1", n_envs=work["num_envs"], seed=0),
+        make_vec_env(
+            work.get("env_id", "CartPole-v1"), n_envs=work["num_envs"], seed=0, env_kwargs=work.get("env_kwargs")
+        ),
         n_steps=work["num_steps"],
         batch_size=work["batch_size"],
         n_epochs=work["n_epochs"],
