@@ -6,7 +6,7 @@ tested against. The other forms are for `rounding` kernels and say what they rel
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import numba
@@ -19,10 +19,11 @@ from fasttrain.kernel_cache import KEEPS, KernelCache
 if cast(Any, numba.config).DISABLE_JIT:
     raise ConfigError("NUMBA_DISABLE_JIT is set: fasttrain's kernels need numba's compiler; unset that variable")
 F = TypeVar("F", bound=Callable[..., Any])
+Options = dict[str, object]  # of numba.njit
 
 
-_RELAXED: Any = {"fastmath": {"contract", "reassoc", "nsz"}, "error_model": "numpy"}
-_BARE: Any = {**_RELAXED, "_nrt": False}
+_RELAXED: Options = {"fastmath": {"contract", "reassoc", "nsz"}, "error_model": "numpy"}
+_BARE: Options = {**_RELAXED, "_nrt": False}
 
 
 def njit(function: F) -> F:
@@ -30,29 +31,28 @@ def njit(function: F) -> F:
     return _kernel(function)
 
 
-def _kernel(function: F, **options: Any) -> F:
+def _kernel(function: F, **options: object) -> F:
     compiled: Any = numba.njit  # whose annotations know half of its options
     dispatcher = compiled(nogil=True, no_cfunc_wrapper=True, **options)(function)
     if KEEPS:
         dispatcher._cache = KernelCache(dispatcher)  # what `cache=True` sets to numba's own
     resolve = dispatcher.get_call_template
 
-    def resolve_types(args: Any, kws: Any) -> Any:
+    def resolve_types(args: Sequence[types.Type], kws: Mapping[str, types.Type]) -> object:
         return resolve(tuple(map(_plain, args)), {name: _plain(kind) for name, kind in kws.items()})
 
     dispatcher.get_call_template = resolve_types
     return cast(F, dispatcher)
 
 
-def _plain(kind: Any) -> Any:
+def _plain(kind: types.Type) -> types.Type:
     """The type a kernel is compiled for where another one calls it with `kind`.
 
     A number that stands in the call as such is a type of its own for numba, a field of a record is an int32: each would
     compile the function once more (a quarter of Skull King's compiling). LLVM finds the numbers by itself.
     """
-    known: Any = types
-    kind = known.unliteral(kind)
-    return known.int64 if isinstance(kind, known.Integer) and kind.signed else kind
+    kind = types.unliteral(kind)
+    return types.int64 if isinstance(kind, types.Integer) and getattr(kind, "signed", False) else kind
 
 
 def njit_relaxed(function: F) -> F:

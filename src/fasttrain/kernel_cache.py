@@ -27,7 +27,7 @@ from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import llvmlite
 import numba
@@ -38,14 +38,21 @@ try:  # private parts of numba: pyproject.toml has a ceiling on its version beca
     from numba.core.caching import NullCache
     from numba.misc import appdirs
 
-    _rebuild: Any = compiler.CompileResult._rebuild
-    _dumps: Any = serialize.dumps
-    _normalised: Any = sigutils.normalize_signature
-    _AppDirs: Any = appdirs.AppDirs
+    _rebuild: Callable[..., CompileResult] = compiler.CompileResult._rebuild
+    _dumps: Callable[[object], bytes] = serialize.dumps
+    _normalised: Callable[[Signature], object] = sigutils.normalize_signature
+    _AppDirs: Callable[..., AppDirs] = appdirs.AppDirs
     KEEPS = True
 except (ImportError, AttributeError):  # another version: each process compiles what it calls, and nothing is kept
     KEEPS = False
     NullCache: Any = object  # type: ignore[no-redef]
+
+if TYPE_CHECKING:
+    from numba.core.compiler import CompileResult
+    from numba.core.cpu import CPUContext
+    from numba.core.dispatcher import Dispatcher
+    from numba.core.typing.templates import Signature
+    from numba.misc.appdirs import AppDirs
 
 logging.getLogger("numba").setLevel(logging.WARNING)  # 61,255 records where an env sets the root logger to DEBUG
 
@@ -62,9 +69,8 @@ def folders() -> list[Path]:
     `NUMBA_CACHE_DIR` alone if it is set. Else the user's cache folder, which a fresh clone and a reinstall share, and
     the package's own, which all users of an image can read.
     """
-    settings: Any = numba.config
-    if settings.CACHE_DIR:
-        return [Path(settings.CACHE_DIR) / "fasttrain"]
+    if chosen := str(getattr(numba.config, "CACHE_DIR", "")):
+        return [Path(chosen) / "fasttrain"]
     users = Path(_AppDirs(appname="fasttrain", appauthor=False).user_cache_dir if KEEPS else "")
     own = Path(__file__).parent / "__pycache__"
     return [folder / "kernels" for folder in (users, own) if folder.is_absolute()]  # "~/.cache": there is no home
@@ -73,7 +79,7 @@ def folders() -> list[Path]:
 class KernelCache(NullCache):
     """What numba asks before it compiles `dispatcher` for a signature, and hands the result to."""
 
-    def __init__(self, dispatcher: Any) -> None:
+    def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
 
     @cached_property
@@ -84,28 +90,28 @@ class KernelCache(NullCache):
     def cache_path(self) -> str:
         return str(folders()[0])
 
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
+    def load_overload(self, sig: Signature, target_context: CPUContext) -> CompileResult | None:
         """The compiled kernel; None if it is not there, or not whole."""
         target_context.refresh()
         payload = recall("".join(self._name(sig, target_context)))
         return None if payload is None else _rebuild(target_context, *pickle.loads(payload))
 
-    def save_overload(self, sig: Any, data: Any) -> None:
+    def save_overload(self, sig: Signature, data: Any) -> None:
         """Keep it, if that is possible anywhere; if not, a line says so once and nothing else happens."""
         if data.library.has_dynamic_globals or any(not loop.can_cache for loop in data.lifted):
             return  # addresses of this process are in the machine code
         if not remember(*self._name(sig, self._dispatcher.targetctx), _dumps(data._reduce())):
             _cannot_keep(folders()[0])
 
-    def file(self, sig: Any) -> str:
+    def file(self, sig: Signature) -> str:
         """Its name, which says what its machine code depends on."""
         return "".join(self._name(sig, self._dispatcher.targetctx))
 
-    def holds(self, sig: Any) -> bool:
+    def holds(self, sig: Signature) -> bool:
         """Whether it need not be compiled, as far as that can be told without loading it."""
         return any((folder / self.file(sig)).is_file() for folder in folders())
 
-    def _name(self, sig: Any, target_context: Any) -> tuple[str, str]:
+    def _name(self, sig: Signature, target_context: Any) -> tuple[str, str]:
         """Which kernel for which processor, and which version of it."""
         chosen = [repr(getattr(numba.config, name, None)) for name in _CHOICES]
         key = digest_of((_normalised(sig), target_context.codegen().magic_tuple(), _VERSIONS, chosen))
@@ -176,7 +182,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _VERSIONED = {"numba", "llvmlite", "numpy", *sys.stdlib_module_names}  # named, not read: the cache knows the versions
 
 
-def digest_of(value: Any) -> bytes:
+def digest_of(value: object) -> bytes:
     """Of a kernel or of anything that a kernel may refer to.
 
     A function is what its bytecode says and all that this names: a constant counts with its value, another kernel or
@@ -198,7 +204,7 @@ class _Walk:
     def __init__(self) -> None:
         self._seen: dict[int, tuple[int, Any]] = {}  # id → number; the object too, so that no id is used twice
 
-    def of(self, value: Any, names: Iterable[str] = ()) -> Iterator[str | bytes]:
+    def of(self, value: object, names: Iterable[str] = ()) -> Iterator[str | bytes]:
         """`names`: what the code that mentions a module may want of it."""
         yield type(value).__name__
         if isinstance(value, Enum):
@@ -232,7 +238,7 @@ class _Walk:
             self._seen[id(value)] = len(self._seen), value
             yield from self._once(value)
 
-    def _once(self, value: Any) -> Iterator[str | bytes]:
+    def _once(self, value: object) -> Iterator[str | bytes]:
         """What may refer to itself."""
         if isinstance(value, FunctionType):
             yield from self._function(value)
@@ -250,7 +256,7 @@ class _Walk:
         for value in values:
             yield from self.of(value)
 
-    def _parts(self, value: Any, names: Iterable[str]) -> Iterator[str | bytes]:
+    def _parts(self, value: object, names: Iterable[str]) -> Iterator[str | bytes]:
         yield from self._all(getattr(value, name) for name in names if hasattr(value, name))
 
     def _function(self, function: FunctionType) -> Iterator[str | bytes]:
@@ -282,17 +288,17 @@ def _names(code: CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def _name(value: Any) -> str:
+def _name(value: object) -> str:
     return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
 
 
-def _is_ours(value: Any) -> bool:
+def _is_ours(value: object) -> bool:
     """Whether its code may change without a change of a version that the cache knows."""
     module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) or ""
     return module.partition(".")[0] not in _VERSIONED
 
 
-def _source(value: Any) -> bytes:
+def _source(value: object) -> bytes:
     """The file that it comes from, empty where that is a versioned package's."""
     holder = value if hasattr(value, "__module__") else type(value)
     file = getattr(sys.modules.get(str(holder.__module__)), "__file__", None)
@@ -317,8 +323,7 @@ class KernelCall(NamedTuple):
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        kind_of: Any = numba.typeof
-        return tuple(kind_of(argument) for argument in self.arguments)
+        return tuple(numba.typeof(argument) for argument in self.arguments)
 
     @property
     def file(self) -> str:

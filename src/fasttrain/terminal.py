@@ -69,7 +69,7 @@ def with_interval(value: float | None, bounds: Sequence[float] | None, form: str
     return text if not bounds or math.isinf(bounds[0]) else f"{text} [{', '.join(end.rstrip(' %×') for end in ends)}]"
 
 
-def spelt(value: Any, none: str = "null") -> str:
+def spelt(value: object, none: str = "null") -> str:
     """A value as it is typed: `true`, `null`, `0.5`."""
     return none if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
@@ -153,7 +153,7 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
     return "".join(letter if letter.isascii() else "?" for letter in plain), error.end
 
 
-def one_line(text: Any, limit: int = 400) -> str:
+def one_line(text: object, limit: int = 400) -> str:
     """`text` in one line without control characters, lone surrogates and marks that turn the writing direction."""
     line = " ".join(str(text).split())
     line = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in line)

@@ -16,20 +16,28 @@ import platform
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils as untyped_cgutils
+from numba.core import cgutils
 
 from fasttrain.batch import Int64Array
 from fasttrain.jit import intrinsic, njit, njit_inline, njit_inner
 from fasttrain.kernel_cache import KernelCall
 
-cgutils: Any = untyped_cgutils
+if TYPE_CHECKING:
+    from numba.core.base import BaseContext
+    from numba.core.typing.context import Context
+    from numba.core.typing.templates import Signature
+
+    Values = Sequence[ir.Value]
+    Code = tuple[Signature, Callable[..., ir.Value]]  # of an intrinsic: its types, and what writes a call of it
+
+R = TypeVar("R")
 
 # Entries of `team`: odd while thread 0 is in a kernel and higher every time, how many others are in it, its machine
 # code, its arguments, how many pieces there are and are done, for the kernel's own use, threads; then the next piece of
@@ -52,16 +60,18 @@ def new_team(threads: int = 1) -> Int64Array:
     return team
 
 
-def _address(context: Any, builder: Any, kind: Any, array: Any, place: Any) -> Any:
+def _address(
+    context: BaseContext, builder: ir.IRBuilder, kind: types.Type, array: ir.Value, place: ir.Value
+) -> ir.Value:
     """Of an entry of an array."""
     return builder.gep(context.make_array(kind)(context, builder, array).data, [place])
 
 
 @intrinsic
-def fetch_add(typing: Any, team: Any, place: Any, amount: Any) -> Any:
+def fetch_add(typing: Context, team: types.Type, place: types.Type, amount: types.Type) -> Code:
     """team[place] += amount, of all threads one after the other; what it was before."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> ir.Value:
         address = _address(context, builder, signature.args[0], *arguments[:2])
         return builder.atomic_rmw("add", address, arguments[2], "seq_cst")
 
@@ -69,20 +79,20 @@ def fetch_add(typing: Any, team: Any, place: Any, amount: Any) -> Any:
 
 
 @intrinsic
-def look(typing: Any, team: Any, place: Any) -> Any:
+def look(typing: Context, team: types.Type, place: types.Type) -> Code:
     """team[place] as it is now; what was written before it was set is seen from here on."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> ir.Value:
         return builder.load_atomic(_address(context, builder, signature.args[0], *arguments), "seq_cst", 8)
 
     return types.int64(team, types.int64), generate
 
 
 @intrinsic
-def tell(typing: Any, team: Any, place: Any, value: Any) -> Any:
+def tell(typing: Context, team: types.Type, place: types.Type, value: types.Type) -> Code:
     """team[place] = value, after everything written before."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> ir.Value:
         address = _address(context, builder, signature.args[0], *arguments[:2])
         builder.store_atomic(arguments[2], address, "seq_cst", 8)
         return context.get_dummy_value()
@@ -91,10 +101,10 @@ def tell(typing: Any, team: Any, place: Any, value: Any) -> Any:
 
 
 @intrinsic
-def publish(typing: Any, team: Any) -> Any:
+def publish(typing: Context, team: types.Type) -> Code:
     """Note where the calling kernel's machine code and its arguments are. Its last argument is the thread's number."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> ir.Value:
         kernel = builder.function
         result, error, *given = kernel.args  # numba's calling convention; the last of them is replaced
         kept = cgutils.alloca_once(builder, ir.LiteralStructType([value.type for value in given[:-1]]))
@@ -118,10 +128,10 @@ def publish(typing: Any, team: Any) -> Any:
 
 
 @intrinsic
-def enter(typing: Any, entry: Any, arguments: Any, me: Any) -> Any:
+def enter(typing: Context, entry: types.Type, arguments: types.Type, me: types.Type) -> Code:
     """Call what thread 0 published."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> ir.Value:
         kind = ir.FunctionType(ir.VoidType(), [_POINTER, _INT64])
         entry = builder.inttoptr(arguments[0], kind.as_pointer())
         builder.call(entry, [builder.inttoptr(arguments[1], _POINTER), arguments[2]])
@@ -131,10 +141,10 @@ def enter(typing: Any, entry: Any, arguments: Any, me: Any) -> Any:
 
 
 @intrinsic
-def pause(typing: Any) -> Any:
+def pause(typing: Context) -> Code:
     """Leave the core's units to its other hyperthread for a moment."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> ir.Value:
         if _IS_X86:
             kind = ir.FunctionType(ir.VoidType(), [])
             builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse2.pause"), [])
@@ -144,10 +154,10 @@ def pause(typing: Any) -> Any:
 
 
 @intrinsic
-def give_way(typing: Any) -> Any:
+def give_way(typing: Context) -> Code:
     """Let another thread have the core: without it a thread that waits keeps the one it waits for from running."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> ir.Value:
         kind = ir.FunctionType(ir.IntType(32), [])
         builder.call(cgutils.get_or_insert_function(builder.module, kind, _GIVE_WAY), [])
         return context.get_dummy_value()
@@ -263,7 +273,7 @@ class Team:
         self._counters = new_team(MOST)
         self._followers: list[_Follower] = []
 
-    def run(self, kernel: Callable[..., Any], threads: int, *arguments: Any) -> Any:
+    def run(self, kernel: Callable[..., R], threads: int, *arguments: object) -> R:
         """What `kernel(*arguments, counters, 0)` returns, while up to `threads` - 1 others take part."""
         counters, followers, threads = self._counters, self._followers, min(threads, MOST)
         while len(followers) < threads - 1:
@@ -277,7 +287,7 @@ class Team:
 class _Follower:
     """A thread that is in `follow` or asleep."""
 
-    def __init__(self, counters: Any, number: int) -> None:
+    def __init__(self, counters: Int64Array, number: int) -> None:
         self._work, self._asleep = SimpleQueue[None](), True
         run = threading.Thread(target=self._run, args=(counters, number), name="fasttrain-kernels", daemon=True)
         run.start()
@@ -287,7 +297,7 @@ class _Follower:
             self._asleep = False
             self._work.put(None)
 
-    def _run(self, counters: Any, number: int) -> None:
+    def _run(self, counters: Int64Array, number: int) -> None:
         while True:
             self._work.get()
             follow(counters, number)
@@ -302,7 +312,7 @@ class Teams:
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._free.clear)  # a fork has none of the threads
 
-    def run(self, kernel: Callable[..., Any], threads: int, *arguments: Any) -> Any:
+    def run(self, kernel: Callable[..., R], threads: int, *arguments: object) -> R:
         """What the kernel returns, called here alone or with others; `arguments` are all but its last two."""
         if threads < 2:
             return kernel(*arguments, new_team(), 0)

@@ -51,10 +51,10 @@ class Channel(asyncio.Protocol):
         self.came_ns = time.perf_counter_ns()
         self.decode_ns = 0
 
-    def connection_made(self, transport: Any) -> None:
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.writes_to(transport)
 
-    def writes_to(self, transport: Any) -> None:
+    def writes_to(self, transport: asyncio.BaseTransport) -> None:
         """Where the way out is another one than the way in, as with pipes."""
         self._writer = transport
         self._transports.append(transport)
@@ -75,7 +75,7 @@ class Channel(asyncio.Protocol):
             self.fail(GameLostError("garbage", f"{type(error).__name__}: {str(error)[:200]}"))
         self.decode_ns += time.perf_counter_ns() - now
 
-    def _take(self, message: Any, size: int) -> None:
+    def _take(self, message: object, size: int) -> None:
         number = message.get(self._id_key) if self._asked and isinstance(message, dict) else None
         if type(number) is int:  # true is no id
             answer = self._asked.pop(number, None)
@@ -115,7 +115,7 @@ class Channel(asyncio.Protocol):
         """End of the channel by our own wish."""
         self.fail(GameLostError("closed", "the channel was closed"))
 
-    def send(self, message: Any) -> None:
+    def send(self, message: object) -> None:
         """Send a message that expects no answer, or one that `receive` waits for.
 
         Raises:

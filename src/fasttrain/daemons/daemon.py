@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import parent_process
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 import psutil
 
@@ -277,7 +277,7 @@ class Daemon:
 def spawn(
     command: Sequence[str],
     settings: DaemonsConfig,
-    log: Any,
+    log: int | IO[bytes],
     environment: dict[str, str] | None = None,
     pipes: bool = False,
     inherited: Sequence[int] = (),

@@ -262,7 +262,7 @@ def mask_of(legal: Legal, width: int) -> BoolArray:
     return mask
 
 
-def row_of(observation: Any, space: spaces.Space[Any]) -> Any:
+def row_of(observation: object, space: spaces.Space[Any]) -> Any:
     """The observation as arrays of the space's shape and type.
 
     Raises:

@@ -113,7 +113,7 @@ class Go(EngineGame):
         self._rng = np.random.default_rng(seed)
         return await (self._answered if black else self._they_move)(channel, *commands)
 
-    async def play(self, channel: Channel, action: Any) -> Decision | Over:
+    async def play(self, channel: Channel, action: int) -> Decision | Over:
         move = PASS if action == len(self._names) else self._names[action]
         second_pass = move == PASS and self._moves[-1:] == [PASS]
         self._moves.append(move)

@@ -44,7 +44,7 @@ class Framing(Protocol):
 class Codec(Protocol):
     """Makes payloads of messages and messages of payloads."""
 
-    def encode(self, message: Any) -> bytes:
+    def encode(self, message: object) -> bytes:
         """The payload of a message of ours."""
 
     def decode(self, payload: bytes) -> Any:
@@ -104,7 +104,7 @@ class Lengths:
 class Text:
     """Messages are text."""
 
-    def encode(self, message: Any) -> bytes:
+    def encode(self, message: object) -> bytes:
         return str(message).encode()
 
     def decode(self, payload: bytes) -> Any:
@@ -126,7 +126,7 @@ class Json:
         self._encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
         self._decode = json.JSONDecoder(parse_constant=_constant).decode
 
-    def encode(self, message: Any) -> bytes:
+    def encode(self, message: object) -> bytes:
         return self._encode(message).encode()
 
     def decode(self, payload: bytes) -> Any:
@@ -149,7 +149,7 @@ class MsgPack:
         except ImportError as error:
             raise ModuleNotFoundError('msgpack is not installed: pip install "fasttrain[daemons]"') from error
 
-    def encode(self, message: Any) -> bytes:
+    def encode(self, message: object) -> bytes:
         packed: bytes = self._msgpack.packb(message)
         return packed
 
@@ -169,7 +169,7 @@ FRAMINGS: dict[str, type[Framing]] = {"lines": Lines, "length": Lengths}
 CODECS: dict[str, type[Codec]] = {"text": Text, "json": Json, "msgpack": MsgPack}
 
 
-def check_depth(message: Any, most: int) -> None:
+def check_depth(message: object, most: int) -> None:
     """Raise `GameLostError` where lists and mappings lie in each other more than `most` deep."""
     level = [message]
     for _ in range(most):

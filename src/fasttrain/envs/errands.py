@@ -7,6 +7,7 @@ and with the list of what the process keeps between errands: at most one `core_e
 from __future__ import annotations
 
 import dataclasses
+import mmap
 import os
 import time
 from dataclasses import dataclass, field
@@ -54,7 +55,7 @@ class Build:
     spec: EnvSpec
     folder: str = field(default_factory=os.getcwd)
 
-    def __call__(self, memory: Any, kept: Kept) -> Built:
+    def __call__(self, memory: mmap.mmap | None, kept: Kept) -> Built:
         place, spec = Place(memory), self.spec
         place.enter(BUILDING)
         import_env(spec, self.folder)  # which may take longer than to build, and happens once
@@ -85,7 +86,7 @@ class Look:
     folder: str = field(default_factory=os.getcwd)
     copies: bool = True  # the training plays several
 
-    def __call__(self, memory: Any, kept: Kept) -> CheckupResult:
+    def __call__(self, memory: mmap.mmap, kept: Kept) -> CheckupResult:
         place = Place(memory)
         place.enter(LOOKING)
         env = wrapped_core(kept[0], self.spec)
@@ -117,7 +118,7 @@ class Measure:
     build_s: float
     folder: str = field(default_factory=os.getcwd)
 
-    def __call__(self, memory: Any, kept: Kept) -> Measured:
+    def __call__(self, memory: mmap.mmap, kept: Kept) -> Measured:
         place, recorder = Place(memory), Recorder()
         with kept_random_state():
             place.enter(LOOKING)

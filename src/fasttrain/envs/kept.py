@@ -45,7 +45,7 @@ def _data(named: Mapping[str, Any]) -> dict[str, Any]:
     return {name: one for name, one in named.items() if name not in hidden and not isinstance(one, NO_DATA)}
 
 
-def _take(value: object, digest: Any, parts: Iterator[int], depth: int = 0) -> None:
+def _take(value: object, digest: hashlib._Hash, parts: Iterator[int], depth: int = 0) -> None:
     if next(parts) > MOST_PARTS or depth > MOST_DEPTH:
         return
     digest.update(type(value).__name__.encode())

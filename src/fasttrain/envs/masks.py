@@ -42,7 +42,7 @@ class AdaptsOld:
     old: Any
 
 
-def layers(env: Any) -> Iterator[Any]:
+def layers(env: object) -> Iterator[Any]:
     """The env and what it wraps, from outside; at the end what is adapted."""
     yield env
     while isinstance(env, (gymnasium.Wrapper, VectorWrapper)):
@@ -52,13 +52,13 @@ def layers(env: Any) -> Iterator[Any]:
         yield env.old
 
 
-def property_of(env: Any, name: str) -> Callable[[], Any] | None:
+def property_of(env: object, name: str) -> Callable[[], Any] | None:
     """What reads such a property of the env or of a layer of it, with whatever error is the property's own."""
     owner = next((layer for layer in layers(env) if getattr(type(layer), name, None) is not None), None)
     return partial(getattr, owner, name) if isinstance(getattr(type(owner), name, None), property) else None
 
 
-def mask_method(env: Any, name: str = METHOD) -> Callable[[], Any] | None:
+def mask_method(env: object, name: str = METHOD) -> Callable[[], Any] | None:
     """What to call for the mask of the present state: a method of that name, or what reads such an attribute anew.
 
     Raises:
@@ -83,7 +83,7 @@ def mask_method(env: Any, name: str = METHOD) -> Callable[[], Any] | None:
     return found  # type: ignore[no-any-return]
 
 
-def sounds_like_masks(env: Any) -> list[str]:
+def sounds_like_masks(env: object) -> list[str]:
     """Methods of an env that may give its masks, going by their names."""
     names = {
         name
@@ -135,7 +135,7 @@ def find_mask_convention(env: gymnasium.Env[Any, Any], named: str | None = None)
     return "info" if isinstance(info, Mapping) and any(key in info for key in keys) else None
 
 
-def lost_mask(env: Any) -> str:
+def lost_mask(env: object) -> str:
     """Which wrapper hides the mask that an env's Dict observation has; empty if there is no such."""
     for outer, inner in itertools.pairwise(layers(env)):
         seen, space = getattr(inner, "observation_space", None), outer.observation_space
@@ -341,7 +341,7 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
             self._latest = np.ones(self._flat.width, np.bool_)
         return observation, info
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
         observation = self._take_mask(observation, info)
         if truncated and not terminated:  # DQN bootstraps from what is legal there

@@ -49,7 +49,7 @@ class Seat(gymnasium.Env[Any, Any]):
         opponents: str = "random",
         seat: str | None = None,
         render_mode: str | None = None,
-        **options: Any,
+        **options: object,
     ) -> None:
         self._what = f"env.id={game}"
         if opponents not in KINDS:
@@ -71,7 +71,7 @@ class Seat(gymnasium.Env[Any, Any]):
             space = spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)
         self.observation_space = space
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: object = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self._games = int(self.np_random.integers(len(self.seats))) if seed is not None else self._games + 1
         self.seat = self._fixed or self.seats[self._games % len(self.seats)]
@@ -79,7 +79,7 @@ class Seat(gymnasium.Env[Any, Any]):
         self._go_on()
         return self._observation(), {}
 
-    def _deal(self, options: dict[str, Any] | None = None) -> None:
+    def _deal(self, options: object = None) -> None:
         self.aec.reset(seed=int(self.np_random.integers(2**31)), options=options)
         self._totals, self._has_decided = dict.fromkeys(self.seats, 0.0), False
 
@@ -210,7 +210,7 @@ class Turns:
         self.aec, self.metadata, self.possible_agents = aec, aec.metadata, list(aec.possible_agents)
         self.observation_space, self.action_space, self.close = aec.observation_space, aec.action_space, aec.close
 
-    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    def reset(self, seed: int | None = None, options: object = None) -> tuple[dict[str, Any], dict[str, Any]]:
         self.aec.reset(seed=seed, options=options)
         self.agents, self.movers, self._decided = [*self.aec.agents], [self.aec.agent_selection], set[str]()
         return {agent: self.aec.observe(agent) for agent in self.agents}, self.aec.infos
@@ -246,7 +246,7 @@ class Rows(VectorEnv[Any, Any, Any]):
         EnvSpecError: there is no such game, its agents differ, or the rows do not fit.
     """
 
-    def __init__(self, num_envs: int, game: str, **options: Any) -> None:
+    def __init__(self, num_envs: int, game: str, **options: object) -> None:
         self._what, self.num_envs = f"env.id={game}", num_envs
         first = _made(game, self._what, options, parallel=True)
         self.agents = list(first.possible_agents)
@@ -268,7 +268,7 @@ class Rows(VectorEnv[Any, Any, Any]):
         self._seen: list[Any] = [None] * len(keys)
         self._masks: list[Any] = [None] * len(keys)
 
-    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: Any = None, options: object = None) -> tuple[Any, dict[str, Any]]:
         for number, copy in enumerate(self.copies):
             self._note(number, *copy.reset(seed=None if seed is None else int(seed) + number, options=options))
         return self._stacked(), self._told({})
@@ -315,6 +315,6 @@ class Rows(VectorEnv[Any, Any, Any]):
         none = next((np.zeros_like(mask) for mask in masks if mask is not None), None)
         return infos if none is None else {**infos, MASK: np.stack([none if mask is None else mask for mask in masks])}
 
-    def close_extras(self, **_: Any) -> None:
+    def close_extras(self, **_: object) -> None:
         for copy in self.copies:
             copy.close()

@@ -68,7 +68,7 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.begun_at = 0  # in these
         self._inner_step = env.step
         self._total: Any = 0.0
-        self._seen: Any = None  # as the env handed it out; one that it changes since is as present as its state
+        self._seen: object = None  # as the env handed it out; one that it changes since is as present as its state
         self._notes_of: tuple[Notes, int] | None = None
 
     def noted_by(self, notes: Notes, index: int) -> None:
@@ -110,7 +110,7 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._seen = answer[0]
         return answer
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         self._actions.append(action.copy() if type(action) is np.ndarray else action)
         return self._step(action)
 

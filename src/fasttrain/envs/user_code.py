@@ -6,6 +6,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # signal.getsignal makes enums, which takes longer than all the rest
 import importlib
 import importlib.util
+import mmap
 import os
 import random
 import signal
@@ -195,7 +196,7 @@ class _NothingLearned(MetaPathFinder):
         if base is None or base.__getattribute__ is not object.__getattribute__:  # one import within another
             return
 
-        def refuse_to_learn(*_: Any, **__: Any) -> None:
+        def refuse_to_learn(*_: object, **__: object) -> None:
             self.refused = True
             raise EnvSpecError(TRAINS)
 
@@ -283,7 +284,7 @@ class Place:
         memory: at least `WORDS` words, zeroed; None: of its own, where nobody looks.
     """
 
-    def __init__(self, memory: Any = None) -> None:
+    def __init__(self, memory: mmap.mmap | None = None) -> None:
         self._words = memoryview(bytearray(8 * WORDS) if memory is None else memory).cast("q")
 
     @property

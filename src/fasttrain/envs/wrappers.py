@@ -32,7 +32,7 @@ class ActionRepeat(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._times = times
         self._masks: Callable[[], BoolArray] | None = env.get_wrapper_attr("action_masks") if masked else None
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         reward: Any
         observation, reward, terminated, truncated, info = self.env.step(action)
         spent_ms = enemy_turn_ms(info)
@@ -63,7 +63,7 @@ class DictActions(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.action_heads = action_heads
         self.action_space = spaces.MultiDiscrete([int(head.n) for head in heads])
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: Iterable[int]) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         return self.env.step(_named(self.action_heads, iter(action)))
 
 
@@ -108,7 +108,7 @@ class LeanInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
         observation, info = self.env.reset(seed=seed, options=options)
         return observation, self._cut(info)
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
         if not (terminated or truncated):
             info = self._cut(info)
@@ -154,7 +154,7 @@ class MemoryInputs(gymnasium.Wrapper[Any, Any, Any, Any]):
         observation, info = self.env.reset(seed=seed, options=options)
         return self._with({name: np.zeros_like(part) for name, part in self._told.items()}, observation), info
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
         known: dict[str, Any] = {"last_action": spaces.flatten(self.env.action_space, action), "last_reward": [reward]}
         now = {name: np.asarray(known[name], np.float32) for name in self._told}
@@ -222,7 +222,7 @@ class OldGym(AdaptsOld, gymnasium.Env[Any, Any]):
             return answer
         return answer, {}
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         answer = self.old.step(action)
         if len(answer) == 5:
             return answer  # type: ignore[no-any-return]

@@ -50,7 +50,7 @@ class TimedVecEnv(VecEnvWrapper):
         return result
 
     def env_method(
-        self, method_name: str, *method_args: Any, indices: int | Iterable[int] | None = None, **method_kwargs: Any
+        self, method_name: str, *method_args: Any, indices: int | Iterable[int] | None = None, **method_kwargs: object
     ) -> list[Any]:
         self.clock.enter("env_step")
         result = self.venv.env_method(method_name, *method_args, indices=indices, **method_kwargs)
@@ -77,14 +77,14 @@ class StockPhases(BaseCallback):
             self._hooks.append(optimizer.register_step_pre_hook(self._on_optimizer_step))
             self._hooks.append(optimizer.register_step_post_hook(self._after_optimizer_step))
 
-    def _on_forward(self, *_: Any) -> None:
+    def _on_forward(self, *_: object) -> None:
         if self._collecting:
             self.clock.enter("action")
 
-    def _on_optimizer_step(self, *_: Any) -> None:
+    def _on_optimizer_step(self, *_: object) -> None:
         self.clock.enter("optim")
 
-    def _after_optimizer_step(self, *_: Any) -> None:
+    def _after_optimizer_step(self, *_: object) -> None:
         self.clock.enter("train")
 
     def _on_rollout_start(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fasttrain.report.values import Found, as_number
 from fasttrain.terminal import one_line
@@ -26,7 +26,7 @@ def _form(write: Callable[..., str]) -> Form:
     """`write` for anything: `–` where there is no number, and a minus sign in front, no hyphen."""
 
     @wraps(write)
-    def text(value: object, *more: Any) -> str:
+    def text(value: object, *more: object) -> str:
         found = as_number(value)
         written = NOTHING if found is None else write(found, *more)
         return f"−{written[1:]}" if written.startswith("-") else written

@@ -30,7 +30,7 @@ MASKED_OUT = -1e8  # sb3-contrib's logit of an illegal action
 FAR = 10.0  # random observations of an unbounded space lie within ± this
 
 
-def reads_masks(policy: Any) -> bool:
+def reads_masks(policy: object) -> bool:
     """Whether its distribution takes action masks."""
     found = getattr(policy, "get_distribution", None)
     return found is not None and "action_masks" in inspect.signature(found).parameters

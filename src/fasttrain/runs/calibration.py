@@ -238,7 +238,7 @@ def _turn(way: RunSpec, model: Any, density: Density) -> Callable[[], float]:
     updating = [0.0]
     train = trial.train
 
-    def timed(*arguments: Any, **named: Any) -> None:
+    def timed(*arguments: object, **named: object) -> None:
         begun = time.perf_counter()
         train(*arguments, **named)
         updating[0] += time.perf_counter() - begun
@@ -271,9 +271,9 @@ class _Blank(gym.Env[Any, Any]):
             masks[:, np.cumsum(action_dims(action_space)) - 1] = True
             self.action_masks = lambda: masks[self._steps % 16]
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None) -> tuple[Any, dict[str, Any]]:
         return self._shown[0], {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self._steps += 1
         return self._shown[self._steps % 16], 0.0, self._steps % 64 == 0, False, {}

@@ -84,7 +84,7 @@ class RunCallback(BaseCallback):
         self.run.meter.start(progress.env_steps, progress.updates)
         progress.started = time.perf_counter() - progress.before_s
 
-    def _count_update(self, *_: Any) -> None:
+    def _count_update(self, *_: object) -> None:
         self.run.progress.updates += 1
 
     def _take_updates(self) -> None:
@@ -202,7 +202,7 @@ class RunCallback(BaseCallback):
             self.run.episodes.flush()
 
 
-def _leave_averages(infos: Sequence[dict[str, Any]], dones: Any) -> None:
+def _leave_averages(infos: Sequence[dict[str, Any]], dones: Sequence[bool]) -> None:
     """Take from the infos of a stock class what SB3 would fail over in its means, once callbacks have seen it."""
     for info, done in zip(infos, dones, strict=True):
         kept = averaged_by_sb3(info) if done else {}

@@ -331,7 +331,7 @@ def _without_compiler(step: Any) -> Any:
     """As torch's `_use_grad_for_differentiable`, less the compiler's graph breaks."""
 
     @functools.wraps(step)
-    def plain(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+    def plain(self: Optimizer, *args: object, **kwargs: object) -> Any:
         with torch.set_grad_enabled(self.defaults["differentiable"]):
             return step(self, *args, **kwargs)
 

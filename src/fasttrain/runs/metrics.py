@@ -65,7 +65,7 @@ def served(settings: MetricsConfig, progress: Progress, env: VecEnv, model: Base
 class Figures:
     """What Prometheus calls a collector."""
 
-    def __init__(self, progress: Progress, env: VecEnv, model: Any) -> None:
+    def __init__(self, progress: Progress, env: VecEnv, model: BaseAlgorithm) -> None:
         self._progress, self._env, self._model, self._began = progress, env, model, time.perf_counter()
         self._kinds: Any = import_module("prometheus_client.core")
 

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.noise import ActionNoise, NormalActionNoise, OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.utils import LinearSchedule
@@ -93,7 +94,7 @@ def algorithm_class(config: Config, fast: bool) -> Any:
     return found
 
 
-def _made(config: Config, fast: bool, policy: Any, env: VecEnv, given: dict[str, Any]) -> BaseAlgorithm:
+def _made(config: Config, fast: bool, policy: object, env: VecEnv, given: dict[str, Any]) -> BaseAlgorithm:
     algo, kind = config.algo, algorithm_class(config, fast)
     own = arguments(algo.kwargs, "algo.kwargs.")
     try:
@@ -106,7 +107,7 @@ def _made(config: Config, fast: bool, policy: Any, env: VecEnv, given: dict[str,
         raise ConfigError(f"{named or f'algo={algo.name}'}: {' '.join(blame(error).split())}") from error
 
 
-def _arguments(config: Config, action_space: Any) -> dict[str, Any]:
+def _arguments(config: Config, action_space: spaces.Space[Any]) -> dict[str, Any]:
     """The stock class's constructor arguments, from `algo.` and from the flags that stand for some of them."""
     algo, spec = config.algo, config.algo.spec
     found: dict[str, Any] = {}
@@ -132,7 +133,7 @@ def _arguments(config: Config, action_space: Any) -> dict[str, Any]:
 NOISES: dict[str, Any] = {"normal": NormalActionNoise, "ornstein-uhlenbeck": OrnsteinUhlenbeckActionNoise}
 
 
-def _noise(text: str, action_space: Any) -> ActionNoise:
+def _noise(text: str, action_space: spaces.Space[Any]) -> ActionNoise:
     """`normal_0.1`, `ornstein-uhlenbeck_0.5`: what TD3 and DDPG explore by, scaled as the actions are (-1 to 1).
 
     Raises:
@@ -145,7 +146,7 @@ def _noise(text: str, action_space: Any) -> ActionNoise:
             f"algo.action_noise={text}: expected normal_0.1, Gaussian noise of that standard deviation, or "
             "ornstein-uhlenbeck_0.1"
         )
-    made: ActionNoise = NOISES[kind](np.zeros(action_space.shape), np.full(action_space.shape, sigma))
+    made: ActionNoise = NOISES[kind](np.zeros(action_space.shape or ()), np.full(action_space.shape or (), sigma))
     return made
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from fasttrain.batch import Observations
 from fasttrain.envs.checkup import CheckupResult, checkup
 from fasttrain.envs.findings import found
 from fasttrain.envs.masks import random_legal_action
@@ -37,7 +38,7 @@ class OneGame(gymnasium.Env[Any, Any]):
         self._ended = False
         return self._row(self.games.slots.observations), {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """A refused action is answered by another one, as in training. A lost game is cut there."""
         slots = self.games.slots
         self.games.step_slots(np.asarray(action)[None])
@@ -61,7 +62,7 @@ class OneGame(gymnasium.Env[Any, Any]):
         masks = self.games.read_masks()
         return None if masks is None else masks[0]
 
-    def _row(self, observations: Any) -> Any:
+    def _row(self, observations: Observations) -> Any:
         copied: Any = copy_observations(observations)
         return {name: part[0] for name, part in copied.items()} if isinstance(copied, dict) else copied[0]
 

@@ -57,7 +57,7 @@ class Watched(gymnasium.Wrapper[Any, Any, Any, Any]):
     told = ""
     last_picture: Any = ""
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         result = self.env.step(action)
         if self.tells:
             self.told = str(self.env.get_wrapper_attr("describe_step")())

@@ -14,7 +14,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.batch import OPPONENTS_TURN as TURN
-from fasttrain.batch import BoolArray
+from fasttrain.batch import BoolArray, Int64Array, Observations
 from fasttrain.envs.masks import property_of
 
 
@@ -61,14 +61,14 @@ class Paths:
         self.ended = set[tuple[Any, ...]]()
         self._all = not isinstance(env.action_space, spaces.Box)  # else rounding alone leads elsewhere: the first alone
 
-    def see(self, observations: Any, lengths: Any, late: BoolArray | None) -> None:
+    def see(self, observations: Observations, lengths: Int64Array, late: BoolArray | None) -> None:
         """What the policy acted on, but for rows in which nothing was done."""
         parts = observations.values() if isinstance(observations, dict) else (observations,)
         for index in np.flatnonzero((self._all | (lengths == 0)) & (True if late is None else ~late)):
             for part in parts:
                 self.seen[index] = zlib.crc32(part[index].tobytes(), int(self.seen[index]))
 
-    def end(self, index: Any, length: Any, episode_return: float) -> None:
+    def end(self, index: np.integer[Any], length: np.integer[Any], episode_return: float) -> None:
         """That env's episode counts."""
         self.ended.add((int(self.seen[index]), int(length), f"{episode_return:.5g}"))
 

@@ -132,7 +132,7 @@ def _unread(part: object, own: bool) -> str:
     return _torch_lacks(part.dtype)
 
 
-def _torch_lacks(dtype: Any) -> str:
+def _torch_lacks(dtype: np.dtype[Any] | None) -> str:
     try:
         torch.from_numpy(np.zeros(1, dtype))
     except (TypeError, ValueError):
@@ -152,7 +152,7 @@ def _is_scaled(algo: AlgoConfig) -> bool:
     return not algo.policy_kwargs.get("normalize_images", True)
 
 
-def _is_small(image: Any) -> bool:
+def _is_small(image: spaces.Box) -> bool:
     sides = sorted(image.shape)[1:] if is_image_space(image) else image.shape[1:]  # SB3 moves channels of uint8 alone
     return bool(min(sides) < SMALLEST_IMAGE)
 

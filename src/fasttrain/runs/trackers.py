@@ -102,7 +102,7 @@ class TensorBoard(Tracker, TensorBoardOutputFormat):
 class Wandb(Tracker):
     """Weights & Biases; offline, in the run's folder, where nobody is logged in."""
 
-    def __init__(self, home: Home, settings: Settings, **further: Any) -> None:
+    def __init__(self, home: Home, settings: Settings, **further: object) -> None:
         wandb: Any = import_module("wandb")
         os.environ.setdefault("WANDB_DIR", str(home.folder))
         run_id = str(further.pop("id", home.known_as("wandb") or uuid.uuid4().hex[:8]))
@@ -209,7 +209,7 @@ class MLflow(Tracker):
 class Trackio(Tracker):
     """trackio's store in the run's or sweep's folder, or where TRACKIO_DIR points."""
 
-    def __init__(self, home: Home, settings: Settings, **further: Any) -> None:
+    def __init__(self, home: Home, settings: Settings, **further: object) -> None:
         os.environ.setdefault("TRACKIO_DIR", str(home.shared.absolute() / "trackio"))  # read when it is imported
         self._trackio: Any = import_module("trackio")
         texts = {name: str(value)[:MOST_CHARACTERS] for name, value in settings.items()}
@@ -276,7 +276,7 @@ class Watched(KVWriter, SeqWriter):
         self.writer, self.failed, self._say = writer, failed, say
         self.name = name or type(writer).__name__
 
-    def write(self, *arguments: Any, **further: Any) -> None:
+    def write(self, *arguments: object, **further: object) -> None:
         self._call("write", *arguments, **further)
 
     def write_sequence(self, sequence: list[str]) -> None:
@@ -285,13 +285,13 @@ class Watched(KVWriter, SeqWriter):
     def cut(self, env_steps: int) -> None:
         self._call("cut", env_steps)
 
-    def finish(self, *arguments: Any) -> str:
+    def finish(self, *arguments: object) -> str:
         return str(self._call("finish", *arguments) or "")
 
     def close(self) -> None:
         self._call("close")
 
-    def _call(self, method: str, *arguments: Any, **further: Any) -> Any:
+    def _call(self, method: str, *arguments: object, **further: object) -> Any:
         if self.failed or not hasattr(self.writer, method):
             return None
         try:

@@ -119,7 +119,7 @@ class Filming(gymnasium.Wrapper[Any, Any, Any, Any]):
             self._draw()
         return result
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         result = self.env.step(action)
         self._draw()
         self.episodes -= bool(result[2] or result[3])

@@ -34,11 +34,11 @@ class _Loader(yaml.SafeLoader):
     """Plain values, and the tags that `yaml.dump` of an OrderedDict and of a tuple writes."""
 
 
-def _listed(loader: yaml.SafeLoader, node: Any) -> list[Any]:
+def _listed(loader: yaml.SafeLoader, node: yaml.SequenceNode) -> list[Any]:
     return list(loader.construct_sequence(node, deep=True))
 
 
-def _ordered(loader: yaml.SafeLoader, node: Any) -> dict[Any, Any]:
+def _ordered(loader: yaml.SafeLoader, node: yaml.SequenceNode) -> dict[Any, Any]:
     pairs = _listed(loader, node)
     return dict(pairs[0]) if pairs else {}
 

@@ -12,7 +12,7 @@ import pickletools
 import re
 import stat
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, BinaryIO
@@ -356,7 +356,7 @@ class _Builder:
             raise ValueError(f"storage {key[:20]!r} says it has {count} numbers and has {len(content)} bytes")
         return self.torch.frombuffer(content, dtype=dtype) if content else self.torch.empty(0, dtype=dtype)
 
-    def _tensor(self, storage: Any, offset: Any, size: Any, stride: Any) -> Any:
+    def _tensor(self, storage: Any, offset: int, size: Sequence[int], stride: Sequence[int]) -> Any:
         """A view of the storage; torch refuses one that reaches beyond it."""
         numbers = (offset, *size, *stride)
         if type(storage) is not self.torch.Tensor or storage.ndim != 1 or len(size) != len(stride) or len(size) > 8:

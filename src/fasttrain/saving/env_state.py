@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack, VecNormalize, VecTransposeImage
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvWrapper
@@ -340,13 +341,13 @@ def load_random_state(state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any
         raise ConfigError(f"the checkpoint's random streams cannot be read: {error}") from error
 
 
-def space_state(space: Any) -> dict[str, Any]:
+def space_state(space: spaces.Space[Any]) -> dict[str, Any]:
     """Of the generator that a space samples with; plain values."""
     state: dict[str, Any] = plain(space.np_random.bit_generator.state)
     return state
 
 
-def load_space_state(space: Any, state: Mapping[str, Any]) -> None:
+def load_space_state(space: spaces.Space[Any], state: Mapping[str, Any]) -> None:
     """Sample on from there.
 
     Raises:

@@ -17,6 +17,7 @@ from gymnasium.spaces import Dict
 from numpy.typing import NDArray
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.save_util import recursive_getattr
 
 from fasttrain.algos.engine import Engine
@@ -161,7 +162,7 @@ def _load_optimizer(
         optimizer.state[parameters[_checked(index, len(parameters))]][name] = value
 
 
-def _put_state(optimizer: torch.optim.Optimizer, parameter: Any, name: str, array: NDArray[Any]) -> None:
+def _put_state(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, name: str, array: NDArray[Any]) -> None:
     state = optimizer.state[parameter]
     if isinstance(state.get(name), torch.Tensor):
         _put(state[name], array, name)
@@ -251,7 +252,7 @@ def _lstm_tensors(lstm: object) -> dict[str, torch.Tensor]:
     return {f"lstm/{part}/{i}": tensor for part in ("pi", "vf") for i, tensor in enumerate(getattr(lstm, part))}
 
 
-def _log_state(logger: Any) -> State:
+def _log_state(logger: Logger) -> State:
     """What was recorded and is not written yet."""
     numbers = {key: value for key, value in logger.name_to_value.items() if isinstance(value, (int, float, np.number))}
     values = {key: float(value) for key, value in numbers.items() if math.isfinite(value)}
@@ -262,7 +263,7 @@ def _log_state(logger: Any) -> State:
     }
 
 
-def _load_log(logger: Any, state: Mapping[str, Any]) -> None:
+def _load_log(logger: Logger, state: Mapping[str, Any]) -> None:
     for key, value in state["values"].items():
         logger.name_to_value[key] = float(value)
         logger.name_to_excluded[key] = tuple(state["excluded"].get(key, ()))

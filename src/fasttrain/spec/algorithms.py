@@ -127,7 +127,7 @@ def _table() -> dict[str, dict[str, list[Any]]]:
     return found
 
 
-def every_tier(**values: Any) -> Mapping[str, Mapping[str, Any]]:
+def every_tier(**values: object) -> Mapping[str, Mapping[str, Any]]:
     """The same own values in all tiers: no others have been measured. Rollouts of `debug` are short."""
     return {**dict.fromkeys(TIERS, values), "debug": in_short(values)}
 

@@ -41,7 +41,7 @@ def lookup(config: Config, key: str) -> Any:
 
 
 @cache
-def ranges(cls: object) -> dict[str, tuple[float | None, float | None]]:
+def ranges(cls: type) -> dict[str, tuple[float | None, float | None]]:
     """Key → least and most; a key before those that have their value from it."""
     found = ranges_of(dict(settings_of(cls))) | {f"algo.{name}": bounds for name, bounds in RANGES.items()}
     return dict(sorted(found.items(), key=lambda item: item[0].split(".")[0] != "env"))

@@ -68,7 +68,7 @@ def declared(one: Field[Any]) -> Setting:
     return found
 
 
-def settings_of(cls: Any, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
+def settings_of(cls: type, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
     """Every setting of a configuration class, dotted; its groups are classes too."""
     hints = get_type_hints(cls)
     for one in fields(cls):
@@ -78,7 +78,7 @@ def settings_of(cls: Any, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
             yield prefix + one.name, one
 
 
-def defaults_of(cls: Any) -> dict[str, Any]:
+def defaults_of(cls: type) -> dict[str, Any]:
     """Default values as a nested mapping of plain values, None where there is none: what Hydra composes against."""
     hints, found = get_type_hints(cls), dict[str, Any]()
     for one in fields(cls):
@@ -117,7 +117,7 @@ class Flag(NamedTuple):
         return not self.needs or bool(getattr(spec, self.needs))
 
 
-def flags_of(cls: Any) -> tuple[Flag, ...]:
+def flags_of(cls: type) -> tuple[Flag, ...]:
     """The flags among a class's fields, in their order."""
     found = ((one.name, declared(one)) for one in fields(cls))
     return tuple(

@@ -104,7 +104,7 @@ class RunningEpisodes:
         self._returns = np.zeros(num_envs, np.float64)  # float64 as SB3's Monitor, which sums Python floats
         self._lengths: Int64Array = np.zeros(num_envs, np.int64)
 
-    def begin_episodes(self, envs: Any = slice(None)) -> None:
+    def begin_episodes(self, envs: BoolArray | Int64Array | slice | int | list[int] = slice(None)) -> None:
         """Drop the unfinished records of these envs (BoolArray, indices or slice), which were reset."""
         self._returns[envs] = 0.0
         self._lengths[envs] = 0
@@ -196,7 +196,7 @@ class SlotVecEnv(RunningEpisodes, VecEnv):
         return super().has_attr(attr_name)
 
     def env_method(
-        self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
+        self, method_name: str, *method_args: object, indices: VecEnvIndices = None, **method_kwargs: object
     ) -> list[Any]:
         """Call a method of the envs. `action_masks` is read from the slots: no env is called, one copy is made."""
         masks = self.slots.action_masks

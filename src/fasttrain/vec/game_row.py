@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from fasttrain.batch import each_array, select_rows
+from fasttrain.batch import Int64Array, each_array, select_rows
 from fasttrain.daemons.game import (
     MOST_REWARD,
     Decision,
@@ -75,7 +75,7 @@ class Table:
     """What all rows of a worker share."""
 
     arrays: Arrays
-    words: Any  # of control words, SPENT says which
+    words: Int64Array  # of control words, SPENT says which
     action_space: spaces.Space[Any]
     settings: DaemonsConfig
     pool: Pool

@@ -9,6 +9,7 @@ import time
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fasttrain.batch import FinishedEpisode, Int64Array, select_rows
 from fasttrain.vec.process import LOOK_EVERY_S
@@ -62,7 +63,7 @@ class WorkerGroups:
     def rows_of(self, groups: list[int]) -> Int64Array:
         return np.concatenate([np.arange(self.rows[group].start, self.rows[group].stop) for group in groups])
 
-    def send_all(self, groups: list[int], actions: Any) -> None:
+    def send_all(self, groups: list[int], actions: NDArray[Any]) -> None:
         begin = 0
         for group in groups:
             rows = self.rows[group]

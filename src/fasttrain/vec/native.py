@@ -68,7 +68,7 @@ class NativeVecEnv(SlotVecEnv):
         ended = self.count_step()
         self.slots.finished = [self._finish(index) for index in ended.tolist()] if ended.size else []
 
-    def _ask(self, method: str, *arguments: Any) -> None:
+    def _ask(self, method: str, *arguments: object) -> None:
         """What the game's own code raises is told in one line, with the place in it."""
         try:
             getattr(self.game, method)(*arguments)

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from typing import Any, TypeVar
 
@@ -239,7 +240,7 @@ class PipedProcess:
     _context: Any = multiprocessing.get_context(START_METHOD)
     _lost: Callable[[str], Exception] = WorkerLostError
 
-    def __init__(self, name: str, place: str, *arguments: Any, environment: Mapping[str, str] = ONE_THREAD) -> None:
+    def __init__(self, name: str, place: str, *arguments: object, environment: Mapping[str, str] = ONE_THREAD) -> None:
         self.name = name
         self.connection, theirs = self._context.Pipe(duplex=True)
         self.process = self._context.Process(target=start_function, args=(place, theirs, *arguments), daemon=True)
@@ -268,7 +269,7 @@ class PipedProcess:
             self._at_exit()
 
 
-def ended(process: Any, timeout_s: float) -> bool:
+def ended(process: BaseProcess, timeout_s: float) -> bool:
     """Whether it has ended, at the latest then. `join` would wait for the children of its envs too."""
     deadline, pause_s = time.monotonic() + timeout_s, 0.001
     while process.is_alive():

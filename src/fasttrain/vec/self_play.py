@@ -42,7 +42,7 @@ class RandomOpponent:
         self.action_space, self._rng = action_space, np.random.default_rng(seed)
         self._dims = head_sizes(action_space)
 
-    def act(self, observations: Any, action_masks: BoolArray | None, envs: Int64Array) -> NDArray[Any]:
+    def act(self, observations: object, action_masks: BoolArray | None, envs: Int64Array) -> NDArray[Any]:
         return draw_choices(self._rng, self._dims, len(envs), action_masks).reshape(-1, *self.action_space.shape)
 
     def episode_over(self, env: int, info: dict[str, Any]) -> None:
@@ -243,10 +243,10 @@ class SelfPlayVecEnv(SlotVecEnv):
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         return self.inner.get_attr(attr_name, indices)
 
-    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+    def set_attr(self, attr_name: str, value: object, indices: VecEnvIndices = None) -> None:
         self.inner.set_attr(attr_name, value, indices)
 
-    def env_is_wrapped(self, wrapper_class: Any, indices: VecEnvIndices = None) -> list[bool]:
+    def env_is_wrapped(self, wrapper_class: type, indices: VecEnvIndices = None) -> list[bool]:
         return self.inner.env_is_wrapped(wrapper_class, indices)
 
     def get_images(self) -> Any:

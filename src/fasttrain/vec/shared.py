@@ -316,7 +316,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
             raise EnvError("this SharedMemoryVecEnv is closed: build a new one")
 
 
-def _number(value: Any, kind: int) -> Any:
+def _number(value: float, kind: int) -> Any:
     if kind == BOOL:
         return bool(value)
     return int(value) if kind == INT else float(value)

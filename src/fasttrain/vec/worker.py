@@ -39,7 +39,7 @@ from fasttrain.vec.worker_memory import (
     Layout,
     receive_block,
 )
-from fasttrain.vec.worker_start import Channel, DeadlineError, acquire
+from fasttrain.vec.worker_start import Bell, Channel, DeadlineError, acquire
 
 Env = gymnasium.Env[Any, Any]
 
@@ -66,7 +66,7 @@ class TakeOn(NamedTuple):
 class Worker:
     """Serves one channel."""
 
-    def __init__(self, channel: Channel, notify: Any, settings: Settings | None) -> None:
+    def __init__(self, channel: Channel, notify: Bell, settings: Settings | None) -> None:
         self.channel = channel
         self.notify = notify  # one semaphore of all workers, for a trainer that waits for whoever is first
         self._given = settings
@@ -213,7 +213,7 @@ class Worker:
     def _call_get(self, name: str, rows: Sequence[int]) -> Any:
         return [env.get_wrapper_attr(name) for env in self._envs(rows)]
 
-    def _call_set(self, name: str, value: Any, rows: Sequence[int]) -> Any:
+    def _call_set(self, name: str, value: object, rows: Sequence[int]) -> Any:
         """Set where the attribute is (a wrapper or the env itself), and read it back."""
         for env in self._envs(rows):
             env.set_wrapper_attr(name, value)
@@ -229,11 +229,11 @@ class Worker:
     def _envs(self, rows: Sequence[int]) -> list[Env]:
         return [self.rows.envs[row] for row in rows]
 
-    def _send(self, value: Any) -> None:
+    def _send(self, value: object) -> None:
         self.channel.send(pack(value))
 
 
-def serve(channel: Channel, notify: Any, settings: Settings | None) -> None:
+def serve(channel: Channel, notify: Bell, settings: Settings | None) -> None:
     """All that a worker's process does."""
     worker = Worker(channel, notify, settings)
     if sys.platform != "win32":
@@ -241,7 +241,7 @@ def serve(channel: Channel, notify: Any, settings: Settings | None) -> None:
     worker.serve()
 
 
-def pack(value: Any) -> bytes:
+def pack(value: object) -> bytes:
     """Pickle `value`.
 
     Raises:
@@ -253,7 +253,7 @@ def pack(value: Any) -> bytes:
         raise TypeError(f"{type(value).__name__} cannot be sent to another process: {error}") from error
 
 
-def _answer(errand: Callable[[Any, list[Env]], Any], memory: Any, kept: list[Env]) -> bytes:
+def _answer(errand: Callable[[Any, list[Env]], Any], memory: object, kept: list[Env]) -> bytes:
     try:
         answer: bytes = cloudpickle.dumps(errand(memory, kept))  # spaces may be of classes that pickle cannot name
         return answer
@@ -277,7 +277,7 @@ def _same(found: Any, value: Any) -> bool:
         return True  # values that cannot be compared: that it can be read has to do
 
 
-def _is_wrapped(env: Any, wanted: tuple[str, str]) -> bool:
+def _is_wrapped(env: object, wanted: tuple[str, str]) -> bool:
     """By name: unpickling SB3's wrapper classes here would load torch into the worker."""
     while isinstance(env, gymnasium.Wrapper):
         if any((kind.__module__, kind.__qualname__) == wanted for kind in type(env).__mro__):

@@ -230,7 +230,7 @@ class EnvRows:
         elif keys:
             self._keep(row, info, keys)
 
-    def _end(self, row: int, env: Env, observation: Any, info: dict[str, Any]) -> None:
+    def _end(self, row: int, env: Env, observation: object, info: dict[str, Any]) -> None:
         """Same-step autoreset, as SB3: the last observation is kept apart, the next episode's first takes its place."""
         terminated = bool(self.arrays.terminations[row])
         observation = last_observation(env.observation_space, observation, terminated, self.settings.check_finite)
@@ -336,7 +336,7 @@ def successor_seed(seed: int | None, failures: int = 1) -> int | None:
     return None if seed is None else (seed + failures * SEED_STRIDE) % 2**31
 
 
-def _check_answer(answer: object) -> None:
+def _check_answer(answer: Any) -> None:
     if not isinstance(answer, tuple | list) or len(answer) != 5:
         found = f"{len(answer)} values" if isinstance(answer, tuple | list) else type(answer).__name__
         raise BadDataError(f"step() returned {found}, expected 5 values ({OLD_GYM})")
@@ -351,7 +351,7 @@ def _assign(into: Any, row: int, value: Any, shape: tuple[int, ...], name: str) 
     into[row] = value
 
 
-def _kind_of(value: object) -> int:
+def _kind_of(value: Any) -> int:
     """How a number travels; ABSENT for what is no plain number."""
     if type(value) is bool:  # NumPy's numbers would come back as another type
         return BOOL
@@ -371,7 +371,7 @@ def _packed(info: Mapping[str, Any]) -> Packed:
         return Packed(pickle.dumps(good), tuple(str(key) for key in info if key not in good))
 
 
-def _can_be_pickled(value: object) -> bool:
+def _can_be_pickled(value: Any) -> bool:
     try:
         pickle.dumps(value)
     except Exception:

@@ -19,7 +19,7 @@ from uuid import uuid4
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, Observations
 from fasttrain.errors import EnvSpecError
@@ -78,7 +78,7 @@ class Layout:
         """The arrays one after another and the bytes that they take, which is all that counts without a block."""
         n, end = self.num_envs, 0
 
-        def take(*shape: int, dtype: Any) -> NDArray[Any]:
+        def take(*shape: int, dtype: DTypeLike) -> NDArray[Any]:
             nonlocal end
             begin, count = end, math.prod(shape)
             size = count * np.dtype(dtype).itemsize

@@ -91,7 +91,7 @@ def signals_held() -> Iterator[None]:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def start(*arguments: Any) -> None:
+def start(*arguments: object) -> None:
     """Run a worker until it is told to close or the trainer is gone."""
     os.environ.update(ONE_THREAD)  # under start_method=forkserver, one that was there before us has other values
     if "torch" in sys.modules:  # the user's main script imports it
@@ -102,7 +102,7 @@ def start(*arguments: Any) -> None:
     start_function("fasttrain.vec.worker:serve", *arguments)
 
 
-def start_function(place: str, *arguments: Any) -> None:
+def start_function(place: str, *arguments: object) -> None:
     """Call `module:function`, imported here: that takes seconds, within which the trainer may be killed."""
     belong_to_the_trainer()
     let_output_end()
@@ -211,7 +211,7 @@ class NamelessSemaphore:
     The started process takes the name away when it opens it, a forked one needs none.
     """
 
-    def __init__(self, context: Any) -> None:
+    def __init__(self, context: multiprocessing.context.BaseContext) -> None:
         name, forked = f"/ft-{secrets.token_hex(8)}", context.get_start_method() == "fork"
         self._lock: Any = _multiprocessing.SemLock(_COUNTING, 0, _MOST, name, forked)
         self._take_methods()
@@ -233,7 +233,7 @@ class NamelessSemaphore:
         self._take_methods()
 
 
-def make_semaphore(context: Any) -> Semaphore:
+def make_semaphore(context: multiprocessing.context.BaseContext) -> Semaphore:
     """One that counts from 0, to be handed to a process of this start method."""
     return context.Semaphore(0) if sys.platform == "win32" else NamelessSemaphore(context)
 

@@ -34,7 +34,7 @@ class SkirmishEnv(SingleGame[Any, SkirmishGame]):
         render_mode: str | None = None,
         on_illegal: str = "replace",
         action_mode: str = "heads",
-        **options: Any,
+        **options: object,
     ) -> None:
         self.render_mode = check_render_mode(render_mode)
         game = SkirmishGame(1, "heads" if action_mode == "dict" else action_mode, **options)
@@ -42,7 +42,7 @@ class SkirmishEnv(SingleGame[Any, SkirmishGame]):
         if action_mode == "dict":
             self.action_space = named_heads(game.options)
 
-    def step(self, action: Any) -> tuple[Float32Array, float, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[Float32Array, float, bool, bool, dict[str, Any]]:
         """One decision; the info is empty but for illegal actions, debugging and, at the end, the episode's.
 
         Raises:
@@ -71,7 +71,7 @@ class SkirmishEnv(SingleGame[Any, SkirmishGame]):
         """What there is to draw."""
         return self._game.view(0)
 
-    def describe_action(self, action: Any) -> str:
+    def describe_action(self, action: object) -> str:
         """What `action` would do now."""
         values = head_values(self._game.options, action).tolist()
         return action_in_words(self._game.options, self.view(), values, self.peek()["cursor"])

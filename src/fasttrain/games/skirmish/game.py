@@ -48,7 +48,7 @@ class SkirmishGame(GameBatch):
         ConfigError: a value out of range, an unknown name, or a wrong file; names what fits.
     """
 
-    def __init__(self, num_envs: int, action_mode: str = "heads", **options: Any) -> None:
+    def __init__(self, num_envs: int, action_mode: str = "heads", **options: object) -> None:
         if num_envs < 1:
             raise ConfigError(f"num_envs={num_envs}: at least one game is needed")
         self.options: Options = make_options(action_mode=action_mode, **options)

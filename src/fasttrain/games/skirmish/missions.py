@@ -39,7 +39,7 @@ class Mission:
         return any(left <= x < right and bottom <= y < top for left, bottom, right, top in self.terrain)
 
 
-def load_missions(value: Any, width: int, height: int) -> tuple[Mission, ...]:
+def load_missions(value: object, width: int, height: int) -> tuple[Mission, ...]:
     """The missions one of which is drawn at each reset: a name, a path, a mapping, or a list of these.
 
     Raises:
@@ -102,7 +102,7 @@ def _round(value: float) -> int:
     return int(value + 0.5)
 
 
-def _rows(value: Any, length: int, where: str) -> list[list[float]]:
+def _rows(value: object, length: int, where: str) -> list[list[float]]:
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise ConfigError(f"{where} must be a list, got {value!r:.80}")
     return [_row(row, length, where) for row in value]

@@ -48,7 +48,7 @@ class Options:
         return (25,) * own + (enemies + 1,) * own + (5, own)
 
 
-def make_options(**given: Any) -> Options:
+def make_options(**given: object) -> Options:
     """Check the arguments, fill in the defaults and read rosters and missions.
 
     Raises:
@@ -104,7 +104,7 @@ _WHOLE = (
 )
 
 
-def _switch(key: str, value: Any) -> bool:
+def _switch(key: str, value: object) -> bool:
     if value in (True, False) and isinstance(value, bool):
         return value
     if value in ("on", "off"):
@@ -112,7 +112,7 @@ def _switch(key: str, value: Any) -> bool:
     raise ConfigError(f"{key}={value!r}: choose on or off")
 
 
-def _roster(value: Any, key: str) -> tuple[Sheet, ...]:
+def _roster(value: object, key: str) -> tuple[Sheet, ...]:
     if not isinstance(value, str):
         raise ConfigError(f"{key}={value!r}: give the name of a shipped roster or the path of a .yaml file")
     return load_roster(value, key)

@@ -135,7 +135,7 @@ def _sheet(unit: Record, where: str) -> Sheet:
     return Sheet(name=unit["name"], ranged=ranged, melee=melee, **numbers)
 
 
-def _weapon(weapon: Any, limits: Mapping[str, tuple[int, int]], where: str) -> Weapon:
+def _weapon(weapon: object, limits: Mapping[str, tuple[int, int]], where: str) -> Weapon:
     if not isinstance(weapon, Mapping):
         raise ConfigError(f"{where} must be a mapping of {', '.join(limits)}, got {weapon!r:.80}")
     check_keys(weapon, set(limits), set(), where)

@@ -65,7 +65,7 @@ class SkullKingEnv(SingleGame[np.int64, SkullKingGame]):
         super().set_state(state)
         self._before = None
 
-    def step(self, action: Any) -> tuple[Float32Array, float, bool, bool, dict[str, Any]]:
+    def step(self, action: int | np.int64) -> tuple[Float32Array, float, bool, bool, dict[str, Any]]:
         """One decision; the info is empty but for illegal actions and, at the end, the episode's.
 
         Raises:
