@@ -13,9 +13,9 @@ CEILINGS = {"lines": 50_696, "modules": 229}
 
 
 def test_src_is_not_above_its_ceilings() -> None:
-    modules = list(SRC.rglob("*.py"))
-    lines = sum(len(module.read_text(encoding="utf-8").splitlines()) for module in modules)
-    weighs = {"lines": lines, "modules": len(modules)}
+    texts = [module.read_text(encoding="utf-8") for module in SRC.rglob("*.py")]
+    lines, untyped = sum(len(text.splitlines()) for text in texts), sum(text.count(": Any") for text in texts)
+    weighs = {"lines": lines, "modules": len(texts), ": Any": untyped}
     assert {name: size for name, size in weighs.items() if size > CEILINGS[name]} == {}, weighs
 
 

@@ -27,7 +27,7 @@ from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import llvmlite
 import numba
@@ -38,21 +38,14 @@ try:  # private parts of numba: pyproject.toml has a ceiling on its version beca
     from numba.core.caching import NullCache
     from numba.misc import appdirs
 
-    _rebuild: Callable[..., CompileResult] = compiler.CompileResult._rebuild
+    _rebuild: Callable[..., object] = compiler.CompileResult._rebuild
     _dumps: Callable[[object], bytes] = serialize.dumps
-    _normalised: Callable[[Signature], object] = sigutils.normalize_signature
-    _AppDirs: Callable[..., AppDirs] = appdirs.AppDirs
+    _normalised: Callable[[object], object] = sigutils.normalize_signature
+    _AppDirs: Any = appdirs.AppDirs
     KEEPS = True
 except (ImportError, AttributeError):  # another version: each process compiles what it calls, and nothing is kept
     KEEPS = False
     NullCache: Any = object  # type: ignore[no-redef]
-
-if TYPE_CHECKING:
-    from numba.core.compiler import CompileResult
-    from numba.core.cpu import CPUContext
-    from numba.core.dispatcher import Dispatcher
-    from numba.core.typing.templates import Signature
-    from numba.misc.appdirs import AppDirs
 
 logging.getLogger("numba").setLevel(logging.WARNING)  # 61,255 records where an env sets the root logger to DEBUG
 
@@ -79,7 +72,7 @@ def folders() -> list[Path]:
 class KernelCache(NullCache):
     """What numba asks before it compiles `dispatcher` for a signature, and hands the result to."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, dispatcher: Any) -> None:
         self._dispatcher = dispatcher
 
     @cached_property
@@ -90,28 +83,28 @@ class KernelCache(NullCache):
     def cache_path(self) -> str:
         return str(folders()[0])
 
-    def load_overload(self, sig: Signature, target_context: CPUContext) -> CompileResult | None:
+    def load_overload(self, sig: object, target_context: Any) -> object:
         """The compiled kernel; None if it is not there, or not whole."""
         target_context.refresh()
         payload = recall("".join(self._name(sig, target_context)))
         return None if payload is None else _rebuild(target_context, *pickle.loads(payload))
 
-    def save_overload(self, sig: Signature, data: Any) -> None:
+    def save_overload(self, sig: object, data: Any) -> None:
         """Keep it, if that is possible anywhere; if not, a line says so once and nothing else happens."""
         if data.library.has_dynamic_globals or any(not loop.can_cache for loop in data.lifted):
             return  # addresses of this process are in the machine code
         if not remember(*self._name(sig, self._dispatcher.targetctx), _dumps(data._reduce())):
             _cannot_keep(folders()[0])
 
-    def file(self, sig: Signature) -> str:
+    def file(self, sig: object) -> str:
         """Its name, which says what its machine code depends on."""
         return "".join(self._name(sig, self._dispatcher.targetctx))
 
-    def holds(self, sig: Signature) -> bool:
+    def holds(self, sig: object) -> bool:
         """Whether it need not be compiled, as far as that can be told without loading it."""
         return any((folder / self.file(sig)).is_file() for folder in folders())
 
-    def _name(self, sig: Signature, target_context: Any) -> tuple[str, str]:
+    def _name(self, sig: object, target_context: Any) -> tuple[str, str]:
         """Which kernel for which processor, and which version of it."""
         chosen = [repr(getattr(numba.config, name, None)) for name in _CHOICES]
         key = digest_of((_normalised(sig), target_context.codegen().magic_tuple(), _VERSIONS, chosen))

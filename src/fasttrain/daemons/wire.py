@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import struct
 from importlib import import_module
-from typing import Any, Protocol
+from typing import NoReturn, Protocol
 
 MOST_BYTES = 1 << 20  # of one frame
 MOST_DEPTH = 32  # of lists and mappings in each other
@@ -47,7 +47,7 @@ class Codec(Protocol):
     def encode(self, message: object) -> bytes:
         """The payload of a message of ours."""
 
-    def decode(self, payload: bytes) -> Any:
+    def decode(self, payload: bytes) -> object:
         """The message.
 
         Raises:
@@ -107,14 +107,14 @@ class Text:
     def encode(self, message: object) -> bytes:
         return str(message).encode()
 
-    def decode(self, payload: bytes) -> Any:
+    def decode(self, payload: bytes) -> object:
         try:
             return payload.decode()
         except UnicodeDecodeError as error:
             raise _garbage("text", error) from error
 
 
-def _constant(word: str) -> Any:
+def _constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is no number of JSON")
 
 
@@ -129,7 +129,7 @@ class Json:
     def encode(self, message: object) -> bytes:
         return self._encode(message).encode()
 
-    def decode(self, payload: bytes) -> Any:
+    def decode(self, payload: bytes) -> object:
         try:
             message = self._decode(payload.decode())
         except (ValueError, RecursionError) as error:
@@ -153,7 +153,7 @@ class MsgPack:
         packed: bytes = self._msgpack.packb(message)
         return packed
 
-    def decode(self, payload: bytes) -> Any:
+    def decode(self, payload: bytes) -> object:
         most = min(MOST_ENTRIES, len(payload))
         try:
             message = self._msgpack.unpackb(

@@ -145,5 +145,5 @@ def _first(flags: np.ndarray[Any, Any]) -> tuple[Any, ...]:
     return np.unravel_index(int(np.argmax(flags)), flags.shape)
 
 
-def _plain(index: tuple[Any, ...]) -> Any:
+def _plain(index: tuple[Any, ...]) -> object:
     return int(index[0]) if len(index) == 1 else tuple(int(i) for i in index)

@@ -69,7 +69,7 @@ class _Seen:
     excess: float
 
 
-def fingerprint(value: object) -> Any:
+def fingerprint(value: object) -> object:
     """Something hashable that differs where `value` does in any bit; arrays are not kept alive."""
     if isinstance(value, Mapping):
         return tuple((key, fingerprint(value[key])) for key in sorted(value, key=str))

@@ -349,7 +349,7 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
                 info = {**info, LAST_MASKS: self.action_masks()}
         return observation, reward, terminated, truncated, info
 
-    def _take_mask(self, observation: object, info: dict[str, Any]) -> Any:
+    def _take_mask(self, observation: object, info: dict[str, Any]) -> object:
         if self._convention == "info":
             self._latest = told_mask(info, self._keys)
         elif self._convention == "observation" and isinstance(observation, Mapping):  # else the last of an episode

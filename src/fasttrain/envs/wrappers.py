@@ -160,7 +160,7 @@ class MemoryInputs(gymnasium.Wrapper[Any, Any, Any, Any]):
         now = {name: np.asarray(known[name], np.float32) for name in self._told}
         return self._with(now, observation), reward, terminated, truncated, info
 
-    def _with(self, told: dict[str, Any], observation: object) -> Any:
+    def _with(self, told: dict[str, Any], observation: object) -> object:
         if isinstance(observation, dict):
             return {**observation, **told}
         return np.concatenate([observation, *told.values()]).astype(self.observation_space.dtype, copy=False)

@@ -6,7 +6,7 @@ Another takes snapshots in self-play, which are kept beside the model and rated 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,10 @@ class RunCallback(BaseCallback):
             self.run.say(line)
         if config.train_log_enabled if config.loggers is None else config.loggers:
             with self.run.saving.of("progress.csv"):
-                _dump_logs(self.model)
+                if isinstance(self.model, OnPolicyAlgorithm):  # SB3's families differ in the argument
+                    self.model.dump_logs(iteration=0)
+                else:
+                    self.model.dump_logs()
 
     def _on_step(self) -> bool:
         run = self.run
@@ -188,7 +191,9 @@ class RunCallback(BaseCallback):
             fixed = (progress.episodes, self.num_timesteps, int(index), episode["r"], episode["l"], wall_s)
             self.run.episodes.add(fixed, info)
         if self._ours is None:
-            _leave_averages(infos, dones)
+            for info, done in zip(infos, dones, strict=True):  # what SB3 would fail over in its means
+                for key in {"episode", "is_success"} & info.keys() - (averaged_by_sb3(info) if done else {}).keys():
+                    del info[key]
 
     def _on_training_end(self) -> None:
         for hook in self._hooks:
@@ -200,22 +205,6 @@ class RunCallback(BaseCallback):
             if self.run.progress.updates > self._logged_updates:  # the last stretch is rarely a whole interval
                 self._write_logs()
             self.run.episodes.flush()
-
-
-def _leave_averages(infos: Sequence[dict[str, Any]], dones: Sequence[bool]) -> None:
-    """Take from the infos of a stock class what SB3 would fail over in its means, once callbacks have seen it."""
-    for info, done in zip(infos, dones, strict=True):
-        kept = averaged_by_sb3(info) if done else {}
-        for key in {"episode", "is_success"} & info.keys() - kept.keys():
-            del info[key]
-
-
-def _dump_logs(model: BaseAlgorithm) -> None:
-    """SB3's own table and progress.csv row. Its families of algorithms differ in the argument."""
-    if isinstance(model, OnPolicyAlgorithm):
-        model.dump_logs(iteration=0)
-    else:
-        model.dump_logs()
 
 
 def replay_dict(model: BaseAlgorithm) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
@@ -36,6 +36,7 @@ from fasttrain.spec.config import Config
 from fasttrain.spec.plan import RunSpec, resolve
 from fasttrain.spec.reading import against_bots
 
+R = TypeVar("R")
 ADAM = "Adam by torch's fused kernel"
 
 
@@ -327,11 +328,11 @@ def leave_compiler_out() -> None:
             optimizer.step = _without_compiler(step.__wrapped__)  # type: ignore[method-assign]
 
 
-def _without_compiler(step: Any) -> Any:
+def _without_compiler(step: Callable[..., R]) -> Callable[..., R]:
     """As torch's `_use_grad_for_differentiable`, less the compiler's graph breaks."""
 
     @functools.wraps(step)
-    def plain(self: Optimizer, *args: object, **kwargs: object) -> Any:
+    def plain(self: Optimizer, *args: object, **kwargs: object) -> R:
         with torch.set_grad_enabled(self.defaults["differentiable"]):
             return step(self, *args, **kwargs)
 

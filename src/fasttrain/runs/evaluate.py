@@ -242,7 +242,7 @@ def check_evaluation(model: BaseAlgorithm, config: Config, statistics: Statistic
             raise ConfigError(f"eval.env_kwargs={config.eval.env_kwargs}: its env has {its}, the policy is for {mine}")
 
 
-def _form(space: spaces.Space[Any]) -> Any:
+def _form(space: spaces.Space[Any]) -> object:
     """What must be equal for a policy, whether channels of images are first or last."""
     if isinstance(space, spaces.Dict):
         return {name: _form(part) for name, part in space.items()}

@@ -29,7 +29,7 @@ LONGEST = 1000  # characters of a cell
 FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
 
-def csv_cell(value: object) -> Any:
+def csv_cell(value: object) -> object:
     """A cell that spreadsheets show and do not compute: numbers as they are, of text what looks like a formula quoted.
 
     `from_csv_cell` takes the quote away again.
@@ -160,7 +160,7 @@ class EpisodeLog:
             raise
 
 
-def _cell(value: object) -> Any:
+def _cell(value: object) -> object:
     value = plain(value)
     return round(value, 6) if isinstance(value, float) else csv_cell(value)
 

@@ -111,21 +111,21 @@ class Figures:
         memory = {str(one["daemon"]): one["memory_mb"] * 2**20 for one in found["daemons"]}
         yield self._gauge("daemon_memory_bytes", "Resident memory of an engine.", memory, "daemon")
 
-    def _counter(self, name: str, text: str, value: object, label: str = "") -> Any:
+    def _counter(self, name: str, text: str, value: object, label: str = "") -> object:
         return _filled(self._kinds.CounterMetricFamily, name, text, value, label)
 
-    def _histogram(self, name: str, text: str, taken: Histogram) -> Any:
+    def _histogram(self, name: str, text: str, taken: Histogram) -> object:
         """Durations by buckets: with them, and not with percentiles, Prometheus can add up several runs."""
         count = sum(taken.counts.values())
         buckets = [(str(float(edge)), taken.up_to(edge)) for edge in BUCKETS_S[name]]
         kind = self._kinds.HistogramMetricFamily
         return kind(f"fasttrain_{name}_duration_seconds", text, [*buckets, ("+Inf", count)], taken.total_ns / 1e9)
 
-    def _gauge(self, name: str, text: str, value: object, label: str = "") -> Any:
+    def _gauge(self, name: str, text: str, value: object, label: str = "") -> object:
         return _filled(self._kinds.GaugeMetricFamily, name, text, value, label)
 
 
-def _filled(kind: Any, name: str, text: str, value: Any, label: str) -> Any:
+def _filled(kind: Any, name: str, text: str, value: Any, label: str) -> object:
     """A figure; of several by `label`, `value` is a mapping."""
     family = kind(f"fasttrain_{name}", text, labels=[label] if label else [])
     for of, one in value.items() if label else [(None, value)]:

@@ -220,7 +220,9 @@ def load_policy(config: Config, file: Path, trust: bool = False) -> BaseAlgorith
         ConfigError: without `trust`: the file is damaged, or no model that this configuration builds.
     """
     if trust:
-        return _load_trusted(config, file)
+        # It needs no replay buffer, which may be too large for this machine.
+        small: dict[str, int] = {"buffer_size": 1} if config.algo.spec.off_policy else {}
+        return algorithm_class(config, _plays_as_ours(config)).load(file, device="cpu", **small)  # type: ignore[no-any-return]
     stored = read_model_file(file)
     model = bare_model(config)
     _check_policy(stored.facts, model, file)
@@ -364,13 +366,6 @@ def _fill(model: BaseAlgorithm, weights: dict[str, torch.Tensor], file: Path) ->
         raise ConfigError(f"{file}: its weights are not finite ({bad[:100]}); it cannot play")
     model.policy.load_state_dict(weights, strict=True)
     model.policy.set_training_mode(False)
-
-
-def _load_trusted(config: Config, file: Path) -> BaseAlgorithm:
-    spec = config.algo.spec
-    # It needs no replay buffer, which may be too large for this machine.
-    small: dict[str, Any] = {"buffer_size": 1} if spec.off_policy else {}
-    return algorithm_class(config, _plays_as_ours(config)).load(file, device="cpu", **small)  # type: ignore[no-any-return]
 
 
 def save_model(model: BaseAlgorithm, path: Path) -> None:

@@ -218,7 +218,7 @@ class Play:
         for number in range(1, self.settings.episodes + 1):
             observations = self._episode(number, observations)
 
-    def _episode(self, number: int, observations: object) -> Any:
+    def _episode(self, number: int, observations: object) -> object:
         """One episode; returns the first observations of the next, which the vector env has begun."""
         total, decisions, over = 0.0, 0, False
         self.seats.forget()

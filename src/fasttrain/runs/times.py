@@ -76,7 +76,10 @@ def engines_dict(env: VecEnv, wall_s: float, fresh: bool = False) -> dict[str, A
     if games is None:
         return {}
     found = summary(games.tally(fresh), games.times(), wall_s)
-    return {"engines": {**found, "warning": _lost_warning(found)}}
+    lost, length = _lost(found)
+    often = lost > LOST_SHARE * (lost + found["games"])
+    biased = lost and (often or length > (found["mean_decisions"] or 0.0))
+    return {"engines": {**found, "warning": BIASED if biased else ""}}
 
 
 def _lost(found: Mapping[str, Any]) -> tuple[int, float]:
@@ -84,12 +87,6 @@ def _lost(found: Mapping[str, Any]) -> tuple[int, float]:
     causes = found["lost_games"].values()
     lost = sum(one["games"] for one in causes)
     return lost, sum(one["games"] * one["mean_decisions"] for one in causes) / max(1, lost)
-
-
-def _lost_warning(found: Mapping[str, Any]) -> str:
-    lost, length = _lost(found)
-    often = lost > LOST_SHARE * (lost + found["games"])
-    return BIASED if lost and (often or length > (found["mean_decisions"] or 0.0)) else ""
 
 
 def engine_lines(engines: Mapping[str, Any]) -> list[str]:

@@ -291,7 +291,7 @@ class Watched(KVWriter, SeqWriter):
     def close(self) -> None:
         self._call("close")
 
-    def _call(self, method: str, *arguments: object, **further: object) -> Any:
+    def _call(self, method: str, *arguments: object, **further: object) -> object:
         if self.failed or not hasattr(self.writer, method):
             return None
         try:

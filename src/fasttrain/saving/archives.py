@@ -332,7 +332,7 @@ class _Builder:
             raise ValueError(f"the pickle fills a {type(self.stack[-1]).__name__} like a {kind.__name__}")
         return self.stack[-1]
 
-    def _called(self, name: object, arguments: object) -> Any:
+    def _called(self, name: object, arguments: object) -> object:
         if not isinstance(name, Name) or not isinstance(arguments, tuple):
             raise ValueError("the pickle calls what is no name")
         if name == ORDERED and not arguments:
@@ -343,7 +343,7 @@ class _Builder:
             return self._tensor(*arguments[:4])
         raise ValueError(f"the pickle calls {name} in a way of its own")
 
-    def _storage(self, kind: object, storage_type: object, key: object, location: object, count: object) -> Any:
+    def _storage(self, kind: object, storage_type: object, key: object, location: object, count: object) -> object:
         """All numbers of a storage (count,), read when it is first asked for; `location` was its device."""
         if kind != "storage" or not isinstance(storage_type, Name) or type(key) is not str or type(count) is not int:
             raise ValueError("the pickle asks for what is no storage")
@@ -356,7 +356,7 @@ class _Builder:
             raise ValueError(f"storage {key[:20]!r} says it has {count} numbers and has {len(content)} bytes")
         return self.torch.frombuffer(content, dtype=dtype) if content else self.torch.empty(0, dtype=dtype)
 
-    def _tensor(self, storage: Any, offset: int, size: Sequence[int], stride: Sequence[int]) -> Any:
+    def _tensor(self, storage: Any, offset: int, size: Sequence[int], stride: Sequence[int]) -> object:
         """A view of the storage; torch refuses one that reaches beyond it."""
         numbers = (offset, *size, *stride)
         if type(storage) is not self.torch.Tensor or storage.ndim != 1 or len(size) != len(stride) or len(size) > 8:

@@ -49,7 +49,7 @@ def write_whole(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)  # of a full disk; a written one has its name by now
 
 
-def _finite(value: object) -> Any:
+def _finite(value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):

@@ -99,20 +99,16 @@ def load_model_state(model: BaseAlgorithm, state: Mapping[str, Any], arrays: Map
         if hasattr(model, name):
             setattr(model, name, _own_observations(model, arrays, name))
     if isinstance(engine := getattr(model, "engine", None), Engine):
-        _load_engine(model, engine, state, arrays)
+        source = model.collector.source_of(model.env)  # type: ignore[attr-defined]
+        if isinstance(source, SlotAdapter) and "source/returns" in arrays:
+            load_into(source._returns, arrays, "source/returns")
+            load_into(source._lengths, arrays, "source/lengths")
+        engine.load(state, arrays)
     if (lstm := getattr(model, "_last_lstm_states", None)) is not None:
         for name, tensor in _lstm_tensors(lstm).items():
             _put(tensor, arrays[name], name)
     if isinstance(buffer := getattr(model, "replay_buffer", None), ReplayBuffer):
         load_replay_state(buffer, state["replay"], inside(arrays, "replay"))
-
-
-def _load_engine(model: Any, engine: Engine, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-    source = model.collector.source_of(model.env)
-    if isinstance(source, SlotAdapter) and "source/returns" in arrays:
-        load_into(source._returns, arrays, "source/returns")
-        load_into(source._lengths, arrays, "source/lengths")
-    engine.load(state, arrays)
 
 
 # --- parameters

@@ -75,8 +75,8 @@ class Checkpoints:
         else:
             self._written_at = now
         self._rest_at, self._stopping = env_steps, stopping
-        late = 0 < self.settings.every_s <= now - self._written_at >= self._write_s / TIMED_SHARE and self._by_time()
-        if (due or stopping or late) and self.at != env_steps:
+        timed = 0 < self.settings.every_s <= now - self._written_at >= self._write_s / TIMED_SHARE
+        if (due or stopping or (timed and self._by_time())) and self.at != env_steps:
             self._held = None
             with self._clock.phase("checkpoint"):
                 self._write(None, background=self.settings.background and not stopping)
@@ -233,12 +233,12 @@ def zip_writer(model: BaseAlgorithm) -> Writer:
     return write
 
 
-def _kept(value: object) -> Any:
+def _kept(value: object) -> object:
     """Safe from what training changes in place."""
     return copy.copy(value) if isinstance(value, (deque, dict, list, np.ndarray)) else value
 
 
-def _cloned(value: object) -> Any:
+def _cloned(value: object) -> object:
     clone: Callable[[], Any] | None = getattr(value, "detach", None)
     if clone is not None:
         return clone().clone()

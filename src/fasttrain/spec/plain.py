@@ -94,7 +94,7 @@ def to_dict(value: object, hint: object = None) -> Any:
     return _written(value)
 
 
-def _written(value: object) -> Any:
+def _written(value: object) -> object:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -178,7 +179,7 @@ class EnvPoolVecEnv(SlotVecEnv):
         self._pool = None  # its threads end with it
 
 
-def _package() -> Any:
+def _package() -> ModuleType:
     try:
         return import_module("envpool")
     except ImportError as error:

@@ -263,7 +263,7 @@ def _mode_of(env: VectorEnv[Any, Any, Any], what: str) -> AutoresetMode:
         ) from error
 
 
-def _last_observations(infos: Mapping[str, Any], what: str) -> Any:
+def _last_observations(infos: Mapping[str, Any], what: str) -> object:
     """The (N, ...) observations before the reset, of which only the ended rows count."""
     for key in ("final_obs", "final_observation"):
         if key in infos:

@@ -201,29 +201,29 @@ class Worker:
             missing = isinstance(error, AttributeError)
             return RESULT, pack(failure_of(error, env_index=0)._replace(missing=missing))
 
-    def _call_reset(self, seeds: Sequence[int | None], options: Sequence[dict[str, Any]], buffer: int) -> Any:
+    def _call_reset(self, seeds: Sequence[int | None], options: Sequence[dict[str, Any]], buffer: int) -> object:
         if seeds[0] is not None:  # envs that draw from the global streams are seeded too, each worker differently
             random.seed(seeds[0])
             np.random.seed(seeds[0] % 2**32)
         return self.rows.reset(seeds, options, buffer)
 
-    def _call_method(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], rows: Sequence[int]) -> Any:
+    def _call_method(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], rows: Sequence[int]) -> object:
         return [env.get_wrapper_attr(name)(*args, **kwargs) for env in self._envs(rows)]
 
-    def _call_get(self, name: str, rows: Sequence[int]) -> Any:
+    def _call_get(self, name: str, rows: Sequence[int]) -> object:
         return [env.get_wrapper_attr(name) for env in self._envs(rows)]
 
-    def _call_set(self, name: str, value: object, rows: Sequence[int]) -> Any:
+    def _call_set(self, name: str, value: object, rows: Sequence[int]) -> None:
         """Set where the attribute is (a wrapper or the env itself), and read it back."""
         for env in self._envs(rows):
             env.set_wrapper_attr(name, value)
             if not _same(env.get_wrapper_attr(name), value):
                 raise ValueError(f"{env}: {name} was set to {value!r} and reads {env.get_wrapper_attr(name)!r}")
 
-    def _call_wrapped(self, module: str, name: str, rows: Sequence[int]) -> Any:
+    def _call_wrapped(self, module: str, name: str, rows: Sequence[int]) -> object:
         return [_is_wrapped(env, (module, name)) for env in self._envs(rows)]
 
-    def _call_render(self, rows: Sequence[int]) -> Any:
+    def _call_render(self, rows: Sequence[int]) -> object:
         return [env.render() for env in self._envs(rows)]
 
     def _envs(self, rows: Sequence[int]) -> list[Env]:

@@ -292,7 +292,7 @@ class Bell:
             self._heard.close()
         self._rung.close()
 
-    def __getstate__(self) -> Any:
+    def __getstate__(self) -> object:
         return self._rung
 
     def __setstate__(self, state: object) -> None:
