@@ -128,7 +128,7 @@ def let_output_end() -> None:
         raw = getattr(getattr(old, "buffer", None), "raw", getattr(old, "buffer", None))
         if type(raw) is io.FileIO and raw.fileno() == number:  # not of a notebook, a test, a console of Windows
             lasting = _Lasting(number, "w", closefd=False)
-            whole: Any = lasting if raw is old.buffer else io.BufferedWriter(lasting)
+            whole = lasting if raw is old.buffer else io.BufferedWriter(lasting)
             form = {key: getattr(old, key) for key in ("encoding", "errors", "line_buffering", "write_through")}
             setattr(sys, name, io.TextIOWrapper(whole, **form))
 

@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def refuse_while_imported() -> None:
     """A process that a run starts imports the main script first: where that calls `main` again, nobody evaluates."""
-    user_code: Any = sys.modules.get("fasttrain.envs.user_code")
+    user_code = sys.modules.get("fasttrain.envs.user_code")
     if user_code is not None and user_code.is_importing():
         raise ConfigError(user_code.TRAINS)
     if getattr(multiprocessing.current_process(), "_inheriting", False):

@@ -176,7 +176,6 @@ async def connected(make: Callable[[], Channel], address: str | tuple[str, int],
         GameLostError: nobody listens there, or it took too long.
     """
     loop = asyncio.get_running_loop()
-    tried: Any
     if isinstance(address, str):
         tried = loop.create_unix_connection(make, address)
     else:

@@ -185,7 +185,7 @@ class DecisionServer(MessageGame):
         raise GameLostError("flood", f"{MOST_NOTES:,} messages and no decision")
 
 
-def understood(game: MessageGame, message: Any) -> Outcome | None:
+def understood(game: MessageGame, message: object) -> Outcome | None:
     """`read`, where anything that it raises says that the message is none of the protocol's."""
     try:
         return game.read(message)

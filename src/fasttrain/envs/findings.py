@@ -121,7 +121,7 @@ class Witness:
     def __init__(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
         self._observation_space, self._action_space = observation_space, action_space
         self._seen: dict[tuple[str, str], _Seen] = {}
-        self._first_observation: Any = None
+        self._first_observation: object = None
         self._last_observation: tuple[Any, Any] = (None, fingerprint(None))  # and what it held when it was returned
         self._observation_varied = False
         self._only_zeros = False

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from types import FunctionType, ModuleType
 from typing import Any
@@ -49,7 +49,7 @@ def _take(value: object, digest: hashlib._Hash, parts: Iterator[int], depth: int
     if next(parts) > MOST_PARTS or depth > MOST_DEPTH:
         return
     digest.update(type(value).__name__.encode())
-    inside: Any = ()
+    inside: Iterable[object] = ()
     if value is None or isinstance(value, (bool, int, float, str, bytes, np.generic)):
         digest.update(repr(value).encode("utf-8", "replace"))
     elif isinstance(value, np.memmap):  # its file outlives the process

@@ -189,7 +189,7 @@ def _of_old_gym(spec: EnvSpec, name: str, folder: str) -> Any:
         EnvSpecError: it knows the env and cannot build it.
     """
     try:
-        old_gym: Any = import_module("gym")
+        old_gym = import_module("gym")
         old_gym.spec(name)
     except Exception:  # whatever a package raises that nobody maintains
         return None

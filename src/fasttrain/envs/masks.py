@@ -310,7 +310,7 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._convention = convention
         self._keys = KEYS if named is None else (named,)
         self._flat = FlatMasks(mask_width(env.action_space), heads)
-        self._latest: Any = None  # as the env gave it; made flat when asked for
+        self._latest: object = None  # as the env gave it; made flat when asked for
         self._tells_late = isinstance(env.unwrapped, AdaptsOld)
         self._method = mask_method(env, named or METHOD) if convention == "method" else None
         self._key = self._keys[0]

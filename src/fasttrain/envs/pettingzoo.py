@@ -65,7 +65,7 @@ class Seat(gymnasium.Env[Any, Any]):
         kinds = ("observation_space", "action_space")
         shown, self.action_space = (_same(self.aec, kind, self.seats, self._what) for kind in kinds)
         self._in_dict = isinstance(shown, spaces.Dict) and SEEN in shown.spaces
-        space: Any = shown[SEEN] if self._in_dict else shown
+        space = shown[SEEN] if self._in_dict else shown
         self._float32 = isinstance(space, spaces.Box) and space.dtype == np.float64
         if self._float32:
             space = spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)

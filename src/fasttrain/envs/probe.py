@@ -173,7 +173,7 @@ class Play:
         observation, info = answer
         return Moment(None, observation, 0.0, False, False, {} if info is None else info, self._mask(), False)
 
-    def step(self, action: object) -> Moment:
+    def step(self, action: Any) -> Moment:
         self.action, given = action, copy.copy(action)
         self.length += 1  # before: a step that fails has its number too
         self.place.step(self.length)

@@ -67,7 +67,7 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._actions: Any = deque(maxlen=MOST_ACTIONS + 1)  # the others; or the rows in which they are
         self.begun_at = 0  # in these
         self._inner_step = env.step
-        self._total: Any = 0.0
+        self._total = 0.0
         self._seen: object = None  # as the env handed it out; one that it changes since is as present as its state
         self._notes_of: tuple[Notes, int] | None = None
 

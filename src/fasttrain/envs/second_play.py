@@ -29,7 +29,7 @@ UNTOUCHED_PAIRS = 6  # without any varying reward: playing on would teach nothin
 class Frame(NamedTuple):
     """A moment as far as two plays are compared: bit for bit."""
 
-    action: Any
+    action: object
     observation: Any
     reward: float
     ends: str

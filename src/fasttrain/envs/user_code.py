@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import gymnasium
@@ -49,7 +49,7 @@ def kept_random_state() -> Iterator[None]:
 
 def process_settings() -> dict[str, Any]:
     """What an env may spoil in the process that also trains, 2 µs."""
-    torch: Any = sys.modules.get("torch")
+    torch = sys.modules.get("torch")
     return {
         "numpy.seterr": "raise" in np.geterr().values(),
         "sys.setrecursionlimit": min(sys.getrecursionlimit(), 1000),  # more harms nobody
@@ -146,7 +146,7 @@ TRAINS = 'trains a model: put what trains under `if __name__ == "__main__":`'
 
 def is_importing() -> bool:
     """Whether this is called by a module of the user's while it is imported."""
-    frame: Any = sys._getframe()
+    frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code is not import_user_module.__code__:
         frame = frame.f_back
     return frame is not None
@@ -218,7 +218,7 @@ def look_up(entry: str, option: str, folder: str | None = None) -> Any:
         head, _, last = entry.rpartition(".")
         written = f"; did you mean {head}:{last}?" if head and last.isidentifier() else ""
         raise EnvSpecError(f"{option}: expected module:Name, e.g. my_game.parts:Mine{written}")
-    found: Any = import_user_module(module_name, os.getcwd() if folder is None else folder, option)
+    found = import_user_module(module_name, os.getcwd() if folder is None else folder, option)
     try:
         for name in path.split("."):
             found = getattr(found, name)

@@ -303,7 +303,7 @@ class TwoSided(gymnasium.Wrapper[Any, Any, Any, Any]):
         if not isinstance(env.action_space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
             raise EnvSpecError(f"env {env.unwrapped} cannot be played against oneself: {env.action_space} actions")
         self._turn = turn or partial(env.get_wrapper_attr, TURN)
-        self._last: Any = None
+        self._last: object = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self._last, info = self.env.reset(seed=seed, options=options)

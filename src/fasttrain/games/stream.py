@@ -42,7 +42,7 @@ def random_unit(game: Record) -> Any:
 
 
 @njit
-def seed_stream(game: Record, seed: Any) -> None:
+def seed_stream(game: Record, seed: int) -> None:
     """Begin the stream of `seed` (uint64): one splitmix step parts neighbouring seeds."""
     game.rng = seed
     game.rng = random_bits(game)

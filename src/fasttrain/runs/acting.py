@@ -65,7 +65,7 @@ class ActingPath(nn.Module):
             self.register_buffer("low", torch.as_tensor(self.action_space.low))
             self.register_buffer("high", torch.as_tensor(self.action_space.high))
         for number, part in enumerate(self.inputs):
-            rms: Any = _running(statistics, part.key)
+            rms = _running(statistics, part.key)
             if rms is not None and statistics is not None:
                 self.clip_obs = float(statistics.clip_obs)
                 self.register_buffer(f"mean_{number}", torch.as_tensor(rms.mean))
@@ -164,7 +164,7 @@ def _random_observations(space: spaces.Space[Any], size: int, random: np.random.
         low, high = np.clip(space.low, -FAR, FAR), np.clip(space.high, -FAR, FAR)
         return random.uniform(low, high, (size, *space.shape)).astype(space.dtype)
     space.seed(int(random.integers(1 << 31)))
-    samples: Any = [space.sample() for _ in range(size)]
+    samples = [space.sample() for _ in range(size)]
     return np.array(samples, dtype=space.dtype)
 
 

@@ -19,6 +19,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from rich.console import Console
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import DummyVecEnv
 
@@ -53,7 +54,7 @@ Costs = Mapping[str, float]  # milliseconds of acting and learning per 1,000 env
 
 
 def calibrated(
-    plan: RunSpec, model: Any, console: Console, density: Density = (1.0, 1.0), begun: bool = False
+    plan: RunSpec, model: BaseAlgorithm, console: Console, density: Density = (1.0, 1.0), begun: bool = False
 ) -> RunSpec:
     """The plan with the faster of kernels and torch, where that is open; and with torch's threads, where it stays.
 
@@ -64,10 +65,12 @@ def calibrated(
         density: as in `EnvFacts`: kernels leave out inputs that are 0 and actions that are illegal.
         begun: the run began on torch, and its kernels are compiled now.
     """
-    ways = ways_of(plan, model) if _is_open(plan, model) else {}
-    calls = learner_calls(ways[KERNELS].config) if ways else []
+    if not isinstance(model, Fast) or not _is_open(plan, model):
+        return plan
+    ways = ways_of(plan, model)
+    calls = learner_calls(ways[KERNELS].config)
     waits = begun or plan.config.engine_switch_at == 0  # else they are compiled beside training
-    if not ways or not (waits or all(call.is_kept for call in calls)):
+    if not (waits or all(call.is_kept for call in calls)):
         return plan
     name = _name(plan, model, ways, density)
     costs = _recalled(name, ways)
@@ -97,14 +100,13 @@ def chosen_at_switch(plan: RunSpec, model: Any, console: Console, density: Densi
     return plan, plan.row("fused_update").reason
 
 
-def _is_open(plan: RunSpec, model: Any) -> bool:
+def _is_open(plan: RunSpec, model: Fast) -> bool:
     """Whether it is for us to decide, and kernels could do it."""
     config = plan.config
     asked = {flag: plan.row(flag).requested for flag in ("fused_update", "engine_switch_at", "use_amp")}
     wide = plan.row("use_amp").effective != "off" and asked["use_amp"] == "auto"
     return (
-        isinstance(model, Fast)
-        and asked["fused_update"] == "auto"
+        asked["fused_update"] == "auto"
         and not asked["engine_switch_at"]  # in mid-run it was asked for by step
         and (config.fused_update == "on" or wide)
         and config.algo.spec.compiled
@@ -114,7 +116,7 @@ def _is_open(plan: RunSpec, model: Any) -> bool:
     )
 
 
-def ways_of(plan: RunSpec, model: Any) -> dict[str, RunSpec]:
+def ways_of(plan: RunSpec, model: Fast) -> dict[str, RunSpec]:
     """The plans among which to choose: kernels, and torch with each number of threads that may be."""
     threads, amp = _threads(plan, model), plan.config.use_amp
     ways = {KERNELS: _with(plan, "on", "off", 1)}
@@ -126,7 +128,7 @@ def ways_of(plan: RunSpec, model: Any) -> dict[str, RunSpec]:
     return ways
 
 
-def _threads(plan: RunSpec, model: Any) -> list[Any]:
+def _threads(plan: RunSpec, model: Fast) -> list[Any]:
     """Of torch: as asked for, or one and as many as there are cores; one where workers need them, or for small nets."""
     config, asked = plan.config, plan.row("torch_threads").requested
     if asked != "auto":
@@ -155,7 +157,7 @@ def _decided(plan: RunSpec, ways: Mapping[str, RunSpec], costs: Costs) -> RunSpe
     return plan.after("fused_update", "off", f"{told}; {ADAM}")
 
 
-def expected_s(config: Config, model: Any) -> float:
+def expected_s(config: Config, model: Fast) -> float:
     """About what torch would take to update in the whole run."""
     size = sum(parameter.numel() for parameter in model.policy.parameters())
     updates = config.total_timesteps / config.num_envs * updates_per_step(model)
@@ -182,7 +184,7 @@ def _recalled(name: str, ways: Mapping[str, RunSpec]) -> Costs | None:
         return None
 
 
-def measured(ways: Mapping[str, RunSpec], model: Any, density: Density = (1.0, 1.0)) -> tuple[Costs, bool]:
+def measured(ways: Mapping[str, RunSpec], model: Fast, density: Density = (1.0, 1.0)) -> tuple[Costs, bool]:
     """Each way in turn, for a few seconds at most; of each the best turn, which others at work disturbed least.
 
     A way that is far behind has two turns, and one that a busy machine left no time for is left out. Streams of random

@@ -85,7 +85,7 @@ def settle_engine(plan: RunSpec, model: BaseAlgorithm) -> RunSpec:
         return plan
     if failure := model.prepare(model.env):
         return plan.after("use_compile", "off", failure)
-    engine: Any = model.engine
+    engine = model.engine
     told = [plan.row("use_compile").reason, f"compiled in {engine.warmup_s:.1f} s before training"]
     if isinstance(getattr(engine, "view", None), StockView):
         told.append("acting stays eager: this policy acts by its own methods")

@@ -200,7 +200,7 @@ def _write_torchscript(acting: ActingPath, path: Path) -> None:
 def _load_torchscript(path: Path, acting: ActingPath) -> tuple[Run, str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        module: Any = torch.jit.load(str(path))  # type: ignore[no-untyped-call]
+        module: torch.jit.ScriptModule = torch.jit.load(str(path))  # type: ignore[no-untyped-call]
 
     def run(inputs: Arrays) -> Arrays:
         with torch.no_grad():

@@ -50,7 +50,7 @@ def served(settings: MetricsConfig, progress: Progress, env: VecEnv, model: Base
     if settings.port is None:
         yield
         return
-    prometheus: Any = import_module("prometheus_client")
+    prometheus = import_module("prometheus_client")
     registry = prometheus.CollectorRegistry()
     registry.register(Figures(progress, env, model))
     server, thread = prometheus.start_http_server(settings.port, settings.host, registry)
@@ -67,7 +67,7 @@ class Figures:
 
     def __init__(self, progress: Progress, env: VecEnv, model: BaseAlgorithm) -> None:
         self._progress, self._env, self._model, self._began = progress, env, model, time.perf_counter()
-        self._kinds: Any = import_module("prometheus_client.core")
+        self._kinds = import_module("prometheus_client.core")
 
     def collect(self) -> Iterator[Any]:
         """All figures as they are now; called from the server's threads."""

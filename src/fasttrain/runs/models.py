@@ -51,7 +51,7 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
     algo, spec = config.algo, config.algo.spec
     fast = is_fast(config)
     alias = policy_for(algo, env.observation_space, spec.policies)
-    policy: Any = policy_class(config, env.observation_space) if ":" in algo.policy else alias
+    policy = policy_class(config, env.observation_space) if ":" in algo.policy else alias
     given = {
         **_arguments(config, env.action_space),
         "policy_kwargs": policy_kwargs(algo),

@@ -55,7 +55,7 @@ class Watched(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Keeps the last picture of an episode, which the vector env resets at once, and what the last step brought."""
 
     told = ""
-    last_picture: Any = ""
+    last_picture: object = ""
 
     def step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         result = self.env.step(action)

@@ -89,7 +89,7 @@ class RememberingPath(ActingPath):
         return found[0], found[-1]  # a GRU, which has no c, gives back any
 
 
-def _stepped(cell: Any, layer: int, inputs: Tensor, h: Tensor, *c: Tensor) -> tuple[Tensor, ...]:
+def _stepped(cell: torch.nn.RNNBase, layer: int, inputs: Tensor, h: Tensor, *c: Tensor) -> tuple[Tensor, ...]:
     """One step of one layer, (B, H) each: the exporter to ONNX refuses `nn.LSTM` with a batch of any size."""
     weights = dict(cell.named_parameters())
     of_inputs = nn.functional.linear(inputs, weights[f"weight_ih_l{layer}"], weights.get(f"bias_ih_l{layer}"))

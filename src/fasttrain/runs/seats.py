@@ -41,7 +41,7 @@ class Seats:
 
     def actions(self, observations: object, masks: NDArray[np.bool_] | None) -> NDArray[Any]:
         """The action (1, …) for one row of observations and masks."""
-        seat: Any = opponents_decide(self._env)
+        seat = opponents_decide(self._env)
         if seat and self._env.has_wrapper_attr("seat_to_decide"):
             seat = self._env.get_wrapper_attr("seat_to_decide")
         begins = np.array([seat not in self._states])

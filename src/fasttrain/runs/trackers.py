@@ -103,7 +103,7 @@ class Wandb(Tracker):
     """Weights & Biases; offline, in the run's folder, where nobody is logged in."""
 
     def __init__(self, home: Home, settings: Settings, **further: object) -> None:
-        wandb: Any = import_module("wandb")
+        wandb = import_module("wandb")
         os.environ.setdefault("WANDB_DIR", str(home.folder))
         run_id = str(further.pop("id", home.known_as("wandb") or uuid.uuid4().hex[:8]))
         chosen = {"project": PROJECT, "name": home.name, "group": home.group.name if home.group else None,
@@ -151,7 +151,7 @@ class MLflow(Tracker):
     """MLflow's own store: SQLite in the run's or sweep's folder, or where `uri` or MLFLOW_TRACKING_URI points."""
 
     def __init__(self, home: Home, settings: Settings, uri: str = "", experiment: str = "") -> None:
-        self._entities: Any = import_module("mlflow.entities")
+        self._entities = import_module("mlflow.entities")
         for noisy in ("alembic", "mlflow"):
             logging.getLogger(noisy).setLevel(logging.WARNING)
         place = home.shared.absolute()
@@ -211,7 +211,7 @@ class Trackio(Tracker):
 
     def __init__(self, home: Home, settings: Settings, **further: object) -> None:
         os.environ.setdefault("TRACKIO_DIR", str(home.shared.absolute() / "trackio"))  # read when it is imported
-        self._trackio: Any = import_module("trackio")
+        self._trackio = import_module("trackio")
         texts = {name: str(value)[:MOST_CHARACTERS] for name, value in settings.items()}
         chosen = {"project": PROJECT, "name": home.known_as("trackio") or home.name,
                   "group": home.group.name if home.group else None, "config": texts, "embed": False,

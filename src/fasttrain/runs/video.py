@@ -127,7 +127,7 @@ class Filming(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _draw(self) -> None:
         try:
-            drawn: Any = self.env.render()
+            drawn = self.env.render()
         except Exception as error:
             raise EnvSpecError(f"render() failed under render_mode='rgb_array': {blame(error)}") from error
         self._film.add(drawn)

@@ -126,7 +126,7 @@ def _header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any], int]:
 def _check_directory(stream: BinaryIO, what: str, most_members: int) -> None:
     """Before zipfile makes an object of every entry. Its own search is used, so that both look at the same place."""
     try:
-        found: Any = getattr(zipfile, "_EndRecData")(stream)  # noqa: B009 - typeshed does not know it
+        found = getattr(zipfile, "_EndRecData")(stream)  # noqa: B009 - typeshed does not know it
     except READ_ERRORS as error:
         raise ConfigError(f"{what} cannot be read: {error}") from error
     if not found:
@@ -347,7 +347,7 @@ class _Builder:
         """All numbers of a storage (count,), read when it is first asked for; `location` was its device."""
         if kind != "storage" or not isinstance(storage_type, Name) or type(key) is not str or type(count) is not int:
             raise ValueError("the pickle asks for what is no storage")
-        dtype: Any = getattr(self.torch, DTYPES[storage_type.removeprefix("torch ")])
+        dtype = getattr(self.torch, DTYPES[storage_type.removeprefix("torch ")])
         if key not in self.storages:
             member = f"{self.root}data/{key}"
             self.storages[key] = bytearray(read_member(self.archive, member, 1 << 62, self.what))

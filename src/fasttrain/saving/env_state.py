@@ -171,7 +171,7 @@ def _load_shared(
     """What the workers would have written; they did these steps without."""
     slots = base.slots
     for key, part in seen.items() if isinstance(seen, dict) else [("", seen)]:
-        place: Any = slots.observations[key] if isinstance(slots.observations, dict) else slots.observations
+        place = slots.observations[key] if isinstance(slots.observations, dict) else slots.observations
         place[...] = part
     if slots.action_masks is not None and all(mask is not None for mask in masks):
         slots.action_masks[...] = np.stack([np.asarray(mask).reshape(-1) for mask in masks])

@@ -130,7 +130,7 @@ def _add_optimizer(arrays: Arrays, prefix: str, optimizer: torch.optim.Optimizer
     return {"groups": groups, "numbers": numbers}
 
 
-def _load_weights(given: Mapping[str, NDArray[Any]], policy: Any) -> None:
+def _load_weights(given: Mapping[str, NDArray[Any]], policy: torch.nn.Module) -> None:
     """In place, as kernels and graphs hold views of these tensors."""
     mine = policy.state_dict()
     if set(mine) != set(given):
@@ -216,7 +216,7 @@ def _observations(name: str, value: object) -> Arrays:
     return {} if value is None else {name: np.asarray(value)}
 
 
-def _own_observations(model: Any, arrays: Mapping[str, NDArray[Any]], name: str) -> Any:
+def _own_observations(model: Any, arrays: Mapping[str, NDArray[Any]], name: str) -> object:
     """What the checkpoint has of `name`, of all envs; None if it has none.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fasttrain.errors import ConfigError
 from fasttrain.spec.checks import Context, Resolved, train_frequency
-from fasttrain.spec.config import Config
+from fasttrain.spec.config import AlgoConfig, Config
 from fasttrain.terminal import spelt
 
 # The rule where nothing is measured (runs/calibration.py does, for long runs whose kernels are compiled): hidden width
@@ -174,7 +174,7 @@ def _typed(flag: str, value: str, context: Context) -> bool:
     return bool(getattr(context.config, flag) == value)
 
 
-def steps_back(algo: Any, effective: Mapping[str, Any], exact: bool) -> Resolved:
+def steps_back(algo: AlgoConfig, effective: Mapping[str, Any], exact: bool) -> Resolved:
     """How far back a recurrent policy learns, and from how many sequences; how long episodes are nobody knows yet.
 
     Raises:
@@ -203,7 +203,7 @@ def check_last_minibatch(batch_size: int | None, num_envs: int, num_steps: int, 
         )
 
 
-def memory_rows(algo: Any, engine: str, sources: Mapping[str, str]) -> Iterator[tuple[Any, ...]]:
+def memory_rows(algo: AlgoConfig, engine: str, sources: Mapping[str, str]) -> Iterator[tuple[Any, ...]]:
     """Rows of the plan about what a policy remembers by, and what it is told besides, where these are not stock's.
 
     Raises:

@@ -43,36 +43,36 @@ def plain(value: Any) -> bool | int | float | str | None:
         return None
 
 
-def number(value: Any) -> int | float | None:
+def number(value: object) -> int | float | None:
     """A finite number; a text is none, whatever it says."""
     found = plain(value)
     return found if isinstance(found, (int, float)) and math.isfinite(found) else None
 
 
-def truth(value: Any) -> bool | None:
+def truth(value: object) -> bool | None:
     """True, false, 1 or 0; None for all else, that Python would call true."""
     found = plain(value)
     return bool(found) if isinstance(found, (int, float)) and found in (0, 1) else None
 
 
-def _text(value: Any) -> str | None:
+def _text(value: object) -> str | None:
     found = plain(value)
     return None if found is None else str(found)
 
 
-def _numbers(value: Any) -> dict[str, int | float] | None:
+def _numbers(value: object) -> dict[str, int | float] | None:
     if (by_name := _mapping(value)) is None:
         return None
     found = [(name if isinstance(name, str) else _shown(name), number(each)) for name, each in by_name.items()]
     return {name: each for name, each in found if each is not None}
 
 
-def _perf(value: Any) -> Mapping[str, Any] | None:
+def _perf(value: object) -> Mapping[str, Any] | None:
     perf = _mapping(value)
     return perf if perf is not None and number(perf.get("enemy_turn_ms", 0)) is not None else None
 
 
-def _mapping(value: Any) -> Mapping[str, Any] | None:
+def _mapping(value: object) -> Mapping[str, Any] | None:
     try:
         return value if isinstance(value, Mapping) else None
     except Exception:  # a class that answers for another
@@ -133,7 +133,7 @@ class InfoReader:
             told[SCORES] = {key: value for key, value in found.items() if value is not None}
         return told
 
-    def _is_won(self, value: Any) -> bool | None:
+    def _is_won(self, value: object) -> bool | None:
         found = plain(value)
         return None if found is None and value is not None else bool(found == self.win_value)
 
@@ -155,7 +155,7 @@ class InfoReader:
         return lost + [f"env.score_keys=[{key}]" for key in numbers]
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     try:
         return one_line(reprlib.repr(value), 60)
     except Exception:

@@ -55,7 +55,7 @@ def named_or_number(value: object, key: str) -> Any:
     name, module = getattr(value, "__qualname__", None), getattr(value, "__module__", None)
     if not callable(value) or not isinstance(name, str) or not isinstance(module, str):
         return value
-    found: Any = sys.modules.get(module)
+    found: object = sys.modules.get(module)
     for word in name.split("."):
         found = getattr(found, word, None)
     if found is not value or module == "__main__":

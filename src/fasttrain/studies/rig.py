@@ -135,7 +135,7 @@ class Rig:
         """Train for about `seconds`, an iteration at least: the run itself, and what logging takes of it."""
         beat = Beat(seconds, self.run.clock)
         callbacks = [*self.run.watching(), self.run.callback, beat]
-        more: Any = {"callback": callbacks, "log_interval": None, "reset_num_timesteps": not self._begun}
+        more: dict[str, Any] = {"callback": callbacks, "log_interval": None, "reset_num_timesteps": not self._begun}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self.model.learn(self.config.total_timesteps, **more)

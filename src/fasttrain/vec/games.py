@@ -372,7 +372,7 @@ class _Process(PipedProcess):
         Raises:
             FastTrainError: the game could not be made.
         """
-        answer: Any = self.said(lambda: self.connection.recv() if self.connection.poll(timeout_s) else None)
+        answer = self.said(lambda: self.connection.recv() if self.connection.poll(timeout_s) else None)
         if isinstance(answer, FastTrainError):
             raise answer
         if answer is None:

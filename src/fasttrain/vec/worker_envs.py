@@ -336,7 +336,7 @@ def successor_seed(seed: int | None, failures: int = 1) -> int | None:
     return None if seed is None else (seed + failures * SEED_STRIDE) % 2**31
 
 
-def _check_answer(answer: Any) -> None:
+def _check_answer(answer: object) -> None:
     if not isinstance(answer, tuple | list) or len(answer) != 5:
         found = f"{len(answer)} values" if isinstance(answer, tuple | list) else type(answer).__name__
         raise BadDataError(f"step() returned {found}, expected 5 values ({OLD_GYM})")
@@ -351,7 +351,7 @@ def _assign(into: Any, row: int, value: Any, shape: tuple[int, ...], name: str) 
     into[row] = value
 
 
-def _kind_of(value: Any) -> int:
+def _kind_of(value: object) -> int:
     """How a number travels; ABSENT for what is no plain number."""
     if type(value) is bool:  # NumPy's numbers would come back as another type
         return BOOL
@@ -371,7 +371,7 @@ def _packed(info: Mapping[str, Any]) -> Packed:
         return Packed(pickle.dumps(good), tuple(str(key) for key in info if key not in good))
 
 
-def _can_be_pickled(value: Any) -> bool:
+def _can_be_pickled(value: object) -> bool:
     try:
         pickle.dumps(value)
     except Exception:

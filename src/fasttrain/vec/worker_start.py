@@ -262,7 +262,7 @@ class Bell:
 
     def __init__(self, context: Any) -> None:
         self._heard, self._rung = context.Pipe(duplex=False)
-        self._poller: Any = None
+        self._poller: select.poll | None = None
         if sys.platform != "win32":
             self._poller = select.poll()  # Connection.poll makes one every time, 10 µs
             self._poller.register(self._heard.fileno(), select.POLLIN)

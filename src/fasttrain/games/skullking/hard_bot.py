@@ -122,7 +122,7 @@ def _later_chance(code: int, unseen_numbers: int, unseen_specials: int, num_play
 
 
 @njit
-def _chance_now(game: Record, code: int, unseen: Any) -> float:
+def _chance_now(game: Record, code: int, unseen: tuple[int, int]) -> float:
     """Chance that a code which takes the lead now keeps it: those who play later and still need tricks will try."""
     num_players = game.num_players
     share = _share_beating(code, unseen[0], unseen[1])
@@ -158,7 +158,7 @@ def _value_of_play(game: Record, seat: int, place: int, chance: float, scratch: 
 
 
 @njit
-def _fill_chances(game: Record, seat: int, unseen: Any, chances: Float64Array) -> None:
+def _fill_chances(game: Record, seat: int, unseen: tuple[int, int], chances: Float64Array) -> None:
     """Write the later chance of every held card, numbers first, ascending."""
     numbers = game.hand_numbers[seat]
     specials = game.hand_specials[seat]

@@ -102,7 +102,7 @@ def impossible(games: Records, num_levels: int) -> str:
 
 
 @njit
-def seed_game(game: Record, seed: Any) -> None:
+def seed_game(game: Record, seed: int) -> None:
     """Begin the stream of `seed` (uint64): one splitmix step parts neighbouring seeds. The deck is put in order."""
     seed_stream(game, seed)
     for card in range(NUM_CARDS):
