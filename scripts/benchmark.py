@@ -24,6 +24,8 @@ down slows all of them; the ratio is taken turn by turn and its median reported.
                     against sb3-contrib's and a lean loop; what masks and memory cost in Skull King
   dqn               all works dqn-* (scripts/bench_dqn.py): CartPole end to end with 8 envs and 8 updates a step, and
                     the update alone at batches of 64, and of 256 with Skull King's masks
+  sac               all works sac-* (scripts/bench_sac.py): Pendulum and HalfCheetah, an update of 256 a step,
+                    against stock and with --peers against SBX
   per               all works per-* (scripts/bench_per.py): drawing 256 transitions by priority and setting theirs,
                     against numpy in O(N) and with --peers against cpprb and TorchRL
   limits            all works limits-*: what `fasttrain doctor` says of Skull King, a 100 µs Python env and DQN CartPole
@@ -79,6 +81,7 @@ import bench_per  # noqa: E402
 import bench_plot  # noqa: E402
 import bench_ppo  # noqa: E402
 import bench_recurrent  # noqa: E402
+import bench_sac  # noqa: E402
 import bench_showdown  # noqa: E402
 import bench_skirmish  # noqa: E402
 import bench_skullking  # noqa: E402
@@ -88,7 +91,7 @@ import learning  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
 
-PEERS_ONLY = bench_ppo.PEERS_ONLY | bench_per.PEERS_ONLY
+PEERS_ONLY = bench_ppo.PEERS_ONLY | bench_per.PEERS_ONLY | bench_sac.PEERS_ONLY
 Measurement = Callable[[], dict[str, Any]]  # rate, env_steps, updates, samples_per_update, …; in its own process
 WORKS: dict[str, dict[str, Measurement]] = {
     **bench_skullking.WORKS,
@@ -96,6 +99,7 @@ WORKS: dict[str, dict[str, Measurement]] = {
     **bench_ppo.WORKS,
     **bench_recurrent.WORKS,
     **bench_dqn.WORKS,
+    **bench_sac.WORKS,
     **bench_per.PER_WORKS,
     **bench_skirmish.WORKS,
     **bench_home.WORKS,
