@@ -109,7 +109,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _report(error, ConfigError.exit_code, f"{error}: {way_out}")
         if error.errno not in UNWRITABLE:
             raise
-        return _report(error, EXIT_CRASHED, f"{error}; make room, or let it be written there")
+        unnamed = "" if error.filename else " (no file is named: perhaps /dev/shm, where semaphores of workers lie)"
+        return _report(error, EXIT_CRASHED, f"{error}{unnamed}; make room, or let it be written there")
 
 
 def refuse_while_imported() -> None:
